@@ -123,12 +123,12 @@ enum weights_part {
 struct weights_sizes {
     uint64_t
         kept; /* tables, head, and of all layers W_k, W_v, norms and biases: always there */
-    uint64_t layer; /* the rest of one layer */
+    uint64_t layer; /* the rest of one layer, of the largest where they differ */
     int n_layers;
     int n_slots; /* layers' worth of memory that the others pass through, unless all stay */
 };
 
-/* Bytes of one rank with so many resident layers. */
+/* Bytes of one rank with so many resident layers: an upper bound where layers differ. */
 static inline uint64_t weights_sizes_bytes(const struct weights_sizes *z, int n_resident)
 {
     int n = n_resident < z->n_layers ? n_resident + z->n_slots : z->n_layers;

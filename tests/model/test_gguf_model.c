@@ -209,6 +209,22 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
     solo_close(&b);
 }
 
+/* Each layer has its own types. */
+static void test_layers_differ(void **state)
+{
+    (void)state;
+    struct talk t;
+    talk_open_held(&t, GGUF "layers.gguf", NULL, "q4");
+    for (int l = 0; l < 4; l++) {
+        const struct layer_weights *w = &t.m->w.layers[l];
+        bool more = l == 0 || l == 3; /* W_v and W_down have 8 bits */
+        assert_int_equal(w->wq.dtype, DTYPE_Q4_1);
+        assert_int_equal(w->wkv.dtype, more ? DTYPE_Q8 : DTYPE_Q4_1);
+        assert_int_equal(w->w_down.dtype, more ? DTYPE_Q8 : DTYPE_Q4_1);
+    }
+    talk_close(&t);
+}
+
 /* A quantised file is held as auto says unless it is told otherwise; state is bf16. */
 static void test_quantised_files_are_held_as_measured(void **state)
 {
@@ -338,7 +354,7 @@ int main(void)
                                   "phi",        "phi3",      "gemma", "falcon-7b",
                                   "falcon-11b", "falcon-40b"};
     enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 7];
+    struct CMUnitTest tests[N + 8];
     for (int i = 0; i < N; i++)
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_family_is_the_folder_bit_for_bit,
@@ -355,5 +371,6 @@ int main(void)
         test_quantised_files_are_held_as_measured);
     tests[N + 6] = (struct CMUnitTest)cmocka_unit_test(
         test_4_bit_tensors_are_held_as_they_are);
+    tests[N + 7] = (struct CMUnitTest)cmocka_unit_test(test_layers_differ);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

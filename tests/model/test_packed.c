@@ -112,7 +112,8 @@ static void a_packed_gguf_file_is_the_model(void **state)
     expect_same("synth:tiny-mha", "q8");
     expect_same("synth:tiny-mha", "q4"); /* q4_1, and q8 where rows are no whole blocks */
     expect_same(GGUF "mixed.gguf", NULL);
-    expect_same(GGUF "mixed.gguf", "q4"); /* q4_k, q4_0 and q8 */
+    expect_same(GGUF "mixed.gguf", "q4");  /* q4_k, q4_0 and q8 */
+    expect_same(GGUF "layers.gguf", "q4"); /* layers of different types, and sizes */
     (void)state;
 }
 

@@ -114,6 +114,7 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
         {"synth:tiny-mha", "f32", 1},
         {"synth:tiny-mha", "q8", 1},
         {"synth:tiny-gqa", "q4", 1},
+        {"tests/model/golden/gguf/layers.gguf", "q4", 1},
         {"synth:tiny-gqa", "bf16", 1},
         {"tests/model/golden/families/qwen2-window", NULL, 1},
         {"tests/model/golden/families/opt", NULL, 1},
@@ -129,7 +130,11 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
         for (int n = n_layers - 1; n >= 0; n = n > 0 ? n / 2 : -1) {
             lab_open(&lab, path, cases[i].n_ranks, n, NULL, 0);
             assert_int_equal(stats_of(&lab).n_streamed, n_layers - n);
-            assert_int_equal(lab.t.m->w.bytes, weights_sizes_bytes(&lab.sizes, n));
+            if (strstr(cases[i].model, "layers.gguf") !=
+                NULL) /* they differ: an upper bound */
+                assert_true(lab.t.m->w.bytes <= weights_sizes_bytes(&lab.sizes, n));
+            else
+                assert_int_equal(lab.t.m->w.bytes, weights_sizes_bytes(&lab.sizes, n));
             expect_logits(&lab, want);
             struct weights_stream_stats s = stats_of(&lab);
             assert_true(s.read_bytes >= 7 * s.layer_bytes || n_layers - n <= 2);
