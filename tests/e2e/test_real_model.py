@@ -84,11 +84,13 @@ text = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "text", "input
 if ALL:
     with open(text, "rb") as f:
         cut = write("text", f.read(65536).decode())
-    out = subprocess.run([HC, "ppl", MODEL, cut, "--context", "512", "--weights", "f32", "--dtype", "f32", "--json"],
-                         capture_output=True, text=True, timeout=2 * PATIENCE)
-    got = json.loads(out.stdout)["perplexity"]
-    check("perplexity of 64 KiB is llama.cpp's within 0.1 %", abs(got / golden["perplexity_64k"] - 1) < 1e-3,
-          f"{got}, and {golden['perplexity_64k']}")
+    # Of the values in f32; and of the file itself, where both round activations to 8 bits.
+    for weights, key in ("f32", "perplexity_64k"), ("q4", "perplexity_64k_file"):
+        out = subprocess.run([HC, "ppl", MODEL, cut, "--context", "512", "--weights", weights, "--dtype", "f32", "--json"],
+                             capture_output=True, text=True, timeout=2 * PATIENCE)
+        got = json.loads(out.stdout)["perplexity"]
+        check(f"{weights}: perplexity of 64 KiB is llama.cpp's within 0.1 %", abs(got / golden[key] - 1) < 1e-3,
+              f"{got}, and {golden[key]}")
 
 # --- how it is held ---------------------------------------------------------------------------------------------------
 said = run("--prompt", "Hello", "--max-tokens", "1")

@@ -49,8 +49,14 @@ ids = judge("ids", args.model, given=b"".join(p.encode() + b"\0" for p in PROMPT
 lines = judge("greedy", f32, "200", str(args.threads), given="\n".join(ids).encode() + b"\n")
 cut = os.path.join(args.llama, "text64k.txt")
 open(cut, "wb").write(open(args.text, "rb").read()[:65536])
-ppl = subprocess.run([f"{bin_dir}/llama-perplexity", "-m", f32, "-f", cut, "-c", "512", "-b", "512", "-ctk", "f32", "-ctv",
-                      "f32", "-fa", "off", "-t", str(args.threads)], capture_output=True, text=True, check=True)
+
+
+def perplexity(model, *words):
+    done = subprocess.run([f"{bin_dir}/llama-perplexity", "-m", model, "-f", cut, "-c", "512", "-t", str(args.threads), *words],
+                          capture_output=True, text=True, check=True)
+    return float(re.search(r"Final estimate: PPL = ([0-9.]+)", done.stdout + done.stderr)[1])
+
+
 prompts = []
 for text, prompt, line in zip(PROMPTS, ids, lines):
     tokens, gaps = line.split("|")
@@ -58,7 +64,8 @@ for text, prompt, line in zip(PROMPTS, ids, lines):
     prompts.append({"text": text, "ids": [int(i) for i in prompt.split()], "greedy": [int(i) for i in tokens.split()],
                     "close": close})
 out = {"oracle": "llama.cpp of llama-cpp-python 0.3.36", "perplexity_64k":
-       float(re.search(r"Final estimate: PPL = ([0-9.]+)", ppl.stdout + ppl.stderr)[1]), "prompts": prompts}
+       perplexity(f32, "-b", "512", "-ctk", "f32", "-ctv", "f32", "-fa", "off"), "perplexity_64k_file": perplexity(args.model),
+       "prompts": prompts}
 path = ROOT / "tests" / "e2e" / "golden" / "smollm2.json"
 path.parent.mkdir(exist_ok=True)
 path.write_text(json.dumps(out, ensure_ascii=False).replace('{"text"', '\n{"text"') + "\n")
