@@ -213,8 +213,8 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
 static void test_layers_differ(void **state)
 {
     (void)state;
-    struct talk t;
-    talk_open_held(&t, GGUF "layers.gguf", NULL, "q4");
+    struct solo t;
+    solo_open_held(&t, GGUF "layers.gguf", NULL, "q4");
     for (int l = 0; l < 4; l++) {
         const struct layer_weights *w = &t.m->w.layers[l];
         bool more = l == 0 || l == 3; /* W_v and W_down have 8 bits */
@@ -222,7 +222,7 @@ static void test_layers_differ(void **state)
         assert_int_equal(w->wkv.dtype, more ? DTYPE_Q8 : DTYPE_Q4_1);
         assert_int_equal(w->w_down.dtype, more ? DTYPE_Q8 : DTYPE_Q4_1);
     }
-    talk_close(&t);
+    solo_close(&t);
 }
 
 /* A quantised file is held as auto says unless it is told otherwise; state is bf16. */
