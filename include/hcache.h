@@ -476,7 +476,8 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
 /* Erases everything that is stored under a salt. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err);
-/* Tries again what erasing has left undone because the disk was full or could not be written. */
+/* To be called every few seconds.  Tries again what erasing has left undone because the disk was full or
+ * could not be written, and finds damaged headers of chunks that were restored. */
 int hcache_cache_settle(struct hcache *h, struct hcache_err *err);
 /* Evicts chunks that nobody has used for idle_s seconds; *n_chunks says how many.  Pinned chunks and
  * those in use stay, with all that they continue.  Evicting is not erasing: hcache_cache_erase is

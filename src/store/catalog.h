@@ -73,10 +73,12 @@ struct chunk_node {
     uint8_t n_tokens;
     bool has_writer : 1; /* an append of this key is under way */
     bool has_marks : 1;
-    bool reachable : 1;     /* gc's mark */
-    bool yields : 1;        /* a partial chunk that goes when its context goes on */
-    bool doomed : 1;        /* erased while in use: missing, and wiped when it is free */
-    bool is_guaranteed : 1; /* its lasting pin is a guarantee: it is never evicted */
+    bool reachable : 1; /* gc's mark */
+    bool yields : 1;    /* a partial chunk that goes when its context goes on */
+    bool doomed : 1;    /* erased while in use: missing, and wiped when it is free */
+    bool
+        has_header_noted : 1; /* its headers were read since open, or are to be (headers.c) */
+    bool is_guaranteed : 1;   /* its lasting pin is a guarantee: it is never evicted */
 };
 
 struct catalog_fingerprint {

@@ -332,8 +332,10 @@ int store_lookup_for(struct store *s, const struct store_use *use,
             hits[i].impl = NULL;
         }
     }
-    for (int i = n_good - 1; i >= 0; i--)
+    for (int i = n_good - 1; i >= 0; i--) {
         store_touch_node(s, hits[i].impl, use);
+        store_note_headers(s, hits[i].impl);
+    }
     s->n_hits += (uint64_t)n_good;
     s->misses[miss] += (uint64_t)(n - n_good);
     pthread_mutex_unlock(&s->lock);

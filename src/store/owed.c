@@ -27,7 +27,7 @@
 #include "io/io.h"
 #include "store/store_impl.h"
 
-enum { ENTRY_BYTES = 64, READ_ENTRIES = 1024 };
+enum { ENTRY_BYTES = 64, READ_ENTRIES = 1024, HEADERS_AT_ONCE = 256 };
 enum entry_kind { ENTRY_CHUNK = 1, ENTRY_OWNER = 2 };
 
 struct entry {
@@ -142,6 +142,7 @@ int store_settle(struct store *s, struct err *err)
     int rc = 0;
     if (s->index == NULL || s->is_beside)
         return 0;
+    store_check_headers(s, HEADERS_AT_ONCE);
     pthread_mutex_lock(&s->erase_lock);
     if (store_is_unwritable(s)) {
         rc = note(s, err);

@@ -54,6 +54,7 @@ static void store_free(struct store *s)
     free(s->pin_changes);
     free(s->supersedes);
     free(s->owed.entries);
+    free(s->headers);
     index_close(s->index);
     if (s->media != NULL)
         s->media->ops->close(s->media);

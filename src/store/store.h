@@ -373,8 +373,10 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
 int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
                       struct err *err);
 
-/* Tries again what an erase has left undone because the disk was full or could not be written, as far as
- * this process can do it. */
+/* Work that nobody waits for, to be called every few seconds, on any thread.  Tries again what an erase
+ * has left undone because the disk was full or could not be written, as far as this process can do it.
+ * Reads the headers of chunks that lookups have found, each once, and condemns a chunk whose header is
+ * damaged: restoring reads no headers, and a rebuild of the index would drop the chunk. */
 int store_settle(struct store *s, struct err *err);
 
 /* Erases the stored chunks that contain a whole erased text, with all that continues them: keys[]

@@ -10,6 +10,7 @@
  *   guarantee.c pins that are never broken
  *   remains.c  bytes of former extents in free space     reserve.c  space for erasing
  *   continued.c  what continues an erased text           owed.c    erasures that wait
+ *   headers.c  headers of chunks that are served
  *   presence.c whether the folder is still there         snapshot.c  reading beside another process
  *   tier.c     copies in DRAM                            fetch.c   reading ahead into DRAM
  *
@@ -50,6 +51,8 @@
 #define STORE_OWED_FILE "erase.owed"
 /* Condemned chunks remembered to answer why they are missing. */
 #define STORE_MAX_REASONS 64
+/* Chunks whose headers are to be read (headers.c). */
+#define STORE_MAX_HEADERS 4096
 /* Keys of evicted chunks remembered to tell an evicted chunk from one that never was: one slot per
  * value of the key's low bits, the newest wins. */
 #define STORE_EVICTED_SLOTS 8192
@@ -133,6 +136,8 @@ struct store {
 
     struct err saving_err;  /* code != 0: saving is off, and why */
     struct store_owed owed; /* under erase_lock */
+    struct sha256 *headers; /* [n_headers], of STORE_MAX_HEADERS; NULL: none yet */
+    uint32_t n_headers;
     struct sha256 expected; /* the caller's fingerprint, see store_expect */
     bool has_expected;
     struct store_reason reasons[STORE_MAX_REASONS];
@@ -150,6 +155,10 @@ struct store {
 
 /* At the end. */
 void store_free_wants(struct store *s);
+/* [lock] A lookup has found the node: its headers are to be read, once since open. */
+void store_note_headers(struct store *s, struct chunk_node *n);
+/* Reads headers that were noted, of at most `most` chunks, and condemns the chunks of damaged ones. */
+void store_check_headers(struct store *s, int most);
 /* [lock] Adds a use of the node, for the index to learn of with the next commit. */
 void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use);
 /* [lock] Takes an extent off its node (which may go) and queues its space to be freed. */

@@ -1,0 +1,106 @@
+/* A header that is damaged alone is found by serving, and mended by saving the chunk again. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 6, BAD = 3 };
+
+static const struct st_ctx ours = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
+
+static int n_found(struct store *s, const struct st_ctx *c)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+    return r.n_found;
+}
+
+static uint64_t n_bad(struct store *s)
+{
+    struct store_verify v;
+    struct err err = {0};
+    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+    return v.n_bad;
+}
+
+/* Damages the token ids in the header of a chunk. */
+static void damage(const struct st_place *p, struct store *s, const struct st_ctx *c)
+{
+    struct sha256 keys[N];
+    struct store_hit hit;
+    char path[600];
+    st_keys(c, N, keys);
+    assert_true(store_pin(s, &keys[BAD], &hit));
+    const struct extent *x = ((struct chunk_node *)hit.impl)->extents;
+    snprintf(path, sizeof path, "%s/seg-%06u.hc", p->dirs[0], x->segment);
+    assert_int_equal(io_sim_flip(p->io, path, x->offset + 200, 3), 0);
+    store_release(s, &hit, 1);
+}
+
+static void found_and_mended(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &other, N, ST_BOTH, &err), 0);
+    store_close(s);
+    s = st_open(&p);
+    damage(&p, s, &ours);
+    damage(&p, s, &other);
+    assert_int_equal(store_settle(s, &err), 0);
+    assert_int_equal(n_found(s, &ours), N); /* nobody has looked for it: nothing was read */
+    assert_int_equal(store_settle(s, &err), 0);
+    assert_int_equal(n_found(s, &ours), BAD);
+    struct sha256 keys[N];
+    st_keys(&ours, N, keys);
+    assert_true(store_was_damaged(s, &keys[BAD]));
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    assert_int_equal(n_found(s, &ours), N);
+    assert_int_equal(n_bad(s), 1); /* the other context's, which nobody has asked for */
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* Each header is read once since open, and a device that fails is not taken for damage. */
+static void read_once(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-"};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    assert_int_equal(n_found(s, &ours), N);
+    assert_int_equal(s->n_headers, N);
+    assert_int_equal(io_sim_fault_add(p.io, &bad), 0);
+    assert_int_equal(store_settle(s, &err), 0);
+    assert_int_equal(io_sim_fault_hits(p.io), N);
+    io_sim_fault_clear(p.io);
+    assert_int_equal(n_found(s, &ours), N);
+    assert_int_equal(s->n_headers, 0);
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(found_and_mended),
+        cmocka_unit_test(read_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
