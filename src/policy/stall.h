@@ -29,9 +29,10 @@
 /* The same before it leaves its reads. */
 #define STALL_LEAVE_SHARE 0.15
 /* Shorter silences are the machine's scheduling: a thread that lost its core.  A race that was not
- * needed costs little; reads that are left for nothing cost a restore. */
+ * needed costs little; reads that are left for nothing cost a restore.  A healthy store in memory
+ * has been silent for 250 ms on two processors with a load of 25. */
 #define STALL_RACE_LEAST_S  0.002
-#define STALL_LEAVE_LEAST_S 0.250
+#define STALL_LEAVE_LEAST_S 1.0
 /* A silence is at least as long as this many reads are expected to take. */
 #define STALL_READS 2
 /* Reads crawl where those that are left would take this share of the price of recomputation. */

@@ -58,19 +58,19 @@ static void reads_are_left_where_they_cannot_be_raced(void **state)
 {
     (void)state;
     for (int i = 0; i < 3; i++) {
-        struct stall_view v = view(0.2499);
+        struct stall_view v = view(0.9999);
         v.is_beside = i != 1;
         v.can_race = i == 0;
         v.is_raced = i == 2;
         assert_int_equal(choose(&v), STALL_WAIT);
-        v.silent_s = 0.2501;
+        v.silent_s = 1.0001;
         assert_int_equal(choose(&v), STALL_LEAVE);
         v.is_idle =
             false; /* its own recomputation, with 3 % of the compute, is no reason to wait */
         assert_int_equal(choose(&v), STALL_LEAVE);
-        v.recompute_s = 2;
+        v.recompute_s = 8;
         assert_int_equal(choose(&v), STALL_WAIT);
-        v.silent_s = 0.3001; /* 15 % */
+        v.silent_s = 1.2001; /* 15 % */
         assert_int_equal(choose(&v), STALL_LEAVE);
     }
 }
@@ -149,7 +149,7 @@ static void it_says_when_to_ask_again(void **state)
     assert_float_equal(again_s, 0.06, 1e-9);
     v.is_beside = true;
     assert_int_equal(stall_choose(&v, &again_s), STALL_WAIT);
-    assert_float_equal(again_s, 0.21, 1e-9);
+    assert_float_equal(again_s, 0.96, 1e-9);
     v.may_recompute = false;
     assert_int_equal(stall_choose(&v, &again_s), STALL_WAIT);
     assert_true(isinf(again_s));
