@@ -209,6 +209,38 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
     solo_close(&b);
 }
 
+/* Two ranks have the columns of W_o that are theirs: rows of blocks are cut between blocks. */
+static void test_ranks_have_their_columns(void **state)
+{
+    (void)state;
+    enum { D = 256, OWN = D / 2 };
+    struct solo a, b;
+    float *got = malloc(D * OWN * sizeof *got);
+    int32_t ids[D];
+    for (int i = 0; i < D; i++)
+        ids[i] = i;
+    solo_open_held(&a, GGUF "mixed.gguf", NULL, "q4");
+    solo_open_as(&b, GGUF "mixed.gguf", "cpu", 2, 1, &(struct model_opts){.weights = "q4"});
+    float *want = rows_of(&a, &a.m->w.layers[0].wo);
+    for (int rank = 0; rank < 2; rank++) {
+        struct weight own = b.m->w.layers[0].wo;
+        struct stream *s = rank_stream(b.s, 0, rank);
+        assert_int_equal(own.dtype, DTYPE_Q4_0);
+        assert_int_equal(own.k, OWN);
+        own.mem.ptr = rank_address(b.dev, own.mem.ptr, rank);
+        assert_int_equal(stream_device(s)->ops->weight_rows(
+                             s, mat_of(got, DTYPE_F32, D, OWN), &own, ids),
+                         0);
+        for (int r = 0; r < D; r++)
+            for (int k = 0; k < OWN; k++)
+                assert_true(got[r * OWN + k] == want[r * D + rank * OWN + k]);
+    }
+    free(want);
+    free(got);
+    solo_close(&a);
+    solo_close(&b);
+}
+
 /* Each layer has its own types. */
 static void test_layers_differ(void **state)
 {
@@ -354,7 +386,7 @@ int main(void)
                                   "phi",        "phi3",      "gemma", "falcon-7b",
                                   "falcon-11b", "falcon-40b"};
     enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 8];
+    struct CMUnitTest tests[N + 9];
     for (int i = 0; i < N; i++)
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_family_is_the_folder_bit_for_bit,
@@ -372,5 +404,6 @@ int main(void)
     tests[N + 6] = (struct CMUnitTest)cmocka_unit_test(
         test_4_bit_tensors_are_held_as_they_are);
     tests[N + 7] = (struct CMUnitTest)cmocka_unit_test(test_layers_differ);
+    tests[N + 8] = (struct CMUnitTest)cmocka_unit_test(test_ranks_have_their_columns);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
