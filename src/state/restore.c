@@ -431,7 +431,11 @@ static struct restore *begin(struct restore_pipeline *rr, const struct restore_w
     atomic_init(&r->has_lost_reads, 0);
     if (want != NULL) {
         size_t n = (size_t)want->n_tokens / STORE_CHUNK_TOKENS;
+        /* The look-up may go on when the restore, and whoever has the tokens, is over. */
+        r->tokens = xmalloc((size_t)want->n_tokens * sizeof *r->tokens);
+        memcpy(r->tokens, want->tokens, (size_t)want->n_tokens * sizeof *r->tokens);
         r->want = *want;
+        r->want.tokens = r->tokens;
         r->n_keys = (int)n;
         r->keys = xmalloc((n + 1) * sizeof *r->keys);
         r->keys[0] = *want->root;
@@ -555,6 +559,7 @@ void restore_free(struct restore *r)
         store_release(r->rr->o.store, r->hits, r->found.n_hits);
     pthread_mutex_destroy(&r->fault_lock);
     free(r->sources);
+    free(r->tokens);
     free(r->hits);
     free(r->keys);
     free(r);

@@ -108,7 +108,7 @@ void restore_pipeline_want_end(struct restore_pipeline *r, const void *id);
 /* A context that is wanted back: what is needed to name its chunks. */
 struct restore_want {
     const struct sha256 *root, *keys; /* keys [n_tokens / 64]; copied */
-    const int32_t *tokens;            /* [n_tokens]; must stay until the restore ends */
+    const int32_t *tokens;            /* [n_tokens]; copied */
     int n_tokens;                     /* > 0 */
     /* Of a truncated context: the first n_moved keys do not all follow one another, so no partial
      * chunk is looked for before them.  The chunk behind them is stored under the parent stair. */

@@ -104,6 +104,7 @@ struct restore {
     /* fixed once FOUND */
     struct sha256 *keys; /* the root, then a key per full chunk */
     int n_keys;          /* without the root */
+    int32_t *tokens;     /* [want.n_tokens] */
     struct restore_want want;
     struct store_hit *hits; /* [n_keys + 1] */
     bool owns_hits;

@@ -1,8 +1,10 @@
 /* life_restore.c - the restores of a seeded life: see life_impl.h. */
 #include "tests/state/life_impl.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "tests/state/turns.h"
 
 /* Fills blocks [first, end) of a slot with bits that no state has. */
@@ -73,12 +75,18 @@ static void make_plan(struct life *f, struct slot *s)
 
 void life_restore_begin(struct life *f, struct slot *s, int n_tokens)
 {
+    /* The look-up has a copy of its own: the caller's is gone at once. */
+    size_t bytes = (size_t)n_tokens * sizeof(int32_t);
+    int32_t *tokens = xmalloc(bytes);
+    memcpy(tokens, s->t->tokens, bytes);
     struct restore_want want = {.root = &s->t->chain.root,
                                 .keys = s->t->chain.keys,
-                                .tokens = s->t->tokens,
+                                .tokens = tokens,
                                 .n_tokens = n_tokens};
     s->is_started = false;
     s->r = restore_find(f->pipeline, &want);
+    memset(tokens, 0, bytes);
+    free(tokens);
 }
 
 int life_tokens_of(const struct restore_found *found, int n)
