@@ -114,6 +114,9 @@ void upcoming_end(struct seq *s)
         if (u->n_chunks > 0)
             store_expect_use_no_more(s->shared->store, v.keys, u->n_chunks, u->turn);
         view_deinit(&v);
+        /* Its copies in DRAM may now give way to those of requests behind it. */
+        if (s->shared->fetcher != NULL)
+            restore_pipeline_want_end(s->shared->fetcher, s);
     }
     *u = (struct seq_upcoming){0};
 }

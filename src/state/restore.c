@@ -151,7 +151,7 @@ static int start_thread(struct restore_pipeline *r, struct err *err)
 static void init_locks(struct restore_pipeline *r)
 {
     pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->for_io, NULL);
+    clock_cond_init(&r->for_io);
     clock_cond_init(&r->for_compute);
 }
 
@@ -245,8 +245,12 @@ void restore_pipeline_want(struct restore_pipeline *r, const void *id,
 
 void restore_pipeline_want_end(struct restore_pipeline *r, const void *id)
 {
-    if (r->fetcher != NULL)
-        store_fetch_want_end(r->o.store, id);
+    if (r->fetcher == NULL)
+        return;
+    store_fetch_want_end(r->o.store, id);
+    pthread_mutex_lock(&r->lock);
+    restore_tell_io(r);
+    pthread_mutex_unlock(&r->lock);
 }
 
 size_t restore_pipeline_bytes(const struct restore_pipeline *r)

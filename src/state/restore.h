@@ -98,7 +98,8 @@ bool restore_checks_on_device(const struct device *d);
 void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint);
 
 /* A request that waits will need the chunks keys[0..n), which the KV pool does not hold; see
- * store_fetch_want.  It waits no longer.  Do nothing where the pipeline does not fetch. */
+ * store_fetch_want.  It waits no longer, or what it was expected to use has become room for others: the
+ * I/O thread looks for the next fetch.  Do nothing where the pipeline does not fetch. */
 void restore_pipeline_want(struct restore_pipeline *r, const void *id,
                            const struct sha256 *keys, int n, uint64_t turn);
 void restore_pipeline_want_end(struct restore_pipeline *r, const void *id);

@@ -7,6 +7,7 @@
  * restore_direct.c.)  restore_io_wait sleeps on the reader while something is in flight, else on
  * for_io.  The compute lane never waits for this thread. */
 #include <stdio.h>
+#include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -16,6 +17,8 @@
 
 /* How long a new restore may wait behind a fetch before its look-up begins. */
 enum { FETCH_WAIT_NS = 1000000 };
+/* After how long a fetch that found no room tries again. */
+enum { ROOM_WAIT_NS = 20000000 };
 /* Chunks that are read to measure the store before anything is restored. */
 enum { SAMPLE_CHUNKS = 32 };
 
@@ -379,6 +382,15 @@ enum step restore_io_step(struct restore_pipeline *rr)
     return g != NULL || worked || rc != 0 ? STEP_WORKED : STEP_WAITS;
 }
 
+/* [lock, released meanwhile] Whoever makes room in DRAM tells nobody. */
+static void wait_for_room(struct restore_pipeline *rr)
+{
+    int64_t until = clock_now_ns() + ROOM_WAIT_NS;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
+                         .tv_nsec = (long)(until % 1000000000)};
+    (void)pthread_cond_timedwait(&rr->for_io, &rr->lock, &t);
+}
+
 void restore_io_wait(struct restore_pipeline *rr)
 {
     struct err err = {0};
@@ -388,7 +400,10 @@ void restore_io_wait(struct restore_pipeline *rr)
         rr->n_io_seen = rr->n_io_news;
     bool fetches = rr->fetcher != NULL && store_fetch_in_flight(rr->fetcher);
     bool has_news = rr->n_io_news != rr->n_io_seen;
-    while (!in_flight && !fetches && rr->n_io_news == rr->n_io_seen)
+    bool lacks_room = rr->fetcher != NULL && store_fetch_lacks_room(rr->fetcher);
+    if (!in_flight && !fetches && !has_news && lacks_room)
+        wait_for_room(rr);
+    while (!in_flight && !fetches && !lacks_room && rr->n_io_news == rr->n_io_seen)
         pthread_cond_wait(&rr->for_io, &rr->lock);
     pthread_mutex_unlock(&rr->lock);
     if (!in_flight && fetches && !has_news)

@@ -44,6 +44,7 @@ struct store_fetcher {
     struct store *store;
     struct io_queue *queue;
     struct store_hit hit; /* impl NULL: nothing is being fetched */
+    bool waits_for_room;  /* there was none for the next fetch */
     const void *id;       /* of the want that it is for */
     struct extent *x;
     struct tier_copy *copy;
@@ -157,15 +158,17 @@ static bool fetch_choose(struct store_fetcher *f)
         if (n == NULL)
             continue;
         struct extent *x = extent_alone(n);
+        w->has_failed = extent_bytes(x) > tier_most_bytes(s->tier);
+        if (w->has_failed)
+            continue;
+        f->waits_for_room = true;
         if (!tier_may_take(s->tier, extent_bytes(x), w->turn))
             return false; /* later turns have less right to it */
+        if (!tier_has_room(s->tier, extent_bytes(x)))
+            return false; /* the tier's thread makes some */
+        f->waits_for_room = false;
         struct tier_copy *copy = tier_take(s->tier, extent_bytes(x));
-        if (copy == NULL) {
-            w->has_failed = extent_bytes(x) > tier_most_bytes(s->tier);
-            if (w->has_failed)
-                continue;
-            return false; /* the tier's thread is making some */
-        }
+        CHECK(copy != NULL);
         w->has_begun = true;
         w->at = at;
         f->id = w->id;
@@ -279,11 +282,12 @@ static enum store_fetch fetch_begin(struct store_fetcher *f)
     struct err why = {0};
     if (f->queue == NULL && io_queue_open(s->io, PIECES, &f->queue, &why) != 0)
         return STORE_FETCH_NONE;
+    f->waits_for_room = false;
     pthread_mutex_lock(&s->lock);
     bool chosen = fetch_choose(f);
     pthread_mutex_unlock(&s->lock);
     if (!chosen)
-        return STORE_FETCH_NONE;
+        return f->waits_for_room ? STORE_FETCH_NO_ROOM : STORE_FETCH_NONE;
     f->status = store_load_node(s, f->hit.impl, &why);
     f->done_bytes = f->asked_bytes = 0;
     f->all_bytes = extent_bytes(f->x) - CHUNK_HEADER_BYTES;
@@ -318,6 +322,11 @@ enum store_fetch store_fetch_step(struct store_fetcher *f)
 bool store_fetch_in_flight(const struct store_fetcher *f)
 {
     return f->hit.impl != NULL;
+}
+
+bool store_fetch_lacks_room(const struct store_fetcher *f)
+{
+    return f->waits_for_room;
 }
 
 void store_fetch_wait(struct store_fetcher *f, int64_t timeout_ns)

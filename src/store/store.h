@@ -510,13 +510,15 @@ struct store_fetcher;
 int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *err);
 void store_fetcher_close(struct store_fetcher *f); /* waits for what is in flight */
 enum store_fetch {
-    STORE_FETCH_NONE,      /* there is nothing to fetch now */
-    STORE_FETCH_WORKED,    /* call it again */
+    STORE_FETCH_NONE,    /* there is nothing to fetch now */
+    STORE_FETCH_WORKED,  /* call it again */
+    STORE_FETCH_NO_ROOM, /* there is no room for the next fetch: try again some time later */
     STORE_FETCH_IN_FLIGHT, /* only the disk can give it more to do */
 };
 /* Does the next piece of work and never waits. */
 enum store_fetch store_fetch_step(struct store_fetcher *f);
 bool store_fetch_in_flight(const struct store_fetcher *f);
+bool store_fetch_lacks_room(const struct store_fetcher *f); /* said the last step */
 /* Behind STORE_FETCH_IN_FLIGHT: sleeps until the disk has answered, or timeout_ns has passed. */
 void store_fetch_wait(struct store_fetcher *f, int64_t timeout_ns);
 

@@ -167,6 +167,15 @@ uint64_t tier_most_bytes(const struct tier *t)
            (most < t->alloc.segment_bytes ? most : t->alloc.segment_bytes);
 }
 
+bool tier_has_room(struct tier *t, uint64_t extent_bytes)
+{
+    uint64_t n_bytes = records_bytes(extent_bytes);
+    if (n_bytes > t->largest_bytes)
+        t->largest_bytes = n_bytes;
+    tell(t);
+    return alloc_fits(&t->alloc, n_bytes);
+}
+
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
 {
     if (t == NULL || extent_bytes <= CHUNK_HEADER_BYTES)

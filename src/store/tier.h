@@ -56,6 +56,8 @@ struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
 /* [lock] Whether a copy for a waiting request of this turn may take room: there is some, or the next
  * victim is needed later or by nobody.  t is not NULL. */
 bool tier_may_take(const struct tier *t, uint64_t extent_bytes, uint64_t turn);
+/* [lock] Whether tier_take would find room now.  Where it would not, the tier's thread makes some. */
+bool tier_has_room(struct tier *t, uint64_t extent_bytes);
 /* Returns the bytes of the largest extent that gets a copy. */
 uint64_t tier_most_bytes(const struct tier *t);
 /* [lock] The caller of tier_take gives the copy of x up, which it has not entered.  Another thread may have

@@ -162,6 +162,44 @@ static void only_what_is_needed_is_fetched(void **state)
     io_close(disk);
 }
 
+/* The arena has room for one context. Once the first request computes, its copies give way to those of the
+ * second, while nothing else happens. */
+static void room_is_used_again_at_once(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run want, got;
+    struct io *disk = saved_disk(&want);
+    static int32_t second[N_PROMPT];
+    const struct et_ask ask = {
+        .prompt = second, .n_prompt = N_PROMPT, .max_tokens = 8, .save = "kv"};
+    et_prompt(second, N_PROMPT, 3);
+    const struct stack_opts o = {
+        .io = disk, .user.store = et_dirs, .user.n_store = 2, .user.dram_bytes = 1 << 20};
+    et_open(&k, &(struct stack_opts){.io = disk, .user.store = et_dirs, .user.n_store = 2});
+    assert_int_equal(et_run(&k, &ask, &got), 0);
+    stack_close(&k);
+
+    et_open(&k, &o);
+    struct seq *first = occupy(&k);
+    struct seq *p = add(&k, prompt, N_PROMPT, 8), *q = add(&k, second, N_PROMPT, 8);
+    step(&k);
+    while (n_promoted(&k) < 2 * CHUNKS)
+        clock_sleep_ns(1000000);
+    run_to_end(&k, first, &got);
+    while (p->phase != PHASE_DECODE)
+        step(&k);
+    assert_int_equal(q->phase, PHASE_WAIT);
+    while (n_promoted(&k) < 4 * CHUNKS)
+        clock_sleep_ns(1000000);
+    run_to_end(&k, p, &got);
+    et_same(&want, &got, "the first");
+    run_to_end(&k, q, &got);
+    assert_int_equal(got.n_cached, CHUNKS * 64);
+    stack_close(&k);
+    io_close(disk);
+}
+
 /* --- plans ------------------------------------------------------------------------------------ */
 
 /* The copies of chunks [from, CHUNKS) of the prompt go. */
@@ -220,6 +258,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_is_restored_from_dram),
         cmocka_unit_test(only_what_is_needed_is_fetched),
+        cmocka_unit_test(room_is_used_again_at_once),
         cmocka_unit_test(plans_price_chunks_by_where_they_lie),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

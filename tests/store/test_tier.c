@@ -441,8 +441,9 @@ static void fetch_all(struct store *s, struct store_fetcher *f)
         enum store_fetch did = store_fetch_step(f);
         if (did == STORE_FETCH_IN_FLIGHT)
             store_fetch_wait(f, 1000000);
-        (void)(did == STORE_FETCH_NONE ? settled(s) : (struct store_dram){0});
-        n_idle = did == STORE_FETCH_NONE ? n_idle + 1 : 0;
+        bool is_idle = did == STORE_FETCH_NONE || did == STORE_FETCH_NO_ROOM;
+        (void)(is_idle ? settled(s) : (struct store_dram){0});
+        n_idle = is_idle ? n_idle + 1 : 0;
     }
 }
 
