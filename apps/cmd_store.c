@@ -784,7 +784,7 @@ static int run_rm(const struct store_args *a, struct err *err)
     return rc;
 }
 
-/* --- unpin ------------------------------------------------------------------------------------- */
+/* --- unpin ------------------------------------------------------------------------------------ */
 
 static const struct opt unpin_options[] = {
     {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",

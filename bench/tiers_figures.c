@@ -210,10 +210,10 @@ static void policies_figure(struct tiers_report *r, const struct load *l)
         }
 }
 
-/* The capacity as a share of CCpUT: what the distinct sessions that are served within an hour would take
- * at most.  The paper counts sessions that the system serves per hour, whenever they arrived: here more
- * than the 3,600 that arrive, since the queue holds some thousands.  They are counted in a run whose
- * cache has room for all. */
+/* The capacity as a share of CCpUT: what the distinct sessions that are served within an hour would
+ * take at most. The paper counts sessions that the system serves per hour, whenever they arrived:
+ * here more than the 3,600 that arrive, since the queue holds some thousands. They are counted in a
+ * run whose cache has room for all. */
 static void capacity_figure(struct tiers_report *r, const struct load *l)
 {
     static const double share[] = {0.05, 0.1, 0.25, 0.5, 1}, paper[] = {0, 51, 98, 98, 98};

@@ -69,8 +69,8 @@ void workload_free(struct workload *w)
 
 /* --- chats ------------------------------------------------------------------------------------ */
 
-/* Rounds of a session.  The paper says that half of the conversations are over 2.5K tokens long; with 425
- * tokens a round 9 rounds give 51 % (12, as it was until 22 November 2026: 61 %). */
+/* Rounds of a session. The paper says that half of the conversations are over 2.5K tokens long;
+ * with 425 tokens a round 9 rounds give 51 % (12, as it was until 22 November 2026: 61 %). */
 enum { MEAN_ROUNDS = 9 };
 
 void workload_chats(struct workload *w, const struct workload_opts *o)

@@ -434,10 +434,10 @@ int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until
 int hcache_cache_pin_context(struct hcache *h, const struct hcache_context *c,
                              int64_t until_wall_s, int *n_tokens, struct hcache_err *err);
 
-/* Guarantees that the state that the last token of a context sees stays until then: no cap, quota, idle
- * time or full disk evicts it, and a restart does not end that.  Refused where it cannot be promised,
- * with the sums in the message and in *out: HCACHE_E_NOT_FOUND where not all is stored,
- * HCACHE_E_LIMIT where too much would be guaranteed.  It ends with its time, with a pin that ends in
+/* Guarantees that the state that the last token of a context sees stays until then: no cap, quota,
+ * idle time or full disk evicts it, and a restart does not end that. Refused where it cannot be
+ * promised, with the sums in the message and in *out: HCACHE_E_NOT_FOUND where not all is stored,
+ * HCACHE_E_LIMIT where too much would be guaranteed. It ends with its time, with a pin that ends in
  * the past, or when the state is erased. */
 struct hcache_guarantee {
     int n_tokens;                          /* in full chunks */
@@ -484,8 +484,8 @@ int hcache_cache_settle(struct hcache *h, struct hcache_err *err);
  * for what must leave no remains. */
 int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks,
                             struct hcache_err *err);
-/* Evicts the state whose time to live has passed (hcache_request.cache_ttl_s); *n_chunks says how many
- * chunks.  hcache_open does so, too. */
+/* Evicts the state whose time to live has passed (hcache_request.cache_ttl_s); *n_chunks says how
+ * many chunks. hcache_open does so, too. */
 int hcache_cache_evict_expired(struct hcache *h, uint64_t *n_chunks,
                                struct hcache_err *err);
 /* Returns when all that was computed before is durable, or has failed. */

@@ -1,11 +1,11 @@
 /* placement.h - which item a full tier evicts: a chunk of a store, or a block of the KV pool.
  *
- * A *tier* has one `struct placement`: the chosen policy and all that it has learned.  Its leaves
+ * A *tier* has one `struct placement`: the chosen policy and all that it has learned. Its leaves
  * stand in one or more *parts* (`struct placement_part`), for example one for each owner of a
- * store.  The victim of a tier is the first of its parts' victims (placement_goes_before).
+ * store. The victim of a tier is the first of its parts' victims (placement_goes_before).
  *
- * The owner inserts leaves only, that is items that nothing in the tier continues.  So a chain
- * loses its tail before its head under every policy.
+ * The owner inserts leaves only, that is items that nothing in the tier continues. So a chain loses
+ * its tail before its head under every policy.
  *
  * Items are ordered by rank first, then by the order that the policy gives:
  *
@@ -27,13 +27,13 @@
  *     belady          next use, the latest first; for simulations that know the future
  *
  * `ours` never falls more than 1 point of hits behind LRU over any 10,000 requests: it departs from
- * LRU's order only as far as placement_guard.h allows, and evicts the least recently used item else.
- * For this a part orders its items twice.
+ * LRU's order only as far as placement_guard.h allows, and evicts the least recently used item
+ * else. For this a part orders its items twice.
  *
  * Each operation takes O(log n); the victim is there at once.
  *
- * Pure: no clock, no I/O, no allocation.  An item lies inside the owner's node; the owner provides
- * the array of slots and the memory of the window.  Times are in any unit that the owner counts in
+ * Pure: no clock, no I/O, no allocation. An item lies inside the owner's node; the owner provides
+ * the array of slots and the memory of the window. Times are in any unit that the owner counts in
  * (seconds, or uses). */
 #ifndef POLICY_PLACEMENT_H
 #define POLICY_PLACEMENT_H

@@ -9,12 +9,12 @@
 
 /* Events between two updates: an update takes about 0.2 ms. */
 #define UPDATE_EVENTS 2048
-/* Events between two counts of the debt, which take about 10 us: debts end by themselves when LRU lets
- * go of the content. */
+/* Events between two counts of the debt, which take about 10 us: debts end by themselves when LRU
+ * lets go of the content. */
 #define DEBT_EVENTS 256
-/* A use that the tier missed counts as LRU's hit until so many times the age at which LRU would evict, by
- * the sample.  Without this margin an adversary who asks for what LRU is about to evict goes unseen: the
- * tier was 7.8 points behind. */
+/* A use that the tier missed counts as LRU's hit until so many times the age at which LRU would
+ * evict, by the sample. Without this margin an adversary who asks for what LRU is about to evict
+ * goes unseen: the tier was 7.8 points behind. */
 #define LRU_MARGIN 1.15
 /* Ended observations of all classes after which all counts are halved, so that old behaviour fades. */
 #define MOST_ENDED 100000.0

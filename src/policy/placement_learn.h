@@ -72,8 +72,8 @@ void placement_learn_init(struct placement_learn *l);
 /* Returns the class of a request's items, without the bits of the uses.  turn: 1 is a
  * conversation's first, 0 is not known. */
 uint8_t placement_class(int turn, bool is_tool_pending, bool is_partial);
-/* Returns the class with its owner's bits: owners share four numbers, so that a tenant whose requests
- * come back sooner than others' is told apart. tag 0 is the first of them. */
+/* Returns the class with its owner's bits: owners share four numbers, so that a tenant whose
+ * requests come back sooner than others' is told apart. tag 0 is the first of them. */
 uint8_t placement_class_owner(uint8_t class, uint64_t tag);
 /* Returns the class of an item that has been used n_uses times, the last time in this class. */
 uint8_t placement_class_used(uint8_t class, uint32_t n_uses);

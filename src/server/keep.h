@@ -23,13 +23,15 @@ const char *keep_split(char *tail);
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
              int *n_tokens, struct fault *f);
 
-/* The member of a conversation's metadata that holds a time to live for the state of its responses. */
+/* The member of a conversation's metadata that holds a time to live for the state of its
+ * responses. */
 #define KEEP_TTL_NAME "cache_ttl"
-/* Reads seconds as decimal digits, at most HCACHE_MAX_CACHE_TTL_S. Returns false where it is something else. */
+/* Reads seconds as decimal digits, at most HCACHE_MAX_CACHE_TTL_S. Returns false where it is
+ * something else. */
 bool keep_ttl(const char *text, int64_t *ttl_s);
 
-/* Guarantees the state of a context until then, after all that was computed before is durable. 0, or
- * -1: 409 with the reason and the sums where it cannot be promised. */
+/* Guarantees the state of a context until then, after all that was computed before is durable. 0,
+ * or -1: 409 with the reason and the sums where it cannot be promised. */
 int keep_guarantee(struct call *c, const struct hcache_context *context,
                    int64_t until_wall_s, struct hcache_guarantee *out, struct fault *f);
 

@@ -14,8 +14,8 @@ struct replay_opts {
     uint64_t max_blocks;
     uint32_t window;     /* requests */
     double judge_from_s; /* references before count as warming up */
-    /* A block is written when it is referred to for the second time: content that is used once costs no
-     * write. */
+    /* A block is written when it is referred to for the second time: content that is used once
+     * costs no write. */
     bool admits_second_use;
 };
 

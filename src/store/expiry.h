@@ -1,6 +1,6 @@
 /* expiry.h - when chunks with a time to live expire: a heap of nodes, the earliest on top.
  *
- * A node's entry may be too early, since uses put its expiry off and do not move the entry.  Whoever
+ * A node's entry may be too early, since uses put its expiry off and do not move the entry. Whoever
  * takes the first node looks at its last use, and sets a later time where there is one.
  *
  * Pure; each operation takes O(log n). */

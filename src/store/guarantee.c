@@ -1,11 +1,12 @@
 /* guarantee.c - pins that are never broken: whether one can be promised, and its sums.
  *
- * A guaranteed chunk is no candidate for eviction (catalog.h), and neither are the chunks before it,
- * which are no leaves.  So a promise is kept as long as the guaranteed bytes fit under every bound.
- * They are counted as extents come and go, and a promise is made only while they stay below a share
- * of each bound.  The rest of the room is for what the running requests save.
+ * A guaranteed chunk is no candidate for eviction (catalog.h), and neither are the chunks before
+ * it, which are no leaves. So a promise is kept as long as the guaranteed bytes fit under every
+ * bound. They are counted as extents come and go, and a promise is made only while they stay below
+ * a share of each bound. The rest of the room is for what the running requests save.
  *
- * Invariant: nothing but store_unpin_keys, store_erase and the end of its time takes a guarantee away. */
+ * Invariant: nothing but store_unpin_keys, store_erase and the end of its time takes a guarantee
+ * away. */
 #include <stdlib.h>
 
 #include "base/clock.h"

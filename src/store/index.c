@@ -62,12 +62,12 @@ enum {
     WIPE_BYTES = 40
 };
 
-/* Added to the time of a pin that is a guarantee.  A build that does not know guarantees reads a pin
+/* Added to the time of a pin that is a guarantee. A build that does not know guarantees reads a pin
  * that does not end. */
 #define PIN_GUARANTEED (INT64_C(1) << 62)
 
-/* The column used_wall_s: the time of the last use, and the time to live in the upper half.  A build that
- * does not know times to live reads the lower half. */
+/* The column used_wall_s: the time of the last use, and the time to live in the upper half. A build
+ * that does not know times to live reads the lower half. */
 static sqlite3_int64 use_encode(uint32_t used_wall_s, uint32_t ttl_s)
 {
     return (sqlite3_int64)((uint64_t)(ttl_s & INT32_MAX) << 32 | used_wall_s);

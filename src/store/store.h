@@ -295,8 +295,8 @@ int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t u
 int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct err *err);
 
 /* Guarantees that a stored chain stays: keys[0..n) are all chunks of a context (of a truncated one:
- * those that its last token sees).  Until the given time no eviction takes them: not for the cap, a
- * quota, a full disk, an idle time or gc.  Durable when it returns 0; a restart does not end it.
+ * those that its last token sees). Until the given time no eviction takes them: not for the cap, a
+ * quota, a full disk, an idle time or gc. Durable when it returns 0; a restart does not end it.
  *
  * A guarantee is refused where it cannot be kept, and then nothing has changed:
  *
@@ -306,10 +306,10 @@ int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct e
  *
  * The message has the sums, and so has *out (may be NULL).
  *
- * What ends a guarantee: its time, store_unpin_keys, and store_erase of its chunks.  An ordinary pin of
- * the same key changes nothing.  Two faults break it: damage to its bytes on the disk, and an index
- * that had to be rebuilt.  The first is counted (n_guarantees_broken) and logged; the rebuild is
- * logged.  A store does not open with a cap below the bytes that it has guaranteed: ERR_LIMIT. */
+ * What ends a guarantee: its time, store_unpin_keys, and store_erase of its chunks. An ordinary pin
+ * of the same key changes nothing. Two faults break it: damage to its bytes on the disk, and an
+ * index that had to be rebuilt. The first is counted (n_guarantees_broken) and logged; the rebuild
+ * is logged. A store does not open with a cap below the bytes that it has guaranteed: ERR_LIMIT. */
 struct store_guaranteed {
     uint64_t n_bytes;                        /* that this guarantee adds */
     uint64_t all_bytes, limit_bytes;         /* guaranteed in the store; 0: no bound */
@@ -393,11 +393,11 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
 int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
                      struct err *err);
 
-/* Evicts the chunks whose time to live has passed: nobody has used them for store_use.ttl_s.  A chunk that
- * requests with different times use has the longest of them, and none is the longest.  Chunks that
- * are in use, pinned or continued by others stay until they are not.  The time to live survives a
- * restart, with the time of the last use.  store_open evicts what has expired meanwhile, and so does
- * whoever needs room.  *n_chunks says how many went. */
+/* Evicts the chunks whose time to live has passed: nobody has used them for store_use.ttl_s. A
+ * chunk that requests with different times use has the longest of them, and none is the longest.
+ * Chunks that are in use, pinned or continued by others stay until they are not. The time to live
+ * survives a restart, with the time of the last use. store_open evicts what has expired meanwhile,
+ * and so does whoever needs room. *n_chunks says how many went. */
 int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err);
 
 /* --- quotas --------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
-/* `ours` is at most 1 point of hits behind LRU over any 10,000 requests, also against an adversary who sees
- * both caches and asks for what only LRU's has. */
+/* `ours` is at most 1 point of hits behind LRU over any 10,000 requests, also against an adversary
+ * who sees both caches and asks for what only LRU's has. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Guaranteed chunks: nothing evicts them, what cannot be promised is refused with the sums, and every
- * end of a promise is counted or was asked for. */
+/* Guaranteed chunks: nothing evicts them, what cannot be promised is refused with the sums, and
+ * every end of a promise is counted or was asked for. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -358,7 +358,8 @@ static void a_lower_cap_does_not_open(void **state)
     st_place_close(&p);
 }
 
-/* Damage breaks a guarantee, which is counted; the state is guaranteed again when it is saved again. */
+/* Damage breaks a guarantee, which is counted; the state is guaranteed again when it is saved
+ * again. */
 static void damage_is_counted(void **state)
 {
     (void)state;

@@ -113,7 +113,8 @@ static void chunks_expire_everywhere(void **state)
     chunks_expire("sim");
 }
 
-/* Two contexts share their first two chunks: these have the longest time, and none is the longest. */
+/* Two contexts share their first two chunks: these have the longest time, and none is the
+ * longest. */
 static void shared_chunks_have_the_longest_time(void **state)
 {
     (void)state;
@@ -167,7 +168,8 @@ static void what_is_kept_does_not_expire(void **state)
     st_place_close(&p);
 }
 
-/* Time to live and last use are in the index; what has expired meanwhile goes when the store opens. */
+/* Time to live and last use are in the index; what has expired meanwhile goes when the store
+ * opens. */
 static void it_survives_a_restart(void **state)
 {
     (void)state;

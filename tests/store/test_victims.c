@@ -232,7 +232,8 @@ static void twin_expect(struct twin *t, int c, uint64_t turn)
     t->turn[c] = joins ? turn : 0;
 }
 
-/* Something begins to hold a stored chunk of a context, or lets it go: it may not be evicted meanwhile. */
+/* Something begins to hold a stored chunk of a context, or lets it go: it may not be evicted
+ * meanwhile. */
 static void twin_hold(struct twin *t, int c, int chunk)
 {
     if (t->held[c].impl != NULL) {
