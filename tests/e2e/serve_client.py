@@ -58,7 +58,7 @@ def threads_of(p):
 def seeded(path, body):
     """The body with a seed, where the route has one. Without it the server picks one at random, and an answer that ends
     at once, as one in 20 of the demo model's does, fails a test now and then. {"seed": None} asks for a random one."""
-    if path in ("/v1/completions", "/v1/chat/completions") and isinstance(body, dict):
+    if path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages") and isinstance(body, dict):
         return {"seed": 1, **body}
     return body
 
