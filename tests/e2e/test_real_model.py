@@ -15,6 +15,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import Server  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -78,6 +79,18 @@ for p in golden["prompts"] if ALL else golden["prompts"][4:11:6]:
     elif same < n:
         wrong.append((p["text"], same, got[same], p["greedy"][same]))
 equal(f"llama.cpp's greedy tokens: {n_equal} answers equal, {n_close} up to a close call", wrong, [])
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+server = Server(MODEL, "--weights", "f32", "--dtype", "f32", "--max-context", "1024")
+worst, n_compared = 0, 0
+for p in golden["prompts"]:
+    status, _, r = server.post("/v1/completions", {"prompt": p["ids"], "max_tokens": 1, "temperature": 0, "logprobs": 5})
+    got = sorted(r["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)
+    worst = max([worst] + [abs(a - b) for a, (_, b) in zip(got, p["first"])])
+    n_compared += len(got)
+server.stop()
+check(f"the five best log-probabilities of llama.cpp behind {len(golden['prompts'])} prompts: {worst:.1e} off at most",
+      n_compared == 5 * len(golden["prompts"]) and worst < 1e-3, (n_compared, worst))
 
 # --- perplexity -------------------------------------------------------------------------------------------------------
 text = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "text", "input.txt")

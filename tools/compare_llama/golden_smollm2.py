@@ -6,7 +6,8 @@
 Build llama.cpp with build.sh first (DIR), and judge.cpp as build.sh builds logits.cpp.  The model is
 requantised to F32, K and V are f32, there is no flash attention.  TEXT: perplexity is taken over its first 64
 KiB in windows of 512, the second half of each scored.  Steps whose two best logits lie within 1e-3 are listed
-in `close`: there another sum may choose another token."""
+in `close`: there another sum may choose another token.  `first` has the five best tokens behind the prompt, with the
+logarithms of their probabilities."""
 import argparse
 import json
 import os
@@ -59,10 +60,11 @@ def perplexity(model, *words):
 
 prompts = []
 for text, prompt, line in zip(PROMPTS, ids, lines):
-    tokens, gaps = line.split("|")
+    tokens, gaps, best = line.split("|")
+    best = best.split()
     close = [i for i, g in enumerate(gaps.split()) if float(g) < 1e-3]
     prompts.append({"text": text, "ids": [int(i) for i in prompt.split()], "greedy": [int(i) for i in tokens.split()],
-                    "close": close})
+                    "close": close, "first": [[int(i), float(p)] for i, p in zip(best[::2], best[1::2])]})
 out = {"oracle": "llama.cpp of llama-cpp-python 0.3.36", "perplexity_64k":
        perplexity(f32, "-b", "512", "-ctk", "f32", "-ctv", "f32", "-fa", "off"), "perplexity_64k_file": perplexity(args.model),
        "prompts": prompts}

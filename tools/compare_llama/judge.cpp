@@ -2,10 +2,12 @@
  *
  *     judge ids MODEL.gguf             texts on stdin, each ended by a zero byte; ids, a line each
  *     judge greedy MODEL.gguf N THREADS    ids on stdin, a line each; a line each:
- *                                          ids, then "| gap" of every step's two best logits
+ *                                          ids, then "| gap" of every step's two best logits, then "| id
+ *                                          log-probability" of the five best of the first step
  *
  * K and V are f32, there is no flash attention, and a prompt is one batch. */
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -39,6 +41,25 @@ static void ids(const llama_vocab *v)
     }
 }
 
+/* The best tokens of a step and the logarithms of their probabilities. */
+static std::string best_of(const float *x, int vocab, int n)
+{
+    std::vector<int> order(vocab);
+    double sum = 0;
+    for (int k = 0; k < vocab; k++)
+        order[k] = k;
+    std::partial_sort(order.begin(), order.begin() + n, order.end(), [x](int a, int b) { return x[a] > x[b]; });
+    for (int k = 0; k < vocab; k++)
+        sum += std::exp((double)x[k] - x[order[0]]);
+    std::string text;
+    for (int i = 0; i < n; i++) {
+        char one[48];
+        snprintf(one, sizeof one, " %d %.6f", order[i], (double)x[order[i]] - x[order[0]] - std::log(sum));
+        text += one;
+    }
+    return text;
+}
+
 static void greedy(llama_model *model, int n_new, int threads)
 {
     const int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
@@ -54,6 +75,7 @@ static void greedy(llama_model *model, int n_new, int threads)
         std::stringstream in(line);
         std::vector<llama_token> t((std::istream_iterator<llama_token>(in)), {});
         std::vector<float> gaps;
+        std::string first;
         llama_memory_clear(llama_get_memory(ctx), true);
         llama_batch b = llama_batch_get_one(t.data(), (int)t.size());
         llama_token next = 0;
@@ -61,6 +83,8 @@ static void greedy(llama_model *model, int n_new, int threads)
             must(llama_decode(ctx, b) == 0, "decode failed");
             const float *x = llama_get_logits_ith(ctx, -1);
             float best = -1e30f, second = -1e30f;
+            if (i == 0)
+                first = best_of(x, vocab, 5);
             for (int k = 0; k < vocab; k++) {
                 if (x[k] > best) {
                     second = best;
@@ -77,7 +101,7 @@ static void greedy(llama_model *model, int n_new, int threads)
         printf("|");
         for (float g : gaps)
             printf(" %.6f", g);
-        printf("\n");
+        printf(" |%s\n", first.c_str());
         fflush(stdout);
     }
 }
