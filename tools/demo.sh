@@ -37,15 +37,21 @@ if [ -z "$model" ]; then
     [ -e models/demo/model.safetensors ] && model=models/demo
 fi
 
-# run_and_kill ARGS...: starts hcache run, and kills it once it has printed some of its answer.
+# Whether the store has state on disk. It may be read beside its process.
+has_state() { "$hc" store stat "$store" 2>/dev/null | grep -c '^[1-9][0-9]* chunks' >"$tmp/n_stores"; }
+
+# run_and_kill ARGS...: starts hcache run, and kills it $linger seconds after it has printed some of its answer and
+# saved some state: so more of a long prompt is saved, and a short answer has not ended.
+linger=0
 run_and_kill() {
     "$hc" run "$model" "$@" --store "$store" >"$tmp/killed.out" 2>"$tmp/killed.err" &
     victim=$!
     local waited=0
-    while [ "$(wc -c <"$tmp/killed.out")" -lt 60 ] && kill -0 "$victim" 2>/dev/null && [ $waited -lt 1800 ]; do
+    while { [ "$(wc -c <"$tmp/killed.out")" -lt 60 ] || ! has_state; } && kill -0 "$victim" 2>/dev/null && [ $waited -lt 1800 ]; do
         sleep 0.05
         waited=$((waited + 1))
     done
+    sleep "$linger"
     kill -0 "$victim" 2>/dev/null || { cat "$tmp/killed.err" >&2; die "the process ended before it could be killed"; }
     { kill -9 "$victim" && wait "$victim"; } 2>/dev/null || true
     victim=
@@ -164,16 +170,19 @@ demo_chat() {
 
 # Paragraphs of this repository's own documentation, so that nothing has to be fetched.
 demo_document() {
-    local pages text
-    pages=$(sed -e 's/[`*|]//g' docs/RESTORATION.md | head -c "${DEMO_BYTES:-7000}" | iconv -c -f utf-8 -t utf-8)
+    local pages text beginning
+    # Not by a pipe into head: its writer would die of SIGPIPE, which ends this script.
+    pages=$(head -c "${DEMO_BYTES:-7000}" docs/RESTORATION.md | sed -e 's/[`*|]//g' | iconv -c -f utf-8 -t utf-8)
+    beginning=${pages:0:160}
     text=$(printf '%s\n\nSummarize this text.' "$pages")
     printf '%s' "$text" >"$tmp/first"
     printf '%s And which words does it explain?' "$text" >"$tmp/second"
 
     say "A process reads a long text and begins to answer; in mid-sentence it is killed with SIGKILL."
     doing "reading a long text, and killing the process"
-    line "  you:" "$(printf '%s' "$pages" | tr '\n' ' ' | head -c 160) ... Summarize this text."
-    run_and_kill --prompt-file "$tmp/first" --temperature 0 --max-tokens 400
+    line "  you:" "${beginning//$'\n'/ } ... Summarize this text."
+    linger=1
+    run_and_kill --prompt-file "$tmp/first" --temperature 0 --max-tokens 1200 --ignore-eos
     line "model:" "$(head -c 200 "$tmp/killed.out") ... [killed]"
     show_store
 
@@ -196,6 +205,7 @@ demo_synthetic() {
     doing "computing a conversation, and killing its process"
     say "A process is told a long conversation and begins to answer; in mid-sentence it is killed with SIGKILL."
     echo "\$ hcache run $model --token-ids CONVERSATION --store STORE"
+    linger=1
     run_and_kill --token-ids "$tmp/conversation" --max-tokens 900 --ignore-eos
     echo "$(head -c 60 "$tmp/killed.out") ... [killed]"
     show_store

@@ -138,5 +138,10 @@ for plan, layers in (("auto", None), ("recompute", "R" * LAYERS), ("hidden", "H"
 other = run("--weights", "bf16", "--raw", "--prompt-file", os.path.join(tmp, "story"), "--max-tokens", "1", "--store", store,
             "--save", "none")
 equal("state of weights that are held in another way is not used", other["cached_tokens"], 0)
+
+# --- make demo-real -----------------------------------------------------------------------------------------------------
+p = subprocess.run(["tools/demo.sh"], env={**os.environ, "DEMO_MODEL": MODEL, "DEMO_BYTES": "2000"}, capture_output=True, text=True,
+                   timeout=PATIENCE)
+check("the demo with this model ends well, and restores", p.returncode == 0 and "output              identical" in p.stdout, p)
 shutil.rmtree(tmp, ignore_errors=True)
 end()
