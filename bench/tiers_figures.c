@@ -210,8 +210,8 @@ static void policies_figure(struct tiers_report *r, const struct load *l)
         }
 }
 
-/* The capacity as a share of CCpUT: what the distinct sessions that are served within an hour would
- * take at most. The paper counts sessions that the system serves per hour, whenever they arrived:
+/* The capacity as a share of CCpUT: the most bytes that the distinct sessions of one served hour
+ * would take. The paper counts sessions that the system serves per hour, whenever they arrived:
  * here more than the 3,600 that arrive, since the queue holds some thousands. They are counted in a
  * run whose cache has room for all. */
 static void capacity_figure(struct tiers_report *r, const struct load *l)

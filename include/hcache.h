@@ -101,8 +101,8 @@ struct hcache_opts {
      * copy.  Ignored where there is no disk: without a store, and with one in DRAM. */
     uint64_t dram_bytes;
     const char
-        *prefetch; /* "on" (NULL: as well): what waiting requests need is read ahead into
-                           * that memory; "off" */
+        *prefetch; /* "on" or NULL: chunks of waiting requests are read ahead into that
+                           * memory; "off": they are not */
     /* Which state a full store or KV cache evicts first: "lru", "fifo", "lfu", "attentionstore" or
      * "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;
@@ -476,8 +476,8 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
 /* Erases everything that is stored under a salt. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err);
-/* To be called every few seconds.  Tries again what erasing has left undone because the disk was full or
- * could not be written, and finds damaged headers of chunks that were restored. */
+/* Call it every few seconds.  Retries erasures that a full or unwritable disk has delayed, and looks for
+ * damaged headers of chunks that were restored. */
 int hcache_cache_settle(struct hcache *h, struct hcache_err *err);
 /* Evicts chunks that nobody has used for idle_s seconds; *n_chunks says how many.  Pinned chunks and
  * those in use stay, with all that they continue.  Evicting is not erasing: hcache_cache_erase is

@@ -16,7 +16,7 @@
 /* A change must end the restore this share of its remaining time earlier: measured times are noisy. */
 #define REPLAN_GAIN 0.1
 
-/* What is left of a restore.  Seconds as the lanes have taken so far, not as the platform says. */
+/* The rest of a restore.  Seconds are what its lanes have measured so far, not the platform's. */
 struct replan_view {
     int n_left;             /* layers that may change */
     int n_hidden;           /* of them, those that the plan restores from hidden states */

@@ -180,7 +180,7 @@ struct restore_pipeline {
     struct store_reader *reader;   /* NULL after a fault, until it opens one */
     struct store_fetcher *fetcher; /* NULL: nothing is fetched ahead; fixed */
     struct file_reader *files;     /* of the device; NULL: it has none */
-    bool is_direct;                /* by it what comes next is read */
+    bool is_direct;                /* the next groups are read by `files` */
     int n_direct;                  /* groups that it has */
     bool has_tier;                 /* the store's speed is known: */
     struct platform_tier tier;

@@ -365,7 +365,7 @@ struct store_erased {
  * n may be 0: then only free bytes are wiped.
  *
  * On an error the chunks may be absent already; the next erase, gc or open wipes the rest.  Where the
- * store cannot be written at all, out->n_owed says what is left to be done. */
+ * store cannot be written at all, out->n_owed is the number of chunks that still must be wiped. */
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
                 struct err *err);
 
@@ -396,8 +396,8 @@ int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
 /* Evicts the chunks whose time to live has passed: nobody has used them for store_use.ttl_s. A
  * chunk that requests with different times use has the longest of them, and none is the longest.
  * Chunks that are in use, pinned or continued by others stay until they are not. The time to live
- * survives a restart, with the time of the last use. store_open evicts what has expired meanwhile,
- * and so does whoever needs room. *n_chunks says how many went. */
+ * and the time of the last use survive a restart.  store_open evicts chunks that have expired
+ * meanwhile; so does an append that needs room.  *n_chunks is the number of evicted chunks. */
 int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err);
 
 /* --- quotas --------------------------------------------------------------------------------- */

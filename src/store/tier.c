@@ -42,7 +42,7 @@ struct tier {
     uint64_t largest_bytes; /* of any copy so far */
     struct placement policy;
     struct placement_part victims;
-    struct tier_copy *zero; /* forgotten, and nobody reads them */
+    struct tier_copy *zero; /* forgotten copies without readers, to be zeroed */
     int n_zeroing;          /* taken off that list by the thread */
     uint64_t n_chunks;
     pthread_t thread;

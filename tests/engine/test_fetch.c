@@ -1,4 +1,5 @@
-/* test_fetch.c - what waiting requests need is read ahead into DRAM, and restored from there bit for bit. */
+/* test_fetch.c - chunks of waiting requests are read ahead into DRAM, and restored from there bit for
+ * bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

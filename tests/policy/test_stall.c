@@ -106,7 +106,7 @@ static void slow_reads_are_given_their_time(void **state)
     assert_int_equal(choose(&v), STALL_RACE);
 }
 
-/* The store answers, but what is left would take longer than half a recomputation. */
+/* The store answers, but the remaining reads would take longer than half a recomputation. */
 static void a_crawl_is_raced(void **state)
 {
     (void)state;

@@ -239,7 +239,7 @@ static void tokens_of_another_model_mean_nothing(void **state)
     talk_close(t);
 }
 
-/* --- what is told ------------------------------------------------------------------------------ */
+/* --- listings and answers ---------------------------------------------------------------------- */
 
 static const char *member(const struct json *o, const char *key)
 {

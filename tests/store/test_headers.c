@@ -60,7 +60,8 @@ static void found_and_mended(void **state)
     damage(&p, s, &ours);
     damage(&p, s, &other);
     assert_int_equal(store_settle(s, &err), 0);
-    assert_int_equal(n_found(s, &ours), N); /* nobody has looked for it: nothing was read */
+    assert_int_equal(n_found(s, &ours),
+                     N); /* no lookup has found it yet, so its header was not read */
     assert_int_equal(store_settle(s, &err), 0);
     assert_int_equal(n_found(s, &ours), BAD);
     struct sha256 keys[N];

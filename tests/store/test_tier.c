@@ -707,7 +707,7 @@ static void erasing_reaches_the_copy(void **state)
     end(&p, s);
 }
 
-/* A reader has the copy while its chunk is erased: what it reads stays until it is done. */
+/* A chunk is erased while a reader holds its copy.  The copy's bytes stay until the reader is done. */
 static void erasing_waits_for_readers(void **state)
 {
     (void)state;
