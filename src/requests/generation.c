@@ -46,7 +46,7 @@ static int too_long(const struct gen_params *p, int n_prompt, int max_context,
 {
     long long wanted = p->max_tokens > 0 ? p->max_tokens : 1;
     return fault_set(f, 400, "context_length_exceeded", request_prompt_name(p->kind),
-                     "%sthis model's maximum context length is %d tokens, but the prompt "
+                     "%-sthis model's maximum context length is %d tokens, but the prompt "
                      "has %d and %lld are to be generated",
                      p->kind == REQUEST_MESSAGE ? "prompt is too long: " : "", max_context,
                      n_prompt, wanted);
@@ -73,7 +73,7 @@ static int check_fit(const struct gen_params *p, bool truncates,
     const char *name = request_prompt_name(p->kind);
     for (int i = 0; i < n_prompts; i++) {
         if (prompts[i].n == 0)
-            return fault_set(f, 400, NULL, name, "'%s' has no tokens", name);
+            return fault_set(f, 400, NULL, name, "'%-s' has no tokens", name);
         if (truncates)
             continue;
         if ((int64_t)prompts[i].n + (p->max_tokens > 0 ? p->max_tokens : 0) > max_context ||
@@ -87,7 +87,7 @@ static int check_fit(const struct gen_params *p, bool truncates,
 static void fault_of(const struct hcache_err *err, bool submitting, struct fault *f)
 {
     if (err->code == HCACHE_E_LIMIT && submitting)
-        fault_set(f, 429, "queue_full", NULL, "%s; try again later", err->msg);
+        fault_set(f, 429, "queue_full", NULL, "%-s; try again later", err->msg);
     else if (err->code == -ENOMEM)
         fault_set(f, 503, "out_of_memory", NULL, "%s", err->msg);
     else if (err->code == -ETIMEDOUT)

@@ -49,7 +49,7 @@ static int add_text(struct hcache *h, bool truncates, struct prompts *ps,
     struct prompt_ids *p = &ps->p[ps->n];
     if (text == NULL)
         return fault_set(f, 400, NULL, "prompt",
-                         "'prompt' must hold texts or token ids, not %s",
+                         "'prompt' must hold texts or token ids, not %-s",
                          json_kind_name(v));
     if (!truncates && prompt_fits(h, text, n, "prompt", f) != 0)
         return -1;

@@ -144,24 +144,10 @@ static const struct field *find(const char *name, unsigned kind)
 
 /* --- faults ----------------------------------------------------------------------------------- */
 
-static int bad(struct fault *f, const char *param, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-static int bad(struct fault *f, const char *param, const char *fmt, ...)
-{
-    char text[300];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    return fault_set(f, 400, NULL, param, "'%s' %s", param, text);
-}
-
-/* --- fields ----------------------------------------------------------------------------------- */
-
 static int wrong_type(struct fault *f, const char *param, const char *wanted,
                       const struct json *v)
 {
-    return bad(f, param, "must be %s, it is %s", wanted, json_kind_name(v));
+    return fault_field(f, param, "must be %-s, it is %-s", wanted, json_kind_name(v));
 }
 
 static int read_int(const struct field *d, const struct json *v, int64_t *out,
@@ -170,8 +156,8 @@ static int read_int(const struct field *d, const struct json *v, int64_t *out,
     if (!json_int_of(v, out))
         return wrong_type(f, d->name, "an integer", v);
     if ((double)*out < d->lo || (double)*out > d->hi)
-        return bad(f, d->name, "is %lld; it must be %.0f to %.0f", (long long)*out, d->lo,
-                   d->hi);
+        return fault_field(f, d->name, "is %lld; it must be %.0f to %.0f", (long long)*out,
+                           d->lo, d->hi);
     return 0;
 }
 
@@ -181,7 +167,7 @@ static int read_real(const struct field *d, const struct json *v, double *out,
     if (!json_real_of(v, out))
         return wrong_type(f, d->name, "a number", v);
     if (!(*out >= d->lo && *out <= d->hi)) /* also NaN */
-        return bad(f, d->name, "is %g; it must be %g to %g", *out, d->lo, d->hi);
+        return fault_field(f, d->name, "is %g; it must be %g to %g", *out, d->lo, d->hi);
     return 0;
 }
 
@@ -192,7 +178,7 @@ static int read_bool(const char *name, const struct json *v, bool *out, struct f
 
 static int wrong_size(struct fault *f, const char *name, size_t n, size_t min, size_t max)
 {
-    return bad(f, name, "has %zu bytes; %zu to %zu are allowed", n, min, max);
+    return fault_field(f, name, "has %zu bytes; %zu to %zu are allowed", n, min, max);
 }
 
 static int read_bytes(const struct field *d, const struct json *v, const struct json **out,
@@ -215,7 +201,7 @@ static int read_text(const char *name, const struct json *v, size_t min, size_t 
     if (*out == NULL)
         return wrong_type(f, name, "a string", v);
     if (strlen(*out) != n)
-        return bad(f, name, "contains a zero byte");
+        return fault_field(f, name, "contains a zero byte");
     if (n < min || n > max)
         return wrong_size(f, name, n, min, max);
     return 0;
@@ -228,8 +214,8 @@ static int read_stop(const struct field *d, const struct json *v, struct gen_par
     if (json_kind(v) != JSON_KIND_ARRAY && json_kind(v) != JSON_KIND_STRING)
         return wrong_type(f, d->name, "a string or a list of strings", v);
     if (n > HCACHE_MAX_STOP)
-        return bad(f, d->name, "has %zu strings; at most %d are allowed", n,
-                   HCACHE_MAX_STOP);
+        return fault_field(f, d->name, "has %zu strings; at most %d are allowed", n,
+                           HCACHE_MAX_STOP);
     for (size_t i = 0; i < n; i++) {
         const struct json *one = json_kind(v) == JSON_KIND_ARRAY ? json_at(v, i) : v;
         if (read_text(d->name, one, (size_t)d->lo, (size_t)d->hi, &p->stop[i], f) != 0)
@@ -264,8 +250,8 @@ static int read_list(const struct field *d, const struct json *v, const struct j
     if (json_kind(v) != JSON_KIND_ARRAY)
         return wrong_type(f, d->name, "a list", v);
     if ((double)json_count(v) > d->hi)
-        return bad(f, d->name, "has %zu elements; at most %.0f are allowed", json_count(v),
-                   d->hi);
+        return fault_field(f, d->name, "has %zu elements; at most %.0f are allowed",
+                           json_count(v), d->hi);
     for (size_t i = 0; i < json_count(v); i++) {
         if (json_kind(json_at(v, i)) != JSON_KIND_OBJECT)
             return wrong_type(f, d->name, "a list of objects", json_at(v, i));
@@ -284,7 +270,7 @@ static int read_choice(const struct field *d, const struct json *v, struct gen_p
         return 0;
     return fault_set(
         f, 400, "unsupported_value", d->name,
-        "'%s' other than \"auto\" and \"none\" is not supported by this server", d->name);
+        "'%-s' other than \"auto\" and \"none\" is not supported by this server", d->name);
 }
 
 static int read_format(const struct field *d, const struct json *v, struct fault *f)
@@ -293,7 +279,7 @@ static int read_format(const struct field *d, const struct json *v, struct fault
     if (type != NULL && strcmp(type, "text") == 0)
         return 0;
     return fault_set(f, 400, "unsupported_value", d->name,
-                     "'%s' is not supported by this server, but for {\"type\": \"text\"}",
+                     "'%-s' is not supported by this server, but for {\"type\": \"text\"}",
                      d->name);
 }
 
@@ -323,11 +309,11 @@ static int read_pairs(const struct field *d, const struct json *v, const struct 
     if (json_kind(v) != JSON_KIND_OBJECT)
         return wrong_type(f, d->name, "an object", v);
     if ((double)json_count(v) > d->hi)
-        return bad(f, d->name, "has %zu members; at most %.0f are allowed", json_count(v),
-                   d->hi);
+        return fault_field(f, d->name, "has %zu members; at most %.0f are allowed",
+                           json_count(v), d->hi);
     while (json_next(&it)) {
         if (strlen(it.key) > 64)
-            return bad(f, d->name, "has a name of more than 64 bytes");
+            return fault_field(f, d->name, "has a name of more than 64 bytes");
         if (read_text(d->name, it.value, 0, 512, &text, f) != 0)
             return -1;
     }
@@ -339,7 +325,7 @@ int request_known(const struct json *body, const char *const *names, struct faul
 {
     struct json_iter it = json_begin(body);
     if (json_kind(body) != JSON_KIND_OBJECT)
-        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %-s",
                          json_kind_name(body));
     while (json_next(&it)) {
         int i = 0;
@@ -360,7 +346,8 @@ int request_ids(const struct json *list, const char *name, int32_t **out, int *n
     for (int i = 0; i < *n; i++) {
         int64_t id;
         if (!json_int_of(json_at(list, (size_t)i), &id) || id < 0 || id > INT32_MAX)
-            return fault_set(f, 400, NULL, name, "'%s' element %d is no token id", name, i);
+            return fault_set(f, 400, NULL, name, "'%-s' element %d is no token id", name,
+                             i);
         (*out)[i] = (int32_t)id;
     }
     return 0;
@@ -382,7 +369,7 @@ static int read_one_of(const struct field *d, const struct json *v, struct fault
     if (text != NULL && strcmp(text, d->help) == 0)
         return 0;
     return fault_set(f, 400, "unsupported_value", d->name,
-                     "'%s' is not supported by this server, but for \"%s\"", d->name,
+                     "'%-s' is not supported by this server, but for \"%-s\"", d->name,
                      d->help);
 }
 
@@ -423,14 +410,15 @@ static int read_bias(const struct field *d, const struct json *v, const struct j
     if (json_kind(v) != JSON_KIND_OBJECT)
         return wrong_type(f, d->name, "an object", v);
     if (json_count(v) > HCACHE_MAX_BIAS)
-        return bad(f, d->name, "has %zu members; at most %d are allowed", json_count(v),
-                   HCACHE_MAX_BIAS);
+        return fault_field(f, d->name, "has %zu members; at most %d are allowed",
+                           json_count(v), HCACHE_MAX_BIAS);
     while (json_next(&it)) {
         if (id_of(it.key) < 0)
-            return bad(f, d->name, "has the name '%.40s'; names are token ids", it.key);
+            return fault_field(f, d->name, "has the name '%.40s'; names are token ids",
+                               it.key);
         if (!json_real_of(it.value, &bias) || !(bias >= d->lo && bias <= d->hi))
-            return bad(f, d->name, "of token %s must be a number from %.0f to %.0f", it.key,
-                       d->lo, d->hi);
+            return fault_field(f, d->name, "of token %s must be a number from %.0f to %.0f",
+                               it.key, d->lo, d->hi);
     }
     *out = v;
     return 0;
@@ -443,11 +431,11 @@ static int read_id_list(const struct field *d, const struct json *v,
     if (json_kind(v) != JSON_KIND_ARRAY)
         return wrong_type(f, d->name, "a list", v);
     if ((double)json_count(v) > d->hi)
-        return bad(f, d->name, "has %zu elements; at most %.0f are allowed", json_count(v),
-                   d->hi);
+        return fault_field(f, d->name, "has %zu elements; at most %.0f are allowed",
+                           json_count(v), d->hi);
     for (size_t i = 0; i < json_count(v); i++)
         if (!json_int_of(json_at(v, i), &id) || id < 0 || id > INT32_MAX)
-            return bad(f, d->name, "element %zu is no token id", i);
+            return fault_field(f, d->name, "element %zu is no token id", i);
     *out = v;
     return 0;
 }
@@ -518,7 +506,7 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
     }
     return is_neutral(d, v) ? 0
                             : fault_set(f, 400, "unsupported_parameter", d->name,
-                                        "'%s' is not supported by this server", d->name);
+                                        "'%-s' is not supported by this server", d->name);
 }
 
 bool request_ignores(unsigned kind, const char *name, size_t n)
@@ -555,7 +543,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
                                .top_p = 1,
                                .store = true};
     if (json_kind(body) != JSON_KIND_OBJECT)
-        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %s",
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %-s",
                          json_kind_name(body));
     struct json_iter it = json_begin(body);
     while (json_next(&it)) {
@@ -573,7 +561,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
     if (out->top_k < 0)
         out->top_k = 0;
     if (kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)
-        return bad(f, "top_logprobs", "needs 'logprobs' to be true");
+        return fault_field(f, "top_logprobs", "needs 'logprobs' to be true");
     if (out->no_tools)
         out->tools = NULL;
     if (out->truncation != NULL && strcmp(out->truncation, "auto") != 0 &&
@@ -582,9 +570,9 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
                          "'truncation' is \"%.16s\"; it must be auto or disabled",
                          out->truncation);
     if (out->messages == NULL && out->prompt == NULL)
-        return bad(f, request_prompt_name(kind), "is missing");
+        return fault_field(f, request_prompt_name(kind), "is missing");
     if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
-        return bad(f, "max_tokens", "is missing");
+        return fault_field(f, "max_tokens", "is missing");
     out->turn = turn_of(out->messages);
     return 0;
 }

@@ -46,7 +46,7 @@ static void drop(void *own)
 
 static int bad(struct fault *f, const char *param, const char *what)
 {
-    return fault_set(f, 400, NULL, param, "'%s': %s", param, what);
+    return fault_set(f, 400, NULL, param, "'%-s': %-s", param, what);
 }
 
 /* {"type": "ephemeral", "ttl": "5m"}; n_messages: how many it comes after. */

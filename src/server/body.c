@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "format/json_scan.h"
@@ -98,6 +99,15 @@ static int pledge(size_t n_body, size_t cost, struct err *err)
                : mem_pledge(BODY_TIMES * n_body + VALUE_TIMES * cost, err);
 }
 
+/* The log shows the name that the message begins with, and nothing of the body. */
+static int bad_body(struct fault *f, int rc, const char *name, const struct err *err)
+{
+    size_t n = strlen(name);
+    return strncmp(err->msg, name, n) == 0
+               ? fault_refuse(f, rc, NULL, "the request's body%s", err->msg + n)
+               : fault_refuse(f, rc, NULL, "%s", err->msg);
+}
+
 static int parse(struct call *c, unsigned kind, struct fault *f)
 {
     static const char name[] = "the request's body";
@@ -106,13 +116,13 @@ static int parse(struct call *c, unsigned kind, struct fault *f)
     char none[1] = "", *text = c->body.p != NULL ? c->body.p : none;
     int rc = json_scan(text, c->body.n, is_ignored, &kind, name, &cost, &err);
     if (rc != 0 && c->body.n > SMALL_TEXT_BYTES)
-        return fault_set(f, 400, NULL, NULL, "%s", err.msg);
+        return bad_body(f, rc, name, &err);
     if (reserve(c, cost, f) != 0)
         return -1;
     rc = json_parse(&c->json, text, c->body.n, name, &err);
     if (rc == 0)
         rc = pledge(c->body.n, cost, &err);
-    return rc == 0 ? 0 : fault_refuse(f, rc, NULL, "%s", err.msg);
+    return rc == 0 ? 0 : bad_body(f, rc, name, &err);
 }
 
 const struct json *call_body(struct call *c, unsigned kind)

@@ -90,6 +90,7 @@ struct call {
     bool has_bad_body;   /* it could not be parsed, and that was answered */
 
     int status;
+    char refused[160];  /* why, for the log; "": it was not */
     struct textbuf out; /* the answer, or the part of a stream that was not sent yet */
     const char *content_type;
     int file; /* has_file: the answer is what it holds, and it is closed then */

@@ -101,6 +101,11 @@ void call_fault(struct call *c, const struct fault *f)
     else if (f->status ==
              503) /* it loads, stops or is short of memory: nobody knows how long */
         c->retry_after_s = 1;
+    /* A message that is all hidden says less than the code. */
+    const char *reason = strcmp(f->reason, "...") != 0 ? f->reason
+                         : f->code != NULL             ? f->code
+                                                       : f->type;
+    snprintf(c->refused, sizeof c->refused, "%s", reason);
     call_json(c, f->status, c->is_anthropic ? api_messages_fault(f) : fault_json(f));
 }
 
@@ -479,7 +484,7 @@ static void dispatch(struct call *c)
         }
         if (worker_take(thread == CALL_TEXT ? c->s->text : c->s->disk, c))
             return;
-        fault_set(&f, 503, "busy", NULL, "too many requests wait for %s",
+        fault_set(&f, 503, "busy", NULL, "too many requests wait for %-s",
                   thread == CALL_TEXT ? "a thread" : "the disk");
     }
     call_fault(c, &f);

@@ -47,7 +47,9 @@ void request_log(const struct call *c, bool lost)
     bool has_id = n > 1 && path[n - 1] == '/';
     textbuf_addf(&line, "%s %s%s %d in %.1f ms", c->method, path, has_id ? "ID" : "",
                  c->status, (double)(clock_now_ns() - c->begun_ns) * 1e-6);
-    if (c->gen != NULL)
+    if (c->refused[0] != 0)
+        textbuf_addf(&line, ": %s", c->refused);
+    else if (c->gen != NULL)
         tell_tokens(c->gen, &line);
     if (lost)
         textbuf_addf(&line, "; the client was gone before the end");

@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
 
 static const char *type_of(int status)
 {
@@ -15,28 +18,82 @@ static const char *type_of(int status)
                            : "invalid_request_error";
 }
 
+/* Writes fmt with "%.0s..." in place of each "%s" or "%.80s", so that the text is printed as "...".  "%-s" stays, and
+ * so do numbers.  A format that does not fit is cut before a conversion. */
+static void hide_texts(const char *fmt, char *out, size_t out_bytes)
+{
+    static const char hidden[] = "%.0s...";
+    size_t n = 0;
+    while (*fmt != 0) {
+        size_t length = 1;
+        if (*fmt == '%') {
+            length += strcspn(fmt + 1, "diuxzlcsgf%");
+            length += strspn(fmt + length, "zl") + 1;
+        }
+        bool is_hidden = *fmt == '%' && fmt[length - 1] == 's' && fmt[1] != '-';
+        size_t takes = is_hidden ? sizeof hidden - 1 : length;
+        if (n + takes >= out_bytes)
+            break;
+        memcpy(out + n, is_hidden ? hidden : fmt, takes);
+        n += takes;
+        fmt += length;
+    }
+    out[n] = 0;
+}
+
+/* Both texts begin with `begin`, which is short. */
+static void set_texts(struct fault *f, const char *begin, const char *fmt, va_list ap)
+{
+    char format[sizeof f->message];
+    int n = snprintf(f->message, sizeof f->message, "%s", begin);
+    int m = snprintf(f->reason, sizeof f->reason, "%s", begin);
+    CHECK(m >= 0 && m < (int)sizeof f->reason);
+    va_list again;
+    va_copy(again, ap);
+    vsnprintf(f->message + n, sizeof f->message - (size_t)n, fmt, ap);
+    hide_texts(fmt, format, sizeof format);
+    vsnprintf(f->reason + m, sizeof f->reason - (size_t)m, format, again);
+    va_end(again);
+}
+
+static void set_kind(struct fault *f, int status, const char *code, const char *param)
+{
+    *f = (struct fault){.status = status, .code = code, .type = type_of(status)};
+    snprintf(f->param, sizeof f->param, "%s", param != NULL ? param : "");
+}
+
 int fault_set(struct fault *f, int status, const char *code, const char *param,
               const char *fmt, ...)
 {
     va_list ap;
-    *f = (struct fault){.status = status, .code = code, .type = type_of(status)};
-    snprintf(f->param, sizeof f->param, "%s", param != NULL ? param : "");
+    set_kind(f, status, code, param);
     va_start(ap, fmt);
-    vsnprintf(f->message, sizeof f->message, fmt, ap);
+    set_texts(f, "", fmt, ap);
     va_end(ap);
     return -1;
 }
 
 int fault_refuse(struct fault *f, int rc, const char *param, const char *fmt, ...)
 {
-    char message[sizeof f->message];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(message, sizeof message, fmt, ap);
-    va_end(ap);
     bool is_short = rc == -ENOMEM;
-    return fault_set(f, is_short ? 503 : 400, is_short ? "out_of_memory" : NULL, param,
-                     "%s", message);
+    va_list ap;
+    set_kind(f, is_short ? 503 : 400, is_short ? "out_of_memory" : NULL, param);
+    va_start(ap, fmt);
+    set_texts(f, "", fmt, ap);
+    va_end(ap);
+    return -1;
+}
+
+int fault_field(struct fault *f, const char *param, const char *fmt, ...)
+{
+    char begin[sizeof f->param + 3];
+    va_list ap;
+    set_kind(f, 400, NULL, param);
+    snprintf(begin, sizeof begin, "'%s' ", f->param);
+    va_start(ap, fmt);
+    set_texts(f, begin, fmt, ap);
+    va_end(ap);
+    return -1;
 }
 
 struct json *fault_json(const struct fault *f)

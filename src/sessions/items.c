@@ -66,7 +66,7 @@ struct json *item_call(const char *id, const char *status, const struct json *of
 
 static int bad_item(struct fault *f, const char *param, size_t i, const char *what)
 {
-    return fault_set(f, 400, NULL, param, "'%s' element %zu %s", param, i, what);
+    return fault_set(f, 400, NULL, param, "'%-s' element %zu %-s", param, i, what);
 }
 
 static bool is_string(const struct json *v)
@@ -222,7 +222,7 @@ int items_read(const struct json *sent, const char *param, struct json **out,
     }
     if (json_kind(sent) != JSON_KIND_ARRAY || json_count(sent) > ITEMS_MAX)
         rc = fault_set(f, 400, NULL, param,
-                       "'%s' must be a text, or a list of at most %d items", param,
+                       "'%-s' must be a text, or a list of at most %d items", param,
                        ITEMS_MAX);
     for (size_t i = 0; rc == 0 && i < json_count(sent); i++) {
         rc = read_item(json_at(sent, i), param, i, &item, f);

@@ -29,7 +29,7 @@ static int read_content(const struct json *v, struct textbuf *out, struct fault 
     if (json_kind(v) != JSON_KIND_ARRAY)
         return fault_set(
             f, 400, NULL, "messages",
-            "'content' of a message must be a text or a list of parts, it is %s",
+            "'content' of a message must be a text or a list of parts, it is %-s",
             json_kind_name(v));
     for (size_t i = 0; i < json_count(v); i++) {
         const struct json *part = json_at(v, i);

@@ -47,9 +47,23 @@ r = s.post("/v1/responses", {"input": SECRET, "max_output_tokens": 2}, KEY)[2]
 s.request("GET", f"/v1/responses/{r['id']}", None, KEY)
 logged("a path with an id", s, r"GET /v1/responses/ID 200 in [0-9.]+ ms$")
 s.request("GET", "/v1/" + SECRET.replace(" ", "_"), None, KEY)
-logged("no such path", s, r"GET \(no route\) 404 in [0-9.]+ ms$")
+logged("no such path", s, r"GET \(no route\) 404 in [0-9.]+ ms: there is no such path$")
 s.request("GET", "/v1/models")
-logged("no key", s, r"GET /v1/models 401 in [0-9.]+ ms$")
+logged("no key", s, r"GET /v1/models 401 in [0-9.]+ ms: the API key is missing or unknown \(.*\)$")
+# A refused request has the reason; what the client has sent is "...".
+COMPLETIONS = r"POST /v1/completions 400 in [0-9.]+ ms: "
+for name, body, reason in (
+        ("a field out of its bounds", {"top_p": 7}, r"'top_p' is 7; it must be 0 to 1"),
+        ("a field of another type", {"top_p": SECRET}, r"'top_p' must be a number, it is a string"),
+        ("an unknown field", {SECRET: 1}, r"unknown parameter '\.\.\.'"),
+        ("a missing field", {"prompt": None}, r"'prompt' is missing"),
+        ("a prompt that is too long", {"max_tokens": 1000000}, r"this model's maximum context length is \d+ tokens, but .*")):
+    s.post("/v1/completions", {"prompt": "x", **body}, KEY)
+    logged(name, s, COMPLETIONS + reason + "$")
+s.request("POST", "/v1/completions", b'{"prompt": "' + SECRET.encode(), KEY)
+logged("a body that is no JSON", s, COMPLETIONS + r"the request's body\.\.\.$")
+s.request("GET", "/v1/conversations/conv_" + SECRET.replace(" ", "_"), None, KEY)
+logged("a conversation that is not there", s, r"GET /v1/conversations/ID 404 in [0-9.]+ ms: not_found$")
 equal("status 0", s.stop(), 0)
 log = "".join(s.log)
 equal("nothing of a user's is in it", [w for w in ("Kedazar", "sesame", r["id"], "resp_") if w in log], [])

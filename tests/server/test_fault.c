@@ -2,6 +2,7 @@
 #include "server/call.h"
 #include "sessions/provenance.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,6 +49,50 @@ static void test_types(void **state)
     }
 }
 
+/* What goes into a log: a client's texts are hidden, in any form of %s; numbers and the program's own words are not. */
+static void test_reasons(void **state)
+{
+    struct fault f;
+    (void)state;
+    fault_set(&f, 404, "not_found", "at", "there is no '%.80s' of %s, but %d", "Kedazar",
+              "Anna", 3);
+    assert_string_equal(f.message, "there is no 'Kedazar' of Anna, but 3");
+    assert_string_equal(f.reason, "there is no '...' of ..., but 3");
+    fault_set(&f, 400, NULL, "x", "'%-s' %%00 %zu %lld %.1f %s", "x", (size_t)4, -5LL, 0.5,
+              "");
+    assert_string_equal(f.message, "'x' %00 4 -5 0.5 ");
+    assert_string_equal(f.reason, "'x' %00 4 -5 0.5 ...");
+    fault_refuse(&f, -ENOMEM, NULL, "%s", "Kedazar");
+    assert_int_equal(f.status, 503);
+    assert_string_equal(f.message, "Kedazar");
+    assert_string_equal(f.reason, "...");
+    fault_field(&f, "top_p", "is %d; it must be %s", 7, "%s%n");
+    assert_string_equal(f.param, "top_p");
+    assert_string_equal(f.message, "'top_p' is 7; it must be %s%n");
+    assert_string_equal(f.reason, "'top_p' is 7; it must be ...");
+    char long_text[1000];
+    memset(long_text, 'x', sizeof long_text - 1);
+    long_text[sizeof long_text - 1] = 0;
+    fault_field(&f, long_text, "%s %-s", long_text, long_text);
+    assert_int_equal(strlen(f.message), sizeof f.message - 1);
+    assert_int_equal(strlen(f.reason), sizeof f.reason - 1);
+}
+
+/* Every length of a format: it is cut before a conversion, never in one. */
+static void test_long_formats(void **state)
+{
+    struct fault f;
+    (void)state;
+    for (int n = 0; n < 420; n++) {
+        char fmt[500];
+        memset(fmt, 'x', (size_t)n);
+        strcpy(fmt + n, "%.80s%zu%s");
+        fault_set(&f, 400, NULL, NULL, fmt, "Kedazar", (size_t)12345, "Kedazar");
+        assert_null(strstr(f.reason, "Kedazar"));
+        assert_true(n > 300 || strstr(f.message, "Kedazar12345Kedazar") != NULL);
+    }
+}
+
 static void test_miss(void **state)
 {
     (void)state;
@@ -67,6 +112,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_types),
+        cmocka_unit_test(test_reasons),
+        cmocka_unit_test(test_long_formats),
         cmocka_unit_test(test_miss),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
