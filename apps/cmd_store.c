@@ -6,14 +6,11 @@
 #include <strings.h>
 #include <time.h>
 
+#include "apps/bytes_text.h"
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
-#include "apps/store_titles.h"
-#include "apps/option_tables.h"
-#include "apps/option_tables.h"
-#include "apps/option_tables.h"
-#include "apps/bytes_text.h"
 #include "apps/store_advise.h"
+#include "apps/store_titles.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/opt.h"
@@ -690,6 +687,7 @@ static const struct opt_cmd rm_cmd = {
     .examples = "  hcache store rm /var/lib/hcache --key 02eed3e9264f31aa\n",
     .values_bytes = sizeof(struct store_args),
 };
+const struct opt_cmd *const options_of_store_rm = &rm_cmd;
 
 enum { MIN_KEY_DIGITS = 8 };
 
@@ -804,6 +802,7 @@ static const struct opt_cmd unpin_cmd = {
     .examples = "  hcache store unpin /var/lib/hcache --key 02eed3e9264f31aa\n",
     .values_bytes = sizeof(struct store_args),
 };
+const struct opt_cmd *const options_of_store_unpin = &unpin_cmd;
 
 static int pinned_add(void *arg, const struct store_pinned *p)
 {

@@ -9,6 +9,8 @@ extern const struct opt_cmd *const options_of_profile;
 extern const struct opt_cmd *const options_of_store_stat;
 extern const struct opt_cmd *const options_of_store_ls;
 extern const struct opt_cmd *const options_of_store_verify;
+extern const struct opt_cmd *const options_of_store_rm;
+extern const struct opt_cmd *const options_of_store_unpin;
 extern const struct opt_cmd *const options_of_store_gc;
 extern const struct opt_cmd *const options_of_run;
 extern const struct opt_cmd *const options_of_serve;

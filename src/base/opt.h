@@ -180,7 +180,8 @@ bool opt_size_parse(const char *text, uint64_t *out);
 /* "64K": a size as a user would write it, exact. */
 void opt_size_text(uint64_t bytes, char *out, size_t out_bytes);
 
-/* The word among words[0..n) that somebody who typed `typed` probably meant, or NULL. */
+/* Returns the word among words[0..n) that differs from `typed` by a typing mistake or begins with it; NULL where
+ * none does. */
 const char *opt_nearest(const char *typed, const char *const *words, int n);
 
 #endif

@@ -200,8 +200,8 @@ void opt_print_help(const struct opt_cmd *cmd, FILE *out)
     fprintf(
         out,
         "\nAn option --some-name can also be set by the environment variable "
-        "HCACHE_SOME_NAME or in\nthe config file; the command line is stronger than the "
-        "environment, which is stronger\nthan the file.\n");
+        "HCACHE_SOME_NAME or in\nthe config file. Command-line options override "
+        "environment variables, which override the\nfile.\n");
     if (cmd->examples != NULL)
         fprintf(out, "\nexamples:\n%s", cmd->examples);
 }
@@ -260,36 +260,39 @@ void opt_print_markdown(const struct opt_cmd *cmd, FILE *out)
 
 /* --- suggestions -------------------------------------------------------------------- */
 
-/* Edit distance of two short words; longer ones count as far apart. */
+/* Returns how many letters were mistyped: added, left out, changed, or two neighbours exchanged.  Words of 40 letters or
+ * more count as far apart. */
 static int distance(const char *a, const char *b)
 {
     enum { MAX = 40 };
     size_t n = strlen(a), m = strlen(b);
     if (n >= MAX || m >= MAX)
         return MAX;
-    int row[MAX + 1];
+    int rows[3][MAX + 1]; /* rows[i % 3][j]: from a's first i letters to b's first j */
     for (size_t j = 0; j <= m; j++)
-        row[j] = (int)j;
+        rows[0][j] = (int)j;
     for (size_t i = 1; i <= n; i++) {
-        int diagonal = row[0];
+        int *row = rows[i % 3];
+        const int *above = rows[(i - 1) % 3], *before = rows[(i + 1) % 3]; /* i - 2 */
         row[0] = (int)i;
         for (size_t j = 1; j <= m; j++) {
-            int above = row[j];
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            best = above + 1 < best ? above + 1 : best;
+            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            best = above[j] + 1 < best ? above[j] + 1 : best;
             best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                before[j - 2] + 1 < best)
+                best = before[j - 2] + 1;
             row[j] = best;
-            diagonal = above;
         }
     }
-    return row[m];
+    return rows[n % 3][m];
 }
 
 const char *opt_nearest(const char *typed, const char *const *words, int n)
 {
     const char *best = NULL;
-    int best_distance = (int)strlen(typed) / 3 +
-                        2; /* further than this is no typing mistake */
+    /* A third of the letters, and at least one: more is another word. */
+    int best_distance = (strlen(typed) < 3 ? 1 : (int)strlen(typed) / 3) + 1;
     for (int i = 0; i < n; i++) {
         int d = distance(typed, words[i]);
         if (strlen(typed) >= 3 && strncmp(typed, words[i], strlen(typed)) == 0)

@@ -484,6 +484,10 @@ static void nearest(void **state)
     assert_string_equal(opt_nearest("tokenise", words, 5), "tokenize");
     assert_string_equal(opt_nearest("tok", words, 5), "tokenize");
     assert_null(opt_nearest("xyzzyplugh", words, 5));
+    assert_string_equal(opt_nearest("plna", words, 5), "plan"); /* two letters exchanged */
+    assert_null(
+        opt_nearest("ran", (const char *const[]){"plan"}, 1)); /* two of three letters */
+    assert_null(opt_nearest("foo", (const char *const[]){"top-k", "host", "port"}, 3));
     assert_null(opt_nearest("", words, 0));
 }
 

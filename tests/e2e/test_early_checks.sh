@@ -58,11 +58,27 @@ HCACHE_MAX_TOKNES=5 HCACHE_PORT=80 run_hc tokenize --help
 check "an unknown variable is named, with the one that was meant" \
     grep -qxF 'hcache: warning: no command reads the environment variable HCACHE_MAX_TOKNES; did you mean HCACHE_MAX_TOKENS?' "$tmp/err"
 check "one of another command is not" test "$(wc -l <"$tmp/err")" -eq 1
+HCACHE_FOO=1 HCACHE_MODEL_PATH=x run_hc tokenize --help
+check "none is suggested that is not near" \
+    test "$(grep -cE '^hcache: warning: no command reads the environment variable HCACHE_(FOO|MODEL_PATH)$' "$tmp/err")" -eq 2
 # Every variable that the sources read is known.
 for name in $(grep -rhoE 'getenv\("HCACHE_[A-Z_]+' src apps | grep -oE 'HCACHE_[A-Z_]+' | sort -u); do
     env "$name=" "$hc" --version 2>"$tmp/err" >"$tmp/out"
     check "$name is known" test ! -s "$tmp/err"
 done
+
+# So is that of every option of every command.
+known=()
+while read -r name; do
+    # shellcheck disable=SC2086 # words
+    for option in $("$hc" $name --help=words | grep -oE '^--[a-z0-9-]+'); do
+        option=${option#--}
+        option=${option^^}
+        [ "$option" = HELP ] || known+=("HCACHE_${option//-/_}=")
+    done
+done < <(tools/options.sh "$hc" --names)
+env "${known[@]}" "$hc" --version 2>"$tmp/err" >"$tmp/out"
+check "the variables of all ${#known[@]} options are known" test "${#known[@]}" -gt 200 -a ! -s "$tmp/err"
 
 run_hc model --families
 check "the families are listed" test "$rc" -eq 0 -a -n "$(grep -E '^  llama +LlamaForCausalLM' "$tmp/out")"
