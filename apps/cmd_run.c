@@ -52,11 +52,12 @@ static const struct opt options[] = {
     {"token-ids", OPT(struct run_args, token_ids), .arg = "FILE",
      .help = "a file with the prompt's token ids, separated by space or comma"},
     {"interactive", OPT(struct run_args, interactive), .letter = 'i',
-     .help = "a conversation in the terminal; /help lists its commands"},
+     .help = "a conversation in the terminal, which --store DIR keeps; /help lists its "
+             "commands"},
     {"conversation", OPT(struct run_args, conversation), .arg = "NAME",
      .help =
          "with -i: go on with the kept conversation of that title or id, or begin one; the "
-         "server's are the same"},
+         "server's are the same. By default one begins that is titled by its first words"},
     {"url", OPT(struct run_args, url), .arg = "URL",
      .help = "with -i: a conversation of the running server there, such as "
              "http://127.0.0.1:8080"},
@@ -511,12 +512,21 @@ static void told(void *arg, const struct hcache_result *r)
         print_summary(r);
 }
 
-/* talk is taken. */
-static int converse(struct terminal_talk *talk, struct run_args *a, struct err *err)
+/* Whether the store keeps the conversation. */
+static bool is_kept(const struct run_args *a)
+{
+    return a->interactive && a->engine.o.n_store > 0;
+}
+
+/* talk is taken.  first: what is said before anything is read; NULL: nothing. */
+static int converse(struct terminal_talk *talk, const char *first, size_t n_first,
+                    struct run_args *a, struct err *err)
 {
     char *history = a->history ? user_file("history") : NULL;
     struct terminal_chat_opts o = {.name = a->conversation,
-                                   .first = a->prompt,
+                                   .first = first,
+                                   .n_first = n_first,
+                                   .is_kept = is_kept(a) || a->url != NULL,
                                    .history = history,
                                    .told = told,
                                    .arg = a};
@@ -526,8 +536,10 @@ static int converse(struct terminal_talk *talk, struct run_args *a, struct err *
     return rc;
 }
 
-static int run_conversation(struct hcache *h, struct run_args *a, struct hcache_err *out)
+static int run_conversation(struct hcache *h, const struct prompt *p, struct run_args *a,
+                            struct hcache_err *out)
 {
+    const char *first = a->prompt != NULL || a->prompt_file != NULL ? p->text : NULL;
     char path[4096];
     struct err err = {0};
     struct terminal_talk *talk;
@@ -537,13 +549,13 @@ static int run_conversation(struct hcache *h, struct run_args *a, struct hcache_
                                              .plain = a->plain_chat,
                                              .system = a->system},
                                     .sampling = request_of(a)};
-    if (a->conversation != NULL) {
+    if (is_kept(a)) {
         snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
         o.path = path;
     }
     int rc = terminal_local(&o, &talk, &err);
     if (rc == 0)
-        rc = converse(talk, a, &err);
+        rc = converse(talk, first, p->n_text, a, &err);
     out->code = rc;
     snprintf(out->msg, sizeof out->msg, "%s", err.msg);
     return rc;
@@ -558,7 +570,7 @@ static int run_remote(struct run_args *a)
         .url = a->url, .key = a->key, .system = a->system, .sampling = request_of(a)};
     int rc = terminal_remote(&o, &talk, &err);
     if (rc == 0)
-        rc = converse(talk, a, &err);
+        rc = converse(talk, a->prompt, a->prompt != NULL ? strlen(a->prompt) : 0, a, &err);
     if (rc != 0)
         fprintf(stderr, "hcache run: %s\n", err.msg);
     return rc == 0 ? 0 : 1;
@@ -655,11 +667,12 @@ int cmd_run(int argc, char **argv)
     if (rc == 0)
         rc = hcache_open(&a.engine.o, &h, &err);
     struct hcache_truncation half = {.ratio = 0.5};
-    if (rc == 0 && a.truncate == NULL && a.conversation != NULL &&
+    bool talks = rc == 0 && (a.conversation != NULL || (a.interactive && is_chat(h, &a)));
+    if (talks && a.truncate == NULL && is_kept(&a) &&
         hcache_truncation_check(h, &half, NULL, NULL) == 0)
         a.truncation = half;
-    if (rc == 0 && (a.conversation != NULL || (a.interactive && is_chat(h, &a))))
-        rc = run_conversation(h, &a, &err);
+    if (talks)
+        rc = run_conversation(h, &p, &a, &err);
     else if (rc == 0)
         rc = run(h, &p, &a, &err);
     if (rc != 0)

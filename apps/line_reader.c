@@ -1,18 +1,27 @@
-/* line_reader.c - see line_reader.h. */
+/* line_reader.c - see line_reader.h.
+ *
+ * A terminal that knows bracketed paste marks what is pasted (PASTE_ON asks for it).  Lines that are pasted together are
+ * one message: all but the last are taken as they are, the last one can be edited, and Enter sends them. */
 #include "apps/line_reader.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <histedit.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "apps/user_files.h"
 #include "base/mem.h"
 
 enum { HISTORY_LINES = 500 };
+
+static const char PASTE_ON[] = "\x1b[?2004h", PASTE_OFF[] = "\x1b[?2004l";
+static const wchar_t PASTE_END[] = L"\x1b[201~";
+enum { PASTE_END_CHARS = 6, MARK_BYTES = 3 };
 
 struct line_reader {
     EditLine *edit; /* NULL: no terminal */
@@ -20,6 +29,8 @@ struct line_reader {
     char *file;     /* of the history; NULL: none, or it cannot be written */
     bool continues; /* the prompt says that the message goes on */
     bool dropped;   /* Ctrl-C was typed */
+    bool pastes;    /* the terminal was asked to mark what is pasted */
+    wchar_t *paste; /* what was pasted behind the line that has just ended; NULL: nothing */
     char *line;     /* of getline */
     size_t cap;
     char *message;
@@ -43,10 +54,65 @@ static unsigned char drop_line(EditLine *edit, int key)
     return CC_NEWLINE;
 }
 
+/* Reads what is pasted up to its mark, with '\n' for each line's end: from malloc.  NULL: Ctrl-C, or the end of input. */
+static wchar_t *read_paste(EditLine *edit)
+{
+    size_t n = 0, cap = 0;
+    wchar_t *text = NULL, c;
+    while (el_wgetc(edit, &c) == 1 && c != L'\x03') {
+        if (n + 2 > cap) {
+            cap = 2 * (n + 64);
+            text = xrealloc(text, cap * sizeof *text);
+        }
+        text[n++] = c;
+        text[n] = 0;
+        if (n < PASTE_END_CHARS || wcscmp(text + n - PASTE_END_CHARS, PASTE_END) != 0)
+            continue;
+        text[n - PASTE_END_CHARS] = 0;
+        for (wchar_t *end = text; (end = wcschr(end, L'\r')) != NULL;)
+            *end = L'\n';
+        return text;
+    }
+    free(text);
+    return NULL;
+}
+
+/* The first pasted line goes into the line that is edited.  Where there are more, that line ends. */
+static unsigned char take_paste(EditLine *edit, int key)
+{
+    struct line_reader *r;
+    (void)key;
+    el_get(edit, EL_CLIENTDATA, &r);
+    wchar_t *text = read_paste(edit), *end = text != NULL ? wcschr(text, L'\n') : NULL;
+    if (text == NULL)
+        return drop_line(edit, 0);
+    if (end != NULL)
+        *end = 0;
+    if (text[0] != 0)
+        el_winsertstr(edit, text);
+    if (end != NULL) {
+        el_set(edit, EL_REFRESH);
+        r->paste = (wchar_t *)(void *)xmemdup(end + 1,
+                                              (wcslen(end + 1) + 1) * sizeof *text);
+    }
+    free(text);
+    return end != NULL ? CC_NEWLINE : CC_REFRESH;
+}
+
+/* Without a locale of its own the editor would take a letter beyond ASCII for the end of the input. */
+static void set_characters(void)
+{
+    (void)setlocale(LC_CTYPE, "");
+    if (MB_CUR_MAX == 1)
+        (void)setlocale(LC_CTYPE, "C.UTF-8");
+}
+
 /* Ctrl-C comes as a key, not as a signal, while a line is edited: the terminal's isig is off there alone. */
 static void edit_open(struct line_reader *r)
 {
     HistEvent event;
+    const char *terminal = getenv("TERM");
+    set_characters();
     r->edit = el_init("hcache", stdin, stderr, stderr);
     r->history = history_init();
     if (r->edit == NULL || r->history == NULL)
@@ -60,6 +126,10 @@ static void edit_open(struct line_reader *r)
     el_set(r->edit, EL_ADDFN, "drop-line", "Drops the line", drop_line);
     el_set(r->edit, EL_BIND, "^C", "drop-line", NULL);
     el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_set(r->edit, EL_BIND, "^I", "ed-insert", NULL); /* tabs of pasted code */
+    el_set(r->edit, EL_ADDFN, "take-paste", "Takes pasted text", take_paste);
+    el_set(r->edit, EL_BIND, "\\e[200~", "take-paste", NULL);
+    r->pastes = terminal != NULL && strcmp(terminal, "dumb") != 0;
     el_set(r->edit, EL_SETTY, "-d", "-isig", NULL);
 }
 
@@ -126,6 +196,7 @@ void line_reader_close(struct line_reader *r)
     if (r->history != NULL)
         history_end(r->history);
     free(r->file);
+    free(r->paste);
     free(r->line);
     free(r->message);
     free(r);
@@ -140,7 +211,11 @@ static const char *next_line(struct line_reader *r, size_t *n)
         /* el_gets prints the prompt before it takes over the terminal. Until then the terminal would echo keys and
            turn Ctrl-C into a signal, which drops the keys typed before it. */
         el_set(r->edit, EL_PREP_TERM, 1);
+        if (r->pastes)
+            fputs(PASTE_ON, stderr);
         line = el_gets(r->edit, &count);
+        if (r->pastes)
+            fputs(PASTE_OFF, stderr);
     } else {
         ssize_t got;
         fputs(r->continues ? ". " : "> ", stderr);
@@ -168,6 +243,24 @@ static void add(struct line_reader *r, const char *text, size_t n)
     r->message[r->n] = 0;
 }
 
+/* Adds the pasted lines that have ended; the last one is typed into the next line. */
+static void add_paste(struct line_reader *r)
+{
+    wchar_t *paste = r->paste, *line = paste, *end;
+    r->paste = NULL;
+    for (; (end = wcschr(line, L'\n')) != NULL; line = end + 1) {
+        *end = 0;
+        char *text = xasprintf("%ls", line);
+        fprintf(stderr, ". %s\n", text);
+        add(r, "\n", 1);
+        add(r, text, strlen(text));
+        free(text);
+    }
+    if (line[0] != 0)
+        el_wpush(r->edit, line);
+    free(paste);
+}
+
 static void remember(struct line_reader *r)
 {
     HistEvent event;
@@ -178,10 +271,41 @@ static void remember(struct line_reader *r)
         history_save(r);
 }
 
+static bool is_mark_at(const char *line, size_t n, size_t at)
+{
+    return n >= at + MARK_BYTES && memcmp(line + at, "\"\"\"", MARK_BYTES) == 0;
+}
+
+/* What is known of a message while its lines come. */
+struct quoting {
+    bool is_on;      /* behind the first mark */
+    bool has_pasted; /* an empty last line is the end of the last pasted one */
+};
+
+/* Adds a line without its marks; false: it is the message's last one. */
+static bool add_line(struct line_reader *r, const char *line, size_t n, struct quoting *q)
+{
+    bool begins = false, ends = false, is_open = false;
+    if (r->paste == NULL) { /* pasted lines are taken as they are */
+        begins = !q->is_on && is_mark_at(line, n, 0);
+        line += begins ? MARK_BYTES : 0;
+        n -= begins ? MARK_BYTES : 0;
+        q->is_on |= begins;
+        ends = q->is_on && n >= MARK_BYTES && is_mark_at(line, n, n - MARK_BYTES);
+        n -= ends ? MARK_BYTES : 0;
+        is_open = !q->is_on && n > 0 && line[n - 1] == '\\';
+    }
+    bool is_empty = n == 0 && (begins || ends || q->has_pasted);
+    if (r->continues && r->n > 0 && !is_empty)
+        add(r, "\n", 1);
+    add(r, line, is_open ? n - 1 : n);
+    return !ends && (q->is_on || is_open || r->paste != NULL);
+}
+
 /* Reads a message; false at the end of input, or where Ctrl-C has dropped it. */
 static bool read_message(struct line_reader *r)
 {
-    bool quoted = false;
+    struct quoting q = {0};
     size_t n;
     r->n = 0;
     r->continues = r->dropped = false;
@@ -189,20 +313,12 @@ static bool read_message(struct line_reader *r)
         const char *line = next_line(r, &n);
         if (line == NULL || r->dropped)
             return false;
-        bool is_mark = n == 3 && memcmp(line, "\"\"\"", 3) == 0;
-        bool is_open = n > 0 && line[n - 1] == '\\' && !quoted;
-        if (is_mark && quoted)
-            return true;
-        if (is_mark) {
-            quoted = true;
-        } else {
-            if (r->continues && r->n > 0)
-                add(r, "\n", 1);
-            add(r, line, is_open ? n - 1 : n);
-        }
-        r->continues = quoted || is_open;
+        r->continues = add_line(r, line, n, &q);
         if (!r->continues)
             return true;
+        q.has_pasted = r->paste != NULL;
+        if (r->paste != NULL)
+            add_paste(r);
     }
 }
 

@@ -1,8 +1,8 @@
 /* line_reader.h - reads messages that a user types.
  *
  * On a terminal a line can be edited and the lines before it are recalled (libedit).  From a file or a pipe lines
- * are read as they are.  A message has several lines where a line ends with a backslash, or stands between lines
- * that are """ alone. */
+ * are read as they are.  A message has several lines where a line ends with a backslash, between """ and """, and
+ * where a terminal pastes several lines: then Enter sends them. */
 #ifndef APPS_LINE_READER_H
 #define APPS_LINE_READER_H
 

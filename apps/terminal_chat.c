@@ -179,9 +179,9 @@ static void help(void)
         "/retry         asks the last question again, on a branch\n"
         "/branch [N]    goes on from N answers ago (1), on a branch\n"
         "/exit          ends the program; so does Ctrl-D\n"
-        "Ctrl-C stops an answer. A line that ends with \\ goes on in the next one; lines "
-        "between\ntwo lines of \"\"\" are one message. A message that begins with / is "
-        "written //.\n");
+        "Ctrl-C stops an answer. A line that ends with \\ goes on in the next one. Lines "
+        "between\n\"\"\" and \"\"\" are one message, and so are lines that are pasted "
+        "together: Enter sends them.\nA message that begins with / is written //.\n");
     fflush(stdout);
 }
 
@@ -224,16 +224,30 @@ static bool take(struct chat *c, const char *text, size_t n, int *rc)
     return *rc == 0 || c->on_terminal;
 }
 
+/* How to go on in another run. A title that a shell would read otherwise than it stands is left out. */
+static void tell_kept(const struct chat *c)
+{
+    const char *title = c->talk->ops->title(c->talk);
+    if (c->talk->ops->n_turns(c->talk) == 0)
+        return;
+    if (title != NULL && strpbrk(title, "'\n\r\x1b") == NULL)
+        fprintf(stderr, "[kept: --conversation '%s' goes on with it.]\n", title);
+    else
+        fprintf(stderr, "[kept: /list shows it in the next run, and /open goes on.]\n");
+}
+
 static int converse(struct chat *c)
 {
     struct line_reader *reader = line_reader_open(c->o->history);
     const char *text;
     size_t n;
-    int rc = c->o->first != NULL ? say(c, c->o->first, strlen(c->o->first)) : 0;
+    int rc = c->o->first != NULL ? say(c, c->o->first, c->o->n_first) : 0;
     bool goes_on = rc == 0 || c->on_terminal;
     while (goes_on && (text = line_reader_next(reader, &n)) != NULL)
         goes_on = take(c, text, n, &rc);
     line_reader_close(reader);
+    if (c->on_terminal && c->o->is_kept)
+        tell_kept(c);
     return c->on_terminal ? 0 : rc;
 }
 

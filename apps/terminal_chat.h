@@ -12,6 +12,8 @@
 struct terminal_chat_opts {
     const char *name;    /* the conversation to go on with; NULL: a new one */
     const char *first;   /* said before anything is read; NULL: nothing */
+    size_t n_first;      /* bytes of it */
+    bool is_kept;        /* the conversation outlives the program */
     const char *history; /* the file of the lines that were typed before; NULL: none */
     void (*told)(void *arg,
                  const struct hcache_result *r); /* after each answer of this process */

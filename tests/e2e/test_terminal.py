@@ -35,10 +35,10 @@ def run_json(*options):
 class Terminal:
     """hcache run -i on a terminal of its own, with models/demo or over a server."""
 
-    def __init__(self, *options):
+    def __init__(self, *options, **environment):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ["TERM"] = "vt100"
+            os.environ.update({"TERM": "vt100", **environment})
             os.execv(HC, [HC, "run", *([] if "--url" in options else [MODEL]), "-i", *options])
         self.shown, self.mark = "", 0
 
@@ -124,6 +124,10 @@ def test_lines():
     quoted = run(MODEL, "-i", text='"""\nMy dog is called Biscuit\nand I live in Lisbon.\n"""\nWhere do I live?\n')
     check("a message of several lines, both ways", two.returncode == 0 and two.stdout.count("\n") == 2 and
           two.stdout == quoted.stdout, (two, quoted))
+    begun = run(MODEL, "-i", text='"""My dog is called Biscuit\nand I live in Lisbon."""\nWhere do I live?\n')
+    equal("the marks may stand beside text", begun.stdout, two.stdout)
+    one = run(MODEL, "-i", text='"""My dog is called Biscuit."""\nWhat is my dog called?\n')
+    equal("and in one line", one.stdout.split("\n")[1], "Your dog is called Biscuit.")
     p = run(MODEL, "-i", "--max-context", "64", text="Hello.\n" + "one two three four " * 20 + "\nHello again.\n")
     check("what fails ends the chat of a pipe", p.returncode == 1 and "is full" in p.stderr, p)
 
@@ -150,6 +154,66 @@ def test_terminal():
     t.until("> ")
     t.type("\x04")
     equal("Ctrl-D on an empty line: status 0", t.end(), 0)
+
+
+def test_kept():
+    """With a store a conversation is kept, also where nobody has named it; a prompt's file is its first message."""
+    store = os.path.join(tmp, "unnamed")
+    t = Terminal("--store", store)
+    t.until("> ")
+    check("an answer", t.ask("My dog is called Biscuit.", r"dog is called Biscuit\.\n") and t.until("> "), t.shown)
+    t.type("/exit\n")
+    check("a kept conversation says how to go on", t.until(r"--conversation 'My dog is called Biscuit\.' goes on"), t.shown)
+    equal("status 0", t.end(), 0)
+    p = run(MODEL, "-i", "--store", store, "--conversation", "My dog is called Biscuit.", text="What is my dog called?\n")
+    check("and it goes on", "goes on after 1 turn" in p.stderr and p.stdout == "Your dog is called Biscuit.\n", p)
+    with open(os.path.join(tmp, "first"), "w") as f:
+        f.write("My dog is called Biscuit.")
+    p = run(MODEL, "-i", "--prompt-file", f.name, text="What is my dog called?\n")
+    equal("--prompt-file is the first message", p.stdout.split("\n")[1], "Your dog is called Biscuit.")
+    t = Terminal()
+    t.until("> ")
+    t.type("/exit\n")
+    equal("without a store", t.end(), 0)
+    check("nothing is kept, nor said to be", "kept" not in t.shown, t.shown)
+
+
+def messages_of(store, name):
+    """The user's messages of a conversation, as the server shows them."""
+    server = Server(MODEL, "--store", store)
+    id = [v["id"] for v in server.request("GET", "/v1/conversations")[2]["data"] if v["title"] == name][0]
+    items = server.request("GET", f"/v1/conversations/{id}/items?order=asc")[2]["data"]
+    server.stop()
+    return [i["content"][0]["text"] for i in items if i["role"] == "user"]
+
+
+def test_paste():
+    """Several pasted lines are one message, which Enter sends; letters beyond ASCII are typed and edited, also where the
+    terminal's locale has none."""
+    store = os.path.join(tmp, "pasted")
+    for name, locale in (("posix", "C"), ("utf-8", "C.UTF-8")):
+        t = Terminal("-n", "4", "--store", store, "--conversation", name, LC_ALL=locale)
+        t.until("> ")
+        check(f"{locale}: the terminal is asked to mark what is pasted", "\x1b[?2004h" in t.shown, t.shown)
+        t.type("Grüße an Жанна\x7fы!\n")
+        check(f"{locale}: letters beyond ASCII are shown", t.until("Grüße an Жан") and t.until(r"\n.*\n") and t.until("> "), t.shown)
+        t.type("Read: \x1b[200~def f():\r\treturn 'é'\r/exit\r\r\"\"\"\\\rlast\x1b[201~ line")
+        check(f"{locale}: nothing is sent before Enter", t.until(r"\. last line") and "return 'é'" in t.said, t.shown)
+        t.type("\n")
+        check(f"{locale}: then there is an answer", t.until(r"\n.*\n") and t.until("> "), t.shown)
+        t.type("\x1b[200~one line\x1b[201~, edited\n")
+        check(f"{locale}: a pasted line can be edited", t.until("one line, edited") and t.until(r"\n.*\n") and t.until("> "), t.shown)
+        t.type("\x1b[200~ends\rwith a line's end\r\x1b[201~")
+        t.until(r"with a line's end\n")
+        t.type("\n")
+        check(f"{locale}: and is sent by Enter alone", t.until(r"\n.*\n") and t.until("> "), t.shown)
+        t.type("\x1b[200~dropped\rmore\x03")
+        check(f"{locale}: Ctrl-C drops what is pasted", t.until("> "), t.shown)
+        t.type("/exit\n")
+        equal(f"{locale}: status 0", t.end(), 0)
+        equal(f"{locale}: the messages are what was typed and pasted", messages_of(store, name),
+              ["Grüße an Жанны!", "Read: def f():\n\treturn 'é'\n/exit\n\n\"\"\"\\\nlast line",
+               "one line, edited", "ends\nwith a line's end"])
 
 
 def test_stop():
@@ -335,6 +399,8 @@ try:
     test_template()
     test_lines()
     test_terminal()
+    test_kept()
+    test_paste()
     test_stop()
     test_stop_while_reading()
     test_full()
