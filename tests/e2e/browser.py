@@ -1,54 +1,78 @@
 """A real browser for the tests of the page: Chromium, driven by selenium.
 
-Chromium, its driver and selenium are distribution packages (`tools/setup.sh --test` installs them); a selenium in .venv/
-will do, too.  Importing this module goes on in .venv's Python where this one has no selenium.  Where none has, it
-prints why the test is skipped and ends it.
+Chromium, its driver and selenium are distribution packages (`tools/setup.sh --test` installs them).  Selenium may also
+be in .venv/ (`tools/setup.sh --clients`).  Where this Python has no selenium, importing this module starts the test
+again in a Python that has it: .venv's, or the distribution's.  Where there is none, and where Chromium does not start
+on this machine, the test is skipped with the reason.
 HCACHE_SHOTS=DIR keeps screenshots there."""
 import atexit
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 
+import tap
 from tap import PATIENCE
 
-VENV = ".venv/bin/python"
+PYTHONS = (".venv/bin/python", "/usr/bin/python3")  # python3 may be another one than the distribution's
+
+
+WHAT_IS_USED = "from selenium.webdriver.chrome.service import Service"
 
 
 def skip(why):
-    print(f"1..0 # SKIP {why} (tools/setup.sh --test installs it)")
+    print(f"1..0 # SKIP {why}")
     sys.exit(0)
 
 
 try:
     from selenium import webdriver
+    from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
     from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys  # noqa: F401 - for the tests
 except ImportError:
-    if "HCACHE_IN_VENV" not in os.environ and os.path.exists(VENV):
-        os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
-    skip("there is no selenium")
+    for python in filter(os.path.exists, PYTHONS):
+        if subprocess.run([python, "-c", WHAT_IS_USED], capture_output=True).returncode == 0:
+            os.execv(python, [python, *sys.argv])
+    skip("there is no selenium (tools/setup.sh --test installs it)")
 BINARY, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if not BINARY or not DRIVER:
-    skip("there is no chromium with chromedriver")
+    skip("there is no chromium with chromedriver (tools/setup.sh --test installs them)")
 
 SHOTS = os.environ.get("HCACHE_SHOTS")
 DESKTOP, PHONE = (1280, 800), (390, 844)
+STARTS = 3  # of a browser: on a busy machine Chromium may be slower than its driver waits
 profiles = tempfile.mkdtemp(prefix="hcache-browser.")
 atexit.register(shutil.rmtree, profiles, ignore_errors=True)
+
+
+def started(options):
+    """A browser.  Where the first one of a test does not start, Chromium cannot run here (in a container without name
+    spaces, say): that says nothing about the page, and the test is skipped with Chromium's own words."""
+    for i in range(STARTS):
+        options.arguments[:] = [a for a in options.arguments if not a.startswith("--user-data-dir=")]
+        options.add_argument(f"--user-data-dir={tempfile.mkdtemp(dir=profiles)}")
+        try:
+            return webdriver.Chrome(options=options, service=Service(DRIVER))
+        except WebDriverException as e:
+            fault = (e.msg or "").split("\n")[0]
+    if tap.n_results > 0:
+        raise RuntimeError(f"Chromium started before, and now does not: {fault}")
+    skip(f"Chromium does not start here: {fault}")
 
 
 def browser(*arguments, size=DESKTOP, dark=False):
     """A browser whose page has this size; sizes below 500 are a phone's, to which no window can be made."""
     o = webdriver.ChromeOptions()
     o.binary_location = BINARY
-    for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-              f"--user-data-dir={tempfile.mkdtemp(dir=profiles)}", *arguments):
+    # --no-sandbox: Chromium does not start as root otherwise. It shows pages of the server under test alone.
+    for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *arguments):
         o.add_argument(a)
     o.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    b = webdriver.Chrome(options=o, service=Service(DRIVER))
+    b = started(o)
     b.set_script_timeout(PATIENCE)
     width, height = size
     b.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "mobile": width < 500,
@@ -82,8 +106,18 @@ def all_of(b, css):
     return b.find_elements(By.CSS_SELECTOR, css)
 
 
+def again_where_stale(act):
+    """What act() returns. The page draws its list anew whenever the server has told it; act() then finds the new elements.
+    A key for an element that has gone reaches nothing, so nothing is done twice."""
+    while True:
+        try:
+            return act()
+        except StaleElementReferenceException:
+            pass
+
+
 def texts(b, css):
-    return [e.text for e in all_of(b, css)]
+    return again_where_stale(lambda: [e.text for e in all_of(b, css)])
 
 
 def element(b, name):
@@ -105,8 +139,12 @@ def say(b, text):
 
 def press(b, label, within="body", which=-1):
     """Presses the button of that text by keyboard."""
-    found = [x for x in all_of(b, within + " button") if x.text == label]
-    found[which].send_keys(Keys.ENTER)
+    again_where_stale(lambda: [x for x in all_of(b, within + " button") if x.text == label][which].send_keys(Keys.ENTER))
+
+
+def press_first(b, css, wanted=lambda e: True):
+    """Presses the first such element by keyboard."""
+    again_where_stale(lambda: next(e for e in all_of(b, css) if wanted(e)).send_keys(Keys.ENTER))
 
 
 def complaints(b):

@@ -11,7 +11,8 @@ import tempfile
 import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
-from browser import PHONE, By, Keys, all_of, browser, complaints, element, is_idle, say, shot, texts, until  # noqa: E402
+from browser import (PHONE, By, Keys, all_of, browser, complaints, element, is_idle, press_first, say, shot, texts,  # noqa: E402
+                     until)
 from serve_client import SAVING, Server  # noqa: E402
 from tap import check, end  # noqa: E402
 
@@ -68,6 +69,7 @@ def test_reload_and_restart(b, server, options):
     b.refresh()
     until(lambda: len(all_of(b, "#talk .said")) == len(before), "the same messages after a reload")
     check("a reload shows the same conversation", texts(b, "#talk .said") == before, texts(b, "#talk .said"))
+    server.post("/v1/cache/flush", {})  # what was saved is durable
     server.p.send_signal(signal.SIGKILL)
     server.p.wait()
     until(lambda: texts(b, "#alive") == ["not reachable"], "the page to see that the server is away")
@@ -125,19 +127,18 @@ def test_branch_and_delete(b):
     say(b, "Something else now.")
     check("a branch goes on by itself", len(all_of(b, "#talk .said")) == 6)
     check("there are two conversations", len(until(lambda: len(all_of(b, "#list li")) == 2 and all_of(b, "#list li"), "two")) == 2)
-    other = [e for e in all_of(b, "#list .open") if not e.get_attribute("aria-current")][0]
-    other.send_keys(Keys.ENTER)
+    press_first(b, "#list .open", lambda e: not e.get_attribute("aria-current"))
     until(lambda: len(all_of(b, "#talk .said")) == n, "the original")
     check("the original is as it was", len(texts(b, "#talk .said")) == n)
     for left in (1, 0):
-        all_of(b, "#list button.quiet")[0].send_keys(Keys.ENTER)
+        press_first(b, "#list button.quiet")
         until(lambda: b.find_element(By.ID, "ask").is_displayed(), "the question")
         if left == 1:
             shot(b, "delete")
             b.switch_to.active_element.send_keys(Keys.ENTER)  # the first choice keeps it
             until(lambda: not b.find_element(By.ID, "ask").is_displayed(), "the question to go")
             check("Enter alone deletes nothing", len(all_of(b, "#list li")) == 2)
-            all_of(b, "#list button.quiet")[0].send_keys(Keys.ENTER)
+            press_first(b, "#list button.quiet")
             until(lambda: b.find_element(By.ID, "ask").is_displayed(), "the question again")
         b.switch_to.active_element.send_keys(Keys.TAB)
         b.switch_to.active_element.send_keys(Keys.ENTER)

@@ -8,8 +8,8 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from browser import (DESKTOP, PHONE, Keys, all_of, browser, complaints, element, press, say, shot, texts,  # noqa: E402
-                     until)
+from browser import (DESKTOP, PHONE, Keys, again_where_stale, all_of, browser, complaints, element, press,  # noqa: E402
+                     press_first, say, shot, texts, until)
 import scripted_model  # noqa: E402
 from serve_client import Server  # noqa: E402
 from tap import check, end, equal  # noqa: E402
@@ -179,9 +179,8 @@ def test_settings(b, server):
 
 def go_to(b, i):
     """Opens the list's i-th conversation; its id."""
-    entry = all_of(b, "#list li")[i]
-    id = entry.get_attribute("data-id")
-    entry.find_element("css selector", ".open").send_keys(Keys.ENTER)
+    id = again_where_stale(lambda: all_of(b, "#list li")[i].get_attribute("data-id"))
+    press_first(b, f"#list li[data-id='{id}'] .open")
     until(lambda: current(b) == id, "the conversation")
     return id
 
@@ -215,7 +214,7 @@ def test_empty(server):
     try:
         b.get(f"http://127.0.0.1:{server.port}/")
         until(lambda: texts(b, "#model")[0], "the model's name")
-        until(lambda: len(all_of(b, "#list li")) == n, "the list")
+        until(lambda: all_of(b, "#talk .welcome") and len(all_of(b, "#list li")) == n, "the list")
         check("an empty conversation of the page is not listed", "Untitled" not in " ".join(texts(b, "#list")), texts(b, "#list"))
         element(b, "text").send_keys("too long " * 60 + Keys.ENTER)
         until(lambda: element(b, "notice").is_displayed(), "the refusal")
@@ -258,7 +257,7 @@ def run_good():
         until(lambda: texts(b, "#model")[0], "the model's name")
         test_markdown(b, "phone-dark")
         press(b, "Conversations")
-        all_of(b, "#list .quiet")[0].send_keys(Keys.ENTER)
+        press_first(b, "#list .quiet")
         press(b, "Delete", "#ask")
         until(lambda: not conversations(server), "the conversation to go")
     finally:

@@ -29,6 +29,15 @@ check "--list installs nothing, and names no administrator" test -z "$err"
 setup --tests
 expect "an unknown argument is refused with the known ones" 1 '"--tests" \(allowed: --test, --clients, --dev, --real-model, --list\)'
 
+# Chromium cannot start on each machine: then the tests of the page are skipped, with its words.
+mkdir "$tmp/false"
+printf '#!/bin/bash\nexit 1\n' >"$tmp/false/chromium"
+chmod +x "$tmp/false/chromium"
+PATH=$tmp/false:$PATH timeout "$PATIENCE" python3 tests/e2e/test_page_foreign.py >"$tmp/out" 2>"$tmp/err" </dev/null
+rc=$? out=$(cat "$tmp/out") err=$(cat "$tmp/err")
+check "without a browser that starts, a test of the page says so and is skipped" test "$rc" = 0 -a \
+    -n "$(grep -E '^1\.\.0 # SKIP (Chromium does not start here: |there is no (selenium|chromium))' "$tmp/out")"
+
 # The make of a machine without a compiler, in a build folder of its own.
 env -i PATH="$tmp/bin" HOME="$tmp/home" make B="$tmp/build" CC=no-such-cc all >"$tmp/out" 2>"$tmp/err" </dev/null
 rc=$? out=$(cat "$tmp/out") err=$(cat "$tmp/err")
