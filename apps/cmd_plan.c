@@ -119,7 +119,8 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     if (a->shape == NULL && a->model_dir == NULL)
         return err_set(
             e, ERR_USAGE,
-            "this machine has no profile: let `hcache profile MODEL_DIR` measure it first. A "
+            "this machine has no profile: let `hcache profile MODEL_DIR` measure it first. "
+            "A "
             "plan for a built-in platform (--platform) needs MODEL_DIR or --shape");
     int rc = load_config(a, &c, e);
     if (rc != 0)

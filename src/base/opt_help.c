@@ -197,11 +197,9 @@ void opt_print_help(const struct opt_cmd *cmd, FILE *out)
     print_option(out, 0, "config", "FILE",
                  "read options from FILE: lines \"option = value\"");
     print_option(out, 'h', "help", "", "print this");
-    fprintf(
-        out,
-        "\nAn option --some-name can also be set by the environment variable "
-        "HCACHE_SOME_NAME or in\nthe config file. Command-line options override "
-        "environment variables, which override the\nfile.\n");
+    fprintf(out, "\nAn option --some-name can also be set by the environment variable "
+                 "HCACHE_SOME_NAME or in\nthe config file. Command-line options override "
+                 "environment variables, which override the\nfile.\n");
     if (cmd->examples != NULL)
         fprintf(out, "\nexamples:\n%s", cmd->examples);
 }
