@@ -24,6 +24,10 @@
 #include "hcache.h"
 #include "requests/prompts.h"
 
+/* With streamed weights.  More would gain little: prompts are read eight times less often than by
+ * themselves, and a step of decodes has few rows. */
+enum { MINI_BATCHES_STREAMED = 8 };
+
 struct batch_args {
     struct engine_args engine;
     const char *in, *out, *errors, *name;
@@ -72,6 +76,12 @@ static const struct opt options[] = {
      .help = "read special tokens in messages as special tokens; by default they are text"},
     OPT_COMPUTE(struct batch_args),
     OPT_BATCH_ROWS(struct batch_args),
+    {"mini-batches", OPT(struct batch_args, engine.o.mini_batches), .arg = "N", .def = "0",
+     .min = 0, .max = HCACHE_MAX_MINI_BATCHES,
+     .help =
+         "times --batch-rows tokens of one step: all pass a layer before any passes the "
+         "next, so that streamed weights are read once for all; 0: 8 with "
+         "--weights-memory, else 1"},
     OPT_SAVE_BUFFER(struct batch_args),
     {"json", OPT(struct batch_args, json),
      .help = "print the summary as one JSON object on standard output"},
@@ -338,6 +348,8 @@ int cmd_batch(int argc, char **argv)
         return code;
     if (engine_args_finish(&a.engine, &err) == 0 && a.json && strcmp(a.out, "-") == 0)
         err_set(&err, ERR_USAGE, "--json and --out - both write to standard output");
+    if (a.engine.o.mini_batches == 0 && a.engine.o.weights_memory != NULL)
+        a.engine.o.mini_batches = MINI_BATCHES_STREAMED;
     if (err.code != 0)
         code = opt_usage(&cmd, "%s", err.msg);
     else if (catch_signals(&signals) != 0)

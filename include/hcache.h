@@ -61,6 +61,8 @@ enum { HCACHE_MAX_DEVICES = 16 };
 
 /* Tokens of one forward pass, at most. */
 enum { HCACHE_MAX_BATCH_ROWS = 16384 };
+/* Mini-batches of one step, at most. */
+enum { HCACHE_MAX_MINI_BATCHES = 64 };
 
 struct hcache_opts {
     const char
@@ -80,6 +82,10 @@ struct hcache_opts {
     int tensor_parallel;   /* ranks that share each layer; 0: 1 */
     int pipeline_parallel; /* stages that have a run of the layers each; 0: 1 */
     int batch_rows; /* tokens of one forward pass at most, 512 to 16384; 0: what suits the device */
+    /* A step computes up to so many times batch_rows tokens: all of them pass one layer before any
+     * passes the next, so weights that do not stay in memory are read once for all.  Steps take
+     * longer: for jobs, not for people who wait.  0: 1. */
+    int mini_batches;
     int max_context; /* tokens; 0: the model's own */
     /* Requests may be truncated: without a store, one in memory is made for twice the model's window.
      * It is counted in the memory plan, and all requests use it. */

@@ -1,7 +1,7 @@
 /* engine.c - see engine.h: creation, admission, and the step.
  *
  *   schedule.c     who is ended, preempted, admitted; rows for each
- *   step_batch.c   one forward pass over those rows
+ *   step_batch.c   one forward pass over those rows; zigzag.c: in mini-batches
  *   restore_phase.c    what comes back, in the rest of the step; fused.c: new tokens that follow it
  *   seq.c          one sequence, and its phases
  *
@@ -50,13 +50,20 @@ static int reserve_restoring(struct engine *e, struct err *err)
     return restore_phase_init(&e->restores, &o, &e->shared, &e->next, err);
 }
 
+static int most_rows(const struct engine_opts *o)
+{
+    return o->step_rows > o->max_batch_rows ? o->step_rows : o->max_batch_rows;
+}
+
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err)
 {
     CHECK(o->max_batch_rows >= RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS);
-    CHECK(o->step_rows > 0 && o->step_rows <= o->max_batch_rows);
+    CHECK(o->step_rows > 0 && o->piece_rows >= 0 && o->piece_rows <= o->max_batch_rows);
     CHECK(o->max_seqs > 0 && o->max_seqs <= o->max_batch_rows);
     struct engine *e = xcalloc(1, sizeof *e);
     e->o = *o;
+    if (o->piece_rows == 0)
+        e->o.piece_rows = o->max_batch_rows;
     e->shared = (struct seq_shared){.model = o->model,
                                     .store = o->store,
                                     .saver = o->saver,
@@ -64,12 +71,16 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
                                     .reuse = o->reuse};
     struct schedule_opts so = {.max_seqs = o->max_seqs,
                                .step_rows = o->step_rows,
+                               .no_limit_beside = o->step_rows > e->o.piece_rows,
                                .age_ns = o->age_ns > 0 ? o->age_ns : 1000000000};
     schedule_init(&e->schedule, &so, &e->shared, &e->restores);
-    step_batch_init(&e->batch, &e->shared, &e->next, o->max_batch_rows, o->max_seqs);
+    step_batch_init(&e->batch, &e->shared, &e->next, &e->zigzag, most_rows(o), o->max_seqs);
     int rc = stream_create(o->model->dev, STREAM_COMPUTE, &e->shared.stream, err);
     if (rc == 0)
         rc = model_work_create(o->model, o->max_batch_rows, &e->shared.work, err);
+    if (rc == 0)
+        rc = zigzag_init(&e->zigzag, o->model, o->step_rows, e->o.piece_rows, o->max_seqs,
+                         err);
     if (rc == 0)
         rc = reserve_pool(e, err);
     if (rc == 0)
@@ -95,6 +106,7 @@ void engine_destroy(struct engine *e)
     next_token_deinit(&e->next);
     stream_destroy(e->shared.stream);
     step_batch_deinit(&e->batch);
+    zigzag_deinit(&e->zigzag);
     free(e);
 }
 
@@ -105,7 +117,9 @@ size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
     *kv = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype) *
           (size_t)n_blocks(&e->o) * (size_t)m->cfg.n_layers;
     size_t n_stages = (size_t)m->dev->n_stages;
-    *activations = n_stages * model_work_bytes(m, e->o.max_batch_rows) + e->next.mem.bytes;
+    *activations = n_stages * (model_work_bytes(m, e->o.max_batch_rows) +
+                               zigzag_bytes(m, e->o.step_rows, e->o.piece_rows)) +
+                   e->next.mem.bytes;
     *restore = restore_phase_bytes(&e->restores);
     return *kv + *activations + *restore;
 }

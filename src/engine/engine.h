@@ -45,9 +45,13 @@ struct engine_opts {
     bool measure_ahead;
     /* of the store; 0: none. Bounds the platform's bandwidth */
     uint64_t throttle_bytes_per_s;
-    int max_seqs;          /* that run at once; any number may wait */
-    int max_batch_rows;    /* at least 512 (a restore group) */
-    int step_rows;         /* token budget of a step: 1..max_batch_rows */
+    int max_seqs;       /* that run at once; any number may wait */
+    int max_batch_rows; /* at least 512 (a restore group) */
+    int step_rows;      /* token budget of a step */
+    /* Rows of a step that pass a layer together; 0: max_batch_rows.  Where a step may have more, it
+     * passes each layer in mini-batches (zigzag.h), and prompts beside decodes get as many rows as
+     * there are. */
+    int piece_rows;
     int64_t max_kv_tokens; /* size of the KV pool */
     size_t staging_bytes;  /* of restores */
     enum restore_direct direct;

@@ -8,6 +8,7 @@ struct engine {
     struct engine_opts o;
     struct seq_shared shared; /* owns pool, work and stream */
     struct next_token next;
+    struct zigzag zigzag;
     struct step_batch batch;
     struct restore_phase restores;
     struct schedule schedule;

@@ -29,10 +29,8 @@ int flight_count(const struct device *d, int n_rows)
     return n < d->n_stages ? n : d->n_stages;
 }
 
-void flight_cut(const struct step_batch *b, int i, int n, struct flight *f)
+void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f)
 {
-    int begin = (int)((int64_t)b->n_rows * i / n);
-    int end = (int)((int64_t)b->n_rows * (i + 1) / n);
     f->first_row = begin;
     f->n_parts = 0;
     f->seq_row[0] = 0;

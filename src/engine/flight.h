@@ -38,7 +38,12 @@ void flight_deinit(struct flight *f);
 
 /* Into how many pieces a batch of n_rows is cut. */
 int flight_count(const struct device *d, int n_rows);
-/* Piece i of n of the batch. */
-void flight_cut(const struct step_batch *b, int i, int n, struct flight *f);
+/* Where piece i of n of a batch begins. */
+static inline int flight_begin(int n_rows, int i, int n)
+{
+    return (int)((int64_t)n_rows * i / n);
+}
+/* Rows [begin, end) of the batch. */
+void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f);
 
 #endif

@@ -242,7 +242,8 @@ void schedule_step(struct schedule *c)
     struct sched_limits l = {.now_ns = clock_now_ns(),
                              .age_ns = c->o.age_ns,
                              .step_rows = c->o.step_rows,
-                             .rows_beside = beside_rows(&c->speed),
+                             .rows_beside = c->o.no_limit_beside ? c->o.step_rows
+                                                                 : beside_rows(&c->speed),
                              .max_running = c->o.max_seqs};
     c->rows_beside = l.rows_beside;
     end_stairs(c);

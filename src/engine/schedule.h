@@ -12,9 +12,10 @@
 #include "policy/sched.h"
 
 struct schedule_opts {
-    int max_seqs;   /* that run at once */
-    int step_rows;  /* token budget of a step */
-    int64_t age_ns; /* waiting time that is worth one step of priority */
+    int max_seqs;         /* that run at once */
+    int step_rows;        /* token budget of a step */
+    bool no_limit_beside; /* prompts beside decodes may fill the step */
+    int64_t age_ns;       /* waiting time that is worth one step of priority */
 };
 
 struct schedule {

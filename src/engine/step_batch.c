@@ -8,10 +8,10 @@
 #include "base/mem.h"
 
 void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
-                     int max_rows, int max_seqs)
+                     struct zigzag *zigzag, int max_rows, int max_seqs)
 {
     size_t rows = (size_t)max_rows, seqs = (size_t)max_seqs;
-    *b = (struct step_batch){.shared = sh, .next = next};
+    *b = (struct step_batch){.shared = sh, .next = next, .zigzag = zigzag};
     b->seqs = xcalloc(seqs, sizeof *b->seqs);
     b->ids = xcalloc(rows, sizeof *b->ids);
     b->pos = xcalloc(rows, sizeof *b->pos);
@@ -62,7 +62,7 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
 static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct step_batch *b = arg;
-    save_layer(b->flight.parts, b->flight.n_parts, l, hidden, kv_rows, b->shared->stream);
+    save_layer(b->now->parts, b->now->n_parts, l, hidden, kv_rows, b->shared->stream);
     return 0;
 }
 
@@ -80,37 +80,82 @@ static int count_wanted(const struct step_batch *b)
     return n;
 }
 
-/* The sequences whose last known token was in this piece of the batch; x: its rows. */
-static int take_ends(struct step_batch *b, const struct flight *f, struct mat x)
+/* The sequences whose last known token is in x: the batch's rows from first_row on. */
+static int take_ends(struct step_batch *b, int first_row, struct mat x)
 {
     int rc = 0;
     for (int i = 0; rc == 0 && i < b->n_seqs; i++) {
         struct seq *s = b->seqs[i];
-        int row = s->row + s->n_rows - 1 - f->first_row;
-        if (comes_to_end(s) && row >= 0 && row < f->r.n_rows)
+        int row = s->row + s->n_rows - 1 - first_row;
+        if (comes_to_end(s) && row >= 0 && row < x.rows)
             rc = next_token_add(b->next, b->shared->stream, s, mat_rows(x, row, 1));
     }
     return rc;
 }
 
-static int forward(struct step_batch *b)
+static void end_snapshots(struct step_batch *b)
+{
+    if (b->shared->saver != NULL)
+        save_layers_end(b->shared->saver, b->shared->stream);
+}
+
+/* Piece by piece, each through all layers. */
+static int forward_pieces(struct step_batch *b, const struct model_tap *tap)
 {
     const struct seq_shared *sh = b->shared;
-    struct model_tap tap = {.layer = snapshot, .arg = b};
     struct flight *f = &b->flight;
     struct mat x;
     int n = flight_count(sh->model->dev, b->n_rows), rc = 0;
-    next_token_begin(b->next, count_wanted(b));
     for (int i = 0; rc == 0 && i < n; i++) {
-        flight_cut(b, i, n, f);
+        flight_cut(b, flight_begin(b->n_rows, i, n), flight_begin(b->n_rows, i + 1, n), f);
+        b->now = f;
         rc = model_forward(sh->model, sh->work, sh->stream, b->ids + f->first_row,
-                           kv_pool_layers(sh->pool), &f->r, sh->saver != NULL ? &tap : NULL,
-                           &x);
-        if (sh->saver != NULL)
-            save_layers_end(sh->saver, sh->stream);
+                           kv_pool_layers(sh->pool), &f->r, tap, &x);
+        end_snapshots(b);
         if (rc == 0)
-            rc = take_ends(b, f, x);
+            rc = take_ends(b, f->first_row, x);
     }
+    return rc;
+}
+
+static void set_now(void *arg, const struct flight *piece)
+{
+    ((struct step_batch *)arg)->now = piece;
+}
+
+/* The next mini-batch overwrites what this one's snapshots are taken from. */
+static void end_piece(void *arg, const struct flight *piece)
+{
+    (void)piece;
+    end_snapshots(arg);
+}
+
+/* Layer by layer, each with all pieces. */
+static int forward_zigzag(struct step_batch *b, const struct model_tap *tap)
+{
+    const struct seq_shared *sh = b->shared;
+    struct mat x;
+    struct model_pass_opts o = {.model = sh->model,
+                                .work = sh->work,
+                                .stream = sh->stream,
+                                .n_rows = b->n_rows,
+                                .ids = b->ids,
+                                .kv = kv_pool_layers(sh->pool),
+                                .tap = tap,
+                                .checks_range = true};
+    struct zigzag_calls calls = {.before = set_now, .behind = end_piece, .arg = b};
+    zigzag_cut(b->zigzag, b);
+    int rc = zigzag_run(b->zigzag, &o, &calls, &x);
+    return rc == 0 ? take_ends(b, 0, x) : rc;
+}
+
+static int forward(struct step_batch *b)
+{
+    const struct seq_shared *sh = b->shared;
+    const struct model_tap snapshots = {.layer = snapshot, .arg = b};
+    const struct model_tap *tap = sh->saver != NULL ? &snapshots : NULL;
+    next_token_begin(b->next, count_wanted(b));
+    int rc = zigzag_is_on(b->zigzag) ? forward_zigzag(b, tap) : forward_pieces(b, tap);
     return rc == 0 ? next_token_run(b->next, sh->stream, sh->work) : rc;
 }
 

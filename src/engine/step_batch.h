@@ -11,22 +11,26 @@
 #include "engine/flight.h"
 #include "engine/next_token.h"
 #include "engine/seq.h"
+#include "engine/zigzag.h"
 
 struct step_batch {
     struct seq_shared *shared;
     struct next_token *next;
+    struct zigzag *zigzag;
     int n_seqs, n_rows;
     /* All reserved at creation: */
     struct seq **seqs;
     int32_t *ids, *pos, *seq_row;
     const int32_t **tables;
-    struct save_part *parts; /* the batch, as the saver sees it */
-    struct flight flight;    /* the piece of it that is being queued */
+    struct save_part *parts;  /* the batch, as the saver sees it */
+    struct flight flight;     /* a piece of it */
+    const struct flight *now; /* the piece that is being queued */
     struct seq **again; /* of a batch that is computed again, one sequence after another */
 };
 
+/* zigzag: off, or for max_rows rows. */
 void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
-                     int max_rows, int max_seqs);
+                     struct zigzag *zigzag, int max_rows, int max_seqs);
 void step_batch_deinit(struct step_batch *b);
 
 void step_batch_clear(struct step_batch *b);

@@ -11,6 +11,7 @@ struct memory_ask {
     const struct model *model; /* as far as model_opts.reserve has it */
     const struct model_need *need;
     int max_seqs, max_rows;
+    int step_rows;     /* above max_rows: steps are computed in mini-batches */
     int64_t kv_tokens; /* that the KV cache is to hold; 0: default */
     bool has_store;
     size_t staging_bytes; /* of restores */

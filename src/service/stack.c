@@ -84,6 +84,7 @@ static struct memory_ask ask_of(const struct stack *k, const struct model *m,
         .need = need,
         .max_seqs = max_sequences(k),
         .max_rows = k->batch_rows,
+        .step_rows = k->step_rows,
         .kv_tokens = (int64_t)k->o.user.kv_tokens,
         .has_store = k->o.user.n_store > 0 || k->o.user.store_in_memory,
         .staging_bytes = stack_staging_bytes(k),
@@ -154,6 +155,9 @@ static int open_model(struct stack *k, struct err *err)
                         k->pool, &k->dev, err);
     if (rc == 0)
         k->batch_rows = o->batch_rows > 0 ? o->batch_rows : k->dev->batch_rows;
+    k->step_rows = k->o.step_rows > 0
+                       ? k->o.step_rows
+                       : k->batch_rows * (o->mini_batches > 1 ? o->mini_batches : 1);
     struct model_opts mo = {.dev = k->dev,
                             .reserve = before_weights,
                             .reserve_arg = k,
@@ -323,13 +327,19 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
     return profile_compute(&k->platform, k->model, work, s, PROFILE_QUICK, err);
 }
 
+/* Of one step. */
+static int most_rows(const struct stack *k)
+{
+    return k->step_rows > k->batch_rows ? k->step_rows : k->batch_rows;
+}
+
 static int open_saver(struct stack *k, struct err *err)
 {
     struct saver_opts so = {.store = k->store,
                             .model = k->model,
                             .fingerprint = k->fingerprint,
                             .buffer_bytes = save_buffer_bytes(k),
-                            .max_batch_rows = k->batch_rows,
+                            .max_batch_rows = most_rows(k),
                             .warn = warn,
                             .warn_arg = k};
     return saver_create(&so, &k->saver, err);
@@ -366,22 +376,23 @@ static int open_state(struct stack *k, struct err *err)
 
 static int open_engine(struct stack *k, struct err *err)
 {
-    struct engine_opts eo = {
-        .model = k->model,
-        .store = k->store,
-        .saver = k->saver,
-        .fingerprint = k->fingerprint,
-        .platform = &k->platform,
-        .measure_ahead = k->owns_io && !k->o.no_profile,
-        .throttle_bytes_per_s = k->o.user.throttle_bytes_per_s,
-        .max_seqs = max_sequences(k),
-        .max_batch_rows = k->batch_rows,
-        .step_rows = k->o.step_rows > 0 ? k->o.step_rows : k->batch_rows,
-        .max_kv_tokens = k->kv_tokens,
-        .policy = k->policy,
-        .reuse = !k->o.user.no_reuse,
-        .fetches = k->o.user.prefetch == NULL || strcmp(k->o.user.prefetch, "off") != 0,
-        .staging_bytes = stack_staging_bytes(k)};
+    struct engine_opts eo = {.model = k->model,
+                             .store = k->store,
+                             .saver = k->saver,
+                             .fingerprint = k->fingerprint,
+                             .platform = &k->platform,
+                             .measure_ahead = k->owns_io && !k->o.no_profile,
+                             .throttle_bytes_per_s = k->o.user.throttle_bytes_per_s,
+                             .max_seqs = max_sequences(k),
+                             .max_batch_rows = k->batch_rows,
+                             .step_rows = k->step_rows,
+                             .piece_rows = k->o.piece_rows,
+                             .max_kv_tokens = k->kv_tokens,
+                             .policy = k->policy,
+                             .reuse = !k->o.user.no_reuse,
+                             .fetches = k->o.user.prefetch == NULL ||
+                                        strcmp(k->o.user.prefetch, "off") != 0,
+                             .staging_bytes = stack_staging_bytes(k)};
     int rc = restore_direct_parse(k->o.user.gpu_direct, &eo.direct, err);
     if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
         rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");
@@ -424,6 +435,9 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
         (u->batch_rows < STACK_MIN_BATCH_ROWS || u->batch_rows > STACK_MAX_BATCH_ROWS))
         return err_set(err, ERR_USAGE, "batch rows are %d; they must be 0, or %d to %d",
                        u->batch_rows, STACK_MIN_BATCH_ROWS, STACK_MAX_BATCH_ROWS);
+    if (u->mini_batches < 0 || u->mini_batches > HCACHE_MAX_MINI_BATCHES)
+        return err_set(err, ERR_USAGE, "mini-batches are %d; they must be 0 to %d",
+                       u->mini_batches, HCACHE_MAX_MINI_BATCHES);
     int rc = read_policy(out, err);
     if (rc == 0)
         rc = open_model(out, err);

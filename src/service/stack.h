@@ -22,7 +22,8 @@ struct stack_opts {
     struct hcache_opts user; /* the stack keeps what its pointers point to */
 
     struct io *io;    /* a simulated disk, borrowed; NULL: the machine's best */
-    int step_rows;    /* token budget of a step; 0: the batch's rows */
+    int step_rows;    /* token budget of a step; 0: as user.mini_batches says */
+    int piece_rows;   /* as engine_opts.piece_rows */
     int64_t stuck_ns; /* of a device that does not answer, see store_opts; 0: 30 s */
     bool no_profile;  /* the caller fills the platform itself */
     /* Called when the model's configuration is known and before its weights are loaded.  A code other than 0
@@ -47,7 +48,7 @@ struct stack {
     /* private */
     bool owns_io, profile_changed;
     uint64_t window_store_bytes; /* of a store in memory for truncated contexts; 0: none */
-    int batch_rows;
+    int batch_rows, step_rows;
     int64_t kv_tokens; /* that the KV cache holds */
     enum placement_kind policy;
     int64_t n_observed; /* restores that had corrected the profile when it was read */

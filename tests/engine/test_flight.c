@@ -56,7 +56,7 @@ static void every_row_is_in_one_piece(void **state)
         int next = 0;
         uint64_t id = 0;
         for (int i = 0; i < n; i++) {
-            flight_cut(&b, i, n, &f);
+            flight_cut(&b, flight_begin(N_ROWS, i, n), flight_begin(N_ROWS, i + 1, n), &f);
             assert_int_equal(f.first_row, next);
             assert_true(f.r.id != id); /* a batch of its own */
             id = f.r.id;

@@ -41,7 +41,8 @@ static void pieces_are_the_batch(void **state)
         int n = 1 + (int)rng_below(&r, 4), row = 0, k = 0;
         n = n < b.n_rows ? n : b.n_rows;
         for (int i = 0; i < n; i++) {
-            flight_cut(&b, i, n, &f);
+            flight_cut(&b, flight_begin(b.n_rows, i, n), flight_begin(b.n_rows, i + 1, n),
+                       &f);
             assert_int_equal(f.first_row, row);
             assert_int_equal(f.r.n_seqs, f.n_parts);
             assert_int_equal(f.seq_row[f.n_parts], f.r.n_rows);

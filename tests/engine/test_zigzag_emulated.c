@@ -1,0 +1,26 @@
+/* test_zigzag_emulated.c - steps in mini-batches on an emulated GPU: the bits of the ordinary order, where
+ * copies for saving run beside the next mini-batch, and over two stages. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "tests/engine/zigzagged.h"
+
+static void answers_are_those_of_the_ordinary_order(void **state)
+{
+    (void)state;
+    et_device.cuda_math = "fixed";
+    zz_compare("cuda", 1, "tests/model/golden/families/mistral");
+    zz_compare("cuda", 2, "tests/model/golden/families/mistral");
+    et_device = (struct device_opts){0};
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_are_those_of_the_ordinary_order),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
