@@ -28,7 +28,11 @@ static int64_t n_blocks(const struct engine_opts *o)
 static int reserve_pool(struct engine *e, struct err *err)
 {
     const struct model *m = e->o.model;
-    struct kv_pool_opts o = {.n_layers = m->cfg.n_layers,
+    struct kv_pool_numbers numbers = {0};
+    if (mixed_is_on(&e->mixed))
+        numbers = mixed_numbers(&e->mixed);
+    struct kv_pool_opts o = {.numbers = mixed_is_on(&e->mixed) ? &numbers : NULL,
+                             .n_layers = m->cfg.n_layers,
                              .n_kv = model_rank_kv_heads(m),
                              .d_head = m->cfg.d_head,
                              .dtype = m->dtype,
@@ -48,6 +52,31 @@ static int reserve_restoring(struct engine *e, struct err *err)
                                    .fetches = e->o.fetches,
                                    .max_rows = e->o.max_batch_rows};
     return restore_phase_init(&e->restores, &o, &e->shared, &e->next, err);
+}
+
+static struct zigzag_opts zigzag_opts_of(const struct engine_opts *o)
+{
+    return (struct zigzag_opts){.model = o->model,
+                                .max_rows = o->step_rows,
+                                .piece_rows = o->piece_rows,
+                                .max_seqs = o->max_seqs,
+                                .by_sequence = o->mixed != NULL};
+}
+
+/* Blocks with types and places, where they are wanted. */
+static int reserve_mixed(struct engine *e, struct err *err)
+{
+    const struct mixed_opts *o = e->o.mixed;
+    int64_t n = 0;
+    if (o == NULL)
+        return 0;
+    CHECK(e->o.store == NULL && e->o.saver == NULL);
+    for (int c = 0; c < PLACES_CLASSES; c++)
+        n += o->n[c];
+    CHECK(n > 0 && n <= INT32_MAX / KV_BLOCK_TOKENS);
+    e->o.max_kv_tokens = n * KV_BLOCK_TOKENS;
+    return mixed_init(&e->mixed, o, e->o.model, e->shared.work, e->shared.stream,
+                      &e->zigzag, e->o.max_seqs, err);
 }
 
 static int most_rows(const struct engine_opts *o)
@@ -74,13 +103,16 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
                                .no_limit_beside = o->step_rows > e->o.piece_rows,
                                .age_ns = o->age_ns > 0 ? o->age_ns : 1000000000};
     schedule_init(&e->schedule, &so, &e->shared, &e->restores);
-    step_batch_init(&e->batch, &e->shared, &e->next, &e->zigzag, most_rows(o), o->max_seqs);
+    step_batch_init(&e->batch, &e->shared, &e->next, &e->zigzag, &e->mixed, most_rows(o),
+                    o->max_seqs);
+    const struct zigzag_opts zo = zigzag_opts_of(&e->o);
     int rc = stream_create(o->model->dev, STREAM_COMPUTE, &e->shared.stream, err);
     if (rc == 0)
         rc = model_work_create(o->model, o->max_batch_rows, &e->shared.work, err);
     if (rc == 0)
-        rc = zigzag_init(&e->zigzag, o->model, o->step_rows, e->o.piece_rows, o->max_seqs,
-                         err);
+        rc = zigzag_init(&e->zigzag, &zo, err);
+    if (rc == 0)
+        rc = reserve_mixed(e, err);
     if (rc == 0)
         rc = reserve_pool(e, err);
     if (rc == 0)
@@ -106,6 +138,7 @@ void engine_destroy(struct engine *e)
     next_token_deinit(&e->next);
     stream_destroy(e->shared.stream);
     step_batch_deinit(&e->batch);
+    mixed_deinit(&e->mixed);
     zigzag_deinit(&e->zigzag);
     free(e);
 }
@@ -114,14 +147,29 @@ size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
                     size_t *restore)
 {
     const struct model *m = e->o.model;
-    *kv = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype) *
-          (size_t)n_blocks(&e->o) * (size_t)m->cfg.n_layers;
+    const struct zigzag_opts zo = zigzag_opts_of(&e->o);
+    *kv = mixed_is_on(&e->mixed)
+              ? places_device_bytes(&e->mixed.places.o) + e->mixed.kv_mem.bytes
+              : kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype) *
+                    (size_t)n_blocks(&e->o) * (size_t)m->cfg.n_layers;
     size_t n_stages = (size_t)m->dev->n_stages;
-    *activations = n_stages * (model_work_bytes(m, e->o.max_batch_rows) +
-                               zigzag_bytes(m, e->o.step_rows, e->o.piece_rows)) +
+    *activations = n_stages *
+                       (model_work_bytes(m, e->o.max_batch_rows) + zigzag_bytes(&zo)) +
                    e->next.mem.bytes;
     *restore = restore_phase_bytes(&e->restores);
     return *kv + *activations + *restore;
+}
+
+size_t engine_host_bytes(const struct engine *e)
+{
+    return mixed_is_on(&e->mixed) ? places_host_bytes(&e->mixed.places.o) : 0;
+}
+
+bool engine_mixed_stats(const struct engine *e, struct mixed_stats *out)
+{
+    if (mixed_is_on(&e->mixed))
+        *out = e->mixed.stats;
+    return mixed_is_on(&e->mixed);
 }
 
 const struct kv_pool *engine_pool(const struct engine *e)

@@ -32,6 +32,8 @@
 #include "store/store.h"
 
 struct engine;
+struct mixed_opts;
+struct mixed_stats;
 struct seq;
 
 struct engine_opts {
@@ -52,6 +54,9 @@ struct engine_opts {
      * passes each layer in mini-batches (zigzag.h), and prompts beside decodes get as many rows as
      * there are. */
     int piece_rows;
+    /* Blocks of contexts have types and places (mixed.h): then max_kv_tokens is not looked at, and store
+     * and saver are NULL.  NULL: all are KV blocks on the device. */
+    const struct mixed_opts *mixed;
     int64_t max_kv_tokens; /* size of the KV pool */
     size_t staging_bytes;  /* of restores */
     enum restore_direct direct;
@@ -183,6 +188,10 @@ struct engine_stats {
     uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */
 };
 void engine_stats(const struct engine *e, struct engine_stats *out);
+/* False where all blocks are KV blocks on the device. */
+bool engine_mixed_stats(const struct engine *e, struct mixed_stats *out);
+/* Host memory of blocks that do not lie on the device. */
+size_t engine_host_bytes(const struct engine *e);
 size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
                     size_t *restore);
 

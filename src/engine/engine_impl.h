@@ -9,6 +9,7 @@ struct engine {
     struct seq_shared shared; /* owns pool, work and stream */
     struct next_token next;
     struct zigzag zigzag;
+    struct mixed mixed;
     struct step_batch batch;
     struct restore_phase restores;
     struct schedule schedule;

@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/mem.h"
 
 void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
-                     struct zigzag *zigzag, int max_rows, int max_seqs)
+                     struct zigzag *zigzag, struct mixed *mixed, int max_rows, int max_seqs)
 {
     size_t rows = (size_t)max_rows, seqs = (size_t)max_seqs;
-    *b = (struct step_batch){.shared = sh, .next = next, .zigzag = zigzag};
+    *b = (struct step_batch){.shared = sh, .next = next, .zigzag = zigzag, .mixed = mixed};
     b->seqs = xcalloc(seqs, sizeof *b->seqs);
     b->ids = xcalloc(rows, sizeof *b->ids);
     b->pos = xcalloc(rows, sizeof *b->pos);
@@ -118,20 +119,26 @@ static int forward_pieces(struct step_batch *b, const struct model_tap *tap)
     return rc;
 }
 
-static void set_now(void *arg, const struct flight *piece)
+/* Snapshots are of this piece. */
+static int set_now(void *arg, int layer, int piece)
 {
-    ((struct step_batch *)arg)->now = piece;
+    struct step_batch *b = arg;
+    (void)layer;
+    b->now = &b->zigzag->pieces[piece];
+    return 0;
 }
 
 /* The next mini-batch overwrites what this one's snapshots are taken from. */
-static void end_piece(void *arg, const struct flight *piece)
+static int end_piece(void *arg, int layer, int piece)
 {
+    (void)layer;
     (void)piece;
     end_snapshots(arg);
+    return 0;
 }
 
-/* Layer by layer, each with all pieces. */
-static int forward_zigzag(struct step_batch *b, const struct model_tap *tap)
+static int pass_zigzag(struct step_batch *b, const struct model_tap *tap,
+                       const struct kv_layer *kv, const struct zigzag_calls *calls)
 {
     const struct seq_shared *sh = b->shared;
     struct mat x;
@@ -140,13 +147,31 @@ static int forward_zigzag(struct step_batch *b, const struct model_tap *tap)
                                 .stream = sh->stream,
                                 .n_rows = b->n_rows,
                                 .ids = b->ids,
-                                .kv = kv_pool_layers(sh->pool),
+                                .kv = kv,
                                 .tap = tap,
                                 .checks_range = true};
-    struct zigzag_calls calls = {.before = set_now, .behind = end_piece, .arg = b};
-    zigzag_cut(b->zigzag, b);
-    int rc = zigzag_run(b->zigzag, &o, &calls, &x);
+    int rc = zigzag_run(b->zigzag, &o, calls, &x);
     return rc == 0 ? take_ends(b, 0, x) : rc;
+}
+
+/* Layer by layer, each with all pieces. */
+static int forward_zigzag(struct step_batch *b, const struct model_tap *tap)
+{
+    const struct zigzag_calls calls = {.before = set_now, .behind = end_piece, .arg = b};
+    zigzag_cut(b->zigzag, b);
+    int rc = pass_zigzag(b, tap, kv_pool_layers(b->shared->pool), &calls);
+    end_snapshots(b);
+    return rc;
+}
+
+/* The same, with blocks that come over the link. */
+static int forward_mixed(struct step_batch *b)
+{
+    struct mixed *x = b->mixed;
+    const struct zigzag_calls calls = {
+        .before = mixed_before, .behind = mixed_behind, .arg = x};
+    mixed_arrange(x, b);
+    return mixed_end(x, pass_zigzag(b, NULL, x->places.layers, &calls));
 }
 
 static int forward(struct step_batch *b)
@@ -155,7 +180,9 @@ static int forward(struct step_batch *b)
     const struct model_tap snapshots = {.layer = snapshot, .arg = b};
     const struct model_tap *tap = sh->saver != NULL ? &snapshots : NULL;
     next_token_begin(b->next, count_wanted(b));
-    int rc = zigzag_is_on(b->zigzag) ? forward_zigzag(b, tap) : forward_pieces(b, tap);
+    int rc = mixed_is_on(b->mixed)     ? forward_mixed(b)
+             : zigzag_is_on(b->zigzag) ? forward_zigzag(b, tap)
+                                       : forward_pieces(b, tap);
     return rc == 0 ? next_token_run(b->next, sh->stream, sh->work) : rc;
 }
 
@@ -205,6 +232,38 @@ static int run_one_by_one(struct step_batch *b)
     return rc;
 }
 
+/* A step that failed may have moved the tails of its sequences (mixed.h), so none is computed again
+ * from what it had.  Those whose rows left the range end; the others wait, and are computed from
+ * their full blocks. */
+static int fail_overflowed(struct step_batch *b)
+{
+    const struct zigzag *z = b->zigzag;
+    const struct flight *f = &z->pieces[z->piece];
+    struct mat out = zigzag_output(z, z->layer);
+    const struct device *dev = b->shared->model->dev;
+    int n_failed = 0;
+    for (int i = 0; i < b->n_seqs; i++) {
+        struct seq *s = b->seqs[i];
+        int begin = s->row > f->first_row ? s->row : f->first_row;
+        int end = s->row + s->n_rows, piece_end = f->first_row + f->r.n_rows;
+        bool finite = true;
+        end = end < piece_end ? end : piece_end;
+        int rc = begin < end
+                     ? dev->ops->all_finite(b->shared->stream,
+                                            mat_rows(out, begin, end - begin), &finite)
+                     : 0;
+        if (rc != 0)
+            return rc;
+        if (finite)
+            seq_preempt(s);
+        else
+            seq_fail_overflow(s);
+        n_failed += !finite;
+    }
+    CHECK(n_failed > 0);
+    return 0;
+}
+
 static int fail_batch(struct step_batch *b, int rc, struct err *err)
 {
     char why[300];
@@ -223,6 +282,6 @@ int step_batch_run(struct step_batch *b, struct err *err)
     for (int i = 0; rc == 0 && i < n; i++)
         seq_advance(b->seqs[i]);
     if (rc == MODEL_E_OVERFLOW)
-        rc = run_one_by_one(b);
+        rc = mixed_is_on(b->mixed) ? fail_overflowed(b) : run_one_by_one(b);
     return rc == 0 ? 0 : fail_batch(b, rc, err);
 }

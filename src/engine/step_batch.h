@@ -9,6 +9,7 @@
 #define ENGINE_STEP_BATCH_H
 
 #include "engine/flight.h"
+#include "engine/mixed.h"
 #include "engine/next_token.h"
 #include "engine/seq.h"
 #include "engine/zigzag.h"
@@ -17,6 +18,7 @@ struct step_batch {
     struct seq_shared *shared;
     struct next_token *next;
     struct zigzag *zigzag;
+    struct mixed *mixed;
     int n_seqs, n_rows;
     /* All reserved at creation: */
     struct seq **seqs;
@@ -28,9 +30,10 @@ struct step_batch {
     struct seq **again; /* of a batch that is computed again, one sequence after another */
 };
 
-/* zigzag: off, or for max_rows rows. */
+/* zigzag, mixed: off, or for max_rows rows and max_seqs sequences. */
 void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
-                     struct zigzag *zigzag, int max_rows, int max_seqs);
+                     struct zigzag *zigzag, struct mixed *mixed, int max_rows,
+                     int max_seqs);
 void step_batch_deinit(struct step_batch *b);
 
 void step_batch_clear(struct step_batch *b);

@@ -26,13 +26,21 @@ struct zigzag {
     struct residual x;     /* [max_rows] rows on each stage */
     struct flight *pieces; /* [n_pieces] the present step's mini-batches */
     int n_pieces, cap_pieces;
+    int layer, piece; /* of a pass that failed: where */
 };
 
-/* Bytes of the residual stream on one stage. 0 where max_rows <= piece_rows: zig-zag is off. */
-size_t zigzag_bytes(const struct model *m, int max_rows, int piece_rows);
-/* max_rows: of a step; piece_rows: rows that a layer's activations hold. */
-int zigzag_init(struct zigzag *z, const struct model *m, int max_rows, int piece_rows,
-                int max_seqs, struct err *err);
+struct zigzag_opts {
+    const struct model *model;
+    int max_rows;   /* of a step */
+    int piece_rows; /* that a layer's activations hold */
+    int max_seqs;   /* of a step */
+    /* Mini-batches are cut for other reasons than their rows: at most one for each sequence. */
+    bool by_sequence;
+};
+
+/* Bytes of the residual stream on one stage. 0: zig-zag is off, since every step is one mini-batch. */
+size_t zigzag_bytes(const struct zigzag_opts *o);
+int zigzag_init(struct zigzag *z, const struct zigzag_opts *o, struct err *err);
 void zigzag_deinit(struct zigzag *z);
 
 static inline bool zigzag_is_on(const struct zigzag *z)
@@ -42,17 +50,24 @@ static inline bool zigzag_is_on(const struct zigzag *z)
 
 /* Cuts the batch into mini-batches of at most piece_rows rows. */
 void zigzag_cut(struct zigzag *z, const struct step_batch *b);
+/* The same by hand: no mini-batches; rows [begin, end) are the next ones. */
+void zigzag_clear(struct zigzag *z);
+void zigzag_add(struct zigzag *z, const struct step_batch *b, int begin, int end);
 
+/* A code other than 0 ends the pass. */
 struct zigzag_calls {
-    /* The mini-batch is about to pass a layer; the tap sees its rows. */
-    void (*before)(void *arg, const struct flight *piece);
-    /* It has passed the layer. */
-    void (*behind)(void *arg, const struct flight *piece);
+    int (*before)(void *arg, int layer,
+                  int piece); /* the piece is about to pass the layer */
+    int (*behind)(void *arg, int layer, int piece); /* it has passed */
     void *arg;
 };
 /* All mini-batches pass all layers. *x [o->n_rows][d]: the last layer's output, valid until the next
  * pass.  o->x is set here. */
 int zigzag_run(struct zigzag *z, struct model_pass_opts *o, const struct zigzag_calls *c,
                struct mat *x);
+
+/* The rows [max_rows] of a layer's input, and of its output, on its stage: valid while pieces pass the layer. */
+struct mat zigzag_input(const struct zigzag *z, int layer);
+struct mat zigzag_output(const struct zigzag *z, int layer);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * A block's memory holds all layers, one after the other: [n_blocks][n_layers][block_bytes], so
  * that an evicted block frees one stretch; on each stage of a device group those that are its.  Free blocks form a stack: the block freed last, whose
- * lines are most likely still in a cache, is used first.
+ * lines are most likely still in a cache, is used first.  A pool of numbers has a stack for each class.
  *
  * Invariants:
  *  1. refs[b] is the number of tables that name b; where it is 0, b is on the free stack or, if it is
@@ -28,9 +28,17 @@ struct kv_pool {
         struct buf mem;
     } stage[MAX_STAGES];
     struct kv_layer *layers; /* [n_layers] */
-    int32_t *free_blocks;    /* [n_free], the next to be used last */
-    int32_t *refs;           /* [n_blocks] */
-    int n_free;
+    struct kv_pool_numbers numbers;
+    bool has_memory;
+    /* Of each class: a stack of its free blocks, the next to be used last. */
+    struct free_stack {
+        int32_t *blocks;
+        int first, n;
+    } free[KV_POOL_CLASSES];
+    int32_t *free_blocks; /* [n_blocks]: the stacks */
+    int32_t *refs;        /* [n_blocks] */
+    int n_free;           /* of all classes */
+    int *free_tails, n_free_tails;
     struct prefix *prefix; /* NULL: nothing is kept */
 };
 
@@ -80,6 +88,39 @@ static void free_blocks(struct kv_pool *p)
         buf_free(p->device, &p->stage[k].mem);
 }
 
+static int reserve_layers(struct kv_pool *p, struct err *err)
+{
+    int rc = reserve_blocks(p, err);
+    if (rc != 0) {
+        free_blocks(p);
+        return err_wrap(err, "KV pool of %d blocks", p->opts.n_blocks);
+    }
+    p->layers = xcalloc((size_t)p->opts.n_layers, sizeof *p->layers);
+    for (int l = 0; l < p->opts.n_layers; l++)
+        p->layers[l] = layer_view(p, l);
+    return 0;
+}
+
+/* All blocks are free: the lowest number of a class is used first. */
+static void fill_stacks(struct kv_pool *p)
+{
+    int first = 0, n_blocks = p->opts.n_blocks;
+    p->free_blocks = xcalloc((size_t)n_blocks, sizeof *p->free_blocks);
+    p->n_free = n_blocks;
+    for (int c = 0; c < KV_POOL_CLASSES; c++) {
+        struct free_stack *f = &p->free[c];
+        *f = (struct free_stack){p->free_blocks + first, first, p->numbers.n[c]};
+        for (int i = 0; i < f->n; i++)
+            f->blocks[i] = first + f->n - 1 - i;
+        first += f->n;
+    }
+    CHECK(first == n_blocks);
+    p->n_free_tails = p->numbers.n_tails;
+    p->free_tails = xcalloc((size_t)p->n_free_tails + 1, sizeof *p->free_tails);
+    for (int i = 0; i < p->n_free_tails; i++)
+        p->free_tails[i] = p->n_free_tails - 1 - i;
+}
+
 int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_pool **out,
                    struct err *err)
 {
@@ -88,20 +129,18 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
     p->device = d;
     p->opts = *o;
     p->layer_bytes = layer_bytes(o);
-    int rc = reserve_blocks(p, err);
+    p->has_memory = o->numbers == NULL;
+    p->opts.numbers = NULL;
+    p->numbers.n[0] = o->n_blocks;
+    if (o->numbers != NULL)
+        p->numbers = *o->numbers;
+    int rc = p->has_memory ? reserve_layers(p, err) : 0;
     if (rc != 0) {
-        free_blocks(p);
         free(p);
-        return err_wrap(err, "KV pool of %d blocks", o->n_blocks);
+        return rc;
     }
-    p->layers = xcalloc((size_t)o->n_layers, sizeof *p->layers);
-    for (int l = 0; l < o->n_layers; l++)
-        p->layers[l] = layer_view(p, l);
     p->refs = xcalloc((size_t)o->n_blocks, sizeof *p->refs);
-    p->free_blocks = xcalloc((size_t)o->n_blocks, sizeof *p->free_blocks);
-    p->n_free = o->n_blocks;
-    for (int i = 0; i < o->n_blocks; i++)
-        p->free_blocks[i] = o->n_blocks - 1 - i;
+    fill_stacks(p);
     if (o->keep)
         p->prefix = prefix_create(o->n_blocks, o->policy);
     *out = p;
@@ -116,6 +155,7 @@ void kv_pool_destroy(struct kv_pool *p)
     free(p->layers);
     free(p->refs);
     free(p->free_blocks);
+    free(p->free_tails);
     prefix_destroy(p->prefix);
     free(p);
 }
@@ -147,15 +187,43 @@ const struct kv_layer *kv_pool_layers(const struct kv_pool *p)
 
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer)
 {
-    CHECK(layer >= 0 && layer < p->opts.n_layers);
+    CHECK(p->has_memory && layer >= 0 && layer < p->opts.n_layers);
     return p->layers[layer];
 }
 
 /* --- blocks ----------------------------------------------------------------------------------- */
 
-static int32_t block_take(struct kv_pool *p)
+static const int *order_of(const struct kv_pool *p, const struct kv_table *t)
 {
-    int32_t b = p->n_free > 0 ? p->free_blocks[--p->n_free] : prefix_evict(p->prefix);
+    static const int in_order[KV_POOL_CLASSES] = {0, 1, 2, 3};
+    return p->numbers.order != NULL ? p->numbers.order(p->numbers.arg, t) : in_order;
+}
+
+/* There is a free block. */
+static int32_t pop_free(struct kv_pool *p, const struct kv_table *t)
+{
+    const int *order = order_of(p, t);
+    int i = 0;
+    while (p->free[order[i]].n == 0)
+        CHECK(++i < KV_POOL_CLASSES);
+    struct free_stack *f = &p->free[order[i]];
+    p->n_free--;
+    return f->blocks[--f->n];
+}
+
+static void push_free(struct kv_pool *p, int32_t b)
+{
+    int c = 0;
+    while (b >= p->free[c].first + p->numbers.n[c])
+        c++;
+    p->free[c].blocks[p->free[c].n++] = b;
+    p->n_free++;
+}
+
+/* For the next entry of t. */
+static int32_t block_take(struct kv_pool *p, const struct kv_table *t)
+{
+    int32_t b = p->n_free > 0 ? pop_free(p, t) : prefix_evict(p->prefix);
     CHECK(p->refs[b] == 0);
     p->refs[b] = 1;
     return b;
@@ -180,7 +248,7 @@ static void block_drop(struct kv_pool *p, int32_t b)
     if (is_known(p, b))
         prefix_leave(p->prefix, b);
     else
-        p->free_blocks[p->n_free++] = b;
+        push_free(p, b);
 }
 
 /* --- tables ----------------------------------------------------------------------------------- */
@@ -222,8 +290,14 @@ int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
                        (long long)n_tokens, (long long)(want - t->n_blocks),
                        kv_pool_free_blocks(p), p->opts.n_blocks);
     kv_table_prepare(t, (int)want);
-    while (t->n_blocks < want)
-        t->blocks[t->n_blocks++] = block_take(p);
+    while (t->n_blocks < want) {
+        t->blocks[t->n_blocks] = block_take(p, t);
+        t->n_blocks++;
+    }
+    if (t->tail == 0 && t->n_blocks > 0 && p->numbers.n_tails > 0) {
+        CHECK(p->n_free_tails > 0);
+        t->tail = 1 + p->free_tails[--p->n_free_tails];
+    }
     return 0;
 }
 
@@ -246,6 +320,10 @@ void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
     CHECK(n_blocks >= 0);
     while (t->n_blocks > n_blocks)
         block_drop(p, t->blocks[--t->n_blocks]);
+    if (n_blocks == 0 && t->tail != 0) {
+        p->free_tails[p->n_free_tails++] = t->tail - 1;
+        t->tail = 0;
+    }
     t->n_known = t->n_known < t->n_blocks ? t->n_known : t->n_blocks;
     t->n_saved = t->n_saved < t->n_blocks ? t->n_saved : t->n_blocks;
 }
@@ -333,7 +411,7 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     int64_t from = (int64_t)t->n_blocks * KV_BLOCK_TOKENS, left = n_tokens - from;
     CHECK(t->n_known == t->n_blocks && left >= 0);
     *n_copied = 0;
-    if (p->prefix == NULL)
+    if (p->prefix == NULL || !p->has_memory)
         return 0;
     int n = left < KV_BLOCK_TOKENS ? (int)left : KV_BLOCK_TOKENS, n_same = 0;
     int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
@@ -387,7 +465,8 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
     while ((int64_t)(t->n_known + 1) * KV_BLOCK_TOKENS <= n_done)
         keep_full(p, t, root, tokens + (int64_t)t->n_known * KV_BLOCK_TOKENS);
     int64_t from = (int64_t)t->n_known * KV_BLOCK_TOKENS;
-    if (n_done == from)
+    if (n_done == from ||
+        !p->has_memory) /* nothing copies an unfinished block of numbers */
         return;
     int32_t own = t->blocks[t->n_known];
     if (p->prefix->node[own].n_tokens < (int)(n_done - from))

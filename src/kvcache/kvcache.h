@@ -26,11 +26,25 @@
 #include "tensor/tensor.h"
 
 struct kv_pool;
+struct kv_table;
+
+enum { KV_POOL_CLASSES = 4 };
+
+/* For a pool of numbers: the blocks themselves are another's (places.h).  Class c has the n[c] numbers
+ * behind those of the classes before it. */
+struct kv_pool_numbers {
+    int n[KV_POOL_CLASSES]; /* their sum is n_blocks */
+    /* Returns [KV_POOL_CLASSES]: where the next block of t is looked for, first things first. */
+    const int *(*order)(void *arg, const struct kv_table *t);
+    void *arg;
+    int n_tails; /* places for unfinished blocks; no more tables than that hold blocks */
+};
 
 struct kv_pool_opts {
     int n_layers, n_kv, d_head;
     enum dtype dtype;
     int n_blocks;
+    const struct kv_pool_numbers *numbers; /* NULL: the pool has memory for its blocks */
     bool
         keep; /* blocks are known by their tokens; else every block is free when it is dropped */
     enum placement_kind policy; /* which of the known blocks that nobody uses goes first */
@@ -46,7 +60,8 @@ int kv_pool_n_blocks(const struct kv_pool *p);
 int kv_pool_kept_blocks(const struct kv_pool *p); /* kept for nobody */
 uint64_t kv_pool_n_evicted(const struct kv_pool *p);
 
-/* The views [n_layers] that operations take of the layers, each on its stage. Valid as long as the pool. */
+/* The views [n_layers] that operations take of the layers, each on its stage. Valid as long as the pool.
+ * NULL of a pool of numbers. */
 const struct kv_layer *kv_pool_layers(const struct kv_pool *p);
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
 
@@ -56,6 +71,7 @@ struct kv_table {
     int n_blocks, cap_blocks;
     int n_known; /* of them: full, and known by their tokens */
     int n_saved; /* of those: said to be saved */
+    int tail;    /* of a pool of numbers: 1 + its place for an unfinished block; 0: none */
 };
 
 /* Room for that many blocks without asking for memory later. False where there is no memory. */
@@ -87,7 +103,7 @@ int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *ro
                   const int32_t *tokens, int64_t n_tokens, bool saved_only);
 /* t's blocks are all known and are tokens' beginning.  Adds a copy of the known block that agrees with
  * the tokens after them the longest, *n_copied of them (0: there is none, or no block for a copy can
- * be had).  The rest of the copy is to be overwritten. */
+ * be had, or the pool has numbers alone).  The rest of the copy is to be overwritten. */
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
                        int *n_copied);

@@ -387,6 +387,7 @@ static int open_engine(struct stack *k, struct err *err)
                              .max_batch_rows = k->batch_rows,
                              .step_rows = k->step_rows,
                              .piece_rows = k->o.piece_rows,
+                             .mixed = k->o.mixed,
                              .max_kv_tokens = k->kv_tokens,
                              .policy = k->policy,
                              .reuse = !k->o.user.no_reuse,

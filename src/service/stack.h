@@ -21,9 +21,10 @@ enum {
 struct stack_opts {
     struct hcache_opts user; /* the stack keeps what its pointers point to */
 
-    struct io *io;    /* a simulated disk, borrowed; NULL: the machine's best */
-    int step_rows;    /* token budget of a step; 0: as user.mini_batches says */
-    int piece_rows;   /* as engine_opts.piece_rows */
+    struct io *io;  /* a simulated disk, borrowed; NULL: the machine's best */
+    int step_rows;  /* token budget of a step; 0: as user.mini_batches says */
+    int piece_rows; /* as engine_opts.piece_rows */
+    const struct mixed_opts *mixed; /* as engine_opts.mixed: borrowed while it opens */
     int64_t stuck_ns; /* of a device that does not answer, see store_opts; 0: 30 s */
     bool no_profile;  /* the caller fills the platform itself */
     /* Called when the model's configuration is known and before its weights are loaded.  A code other than 0

@@ -32,6 +32,8 @@ struct device_vtable {
     int (*stream_copy_strided)(struct stream *s, void *dst, size_t dst_stride,
                                const void *src, size_t src_stride, int64_t n, size_t bytes);
     int (*stream_copy_all)(struct stream *s, const struct copy_part *copies, int n);
+    /* NULL: it cannot. */
+    int (*stream_throttle)(struct stream *s, double bytes_per_s);
     int (*event_create)(struct device *d, struct event **out, struct err *err);
     void (*event_destroy)(struct event *e);
     int (*event_record)(struct stream *s, struct event *e);

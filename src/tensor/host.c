@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/copy.h"
 #include "base/hash.h"
 #include "base/mem.h"
@@ -23,7 +24,8 @@
 #include "tensor/ops.h"
 #include "tensor/shape.h"
 
-#define MAX_COMMANDS 64
+/* A step of the hybrid cache queues the blocks of a mini-batch at once (engine/mixed.h). */
+#define MAX_COMMANDS 1024
 
 enum command_kind {
     COMMAND_COPY,
@@ -54,7 +56,10 @@ struct copy_stream {
     pthread_mutex_t lock; /* guards the ring */
     pthread_cond_t queued, taken;
     struct command ring[MAX_COMMANDS];
-    uint64_t n_queued, n_done; /* of all time; the ring holds those between */
+    uint64_t n_queued, n_done;  /* of all time; the ring holds those between */
+    _Atomic double bytes_per_s; /* 0: as fast as memory */
+    int64_t
+        due_ns; /* when a throttled link would have brought what was copied; the worker's */
 };
 
 /* --- events --------------------------------------------------------------------------------- */
@@ -125,14 +130,40 @@ static int host_event_sync(struct event *base)
 
 /* --- copy streams --------------------------------------------------------------------------- */
 
+/* Sleeps are late by some ten microseconds, which the next copies make up for; after a pause there is
+ * nothing to make up for. */
+#define LATE_NS 2000000
+
+/* Waits until the bytes would have come over the link. */
+static void throttle(struct copy_stream *s, size_t bytes)
+{
+    double rate = atomic_load(&s->bytes_per_s);
+    if (rate <= 0)
+        return;
+    int64_t now = clock_now_ns();
+    if (s->due_ns < now - LATE_NS)
+        s->due_ns = now;
+    s->due_ns += (int64_t)((double)bytes / rate * 1e9);
+    if (s->due_ns > now)
+        clock_sleep_ns(s->due_ns - now);
+}
+
+static int host_stream_throttle(struct stream *base, double bytes_per_s)
+{
+    atomic_store(&((struct copy_stream *)base)->bytes_per_s, bytes_per_s);
+    return 0;
+}
+
 static void command_run(struct copy_stream *s, const struct command *c)
 {
     if (c->kind == COMMAND_MARK)
         event_reach(c->event, c->count);
     else if (c->kind == COMMAND_WAIT)
         event_await(c->event, c->count);
-    else if (c->kind == COMMAND_COPY && atomic_load(&s->base.code) == 0)
+    else if (c->kind == COMMAND_COPY && atomic_load(&s->base.code) == 0) {
         memcpy(c->dst, c->src, c->bytes);
+        throttle(s, c->bytes);
+    }
 }
 
 static void *copy_stream_main(void *arg)
@@ -445,6 +476,7 @@ static const struct device_vtable host_vtable = {
     .stream_recover = host_stream_recover,
     .stream_copy = host_stream_copy,
     .stream_copy_all = host_stream_copy_all,
+    .stream_throttle = host_stream_throttle,
     .event_create = host_event_create,
     .event_destroy = host_event_destroy,
     .event_record = host_event_record,

@@ -172,6 +172,14 @@ int stream_copy_all(struct stream *s, const struct copy_part *copies, int n)
     return rc;
 }
 
+int stream_throttle(struct stream *s, double bytes_per_s, struct err *err)
+{
+    if (s->device->v->stream_throttle == NULL || s->kind != STREAM_COPY)
+        return err_set(err, ERR_UNSUPPORTED, "device %s: its copies cannot be slowed down",
+                       s->device->name);
+    return s->device->v->stream_throttle(s, bytes_per_s);
+}
+
 int event_create(struct device *d, struct event **out, struct err *err)
 {
     return d->v->event_create(d, out, err);

@@ -165,6 +165,9 @@ struct copy_part {
     size_t bytes;
 };
 int stream_copy_all(struct stream *s, const struct copy_part *copies, int n);
+/* Copies of a copy stream take as long as a link of bytes_per_s would need, as long as one follows the other:
+ * for experiments.  ERR_UNSUPPORTED where a device's own engine copies. */
+int stream_throttle(struct stream *s, double bytes_per_s, struct err *err);
 
 /* --- files ---------------------------------------------------------------------------------- */
 

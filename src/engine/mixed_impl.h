@@ -1,0 +1,50 @@
+/* mixed_impl.h - what the files of the hybrid cache share; private to them.
+ *
+ *   mixed.c        memory, mini-batches, the calls of a pass
+ *   mixed_layer.c  a mini-batch's way through a layer */
+#ifndef ENGINE_MIXED_IMPL_H
+#define ENGINE_MIXED_IMPL_H
+
+#include "engine/mixed.h"
+#include "engine/step_batch.h"
+
+#define TRY(call)                                                                          \
+    do {                                                                                   \
+        int rc_ = (call);                                                                  \
+        if (rc_ != 0)                                                                      \
+            return rc_;                                                                    \
+    } while (0)
+
+static inline bool is_act(enum places_class c)
+{
+    return c == PLACES_ACT_DEVICE || c == PLACES_ACT_HOST;
+}
+
+/* Of entry `block` of a sequence's table. */
+static inline enum places_class class_at(const struct mixed *x, const struct seq *s,
+                                         int block)
+{
+    return places_class_of(&x->places, s->table.blocks[block]);
+}
+
+/* Whether the step computes the last row of a block. */
+static inline bool is_finished(const struct seq *s, int block)
+{
+    return s->n_done + s->n_rows >= (block + 1) * KV_BLOCK_TOKENS;
+}
+
+/* The host blocks of a mini-batch come into a buffer, behind what used it last. */
+int mixed_load(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
+/* Those of the mini-batch behind the present one: of this layer, or the first of the next. */
+int mixed_load_next(struct mixed *x, int layer, int buffer);
+/* The block tables of a mini-batch in a layer. */
+void mixed_set_tables(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
+/* Projects all ACT blocks of a mini-batch into scratch blocks. */
+int mixed_project(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
+/* Projects acts[at .. at + n), whose rows are staged: at most project_blocks. */
+int mixed_project_some(struct mixed *x, const struct mixed_act *acts, int layer, int buffer,
+                       int at, int n);
+/* What the layer wrote goes to its place. */
+int mixed_store(struct mixed *x, const struct mixed_mini *m, int layer);
+
+#endif

@@ -1,0 +1,231 @@
+/* test_mixed.c - contexts of KV and ACT blocks, on the device and on the host: the bits of contexts
+ * that never left it, the bytes over the link that the policy counts, and a host arena that is full. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/engine_impl.h"
+#include "tests/engine/mixedtest.h"
+
+static void random_patterns_have_the_same_bits(void **state)
+{
+    (void)state;
+    mx_compare(&(struct mx_case){"cpu", "synth:tiny-mha", 16, 75, 1});
+    mx_compare(&(struct mx_case){"cpu", "synth:tiny-gqa", 8, 75, 2});
+    mx_compare(&(struct mx_case){"ref", "synth:tiny-mha", 4, 12, 3});
+}
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
+enum { N_SEQS = 4, N_PROMPT = 3 * 64 + 10, N_LAYERS = 4 };
+
+struct job {
+    struct stack k;
+    struct seq *s[N_SEQS];
+};
+
+static void job_open(struct job *j, const struct mixed_opts *mo, int n_prompt, int n_seqs,
+                     int n_generate, bool shared)
+{
+    struct err err = {0};
+    et_open(&j->k, &(struct stack_opts){.user.max_sequences = N_SEQS,
+                                        .user.max_context = 512,
+                                        .step_rows = 2048,
+                                        .mixed = mo});
+    for (int i = 0; i < n_seqs; i++) {
+        int32_t prompt[512];
+        et_prompt(prompt, n_prompt, shared ? 5 : 5 + (uint64_t)i);
+        if (shared)
+            prompt[n_prompt - 1] = 7 + i;
+        struct et_ask a = {
+            .prompt = prompt, .n_prompt = n_prompt, .max_tokens = n_generate};
+        struct request q = et_request(&j->k, &a);
+        if (engine_add(j->k.engine, &q, &j->s[i], &err) != 0)
+            fail_msg("%s", err.msg);
+    }
+}
+
+static int step(struct job *j)
+{
+    struct err err = {0};
+    int n_active;
+    if (engine_step(j->k.engine, &n_active, &err) != 0)
+        fail_msg("%s", err.msg);
+    return n_active;
+}
+
+static void job_close(struct job *j, int n_seqs)
+{
+    for (int i = 0; i < n_seqs; i++)
+        engine_remove(j->k.engine, j->s[i]);
+    stack_close(&j->k);
+}
+
+static struct mixed_stats stats_of(const struct job *j)
+{
+    struct mixed_stats s;
+    assert_true(engine_mixed_stats(j->k.engine, &s));
+    return s;
+}
+
+/* The full blocks of all sequences, by class. */
+static void count_full(const struct job *j, int64_t n[PLACES_CLASSES])
+{
+    const struct places *p = &j->k.engine->mixed.places;
+    memset(n, 0, PLACES_CLASSES * sizeof *n);
+    for (int i = 0; i < N_SEQS; i++) {
+        const struct kv_table *t = seq_table(j->s[i]);
+        for (int b = 0; b < seq_tokens_done(j->s[i]) / KV_BLOCK_TOKENS; b++)
+            n[places_class_of(p, t->blocks[b])]++;
+    }
+}
+
+/* The pool has the blocks that the policy placed for the batch.  Each decode step then moves the bytes
+ * that its arithmetic says, layer by layer, and projects every ACT block. */
+static void a_step_moves_the_bytes_of_the_policy(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = {.project = {0, 1e-3},
+                               .link = {0, 1e-8},
+                               .kv_bytes = 64 * 2 * 64 * 4,
+                               .act_bytes = 64 * 64 * 4,
+                               .n_minibatches = 1};
+    struct hybrid_memory mem = {3 * m.kv_bytes, 1e9};
+    for (int64_t n_act = 0; n_act <= 16; n_act += 4) {
+        struct hybrid_split split;
+        struct job j;
+        int64_t full[PLACES_CLASSES];
+        hybrid_place(&m, &mem, 16, n_act, &split);
+        struct mixed_opts mo = {.n = {(int)split.kv_device, (int)split.act_device,
+                                      (int)split.kv_host, (int)split.act_host},
+                                .act_share = (double)n_act,
+                                .kv_share = (double)(16 - n_act),
+                                .link_bytes_per_s = n_act == 8 ? 1e9 : 0};
+        job_open(&j, &mo, N_PROMPT, N_SEQS, 20, false);
+        const struct places *p = &j.k.engine->mixed.places;
+        assert_int_equal(p->kv_bytes, (size_t)m.kv_bytes);
+        assert_int_equal(p->act_bytes, (size_t)m.act_bytes);
+        while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+            step(&j);
+        for (int i = 0; i < 3; i++) {
+            struct mixed_stats before = stats_of(&j), after;
+            count_full(&j, full);
+            step(&j);
+            after = stats_of(&j);
+            assert_int_equal(full[0] + full[1] + full[2] + full[3], 3 * N_SEQS);
+            /* Unfinished blocks lie on the device: the policy's sums are of full ones. */
+            uint64_t want = N_LAYERS * ((uint64_t)full[PLACES_KV_HOST] * p->kv_bytes +
+                                        (uint64_t)full[PLACES_ACT_HOST] * p->act_bytes);
+            assert_int_equal(after.up_bytes - before.up_bytes, want);
+            assert_int_equal(after.n_projected - before.n_projected,
+                             N_LAYERS * (full[PLACES_ACT_DEVICE] + full[PLACES_ACT_HOST]));
+            assert_in_range(full[PLACES_KV_HOST] + N_SEQS, split.kv_host,
+                            split.kv_host + N_SEQS);
+            assert_in_range(full[PLACES_ACT_HOST] + N_SEQS, split.act_host,
+                            split.act_host + N_SEQS);
+        }
+        job_close(&j, N_SEQS);
+    }
+}
+
+/* Equation 11: no sequence is a block off the ratio while blocks of both types are left. */
+static void sequences_have_the_ratio(void **state)
+{
+    (void)state;
+    struct job j;
+    struct mixed_opts mo = {
+        .n = {0, 0, 16, 16}, .act_share = 1, .kv_share = 2, .packing = MIXED_PAPER};
+    job_open(&j, &mo, N_PROMPT + 2 * 64, N_SEQS, 4, false);
+    while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+        step(&j);
+    for (int i = 0; i < N_SEQS; i++) {
+        const struct kv_table *t = seq_table(j.s[i]);
+        int n_act = 0;
+        assert_int_equal(t->n_blocks, 6);
+        for (int b = 0; b < t->n_blocks; b++)
+            n_act += places_class_of(&j.k.engine->mixed.places, t->blocks[b]) ==
+                     PLACES_ACT_HOST;
+        assert_int_equal(n_act, 2);
+    }
+    job_close(&j, N_SEQS);
+}
+
+/* --- little room ------------------------------------------------------------------------------ */
+
+/* Blocks for one context alone: requests run one after the other, and all end well. */
+static void a_full_arena_means_fewer_at_once(void **state)
+{
+    (void)state;
+    struct job j;
+    struct err err = {0};
+    struct mixed_opts mo = {.n = {0, 0, 3, 2}, .act_share = 1, .kv_share = 1};
+    job_open(&j, &mo, N_PROMPT, N_SEQS, 4, false);
+    int most = 0, n_active;
+    do {
+        int n = 0;
+        n_active = step(&j);
+        for (int i = 0; i < N_SEQS; i++)
+            n += j.s[i]->phase == PHASE_PREFILL || j.s[i]->phase == PHASE_DECODE;
+        most = n > most ? n : most;
+    } while (n_active > 0);
+    assert_int_equal(most, 1);
+    for (int i = 0; i < N_SEQS; i++) {
+        assert_int_equal(seq_outcome(j.s[i])->finish, FINISH_LENGTH);
+        assert_int_equal(seq_outcome(j.s[i])->n_generated, 4);
+    }
+    /* What can never fit is refused, with the reason. */
+    int32_t prompt[400];
+    struct seq *s;
+    et_prompt(prompt, 400, 3);
+    struct et_ask a = {.prompt = prompt, .n_prompt = 400, .max_tokens = 4};
+    struct request q = et_request(&j.k, &a);
+    assert_int_equal(engine_add(j.k.engine, &q, &s, &err), ERR_LIMIT);
+    job_close(&j, N_SEQS);
+}
+
+/* Sequences that begin alike share full blocks, whatever their type and place. */
+static void beginnings_are_shared(void **state)
+{
+    (void)state;
+    struct job j;
+    struct mixed_opts mo = {.n = {1, 1, 8, 8}, .act_share = 1, .kv_share = 1};
+    job_open(&j, &mo, N_PROMPT, N_SEQS, 4, true);
+    while (step(&j) > 0)
+        ;
+    int n_device = 0;
+    for (int i = 0; i < N_SEQS; i++) {
+        assert_int_equal(seq_outcome(j.s[i])->finish, FINISH_LENGTH);
+        n_device += seq_outcome(j.s[i])->n_device;
+    }
+    assert_int_equal(n_device, (N_SEQS - 1) * 3 * 64);
+    job_close(&j, N_SEQS);
+}
+
+static void parallel_devices_are_refused(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct err err = {0};
+    struct mixed_opts mo = {.n = {0, 0, 8, 8}};
+    int rc = et_try_open(
+        &k, &(struct stack_opts){.mixed = &mo, .user.pipeline_parallel = 2}, &err);
+    assert_int_equal(rc, ERR_UNSUPPORTED);
+    stack_close(&k);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_patterns_have_the_same_bits),
+        cmocka_unit_test(a_step_moves_the_bytes_of_the_policy),
+        cmocka_unit_test(sequences_have_the_ratio),
+        cmocka_unit_test(a_full_arena_means_fewer_at_once),
+        cmocka_unit_test(beginnings_are_shared),
+        cmocka_unit_test(parallel_devices_are_refused),
+    };
+    et_only(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,25 @@
+/* test_mixed_emulated.c - contexts of KV and ACT blocks on an emulated GPU, whose copy engine brings blocks
+ * up from pinned memory: the bits of contexts that never left it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "tests/engine/mixedtest.h"
+
+static void random_patterns_have_the_same_bits(void **state)
+{
+    (void)state;
+    et_device.cuda_math = "fixed";
+    mx_compare(&(struct mx_case){"cuda", "synth:tiny-mha", 2, 3, 4});
+    et_device = (struct device_opts){0};
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_patterns_have_the_same_bits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
