@@ -7,7 +7,7 @@ COMMA   := ,
 VARIANT ?= release
 B       := build/$(VARIANT)
 CC      ?= cc
-PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libcrypto libcurl libedit
+PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libcrypto hiredis libcurl libedit
 
 WARN     := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
             -Wmissing-prototypes -Wvla -Werror=implicit -Werror=int-conversion
@@ -42,7 +42,7 @@ $(error VARIANT=$(VARIANT) is none of: $(VARIANTS))
 endif
 
 CFLAGS   ?=
-PKG_CFLAGS := $(shell pkg-config --cflags $(filter-out libedit,$(PKGS)) 2>/dev/null)
+PKG_CFLAGS := $(shell pkg-config --cflags $(filter-out libedit hiredis,$(PKGS)) 2>/dev/null)
 ALL_CFLAGS := $(COMMON) $(OPT_$(VARIANT)) $(PKG_CFLAGS) $(CFLAGS)
 LDLIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lxxhash -lm -pthread
 LDFLAGS  := $(OPT_$(VARIANT)) -pthread

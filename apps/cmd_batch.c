@@ -65,6 +65,7 @@ static const struct opt options[] = {
               "DRAM; without it shared beginnings stay in the KV cache only"),
     OPT_STORE_CAP(struct batch_args),
     OPT_DRAM(struct batch_args),
+    OPT_REMOTE(struct batch_args),
     OPT_PREFETCH(struct batch_args),
     OPT_MAX_CONTEXT(struct batch_args),
     {"kv-tokens", OPT(struct batch_args, engine.o.kv_tokens), .arg = "N", .def = "0",

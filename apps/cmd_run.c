@@ -100,6 +100,7 @@ static const struct opt options[] = {
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
     OPT_STORE_CAP(struct run_args),
     OPT_DRAM(struct run_args),
+    OPT_REMOTE(struct run_args),
     OPT_POLICY(struct run_args),
     {"save", OPT(struct run_args, save), .arg = "KINDS",
      .help = "auto, hidden, kv, both, none, or a letter per layer (H, K, B, -); auto, or "
@@ -376,6 +377,7 @@ static void print_json(const struct hcache *h, const struct hcache_result *r)
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
     json_put_int(o, "restored_dram_bytes", (int64_t)r->restored_dram_bytes);
     json_put_int(o, "dram_tokens", r->dram_tokens);
+    json_put_int(o, "remote_tokens", r->remote_tokens);
     json_put_int(o, "device_tokens", r->device_tokens);
     json_put_string(o, "restore_source", r->tier);
     json_put_int(o, "truncated_tokens", r->truncated_tokens);

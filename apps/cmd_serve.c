@@ -70,6 +70,7 @@ static const struct opt options[] = {
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
     OPT_STORE_CAP(struct serve_args),
     OPT_DRAM(struct serve_args),
+    OPT_REMOTE(struct serve_args),
     OPT_PREFETCH(struct serve_args),
     OPT_POLICY(struct serve_args),
     {"store-required", OPT(struct serve_args, store_required),

@@ -26,6 +26,7 @@ static const char *const engine_checksums[] = {"auto", "device", "host", NULL};
 static const char *const engine_maths[] = {"fast", "fixed", "exact", NULL};
 static const char *const engine_graphs[] = {"on", "off", NULL};
 static const char *const engine_early[] = {"off", "on", NULL};
+static const char *const engine_remote_writes[] = {"idle", "use", "always", NULL};
 static const char *const engine_ranks[] = {"own", "shared", NULL};
 static const char *const engine_policies[] = {"lru",  "fifo", "lfu", "attentionstore",
                                               "ours", NULL};
@@ -97,6 +98,16 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_DRAM(s)                                                                        \
     {"dram", OPT(s, engine.o.dram_bytes), .arg = "BYTES", .def = "0",                      \
      .help = "memory for copies of saved state, in front of the store's disk; 0 is none"}
+#define OPT_REMOTE(s)                                                                      \
+    {"remote", OPT(s, engine.o.remote), .arg = "redis://[USER:PASSWORD@]HOST[:PORT][/DB]", \
+     .help = "a Redis that shares saved state among servers, behind --store"},             \
+    {"remote-write", OPT(s, engine.o.remote_write), .choices = engine_remote_writes,       \
+     .def = "always",                                                                      \
+     .help = "when state is written there: once it is stored here, when the request that " \
+             "made it has ended (idle), or when a later request uses it (use)"},           \
+    {"remote-ttl", OPT(s, engine.o.remote_ttl_s), .arg = "S", .def = "604800", .min = 1,   \
+     .max = 316224000,                                                                     \
+     .help = "seconds after which the remote drops state that nobody has fetched"}
 #define OPT_PREFETCH(s)                                                                    \
     {"prefetch", OPT(s, engine.o.prefetch), .choices = engine_graphs, .def = "on",         \
      .help = "whether state that waiting requests need is read ahead into --dram"}

@@ -106,6 +106,13 @@ struct hcache_opts {
     /* Memory for copies of saved state, in front of the store's disk; 0: none.  Nothing is lost with a
      * copy.  Ignored where there is no disk: without a store, and with one in DRAM. */
     uint64_t dram_bytes;
+    /* A Redis in which several servers share saved state, behind the store:
+     * "redis://[user:password@]host[:port][/db]"; NULL: none.  Needs a store.  See docs/CLUSTER.md. */
+    const char *remote;
+    /* When state is written there: "always" or NULL: as soon as it is in the store; "idle": when the
+     * request that made it has ended; "use": when a later request uses it. */
+    const char *remote_write;
+    int remote_ttl_s; /* there, it goes when nobody has fetched it for so long; 0: seven days */
     const char
         *prefetch; /* "on" or NULL: chunks of waiting requests are read ahead into that
                            * memory; "off": they are not */
@@ -378,6 +385,7 @@ struct hcache_result {
     uint64_t
         restored_dram_bytes; /* of these: from copies in DRAM (hcache_opts.dram_bytes) */
     int dram_tokens;         /* of the cached ones: they came from such copies alone */
+    int remote_tokens;       /* fetched from the remote into the store for this request */
     char miss[200];          /* why not more was restored */
     const char *
         save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
@@ -524,6 +532,25 @@ struct hcache_dram {
     uint64_t read_bytes; /* read from copies by restores */
 };
 
+/* The shared tier (hcache_opts.remote). */
+struct hcache_remote {
+    char url[300]; /* without the password; "": there is none, and all else is 0 */
+    int is_up;     /* it answers */
+    char why_down[160];
+    /* Since the start: */
+    uint64_t n_fetches;                /* look-ups that asked it for chunks */
+    uint64_t n_fetched, fetched_bytes; /* chunks that came, right in every byte */
+    struct hcache_counts misses; /* look-ups that got less than they asked for, by why */
+    uint64_t n_written, written_bytes; /* chunks */
+    uint64_t n_known;                  /* chunks that it had already */
+    uint64_t n_dropped;                /* chunks not written: the queue was full, */
+    uint64_t n_gone;                   /* they had left the store, */
+    uint64_t n_refused;                /* or the remote refused them: it is full */
+    uint64_t n_failures;               /* of its connections */
+    uint64_t n_queued;                 /* chunks that wait to be written now */
+    double latency_s, bytes_per_s;     /* as fetches have found it; 0: not known */
+};
+
 struct hcache_cache_stats {
     const char *tier; /* NULL: there is no store, and all else is 0 */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
@@ -538,6 +565,7 @@ struct hcache_cache_stats {
     int saving_fault;     /* 0, or the error for which nothing is saved now */
     char saving_why[200]; /* its message, or "" */
     struct hcache_dram dram;
+    struct hcache_remote remote;
     /* of the salt */
     uint64_t salt_chunks, salt_bytes, salt_quota_bytes, salt_guaranteed_bytes;
 };
@@ -616,6 +644,7 @@ struct hcache_stats {
     uint64_t restored_tokens; /* of the prompts: from the store */
     const char *tier;         /* where that is: "dram", "disk"; NULL: there is no store */
     uint64_t dram_tokens;     /* of restored_tokens: from copies in DRAM alone */
+    uint64_t remote_tokens;   /* fetched from the remote into the store */
     struct hcache_dram dram;
     uint64_t computed_tokens; /* of the prompts */
     uint64_t restored_bytes;

@@ -3,8 +3,9 @@
 # need to be there. Silent and quick where nothing is missing.
 #   tools/setup.sh            what building, testing and the demo need
 #   tools/setup.sh --test     and the browser, its driver and its Python module for the tests of the
-#                             page, and the real model: make test runs it. Without a network or
-#                             without root the tests that need them are skipped
+#                             page, redis-server for those of --remote, and the real model: make test
+#                             runs it. Without a network or without root tests of the page and of the
+#                             model are skipped
 #   tools/setup.sh --clients  and .venv/ with the official clients and the browser's Python module
 #                             that tests/e2e use
 #   tools/setup.sh --dev      and what only development needs: clang, coverage, the browser, .venv/
@@ -16,9 +17,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev
-          libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev
+          libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev libhiredis-dev
           zlib1g-dev libcmocka-dev python3 python3-venv procps strace mount e2fsprogs util-linux curl)
 browser=(chromium chromium-driver)
+cluster=(redis-server)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr "${browser[@]}")
 
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -63,8 +65,8 @@ has_selenium() {
 case ${1:-} in
 '' | --list) ;;
 --real-model) want=(ca-certificates python3 python3-venv) ;;
---test) want+=("${browser[@]}") && { has_selenium || want+=(python3-selenium); } ;;
---dev) want+=("${dev[@]}") ;;
+--test) want+=("${browser[@]}" "${cluster[@]}") && { has_selenium || want+=(python3-selenium); } ;;
+--dev) want+=("${dev[@]}" "${cluster[@]}") ;;
 --clients) ;;
 *) fail "unknown argument \"$1\" (allowed: --test, --clients, --dev, --real-model, --list)" ;;
 esac

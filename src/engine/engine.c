@@ -50,6 +50,7 @@ static int reserve_restoring(struct engine *e, struct err *err)
                                    .staging_bytes = e->o.staging_bytes,
                                    .direct = e->o.direct,
                                    .fetches = e->o.fetches,
+                                   .remote = e->o.remote,
                                    .max_rows = e->o.max_batch_rows};
     return restore_phase_init(&e->restores, &o, &e->shared, &e->next, err);
 }

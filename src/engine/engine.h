@@ -40,6 +40,8 @@ struct engine_opts {
     const struct model *model;
     struct store *store; /* NULL: nothing is restored or saved */
     struct saver *saver; /* NULL: nothing is saved */
+    struct remote
+        *remote; /* what the store lacks is fetched from there; NULL: there is none */
     struct sha256 fingerprint;
     /* what plans are made from; where it has no tier, that is measured: in the background from now
      * on if measure_ahead and there are stored chunks, else on the first hits */
@@ -123,6 +125,7 @@ struct outcome {
     int n_stored;    /* prompt tokens that the store has, as far as was looked */
     int n_cached;    /* prompt tokens that were not computed: */
     int n_device;    /* taken over from the KV cache; the others were restored */
+    int n_remote;    /* prompt tokens whose chunks came from the remote for this sequence */
     int n_preempted; /* times that it lost its place */
     int n_recovered; /* tokens that it had when it did, and that were not computed again */
     uint64_t

@@ -57,6 +57,7 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
                                        .staging_bytes = o->staging_bytes,
                                        .direct = o->direct,
                                        .fetches = o->fetches,
+                                       .remote = o->remote,
                                        .max_tokens = m->max_ctx};
     int rc = restore_pipeline_create(&ro, &g->pipeline, err);
     sh->fetcher = rc == 0 && o->fetches ? g->pipeline : NULL;
@@ -269,6 +270,21 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
         seq_enter_prefill(s);
 }
 
+static bool is_forced(const struct seq *s)
+{
+    return s->plan != NULL && strcmp(s->plan, "auto") != 0;
+}
+
+/* Price of computing the first n_tokens where nothing else is computed; 0: the store is waited for.
+ * Forced plans are carried out, however long that takes; a truncated context cannot be computed. */
+static double recompute_s(const struct restore_phase *g, const struct seq *s, int n_tokens)
+{
+    if (is_forced(s) || s->view.cut > 0)
+        return 0;
+    return g->shared->model->cfg.n_layers *
+           platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
+}
+
 /* Returns the reason why nothing is looked up, or NULL. */
 static const char *why_not(const struct seq *s)
 {
@@ -300,25 +316,13 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
         .n_moved = n_moved,
         .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
         .use = seq_use(s),
-        .measure_io = must_measure(g)};
+        .measure_io = must_measure(g),
+        .owner = store_owner(s->salt),
+        .n_have = s->n_done,
+        .recompute_s = recompute_s(g, s, v->n_tokens)};
     upcoming_fetch_no_more(s);
     seq_enter_restore(s);
     s->restore = restore_find(g->pipeline, &want);
-}
-
-static bool is_forced(const struct seq *s)
-{
-    return s->plan != NULL && strcmp(s->plan, "auto") != 0;
-}
-
-/* Price of computing the first n_tokens where nothing else is computed; 0: the store is waited for.
- * Forced plans are carried out, however long that takes; a truncated context cannot be computed. */
-static double recompute_s(const struct restore_phase *g, const struct seq *s, int n_tokens)
-{
-    if (is_forced(s) || s->view.cut > 0)
-        return 0;
-    return g->shared->model->cfg.n_layers *
-           platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
 }
 
 /* The look-up has ended: plans, and starts the reads. */
@@ -330,6 +334,7 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
     snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
              f->err.code != 0 ? f->err.msg : f->why);
     s->out.differs_at = f->differs_at;
+    s->out.n_remote += f->n_remote * STORE_CHUNK_TOKENS;
     int n_hits = count_usable(s, f);
     if (stored_tokens(f, n_hits) <= s->n_done) {
         end(g, s, n_hits);
@@ -590,12 +595,14 @@ static bool fuse(struct restore_phase *g, int max_rows, int *n)
 }
 
 /* A look-up that does not end for as long as reads may be silent is not waited for.  The first one
- * may have to measure the store. */
+ * may have to measure the store.  A remote that sends is not silent. */
 static bool leaves_lookup(struct restore_phase *g, struct seq *s)
 {
     double again_s, price_s = recompute_s(g, s, s->view.n_tokens);
+    int64_t heard_ns = restore_heard_ns(s->restore);
+    int64_t since_ns = heard_ns > s->t_start ? heard_ns : s->t_start;
     const struct stall_view v = {.recompute_s = price_s,
-                                 .silent_s = (double)(clock_now_ns() - s->t_start) * 1e-9,
+                                 .silent_s = (double)(clock_now_ns() - since_ns) * 1e-9,
                                  .n_left = 1,
                                  .may_recompute = price_s > 0 && !must_measure(g)};
     enum stall_choice what = stall_choose(&v, &again_s);

@@ -18,8 +18,9 @@ struct restore_phase_opts {
     uint64_t throttle_bytes_per_s; /* of the store; 0: none */
     size_t staging_bytes;
     enum restore_direct direct;
-    bool fetches; /* what waiting sequences need goes to the store's DRAM tier */
-    int max_rows; /* of one forward pass */
+    bool fetches;          /* what waiting sequences need goes to the store's DRAM tier */
+    struct remote *remote; /* NULL: none */
+    int max_rows;          /* of one forward pass */
 };
 
 struct restore_phase {

@@ -327,6 +327,31 @@ static struct json *dram_tier(const struct hcache_dram *d)
     return o;
 }
 
+/* What servers share, behind the store. */
+static struct json *remote_tier(const struct hcache_remote *r)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "name", "remote");
+    json_put_string(o, "url", r->url);
+    json_put_bool(o, "up", r->is_up);
+    json_put_string(o, "down_because", r->is_up ? NULL : r->why_down);
+    json_put_int(o, "fetches", (int64_t)r->n_fetches);
+    json_put_int(o, "fetched_chunks", (int64_t)r->n_fetched);
+    json_put_int(o, "fetched_bytes", (int64_t)r->fetched_bytes);
+    json_put(o, "misses_by_reason", counts(&r->misses));
+    json_put_int(o, "written_chunks", (int64_t)r->n_written);
+    json_put_int(o, "written_bytes", (int64_t)r->written_bytes);
+    json_put_int(o, "known_chunks", (int64_t)r->n_known);
+    json_put_int(o, "dropped_chunks", (int64_t)r->n_dropped);
+    json_put_int(o, "gone_chunks", (int64_t)r->n_gone);
+    json_put_int(o, "refused_chunks", (int64_t)r->n_refused);
+    json_put_int(o, "queued_chunks", (int64_t)r->n_queued);
+    json_put_int(o, "failures", (int64_t)r->n_failures);
+    json_put_real(o, "latency_ms", r->latency_s * 1e3);
+    json_put_real(o, "bytes_per_s", r->bytes_per_s);
+    return o;
+}
+
 static struct json *salt_use(const struct hcache_cache_stats *k)
 {
     struct json *o = json_new_object();
@@ -414,6 +439,8 @@ void api_cache_stats(struct call *c)
         json_push(tiers, dram_tier(&k.dram));
     if (k.tier != NULL)
         json_push(tiers, all ? tier(&k) : tenant_tier(&k));
+    if (all && k.remote.url[0] != 0)
+        json_push(tiers, remote_tier(&k.remote));
     json_put(o, "tiers", tiers);
     json_put_bool(o, "saves", k.tier != NULL && k.saving_fault == 0);
     json_put_string(o, "not_saved_because", k.saving_fault != 0 ? k.saving_why : NULL);

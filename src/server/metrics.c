@@ -134,23 +134,21 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
            "Requests with less restored than their prompt's chunks.", (double)st->n_misses);
 }
 
-static void saving_metrics(struct textbuf *b, struct hcache *h)
+static void saving_metrics(struct textbuf *b, const struct hcache_cache_stats *k)
 {
-    struct hcache_cache_stats k;
-    hcache_cache_stats(h, NULL, &k);
     metric(b, "gauge", "store_saves",
-           "1: state is being saved; 0: no store, a fault, or a full disk.",
-           k.tier != NULL && k.saving_fault == 0);
+           "1: state is being saved; 0: no store, a fault, or a full disk->",
+           k->tier != NULL && k->saving_fault == 0);
     metric(b, "gauge", "expiring_chunks", "Chunks with a time to live.",
-           (double)k.n_expiring);
+           (double)k->n_expiring);
     metric(b, "gauge", "guarantees", "Guaranteed contexts: pins that are never broken.",
-           (double)k.n_guarantees);
+           (double)k->n_guarantees);
     metric(b, "gauge", "guaranteed_bytes", "Saved state that is not evicted.",
-           (double)k.guaranteed_bytes);
+           (double)k->guaranteed_bytes);
     metric(b, "gauge", "guarantee_limit_bytes", "Bound on it; 0: none.",
-           (double)k.guarantee_limit_bytes);
+           (double)k->guarantee_limit_bytes);
     metric(b, "counter", "guarantees_broken_total", "Guarantees that damage has broken.",
-           (double)k.n_guarantees_broken);
+           (double)k->n_guarantees_broken);
 }
 
 static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
@@ -215,6 +213,43 @@ static void dram_metrics(struct textbuf *b, const struct hcache_dram *d)
            (double)d->n_full);
     metric(b, "counter", "dram_read_bytes_total", "Bytes that restores read from copies.",
            (double)d->read_bytes);
+}
+
+static void remote_metrics(struct textbuf *b, const struct hcache_stats *st,
+                           const struct hcache_remote *r)
+{
+    if (r->url[0] == 0)
+        return;
+    metric(b, "gauge", "remote_up", "1: the remote answers.", r->is_up);
+    metric(b, "counter", "remote_tokens_total",
+           "Prompt tokens whose state was fetched from the remote.",
+           (double)st->remote_tokens);
+    metric(b, "counter", "remote_fetches_total", "Look-ups that asked the remote.",
+           (double)r->n_fetches);
+    counts(b, "remote_misses_total", "reason",
+           "Look-ups that got less from the remote than they asked for, by why.",
+           &r->misses);
+    metric(b, "counter", "remote_fetched_chunks_total", "Chunks that came, and were right.",
+           (double)r->n_fetched);
+    metric(b, "counter", "remote_fetched_bytes_total", "Their bytes.",
+           (double)r->fetched_bytes);
+    head(b, "counter", "remote_offered_chunks_total",
+         "Chunks for the remote, by what became of them.");
+    labelled(b, "remote_offered_chunks_total", "end", "written", r->n_written);
+    labelled(b, "remote_offered_chunks_total", "end", "known", r->n_known);
+    labelled(b, "remote_offered_chunks_total", "end", "dropped", r->n_dropped);
+    labelled(b, "remote_offered_chunks_total", "end", "gone", r->n_gone);
+    labelled(b, "remote_offered_chunks_total", "end", "refused", r->n_refused);
+    metric(b, "counter", "remote_written_bytes_total", "Bytes written to the remote.",
+           (double)r->written_bytes);
+    metric(b, "gauge", "remote_queued_chunks", "Chunks that wait to be written there.",
+           (double)r->n_queued);
+    metric(b, "counter", "remote_failures_total", "Connections to the remote that failed.",
+           (double)r->n_failures);
+    metric(b, "gauge", "remote_latency_seconds", "Until its first answer, as seen lately.",
+           r->latency_s);
+    metric(b, "gauge", "remote_bytes_per_second", "Its bandwidth, as seen lately.",
+           r->bytes_per_s);
 }
 
 static void answer_metrics(struct textbuf *b, struct answers *m)
@@ -293,6 +328,7 @@ static void tenant_metrics(struct textbuf *b, struct call *c)
 static void all_metrics(struct textbuf *b, struct call *c)
 {
     struct hcache_stats st;
+    struct hcache_cache_stats k;
     http_metrics(b, c->s);
     if (call_model(c) == NULL)
         return;
@@ -300,9 +336,11 @@ static void all_metrics(struct textbuf *b, struct call *c)
     request_metrics(b, &st);
     token_metrics(b, &st);
     restore_metrics(b, &st);
-    saving_metrics(b, call_model(c));
+    hcache_cache_stats(call_model(c), NULL, &k);
+    saving_metrics(b, &k);
     store_metrics(b, &st);
     dram_metrics(b, &st.dram);
+    remote_metrics(b, &st, &k.remote);
     answer_metrics(b, c->s->answers);
 }
 

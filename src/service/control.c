@@ -182,6 +182,7 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
         saver_stats(h->k.saver, &saver);
     out->tier = st.tier;
     out->dram = counts_dram(&st.dram);
+    out->remote = counts_remote(h->k.remote);
     out->n_chunks = st.n_chunks;
     out->used_bytes = st.used_bytes;
     out->cap_bytes = st.cap_bytes;

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "engine/engine.h"
+#include "remote/remote.h"
 #include "service/ticket.h"
 #include "state/saver.h"
 #include "store/store.h"
@@ -72,6 +73,7 @@ void counts_end(struct counts *c, const struct hcache_ticket *t)
         st->device_tokens += (uint64_t)r->device_tokens;
         st->restored_tokens += (uint64_t)(r->cached_tokens - r->device_tokens);
         st->dram_tokens += (uint64_t)r->dram_tokens;
+        st->remote_tokens += (uint64_t)r->remote_tokens;
         st->computed_tokens += (uint64_t)(r->prompt_tokens - r->cached_tokens);
     }
     st->generated_tokens += (uint64_t)r->n_tokens;
@@ -136,6 +138,31 @@ struct hcache_dram counts_dram(const struct store_dram *d)
                                 .n_demoted = d->n_demoted,
                                 .n_full = d->n_full,
                                 .read_bytes = d->read_bytes};
+}
+
+struct hcache_remote counts_remote(struct remote *r)
+{
+    struct remote_stats st;
+    remote_stats(r, &st);
+    struct hcache_remote out = {.is_up = st.is_up,
+                                .n_fetches = st.n_fetches,
+                                .n_fetched = st.n_fetched,
+                                .fetched_bytes = st.fetched_bytes,
+                                .n_written = st.n_written,
+                                .written_bytes = st.written_bytes,
+                                .n_known = st.n_known,
+                                .n_dropped = st.n_dropped,
+                                .n_gone = st.n_gone,
+                                .n_refused = st.n_refused,
+                                .n_failures = st.n_failures,
+                                .n_queued = st.n_queued,
+                                .latency_s = st.pace.latency_s,
+                                .bytes_per_s = st.pace.bytes_per_s};
+    memcpy(out.url, st.url, sizeof out.url);
+    memcpy(out.why_down, st.why_down, sizeof out.why_down);
+    for (int i = REMOTE_MISS_NONE + 1; r != NULL && i < REMOTE_MISSES; i++)
+        count_add(&out.misses, remote_miss_name((enum remote_miss)i), st.misses[i]);
+    return out;
 }
 
 void counts_read_store(struct store *store, struct hcache_stats *out)

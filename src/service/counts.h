@@ -12,6 +12,7 @@
 #include "store/store.h"
 
 struct engine_stats;
+struct remote;
 struct hcache_ticket;
 struct saver;
 
@@ -31,6 +32,8 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
                  struct hcache_stats *out);
 /* Returns the public form of what the store says of its DRAM tier. */
 struct hcache_dram counts_dram(const struct store_dram *d);
+/* All 0 where r is NULL. */
+struct hcache_remote counts_remote(struct remote *r);
 /* Add to *out; any thread, no lock needed. */
 void counts_read_saver(struct saver *saver, struct hcache_stats *out);
 void counts_read_store(struct store *store, struct hcache_stats *out);

@@ -15,6 +15,8 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "model/pack_file.h"
+#include "remote/remote.h"
+#include "remote/url.h"
 #include "service/memory_plan.h"
 #include "state/fingerprint.h"
 #include "state/profile.h"
@@ -333,9 +335,34 @@ static int most_rows(const struct stack *k)
     return k->step_rows > k->batch_rows ? k->step_rows : k->batch_rows;
 }
 
+/* Bytes of a chunk with all kinds of records, as a value of the remote. */
+static size_t chunk_bytes(const struct model *m)
+{
+    size_t layer = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN) +
+                   round_up(STORE_CHUNK_TOKENS * model_kv_bytes(m), STORE_ALIGN);
+    return (size_t)m->cfg.n_layers * layer + STORE_ALIGN;
+}
+
+/* Seven days. */
+#define REMOTE_TTL_S (7 * 86400)
+
+static int open_remote(struct stack *k, struct err *err)
+{
+    const struct hcache_opts *u = &k->o.user;
+    struct remote_opts o = {.url = u->remote,
+                            .store = k->store,
+                            .fingerprint = k->fingerprint,
+                            .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s
+                                                         : REMOTE_TTL_S,
+                            .max_chunk_bytes = chunk_bytes(k->model)};
+    int rc = remote_when_parse(u->remote_write, &o.when, err);
+    return rc == 0 ? remote_open(&o, &k->remote, err) : rc;
+}
+
 static int open_saver(struct stack *k, struct err *err)
 {
     struct saver_opts so = {.store = k->store,
+                            .remote = k->remote,
                             .model = k->model,
                             .fingerprint = k->fingerprint,
                             .buffer_bytes = save_buffer_bytes(k),
@@ -371,6 +398,8 @@ static int open_state(struct stack *k, struct err *err)
     }
     model_work_destroy(work);
     stream_destroy(s);
+    if (rc == 0 && k->store != NULL && k->o.user.remote != NULL)
+        rc = open_remote(k, err);
     return rc == 0 && k->store != NULL ? open_saver(k, err) : rc;
 }
 
@@ -379,6 +408,7 @@ static int open_engine(struct stack *k, struct err *err)
     struct engine_opts eo = {.model = k->model,
                              .store = k->store,
                              .saver = k->saver,
+                             .remote = k->remote,
                              .fingerprint = k->fingerprint,
                              .platform = &k->platform,
                              .measure_ahead = k->owns_io && !k->o.no_profile,
@@ -412,6 +442,19 @@ static int read_policy(struct stack *k, struct err *err)
     return 0;
 }
 
+/* What is wrong with the options of a remote shows before the weights are loaded. */
+static int check_remote(const struct stack *k, struct err *err)
+{
+    const struct hcache_opts *u = &k->o.user;
+    struct remote_url url;
+    if (u->remote == NULL)
+        return 0;
+    if (u->n_store == 0 && !u->store_in_memory)
+        return err_set(err, ERR_USAGE,
+                       "--remote needs --store: what comes from it is stored here, too");
+    return remote_url_parse(u->remote, &url, err);
+}
+
 /* A pass over streamed weights cannot be faster than the disk. */
 static void say_step(const struct stack *k)
 {
@@ -440,6 +483,8 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
         return err_set(err, ERR_USAGE, "mini-batches are %d; they must be 0 to %d",
                        u->mini_batches, HCACHE_MAX_MINI_BATCHES);
     int rc = read_policy(out, err);
+    if (rc == 0)
+        rc = check_remote(out, err);
     if (rc == 0)
         rc = open_model(out, err);
     if (rc == 0 && (u->n_store > 0 || out->o.user.store_in_memory))
@@ -477,6 +522,7 @@ void stack_close(struct stack *k)
         keep_profile(k);
     engine_destroy(k->engine);
     saver_destroy(k->saver);
+    remote_close(k->remote);
     store_close(k->store);
     if (k->owns_io)
         io_close(k->io);

@@ -39,6 +39,7 @@ struct stack {
     struct model *model;
     struct io *io;
     struct store *store;
+    struct remote *remote; /* NULL: none */
     struct saver *saver;
     struct engine *engine;
     struct sha256 fingerprint;

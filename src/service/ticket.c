@@ -193,6 +193,7 @@ void ticket_describe(struct hcache_ticket *t)
     r->restored_dram_bytes = o->restore.dram_bytes;
     int restored = r->cached_tokens - r->device_tokens;
     r->dram_tokens = o->restore.dram_tokens < restored ? o->restore.dram_tokens : restored;
+    r->remote_tokens = o->n_remote < r->cached_tokens ? o->n_remote : r->cached_tokens;
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
     if (o->differs_at > 0 && strcmp(o->miss, STORE_WHY_ABSENT) == 0)
         miss_text(t->tokenizer, t->prompt, t->req.n_prompt, o->differs_at, r->miss,

@@ -197,6 +197,10 @@ static void stop_thread(struct restore_pipeline *r)
     restore_tell_io(r);
     pthread_mutex_unlock(&r->lock);
     pthread_join(r->io, NULL);
+    pthread_mutex_lock(&r->lock);
+    while (r->n_fetches > 0) /* cancelled: the remote lets go of them soon */
+        pthread_cond_wait(&r->for_io, &r->lock);
+    pthread_mutex_unlock(&r->lock);
 }
 
 void restore_pipeline_destroy(struct restore_pipeline *r)
@@ -559,6 +563,9 @@ int restore_layers_ready(const struct restore *r)
 
 void restore_free(struct restore *r)
 {
+    struct remote_fetched unused;
+    if (r->fetch != NULL)
+        remote_fetch_end(r->fetch, &unused);
     if (r->owns_hits)
         store_release(r->rr->o.store, r->hits, r->found.n_hits);
     pthread_mutex_destroy(&r->fault_lock);
@@ -647,6 +654,8 @@ void restore_end(struct restore *r)
     restore_drop_work(rr, r);
     pthread_mutex_lock(&rr->lock);
     unlink_restore(rr, r);
+    if (r->is_fetching)
+        remote_fetch_cancel(r->fetch);
     bool in_flight = r->n_in_flight > 0;
     CHECK(!in_flight || r->owns_hits);
     if (in_flight)

@@ -46,6 +46,7 @@
 #include "kvcache/kvcache.h"
 #include "model/model.h"
 #include "policy/plan.h"
+#include "remote/remote.h"
 #include "store/store.h"
 
 enum { RESTORE_GROUP_CHUNKS = 8 };
@@ -75,6 +76,8 @@ struct restore_pipeline_opts {
     /* The I/O thread fetches what waiting requests need (store_fetch_want) into the store's DRAM tier,
      * while no restore wants the disk. */
     bool fetches;
+    struct remote
+        *remote; /* what the store lacks is fetched from there; NULL: there is none */
 };
 
 /* Reserves staging (registered with the store's I/O once) and scratch, and starts the I/O thread.
@@ -117,6 +120,9 @@ struct restore_want {
     struct sha256 stair;
     struct store_use use; /* of the chunks that are found */
     bool measure_io;
+    uint64_t owner;     /* of the chunks */
+    int n_have;         /* tokens whose K and V are in the cache already */
+    double recompute_s; /* price of computing the others; 0: the remote is waited for */
 };
 
 /* What the store has of it: the longest chain of full chunks, and the longest partial chunk behind
@@ -125,6 +131,7 @@ struct restore_found {
     const struct store_hit
         *hits; /* [n_hits], the restore's; only the last may be partial */
     int n_hits;
+    int n_remote;  /* of these, the last ones that came from the remote for this restore */
     char why[200]; /* why the chain is not longer */
     /* The first token where the context differs from the stored one that is nearest; -1: not known */
     int differs_at;
@@ -138,6 +145,8 @@ struct restore_found {
 struct restore *restore_find(struct restore_pipeline *rr, const struct restore_want *want);
 /* NULL while it is being looked up; then valid until restore_end. */
 const struct restore_found *restore_found(const struct restore *r);
+/* When the remote has sent anything for the look-up (clock_now_ns); 0: it was not asked. */
+int64_t restore_heard_ns(struct restore *r);
 
 struct restore_job {
     const struct store_hit *hits; /* restore_run only: [n_chunks], pinned by the caller */

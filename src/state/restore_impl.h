@@ -5,6 +5,7 @@
  *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
  *   restore_replan.c   another kind of record for layers whose reads have not begun
  *   restore_race.c     recomputation that races reads which hang or crawl
+ *   restore_remote.c   chunks that the store lacks come from the remote, while the look-up waits
  *   restore_direct.c   what of it goes into the device's memory by itself
  *   restore_up.c       between the two, where the device has memory of its own: copies up
  *
@@ -90,7 +91,9 @@ struct restore {
     /* rr->lock */
     enum restore_state state;
     int n_out;                     /* groups that are not free */
-    int n_in_flight;               /* of which the I/O thread has */
+    int n_in_flight;               /* of which the I/O thread has; a look-up, and a fetch */
+    bool is_fetching;              /* the remote is asked: r->fetch is its */
+    int64_t t_heard;               /* when that ended */
     char method[STORE_MAX_LAYERS]; /* the plan's letters, or what they were changed to */
     double io_done_s;              /* planned time of the reads that came back */
     int next_layer, next_chunk;    /* what is read next: an index into order, a chunk */
@@ -109,6 +112,7 @@ struct restore {
     struct store_hit *hits; /* [n_keys + 1] */
     bool owns_hits;
     struct restore_found found;
+    struct remote_fetch *fetch; /* NULL: the remote was not asked, or what came is taken */
 
     /* fixed while RUNNING */
     struct restore_job job;
@@ -167,6 +171,7 @@ struct restore_pipeline {
     struct group_list free, ready;
     struct restore *runs; /* not ended, in the order of their beginning */
     int n_in_flight;      /* groups */
+    int n_fetches;        /* look-ups that wait for the remote, abandoned ones too */
     int64_t
         t_heard; /* when a group came back last, or the first of those in flight was issued */
     uint64_t n_io_news; /* things that the I/O thread may want to look at */
@@ -264,6 +269,13 @@ void restore_replan(struct restore *r);
 /* --- restore_race.c: the compute lane's --- */
 /* A piece has ended; the restore has n_tokens good ones. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);
+/* --- restore_remote.c: the I/O thread's --- */
+/* The local look-up has ended: asks the remote for the rest.  False where nothing is waited for. */
+bool restore_remote_begin(struct restore *r);
+/* The fetch has ended: looks up what came. */
+void restore_remote_take(struct restore *r);
+/* Offers the chunks that were found to the remote, where it takes what is used. */
+void restore_remote_offer(struct restore *r);
 /* --- restore_direct.c: the I/O thread's --- */
 /* Behind restore_up_create. Opens the device's reader, if it is to be used and there is one. */
 int restore_direct_open(struct restore_pipeline *rr, struct err *err);

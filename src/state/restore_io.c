@@ -98,12 +98,28 @@ static int differs_at(const struct restore *r, int n_full)
     return same < 0 ? -1 : first + same;
 }
 
-static void find(struct restore *r)
+/* The full chunks; false where the remote is asked for more of them first. */
+static bool find_full(struct restore *r)
+{
+    struct restore_found *f = &r->found;
+    if (r->fetch != NULL) {
+        restore_remote_take(r);
+        return true;
+    }
+    f->err.code = store_lookup_for(r->rr->o.store, &r->want.use, r->keys + 1, r->n_keys,
+                                   r->hits, &f->n_hits, f->why, sizeof f->why, &f->err);
+    if (f->err.code == 0)
+        restore_remote_offer(r);
+    return !restore_remote_begin(r);
+}
+
+/* False where the look-up goes on when the remote has answered. */
+static bool find(struct restore *r)
 {
     struct restore_pipeline *rr = r->rr;
     struct restore_found *f = &r->found;
-    f->err.code = store_lookup_for(rr->o.store, &r->want.use, r->keys + 1, r->n_keys,
-                                   r->hits, &f->n_hits, f->why, sizeof f->why, &f->err);
+    if (!find_full(r))
+        return false;
     int n_full = f->n_hits;
     f->differs_at = f->err.code == 0 ? differs_at(r, n_full) : -1;
     /* Where nothing is known of the store's speed, a tail alone is no measure of it. */
@@ -118,6 +134,7 @@ static void find(struct restore *r)
         f->n_hits = 0;
     }
     f->hits = r->hits;
+    return true;
 }
 
 /* --- what is read next ------------------------------------------------------------------------ */
@@ -333,18 +350,19 @@ static void fail_all(struct restore_pipeline *rr, const struct err *why)
 static bool find_next(struct restore_pipeline *rr)
 {
     struct restore *r = rr->runs;
-    while (r != NULL && r->state != RESTORE_FINDING)
+    while (r != NULL && (r->state != RESTORE_FINDING || r->is_fetching))
         r = r->next;
     if (r == NULL)
         return false;
     r->n_in_flight++; /* it stays while it is looked up */
     pthread_mutex_unlock(&rr->lock);
-    find(r);
+    bool found = find(r);
     pthread_mutex_lock(&rr->lock);
     r->n_in_flight--;
     if (r->state == RESTORE_ABANDONED) {
-        restore_free(r);
-    } else {
+        if (r->n_in_flight == 0)
+            restore_free(r);
+    } else if (found) {
         r->state = RESTORE_FOUND;
         tell_compute(rr);
     }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "base/step.h"
 #include "state/bugs.h"
 #include "state/chain.h"
@@ -246,6 +247,23 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
 
 /* --- the barrier ------------------------------------------------------------------------------ */
 
+/* Offers a full chunk to the remote, now or when the sequence ends.  A partial one is superseded soon. */
+static void offer(struct saver *s, const struct written *w)
+{
+    struct save_seq *q = w->seq;
+    if (w->is_tail)
+        return;
+    if (remote_wants(s->o.remote, REMOTE_WHEN_COMMITTED))
+        remote_offer(s->o.remote, &w->key, q->use.ttl_s);
+    if (!remote_wants(s->o.remote, REMOTE_WHEN_ENDED))
+        return;
+    if (q->n_fresh == q->max_fresh) {
+        q->max_fresh = q->max_fresh == 0 ? 16 : 2 * q->max_fresh;
+        q->fresh = xrealloc(q->fresh, (size_t)q->max_fresh * sizeof q->fresh[0]);
+    }
+    q->fresh[q->n_fresh++] = w->key;
+}
+
 /* What was reported committed must not be evicted under a sequence that goes on: its next chunk could
  * never be found.  So the last chunk is pinned, and with it all before it. */
 static void committed(struct saver *s, const struct written *w)
@@ -253,6 +271,7 @@ static void committed(struct saver *s, const struct written *w)
     struct store_hit hit = {0};
     (void)store_pin(s->o.store, &w->key, &hit);
     hold_pin(s, w->seq, &hit);
+    offer(s, w);
     atomic_fetch_add(&s->n_chunks, 1);
     atomic_fetch_add(&s->n_tails, w->is_tail);
     shared_store(&w->seq->committed, (long long)w->n_tokens);

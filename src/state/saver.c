@@ -321,6 +321,9 @@ void save_drop_ref_locked(struct save_seq *q)
         store_release(q->saver->o.store, &q->pin, 1);
     if (q->tail.impl != NULL)
         store_release(q->saver->o.store, &q->tail, 1);
+    for (int i = 0; i < q->n_fresh; i++)
+        remote_offer(q->saver->o.remote, &q->fresh[i], q->use.ttl_s);
+    free(q->fresh);
     free(q->open);
     free(q);
 }

@@ -34,6 +34,7 @@
 
 #include "model/model.h"
 #include "policy/truncation.h"
+#include "remote/remote.h"
 #include "store/store.h"
 
 /* Which kinds are saved: bit STORE_HIDDEN and bit STORE_KV per layer; 0: the layer is not saved. */
@@ -53,6 +54,7 @@ struct save_seq;
 
 struct saver_opts {
     struct store *store;
+    struct remote *remote; /* committed chunks are offered to it; NULL: there is none */
     const struct model *model;
     struct sha256 fingerprint;
     /* The bound on chunks in memory; raised to what one sequence's batch needs, saving everything. */

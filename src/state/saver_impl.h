@@ -57,6 +57,9 @@ struct save_seq {
     /* The partial chunk that the first chunk continues, pinned; impl NULL: none. */
     struct store_hit tail;
     int tail_idx;
+    /* Committed chunks that are offered to the remote when the sequence ends. */
+    struct sha256 *fresh;
+    int n_fresh, max_fresh;
 };
 
 enum {

@@ -224,7 +224,7 @@ static enum store_miss why_missing(const struct store *s, const struct sha256 *k
         return STORE_MISS_DAMAGED;
     }
     if (n != NULL && n->n_pending > 0) {
-        snprintf(why, why_bytes, "not committed yet");
+        snprintf(why, why_bytes, STORE_WHY_UNCOMMITTED);
         return STORE_MISS_UNCOMMITTED;
     }
     if (store_was_evicted(s, key)) {

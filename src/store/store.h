@@ -34,6 +34,8 @@
 #define STORE_CHUNK_TOKENS 64
 #define STORE_WHY_ABSENT                                                                   \
     "not stored" /* store_lookup's reason for a chunk that never was there */
+#define STORE_WHY_UNCOMMITTED                                                              \
+    "not committed yet" /* of a chunk that is on its way to the disk */
 #define STORE_MAX_LAYERS  128
 #define STORE_MAX_DEVICES 16
 #define STORE_ALIGN       4096

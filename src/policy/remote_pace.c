@@ -1,0 +1,61 @@
+/* remote_pace.c - see remote_pace.h. */
+#include "policy/remote_pace.h"
+
+#include <math.h>
+
+/* Weight of the newest observation: the pace follows a change within a few fetches. */
+#define LEARN_SHARE 0.25
+
+static void learn(double *value, double seen)
+{
+    if (!(seen > 0))
+        return;
+    *value = *value > 0 ? (1 - LEARN_SHARE) * *value + LEARN_SHARE * seen : seen;
+}
+
+void remote_pace_learn(struct remote_pace *p, double latency_s, uint64_t n_bytes,
+                       double transfer_s)
+{
+    learn(&p->latency_s, latency_s);
+    if (transfer_s > 0)
+        learn(&p->bytes_per_s, (double)n_bytes / transfer_s);
+}
+
+double remote_pace_price_s(const struct remote_pace *p, uint64_t n_bytes)
+{
+    return p->bytes_per_s > 0 ? p->latency_s + (double)n_bytes / p->bytes_per_s : 0;
+}
+
+/* How long the remote may be silent. */
+static double patience_s(const struct remote_view *v)
+{
+    double s = v->recompute_s > 0
+                   ? fmax(REMOTE_SILENT_SHARE * v->recompute_s, REMOTE_SILENT_LEAST_S)
+                   : REMOTE_SILENT_MOST_S;
+    return fmin(s, REMOTE_SILENT_MOST_S);
+}
+
+/* Whether what is left takes longer, at the pace so far, than computing it. */
+static bool crawls(const struct remote_view *v)
+{
+    double all = (double)v->done_bytes + (double)v->left_bytes;
+    double again = v->recompute_s * (double)v->left_bytes / all;
+    return v->elapsed_s >= REMOTE_SILENT_SHARE * v->recompute_s &&
+           v->elapsed_s / (double)v->done_bytes * (double)v->left_bytes > again;
+}
+
+enum remote_choice remote_choose(const struct remote_view *v, const struct remote_pace *p,
+                                 double *again_s)
+{
+    double patience = patience_s(v);
+    *again_s = patience - v->silent_s;
+    if (v->silent_s >= patience)
+        return REMOTE_SILENT;
+    if (v->recompute_s <= 0 || v->left_bytes == 0)
+        return REMOTE_GO_ON;
+    if (v->done_bytes == 0)
+        return remote_pace_price_s(p, v->left_bytes) > REMOTE_WORTH_SHARE * v->recompute_s
+                   ? REMOTE_TOO_DEAR
+                   : REMOTE_GO_ON;
+    return crawls(v) ? REMOTE_CRAWLS : REMOTE_GO_ON;
+}

@@ -1,0 +1,19 @@
+/* names.h - how things are called in the remote.  Pure.
+ *
+ *     hcache:1:chunk:KEY    a parcel (store/parcel.h); KEY: the chunk's key, hexadecimal
+ *     hcache:1:erasures     a list: what servers have erased, oldest first (erasure.h)
+ *
+ * 1 is the version of these names. */
+#ifndef REMOTE_NAMES_H
+#define REMOTE_NAMES_H
+
+#include "base/hash.h"
+
+#define NAME_CHUNKS   "hcache:1:chunk:"
+#define NAME_ERASURES "hcache:1:erasures"
+
+enum { NAME_BYTES = 96 };
+
+void name_chunk(const struct sha256 *key, char out[NAME_BYTES]);
+
+#endif

@@ -1,0 +1,267 @@
+/* redis.c - see redis.h. */
+#include "remote/redis.h"
+
+#include <errno.h>
+#include <hiredis/read.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/textbuf.h"
+
+/* Arguments up to this size are gathered and sent together. */
+enum { SMALL_BYTES = 4096 };
+enum { RECEIVE_BYTES = 256 << 10 };
+
+struct redis {
+    struct wire wire;
+    size_t max_answer_bytes;
+    struct textbuf out;
+    size_t n_sent; /* of out */
+    redisReader *reader;
+    struct redis_answer *to; /* where the answer that is being read goes */
+    char *receive;           /* [RECEIVE_BYTES] */
+};
+
+/* --- answers ---------------------------------------------------------------------------------- */
+
+void redis_answer_deinit(struct redis_answer *a)
+{
+    free(a->bytes);
+    *a = (struct redis_answer){0};
+}
+
+/* Appends n bytes and a zero that does not count; false where there is no memory. */
+static bool answer_add(struct redis_answer *a, const void *bytes, size_t n)
+{
+    size_t need = a->n_bytes + n + 1;
+    if (need > a->max_bytes) {
+        size_t max = need < 2 * a->max_bytes ? 2 * a->max_bytes : need;
+        void *p = mem_try_realloc(a->bytes, max);
+        if (p == NULL)
+            return false;
+        a->bytes = p;
+        a->max_bytes = max;
+    }
+    if (n > 0)
+        memcpy(a->bytes + a->n_bytes, bytes, n);
+    a->n_bytes += n;
+    a->bytes[a->n_bytes] = 0;
+    return true;
+}
+
+bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
+                size_t *n_bytes)
+{
+    if (a->kind != REDIS_LIST || *at + 4 > a->n_bytes)
+        return false;
+    *n_bytes = get_u32(a->bytes + *at);
+    *bytes = (const char *)a->bytes + *at + 4;
+    *at += 4 + *n_bytes;
+    return true;
+}
+
+/* What hiredis builds for us is no object: it says that the answer's bytes are taken.  NULL: no memory. */
+static void *taken(const struct redis *r, bool ok)
+{
+    return ok ? r->to : NULL;
+}
+
+static void *take_string(const redisReadTask *t, char *bytes, size_t n)
+{
+    struct redis *r = t->privdata;
+    struct redis_answer *a = r->to;
+    if (t->parent != NULL) { /* of a list: its length, and itself */
+        uint8_t length[4];
+        put_u32(length, (uint32_t)n);
+        a->kind = REDIS_LIST;
+        return taken(r, n <= UINT32_MAX && a->n_bytes + n <= r->max_answer_bytes &&
+                            answer_add(a, length, 4) && answer_add(a, bytes, n));
+    }
+    a->kind = t->type == REDIS_REPLY_ERROR ? REDIS_REFUSED : REDIS_BYTES;
+    a->n_bytes = 0;
+    return taken(r, answer_add(a, bytes, n));
+}
+
+static void *take_number(const redisReadTask *t, long long n)
+{
+    struct redis *r = t->privdata;
+    if (t->parent != NULL) /* no command that is used here has numbers in a list */
+        return r->to;
+    r->to->kind = REDIS_NUMBER;
+    r->to->number = n;
+    return r->to;
+}
+
+static void *take_nil(const redisReadTask *t)
+{
+    struct redis *r = t->privdata;
+    if (t->parent == NULL)
+        r->to->kind = REDIS_NONE;
+    return r->to;
+}
+
+/* Lists are flat here: no array is built, so none is too large. */
+static redisReplyObjectFunctions functions = {
+    .createString = take_string, .createInteger = take_number, .createNil = take_nil};
+
+/* --- out -------------------------------------------------------------------------------------- */
+
+int redis_flush(struct redis *r, int64_t deadline_ns, struct err *err)
+{
+    int rc = wire_send(&r->wire, r->out.p, r->out.n, &r->n_sent, deadline_ns, err);
+    if (rc == 0)
+        r->out.n = r->n_sent = 0;
+    return rc;
+}
+
+int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
+                  int64_t deadline_ns, struct err *err)
+{
+    int rc = 0;
+    textbuf_addf(&r->out, "*%d\r\n", n_args);
+    for (int i = 0; rc == 0 && i < n_args; i++) {
+        textbuf_addf(&r->out, "$%zu\r\n", args[i].n_bytes);
+        if (args[i].n_bytes <= SMALL_BYTES) {
+            textbuf_add(&r->out, args[i].bytes, args[i].n_bytes);
+        } else {
+            size_t n_sent = 0;
+            rc = redis_flush(r, deadline_ns, err);
+            if (rc == 0)
+                rc = wire_send(&r->wire, args[i].bytes, args[i].n_bytes, &n_sent,
+                               deadline_ns, err);
+        }
+        textbuf_add(&r->out, "\r\n", 2);
+    }
+    return rc;
+}
+
+/* --- in --------------------------------------------------------------------------------------- */
+
+/* Takes the next answer out of what has come. */
+static int parse(struct redis *r, struct redis_answer *out, bool *complete, struct err *err)
+{
+    void *object = NULL;
+    r->to = out;
+    if (redisReaderGetReply(r->reader, &object) != REDIS_OK)
+        return err_set(err, ERR_FORMAT, "the remote does not speak Redis's protocol: %s",
+                       r->reader->errstr);
+    *complete = object != NULL;
+    if (!*complete && r->reader->len - r->reader->pos > r->max_answer_bytes)
+        return err_set(err, ERR_LIMIT, "the remote's answer is longer than %zu bytes",
+                       r->max_answer_bytes);
+    return 0;
+}
+
+int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
+                       bool *complete, struct err *err)
+{
+    int rc = parse(r, out, complete, err);
+    if (rc != 0 || *complete)
+        return rc;
+    ssize_t n = wire_receive(&r->wire, r->receive, RECEIVE_BYTES, deadline_ns, err);
+    if (n < 0)
+        return (int)n;
+    if (redisReaderFeed(r->reader, r->receive, (size_t)n) != REDIS_OK)
+        return err_set(err, -ENOMEM, "no memory for the remote's answer");
+    return parse(r, out, complete, err);
+}
+
+/* An answer begins: a list grows from nothing. */
+static void answer_begin(struct redis_answer *a)
+{
+    a->kind = REDIS_NONE;
+    a->number = 0;
+    a->n_bytes = 0;
+}
+
+int redis_receive(struct redis *r, int64_t silence_ns, struct redis_answer *out,
+                  struct err *err)
+{
+    bool complete = false;
+    int rc = redis_flush(r, clock_now_ns() + silence_ns, err);
+    answer_begin(out);
+    while (rc == 0 && !complete)
+        rc = redis_receive_some(r, clock_now_ns() + silence_ns, out, &complete, err);
+    return rc;
+}
+
+int redis_ask(struct redis *r, const struct redis_arg *args, int n_args, int64_t silence_ns,
+              struct redis_answer *out, struct err *err)
+{
+    int rc = redis_command(r, args, n_args, clock_now_ns() + silence_ns, err);
+    return rc == 0 ? redis_receive(r, silence_ns, out, err) : rc;
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+/* One command of the greeting, which the remote must accept. */
+static int greet(struct redis *r, const struct redis_arg *args, int n_args,
+                 int64_t deadline_ns, struct err *err)
+{
+    struct redis_answer a = {0};
+    int rc = redis_ask(r, args, n_args, deadline_ns - clock_now_ns(), &a, err);
+    if (rc == 0 && a.kind == REDIS_REFUSED)
+        rc = err_set(err, -EACCES, "the remote refuses: %.200s", (const char *)a.bytes);
+    redis_answer_deinit(&a);
+    return rc;
+}
+
+static int greet_all(struct redis *r, const struct remote_url *u, int64_t deadline_ns,
+                     struct err *err)
+{
+    char db[16];
+    int rc = 0;
+    snprintf(db, sizeof db, "%d", u->db);
+    struct redis_arg auth[3] = {REDIS_TEXT("AUTH")};
+    const struct redis_arg select[2] = {REDIS_TEXT("SELECT"), REDIS_TEXT(db)};
+    const struct redis_arg ping = REDIS_TEXT("PING");
+    if (u->password[0] != 0) {
+        int n_auth = 1;
+        if (u->user[0] != 0)
+            auth[n_auth++] = REDIS_TEXT(u->user);
+        auth[n_auth++] = REDIS_TEXT(u->password);
+        rc = greet(r, auth, n_auth, deadline_ns, err);
+    }
+    if (rc == 0 && u->db != 0)
+        rc = greet(r, select, 2, deadline_ns, err);
+    return rc == 0 ? greet(r, &ping, 1, deadline_ns, err) : rc;
+}
+
+int redis_open(const struct redis_opts *o, int64_t deadline_ns, struct redis **out,
+               struct err *err)
+{
+    struct redis *r = xcalloc(1, sizeof *r);
+    r->wire.fd = -1;
+    r->max_answer_bytes = o->max_answer_bytes;
+    r->receive = xmalloc(RECEIVE_BYTES);
+    r->reader = redisReaderCreateWithFunctions(&functions);
+    int rc = r->reader == NULL ? err_set(err, -ENOMEM, "no memory for a connection") : 0;
+    if (rc == 0) {
+        r->reader->privdata = r;
+        rc = wire_open(&r->wire, o->url->host, o->url->port, o->stop_fd, deadline_ns, err);
+    }
+    if (rc == 0)
+        rc = greet_all(r, o->url, deadline_ns, err);
+    if (rc != 0) {
+        redis_close(r);
+        return rc;
+    }
+    *out = r;
+    return 0;
+}
+
+void redis_close(struct redis *r)
+{
+    if (r == NULL)
+        return;
+    wire_close(&r->wire);
+    if (r->reader != NULL)
+        redisReaderFree(r->reader);
+    textbuf_free(&r->out);
+    free(r->receive);
+    free(r);
+}

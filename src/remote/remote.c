@@ -1,0 +1,240 @@
+/* remote.c - see remote.h. */
+#include "remote/remote.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "remote/remote_impl.h"
+
+/* How long the end of a process waits for the writer. */
+#define DRAIN_NS ((int64_t)10 * 1000 * 1000 * 1000)
+
+static const char *const miss_names[REMOTE_MISSES] = {
+    [REMOTE_MISS_NONE] = "none",           [REMOTE_MISS_ABSENT] = "absent",
+    [REMOTE_MISS_RESTING] = "resting",     [REMOTE_MISS_SILENT] = "silent",
+    [REMOTE_MISS_SLOW] = "slow",           [REMOTE_MISS_FAILED] = "failed",
+    [REMOTE_MISS_WRONG] = "wrong",         [REMOTE_MISS_STORE] = "store",
+    [REMOTE_MISS_CANCELLED] = "cancelled",
+};
+
+const char *remote_miss_name(enum remote_miss why)
+{
+    return miss_names[why];
+}
+
+int remote_when_parse(const char *text, enum remote_when *out, struct err *err)
+{
+    static const char *const names[] = {[REMOTE_WHEN_COMMITTED] = "always",
+                                        [REMOTE_WHEN_ENDED] = "idle",
+                                        [REMOTE_WHEN_USED] = "use"};
+    *out = REMOTE_WHEN_COMMITTED;
+    if (text == NULL)
+        return 0;
+    for (int i = 0; i < (int)(sizeof names / sizeof names[0]); i++) {
+        *out = (enum remote_when)i;
+        if (strcmp(text, names[i]) == 0)
+            return 0;
+    }
+    return err_set(err, ERR_USAGE, "remote-write: '%s' is none of idle, use, always", text);
+}
+
+bool remote_wants(const struct remote *r, enum remote_when when)
+{
+    return r != NULL && r->o.when == when;
+}
+
+/* --- offers ----------------------------------------------------------------------------------- */
+
+void remote_put_offer(struct remote *r, const struct offer *o)
+{
+    pthread_mutex_lock(&r->lock);
+    if (r->n_offers == MAX_OFFERS) {
+        r->stats.n_dropped++;
+    } else {
+        r->offers[(r->first_offer + r->n_offers++) % MAX_OFFERS] = *o;
+        pthread_cond_signal(&r->for_writer);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+void remote_offer(struct remote *r, const struct sha256 *key, uint32_t ttl_s)
+{
+    const struct offer o = {.key = *key, .ttl_s = ttl_s};
+    if (r != NULL)
+        remote_put_offer(r, &o);
+}
+
+/* --- fetches ---------------------------------------------------------------------------------- */
+
+/* A remote that does not answer is asked by nobody, so that nobody waits while it is tried. */
+static bool is_resting(struct remote *r, char *why, int n_why)
+{
+    pthread_mutex_lock(&r->lock);
+    bool rests = !r->stats.is_up;
+    if (rests) {
+        snprintf(why, (size_t)n_why, "the remote is not there: %s", r->stats.why_down);
+        r->stats.n_fetches++;
+        r->stats.misses[REMOTE_MISS_RESTING]++;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return rests;
+}
+
+struct remote_fetch *remote_fetch_begin(struct remote *r, const struct remote_want *w,
+                                        char *why, int n_why)
+{
+    CHECK(w->n > 0);
+    if (is_resting(r, why, n_why))
+        return NULL;
+    size_t n_bytes = (size_t)w->n * sizeof w->keys[0];
+    struct remote_fetch *f = xcalloc(1, sizeof *f + n_bytes);
+    f->r = r;
+    f->want = *w;
+    memcpy(f->keys, w->keys, n_bytes);
+    f->want.keys = f->keys;
+    f->t_begin = clock_now_ns();
+    atomic_init(&f->t_heard, f->t_begin);
+    atomic_init(&f->is_cancelled, false);
+    pthread_mutex_lock(&r->lock);
+    struct remote_fetch **p = &r->fetches;
+    while (*p != NULL)
+        p = &(*p)->next;
+    *p = f;
+    r->stats.n_fetches++;
+    pthread_cond_signal(&r->for_reader);
+    pthread_mutex_unlock(&r->lock);
+    return f;
+}
+
+void remote_fetch_cancel(struct remote_fetch *f)
+{
+    atomic_store(&f->is_cancelled, true);
+}
+
+int64_t remote_fetch_heard_ns(const struct remote_fetch *f)
+{
+    return atomic_load(&f->t_heard);
+}
+
+void remote_fetch_end(struct remote_fetch *f, struct remote_fetched *out)
+{
+    *out = f->out;
+    free(f);
+}
+
+/* --- statistics ------------------------------------------------------------------------------- */
+
+void remote_stats(struct remote *r, struct remote_stats *out)
+{
+    *out = (struct remote_stats){0};
+    if (r == NULL)
+        return;
+    pthread_mutex_lock(&r->lock);
+    *out = r->stats;
+    out->n_queued = r->n_offers;
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+void remote_wait(struct remote *r, pthread_cond_t *c, int64_t ns)
+{
+    int64_t until = clock_now_ns() + ns;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
+                         .tv_nsec = (long)(until % 1000000000)};
+    (void)pthread_cond_timedwait(c, &r->lock, &t);
+}
+
+static int start(struct remote *r, struct err *err)
+{
+    r->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (r->stop_fd < 0)
+        return err_set(err, -errno, "the remote: %s", strerror(errno));
+    int rc = pthread_create(&r->reader, NULL, remote_reader_main, r);
+    r->has_reader = rc == 0;
+    if (rc == 0)
+        rc = pthread_create(&r->writer, NULL, remote_writer_main, r);
+    r->has_writer = r->has_reader && rc == 0;
+    return rc == 0 ? 0 : err_set(err, -rc, "no thread for the remote: %s", strerror(rc));
+}
+
+int remote_open(const struct remote_opts *o, struct remote **out, struct err *err)
+{
+    struct remote_url url;
+    int rc = remote_url_parse(o->url, &url, err);
+    if (rc != 0)
+        return rc;
+    CHECK(o->ttl_s > 0 && o->max_chunk_bytes > 0);
+    struct remote *r = xcalloc(1, sizeof *r);
+    r->o = *o;
+    r->o.url = NULL;
+    if (r->o.stuck_ns == 0)
+        r->o.stuck_ns = (int64_t)LINK_OPEN_S * 1000000000;
+    r->url = url;
+    r->stop_fd = -1;
+    r->offers = xcalloc(MAX_OFFERS, sizeof *r->offers);
+    r->read_link = (struct link){.r = r, .tells = true};
+    r->write_link = (struct link){.r = r};
+    remote_url_text(&url, r->stats.url, sizeof r->stats.url);
+    snprintf(r->stats.why_down, sizeof r->stats.why_down, "it was not reached yet");
+    pthread_mutex_init(&r->lock, NULL);
+    clock_cond_init(&r->for_reader);
+    clock_cond_init(&r->for_writer);
+    clock_cond_init(&r->drained);
+    rc = start(r, err);
+    if (rc != 0) {
+        remote_close(r);
+        return rc;
+    }
+    *out = r;
+    return 0;
+}
+
+/* What was saved at the end of a short process is worth the time, as long as the remote takes it. */
+static void drain(struct remote *r)
+{
+    int64_t until = clock_now_ns() + DRAIN_NS;
+    pthread_mutex_lock(&r->lock);
+    uint64_t n_failures = r->stats.n_failures;
+    while (r->has_writer && r->n_offers > 0 && r->stats.is_up &&
+           r->stats.n_failures == n_failures && clock_now_ns() < until)
+        remote_wait(r, &r->drained, until - clock_now_ns());
+    pthread_mutex_unlock(&r->lock);
+}
+
+void remote_close(struct remote *r)
+{
+    if (r == NULL)
+        return;
+    CHECK(r->fetches == NULL);
+    drain(r);
+    if (r->stop_fd >= 0)
+        (void)eventfd_write(r->stop_fd, 1);
+    pthread_mutex_lock(&r->lock);
+    r->quit = true;
+    pthread_cond_signal(&r->for_reader);
+    pthread_cond_signal(&r->for_writer);
+    pthread_mutex_unlock(&r->lock);
+    if (r->has_reader)
+        pthread_join(r->reader, NULL);
+    if (r->has_writer)
+        pthread_join(r->writer, NULL);
+    link_drop(&r->read_link);
+    link_drop(&r->write_link);
+    if (r->stop_fd >= 0)
+        close(r->stop_fd);
+    pthread_cond_destroy(&r->for_reader);
+    pthread_cond_destroy(&r->for_writer);
+    pthread_cond_destroy(&r->drained);
+    pthread_mutex_destroy(&r->lock);
+    free(r->offers);
+    free(r);
+}

@@ -1,0 +1,389 @@
+/* remote_fetch.c - the reader's thread: brings chains of chunks into the store.
+ *
+ *     STRLEN of every key    one round trip: how much of the chain is there, and its size
+ *     GETEX of each of these in one go, as far as WINDOW_BYTES allow
+ *         each value: parcel_check, compare with what was asked for, store_append
+ *     store_commit           once, for all that came
+ *
+ * A value that is wrong ends the chain, and is removed from the remote.  Whatever ends a fetch, the chunks
+ * before are committed and used.  One fetch at a time; those that wait are ended when their time is over. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "remote/remote_impl.h"
+
+/* Values that were asked for and have not come: a bound on memory of both sides. */
+#define WINDOW_BYTES ((uint64_t)32 << 20)
+/* How long the reader waits before it looks for a cancelled fetch, and whose time is over. */
+#define LOOK_NS ((int64_t)20 * 1000 * 1000)
+/* An idle connection is tried so often, and may be silent for so long. */
+#define PROBE_EVERY_NS ((int64_t)1000 * 1000 * 1000)
+#define PROBE_NS       ((int64_t)500 * 1000 * 1000)
+
+/* One fetch under way. */
+struct work {
+    struct remote *r;
+    struct remote_fetch *f;
+    uint64_t *length;     /* [n]: of the values */
+    int n;                /* of the chain, that the remote has */
+    int n_asked, n_come;  /* of these */
+    uint64_t asked_bytes; /* not come yet */
+    int n_flight;         /* answers that are to come */
+    struct remote_view view;
+    int64_t t_transfer;
+    struct redis_answer answer;
+};
+
+static bool miss(struct remote_fetch *f, enum remote_miss why, const char *text)
+{
+    if (f->out.why == REMOTE_MISS_NONE) {
+        f->out.why = why;
+        snprintf(f->out.text, sizeof f->out.text, "%.159s", text);
+    }
+    return false;
+}
+
+static double since_s(int64_t t)
+{
+    return (double)(clock_now_ns() - t) * 1e-9;
+}
+
+/* --- how long it may take --------------------------------------------------------------------- */
+
+/* Whether the fetch goes on; else it has its reason. */
+static bool goes_on(struct remote_fetch *f, struct remote_view *v,
+                    const struct remote_pace *pace, int64_t *again_ns)
+{
+    double again_s;
+    if (atomic_load(&f->is_cancelled))
+        return miss(f, REMOTE_MISS_CANCELLED, "the request has ended");
+    v->silent_s = since_s(atomic_load(&f->t_heard));
+    enum remote_choice c = remote_choose(v, pace, &again_s);
+    *again_ns = (int64_t)(again_s * 1e9) + 1;
+    if (*again_ns > LOOK_NS)
+        *again_ns = LOOK_NS;
+    if (c == REMOTE_SILENT)
+        return miss(f, REMOTE_MISS_SILENT, "the remote did not answer in time");
+    if (c == REMOTE_TOO_DEAR)
+        return miss(f, REMOTE_MISS_SLOW, "recomputing is faster than the remote");
+    if (c == REMOTE_CRAWLS)
+        return miss(f, REMOTE_MISS_SLOW, "the remote is slower than recomputing");
+    return true;
+}
+
+/* Takes the fetches off the list whose time is over while another one runs. */
+static struct remote_fetch *take_overdue(struct remote *r)
+{
+    pthread_mutex_lock(&r->lock);
+    struct remote_fetch *f = NULL, **p = &r->fetches;
+    while (*p != NULL && f == NULL) {
+        struct remote_view v = {.recompute_s = (*p)->want.recompute_s};
+        int64_t unused;
+        if (goes_on(*p, &v, &r->pace, &unused)) {
+            p = &(*p)->next;
+        } else {
+            f = *p;
+            *p = f->next;
+        }
+    }
+    pthread_mutex_unlock(&r->lock);
+    return f;
+}
+
+static void finish(struct remote_fetch *f)
+{
+    struct remote *r = f->r;
+    void (*done)(void *) = f->want.done;
+    void *arg = f->want.arg;
+    pthread_mutex_lock(&r->lock);
+    r->stats.misses[f->out.why] += f->out.why != REMOTE_MISS_NONE;
+    r->stats.n_fetched += (uint64_t)f->out.n_chunks;
+    r->stats.fetched_bytes += f->out.n_bytes;
+    r->stats.pace = r->pace;
+    pthread_mutex_unlock(&r->lock);
+    if (f->out.n_chunks > 0 ||
+        (f->out.why != REMOTE_MISS_NONE && f->out.why != REMOTE_MISS_ABSENT))
+        log_info("%d of %d chunks came from the remote in %.1f ms%s%s", f->out.n_chunks,
+                 f->want.n, since_s(f->t_begin) * 1e3, f->out.text[0] != 0 ? ": " : "",
+                 f->out.text);
+    done(arg); /* f may be gone now */
+}
+
+/* The next answer, within the time that the fetch has. */
+static bool receive(struct work *w)
+{
+    struct err err = {0};
+    bool complete = false;
+    struct link *l = &w->r->read_link;
+    int64_t again_ns;
+    int rc = 0;
+    w->answer.kind = REDIS_NONE;
+    w->answer.n_bytes = 0;
+    while (rc == 0 && !complete) {
+        if (!goes_on(w->f, &w->view, &w->r->pace, &again_ns))
+            return false;
+        int64_t until = clock_now_ns() + again_ns;
+        rc = redis_flush(l->redis, until, &err);
+        if (rc == 0)
+            rc = redis_receive_some(l->redis, until, &w->answer, &complete, &err);
+        if (rc == 0)
+            atomic_store(&w->f->t_heard, clock_now_ns());
+        rc = rc == -ETIMEDOUT ? 0 : rc;
+        w->view.elapsed_s = w->t_transfer != 0 ? since_s(w->t_transfer) : 0;
+        for (struct remote_fetch *f; (f = take_overdue(w->r)) != NULL;)
+            finish(f);
+    }
+    if (rc != 0) {
+        link_fail(l, &err);
+        return miss(w->f, REMOTE_MISS_FAILED, err.msg);
+    }
+    w->n_flight--;
+    return true;
+}
+
+/* --- what is there ---------------------------------------------------------------------------- */
+
+static bool ask(struct work *w, const struct redis_arg *args, int n)
+{
+    struct err err = {0};
+    struct link *l = &w->r->read_link;
+    w->n_flight++;
+    if (redis_command(l->redis, args, n, clock_now_ns() + w->r->o.stuck_ns, &err) == 0)
+        return true;
+    link_fail(l, &err);
+    return miss(w->f, REMOTE_MISS_FAILED, err.msg);
+}
+
+/* The remote does not do what it was asked for. */
+static bool refused(struct work *w)
+{
+    struct err err = {0};
+    err_set(&err, -EACCES, "the remote refuses: %.120s",
+            w->answer.kind == REDIS_REFUSED ? (const char *)w->answer.bytes
+                                            : "an answer of another kind");
+    link_fail(&w->r->read_link, &err);
+    return miss(w->f, REMOTE_MISS_FAILED, err.msg);
+}
+
+/* Whether a value of this size may be a chunk that this server takes. */
+static bool is_chunk_size(const struct remote *r, int64_t n)
+{
+    return n > CHUNK_HEADER_BYTES && n % STORE_ALIGN == 0 &&
+           (uint64_t)n <= r->o.max_chunk_bytes;
+}
+
+/* Learns how much of the chain is there. */
+static bool look(struct work *w)
+{
+    const struct remote_want *want = &w->f->want;
+    char name[NAME_BYTES];
+    int64_t t0 = clock_now_ns();
+    for (int i = 0; i < want->n; i++) {
+        name_chunk(&want->keys[i], name);
+        const struct redis_arg args[] = {REDIS_TEXT("STRLEN"), REDIS_TEXT(name)};
+        if (!ask(w, args, 2))
+            return false;
+    }
+    bool goes = true;
+    uint64_t n_bytes = 0;
+    for (int i = 0; i < want->n; i++) {
+        if (!receive(w))
+            return false;
+        if (i == 0)
+            remote_pace_learn(&w->r->pace, since_s(t0), 0, 0);
+        if (w->answer.kind != REDIS_NUMBER)
+            return refused(w);
+        goes = goes && is_chunk_size(w->r, w->answer.number);
+        if (!goes)
+            continue;
+        w->length[w->n++] = (uint64_t)w->answer.number;
+        n_bytes += (uint64_t)w->answer.number;
+    }
+    if (w->n < want->n)
+        miss(w->f, REMOTE_MISS_ABSENT, "the remote does not have it");
+    w->view.left_bytes = n_bytes;
+    w->view.recompute_s *= (double)w->n / want->n;
+    return true;
+}
+
+/* --- bringing it ------------------------------------------------------------------------------ */
+
+/* The reason why less came than the remote seemed to have goes before "absent". */
+static bool instead(struct work *w, enum remote_miss why, const char *text)
+{
+    w->f->out.why = REMOTE_MISS_NONE;
+    return miss(w->f, why, text);
+}
+
+/* What came is no answer to what was asked: it is removed, so that whoever has the chunk writes it anew. */
+static bool is_wrong(struct work *w, const char *why)
+{
+    char text[160];
+    const struct offer o = {.key = w->f->keys[w->n_come], .removes = true};
+    snprintf(text, sizeof text, "the remote gave a wrong chunk: %.120s", why);
+    remote_put_offer(w->r, &o);
+    return instead(w, REMOTE_MISS_WRONG, text);
+}
+
+/* Verifies the answer and appends it to the store. */
+static bool take_chunk(struct work *w)
+{
+    struct chunk_header h;
+    struct err err = {0};
+    const struct remote_want *want = &w->f->want;
+    const struct sha256 *key = &want->keys[w->n_come];
+    if (w->answer.kind == REDIS_NONE)
+        return instead(w, REMOTE_MISS_ABSENT, "the remote has just dropped it");
+    if (w->answer.kind != REDIS_BYTES)
+        return refused(w);
+    if (parcel_check(w->answer.bytes, w->answer.n_bytes, &h, &err) != 0)
+        return is_wrong(w, err.msg);
+    if (memcmp(h.key.b, key->b, sizeof key->b) != 0)
+        return is_wrong(w, "it has another key");
+    if (memcmp(h.fingerprint.b, w->r->o.fingerprint.b, sizeof h.fingerprint.b) != 0)
+        return is_wrong(w, "it is state of another model or build");
+    if (h.owner != want->owner || h.n_tokens != STORE_CHUNK_TOKENS)
+        return is_wrong(w, "it belongs to another salt, or is not full");
+    if (parcel_append(w->r->o.store, w->answer.bytes, &h, &want->use, &err) != 0)
+        return instead(w, REMOTE_MISS_STORE, err.msg);
+    w->f->out.n_bytes += w->answer.n_bytes;
+    return true;
+}
+
+/* Asks for as many values as the window has room for, one at least. */
+static bool ask_values(struct work *w)
+{
+    char name[NAME_BYTES], ttl[16];
+    uint32_t ttl_s = w->r->o.ttl_s, own_s = w->f->want.use.ttl_s;
+    snprintf(ttl, sizeof ttl, "%u", own_s > 0 && own_s < ttl_s ? own_s : ttl_s);
+    while (w->n_asked < w->n && (w->asked_bytes == 0 ||
+                                 w->asked_bytes + w->length[w->n_asked] <= WINDOW_BYTES)) {
+        name_chunk(&w->f->keys[w->n_asked], name);
+        const struct redis_arg args[] = {REDIS_TEXT("GETEX"), REDIS_TEXT(name),
+                                         REDIS_TEXT("EX"), REDIS_TEXT(ttl)};
+        if (!ask(w, args, 4))
+            return false;
+        w->asked_bytes += w->length[w->n_asked++];
+    }
+    return true;
+}
+
+static bool bring(struct work *w)
+{
+    w->t_transfer = clock_now_ns();
+    while (w->n_come < w->n) {
+        if (!ask_values(w) || !receive(w) || !take_chunk(w))
+            return false;
+        uint64_t n = w->length[w->n_come++];
+        w->asked_bytes -= n;
+        w->view.done_bytes += n;
+        w->view.left_bytes -= n;
+    }
+    remote_pace_learn(&w->r->pace, 0, w->view.done_bytes, since_s(w->t_transfer));
+    return true;
+}
+
+/* Makes what came durable and visible. */
+static void commit(struct work *w)
+{
+    struct err err = {0};
+    if (w->n_come == 0)
+        return;
+    if (store_commit(w->r->o.store, &err) == 0) {
+        w->f->out.n_chunks = w->n_come;
+        return;
+    }
+    w->f->out.n_bytes = 0;
+    instead(w, REMOTE_MISS_STORE, err.msg);
+}
+
+/* A connection stays where nothing is in flight on it.  One that is silent is not tried again at once. */
+static void settle_link(struct work *w)
+{
+    static const struct err silent = {-ETIMEDOUT, "it did not answer in time"};
+    struct link *l = &w->r->read_link;
+    if (l->redis == NULL)
+        return;
+    if (w->f->out.why == REMOTE_MISS_SILENT)
+        link_fail(l, &silent);
+    else if (w->n_flight > 0)
+        link_drop(l);
+    else
+        link_praise(l);
+}
+
+static void fetch(struct remote *r, struct remote_fetch *f)
+{
+    struct work w = {.r = r, .f = f, .view = {.recompute_s = f->want.recompute_s}};
+    int64_t again_ns;
+    if (r->read_link.redis == NULL) {
+        miss(f, REMOTE_MISS_RESTING, "the remote has failed a moment ago");
+    } else if (goes_on(f, &w.view, &r->pace, &again_ns)) {
+        w.length = xcalloc((size_t)f->want.n, sizeof *w.length);
+        if (look(&w) && w.n > 0 && goes_on(f, &w.view, &r->pace, &again_ns))
+            (void)bring(&w);
+        settle_link(&w);
+        commit(&w);
+        free(w.length);
+        redis_answer_deinit(&w.answer);
+    }
+    finish(f);
+}
+
+/* Finds out that the remote is gone before a request does. */
+static void probe(struct link *l)
+{
+    struct err err = {0};
+    struct redis_answer a = {0};
+    const struct redis_arg ping = REDIS_TEXT("PING");
+    int rc = redis_ask(l->redis, &ping, 1, PROBE_NS, &a, &err);
+    if (rc == 0 && a.kind == REDIS_REFUSED)
+        rc = err_set(&err, -EACCES, "the remote refuses: %.120s", (const char *)a.bytes);
+    if (rc != 0)
+        link_fail(l, &err);
+    redis_answer_deinit(&a);
+}
+
+/* --- the thread ------------------------------------------------------------------------------- */
+
+/* [lock] The next fetch; NULL where there is none. */
+static struct remote_fetch *take(struct remote *r)
+{
+    struct remote_fetch *f = r->fetches;
+    if (f != NULL)
+        r->fetches = f->next;
+    return f;
+}
+
+void *remote_reader_main(void *remote)
+{
+    struct remote *r = remote;
+    struct link *l = &r->read_link;
+    int64_t t_heard = 0;
+    pthread_mutex_lock(&r->lock);
+    while (!r->quit) {
+        struct remote_fetch *f = take(r);
+        int64_t idle_ns = l->redis != NULL ? t_heard + PROBE_EVERY_NS - clock_now_ns()
+                                           : link_rest_ns(l);
+        if (f == NULL && idle_ns > 0) {
+            remote_wait(r, &r->for_reader, idle_ns);
+            continue;
+        }
+        pthread_mutex_unlock(&r->lock);
+        if (f != NULL)
+            fetch(r, f);
+        else if (l->redis != NULL)
+            probe(l);
+        else
+            (void)link_ready(l, r->o.stuck_ns);
+        t_heard = clock_now_ns();
+        pthread_mutex_lock(&r->lock);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}

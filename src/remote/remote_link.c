@@ -1,0 +1,79 @@
+/* remote_link.c - see remote_impl.h. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "policy/backoff.h"
+#include "remote/remote_impl.h"
+
+static void tell_state(struct link *l, bool is_up, const char *why)
+{
+    struct remote *r = l->r;
+    if (!l->tells)
+        return;
+    pthread_mutex_lock(&r->lock);
+    bool changes = r->stats.is_up != is_up;
+    r->stats.is_up = is_up;
+    snprintf(r->stats.why_down, sizeof r->stats.why_down, "%.159s", why);
+    pthread_mutex_unlock(&r->lock);
+    if (changes && is_up)
+        log_info("the remote %s answers", r->stats.url);
+    else if (changes)
+        log_warn("the remote %s is not used until it answers again: %s", r->stats.url, why);
+}
+
+/* Random by the server and by the moment. */
+static uint64_t seed_of(const struct link *l)
+{
+    return (uint64_t)clock_now_ns() ^ (uint64_t)(uintptr_t)l;
+}
+
+void link_drop(struct link *l)
+{
+    redis_close(l->redis);
+    l->redis = NULL;
+}
+
+void link_fail(struct link *l, const struct err *why)
+{
+    link_drop(l);
+    if (why->code == ERR_CANCELLED) /* it ends */
+        return;
+    double rest_s = backoff_s(++l->n_failures, seed_of(l));
+    l->rest_until_ns = clock_now_ns() + (int64_t)(rest_s * 1e9);
+    pthread_mutex_lock(&l->r->lock);
+    l->r->stats.n_failures++;
+    pthread_mutex_unlock(&l->r->lock);
+    tell_state(l, false, why->msg);
+}
+
+void link_praise(struct link *l)
+{
+    l->n_failures = 0;
+}
+
+int64_t link_rest_ns(const struct link *l)
+{
+    int64_t left = l->rest_until_ns - clock_now_ns();
+    return left > 0 ? left : 0;
+}
+
+bool link_ready(struct link *l, int64_t timeout_ns)
+{
+    struct remote *r = l->r;
+    struct err err = {0};
+    if (l->redis != NULL)
+        return true;
+    if (link_rest_ns(l) > 0)
+        return false;
+    struct redis_opts o = {.url = &r->url,
+                           .stop_fd = r->stop_fd,
+                           .max_answer_bytes = r->o.max_chunk_bytes + (1 << 20)};
+    if (redis_open(&o, clock_now_ns() + timeout_ns, &l->redis, &err) != 0) {
+        l->redis = NULL;
+        link_fail(l, &err);
+        return false;
+    }
+    tell_state(l, true, "");
+    return true;
+}

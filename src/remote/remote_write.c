@@ -1,0 +1,202 @@
+/* remote_write.c - the writer's thread: takes offers to the remote.
+ *
+ *     STRLEN of up to BATCH keys      what the remote has already is not written again
+ *     parcel_read, SETEX              one chunk after the other: the only memory is one chunk's
+ *
+ * An offer leaves the queue when the remote has answered.  A connection that fails keeps it there until the
+ * remote is back; where the remote says no (it is full), the offer is dropped, and the writer rests. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "remote/remote_impl.h"
+
+/* A chunk on which the connection fails so often is dropped: it may be the chunk's fault. */
+enum { MOST_TRIES = 3 };
+enum { BATCH = 64, READS_IN_FLIGHT = 16, WRITER_NICE = 10 };
+
+struct batch {
+    struct remote *r;
+    struct store_reader **reader;
+    struct parcel *parcel;
+    struct redis_answer answer;
+    struct offer offer[BATCH];
+    bool is_there[BATCH];
+    int n, n_done;
+    bool writes; /* the first n_done of them are settled; the next one is being written */
+    struct err err; /* code != 0: the connection has failed, or the remote refuses */
+};
+
+static void count(struct remote *r, uint64_t *what, uint64_t n)
+{
+    pthread_mutex_lock(&r->lock);
+    *what += n;
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* --- one offer -------------------------------------------------------------------------------- */
+
+/* Asks, and waits; false where the connection failed. */
+static bool ask(struct batch *b, const struct redis_arg *args, int n_args)
+{
+    return redis_ask(b->r->write_link.redis, args, n_args, b->r->o.stuck_ns, &b->answer,
+                     &b->err) == 0;
+}
+
+static bool remove_value(struct batch *b, const struct offer *o)
+{
+    char name[NAME_BYTES];
+    name_chunk(&o->key, name);
+    const struct redis_arg args[] = {REDIS_TEXT("UNLINK"), REDIS_TEXT(name)};
+    return ask(b, args, 2);
+}
+
+/* Reads the chunk from the store; false where it is not to be had. */
+static bool read_chunk(struct batch *b, const struct offer *o)
+{
+    struct remote *r = b->r;
+    struct err err = {0};
+    int rc = *b->reader == NULL
+                 ? store_reader_open(r->o.store, READS_IN_FLIGHT, NULL, 0, b->reader, &err)
+                 : 0;
+    if (rc == 0)
+        rc = parcel_read(r->o.store, *b->reader, &o->key, b->parcel, &err);
+    if (rc != 0 && rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) { /* the device's */
+        store_reader_close(*b->reader);
+        *b->reader = NULL;
+    }
+    if (rc != 0)
+        log_debug("a chunk is not written to the remote: %s", err.msg);
+    return rc == 0;
+}
+
+static bool write_chunk(struct batch *b, const struct offer *o)
+{
+    struct remote *r = b->r;
+    char name[NAME_BYTES], ttl[16];
+    if (!read_chunk(b, o)) {
+        count(r, &r->stats.n_gone, 1);
+        return true;
+    }
+    snprintf(ttl, sizeof ttl, "%u",
+             o->ttl_s > 0 && o->ttl_s < r->o.ttl_s ? o->ttl_s : r->o.ttl_s);
+    name_chunk(&o->key, name);
+    const struct redis_arg args[] = {REDIS_TEXT("SETEX"),
+                                     REDIS_TEXT(name),
+                                     REDIS_TEXT(ttl),
+                                     {b->parcel->bytes, b->parcel->n_bytes}};
+    if (!ask(b, args, 4))
+        return false;
+    if (b->answer.kind == REDIS_REFUSED) {
+        count(r, &r->stats.n_refused, 1);
+        b->n_done++; /* this one is dropped */
+        err_set(&b->err, -ENOSPC, "the remote refuses: %.120s",
+                (const char *)b->answer.bytes);
+        return false;
+    }
+    pthread_mutex_lock(&r->lock);
+    r->stats.n_written++;
+    r->stats.written_bytes += b->parcel->n_bytes;
+    pthread_mutex_unlock(&r->lock);
+    return true;
+}
+
+/* --- a batch ---------------------------------------------------------------------------------- */
+
+/* Learns which of the chunks the remote has. */
+static bool look(struct batch *b)
+{
+    struct redis *redis = b->r->write_link.redis;
+    char name[NAME_BYTES];
+    for (int i = 0; i < b->n; i++) {
+        name_chunk(&b->offer[i].key, name);
+        const struct redis_arg args[] = {REDIS_TEXT("STRLEN"), REDIS_TEXT(name)};
+        if (redis_command(redis, args, 2, clock_now_ns() + b->r->o.stuck_ns, &b->err) != 0)
+            return false;
+    }
+    for (int i = 0; i < b->n; i++) {
+        if (redis_receive(redis, b->r->o.stuck_ns, &b->answer, &b->err) != 0)
+            return false;
+        b->is_there[i] = b->answer.kind == REDIS_NUMBER && b->answer.number > 0;
+    }
+    return true;
+}
+
+/* Does the batch, as far as the remote goes along. */
+static void work(struct batch *b)
+{
+    struct remote *r = b->r;
+    if (!look(b))
+        return;
+    b->writes = true;
+    for (; b->n_done < b->n; b->n_done++) {
+        const struct offer *o = &b->offer[b->n_done];
+        bool known = b->is_there[b->n_done] && !o->removes;
+        if (known)
+            count(r, &r->stats.n_known, 1);
+        else if (o->removes ? !remove_value(b, o) : !write_chunk(b, o))
+            return;
+    }
+}
+
+/* [lock] Copies the oldest offers; they stay in the queue. */
+static void take(struct remote *r, struct batch *b)
+{
+    b->n = r->n_offers < BATCH ? (int)r->n_offers : BATCH;
+    for (int i = 0; i < b->n; i++)
+        b->offer[i] = r->offers[(r->first_offer + (uint32_t)i) % MAX_OFFERS];
+}
+
+static void batch_run(struct remote *r, struct store_reader **reader, struct parcel *parcel)
+{
+    struct batch b = {.r = r, .reader = reader, .parcel = parcel};
+    pthread_mutex_lock(&r->lock);
+    take(r, &b);
+    pthread_mutex_unlock(&r->lock);
+    work(&b);
+    if (b.err.code != 0)
+        link_fail(&r->write_link, &b.err);
+    else
+        link_praise(&r->write_link);
+    bool is_poison = b.err.code != 0 && b.writes &&
+                     r->write_link.n_failures >= MOST_TRIES && b.n_done < b.n;
+    b.n_done += is_poison;
+    pthread_mutex_lock(&r->lock);
+    r->stats.n_dropped += is_poison;
+    r->first_offer = (r->first_offer + (uint32_t)b.n_done) % MAX_OFFERS;
+    r->n_offers -= (uint32_t)b.n_done;
+    pthread_cond_broadcast(&r->drained);
+    pthread_mutex_unlock(&r->lock);
+    redis_answer_deinit(&b.answer);
+}
+
+/* --- the thread ------------------------------------------------------------------------------- */
+
+void *remote_writer_main(void *remote)
+{
+    struct remote *r = remote;
+    struct link *l = &r->write_link;
+    struct store_reader *reader = NULL;
+    struct parcel parcel = {0};
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE); /* decodes go first */
+    pthread_mutex_lock(&r->lock);
+    while (!r->quit) {
+        int64_t rest_ns = l->redis == NULL ? link_rest_ns(l) : 0;
+        if (r->n_offers == 0 || rest_ns > 0) {
+            remote_wait(r, &r->for_writer, rest_ns > 0 ? rest_ns : (int64_t)1000000000);
+            continue;
+        }
+        pthread_mutex_unlock(&r->lock);
+        if (link_ready(l, r->o.stuck_ns))
+            batch_run(r, &reader, &parcel);
+        pthread_mutex_lock(&r->lock);
+    }
+    pthread_mutex_unlock(&r->lock);
+    store_reader_close(reader);
+    parcel_deinit(&parcel);
+    return NULL;
+}

@@ -1,0 +1,24 @@
+/* url.h - where a shared tier is: redis://[user:password@]host[:port][/db].  Pure.
+ *
+ * User and password may be written with percent signs (%40 is @).  An address of IPv6 stands in brackets.
+ * No message has the password. */
+#ifndef REMOTE_URL_H
+#define REMOTE_URL_H
+
+#include "base/err.h"
+
+enum { REMOTE_URL_BYTES = 256, REMOTE_DEFAULT_PORT = 6379, REMOTE_MAX_DB = 65535 };
+
+struct remote_url {
+    char host[REMOTE_URL_BYTES];
+    char user[REMOTE_URL_BYTES];     /* "": the default user */
+    char password[REMOTE_URL_BYTES]; /* "": none */
+    int port, db;
+};
+
+/* 0, or ERR_USAGE with what is wrong. */
+int remote_url_parse(const char *text, struct remote_url *out, struct err *err);
+/* "redis://host:port/db", for messages. */
+void remote_url_text(const struct remote_url *u, char *out, int n_out);
+
+#endif

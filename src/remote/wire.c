@@ -1,0 +1,121 @@
+/* wire.c - see wire.h. */
+#include "remote/wire.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+/* Waits until the socket is ready for `events`. */
+static int await(const struct wire *w, short events, int64_t deadline_ns, struct err *err)
+{
+    for (;;) {
+        struct pollfd p[2] = {{.fd = w->fd, .events = events},
+                              {.fd = w->stop_fd, .events = POLLIN}};
+        int64_t left_ns = deadline_ns - clock_now_ns();
+        int64_t ms = left_ns > 0 ? (left_ns + 999999) / 1000000 : 0;
+        int n = poll(p, 2, ms < 60000 ? (int)ms : 60000);
+        if (n < 0 && errno != EINTR)
+            return err_set(err, -errno, "waiting for the remote: %s", strerror(errno));
+        if (n > 0 && p[1].revents != 0)
+            return err_set(err, ERR_CANCELLED, "the remote is not waited for any more");
+        if (n > 0 && p[0].revents != 0)
+            return 0;
+        if (clock_now_ns() >= deadline_ns)
+            return err_set(err, -ETIMEDOUT, "the remote does not answer");
+    }
+}
+
+static int connect_to(struct wire *w, const struct addrinfo *a, int64_t deadline_ns,
+                      struct err *err)
+{
+    int on = 1, fault = 0;
+    socklen_t n = sizeof fault;
+    w->fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
+                   a->ai_protocol);
+    if (w->fd < 0)
+        return err_set(err, -errno, "no socket: %s", strerror(errno));
+    (void)setsockopt(w->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(w->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    if (connect(w->fd, a->ai_addr, a->ai_addrlen) == 0)
+        return 0;
+    if (errno != EINPROGRESS)
+        return err_set(err, -errno, "connecting: %s", strerror(errno));
+    int rc = await(w, POLLOUT, deadline_ns, err);
+    if (rc == 0 && getsockopt(w->fd, SOL_SOCKET, SO_ERROR, &fault, &n) != 0)
+        fault = errno;
+    return rc != 0 || fault == 0 ? rc
+                                 : err_set(err, -fault, "connecting: %s", strerror(fault));
+}
+
+int wire_open(struct wire *w, const char *host, int port, int stop_fd, int64_t deadline_ns,
+              struct err *err)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+    char service[16];
+    *w = (struct wire){.fd = -1, .stop_fd = stop_fd};
+    snprintf(service, sizeof service, "%d", port);
+    int rc = getaddrinfo(host, service, &hints, &list);
+    if (rc != 0)
+        return err_set(err, ERR_NOT_FOUND, "host '%s': %s", host, gai_strerror(rc));
+    rc = ERR_NOT_FOUND;
+    for (const struct addrinfo *a = list; a != NULL && rc != 0; a = a->ai_next) {
+        wire_close(w);
+        rc = connect_to(w, a, deadline_ns, err);
+        if (rc == ERR_CANCELLED)
+            break;
+    }
+    freeaddrinfo(list);
+    if (rc != 0)
+        wire_close(w);
+    return rc;
+}
+
+void wire_close(struct wire *w)
+{
+    if (w->fd >= 0)
+        close(w->fd);
+    w->fd = -1;
+}
+
+int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
+              int64_t deadline_ns, struct err *err)
+{
+    while (*n_sent < n) {
+        ssize_t k = send(w->fd, (const char *)bytes + *n_sent, n - *n_sent, MSG_NOSIGNAL);
+        if (k > 0) {
+            *n_sent += (size_t)k;
+            continue;
+        }
+        if (k < 0 && errno != EAGAIN && errno != EINTR)
+            return err_set(err, -errno, "sending: %s", strerror(errno));
+        int rc = await(w, POLLOUT, deadline_ns, err);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+ssize_t wire_receive(struct wire *w, void *bytes, size_t n, int64_t deadline_ns,
+                     struct err *err)
+{
+    for (;;) {
+        ssize_t k = recv(w->fd, bytes, n, 0);
+        if (k > 0)
+            return k;
+        if (k == 0)
+            return err_set(err, -EPIPE, "the remote has closed the connection");
+        if (errno != EAGAIN && errno != EINTR)
+            return err_set(err, -errno, "receiving: %s", strerror(errno));
+        int rc = await(w, POLLIN, deadline_ns, err);
+        if (rc != 0)
+            return rc;
+    }
+}

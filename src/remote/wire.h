@@ -1,0 +1,31 @@
+/* wire.h - a connection to a remote that never waits longer than it is told to.
+ *
+ * Every call has a deadline (of clock_now_ns) and ends at once when the stop descriptor becomes readable:
+ * -ETIMEDOUT, ERR_CANCELLED.  After any other error than -ETIMEDOUT the connection is of no use any more.
+ * One thread at a time. */
+#ifndef REMOTE_WIRE_H
+#define REMOTE_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/err.h"
+
+struct wire {
+    int fd, stop_fd;
+};
+
+/* Resolving the host's name is the system's, and may take longer. */
+int wire_open(struct wire *w, const char *host, int port, int stop_fd, int64_t deadline_ns,
+              struct err *err);
+void wire_close(struct wire *w);
+
+/* Sends bytes [*n_sent, n), and counts *n_sent up: behind -ETIMEDOUT it may be called again. */
+int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
+              int64_t deadline_ns, struct err *err);
+/* Returns how many bytes came, at least one, or a code. */
+ssize_t wire_receive(struct wire *w, void *bytes, size_t n, int64_t deadline_ns,
+                     struct err *err);
+
+#endif

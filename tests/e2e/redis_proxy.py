@@ -1,0 +1,157 @@
+"""A redis-server as a child process, and a proxy before it that harms what passes: for the tests of --remote."""
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+
+from tap import PATIENCE
+
+CHUNK = re.compile(rb"hcache:1:chunk:([0-9a-f]{64})")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def is_installed():
+    return shutil.which("redis-server") is not None
+
+
+class Redis:
+    """redis-server on a port of its own, with nothing kept on disk."""
+
+    def __init__(self, *options, port=None):
+        self.folder = tempfile.mkdtemp(prefix="hcache-redis.")
+        for _ in range(5):  # another process may take the port meanwhile
+            self.port = port or free_port()
+            self.p = subprocess.Popen(["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                                       "--appendonly", "no", "--dir", self.folder, "--databases", "4", *options],
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            for line in self.p.stdout:
+                if b"Ready to accept connections" in line:
+                    threading.Thread(target=self.p.stdout.read, daemon=True).start()
+                    return
+            self.p.wait()
+        raise RuntimeError("redis-server does not start")
+
+    def url(self, db=0, user=""):
+        return f"redis://{user}127.0.0.1:{self.port}/{db}"
+
+    def ask(self, *words, db=0):
+        """What one command answers, with the protocol's first byte."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as s:
+            f = s.makefile("rb")
+
+            def send(args):
+                args = [a if isinstance(a, bytes) else str(a).encode() for a in args]
+                s.sendall(b"*%d\r\n" % len(args) + b"".join(b"$%d\r\n%s\r\n" % (len(a), a) for a in args))
+                return answer(f)
+            if db:
+                send(["SELECT", db])
+            return send(words)
+
+    def chunks(self, db=0):
+        return sorted(k for k in self.ask("KEYS", "hcache:1:chunk:*", db=db))
+
+    def stop(self):
+        self.p.kill()
+        self.p.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def answer(f):
+    line = f.readline()
+    kind, rest = line[:1], line[1:-2]
+    if kind == b"$":
+        n = int(rest)
+        return None if n < 0 else f.read(n + 2)[:-2]
+    if kind == b"*":
+        return [answer(f) for _ in range(int(rest))]
+    return int(rest) if kind == b":" else line[:-2]
+
+
+class Proxy:
+    """Passes bytes between clients and a redis-server.  `harm` is what it does to them:
+
+    None      nothing
+    hang      answers stop; connections stay open
+    corrupt   one byte of each large piece of an answer is another one
+    cut       the connection ends in the middle of a large answer
+    truncate  a large answer lacks bytes in its middle
+    swap      the value of another chunk is asked for
+    """
+
+    def __init__(self, port):
+        self.to, self.harm, self.n_harmed, self.other = port, None, 0, None
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def url(self):
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def accept(self):
+        while True:
+            try:
+                a, _ = self.listener.accept()
+            except OSError:
+                return
+            try:
+                b = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:
+                a.close()
+                continue
+            threading.Thread(target=self.up, args=(a, b), daemon=True).start()
+            threading.Thread(target=self.down, args=(b, a), daemon=True).start()
+
+    def up(self, a, b):
+        try:
+            while piece := a.recv(65536):
+                if self.harm == "swap" and b"GETEX" in piece and self.other is not None:
+                    self.n_harmed += 1
+                    piece = CHUNK.sub(lambda m: b"hcache:1:chunk:" + self.other, piece)
+                b.sendall(piece)
+        except OSError:
+            pass
+        close(a, b)
+
+    def down(self, b, a):
+        try:
+            while piece := b.recv(65536):
+                while self.harm == "hang":  # until it is over, or the client has gone
+                    a.settimeout(0.05)
+                    try:
+                        if a.recv(1, socket.MSG_PEEK) == b"":
+                            raise OSError
+                    except TimeoutError:
+                        pass
+                    a.settimeout(None)
+                a.sendall(self.harmed(piece, a))
+        except OSError:
+            pass
+        close(a, b)
+
+    def harmed(self, piece, a):
+        if len(piece) < 4096 or self.harm not in ("corrupt", "cut", "truncate"):
+            return piece
+        self.n_harmed += 1
+        middle = len(piece) // 2
+        if self.harm == "corrupt":
+            return piece[:middle] + bytes([piece[middle] ^ 0x10]) + piece[middle + 1:]
+        if self.harm == "truncate":
+            return piece[:middle] + piece[middle + 16:]
+        a.sendall(piece[:middle])
+        raise OSError
+
+
+def close(*sockets):
+    for s in sockets:
+        try:
+            s.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        s.close()

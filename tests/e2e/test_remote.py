@@ -1,0 +1,217 @@
+"""--remote: a server continues, from a Redis, what another server has computed; and a Redis that is slow, full, gone or
+lying costs a miss with its reason, and never a wrong answer."""
+import os
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from redis_proxy import Proxy, Redis, is_installed  # noqa: E402
+from serve_client import SAVING, Server, until  # noqa: E402
+from tap import check, end, equal  # noqa: E402
+
+MODEL = "models/demo"
+LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12
+
+n_stores = 0
+
+
+def start(url, *options, plan=SAVING):
+    global n_stores
+    n_stores += 1
+    s = Server(MODEL, "--store", os.path.join(tmp, f"store{n_stores}"), "--no-reuse", "--remote", url, *plan, *options)
+    return s
+
+
+def remote(s):
+    return next(t for t in s.request("GET", "/v1/cache/stats")[2]["tiers"] if t["name"] == "remote")
+
+
+def is_up(s):
+    return until(lambda: remote(s)["up"])
+
+
+def ask(s, prompt=LONG, **fields):
+    r = s.post("/v1/completions", {"prompt": prompt, "max_tokens": 8, "ignore_eos": True, "temperature": 0, **fields})
+    return r[2]["choices"][0]["text"], r[2]["timings"]
+
+
+def written(s):
+    """Nothing waits to be written."""
+    s.post("/v1/cache/flush", {})
+    return until(lambda: remote(s)["queued_chunks"] == 0)
+
+
+def filled(redis, *options):
+    """A server that has written LONG to the empty redis, and its answer."""
+    redis.ask("FLUSHALL")
+    s = start(redis.url(), *options)
+    check("the remote is reached", is_up(s), s.log)
+    text, t = ask(s)
+    equal("the first server finds nothing", (t["restored_tokens"], t["remote_tokens"]), (0, 0))
+    check("and writes", written(s), remote(s))
+    return s, text
+
+
+def test_shared(redis):
+    a, text = filled(redis)
+    n = len(redis.chunks())
+    check("what it has committed is in Redis", n >= 2 and remote(a)["written_chunks"] == n, (n, remote(a)))
+    b = start(redis.url())
+    check("a second server reaches it", is_up(b), b.log)
+    again, t = ask(b)
+    equal("it gives the same answer", again, text)
+    check("of state that it has restored", t["restored_tokens"] >= 64 and t["restore_source"] == "disk", t)
+    equal("and that came from the remote", t["remote_tokens"], t["restored_tokens"])
+    r = remote(b)
+    check("the statistics say so", r["fetched_chunks"] * 64 == t["remote_tokens"] and r["fetched_bytes"] > 0, r)
+    equal("so do the metrics", (b.metric("hcache_remote_tokens_total"), b.metric("hcache_remote_up")),
+          (t["remote_tokens"], 1))
+    again, t = ask(b)
+    equal("from then on its own store serves", (again, t["remote_tokens"], t["restored_tokens"] >= 64), (text, 0, True))
+    other, t = ask(b, cache_salt="another")
+    equal("another salt finds nothing there", (other, t["remote_tokens"]), (text, 0))
+    ask(a)
+    check("what is there is not written twice", written(a) and remote(a)["written_chunks"] == n, remote(a))
+    test_documented(b)
+    b.stop()
+    return a, text
+
+
+def test_documented(s):
+    with open("docs/SERVER.md") as f:
+        documented = f.read()
+    text = s.request("GET", "/metrics")[2]
+    names = {line.split("{")[0].split(" ")[0] for line in text.split("\n") if line.startswith("hcache_remote")}
+    check("there are metrics of the remote", len(names) >= 9, names)
+    equal("each is in docs/SERVER.md", sorted(n for n in names if f"`{n[len('hcache_'):]}" not in documented), [])
+
+
+def test_harm(redis, text, harm, reason):
+    """A new server behind a proxy that harms: the answer is right, and the miss has its reason."""
+    proxy = Proxy(redis.port)
+    b = start(proxy.url())
+    check(f"{harm}: the remote is reached", is_up(b), b.log)
+    n, proxy.other = len(redis.chunks()), redis.chunks()[0][-64:]
+    proxy.harm = harm
+    again, t = ask(b)
+    proxy.harm = None
+    equal(f"{harm}: the answer is right", again, text)
+    r = remote(b)
+    check(f"{harm}: it happened", proxy.n_harmed > 0, proxy.n_harmed)
+    check(f"{harm}: the miss has its reason", any(r["misses_by_reason"][k] == 1 for k in reason), r)
+    check(f"{harm}: less than all came", r["fetched_chunks"] < n and t["remote_tokens"] == 64 * r["fetched_chunks"],
+          (t, r))
+    check(f"{harm}: the answer says why", "remote" in (t["miss"] or ""), t["miss"])
+    check(f"{harm}: the remote is used again", is_up(b), remote(b))
+    b.stop()
+
+
+def test_hang(redis, text):
+    proxy = Proxy(redis.port)
+    b = start(proxy.url(), plan=())
+    check("hang: the remote is reached", is_up(b), b.log)
+    proxy.harm = "hang"
+    again, t = ask(b)
+    equal("hang: the answer is right", (again, t["remote_tokens"]), (text, 0))
+    check("hang: the remote is given up", until(lambda: not remote(b)["up"]), remote(b))
+    again, t = ask(b, prompt=LONG + "And")
+    check("hang: the next request does not ask it", "remote is not there" in t["miss"], t)
+    proxy.harm = None
+    check("hang: it is used again when it answers", is_up(b), remote(b))
+    b.stop()
+
+
+def test_full(redis):
+    redis.ask("CONFIG", "SET", "maxmemory", "1mb")
+    redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    a = start(redis.url())
+    check("full: the remote is reached", is_up(a), a.log)
+    prompt = "A story that is nowhere yet. " + LONG
+    text, _ = ask(a, prompt=prompt)
+    a.post("/v1/cache/flush", {})
+    check("full: what it does not take is counted", until(lambda: remote(a)["refused_chunks"] > 0), remote(a))
+    again, t = ask(a, prompt=prompt)
+    equal("full: the server's own store serves", (again, t["restored_tokens"] >= 64), (text, True))
+    redis.ask("CONFIG", "SET", "maxmemory", "0")
+    a.stop()
+
+
+def test_killed(redis, text):
+    """Redis is killed under a server, and comes back empty."""
+    b = start(redis.url())
+    check("killed: the remote is reached", is_up(b), b.log)
+    redis.p.kill()
+    redis.p.wait()
+    again, t = ask(b)
+    equal("killed: the answer is right", (again, t["remote_tokens"]), (text, 0))
+    check("killed: it is known to be gone", until(lambda: not remote(b)["up"]) and
+          b.metric("hcache_remote_failures_total") > 0, remote(b))
+    back = Redis(port=redis.port)
+    check("killed: it is used again", is_up(b), remote(b))
+    check("killed: what waited is written", written(b) and len(back.chunks()) > 0, remote(b))
+    b.stop()
+    back.stop()
+
+
+def test_absent_at_start(text):
+    s = start("redis://127.0.0.1:1/0")
+    again, t = ask(s)
+    equal("no Redis at all: the answer is right", again, text)
+    check("and the miss says why", "remote is not there" in t["miss"], t["miss"])
+    equal("and so does the metric", s.metric("hcache_remote_up"), 0)
+    equal("and the server ends well", s.stop(), 0)
+
+
+def test_user_and_db(text):
+    redis = Redis("--user", "default", "off", "--user", "hc", "on", ">se@cret", "~hcache:*", "+@all")
+    a = start(redis.url(db=3, user="hc:se%40cret@"))
+    check("a user of Redis's ACL is let in", is_up(a), a.log)
+    again, _ = ask(a)
+    equal("with the same answer", again, text)
+    check("and writes to the database of the URL", written(a) and remote(a)["written_chunks"] > 0, remote(a))
+    check("its password is in no log and no answer", "cret" not in "".join(a.log) + str(remote(a)), a.log)
+    a.stop()
+    b = start(redis.url(db=3, user="hc:wrong@"))
+    check("a wrong password is told", until(lambda: "WRONGPASS" in (remote(b)["down_because"] or "")), remote(b))
+    b.stop()
+    redis.stop()
+
+
+def test_modes():
+    redis = Redis()
+    a = start(redis.url(), "--remote-write", "idle")
+    check("idle: the remote is reached", is_up(a), a.log)
+    ask(a)
+    check("idle: it is written when the request has ended", written(a) and len(redis.chunks()) > 0, remote(a))
+    a.stop()
+    redis.ask("FLUSHALL")
+    a = start(redis.url(), "--remote-write", "use")
+    check("use: the remote is reached", is_up(a), a.log)
+    ask(a)
+    check("use: the first request writes nothing", written(a) and redis.chunks() == [], remote(a))
+    ask(a)
+    check("use: one that uses it does", until(lambda: len(redis.chunks()) > 0), remote(a))
+    a.stop()
+    redis.stop()
+
+
+tmp = tempfile.mkdtemp(prefix="hcache-remote.")
+check("redis-server is installed (tools/setup.sh --test)", is_installed())
+if is_installed():
+    server = Redis()
+    first, story = test_shared(server)
+    first.stop()
+    for kind, reasons in (("corrupt", ["wrong"]), ("swap", ["wrong"]), ("cut", ["failed"]),
+                          ("truncate", ["wrong", "failed", "silent"])):
+        filled(server)[0].stop()
+        test_harm(server, story, kind, reasons)
+    test_hang(server, story)
+    test_full(server)
+    test_killed(server, story)
+    test_absent_at_start(story)
+    test_user_and_db(story)
+    test_modes()
+    server.stop()
+shutil.rmtree(tmp)
+end()

@@ -1,0 +1,131 @@
+/* What a shared tier costs, how long a request waits for it, and how long a failed one rests. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "policy/backoff.h"
+#include "policy/remote_pace.h"
+
+static enum remote_choice choose(const struct remote_view *v, const struct remote_pace *p,
+                                 double *again_s)
+{
+    return remote_choose(v, p, again_s);
+}
+
+static void silence_is_a_share_of_recomputing(void **state)
+{
+    (void)state;
+    const struct remote_pace p = {0};
+    struct remote_view v = {.recompute_s = 2.0, .silent_s = 0.15};
+    double again_s;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
+    assert_true(fabs(again_s - 0.05) < 1e-9); /* the silence that is left of 0.2 s */
+    v.silent_s = 0.2;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_SILENT);
+}
+
+static void short_silences_are_scheduling(void **state)
+{
+    (void)state;
+    const struct remote_pace p = {0};
+    struct remote_view v = {.recompute_s = 0.01, .silent_s = 0.02};
+    double again_s;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
+    v.silent_s = REMOTE_SILENT_LEAST_S;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_SILENT);
+}
+
+static void a_forced_plan_waits_but_not_for_ever(void **state)
+{
+    (void)state;
+    const struct remote_pace dear = {.latency_s = 1, .bytes_per_s = 1};
+    struct remote_view v = {.silent_s = 9, .left_bytes = 1000000, .elapsed_s = 100};
+    double again_s;
+    assert_int_equal(choose(&v, &dear, &again_s), REMOTE_GO_ON);
+    v.done_bytes = 1;
+    assert_int_equal(choose(&v, &dear, &again_s), REMOTE_GO_ON);
+    v.silent_s = REMOTE_SILENT_MOST_S;
+    assert_int_equal(choose(&v, &dear, &again_s), REMOTE_SILENT);
+    v.recompute_s = 1e6;
+    assert_int_equal(choose(&v, &dear, &again_s), REMOTE_SILENT);
+}
+
+static void a_dear_fetch_does_not_begin(void **state)
+{
+    (void)state;
+    const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
+    struct remote_view v = {.recompute_s = 1.0, .left_bytes = 600000};
+    double again_s;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON); /* 0.7 s of 1.0 s */
+    v.left_bytes = 800000;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR); /* 0.9 s */
+    const struct remote_pace unknown = {0};
+    assert_int_equal(choose(&v, &unknown, &again_s), REMOTE_GO_ON); /* tried once */
+}
+
+static void a_fetch_that_crawls_is_left(void **state)
+{
+    (void)state;
+    const struct remote_pace p = {.latency_s = 1e-3, .bytes_per_s = 1e9};
+    struct remote_view v = {
+        .recompute_s = 1.0, .elapsed_s = 0.2, .done_bytes = 100, .left_bytes = 300};
+    double again_s;
+    assert_int_equal(choose(&v, &p, &again_s),
+                     REMOTE_GO_ON); /* 0.6 s for what takes 0.75 */
+    v.elapsed_s = 0.3;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_CRAWLS); /* 0.9 s */
+    v.elapsed_s = 0.05;                                        /* too early to tell */
+    v.done_bytes = 1;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
+}
+
+static void the_pace_follows_what_fetches_took(void **state)
+{
+    (void)state;
+    struct remote_pace p = {0};
+    assert_true(remote_pace_price_s(&p, 1000) == 0); /* not known */
+    remote_pace_learn(&p, 0.5, 1000, 1.0);
+    assert_true(p.latency_s == 0.5 && p.bytes_per_s == 1000);
+    assert_true(remote_pace_price_s(&p, 500) == 1.0);
+    remote_pace_learn(&p, 0, 3000, 1.0); /* says nothing of the latency */
+    assert_true(p.latency_s == 0.5 && p.bytes_per_s > 1000 && p.bytes_per_s < 3000);
+    for (int i = 0; i < 50; i++)
+        remote_pace_learn(&p, 0.1, 3000, 1.0);
+    assert_true(fabs(p.bytes_per_s - 3000) < 1 && fabs(p.latency_s - 0.1) < 1e-3);
+}
+
+static void rests_double_to_a_bound_and_differ(void **state)
+{
+    (void)state;
+    for (int n = 1; n < 40; n++) {
+        double whole = BACKOFF_FIRST_S * pow(2, n - 1);
+        whole = whole < BACKOFF_MOST_S ? whole : BACKOFF_MOST_S;
+        double least = INFINITY, most = 0;
+        for (uint64_t seed = 0; seed < 1000; seed++) {
+            double s = backoff_s(n, seed);
+            least = fmin(least, s);
+            most = fmax(most, s);
+            assert_true(s == backoff_s(n, seed)); /* nothing but the seed decides */
+        }
+        assert_true(least >= whole / 2 && most <= whole);
+        assert_true(least < 0.51 * whole &&
+                    most > 0.99 * whole); /* all of the upper half */
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(silence_is_a_share_of_recomputing),
+        cmocka_unit_test(short_silences_are_scheduling),
+        cmocka_unit_test(a_forced_plan_waits_but_not_for_ever),
+        cmocka_unit_test(a_dear_fetch_does_not_begin),
+        cmocka_unit_test(a_fetch_that_crawls_is_left),
+        cmocka_unit_test(the_pace_follows_what_fetches_took),
+        cmocka_unit_test(rests_double_to_a_bound_and_differ),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,231 @@
+/* The protocol of Redis, against a peer that says what the test tells it to: pieces of any size, answers of any kind, and
+ * lies. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "remote/redis.h"
+
+#define SECOND ((int64_t)1000000000)
+
+/* Answers the greeting's PING, then sends `text` in pieces of `step` bytes behind the next command. */
+struct peer {
+    int listener, port;
+    const char *text;
+    size_t n, step;
+    bool stays; /* silent, instead of closing the connection */
+    char heard[4096];
+    pthread_t thread;
+};
+
+static size_t hear(struct peer *p, int fd, size_t n)
+{
+    ssize_t k = recv(fd, p->heard + n, sizeof p->heard - 1 - n, 0);
+    n += k > 0 ? (size_t)k : 0;
+    p->heard[n] = 0;
+    return n;
+}
+
+static void *peer_main(void *arg)
+{
+    struct peer *p = arg;
+    int fd = accept(p->listener, NULL, NULL);
+    size_t n = hear(p, fd, 0);
+    (void)!send(fd, "+PONG\r\n", 7, MSG_NOSIGNAL);
+    n = hear(p, fd, n);
+    for (size_t at = 0; at < p->n; at += p->step) {
+        size_t k = p->n - at < p->step ? p->n - at : p->step;
+        if (send(fd, p->text + at, k, MSG_NOSIGNAL) < 0)
+            break;
+    }
+    if (p->stays)
+        while (recv(fd, p->heard, sizeof p->heard, 0) > 0) {
+        }
+    close(fd);
+    return NULL;
+}
+
+static struct redis *meet(struct peer *p, const char *text, size_t n, size_t step,
+                          bool stays, size_t max_bytes)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n_a = sizeof a;
+    struct remote_url url;
+    struct redis *r = NULL;
+    struct err err = {0};
+    char text_url[64];
+    *p = (struct peer){.text = text, .n = n, .step = step, .stays = stays};
+    p->listener = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(p->listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(p->listener, 1), 0);
+    assert_int_equal(getsockname(p->listener, (struct sockaddr *)&a, &n_a), 0);
+    assert_int_equal(pthread_create(&p->thread, NULL, peer_main, p), 0);
+    snprintf(text_url, sizeof text_url, "redis://127.0.0.1:%d", ntohs(a.sin_port));
+    assert_int_equal(remote_url_parse(text_url, &url, &err), 0);
+    const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = max_bytes};
+    if (redis_open(&o, clock_now_ns() + 60 * SECOND, &r, &err) != 0)
+        fail_msg("%s", err.msg);
+    return r;
+}
+
+static void part(struct peer *p, struct redis *r)
+{
+    redis_close(r);
+    pthread_join(p->thread, NULL);
+    close(p->listener);
+}
+
+static const struct redis_arg get[] = {{"GET", 3}, {"a key", 5}};
+
+static void answers_of_every_kind(void **state)
+{
+    static const char text[] = "$5\r\nab\0cd\r\n:-42\r\n$-1\r\n-ERR no "
+                               "such\r\n+OK\r\n*2\r\n$1\r\n7\r\n*3\r\n$2\r\nk1"
+                               "\r\n$0\r\n\r\n$2\r\nk3\r\n$1\r\nz\r\n";
+    (void)state;
+    for (size_t step = 1; step < sizeof text; step += step < 20 ? 1 : 17) {
+        struct peer p;
+        struct redis_answer a = {0};
+        struct err err = {0};
+        struct redis *r = meet(&p, text, sizeof text - 1, step, true, 1000);
+        assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), 0);
+        assert_true(a.kind == REDIS_BYTES && a.n_bytes == 5);
+        assert_memory_equal(a.bytes, "ab\0cd", 6); /* with the zero behind */
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_true(a.kind == REDIS_NUMBER && a.number == -42);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(a.kind, REDIS_NONE);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(a.kind, REDIS_REFUSED);
+        assert_string_equal((const char *)a.bytes, "ERR no such");
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(a.kind, REDIS_BYTES);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(a.kind, REDIS_LIST);
+        static const char *const want[] = {"7", "k1", "", "k3"};
+        const char *s;
+        size_t at = 0, n;
+        for (int i = 0; i < 4; i++) {
+            assert_true(redis_next(&a, &at, &s, &n));
+            assert_true(n == strlen(want[i]) && memcmp(s, want[i], n) == 0);
+        }
+        assert_false(redis_next(&a, &at, &s, &n));
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_true(a.kind == REDIS_BYTES && a.n_bytes == 1);
+        redis_answer_deinit(&a);
+        part(&p, r);
+        assert_non_null(strstr(p.heard, "*2\r\n$3\r\nGET\r\n$5\r\na key\r\n"));
+    }
+}
+
+/* What is no answer, or one without an end, is an error, and takes no memory. */
+static void lies_are_errors(void **state)
+{
+    static const struct {
+        const char *text;
+        int rc;
+    } cases[] = {
+        {"HTTP/1.1 400 Bad Request\r\n", ERR_FORMAT},
+        {"$x\r\n", ERR_FORMAT},
+        {"$-7\r\n", ERR_FORMAT},
+        {"$99999999999999999999\r\n", ERR_FORMAT},
+        {"$100\r\nab", -EPIPE},      /* closed in the middle */
+        {"*2147483647\r\n", -EPIPE}, /* a list that is longer than memory */
+        {"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n", ERR_FORMAT},
+        {"", -EPIPE},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct peer p;
+        struct redis_answer a = {0};
+        struct err err = {0};
+        struct redis *r = meet(&p, cases[i].text, strlen(cases[i].text), 1000, false, 1000);
+        int rc = redis_ask(r, get, 2, 60 * SECOND, &a, &err);
+        if (rc != cases[i].rc && rc != -ECONNRESET)
+            fail_msg("%s: %d (%s)", cases[i].text, rc, err.msg);
+        assert_true(err.msg[0] != 0);
+        redis_answer_deinit(&a);
+        part(&p, r);
+    }
+}
+
+static void sizes_are_bounded(void **state)
+{
+    enum { N = 100000 };
+    static char large[N + 64], list[N + 64];
+    (void)state;
+    int n_large = snprintf(large, sizeof large, "$%d\r\n", N), n_list = 0;
+    memset(large + n_large, 'x', N);
+    n_list = snprintf(list, sizeof list, "*99999999\r\n");
+    while (n_list < N)
+        n_list += snprintf(list + n_list, sizeof list - (size_t)n_list, "$1\r\ny\r\n");
+    for (int i = 0; i < 2; i++) {
+        struct peer p;
+        struct redis_answer a = {0};
+        struct err err = {0};
+        struct redis *r = meet(&p, i == 0 ? large : list, N, 4096, false, 10000);
+        int rc = redis_ask(r, get, 2, 60 * SECOND, &a, &err);
+        assert_int_equal(rc, i == 0 ? ERR_LIMIT : ERR_FORMAT);
+        assert_true(a.max_bytes <= 2 * 10000 + 16);
+        redis_answer_deinit(&a);
+        part(&p, r);
+    }
+}
+
+static void silence_ends(void **state)
+{
+    struct peer p;
+    struct redis_answer a = {0};
+    struct err err = {0};
+    (void)state;
+    struct redis *r = meet(&p, "$5\r\nab", 6, 6, true, 1000);
+    assert_int_equal(redis_ask(r, get, 2, SECOND / 20, &a, &err), -ETIMEDOUT);
+    redis_answer_deinit(&a);
+    part(&p, r);
+}
+
+static void a_stop_ends_a_wait(void **state)
+{
+    struct wire w;
+    struct err err = {0};
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n_a = sizeof a;
+    char byte;
+    (void)state;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), stop = eventfd(1, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+    int64_t far = clock_now_ns() + 3600 * SECOND;
+    int rc = wire_open(&w, "127.0.0.1", ntohs(a.sin_port), stop, far, &err);
+    if (rc == 0)
+        rc = (int)wire_receive(&w, &byte, 1, far, &err);
+    assert_int_equal(rc, ERR_CANCELLED);
+    wire_close(&w);
+    close(listener);
+    close(stop);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_of_every_kind), cmocka_unit_test(lies_are_errors),
+        cmocka_unit_test(sizes_are_bounded),     cmocka_unit_test(silence_ends),
+        cmocka_unit_test(a_stop_ends_a_wait),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

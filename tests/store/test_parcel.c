@@ -1,0 +1,206 @@
+/* Whole chunks outside of a store: they come out as they were put in, prove what they are, and go into any other
+ * store. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "storetest.h"
+#include "store/parcel.h"
+
+enum { N = 3, ALL = ST_BOTH };
+
+static const struct st_ctx ctx = {
+    .base = 1, .own = 2, .branch = 1, .model = 3, .salt = "tenant"};
+
+static struct store *begin(struct st_place *p, const char *kind, int n_dirs)
+{
+    if (!st_place_open(p, kind, n_dirs))
+        skip();
+    return st_open(p);
+}
+
+static void end(struct st_place *p, struct store *s)
+{
+    store_close(s);
+    st_place_close(p);
+}
+
+static void take_out(struct store *s, const struct sha256 *key, struct parcel *out)
+{
+    struct store_reader *r;
+    struct err err = {0};
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, &err), 0);
+    if (parcel_read(s, r, key, out, &err) != 0)
+        fail_msg("%s", err.msg);
+    store_reader_close(r);
+}
+
+/* Chunks that were saved on one kind of store, in two parts, and read out of it. */
+static void carry(const char *from, int n_from, const char *to, int n_to)
+{
+    struct st_place a, b;
+    struct sha256 keys[N];
+    struct parcel p = {0};
+    struct chunk_header h;
+    struct st_result got;
+    struct err err = {0};
+    struct store *s = begin(&a, from, n_from), *t = begin(&b, to, n_to);
+    for (int i = 0; i < N; i++) { /* two appends give each chunk two extents a device */
+        assert_int_equal(st_append(s, &st_small, &ctx, i, ST_KV, &err), 0);
+        assert_int_equal(st_append(s, &st_small, &ctx, i, ST_H, &err), 0);
+    }
+    assert_int_equal(store_commit(s, &err), 0);
+    st_keys(&ctx, N, keys);
+    const struct store_use use = {0};
+    for (int i = 0; i < N; i++) {
+        take_out(s, &keys[i], &p);
+        if (parcel_check(p.bytes, p.n_bytes, &h, &err) != 0)
+            fail_msg("%s", err.msg);
+        assert_memory_equal(h.key.b, keys[i].b, sizeof keys[i].b);
+        assert_true(h.owner == store_owner(ctx.salt) && h.chunk_idx == (uint32_t)i);
+        assert_int_equal(h.n_records, STORE_KINDS * st_small.n_layers);
+        assert_int_equal(parcel_append(t, p.bytes, &h, &use, &err), 0);
+    }
+    assert_int_equal(store_commit(t, &err), 0);
+    assert_int_equal(st_read(t, &st_small, &ctx, N, &got, &err), 0);
+    assert_int_equal(got.n_found, N);
+    assert_int_equal(got.n_records, N * STORE_KINDS * st_small.n_layers);
+    assert_int_equal(got.n_wrong + got.n_corrupt + got.n_unread, 0);
+    parcel_deinit(&p);
+    end(&a, s);
+    end(&b, t);
+}
+
+static void carried_between_stores(void **state)
+{
+    (void)state;
+    carry("sim", 1, "dram", 1);
+    carry("dram", 1, "sim", 3);
+    carry("sim", 3, "sim", 2);
+}
+
+static struct parcel one_parcel(void)
+{
+    struct st_place a;
+    struct sha256 keys[1];
+    struct parcel p = {0};
+    struct err err = {0};
+    struct store *s = begin(&a, "sim", 1);
+    assert_int_equal(st_save(s, &st_small, &ctx, 1, ALL, &err), 0);
+    st_keys(&ctx, 1, keys);
+    take_out(s, &keys[0], &p);
+    end(&a, s);
+    return p;
+}
+
+/* Bytes that count: all but the zeros behind records. */
+static bool counts(const struct chunk_header *h, size_t at)
+{
+    if (at < CHUNK_HEADER_BYTES)
+        return true;
+    for (int i = 0; i < h->n_records; i++)
+        if (at >= h->records[i].offset && at < h->records[i].offset + h->records[i].n_bytes)
+            return true;
+    return false;
+}
+
+static void every_flipped_bit_is_found(void **state)
+{
+    (void)state;
+    struct parcel p = one_parcel();
+    struct chunk_header h, unused;
+    struct err err;
+    assert_int_equal(parcel_check(p.bytes, p.n_bytes, &h, &err), 0);
+    size_t n_checked = 0;
+    for (size_t at = 0; at < p.n_bytes; at += at < CHUNK_HEADER_BYTES ? 1 : 61) {
+        if (!counts(&h, at))
+            continue;
+        p.bytes[at] ^= (uint8_t)(1u << at % 8);
+        int rc = parcel_check(p.bytes, p.n_bytes, &unused, &err);
+        if (rc != ERR_CORRUPT && rc != ERR_FORMAT)
+            fail_msg("a flipped bit of byte %zu gives %d", at, rc);
+        p.bytes[at] ^= (uint8_t)(1u << at % 8);
+        n_checked++;
+    }
+    assert_true(n_checked > CHUNK_HEADER_BYTES + 100);
+    assert_int_equal(parcel_check(p.bytes, p.n_bytes, &h, &err), 0);
+    parcel_deinit(&p);
+}
+
+static void other_sizes_are_refused(void **state)
+{
+    (void)state;
+    struct parcel p = one_parcel();
+    struct chunk_header h;
+    struct err err;
+    uint8_t *longer = calloc(1, p.n_bytes + STORE_ALIGN);
+    memcpy(longer, p.bytes, p.n_bytes);
+    assert_int_equal(parcel_check(longer, p.n_bytes + STORE_ALIGN, &h, &err), ERR_CORRUPT);
+    assert_int_equal(parcel_check(longer, p.n_bytes + 1, &h, &err), ERR_CORRUPT);
+    for (size_t n = 0; n < p.n_bytes; n += 509) {
+        uint8_t *cut = malloc(n > 0 ? n : 1); /* so that a sanitizer sees reads behind it */
+        memcpy(cut, p.bytes, n);
+        assert_int_not_equal(parcel_check(cut, n, &h, &err), 0);
+        free(cut);
+    }
+    free(longer);
+    parcel_deinit(&p);
+}
+
+/* An extent as it lies in a store's file has the same form, and is no parcel. */
+static void a_piece_of_a_store_is_refused(void **state)
+{
+    (void)state;
+    struct parcel p = one_parcel();
+    struct chunk_header h;
+    struct err err;
+    assert_int_equal(parcel_check(p.bytes, p.n_bytes, &h, &err), 0);
+    h.uuid[3] = 1;
+    chunk_header_encode(&h, p.bytes);
+    assert_int_equal(parcel_check(p.bytes, p.n_bytes, &h, &err), ERR_CORRUPT);
+    h.uuid[3] = 0;
+    h.id = 7;
+    chunk_header_encode(&h, p.bytes);
+    assert_int_equal(parcel_check(p.bytes, p.n_bytes, &h, &err), ERR_CORRUPT);
+    parcel_deinit(&p);
+}
+
+/* To read a chunk for others is no use of it. */
+static void reading_counts_nothing(void **state)
+{
+    (void)state;
+    struct st_place a;
+    struct sha256 keys[2], absent = {.b = {9}};
+    struct parcel p = {0};
+    struct err err = {0};
+    struct store_stats before, after;
+    struct store_reader *r;
+    struct store *s = begin(&a, "sim", 2);
+    assert_int_equal(st_save(s, &st_small, &ctx, 2, ALL, &err), 0);
+    st_keys(&ctx, 2, keys);
+    store_stats(s, &before);
+    take_out(s, &keys[1], &p);
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, &err), 0);
+    assert_int_equal(parcel_read(s, r, &absent, &p, &err), ERR_NOT_FOUND);
+    store_reader_close(r);
+    store_stats(s, &after);
+    assert_true(before.n_hits == after.n_hits && before.n_misses == after.n_misses);
+    parcel_deinit(&p);
+    end(&a, s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(carried_between_stores),
+        cmocka_unit_test(every_flipped_bit_is_found),
+        cmocka_unit_test(other_sizes_are_refused),
+        cmocka_unit_test(a_piece_of_a_store_is_refused),
+        cmocka_unit_test(reading_counts_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
