@@ -293,8 +293,8 @@ fuzz:
 	@tools/fuzz.sh $(FUZZ_SECONDS) '$(FUZZ)'
 
 # Minutes instead of an hour: the parts that read bytes from outside, without the kernels.
-SMOKE := base io format jinja policy store sessions
-SMOKE_TESTS := ^(base|io|format|jinja)/|^sessions/test_(answers|conversations|items|provenance)$$|^policy/test_(plan|sched|platform|correction|placement)$$|^store/test_(store|erase|keep|open|reader|vfs|threads)$$
+SMOKE := base io format jinja policy store remote sessions
+SMOKE_TESTS := ^(base|io|format|jinja|remote)/|^sessions/test_(answers|conversations|items|provenance)$$|^policy/test_(plan|sched|platform|correction|placement|remote_pace)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel)$$
 asan-smoke:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=asan B=build/smoke FOLDERS='$(SMOKE)' tests
 	@TESTS='$(SMOKE_TESTS)' tools/run_tests.sh build/smoke
