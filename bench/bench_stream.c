@@ -1,10 +1,12 @@
 /* bench_stream.c - `hcache bench stream`: a packed model with all, some and none of its layers
  * resident.
  *
- * The disk is measured first, in the same run: O_DIRECT reads of the packed file, one MiB each,
- * eight in flight, nothing else done with them.  Then, for each budget, prompts are prefilled and
- * batches decoded by the engine.  A row's bound is the smaller of what resident weights reach and
- * what the disk allows: rows of a pass x bytes per second / bytes that a pass streams.
+ * For each budget, the engine prefills prompts and decodes batches.  A shared disk changes its
+ * speed within seconds, so the benchmark measures the disk before and after each row that streams:
+ * O_DIRECT reads of the packed file, one MiB each, eight in flight, nothing else done with them.
+ * It measures twice: into 8 MiB, which caches hold (fio does this), and into 64 MiB, which they
+ * do not hold (weights arrive so).  A row's bound is the smaller of the resident weights' speed and
+ * the disk's, which is rows of a pass x bytes per second into 8 MiB / bytes that a pass streams.
  *
  * The digests of a batch's logits are equal for all budgets, or the benchmark fails. */
 #include <errno.h>
@@ -79,12 +81,18 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_bench_stream = &cmd;
 
+struct disk_speed {
+    double cached;   /* bytes/s into 8 MiB, which caches hold; fio measures this */
+    double uncached; /* bytes/s into 64 MiB, as weights arrive */
+};
+
 struct row {
     bool decodes;
     int size; /* sequences that decode, or tokens of the prompt */
     int rows_per_pass;
     const char *budget;
-    uint64_t pass_bytes; /* streamed for a pass */
+    uint64_t pass_bytes;    /* streamed for a pass */
+    struct disk_speed disk; /* means of before and after; 0: no pass streams */
     double tokens_per_s, of_resident, of_bound, verify_share;
     uint64_t peak_rss, digest;
 };
@@ -94,21 +102,21 @@ struct bench {
     char temp[4096]; /* a packed file of ours; empty: the user's */
     const char *path;
     uint64_t weights_bytes;
-    double disk_bytes_per_s;
     int batches[MAX_SIZES], prefills[MAX_SIZES];
     int32_t *ids;
+    uint64_t peak; /* memory of this budget so far */
     int n_rows;
     struct row rows[MAX_ROWS];
 };
 
 /* --- the disk --------------------------------------------------------------------------------- */
 
-enum { DISK_DEPTH = 8 };
-#define DISK_NS    ((int64_t)1500 * 1000000)
-#define DISK_BYTES ((uint64_t)8 << 30)
+enum { DISK_DEPTH = 8, CACHED_MIB = DISK_DEPTH, UNCACHED_MIB = 64 };
+#define DISK_NS ((int64_t)1000 * 1000000)
 
-/* Reads the file from its beginning, round and round, for DISK_NS at least. */
-static int measure_disk(struct bench *b, struct err *err)
+/* Reads the file from its beginning into n_mib MiB, round and round, for DISK_NS. */
+static int measure_reads(const struct bench *b, size_t n_mib, double *bytes_per_s,
+                         struct err *err)
 {
     struct io *io = NULL;
     struct io_file *f = NULL;
@@ -116,8 +124,11 @@ static int measure_disk(struct bench *b, struct err *err)
     struct io_req reqs[DISK_DEPTH], *list[1], *done;
     uint64_t size = 0, at = 0, n_bytes = 0;
     unsigned n;
-    uint8_t *mem = mem_map((size_t)DISK_DEPTH << 20);
+    uint8_t *mem = mem_map(n_mib << 20);
     int rc = mem == NULL ? err_set(err, -ENOMEM, "no memory") : io_uring_open(&io, err);
+    if (mem != NULL)
+        memset(mem, 1,
+               n_mib << 20); /* the kernel gives pages now, not while the clock runs */
     if (rc == ERR_UNSUPPORTED)
         rc = io_pread_open(&io, err);
     if (rc == 0)
@@ -137,29 +148,38 @@ static int measure_disk(struct bench *b, struct err *err)
         list[0] = &reqs[i];
         io_queue_submit(q, list, 1);
     }
-    while (rc == 0 && t - t0 < DISK_NS && n_bytes < DISK_BYTES) {
+    while (rc == 0 && t - t0 < DISK_NS) {
         rc = io_queue_wait(q, 1, 1, -1, &done, &n, err);
         if (rc == 0 && (rc = done->result) != 0)
             io_req_err(done, err);
         t = clock_now_ns();
         n_bytes += 1 << 20;
         done->offset = at;
+        done->buf = mem +
+                    ((size_t)((uint8_t *)done->buf - mem) + ((size_t)DISK_DEPTH << 20)) %
+                        (n_mib << 20);
         at = (at + (1 << 20)) % size;
         list[0] = done;
         if (rc == 0)
             io_queue_submit(q, list, 1);
     }
-    b->disk_bytes_per_s = (double)n_bytes / (double)(t - t0) * 1e9;
+    *bytes_per_s = (double)n_bytes / (double)(t - t0) * 1e9;
     io_queue_close(q);
     io_file_close(f);
     io_close(io);
-    mem_unmap(mem, (size_t)DISK_DEPTH << 20);
+    mem_unmap(mem, n_mib << 20);
     return rc;
+}
+
+static int measure_disk(const struct bench *b, struct disk_speed *s, struct err *err)
+{
+    int rc = measure_reads(b, CACHED_MIB, &s->cached, err);
+    return rc == 0 ? measure_reads(b, UNCACHED_MIB, &s->uncached, err) : rc;
 }
 
 /* --- one budget ------------------------------------------------------------------------------- */
 
-/* From here on the peak is that of what follows, where the kernel can forget. */
+/* Makes the peak of memory begin anew, where the kernel can do so. */
 static void forget_peak(void)
 {
     FILE *f = fopen("/proc/self/clear_refs", "we");
@@ -239,7 +259,6 @@ static int run_row(struct bench *b, struct stack *k, struct row *r, int n_seqs, 
     r->tokens_per_s = (double)(n_decode > 0 ? n_after - n_before : n_seqs * n) / seconds;
     r->verify_share = bytes > 0 ? (double)(s1.verify_ns - s0.verify_ns) / 1e9 / seconds : 0;
     r->digest = checksum64(digests, (size_t)n_seqs * sizeof *digests);
-    r->peak_rss = process_memory_peak();
     return rc;
 }
 
@@ -256,7 +275,7 @@ static void judge(const struct bench *b, struct row *r)
 {
     const struct row *resident = resident_row(b, r);
     double bound = r->pass_bytes > 0
-                       ? r->rows_per_pass * b->disk_bytes_per_s / (double)r->pass_bytes
+                       ? r->rows_per_pass * r->disk.cached / (double)r->pass_bytes
                        : r->tokens_per_s;
     if (resident != NULL) {
         r->of_resident = r->tokens_per_s / resident->tokens_per_s;
@@ -275,6 +294,9 @@ static void print_row(const struct bench *b, const struct row *r)
            r->tokens_per_s);
     if (r->of_resident > 0)
         printf("  %5.2f of resident", r->of_resident);
+    if (r->disk.cached > 0)
+        printf("  disk %4.2f GB/s, %4.2f into memory", r->disk.cached / 1e9,
+               r->disk.uncached / 1e9);
     printf("  %5.2f of bound  checksums %4.1f %%  peak %7.1f MB  %016llx\n", r->of_bound,
            100 * r->verify_share, (double)r->peak_rss / 1e6, (unsigned long long)r->digest);
     fflush(stdout);
@@ -286,10 +308,23 @@ static int add_row(struct bench *b, struct stack *k, const char *budget, bool de
     struct row *r = &b->rows[b->n_rows];
     *r = (struct row){.decodes = decodes, .size = size, .budget = budget};
     r->rows_per_pass = decodes ? size : size < k->batch_rows ? size : k->batch_rows;
-    int rc = run_row(b, k, r, decodes ? size : 1, decodes ? b->a->prompt : size,
+    struct weights_stream_stats st;
+    weights_stats(&k->model->w, &st);
+    struct disk_speed before = {0}, after = {0};
+    int rc = st.n_streamed > 0 ? measure_disk(b, &before, err) : 0;
+    forget_peak(); /* of the memory that measuring took */
+    if (rc == 0)
+        rc = run_row(b, k, r, decodes ? size : 1, decodes ? b->a->prompt : size,
                      decodes ? b->a->tokens : 0, err);
+    if (process_memory_peak() > b->peak)
+        b->peak = process_memory_peak();
+    r->peak_rss = b->peak;
+    if (rc == 0 && st.n_streamed > 0)
+        rc = measure_disk(b, &after, err);
     if (rc != 0)
         return rc;
+    r->disk = (struct disk_speed){.cached = (before.cached + after.cached) / 2,
+                                  .uncached = (before.uncached + after.uncached) / 2};
     judge(b, r);
     b->n_rows++;
     print_row(b, r);
@@ -301,6 +336,7 @@ static int run_budget(struct bench *b, const char *budget, struct err *err)
     struct stack k;
     forget_peak();
     int rc = open_with(b, budget, &k, err);
+    b->peak = process_memory_peak();
     for (int i = 0; rc == 0 && i < b->a->prefills.n; i++)
         rc = add_row(b, &k, budget, false, b->prefills[i], err);
     for (int i = 0; rc == 0 && i < b->a->batches.n; i++)
@@ -331,7 +367,6 @@ static void print_json(const struct bench *b, int n_differ, int missed)
     const struct row one = {.decodes = true, .size = 1};
     const struct row *resident = resident_row(b, &one);
     json_put_int(o, "weights_bytes", (int64_t)b->weights_bytes);
-    json_put_real(o, "disk_bytes_per_s", b->disk_bytes_per_s);
     if (resident != NULL)
         json_put_real(o, "resident_tokens_per_s", resident->tokens_per_s);
     else
@@ -347,6 +382,13 @@ static void print_json(const struct bench *b, int n_differ, int missed)
         json_put_int(j, "tokens", r->decodes ? b->a->tokens : r->size);
         json_put_string(j, "weights_memory", r->budget);
         json_put_int(j, "streamed_bytes", (int64_t)r->pass_bytes);
+        if (r->disk.cached > 0) {
+            json_put_real(j, "disk_bytes_per_s", r->disk.cached);
+            json_put_real(j, "disk_into_memory_bytes_per_s", r->disk.uncached);
+        } else {
+            json_put_null(j, "disk_bytes_per_s");
+            json_put_null(j, "disk_into_memory_bytes_per_s");
+        }
         json_put_real(j, "tokens_per_s", r->tokens_per_s);
         if (r->of_resident > 0)
             json_put_real(j, "of_resident", r->of_resident);
@@ -419,7 +461,7 @@ static int prepare(struct bench *b, struct err *err)
     b->ids = xcalloc((size_t)longest, sizeof *b->ids);
     for (int i = 0; i < longest; i++)
         b->ids[i] = (i * 7919 + 13) % 480;
-    return rc == 0 ? measure_disk(b, err) : rc;
+    return rc;
 }
 
 static int run(struct stream_args *a, struct err *err)
@@ -428,9 +470,10 @@ static int run(struct stream_args *a, struct err *err)
     b = (struct bench){.a = a};
     int rc = prepare(&b, err), n_differ, missed;
     if (rc == 0 && !a->json)
-        printf("weights %.1f MB; the disk reads %.2f GB/s (O_DIRECT, 1 MiB, %d in flight)\n"
-               "phase    size rows/pass  budget    streamed\n",
-               (double)b.weights_bytes / 1e6, b.disk_bytes_per_s / 1e9, DISK_DEPTH);
+        printf("weights %.1f MB; disk: O_DIRECT reads of 1 MiB, %d in flight, before and "
+               "after a "
+               "row\nphase    size rows/pass  budget    streamed\n",
+               (double)b.weights_bytes / 1e6, DISK_DEPTH);
     for (int i = 0; rc == 0 && i < a->budgets.n; i++)
         rc = run_budget(&b, a->budgets.items[i], err);
     if (b.temp[0] != 0)
