@@ -13,6 +13,7 @@ enum state_bug {
     STATE_BUG_TWO_READS,       /* n_good is read for the test, and again for the group */
     STATE_BUG_LOST_NEWS,       /* the I/O thread sleeps although there is news */
     STATE_BUG_EARLY_COMMITTED, /* tokens are told to be committed when they are appended */
+    STATE_BUG_EARLY_ROWS,      /* a chunk is written before its rows have come down */
     STATE_BUGS
 };
 

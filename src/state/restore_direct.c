@@ -1,17 +1,20 @@
-/* restore_direct.c - reads of a restore that go from the disk into the device's memory by themselves (GPUDirect Storage).
+/* restore_direct.c - reads from the disk into the device's memory, past host memory (GPUDirect Storage).
  *
- *   I/O thread      place (the store: which file, where) -> the device's reader -> the group's twin
+ *   I/O thread      store_read_place (which file, where) -> the device's reader -> the group's twin
  *   compute lane    checksum of the twin, then as for a group that came up
  *
- * Only where the device checks what it has (restore_up.c), for nobody else sees these bytes, and where the store's records are in
- * files.  What the device's reader refuses, or fails, is read again in the ordinary way, which then says what is
- * wrong; from then on so is everything, with one line in the log.  A disk that does not answer has its reads cancelled
- * after as long as the store allows (store_opts.stuck_ns), and they have failed, as in a reader of the store. */
+ * The host never sees these bytes.  So the device must compute the checksums (restore_up.c), and the
+ * store's records must be in files.  The I/O thread submits and collects in its step, and waits behind
+ * it, a few milliseconds at a time: look-ups pass reads that hang.
+ *
+ * A read that the device's reader refuses or fails is read again in the ordinary way, which then says
+ * what is wrong.  From then on all reads go the ordinary way, with one line in the log.  If no read ends
+ * for as long as the store allows (store_opts.stuck_ns), all are cancelled, and have failed. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "state/restore_impl.h"
 
@@ -94,11 +97,12 @@ bool restore_direct_submit(struct restore_pipeline *rr, struct group *g)
         return false;
     }
     g->is_direct = true;
-    rr->n_direct++;
+    if (rr->n_direct++ == 0)
+        rr->t_direct = clock_now_ns();
     return true;
 }
 
-/* A read of it failed, and not because it was cancelled. */
+/* Whether a read of g failed for another reason than a cancellation. */
 static bool has_failed(const struct group *g)
 {
     for (int i = 0; i < g->n_chunks; i++)
@@ -107,23 +111,36 @@ static bool has_failed(const struct group *g)
     return false;
 }
 
-struct group *restore_direct_wait(struct restore_pipeline *rr, bool *again)
+void restore_direct_wait(struct restore_pipeline *rr, int64_t most_ns)
 {
-    struct err why = {0};
     void *user = NULL;
-    int rc = file_reader_wait(rr->files, store_stuck_ns(rr->o.store), &user, &why);
-    struct group *g = user;
-    if (g == NULL) {
+    if (rr->direct_ended != NULL)
+        return;
+    rr->direct_rc = file_reader_wait(rr->files, most_ns, &user, &rr->direct_err);
+    rr->direct_ended = user;
+    int64_t now = clock_now_ns();
+    if (user != NULL) {
+        rr->t_direct = now;
+    } else if (now - rr->t_direct >= store_stuck_ns(rr->o.store)) {
         give_up(rr, "the disk does not answer");
         file_reader_cancel(rr->files);
-        return NULL;
+        rr->t_direct = now;
     }
+}
+
+struct group *restore_direct_collect(struct restore_pipeline *rr, bool *again)
+{
+    struct group *g = rr->direct_ended;
+    *again = false;
+    if (g == NULL)
+        return NULL;
+    rr->direct_ended = NULL;
     rr->n_direct--;
-    *again = rc != 0 || has_failed(g);
+    *again = rr->direct_rc != 0 || has_failed(g);
     if (*again) {
         char text[60];
         snprintf(text, sizeof text, "a read of layer %d failed", g->layer);
-        give_up(rr, rc != 0 ? why.msg : text);
+        give_up(rr, rr->direct_rc != 0 ? rr->direct_err.msg : text);
         return g;
     }
     for (int i = 0; i < g->n_chunks; i++)

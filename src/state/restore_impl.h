@@ -187,7 +187,13 @@ struct restore_pipeline {
     struct file_reader *files;     /* of the device; NULL: it has none */
     bool is_direct;                /* the next groups are read by `files` */
     int n_direct;                  /* groups that it has */
-    bool has_tier;                 /* the store's speed is known: */
+    struct group *
+        direct_ended; /* one of them whose reads have ended, not collected yet; NULL: none */
+    int direct_rc;    /* of the reader, when that group ended; direct_err says why */
+    struct err direct_err;
+    int64_t
+        t_direct; /* when a group of `files` ended last, or the first that it has was submitted */
+    bool has_tier; /* the store's speed is known: */
     struct platform_tier tier;
 
     /* the compute lane's */
@@ -282,9 +288,11 @@ int restore_direct_open(struct restore_pipeline *rr, struct err *err);
 void restore_direct_close(struct restore_pipeline *rr);
 /* False where g, whose reads say what is wanted, has to be read in the ordinary way. */
 bool restore_direct_submit(struct restore_pipeline *rr, struct group *g);
-/* While n_direct > 0: the next group that has ended, or NULL where it is not known when.  *again: it is to be read in the
+/* Only while n_direct > 0. Waits at most most_ns until a group has ended. Cancels reads that hang. */
+void restore_direct_wait(struct restore_pipeline *rr, int64_t most_ns);
+/* Returns the group that the wait found to have ended, or NULL.  *again: it must be read in the
  * ordinary way. */
-struct group *restore_direct_wait(struct restore_pipeline *rr, bool *again);
+struct group *restore_direct_collect(struct restore_pipeline *rr, bool *again);
 /* --- restore_up.c: the compute lane's --- */
 int restore_up_create(struct restore_pipeline *rr, struct err *err);
 void restore_up_destroy(struct restore_pipeline *rr);

@@ -3,9 +3,8 @@
  * It serves the restores in the order of their beginning: look-ups first, then the reads of the
  * oldest that has any left, as far as slots are free.  Where none wants the disk, it fetches what waiting
  * requests need into the store's DRAM tier.  restore_io_step does one of these and never
- * waits for another thread.  (A read into a device's memory is waited for inside the step:
- * restore_direct.c.)  restore_io_wait sleeps on the reader while something is in flight, else on
- * for_io.  The compute lane never waits for this thread. */
+ * waits.  restore_io_wait sleeps on a reader while something is in flight, else on for_io.  The
+ * compute lane never waits for this thread. */
 #include <stdio.h>
 #include <time.h>
 
@@ -288,10 +287,11 @@ static void arrived(struct restore_pipeline *rr, struct group *g)
         restore_free(finished);
 }
 
-static int collect_direct(struct restore_pipeline *rr, struct err *err)
+static int collect_direct(struct restore_pipeline *rr, bool *found, struct err *err)
 {
-    bool again = false;
-    struct group *g = restore_direct_wait(rr, &again);
+    bool again;
+    struct group *g = restore_direct_collect(rr, &again);
+    *found = g != NULL;
     if (g != NULL && again)
         return submit(rr, g, false, err);
     if (g != NULL) {
@@ -306,16 +306,15 @@ static int collect(struct restore_pipeline *rr, bool *found, struct err *err)
 {
     struct store_read *done[2 * GROUP];
     int n = 0;
-    *found = true;
-    if (rr->n_direct > 0)
-        return collect_direct(rr, err);
-    int rc = store_reader_poll(rr->reader, done, 2 * GROUP, &n, err);
+    int rc = collect_direct(rr, found, err);
+    if (rc == 0 && rr->reader != NULL)
+        rc = store_reader_poll(rr->reader, done, 2 * GROUP, &n, err);
     for (int i = 0; i < n; i++) {
         struct group *g = done[i]->user;
         if (--g->n_left == 0)
             arrived(rr, g);
     }
-    *found = n > 0;
+    *found = *found || n > 0;
     return rc;
 }
 
@@ -427,7 +426,9 @@ void restore_io_wait(struct restore_pipeline *rr)
     if (!in_flight && fetches && !has_news)
         store_fetch_wait(rr->fetcher, FETCH_WAIT_NS);
     /* No news can end this wait, so it is short: a disk that hangs must not keep look-ups waiting. */
-    if (in_flight && store_reader_await(rr->reader, LISTEN_NS, &err) != 0)
+    if (rr->n_direct > 0)
+        restore_direct_wait(rr, LISTEN_NS);
+    else if (in_flight && store_reader_await(rr->reader, LISTEN_NS, &err) != 0)
         fail_all(rr, &err);
 }
 

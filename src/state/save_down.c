@@ -60,11 +60,13 @@ struct save_down {
 
 /* --- the sorter ------------------------------------------------------------------------------- */
 
+/* Chunks are filled without a lock: nobody reads these rows before n_done has grown. */
 static void sort_rows(struct job *j)
 {
     int rc = event_sync(j->is_down);
     for (int i = 0; i < j->n_moves; i++) {
         const struct move *m = &j->moves[i];
+        shared_turn();
         if (rc == 0)
             memcpy(m->to, m->from, m->n_bytes);
         else
@@ -72,24 +74,48 @@ static void sort_rows(struct job *j)
     }
 }
 
+/* Sorts the oldest layer, once the device has copied it down. */
+static enum step sorter_step(struct save_down *d)
+{
+    pthread_mutex_lock(&d->lock);
+    bool has_job = d->n_done < d->n_queued, ends = !has_job && d->quit;
+    struct job *j = &d->job[d->n_done % N_JOBS];
+    pthread_mutex_unlock(&d->lock);
+    if (!has_job)
+        return ends ? STEP_ENDED : STEP_WAITS;
+    sort_rows(j);
+    pthread_mutex_lock(&d->lock);
+    d->n_done++;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->lock);
+    return STEP_WORKED;
+}
+
+/* Behind STEP_WAITS. Sleeps until a layer is queued or the sorter may end. */
+static void sorter_wait(struct save_down *d)
+{
+    pthread_mutex_lock(&d->lock);
+    while (d->n_done == d->n_queued && !d->quit)
+        pthread_cond_wait(&d->changed, &d->lock);
+    pthread_mutex_unlock(&d->lock);
+}
+
 static void *sorter_main(void *arg)
 {
-    struct save_down *d = arg;
-    pthread_mutex_lock(&d->lock);
-    for (;;) {
-        while (d->n_done == d->n_queued && !d->quit)
-            pthread_cond_wait(&d->changed, &d->lock);
-        if (d->n_done == d->n_queued)
-            break;
-        struct job *j = &d->job[d->n_done % N_JOBS];
-        pthread_mutex_unlock(&d->lock);
-        sort_rows(j);
-        pthread_mutex_lock(&d->lock);
-        d->n_done++;
-        pthread_cond_broadcast(&d->changed);
+    enum step did;
+    while ((did = sorter_step(arg)) != STEP_ENDED) {
+        if (did == STEP_WAITS)
+            sorter_wait(arg);
     }
-    pthread_mutex_unlock(&d->lock);
     return NULL;
+}
+
+bool save_down_has_sorted(struct save_down *d, uint64_t n)
+{
+    pthread_mutex_lock(&d->lock);
+    bool has = d->n_done >= n;
+    pthread_mutex_unlock(&d->lock);
+    return has;
 }
 
 void save_down_await(struct save_down *d, uint64_t n)

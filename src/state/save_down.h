@@ -9,7 +9,8 @@
  * them.  The compute thread queues and goes on: it waits only where the ring is full of layers that
  * the device or the sorter have not done.
  *
- * All but save_down_await belong to the compute thread. */
+ * The sorter's thread is a loop around a step (base/step.h).  save_down_has_sorted and save_down_await
+ * may be called by any thread, all other functions by the compute thread alone. */
 #ifndef STATE_SAVE_DOWN_H
 #define STATE_SAVE_DOWN_H
 
@@ -47,8 +48,11 @@ int save_down_end(struct save_down *d, struct stream *s);
 /* What s gets from now on may overwrite all of them. */
 int save_down_join(struct save_down *d, struct stream *s);
 
-/* Layers that were queued so far; and a wait until the first n of them are where they belong. */
+/* Returns how many layers were queued so far. */
 uint64_t save_down_queued(const struct save_down *d);
-void save_down_await(struct save_down *d, uint64_t n); /* any thread */
+/* Returns whether the rows of the first n layers are in their chunks. Any thread. */
+bool save_down_has_sorted(struct save_down *d, uint64_t n);
+/* Waits for that. Any thread. */
+void save_down_await(struct save_down *d, uint64_t n);
 
 #endif

@@ -352,8 +352,6 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
     struct sha256 key;
     enum save_end end = SAVE_END_FAULT;
     int rc = ERR_CANCELLED;
-    if (s->down != NULL)
-        save_down_await(s->down, c->after);
     if (shared_load(&c->lost))
         save_end_seq(q, SAVE_END_DEVICE);
     if (save_ended(q) == SAVE_GOES_ON && s->fault == 0 && !has_parent(s, q, b))
@@ -397,12 +395,14 @@ static bool is_commit_due(const struct saver *s)
     return b->n > 0 && (s->quit || s->is_awaited || clock_now_ns() >= b->due_ns);
 }
 
-/* [lock] The next chunk of the queue, or NULL. */
+/* [lock] Returns the next chunk of the queue if all its rows are in it, else NULL. */
 static struct save_chunk *take_chunk(struct saver *s)
 {
     struct save_chunk *c = s->queue;
-    if (c != NULL)
-        s->queue = c->next;
+    bool checks = s->down != NULL && !state_has_bug(STATE_BUG_EARLY_ROWS);
+    if (c == NULL || (checks && !save_down_has_sorted(s->down, c->after)))
+        return NULL;
+    s->queue = c->next;
     if (s->queue == NULL)
         s->queue_end = &s->queue;
     return c;
@@ -424,7 +424,8 @@ enum step save_writer_step(struct saver *s)
     struct uncommitted *b = &s->uncommitted;
     pthread_mutex_lock(&s->lock);
     struct save_chunk *c = take_chunk(s);
-    bool is_due = c == NULL && is_commit_due(s), ends = c == NULL && b->n == 0 && s->quit;
+    bool is_empty = c == NULL && s->queue == NULL;
+    bool is_due = is_empty && is_commit_due(s), ends = is_empty && b->n == 0 && s->quit;
     if (is_due)
         s->is_awaited = false; /* all that was asked for is in the batch */
     pthread_mutex_unlock(&s->lock);
@@ -447,7 +448,10 @@ void save_writer_wait(struct saver *s)
         else
             (void)pthread_cond_timedwait(&s->changed, &s->lock, &due);
     }
+    uint64_t after = s->queue != NULL ? s->queue->after : 0;
     pthread_mutex_unlock(&s->lock);
+    if (s->down != NULL)
+        save_down_await(s->down, after);
 }
 
 void *save_writer_main(void *saver)

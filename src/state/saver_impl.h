@@ -137,9 +137,11 @@ void save_drop_ref_locked(struct save_seq *q);
 /* --- save_writer.c: stage two, the writer's thread --- */
 /* The thread: a loop around the next two. */
 void *save_writer_main(void *saver);
-/* Writes the next chunk of the queue, or commits what is due.  STEP_WAITS: there is neither. */
+/* Writes the next chunk of the queue, or commits what is due.  STEP_WAITS: there is neither, or the
+ * rows of the next chunk are on their way down from the device. */
 enum step save_writer_step(struct saver *s);
-/* Behind STEP_WAITS. Sleeps until there is a chunk, a commit is due, or the saver ends. */
+/* Behind STEP_WAITS. Sleeps until there is a chunk with all its rows, a commit is due, or the saver
+ * ends. */
 void save_writer_wait(struct saver *s);
 
 #endif

@@ -5,11 +5,13 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "store/store_impl.h"
+#include "tests/state/life_device.h"
 #include "tests/state/life_impl.h"
 #include "tests/state/turns.h"
 
-/* The layers of one model see all tokens; those of the other one see a window. */
-static struct world worlds[2];
+/* [windows][is_split]: the layers of one model see all tokens, those of the other one see a window;
+ * each on a device with unified memory and on one with memory of its own. */
+static struct world worlds[2][2];
 
 void (*life_before_restart)(void);
 
@@ -153,15 +155,16 @@ static bool open_parts(struct life *f)
                             .fingerprint = f->w->fingerprint,
                             .buffer_bytes = f->is_tight ? 1 : 8 << 20,
                             .max_batch_rows = MAX_ROWS};
-    struct restore_pipeline_opts po = {.model = f->w->m,
-                                       .store = f->store,
-                                       .pool = f->w->pool,
-                                       .work = f->w->work,
-                                       .stream = f->w->stream,
-                                       .staging_bytes = (3 + life_below(f, 4)) *
-                                                        slot_bytes(f->w->m),
-                                       .max_tokens = f->w->m->max_ctx,
-                                       .fetches = f->dram_bytes > 0};
+    struct restore_pipeline_opts po = {
+        .model = f->w->m,
+        .store = f->store,
+        .pool = f->w->pool,
+        .work = f->w->work,
+        .stream = f->w->stream,
+        .staging_bytes = (3 + life_below(f, 4)) * slot_bytes(f->w->m),
+        .direct = life_below(f, 3) == 0 ? RESTORE_DIRECT_OFF : RESTORE_DIRECT_AUTO,
+        .max_tokens = f->w->m->max_ctx,
+        .fetches = f->dram_bytes > 0};
     bool failed = may_fail(f, saver_create(&vo, &f->saver, &err), &err,
                            "creating a saver") ||
                   may_fail(f, restore_pipeline_create(&po, &f->pipeline, &err), &err,
@@ -227,13 +230,15 @@ static void check_text(struct life *f, int i, bool must_have)
     *s = (struct slot){.w = s->w, .table = s->table};
 }
 
-static struct io *empty_disk(uint64_t seed)
+static struct io *empty_disk(const struct world *w, uint64_t seed)
 {
     struct io_sim_opts o = {.seed = seed};
     struct err err = {0};
     struct io *io = NULL;
     life_must(io_sim_open(&o, &io, &err), &err, "disk");
     life_must(io_mkdirs(io, "/store", NULL, &err), &err, "/store");
+    if (w->is_split)
+        life_device_disk(io, seed);
     return io;
 }
 
@@ -242,10 +247,12 @@ static void get_disk(struct life *f)
 {
     struct err err = {0};
     if (life_has(f, LIFE_MEMORY) || life_below(f, 3) == 0) {
-        f->io = empty_disk(f->rng.s);
+        f->io = empty_disk(f->w, f->rng.s);
         return;
     }
     life_must(io_sim_fork(f->w->full, f->rng.s, &f->io, &err), &err, "a full disk");
+    if (f->w->is_split)
+        life_device_disk(f->io, f->rng.s);
     for (int i = 0; i < N_TEXTS; i++)
         f->committed[i] = f->w->text[i].n;
 }
@@ -281,7 +288,7 @@ static void fill_disk(void *arg)
 {
     struct life *f = arg;
     struct slot *s = &f->slot[0];
-    f->io = f->w->full = empty_disk(1);
+    f->io = f->w->full = empty_disk(f->w, 1);
     (void)open_parts(f);
     for (int i = 0; i < N_TEXTS; i++) {
         s->t = &f->w->text[i];
@@ -311,15 +318,18 @@ void life_prepare(void)
 {
     struct life_counts unused = {0};
     log_set_level(LOG_QUIET);
-    world_open(&worlds[0], "synth:tiny-mha", 1024);
-    world_make_texts(&worlds[0], (const int[]){12 * 64 + 20, 11 * 64 + 37, 3 * 64 + 9},
-                     5 * 64, 477);
-    world_open(&worlds[1], "tests/model/golden/families/mistral", 256);
-    world_make_texts(&worlds[1], (const int[]){3 * 64 + 50, 3 * 64 + 17, 64 + 33}, 2 * 64,
-                     120);
-    for (int i = 0; i < 2; i++) {
-        struct life f = new_life(&worlds[i], 1, &unused);
-        turns_run(&(struct turns_opts){.seed = 1}, fill_disk, &f, NULL);
+    for (int split = 0; split < 2; split++) {
+        struct world *all = &worlds[0][split], *windows = &worlds[1][split];
+        world_open(all, "synth:tiny-mha", 1024, split != 0);
+        world_make_texts(all, (const int[]){12 * 64 + 20, 11 * 64 + 37, 3 * 64 + 9}, 5 * 64,
+                         477);
+        world_open(windows, "tests/model/golden/families/mistral", 256, split != 0);
+        world_make_texts(windows, (const int[]){3 * 64 + 50, 3 * 64 + 17, 64 + 33}, 2 * 64,
+                         120);
+        for (int i = 0; i < 2; i++) {
+            struct life f = new_life(&worlds[i][split], 1, &unused);
+            turns_run(&(struct turns_opts){.seed = 1}, fill_disk, &f, NULL);
+        }
     }
 }
 
@@ -329,21 +339,30 @@ void life_run(uint64_t seed, unsigned trouble, struct life_counts *counts)
     unsigned drawn = life_trouble_draw(&r);
     trouble = trouble == LIFE_DRAWN ? drawn : trouble;
     bool windows = (trouble >> LIFE_MEMORY & 1) != 0 || rng_below(&r, 3) == 0;
-    struct life f = new_life(&worlds[windows], seed, counts);
+    bool split = rng_below(&r, 2) == 0;
+    struct life f = new_life(&worlds[windows][split], seed, counts);
     struct turns_counts turns;
+    struct life_reader_counts before = life_device_counts(), after;
+    f.w->dev->checksums = split && rng_below(&r, 4) == 0 ? CHECKSUMS_HOST : CHECKSUMS_AUTO;
     f.trouble = trouble;
     f.burst = (const uint64_t[]){3, 100, 300}[rng_below(&r, 3)];
     f.is_tight = rng_below(&r, 3) == 0;
     f.dram_bytes = (const uint64_t[]){0, 1 << 20, 4 << 20}[rng_below(&r, 3)];
     counts->n_calm += life_is_calm(&f);
     turns_run(&(struct turns_opts){.seed = seed}, life_main, &f, &turns);
+    after = life_device_counts();
     counts->n_lives++;
+    counts->n_split += split;
+    counts->n_batches += after.n_batches - before.n_batches;
+    counts->n_refused += after.n_refused - before.n_refused;
+    counts->n_broken += after.n_broken - before.n_broken;
+    counts->n_stuck += after.n_cancels - before.n_cancels;
     counts->n_turns += turns.n_turns;
     counts->n_switches += turns.n_switches;
 }
 
 void life_release(void)
 {
-    for (int i = 0; i < 2; i++)
-        world_close(&worlds[i]);
+    for (int i = 0; i < 4; i++)
+        world_close(&worlds[i / 2][i % 2]);
 }

@@ -2,8 +2,10 @@
  *
  * A life opens the three, saves contexts and restores them again, several at a time, closes all,
  * and opens them once more to restore everything.  The engine's thread, the writer, the restores'
- * I/O and a fourth thread (flushes, erasures, damage) run as fibers of tests/state/turns.h.  The
- * seed decides what is done, what the disk does, and every interleaving.
+ * I/O, the DRAM tier's thread and a fifth (flushes, erasures, damage) run as fibers of
+ * tests/state/turns.h.  Half of the lives have a device with memory of its own (life_device.h), and
+ * then the sorter of what is saved and two copy streams, too.  The seed decides what is done, what
+ * the disk does, and every interleaving.
  *
  * Checked in each life (a violation ends the process with the seed):
  *  1. Every restored bit equals that of the forward pass which computed it.
@@ -54,6 +56,11 @@ struct life_counts {
     uint64_t n_dram_reads;        /* records that were served from copies in DRAM */
     uint64_t n_demoted;           /* chunks whose copies made room for others */
     uint64_t n_promoted;          /* copies that were fetched from the disk */
+    uint64_t n_split;             /* lives on a device with memory of its own */
+    uint64_t n_direct; /* restores that the device read past host memory, at least a part */
+    /* Batches of such reads; those that the reader refused, or ended with a fault of its own; how often
+     * all were cancelled because the disk was silent */
+    uint64_t n_batches, n_refused, n_broken, n_stuck;
 };
 
 /* Models, contexts and their reference states, once for all lives. */

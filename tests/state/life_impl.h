@@ -4,7 +4,8 @@
  *   life_restore.c  a slot's restore: its job, and the comparison of what came back
  *   life_save.c     a slot's saving
  *   life_trouble.c  faults of the disk, and the thread that erases, flips bits and flushes
- *   life_world.c    models, texts and their states */
+ *   life_world.c    models, texts and their states
+ *   life_device.c   a device with memory of its own, and its reader of files */
 #ifndef TESTS_STATE_LIFE_IMPL_H
 #define TESTS_STATE_LIFE_IMPL_H
 

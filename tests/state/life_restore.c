@@ -190,6 +190,7 @@ int life_check_restored(struct life *f, struct slot *s)
     struct restore_reads reads;
     restore_reads_of(s->r, &reads);
     f->counts->n_restored++;
+    f->counts->n_direct += r.direct_bytes > 0;
     f->counts->n_short += is_short;
     f->counts->n_left += s->is_left;
     f->counts->n_replanned += r.n_replanned > 0;

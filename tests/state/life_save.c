@@ -1,6 +1,8 @@
 /* life_save.c - the saving of a seeded life: see life_impl.h. */
 #include "tests/state/life_impl.h"
 
+#include <string.h>
+
 #include "tests/state/turns.h"
 
 void life_note_committed(struct life *f, struct slot *s)
@@ -61,6 +63,18 @@ void life_save_open(struct life *f, struct slot *s, int64_t from,
         s->until = from + (int64_t)life_below(f, (uint64_t)(s->t->n - from) + 1);
 }
 
+/* Returns n rows of one kind from token s->n on, in memory that the layer after the next
+ * overwrites. */
+static struct mat rows_of(const struct slot *s, int l, enum store_kind kind, int n)
+{
+    const struct model *m = s->w->m;
+    size_t bytes = kind == STORE_HIDDEN ? model_hidden_bytes(m) : model_kv_bytes(m);
+    uint8_t *to = s->w->batch[l % 2][kind];
+    memcpy(to, s->t->rows[l][kind] + (size_t)s->n * bytes, (size_t)n * bytes);
+    return mat_of(to, m->dtype, n,
+                  kind == STORE_HIDDEN ? m->cfg.n_embd : 2 * model_kv_dim(m));
+}
+
 bool life_save_some(struct life *f, struct slot *s)
 {
     static const enum save_wait hows[] = {SAVE_TRY, SAVE_SHED, SAVE_WAIT};
@@ -78,12 +92,8 @@ bool life_save_some(struct life *f, struct slot *s)
     }
     struct save_part part = {s->q, s->n, 0, n};
     for (int l = 0; l < m->cfg.n_layers; l++) {
-        uint8_t *const *rows = s->t->rows[l];
-        struct mat h = mat_of(rows[STORE_HIDDEN] + (size_t)s->n * model_hidden_bytes(m),
-                              m->dtype, n, m->cfg.n_embd);
-        struct mat kv = mat_of(rows[STORE_KV] + (size_t)s->n * model_kv_bytes(m), m->dtype,
-                               n, 2 * model_kv_dim(m));
-        save_layer(&part, 1, l, h, kv, s->w->stream);
+        save_layer(&part, 1, l, rows_of(s, l, STORE_HIDDEN, n), rows_of(s, l, STORE_KV, n),
+                   s->w->stream);
     }
     save_layers_end(f->saver, s->w->stream);
     s->n += n;

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "tests/state/life_device.h"
 
 void life_must(int rc, const struct err *err, const char *what)
 {
@@ -92,12 +93,15 @@ void world_make_texts(struct world *w, const int n[N_TEXTS], int n_shared, int n
     }
 }
 
-void world_open(struct world *w, const char *source, int max_ctx)
+void world_open(struct world *w, const char *source, int max_ctx, bool is_split)
 {
     struct err err = {0};
     struct model_opts mo = {.dtype = "f32", .max_ctx = max_ctx};
     w->fingerprint = (struct sha256){{9}};
     life_must(device_open("cpu", NULL, NULL, &w->dev, &err), &err, "device");
+    w->is_split = is_split;
+    if (is_split)
+        life_device_split(w->dev);
     mo.dev = w->dev;
     life_must(model_open(source, &mo, &w->m, &err), &err, source);
     life_must(stream_create(w->dev, STREAM_COMPUTE, &w->stream, &err), &err, "stream");
@@ -115,6 +119,10 @@ void world_open(struct world *w, const char *source, int max_ctx)
     for (int i = 0; i < BLOCKS * 64; i++)
         w->pos[i] = i;
     w->got = xmalloc(BLOCKS * 64 * model_kv_bytes(w->m));
+    for (int i = 0; i < 2; i++) {
+        w->batch[i][STORE_HIDDEN] = xmalloc(MAX_ROWS * model_hidden_bytes(w->m));
+        w->batch[i][STORE_KV] = xmalloc(MAX_ROWS * model_kv_bytes(w->m));
+    }
 }
 
 void world_close(struct world *w)
@@ -132,6 +140,9 @@ void world_close(struct world *w)
     }
     for (int i = 0; i < N_SLOTS; i++)
         kv_table_free(w->pool, &w->table[i]);
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < STORE_KINDS; k++)
+            free(w->batch[i][k]);
     free(w->pos);
     free(w->got);
     kv_pool_destroy(w->pool);

@@ -41,13 +41,17 @@ struct world {
     int32_t *pos;
     uint8_t *got;    /* room for the rows of one layer that kv_read returns */
     struct io *full; /* a disk on which all texts are saved */
+    bool is_split;   /* the device has memory of its own (life_device.h) */
+    /* Rows of the batch that is saved: those of a layer, and of the one before, as in model_work. */
+    uint8_t *batch[2][STORE_KINDS];
 };
 
 /* Computes the states of w's texts.  n: their lengths in tokens.  The first n_shared tokens of the
  * second text are those of the first.  n_ids: token ids are below 3 + n_ids. */
 void world_make_texts(struct world *w, const int n[N_TEXTS], int n_shared, int n_ids);
-/* Opens the model `source` with KV blocks for all slots. A fault ends the process. */
-void world_open(struct world *w, const char *source, int max_ctx);
+/* Opens the model `source` with KV blocks for all slots, on a device with unified memory or, if
+ * is_split, with memory of its own. A fault ends the process. */
+void world_open(struct world *w, const char *source, int max_ctx, bool is_split);
 void world_close(struct world *w);
 
 /* Memory for the description of one sequence's rows. */

@@ -76,6 +76,13 @@ static void print_counts(FILE *f, const struct life_counts *c)
     fprintf(f, "  records served from DRAM: %llu\n", (unsigned long long)c->n_dram_reads);
     fprintf(f, "  copies fetched to DRAM: %llu\n", (unsigned long long)c->n_promoted);
     fprintf(f, "  chunks demoted from DRAM: %llu\n", (unsigned long long)c->n_demoted);
+    fprintf(f, "  on a device with memory of its own: %llu\n",
+            (unsigned long long)c->n_split);
+    fprintf(f, "  restores with direct reads: %llu\n", (unsigned long long)c->n_direct);
+    fprintf(f, "  batches of direct reads: %llu\n", (unsigned long long)c->n_batches);
+    fprintf(f, "  of these refused: %llu\n", (unsigned long long)c->n_refused);
+    fprintf(f, "  ended by a fault of the reader: %llu\n", (unsigned long long)c->n_broken);
+    fprintf(f, "  direct reads left as stuck: %llu\n", (unsigned long long)c->n_stuck);
 }
 
 /* Every kind of trouble and every moment of a cancellation has really come. */
@@ -92,6 +99,8 @@ static void assert_reached(const struct life_counts *c)
     assert_true(c->n_read > 0 && c->n_recomputed > 0 && c->n_late > 0 && c->n_left > 0);
     assert_true(c->n_erased_while_read > 0 && c->n_save_ended > 0 && c->n_committed > 0);
     assert_true(c->n_dram_reads > 0 && c->n_demoted > 0 && c->n_promoted > 0);
+    assert_true(c->n_split > 0 && c->n_direct > 0 && c->n_batches > 0);
+    assert_true(c->n_refused > 0 && c->n_broken > 0 && c->n_stuck > 0);
 }
 
 static void nothing_is_violated(void **state)
@@ -163,6 +172,7 @@ static void known_bugs_are_found(void **state)
         [STATE_BUG_TWO_READS] = "n_good read twice",
         [STATE_BUG_LOST_NEWS] = "a lost wake-up",
         [STATE_BUG_EARLY_COMMITTED] = "committed before the commit",
+        [STATE_BUG_EARLY_ROWS] = "a chunk written before its rows are down",
     };
     if (env_number("HCACHE_LIFE", 0) != 0)
         skip();
