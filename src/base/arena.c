@@ -24,11 +24,6 @@ void arena_deinit(struct arena *a)
     *a = (struct arena){0};
 }
 
-void arena_reset(struct arena *a)
-{
-    a->used_bytes = 0;
-}
-
 void *arena_alloc(struct arena *a, size_t n)
 {
     size_t begin = round_up(a->used_bytes, ARENA_ALIGN);
@@ -36,15 +31,6 @@ void *arena_alloc(struct arena *a, size_t n)
         return NULL;
     a->used_bytes = begin + n;
     return a->base + begin;
-}
-
-void *arena_calloc(struct arena *a, size_t n, size_t size)
-{
-    uint64_t bytes;
-    if (!mul_fits(n, size, &bytes))
-        return NULL;
-    void *p = arena_alloc(a, bytes);
-    return p != NULL ? memset(p, 0, bytes) : NULL;
 }
 
 char *arena_strndup(struct arena *a, const char *s, size_t n)

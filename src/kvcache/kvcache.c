@@ -47,11 +47,6 @@ static size_t layer_bytes(const struct kv_pool_opts *o)
     return kv_block_bytes(o->n_kv, o->d_head, o->dtype);
 }
 
-size_t kv_pool_bytes(const struct kv_pool_opts *o)
-{
-    return layer_bytes(o) * (size_t)o->n_layers * (size_t)o->n_blocks;
-}
-
 static int reserve_blocks(struct kv_pool *p, struct err *err)
 {
     int n_stages = p->device->n_stages, rc = 0;
@@ -299,19 +294,6 @@ int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
         t->tail = 1 + p->free_tails[--p->n_free_tails];
     }
     return 0;
-}
-
-void kv_table_share(struct kv_pool *p, struct kv_table *t, const struct kv_table *from,
-                    int n_blocks)
-{
-    CHECK(t->n_blocks == 0 && n_blocks >= 0 && n_blocks <= from->n_blocks);
-    kv_table_prepare(t, n_blocks);
-    for (int i = 0; i < n_blocks; i++) {
-        t->blocks[i] = from->blocks[i];
-        block_share(p, t->blocks[i]);
-    }
-    t->n_blocks = n_blocks;
-    t->n_known = from->n_known < n_blocks ? from->n_known : n_blocks;
 }
 
 /* From its end: the children of a block that nobody uses are used by nobody, either (prefix.h). */

@@ -53,7 +53,6 @@ struct kv_pool_opts {
 int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_pool **out,
                    struct err *err);
 void kv_pool_destroy(struct kv_pool *p);
-size_t kv_pool_bytes(const struct kv_pool_opts *o);
 /* Blocks that can be had: free, or kept for nobody. */
 int kv_pool_free_blocks(const struct kv_pool *p);
 int kv_pool_n_blocks(const struct kv_pool *p);
@@ -80,9 +79,6 @@ bool kv_table_try_prepare(struct kv_table *t, int n_blocks);
  * unchanged, where the pool has too few. */
 int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
                      struct err *err);
-/* t (empty) shares the first n_blocks blocks of `from`. */
-void kv_table_share(struct kv_pool *p, struct kv_table *t, const struct kv_table *from,
-                    int n_blocks);
 /* Drops every block from entry n_blocks on. */
 void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks);
 void kv_table_free(struct kv_pool *p, struct kv_table *t);

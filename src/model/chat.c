@@ -371,24 +371,6 @@ int chat_render_traced(const struct chat_template *t, const struct chat_request 
     return prepare_and_render(t, r, text, n, foreign, err);
 }
 
-int chat_render_turns(const struct chat_template *t, const struct chat_turn *turns,
-                      size_t n_turns, const struct chat_request *r, char **text, size_t *n,
-                      struct err *err)
-{
-    struct chat_request filled = *r;
-    struct json *messages = json_new_array();
-    for (size_t i = 0; i < n_turns; i++) {
-        struct json *message = json_new_object();
-        json_put_string(message, "role", turns[i].role);
-        json_put_string(message, "content", turns[i].text);
-        json_push(messages, message);
-    }
-    filled.messages = messages;
-    int rc = chat_render(t, &filled, text, n, err);
-    json_free(messages);
-    return rc;
-}
-
 /* --- open --------------------------------------------------------------------------- */
 
 #define MARK "hcacheprobe"

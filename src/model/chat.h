@@ -74,14 +74,4 @@ int chat_render(const struct chat_template *t, const struct chat_request *r, cha
 int chat_render_traced(const struct chat_template *t, const struct chat_request *r,
                        char **text, size_t *n, uint8_t **foreign, struct err *err);
 
-struct chat_turn {
-    const char *role; /* "system", "user", "assistant" */
-    const char *text; /* UTF-8 */
-};
-
-/* The same for plain turns; r->messages is not looked at. */
-int chat_render_turns(const struct chat_template *t, const struct chat_turn *turns,
-                      size_t n_turns, const struct chat_request *r, char **text, size_t *n,
-                      struct err *err);
-
 #endif

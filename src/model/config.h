@@ -179,8 +179,7 @@ const char *family_name(enum model_family f); /* "llama": config.json's model_ty
 /* Family i in their order: "llama", "LlamaForCausalLM"; false behind the last. */
 bool family_at(int i, const char **name, const char **architecture);
 const char *config_gguf_families(void); /* names that GGUF files use for them, in words */
-const char *weight_type_name(enum weight_type t); /* "f32" */
-int weight_type_bytes(enum weight_type t);        /* WEIGHT_UNSPECIFIED counts as f32 */
+int weight_type_bytes(enum weight_type t); /* WEIGHT_UNSPECIFIED counts as f32 */
 
 /* The content of tokenizer_config.json and special_tokens_map.json that concerns texts.  Owns its strings;
  * NULL where the files do not say. */

@@ -194,18 +194,6 @@ int64_t config_params(const struct model_config *c)
     return total;
 }
 
-const char *weight_type_name(enum weight_type t)
-{
-    static const char *const names[] = {
-        [WEIGHT_F32] = "f32",
-        [WEIGHT_F16] = "f16",
-        [WEIGHT_BF16] = "bf16",
-        [WEIGHT_UNSPECIFIED] = "unspecified",
-    };
-    CHECK((size_t)t < sizeof names / sizeof names[0]);
-    return names[t];
-}
-
 int weight_type_bytes(enum weight_type t)
 {
     return t == WEIGHT_F16 || t == WEIGHT_BF16 ? 2 : 4;

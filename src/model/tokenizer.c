@@ -446,16 +446,6 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsi
     return 0;
 }
 
-int tokenizer_count(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
-                    size_t *n_ids, struct err *err)
-{
-    int32_t *ids;
-    int rc = tokenizer_encode(t, text, n, flags, &ids, n_ids, err);
-    if (rc == 0)
-        free(ids);
-    return rc;
-}
-
 /* --- looking things up -------------------------------------------------------------------- */
 
 int32_t tokenizer_size(const struct tokenizer *t)
@@ -489,11 +479,6 @@ int32_t tokenizer_bos(const struct tokenizer *t)
 int32_t tokenizer_eos(const struct tokenizer *t)
 {
     return t->eos_id;
-}
-
-int32_t tokenizer_unk(const struct tokenizer *t)
-{
-    return t->j.unk_id;
 }
 
 int32_t tokenizer_find(const struct tokenizer *t, const char *token)

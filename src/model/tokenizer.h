@@ -61,10 +61,6 @@ int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
                      int32_t **ids, size_t *n_ids, struct err *err);
 
-/* The number of ids that tokenizer_encode would give. */
-int tokenizer_count(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
-                    size_t *n_ids, struct err *err);
-
 /* Returns the fewest ids that the text (with or without guards) can have, found by its size and without
  * encoding it; 0 where its size says nothing.  It never returns more than tokenizer_encode gives. */
 size_t tokenizer_least_count(const struct tokenizer *t, const char *text, size_t n);
@@ -106,7 +102,6 @@ int tokenizer_check_rows(const struct tokenizer *t, const int32_t *ids, size_t n
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
 int32_t
 tokenizer_eos(const struct tokenizer *t); /* -1: none; the config may name further ones */
-int32_t tokenizer_unk(const struct tokenizer *t); /* -1: none */
 
 /* The id of a token by its text as the tokenizer's file writes it ("<|im_end|>", "▁the");
  * -1: there is none. */

@@ -85,11 +85,6 @@ void auth_destroy(struct auth *a)
     free(a);
 }
 
-bool auth_is_open(const struct auth *a)
-{
-    return a->n == 0;
-}
-
 /* Digests have one length, so neither length nor content of a key shows in the time. */
 static bool same(const struct sha256 *a, const struct sha256 *b)
 {

@@ -14,8 +14,6 @@ struct auth;
 void auth_create(const char *const *keys, int n, int n_admin, struct auth **out);
 void auth_destroy(struct auth *a);
 
-bool auth_is_open(const struct auth *a); /* there are no keys */
-
 /* The value of the header Authorization (NULL: absent).  False where it holds none of the keys.  On
  * success *salt is that key's salt, the auth's memory; NULL where there are no keys.  The time taken
  * does not depend on which key matches, nor on how much of it. */

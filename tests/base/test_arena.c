@@ -35,27 +35,18 @@ static void the_bound_holds(void **state)
     assert_int_equal(arena_init(&a, 100), 0);
     assert_null(arena_alloc(&a, 101));
     assert_null(arena_alloc(&a, SIZE_MAX));
-    assert_null(arena_calloc(&a, SIZE_MAX / 2, 4));
     assert_null(arena_strndup(&a, "", SIZE_MAX));
-    char *first = arena_alloc(&a, 100);
-    assert_non_null(first);
+    assert_non_null(arena_alloc(&a, 100));
     assert_null(arena_alloc(&a, 1));
     assert_null(arena_alloc(&a, 0)); /* the mark's alignment lies beyond the end */
-    arena_reset(&a);
-    assert_ptr_equal(arena_alloc(&a, 100), first);
     arena_deinit(&a);
 }
 
-static void copies_and_zeroes(void **state)
+static void copies_end_with_a_zero(void **state)
 {
     (void)state;
     struct arena a;
     assert_int_equal(arena_init(&a, 4096), 0);
-    memset(arena_alloc(&a, 1000), 0xff, 1000);
-    arena_reset(&a);
-    char *z = arena_calloc(&a, 10, 10);
-    for (int i = 0; i < 100; i++)
-        assert_int_equal(z[i], 0);
     assert_string_equal(arena_strndup(&a, "hello world", 5), "hello");
     arena_deinit(&a);
 }
@@ -77,7 +68,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(allocations_are_aligned_and_apart),
         cmocka_unit_test(the_bound_holds),
-        cmocka_unit_test(copies_and_zeroes),
+        cmocka_unit_test(copies_end_with_a_zero),
         cmocka_unit_test(mapped_memory_is_aligned_and_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* The block pool and block tables: counts, sharing, exhaustion, and a random walk. */
+/* The block pool and block tables: counts, reuse, exhaustion, and random walks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,6 @@ static int teardown(void **state)
 static void test_sizes(void **state)
 {
     (void)state;
-    assert_int_equal(kv_pool_bytes(&opts), 16 * 3 * 2 * 64 * 2 * 8 * 2);
     assert_int_equal(kv_pool_free_blocks(pool), 16);
     struct kv_layer a = kv_pool_layer(pool, 0), b = kv_pool_layer(pool, 2);
     assert_int_equal(b.blocks - a.blocks, 2 * 2 * 64 * 2 * 8 * 2);
@@ -65,23 +64,7 @@ static void test_reserve_and_cut(void **state)
     assert_int_equal(kv_pool_free_blocks(pool), 16);
 }
 
-static void test_share(void **state)
-{
-    (void)state;
-    struct kv_table a = {0}, b = {0};
-    assert_int_equal(kv_table_reserve(pool, &a, 4 * 64, NULL), 0);
-    kv_table_share(pool, &b, &a, 3);
-    assert_int_equal(kv_pool_free_blocks(pool), 12);
-    assert_memory_equal(a.blocks, b.blocks, 3 * sizeof a.blocks[0]);
-    assert_int_equal(kv_table_reserve(pool, &b, 4 * 64, NULL), 0);
-    assert_int_not_equal(a.blocks[3], b.blocks[3]);
-    kv_table_free(pool, &a);
-    assert_int_equal(kv_pool_free_blocks(pool), 12); /* b holds three shared and its own */
-    kv_table_free(pool, &b);
-    assert_int_equal(kv_pool_free_blocks(pool), 16);
-}
-
-/* Random reserve, share, cut: the number of distinct blocks in tables is what is not free. */
+/* Random reserve, cut: the number of distinct blocks in tables is what is not free. */
 static void test_random_walk(void **state)
 {
     (void)state;
@@ -89,11 +72,9 @@ static void test_random_walk(void **state)
     struct kv_table t[N] = {{0}};
     struct rng rng = {7};
     for (int step = 0; step < 5000; step++) {
-        struct kv_table *x = &t[rng_below(&rng, N)], *y = &t[rng_below(&rng, N)];
+        struct kv_table *x = &t[rng_below(&rng, N)];
         if (rng_below(&rng, 3) == 0)
             kv_table_cut(pool, x, (int)rng_below(&rng, 4));
-        else if (x->n_blocks == 0 && x != y)
-            kv_table_share(pool, x, y, (int)rng_below(&rng, (uint64_t)y->n_blocks + 1));
         else
             (void)kv_table_reserve(pool, x, (int64_t)rng_below(&rng, 6 * 64), NULL);
         bool used[16] = {false};
@@ -349,29 +330,43 @@ static void test_every_policy_evicts_leaves(void **state)
     }
 }
 
-/* A block that is not full is known for as many tokens as it has, each time anew. */
+/* Returns how many tokens of the block behind n_full blocks another sequence may copy. */
+static int known_of_tail(const int32_t *tokens, int n_full)
+{
+    struct kv_table other = {0};
+    int n_copied = 0, n = (n_full + 1) * 64;
+    assert_int_equal(kv_table_take(keeping, &other, &roots[0], tokens, n, false), n_full);
+    assert_int_equal(
+        kv_table_copy_tail(keeping, &other, stream, &roots[0], tokens, n, &n_copied), 0);
+    kv_table_free(keeping, &other);
+    return n_copied;
+}
+
+/* A block that is not full is known for as many tokens as it has, each time anew; first of all
+ * blocks, or behind a full one. */
 static void test_a_growing_block_is_known_anew(void **state)
 {
     (void)state;
     struct kv_pool_opts o = opts;
-    int32_t tokens[64];
+    int32_t tokens[192];
     struct kv_table t = {0};
     o.keep = true;
     assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
     assert_int_equal(stream_create(device, STREAM_INLINE, &stream, NULL), 0);
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < 192; i++)
         tokens[i] = i;
-    assert_int_equal(kv_table_reserve(keeping, &t, 64, NULL), 0);
-    for (int n_done = 1; n_done < 64; n_done += 20) {
-        struct kv_table other = {0};
-        int n_copied = 0;
+    assert_int_equal(kv_table_reserve(keeping, &t, 192, NULL), 0);
+    for (int n_done = 1; n_done < 192; n_done += 20) {
         kv_table_keep(keeping, &t, &roots[0], tokens, n_done);
-        assert_int_equal(
-            kv_table_copy_tail(keeping, &other, stream, &roots[0], tokens, 64, &n_copied),
-            0);
-        assert_int_equal(n_copied, n_done);
-        kv_table_free(keeping, &other);
+        assert_int_equal(t.n_known, n_done / 64);
+        assert_int_equal(known_of_tail(tokens, n_done / 64), n_done % 64);
+        kv_table_keep(keeping, &t, &roots[0], tokens, n_done); /* nothing new */
+        kv_table_keep(keeping, &t, &roots[0], tokens, n_done - n_done % 64 / 2);
+        assert_int_equal(known_of_tail(tokens, n_done / 64), n_done % 64);
     }
+    kv_table_keep(keeping, &t, &roots[0], tokens,
+                  192); /* no block is left that could grow */
+    assert_int_equal(t.n_known, 3);
     kv_table_free(keeping, &t);
     stream_destroy(stream);
     kv_pool_destroy(keeping);
@@ -382,7 +377,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_sizes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reserve_and_cut, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_share, setup, teardown),
         cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),

@@ -379,14 +379,17 @@ static void test_turns(void **state)
         "{{ bos_token }}{% for m in messages %}{{ m.role }}: "
         "{{ m.content }}\n{% endfor %}"
         "{{ 'assistant:' if add_generation_prompt }}");
-    const struct chat_turn turns[] = {{"system", "short"}, {"user", "h\xc3\xa9"}};
-    struct chat_request r = {.add_generation_prompt = true, .bos_token = "<s>"};
+    struct json *messages = parse("[{\"role\": \"system\", \"content\": \"short\"},"
+                                  " {\"role\": \"user\", \"content\": \"h\xc3\xa9\"}]");
+    struct chat_request r = {
+        .messages = messages, .add_generation_prompt = true, .bos_token = "<s>"};
     char *text = NULL;
     size_t n = 0;
-    assert_int_equal(chat_render_turns(t, turns, 2, &r, &text, &n, NULL), 0);
+    assert_int_equal(chat_render(t, &r, &text, &n, NULL), 0);
     assert_string_equal(text, "<s>system: short\nuser: h\xc3\xa9\nassistant:");
     assert_int_equal(n, strlen(text));
     free(text);
+    json_free(messages);
     chat_close(t);
 }
 
