@@ -1,4 +1,4 @@
-/* test_settling.c - requests in front of the engine: who waits for the disk, and who does not. */
+/* test_settling.c - requests in front of the engine: which of them wait for the disk. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,22 +7,53 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "service/service.h"
 #include "tests/engine/enginetest.h"
 
-static struct hcache_ticket *submit(struct stack *k, struct service *s, uint64_t seed,
-                                    bool durable)
+static struct hcache_ticket *submit_saving(struct stack *k, struct service *s,
+                                           uint64_t seed, bool durable, const char *save)
 {
     struct err err = {0};
     int32_t prompt[200];
     struct hcache_ticket *t = NULL;
     struct hcache_request r = {0};
     et_prompt(prompt, 200, seed);
-    struct et_ask a = {.prompt = prompt, .n_prompt = 200, .max_tokens = 4, .save = "both"};
+    struct et_ask a = {.prompt = prompt, .n_prompt = 200, .max_tokens = 4, .save = save};
     struct request q = et_request(k, &a);
     if (service_submit(s, &q, &r, durable, &t, &err) != 0)
         fail_msg("%s", err.msg);
     return t;
+}
+
+static struct hcache_ticket *submit(struct stack *k, struct service *s, uint64_t seed,
+                                    bool durable)
+{
+    return submit_saving(k, s, seed, durable, "both");
+}
+
+/* Waits until n requests have ended, and no other one waits for a place or has one. */
+static void until_ended(struct service *s, uint64_t n)
+{
+    struct hcache_stats st;
+    for (;; clock_sleep_ns(1000000)) {
+        service_stats(s, &st);
+        if (st.n_ended == n && st.n_waiting == 0 && st.n_running == 0)
+            return;
+    }
+}
+
+static void writes_get_stuck(struct io *disk)
+{
+    struct io_sim_fault stuck = {
+        .kind = IO_SIM_STUCK, .on = IO_SIM_ON_WRITE, .path = "seg-"};
+    assert_int_equal(io_sim_fault_add(disk, &stuck), 0);
+}
+
+static void writes_go_on(struct io *disk)
+{
+    io_sim_fault_clear(disk);
+    io_sim_unstick(disk);
 }
 
 static int64_t take(struct hcache_ticket *t)
@@ -58,9 +89,7 @@ static void only_the_durable_wait_for_the_disk(void **state)
                                           .max_context = 1024},
                    &s);
     assert_int_equal(service_start(s, 0, &err), 0);
-    struct io_sim_fault stuck = {
-        .kind = IO_SIM_STUCK, .on = IO_SIM_ON_WRITE, .path = "seg-"};
-    assert_int_equal(io_sim_fault_add(disk, &stuck), 0);
+    writes_get_stuck(disk);
     struct hcache_ticket *durable = submit(&k, s, 1, true);
     for (uint64_t i = 2; i < 5; i++) {
         struct hcache_ticket *t = submit(&k, s, i, false);
@@ -71,10 +100,17 @@ static void only_the_durable_wait_for_the_disk(void **state)
     service_stats(s, &st);
     assert_int_equal(st.n_ended, 3);   /* the durable one has not, */
     assert_int_equal(st.n_running, 0); /* and takes no place */
+    /* Those that settle, and are given up or cancelled, wait no longer. */
     struct hcache_ticket *given_up = submit(&k, s, 5, true);
+    until_ended(s, 3);
     hcache_ticket_free(given_up);
-    io_sim_fault_clear(disk);
-    io_sim_unstick(disk);
+    until_ended(s, 4);
+    struct hcache_ticket *cancelled = submit(&k, s, 6, true);
+    until_ended(s, 4);
+    hcache_ticket_cancel(cancelled);
+    hcache_ticket_wait(cancelled);
+    hcache_ticket_free(cancelled);
+    writes_go_on(disk);
     hcache_ticket_wait(durable);
     assert_int_equal(take(durable), 203);
     service_stop(s);
@@ -114,11 +150,95 @@ static void durable_without_a_thread(void **state)
     io_close(disk);
 }
 
+/* What is durable already, or saves nothing, has nothing to wait for: no commit would wake it up. */
+static void nothing_to_save_is_nothing_to_wait_for(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    struct stack k;
+    struct service *s;
+    struct io *disk = et_disk(3, 1 << 26);
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.no_reuse = true});
+    service_create(&(struct service_opts){.engine = k.engine,
+                                          .saver = k.saver,
+                                          .store = k.store,
+                                          .max_sequences = 1,
+                                          .max_context = 1024},
+                   &s);
+    assert_int_equal(service_start(s, 0, &err), 0);
+    for (int i = 0; i < 3; i++) {
+        struct hcache_ticket *t = submit_saving(&k, s, 1, true, "none");
+        hcache_ticket_wait(t); /* for ever, where only a commit is news */
+        assert_int_equal(take(t), 0);
+    }
+    service_stop(s);
+    service_destroy(s);
+    stack_close(&k);
+    io_close(disk);
+}
+
+struct asked {
+    struct service *s;
+    struct io *disk;
+    int n_settling; /* calls while the request had ended and was not durable */
+};
+
+/* Lets the disk go on once the request waits for nothing else. */
+static bool is_cancelled(void *arg)
+{
+    struct asked *a = arg;
+    struct hcache_stats st;
+    service_stats(a->s, &st);
+    if (st.n_waiting + st.n_running == 0 && a->n_settling++ == 0)
+        writes_go_on(a->disk);
+    return false;
+}
+
+/* A request that only waits for the disk is looked at when something was committed, not again and
+ * again. */
+static void a_settling_request_is_looked_at_after_commits(void **state)
+{
+    (void)state;
+    enum {
+        MOST = 1 + 4 + 1
+    }; /* once before, and after each of at most four chunks and the end */
+    struct stack k;
+    struct io *disk = et_disk(4, 1 << 26);
+    struct asked a = {.disk = disk};
+    struct hcache_delta d;
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.no_reuse = true});
+    service_create(&(struct service_opts){.engine = k.engine,
+                                          .saver = k.saver,
+                                          .store = k.store,
+                                          .max_sequences = 1,
+                                          .max_context = 1024},
+                   &a.s);
+    writes_get_stuck(disk);
+    struct hcache_ticket *t = submit(&k, a.s, 1, true);
+    do {
+        (void)service_run(a.s, t, is_cancelled, &a);
+        hcache_ticket_read(t, &d);
+    } while (!d.ended);
+    assert_in_range(a.n_settling, 1, MOST);
+    assert_int_equal(take(t), 203);
+    service_destroy(a.s);
+    stack_close(&k);
+    io_close(disk);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_the_durable_wait_for_the_disk),
         cmocka_unit_test(durable_without_a_thread),
+        cmocka_unit_test(nothing_to_save_is_nothing_to_wait_for),
+        cmocka_unit_test(a_settling_request_is_looked_at_after_commits),
     };
     return cmocka_run_group_tests_name("settling", tests, NULL, NULL);
 }

@@ -1,0 +1,115 @@
+/* test_stack.c - what the parts of a stack get of its options. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/base/tempdir.h"
+#include "tests/engine/enginetest.h"
+#include "tests/model/packed_file.h"
+
+enum { CONTEXT = 1024, N_SEQS = 64 };
+
+struct said {
+    int n;
+    char first[700];
+};
+
+static void listen(void *arg, const char *text)
+{
+    struct said *s = arg;
+    if (s->n++ == 0)
+        snprintf(s->first, sizeof s->first, "%s", text);
+}
+
+static struct stack_opts options(const char *model, const char *budget, struct said *said)
+{
+    return (struct stack_opts){.user.model = model,
+                               .user.weights_memory = budget,
+                               .user.max_sequences = N_SEQS,
+                               .user.warn = listen,
+                               .user.warn_arg = said,
+                               .user.no_reuse = true};
+}
+
+/* Opens with the smallest budget that is not refused, to 5 %. */
+static void open_with_least(struct stack *k, const char *path, struct said *said)
+{
+    char budget[40];
+    struct err err = {0};
+    int rc = ERR_LIMIT;
+    for (uint64_t bytes = 32 << 20; rc == ERR_LIMIT; bytes += bytes / 20) {
+        snprintf(budget, sizeof budget, "%llu", (unsigned long long)bytes);
+        struct stack_opts o = options(path, budget, said);
+        rc = et_try_open(k, &o, &err);
+        if (rc != 0)
+            stack_close(k);
+    }
+    if (rc != 0)
+        fail_msg("%s", err.msg);
+}
+
+/* Without a budget the KV cache has a context for each sequence.  A budget gives it what it can spare.
+ * A user's number outranks both. */
+static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
+{
+    char dir[TEMPDIR_BYTES], path[PATH_MAX];
+    struct stack k;
+    struct said said = {0};
+    (void)state;
+    tempdir_make_on_disk(dir, "stack");
+    packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
+    for (int i = 0; i < 3;
+         i++) { /* no budget; one of layers alone; one that holds everything */
+        static const char *const budgets[] = {NULL, "100%", "8G"};
+        struct stack_opts o = options(path, budgets[i], &said);
+        et_open(&k, &o);
+        assert_int_equal(k.kv_tokens, N_SEQS * CONTEXT);
+        assert_int_equal(said.n, 0);
+        stack_close(&k);
+    }
+    open_with_least(&k, path, &said);
+    assert_in_range(k.kv_tokens, CONTEXT, N_SEQS * CONTEXT / 2);
+    stack_close(&k);
+    struct stack_opts asked = options(path, "8G", &said);
+    asked.user.kv_tokens = 3 * CONTEXT;
+    et_open(&k, &asked);
+    assert_int_equal(k.kv_tokens, 3 * CONTEXT);
+    stack_close(&k);
+    tempdir_remove(dir);
+}
+
+/* Layers that are streamed are told, with what each pass reads; resident ones are not worth a line. */
+static void streamed_layers_are_told(void **state)
+{
+    char dir[TEMPDIR_BYTES], path[PATH_MAX];
+    struct stack k;
+    struct said said = {0};
+    struct weights_stream_stats stats;
+    (void)state;
+    tempdir_make_on_disk(dir, "stack");
+    packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
+    struct stack_opts o = options(path, "50%", &said);
+    et_open(&k, &o);
+    int n = k.model->cfg.n_layers;
+    weights_stats(&k.model->w, &stats);
+    assert_int_equal(stats.n_streamed, n / 2);
+    char want[60];
+    snprintf(want, sizeof want, "weights: %d of %d layers stay in memory", n / 2, n);
+    assert_memory_equal(said.first, want, strlen(want));
+    stack_close(&k);
+    tempdir_remove(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_budget_decides_the_kv_cache_unless_the_user_does),
+        cmocka_unit_test(streamed_layers_are_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
