@@ -22,7 +22,7 @@
 
 struct ingest_args {
     struct engine_args engine;
-    const char *save, *salt, *chat;
+    const char *save, *plan, *salt, *chat;
     struct opt_list files;
     int part_tokens, overlap_tokens;
     bool json;
@@ -44,6 +44,9 @@ static const struct opt options[] = {
     OPT_POLICY(struct ingest_args),
     {"save", OPT(struct ingest_args, save), .arg = "KINDS", .def = "auto",
      .help = "auto, hidden, kv, both, or a letter per layer (H, K, B, -)"},
+    {"plan", OPT(struct ingest_args, plan), .arg = "PLAN", .def = "auto",
+     .help = "how stored state comes back: auto, hidden, kv, recompute, rN,hN,kN, or a "
+             "letter per layer"},
     {"chat", OPT(struct ingest_args, chat), .choices = roles,
      .help =
          "each document is the first message of a chat, as the model's template writes it: "
@@ -103,6 +106,7 @@ static int compute(struct hcache *h, const struct ingest_args *a, const char *pa
                                .max_tokens = 0,
                                .salt = a->salt,
                                .save = a->save,
+                               .plan = a->plan,
                                .on_prompt = on_prompt,
                                .arg = &p};
     snprintf(label, sizeof label, "ingesting %.250s, tokens", path);
@@ -300,7 +304,7 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
 {
     struct hcache *h = NULL;
     struct hcache_opts o = a->engine.o;
-    struct hcache_request ahead = {.save = a->save};
+    struct hcache_request ahead = {.save = a->save, .plan = a->plan};
     o.ahead = &ahead;
     o.needs_tokenizer = true;
     int rc = hcache_open(&o, &h, err);

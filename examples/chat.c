@@ -1,10 +1,11 @@
 /* chat.c - a chat in the terminal over libhcache.
  *
  *     cc -std=c11 -o chat chat.c $(pkg-config --cflags --libs hcache)
- *     ./chat MODEL_DIR STORE_DIR
+ *     ./chat MODEL_DIR STORE_DIR [PLAN]
  *
  * Each line of standard input is a question.  The state of every 64 tokens is kept in STORE_DIR, so the
- * next turn, and the next process with the same beginning, computes only what is new. */
+ * next turn, and the next process with the same beginning, computes only what is new.  PLAN forces how
+ * state comes back ("kv", "hidden"); without it the library decides, and computes where that is faster. */
 #include <hcache.h>
 
 #include <stdio.h>
@@ -78,15 +79,18 @@ static int print_text(void *arg, int32_t id, const char *text, size_t n)
     return 0;
 }
 
-static int answer(struct hcache *h, struct hcache_err *err)
+static int answer(struct hcache *h, const char *plan, struct hcache_err *err)
 {
     int32_t *ids = NULL;
     int n_ids = 0;
     int rc = encode_messages(h, &ids, &n_ids, err);
     if (rc != 0)
         return rc;
-    struct hcache_request q = {
-        .prompt = ids, .n_prompt = n_ids, .max_tokens = 256, .on_token = print_text};
+    struct hcache_request q = {.prompt = ids,
+                               .n_prompt = n_ids,
+                               .max_tokens = 256,
+                               .plan = plan,
+                               .on_token = print_text};
     struct hcache_result r;
     rc = hcache_generate(h, &q, &r, err);
     hcache_free(ids);
@@ -101,8 +105,8 @@ static int answer(struct hcache *h, struct hcache_err *err)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
-        fprintf(stderr, "usage: chat MODEL_DIR STORE_DIR\n");
+    if (argc != 3 && argc != 4) {
+        fprintf(stderr, "usage: chat MODEL_DIR STORE_DIR [PLAN]\n");
         return 2;
     }
     const char *stores[] = {argv[2]};
@@ -113,7 +117,7 @@ int main(int argc, char **argv)
     char line[4096];
     while (rc == 0 && fgets(line, sizeof line, stdin) != NULL) {
         add_message("user", line, strcspn(line, "\n"));
-        rc = answer(h, &err);
+        rc = answer(h, argc == 4 ? argv[3] : NULL, &err);
     }
     if (rc != 0)
         fprintf(stderr, "chat: %s\n", err.msg);

@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, Server  # noqa: E402
+from serve_client import HC, SAVING, Server  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
@@ -21,8 +21,8 @@ with open(path, "w") as f:
 
 
 def ingest(*options, file=path):
-    return subprocess.run([HC, "ingest", MODEL, "--store", store, "--save", "kv", *options, file], capture_output=True, text=True,
-                          timeout=PATIENCE)
+    return subprocess.run([HC, "ingest", MODEL, "--store", store, "--save", "kv", *SAVING, *options, file], capture_output=True,
+                          text=True, timeout=PATIENCE)
 
 
 def parts(*options):
@@ -66,7 +66,7 @@ for options, word in ((["--part-tokens", "300"], "needs --chat"), (["--chat", "u
     p = ingest(*options)
     check(f"refused: {' '.join(options)}", p.returncode in (1, 2) and word in p.stderr, p)
 
-server = Server(MODEL, "--store", store, "--plan", "kv")
+server = Server(MODEL, "--store", store, *SAVING)
 for k in (0, len(found) - 1):
     start, to = spans[k]
     r = server.post("/v1/chat/completions", {"max_tokens": 4, "messages": [

@@ -11,7 +11,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
 sys.path[:0] = [HERE, os.path.join(ROOT, "tools", "golden")]
 import hf_to_gguf  # noqa: E402
-from serve_client import Server  # noqa: E402
+from serve_client import SAVING, Server  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
@@ -85,7 +85,7 @@ for source in (DEMO, path("demo.gguf")):
     kind = "gguf" if source.endswith("gguf") else "folder"
     file = path(kind + ".packed")
     ok("model", "pack", source, "--out", file)
-    a, b = run(source, *asked, "--store", path(kind)), run(file, *asked, "--store", path(kind))
+    a, b = (run(m, *asked, *SAVING, "--store", path(kind)) for m in (source, file))
     equal(f"{kind}: its answer, through tokenizer and template, is the source's", bits(b), bits(a))
     equal(f"{kind}: run --json says that it is packed", b["model"]["format"], "packed")
     check(f"{kind}: state that the source has saved is restored", b["cached_tokens"] >= 64, b["miss"])
