@@ -252,3 +252,49 @@ struct store *st_open(const struct st_place *p)
         fail_msg("store_open: %s", err.msg);
     return s;
 }
+
+void st_must_save(struct store *s, const struct st_ctx *c, int n)
+{
+    struct err err = {0};
+    if (st_save(s, &st_small, c, n, ST_BOTH, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+int st_n_found(struct store *s, const struct st_ctx *c, int n)
+{
+    struct sha256 keys[ST_MAX_CHUNKS];
+    struct store_hit hits[ST_MAX_CHUNKS];
+    int n_found = 0;
+    st_keys(c, n, keys);
+    assert_int_equal(store_lookup(s, keys, n, hits, &n_found, NULL, 0, NULL), 0);
+    store_release(s, hits, n_found);
+    return n_found;
+}
+
+int st_n_right(struct store *s, const struct st_ctx *c, int n)
+{
+    struct st_result r;
+    struct err err = {0};
+    assert_int_equal(st_read(s, &st_small, c, n, &r, &err), 0);
+    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
+    return r.n_found;
+}
+
+uint64_t st_context_bytes(int n)
+{
+    struct st_place p;
+    assert_true(st_place_open(&p, "dram", 1));
+    struct store *s = st_open(&p);
+    st_must_save(s, &(struct st_ctx){.base = 1, .own = 1}, n);
+    uint64_t bytes = st_stats(s).used_bytes;
+    store_close(s);
+    st_place_close(&p);
+    return bytes;
+}
+
+struct store_stats st_stats(struct store *s)
+{
+    struct store_stats st;
+    store_stats(s, &st);
+    return st;
+}

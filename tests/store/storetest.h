@@ -73,7 +73,18 @@ struct st_place {
 bool st_place_open(struct st_place *p, const char *kind, int n_dirs);
 void st_place_close(struct st_place *p); /* removes everything */
 
-/* For cmocka: opens with p->opts and fails the test with the message. */
+/* --- for cmocka: a fault fails the test with its message ---------------------------------------- */
+
+/* Opens with p->opts. */
 struct store *st_open(const struct st_place *p);
+/* Saves the first n chunks, both kinds of records, in st_small's shape. */
+void st_must_save(struct store *s, const struct st_ctx *c, int n);
+/* Returns how many of the first n chunks a look-up finds; nothing is read. */
+int st_n_found(struct store *s, const struct st_ctx *c, int n);
+/* The same, and every record that they have is read and right. */
+int st_n_right(struct store *s, const struct st_ctx *c, int n);
+/* Returns the bytes that n chunks take which st_must_save has saved. */
+uint64_t st_context_bytes(int n);
+struct store_stats st_stats(struct store *s);
 
 #endif

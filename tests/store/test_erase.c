@@ -101,15 +101,6 @@ static void save_both(struct store *s)
     assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
 }
 
-static int n_found(struct store *s, const struct st_ctx *c)
-{
-    struct st_result r;
-    struct err err = {0};
-    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
-    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
-    return r.n_found;
-}
-
 static void nothing_remains(const char *kind, int n_dirs)
 {
     struct st_place p;
@@ -126,8 +117,8 @@ static void nothing_remains(const char *kind, int n_dirs)
     assert_int_equal(e.n_chunks, N - 2);
     assert_int_equal(e.n_shared, 2);
     assert_int_equal(e.n_busy, 0);
-    assert_int_equal(n_found(s, &ours), 2);
-    assert_int_equal(n_found(s, &theirs), N);
+    assert_int_equal(st_n_right(s, &ours, N), 2);
+    assert_int_equal(st_n_right(s, &theirs, N), N);
     assert_true(store_audit(s));
     for (int i = 2; p.io != NULL && i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
@@ -146,7 +137,7 @@ static void nothing_remains(const char *kind, int n_dirs)
         snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
         assert_int_equal(io_unlink(p.io, path, NULL), 0);
         s = st_open(&p);
-        assert_int_equal(n_found(s, &ours) + n_found(s, &theirs), 0);
+        assert_int_equal(st_n_right(s, &ours, N) + st_n_right(s, &theirs, N), 0);
         store_close(s);
     }
     st_place_close(&p);
@@ -182,7 +173,7 @@ static void older_copies(void **state)
         struct st_ctx c = {.base = i, .own = i};
         assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
     }
-    assert_true(n_found(s, &ours) < N);
+    assert_true(st_n_right(s, &ours, N) < N);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     erase_all(s, &ours, &e);
     for (int i = 0; i < N; i++)
@@ -318,12 +309,12 @@ static void never_committed(void **state)
         assert_int_equal(st_append(s, &st_small, &ours, i, ST_BOTH, &err), 0);
     store_close(s); /* commits nothing */
     s = st_open(&p);
-    assert_int_equal(n_found(s, &ours), 2);
+    assert_int_equal(st_n_right(s, &ours, N), 2);
     assert_true(remains(&p, &ours, 3, false) > 0);
     assert_int_equal(store_erase(s, NULL, 0, &(struct store_erased){0}, &err), 0);
     for (int i = 2; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
-    assert_int_equal(n_found(s, &theirs), N);
+    assert_int_equal(st_n_right(s, &theirs, N), N);
     store_close(s);
     st_place_close(&p);
 }
@@ -386,19 +377,20 @@ static void evicted_in_the_middle(void **state)
         c[i] = (struct st_ctx){.base = 20 + i, .own = 20 + i};
         assert_int_equal(st_save(s, &st_small, &c[i], N, ST_BOTH, &err), 0);
     }
-    assert_int_equal(n_found(s, &c[0]) + n_found(s, &c[2]), 2 * N); /* used after c[1] */
+    assert_int_equal(st_n_right(s, &c[0], N) + st_n_right(s, &c[2], N),
+                     2 * N); /* used after c[1] */
     store_stats(s, &st);
     store_close(s);
     p.opts.cap_bytes = st.used_bytes / 3 * 2;
     s = st_open(&p);
-    assert_int_equal(n_found(s, &c[1]), 0);
+    assert_int_equal(st_n_right(s, &c[1], N), 0);
     for (int i = 0; i < N; i++)
         n_before += remains(&p, &c[1], i, false);
     assert_true(n_before > 0);
     assert_int_equal(store_gc(s, &freed, &err), 0);
     for (int i = 0; i < N; i++)
         assert_int_equal(remains(&p, &c[1], i, true), 0);
-    assert_int_equal(n_found(s, &c[0]) + n_found(s, &c[2]), 2 * N);
+    assert_int_equal(st_n_right(s, &c[0], N) + st_n_right(s, &c[2], N), 2 * N);
     store_close(s);
     st_place_close(&p);
 }
@@ -423,7 +415,7 @@ static void in_use(void **state)
     erase_all(s, &ours, &e);
     assert_int_equal(e.n_chunks, 2);
     assert_int_equal(e.n_busy, 4);
-    assert_int_equal(n_found(s, &ours), 0);
+    assert_int_equal(st_n_right(s, &ours, N), 0);
     assert_true(store_audit(s));
     store_release(s, hits, 4);
     /* Let go of, they are to be wiped themselves, not only as free space of a later erase. */
@@ -438,7 +430,7 @@ static void in_use(void **state)
     assert_true(store_audit(s));
     /* Saved again, it is there again. */
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
-    assert_int_equal(n_found(s, &ours), N);
+    assert_int_equal(st_n_right(s, &ours, N), N);
     store_close(s);
     st_place_close(&p);
 }
@@ -525,7 +517,7 @@ static bool cut_off_at(uint64_t n, uint64_t seed)
     store_close(s);
     io_sim_restart(p.io);
     s = st_open(&p);
-    int found = n_found(s, &ours);
+    int found = st_n_right(s, &ours, N);
     if (found != 2 && found != N)
         fail_msg("operation %llu: %d chunks are left", (unsigned long long)n, found);
     if (rc == 0)
@@ -535,7 +527,7 @@ static bool cut_off_at(uint64_t n, uint64_t seed)
             if (remains(&p, &ours, i, false) != 0)
                 fail_msg("operation %llu: chunk %d is readable after recovery",
                          (unsigned long long)n, i);
-    assert_int_equal(n_found(s, &theirs), N);
+    assert_int_equal(st_n_right(s, &theirs, N), N);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
@@ -571,7 +563,7 @@ static void wipe_fails(void **state)
     struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-"};
     io_sim_fault_add(p.io, &bad);
     assert_int_equal(store_erase(s, keys, N, &e, &err), -EIO);
-    assert_int_equal(n_found(s, &ours), 2);
+    assert_int_equal(st_n_right(s, &ours, N), 2);
     assert_true(store_audit(s));
     store_close(s);
     io_sim_fault_clear(p.io);
@@ -613,13 +605,13 @@ static void continuing(int n_full, bool with_others)
                      0); /* others continue them: it takes more to forget them */
     assert_int_equal(store_erase_continuing(s, turn, n_full + 1, &e, &err), 0);
     assert_int_equal(e.n_chunks, N - n_full);
-    assert_int_equal(n_found(s, &ours), n_full);
+    assert_int_equal(st_n_right(s, &ours, N), n_full);
     assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
     assert_int_equal(e.n_chunks, with_others ? 0 : n_full);
     for (int i = with_others ? 2 : 0; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
     if (with_others)
-        assert_int_equal(n_found(s, &theirs), N); /* they share the beginning only */
+        assert_int_equal(st_n_right(s, &theirs, N), N); /* they share the beginning only */
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);

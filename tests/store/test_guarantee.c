@@ -15,41 +15,9 @@
 
 enum { N = 4, HOUR_S = 3600 };
 
-static void save(struct store *s, const struct st_ctx *c)
-{
-    struct err err = {0};
-    if (st_save(s, &st_small, c, N, ST_BOTH, &err) != 0)
-        fail_msg("%s", err.msg);
-}
-
-static int n_found(struct store *s, const struct st_ctx *c)
-{
-    struct sha256 keys[N];
-    struct store_hit hits[N];
-    int n = 0;
-    st_keys(c, N, keys);
-    assert_int_equal(store_lookup(s, keys, N, hits, &n, NULL, 0, NULL), 0);
-    store_release(s, hits, n);
-    return n;
-}
-
 static struct st_ctx context(uint64_t number)
 {
     return (struct st_ctx){.base = number, .own = number};
-}
-
-static uint64_t context_bytes(void)
-{
-    struct st_place p;
-    struct store_stats st;
-    struct st_ctx c = context(1);
-    assert_true(st_place_open(&p, "dram", 1));
-    struct store *s = st_open(&p);
-    save(s, &c);
-    store_stats(s, &st);
-    store_close(s);
-    st_place_close(&p);
-    return st.used_bytes;
 }
 
 static int guarantee(struct store *s, const struct st_ctx *c, struct store_guaranteed *g,
@@ -67,18 +35,11 @@ static void must_guarantee(struct store *s, const struct st_ctx *c)
         fail_msg("%s", err.msg);
 }
 
-static struct store_stats stats_of(struct store *s)
-{
-    struct store_stats st;
-    store_stats(s, &st);
-    return st;
-}
-
 static void crowd(struct store *s, const char *salt)
 {
     for (uint64_t i = 100; i < 120; i++) {
         struct st_ctx c = {.base = i, .own = i, .salt = salt};
-        save(s, &c);
+        st_must_save(s, &c, N);
     }
 }
 
@@ -92,19 +53,19 @@ static void nothing_evicts(const char *kind)
     uint64_t n_idle, freed;
     if (!st_place_open(&p, kind, 1))
         return;
-    p.opts.cap_bytes = 4 * context_bytes();
+    p.opts.cap_bytes = 4 * st_context_bytes(N);
     struct store *s = st_open(&p);
-    save(s, &kept);
+    st_must_save(s, &kept, N);
     must_guarantee(s, &kept);
     for (int round = 0; round < 2; round++) {
         crowd(s, NULL);
         assert_int_equal(store_evict_idle(s, clock_wall_s() + HOUR_S, &n_idle, &err), 0);
         assert_true(n_idle > 0);
         assert_int_equal(store_gc(s, &freed, &err), 0);
-        struct store_stats st = stats_of(s);
-        assert_true(st.n_guarantees == 1 && st.guaranteed_bytes == context_bytes());
+        struct store_stats st = st_stats(s);
+        assert_true(st.n_guarantees == 1 && st.guaranteed_bytes == st_context_bytes(N));
         assert_true(st.evictions[STORE_EVICT_CAP] > 0 && st.n_guarantees_broken == 0);
-        assert_int_equal(n_found(s, &kept), N);
+        assert_int_equal(st_n_found(s, &kept, N), N);
         assert_true(store_audit(s));
         if (p.io == NULL)
             break;
@@ -114,8 +75,8 @@ static void nothing_evicts(const char *kind)
     st_keys(&kept, N, keys);
     assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
     crowd(s, NULL);
-    assert_true(n_found(s, &kept) < N);
-    assert_true(stats_of(s).guaranteed_bytes == 0);
+    assert_true(st_n_found(s, &kept, N) < N);
+    assert_true(st_stats(s).guaranteed_bytes == 0);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
@@ -139,24 +100,24 @@ static void nothing_is_saved_in_its_place(void **state)
         struct st_ctx kept = context(1), held = context(2), more = context(3);
         struct sha256 keys[N];
         struct store_hit hit;
-        uint64_t bound = 2 * context_bytes(), n_idle;
+        uint64_t bound = 2 * st_context_bytes(N), n_idle;
         assert_true(st_place_open(&p, "sim", 1));
         p.opts.cap_bytes = of_owner ? 0 : bound;
         p.opts.quota_bytes = of_owner ? bound : 0;
         struct store *s = st_open(&p);
-        save(s, &kept);
+        st_must_save(s, &kept, N);
         must_guarantee(s, &kept);
-        save(s, &held);
+        st_must_save(s, &held, N);
         st_keys(&held, N, keys);
         assert_true(store_pin(s, &keys[N - 1], &hit));
         assert_int_equal(st_save(s, &st_small, &more, 1, ST_BOTH, &err), ERR_LIMIT);
         assert_non_null(strstr(err.msg, "guaranteed"));
         assert_int_equal(store_evict_idle(s, clock_wall_s() + HOUR_S, &n_idle, &err), 0);
-        assert_int_equal(n_found(s, &kept), N);
-        assert_true(stats_of(s).n_evicted == 0 && store_audit(s));
+        assert_int_equal(st_n_found(s, &kept, N), N);
+        assert_true(st_stats(s).n_evicted == 0 && store_audit(s));
         store_release(s, &hit, 1);
-        save(s, &more);
-        assert_int_equal(n_found(s, &kept), N);
+        st_must_save(s, &more, N);
+        assert_int_equal(st_n_found(s, &kept, N), N);
         store_close(s);
         st_place_close(&p);
     }
@@ -171,20 +132,20 @@ static void a_quota_passes_over_it(void **state)
     struct st_ctx again = {.base = 2, .own = 2, .salt = "alice"};
     struct err err = {0};
     struct store_guaranteed g;
-    uint64_t each = context_bytes();
+    uint64_t each = st_context_bytes(N);
     assert_true(st_place_open(&p, "sim", 1));
     p.opts.quota_bytes = 2 * each;
     struct store *s = st_open(&p);
-    save(s, &kept);
+    st_must_save(s, &kept, N);
     must_guarantee(s, &kept);
     crowd(s, "alice");
-    assert_int_equal(n_found(s, &kept), N);
+    assert_int_equal(st_n_found(s, &kept, N), N);
     /* Two of two contexts are more than three quarters of the quota. */
-    save(s, &again);
+    st_must_save(s, &again, N);
     assert_int_equal(guarantee(s, &again, &g, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "owner"));
     assert_true(g.owner_bytes == 2 * each && g.owner_limit_bytes == 2 * each / 4 * 3);
-    assert_true(stats_of(s).guaranteed_bytes == each);
+    assert_true(st_stats(s).guaranteed_bytes == each);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
@@ -200,11 +161,11 @@ static void an_owner_has_a_bound(void **state)
                   other = {.base = 3, .own = 3, .salt = "b"};
     struct err err = {0};
     assert_true(st_place_open(&p, "dram", 1));
-    p.opts.guarantee_bytes = context_bytes();
+    p.opts.guarantee_bytes = st_context_bytes(N);
     struct store *s = st_open(&p);
-    save(s, &a);
-    save(s, &b);
-    save(s, &other);
+    st_must_save(s, &a, N);
+    st_must_save(s, &b, N);
+    st_must_save(s, &other, N);
     must_guarantee(s, &a);
     assert_int_equal(guarantee(s, &b, NULL, &err), ERR_LIMIT);
     must_guarantee(s, &other);
@@ -220,18 +181,18 @@ static void too_much_is_refused(void **state)
     struct err err = {0};
     struct store_guaranteed g;
     char sums[64];
-    uint64_t each = context_bytes();
+    uint64_t each = st_context_bytes(N);
     assert_true(st_place_open(&p, "sim", 1));
     p.opts.cap_bytes = 4 * each;
     struct store *s = st_open(&p);
     for (uint64_t i = 1; i <= 4; i++) {
         struct st_ctx c = context(i);
-        save(s, &c);
+        st_must_save(s, &c, N);
         if (i < 4)
             must_guarantee(s, &c);
     }
     struct st_ctx last = context(4);
-    struct store_stats before = stats_of(s);
+    struct store_stats before = st_stats(s);
     assert_true(before.guarantee_limit_bytes == 3 * each);
     assert_int_equal(guarantee(s, &last, &g, &err), ERR_LIMIT);
     snprintf(sums, sizeof sums, "%llu bytes and the %llu", (unsigned long long)each,
@@ -239,13 +200,13 @@ static void too_much_is_refused(void **state)
     if (strstr(err.msg, sums) == NULL)
         fail_msg("no \"%s\" in: %s", sums, err.msg);
     assert_true(g.n_bytes == each && g.all_bytes == 4 * each && g.limit_bytes == 3 * each);
-    assert_true(stats_of(s).n_pins == before.n_pins &&
-                stats_of(s).guaranteed_bytes == 3 * each);
+    assert_true(st_stats(s).n_pins == before.n_pins &&
+                st_stats(s).guaranteed_bytes == 3 * each);
     crowd(s, NULL); /* the rest of the cap is enough to go on */
-    assert_true(n_found(s, &last) < N);
+    assert_true(st_n_found(s, &last, N) < N);
     for (uint64_t i = 1; i <= 3; i++) {
         struct st_ctx c = context(i);
-        assert_int_equal(n_found(s, &c), N);
+        assert_int_equal(st_n_found(s, &c, N), N);
     }
     assert_true(store_audit(s));
     store_close(s);
@@ -280,21 +241,21 @@ static void shared_chunks_count_once(void **state)
     struct sha256 keys[N];
     struct st_ctx a = {.base = 1, .own = 1, .branch = 2},
                   b = {.base = 1, .own = 2, .branch = 2};
-    uint64_t each = context_bytes();
+    uint64_t each = st_context_bytes(N);
     assert_true(st_place_open(&p, "sim", 1));
     p.opts.cap_bytes = 4 * each;
     struct store *s = st_open(&p);
-    save(s, &a);
-    save(s, &b);
+    st_must_save(s, &a, N);
+    st_must_save(s, &b, N);
     must_guarantee(s, &a);
     must_guarantee(s, &b);
-    assert_true(stats_of(s).guaranteed_bytes == each + each / 2);
+    assert_true(st_stats(s).guaranteed_bytes == each + each / 2);
     st_keys(&a, N, keys);
     assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
-    assert_true(stats_of(s).guaranteed_bytes == each);
+    assert_true(st_stats(s).guaranteed_bytes == each);
     crowd(s, NULL);
-    assert_int_equal(n_found(s, &b), N);
-    assert_int_equal(n_found(s, &a), 2);
+    assert_int_equal(st_n_found(s, &b, N), N);
+    assert_int_equal(st_n_found(s, &a, N), 2);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
@@ -309,25 +270,25 @@ static void ordinary_pins_stand_beside(void **state)
     struct sha256 keys[N];
     struct st_ctx c = context(1);
     assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 2 * context_bytes();
+    p.opts.cap_bytes = 2 * st_context_bytes(N);
     struct store *s = st_open(&p);
-    save(s, &c);
+    st_must_save(s, &c, N);
     st_keys(&c, N, keys);
     must_guarantee(s, &c);
     assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() + 1, &err), 0);
-    assert_true(stats_of(s).n_guarantees == 1);
+    assert_true(st_stats(s).n_guarantees == 1);
     crowd(s, NULL);
-    assert_int_equal(n_found(s, &c), N);
+    assert_int_equal(st_n_found(s, &c, N), N);
     store_close(s);
     p.opts.guarantee_bytes = 1;
     s = st_open(&p);
     struct st_ctx other = {.base = 2, .own = 2, .salt = "other"};
-    save(s, &other);
+    st_must_save(s, &other, N);
     st_keys(&other, N, keys);
     assert_int_equal(store_pin_until(s, keys + N - 1, 1, clock_wall_s() + HOUR_S, &err), 0);
-    uint64_t n_pins = stats_of(s).n_pins;
+    uint64_t n_pins = st_stats(s).n_pins;
     assert_int_equal(guarantee(s, &other, NULL, &err), ERR_LIMIT);
-    assert_true(stats_of(s).n_pins == n_pins && stats_of(s).n_guarantees == 1);
+    assert_true(st_stats(s).n_pins == n_pins && st_stats(s).n_guarantees == 1);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
@@ -340,12 +301,12 @@ static void a_lower_cap_does_not_open(void **state)
     struct err err = {0};
     struct store *s;
     struct st_ctx a = context(1), b = context(2);
-    uint64_t each = context_bytes();
+    uint64_t each = st_context_bytes(N);
     assert_true(st_place_open(&p, "sim", 1));
     p.opts.cap_bytes = 4 * each;
     s = st_open(&p);
-    save(s, &a);
-    save(s, &b);
+    st_must_save(s, &a, N);
+    st_must_save(s, &b, N);
     must_guarantee(s, &a);
     store_close(s);
     p.opts.cap_bytes = each - 1;
@@ -353,7 +314,7 @@ static void a_lower_cap_does_not_open(void **state)
     assert_non_null(strstr(err.msg, "guaranteed"));
     p.opts.cap_bytes = each;
     s = st_open(&p);
-    assert_int_equal(n_found(s, &a), N); /* nothing went in the attempt */
+    assert_int_equal(st_n_found(s, &a, N), N); /* nothing went in the attempt */
     store_close(s);
     st_place_close(&p);
 }
@@ -368,20 +329,20 @@ static void damage_is_counted(void **state)
     struct sha256 keys[N];
     struct st_ctx c = context(1);
     assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 4 * context_bytes();
+    p.opts.cap_bytes = 4 * st_context_bytes(N);
     struct store *s = st_open(&p);
-    save(s, &c);
+    st_must_save(s, &c, N);
     must_guarantee(s, &c);
     st_keys(&c, N, keys);
     assert_true(store_pin(s, &keys[1], &hit));
     store_condemn(s, &hit, "a test");
     store_release(s, &hit, 1);
-    assert_true(stats_of(s).n_guarantees_broken == 1);
-    assert_int_equal(n_found(s, &c), 1);
+    assert_true(st_stats(s).n_guarantees_broken == 1);
+    assert_int_equal(st_n_found(s, &c, N), 1);
     assert_true(store_audit(s));
-    save(s, &c);
+    st_must_save(s, &c, N);
     crowd(s, NULL);
-    assert_int_equal(n_found(s, &c), N);
+    assert_int_equal(st_n_found(s, &c, N), N);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
@@ -397,12 +358,12 @@ static void it_survives_power(void **state)
         struct err err = {0};
         struct st_ctx kept = context(1);
         assert_true(st_place_open(&p, "sim", 1));
-        p.opts.cap_bytes = 4 * context_bytes();
+        p.opts.cap_bytes = 4 * st_context_bytes(N);
         struct store *s = st_open(&p);
-        save(s, &kept);
+        st_must_save(s, &kept, N);
         io_sim_crash_at(p.io, IO_SIM_AT_OP, at);
         int rc = guarantee(s, &kept, NULL, &err);
-        assert_true(stats_of(s).n_guarantees == (rc == 0)); /* a failed one is undone */
+        assert_true(st_stats(s).n_guarantees == (rc == 0)); /* a failed one is undone */
         assert_true(store_audit(s));
         crashed = io_sim_crashed(p.io);
         if (!crashed)
@@ -411,9 +372,9 @@ static void it_survives_power(void **state)
         io_sim_restart(p.io);
         s = st_open(&p);
         if (rc == 0) {
-            assert_true(stats_of(s).n_guarantees == 1);
+            assert_true(st_stats(s).n_guarantees == 1);
             crowd(s, NULL);
-            assert_int_equal(n_found(s, &kept), N);
+            assert_int_equal(st_n_found(s, &kept, N), N);
         }
         store_close(s);
         st_place_close(&p);

@@ -15,15 +15,6 @@ enum { N = 6, BAD = 3 };
 
 static const struct st_ctx ours = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
 
-static int n_found(struct store *s, const struct st_ctx *c)
-{
-    struct st_result r;
-    struct err err = {0};
-    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
-    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
-    return r.n_found;
-}
-
 static uint64_t n_bad(struct store *s)
 {
     struct store_verify v;
@@ -60,15 +51,15 @@ static void found_and_mended(void **state)
     damage(&p, s, &ours);
     damage(&p, s, &other);
     assert_int_equal(store_settle(s, &err), 0);
-    assert_int_equal(n_found(s, &ours),
+    assert_int_equal(st_n_right(s, &ours, N),
                      N); /* no lookup has found it yet, so its header was not read */
     assert_int_equal(store_settle(s, &err), 0);
-    assert_int_equal(n_found(s, &ours), BAD);
+    assert_int_equal(st_n_right(s, &ours, N), BAD);
     struct sha256 keys[N];
     st_keys(&ours, N, keys);
     assert_true(store_was_damaged(s, &keys[BAD]));
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
-    assert_int_equal(n_found(s, &ours), N);
+    assert_int_equal(st_n_right(s, &ours, N), N);
     assert_int_equal(n_bad(s), 1); /* the other context's, which nobody has asked for */
     assert_true(store_audit(s));
     store_close(s);
@@ -85,13 +76,13 @@ static void read_once(void **state)
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
-    assert_int_equal(n_found(s, &ours), N);
+    assert_int_equal(st_n_right(s, &ours, N), N);
     assert_int_equal(s->n_headers, N);
     assert_int_equal(io_sim_fault_add(p.io, &bad), 0);
     assert_int_equal(store_settle(s, &err), 0);
     assert_int_equal(io_sim_fault_hits(p.io), N);
     io_sim_fault_clear(p.io);
-    assert_int_equal(n_found(s, &ours), N);
+    assert_int_equal(st_n_right(s, &ours, N), N);
     assert_int_equal(s->n_headers, 0);
     store_close(s);
     st_place_close(&p);

@@ -16,38 +16,6 @@
 
 enum { N = 4 };
 
-static void save(struct store *s, const struct st_ctx *c)
-{
-    struct err err = {0};
-    if (st_save(s, &st_small, c, N, ST_BOTH, &err) != 0)
-        fail_msg("%s", err.msg);
-}
-
-static int n_found(struct store *s, const struct st_ctx *c)
-{
-    struct sha256 keys[N];
-    struct store_hit hits[N];
-    int n = 0;
-    st_keys(c, N, keys);
-    assert_int_equal(store_lookup(s, keys, N, hits, &n, NULL, 0, NULL), 0);
-    store_release(s, hits, n);
-    return n;
-}
-
-/* The bytes that one context takes. */
-static uint64_t context_bytes(void)
-{
-    struct st_place p;
-    struct store_stats st;
-    assert_true(st_place_open(&p, "dram", 1));
-    struct store *s = st_open(&p);
-    save(s, &(struct st_ctx){.base = 1, .own = 1});
-    store_stats(s, &st);
-    store_close(s);
-    st_place_close(&p);
-    return st.used_bytes;
-}
-
 /* --- lasting pins ------------------------------------------------------------------------------- */
 
 static int pin_count(void *arg, const struct store_pinned *p)
@@ -67,14 +35,14 @@ static void pins_last(const char *kind)
     if (!st_place_open(&p, kind, 1))
         return;
     bool lasts = p.io != NULL;
-    p.opts.cap_bytes = 3 * context_bytes();
+    p.opts.cap_bytes = 3 * st_context_bytes(N);
     struct store *s = st_open(&p);
     st_keys(&kept, N, keys);
     int64_t until = clock_wall_s() + 3600;
     assert_int_equal(store_pin_until(s, keys, N, until, &err), 0); /* before it is stored */
     assert_int_equal(store_each_pin(s, pin_count, &n_pins), 0);
     assert_int_equal(n_pins, 400);
-    save(s, &kept);
+    st_must_save(s, &kept, N);
     if (lasts) {
         store_close(s);
         s = st_open(&p);
@@ -83,8 +51,8 @@ static void pins_last(const char *kind)
     store_each_pin(s, pin_count, &n_pins);
     assert_int_equal(n_pins, N);
     for (uint64_t i = 10; i < 20; i++)
-        save(s, &(struct st_ctx){.base = i, .own = i});
-    assert_int_equal(n_found(s, &kept), N);
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
+    assert_int_equal(st_n_found(s, &kept, N), N);
     /* The cap is the bound: when all is pinned, pinned chunks go, oldest first, and are counted. */
     struct store_stats st;
     store_stats(s, &st);
@@ -93,12 +61,12 @@ static void pins_last(const char *kind)
         struct st_ctx c = {.base = i, .own = i};
         st_keys(&c, N, keys);
         assert_int_equal(store_pin_until(s, keys, N, until, &err), 0);
-        save(s, &c);
+        st_must_save(s, &c, N);
     }
     store_stats(s, &st);
     assert_true(st.n_evicted_pinned > 0 && st.used_bytes <= st.cap_bytes);
-    assert_true(n_found(s, &kept) < N &&
-                n_found(s, &(struct st_ctx){.base = 33, .own = 33}) == N);
+    assert_true(st_n_found(s, &kept, N) < N &&
+                st_n_found(s, &(struct st_ctx){.base = 33, .own = 33}, N) == N);
     assert_true(store_audit(s));
     /* Ended by hand. */
     st_keys(&(struct st_ctx){.base = 33, .own = 33}, N, keys);
@@ -134,13 +102,13 @@ static void a_sample_leaves_room(void **state)
     struct sha256 model = st_fingerprint(0);
     struct st_ctx last = {.base = 20, .own = 20};
     assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = CONTEXTS * context_bytes();
+    p.opts.cap_bytes = CONTEXTS * st_context_bytes(N);
     struct store *s = st_open(&p);
     for (uint64_t i = 1; i <= CONTEXTS; i++)
-        save(s, &(struct st_ctx){.base = i, .own = i});
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     assert_int_equal(store_sample(s, &model, SAMPLE, hits), SAMPLE);
-    save(s, &last);
-    assert_int_equal(n_found(s, &last), N);
+    st_must_save(s, &last, N);
+    assert_int_equal(st_n_found(s, &last, N), N);
     store_release(s, hits, SAMPLE);
     assert_true(store_audit(s));
     store_close(s);
@@ -156,9 +124,9 @@ static void pins_run_out(void **state)
     struct st_ctx kept = {.base = 1, .own = 1};
     struct store_stats st;
     assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 3 * context_bytes();
+    p.opts.cap_bytes = 3 * st_context_bytes(N);
     struct store *s = st_open(&p);
-    save(s, &kept);
+    st_must_save(s, &kept, N);
     st_keys(&kept, N, keys);
     assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() - 1, &err), 0);
     store_stats(s, &st);
@@ -171,8 +139,8 @@ static void pins_run_out(void **state)
     while (clock_wall_s() < until_wall_s)
         clock_sleep_ns((int64_t)10 * 1000 * 1000);
     for (uint64_t i = 10; i < 14; i++)
-        save(s, &(struct st_ctx){.base = i, .own = i});
-    assert_true(n_found(s, &kept) < N);
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
+    assert_true(st_n_found(s, &kept, N) < N);
     store_stats(s, &st);
     assert_true(st.n_pins == 0 && st.n_evicted_pinned == 0);
     store_close(s);
@@ -195,7 +163,7 @@ static void pins_survive_power(void **state)
         struct store_stats st;
         assert_true(st_place_open(&p, "sim", 1));
         struct store *s = st_open(&p);
-        save(s, &kept);
+        st_must_save(s, &kept, N);
         st_keys(&kept, N, keys);
         io_sim_crash_at(p.io, IO_SIM_AT_OP, at);
         int rc = store_pin_until(s, keys, N, clock_wall_s() + 3600, &err);
@@ -207,7 +175,7 @@ static void pins_survive_power(void **state)
         s = st_open(&p);
         store_stats(s, &st);
         assert_true(st.n_pins == N || (rc != 0 && st.n_pins == 0));
-        assert_int_equal(n_found(s, &kept), N);
+        assert_int_equal(st_n_found(s, &kept, N), N);
         store_close(s);
         st_place_close(&p);
         if (!crashed)
@@ -244,27 +212,27 @@ static void quotas_bound(const char *kind)
     struct st_place p;
     struct err err = {0};
     struct store_stats st;
-    uint64_t each = context_bytes();
+    uint64_t each = st_context_bytes(N);
     if (!st_place_open(&p, kind, 1))
         return;
     p.opts.quota_bytes = 2 * each;
     struct store *s = st_open(&p);
     struct st_ctx quiet = {.base = 1, .own = 1, .salt = "quiet"};
-    save(s, &quiet);
+    st_must_save(s, &quiet, N);
     store_set_quota(s, store_owner("vip"), 5 * each);
     for (uint64_t i = 10; i < 20; i++) {
-        save(s, &(struct st_ctx){.base = i, .own = i, .salt = "noisy"});
-        save(s, &(struct st_ctx){.base = i, .own = i, .salt = "vip"});
-        save(s,
-             &(struct st_ctx){.base = i, .own = i}); /* the empty salt is an owner, too */
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i, .salt = "noisy"}, N);
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i, .salt = "vip"}, N);
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i},
+                     N); /* the empty salt is an owner, too */
     }
     assert_true(use_of(s, "noisy").used_bytes == 2 * each);
     assert_true(use_of(s, "vip").used_bytes == 5 * each);
     assert_true(use_of(s, NULL).used_bytes == 2 * each);
-    assert_int_equal(n_found(s, &quiet),
+    assert_int_equal(st_n_found(s, &quiet, N),
                      N); /* nobody's appetite costs another one's chunks */
-    assert_int_equal(n_found(s, &(struct st_ctx){.base = 19, .own = 19, .salt = "noisy"}),
-                     N);
+    assert_int_equal(
+        st_n_found(s, &(struct st_ctx){.base = 19, .own = 19, .salt = "noisy"}, N), N);
     store_stats(s, &st);
     assert_true(st.evictions[STORE_EVICT_QUOTA] > 0 && st.evictions[STORE_EVICT_CAP] == 0);
     assert_true(store_audit(s));
@@ -524,14 +492,14 @@ static void quota_under_one_chunk(void **state)
     struct store *s = st_open(&p);
     struct st_ctx mine = {.base = 1, .own = 1, .salt = "mine"},
                   more = {.base = 2, .own = 2, .salt = "mine"};
-    save(s, &mine);
+    st_must_save(s, &mine, N);
     store_stats(s, &before);
     store_set_quota(s, store_owner("mine"), 4096);
     assert_int_equal(st_append(s, &st_small, &more, 0, ST_BOTH, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "owner's quota of 4096"));
     store_stats(s, &after);
     assert_int_equal(after.n_chunks, before.n_chunks);
-    assert_int_equal(n_found(s, &mine), N);
+    assert_int_equal(st_n_found(s, &mine, N), N);
     store_set_quota(s, store_owner("mine"), 0);
     assert_int_equal(st_append(s, &st_small, &more, 0, ST_BOTH, &err), 0);
 
@@ -597,25 +565,25 @@ static void orphans_are_swept(void **state)
                   sibling = {.base = 1, .own = 2, .branch = 1};
     assert_true(st_place_open(&p, "sim", 2));
     struct store *s = st_open(&p);
-    save(s, &c);
-    save(s, &sibling);
+    st_must_save(s, &c, N);
+    st_must_save(s, &sibling, N);
     st_keys(&c, N, keys);
     assert_true(store_pin(s, &keys[1], &hit));
     store_condemn(s, &hit, "for the test");
     store_release(s, &hit, 1);
-    assert_int_equal(n_found(s, &c), 1);
+    assert_int_equal(st_n_found(s, &c, N), 1);
     assert_int_equal(store_gc(s, &freed, &err), 0);
     store_stats(s, &st);
     assert_int_equal(st.evictions[STORE_EVICT_ORPHAN], N - 2);
     assert_int_equal(st.n_chunks, N); /* the shared one, and the sibling's */
     assert_true(store_audit(s));
-    assert_int_equal(n_found(s, &c), 1);
-    assert_int_equal(n_found(s, &sibling), N);
+    assert_int_equal(st_n_found(s, &c, N), 1);
+    assert_int_equal(st_n_found(s, &sibling, N), N);
     store_close(s);
     s = st_open(&p);
-    assert_int_equal(n_found(s, &sibling), N);
-    save(s, &c);
-    assert_int_equal(n_found(s, &c), N);
+    assert_int_equal(st_n_found(s, &sibling, N), N);
+    st_must_save(s, &c, N);
+    assert_int_equal(st_n_found(s, &c, N), N);
     store_close(s);
     st_place_close(&p);
 }
@@ -655,30 +623,30 @@ static void reasons_are_the_newest(void **state)
     char why[128];
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
-    save(s, &a);
+    st_must_save(s, &a, N);
     condemned(s, &a, "first");
     why_of(s, &a, why);
     assert_string_equal(why, "damaged (first)");
-    save(s, &a); /* repaired */
+    st_must_save(s, &a, N); /* repaired */
     why_of(s, &a, why);
     assert_string_equal(why, "complete");
     condemned(s, &a, "second");
     why_of(s, &a, why);
     assert_string_equal(why, "damaged (second)");
-    save(s, &a);
+    st_must_save(s, &a, N);
     st_keys(&a, N, keys);
     assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
     why_of(s, &a, why);
     assert_string_equal(why, "not stored"); /* whole when it was erased */
-    save(s, &a);
+    st_must_save(s, &a, N);
     store_close(s);
-    p.opts.cap_bytes = 3 * context_bytes();
+    p.opts.cap_bytes = 3 * st_context_bytes(N);
     s = st_open(&p);
     for (uint64_t i = 10; i < 15; i++)
-        save(s, &(struct st_ctx){.base = i, .own = i});
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     why_of(s, &a, why);
     assert_string_equal(why, "evicted");
-    save(s, &a);
+    st_must_save(s, &a, N);
     assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
     why_of(s, &a, why);
     assert_string_equal(why, "not stored");
@@ -697,26 +665,27 @@ static void misses_have_reasons(void **state)
     char why[128];
     int n;
     assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 3 * context_bytes();
+    p.opts.cap_bytes = 3 * st_context_bytes(N);
     struct store *s = st_open(&p);
     struct st_ctx a = {.base = 1, .own = 1}, pending = {.base = 2, .own = 2};
-    save(s, &a);
-    assert_int_equal(n_found(s, &(struct st_ctx){.base = 9, .own = 9}), 0);
+    st_must_save(s, &a, N);
+    assert_int_equal(st_n_found(s, &(struct st_ctx){.base = 9, .own = 9}, N), 0);
     assert_int_equal(st_append(s, &st_small, &pending, 0, ST_BOTH, &err), 0);
-    assert_int_equal(n_found(s, &pending), 0);
+    assert_int_equal(st_n_found(s, &pending, N), 0);
     st_keys(&a, N, keys);
     assert_true(store_pin(s, &keys[3], &hit));
     store_condemn(s, &hit, "for the test");
     store_release(s, &hit, 1);
-    assert_int_equal(n_found(s, &a), 3);
+    assert_int_equal(st_n_found(s, &a, N), 3);
     for (uint64_t i = 10; i < 15; i++)
-        save(s, &(struct st_ctx){.base = i, .own = i});
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     assert_int_equal(store_lookup(s, keys, 3, &hit, &n, why, sizeof why, &err), 0);
     assert_int_equal(n, 0);
     assert_string_equal(why, "evicted");
     struct sha256 other = st_fingerprint(77);
     store_expect(s, &other);
-    assert_int_equal(n_found(s, &(struct st_ctx){.base = 8, .own = 8, .model = 77}), 0);
+    assert_int_equal(st_n_found(s, &(struct st_ctx){.base = 8, .own = 8, .model = 77}, N),
+                     0);
     store_stats(s, &st);
     assert_int_equal(st.misses[STORE_MISS_ABSENT], N);
     assert_int_equal(st.misses[STORE_MISS_UNCOMMITTED], N);
@@ -744,7 +713,7 @@ static void failures_are_counted(void **state)
     struct st_ctx c = {.base = 1, .own = 1};
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
-    save(s, &c);
+    st_must_save(s, &c, N);
     struct io_sim_fault flip = {.kind = IO_SIM_READ_FLIP, .path = "seg-", .count = 1};
     io_sim_fault_add(p.io, &flip);
     for (int i = 0; i < 20 && st_read(s, &st_small, &c, N, &r, &err) == 0; i++) {
@@ -758,7 +727,7 @@ static void failures_are_counted(void **state)
         .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 1};
     io_sim_fault_clear(p.io);
     c.own = c.base = 2;
-    save(s, &c);
+    st_must_save(s, &c, N);
     io_sim_fault_add(p.io, &bad);
     assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
     store_stats(s, &st);

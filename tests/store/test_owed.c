@@ -20,15 +20,6 @@ static const struct st_ctx kept = {.base = 1, .own = 1, .branch = 2, .salt = "a"
                            gone = {.base = 1, .own = 2, .branch = 2, .salt = "a"},
                            other = {.base = 3, .own = 3, .salt = "b"};
 
-static int n_found(struct store *s, const struct st_ctx *c)
-{
-    struct st_result r;
-    struct err err = {0};
-    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
-    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
-    return r.n_found;
-}
-
 /* Whether any file of the folder holds the first bytes of a chunk's state. */
 static bool remains(const struct st_place *p, const struct st_ctx *c, int chunk)
 {
@@ -110,17 +101,17 @@ static void noted_and_done(void **state)
     assert_int_equal(e.n_shared, 2); /* `kept` continues these */
     assert_int_equal(e.n_chunks, 0);
     assert_true(e.is_noted && is_noted(&p));
-    assert_int_equal(n_found(s, &gone), 2);
-    assert_int_equal(n_found(s, &kept), N);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
+    assert_int_equal(st_n_right(s, &kept, N), N);
     store_close(s);
     assert_true(remains(&p, &gone, N - 1)); /* or the test shows nothing */
     s = open_for_reading(&p);
-    assert_int_equal(n_found(s, &gone), 2); /* a restart that cannot write either */
+    assert_int_equal(st_n_right(s, &gone, N), 2); /* a restart that cannot write either */
     store_close(s);
     s = st_open(&p);
-    assert_int_equal(n_found(s, &gone), 2);
-    assert_int_equal(n_found(s, &kept), N);
-    assert_int_equal(n_found(s, &other), N);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
+    assert_int_equal(st_n_right(s, &kept, N), N);
+    assert_int_equal(st_n_right(s, &other, N), N);
     assert_false(is_noted(&p));
     assert_false(remains(&p, &gone, N - 1));
     /* It is done once: what is saved again stays. */
@@ -128,7 +119,7 @@ static void noted_and_done(void **state)
     assert_int_equal(st_save(s, &st_small, &gone, N, ST_BOTH, &err), 0);
     store_close(s);
     s = st_open(&p);
-    assert_int_equal(n_found(s, &gone), N);
+    assert_int_equal(st_n_right(s, &gone, N), N);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
@@ -149,11 +140,11 @@ static void of_an_owner(void **state)
         assert_true(e.is_noted);
     }
     assert_int_equal(s->owed.n, 1);
-    assert_int_equal(n_found(s, &other), N);
+    assert_int_equal(st_n_right(s, &other, N), N);
     store_close(s);
     s = st_open(&p);
-    assert_int_equal(n_found(s, &kept) + n_found(s, &gone), 0);
-    assert_int_equal(n_found(s, &other), N);
+    assert_int_equal(st_n_right(s, &kept, N) + st_n_right(s, &gone, N), 0);
+    assert_int_equal(st_n_right(s, &other, N), N);
     assert_false(remains(&p, &kept, 0) || remains(&p, &gone, N - 1));
     assert_true(remains(&p, &other, 0));
     store_close(s);
@@ -174,11 +165,11 @@ static void after_a_fault(void **state)
     assert_int_not_equal(erase(s, &gone, &e), 0);
     assert_int_equal(e.n_owed, N - 2);
     assert_true(e.is_noted);
-    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
     io_sim_fault_clear(p.io);
     store_close(s);
     s = st_open(&p);
-    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
     assert_false(remains(&p, &gone, N - 1));
     store_close(s);
     st_place_close(&p);
@@ -200,14 +191,14 @@ static void noted_later(void **state)
     assert_int_equal(e.n_owed, N - 2);
     assert_false(e.is_noted);
     assert_true(e.not_noted_because[0] != 0);
-    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
     assert_int_equal(store_settle(s, &err), -EROFS);
     io_sim_fault_clear(p.io);
     assert_int_equal(store_settle(s, &err), 0);
     assert_true(is_noted(&p));
     store_close(s);
     s = st_open(&p);
-    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
     store_close(s);
     st_place_close(&p);
 }
@@ -232,7 +223,7 @@ static void on_a_full_disk(void **state)
     assert_int_equal(io_file_truncate(f, 0, NULL), 0);
     io_file_close(f);
     s = st_open(&p);
-    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
     store_close(s);
     st_place_close(&p);
 }
@@ -263,8 +254,8 @@ static void cut_off_anywhere(void **state)
         if (crashed)
             io_sim_restart(q.io);
         s = st_open(&q);
-        assert_int_equal(n_found(s, &gone), 2);
-        assert_int_equal(n_found(s, &kept), N);
+        assert_int_equal(st_n_right(s, &gone, N), 2);
+        assert_int_equal(st_n_right(s, &kept, N), N);
         assert_false(is_noted(&q));
         assert_false(remains(&q, &gone, N - 1));
         store_close(s);
@@ -291,7 +282,7 @@ static void a_damaged_note(void **state)
     snprintf(path, sizeof path, "%s/" STORE_OWED_FILE, p.dirs[0]);
     assert_int_equal(io_sim_flip(p.io, path, 3 * 64 + 30, 2), 0); /* the fourth: chunk 2 */
     s = st_open(&p);
-    assert_int_equal(n_found(s, &gone), 3);
+    assert_int_equal(st_n_right(s, &gone, N), 3);
     assert_false(is_noted(&p));
     assert_true(store_audit(s));
     store_close(s);

@@ -62,15 +62,6 @@ static void drop_reserve(const struct st_place *p)
     assert_true(store_release_reserve(p->io, p->dirs[0]));
 }
 
-static int n_found(struct store *s, const struct st_ctx *c)
-{
-    struct st_result r;
-    struct err err = {0};
-    assert_int_equal(st_read(s, &st_small, c, N, &r, &err), 0);
-    assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
-    return r.n_found;
-}
-
 static int erase(struct store *s, const struct st_ctx *c, struct err *err)
 {
     struct sha256 keys[N];
@@ -103,8 +94,8 @@ static void erasing_works(void **state)
         print_message("erasing on a full disk %s a reserve: %s\n",
                       with ? "with" : "without", err_name(rc));
         if (with) {
-            assert_int_equal(n_found(s, &gone), 0);
-            assert_int_equal(n_found(s, &kept), N);
+            assert_int_equal(st_n_right(s, &gone, N), 0);
+            assert_int_equal(st_n_right(s, &kept, N), N);
         }
         assert_true(store_audit(s));
         store_close(s);
@@ -125,7 +116,7 @@ static void gc_works(void **state)
     if (store_gc(s, &freed, &err) != 0)
         fail_msg("%s", err.msg);
     assert_true(freed > 0); /* behind the last extent */
-    assert_int_equal(n_found(s, &kept) + n_found(s, &gone), 2 * N);
+    assert_int_equal(st_n_right(s, &kept, N) + st_n_right(s, &gone, N), 2 * N);
     assert_true(has_reserve(&p));
     store_close(s);
     st_place_close(&p);

@@ -1,80 +1,24 @@
 /* 4-bit weights: packed values are the file's, the product equals `ref` by every kernel that this CPU
  * runs, the ends of the range of activations, and the error against f64. */
-#include "rig.h"
+#include "quant_rig.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases.h"
 #include "format/gguf_types.h"
 #include "tensor/cpu/q4.h"
 #include "tensor/q4_blocks.h"
 
-static struct lane ref, cpu;
-
-static int setup(void **state)
-{
-    (void)state;
-    ref = lane_ref();
-    cpu = lane_cpu("portable", 2); /* each test names its kernels */
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    lane_close(&ref);
-    lane_close(&cpu);
-    return 0;
-}
-
-#define EACH_KERNELS(i)                                                                    \
-    for (int i = 0; q4_all_kernels[i] != NULL; i++)                                        \
-        if (q4_all_kernels[i]->runs_here())
 #define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_Q4_K; t++)
 
 /* --- the product ------------------------------------------------------------------------------ */
 
-static void check_product(enum dtype t, struct mat a, int64_t n, const uint8_t *rows,
-                          const float *bias)
-{
-    struct weight w = weight_make(&cpu, t, n, a.cols, rows);
-    struct weight rw = weight_make(&ref, t, n, a.cols, rows);
-    struct mat want = mat_alloc(DTYPE_F32, a.rows, n);
-    assert_int_equal(ref.ops->matmul(ref.stream, want, a, &rw, bias), 0);
-    EACH_KERNELS(i)
-    {
-        struct mat got = mat_random(DTYPE_F32, a.rows, n, 99);
-        assert_int_equal(quant_matmul_by(q4_all_kernels[i], cpu.stream, got, a, &w, bias),
-                         0);
-        assert_same_bits(got, want);
-        mat_free(&got);
-    }
-    mat_free(&want);
-    weight_free(&cpu, &w);
-    weight_free(&ref, &rw);
-}
-
-/* `ref` computes row by row, so this also shows that a row's bits do not depend on its neighbours. */
 static void test_every_kernel(void **state)
 {
     (void)state;
-    EACH_KERNELS(i) print_message("%s\n", q4_all_kernels[i]->name);
     EACH_TYPE(t)
-    for (size_t c = 0; c < N_CASES(matmul_cases); c++) {
-        const struct matmul_case *mc = &matmul_cases[c];
-        int64_t block = q4_block_weights(t), k = (mc->k + block - 1) / block * block;
-        if (mc->bench)
-            continue;
-        struct mat a = mat_random(DTYPE_F32, mc->m, k, 1);
-        uint8_t *rows = random_q4(t, mc->n, k, 2);
-        float *bias = random_elems(DTYPE_F32, mc->n, 3);
-        check_product(t, a, mc->n, rows, c % 2 == 0 ? bias : NULL);
-        free(rows);
-        free(bias);
-        mat_free(&a);
-    }
+    quant_check_cases(t);
 }
 
 /* The largest sum of integers of either sign, zeros, tiny and huge numbers, infinities and NaN. */
@@ -100,11 +44,11 @@ static void test_extremes(void **state)
             x[9 * K + k] = -1;
         }
         x[8 * K + 10] = 1e6f; /* an outlier */
-        check_product(t, a, N, rows, NULL);
+        quant_check_product(t, a, N, rows, NULL);
         x[5 * K + 300] = INFINITY;
         x[6 * K + 767] = NAN;
         struct weight w = weight_make(&cpu, t, N, K, rows);
-        EACH_KERNELS(i)
+        EACH_KERNELS(t, i)
         {
             const float *y = c.data;
             assert_int_equal(quant_matmul_by(q4_all_kernels[i], cpu.stream, c, a, &w, NULL),
@@ -126,28 +70,10 @@ static void test_error(void **state)
     enum { M = 2, N = 20, K = 2048 };
     EACH_TYPE(t)
     {
-        struct mat a = mat_random(DTYPE_F32, M, K, 5), c = mat_alloc(DTYPE_F32, M, N),
-                   kept = mat_alloc(DTYPE_F32, N, K);
+        struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
         uint8_t *rows = random_q4(t, N, K, 6);
         struct weight w = weight_make(&cpu, t, N, K, rows);
-        int32_t ids[N];
-        double worst = 0;
-        for (int i = 0; i < N; i++)
-            ids[i] = i;
-        assert_int_equal(cpu.ops->weight_rows(cpu.stream, kept, &w, ids), 0);
-        assert_int_equal(cpu.ops->matmul(cpu.stream, c, a, &w, NULL), 0);
-        for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++) {
-                double want = 0, size = 0;
-                for (int k = 0; k < K; k++) {
-                    double term = (double)((float *)a.data)[i * K + k] *
-                                  (double)((float *)kept.data)[j * K + k];
-                    want += term;
-                    size += term * term;
-                }
-                worst = fmax(worst, fabs((double)((float *)c.data)[i * N + j] - want) /
-                                        sqrt(size));
-            }
+        double worst = quant_worst_product(&w, a, &kept);
         /* One deviation is 1 / (254 sqrt(3)) beside activations of size 1 / sqrt(3): 0.4 %. */
         print_message("%s: the worst product of %d is off by %.2f %% of its terms' sum\n",
                       dtype_name(t), M * N, 100 * worst);
@@ -157,7 +83,6 @@ static void test_error(void **state)
         weight_free(&cpu, &w);
         mat_free(&kept);
         mat_free(&a);
-        mat_free(&c);
     }
 }
 
@@ -228,5 +153,5 @@ int main(void)
         cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_error),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
 }
