@@ -4,16 +4,18 @@
     tools/mutants.py --seed 7 --count 20 src/policy src/engine/schedule.c
     tools/mutants.py --seed 7 --per-folder 10 --wide 60      a sample of every folder of src/
 
-A mutant changes one operator, constant, condition, field or statement of one line.  It *dies* when a
-test fails, crashes or takes ten times as long as without it.  A mutant that does not compile, or that
-no test can judge, is drawn again.  A survivor is a missing test, or equivalent: the line decides
-nothing differently.  Mutants in tools/mutants_equivalent.txt are known to be equivalent and are drawn
+Mutants are drawn from .c files and headers; those of GPU sources are judged on the emulated GPU, and
+cuda_blas.c, which no test runs, has none.  A mutant changes one operator, constant, condition, field or
+statement of one line.  It *dies* when a test fails, crashes or takes ten times as long as without it.  A
+mutant that does not compile is drawn again, and so is one that no test can judge, with a line that says
+why.  A survivor is a missing test, or equivalent: the line decides nothing differently.  Mutants in tools/mutants_equivalent.txt are known to be equivalent and are drawn
 again.  The work happens in a copy, build/mutants, so the working tree stays as it is.  The file
 build/mutants/results.tsv keeps the verdicts: an interrupted run continues where it was.  --again
 tries the recorded survivors of the seed once more.
 
 The nearest tests of src/A/b_c.c are tests/A/test_b_c*, else tests/A/test_b* and test_c*, else those of
-tests/A that include its header, else all of tests/A.  --wide S judges survivors again, by all tests of the folder
+tests/A that include its header, else all of tests/A.  Those of src/A/B/ for a backend B of src/tensor are
+those that compare backends.  --wide S judges survivors again, by all tests of the folder
 and then by tests that include a header of the folder, the quickest first, until S seconds are used."""
 import argparse
 import collections
@@ -112,6 +114,10 @@ def nearest_tests(path):
     folder, name = folder_of(path), os.path.splitext(os.path.basename(path))[0]
     of_folder = runnable(sorted(glob.glob(f"tests/{folder}/test_*.c")))
     parts = name.split("_")
+    if "/cuda/" in path:
+        return ["tests/tensor/test_cuda_emulated.c"]
+    if path.count("/") == 3:  # a backend of the operations
+        return [t for t in of_folder if os.path.basename(t)[5:-2] in ("parity", "q8", "q4", "cpu_sample", "invariance")]
     for stems in ([name], {parts[0], parts[-1]}):
         found = [t for t in of_folder if os.path.basename(t).startswith(tuple(f"test_{s}" for s in stems))]
         if found:
@@ -123,6 +129,8 @@ def nearest_tests(path):
 def wide_tests(path):
     """Returns the other tests of the folder, then those of other folders that include its headers."""
     folder = folder_of(path)
+    if "/cuda/" in path:
+        return sorted(glob.glob("tests/engine/test_*_emulated.c")), []
     own = runnable(sorted(glob.glob(f"tests/{folder}/test_*.c")))
     others = [t for t in runnable(sorted(glob.glob("tests/*/test_*.c")))
               if t not in own and f'"{folder}/' in text_of(t)]
@@ -162,6 +170,8 @@ class Lab:
             start = time.monotonic()
             code = run(["./" + self.program(t)], self.dir, self.slowest)
             self.seconds[t] = time.monotonic() - start if code == 0 else None
+            if code != 0:
+                print(f"# {t} judges nothing: without a mutant its status is {code} (124: over {self.slowest:.0f} s)", flush=True)
         return sorted((t for t in tests if self.seconds[t] is not None), key=self.seconds.get)
 
     def killer(self, tests):
@@ -206,8 +216,9 @@ def git(*argv):
 def files_of(paths):
     found = []
     for p in paths:
-        found += sorted(glob.glob(p + "/**/*.c", recursive=True)) if os.path.isdir(p) else [p]
-    return [f for f in found if "cuda" not in f]
+        of_folder = [f for kind in ("c", "h", "cu", "cuh") for f in glob.glob(f"{p}/**/*.{kind}", recursive=True)]
+        found += sorted(of_folder) if os.path.isdir(p) else [p]
+    return [f for f in found if not f.endswith("cuda_blas.c")]
 
 
 def key_of(mutant):
@@ -257,6 +268,8 @@ class Session:
             if key_of(mutant) in self.equivalent:
                 continue
             said = self.verdict(mutant)
+            if said == "no judge":
+                print(f"# no test judges {mutant[0]}", flush=True)
             if said in ("no build", "no judge"):
                 continue
             n += 1
