@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "state/restore_impl.h"
 
@@ -98,7 +97,7 @@ bool restore_direct_submit(struct restore_pipeline *rr, struct group *g)
     }
     g->is_direct = true;
     if (rr->n_direct++ == 0)
-        rr->t_direct = clock_now_ns();
+        rr->direct_silent_ns = 0;
     return true;
 }
 
@@ -118,13 +117,11 @@ void restore_direct_wait(struct restore_pipeline *rr, int64_t most_ns)
         return;
     rr->direct_rc = file_reader_wait(rr->files, most_ns, &user, &rr->direct_err);
     rr->direct_ended = user;
-    int64_t now = clock_now_ns();
-    if (user != NULL) {
-        rr->t_direct = now;
-    } else if (now - rr->t_direct >= store_stuck_ns(rr->o.store)) {
+    rr->direct_silent_ns = user != NULL ? 0 : rr->direct_silent_ns + most_ns;
+    if (rr->direct_silent_ns >= store_stuck_ns(rr->o.store)) {
         give_up(rr, "the disk does not answer");
         file_reader_cancel(rr->files);
-        rr->t_direct = now;
+        rr->direct_silent_ns = 0;
     }
 }
 

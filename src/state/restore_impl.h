@@ -187,13 +187,11 @@ struct restore_pipeline {
     struct file_reader *files;     /* of the device; NULL: it has none */
     bool is_direct;                /* the next groups are read by `files` */
     int n_direct;                  /* groups that it has */
-    struct group *
-        direct_ended; /* one of them whose reads have ended, not collected yet; NULL: none */
-    int direct_rc;    /* of the reader, when that group ended; direct_err says why */
-    struct err direct_err;
-    int64_t
-        t_direct; /* when a group of `files` ended last, or the first that it has was submitted */
-    bool has_tier; /* the store's speed is known: */
+    struct group *direct_ended;    /* its reads have ended, the step has not seen it */
+    int direct_rc;                 /* of the reader, when that group ended */
+    struct err direct_err;         /* of direct_rc */
+    int64_t direct_silent_ns;      /* waited for since a group of `files` ended */
+    bool has_tier;                 /* the store's speed is known: */
     struct platform_tier tier;
 
     /* the compute lane's */

@@ -67,7 +67,7 @@ static int reader_submit(struct file_reader *base, struct file_read *reads, int 
 {
     struct reader *r = (struct reader *)base;
     CHECK(n > 0 && n <= BATCH_MOST && r->n < r->n_batches);
-    if (rng_below(&rng, 50) == 0) {
+    if (rng_below(&rng, 200) == 0) {
         counts.n_refused++;
         return err_set(err, ERR_UNSUPPORTED, "the seed refuses a batch");
     }
