@@ -37,10 +37,20 @@ static void tell_tokens(const struct generation *g, struct textbuf *out)
     textbuf_addf(out, ", generated %d", generated);
 }
 
+/* Monitors and the page ask for these every few seconds. */
+static bool is_poll(const struct call *c)
+{
+    static const char *const paths[] = {"/health", "/metrics", "/v1/cache/stats"};
+    for (size_t i = 0; c->status == 200 && i < sizeof paths / sizeof paths[0]; i++)
+        if (c->route != NULL && strcmp(c->route->path, paths[i]) == 0)
+            return true;
+    return false;
+}
+
 void request_log(const struct call *c, bool lost)
 {
     struct textbuf line = {0};
-    if (log_level() < LOG_INFO)
+    if (log_level() < LOG_INFO || is_poll(c))
         return;
     const char *path = c->route != NULL ? c->route->path : "(no route)";
     size_t n = strlen(path);

@@ -5,7 +5,7 @@
  *
  * cached: prompt tokens whose state was there, from the KV cache (device) or the store (dram, disk), with
  * the number of layers that were recomputed, and restored from hidden states and from keys and values.
- * A refused request has the reason.  Ids, keys and texts are not logged: "..." stands for a text that the client
+ * Answered polls (/health, /metrics, /v1/cache/stats) have no line.  A refused request has the reason.  Ids, keys and texts are not logged: "..." stands for a text that the client
  * has sent. */
 #ifndef SERVER_REQUEST_LOG_H
 #define SERVER_REQUEST_LOG_H

@@ -69,6 +69,8 @@ class Server:
     def __init__(self, model, *options, env=None, prefix=()):
         self.p = subprocess.Popen([*prefix, HC, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE,
                                   stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+        owner = os.getpid()
+        atexit.register(lambda: os.getpid() == owner and self.p.kill())  # of a test that ends early
         self.log, self.port = [], None
         ready = threading.Event()
 
