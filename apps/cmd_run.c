@@ -25,6 +25,7 @@ struct run_args {
     bool plain_chat;
     struct engine_args engine;
     const char *prompt, *system, *prompt_file, *token_ids, *save, *plan, *salt, *url, *key;
+    bool is_greedy; /* --temperature was not given */
     bool interactive, ignore_eos, json, verbose, no_special, plan_strict, raw, history;
     int max_tokens, top_k, cache_ttl;
     double temperature, top_p, min_p;
@@ -74,7 +75,7 @@ static const struct opt options[] = {
      .help = "generate at most N tokens; by default what is left of the context in a chat, "
              "else 128"},
     {"temperature", OPT(struct run_args, temperature), .arg = "T", .def = "0", .hi = 100,
-     .help = "0 is greedy"},
+     .help = "0 is greedy; with -i an answer to /retry then has 0.7"},
     {"top-p", OPT(struct run_args, top_p), .arg = "P", .def = "1", .hi = 1,
      .help = "keep the most likely tokens that together have probability P"},
     {"top-k", OPT(struct run_args, top_k), .arg = "K", .def = "0", .min = 0, .max = 1 << 20,
@@ -514,6 +515,11 @@ static void told(void *arg, const struct hcache_result *r)
         print_summary(r);
 }
 
+static struct terminal_sampling sampling_of(struct run_args *a)
+{
+    return (struct terminal_sampling){.q = request_of(a), .retries_vary = a->is_greedy};
+}
+
 /* Whether the store keeps the conversation. */
 static bool is_kept(const struct run_args *a)
 {
@@ -550,7 +556,7 @@ static int run_conversation(struct hcache *h, const struct prompt *p, struct run
                                              .salt = a->salt,
                                              .plain = a->plain_chat,
                                              .system = a->system},
-                                    .sampling = request_of(a)};
+                                    .sampling = sampling_of(a)};
     if (is_kept(a)) {
         snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
         o.path = path;
@@ -569,7 +575,7 @@ static int run_remote(struct run_args *a)
     struct err err = {0};
     struct terminal_talk *talk;
     struct terminal_remote_opts o = {
-        .url = a->url, .key = a->key, .system = a->system, .sampling = request_of(a)};
+        .url = a->url, .key = a->key, .system = a->system, .sampling = sampling_of(a)};
     int rc = terminal_remote(&o, &talk, &err);
     if (rc == 0)
         rc = converse(talk, a->prompt, a->prompt != NULL ? strlen(a->prompt) : 0, a, &err);
@@ -648,6 +654,7 @@ int cmd_run(int argc, char **argv)
         return code;
     if (opt_source_of(parsed, "max-tokens") == OPT_FROM_DEFAULT)
         a.max_tokens = -1; /* open */
+    a.is_greedy = opt_source_of(parsed, "temperature") == OPT_FROM_DEFAULT;
     code = check_args(&a);
     if (code != 0) {
         opt_end(parsed);

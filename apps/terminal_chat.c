@@ -176,7 +176,7 @@ static void help(void)
         "/new [TITLE]   begins another conversation\n"
         "/list          lists the conversations, the last used one first\n"
         "/open NAME     goes on with one of them, by id or title\n"
-        "/retry         asks the last question again, on a branch\n"
+        "/retry         asks the last question again, on a branch, for another answer\n"
         "/branch [N]    goes on from N answers ago (1), on a branch\n"
         "/exit          ends the program; so does Ctrl-D\n"
         "Ctrl-C stops an answer. A line that ends with \\ goes on in the next one. Lines "

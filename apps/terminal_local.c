@@ -10,7 +10,7 @@
 struct local {
     struct terminal_talk head; /* first: a struct terminal_talk is one of these */
     struct talk_opts o;
-    struct hcache_request sampling;
+    struct terminal_sampling sampling;
     struct talk *talk; /* NULL: before the first go */
     struct hcache_result last;
     int context;
@@ -67,7 +67,7 @@ static int local_say(struct terminal_talk *t, const char *text, size_t n,
                      struct err *err)
 {
     struct local *l = of(t);
-    struct hcache_request q = l->sampling;
+    struct hcache_request q = terminal_request(&l->sampling, text == NULL);
     hcache_result_free(&l->last);
     l->last = (struct hcache_result){0};
     l->sink = sink;
@@ -90,6 +90,17 @@ static int local_say(struct terminal_talk *t, const char *text, size_t n,
 static int local_branch(struct terminal_talk *t, int back, struct err *err)
 {
     return talk_branch(of(t)->talk, back, err);
+}
+
+struct hcache_request terminal_request(struct terminal_sampling *s, bool is_retry)
+{
+    struct hcache_request q = s->q;
+    if (is_retry)
+        s->n_retries++;
+    if (is_retry && s->retries_vary)
+        q.temperature = 0.7f;
+    q.seed += (uint64_t)s->n_retries;
+    return q;
 }
 
 void terminal_list_line(const char *id, int n_turns, const char *title)

@@ -26,6 +26,7 @@ struct remote {
     char *title;
     int n_turns;
     /* of the answer that is being made: */
+    struct hcache_request q;
     const struct terminal_sink *sink;
     struct terminal_end *end;
     char response[NAME_BYTES];
@@ -346,7 +347,7 @@ static int await_stopped(struct remote *r, struct err *err)
 static struct json *body_of(const struct remote *r, const struct json *input,
                             bool with_bound)
 {
-    const struct hcache_request *q = &r->o.sampling;
+    const struct hcache_request *q = &r->q;
     struct json *o = json_new_object();
     json_put(o, "input", json_share(input));
     json_put_string(o, "conversation", r->id);
@@ -367,7 +368,7 @@ static struct json *body_of(const struct remote *r, const struct json *input,
 static int stream(struct remote *r, const struct json *input, struct err *err)
 {
     const struct http_stream s = {on_event, is_stopped, r};
-    bool with_bound = r->o.sampling.max_tokens > 0;
+    bool with_bound = r->q.max_tokens > 0;
     int rc = http_client_stream(r->http, "/v1/responses", body_of(r, input, with_bound), &s,
                                 err);
     if (rc == ERR_LIMIT &&
@@ -466,6 +467,7 @@ static int remote_say(struct terminal_talk *t, const char *text, size_t n,
     struct json *input = json_new_array();
     char *at = NULL;
     int rc = 0;
+    r->q = terminal_request(&r->o.sampling, text == NULL);
     if (text == NULL) {
         rc = last_turn(r, input, &at, err);
         if (rc == 0)

@@ -53,10 +53,19 @@ struct terminal_talk {
     const struct terminal_ops *ops;
 };
 
+/* How answers are sampled. */
+struct terminal_sampling {
+    struct hcache_request q; /* max_tokens -1: what is left of the context */
+    bool retries_vary; /* a retry at temperature 0 would be the same answer: it has 0.7 */
+    int n_retries;     /* so far; each has a seed of its own */
+};
+/* Returns the request of the next answer. is_retry: of the last question, again. */
+struct hcache_request terminal_request(struct terminal_sampling *s, bool is_retry);
+
 struct terminal_local_opts {
-    struct talk_opts talk;          /* conversations: of `path`, set here */
-    const char *path;               /* the file of conversations; NULL: in memory */
-    struct hcache_request sampling; /* max_tokens -1: what is left of the context */
+    struct talk_opts talk; /* conversations: of `path`, set here */
+    const char *path;      /* the file of conversations; NULL: in memory */
+    struct terminal_sampling sampling;
 };
 int terminal_local(const struct terminal_local_opts *o, struct terminal_talk **out,
                    struct err *err);
@@ -64,7 +73,7 @@ int terminal_local(const struct terminal_local_opts *o, struct terminal_talk **o
 struct terminal_remote_opts {
     const char *url, *key; /* key NULL: none */
     const char *system; /* the system's message of a conversation that begins; NULL: none */
-    struct hcache_request sampling;
+    struct terminal_sampling sampling;
 };
 /* Asks the server for its model, so that a wrong address fails at once. */
 int terminal_remote(const struct terminal_remote_opts *o, struct terminal_talk **out,

@@ -178,6 +178,19 @@ def test_kept():
     check("nothing is kept, nor said to be", "kept" not in t.shown, t.shown)
 
 
+def test_retry():
+    """/retry gives another answer, unless temperature 0 was asked for; over a server, too."""
+    question = "q"  # to which no answer is much more likely than others
+    server = Server(MODEL)
+    for name, ask in (("here", lambda *o, lines: run(MODEL, "-i", *o, text="".join(line + "\n" for line in lines)).stdout),
+                      ("over a server", lambda *o, lines: remote(server, *o, lines=lines)[1])):
+        answers = ask("-n", "40", "--ignore-eos", lines=[question, "/retry", "/retry"]).rstrip("\n").split("\n")
+        check(f"{name}: each /retry has another answer", len(answers) == 3 and len(set(answers)) == 3, answers)
+        answers = ask("-n", "40", "--ignore-eos", "--temperature", "0", lines=[question, "/retry"]).rstrip("\n").split("\n")
+        check(f"{name}: but where temperature 0 is given", len(answers) == 2 and len(set(answers)) == 1, answers)
+    server.stop()
+
+
 def messages_of(store, name):
     """The user's messages of a conversation, as the server shows them."""
     server = Server(MODEL, "--store", store)
@@ -320,7 +333,7 @@ def test_remote():
     equal("the server has the conversation", turns(server), [("dogs", 2)])
     status, out, err = remote(server, "--conversation", "dogs", lines=["What is my dog called?"])
     check("the next run goes on with it", "goes on after 2 turns" in err and "Your dog is called Biscuit." in out, (out, err))
-    status, out, err = remote(server, "--conversation", "dogs", lines=["/retry", "/list"])
+    status, out, err = remote(server, "--conversation", "dogs", "--temperature", "0", lines=["/retry", "/list"])
     check("/retry asks again, on a branch", status == 0 and "Your dog is called Biscuit." in out and
           sorted(turns(server)) == [("dogs", 3), ("dogs", 3)], (out, err, turns(server)))
     status, out, err = remote(server, "--conversation", "dogs", lines=["/branch 2", "And my cat?", "/branch 9"])
@@ -407,6 +420,7 @@ try:
     test_history()
     test_remote()
     test_remote_bounds()
+    test_retry()
 finally:
     shutil.rmtree(tmp, ignore_errors=True)
 end()
