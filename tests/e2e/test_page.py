@@ -51,8 +51,12 @@ def test_talk(b, url):
     b.get(url)
     until(lambda: texts(b, "#model")[0], "the model's name")
     check("the page loads and names the model", "demo" in texts(b, "#model")[0], texts(b, "#model"))
+    b.execute_script("window.seen = []; const look = () => window.seen.push($('title').textContent + $('list').textContent);"
+                     "for (const id of ['title', 'list']) new MutationObserver(look).observe($(id), {childList: true, subtree: true});")
     first = say(b, "My name is Anna and my dog is called Rex.")
     check("an answer comes", len(first) > 0, first)
+    seen = b.execute_script("return window.seen")
+    check("while it came its conversation was never untitled", len(seen) > 0 and not any("Untitled" in s for s in seen), seen)
     for i in range(6):
         say(b, f"Tell me something about dogs, please. This is question number {i + 2}.")
     feet = texts(b, "#talk .foot .line")

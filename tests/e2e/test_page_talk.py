@@ -127,6 +127,8 @@ def test_again_and_edit(b, server):
           "the first question's answer")
     equal("the others are as they were", sorted(c["turns"] for c in conversations(server)), [1, 2, 2, 2])
     items = server.request("GET", f"/v1/conversations/{first}/items?order=asc")[2]["data"]
+    equal("answers are sampled at 0.7 without a setting",
+          server.request("GET", f"/v1/responses/{items[0]['response_id']}")[2]["temperature"], 0.7)
     equal("the original has its messages", [i["content"][0]["text"] for i in items if i["role"] == "user"],
           ["Show me Markdown.", "And once more."])
 

@@ -112,7 +112,7 @@ const Lanes = (() => {
                                       (kindOf(p) === "restored" ? ` in ${ms(restoreMs(r))}` : ""));
     const n = r.generated_tokens, s = r.timings.decode_ms / 1000;
     const speed = n > 1 && s > 0 ? ` at ${((n - 1) / s).toFixed((n - 1) / s < 100 ? 1 : 0)} tokens/s` : "";
-    return `Prompt: ${parts.join(", ")}. Answer: ${plural(n, "token")}${speed}.`;
+    return `Prompt tokens: ${parts.join(", ")}. Answer: ${plural(n, "token")}${speed}.`;
   }
 
   // `width`: pixels that there are; text keeps its size on a phone.
@@ -129,7 +129,8 @@ const Lanes = (() => {
       add(`Plan ${r.plan.layers}: ${reason}. ` + (svg ? `The restoration: ${told(r)}.` : `Predicted ${ms(predictedMs(r))}, measured ${ms(restoreMs(r))}.`));
     }
     if (r.plan && r.plan.deviation) add(`This is not the plan that the server was told to use: ${r.plan.deviation}.`);
-    if (r.miss) add(`Not everything was restored: ${r.miss}.`);
+    if (r.miss === "not stored") add("The computed tokens are new: no saved state has them.");
+    else if (r.miss) add(`Not everything was restored: ${r.miss}.`);
     add(`First token after ${ms(t.ttft_ms)}: queue ${ms(t.queue_ms)}, look-up ${ms(t.lookup_ms)}, ` +
         (r.plan ? `restore ${ms(restoreMs(r))}, ` : "") + `prefill ${ms(t.prefill_ms)}. Answer: ${ms(t.decode_ms)}.`);
     return box;

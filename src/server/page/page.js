@@ -37,10 +37,16 @@ function when(seconds) {
   return today ? d.toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"}) : d.toLocaleDateString();
 }
 
+// A conversation has no title before its first answer has ended: until then its question stands there.
+function titleOf(c) {
+  const running = sending.get(c.id);
+  return c.title || (running ? running.question.said.slice(0, 80) : "Untitled");
+}
+
 function entry(c) {
   const li = make("li"), b = button("", "open", () => attempt(() => show(c.id)));
-  const title = c.title || "Untitled";
-  b.append(make("span", "", title), make("span", "when", `${plural(c.turns, "turn")}, ${when(c.updated_at)}`));
+  const title = titleOf(c), said = sending.has(c.id) ? "answering" : plural(c.turns, "turn");
+  b.append(make("span", "", title), make("span", "when", `${said}, ${when(c.updated_at)}`));
   if (c.id === openId()) b.setAttribute("aria-current", "true");
   li.append(b, button("Delete", "quiet", () => remove(c.id, title), `Delete conversation: ${title}`));
   li.dataset.id = c.id;
@@ -50,8 +56,8 @@ function entry(c) {
 // This page makes a conversation before its first answer. Where that answer never came, the conversation is empty: it
 // is not listed, and removed once no answer can be on its way.
 function isEmpty(c) {
-  const empty = !c.turns && c.metadata.page === "new";
-  if (empty && !sending.has(c.id) && Date.now() / 1000 - c.updated_at > UNUSED_S)
+  const empty = !c.turns && c.metadata.page === "new" && !sending.has(c.id);
+  if (empty && Date.now() / 1000 - c.updated_at > UNUSED_S)
     ask("DELETE", "/v1/conversations/" + c.id).catch(() => {});
   return empty;
 }
@@ -92,6 +98,9 @@ function keepDraft(id, text) {
 // --- settings: kept by the server in the conversation's metadata, whose texts have at most 512 bytes -----
 
 const SETTINGS = ["temperature", "length"], PIECE_BYTES = 500, MAX_PIECES = 8;
+
+// Small models ramble at the API's own default, temperature 1.
+const SAMPLING = {temperature: 0.7, min_p: 0.05};
 
 function settings() {
   if (!open) return fresh;
@@ -144,7 +153,7 @@ $("settings").onsubmit = async (e) => {
 
 function named(c) {
   if (c && open) open = c;
-  const title = c ? c.title || "Untitled" : "New conversation";
+  const title = c ? titleOf(c) : "New conversation";
   $("title").textContent = title;
   $("rename").hidden = !c;
   document.title = c && c.title ? title + " - hcache" : "hcache";
@@ -258,7 +267,7 @@ function ended(li, response) {
 }
 
 async function request(id, input, s, signal) {
-  const body = {input, conversation: id, stream: true};
+  const body = {input, conversation: id, stream: true, ...SAMPLING};
   if (s.system) body.instructions = s.system;
   if (s.temperature) body.temperature = Number(s.temperature);
   if (s.length) body.max_output_tokens = Number(s.length);
@@ -338,6 +347,8 @@ async function say(text, input = text) {
   busy();
   try {
     if (isNew) id = (await begin(running)).id;
+    list().catch(() => {});
+    showState();
     await stream(running, await request(id, input, s, running.control.signal));
     isSent = true;
   } catch (e) {
@@ -348,6 +359,7 @@ async function say(text, input = text) {
   sending.delete(id);
   busy();
   list().catch(() => {});
+  showState();
   if (isSent && id === openId()) $("text").focus();
 }
 
@@ -407,7 +419,7 @@ async function stats() {
   $("stats").replaceChildren(...s.tiers.flatMap(tier), make("h2", "", "Prompt tokens since the server's start"),
     pairs([["still in memory", share(p.device_tokens)], ["restored", share(p.restored_tokens)],
            ["computed", share(p.computed_tokens)], ["restores", String(p.restores)]]));
-  return n ? plural(n, "answer") + " running" : "ready";
+  return n;
 }
 
 // What /health says: "ok", "loading", "stopping"; "away": no answer.
@@ -422,16 +434,23 @@ async function health() {
 const STATES = {ok: "ready", loading: "loading the model", stopping: "shutting down", away: "not reachable"};
 let state = "ok", hasStarted = false;
 
+// Shows the state that was seen last, with live figures where there are some. Returns how many answers run.
+async function showState() {
+  const seen = state, isLive = seen === "ok" && hasStarted && !document.hidden;
+  const n = isLive ? await stats().catch(() => 0) : 0;
+  if (state !== seen) return 0; // it has changed meanwhile, and is shown
+  if (seen !== "ok") $("stats").replaceChildren(); // old figures are not the server's state
+  $("alive").textContent = n ? plural(n, "answer") + " running" : STATES[seen] || seen;
+  $("alive").className = seen === "ok" ? "" : "bad";
+  return n;
+}
+
 async function live() {
   const now = document.hidden ? state : await health(), isBack = now === "ok" && state !== "ok";
-  let words = STATES[now] || now;
   state = now;
-  if (now !== "ok") $("stats").replaceChildren(); // old figures are not the server's state
-  else if (isBack || (!hasStarted && $("key").hidden)) await attempt(hasStarted ? list : start);
-  if (now === "ok" && hasStarted && !document.hidden) words = await stats().catch(() => words);
-  $("alive").textContent = words;
-  $("alive").className = now === "ok" ? "" : "bad";
-  setTimeout(live, now === "ok" ? 2000 : 500);
+  if (now === "ok" && (isBack || (!hasStarted && $("key").hidden))) await attempt(hasStarted ? list : start);
+  const n = await showState();
+  setTimeout(live, now === "ok" && !n ? 2000 : 500);
 }
 
 // --- start ----------------------------------------------------------------------------------------------
@@ -484,5 +503,6 @@ document.onkeydown = (e) => {
   if (e.key === "Escape" && !document.querySelector("dialog[open]")) stop();
 };
 window.onhashchange = () => attempt(() => show(location.hash.slice(1) || null));
+if (matchMedia("(max-width: 46rem)").matches) $("text").placeholder = "Message"; // the keys have no room there
 Talk.watch();
 live().then(() => $("text").focus());
