@@ -35,6 +35,9 @@ struct batch_args {
     bool plain_chat, parse_special, json;
 };
 
+static const char *const methods[] = {"auto",      "paper", "kv", "act",
+                                      "recompute", "off",   NULL};
+
 static const struct opt positionals[] = {
     OPT_MODEL(struct batch_args,
               "a Hugging Face folder, a GGUF file, or synth:SHAPE for random weights"),
@@ -76,6 +79,18 @@ static const struct opt options[] = {
     {"parse-special", OPT(struct batch_args, parse_special),
      .help = "read special tokens in messages as special tokens; by default they are text"},
     OPT_COMPUTE(struct batch_args),
+    {"method", OPT(struct batch_args, engine.o.cache_method), .choices = methods,
+     .def = "auto",
+     .help =
+         "how contexts that have no room on the device are kept on the host: as keys and "
+         "values (kv), as activations (act), as Algorithm 1 of HybridServe says (paper), "
+         "or "
+         "as is fastest (auto); recompute, off: not at all"},
+    {"host-memory", OPT(struct batch_args, engine.o.host_bytes), .arg = "BYTES", .def = "0",
+     .help = "memory for contexts on the host, which come to the device in each step; 0 is "
+             "none"},
+    {"link", OPT(struct batch_args, engine.o.link_bytes_per_s), .arg = "BYTES_PER_S",
+     .def = "0", .help = "slow the way from the host to the device down, for experiments"},
     OPT_BATCH_ROWS(struct batch_args),
     {"mini-batches", OPT(struct batch_args, engine.o.mini_batches), .arg = "N", .def = "0",
      .min = 0, .max = HCACHE_MAX_MINI_BATCHES,
@@ -196,7 +211,7 @@ static uint64_t computed_tokens(const struct batch_counts *c)
     return c->prompt_tokens - c->device_tokens - c->restored_tokens;
 }
 
-static void print_summary(const struct batch_counts *c)
+static void print_summary(const struct batch_counts *c, const struct hcache_stats *s)
 {
     double n = c->n_answers > 0 ? (double)c->n_answers / 1000 : 1;
     fprintf(stderr,
@@ -218,9 +233,12 @@ static void print_summary(const struct batch_counts *c)
         "%.0f generating\n",
         c->elapsed_s, c->reading_s, c->waiting_s, c->writing_s, c->queue_s / n,
         c->restore_s / n, c->prefill_s / n, c->decode_s / n);
+    if (s->link_bytes > 0 || s->weights_read_bytes > 0)
+        fprintf(stderr, "  read for the steps: %.3f GB of contexts, %.3f GB of weights\n",
+                (double)s->link_bytes / 1e9, (double)s->weights_read_bytes / 1e9);
 }
 
-static void print_json(const struct batch_counts *c)
+static void print_json(const struct batch_counts *c, const struct hcache_stats *s)
 {
     struct json *o = json_new_object();
     json_put_int(o, "lines", (int64_t)c->n_lines);
@@ -242,6 +260,9 @@ static void print_json(const struct batch_counts *c)
     json_put_real(o, "restore_s", c->restore_s);
     json_put_real(o, "prefill_s", c->prefill_s);
     json_put_real(o, "decode_s", c->decode_s);
+    json_put_int(o, "link_bytes", (int64_t)s->link_bytes);
+    json_put_int(o, "link_down_bytes", (int64_t)s->link_down_bytes);
+    json_put_int(o, "streamed_bytes", (int64_t)s->weights_read_bytes);
     char *text = json_text(o, 2);
     puts(text);
     free(text);
@@ -269,16 +290,19 @@ static void set_job(struct signals *s, struct batch *job)
 }
 
 /* 0, or the exit code. */
-static int run_job(const struct batch_args *a, struct batch *job, struct shown *shown)
+static int run_job(const struct batch_args *a, struct hcache *h, struct batch *job,
+                   struct shown *shown)
 {
     struct err err = {0};
     struct batch_counts counts;
+    struct hcache_stats stats;
     int rc = batch_run(job, &err);
     show_nothing(shown);
     batch_counts(job, &counts);
-    print_summary(&counts);
+    hcache_stats(h, &stats);
+    print_summary(&counts, &stats);
     if (a->json)
-        print_json(&counts);
+        print_json(&counts, &stats);
     if (rc == ERR_CANCELLED)
         fprintf(stderr, "hcache batch: stopped; the same command goes on from here\n");
     else if (rc != 0)
@@ -324,7 +348,7 @@ static int run(const struct batch_args *a, struct signals *signals)
     if (rc == 0) {
         batch_model(job, h);
         set_job(signals, job);
-        code = run_job(a, job, &shown);
+        code = run_job(a, h, job, &shown);
         set_job(signals, NULL);
     } else {
         fprintf(stderr, "hcache batch: %s\n", herr.msg);

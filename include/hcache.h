@@ -93,6 +93,13 @@ struct hcache_opts {
     int max_sequences;  /* at once; 0: 1 */
     uint64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
     bool no_reuse;      /* what is left in the KV cache is not used again */
+    /* For jobs: contexts that have no room on the device have blocks on the host, which come over the
+     * link in each layer of each step, as keys and values ("kv"), as activations ("act"), or as a
+     * mixture ("auto", "paper"); see docs/RESTORATION.md, section 6.  "recompute", "off" or NULL:
+     * none do.  Not together with a store. */
+    const char *cache_method;
+    uint64_t host_bytes;       /* memory for those blocks; 0: none */
+    uint64_t link_bytes_per_s; /* slows the link down, for experiments; 0: no */
 
     const char *const *store; /* directories, one per device; n_store 0: no store */
     int n_store;
@@ -666,6 +673,9 @@ struct hcache_stats {
     uint64_t recovered_tokens, recomputed_tokens; /* of those, when they came back */
     int kv_blocks, kv_blocks_free, kv_blocks_kept; /* of the device; kept: until wanted */
     uint64_t kv_blocks_evicted;
+    /* Of jobs with blocks on the host: bytes that came over the link, and that went to the host. */
+    uint64_t link_bytes, link_down_bytes;
+    uint64_t weights_read_bytes; /* of layers that do not stay in memory */
     struct hcache_counts
         plans; /* restores by the methods of their plans: "kv+hidden" ... */
     struct hcache_counts

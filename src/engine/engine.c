@@ -186,6 +186,11 @@ void engine_stats(const struct engine *e, struct engine_stats *out)
     out->blocks_free = kv_pool_free_blocks(pool);
     out->blocks_kept = kv_pool_kept_blocks(pool);
     out->n_evicted = kv_pool_n_evicted(pool);
+    out->link_bytes = e->mixed.stats.up_bytes;
+    out->link_down_bytes = e->mixed.stats.down_bytes;
+    struct weights_stream_stats weights;
+    weights_stats(&e->o.model->w, &weights);
+    out->weights_read_bytes = weights.read_bytes;
 }
 
 /* --- sequences -------------------------------------------------------------------------------- */

@@ -189,6 +189,8 @@ struct engine_stats {
     uint64_t recovered_tokens, recomputed_tokens; /* of preempted sequences that went on */
     uint64_t n_replanned; /* restores that changed kinds of records between layers */
     uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */
+    uint64_t link_bytes, link_down_bytes; /* of blocks on the host (mixed.h) */
+    uint64_t weights_read_bytes;          /* of streamed layers */
 };
 void engine_stats(const struct engine *e, struct engine_stats *out);
 /* False where all blocks are KV blocks on the device. */

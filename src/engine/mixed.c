@@ -60,7 +60,7 @@ static int reserve(struct mixed *x, struct err *err)
     rows = x->project_blocks * KV_BLOCK_TOKENS;
     mixed_places(&x->o, m, x->max_seqs, &po);
     int rc = places_init(&x->places, m->dev, &po, err);
-    if (rc == 0)
+    if (rc == 0 && po.n_staging > 0)
         rc = buf_alloc(m->dev, MEM_DEVICE, (size_t)rows * model_kv_bytes(m), &x->kv_mem,
                        err);
     if (rc == 0)

@@ -1,7 +1,8 @@
 /* mixed_impl.h - what the files of the hybrid cache share; private to them.
  *
  *   mixed.c        memory, mini-batches, the calls of a pass
- *   mixed_layer.c  a mini-batch's way through a layer */
+ *   mixed_layer.c  a mini-batch's way through a layer
+ *   mixed_costs.c  what a layer costs */
 #ifndef ENGINE_MIXED_IMPL_H
 #define ENGINE_MIXED_IMPL_H
 

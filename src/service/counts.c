@@ -100,6 +100,9 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
     out->kv_blocks_free = e->blocks_free;
     out->kv_blocks_kept = e->blocks_kept;
     out->kv_blocks_evicted = e->n_evicted;
+    out->link_bytes = e->link_bytes;
+    out->link_down_bytes = e->link_down_bytes;
+    out->weights_read_bytes = e->weights_read_bytes;
     for (int i = 1; i < 8; i++)
         count_add(&out->plans, plan_names[i], c->n_plans[i]);
     for (int i = 1; i < SURPRISES; i++)

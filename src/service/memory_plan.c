@@ -51,8 +51,10 @@ static size_t kv_bytes(const struct model *m, int stage, int64_t tokens)
 static struct needs needs_of(const struct memory_ask *a, int stage)
 {
     const struct model *m = a->model;
-    const struct zigzag_opts zo = {
-        .model = m, .max_rows = a->step_rows, .piece_rows = a->max_rows};
+    const struct zigzag_opts zo = {.model = m,
+                                   .max_rows = a->step_rows,
+                                   .piece_rows = a->max_rows,
+                                   .by_sequence = a->by_sequence};
     struct needs n = {.kv = kv_bytes(m, stage, a->kv_tokens)};
     n.model = a->need->bytes[stage] + (size_t)a->need->n_parts * PART_BYTES;
     n.work = model_work_bytes(m, a->max_rows) + zigzag_bytes(&zo) + m->dev->stream_bytes +

@@ -8,6 +8,7 @@
 #include "model/model.h"
 
 struct memory_ask {
+    bool by_sequence; /* steps are computed in mini-batches in any case (zigzag_opts) */
     const struct model *model; /* as far as model_opts.reserve has it */
     const struct model_need *need;
     int max_seqs, max_rows;

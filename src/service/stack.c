@@ -78,6 +78,13 @@ static void make_window_store(struct stack *k, const struct model *m)
     o->store_cap_bytes = k->window_store_bytes = window_store_bytes(m);
 }
 
+/* Whether some of the contexts' blocks may lie on the host. */
+static bool has_host_blocks(const struct stack *k)
+{
+    return k->method != MIXED_OFF && k->method != MIXED_RECOMPUTE &&
+           k->o.user.host_bytes > 0;
+}
+
 static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                 const struct model_need *need)
 {
@@ -87,6 +94,7 @@ static struct memory_ask ask_of(const struct stack *k, const struct model *m,
         .max_seqs = max_sequences(k),
         .max_rows = k->batch_rows,
         .step_rows = k->step_rows,
+        .by_sequence = k->o.mixed != NULL || has_host_blocks(k),
         .kv_tokens = (int64_t)k->o.user.kv_tokens,
         .has_store = k->o.user.n_store > 0 || k->o.user.store_in_memory,
         .staging_bytes = stack_staging_bytes(k),
@@ -403,8 +411,76 @@ static int open_state(struct stack *k, struct err *err)
     return rc == 0 && k->store != NULL ? open_saver(k, err) : rc;
 }
 
+static int read_method(struct stack *k, struct err *err)
+{
+    const struct hcache_opts *o = &k->o.user;
+    const char *name = o->cache_method != NULL ? o->cache_method : "off";
+    int i = 0;
+    while (mixed_methods[i] != NULL && strcmp(mixed_methods[i], name) != 0)
+        i++;
+    if (mixed_methods[i] == NULL)
+        return err_set(err, ERR_USAGE,
+                       "method: '%s' is none of auto, paper, kv, act, recompute, off",
+                       name);
+    k->method = (enum mixed_method)i;
+    bool is_forced = k->method == MIXED_KV || k->method == MIXED_ACT ||
+                     k->method == MIXED_PRINTED;
+    if (is_forced && (o->n_store > 0 || o->store_in_memory))
+        return err_set(err, ERR_USAGE,
+                       "--method %s and --store exclude each other: saved contexts have KV "
+                       "blocks on the device",
+                       name);
+    return 0;
+}
+
+static int measure_costs(struct stack *k, struct mixed_costs *c, struct err *err)
+{
+    struct model_work *work = NULL;
+    struct stream *s = NULL;
+    int rc = stream_create(k->dev, STREAM_COMPUTE, &s, err);
+    if (rc == 0)
+        rc = model_work_create(k->model, k->batch_rows, &work, err);
+    if (rc == 0)
+        rc = mixed_measure(k->model, work, s, (double)k->o.user.link_bytes_per_s,
+                           max_sequences(k), c, err);
+    model_work_destroy(work);
+    stream_destroy(s);
+    return rc;
+}
+
+/* Where the blocks of contexts lie. */
+static int choose_blocks(struct stack *k, struct mixed_choice *c, struct err *err)
+{
+    const struct hcache_opts *o = &k->o.user;
+    const struct model *m = k->model;
+    struct mixed_costs costs = {0};
+    struct mixed_job j = {.method = k->method,
+                          .unified = k->dev->unified && o->link_bytes_per_s == 0,
+                          .is_group = k->dev->n_stages > 1 || k->dev->n_ranks > 1,
+                          .has_store = k->store != NULL,
+                          .max_seqs = max_sequences(k),
+                          .device_bytes = (uint64_t)k->kv_tokens * model_kv_bytes(m) *
+                                          (uint64_t)m->cfg.n_layers,
+                          .host_bytes = o->host_bytes,
+                          .weights_s = mean_weights_s(m)};
+    int rc = 0;
+    if (mixed_must_measure(&j, c)) {
+        rc = measure_costs(k, &costs, err);
+        if (rc == 0)
+            rc = mixed_decide(&j, m, &costs, c, err);
+        c->opts.link_bytes_per_s = (double)o->link_bytes_per_s;
+    }
+    if (rc == 0 && k->method != MIXED_OFF && (c->is_on || o->host_bytes > 0))
+        say(k, c->why);
+    return rc;
+}
+
 static int open_engine(struct stack *k, struct err *err)
 {
+    struct mixed_choice blocks;
+    int rc = choose_blocks(k, &blocks, err);
+    if (rc != 0)
+        return rc;
     struct engine_opts eo = {.model = k->model,
                              .store = k->store,
                              .saver = k->saver,
@@ -417,14 +493,14 @@ static int open_engine(struct stack *k, struct err *err)
                              .max_batch_rows = k->batch_rows,
                              .step_rows = k->step_rows,
                              .piece_rows = k->o.piece_rows,
-                             .mixed = k->o.mixed,
+                             .mixed = blocks.is_on ? &blocks.opts : k->o.mixed,
                              .max_kv_tokens = k->kv_tokens,
                              .policy = k->policy,
                              .reuse = !k->o.user.no_reuse,
                              .fetches = k->o.user.prefetch == NULL ||
                                         strcmp(k->o.user.prefetch, "off") != 0,
                              .staging_bytes = stack_staging_bytes(k)};
-    int rc = restore_direct_parse(k->o.user.gpu_direct, &eo.direct, err);
+    rc = restore_direct_parse(k->o.user.gpu_direct, &eo.direct, err);
     if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
         rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");
     return rc == 0 ? engine_create(&eo, &k->engine, err) : rc;
@@ -485,6 +561,8 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
     int rc = read_policy(out, err);
     if (rc == 0)
         rc = check_remote(out, err);
+    if (rc == 0)
+        rc = read_method(out, err);
     if (rc == 0)
         rc = open_model(out, err);
     if (rc == 0 && (u->n_store > 0 || out->o.user.store_in_memory))
@@ -548,15 +626,17 @@ void stack_describe(const struct stack *k, char *out, size_t n)
     if (k->dev->n_ranks > 1) /* what each of them has */
         snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks),
                  "on each of %d ranks, ", k->dev->n_ranks);
-    snprintf(out, n,
-             "memory reserved, MiB: %sweights %.1f, KV pool %.1f, activations %.1f, saving "
-             "%.1f, "
-             "restoring %.1f, truncated contexts %.1f, copies in DRAM %.1f; %d threads, "
-             "device %s (%s), weights "
-             "%s, state %s",
-             ranks, (double)k->model->w.bytes * mib, (double)kv * mib,
-             (double)activations * mib, (double)save * mib, (double)restore * mib,
-             (double)k->window_store_bytes * mib, (double)dram.cap_bytes * mib,
-             pool_threads(k->pool), k->dev->name, k->dev->isa,
-             dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
+    snprintf(
+        out, n,
+        "memory reserved, MiB: %sweights %.1f, KV pool %.1f, activations %.1f, saving "
+        "%.1f, "
+        "restoring %.1f, truncated contexts %.1f, copies in DRAM %.1f, blocks on the host "
+        "%.1f; %d threads, "
+        "device %s (%s), weights "
+        "%s, state %s",
+        ranks, (double)k->model->w.bytes * mib, (double)kv * mib, (double)activations * mib,
+        (double)save * mib, (double)restore * mib, (double)k->window_store_bytes * mib,
+        (double)dram.cap_bytes * mib, (double)engine_host_bytes(k->engine) * mib,
+        pool_threads(k->pool), k->dev->name, k->dev->isa, dtype_name(k->model->w.dtype),
+        dtype_name(k->model->dtype));
 }

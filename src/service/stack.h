@@ -6,6 +6,7 @@
 #define SERVICE_STACK_H
 
 #include "engine/engine.h"
+#include "engine/mixed_setup.h"
 #include "hcache.h"
 #include "io/io.h"
 
@@ -48,6 +49,7 @@ struct stack {
         store_err; /* code != 0: nothing is saved, because the store could not be opened */
 
     /* private */
+    enum mixed_method method;
     bool owns_io, profile_changed;
     uint64_t window_store_bytes; /* of a store in memory for truncated contexts; 0: none */
     int batch_rows, step_rows;

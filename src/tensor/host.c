@@ -58,8 +58,8 @@ struct copy_stream {
     struct command ring[MAX_COMMANDS];
     uint64_t n_queued, n_done;  /* of all time; the ring holds those between */
     _Atomic double bytes_per_s; /* 0: as fast as memory */
-    int64_t
-        due_ns; /* when a throttled link would have brought what was copied; the worker's */
+    /* When a throttled link would have brought what was copied; 0: it is idle.  The worker's. */
+    int64_t due_ns;
 };
 
 /* --- events --------------------------------------------------------------------------------- */
@@ -130,20 +130,15 @@ static int host_event_sync(struct event *base)
 
 /* --- copy streams --------------------------------------------------------------------------- */
 
-/* Sleeps are late by some ten microseconds, which the next copies make up for; after a pause there is
- * nothing to make up for. */
-#define LATE_NS 2000000
-
-/* Waits until the bytes would have come over the link. */
-static void throttle(struct copy_stream *s, size_t bytes)
+/* The bytes that were copied since `from` take as long as over the link.  A sleep is late by some ten
+ * microseconds: the next copy makes up for it, unless the link was idle in between. */
+static void throttle(struct copy_stream *s, size_t bytes, int64_t from)
 {
     double rate = atomic_load(&s->bytes_per_s);
     if (rate <= 0)
         return;
+    s->due_ns = (s->due_ns != 0 ? s->due_ns : from) + (int64_t)((double)bytes / rate * 1e9);
     int64_t now = clock_now_ns();
-    if (s->due_ns < now - LATE_NS)
-        s->due_ns = now;
-    s->due_ns += (int64_t)((double)bytes / rate * 1e9);
     if (s->due_ns > now)
         clock_sleep_ns(s->due_ns - now);
 }
@@ -154,15 +149,24 @@ static int host_stream_throttle(struct stream *base, double bytes_per_s)
     return 0;
 }
 
+/* What waits for a mark brings nothing meanwhile. */
+static void wait_idle(struct copy_stream *s, const struct command *c)
+{
+    event_await(c->event, c->count);
+    if (s->due_ns < clock_now_ns())
+        s->due_ns = 0;
+}
+
 static void command_run(struct copy_stream *s, const struct command *c)
 {
     if (c->kind == COMMAND_MARK)
         event_reach(c->event, c->count);
     else if (c->kind == COMMAND_WAIT)
-        event_await(c->event, c->count);
+        wait_idle(s, c);
     else if (c->kind == COMMAND_COPY && atomic_load(&s->base.code) == 0) {
+        int64_t from = clock_now_ns();
         memcpy(c->dst, c->src, c->bytes);
-        throttle(s, c->bytes);
+        throttle(s, c->bytes, from);
     }
 }
 
@@ -171,8 +175,10 @@ static void *copy_stream_main(void *arg)
     struct copy_stream *s = arg;
     for (;;) {
         pthread_mutex_lock(&s->lock);
-        while (s->n_done == s->n_queued)
+        while (s->n_done == s->n_queued) {
+            s->due_ns = 0;
             pthread_cond_wait(&s->queued, &s->lock);
+        }
         struct command c = s->ring[s->n_done % MAX_COMMANDS];
         pthread_mutex_unlock(&s->lock);
         command_run(s, &c);

@@ -10,6 +10,7 @@
 
 #include "base/pool.h"
 #include "base/rng.h"
+#include "base/clock.h"
 #include "tensor/tensor.h"
 
 /* Every pair of neighbouring halves: what lies below the middle goes down, above it up, and the
@@ -138,6 +139,32 @@ static void test_stream_order(void **state)
     device_close(d);
 }
 
+/* Bytes over a throttled stream take no less than the link's time.  They arrive as they are. */
+static void test_throttled_copies(void **state)
+{
+    (void)state;
+    enum { N = 1 << 16, TIMES = 8 };
+    static uint8_t from[N], to[N];
+    struct device *d;
+    struct stream *compute, *copy;
+    struct err err = {0};
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &compute, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_COPY, &copy, NULL), 0);
+    assert_int_equal(stream_throttle(compute, 1e6, &err), ERR_UNSUPPORTED);
+    assert_int_equal(stream_throttle(copy, 50e6, &err), 0);
+    memset(from, 7, N);
+    int64_t t0 = clock_now_ns();
+    for (int i = 0; i < TIMES; i++)
+        assert_int_equal(stream_copy(copy, to, from, N), 0);
+    assert_int_equal(stream_sync(copy), 0);
+    assert_true((double)(clock_now_ns() - t0) >= TIMES * N / 50e6 * 1e9 - 1000);
+    assert_memory_equal(from, to, N);
+    stream_destroy(copy);
+    stream_destroy(compute);
+    device_close(d);
+}
+
 /* A wait is for the marks made before it, and an event can be recorded again. */
 static void test_event_across_streams(void **state)
 {
@@ -213,6 +240,7 @@ int main(void)
         cmocka_unit_test(test_views),
         cmocka_unit_test(test_devices),
         cmocka_unit_test(test_stream_order),
+        cmocka_unit_test(test_throttled_copies),
         cmocka_unit_test(test_event_across_streams),
         cmocka_unit_test(test_copy_all),
     };

@@ -1,0 +1,201 @@
+/* test_mixed_setup.c - when a job's contexts get blocks on the host, of which types, and how many. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/mixed_setup.h"
+
+enum { L = 10, D = 1024, CONTEXT = 1024, N_SEQS = 8 };
+
+static struct device device = {.n_stages = 1, .n_ranks = 1, .name = "a device"};
+
+static struct model model_of(int n_kv_heads)
+{
+    return (struct model){.dev = &device,
+                          .dtype = DTYPE_BF16,
+                          .max_ctx = CONTEXT,
+                          .cfg = {.n_layers = L,
+                                  .n_embd = D,
+                                  .n_heads = 16,
+                                  .n_kv_heads = n_kv_heads,
+                                  .d_head = 64}};
+}
+
+/* The link brings a block's keys and values in 1 ms; it is projected in x ms. */
+static struct mixed_costs costs_of(const struct model *m, double x)
+{
+    double kv = 64.0 * (double)model_kv_bytes(m),
+           act = 64.0 * (double)model_hidden_bytes(m);
+    return (struct mixed_costs){.project = {0, x * 1e-3},
+                                .link = {0, 1e-3 / kv},
+                                .project_r2 = 1,
+                                .link_r2 = 1,
+                                .kv_bytes = kv,
+                                .act_bytes = act,
+                                .forward_s = 1e-3};
+}
+
+static struct mixed_job job_of(enum mixed_method method)
+{
+    return (struct mixed_job){.method = method,
+                              .max_seqs = N_SEQS,
+                              .device_bytes = (uint64_t)200 << 20,
+                              .host_bytes = (uint64_t)1 << 30};
+}
+
+static struct mixed_choice choose(const struct mixed_job *j, const struct model *m,
+                                  double x)
+{
+    struct mixed_costs c = costs_of(m, x);
+    struct mixed_choice out;
+    struct err err = {0};
+    if (mixed_decide(j, m, &c, &out, &err) != 0)
+        fail_msg("%s", err.msg);
+    return out;
+}
+
+static int64_t n_act(const struct mixed_choice *c)
+{
+    return c->split.act_device + c->split.act_host;
+}
+
+static int64_t n_kv(const struct mixed_choice *c)
+{
+    return c->split.kv_device + c->split.kv_host;
+}
+
+static void expect_off(struct mixed_job j, const char *why)
+{
+    struct model m = model_of(16);
+    struct mixed_choice c = choose(&j, &m, 1.4);
+    assert_false(c.is_on);
+    if (strstr(c.why, why) == NULL)
+        fail_msg("'%s' does not say '%s'", c.why, why);
+}
+
+static void it_is_off_where_nothing_is_gained(void **state)
+{
+    (void)state;
+    struct mixed_job j = job_of(MIXED_AUTO);
+    j.unified = true;
+    expect_off(j, "computes in the host's memory");
+    j = job_of(MIXED_AUTO);
+    j.has_store = true;
+    expect_off(j, "saved in a store");
+    j = job_of(MIXED_AUTO);
+    j.is_group = true;
+    expect_off(j, "several devices");
+    j = job_of(MIXED_KV);
+    j.host_bytes = 0;
+    expect_off(j, "--host-memory");
+    expect_off(job_of(MIXED_RECOMPUTE), "computed again");
+    expect_off(job_of(MIXED_OFF), "not asked for");
+    /* A forced method is carried out where auto is off. */
+    struct model m = model_of(16);
+    j = job_of(MIXED_ACT);
+    j.unified = true;
+    assert_true(choose(&j, &m, 1.4).is_on);
+}
+
+/* At x = 1.4 the mixture of the policy; none where the link outruns the projection, where heads are
+ * grouped, and where the gain is small. */
+static void auto_mixes_where_it_pays(void **state)
+{
+    (void)state;
+    struct model m = model_of(16), grouped = model_of(4);
+    struct mixed_job j = job_of(MIXED_AUTO);
+    struct mixed_choice c = choose(&j, &m, 1.4);
+    struct hybrid_split want;
+    const struct mixed_opts *o = &c.opts;
+    struct places_opts po;
+    assert_true(c.is_on && n_act(&c) > 0 && n_kv(&c) > 0);
+    mixed_places(o, &m, N_SEQS, &po);
+    struct hybrid_memory mem = {
+        (double)(j.device_bytes -
+                 places_device_bytes(&(struct places_opts){.n_layers = L,
+                                                           .n_kv = 16,
+                                                           .d_head = 64,
+                                                           .n_embd = D,
+                                                           .dtype = DTYPE_BF16,
+                                                           .n_tails = N_SEQS,
+                                                           .n_scratch = po.n_scratch,
+                                                           .n_staging = po.n_staging})) /
+            L,
+        (double)j.host_bytes / L};
+    hybrid_choose(&o->machine, &mem, n_act(&c) + n_kv(&c), &want);
+    assert_memory_equal(&want, &c.split, sizeof want);
+    assert_int_equal(n_act(&c) + n_kv(&c), N_SEQS * CONTEXT / 64);
+    assert_true(o->act_share == (double)n_act(&c) && o->kv_share == (double)n_kv(&c));
+    assert_true(places_device_bytes(&po) <= j.device_bytes);
+    assert_true(places_host_bytes(&po) <= j.host_bytes);
+    assert_int_equal(n_act((c = choose(&j, &m, 10.5), &c)), 0);
+    assert_true(c.is_on && c.split.kv_host > 0);
+    assert_int_equal(n_act((c = choose(&j, &grouped, 1.4), &c)), 0);
+    assert_true(n_act((c = choose(&j, &m, 5), &c)) > 0);
+}
+
+static void forced_methods_have_one_type(void **state)
+{
+    (void)state;
+    struct model m = model_of(16);
+    struct mixed_job kv = job_of(MIXED_KV), act = job_of(MIXED_ACT);
+    struct mixed_choice c = choose(&kv, &m, 1.4);
+    assert_int_equal(n_act(&c), 0);
+    assert_int_equal(n_kv(&c), N_SEQS * CONTEXT / 64);
+    c = choose(&act, &m, 1.4);
+    assert_int_equal(n_kv(&c), 0);
+    assert_int_equal(n_act(&c), N_SEQS * CONTEXT / 64);
+}
+
+/* Algorithm 1: device memory full of ACT blocks, and its shares of the host's. */
+static void paper_is_as_printed(void **state)
+{
+    (void)state;
+    struct model m = model_of(16);
+    struct mixed_job j = job_of(MIXED_PRINTED);
+    j.device_bytes = (uint64_t)100 << 20;
+    j.host_bytes = (uint64_t)64 << 20;
+    struct mixed_choice c = choose(&j, &m, 1.4);
+    struct hybrid_shares s;
+    struct hybrid_memory mem = {(double)c.split.act_device * c.opts.machine.act_bytes,
+                                (double)j.host_bytes / L};
+    hybrid_paper(&c.opts.machine, &mem, &s);
+    assert_true(c.split.act_device > 0);
+    assert_int_equal(c.split.kv_device, 0);
+    assert_int_equal(c.split.act_host, (int64_t)s.act_host);
+    assert_int_equal(c.split.kv_host, (int64_t)s.kv_host);
+    assert_int_equal(c.opts.packing, MIXED_PAPER);
+}
+
+static void too_little_memory_is_refused(void **state)
+{
+    (void)state;
+    struct model m = model_of(16);
+    struct mixed_costs c = costs_of(&m, 1.4);
+    struct mixed_choice out;
+    struct err err = {0};
+    struct mixed_job j = job_of(MIXED_AUTO);
+    j.device_bytes = (uint64_t)8 << 20;
+    assert_int_equal(mixed_decide(&j, &m, &c, &out, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "--max-sequences"));
+    j = job_of(MIXED_KV);
+    j.device_bytes = (uint64_t)40 << 20;
+    j.host_bytes = (uint64_t)1 << 20;
+    assert_int_equal(mixed_decide(&j, &m, &c, &out, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "--host-memory"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_is_off_where_nothing_is_gained),
+        cmocka_unit_test(auto_mixes_where_it_pays),
+        cmocka_unit_test(forced_methods_have_one_type),
+        cmocka_unit_test(paper_is_as_printed),
+        cmocka_unit_test(too_little_memory_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
