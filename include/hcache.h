@@ -555,7 +555,10 @@ struct hcache_remote {
     uint64_t n_refused;                /* or the remote refused them: it is full */
     uint64_t n_failures;               /* of its connections */
     uint64_t n_queued;                 /* chunks that wait to be written now */
-    double latency_s, bytes_per_s;     /* as fetches have found it; 0: not known */
+    /* Erasures: of this server, that wait to be published; all that this server has read of; as far as
+     * every running server has read; and the number of these servers. */
+    uint64_t n_unpublished, n_erasures, n_erasures_everywhere, n_servers;
+    double latency_s, bytes_per_s; /* as fetches have found it; 0: not known */
 };
 
 struct hcache_cache_stats {

@@ -2,6 +2,7 @@
  *
  *     hcache:1:chunk:KEY    a parcel (store/parcel.h); KEY: the chunk's key, hexadecimal
  *     hcache:1:erasures     a list: what servers have erased, oldest first (erasure.h)
+ *     hcache:1:servers      a hash: how far in that list each server is, and when it said so
  *
  * 1 is the version of these names. */
 #ifndef REMOTE_NAMES_H
@@ -11,6 +12,7 @@
 
 #define NAME_CHUNKS   "hcache:1:chunk:"
 #define NAME_ERASURES "hcache:1:erasures"
+#define NAME_SERVERS  "hcache:1:servers"
 
 enum { NAME_BYTES = 96 };
 

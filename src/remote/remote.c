@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -78,9 +79,12 @@ void remote_offer(struct remote *r, const struct sha256 *key, uint32_t ttl_s)
 static bool is_resting(struct remote *r, char *why, int n_why)
 {
     pthread_mutex_lock(&r->lock);
-    bool rests = !r->stats.is_up;
+    bool erases = r->n_erasing > 0 || r->publish != NULL;
+    bool rests = !r->stats.is_up || erases;
     if (rests) {
         snprintf(why, (size_t)n_why, "the remote is not there: %s", r->stats.why_down);
+        if (r->stats.is_up)
+            snprintf(why, (size_t)n_why, "an erasure is on its way to the remote");
         r->stats.n_fetches++;
         r->stats.misses[REMOTE_MISS_RESTING]++;
     }
@@ -104,6 +108,7 @@ struct remote_fetch *remote_fetch_begin(struct remote *r, const struct remote_wa
     atomic_init(&f->t_heard, f->t_begin);
     atomic_init(&f->is_cancelled, false);
     pthread_mutex_lock(&r->lock);
+    f->epoch = r->epoch;
     struct remote_fetch **p = &r->fetches;
     while (*p != NULL)
         p = &(*p)->next;
@@ -140,6 +145,8 @@ void remote_stats(struct remote *r, struct remote_stats *out)
     pthread_mutex_lock(&r->lock);
     *out = r->stats;
     out->n_queued = r->n_offers;
+    for (const struct published *p = r->publish; p != NULL; p = p->next)
+        out->n_unpublished++;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -175,7 +182,7 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     CHECK(o->ttl_s > 0 && o->max_chunk_bytes > 0);
     struct remote *r = xcalloc(1, sizeof *r);
     r->o = *o;
-    r->o.url = NULL;
+    r->o.url = r->o.place_dir = NULL;
     if (r->o.stuck_ns == 0)
         r->o.stuck_ns = (int64_t)LINK_OPEN_S * 1000000000;
     r->url = url;
@@ -189,6 +196,10 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     clock_cond_init(&r->for_reader);
     clock_cond_init(&r->for_writer);
     clock_cond_init(&r->drained);
+    if (o->place_dir != NULL)
+        r->place_path = xasprintf("%s/remote.erasures", o->place_dir);
+    (void)!getrandom(&r->server, sizeof r->server, 0);
+    remote_erase_init(r);
     rc = start(r, err);
     if (rc != 0) {
         remote_close(r);
@@ -204,7 +215,7 @@ static void drain(struct remote *r)
     int64_t until = clock_now_ns() + DRAIN_NS;
     pthread_mutex_lock(&r->lock);
     uint64_t n_failures = r->stats.n_failures;
-    while (r->has_writer && r->n_offers > 0 && r->stats.is_up &&
+    while (r->has_writer && (r->n_offers > 0 || r->publish != NULL) && r->stats.is_up &&
            r->stats.n_failures == n_failures && clock_now_ns() < until)
         remote_wait(r, &r->drained, until - clock_now_ns());
     pthread_mutex_unlock(&r->lock);
@@ -235,6 +246,7 @@ void remote_close(struct remote *r)
     pthread_cond_destroy(&r->for_writer);
     pthread_cond_destroy(&r->drained);
     pthread_mutex_destroy(&r->lock);
+    remote_erase_deinit(r);
     free(r->offers);
     free(r);
 }

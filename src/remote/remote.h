@@ -45,6 +45,8 @@ struct remote_opts {
     uint32_t ttl_s;         /* what nobody has fetched for so long goes; > 0 */
     size_t max_chunk_bytes; /* a larger value is not fetched */
     int64_t stuck_ns;       /* silences of writing and connecting; 0: 5 s */
+    /* A folder in which the server keeps how far it has read the list of erasures; NULL: nowhere. */
+    const char *place_dir;
 };
 
 /* ERR_USAGE or ERR_UNSUPPORTED where the URL cannot be used.  Whether the remote is there shows later. */
@@ -110,6 +112,22 @@ void remote_fetch_end(struct remote_fetch *f, struct remote_fetched *out);
 /* When anything came last (clock_now_ns). */
 int64_t remote_fetch_heard_ns(const struct remote_fetch *f);
 
+/* --- erasing ---------------------------------------------------------------------------------- */
+
+/* Around every erasure in the store: what is taken away in between is removed from the remote, and every
+ * other server erases it, those that run within seconds.  owner: all its chunks.  keys [n]: these, parents first;
+ * NULL: what the store has taken away.  Both return at once, but wait for another erasure to end.  r may be
+ * NULL. */
+void remote_erase_begin(struct remote *r);
+void remote_erase_end(struct remote *r, const uint64_t *owner, const struct sha256 *keys,
+                      int n);
+/* `fn` is called when chunks of the store were erased because another server has; on the writer's thread, with a lock
+ * held: it may only take note of it.  NULL: no more calls once this returns. */
+void remote_on_erased(struct remote *r, void (*fn)(void *arg), void *arg);
+/* False until the server has heard once of all that others had erased while it was not there: state from
+ * before may not be used.  True where r is NULL. */
+bool remote_is_current(struct remote *r);
+
 /* --- what there is to tell -------------------------------------------------------------------- */
 
 struct remote_stats {
@@ -125,6 +143,9 @@ struct remote_stats {
     uint64_t n_refused;  /* chunks that the remote did not take: it is full */
     uint64_t n_failures; /* connections that failed */
     uint64_t n_queued;   /* offers that wait now */
+    /* Erasures: of this server, not published yet; published by all, as far as this one has read; as far
+     * as all servers have that run now; how many these are. */
+    uint64_t n_unpublished, n_erasures, n_erasures_everywhere, n_servers;
     struct remote_pace pace;
 };
 /* r may be NULL: all is 0. */

@@ -249,7 +249,13 @@ static bool take_chunk(struct work *w)
         return is_wrong(w, "it is state of another model or build");
     if (h.owner != want->owner || h.n_tokens != STORE_CHUNK_TOKENS)
         return is_wrong(w, "it belongs to another salt, or is not full");
-    if (parcel_append(w->r->o.store, w->answer.bytes, &h, &want->use, &err) != 0)
+    pthread_mutex_lock(&w->r->append_lock);
+    bool may = remote_may_store(w->r, w->f, key);
+    int rc = may ? parcel_append(w->r->o.store, w->answer.bytes, &h, &want->use, &err) : 0;
+    pthread_mutex_unlock(&w->r->append_lock);
+    if (!may)
+        return instead(w, REMOTE_MISS_ABSENT, "the remote's copy was erased a moment ago");
+    if (rc != 0)
         return instead(w, REMOTE_MISS_STORE, err.msg);
     w->f->out.n_bytes += w->answer.n_bytes;
     return true;

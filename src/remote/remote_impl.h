@@ -4,15 +4,19 @@
  *   remote_link.c   a connection that comes back by itself, with rests in between
  *   remote_fetch.c  the reader's thread
  *   remote_write.c  the writer's thread
+ *   remote_erase.c  erasures, from here and from others; all but its beginning and end on the writer's thread
  *
  * Locks: remote.lock protects everything but the links, which belong to their threads.  Nothing is sent,
- * received, read or written under it. */
+ * received, read or written under it.  erase_lock: one erasure at a time; held while the store erases.
+ * append_lock: a fetched chunk goes into the store, or an erasure begins; within erase_lock.  Both are taken
+ * before remote.lock. */
 #ifndef REMOTE_REMOTE_IMPL_H
 #define REMOTE_REMOTE_IMPL_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "remote/erasure.h"
 #include "remote/names.h"
 #include "remote/redis.h"
 #include "remote/remote.h"
@@ -20,7 +24,9 @@
 
 enum {
     MAX_OFFERS = 65536, /* 3 MiB */
-    LINK_OPEN_S = 5,    /* for connecting, where nobody waits for it */
+    MAX_BANS = 16384,
+    MAX_BANNED_OWNERS = 64,
+    LINK_OPEN_S = 5, /* for connecting, where nobody waits for it */
 };
 
 /* A connection of one thread. */
@@ -39,8 +45,30 @@ struct offer {
     bool removes; /* what the remote has under this name is wrong */
 };
 
+/* What was erased lately: it is not fetched. */
+struct bans {
+    struct banned {
+        struct sha256 key;
+        int64_t until_ns;
+    } * key; /* [MAX_BANS], a ring */
+    struct banned_owner {
+        uint64_t owner;
+        int64_t until_ns;
+    } owner[MAX_BANNED_OWNERS]; /* likewise */
+    uint64_t n_keys, n_owners;  /* ever */
+    int64_t all_until_ns;       /* more was erased than the rings hold */
+};
+
+/* An erasure of this server's that waits to be published. */
+struct published {
+    struct published *next;
+    struct erasure e;
+    struct sha256 keys[];
+};
+
 struct remote_fetch {
     struct remote_fetch *next;
+    uint64_t epoch; /* remote.epoch at its beginning */
     struct remote *r;
     struct remote_want want;
     int64_t t_begin;
@@ -67,6 +95,27 @@ struct remote {
     struct offer *offers;         /* [MAX_OFFERS], a ring: n_offers from first_offer on */
     uint32_t first_offer, n_offers;
     struct remote_stats stats;
+    uint64_t
+        epoch; /* erasures that have begun here: fetches from before store nothing more */
+    int n_erasing;        /* that have begun and not ended */
+    struct sha256 *taken; /* [n_taken]: chunks that the store has taken away meanwhile */
+    int n_taken;
+    struct published *publish; /* oldest first */
+    struct bans bans;
+    bool is_current; /* all erasures of others were heard of, once since open */
+
+    pthread_mutex_t erase_lock, append_lock;
+    void (*on_erased)(void *arg); /* under erase_lock */
+    void *on_erased_arg;
+
+    /* The writer's: */
+    uint64_t server;   /* a random number: this process */
+    uint64_t n_seen;   /* entries of the list */
+    uint64_t seen_sum; /* checksum64 of the last of them */
+    bool
+        skips; /* the store was empty: entries that are there at first concern nobody here */
+    char *place_path; /* where both survive a restart; NULL: they do not */
+    int64_t t_polled;
 };
 
 /* --- remote_link.c --- */
@@ -86,6 +135,18 @@ int64_t link_rest_ns(const struct link *l);
 void remote_put_offer(struct remote *r, const struct offer *o);
 /* [lock] Waits for news, or until the time has passed. */
 void remote_wait(struct remote *r, pthread_cond_t *c, int64_t ns);
+
+/* --- remote_erase.c --- */
+void remote_erase_init(struct remote *r);
+void remote_erase_deinit(struct remote *r);
+/* [append_lock] Whether a chunk that a fetch has brought may be stored: nothing was erased since it began,
+ * nor this chunk lately. */
+bool remote_may_store(struct remote *r, const struct remote_fetch *f,
+                      const struct sha256 *key);
+/* [lock] When the writer has to run the next one; 0: now. */
+int64_t remote_erasures_due_ns(const struct remote *r);
+/* Publishes what was erased here, and does what others have erased.  False where the link failed. */
+bool remote_erasures_run(struct remote *r);
 
 /* --- the threads --- */
 void *remote_reader_main(void *remote);

@@ -126,6 +126,14 @@ static bool look(struct batch *b)
     return true;
 }
 
+static bool is_erasure_due(struct remote *r)
+{
+    pthread_mutex_lock(&r->lock);
+    bool is_due = remote_erasures_due_ns(r) == 0;
+    pthread_mutex_unlock(&r->lock);
+    return is_due;
+}
+
 /* Does the batch, as far as the remote goes along. */
 static void work(struct batch *b)
 {
@@ -133,7 +141,7 @@ static void work(struct batch *b)
     if (!look(b))
         return;
     b->writes = true;
-    for (; b->n_done < b->n; b->n_done++) {
+    for (; b->n_done < b->n && !is_erasure_due(r); b->n_done++) {
         const struct offer *o = &b->offer[b->n_done];
         bool known = b->is_there[b->n_done] && !o->removes;
         if (known)
@@ -186,12 +194,17 @@ void *remote_writer_main(void *remote)
     pthread_mutex_lock(&r->lock);
     while (!r->quit) {
         int64_t rest_ns = l->redis == NULL ? link_rest_ns(l) : 0;
-        if (r->n_offers == 0 || rest_ns > 0) {
-            remote_wait(r, &r->for_writer, rest_ns > 0 ? rest_ns : (int64_t)1000000000);
+        int64_t due_ns = remote_erasures_due_ns(r);
+        if (rest_ns > 0 || (r->n_offers == 0 && due_ns > 0)) {
+            remote_wait(r, &r->for_writer, rest_ns > 0 ? rest_ns : due_ns);
             continue;
         }
+        bool has_offers = r->n_offers > 0;
         pthread_mutex_unlock(&r->lock);
-        if (link_ready(l, r->o.stuck_ns))
+        bool ready = link_ready(l, r->o.stuck_ns);
+        if (ready && due_ns == 0)
+            ready = remote_erasures_run(r);
+        if (ready && has_offers)
             batch_run(r, &reader, &parcel);
         pthread_mutex_lock(&r->lock);
     }

@@ -347,6 +347,10 @@ static struct json *remote_tier(const struct hcache_remote *r)
     json_put_int(o, "refused_chunks", (int64_t)r->n_refused);
     json_put_int(o, "queued_chunks", (int64_t)r->n_queued);
     json_put_int(o, "failures", (int64_t)r->n_failures);
+    json_put_int(o, "servers", (int64_t)r->n_servers);
+    json_put_int(o, "erasures_to_publish", (int64_t)r->n_unpublished);
+    json_put_int(o, "erasures", (int64_t)r->n_erasures);
+    json_put_int(o, "erasures_everywhere", (int64_t)r->n_erasures_everywhere);
     json_put_real(o, "latency_ms", r->latency_s * 1e3);
     json_put_real(o, "bytes_per_s", r->bytes_per_s);
     return o;
@@ -567,6 +571,7 @@ static void answer_owed(struct call *c, const char *name, const struct hcache_er
     json_put_int(o, "busy_chunks", 0);
     json_put_int(o, "pending_chunks", gone->n_owed);
     json_put_string(o, "pending_because", err->msg);
+    keep_put_where(o, c);
     call_json(c, 202, o);
 }
 
@@ -580,6 +585,7 @@ static void answer_erased(struct call *c, const char *name,
     json_put_int(o, "busy_chunks", gone->n_busy);
     json_put_int(o, "pending_chunks", 0);
     json_put_null(o, "pending_because");
+    keep_put_where(o, c);
     call_json(c, 200, o);
 }
 

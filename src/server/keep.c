@@ -260,6 +260,14 @@ void keep_tidy(void *arg)
         (void)keep_bury(s);
 }
 
+void keep_put_where(struct json *o, struct call *c)
+{
+    struct hcache_cache_stats k;
+    hcache_cache_stats(call_model(c), NULL, &k);
+    if (k.remote.url[0] != 0)
+        json_put_string(o, "erased", "local");
+}
+
 struct json *keep_deleted(struct call *c, const char *id, const char *object,
                           const struct erased *gone)
 {
@@ -274,5 +282,6 @@ struct json *keep_deleted(struct call *c, const char *id, const char *object,
     json_put_int(o, "shared_chunks", state.n_shared);
     json_put_int(o, "busy_chunks", state.n_busy);
     json_put_int(o, "pending_chunks", state.n_owed);
+    keep_put_where(o, c);
     return o;
 }

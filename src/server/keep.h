@@ -40,6 +40,9 @@ struct hcache_erased keep_bury(struct server *s);
 /* Erases what is older than the TTL, and buries. arg: a struct server. On the worker's thread. */
 void keep_tidy(void *arg);
 
+/* Adds "erased": "local" to the answer of an erasure, where other servers hear of it later. */
+void keep_put_where(struct json *o, struct call *c);
+
 /* Buries, and is the answer: {"id", "object", "deleted", ...}. */
 struct json *keep_deleted(struct call *c, const char *id, const char *object,
                           const struct erased *gone);

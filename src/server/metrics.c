@@ -246,6 +246,13 @@ static void remote_metrics(struct textbuf *b, const struct hcache_stats *st,
            (double)r->n_queued);
     metric(b, "counter", "remote_failures_total", "Connections to the remote that failed.",
            (double)r->n_failures);
+    metric(b, "gauge", "remote_erasures_to_publish",
+           "Erasures that other servers do not know of yet.", (double)r->n_unpublished);
+    metric(b, "gauge", "remote_erasures_behind",
+           "Erasures that some running server has not done yet.",
+           (double)(r->n_erasures - r->n_erasures_everywhere));
+    metric(b, "gauge", "remote_servers", "Servers that use the remote now.",
+           (double)r->n_servers);
     metric(b, "gauge", "remote_latency_seconds", "Until its first answer, as seen lately.",
            r->latency_s);
     metric(b, "gauge", "remote_bytes_per_second", "Its bandwidth, as seen lately.",

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "remote/remote.h"
 #include "service/counts.h"
 #include "service/hcache_impl.h"
 #include "state/chain.h"
@@ -85,9 +86,14 @@ int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
                        struct hcache_erased *out, struct hcache_err *err)
 {
     struct store_erased gone = {0};
+    const struct sha256 *k = (const void *)keys;
     int rc = need_store(h, hcache_inner(err));
-    if (rc == 0)
-        rc = store_erase(h->k.store, (const void *)keys, n, &gone, hcache_inner(err));
+    if (rc == 0) {
+        remote_erase_begin(h->k.remote);
+        rc = store_erase(h->k.store, k, n, &gone, hcache_inner(err));
+        int n_kept = gone.n_shared < (uint64_t)n ? (int)gone.n_shared : n;
+        remote_erase_end(h->k.remote, NULL, k + n_kept, n - n_kept);
+    }
     erased_tell(h, &gone, out);
     return rc;
 }
@@ -97,9 +103,12 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
 {
     struct store_erased gone = {0};
     int rc = need_store(h, hcache_inner(err));
-    if (rc == 0)
+    if (rc == 0) {
+        remote_erase_begin(h->k.remote);
         rc = store_erase_continuing(h->k.store, (const void *)keys, n, &gone,
                                     hcache_inner(err));
+        remote_erase_end(h->k.remote, NULL, NULL, 0);
+    }
     erased_tell(h, &gone, out);
     return rc;
 }
@@ -110,8 +119,12 @@ int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased 
 {
     struct store_erased gone = {0};
     int rc = need_store(h, hcache_inner(err));
-    if (rc == 0)
-        rc = store_erase_owner(h->k.store, store_owner(salt), &gone, hcache_inner(err));
+    if (rc == 0) {
+        uint64_t owner = store_owner(salt);
+        remote_erase_begin(h->k.remote);
+        rc = store_erase_owner(h->k.store, owner, &gone, hcache_inner(err));
+        remote_erase_end(h->k.remote, &owner, NULL, 0);
+    }
     erased_tell(h, &gone, out);
     return rc;
 }

@@ -159,6 +159,10 @@ struct hcache_remote counts_remote(struct remote *r)
                                 .n_refused = st.n_refused,
                                 .n_failures = st.n_failures,
                                 .n_queued = st.n_queued,
+                                .n_unpublished = st.n_unpublished,
+                                .n_erasures = st.n_erasures,
+                                .n_erasures_everywhere = st.n_erasures_everywhere,
+                                .n_servers = st.n_servers,
                                 .latency_s = st.pace.latency_s,
                                 .bytes_per_s = st.pace.bytes_per_s};
     memcpy(out.url, st.url, sizeof out.url);

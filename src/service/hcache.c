@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "remote/remote.h"
 #include "service/hcache_impl.h"
 #include "state/save_policy.h"
 #include "tensor/group.h"
@@ -189,6 +190,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         vo.tier = st.tier;
     }
     service_create(&vo, &h->service);
+    remote_on_erased(h->k.remote, service_forget_erased_soon, h->service);
     h->platform = h->k.platform;
     warn_context(o, &h->k);
     if (h->k.model->note[0] != 0)
@@ -203,6 +205,7 @@ void hcache_close(struct hcache *h)
 {
     if (h == NULL)
         return;
+    remote_on_erased(h->k.remote, NULL, NULL);
     service_destroy(h->service);
     stack_close(&h->k);
     dialog_close(h->dialog);

@@ -364,6 +364,15 @@ void service_forget_erased(struct service *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+void service_forget_erased_soon(void *service)
+{
+    struct service *s = service;
+    pthread_mutex_lock(&s->lock);
+    s->forget_asked++;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* [lock] Something can be stepped, or ended. */
 static bool has_work(const struct service *s)
 {

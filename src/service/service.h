@@ -49,6 +49,8 @@ bool service_run(struct service *s, struct hcache_ticket *t,
 void service_flush(struct service *s);
 /* Returns when the engine knows that saved state is gone. Any thread. */
 void service_forget_erased(struct service *s);
+/* The same from a thread that may not wait: before the engine's next step. */
+void service_forget_erased_soon(void *service);
 
 void service_stats(struct service *s, struct hcache_stats *out);
 

@@ -360,6 +360,7 @@ static int open_remote(struct stack *k, struct err *err)
     struct remote_opts o = {.url = u->remote,
                             .store = k->store,
                             .fingerprint = k->fingerprint,
+                            .place_dir = u->n_store > 0 ? u->store[0] : NULL,
                             .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s
                                                          : REMOTE_TTL_S,
                             .max_chunk_bytes = chunk_bytes(k->model)};

@@ -105,6 +105,12 @@ static bool find_full(struct restore *r)
         restore_remote_take(r);
         return true;
     }
+    if (!remote_is_current(r->rr->o.remote)) {
+        f->err.code = err_set(&f->err, ERR_BUSY,
+                              "saved state is not used yet: the remote, which knows what "
+                              "other servers have erased, was not reached since the start");
+        return true;
+    }
     f->err.code = store_lookup_for(r->rr->o.store, &r->want.use, r->keys + 1, r->n_keys,
                                    r->hits, &f->n_hits, f->why, sizeof f->why, &f->err);
     if (f->err.code == 0)

@@ -166,12 +166,23 @@ static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
         pthread_mutex_unlock(&s->lock);
         store_owe(s, t.keys, t.n, owner, out);
     }
+    if (t.n > 0 && s->on_erased != NULL)
+        s->on_erased(s->on_erased_arg, t.keys, t.n);
     pthread_mutex_lock(&s->lock);
     tier_wait_zeroed(s->tier);
     pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->erase_lock);
     free(t.keys);
     return rc;
+}
+
+void store_on_erased(struct store *s,
+                     void (*fn)(void *arg, const struct sha256 *keys, int n), void *arg)
+{
+    pthread_mutex_lock(&s->erase_lock);
+    s->on_erased = fn;
+    s->on_erased_arg = arg;
+    pthread_mutex_unlock(&s->erase_lock);
 }
 
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,

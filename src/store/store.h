@@ -371,6 +371,12 @@ struct store_erased {
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
                 struct err *err);
 
+/* `fn` is told the keys of chunks that an erasure has taken away, children before parents, before it
+ * returns; it is called on the erasing thread, under a lock of the store's, and must not call back into it.  NULL: no
+ * more. */
+void store_on_erased(struct store *s,
+                     void (*fn)(void *arg, const struct sha256 *keys, int n), void *arg);
+
 /* Erases all chunks of an owner, likewise. */
 int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
                       struct err *err);

@@ -135,7 +135,9 @@ struct store {
     int64_t next_expiry_wall_s; /* no lasting pin runs out before */
 
     struct err saving_err;  /* code != 0: saving is off, and why */
-    struct store_owed owed; /* under erase_lock */
+    struct store_owed owed; /* under erase_lock; so are these: */
+    void (*on_erased)(void *arg, const struct sha256 *keys, int n);
+    void *on_erased_arg;
     struct sha256 *headers; /* [n_headers], of STORE_MAX_HEADERS; NULL: none yet */
     uint32_t n_headers;
     struct sha256 expected; /* the caller's fingerprint, see store_expect */

@@ -1,0 +1,126 @@
+"""--remote: what one server erases, the Redis and every other server lose, too: those that run within seconds, those that
+do not before they serve."""
+import os
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from redis_proxy import Redis, is_installed  # noqa: E402
+from serve_client import SAVING, Server, until  # noqa: E402
+from tap import check, end, equal  # noqa: E402
+
+MODEL = "models/demo"
+BIRD = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12
+FISH = "Another tale is that of a fish who wanted to see the mountains, and how it came there. " * 12
+
+
+def start(redis, store):
+    s = Server(MODEL, "--store", os.path.join(tmp, store), "--no-reuse", "--remote", redis.url(), *SAVING)
+    return s
+
+
+def tiers(s):
+    return {t["name"]: t for t in s.request("GET", "/v1/cache/stats")[2]["tiers"]}
+
+
+def is_up(s):
+    """It can fetch, and has heard of erasures."""
+    return until(lambda: tiers(s)["remote"]["up"] and tiers(s)["remote"]["servers"] > 0)
+
+
+def ask(s, prompt):
+    r = s.post("/v1/completions", {"prompt": prompt, "max_tokens": 1, "ignore_eos": True, "temperature": 0})
+    return r[2]["choices"][0]["text"], r[2]["timings"]
+
+
+def written(s):
+    s.post("/v1/cache/flush", {})
+    return until(lambda: tiers(s)["remote"]["queued_chunks"] == 0)
+
+
+def stored(s, prompt):
+    return s.post("/v1/cache/lookup", {"prompt": prompt})[2]["stored_tokens"]
+
+
+def everywhere(s, n_servers):
+    def done():
+        r = tiers(s)["remote"]
+        return (r["erasures_to_publish"] == 0 and r["erasures"] == r["erasures_everywhere"] > 0 and
+                r["servers"] >= n_servers)
+    return until(done)
+
+
+def test_one_context(redis, a, b):
+    texts = {p: ask(a, p)[0] for p in (BIRD, FISH)}
+    check("a server writes two contexts", written(a) and len(redis.chunks()) > 4, redis.chunks())
+    for p in (BIRD, FISH):
+        text, t = ask(b, p)
+        check("another one has them from there", text == texts[p] and t["remote_tokens"] > 64, t)
+    n = len(redis.chunks())
+    values = {k: redis.ask("GET", k) for k in redis.chunks()}
+    status, _, r = a.post("/v1/cache/evict", {"prompt": BIRD})
+    equal("the answer says that it is erased here", (status, r["erased"], r["erased_chunks"] > 0), (200, "local", True))
+    check("a GET tells when all servers have done it", everywhere(a, 2), tiers(a)["remote"])
+    equal("then the other server has it no more", stored(b, BIRD), 0)
+    check("and still has what was not erased", stored(b, FISH) > 64, stored(b, FISH))
+    check("and so does the Redis", 0 < len(redis.chunks()) < n, redis.chunks())
+    for k, v in values.items():  # a server that did not know yet writes it once more
+        redis.ask("SET", k, v)
+    for s in (a, b):
+        text, t = ask(s, BIRD)
+        equal("nobody takes it from there again", (text, t["remote_tokens"], t["restored_tokens"]), (texts[BIRD], 0, 0))
+    return texts
+
+
+def test_all(redis, a, b):
+    status, _, r = a.post("/v1/cache/clear", {})
+    equal("all is erased here", (status, r["erased"]), (200, "local"))
+    check("and everywhere", everywhere(a, 2), tiers(a)["remote"])
+    check("in the other server", until(lambda: tiers(b)["disk"]["chunks"] == 0), tiers(b)["disk"])
+    equal("and in the Redis", redis.chunks(), [])
+
+
+def test_stopped(redis, a, b):
+    """What is erased while a server is stopped, it erases before it serves."""
+    ask(b, FISH)
+    check("a server has a context", written(b) and stored(b, FISH) > 64)
+    check("another one, too", ask(a, FISH)[1]["prefilled_tokens"] > 0 and written(a))
+    b.stop()
+    a.post("/v1/cache/clear", {})
+    check("it is erased while the server is stopped", until(lambda: tiers(a)["remote"]["erasures_to_publish"] == 0))
+    b = start(redis, "b")
+    _, t = ask(b, FISH)
+    equal("its first request gets nothing of it", (t["restored_tokens"], t["remote_tokens"]), (0, 0))
+    b.stop()
+
+
+def test_unreachable(redis, a):
+    ask(a, BIRD)
+    check("a server has a context again", written(a) and stored(a, BIRD) > 64)
+    a.stop()
+    redis.p.kill()
+    redis.p.wait()
+    a = start(redis, "a")
+    _, t = ask(a, BIRD)
+    check("without the Redis it cannot know what others have erased", t["restored_tokens"] == 0 and
+          "other servers have erased" in (t["miss"] or ""), t)
+    back = Redis(port=redis.port)
+    check("it uses its state once it has asked", is_up(a) and ask(a, BIRD)[1]["restored_tokens"] > 64, a.log)
+    a.stop()
+    back.stop()
+
+
+tmp = tempfile.mkdtemp(prefix="hcache-erase.")
+check("redis-server is installed (tools/setup.sh --test)", is_installed())
+if is_installed():
+    server = Redis()
+    first, second = start(server, "a"), start(server, "b")
+    check("two servers reach the Redis", is_up(first) and is_up(second))
+    test_one_context(server, first, second)
+    test_all(server, first, second)
+    test_stopped(server, first, second)
+    test_unreachable(server, first)
+    server.stop()
+shutil.rmtree(tmp)
+end()
