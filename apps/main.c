@@ -45,15 +45,40 @@ static void print_help(FILE *out)
                  "build this is.\n");
 }
 
+/* Words that users of other programs type. */
+static const char *words_of_others(const char *typed)
+{
+    static const struct {
+        const char *word, *hint;
+    } hints[] = {
+        {"chat", "a chat in the terminal is: hcache run MODEL_DIR -i"},
+        {"generate", "an answer to one prompt is: hcache run MODEL_DIR -p TEXT"},
+        {"pull",
+         "hcache downloads nothing: give run or serve the path of a GGUF file or a folder"},
+        {"download",
+         "hcache downloads nothing: give run or serve the path of a GGUF file or a folder"},
+        {"list", "what is stored is listed by: hcache store ls DIR"},
+        {"ls", "what is stored is listed by: hcache store ls DIR"},
+        {"server", "the server is: hcache serve MODEL_DIR"},
+        {"version", "the version is: hcache --version"},
+    };
+    for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
+        if (strcmp(typed, hints[i].word) == 0)
+            return hints[i].hint;
+    return NULL;
+}
+
 static int unknown_command(const char *typed)
 {
     const char *names[sizeof cmds / sizeof cmds[0]] = {0};
     int n = 0;
     for (const struct cmd *c = cmds; c->name != NULL; c++)
         names[n++] = c->name;
-    const char *near = opt_nearest(typed, names, n);
+    const char *near = opt_nearest(typed, names, n), *hint = words_of_others(typed);
     fprintf(stderr, "hcache: unknown command \"%s\"", typed);
-    if (near != NULL)
+    if (hint != NULL)
+        fprintf(stderr, "; %s", hint);
+    else if (near != NULL)
         fprintf(stderr, "; did you mean \"%s\"?", near);
     fprintf(stderr, "\nsee: hcache --help\n");
     return 2;

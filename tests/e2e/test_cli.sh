@@ -9,6 +9,8 @@ run_hc --version
 check "--version" grep -qE '^hcache [0-9]+\.[0-9]+\.[0-9]+ \(.+\)$' "$tmp/out"
 run_hc frobnicate
 expect "unknown command: 2" 2 'unknown command "frobnicate"'
+run_hc chat models/demo
+expect "a word of other programs: 2, and what it is here" 2 'unknown command "chat"; .*hcache run MODEL_DIR -i'
 
 for c in $("$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
     run_hc "${c}e"
