@@ -266,6 +266,11 @@ demo-real: setup # with SmolLM2, which is fetched once (98 MB)
 	@$(MAKE) --no-print-directory $(JOBS) all
 	@DEMO_MODEL="$${XDG_CACHE_HOME:-$$HOME/.cache}/hcache/SmolLM2-135M-Instruct.Q4_1.gguf" tools/demo.sh
 
+demo-cluster: setup # three servers, Redis and HAProxy on loopback
+	@tools/setup.sh --cluster
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@python3 tools/demo_cluster.py
+
 # A whole run wants the browser and the real model, too, and goes on without them.
 test: setup
 	@$(if $(TESTS),,tools/setup.sh --test || echo 'make test: goes on; tests that need what is missing are skipped')
@@ -359,6 +364,7 @@ help:
 	@echo 'make            build build/hcache'
 	@echo 'make demo       set up, build, and show the main job (half a minute after the build)'
 	@echo 'make demo-real  the same with a real model of 135M parameters, fetched once (98 MB)'
+	@echo 'make demo-cluster three servers share their memory behind a balancer; one is killed'
 	@echo 'make test       set up, build, and run every test; TESTS=REGEX runs some of them'
 	@echo 'make tests      build the tests without running them'
 	@echo 'make check      tidy, and every test under the address and undefined sanitizers'
@@ -387,7 +393,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

@@ -3,9 +3,11 @@
 # need to be there. Silent and quick where nothing is missing.
 #   tools/setup.sh            what building, testing and the demo need
 #   tools/setup.sh --test     and the browser, its driver and its Python module for the tests of the
-#                             page, redis-server for those of --remote, and the real model: make test
+#                             page, what --cluster installs, and the real model: make test
 #                             runs it. Without a network or without root tests of the page and of the
 #                             model are skipped
+#   tools/setup.sh --cluster  and redis-server, haproxy and nginx, for several servers and their tests;
+#                             their services are not started
 #   tools/setup.sh --clients  and .venv/ with the official clients and the browser's Python module
 #                             that tests/e2e use
 #   tools/setup.sh --dev      and what only development needs: clang, coverage, the browser, .venv/
@@ -20,7 +22,7 @@ packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-de
           libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev libhiredis-dev
           zlib1g-dev libcmocka-dev python3 python3-venv procps strace mount e2fsprogs util-linux curl)
 browser=(chromium chromium-driver)
-cluster=(redis-server)
+cluster=(redis-server haproxy nginx-light)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr "${browser[@]}")
 
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -67,8 +69,9 @@ case ${1:-} in
 --real-model) want=(ca-certificates python3 python3-venv) ;;
 --test) want+=("${browser[@]}" "${cluster[@]}") && { has_selenium || want+=(python3-selenium); } ;;
 --dev) want+=("${dev[@]}" "${cluster[@]}") ;;
+--cluster) want+=("${cluster[@]}") ;;
 --clients) ;;
-*) fail "unknown argument \"$1\" (allowed: --test, --clients, --dev, --real-model, --list)" ;;
+*) fail "unknown argument \"$1\" (allowed: --test, --cluster, --clients, --dev, --real-model, --list)" ;;
 esac
 
 command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand what Debian 12 calls: ${want[*]}"
@@ -131,6 +134,13 @@ show_progress() {
     [ ! -t 1 ] || printf '\r%-90s\r' ''
     return 0
 }
+# Debian starts a service when its package is installed.  These are wanted as programs.
+no_services() {
+    local file=/usr/sbin/policy-rc.d
+    [ ! -e $file ] || return 0
+    printf '#!/bin/sh\nexit 101\n' | "${sudo[@]}" tee $file >/dev/null && "${sudo[@]}" chmod 755 $file
+    trap '"${sudo[@]}" rm -f /usr/sbin/policy-rc.d; rm -f "$log"' EXIT
+}
 apt() { # another apt may hold the lock, as on a machine that has just started
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o APT::Status-Fd=1 \
         -q "$@" 2>&1 | tee "$log" | show_progress
@@ -140,6 +150,7 @@ echo "setup: reading the lists of packages"
 # A failed update is not yet an end: the lists that are there may do.
 apt update || echo "setup: apt-get update failed (no network?); trying with the lists that are here" >&2
 echo "setup: installing ${#missing[@]} packages: ${missing[*]}"
+case " ${missing[*]} " in *" redis-server "* | *" haproxy "* | *" nginx-light "*) no_services ;; esac
 if ! apt install -y --no-install-recommends "${missing[@]}"; then
     tail -15 "$log" >&2
     fail "could not install: ${missing[*]}
