@@ -94,7 +94,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_STORE(s, text) {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text}
 #define OPT_STORE_CAP(s)                                                                   \
     {"store-cap", OPT(s, engine.o.store_cap_bytes), .arg = "BYTES", .def = "0",            \
-     .help = "bound on saved state; 0 is none"}
+     .help = "bound on all files of saved state: data, index, log and reserve; 0 is none"}
 #define OPT_DRAM(s)                                                                        \
     {"dram", OPT(s, engine.o.dram_bytes), .arg = "BYTES", .def = "0",                      \
      .help = "memory for copies of saved state, in front of the store's disk; 0 is none"}

@@ -109,7 +109,8 @@ struct hcache_opts {
      * A folder that belongs to another user (-EPERM) is neither read nor written.
      * hcache_cache_stats says why nothing is saved. */
     bool store_optional;
-    uint64_t store_cap_bytes; /* bound on saved state; 0: none */
+    uint64_t
+        store_cap_bytes; /* bound on all files of the store, or on saved state in memory; 0: none */
     /* Memory for copies of saved state, in front of the store's disk; 0: none.  Nothing is lost with a
      * copy.  Ignored where there is no disk: without a store, and with one in DRAM. */
     uint64_t dram_bytes;
@@ -474,10 +475,10 @@ struct hcache_erased {
     int64_t n_chunks, n_bytes; /* gone, and overwritten */
     int64_t n_shared;          /* stay: others continue them */
     int64_t n_busy;            /* in use: found no more, and gone when they are not */
-    /* Where the call fails because the store cannot be written until it is opened again: chunks that are
-     * found no more, and whose bytes are still in the files. */
+    /* Where the call fails because the disk is full (-ENOSPC), or because the store cannot be written until it
+     * is opened again: chunks that are found no more, and whose bytes are still in the files. */
     int64_t n_owed;
-    /* In that case: this erasure is written down, and the next open that can write does it.  False: it
+    /* Where it cannot be written: this erasure is written down, and the next open that can write does it.  False: it
      * is forgotten when h is closed, unless hcache_cache_settle can write it down before. */
     int is_noted;
     char not_noted_because[200];
@@ -564,6 +565,8 @@ struct hcache_remote {
 struct hcache_cache_stats {
     const char *tier; /* NULL: there is no store, and all else is 0 */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
+    uint64_t
+        files_cap_bytes; /* bound on all files of the store, which leaves cap_bytes for used_bytes; 0: none */
     uint64_t n_expiring;       /* chunks with a time to live */
     uint64_t n_guarantees;     /* of the pins */
     uint64_t guaranteed_bytes; /* of used_bytes: never evicted */

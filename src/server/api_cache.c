@@ -289,6 +289,7 @@ static struct json *tier(const struct hcache_cache_stats *k)
     json_put_int(o, "chunks", (int64_t)k->n_chunks);
     json_put_int(o, "used_bytes", (int64_t)k->used_bytes);
     json_put_int(o, "cap_bytes", (int64_t)k->cap_bytes);
+    json_put_int(o, "files_cap_bytes", (int64_t)k->files_cap_bytes);
     json_put_int(o, "file_bytes", (int64_t)k->file_bytes);
     json_put_int(o, "pending_bytes", (int64_t)k->pending_bytes);
     json_put_int(o, "pins", (int64_t)k->n_pins);
@@ -596,17 +597,16 @@ static void answer_erasing(struct call *c, const char *name, int rc,
     struct fault f;
     if (rc == 0) {
         answer_erased(c, name, gone);
+    } else if (rc == -ENOSPC) {
+        fault_set(&f, 507, "disk_full", NULL,
+                  "%.240s: the state is used no more, and is erased as soon as the disk "
+                  "has room; a server that is killed before finds it again",
+                  err->msg);
+        call_fault(c, &f);
     } else if (gone->n_owed > 0 || gone->is_noted) {
         answer_owed(c, name, gone, err);
     } else {
-        if (rc == -ENOSPC)
-            fault_set(
-                &f, 507, "disk_full", NULL,
-                "%.240s: the state is used no more, and is erased as soon as the disk "
-                "has room; a server that is killed before finds it again",
-                err->msg);
-        else
-            fault_of(err, &f);
+        fault_of(err, &f);
         call_fault(c, &f);
     }
 }

@@ -199,6 +199,7 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     out->n_chunks = st.n_chunks;
     out->used_bytes = st.used_bytes;
     out->cap_bytes = st.cap_bytes;
+    out->files_cap_bytes = st.files_cap_bytes;
     out->file_bytes = st.file_bytes;
     out->pending_bytes = st.pending_bytes;
     out->n_pins = st.n_pins;

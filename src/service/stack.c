@@ -275,15 +275,17 @@ static int open_without_saving(struct stack *k, struct store_opts *so,
 static int open_store(struct stack *k, struct err *err)
 {
     int rc = open_io(k, err);
-    struct store_opts so = {.io = k->o.user.store_in_memory ? NULL : k->io,
-                            .dirs = k->o.user.store,
-                            .n_dirs = k->o.user.n_store,
-                            .cap_bytes = k->o.user.store_cap_bytes,
-                            .dram_bytes = k->o.user.dram_bytes,
-                            .policy = k->policy,
-                            .quota_bytes = k->o.user.salt_quota_bytes,
-                            .guarantee_bytes = k->o.user.guarantee_bytes,
-                            .stuck_ns = k->o.stuck_ns};
+    struct store_opts so = {
+        .io = k->o.user.store_in_memory ? NULL : k->io,
+        .dirs = k->o.user.store,
+        .n_dirs = k->o.user.n_store,
+        .cap_bytes = k->o.user.store_in_memory ? k->o.user.store_cap_bytes : 0,
+        .files_cap_bytes = k->o.user.store_cap_bytes,
+        .dram_bytes = k->o.user.dram_bytes,
+        .policy = k->policy,
+        .quota_bytes = k->o.user.salt_quota_bytes,
+        .guarantee_bytes = k->o.user.guarantee_bytes,
+        .stuck_ns = k->o.stuck_ns};
     if (!k->dev->unified) {
         so.memory = (struct store_memory){pinned_get, pinned_put, k->dev};
         so.segment_bytes = k->o.user.store_in_memory ? PINNED_SEGMENT_BYTES : 0;

@@ -245,6 +245,7 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
         tier_enter(s->tier, d->x, TIER_WRITTEN);
         s->appended_bytes += d->h.n_bytes;
         s->pending_bytes += d->h.n_bytes;
+        s->n_pending++;
         d->x->pending_next = NULL;
         *s->pending_end = d->x;
         s->pending_end = &d->x->pending_next;

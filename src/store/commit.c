@@ -170,12 +170,15 @@ static void commit_succeeds(struct store *s, struct commit *b)
         catalog_publish(&s->catalog, x);
         store_forget_reasons(s, &n->key);
         s->pending_bytes -= extent_bytes(x);
+        s->n_pending--;
         superseded_drop(s, x);
         store_unload_node(s, n);
         store_settle_doomed(s, n);
     }
-    if (s->index != NULL)
+    if (s->index != NULL) {
         s->id_limit = b->id_limit;
+        s->index_bytes = index_live_bytes(s->index);
+    }
     s->is_fresh = false;
     for (struct extent *x = b->freeing, *next; x != NULL; x = next) {
         next = x->next;
@@ -236,7 +239,7 @@ static void pending_drop(struct store *s)
         catalog_detach(&s->catalog, x);
         store_give_extent(s, x);
     }
-    s->pending_bytes = 0;
+    s->pending_bytes = s->n_pending = 0;
     s->n_supersedes = 0;
     s->pending = NULL;
     s->pending_end = &s->pending;

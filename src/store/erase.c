@@ -12,6 +12,7 @@
  * A crash before 4 leaves the chunks as they were; a crash after 4 leaves them absent, and the next
  * open goes on with 5.  A chunk in use is doomed: it is missing for lookups, and 3 happens when its
  * last user leaves. */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -151,6 +152,15 @@ static int erase_now(struct store *s, const struct sha256 *keys, int n, struct t
     return rc;
 }
 
+/* [erase_lock] The disk is full: the chunks have left the catalog, and store_settle does the rest. */
+static void wait_for_room(struct store *s, const struct taking *t, struct store_erased *out)
+{
+    s->owes_remains = true;
+    *out = (struct store_erased){.n_shared = out->n_shared,
+                                 .n_busy = out->n_busy,
+                                 .n_owed = (uint64_t)t->n - out->n_busy};
+}
+
 /* owner: NULL, or whose chunks keys[] are all. */
 static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
                         const uint64_t *owner, struct store_erased *out, struct err *err)
@@ -159,13 +169,17 @@ static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
     *out = (struct store_erased){0};
     pthread_mutex_lock(&s->erase_lock);
     int rc = erase_now(s, keys, n, &t, out, err);
-    if (rc != 0 && store_is_unwritable(s)) {
+    bool is_unwritable = rc != 0 && store_is_unwritable(s);
+    if (is_unwritable || rc == -ENOSPC) {
         pthread_mutex_lock(&s->lock);
         if (!t.is_done)
             chain_take(s, keys, n, &t, out);
         pthread_mutex_unlock(&s->lock);
-        store_owe(s, t.keys, t.n, owner, out);
     }
+    if (is_unwritable)
+        store_owe(s, t.keys, t.n, owner, out);
+    else if (rc == -ENOSPC)
+        wait_for_room(s, &t, out);
     if (t.n > 0 && s->on_erased != NULL)
         s->on_erased(s->on_erased_arg, t.keys, t.n);
     pthread_mutex_lock(&s->lock);

@@ -328,27 +328,48 @@ static int evicted_free(struct store *s, struct err *err)
     return rc;
 }
 
+/* [lock] Why n_bytes have no room although all was evicted that can be. */
+static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
+{
+    if (n_bytes <= s->cap_bytes && s->used_bytes <= s->cap_bytes - n_bytes)
+        return err_set(
+            err, ERR_LIMIT,
+            "the index of %llu extents fills its share of the store's cap of %llu "
+            "bytes, and nothing can be evicted",
+            (unsigned long long)s->catalog.n_live, (unsigned long long)s->files_cap_bytes);
+    return err_set(err, ERR_LIMIT,
+                   "%llu bytes do not fit under the store's cap of %llu: %llu are in use "
+                   "(%llu guaranteed) and nothing can be evicted",
+                   (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes,
+                   (unsigned long long)s->used_bytes,
+                   (unsigned long long)s->catalog.guaranteed_bytes);
+}
+
+/* [lock] Evicts a 16th, for the rows of small extents lie in pages with those of others. */
+static void evict_for_index(struct store *s)
+{
+    uint64_t leaving = s->freeing_bytes + s->wiping_bytes;
+    evict(s, leaving + s->used_bytes / 16 + 1, STORE_EVICT_CAP);
+}
+
 int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
 {
     if (s->cap_bytes == 0)
         return 0;
-    while (n_bytes > s->cap_bytes || s->used_bytes > s->cap_bytes - n_bytes) {
-        uint64_t over = n_bytes > s->cap_bytes ? 0
-                                               : s->used_bytes - (s->cap_bytes - n_bytes);
+    while (n_bytes > s->cap_bytes || s->used_bytes > s->cap_bytes - n_bytes ||
+           !store_index_has_room(s, n_bytes)) {
+        uint64_t limit = n_bytes > s->cap_bytes ? UINT64_MAX : s->cap_bytes - n_bytes;
+        uint64_t over = s->used_bytes > limit ? s->used_bytes - limit : 0;
         /* Each round costs an fsync of the index, so a large store makes room for several. */
         uint64_t slack = s->cap_bytes / 64;
         if (over > 0)
             evict(s, over, STORE_EVICT_CAP);
         if (over > 0 && n_bytes > 0 && slack >= 4 * n_bytes)
             evict(s, over + slack, STORE_EVICT_CAP);
+        if (!store_index_has_room(s, n_bytes))
+            evict_for_index(s);
         if (s->freeing == NULL && s->wiping == NULL)
-            return err_set(
-                err, ERR_LIMIT,
-                "%llu bytes do not fit under the store's cap of %llu: %llu are in use "
-                "(%llu guaranteed) and nothing can be evicted",
-                (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes,
-                (unsigned long long)s->used_bytes,
-                (unsigned long long)s->catalog.guaranteed_bytes);
+            return no_room(s, n_bytes, err);
         if (store_has_bug(STORE_BUG_EARLY_REUSE) && s->freeing_bytes > 0) {
             reuse_early(s);
             continue;

@@ -161,8 +161,8 @@ static int promise(struct store *s, const struct sha256 *keys, int n, int64_t un
         rc = err_set(err, ERR_USAGE, "a guarantee must end in the future");
     if (rc == 0)
         rc = check_stored(s, keys, n, err);
-    if (rc == 0 && (uint32_t)n > STORE_MAX_PINS - s->catalog.n_pins)
-        rc = err_set(err, ERR_LIMIT, "more than %d pins", STORE_MAX_PINS);
+    if (rc == 0)
+        rc = store_check_pins(s, (uint32_t)n, err);
     if (rc != 0)
         return rc;
     uint64_t former_bytes = s->catalog.guaranteed_bytes;

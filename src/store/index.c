@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <sqlite3.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,6 +79,8 @@ enum statement {
     ADD_RECORDS,
     GET_ROW,
     GET_RECORDS,
+    GET_PAGES,
+    GET_SPARE_PAGES,
     DROP_EXTENT,
     DROP_RECORDS,
     TOUCH,
@@ -94,6 +97,8 @@ static const char *const statement_sql[N_STATEMENTS] = {
     [ADD_RECORDS] = "INSERT INTO record(id, tab) VALUES(?1, ?2)",
     [GET_ROW] = "SELECT row FROM extent WHERE id = ?1",
     [GET_RECORDS] = "SELECT tab FROM record WHERE id = ?1",
+    [GET_PAGES] = "PRAGMA page_count",
+    [GET_SPARE_PAGES] = "PRAGMA freelist_count",
     [DROP_EXTENT] = "DELETE FROM extent WHERE id = ?1",
     [DROP_RECORDS] = "DELETE FROM record WHERE id = ?1",
     [TOUCH] = "UPDATE extent SET tick = ?2, used_wall_s = ?3 WHERE id = ?1",
@@ -118,6 +123,7 @@ struct index {
     bool is_folded;               /* the log holds nothing from before open */
     uint64_t n_rows, sum;         /* as committed */
     uint64_t new_n_rows, new_sum; /* as the open transaction leaves them */
+    uint64_t live_bytes;
 };
 
 /* --- errors ----------------------------------------------------------------------------------- */
@@ -327,6 +333,40 @@ static int meta_load(struct index *ix, struct err *err)
     return rc;
 }
 
+static int count_pages(struct index *ix, enum statement which, uint64_t *out,
+                       struct err *err)
+{
+    int step = sqlite3_step(ix->st[which]);
+    int rc = step == SQLITE_ROW ? 0 : db_err(ix, statement_sql[which], err);
+    *out = rc == 0 ? (uint64_t)sqlite3_column_int64(ix->st[which], 0) : 0;
+    sqlite3_reset(ix->st[which]);
+    return rc;
+}
+
+/* As the open transaction leaves them, if there is one. */
+static int measure(struct index *ix, uint64_t *live_bytes, struct err *err)
+{
+    uint64_t all, spare;
+    int rc = count_pages(ix, GET_PAGES, &all, err);
+    if (rc == 0)
+        rc = count_pages(ix, GET_SPARE_PAGES, &spare, err);
+    if (rc == 0)
+        *live_bytes = spare < all ? (all - spare) * INDEX_PAGE_BYTES : 0;
+    return rc;
+}
+
+uint64_t index_live_bytes(const struct index *ix)
+{
+    return ix->live_bytes;
+}
+
+int index_limit_log(struct index *ix, uint32_t n_frames, struct err *err)
+{
+    char sql[64];
+    snprintf(sql, sizeof sql, "PRAGMA wal_autocheckpoint = %u", n_frames);
+    return exec(ix, "limit the log", sql, err);
+}
+
 int index_open(struct io *io, const char *path, bool read_only, struct index **out,
                struct index_meta *meta, struct err *err)
 {
@@ -348,6 +388,8 @@ int index_open(struct io *io, const char *path, bool read_only, struct index **o
         rc = meta_load(ix, err);
     if (rc == 0)
         rc = db_prepare(ix, err);
+    if (rc == 0)
+        rc = measure(ix, &ix->live_bytes, err);
     if (rc != 0) {
         index_close(ix);
         return rc;
@@ -673,14 +715,18 @@ int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall
 int index_commit(struct index *ix, uint64_t next_id, struct err *err)
 {
     uint8_t blob[META_BYTES];
+    uint64_t live_bytes = 0;
     CHECK(next_id >= ix->meta.next_id);
     meta_encode(ix, next_id, blob);
     sqlite3_bind_blob(ix->st[SET_META], 1, blob, META_BYTES, SQLITE_STATIC);
     int rc = run(ix, SET_META, err);
     if (rc == 0)
+        rc = measure(ix, &live_bytes, err);
+    if (rc == 0)
         rc = exec(ix, "commit", "COMMIT", err);
     if (rc != 0)
         return rollback(ix, rc);
+    ix->live_bytes = live_bytes;
     ix->meta.next_id = next_id;
     ix->meta.version = FORMAT_VERSION;
     ix->n_rows = ix->new_n_rows;

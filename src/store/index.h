@@ -20,6 +20,9 @@
 struct io;
 struct index;
 
+/* A page of the database, and a frame of the log with a page. */
+enum { INDEX_PAGE_BYTES = 4096, INDEX_FRAME_BYTES = INDEX_PAGE_BYTES + 24 };
+
 /* No extent has this id or a higher one: counting never comes so far, SQLite's integers are signed, and one that
  * is read must not make the next one wrap. */
 #define INDEX_MAX_ID (UINT64_MAX / 2)
@@ -64,6 +67,11 @@ int index_open(struct io *io, const char *path, bool read_only, struct index **o
 int index_create(struct io *io, const char *path, const struct index_meta *meta,
                  struct index **out, struct err *err);
 void index_close(struct index *ix); /* NULL is allowed */
+
+/* The log is folded into the database after a commit that leaves n_frames or more in it. */
+int index_limit_log(struct index *ix, uint32_t n_frames, struct err *err);
+/* Returns the bytes of pages that are in use, as of the last commit. */
+uint64_t index_live_bytes(const struct index *ix);
 
 /* As it says itself: not checked before a load. */
 uint64_t index_n_rows(const struct index *ix);

@@ -137,6 +137,24 @@ void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_
         snprintf(out->not_noted_because, sizeof out->not_noted_because, "%.190s", why.msg);
 }
 
+/* [erase_lock] Does what erases have left undone on a full disk.  What was pending then is committed
+ * first, so that the second commit can let go of it. */
+static int settle_erases(struct store *s, struct err *err)
+{
+    unsigned what = STORE_COMMIT_RESERVE | STORE_COMMIT_PINS;
+    int rc = 0;
+    if (s->owes_remains)
+        rc = store_commit_run(s, what | STORE_COMMIT_PENDING, err);
+    if (rc == 0)
+        rc = store_commit_run(s, what, err);
+    if (rc == 0)
+        rc = store_wipe(s, err);
+    if (rc == 0 && s->owes_remains)
+        rc = store_wipe_remains(s, err);
+    s->owes_remains = s->owes_remains && rc != 0;
+    return rc;
+}
+
 int store_settle(struct store *s, struct err *err)
 {
     int rc = 0;
@@ -148,12 +166,10 @@ int store_settle(struct store *s, struct err *err)
         rc = note(s, err);
     } else {
         pthread_mutex_lock(&s->lock);
-        bool wanted = s->freeing != NULL || s->wiping != NULL;
+        bool wanted = s->freeing != NULL || s->wiping != NULL || s->owes_remains;
         pthread_mutex_unlock(&s->lock);
         if (wanted)
-            rc = store_commit_run(s, STORE_COMMIT_RESERVE, err);
-        if (rc == 0 && wanted)
-            rc = store_wipe(s, err);
+            rc = settle_erases(s, err);
     }
     pthread_mutex_unlock(&s->erase_lock);
     return rc;
@@ -209,7 +225,7 @@ int store_owned_keys(struct store *s, uint64_t owner, struct sha256 **keys, int 
                      struct err *err)
 {
     struct owned o = {.owner = owner};
-    int rc = store_each(s, owned_add, &o, err);
+    int rc = store_each_appended(s, owned_add, &o, err);
     *keys = o.keys;
     *n = (int)o.n;
     return rc;

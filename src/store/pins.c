@@ -65,8 +65,8 @@ int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t u
     pthread_mutex_lock(&s->lock);
     int rc = store_can_save(s, err);
     store_expire_pins(s);
-    if (rc == 0 && (uint32_t)n > STORE_MAX_PINS - s->catalog.n_pins)
-        rc = err_set(err, ERR_LIMIT, "more than %d pins", STORE_MAX_PINS);
+    if (rc == 0)
+        rc = store_check_pins(s, (uint32_t)n, err);
     for (int i = 0; rc == 0 && i < n && until_wall_s > clock_wall_s(); i++) {
         struct index_pin pin = {.key = keys[i], .until_wall_s = until_wall_s};
         if (is_guaranteed(s, &keys[i]))

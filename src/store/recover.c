@@ -352,8 +352,8 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         .dirs = opts->dirs,
         .n_dirs = opts->n_dirs,
         .segment_bytes = sb.segment_bytes,
-        .max_step_bytes = max_step_of(opts->cap_bytes),
-        .max_bytes = opts->cap_bytes,
+        .max_step_bytes = max_step_of(s->cap_bytes),
+        .max_bytes = s->cap_bytes,
         .read_only = opts->read_only,
         .no_direct = opts->no_direct,
         .stuck_ns = s->stuck_ns,
@@ -365,7 +365,10 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         alloc_init(&s->alloc[i], sb.segment_bytes);
     s->index_path = store_path(opts->dirs[0], "index.db");
     rc = index_recover(s, opts->dirs[0], err);
+    if (rc == 0 && s->log_frames > 0)
+        rc = index_limit_log(s->index, s->log_frames, err);
     if (rc == 0) {
+        s->index_bytes = index_live_bytes(s->index);
         store_soil_all(s);
         store_note_files(s);
         rc = store_load_owed(s, err);

@@ -9,12 +9,10 @@
 #include "io/io.h"
 #include "store/store_impl.h"
 
-#define RESERVE_BYTES ((uint64_t)1 << 20)
-
 /* Small disks and small caps get a small reserve. */
 static uint64_t reserve_bytes(const struct store *s)
 {
-    uint64_t free_bytes, total_bytes, want = RESERVE_BYTES;
+    uint64_t free_bytes, total_bytes, want = STORE_RESERVE_BYTES;
     if (io_space(s->io, s->dirs[0], &free_bytes, &total_bytes, NULL) != 0)
         return 0;
     want = total_bytes / 32 < want ? total_bytes / 32 : want;

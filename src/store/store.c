@@ -21,7 +21,6 @@ static struct store *store_new(const struct store_opts *opts)
 {
     struct store *s = xcalloc(1, sizeof *s);
     s->io = opts->io;
-    s->cap_bytes = opts->cap_bytes;
     s->quota_bytes = opts->quota_bytes;
     s->guarantee_bytes = opts->guarantee_bytes;
     s->stuck_ns = opts->stuck_ns > 0 ? opts->stuck_ns : STORE_STUCK_NS;
@@ -107,13 +106,13 @@ static int open_tier(struct store *s, const struct store_opts *opts, struct err 
 static int open_once(const struct store_opts *opts, struct store **out, struct err *err)
 {
     struct store *s = store_new(opts);
-    int rc = 0;
-    if (opts->segment_bytes % STORE_ALIGN != 0)
+    int rc = store_cap_share(s, opts, err);
+    if (rc == 0 && opts->segment_bytes % STORE_ALIGN != 0)
         rc = err_set(err, ERR_USAGE, "segments must be whole blocks of %d bytes",
                      STORE_ALIGN);
-    else if (s->io != NULL)
+    if (rc == 0 && s->io != NULL)
         rc = store_recover(s, opts, err);
-    else {
+    else if (rc == 0) {
         s->media = dram_open(opts->segment_bytes != 0 ? opts->segment_bytes
                                                       : STORE_SEGMENT_BYTES,
                              opts->memory);
@@ -184,6 +183,7 @@ void store_stats(struct store *s, struct store_stats *out)
         .n_read_failures = s->n_read_failures,
         .used_bytes = s->used_bytes,
         .cap_bytes = s->cap_bytes,
+        .files_cap_bytes = s->files_cap_bytes,
         .appended_bytes = s->appended_bytes,
         .read_bytes = s->read_bytes,
         .n_hits = s->n_hits,
@@ -298,20 +298,35 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
     return e;
 }
 
-/* [lock] All live chunks, sorted by parent; NULL where there is no memory. */
-static struct leaf *leaves_take(struct store *s, uint64_t *n_out)
+/* with_pending: also where nothing of it is committed yet. */
+static bool is_listed(const struct chunk_node *n, bool with_pending)
+{
+    return !n->doomed && (n->n_live > 0 || (with_pending && n->n_pending > 0));
+}
+
+/* [lock] */
+static uint64_t count_listed(const struct catalog *c, bool with_pending)
+{
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < c->n_buckets; i++)
+        for (const struct chunk_node *node = c->buckets[i]; node != NULL; node = node->next)
+            n += is_listed(node, with_pending);
+    return n;
+}
+
+/* [lock] All such chunks, sorted by parent; NULL where there is no memory. */
+static struct leaf *leaves_take(struct store *s, bool with_pending, uint64_t *n_out)
 {
     const struct catalog *c = &s->catalog;
-    struct leaf *leaves = mem_try((c->n_chunks + 1) * sizeof leaves[0]);
+    struct leaf *leaves = mem_try((count_listed(c, with_pending) + 1) * sizeof leaves[0]);
     uint64_t n = 0;
     *n_out = 0;
     if (leaves == NULL)
         return NULL;
     for (uint64_t i = 0; i < c->n_buckets; i++)
         for (struct chunk_node *node = c->buckets[i]; node != NULL; node = node->next)
-            if (node->n_live > 0 && !node->doomed)
+            if (is_listed(node, with_pending))
                 leaves[n++] = (struct leaf){node, entry_of(s, node)};
-    CHECK(n <= c->n_chunks);
     qsort(leaves, n, sizeof leaves[0], by_parent);
     *n_out = n;
     return leaves;
@@ -334,12 +349,14 @@ static uint64_t children_begin(const struct leaf *leaves, uint64_t n,
 
 /* The order in which to list: depth first, so that a chain stands together. It has room for n numbers,
  * behind it there is room for n more: the stack. */
-static uint64_t leaves_order(const struct leaf *leaves, uint64_t n, uint64_t *order)
+static uint64_t leaves_order(const struct leaf *leaves, uint64_t n, bool with_pending,
+                             uint64_t *order)
 {
     uint64_t *stack = order + n;
     uint64_t n_order = 0, n_stack = 0;
     for (uint64_t i = n; i-- > 0;)
-        if (leaves[i].node->parent == NULL || leaves[i].node->parent->n_live == 0)
+        if (leaves[i].node->parent == NULL ||
+            !is_listed(leaves[i].node->parent, with_pending))
             stack[n_stack++] = i;
     while (n_stack > 0) {
         uint64_t i = stack[--n_stack];
@@ -352,23 +369,36 @@ static uint64_t leaves_order(const struct leaf *leaves, uint64_t n, uint64_t *or
     return n_order;
 }
 
-int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
-               void *arg, struct err *err)
+static int each(struct store *s, bool with_pending,
+                int (*fn)(void *arg, const struct store_entry *e), void *arg,
+                struct err *err)
 {
     uint64_t n, n_order = 0;
     pthread_mutex_lock(&s->lock);
-    struct leaf *leaves = leaves_take(s, &n);
+    struct leaf *leaves = leaves_take(s, with_pending, &n);
     uint64_t *order = mem_try((2 * n + 1) * sizeof order[0]);
     int rc = 0;
     if (leaves == NULL || order == NULL)
         rc = err_set(err, -ENOMEM, "no memory to list %llu chunks",
                      (unsigned long long)s->catalog.n_chunks);
     else
-        n_order = leaves_order(leaves, n, order);
+        n_order = leaves_order(leaves, n, with_pending, order);
     pthread_mutex_unlock(&s->lock);
     for (uint64_t i = 0; i < n_order && rc == 0; i++)
         rc = fn(arg, &leaves[order[i]].entry);
     free(order);
     free(leaves);
     return rc;
+}
+
+int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
+               void *arg, struct err *err)
+{
+    return each(s, false, fn, arg, err);
+}
+
+int store_each_appended(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
+                        void *arg, struct err *err)
+{
+    return each(s, true, fn, arg, err);
 }

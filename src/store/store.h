@@ -111,6 +111,9 @@ struct store_opts {
     const char *const *dirs; /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
+    /* Bound on all files of the store together at all times; 0: none.  What it leaves for extents is a second
+     * bound like cap_bytes (cap.c).  ERR_USAGE where it leaves nothing.  The DRAM backend ignores it. */
+    uint64_t files_cap_bytes;
     enum placement_kind policy; /* which leaf goes first where a bound is reached */
     /* For stat, ls and verify: changes nothing, shares the lock with others that do, and reads a copy
      * of the index where another process has the store open for writing. */
@@ -289,7 +292,8 @@ int store_verify_chunk(struct store *s, const struct sha256 *key, bool *is_good,
  * to be rebuilt does.  A pin is a preference, the cap (and a quota) is a bound: pinned chunks go last,
  * when nothing else can be evicted, and are counted (n_evicted_pinned).  A chunk is evicted only after
  * all that continue it, so pinning the last chunk of a context keeps the whole.  A second pin of a key
- * replaces the first.  At most STORE_MAX_PINS at a time: ERR_LIMIT. */
+ * replaces the first.  At most STORE_MAX_PINS at a time, and one for
+ * each KiB of the index's share of files_cap_bytes: ERR_LIMIT. */
 #define STORE_MAX_PINS (1 << 20)
 int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
                     struct err *err);
@@ -342,10 +346,11 @@ struct store_erased {
     /* in use by a hit or a running append: missing from now on for every lookup, and erased by the
      * first commit after the last release.  Not remembered across a restart: call again. */
     uint64_t n_busy;
-    /* Where store_erase fails because nothing can be written until the store is opened again: chunks that
-     * are missing from now on for every lookup, and whose bytes are still in the files. */
+    /* Where store_erase fails because the disk is full (-ENOSPC), or because nothing can be written until the
+     * store is opened again: chunks that are missing from now on for every lookup, and whose bytes are still
+     * in the files.  On a full disk store_settle erases them when there is room. */
     uint64_t n_owed;
-    /* In that case: all erasures that wait are on the disk.  The next open for writing does them; an
+    /* Where nothing can be written: all erasures that wait are on the disk.  The next open for writing does them; an
      * open for reading does not find the chunks.  False: they are forgotten when the store is closed,
      * unless store_settle can write them down before. */
     bool is_noted;
@@ -578,7 +583,8 @@ struct store_stats {
     const char *tier;                        /* where the bytes are: "dram" or "disk" */
     uint64_t n_chunks, n_extents, n_partial; /* n_partial of the n_chunks are not full */
     uint64_t used_bytes, cap_bytes,
-        file_bytes; /* extents; their bound; what the files occupy */
+        file_bytes;           /* extents; their bound; what the segment files occupy */
+    uint64_t files_cap_bytes; /* bound on all files of the store; 0: none */
     uint64_t device_bytes[STORE_MAX_DEVICES]; /* used_bytes by device */
     uint64_t pending_bytes;                   /* of used_bytes: appended, not committed */
     uint64_t freeing_bytes;        /* of used_bytes: evicted or erased, not reusable yet */

@@ -44,7 +44,8 @@
  * committed or not, share one: a rebuild tells old from new by them. */
 #define STORE_ID_RESERVE 65536
 /* Holds space for erasing on a full disk (reserve.c). */
-#define STORE_RESERVE_FILE "reserve"
+#define STORE_RESERVE_FILE  "reserve"
+#define STORE_RESERVE_BYTES ((uint64_t)1 << 20) /* at most */
 /* While this file exists, opening wipes all free space (remains.c). */
 #define STORE_WIPE_MARKER "wipe.free"
 /* Erasures that wait for the store to be writable (owed.c). */
@@ -103,7 +104,10 @@ struct store {
     struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;
     uint8_t uuid[STORE_UUID_BYTES];
     uint32_t sb_version;
-    uint64_t cap_bytes, quota_bytes, guarantee_bytes; /* store_opts */
+    uint64_t cap_bytes, files_cap_bytes; /* bounds on extents, and on all files; 0: none */
+    uint64_t index_cap_bytes; /* share of the index in files_cap_bytes; 0: no bound */
+    uint32_t log_frames;      /* of the index's log, before it is folded; 0: SQLite's */
+    uint64_t quota_bytes, guarantee_bytes; /* store_opts */
     int64_t stuck_ns;
     bool read_only;
 
@@ -121,8 +125,9 @@ struct store {
     struct extent
         *wiping; /* out of the index; their bytes must go before their space is free */
     uint64_t wiping_bytes;
-    uint64_t pending_bytes; /* of extents in `pending` */
-    uint64_t used_bytes;    /* all extents, reserved ones included; never above cap_bytes */
+    uint64_t pending_bytes, n_pending; /* of extents in `pending` */
+    uint64_t index_bytes; /* pages of the index that are in use, as committed */
+    uint64_t used_bytes;  /* all extents, reserved ones included; never above cap_bytes */
     uint64_t next_id, id_limit; /* next_id <= id_limit */
     /* Nothing was committed since open.  What a killed process left in the index may be visible and
      * yet not durable, so the first commit is never skipped. */
@@ -138,6 +143,7 @@ struct store {
     struct store_owed owed; /* under erase_lock; so are these: */
     void (*on_erased)(void *arg, const struct sha256 *keys, int n);
     void *on_erased_arg;
+    bool owes_remains;      /* an erase met a full disk, and free space is to be wiped */
     struct sha256 *headers; /* [n_headers], of STORE_MAX_HEADERS; NULL: none yet */
     uint32_t n_headers;
     struct sha256 expected; /* the caller's fingerprint, see store_expect */
@@ -186,6 +192,15 @@ void store_forget_eviction(struct store *s, const struct sha256 *key);
 /* [lock] The chunk is stored again: why it was missing before says nothing of a later miss. */
 void store_forget_reasons(struct store *s, const struct sha256 *key);
 
+/* store_each, also for chunks of which nothing is committed yet. */
+int store_each_appended(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
+                        void *arg, struct err *err);
+/* Sets the bounds on extents, index and log that the options give. */
+int store_cap_share(struct store *s, const struct store_opts *o, struct err *err);
+/* [lock] ERR_LIMIT where n more pins would be too many. */
+int store_check_pins(const struct store *s, uint32_t n, struct err *err);
+/* [lock] Whether the index stays in its share when extents of n_bytes are appended, one on each device. */
+bool store_index_has_room(const struct store *s, uint64_t n_bytes);
 /* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting. */
 int store_make_room(struct store *s, uint64_t n_bytes, struct err *err);
 /* [lock, dropped while the index commits] The disk has no room for n_bytes: frees as much of the store's own

@@ -12,46 +12,13 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
+from disks import AS_USER, IS_ROOT, NOBODY, can, fill, folder_of, mounted  # noqa: E402
 from serve_client import HC, SAVING, Server  # noqa: E402
 from tap import PATIENCE, check, end, skip  # noqa: E402
 
 MODEL = "models/demo"
 TEXT = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 3
-
-
-NOBODY, STRANGER = 65534, 65533
-IS_ROOT = os.geteuid() == 0
-AS_USER = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"] if IS_ROOT else []
-
-
-def can(cmd):
-    try:
-        return subprocess.run(cmd, capture_output=True, timeout=PATIENCE).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-def mounted(tmp, options, body, name):
-    at = os.path.join(tmp, "mnt")
-    os.makedirs(at, exist_ok=True)
-    if os.geteuid() != 0 or not can(["mount", "-t", "tmpfs", "-o", options, "none", at]):
-        skip(name, "cannot mount a tmpfs here")
-        return
-    try:
-        body(at)
-    finally:
-        subprocess.run(["umount", "-l", at], check=False)
-
-
-def fill(at):
-    """Takes every block that is left."""
-    with open(os.path.join(at, "ballast"), "wb", buffering=0) as f:
-        for n in (1 << 16, 4096):
-            try:
-                while f.write(b"x" * n) == n:
-                    pass
-            except OSError:
-                pass
+STRANGER = 65533
 
 
 def respond(server, text, **fields):
@@ -150,15 +117,6 @@ def test_fault(tmp):
     says_it_does_not_save(server, "a damaged store")
     server.stop()
     refuses("a damaged store", "--store", store)
-
-
-def folder_of(tmp, name, owner, mode):
-    path = os.path.join(tmp, name)
-    os.mkdir(path)
-    if IS_ROOT:
-        os.chown(path, owner, owner)
-    os.chmod(path, mode)
-    return path
 
 
 def without_permission_to_make(tmp):

@@ -196,8 +196,11 @@ def guarantees():
     equal("a stored context is guaranteed", (status, r.get("guaranteed"), r.get("pinned_tokens")), (200, True, 256))
     sums = r["guarantee"]
     each = sums["added_bytes"]
+    tier = server.request("GET", "/v1/cache/stats")[2]["tiers"][0]
+    check("the cap is on all files, and leaves most of itself for state",
+          3 << 20 < tier["cap_bytes"] < tier["files_cap_bytes"] == 4 << 20, tier)
     check("the answer has the sums", 0 < each == sums["salt_bytes"] == sums["all_bytes"]
-          and sums["salt_limit_bytes"] == 600 << 10 and sums["limit_bytes"] == 3 << 20, r)
+          and sums["salt_limit_bytes"] == 600 << 10 and sums["limit_bytes"] == tier["cap_bytes"] // 4 * 3, r)
     for seed in range(10, 13):
         server.post("/v1/cache/prefetch", {"prompt": prompt(300, seed)})
     refused = []

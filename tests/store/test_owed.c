@@ -18,7 +18,8 @@ enum { N = 6 };
 
 static const struct st_ctx kept = {.base = 1, .own = 1, .branch = 2, .salt = "a"},
                            gone = {.base = 1, .own = 2, .branch = 2, .salt = "a"},
-                           other = {.base = 3, .own = 3, .salt = "b"};
+                           other = {.base = 3, .own = 3, .salt = "b"},
+                           late = {.base = 4, .own = 4, .salt = "c"};
 
 /* Whether any file of the folder holds the first bytes of a chunk's state. */
 static bool remains(const struct st_place *p, const struct st_ctx *c, int chunk)
@@ -203,6 +204,15 @@ static void noted_later(void **state)
     st_place_close(&p);
 }
 
+static uint64_t fill(struct io_file *f)
+{
+    static const uint8_t block[STORE_ALIGN];
+    uint64_t at = 0;
+    while (io_file_pwrite(f, block, sizeof block, at, NULL) == 0)
+        at += sizeof block;
+    return at;
+}
+
 /* On a full disk the reserve makes room for the note. */
 static void on_a_full_disk(void **state)
 {
@@ -210,12 +220,9 @@ static void on_a_full_disk(void **state)
     struct st_place p;
     struct store_erased e;
     struct io_file *f;
-    static const uint8_t block[STORE_ALIGN];
-    uint64_t at = 0;
     saved(&p, 8 << 20);
     assert_int_equal(io_file_open(p.io, "/ballast", IO_CREATE, &f, NULL), 0);
-    while (io_file_pwrite(f, block, sizeof block, at, NULL) == 0)
-        at += sizeof block;
+    assert_true(fill(f) > 0);
     struct store *s = open_for_reading(&p);
     assert_int_equal(erase(s, &gone, &e), -EROFS);
     assert_true(e.is_noted);
@@ -225,6 +232,52 @@ static void on_a_full_disk(void **state)
     s = st_open(&p);
     assert_int_equal(st_n_right(s, &gone, N), 2);
     store_close(s);
+    st_place_close(&p);
+}
+
+/* Not a block is left, and no reserve: the state is used no more, and is erased when there is room. */
+static void without_a_block_left(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    struct store_stats st;
+    struct err err = {0};
+    struct io_file *f;
+    saved(&p, 8 << 20);
+    struct store *s = st_open(&p); /* its first commit is still to come */
+    assert_int_equal(st_append(s, &st_small, &late, 0, ST_BOTH, &err), 0);
+    assert_true(store_release_reserve(p.io, p.dirs[0]));
+    assert_int_equal(io_file_open(p.io, "/ballast", IO_CREATE, &f, NULL), 0);
+    assert_true(fill(f) > 0);
+    assert_int_equal(erase(s, &gone, &e), -ENOSPC);
+    assert_int_equal(e.n_owed, N - 2);
+    assert_int_equal(e.n_chunks, 0); /* none is erased yet */
+    assert_int_equal(e.n_shared, 2);
+    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(n_found(s, &kept), N);
+    assert_int_equal(store_settle(s, &err), -ENOSPC);
+    assert_int_equal(erase(s, &gone, &e), -ENOSPC); /* asked for again */
+    assert_int_equal(e.n_owed, 0);
+    /* What was appended and cannot be committed goes with all that its owner has. */
+    assert_int_equal(store_erase_owner(s, store_owner("c"), &e, &err), -ENOSPC);
+    assert_int_equal(e.n_busy, 1);
+    assert_true(remains(&p, &gone, N - 1));
+    assert_int_equal(io_file_truncate(f, 0, NULL), 0);
+    assert_int_equal(store_settle(s, &err), 0);
+    store_stats(s, &st);
+    assert_int_equal(st.freeing_bytes, 0);
+    assert_false(remains(&p, &gone, N - 1));
+    assert_false(remains(&p, &late, 0));
+    assert_int_equal(n_found(s, &late), 0);
+    assert_int_equal(n_found(s, &kept), N);
+    assert_true(store_audit(s));
+    store_close(s);
+    s = st_open(&p);
+    assert_int_equal(n_found(s, &gone), 2);
+    assert_int_equal(n_found(s, &late), 0);
+    store_close(s);
+    io_file_close(f);
     st_place_close(&p);
 }
 
@@ -292,10 +345,10 @@ static void a_damaged_note(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(noted_and_done), cmocka_unit_test(of_an_owner),
-        cmocka_unit_test(after_a_fault),  cmocka_unit_test(noted_later),
-        cmocka_unit_test(on_a_full_disk), cmocka_unit_test(cut_off_anywhere),
-        cmocka_unit_test(a_damaged_note),
+        cmocka_unit_test(noted_and_done),   cmocka_unit_test(of_an_owner),
+        cmocka_unit_test(after_a_fault),    cmocka_unit_test(noted_later),
+        cmocka_unit_test(on_a_full_disk),   cmocka_unit_test(without_a_block_left),
+        cmocka_unit_test(cut_off_anywhere), cmocka_unit_test(a_damaged_note),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

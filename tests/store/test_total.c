@@ -1,5 +1,5 @@
-/* What a store takes on its disk beyond the cap on its segment files: superblocks, the index with its log, and
- * the reserve.  docs/STORE_FORMAT.md promises these bounds. */
+/* The cap on all files of a store: segments, superblocks, index, log and reserve together stay below it after
+ * every commit.  docs/STORE_FORMAT.md has the shares. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,68 +8,186 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "io/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
 
 enum { N = 6, N_CONTEXTS = 400, CAP = 4 << 20 };
-/* Of the index: its log grows to 1,000 pages of 4 KiB before it begins again, by one commit beyond that, and
- * each extent has rows of at most 1 KiB beside those of a page. */
-enum { LOG_BYTES = 1000 * 4120 + (256 << 10), PAGES_BYTES = 256 << 10, ROW_BYTES = 1024 };
 
-static uint64_t size_of(const struct st_place *p, const char *name)
+/* One record for a chunk, so that the rows of an extent are large beside it. */
+static const struct st_shape tiny = {1, {[STORE_HIDDEN] = 100, [STORE_KV] = 0}};
+
+struct files {
+    uint64_t all, segments, index, log, reserve;
+};
+
+static void add_file(struct files *f, const char *name, const struct io_stat *st)
 {
-    struct io_stat st;
-    char path[600];
-    snprintf(path, sizeof path, "%s/%s", p->dirs[0], name);
-    return io_stat(p->io, path, &st, NULL) == 0 ? st.size_bytes : 0;
+    uint64_t n = st->allocated_bytes > st->size_bytes ? st->allocated_bytes
+                                                      : st->size_bytes;
+    f->all += n;
+    f->segments += strncmp(name, "seg-", 4) == 0 ? n : 0;
+    f->index += strcmp(name, "index.db") == 0 ? n : 0;
+    f->log += strcmp(name, "index.db-wal") == 0 ? n : 0;
+    f->reserve += strcmp(name, STORE_RESERVE_FILE) == 0 ? n : 0;
 }
 
-static uint64_t size_of_segments(const struct st_place *p)
+static struct files files_of(const struct st_place *p)
 {
-    struct io_names names;
-    uint64_t n_bytes = 0;
-    assert_int_equal(io_list(p->io, p->dirs[0], &names, NULL), 0);
-    for (size_t i = 0; i < names.n; i++)
-        if (strncmp(names.name[i], "seg-", 4) == 0)
-            n_bytes += size_of(p, names.name[i]);
-    io_names_free(&names);
-    return n_bytes;
+    struct files f = {0};
+    for (int d = 0; d < p->opts.n_dirs; d++) {
+        struct io_names names;
+        assert_int_equal(io_list(p->io, p->dirs[d], &names, NULL), 0);
+        for (size_t i = 0; i < names.n; i++) {
+            struct io_stat st;
+            char path[600];
+            snprintf(path, sizeof path, "%s/%s", p->dirs[d], names.name[i]);
+            assert_int_equal(io_stat(p->io, path, &st, NULL), 0);
+            add_file(&f, names.name[i], &st);
+        }
+        io_names_free(&names);
+    }
+    return f;
+}
+
+static void most_of(struct files *most, const struct files *f)
+{
+    most->all = f->all > most->all ? f->all : most->all;
+    most->segments = f->segments > most->segments ? f->segments : most->segments;
+    most->index = f->index > most->index ? f->index : most->index;
+    most->log = f->log > most->log ? f->log : most->log;
+    most->reserve = f->reserve > most->reserve ? f->reserve : most->reserve;
+}
+
+static struct st_ctx ctx_of(int i)
+{
+    return (struct st_ctx){.base = 100 + (uint64_t)i, .own = 100 + (uint64_t)i};
+}
+
+/* Pins some contexts and erases others, which adds rows that no append made room for. */
+static void pin_and_erase(struct store *s, int i, int n)
+{
+    struct err err = {0};
+    struct sha256 keys[ST_MAX_CHUNKS];
+    struct store_erased gone;
+    struct st_ctx pinned = ctx_of(i), erased = ctx_of(i - 3);
+    st_keys(&pinned, n, keys);
+    (void)store_pin_until(s, keys, n, clock_wall_s() + 3600,
+                          NULL); /* some may be evicted */
+    st_keys(&erased, n, keys);
+    assert_int_equal(store_erase(s, keys, n, &gone, &err), 0);
+}
+
+static struct files filled(const struct st_place *p, const struct st_shape *shape, int n,
+                           int kinds, struct store_stats *st)
+{
+    struct err err = {0};
+    struct files most = {0};
+    struct store *s = st_open(p);
+    for (int i = 0; i < N_CONTEXTS; i++) {
+        const struct st_ctx c = ctx_of(i);
+        if (st_save(s, shape, &c, n, kinds, &err) != 0)
+            fail_msg("context %d: %s", i, err.msg);
+        if (i % 4 == 3)
+            pin_and_erase(s, i, n);
+        struct files f = files_of(p);
+        if (f.all > p->opts.files_cap_bytes)
+            fail_msg("after context %d: %llu in segments, %llu index, %llu log, %llu all",
+                     i, (unsigned long long)f.segments, (unsigned long long)f.index,
+                     (unsigned long long)f.log, (unsigned long long)f.all);
+        most_of(&most, &f);
+    }
+    store_stats(s, st);
+    assert_true(store_audit(s));
+    assert_true(st->evictions[STORE_EVICT_CAP] > 0 &&
+                st->evictions[STORE_EVICT_SPACE] == 0);
+    print_message("at most: segments %llu, index %llu, log %llu, all %llu; %llu extents\n",
+                  (unsigned long long)most.segments, (unsigned long long)most.index,
+                  (unsigned long long)most.log, (unsigned long long)most.all,
+                  (unsigned long long)st->n_extents);
+    store_close(s);
+    return most;
 }
 
 static void everything_is_bounded(void **state)
 {
     (void)state;
+    for (int n_dirs = 1; n_dirs <= 3; n_dirs += 2) {
+        struct st_place p;
+        struct store_stats st;
+        assert_true(st_place_open(&p, "sim", n_dirs));
+        p.opts.files_cap_bytes = CAP;
+        struct files most = filled(&p, &st_small, N, ST_BOTH, &st);
+        assert_true(st.cap_bytes > CAP / 4 * 3);                /* the rest takes little, */
+        assert_true(st.used_bytes > CAP / 2);                   /* and most of it is used */
+        assert_true(most.log > 8 * (uint64_t)INDEX_PAGE_BYTES); /* the log was folded */
+        st_place_close(&p);
+    }
+}
+
+/* Extents of 8 KiB: the index reaches its share before the segments reach theirs. */
+static void small_extents_are_bounded_by_the_index(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_stats st;
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.files_cap_bytes = CAP;
+    struct files most = filled(&p, &tiny, 3 * N, ST_H, &st);
+    assert_true(most.index <= (64 << 10) + CAP / 128);
+    assert_true(most.segments < st.cap_bytes); /* or the index was not the bound */
+    assert_true(st.n_extents > 100);
+    st_place_close(&p);
+}
+
+/* Opened again, also without having been closed, a store knows how full its index is. */
+static void it_holds_after_opening_again(void **state)
+{
+    (void)state;
     struct st_place p;
     struct err err = {0};
-    struct store_stats st;
-    uint64_t most_log = 0, most_index = 0;
     assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = CAP;
-    struct store *s = st_open(&p);
+    p.opts.files_cap_bytes = CAP;
     for (int i = 0; i < N_CONTEXTS; i++) {
-        const struct st_ctx c = {.base = 100 + (uint64_t)i, .own = 100 + (uint64_t)i};
-        assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
-        store_stats(s, &st);
-        uint64_t log = size_of(&p, "index.db-wal"), index = size_of(&p, "index.db");
-        assert_true(size_of_segments(&p) <= CAP);
-        assert_true(log <= LOG_BYTES);
-        assert_true(index <= PAGES_BYTES + ROW_BYTES * st.n_extents);
-        assert_true(size_of(&p, STORE_RESERVE_FILE) <= CAP / 32);
-        most_log = log > most_log ? log : most_log;
-        most_index = index > most_index ? index : most_index;
+        const struct st_ctx c = ctx_of(i);
+        struct store *s = st_open(&p);
+        assert_int_equal(st_save(s, &tiny, &c, 3 * N, ST_H, &err), 0);
+        assert_true(files_of(&p).all <= CAP);
+        store_close(s);
+        assert_true(files_of(&p).all <= CAP);
     }
-    assert_true(st.n_evicted > 0);                 /* the cap was reached, */
-    assert_true(most_log > 1000 * (uint64_t)4096); /* and so was the end of the log */
-    print_message("log %llu, index %llu bytes, %llu extents\n",
-                  (unsigned long long)most_log, (unsigned long long)most_index,
-                  (unsigned long long)st.n_extents);
+    st_place_close(&p);
+}
+
+static void a_cap_that_leaves_nothing_is_refused(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store *s;
+    struct err err = {0};
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.files_cap_bytes = 192 << 10;
+    assert_int_equal(store_open(&p.opts, &s, &err), ERR_USAGE);
+    assert_non_null(
+        strstr(err.msg, "a cap of 196608 bytes on the store's files is too small"));
+    p.opts.files_cap_bytes = 256 << 10;
+    s = st_open(&p);
+    const struct st_ctx c = ctx_of(1);
+    assert_int_equal(st_save(s, &tiny, &c, 1, ST_H, &err),
+                     0); /* and this one leaves something */
+    assert_true(files_of(&p).all <= p.opts.files_cap_bytes);
     store_close(s);
     st_place_close(&p);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(everything_is_bounded)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(everything_is_bounded),
+        cmocka_unit_test(small_extents_are_bounded_by_the_index),
+        cmocka_unit_test(it_holds_after_opening_again),
+        cmocka_unit_test(a_cap_that_leaves_nothing_is_refused),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

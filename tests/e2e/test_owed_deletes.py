@@ -1,0 +1,199 @@
+"""DELETE and /v1/cache/clear where the disk is full or denied: what the answer says, and that after it nothing comes
+back: not in an answer, not after kill -9, and no byte in a file once the disk can be written.
+
+Root, who may do everything, runs the servers as NOBODY.  Arguments pick tests by name ("noted")."""
+import os
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from disks import AS_USER, NOBODY, can, fill, folder_of, mounted  # noqa: E402
+from serve_client import HC, SAVING, Server, files_under, until  # noqa: E402
+from tap import check, end, equal, skip  # noqa: E402
+
+MODEL = "models/demo"
+SECRET = "The little bird hid a golden acorn under the seventh stone of the old garden wall. "
+
+
+class Place:
+    """A store, and kept conversations in a folder of their own."""
+
+    def __init__(self, tmp, name):
+        self.store = folder_of(tmp, name, NOBODY, 0o700)
+        self.kept = folder_of(tmp, name + "-kept", NOBODY, 0o700)
+        self.db = os.path.join(self.kept, "c.db")
+
+    def serve(self, *options):
+        return Server(MODEL, *SAVING, "--store", self.store, "--conversations", self.db, *options, prefix=AS_USER)
+
+    def talk(self, server, headers=None):
+        """A conversation that is stored; its name."""
+        name = server.post("/v1/conversations", {}, headers)[2]["id"]
+        for i in range(2):
+            status, _, r = server.post("/v1/responses", {"input": SECRET + "Go on. " * i, "temperature": 0,
+                                                         "max_output_tokens": 8, "conversation": name}, headers)
+            if status != 200:
+                raise RuntimeError(f"{status}: {r}")
+            server.post("/v1/cache/flush", {}, headers)
+        return name
+
+    def remains(self):
+        """Files of the conversations with the text, and segments with any byte that is not zero."""
+        found = []
+        for path in files_under(self.store) + files_under(self.kept):
+            try:
+                with open(path, "rb") as f:
+                    data = f.read()
+            except FileNotFoundError:  # a running server makes and removes files
+                continue
+            if SECRET[12:40].encode() in data:
+                found.append(path + ": text")
+            if os.path.basename(path).startswith("seg-") and data.count(0) != len(data):
+                found.append(path + ": state")
+        return found
+
+    def deny(self, *, folder):
+        """The store cannot be written; folder: nor can anything be made in its folder."""
+        os.chmod(os.path.join(self.store, "index.db"), 0o400)
+        os.chmod(self.store, 0o500 if folder else 0o700)
+
+    def allow(self):
+        os.chmod(self.store, 0o700)
+        os.chmod(os.path.join(self.store, "index.db"), 0o600)
+
+    def owed(self):
+        return os.path.exists(os.path.join(self.store, "erase.owed"))
+
+
+def restored(server):
+    r = server.post("/v1/responses", {"input": SECRET, "temperature": 0, "max_output_tokens": 2, "store": False})[2]
+    return r["usage"]["input_tokens_details"]["cached_tokens"]
+
+
+def deletes_in_denied_store(tmp, name, *, folder):
+    p = Place(tmp, "folder" if folder else "index")
+    server = p.serve()
+    conversation = p.talk(server)
+    server.stop()
+    check(f"{name}: the search can find text and state", len(p.remains()) >= 2, p.remains())
+    p.deny(folder=folder)
+    server = p.serve()
+    status, _, r = server.request("DELETE", "/v1/conversations/" + conversation)
+    check(f"{name}: DELETE says that the bytes of chunks wait", status == 200 and r["deleted"] and
+          r["pending_chunks"] > 0 and r["erased_chunks"] == 0, (status, r))
+    check(f"{name}: the text is gone at once", not [f for f in p.remains() if ": text" in f], p.remains())
+    equal(f"{name}: the erasure is written down where that is possible", p.owed(), not folder)
+    equal(f"{name}: the conversation is unknown", server.request("GET", "/v1/conversations/" + conversation)[0], 404)
+    server.kill()
+    server = p.serve()
+    if not folder:
+        equal(f"{name}: a restart that cannot write restores none of it", restored(server), 0)
+    server.kill()
+    p.allow()
+    server = p.serve()
+    check(f"{name}: the next server that can write erases it", until(lambda: p.remains() == []), p.remains())
+    check(f"{name}: and nothing waits any more", until(
+        lambda: server.request("GET", "/v1/cache/stats")[2]["conversations"]["chunks_to_erase"] == 0) and not p.owed())
+    server.stop()
+
+
+def test_noted(tmp):
+    deletes_in_denied_store(tmp, "an index that may not be written", folder=False)
+
+
+def test_forgotten(tmp):
+    """It cannot be written down in the store; the conversations' file still has the names of the chunks."""
+    deletes_in_denied_store(tmp, "a folder that may not be written", folder=True)
+
+
+def test_unavailable(tmp):
+    """The conversations' file cannot be opened: whether a name is there, and whose it is, is not known."""
+    name = "conversations that cannot be opened"
+    p = Place(tmp, "closed")
+    keys = os.path.join(tmp, "keys")
+    with open(keys, "w") as f:
+        f.write("one\ntwo\n")
+    if AS_USER:
+        os.chown(keys, NOBODY, NOBODY)
+    os.chmod(keys, 0o400)
+    one, two = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
+    server = p.serve("--api-key-file", keys)
+    conversation = p.talk(server, one)
+    server.stop()
+    before = p.remains()
+    os.chmod(p.db, 0)
+    server = p.serve("--api-key-file", keys)
+    for who, headers in (("its owner", one), ("another key", two)):
+        for path in (conversation, "conv_" + "0" * 32):
+            status, _, r = server.request("DELETE", "/v1/conversations/" + path, headers=headers)
+            check(f"{name}: DELETE by {who} is refused, and says that nothing was changed", status == 503 and
+                  r["error"]["code"] == "conversations_unavailable" and "nothing was changed" in r["error"]["message"],
+                  (status, r))
+    server.kill()
+    check(f"{name}: nothing was", p.remains() == before and not p.owed(), (before, p.remains()))
+    os.chmod(p.db, 0o600)
+    server = p.serve("--api-key-file", keys)
+    equal(f"{name}: a refused DELETE is not made up for", server.request("GET", "/v1/conversations/" + conversation,
+                                                                         headers=one)[0], 200)
+    equal(f"{name}: another key deletes nothing", server.request("DELETE", "/v1/conversations/" + conversation,
+                                                                headers=two)[0], 404)
+    status, _, r = server.request("DELETE", "/v1/conversations/" + conversation, headers=one)
+    check(f"{name}: asked again by its owner it is done, and nothing is left", status == 200 and
+          until(lambda: p.remains() == []), (status, r, p.remains()))
+    server.kill()
+
+
+def full(at):
+    """Not a block is left for the store, which has lost its reserve, too."""
+    name = "a disk without a block"
+    p = Place(at, "s")
+    kept = tempfile.mkdtemp(prefix="hcache-kept.")
+    os.chmod(kept, 0o777)
+    p.kept, p.db = kept, os.path.join(kept, "c.db")
+    server = p.serve()
+    conversation = p.talk(server)
+    other = server.post("/v1/completions", {"prompt": "A different story, of a cat. " * 20, "max_tokens": 4})
+    server.post("/v1/cache/flush", {})
+    equal(f"{name}: a second context is stored", other[0], 200)
+    server.kill()
+    server = p.serve()
+    os.unlink(os.path.join(p.store, "reserve"))
+    fill(at)
+    status, _, r = server.request("DELETE", "/v1/conversations/" + conversation)
+    check(f"{name}: DELETE says that the bytes of chunks wait", status == 200 and r["deleted"] and
+          r["pending_chunks"] > 0 and r["erased_chunks"] == 0, (status, r))
+    equal(f"{name}: they are used no more", restored(server), 0)
+    status, _, r = server.post("/v1/cache/clear", {})
+    check(f"{name}: clearing is 507, and says when it is done", status == 507 and r["error"]["code"] == "disk_full" and
+          "is erased as soon as the disk has room" in r["error"]["message"], (status, r))
+    equal(f"{name}: no state is used", server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"], 0)
+    check(f"{name}: all bytes are there", [f for f in p.remains() if ": state" in f], p.remains())
+    os.unlink(os.path.join(at, "ballast"))
+    check(f"{name}: with room the server erases them by itself", until(lambda: p.remains() == []), p.remains())
+    check(f"{name}: and nothing waits any more", until(
+        lambda: server.request("GET", "/v1/cache/stats")[2]["conversations"]["chunks_to_erase"] == 0))
+    server.kill()
+    server = p.serve()
+    equal(f"{name}: nothing comes back", (p.remains(), restored(server)), ([], 0))
+    server.kill()
+    shutil.rmtree(kept, ignore_errors=True)
+
+
+def test_full(tmp):
+    mounted(tmp, "size=12m", full, "a disk without a block")
+
+
+tests = [test_noted, test_forgotten, test_unavailable, test_full]
+if not can([*AS_USER, HC, "--version"]):
+    skip("denied stores", "the program cannot be run as another user here")
+    tests = []
+for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
+    folder = tempfile.mkdtemp(prefix="hcache-owed.")
+    os.chmod(folder, 0o755)
+    try:
+        test(folder)
+    except Exception as e:  # noqa: BLE001
+        check(f"{test.__name__} ended with {e!r}", False)
+    shutil.rmtree(folder, ignore_errors=True)
+end()
