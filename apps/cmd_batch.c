@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/opt.h"
 #include "base/plural.h"
+#include "base/thread.h"
 #include "batch/estimate.h"
 #include "batch/job.h"
 #include "format/json.h"
@@ -158,7 +159,7 @@ static int catch_signals(struct signals *s)
     (void)signal(SIGPIPE, SIG_IGN);
     int rc = pthread_sigmask(SIG_BLOCK, &s->set, NULL);
     if (rc == 0)
-        rc = pthread_create(&thread, NULL, signal_main, s);
+        rc = thread_create(&thread, signal_main, s);
     if (rc == 0)
         pthread_detach(thread); /* it ends with the process */
     return rc;

@@ -25,6 +25,7 @@
 #include "base/log.h"
 #include "base/opt.h"
 #include "base/plural.h"
+#include "base/thread.h"
 #include "batch/shelf.h"
 #include "hcache.h"
 #include "sessions/conversations.h"
@@ -240,7 +241,7 @@ static int catch_signals(struct stopping *st)
     (void)signal(SIGPIPE, SIG_IGN);
     int rc = pthread_sigmask(SIG_BLOCK, &st->set, NULL);
     if (rc == 0)
-        rc = pthread_create(&thread, NULL, signal_main, st);
+        rc = thread_create(&thread, signal_main, st);
     if (rc == 0)
         pthread_detach(thread); /* it ends with the process */
     return rc;

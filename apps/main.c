@@ -7,6 +7,7 @@
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "base/opt.h"
+#include "base/thread.h"
 #include "build_id.h"
 #include "hcache.h"
 
@@ -104,8 +105,16 @@ static int help_command(int argc, char **argv)
     return run_command(argv[1], 2, help_argv);
 }
 
-int main(int argc, char **argv)
+struct line {
+    int argc;
+    char **argv;
+};
+
+static int run_line(void *arg)
 {
+    const struct line *l = arg;
+    int argc = l->argc;
+    char **argv = l->argv;
     /* A file that may not grow (ulimit -f) is a full disk to the store, and not the end of everything. */
     (void)signal(SIGXFSZ, SIG_IGN);
     (void)option_tables_check_environment(environ);
@@ -132,4 +141,9 @@ int main(int argc, char **argv)
         code = 1;
     }
     return code;
+}
+
+int main(int argc, char **argv)
+{
+    return thread_with_stack(run_line, &(struct line){argc, argv});
 }

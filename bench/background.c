@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum { MOST_THREADS = 2, READ_BYTES = 1 << 20 };
 
@@ -108,8 +109,8 @@ struct background_run *background_start(enum background b, struct io *io,
     }
     run->to = xmalloc(READ_BYTES);
     for (int i = 0; i < n; i++) {
-        int rc = pthread_create(&run->thread[i], NULL,
-                                b == BACKGROUND_READER ? read_on : compute, run);
+        int rc = thread_create(&run->thread[i], b == BACKGROUND_READER ? read_on : compute,
+                               run);
         if (rc != 0) {
             (void)err_set(err, -rc, "no thread for the load: %s", strerror(rc));
             background_stop(run);

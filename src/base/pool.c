@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 #define SPIN_NS 30000
 
@@ -110,7 +111,7 @@ int pool_create(int n_threads, struct pool **out, struct err *err)
     atomic_store(&p->ticket, (uint32_t)n_threads); /* job 0 has no share left */
     int rc = 0;
     while (rc == 0 && p->n_workers < n_threads - 1) {
-        rc = pthread_create(&p->threads[p->n_workers], NULL, worker_main, p);
+        rc = thread_create(&p->threads[p->n_workers], worker_main, p);
         p->n_workers += rc == 0;
     }
     if (rc != 0) {

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "batch/job.h"
 #include "batch/line.h"
 
@@ -254,7 +255,7 @@ int runner_start(const struct runner_opts *o, struct runner **out, struct err *e
     r->calls = (struct client_calls){.began = began, .ended = ended};
     pthread_mutex_init(&r->lock, NULL);
     clock_cond_init(&r->change);
-    int rc = pthread_create(&r->thread, NULL, runner_main, r);
+    int rc = thread_create(&r->thread, runner_main, r);
     if (rc != 0) {
         pthread_cond_destroy(&r->change);
         pthread_mutex_destroy(&r->lock);

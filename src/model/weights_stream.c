@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum { MAX_SLOTS = 32, MAX_READS = 2 };
 /* How often a thread that waits for the disk looks for other wishes. */
@@ -435,7 +436,7 @@ int weights_stream_open(const struct weights_stream_opts *o, struct layer_source
     for (int i = 0; rc == 0 && i < o->n_slots; i++)
         if (slot_add(st, err) == NULL)
             rc = err != NULL ? err->code : -ENOMEM;
-    if (rc == 0 && (rc = pthread_create(&st->thread, NULL, run, st)) != 0)
+    if (rc == 0 && (rc = thread_create(&st->thread, run, st)) != 0)
         rc = err_set(err, -rc, "cannot start the thread that reads weights: %s",
                      strerror(rc));
     if (rc != 0) {

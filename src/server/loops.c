@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum {
     MAX_ACCEPTED = 4, /* in one turn: the others are for another loop, or the next turn */
@@ -146,7 +147,7 @@ static int loop_start(struct loop *p, struct loops *l, struct MHD_Daemon *daemon
     p->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->wake < 0)
         return -errno;
-    int rc = pthread_create(&p->thread, NULL, loop_main, p);
+    int rc = thread_create(&p->thread, loop_main, p);
     if (rc != 0) {
         close(p->wake);
         return -rc;

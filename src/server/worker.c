@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "server/call.h"
 
 /* A call that is to be answered, or something else to be run. */
@@ -137,7 +138,7 @@ int worker_create(const struct worker_opts *o, struct worker **out, struct err *
         struct worker_thread *t = &w->threads[w->n_threads];
         t->owner = w;
         t->o = o->threads[w->n_threads];
-        rc = pthread_create(&t->id, NULL, worker_main, t);
+        rc = thread_create(&t->id, worker_main, t);
     }
     if (rc != 0) {
         worker_destroy(w);

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "policy/regress.h"
 #include "state/profile.h"
 #include "state/restore.h"
@@ -324,7 +325,7 @@ static int read_for_a_while(struct beside *b, struct projecting *p, double *per_
 {
     pthread_t thread;
     atomic_store(&b->stop, false);
-    int rc = pthread_create(&thread, NULL, read_beside, b);
+    int rc = thread_create(&thread, read_beside, b);
     if (rc != 0)
         return err_set(err, -rc, "profile: no thread for reading: %s", strerror(rc));
     if (p != NULL) {

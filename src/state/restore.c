@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/step.h"
+#include "base/thread.h"
 #include "state/record.h"
 #include "state/restore_impl.h"
 
@@ -142,7 +143,7 @@ static int reserve_streams(struct restore_pipeline *r, struct err *err)
 
 static int start_thread(struct restore_pipeline *r, struct err *err)
 {
-    int rc = pthread_create(&r->io, NULL, restore_io_main, r);
+    int rc = thread_create(&r->io, restore_io_main, r);
     r->has_thread = rc == 0;
     return rc == 0 ? 0
                    : err_set(err, -rc, "no thread for reading the store: %s", strerror(rc));

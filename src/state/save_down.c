@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/step.h"
+#include "base/thread.h"
 #include "tensor/group.h"
 
 enum { N_JOBS = 64, ALIGN = 256 };
@@ -155,7 +156,7 @@ int save_down_create(const struct save_down_opts *o, struct save_down **out,
         rc = stream_create(o->dev, STREAM_COPY, &d->copy, err);
     if (rc == 0)
         rc = make_jobs(d, err);
-    if (rc == 0 && (rc = pthread_create(&d->sorter, NULL, sorter_main, d)) != 0)
+    if (rc == 0 && (rc = thread_create(&d->sorter, sorter_main, d)) != 0)
         rc = err_set(err, -rc, "no thread: %s", strerror(rc));
     d->has_thread = rc == 0;
     if (rc != 0) {

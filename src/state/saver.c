@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/step.h"
+#include "base/thread.h"
 #include "state/record.h"
 #include "policy/save_kinds.h"
 #include "state/saver_impl.h"
@@ -176,7 +177,7 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
         rc = make_down(s, err);
     if (rc == 0)
         rc = stream_create(m->dev, STREAM_INLINE, &s->pack_stream, err);
-    if (rc == 0 && (rc = pthread_create(&s->writer, NULL, save_writer_main, s)) != 0)
+    if (rc == 0 && (rc = thread_create(&s->writer, save_writer_main, s)) != 0)
         rc = err_set(err, -rc, "the thread that saves: %s", strerror(rc));
     if (rc != 0) {
         release(s);

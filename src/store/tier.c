@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "store/alloc.h"
 
 /* Share of the arena that the thread keeps free: one part of this many. */
@@ -428,7 +429,7 @@ int tier_open(const struct tier_opts *o, struct tier **out, struct err *err)
     int rc = t->arena == NULL
                  ? err_set(err, -ENOMEM, "no memory for %llu bytes of copies in DRAM",
                            (unsigned long long)o->bytes)
-                 : pthread_create(&t->thread, NULL, tier_main, t);
+                 : thread_create(&t->thread, tier_main, t);
     t->has_thread = rc == 0;
     if (rc > 0)
         rc = err_set(err, -rc, "no thread for the DRAM tier: %s", strerror(rc));

@@ -20,6 +20,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/thread.h"
 #include "tensor/device.h"
 #include "tensor/ops.h"
 #include "tensor/shape.h"
@@ -210,7 +211,7 @@ static int copy_stream_create(struct device *d, struct stream **out, struct err 
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->queued, NULL);
     pthread_cond_init(&s->taken, NULL);
-    int rc = pthread_create(&s->thread, NULL, copy_stream_main, s);
+    int rc = thread_create(&s->thread, copy_stream_main, s);
     if (rc != 0) {
         free(s);
         return err_set(err, -rc, "copy stream: no thread: %s", strerror(rc));

@@ -1,0 +1,64 @@
+/* thread.c - see thread.h.
+ *
+ * New threads get the stack of `ulimit -s`, which may be anything from 16 KiB on. */
+#include "base/thread.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg)
+{
+    pthread_attr_t attr;
+    size_t stack_bytes = 0;
+    int rc = pthread_attr_init(&attr);
+    if (rc != 0)
+        return rc;
+    rc = pthread_attr_getstacksize(&attr, &stack_bytes);
+    if (rc == 0 && stack_bytes < THREAD_STACK_BYTES)
+        rc = pthread_attr_setstacksize(&attr, THREAD_STACK_BYTES);
+    if (rc == 0)
+        rc = pthread_create(out, &attr, run, arg);
+    pthread_attr_destroy(&attr);
+    return rc;
+}
+
+/* --- the main thread -------------------------------------------------------------------------- */
+
+struct call {
+    int (*run)(void *arg);
+    void *arg;
+    sigset_t signals; /* those that were blocked before */
+    int result;
+};
+
+static void *call_run(void *arg)
+{
+    struct call *c = arg;
+    pthread_sigmask(SIG_SETMASK, &c->signals, NULL);
+    c->result = c->run(c->arg);
+    return NULL;
+}
+
+int thread_with_stack(int (*run)(void *arg), void *arg)
+{
+    struct rlimit limit;
+    struct call c = {.run = run, .arg = arg};
+    sigset_t all;
+    pthread_t thread;
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= THREAD_STACK_BYTES)
+        return run(arg);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &c.signals);
+    int rc = thread_create(&thread, call_run, &c);
+    if (rc != 0) {
+        fprintf(stderr,
+                "hcache: the stack of %llu bytes (ulimit -s) is too small, and one of %d "
+                "cannot be had: %s\n",
+                (unsigned long long)limit.rlim_cur, THREAD_STACK_BYTES, strerror(rc));
+        return 1;
+    }
+    pthread_join(thread, NULL);
+    return c.result;
+}
