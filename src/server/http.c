@@ -80,9 +80,8 @@ void call_file(struct call *c, int fd, const char *content_type)
 
 void call_json(struct call *c, int status, struct json *v)
 {
-    char *text = json_text(v, 0);
-    call_text(c, status, "application/json", text);
-    free(text);
+    call_text(c, status, "application/json", "");
+    json_append(v, 0, &c->out);
     json_free(v);
 }
 
@@ -411,7 +410,7 @@ static enum MHD_Result refuse(struct call *c, const struct fault *f)
     call_fault(c, f);
     if (c->hold_ns > 0) {
         c->is_held = true;
-        watch_deadline(c->watch, 0); /* it has arrived */
+        watch_answer(c->watch); /* it has arrived */
         watch_alarm(c->watch, c->hold_ns, hold_ended, c);
     }
     return send_refusal(c);
@@ -476,7 +475,7 @@ static void dispatch(struct call *c)
         tenants_request(c->s->tenants, auth_tenant(c->s->auth, c->salt));
         atomic_fetch_add(&c->s->n_by_thread[thread], 1);
         c->is_counted = true;
-        watch_deadline(c->watch, 0);
+        watch_answer(c->watch);
         if (thread == CALL_HTTP) {
             c->route->answer(c);
             mem_unpledge();
@@ -532,7 +531,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     request_log(c, why != MHD_REQUEST_TERMINATED_COMPLETED_OK);
     watch_on_gone(c->watch, NULL, NULL);
     watch_alarm(c->watch, 0, NULL, NULL);
-    watch_deadline(c->watch, s->o.idle_timeout_s);
+    watch_idle(c->watch, s->o.idle_timeout_s);
     generation_free(c->gen); /* cancels what still runs */
     if (c->is_counted)
         atomic_fetch_sub(&s->n_active, 1);
@@ -576,7 +575,7 @@ static void *on_uri(void *arg, const char *uri, struct MHD_Connection *m)
     if (p != NULL) {
         p->uri_bytes = strlen(uri);
         p->uri_has_zero = strstr(uri, "%00") != NULL;
-        watch_deadline(p->watch, s->o.read_timeout_s);
+        watch_request(p->watch, s->o.read_timeout_s);
     }
     return NULL;
 }
@@ -684,7 +683,7 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     guesses_create(&s->guesses);
     int rc = origin_rules_check(&o->origins, err);
     if (rc == 0)
-        rc = watcher_create(o->max_connections, &s->watcher, err);
+        rc = watcher_create(o->max_connections, o->read_timeout_s, &s->watcher, err);
     if (rc == 0)
         rc = start_workers(s, err);
     if (rc == 0)

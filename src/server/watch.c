@@ -13,9 +13,14 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 /* Deadlines are checked this often: they are seconds, a scan of the table microseconds. */
 enum { TICK_MS = 250, MAX_EVENTS = 64 };
+
+/* Where more than three quarters of the places are taken, connections that hold theirs without asking for
+ * anything go sooner: a client that opens all and sends a byte now and then would keep the others out. */
+enum { PRESSED_REQUEST_S = 5 };
 
 struct watch {
     struct watcher *owner;
@@ -23,6 +28,7 @@ struct watch {
     uint32_t generation; /* an event of a former socket in this place is ignored */
     bool used, is_gone;
     int64_t deadline_ns; /* 0: none */
+    int64_t pressed_ns;  /* the deadline where places are short; 0: none */
     void (*gone)(void *arg);
     void *arg;
     int64_t alarm_ns;
@@ -35,7 +41,8 @@ struct watcher {
     pthread_mutex_t lock; /* protects the table */
     int epoll, wake;
     bool stop, rings; /* rings: no alarm waits any more */
-    int n;
+    int n, n_used;
+    int pressed_idle_s; /* that a connection may stay open between requests where places are short */
     struct watch place[];
 };
 
@@ -59,16 +66,24 @@ static void check_alarm(struct watch *p, int64_t now)
     alarm(p->alarm_arg);
 }
 
+static bool has_passed(int64_t deadline_ns, int64_t now)
+{
+    return deadline_ns != 0 && now >= deadline_ns;
+}
+
 static void check_deadlines(struct watcher *w)
 {
     int64_t now = clock_now_ns();
+    int n_over = w->n_used - (w->n - w->n / 4);
     for (int i = 0; i < w->n; i++) {
         struct watch *p = &w->place[i];
         if (p->used)
             check_alarm(p, now);
-        if (!p->used || p->deadline_ns == 0 || now < p->deadline_ns)
+        bool is_pressed = n_over > 0 && has_passed(p->pressed_ns, now);
+        if (!p->used || (!is_pressed && !has_passed(p->deadline_ns, now)))
             continue;
-        p->deadline_ns = 0;
+        n_over--;
+        p->deadline_ns = p->pressed_ns = 0;
         (void)shutdown(p->socket, SHUT_RDWR);
     }
 }
@@ -92,11 +107,13 @@ static void *watcher_main(void *arg)
     }
 }
 
-int watcher_create(int max_watches, struct watcher **out, struct err *err)
+int watcher_create(int max_watches, int pressed_idle_s, struct watcher **out,
+                   struct err *err)
 {
     struct watcher *w = xcalloc(1, sizeof *w + (size_t)max_watches * sizeof w->place[0]);
     struct epoll_event ev = {.events = EPOLLIN, .data.u64 = UINT64_MAX};
     w->n = max_watches;
+    w->pressed_idle_s = pressed_idle_s;
     pthread_mutex_init(&w->lock, NULL);
     w->epoll = epoll_create1(EPOLL_CLOEXEC);
     w->wake = eventfd(0, EFD_CLOEXEC);
@@ -104,7 +121,7 @@ int watcher_create(int max_watches, struct watcher **out, struct err *err)
     if (rc == 0 && epoll_ctl(w->epoll, EPOLL_CTL_ADD, w->wake, &ev) != 0)
         rc = -errno;
     if (rc == 0)
-        rc = -pthread_create(&w->thread, NULL, watcher_main, w);
+        rc = -thread_create(&w->thread, watcher_main, w);
     if (rc != 0) {
         close(w->epoll);
         close(w->wake);
@@ -136,6 +153,13 @@ static int64_t after(int seconds)
     return seconds > 0 ? clock_now_ns() + seconds * (int64_t)1000000000 : 0;
 }
 
+/* [lock] */
+static void set_deadline(struct watch *p, int seconds, int pressed_s)
+{
+    p->deadline_ns = after(seconds);
+    p->pressed_ns = after(seconds > 0 ? pressed_s : 0);
+}
+
 struct watch *watch_begin(struct watcher *w, int socket, int seconds)
 {
     struct watch *p = NULL;
@@ -144,11 +168,10 @@ struct watch *watch_begin(struct watcher *w, int socket, int seconds)
         p = w->place[i].used ? NULL : &w->place[i];
     if (p != NULL) {
         uint32_t generation = p->generation + 1;
-        *p = (struct watch){.owner = w,
-                            .socket = socket,
-                            .generation = generation,
-                            .used = true,
-                            .deadline_ns = after(seconds)};
+        *p = (struct watch){
+            .owner = w, .socket = socket, .generation = generation, .used = true};
+        set_deadline(p, seconds, PRESSED_REQUEST_S);
+        w->n_used++;
         struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLET,
                                  .data.u64 = (uint64_t)generation << 32 |
                                              (uint64_t)(p - w->place)};
@@ -165,17 +188,36 @@ void watch_end(struct watch *w)
     pthread_mutex_lock(&w->owner->lock);
     (void)epoll_ctl(w->owner->epoll, EPOLL_CTL_DEL, w->socket, NULL);
     w->used = false;
+    w->owner->n_used--;
     w->gone = NULL;
     w->alarm = NULL;
     pthread_mutex_unlock(&w->owner->lock);
 }
 
-void watch_deadline(struct watch *w, int seconds)
+void watch_request(struct watch *w, int seconds)
 {
     if (w == NULL)
         return;
     pthread_mutex_lock(&w->owner->lock);
-    w->deadline_ns = after(seconds);
+    set_deadline(w, seconds, PRESSED_REQUEST_S);
+    pthread_mutex_unlock(&w->owner->lock);
+}
+
+void watch_answer(struct watch *w)
+{
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->owner->lock);
+    set_deadline(w, 0, 0);
+    pthread_mutex_unlock(&w->owner->lock);
+}
+
+void watch_idle(struct watch *w, int seconds)
+{
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->owner->lock);
+    set_deadline(w, seconds, w->owner->pressed_idle_s);
     pthread_mutex_unlock(&w->owner->lock);
 }
 

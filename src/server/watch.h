@@ -19,15 +19,23 @@
 struct watcher;
 struct watch;
 
-int watcher_create(int max_watches, struct watcher **out, struct err *err);
+/* Where more than three quarters of max_watches have begun, a request must arrive whole within 5 s, and a
+ * connection may stay open between requests for pressed_idle_s. */
+int watcher_create(int max_watches, int pressed_idle_s, struct watcher **out,
+                   struct err *err);
 void watcher_destroy(struct watcher *w); /* every watch has ended */
 
-/* NULL where there is no place. The first deadline is seconds from now. */
+/* NULL where there is no place. A request must begin within so many seconds. */
 struct watch *watch_begin(struct watcher *w, int socket, int seconds);
 void watch_end(struct watch *w); /* NULL is allowed, here and below */
 
-/* Shut the socket down after so many seconds from now, for that reason; 0: never. */
-void watch_deadline(struct watch *w, int seconds);
+/* The socket is shut down unless the next of these is called within so many seconds (0: it is not).
+ * A request has begun: it must arrive whole. */
+void watch_request(struct watch *w, int seconds);
+/* It has arrived, and is answered, however long that takes. */
+void watch_answer(struct watch *w);
+/* It was answered: the next one must begin. */
+void watch_idle(struct watch *w, int seconds);
 /* gone(arg) is called once when the peer ends; NULL: nobody wants to know.  It is called with the
  * watcher's lock held and must not call into it; after a return of watch_on_gone(w, NULL, NULL) it
  * is not running. */

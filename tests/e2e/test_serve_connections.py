@@ -79,6 +79,26 @@ def bound(server):
     check("and those that were there go on", all(ask(c) for c in held[3:]))
 
 
+def slow_clients(server):
+    """Every place is taken by a client that never ends its request, and sends a byte now and then."""
+    for name, begin in [("has sent nothing", b""), ("sends its header slowly", b"GET /health HTTP/1.1\r\nX-Slow: "),
+                        ("sends its body slowly", b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n")]:
+        held = connect(server, 16)
+        for c in held:
+            c.sendall(begin)
+        check(f"a client that {name} keeps no other out", ask(connect(server, 1)[0]))
+
+        def drip(c):
+            try:
+                return c.send(b"a") == 1
+            except OSError:
+                return False
+        if begin:
+            check(f"but one that {name} is let be while there is room", any(drip(c) for c in held))
+        for c in held:
+            c.close()
+
+
 def descriptors(server):
     first = connect(server, 1)[0]
     check("a connection is served", ask(first))
@@ -118,7 +138,8 @@ def stopping(server):
 
 # (No time limit of a connection is to wake up a loop that sleeps in spite of requests.)
 with_server(bursts, "--http-threads", "1", "--idle-timeout", "3600", "--read-timeout", "3600")
-with_server(bound, "--max-connections", "8")
+with_server(bound, "--max-connections", "8", "--read-timeout", "3600")
+with_server(slow_clients, "--max-connections", "16", "--idle-timeout", "3600", "--read-timeout", "3600")
 with_server(descriptors)
 with_server(stopping)
 end()
