@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "service/counts.h"
 #include "policy/sched.h"
 
@@ -426,7 +427,7 @@ void service_create(const struct service_opts *o, struct service **out)
     s->queue_end = &s->queue;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->work, NULL);
-    pthread_cond_init(&s->progress, NULL);
+    clock_cond_init(&s->progress);
     if (o->saver != NULL)
         saver_on_commit(o->saver, on_commit, s);
     *out = s;
@@ -467,7 +468,7 @@ int service_start(struct service *s, int max_queue, struct err *err)
         return err_set(err, ERR_USAGE, "the engine's thread runs already");
     s->max_queue = max_queue > 0 ? max_queue : DEFAULT_QUEUE;
     s->stopping = false;
-    int rc = pthread_create(&s->thread, NULL, service_main, s);
+    int rc = thread_create(&s->thread, service_main, s);
     if (rc != 0)
         return err_set(err, -rc, "the engine's thread cannot be started: %s",
                        err_name(-rc));
@@ -634,15 +635,12 @@ static bool has_news(const struct hcache_ticket *t)
 static void wait_for_progress(struct service *s, bool is_asked)
 {
     enum { ASK_NS = 50000000, SECOND_NS = 1000000000 };
-    struct timespec t;
     if (!is_asked) {
         pthread_cond_wait(&s->progress, &s->lock);
         return;
     }
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += ASK_NS;
-    t.tv_sec += t.tv_nsec / SECOND_NS;
-    t.tv_nsec %= SECOND_NS;
+    int64_t until_ns = clock_now_ns() + ASK_NS;
+    struct timespec t = {.tv_sec = until_ns / SECOND_NS, .tv_nsec = until_ns % SECOND_NS};
     (void)pthread_cond_timedwait(&s->progress, &s->lock, &t);
 }
 

@@ -1,8 +1,11 @@
-/* test_stop.c - a service stops within a layer, however long a step takes. */
+/* test_stop.c - a service stops within a layer, however long a step takes; and a caller who waits is asked
+ * whether to go on, whatever the system's clock is set to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -11,6 +14,18 @@
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
+
+/* The system's clock as this program sees it.  The kernel's waits do not see `ahead_s`: a moment that was
+ * reckoned with it is as far away as after the clock has been set back by so much. */
+static int64_t ahead_s;
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    int rc = (int)syscall(SYS_clock_gettime, id, t);
+    if (id == CLOCK_REALTIME)
+        t->tv_sec += ahead_s;
+    return rc;
+}
 
 static struct hcache_ticket *submit(struct stack *k, struct service *s)
 {
@@ -26,59 +41,102 @@ static struct hcache_ticket *submit(struct stack *k, struct service *s)
     return t;
 }
 
+struct rig {
+    char dir[TEMPDIR_BYTES];
+    struct io *disk;
+    struct stack k;
+    struct service *s;
+};
+
+/* A service with a thread whose steps wait for a disk that does not answer. */
+static void rig_open(struct rig *r)
+{
+    char path[PATH_MAX];
+    struct err err = {0};
+    r->disk = et_disk(4, 0);
+    tempdir_make_on_disk(r->dir, "stop");
+    packed_file_make(r->dir, "synth:tiny-mha", "cpu", 1, NULL, path);
+    packed_file_copy(r->disk, path);
+    et_open(&r->k, &(struct stack_opts){.user.model = path,
+                                        .user.weights_memory = "0%",
+                                        .user.no_reuse = true,
+                                        .stuck_ns = (int64_t)3600 * 1000000000,
+                                        .io = r->disk});
+    service_create(&(struct service_opts){.engine = r->k.engine,
+                                          .weights = &r->k.model->w,
+                                          .max_sequences = 1,
+                                          .max_context = 1024},
+                   &r->s);
+    assert_int_equal(service_start(r->s, 0, &err), 0);
+    io_sim_fault_add(r->disk, &(struct io_sim_fault){.kind = IO_SIM_STUCK,
+                                                     .on = IO_SIM_ON_READ,
+                                                     .path = ".packed"});
+}
+
+static void rig_close(struct rig *r)
+{
+    service_destroy(r->s);
+    stack_close(&r->k);
+    io_close(r->disk);
+    tempdir_remove(r->dir);
+}
+
+static bool second_time(void *arg)
+{
+    return ++*(int *)arg == 2;
+}
+
+/* It is asked again after 50 ms, not after the hour by which the clock was set back. */
+static void a_clock_that_is_set_back_delays_no_question(void **state)
+{
+    (void)state;
+    struct rig r;
+    int n_asked = 0;
+    rig_open(&r);
+    struct hcache_ticket *t = submit(&r.k, r.s);
+    ahead_s = 3600;
+    assert_false(service_run(r.s, t, second_time, &n_asked));
+    assert_int_equal(n_asked, 2);
+    ahead_s = 0;
+    service_stop(r.s);
+    hcache_ticket_free(t);
+    io_sim_fault_clear(r.disk);
+    io_sim_unstick(r.disk);
+    rig_close(&r);
+}
+
 /* The step waits an hour for a disk that does not answer; the stop does not. After it the service
  * starts again, and answers. */
 static void a_stop_does_not_wait_for_streamed_weights(void **state)
 {
     (void)state;
-    char dir[TEMPDIR_BYTES], path[PATH_MAX];
+    struct rig r;
     struct err err = {0};
     struct hcache_err why = {0};
-    struct hcache_result r;
-    struct stack k;
-    struct service *s;
-    struct io *disk = et_disk(4, 0);
-    tempdir_make_on_disk(dir, "stop");
-    packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
-    packed_file_copy(disk, path);
-    et_open(&k, &(struct stack_opts){.user.model = path,
-                                     .user.weights_memory = "0%",
-                                     .user.no_reuse = true,
-                                     .stuck_ns = (int64_t)3600 * 1000000000,
-                                     .io = disk});
-    service_create(&(struct service_opts){.engine = k.engine,
-                                          .weights = &k.model->w,
-                                          .max_sequences = 1,
-                                          .max_context = 1024},
-                   &s);
-    assert_int_equal(service_start(s, 0, &err), 0);
-    io_sim_fault_add(disk, &(struct io_sim_fault){.kind = IO_SIM_STUCK,
-                                                  .on = IO_SIM_ON_READ,
-                                                  .path = ".packed"});
-    struct hcache_ticket *t = submit(&k, s);
-    while (io_sim_fault_hits(disk) == 0)
+    struct hcache_result result;
+    rig_open(&r);
+    struct hcache_ticket *t = submit(&r.k, r.s);
+    while (io_sim_fault_hits(r.disk) == 0)
         usleep(1000);
-    service_stop(s);
+    service_stop(r.s);
     hcache_ticket_free(t);
-    io_sim_fault_clear(disk);
-    io_sim_unstick(disk);
-    assert_int_equal(service_start(s, 0, &err), 0);
-    t = submit(&k, s);
+    io_sim_fault_clear(r.disk);
+    io_sim_unstick(r.disk);
+    assert_int_equal(service_start(r.s, 0, &err), 0);
+    t = submit(&r.k, r.s);
     hcache_ticket_wait(t);
-    assert_int_equal(hcache_ticket_result(t, &r, &why), 0);
-    assert_int_equal(r.n_tokens, 4);
-    hcache_result_free(&r);
+    assert_int_equal(hcache_ticket_result(t, &result, &why), 0);
+    assert_int_equal(result.n_tokens, 4);
+    hcache_result_free(&result);
     hcache_ticket_free(t);
-    service_stop(s);
-    service_destroy(s);
-    stack_close(&k);
-    io_close(disk);
-    tempdir_remove(dir);
+    service_stop(r.s);
+    rig_close(&r);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_stop_does_not_wait_for_streamed_weights)};
+        cmocka_unit_test(a_stop_does_not_wait_for_streamed_weights),
+        cmocka_unit_test(a_clock_that_is_set_back_delays_no_question)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
