@@ -419,6 +419,16 @@ static json_t *real_node(double v)
     return isfinite(v) ? json_real(v) : json_null();
 }
 
+struct json *json_new_int(int64_t v)
+{
+    return wrap(json_integer(v));
+}
+
+struct json *json_new_real(double v)
+{
+    return wrap(real_node(v));
+}
+
 void json_put(struct json *object, const char *key, struct json *child)
 {
     int rc = json_object_set_new(node(object), key, node(wrap(node(child))));
@@ -427,12 +437,12 @@ void json_put(struct json *object, const char *key, struct json *child)
 
 void json_put_int(struct json *object, const char *key, int64_t v)
 {
-    json_put(object, key, wrap(json_integer(v)));
+    json_put(object, key, json_new_int(v));
 }
 
 void json_put_real(struct json *object, const char *key, double v)
 {
-    json_put(object, key, wrap(real_node(v)));
+    json_put(object, key, json_new_real(v));
 }
 
 void json_put_ms(struct json *object, const char *key, double ms)
@@ -468,18 +478,20 @@ void json_push(struct json *array, struct json *child)
 
 void json_push_int(struct json *array, int64_t v)
 {
-    json_push(array, wrap(json_integer(v)));
+    json_push(array, json_new_int(v));
 }
 
 void json_push_real(struct json *array, double v)
 {
-    json_push(array, wrap(real_node(v)));
+    json_push(array, json_new_real(v));
 }
 
 void json_push_string(struct json *array, const char *s)
 {
     json_push(array, wrap(s != NULL ? string_node(s, strlen(s)) : json_null()));
 }
+
+/* --- text ---------------------------------------------------------------------------- */
 
 static int append_piece(const char *s, size_t n, void *out)
 {
@@ -488,11 +500,96 @@ static int append_piece(const char *s, size_t n, void *out)
 }
 
 /* jansson's own buffer would hold the text twice when it grows, and once more for its result. */
+static void append_by_jansson(const json_t *j, int indent, struct textbuf *out)
+{
+    int rc = json_dump_callback(j, append_piece, out,
+                                JSON_ENCODE_ANY | JSON_INDENT((size_t)indent) |
+                                    JSON_REAL_PRECISION(15));
+    CHECK(rc == 0);
+}
+
+/* A raw value is a string that begins with these bytes.  They are not UTF-8, so no other string has them. */
+static const char raw_mark[2] = {'\xFF', '\xFE'};
+
+struct json *json_new_raw(const char *text, size_t n)
+{
+    char *marked = xmalloc(sizeof raw_mark + n);
+    memcpy(marked, raw_mark, sizeof raw_mark);
+    memcpy(marked + sizeof raw_mark, text, n);
+    json_t *j = json_stringn_nocheck(marked, sizeof raw_mark + n);
+    free(marked);
+    return wrap(j);
+}
+
+static bool is_raw(const json_t *j)
+{
+    return json_is_string(j) && json_string_length(j) >= sizeof raw_mark &&
+           memcmp(json_string_value(j), raw_mark, sizeof raw_mark) == 0;
+}
+
+static bool has_raw(json_t *j)
+{
+    const char *key;
+    json_t *child;
+    size_t i;
+    if (json_is_object(j)) {
+        json_object_foreach(j, key, child)
+        {
+            if (has_raw(child))
+                return true;
+        }
+    } else if (json_is_array(j)) {
+        json_array_foreach(j, i, child)
+        {
+            if (has_raw(child))
+                return true;
+        }
+    }
+    return is_raw(j);
+}
+
+/* On one line, with jansson's separators. */
+static void append_with_raw(json_t *j, struct textbuf *out)
+{
+    const char *key, *between = "";
+    json_t *child;
+    size_t i;
+    if (is_raw(j)) {
+        textbuf_add(out, json_string_value(j) + sizeof raw_mark,
+                    json_string_length(j) - sizeof raw_mark);
+    } else if (json_is_object(j)) {
+        textbuf_add(out, "{", 1);
+        json_object_foreach(j, key, child)
+        {
+            json_t *name = json_string(key);
+            textbuf_add(out, between, strlen(between));
+            append_by_jansson(node(wrap(name)), 0, out);
+            textbuf_add(out, ": ", 2);
+            append_with_raw(child, out);
+            json_decref(name);
+            between = ", ";
+        }
+        textbuf_add(out, "}", 1);
+    } else if (json_is_array(j)) {
+        textbuf_add(out, "[", 1);
+        json_array_foreach(j, i, child)
+        {
+            textbuf_add(out, between, strlen(between));
+            append_with_raw(child, out);
+            between = ", ";
+        }
+        textbuf_add(out, "]", 1);
+    } else {
+        append_by_jansson(j, 0, out);
+    }
+}
+
 void json_append(const struct json *v, int indent, struct textbuf *out)
 {
-    int rc = json_dump_callback(node(v), append_piece, out,
-                                JSON_INDENT((size_t)indent) | JSON_REAL_PRECISION(15));
-    CHECK(rc == 0);
+    if (indent == 0 && has_raw(node(v)))
+        append_with_raw(node(v), out);
+    else
+        append_by_jansson(node(v), indent, out);
 }
 
 char *json_text(const struct json *v, int indent)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/textbuf.h"
 #include "base/utf8.h"
 #include "sessions/fullness.h"
 #include "sessions/provenance.h"
@@ -56,18 +57,35 @@ static struct json *chat_token(struct hcache *h, const struct hcache_logprob *lp
     return o;
 }
 
+/* A list that may be long is kept as text: a value costs ten times its text. */
+static void list_add(struct textbuf *list, struct json *v)
+{
+    textbuf_add(list, list->n == 0 ? "[" : ", ", list->n == 0 ? 1 : 2);
+    json_append(v, 0, list);
+    json_free(v);
+}
+
+static struct json *list_end(struct textbuf *list)
+{
+    textbuf_add(list, list->n == 0 ? "[]" : "]", list->n == 0 ? 2 : 1);
+    struct json *v = json_new_raw(list->p, list->n);
+    textbuf_free(list);
+    return v;
+}
+
 static struct json *chat_logprobs(struct hcache *h, const struct hcache_logprob *lp, int n,
                                   int n_top)
 {
-    struct json *o = json_new_object(), *content = json_new_array();
+    struct json *o = json_new_object();
+    struct textbuf content = {0};
     for (int t = 0; t < n; t++, lp += 1 + n_top) {
         struct json *token = chat_token(h, lp), *top = json_new_array();
         for (int i = 1; i <= n_top && lp[i].id >= 0; i++)
             json_push(top, chat_token(h, &lp[i]));
         json_put(token, "top_logprobs", top);
-        json_push(content, token);
+        list_add(&content, token);
     }
-    json_put(o, "content", content);
+    json_put(o, "content", list_end(&content));
     json_put_null(o, "refusal");
     return o;
 }
@@ -83,10 +101,8 @@ static int64_t n_chars(const struct textbuf *b)
 static struct json *text_logprobs(struct choice *ch, struct hcache *h,
                                   const struct hcache_logprob *lp, int n, int n_top)
 {
-    struct json *o = json_new_object(), *tokens = json_new_array(),
-                *chosen = json_new_array();
-    struct json *tops = json_new_array(), *offsets = json_new_array();
-    struct textbuf text = {0};
+    struct json *o = json_new_object();
+    struct textbuf text = {0}, tokens = {0}, chosen = {0}, tops = {0}, offsets = {0};
     for (int t = 0; t < n; t++, lp += 1 + n_top) {
         struct json *top = json_new_object();
         for (int i = n_top; i >= 1; i--) { /* of two that read alike the likelier stays */
@@ -94,17 +110,17 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
             if (lp[i].id >= 0)
                 json_put_real(top, text.p, (double)lp[i].logprob);
         }
-        json_push(tops, top);
+        list_add(&tops, top);
         token_text(h, lp->id, &text);
-        json_push_string(tokens, text.p);
-        json_push_real(chosen, (double)lp->logprob);
-        json_push_int(offsets, ch->n_chars);
+        list_add(&tokens, json_new_bytes(text.p, strlen(text.p)));
+        list_add(&chosen, json_new_real((double)lp->logprob));
+        list_add(&offsets, json_new_int(ch->n_chars));
         ch->n_chars += n_chars(&text);
     }
-    json_put(o, "tokens", tokens);
-    json_put(o, "token_logprobs", chosen);
-    json_put(o, "top_logprobs", tops);
-    json_put(o, "text_offset", offsets);
+    json_put(o, "tokens", list_end(&tokens));
+    json_put(o, "token_logprobs", list_end(&chosen));
+    json_put(o, "top_logprobs", list_end(&tops));
+    json_put(o, "text_offset", list_end(&offsets));
     textbuf_free(&text);
     return o;
 }

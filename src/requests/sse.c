@@ -1,7 +1,6 @@
 /* sse.c - see sse.h. */
 #include "requests/sse.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "format/json.h"
@@ -24,9 +23,9 @@ void sse_event(struct textbuf *b, const char *text)
 
 void sse_json(struct textbuf *b, struct json *v)
 {
-    char *text = json_text(v, 0);
-    sse_event(b, text);
-    free(text);
+    textbuf_add(b, "data: ", 6);
+    json_append(v, 0, b); /* one line */
+    textbuf_add(b, "\n\n", 2);
     json_free(v);
 }
 

@@ -351,16 +351,16 @@ static int rewrite(struct call *c, const struct conversation *v, size_t without,
     struct turn *t = xcalloc(1, sizeof *t);
     conversations_name("turn", t->name);
     t->conversation = v->row;
+    turn_path_free(path, n); /* what is large is held once */
     t->input = json_text(left, 0);
+    json_free(all);
+    json_free(left);
     t->output = xstrdup("[]");
     int rc = conversation_rewrite(c->s->conversations, call_tenant(c), v->head, t, &gone,
                                   &err);
     if (rc == 0)
         json_free(keep_deleted(c, v->name, "", &gone));
     turn_free(t);
-    turn_path_free(path, n);
-    json_free(all);
-    json_free(left);
     return rc == 0 ? 0 : keep_fault(&err, f);
 }
 
@@ -372,13 +372,13 @@ static void delete_item(struct call *c, struct conversation *v, const char *id)
     int rc = read_items(c, v, &items, &f);
     if (rc == 0)
         rc = find_item(items, id, &at, &f);
+    json_free(items);
     if (rc == 0)
         rc = rewrite(c, v, at, &f);
     if (rc == 0)
         answer_anew(c, v);
     else
         call_fault(c, &f);
-    json_free(items);
 }
 
 /* --- branches ---------------------------------------------------------------------------------- */

@@ -100,7 +100,8 @@ int turn_has_room(struct conversations *c, struct err *err);
 /* ERR_NOT_FOUND, also for what is no longer visible. */
 int turn_find(struct conversations *c, const char *tenant, const char *name,
               struct turn **out, struct err *err);
-/* The turns from the first to `row`: (*out)[0..*n), the caller frees each, and *out. */
+/* The turns from the first to `row`, without answer and restoration: (*out)[0..*n), the caller frees each,
+ * and *out. */
 int turn_path(struct conversations *c, int64_t row, struct turn ***out, int *n,
               struct err *err);
 void turn_path_free(struct turn **path, int n);

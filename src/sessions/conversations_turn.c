@@ -381,6 +381,14 @@ int turn_find(struct conversations *c, const char *tenant, const char *name,
     return rc;
 }
 
+/* What a path is read for is in input and output: the answer says the output once more. */
+static void drop_answer(struct turn *t)
+{
+    free(t->answer);
+    free(t->restoration);
+    t->answer = t->restoration = NULL;
+}
+
 static int read_path(struct conversations *c, int64_t row, struct turn ***path, int *n,
                      struct err *err)
 {
@@ -399,6 +407,8 @@ static int read_path(struct conversations *c, int64_t row, struct turn ***path, 
             rc = read_turn(st, &(*path)[*n], err);
         else if (rc == 0)
             rc = err_set(err, ERR_NOT_FOUND, "a turn was deleted in the meantime");
+        if (rc == 0)
+            drop_answer((*path)[*n]);
         db_done(st);
         if (rc != 0)
             return rc;

@@ -51,10 +51,24 @@ struct json *draft_items(struct turn *const *path, int n)
     return list;
 }
 
+/* The items of all turns.  Their texts go as soon as they are read: a long conversation's are large. */
+static struct json *take_items(struct draft *d)
+{
+    struct json *list = json_new_array();
+    for (int i = 0; i < d->n_path; i++) {
+        push_all(list, d->path[i]->input);
+        push_all(list, d->path[i]->output);
+        free(d->path[i]->input);
+        free(d->path[i]->output);
+        d->path[i]->input = d->path[i]->output = NULL;
+    }
+    return list;
+}
+
 static int render(struct draft *d, const struct hcache *h, const struct draft_opts *o,
                   struct fault *f)
 {
-    struct json *messages = json_new_array(), *said = draft_items(d->path, d->n_path);
+    struct json *messages = json_new_array(), *said = take_items(d);
     size_t n_instructions = 0;
     if (json_string_of(o->instructions, &n_instructions) != NULL && n_instructions > 0) {
         struct json *m = json_new_object();
@@ -65,6 +79,7 @@ static int render(struct draft *d, const struct hcache *h, const struct draft_op
     for (size_t i = 0; i < json_count(d->input); i++)
         json_push(said, json_share(json_at(d->input, i)));
     items_to_messages(said, messages);
+    json_free(said);
     if (o->truncates)
         d->n_system = prompt_system_tokens(h, messages);
     struct chat_source source = {.messages = messages,
@@ -77,7 +92,6 @@ static int render(struct draft *d, const struct hcache *h, const struct draft_op
     if (rc != 0 && strcmp(f->param, "messages") == 0)
         snprintf(f->param, sizeof f->param, "%s", o->param);
     json_free(messages);
-    json_free(said);
     return rc;
 }
 

@@ -152,6 +152,53 @@ static void test_iteration_keeps_order(void **state)
     assert_false(json_next(&it));
 }
 
+/* A tree with raw text is written, byte for byte, as one with the same values. */
+static void raw_text_is_written_as_its_values(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"a\": [1, -2.5, 1e300, \"q\\\"\\\\\\n\\u0001\u00e9/\", "
+                               "true, null, {}, []], \"k\\\"y\": {\"x\": 0.1}}";
+    struct json *parsed = NULL, *with = json_new_object(), *without = json_new_object();
+    assert_int_equal(json_parse(&parsed, text, strlen(text), "t", NULL), 0);
+    for (int i = 0; i < 2; i++) {
+        struct json *o = i == 0 ? with : without, *list = json_new_array();
+        json_put_string(o, "before \"it\"", "line\none");
+        json_put_real(o, "x", 1.0 / 3);
+        json_put(o, "value",
+                 i == 0 ? json_new_raw(text, strlen(text)) : json_share(parsed));
+        json_push(list, i == 0 ? json_new_raw("[]", 2) : json_new_array());
+        json_push(list, json_new_int(-7));
+        json_push(list, json_new_real(1e-9));
+        json_put(o, "list", list);
+    }
+    char *a = json_text(with, 0), *b = json_text(without, 0);
+    assert_string_equal(a, b);
+    free(a);
+    free(b);
+    json_free(with);
+    json_free(without);
+    json_free(parsed);
+}
+
+/* The bytes that mark raw text are no UTF-8: a client cannot send them, and a program's text loses them. */
+static void no_string_from_outside_is_raw(void **state)
+{
+    (void)state;
+    static const char marked[] = "\xFF\xFE{\"injected\": true}";
+    static const char sent[] = "[\"\xFF\xFE{}\"]";
+    struct json *parsed = NULL, *o = json_new_object();
+    assert_int_equal(json_parse(&parsed, sent, strlen(sent), "t", NULL), ERR_FORMAT);
+    json_put_bytes(o, "text", marked, strlen(marked));
+    json_put(o, "raw",
+             json_new_raw("1", 1)); /* the tree is written by the writer of raw text */
+    char *text = json_text(o, 0);
+    assert_string_equal(
+        text,
+        "{\"text\": \"\xEF\xBF\xBD\xEF\xBF\xBD{\\\"injected\\\": true}\", \"raw\": 1}");
+    free(text);
+    json_free(o);
+}
+
 static void test_writing(void **state)
 {
     (void)state;
@@ -183,9 +230,14 @@ static void test_writing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_getters),  cmocka_unit_test(test_huge_integers),
-        cmocka_unit_test(test_writing),  cmocka_unit_test(test_iteration_keeps_order),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_getters),
+        cmocka_unit_test(test_huge_integers),
+        cmocka_unit_test(test_writing),
+        cmocka_unit_test(test_iteration_keeps_order),
+        cmocka_unit_test(raw_text_is_written_as_its_values),
+        cmocka_unit_test(no_string_from_outside_is_raw),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
