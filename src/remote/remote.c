@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "remote/remote_impl.h"
 
 /* How long the end of a process waits for the writer. */
@@ -165,10 +166,10 @@ static int start(struct remote *r, struct err *err)
     r->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (r->stop_fd < 0)
         return err_set(err, -errno, "the remote: %s", strerror(errno));
-    int rc = pthread_create(&r->reader, NULL, remote_reader_main, r);
+    int rc = thread_create(&r->reader, remote_reader_main, r);
     r->has_reader = rc == 0;
     if (rc == 0)
-        rc = pthread_create(&r->writer, NULL, remote_writer_main, r);
+        rc = thread_create(&r->writer, remote_writer_main, r);
     r->has_writer = r->has_reader && rc == 0;
     return rc == 0 ? 0 : err_set(err, -rc, "no thread for the remote: %s", strerror(rc));
 }
