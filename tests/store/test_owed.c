@@ -254,8 +254,8 @@ static void without_a_block_left(void **state)
     assert_int_equal(e.n_owed, N - 2);
     assert_int_equal(e.n_chunks, 0); /* none is erased yet */
     assert_int_equal(e.n_shared, 2);
-    assert_int_equal(n_found(s, &gone), 2);
-    assert_int_equal(n_found(s, &kept), N);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
+    assert_int_equal(st_n_right(s, &kept, N), N);
     assert_int_equal(store_settle(s, &err), -ENOSPC);
     assert_int_equal(erase(s, &gone, &e), -ENOSPC); /* asked for again */
     assert_int_equal(e.n_owed, 0);
@@ -269,13 +269,13 @@ static void without_a_block_left(void **state)
     assert_int_equal(st.freeing_bytes, 0);
     assert_false(remains(&p, &gone, N - 1));
     assert_false(remains(&p, &late, 0));
-    assert_int_equal(n_found(s, &late), 0);
-    assert_int_equal(n_found(s, &kept), N);
+    assert_int_equal(st_n_right(s, &late, N), 0);
+    assert_int_equal(st_n_right(s, &kept, N), N);
     assert_true(store_audit(s));
     store_close(s);
     s = st_open(&p);
-    assert_int_equal(n_found(s, &gone), 2);
-    assert_int_equal(n_found(s, &late), 0);
+    assert_int_equal(st_n_right(s, &gone, N), 2);
+    assert_int_equal(st_n_right(s, &late, N), 0);
     store_close(s);
     io_file_close(f);
     st_place_close(&p);
