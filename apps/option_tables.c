@@ -46,22 +46,37 @@ static void add(struct names *all, const char *name)
 
 static void collect(struct names *all)
 {
-    const struct opt_cmd *const tables[] = {
-        options_of_profile,        options_of_store_stat,
-        options_of_store_ls,       options_of_store_verify,
-        options_of_store_gc,       options_of_store_rm,
-        options_of_store_unpin,    options_of_run,
-        options_of_serve,          options_of_ppl,
-        options_of_model_info,     options_of_model_synth,
-        options_of_model_pack,     options_of_ingest,
-        options_of_tokenize,       options_of_batch,
-        options_of_plan,           options_of_bench_plan,
-        options_of_bench_tiers,    options_of_bench_beside,
-        options_of_bench_restore,  options_of_bench_kernels,
-        options_of_bench_ablation, options_of_bench_serve,
-        options_of_bench_exact,    options_of_bench_device,
-        options_of_bench_resume,   options_of_bench_stream,
-        options_of_bench_save,     options_of_bench_hybrid};
+    const struct opt_cmd *const tables[] = {options_of_profile,
+                                            options_of_store_stat,
+                                            options_of_store_ls,
+                                            options_of_store_verify,
+                                            options_of_store_gc,
+                                            options_of_store_rm,
+                                            options_of_store_unpin,
+                                            options_of_run,
+                                            options_of_serve,
+                                            options_of_ppl,
+                                            options_of_model_info,
+                                            options_of_model_synth,
+                                            options_of_model_pack,
+                                            options_of_ingest,
+                                            options_of_tokenize,
+                                            options_of_batch,
+                                            options_of_plan,
+                                            options_of_bench_plan,
+                                            options_of_bench_tiers,
+                                            options_of_bench_beside,
+                                            options_of_bench_restore,
+                                            options_of_bench_kernels,
+                                            options_of_bench_ablation,
+                                            options_of_bench_serve,
+                                            options_of_bench_exact,
+                                            options_of_bench_device,
+                                            options_of_bench_resume,
+                                            options_of_bench_stream,
+                                            options_of_bench_save,
+                                            options_of_bench_hybrid,
+                                            options_of_bench_hybrid_run};
     char name[NAME_BYTES];
     all->n = 0;
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {

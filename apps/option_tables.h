@@ -35,6 +35,7 @@ extern const struct opt_cmd *const options_of_bench_save;
 extern const struct opt_cmd *const options_of_bench_stream;
 extern const struct opt_cmd *const options_of_bench_exact;
 extern const struct opt_cmd *const options_of_bench_hybrid;
+extern const struct opt_cmd *const options_of_bench_hybrid_run;
 
 /* Names every environment variable HCACHE_... that no command and no part of the program reads, one line each on
  * stderr, with the name that was probably meant.  Returns how many there are. */

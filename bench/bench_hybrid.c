@@ -2,7 +2,7 @@
  * HybridServe's figures beside the paper's numbers.
  *
  * The decisions are src/policy/hybrid.c; the machine is arithmetic (hybrid_model.h).  Every number
- * that this program prints is modelled. */
+ * that this file prints is modelled; `hcache bench hybrid run` runs (bench_hybrid_run.c). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,10 +50,12 @@ static const struct opt options[] = {
 static const struct opt_cmd cmd = {
     .name = "bench hybrid",
     .summary = "Models batches whose weights and caches come over a link: keys and values "
-               "alone, activations alone, and mixtures of both. Nothing runs.",
+               "alone, activations alone, and mixtures of both. Nothing runs, but by bench "
+               "hybrid run.",
     .options = options,
     .examples = "  hcache bench hybrid --shape opt-66b --batch 64\n"
-                "  hcache bench hybrid --figures\n",
+                "  hcache bench hybrid --figures\n"
+                "  hcache bench hybrid run --help\n",
     .values_bytes = sizeof(struct hybrid_args),
 };
 const struct opt_cmd *const options_of_bench_hybrid = &cmd;
@@ -349,6 +351,8 @@ int bench_hybrid(int argc, char **argv)
     struct opt_parsed *parsed;
     struct err err = {0};
     int code;
+    if (argc > 1 && strcmp(argv[1], "run") == 0)
+        return bench_hybrid_run(argc - 1, argv + 1);
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     int rc = run(&a, &err);

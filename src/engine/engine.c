@@ -55,10 +55,18 @@ static int reserve_restoring(struct engine *e, struct err *err)
     return restore_phase_init(&e->restores, &o, &e->shared, &e->next, err);
 }
 
+/* Rows of TOKENS blocks that a step may compute again beside its own. */
+static int rows_again(const struct engine_opts *o)
+{
+    int context = o->model->max_ctx / KV_BLOCK_TOKENS + 1;
+    bool has_tokens = o->mixed != NULL && o->mixed->n[PLACES_TOKENS] > 0;
+    return has_tokens ? o->max_seqs * context * KV_BLOCK_TOKENS : 0;
+}
+
 static struct zigzag_opts zigzag_opts_of(const struct engine_opts *o)
 {
     return (struct zigzag_opts){.model = o->model,
-                                .max_rows = o->step_rows,
+                                .max_rows = o->step_rows + rows_again(o),
                                 .piece_rows = o->piece_rows,
                                 .max_seqs = o->max_seqs,
                                 .by_sequence = o->mixed != NULL};
@@ -82,7 +90,8 @@ static int reserve_mixed(struct engine *e, struct err *err)
 
 static int most_rows(const struct engine_opts *o)
 {
-    return o->step_rows > o->max_batch_rows ? o->step_rows : o->max_batch_rows;
+    int n = o->step_rows + rows_again(o);
+    return n > o->max_batch_rows ? n : o->max_batch_rows;
 }
 
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err)

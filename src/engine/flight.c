@@ -34,7 +34,7 @@ void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f
     f->first_row = begin;
     f->n_parts = 0;
     f->seq_row[0] = 0;
-    for (int k = 0; k < b->n_seqs; k++) {
+    for (int k = 0; k < b->n_parts; k++) {
         const struct save_part *all = &b->parts[k];
         int from = all->row > begin ? all->row : begin;
         int to = all->row + all->n_rows < end ? all->row + all->n_rows : end;

@@ -72,6 +72,10 @@ static int reserve(struct mixed *x, struct err *err)
     }
     if (rc == 0 && x->o.link_bytes_per_s > 0)
         rc = stream_throttle(x->link, x->o.link_bytes_per_s, err);
+    if (rc == 0 && x->o.weights_bytes > 0)
+        rc = buf_alloc(m->dev, MEM_PINNED, x->o.weights_bytes, &x->weights_host, err);
+    if (rc == 0 && x->o.weights_bytes > 0)
+        rc = buf_alloc(m->dev, MEM_DEVICE, x->o.weights_bytes, &x->weights, err);
     x->kv_rows = mat_of(x->kv_mem.ptr, m->dtype, rows, (int64_t)2 * model_rank_kv_dim(m));
     x->pos = xcalloc((size_t)rows, sizeof *x->pos);
     x->seq_row = xcalloc((size_t)x->project_blocks + 1, sizeof *x->seq_row);
@@ -124,6 +128,8 @@ void mixed_deinit(struct mixed *x)
     }
     places_deinit(&x->places);
     buf_free(x->model->dev, &x->kv_mem);
+    buf_free(x->model->dev, &x->weights_host);
+    buf_free(x->model->dev, &x->weights);
     free(x->seqs);
     free(x->minis);
     free(x->acts);
@@ -144,11 +150,15 @@ void mixed_deinit(struct mixed *x)
 static const int *order_by_ratio(void *arg, const struct kv_table *t)
 {
     static const int act_first[] = {PLACES_ACT_DEVICE, PLACES_ACT_HOST, PLACES_KV_DEVICE,
-                                    PLACES_KV_HOST};
+                                    PLACES_KV_HOST, PLACES_TOKENS};
     static const int kv_first[] = {PLACES_KV_DEVICE, PLACES_KV_HOST, PLACES_ACT_DEVICE,
-                                   PLACES_ACT_HOST};
+                                   PLACES_ACT_HOST, PLACES_TOKENS};
+    static const int tokens_first[] = {PLACES_TOKENS, PLACES_KV_DEVICE, PLACES_KV_HOST,
+                                       PLACES_ACT_DEVICE, PLACES_ACT_HOST};
     const struct mixed *x = arg;
     int n_act = 0;
+    if (t->n_blocks < x->o.token_blocks)
+        return tokens_first;
     for (int i = 0; i < t->n_blocks; i++)
         n_act += is_act(places_class_of(&x->places, t->blocks[i]));
     return hybrid_next_is_act(x->o.act_share, x->o.kv_share, n_act, t->n_blocks - n_act)
@@ -199,13 +209,22 @@ static int32_t written_place(const struct mixed *x, const struct seq *s, int blo
     return -1;
 }
 
+/* Blocks up to the last TOKENS block of those before the step's rows. */
+static int blocks_again(const struct mixed *x, const struct seq *s)
+{
+    int n = x->o.n[PLACES_TOKENS] > 0 ? first_block(s) : 0;
+    while (n > 0 && class_at(x, s, n - 1) != PLACES_TOKENS)
+        n--;
+    return n;
+}
+
 /* Scratch blocks of a sequence: ACT and host KV blocks that it reads, and blocks that it writes. */
 static int count_scratch(const struct mixed *x, const struct seq *s,
                          struct minibatch_request *r)
 {
-    int n_written = 0;
+    int again = blocks_again(x, s), n_written = again;
     *r = (struct minibatch_request){0};
-    for (int i = 0; i < first_block(s); i++) {
+    for (int i = again; i < first_block(s); i++) {
         enum places_class c = class_at(x, s, i);
         r->n_act += is_act(c);
         r->n_kv += c == PLACES_KV_HOST;
@@ -263,30 +282,35 @@ static void reorder(struct mixed *x, struct step_batch *b)
             bins[j - 1] = t;
         }
     step_batch_clear(b);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        int again = blocks_again(x, x->order[i]) * KV_BLOCK_TOKENS;
+        step_batch_add_again(b, x->order[i], again);
         step_batch_add(b, x->order[i], x->order_rows[i]);
+        x->stats.n_again += (uint64_t)again;
+    }
 }
 
 /* A mini-batch of the policy is cut where its written blocks or its rows do not fit. */
 static void cut_minis(struct mixed *x, const struct step_batch *b)
 {
     const struct places_opts *po = &x->places.o;
-    int scratch = 0, n_act = 0, rows = 0;
+    int scratch = 0, n_act = 0, rows = 0, end = 0; /* rows before s */
     x->n_minis = 0;
     for (int i = 0; i < b->n_seqs; i++) {
         const struct seq *s = b->seqs[i];
         struct minibatch_request r;
-        int n = count_scratch(x, s, &r);
+        int n = count_scratch(x, s, &r), n_rows = s->row + s->n_rows - end;
         bool is_new = i == 0 || x->of[i] != x->of[i - 1] || scratch + n > po->n_scratch ||
                       n_act + (int)r.n_act > po->n_staging ||
-                      rows + s->n_rows > x->zigzag->piece_rows;
+                      rows + n_rows > x->zigzag->piece_rows;
         if (is_new) {
-            x->minis[x->n_minis++] = (struct mixed_mini){.first_seq = i};
+            x->minis[x->n_minis++] = (struct mixed_mini){.first_seq = i, .first_row = end};
             scratch = n_act = rows = 0;
         }
         scratch += n;
         n_act += (int)r.n_act;
-        rows += s->n_rows;
+        rows += n_rows;
+        end += n_rows;
         CHECK(scratch <= po->n_scratch && n_act <= po->n_staging);
         x->minis[x->n_minis - 1].end_seq = i + 1;
     }
@@ -299,7 +323,7 @@ static void lay_out_read(struct mixed *x, struct mixed_mini *m, bool acts)
     for (int i = m->first_seq; i < m->end_seq; i++) {
         const struct seq *s = x->batch->seqs[i];
         struct mixed_seq *q = &x->seqs[i];
-        for (int k = 0; k < q->first; k++) {
+        for (int k = q->again; k < q->first; k++) {
             enum places_class c = class_at(x, s, k);
             if (c == PLACES_KV_DEVICE)
                 q->where[k] = places_device(&x->places, s->table.blocks[k]);
@@ -315,6 +339,8 @@ static void lay_out_written(struct mixed *x, struct mixed_mini *m)
 {
     for (int i = m->first_seq; i < m->end_seq; i++) {
         struct mixed_seq *q = &x->seqs[i];
+        for (int k = 0; k < q->again; k++)
+            q->where[k] = -1 - m->n_scratch++;
         for (int k = q->first; k < q->n_blocks; k++) {
             int32_t place = written_place(x, x->batch->seqs[i], k);
             q->where[k] = place >= 0 ? place : -1 - m->n_scratch++;
@@ -339,11 +365,14 @@ void mixed_arrange(struct mixed *x, struct step_batch *b)
     form(x, b);
     reorder(x, b);
     cut_minis(x, b);
-    for (int i = 0; i < b->n_seqs; i++) {
+    for (int i = 0, part = 0; i < b->n_seqs; i++) {
         const struct seq *s = b->seqs[i];
         x->seqs[i].first = first_block(s);
+        x->seqs[i].again = blocks_again(x, s);
         x->seqs[i].n_blocks = n_blocks_seen(s);
-        b->tables[i] = x->seqs[i].number;
+        if (x->seqs[i].again > 0)
+            b->tables[part++] = x->seqs[i].number;
+        b->tables[part++] = x->seqs[i].number;
     }
     zigzag_clear(x->zigzag);
     for (int k = 0; k < x->n_minis; k++) {
@@ -351,7 +380,7 @@ void mixed_arrange(struct mixed *x, struct step_batch *b)
         const struct seq *last = b->seqs[m->end_seq - 1];
         lay_out(x, m);
         m->first_piece = x->zigzag->n_pieces;
-        zigzag_add(x->zigzag, b, b->seqs[m->first_seq]->row, last->row + last->n_rows);
+        zigzag_add(x->zigzag, b, m->first_row, last->row + last->n_rows);
         m->end_piece = x->zigzag->n_pieces;
     }
     x->stats.n_steps++;

@@ -16,6 +16,10 @@
  *   another unfinished block   lies in the sequence's tail; its 64th row finishes it
  *   a finished KV block        goes to the host
  *   the rows of an ACT block   go to its place, the layer's input as it was
+ *   a TOKENS block             goes nowhere
+ *
+ * A TOKENS block has no memory.  Rows up to the last one of a sequence pass the layers again in each
+ * step, in front of its new rows, and their K and V lie in scratch blocks meanwhile.
  *
  * Invariants:
  *  1. A block that is not in the present mini-batch's rows was stored in an earlier step: a load reads
@@ -45,12 +49,16 @@ struct mixed_opts {
     int n[PLACES_CLASSES]; /* blocks of each class */
     /* Equation 11: ACT and KV blocks of a sequence stand in this ratio while there are such blocks. */
     double act_share, kv_share;
+    int token_blocks; /* of a sequence: its first ones are TOKENS blocks while there are some */
     /* Blocks of one of the two buffers; at least a context's. 0: as many as needed, or 64 MiB. */
     int buffer_blocks;
     enum mixed_packing packing;
     struct hybrid_machine machine; /* costs, for mini-batches; all 0: blocks are counted */
     double
         link_bytes_per_s; /* the link is slowed down to this; 0: it is as fast as it is */
+    /* For benchmarks: of each layer, that come over the link before its blocks.  They stand for streamed
+     * weights; nothing reads them. */
+    size_t weights_bytes;
     /* For tests: overrides the ratio. Same contract as kv_pool_numbers.order. */
     const int *(*order)(void *arg, const struct kv_table *t);
     void *order_arg;
@@ -61,6 +69,7 @@ struct mixed_stats {
     uint64_t up_bytes;    /* over the link, from the host */
     uint64_t down_bytes;  /* finished KV blocks and rows of ACT blocks, to the host */
     uint64_t n_projected; /* ACT blocks times layers */
+    uint64_t n_again;     /* rows of TOKENS blocks */
 };
 
 /* A sequence of the present step. */
@@ -70,6 +79,7 @@ struct mixed_seq {
     int32_t *number; /* [n_blocks] in the present layer's view: the block table */
     int n_blocks;    /* that its rows see */
     int first;       /* block of its first row; those before are only read */
+    int again; /* of these, the first so many are computed again: up to the last TOKENS block */
 };
 
 /* An ACT block that a mini-batch projects into the scratch block of the same index. */
@@ -78,7 +88,7 @@ struct mixed_act {
 };
 
 struct mixed_mini {
-    int first_seq, end_seq, first_piece, end_piece;
+    int first_seq, end_seq, first_row, first_piece, end_piece;
     int first_act, n_act; /* of mixed.acts */
     int n_scratch;        /* ACT blocks, then KV blocks of the host, then written ones */
 };
@@ -90,6 +100,7 @@ struct mixed {
     struct stream *stream, *link;
     struct event *loaded[2], *done[2]; /* of each buffer */
     struct places places;
+    struct buf weights_host, weights; /* of weights_bytes */
     struct zigzag *zigzag;
     struct step_batch *batch; /* the present one */
     int max_seqs;

@@ -16,10 +16,9 @@ void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_to
     b->seqs = xcalloc(seqs, sizeof *b->seqs);
     b->ids = xcalloc(rows, sizeof *b->ids);
     b->pos = xcalloc(rows, sizeof *b->pos);
-    b->seq_row = xcalloc(seqs + 1, sizeof *b->seq_row);
-    b->tables = xcalloc(seqs, sizeof *b->tables);
-    b->parts = xcalloc(seqs, sizeof *b->parts);
-    flight_init(&b->flight, max_seqs);
+    b->tables = xcalloc(2 * seqs, sizeof *b->tables);
+    b->parts = xcalloc(2 * seqs, sizeof *b->parts);
+    flight_init(&b->flight, 2 * max_seqs);
     b->again = xcalloc(seqs, sizeof *b->again);
 }
 
@@ -28,7 +27,6 @@ void step_batch_deinit(struct step_batch *b)
     free(b->seqs);
     free(b->ids);
     free(b->pos);
-    free(b->seq_row);
     free(b->tables);
     free(b->parts);
     flight_deinit(&b->flight);
@@ -37,24 +35,35 @@ void step_batch_deinit(struct step_batch *b)
 
 void step_batch_clear(struct step_batch *b)
 {
-    b->n_seqs = b->n_rows = 0;
+    b->n_seqs = b->n_parts = b->n_rows = 0;
+}
+
+/* Rows of s at positions [position, position + n_rows); tokens of them from first_token on. */
+static void add_part(struct step_batch *b, struct seq *s, struct save_seq *save,
+                     int first_token, int position, int n_rows)
+{
+    for (int i = 0; i < n_rows; i++) {
+        b->ids[b->n_rows + i] = s->tokens[first_token + i];
+        b->pos[b->n_rows + i] = position + i;
+    }
+    b->tables[b->n_parts] = s->table.blocks;
+    b->parts[b->n_parts] = (struct save_part){save, first_token, b->n_rows, n_rows};
+    b->n_parts++;
+    b->n_rows += n_rows;
+}
+
+void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows)
+{
+    if (n_rows > 0)
+        add_part(b, s, NULL, 0, 0, n_rows);
 }
 
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
 {
     s->row = b->n_rows;
     s->n_rows = n_rows;
-    int first = seq_at(s);
-    for (int i = 0; i < n_rows; i++) {
-        b->ids[b->n_rows + i] = s->tokens[first + i];
-        b->pos[b->n_rows + i] = s->n_done + i;
-    }
-    b->tables[b->n_seqs] = s->table.blocks;
-    b->seq_row[b->n_seqs] = b->n_rows;
-    b->parts[b->n_seqs] = (struct save_part){s->save, first, b->n_rows, n_rows};
     b->seqs[b->n_seqs++] = s;
-    b->n_rows += n_rows;
-    b->seq_row[b->n_seqs] = b->n_rows;
+    add_part(b, s, s->save, seq_at(s), s->n_done, n_rows);
 }
 
 /* --- forward ---------------------------------------------------------------------------------- */

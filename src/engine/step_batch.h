@@ -20,9 +20,10 @@ struct step_batch {
     struct zigzag *zigzag;
     struct mixed *mixed;
     int n_seqs, n_rows;
+    int n_parts; /* a sequence has one, and one more before it for rows that are computed again */
     /* All reserved at creation: */
     struct seq **seqs;
-    int32_t *ids, *pos, *seq_row;
+    int32_t *ids, *pos;
     const int32_t **tables;
     struct save_part *parts;  /* the batch, as the saver sees it */
     struct flight flight;     /* a piece of it */
@@ -37,6 +38,8 @@ void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_to
 void step_batch_deinit(struct step_batch *b);
 
 void step_batch_clear(struct step_batch *b);
+/* Rows [0, n_rows) of s, whose state is not kept, before its new ones.  Nothing where n_rows is 0. */
+void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows);
 /* The next n_rows rows of s. */
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
 /* One forward pass; its sequences advance, or fail.  An error that comes back concerns all

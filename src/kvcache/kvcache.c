@@ -190,7 +190,7 @@ struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer)
 
 static const int *order_of(const struct kv_pool *p, const struct kv_table *t)
 {
-    static const int in_order[KV_POOL_CLASSES] = {0, 1, 2, 3};
+    static const int in_order[KV_POOL_CLASSES] = {0, 1, 2, 3, 4};
     return p->numbers.order != NULL ? p->numbers.order(p->numbers.arg, t) : in_order;
 }
 

@@ -28,7 +28,7 @@
 struct kv_pool;
 struct kv_table;
 
-enum { KV_POOL_CLASSES = 4 };
+enum { KV_POOL_CLASSES = 5 };
 
 /* For a pool of numbers: the blocks themselves are another's (places.h).  Class c has the n[c] numbers
  * behind those of the classes before it. */

@@ -4,7 +4,7 @@
  * a layer's input, from which keys and values are projected again.  On the device KV blocks are used
  * where they lie; all others come into a scratch block in each layer of each step.
  *
- *   numbers   [KV, device][ACT, device][KV, host][ACT, host]
+ *   numbers   [KV, device][ACT, device][KV, host][ACT, host][TOKENS]
  *   device    layer 0 [KV blocks][tails]  layer 1 [KV blocks][tails]  ..  [scratch 0][scratch 1]
  *             layer 0 [ACT blocks]  layer 1 ..  [staging 0][staging 1]
  *   host      [KV block: all layers] ..  [ACT block: all layers] ..
@@ -29,6 +29,7 @@ enum places_class {
     PLACES_ACT_DEVICE,
     PLACES_KV_HOST,
     PLACES_ACT_HOST,
+    PLACES_TOKENS, /* no memory: the tokens are enough to compute it again */
     PLACES_CLASSES
 };
 

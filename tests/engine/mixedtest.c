@@ -72,7 +72,7 @@ static void run_all(const struct mx_case *c, const struct stack_opts *o,
 /* 5 to 20 blocks in all: the fewest that hold the longest context, or more than all need. */
 static void random_classes(struct rng *r, int n[PLACES_CLASSES])
 {
-    int left = 5 + (int)rng_below(r, 16);
+    int left = 5 + (int)rng_below(r, 16); /* TOKENS blocks are among them */
     for (int c = 0; c < PLACES_CLASSES; c++)
         n[c] = 0;
     if (rng_below(r, 4) == 0)
@@ -101,14 +101,16 @@ void mx_compare(const struct mx_case *c)
         o.piece_rows = 16 + (int)rng_below(&r, 100);
         o.step_rows = 16 + (int)rng_below(&r, 200);
         o.user.no_reuse = rng_below(&r, 2) == 0;
-        snprintf(what, sizeof what, "pattern %d: %d, %d, %d, %d blocks", p, mo.n[0],
-                 mo.n[1], mo.n[2], mo.n[3]);
+        snprintf(what, sizeof what, "pattern %d: %d, %d, %d, %d, %d blocks", p, mo.n[0],
+                 mo.n[1], mo.n[2], mo.n[3], mo.n[4]);
         run_all(c, &o, got, &stats);
         for (int i = 0; i < MX_SEQS; i++)
             et_same(&got[i], &want[i], what);
         assert_true(stats.n_minibatches >= stats.n_steps);
         if (mo.n[PLACES_KV_HOST] + mo.n[PLACES_ACT_HOST] == 0)
             assert_true(stats.up_bytes == 0 && stats.down_bytes == 0);
+        if (mo.n[PLACES_TOKENS] == 0)
+            assert_true(stats.n_again == 0);
         if (mo.n[PLACES_ACT_DEVICE] + mo.n[PLACES_ACT_HOST] == 0)
             assert_true(stats.n_projected == 0);
     }

@@ -48,8 +48,12 @@ static void every_row_is_in_one_piece(void **state)
             pos[row++] = (int32_t)pos0[k] + i;
         }
     }
-    struct step_batch b = {
-        .n_seqs = N_SEQS, .n_rows = N_ROWS, .pos = pos, .tables = tables, .parts = parts};
+    struct step_batch b = {.n_seqs = N_SEQS,
+                           .n_parts = N_SEQS,
+                           .n_rows = N_ROWS,
+                           .pos = pos,
+                           .tables = tables,
+                           .parts = parts};
     struct flight f;
     flight_init(&f, N_SEQS);
     for (int n = 1; n <= 4; n++) {

@@ -19,17 +19,17 @@ enum { MAX_SEQS = 12, MAX_ROWS = 512 };
 static void pieces_are_the_batch(void **state)
 {
     (void)state;
-    static int32_t pos[MAX_ROWS], seq_row[MAX_SEQS + 1], block[MAX_SEQS];
+    static int32_t pos[MAX_ROWS], block[MAX_SEQS];
     static const int32_t *tables[MAX_SEQS];
     static struct save_part parts[MAX_SEQS];
     struct rng r = {3};
-    struct step_batch b = {
-        .pos = pos, .seq_row = seq_row, .tables = tables, .parts = parts};
+    struct step_batch b = {.pos = pos, .tables = tables, .parts = parts};
     struct flight f = {0};
     flight_init(&f, MAX_SEQS);
     for (int t = 0; t < 2000; t++) {
         b.n_seqs = 1 + (int)rng_below(&r, MAX_SEQS);
         b.n_rows = 0;
+        b.n_parts = b.n_seqs;
         for (int i = 0; i < b.n_seqs; i++) {
             int n = 1 + (int)rng_below(&r, MAX_ROWS / MAX_SEQS);
             int first = (int)rng_below(&r, 1000);

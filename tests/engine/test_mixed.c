@@ -131,6 +131,26 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
     }
 }
 
+/* Half of each context as tokens: a step computes these rows again, and loads the other half alone. */
+static void tokens_are_computed_again(void **state)
+{
+    (void)state;
+    struct job j;
+    struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 12, [PLACES_TOKENS] = 8},
+                            .kv_share = 1,
+                            .token_blocks = 2};
+    job_open(&j, &mo, N_PROMPT, N_SEQS, 4, false);
+    while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+        step(&j);
+    struct mixed_stats before = stats_of(&j), after;
+    step(&j);
+    after = stats_of(&j);
+    assert_int_equal(after.n_again - before.n_again, N_SEQS * 2 * 64);
+    assert_int_equal(after.up_bytes - before.up_bytes,
+                     N_LAYERS * N_SEQS * j.k.engine->mixed.places.kv_bytes);
+    job_close(&j, N_SEQS);
+}
+
 /* Equation 11: no sequence is a block off the ratio while blocks of both types are left. */
 static void sequences_have_the_ratio(void **state)
 {
@@ -204,6 +224,68 @@ static void beginnings_are_shared(void **state)
     job_close(&j, N_SEQS);
 }
 
+/* --- a residual stream that leaves f16's range ------------------------------------------------ */
+
+enum { BAD = 500, GOOD = 2, N_GOOD = 100, N_MORE = 60 };
+
+/* The embedding of one token is beyond what f16 holds. */
+static void f16_open(struct stack *k, const struct mixed_opts *mo)
+{
+    et_open(k, &(struct stack_opts){.user.max_context = 256,
+                                    .user.max_sequences = 3,
+                                    .user.dtype = "f16",
+                                    .user.no_reuse = true,
+                                    .mixed = mo});
+    struct mat row = mat_rows(k->model->w.embed, BAD, 1);
+    uint16_t infinity = 0x7c00;
+    assert_int_equal(row.dtype, DTYPE_F16);
+    for (int64_t i = 0; i < row.cols; i++)
+        memcpy((uint8_t *)row.data + (size_t)i * 2, &infinity, 2);
+}
+
+/* Sequences that decode when another one's values leave the range lose their place, and go on to the tokens
+ * and logits that they have alone, though the step that failed has moved their tails. */
+static void values_out_of_range_end_one_sequence(void **state)
+{
+    (void)state;
+    struct mixed_opts mo = {.n = {1, 2, 6, 6}, .act_share = 1, .kv_share = 1};
+    struct stack k;
+    struct et_run want[GOOD], got;
+    struct seq *s[GOOD + 1];
+    struct err err = {0};
+    int32_t prompt[GOOD + 1][N_GOOD];
+    struct et_ask a[GOOD + 1];
+    int n_active;
+    for (int i = 0; i <= GOOD; i++) {
+        et_prompt(prompt[i], N_GOOD, 70 + (uint64_t)i);
+        a[i] = (struct et_ask){
+            .prompt = prompt[i], .n_prompt = N_GOOD, .max_tokens = N_MORE};
+    }
+    prompt[GOOD][70] = BAD;
+    f16_open(&k, NULL);
+    for (int i = 0; i < GOOD; i++)
+        assert_int_equal(et_run(&k, &a[i], &want[i]), 0);
+    stack_close(&k);
+    f16_open(&k, &mo);
+    for (int i = 0; i <= GOOD; i++) {
+        struct request q = et_request(&k, &a[i]);
+        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        for (int n = 0; i + 1 == GOOD && n < 20; n++)
+            assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+    }
+    if (engine_run(k.engine, &err) != 0)
+        fail_msg("%s", err.msg);
+    et_take(&k, s[GOOD], &got);
+    assert_int_equal(got.finish, FINISH_ERROR);
+    assert_non_null(strstr(got.err.msg, "--dtype bf16"));
+    for (int i = 0; i < GOOD; i++) {
+        assert_int_equal(seq_outcome(s[i])->n_preempted, 1);
+        et_take(&k, s[i], &got);
+        et_same(&got, &want[i], "beside a value out of range");
+    }
+    stack_close(&k);
+}
+
 static void parallel_devices_are_refused(void **state)
 {
     (void)state;
@@ -221,9 +303,11 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_patterns_have_the_same_bits),
         cmocka_unit_test(a_step_moves_the_bytes_of_the_policy),
+        cmocka_unit_test(tokens_are_computed_again),
         cmocka_unit_test(sequences_have_the_ratio),
         cmocka_unit_test(a_full_arena_means_fewer_at_once),
         cmocka_unit_test(beginnings_are_shared),
+        cmocka_unit_test(values_out_of_range_end_one_sequence),
         cmocka_unit_test(parallel_devices_are_refused),
     };
     et_only(argc, argv);

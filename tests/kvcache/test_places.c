@@ -120,7 +120,7 @@ static void numbers_say_the_class(void **state)
 /* Entries of even index come from class 3 where it has some, others from class 1; then in order. */
 static const int *even_odd(void *arg, const struct kv_table *t)
 {
-    static const int even[] = {3, 0, 1, 2}, odd[] = {1, 0, 2, 3};
+    static const int even[] = {3, 0, 1, 2, 4}, odd[] = {1, 0, 2, 3, 4};
     ++*(int *)arg;
     return t->n_blocks % 2 == 0 ? even : odd;
 }

@@ -1,0 +1,496 @@
+/* bench_hybrid_run.c - `hcache bench hybrid run`: contexts of KV and ACT blocks, run at this machine's
+ * scale.
+ *
+ * The projection is measured first.  The link is then slowed down until a block takes x times as long
+ * to project as its keys and values take to come: the x of the machine that is stood for.  All full
+ * blocks lie on the host.  Each arm prefills the same prompts and decodes the same tokens; the steps of
+ * decoding are timed, and the bytes over the link are counted.
+ *
+ *   device       all blocks on the device: what a step takes without a link
+ *   kv, act      blocks of one type on the host
+ *   half         as many ACT as KV blocks (no allocation)
+ *   in order     the mixture of hybrid_choose, mini-batches as requests come (no packing)
+ *   hybrid       all of it
+ *   tokens       half of each context as tokens, whose rows pass all layers again in each step
+ *
+ * The weights come over the link too, as many bytes of each layer as keep the link busy for the time
+ * that a layer takes without ACT blocks, but at most a third of what the KV blocks take. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "apps/option_tables.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "bench/bench.h"
+#include "engine/mixed.h"
+#include "engine/mixed_costs.h"
+#include "format/json.h"
+#include "service/stack.h"
+
+struct run_args {
+    struct bench_common common;
+    double x;
+    int batch, prompt, tokens, buffer;
+    bool json, check;
+};
+
+static const struct opt options[] = {
+    {"ratio", OPT(struct run_args, x), .arg = "X", .def = "1.4", .min = 0, .max = 1000,
+     .help = "d * link bandwidth / FLOP/s of the projection"},
+    {"batch", OPT(struct run_args, batch), .arg = "N", .def = "16", .min = 1, .max = 256,
+     .help = "requests that decode together"},
+    {"prompt", OPT(struct run_args, prompt), .arg = "N", .def = "512", .min = 64,
+     .max = BENCH_MAX_TOKENS, .help = "tokens of each context, rounded up to whole blocks"},
+    {"tokens", OPT(struct run_args, tokens), .arg = "N", .def = "8", .min = 2, .max = 60,
+     .help = "steps that are timed"},
+    {"buffer", OPT(struct run_args, buffer), .arg = "N", .def = "0", .min = 0,
+     .max = 1 << 20, .help = "blocks of a mini-batch; 0: those of four requests"},
+    OPT_WEIGHTS(struct bench_common),
+    BENCH_OPT_DEVICE,
+    BENCH_OPT_DTYPE,
+    BENCH_OPT_THREADS,
+    {"check", OPT(struct run_args, check),
+     .help = "exit 1 where an arm misses a goal of docs/RESTORATION.md, section 6"},
+    {"json", OPT(struct run_args, json), .help = "print one JSON object"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "bench hybrid run",
+    .summary = "Decodes a batch whose contexts lie on the host, over a link that is slowed "
+               "down: keys and values alone, activations alone, and mixtures of both.",
+    .positionals = bench_positionals,
+    .options = options,
+    .examples = "  hcache bench hybrid run --ratio 1.4 --check\n",
+    .values_bytes = sizeof(struct run_args),
+};
+const struct opt_cmd *const options_of_bench_hybrid_run = &cmd;
+
+enum arm { DEVICE, KV, ACT, TOKENS, HALF, IN_ORDER, HYBRID, N_ARMS };
+static const char *const arm_names[N_ARMS] = {"device", "kv",       "act",   "tokens",
+                                              "half",   "in order", "hybrid"};
+
+struct row {
+    double step_s, predicted_s;
+    double act_share;
+    uint64_t link_bytes, policy_bytes; /* of the contexts, a step */
+    int n_minibatches;
+    uint64_t digest;
+};
+
+struct bench {
+    const struct run_args *a;
+    struct hybrid_machine machine;
+    struct mixed_costs costs;
+    double link_bytes_per_s, weights_bytes;
+    double element_bytes;
+    double layer_over_projection; /* products of a whole layer over those of K and V */
+    int n_layers, n_full;         /* full blocks of a request */
+    int32_t *ids;
+    struct row rows[N_ARMS];
+};
+
+/* --- one arm ---------------------------------------------------------------------------------- */
+
+static struct stack_opts stack_opts_of(const struct bench *b, const struct mixed_opts *mo)
+{
+    struct stack_opts o = {.user = b->a->common.engine.o, .mixed = mo, .no_profile = true};
+    o.user.max_sequences = b->a->batch;
+    o.user.max_context = (b->n_full + 1) * KV_BLOCK_TOKENS;
+    o.user.no_reuse = true;
+    o.step_rows = b->a->batch * (b->n_full + 1) * KV_BLOCK_TOKENS;
+    return o;
+}
+
+/* Full blocks by the ratio; a request's unfinished one has a KV block on the device. */
+struct order {
+    int n_full, token_blocks;
+    int first_act; /* number of the first ACT block */
+    double act_share, kv_share;
+};
+
+static const int *order_of(void *arg, const struct kv_table *t)
+{
+    static const int tail[] = {PLACES_KV_DEVICE, PLACES_KV_HOST, PLACES_ACT_HOST,
+                               PLACES_ACT_DEVICE, PLACES_TOKENS};
+    static const int tokens[] = {PLACES_TOKENS, PLACES_KV_HOST, PLACES_ACT_HOST,
+                                 PLACES_KV_DEVICE, PLACES_ACT_DEVICE};
+    static const int act[] = {PLACES_ACT_HOST, PLACES_KV_HOST, PLACES_KV_DEVICE,
+                              PLACES_ACT_DEVICE, PLACES_TOKENS};
+    static const int kv[] = {PLACES_KV_HOST, PLACES_ACT_HOST, PLACES_KV_DEVICE,
+                             PLACES_ACT_DEVICE, PLACES_TOKENS};
+    const struct order *o = arg;
+    int n_act = 0;
+    if (t->n_blocks >= o->n_full)
+        return tail;
+    if (t->n_blocks < o->token_blocks)
+        return tokens;
+    for (int i = 0; i < t->n_blocks; i++)
+        n_act += t->blocks[i] >= o->first_act;
+    return hybrid_next_is_act(o->act_share, o->kv_share, n_act, t->n_blocks - n_act) ? act
+                                                                                     : kv;
+}
+
+/* Class by class, the blocks of all requests. */
+static struct mixed_opts blocks_of(const struct bench *b, enum arm arm, struct order *order)
+{
+    int n = b->a->batch * b->n_full, n_act = 0;
+    struct hybrid_memory mem = {0, 1e30};
+    struct hybrid_split s;
+    hybrid_choose(&b->machine, &mem, n, &s);
+    switch (arm) {
+    case ACT:
+        n_act = n;
+        break;
+    case HALF:
+        n_act = n / 2;
+        break;
+    case IN_ORDER:
+    case HYBRID:
+        n_act = (int)s.act_host;
+        break;
+    default:
+        break;
+    }
+    struct mixed_opts o = {.n = {[PLACES_KV_DEVICE] = b->a->batch,
+                                 [PLACES_KV_HOST] = n - n_act,
+                                 [PLACES_ACT_HOST] = n_act},
+                           .act_share = n_act,
+                           .kv_share = n - n_act,
+                           .buffer_blocks = b->a->buffer > 0 ? b->a->buffer
+                                                             : 4 * (b->n_full + 1),
+                           .packing = arm == IN_ORDER ? MIXED_IN_ORDER : MIXED_BALANCED,
+                           .machine = b->machine,
+                           .weights_bytes = (size_t)b->weights_bytes,
+                           .link_bytes_per_s = b->link_bytes_per_s};
+    if (arm == TOKENS) {
+        o.token_blocks = b->n_full / 2;
+        o.n[PLACES_TOKENS] = b->a->batch * o.token_blocks;
+        o.n[PLACES_KV_HOST] -= o.n[PLACES_TOKENS];
+    }
+    if (arm == DEVICE)
+        return (struct mixed_opts){.n = {[PLACES_KV_DEVICE] = n + b->a->batch},
+                                   .kv_share = 1};
+    *order = (struct order){.n_full = b->n_full,
+                            .token_blocks = o.token_blocks,
+                            .first_act = o.n[PLACES_KV_DEVICE] + o.n[PLACES_KV_HOST],
+                            .act_share = n_act,
+                            .kv_share = n - n_act};
+    o.order = order_of;
+    o.order_arg = order;
+    return o;
+}
+
+static int add_all(struct bench *b, struct engine *e, struct seq **s, struct err *err)
+{
+    int n_prompt = b->n_full * KV_BLOCK_TOKENS + 1, rc = 0;
+    for (int i = 0; rc == 0 && i < b->a->batch; i++) {
+        struct request q = {.prompt = b->ids + i, /* each begins a token later */
+                            .n_prompt = n_prompt,
+                            .max_tokens = b->a->tokens + 2,
+                            .ignore_eos = true,
+                            .digest = true,
+                            .sample = {.top_p = 1}};
+        rc = engine_add(e, &q, &s[i], err);
+    }
+    return rc;
+}
+
+static int step(struct engine *e, double *seconds, struct err *err)
+{
+    int n_active;
+    int64_t t0 = clock_now_ns();
+    int rc = engine_step(e, &n_active, err);
+    *seconds = (double)(clock_now_ns() - t0) * 1e-9;
+    return rc;
+}
+
+/* The arithmetic of the policy for the blocks that the requests have. */
+static uint64_t count_bytes(const struct bench *b, struct stack *k, struct seq *const *s,
+                            double *act_share)
+{
+    struct places_opts po;
+    struct places p = {0};
+    const struct mixed_opts *o = k->o.mixed;
+    int64_t n_act = 0, n_kv = 0;
+    mixed_places(o, k->model, b->a->batch, &po);
+    p.o = po;
+    for (int c = 1; c < PLACES_CLASSES; c++)
+        p.first[c] = p.first[c - 1] + po.n[c - 1];
+    for (int i = 0; i < b->a->batch; i++)
+        for (int j = 0; j < b->n_full; j++) {
+            enum places_class c = places_class_of(&p, seq_table(s[i])->blocks[j]);
+            n_act += c == PLACES_ACT_HOST;
+            n_kv += c == PLACES_KV_HOST;
+        }
+    *act_share = n_act + n_kv > 0 ? (double)n_act / (double)(n_act + n_kv) : 0;
+    return (uint64_t)b->n_layers * ((uint64_t)n_act * (uint64_t)b->costs.act_bytes +
+                                    (uint64_t)n_kv * (uint64_t)b->costs.kv_bytes);
+}
+
+/* A pipeline of two lanes: the first load and the last computation overlap nothing. */
+static double predict(const struct bench *b, enum arm arm, const struct row *r)
+{
+    const struct hybrid_machine *m = &b->machine;
+    double n_blocks = (double)b->a->batch * b->n_full, n_act = r->act_share * n_blocks;
+    double n_tokens = arm == TOKENS ? (double)b->a->batch * (b->n_full / 2) : 0;
+    double mini = r->n_minibatches > 0 ? r->n_minibatches : 1, n = mini * b->n_layers;
+    double link = (m->weights_s + m->link.b_s * (double)r->policy_bytes / b->n_layers +
+                   m->link.a_s * mini) /
+                  mini;
+    double compute = (m->forward_s + m->project.b_s * n_act +
+                      m->project.b_s * b->layer_over_projection * n_tokens +
+                      (n_act > 0 ? m->project.a_s * mini : 0)) /
+                     mini;
+    return link + (n - 1) * fmax(link, compute) + compute;
+}
+
+static int decode(struct bench *b, struct stack *k, struct seq **s, struct row *r,
+                  struct err *err)
+{
+    double times[64], t;
+    struct mixed_stats before, after;
+    int rc = add_all(b, k->engine, s, err);
+    while (rc == 0 && seq_outcome(s[b->a->batch - 1])->n_generated == 0)
+        rc = step(k->engine, &t, err); /* prompts */
+    engine_mixed_stats(k->engine, &before);
+    for (int i = 0; rc == 0 && i < b->a->tokens; i++)
+        rc = step(k->engine, &times[i], err);
+    engine_mixed_stats(k->engine, &after);
+    if (rc != 0)
+        return rc;
+    uint64_t n = (uint64_t)b->a->tokens;
+    r->step_s = bench_median(times, b->a->tokens);
+    r->link_bytes = (after.up_bytes - before.up_bytes) / n;
+    r->n_minibatches = (int)((after.n_minibatches - before.n_minibatches) / n);
+    r->policy_bytes = count_bytes(b, k, s, &r->act_share);
+    for (int i = 0; i < b->a->batch; i++)
+        r->digest = r->digest * 31 + seq_outcome(s[i])->logits_digest;
+    return 0;
+}
+
+static int run_arm(struct bench *b, enum arm arm, struct err *err)
+{
+    struct order order;
+    struct mixed_opts mo = blocks_of(b, arm, &order);
+    struct stack_opts o = stack_opts_of(b, &mo);
+    struct stack k;
+    struct seq **s = xcalloc((size_t)b->a->batch, sizeof(struct seq *));
+    struct row *r = &b->rows[arm];
+    int rc = stack_open(&o, &k, err);
+    k.o.mixed = &mo;
+    if (rc == 0)
+        rc = decode(b, &k, s, r, err);
+    for (int i = 0; i < b->a->batch; i++)
+        if (s[i] != NULL)
+            engine_remove(k.engine, s[i]);
+    stack_close(&k);
+    free((void *)s);
+    if (rc == 0 && arm == DEVICE) {
+        /* The head and the sampler overlap nothing, but belong to every arm's step. */
+        double kv_s = (double)b->a->batch * b->n_full * b->costs.kv_bytes *
+                      b->machine.link.b_s;
+        b->machine.forward_s = r->step_s / b->n_layers;
+        b->machine.weights_s = fmin(b->machine.forward_s, kv_s / 3);
+        b->weights_bytes = b->machine.weights_s / b->machine.link.b_s;
+        r->predicted_s = r->step_s;
+    } else if (rc == 0) {
+        r->predicted_s = predict(b, arm, r);
+    }
+    return rc;
+}
+
+/* --- costs ------------------------------------------------------------------------------------ */
+
+static int measure(struct bench *b, struct err *err)
+{
+    struct mixed_opts mo = {.n = {[PLACES_KV_DEVICE] = b->n_full + 1}, .kv_share = 1};
+    struct stack_opts o = stack_opts_of(b, &mo);
+    struct stack k;
+    struct model_work *work = NULL;
+    struct stream *s = NULL;
+    o.user.max_sequences = 1;
+    int rc = stack_open(&o, &k, err);
+    if (rc == 0)
+        rc = stream_create(k.dev, STREAM_COMPUTE, &s, err);
+    if (rc == 0)
+        rc = model_work_create(k.model, k.batch_rows, &work, err);
+    if (rc == 0)
+        rc = mixed_measure(k.model, work, s, 0, b->a->batch, &b->costs, err);
+    if (rc == 0) {
+        b->link_bytes_per_s = b->a->x * b->costs.kv_bytes / b->costs.project.b_s;
+        struct hybrid_line project = b->costs.project; /* what the link was chosen by */
+        double r2 = b->costs.project_r2;
+        rc = mixed_measure(k.model, work, s, b->link_bytes_per_s, b->a->batch, &b->costs,
+                           err);
+        b->costs.project = project;
+        b->costs.project_r2 = r2;
+        b->element_bytes = (double)dtype_bytes(k.model->dtype);
+        const struct model_config *c = &k.model->cfg;
+        double q = (double)c->n_heads * c->d_head, kv = 2.0 * c->n_kv_heads * c->d_head;
+        b->n_layers = c->n_layers;
+        b->layer_over_projection = (2 * q + kv + (c->mlp_gated ? 3.0 : 2.0) * c->n_ffn) /
+                                   kv;
+    }
+    b->machine = (struct hybrid_machine){.project = b->costs.project,
+                                         .link = {0, 1 / b->link_bytes_per_s},
+                                         .kv_bytes = b->costs.kv_bytes,
+                                         .act_bytes = b->costs.act_bytes,
+                                         .n_minibatches = 1};
+    model_work_destroy(work);
+    stream_destroy(s);
+    stack_close(&k);
+    return rc;
+}
+
+/* --- what came out ---------------------------------------------------------------------------- */
+
+static double over(const struct bench *b, enum arm a)
+{
+    return b->rows[a].step_s / b->rows[HYBRID].step_s;
+}
+
+static double traffic(const struct bench *b)
+{
+    return (double)b->rows[KV].link_bytes / (double)b->rows[HYBRID].link_bytes;
+}
+
+static double miss(const struct row *r)
+{
+    return r->step_s / r->predicted_s - 1;
+}
+
+/* Bits and bytes are promises; the others are goals, of a machine that does nothing else. */
+static int check(const struct bench *b, struct err *err)
+{
+    for (int i = 0; i < N_ARMS; i++) {
+        const struct row *r = &b->rows[i];
+        if (r->digest != b->rows[DEVICE].digest)
+            return err_set(err, ERR_MISMATCH, "%s: other logits than on the device",
+                           arm_names[i]);
+        if (r->link_bytes != r->policy_bytes)
+            return err_set(err, ERR_MISMATCH,
+                           "%s: %llu bytes over the link, the policy says %llu",
+                           arm_names[i], (unsigned long long)r->link_bytes,
+                           (unsigned long long)r->policy_bytes);
+    }
+    if (!b->a->check)
+        return 0;
+    if (fabs(b->a->x - 1.4) < 1e-9 && fabs(traffic(b) - 1.36) > 0.02)
+        return err_set(err, ERR_LIMIT, "%.3f times less traffic than kv, not 1.36",
+                       traffic(b));
+    if (fabs(b->a->x - 1.4) < 1e-9 && (over(b, KV) < 1.22 || over(b, ACT) < 1.2))
+        return err_set(err, ERR_LIMIT,
+                       "%.2f and %.2f times as fast as kv and act, not 1.22 and 1.2",
+                       over(b, KV), over(b, ACT));
+    /* A pass over rows that are computed again is bound by attention, too: no model of it is checked. */
+    for (int i = KV; i < N_ARMS; i++)
+        if (i != TOKENS && fabs(miss(&b->rows[i])) > 0.1)
+            return err_set(err, ERR_LIMIT, "%s: %.0f %% off the model", arm_names[i],
+                           100 * miss(&b->rows[i]));
+    return 0;
+}
+
+static double flops(const struct bench *b)
+{
+    /* 64 rows; K and V have half of a KV block's bytes each, an ACT block gives the width. */
+    double d = b->costs.act_bytes / 64, kv = b->costs.kv_bytes / 64;
+    return 2 * 64 * (d / b->element_bytes) * (kv / b->element_bytes) / b->costs.project.b_s;
+}
+
+static void print(const struct bench *b)
+{
+    printf("run at scale: F = %.1f GFLOP/s, link %.1f MB/s, x = %.2f; %d requests of %d "
+           "tokens, "
+           "%d layers; %.1f MB of each layer's weights over the link\n"
+           "a block is projected in %.1f us (R2 %.3f), its keys and values come in %.1f us "
+           "(R2 "
+           "%.3f)\n%-10s %6s %10s %10s %6s %10s %10s %8s\n",
+           flops(b) / 1e9, b->link_bytes_per_s / 1e6, b->a->x, b->a->batch,
+           b->n_full * KV_BLOCK_TOKENS, b->n_layers, b->weights_bytes / 1e6,
+           b->costs.project.b_s * 1e6, b->costs.project_r2,
+           b->costs.link.b_s * b->costs.kv_bytes * 1e6, b->costs.link_r2, "arm", "ACT",
+           "MB/step", "policy", "minis", "ms/step", "predicted", "kv/arm");
+    for (int i = 0; i < N_ARMS; i++) {
+        const struct row *r = &b->rows[i];
+        printf("%-10s %5.1f%% %10.2f %10.2f %6d %10.1f %10.1f %8.2f\n", arm_names[i],
+               100 * r->act_share, (double)r->link_bytes / 1e6,
+               (double)r->policy_bytes / 1e6, r->n_minibatches, r->step_s * 1e3,
+               r->predicted_s * 1e3, b->rows[KV].step_s / r->step_s);
+    }
+    printf("hybrid: %.3f times less traffic than kv; kv : ACT without limits x / (x + 1/2) "
+           "= %.3f\n",
+           traffic(b), b->a->x / (b->a->x + 0.5));
+}
+
+static void print_json(const struct bench *b)
+{
+    struct json *o = json_new_object(), *rows = json_new_array();
+    json_put_string(o, "label", "run at scale");
+    json_put_real(o, "F", flops(b));
+    json_put_real(o, "B", b->link_bytes_per_s);
+    json_put_real(o, "x", b->a->x);
+    json_put_real(o, "project_r2", b->costs.project_r2);
+    json_put_real(o, "link_r2", b->costs.link_r2);
+    json_put_real(o, "traffic_kv_over_hybrid", traffic(b));
+    for (int i = 0; i < N_ARMS; i++) {
+        const struct row *r = &b->rows[i];
+        struct json *one = json_new_object();
+        char digest[32];
+        snprintf(digest, sizeof digest, "%016llx", (unsigned long long)r->digest);
+        json_put_string(one, "arm", arm_names[i]);
+        json_put_real(one, "act_share", r->act_share);
+        json_put_int(one, "link_bytes", (int64_t)r->link_bytes);
+        json_put_int(one, "link_bytes_policy", (int64_t)r->policy_bytes);
+        json_put_int(one, "minibatches", r->n_minibatches);
+        json_put_real(one, "time_s", r->step_s);
+        json_put_real(one, "predicted_s", r->predicted_s);
+        json_put_real(one, "over_kv", b->rows[KV].step_s / r->step_s);
+        json_put_string(one, "logits_digest", digest);
+        json_push(rows, one);
+    }
+    json_put(o, "rows", rows);
+    char *text = json_text(o, 0);
+    puts(text);
+    free(text);
+    json_free(o);
+}
+
+static int run(struct bench *b, struct err *err)
+{
+    const struct run_args *a = b->a;
+    b->n_full = (a->prompt + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    int n_ids = b->n_full * KV_BLOCK_TOKENS + 1 + a->batch;
+    struct rng r = {.s = 5};
+    b->ids = xcalloc((size_t)n_ids, sizeof *b->ids);
+    for (int i = 0; i < n_ids; i++)
+        b->ids[i] = 5 + (int32_t)rng_below(&r, 400);
+    int rc = measure(b, err);
+    for (int i = 0; rc == 0 && i < N_ARMS; i++)
+        rc = run_arm(b, (enum arm)i, err);
+    free(b->ids);
+    if (rc != 0)
+        return rc;
+    if (a->json)
+        print_json(b);
+    else
+        print(b);
+    return check(b, err);
+}
+
+int bench_hybrid_run(int argc, char **argv)
+{
+    struct run_args a;
+    struct opt_parsed *parsed;
+    struct err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    struct bench b = {.a = &a};
+    int rc = run(&b, &err);
+    opt_end(parsed);
+    return bench_end("hybrid run", rc, &err);
+}
