@@ -78,9 +78,7 @@ static int session_open(struct session *s, const struct store_args *a, bool read
     *s = (struct session){0};
     int rc = dirs_split(s, &a->dirs, err);
     if (rc == 0)
-        rc = io_uring_open(&s->io, err);
-    if (rc == ERR_UNSUPPORTED)
-        rc = io_pread_open(&s->io, err);
+        rc = io_machine_open(&s->io, NULL, err);
     if (rc != 0)
         return rc;
     struct store_opts opts = {.io = s->io,

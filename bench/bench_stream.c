@@ -125,12 +125,11 @@ static int measure_reads(const struct bench *b, size_t n_mib, double *bytes_per_
     uint64_t size = 0, at = 0, n_bytes = 0;
     unsigned n;
     uint8_t *mem = mem_map(n_mib << 20);
-    int rc = mem == NULL ? err_set(err, -ENOMEM, "no memory") : io_uring_open(&io, err);
+    int rc = mem == NULL ? err_set(err, -ENOMEM, "no memory")
+                         : io_machine_open(&io, NULL, err);
     if (mem != NULL)
         memset(mem, 1,
                n_mib << 20); /* the kernel gives pages now, not while the clock runs */
-    if (rc == ERR_UNSUPPORTED)
-        rc = io_pread_open(&io, err);
     if (rc == 0)
         rc = io_file_open(io, b->path, IO_READ_ONLY | IO_DIRECT, &f, err);
     if (rc == 0)

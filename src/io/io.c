@@ -31,6 +31,12 @@ void io_deinit(struct io *io)
     io_throttle_deinit(&io->throttle[IO_WRITE]);
 }
 
+void io_share_disk(struct io *io, struct io_turn *turn, bool goes_first)
+{
+    io->turn = turn;
+    io->goes_first = goes_first;
+}
+
 void io_close(struct io *io)
 {
     if (io != NULL)

@@ -27,6 +27,7 @@
 #ifndef IO_IO_H
 #define IO_IO_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -53,6 +54,9 @@ struct io_queue;
 int io_uring_open(struct io **out, struct err *err);
 int io_pread_open(struct io **out, struct err *err);
 
+/* Opens io_uring, or plain system calls where that fails: then *why, if not NULL, says why. */
+int io_machine_open(struct io **out, struct err *why, struct err *err);
+
 /* All files and queues must be closed before. NULL is allowed. */
 void io_close(struct io *io);
 
@@ -65,6 +69,16 @@ const char *io_name(const struct io *io);
  * by sleeping, and queued transfers are slowed at their completion, so that waiting can be
  * overlapped with work. Set it before transfers start. */
 void io_throttle(struct io *io, uint64_t read_bytes_per_s, uint64_t write_bytes_per_s);
+
+/* Who goes first on a disk that several ios use. */
+struct io_turn {
+    atomic_uint n_first; /* pieces under way of ios that go first */
+};
+
+/* Makes the queues of this io go first, or give way: a queue that gives way has at most one piece in
+ * flight while a queue that goes first has any.  So it goes on slowly, and never starves.  Set it
+ * before transfers start; `turn` outlives the io.  Synchronous transfers take no part. */
+void io_share_disk(struct io *io, struct io_turn *turn, bool goes_first);
 
 /* Random bytes for salts and UUIDs: the kernel's, or seeded on the simulated disk. */
 int io_random(struct io *io, void *buf, size_t n, struct err *err);
@@ -239,6 +253,9 @@ void io_queue_cancel(struct io_queue *q);
 
 /* Requests submitted and not yet returned by io_queue_wait. */
 unsigned io_queue_outstanding(const struct io_queue *q);
+
+/* Pieces that the kernel has now: at most the queue's depth. */
+unsigned io_queue_in_flight(const struct io_queue *q);
 
 /* Writes the message that belongs to req->result; returns its code (0: there is none). */
 int io_req_err(const struct io_req *req, struct err *err);

@@ -81,6 +81,8 @@ struct io {
     const struct io_ops *ops;
     const struct io_queue_ops *queue_ops;
     struct io_throttle throttle[2]; /* by enum io_op */
+    struct io_turn *turn;           /* NULL: the disk is not shared */
+    bool goes_first;
 };
 
 void io_init(struct io *io, const char *name, const struct io_ops *ops,

@@ -49,23 +49,6 @@ int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct e
     return 0;
 }
 
-void io_queue_close(struct io_queue *q)
-{
-    if (q == NULL)
-        return;
-    while (q->n_started > 0) {
-        struct io_piece *list;
-        if (q->ops->reap(q, -1, &list) != 0)
-            break;
-        for (; list != NULL; list = list->next)
-            q->n_started--;
-    }
-    q->ops->close(q);
-    free(q->buffers);
-    free(q->pieces);
-    free(q);
-}
-
 int io_queue_register_buffers(struct io_queue *q, const struct io_buffer *buffers,
                               unsigned n, struct err *err)
 {
@@ -86,6 +69,11 @@ int io_queue_register_buffers(struct io_queue *q, const struct io_buffer *buffer
 unsigned io_queue_outstanding(const struct io_queue *q)
 {
     return q->n_outstanding;
+}
+
+unsigned io_queue_in_flight(const struct io_queue *q)
+{
+    return q->n_started;
 }
 
 int io_req_err(const struct io_req *req, struct err *err)
@@ -131,7 +119,42 @@ static void finish_req(struct io_queue *q, struct io_req *req)
 static void start_piece(struct io_queue *q, struct io_piece *p)
 {
     q->n_started++;
+    if (q->io->turn != NULL && q->io->goes_first)
+        atomic_fetch_add(&q->io->turn->n_first, 1);
     q->ops->start(q, p);
+}
+
+/* The kernel has given back n pieces, or never will. */
+static void end_pieces(struct io_queue *q, unsigned n)
+{
+    q->n_started -= n;
+    if (q->io->turn != NULL && q->io->goes_first)
+        atomic_fetch_sub(&q->io->turn->n_first, n);
+}
+
+void io_queue_close(struct io_queue *q)
+{
+    if (q == NULL)
+        return;
+    while (q->n_started > 0) {
+        struct io_piece *list;
+        if (q->ops->reap(q, -1, &list) != 0)
+            break;
+        for (; list != NULL; list = list->next)
+            end_pieces(q, 1);
+    }
+    end_pieces(q, q->n_started);
+    q->ops->close(q);
+    free(q->buffers);
+    free(q->pieces);
+    free(q);
+}
+
+static bool gives_way(const struct io_queue *q)
+{
+    const struct io_turn *turn = q->io->turn;
+    return turn != NULL && !q->io->goes_first && q->n_started > 0 &&
+           atomic_load(&turn->n_first) > 0;
 }
 
 static void cut_piece(struct io_queue *q, struct io_req *req)
@@ -156,7 +179,7 @@ static void cut_piece(struct io_queue *q, struct io_req *req)
 
 static void start_waiting(struct io_queue *q)
 {
-    while (q->waiting != NULL && q->free_pieces != NULL) {
+    while (q->waiting != NULL && q->free_pieces != NULL && !gives_way(q)) {
         struct io_req *req = q->waiting;
         cut_piece(q, req);
         if (req->issued_bytes == req->length)
@@ -191,7 +214,7 @@ static void finish_piece(struct io_queue *q, struct io_piece *p, int rc)
 static void take_piece(struct io_queue *q, struct io_piece *p, int64_t now_ns)
 {
     size_t step;
-    q->n_started--;
+    end_pieces(q, 1);
     int rc = io_attempt_result(p->file, p->op, p->length, p->result, &step);
     if (rc == 0 && step < p->length) {
         p->buf += step;

@@ -166,3 +166,10 @@ int io_uring_open(struct io **out, struct err *err)
     *out = io_posix_create("uring", &ring_ops);
     return 0;
 }
+
+int io_machine_open(struct io **out, struct err *why, struct err *err)
+{
+    struct err unsupported = {0};
+    int rc = io_uring_open(out, why != NULL ? why : &unsupported);
+    return rc == 0 ? 0 : io_pread_open(out, err);
+}

@@ -21,11 +21,9 @@ int pack_reader_open(struct pack_reader *r, const struct pack_file *f, struct io
     if (io == NULL) {
         struct err why = {0};
         r->owns_io = true;
-        rc = io_uring_open(&r->io, &why);
-        if (rc != 0) {
+        rc = io_machine_open(&r->io, &why, err);
+        if (why.code != 0)
             log_info("%s; weights are read with plain reads", why.msg);
-            rc = io_pread_open(&r->io, err);
-        }
     }
     if (rc == 0)
         rc = io_file_open(r->io, f->path, IO_READ_ONLY | IO_DIRECT, &r->file, err);

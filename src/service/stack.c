@@ -174,7 +174,6 @@ static int open_model(struct stack *k, struct err *err)
                             .dtype = o->dtype,
                             .weights = o->weights,
                             .max_ctx = o->max_context,
-                            .io = k->o.io,
                             .share = o->weights_memory != NULL ? share_memory : NULL,
                             .share_arg = k,
                             .stuck_ns = k->o.stuck_ns};
@@ -183,6 +182,11 @@ static int open_model(struct stack *k, struct err *err)
             err, ERR_USAGE,
             "--weights-memory needs a packed model: hcache model pack %s --out FILE",
             o->model);
+    if (rc == 0 && o->weights_memory != NULL && k->o.io == NULL)
+        rc = io_machine_open(&k->weights_io, NULL, err);
+    if (k->weights_io != NULL)
+        io_share_disk(k->weights_io, &k->turn, true);
+    mo.io = k->o.io != NULL ? k->o.io : k->weights_io;
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
 }
 
@@ -194,14 +198,15 @@ static int open_io(struct stack *k, struct err *err)
         return 0;
     struct err why = {0};
     k->owns_io = true;
-    int rc = io_uring_open(&k->io, &why);
-    if (rc != 0) {
+    int rc = io_machine_open(&k->io, &why, err);
+    if (why.code != 0) {
         char text[640];
         snprintf(text, sizeof text, "%s; using plain reads and writes, which are slower",
                  why.msg);
         say(k, text);
-        rc = io_pread_open(&k->io, err);
     }
+    if (rc == 0)
+        io_share_disk(k->io, &k->turn, false);
     if (rc == 0 && o->throttle_bytes_per_s > 0)
         io_throttle(k->io, o->throttle_bytes_per_s, 0);
     return rc;
@@ -608,6 +613,7 @@ void stack_close(struct stack *k)
     if (k->owns_io)
         io_close(k->io);
     model_close(k->model);
+    io_close(k->weights_io);
     device_close(k->dev);
     pool_destroy(k->pool);
     free(k->profile_path);

@@ -50,6 +50,8 @@ struct stack {
 
     /* private */
     enum mixed_method method;
+    struct io *weights_io; /* of streamed weights, which go first on the disk; NULL: none */
+    struct io_turn turn;
     bool owns_io, profile_changed;
     uint64_t window_store_bytes; /* of a store in memory for truncated contexts; 0: none */
     int batch_rows, step_rows;

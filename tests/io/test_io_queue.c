@@ -429,6 +429,54 @@ static void test_little_memory_to_lock(void **state)
     io_file_close(f);
 }
 
+/* A queue gives way while a queue of the other io has pieces in flight: it goes on with one piece at
+ * a time, and with all of its depth afterwards. */
+static void test_shared_disk(void **state)
+{
+    enum { N = 6 };
+    struct io_turn turn = {0};
+    struct iotest *t = begin(state);
+    void *other = (void *)(uintptr_t)io_name(t->io);
+    assert_int_equal(iotest_setup(&other), 0);
+    struct iotest *f = other;
+    io_share_disk(f->io, &turn, true);
+    io_share_disk(t->io, &turn, false);
+    struct io_file *first_file = open_new(f, "first", 0), *file = open_new(t, "second", 0);
+    struct io_queue *first = open_queue(f, 4), *q = open_queue(t, N);
+    uint8_t *bytes = iotest_buffer(4 * MIB), small[N] = {0};
+    iotest_fill(bytes, 4 * MIB, 1);
+    struct io_req big = {
+        .file = first_file, .op = IO_WRITE, .buf = bytes, .length = 4 * MIB};
+    struct io_req reqs[N];
+    for (int round = 0; round < 2; round++) {
+        if (round == 0)
+            submit(first, &big);
+        for (unsigned i = 0; i < N; i++) {
+            reqs[i] = (struct io_req){
+                .file = file, .op = IO_WRITE, .buf = &small[i], .length = 1, .offset = i};
+            submit(q, &reqs[i]);
+        }
+        assert_int_equal(io_queue_in_flight(q), round == 0 ? 1 : N);
+        for (unsigned i = 0; i < N; i++) {
+            assert_int_equal(wait_one(q)->result, 0);
+            assert_true(round == 1 || io_queue_in_flight(q) <= 1);
+        }
+        if (round == 0) {
+            assert_int_equal(atomic_load(&turn.n_first), 4);
+            assert_ptr_equal(wait_one(first), &big);
+            assert_int_equal(atomic_load(&turn.n_first), 0);
+        }
+    }
+    submit(first, &big); /* a queue that is closed is in nobody's way */
+    io_queue_close(first);
+    assert_int_equal(atomic_load(&turn.n_first), 0);
+    io_queue_close(q);
+    io_file_close(first_file);
+    io_file_close(file);
+    free(bytes);
+    iotest_teardown(&other);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -442,6 +490,7 @@ int main(void)
         ALL(test_throttle_sync),
         cmocka_unit_test(test_throttle_overflow),
         ALL(test_throttle_queue),
+        ALL(test_shared_disk),
         ON("uring", test_little_memory_to_lock),
         ON("pread", test_little_memory_to_lock),
     };
