@@ -139,7 +139,7 @@ static double brute_force(const struct plan_request *q, bool with_orders)
 }
 
 static void compare(const struct shape *s, int n_instances, uint64_t seed, bool with_orders,
-                    double tolerance)
+                    double tolerance, int most_worse)
 {
     struct rng r = {seed};
     struct instance x;
@@ -172,6 +172,7 @@ static void compare(const struct shape *s, int n_instances, uint64_t seed, bool 
         "# %d instances: %d above the optimum, at most by %.3g; %d searches cut short\n",
         n_instances, n_worse, worst, n_inexact);
     assert_int_equal(n_inexact, 0);
+    assert_in_range(n_worse, 0, most_worse);
 }
 
 /* ---- brute force over assignments and orders ---- */
@@ -180,34 +181,34 @@ static void test_uniform(void **state)
 {
     (void)state;
     compare(&(struct shape){.min_layers = 1, .max_layers = 6, .uniform = true}, 400, 1,
-            true, 0);
+            true, 0, 0);
 }
 
 static void test_uniform_seven_layers(void **state)
 {
     (void)state;
     compare(&(struct shape){.min_layers = 7, .max_layers = 7, .uniform = true}, 3, 2, true,
-            0);
+            0, 0);
 }
 
 static void test_uniform_fused(void **state)
 {
     (void)state;
     compare(&(struct shape){.min_layers = 1, .max_layers = 5, .uniform = true, .fused = 2},
-            1500, 3, true, 0);
+            1500, 3, true, 0, 0);
 }
 
 static void test_different_layers(void **state)
 {
     (void)state;
     compare(&(struct shape){.min_layers = 1, .max_layers = 5, .holes = true, .fused = 1},
-            2000, 4, true, 0);
+            2000, 4, true, 0, 0);
 }
 
 static void test_different_layers_fused(void **state)
 {
     (void)state;
-    compare(&(struct shape){.min_layers = 2, .max_layers = 5, .fused = 2}, 1500, 5, true,
+    compare(&(struct shape){.min_layers = 2, .max_layers = 5, .fused = 2}, 1500, 5, true, 0,
             0);
 }
 
@@ -216,10 +217,10 @@ static void test_budget(void **state)
     (void)state;
     struct shape s = {
         .min_layers = 1, .max_layers = 5, .holes = true, .budget = true, .fused = 1};
-    compare(&s, 1000, 6, true, 0);
+    compare(&s, 1000, 6, true, 0, 0);
     s.uniform = true;
     s.holes = false;
-    compare(&s, 1000, 7, true, 0);
+    compare(&s, 1000, 7, true, 0, 0);
 }
 
 /* All assignments in the planner's own order, more layers. */
@@ -227,7 +228,7 @@ static void test_assignments_of_ten_layers(void **state)
 {
     (void)state;
     compare(&(struct shape){.min_layers = 8, .max_layers = 10, .holes = true, .fused = 1},
-            150, 8, false, 0);
+            150, 8, false, 0, 0);
 }
 
 /* Where the lanes slow each other Johnson's rule is not a theorem: bound what it loses.
@@ -237,9 +238,9 @@ static void test_overlap(void **state)
 {
     (void)state;
     struct shape s = {.min_layers = 1, .max_layers = 5, .overlap = true, .fused = 1};
-    compare(&s, 1500, 9, true, 0.1);
+    compare(&s, 1500, 9, true, 0.09, 49);
     s.uniform = true;
-    compare(&s, 1500, 10, true, 0.1);
+    compare(&s, 1500, 10, true, 0.09, 12);
 }
 
 /* ---- every alternative, many instances ---- */

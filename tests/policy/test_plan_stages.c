@@ -316,7 +316,8 @@ static double brute_force(const struct instance *x)
     return best;
 }
 
-static void compare(bool alike, int n_instances, double least_optimal, double most_off)
+/* The bounds are what the search reaches today: each step that it leaves out is seen in some instance. */
+static void compare(bool alike, int n_instances, int least_optimal, double most_off)
 {
     struct rng r = {alike ? 21 : 22};
     struct instance x;
@@ -340,15 +341,15 @@ static void compare(bool alike, int n_instances, double least_optimal, double mo
         "# %d instances, layers %s: %d optimal, mean %.2f %% above, worst %.1f %%\n",
         n_instances, alike ? "alike" : "that differ", n_optimal, 100 * sum / n_instances,
         100 * worst);
-    assert_true(n_optimal >= least_optimal * n_instances);
+    assert_true(n_optimal >= least_optimal);
     assert_true(worst <= most_off);
 }
 
 static void test_near_the_best(void **state)
 {
     (void)state;
-    compare(true, 150, 0.93, 0.1);
-    compare(false, 150, 0.8, 0.2);
+    compare(true, 150, 146, 0.044);
+    compare(false, 150, 137, 0.11);
 }
 
 /* ---- against every alternative ---- */

@@ -608,6 +608,34 @@ static void opening_cuts_the_log(void **state)
     assert_int_equal(code_of_find(x->c, "", "resp_1"), 0);
 }
 
+/* All of the file, and of one tenant its conversations with the turns on their paths. */
+static void counts_are_of_all_and_of_a_tenant(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct conversations_stats all, of;
+    struct erased gone;
+    struct err err = {0};
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
+    (void)add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 1, 0));
+    (void)add(x->c, make_turn("resp_c", 0, 0, 0, 130, 100, 1, 2)); /* in no conversation */
+    assert_int_equal(conversation_add(x->c, "bob", "conv_b", NULL, NULL, 0, &v, &err), 0);
+    assert_int_equal(conversations_stats(x->c, &all, &err), 0);
+    assert_true(all.n_conversations == 2 && all.n_turns == 3 && all.n_doomed == 0);
+    assert_true(all.used_bytes > 0);
+    assert_int_equal(conversations_stats_of(x->c, "", &of, &err), 0);
+    assert_true(of.n_conversations == 1 && of.n_turns == 2);
+    assert_true(of.n_doomed == 0 && of.used_bytes == 0);
+    assert_int_equal(conversations_stats_of(x->c, "bob", &of, &err), 0);
+    assert_true(of.n_conversations == 1 && of.n_turns == 0);
+    assert_int_equal(conversations_stats_of(x->c, "eve", &of, &err), 0);
+    assert_true(of.n_conversations == 0 && of.n_turns == 0);
+    assert_int_equal(turn_delete(x->c, "", "resp_c", &gone, &err), 0);
+    assert_int_equal(conversations_stats(x->c, &all, &err), 0);
+    assert_true(all.n_turns == 2 && all.n_doomed == 2);
+}
+
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -628,6 +656,7 @@ int main(void)
         T(a_killed_process_loses_nothing_told),
         T(opening_cuts_the_log),
         T(pages_of_a_list),
+        T(counts_are_of_all_and_of_a_tenant),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
