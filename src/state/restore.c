@@ -526,12 +526,13 @@ static void rewind_to(struct restore *r, int n_chunks)
 }
 
 /* A race ends when the last row is recomputed, whatever the reads do, or when the last group has come
- * back.  A piece that has kept rows of such a group out (invariant 5) is completed first. */
+ * back.  Rows that were kept out of such a group (invariant 5) are recomputed first. */
 static bool race_is_over(struct restore *r, bool reads_done)
 {
-    bool keeps_out = r->rr->check != NULL && r->rr->recomputing == r;
+    bool lacks_rows = r->re.row < r->re.kept_out;
     r->out.won = !restore_recompute_remains(r);
-    return r->out.won || (reads_done && !keeps_out && shared_load(&r->has_lost_reads) == 0);
+    return r->out.won ||
+           (reads_done && !lacks_rows && shared_load(&r->has_lost_reads) == 0);
 }
 
 bool restore_is_done(struct restore *r)

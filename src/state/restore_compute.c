@@ -273,6 +273,15 @@ static int first_wanted_row(const struct restore *r, const struct group *g)
     return row > 0 ? row : 0;
 }
 
+/* In a race: records of g were not used before row `first` of it. */
+static void note_kept_out(struct restore *r, const struct group *g, int first)
+{
+    int begin = g->first_chunk * STORE_CHUNK_TOKENS;
+    int end = begin + (first < group_rows(g) ? first : group_rows(g));
+    if (first > 0 && end > r->re.kept_out)
+        r->re.kept_out = end;
+}
+
 static int end_of_wanted(struct restore *r)
 {
     return shared_load(&r->has_lost_reads) == 0 ? shared_load(&r->n_good) : 0;
@@ -285,6 +294,7 @@ static int project_part(struct restore *r, const struct part *p)
     const struct group *g = p->g;
     int rc = 0, end = (end_of_wanted(r) - g->first_chunk) * STORE_CHUNK_TOKENS;
     int first = first_wanted_row(r, g);
+    note_kept_out(r, g, first);
     first = first > g->n_projected ? first : g->n_projected;
     end = end < p->project_to ? end : p->project_to;
     for (int row = first, n; rc == 0 && row < end; row += n) {
@@ -303,6 +313,8 @@ static int bring_up(struct restore *r, const struct part *p)
     end = end < p->first + p->n ? end : p->first + p->n;
     int rc = restore_up(r->rr, p->g, p->first, end);
     int first = (first_wanted_row(r, p->g) + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS;
+    if (p->g->kind == STORE_KV)
+        note_kept_out(r, p->g, first * STORE_CHUNK_TOKENS);
     first = first > p->first ? first : p->first;
     bool loads = p->g->kind == STORE_KV && first < end &&
                  shared_load(&r->has_lost_reads) == 0;

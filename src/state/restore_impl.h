@@ -144,7 +144,8 @@ struct restore {
     int rc;        /* what it failed with, */
     char why[160]; /* and the device's words for it */
     struct {
-        int row; /* rows [0, row) are recomputed; the present piece begins here */
+        int row;      /* rows [0, row) are recomputed; the present piece begins here */
+        int kept_out; /* records were not used up to this row: recomputation must reach it */
         int last; /* the piece passes layers up to this one, of which K and V only are wanted */
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */

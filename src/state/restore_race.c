@@ -77,6 +77,8 @@ bool restore_race(struct restore *r)
         has_window(r) || last < 0 || shared_load(&r->n_good) <= first ||
         restore_recompute_remains(r))
         return false;
+    if (r->rr->recomputing == r) /* a piece behind a chunk that was lost meanwhile */
+        restore_drop_piece(r->rr);
     pthread_mutex_lock(&r->fault_lock); /* a chunk is lost before the race, or in it */
     r->out.raced_layers = r->n_recompute = last + 1;
     r->re.row = first * STORE_CHUNK_TOKENS;
