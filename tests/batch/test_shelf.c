@@ -139,6 +139,29 @@ static void answers_wait_for_the_end(void **state)
     free(b);
 }
 
+/* How far a batch is can be seen while it runs; what else its record has stays, and no file is written. */
+static void counts_are_seen_while_it_runs(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
+    b->n_lines = 10;
+    b->n_done = 7;
+    b->n_failed = 2;
+    b->status = BATCH_FAILED; /* is not told by counting */
+    shelf_count_batch(s, b);
+    assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), 0);
+    assert_true(found->n_lines == 10 && found->n_done == 7 && found->n_failed == 2);
+    assert_int_not_equal(found->status, BATCH_FAILED);
+    shelf_close(s);
+    s = open_shelf(1 << 20);
+    assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), 0);
+    assert_int_equal(found->n_done, 0);
+    shelf_close(s);
+    free(found);
+    free(b);
+}
+
 static void tenants_see_their_own(void **state)
 {
     (void)state;
@@ -251,10 +274,15 @@ static void old_batches_are_forgotten(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(one_process_has_a_folder), TEST(a_restart_finds_what_was_kept),
-        TEST(answers_wait_for_the_end), TEST(tenants_see_their_own),
-        TEST(tenants_take_turns),       TEST(a_cancel_is_not_lost),
-        TEST(room_is_bounded),          TEST(old_batches_are_forgotten),
+        TEST(one_process_has_a_folder),
+        TEST(a_restart_finds_what_was_kept),
+        TEST(answers_wait_for_the_end),
+        TEST(tenants_see_their_own),
+        TEST(tenants_take_turns),
+        TEST(a_cancel_is_not_lost),
+        TEST(room_is_bounded),
+        TEST(old_batches_are_forgotten),
+        TEST(counts_are_seen_while_it_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
