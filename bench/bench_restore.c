@@ -163,7 +163,7 @@ static void print_row(struct bench *b, int n_tokens, struct row *r)
         return;
     fprintf(b->csv,
             "%d,%s,%s,%d,%.3f,%.3f,%.3f,%.3f,%llu,%.3f,%.3f,%.3f,%.4f,%.1f,%.0f,%.4f,%."
-            "3f,%.4f,%llu\n",
+            "6g,%.6g,%llu\n",
             n_tokens, r->method, r->plan.method, r->n, r->plan.restore_s * 1e3, total,
             r->total_ms[0], r->total_ms[r->n - 1], (unsigned long long)r->bytes, read,
             compute, bench_median(r->wait_ms, r->n), ceiling / total,

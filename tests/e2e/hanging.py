@@ -33,5 +33,5 @@ def build_library(folder):
     library, source = os.path.join(folder, "hang.so"), os.path.join(folder, "hang.c")
     with open(source, "w") as f:
         f.write(HANG)
-    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    subprocess.run([*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
     return library
