@@ -99,9 +99,9 @@ static int tell_holder(struct store *s, struct err *err)
 {
     return err_set(
         err, ERR_BUSY,
-        "the store in %s is in use by another process: %s. A server is asked by its "
-        "API (/v1/cache/..., /v1/conversations) or by hcache run -i --url; "
-        "otherwise stop that process first",
+        "the store in %s is in use by another process: %s. Where it is a server, use its "
+        "API (/v1/cache/..., /v1/conversations) or hcache run -i --url URL. Otherwise stop "
+        "that process first",
         s->dirs[0], s->holder[0] != 0 ? s->holder : "which one cannot be seen");
 }
 
