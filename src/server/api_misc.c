@@ -77,6 +77,8 @@ static struct json *model_object(struct call *c)
     json_put_int(o, "created", c->s->created_s);
     json_put_string(o, "owned_by", "hcache");
     json_put_int(o, "max_model_len", info.max_context);
+    json_put_string(o, "conversations",
+                    conversations_kept_in(atomic_load(&c->s->conversations)));
     return o;
 }
 

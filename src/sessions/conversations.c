@@ -23,6 +23,8 @@
 #include "base/process.h"
 #include "sessions/conversations_db.h"
 
+static const char IN_MEMORY[] = ":memory:"; /* as SQLite names it */
+
 #define FORMAT_VERSION 1
 
 /* EXCLUSIVE is the two-process lock, too.  secure_delete overwrites what is erased. */
@@ -253,7 +255,7 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
                        struct err *err)
 {
     struct conversations *c = xcalloc(1, sizeof *c);
-    const char *path = o->path != NULL ? o->path : ":memory:";
+    const char *path = o->path != NULL ? o->path : IN_MEMORY;
     c->o = *o;
     c->n_turns = -1;
     c->path = xstrdup(path);
@@ -289,6 +291,11 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     db_reserve_fill(c);
     *out = c;
     return 0;
+}
+
+const char *conversations_kept_in(const struct conversations *c)
+{
+    return c == NULL ? "none" : strcmp(c->path, IN_MEMORY) == 0 ? "memory" : "file";
 }
 
 void conversations_close(struct conversations *c)

@@ -53,6 +53,9 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
                        struct err *err);
 void conversations_close(struct conversations *c); /* NULL is allowed */
 
+/* Returns where conversations are kept: "file", "memory" (they end with the process), or, for NULL, "none". */
+const char *conversations_kept_in(const struct conversations *c);
+
 enum { NAME_BYTES = 64 };
 
 /* PREFIX_ and 128 random bits: names cannot be guessed. */

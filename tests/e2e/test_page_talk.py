@@ -84,7 +84,9 @@ def test_harmless(server):
     b = browser()
     try:
         b.get(f"http://127.0.0.1:{server.port}/")
-        until(lambda: texts(b, "#model")[0], "the model's name")
+        until(lambda: all_of(b, "#talk .welcome"), "the page")
+        equal("a server without a store does not promise to keep conversations", texts(b, "#talk .welcome"),
+              ["Conversations last until the server stops. Start it with --store DIR to keep them."])
         say(b, "<img src=x onerror='window.harmed = 11'>")
         allowed = "div, span, p, h3, h4, h5, h6, ul, ol, li, blockquote, hr, pre, code, strong, em, del, a, table, tr, th, td, button, br"
         found = b.execute_script(
@@ -267,7 +269,8 @@ def run_good():
     b = browser()
     try:
         b.get(f"http://127.0.0.1:{server.port}/")
-        until(lambda: texts(b, "#model")[0], "the model's name")
+        until(lambda: texts(b, "#talk .welcome"), "the page")
+        check("a server with one does", "restart the server, and pick up" in texts(b, "#talk .welcome")[0], texts(b, "#talk .welcome"))
         test_markdown(b, "desktop-light")
         test_copy(b)
         test_again_and_edit(b, server)

@@ -38,7 +38,7 @@ async function ask(method, path, body, signal) {
     answer = await fetch(path, {method, headers, signal, body: body && JSON.stringify(body)});
   } catch (e) {
     if (e.name === "AbortError") throw e;
-    throw new Fault(0, "The server does not answer. Your conversations are saved. Try again when it is back.");
+    throw new Fault(0, "The server does not answer. " + (keptIn === "file" ? "Your conversations are saved. " : "") + "Try again when it is back.");
   }
   if (answer.ok) return answer;
   try { error = (await answer.json()).error; } catch { /* no JSON: the status is all there is */ }

@@ -7,6 +7,7 @@
 let open = null;          // the open conversation's object; null: a new one, that the server does not know yet
 let oldest = null;        // the last id in the list, for "Older conversations"
 let limit = 0;            // tokens of the model's context
+let keptIn = "file";      // where the server keeps conversations: "file", "memory" or "none"
 let fresh = {};           // settings of the new conversation
 const sending = new Map(); // by conversation's id ("new": not known yet): the answer that is on its way
 
@@ -460,6 +461,7 @@ async function start() {
   $("model").textContent = model.id;
   $("key").hidden = true;
   limit = model.max_model_len;
+  keptIn = model.conversations;
   hasStarted = true;
   await list();
   try {

@@ -5,6 +5,12 @@
 "use strict";
 
 const Talk = (() => {
+  // By where the server keeps conversations.
+  const WELCOME = {
+    file: "Conversations are saved. Close this page or restart the server, and pick up where you left off.",
+    memory: "Conversations last until the server stops. Start it with --store DIR to keep them.",
+    none: "This server keeps no conversations (--conversations none).",
+  };
   let isAtEnd = true; // a reader who is at the end stays there
 
   const box = () => $("talk");
@@ -26,7 +32,7 @@ const Talk = (() => {
 
   function welcome() {
     clear();
-    box().append(make("li", "welcome", "Conversations are saved. Close this page or restart the server, and pick up where you left off."));
+    box().append(make("li", "welcome", WELCOME[keptIn] || WELCOME.file));
   }
 
   function setText(li, text) {
