@@ -45,7 +45,7 @@ def collect(server, path, body):
 
 def test_small_routes(s):
     equal("health: 200", s.request("GET", "/health")[0], 200)
-    equal("without a store conversations are kept in memory", s.request("GET", "/v1/models")[2]["data"][0]["conversations"], "memory")
+    equal("with a store conversations are kept in a file", s.request("GET", "/v1/models")[2]["data"][0]["conversations"], "file")
     status, _, models = s.request("GET", "/v1/models")
     check("models: the folder's name", status == 200 and models["data"][0]["id"] == "plain", models)
     equal("models: by name", s.request("GET", "/v1/models/plain")[0], 200)
