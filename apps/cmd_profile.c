@@ -144,13 +144,12 @@ static int measure(struct stack *k, struct platform *p, const struct profile_arg
 
 /* --- printing --------------------------------------------------------------------------------- */
 
+/* R2 is 0 or less where the measured times were so disturbed that the curve says nothing. */
 static void print_curve(const char *name, const struct cost_curve *c, double r2)
 {
-    printf("  %-28s %9.3f ms a call + %9.3f per 1000 tokens + %8.4f per (1000 tokens)^2",
-           name, c->a_s * 1e3, c->b_s * 1e6, c->c_s * 1e9);
-    if (r2 > 0)
-        printf("   R2 %.4f", r2);
-    printf("\n");
+    printf("  %-28s %9.3f ms a call + %9.3f per 1000 tokens + %8.4f per (1000 tokens)^2   "
+           "R2 %.4f\n",
+           name, c->a_s * 1e3, c->b_s * 1e6, c->c_s * 1e9, r2);
 }
 
 static void print_compute(const struct platform *p)
@@ -177,10 +176,8 @@ static void print_tier(const struct platform *p, int i)
         printf("  %-10s read in place: nothing is copied, so it has no rate\n", t->name);
         return;
     }
-    printf("  %-10s latency %8.1f us, %7.2f us a record, then %8.2f GB/s", t->name,
-           t->latency_s * 1e6, t->request_s * 1e6, t->bytes_per_s * 1e-9);
-    if (t->r2 > 0)
-        printf("   R2 %.4f", t->r2);
+    printf("  %-10s latency %8.1f us, %7.2f us a record, then %8.2f GB/s   R2 %.4f",
+           t->name, t->latency_s * 1e6, t->request_s * 1e6, t->bytes_per_s * 1e-9, t->r2);
     if (t->up_bytes_per_s > 0)
         printf("\n  %-10s to a stage %.2f GB/s over its buses", "",
                t->up_bytes_per_s * 1e-9);

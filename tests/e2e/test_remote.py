@@ -115,7 +115,7 @@ def test_hang(redis, text):
     again, t = ask(b)
     equal("hang: the answer is right", (again, t["remote_tokens"]), (text, 0))
     check("hang: the remote is given up", until(lambda: not remote(b)["up"]), remote(b))
-    again, t = ask(b, prompt=LONG + "And")
+    again, t = ask(b, prompt="Of another prompt nothing is being saved. " * 12)
     check("hang: the next request does not ask it", "remote is not there" in t["miss"], t)
     proxy.harm = None
     check("hang: it is used again when it answers", is_up(b), remote(b))
