@@ -270,6 +270,16 @@ void *mem_map(size_t n)
     return p;
 }
 
+void mem_provide(void *p, size_t n)
+{
+#ifdef MADV_POPULATE_WRITE
+    (void)madvise(p, n, MADV_POPULATE_WRITE);
+#else
+    (void)p;
+    (void)n;
+#endif
+}
+
 void mem_unmap(void *p, size_t n)
 {
     if (p != NULL)

@@ -36,6 +36,9 @@ void *mem_try_realloc(void *old, size_t n); /* where it fails, old stays as it i
 void *mem_try_calloc(size_t n, size_t size);
 
 void *mem_map(size_t n); /* NULL with errno set where it cannot be had */
+/* Has the system provide the pages of a mapping (a part of it) now, and not when they are first used.  Their
+ * contents stay as they are, whoever writes to them meanwhile.  Where the system cannot, nothing happens. */
+void mem_provide(void *p, size_t n);
 void mem_unmap(void *p, size_t n);
 
 /* From now on blocks of a MiB and more go back to the system when they are freed: for the whole process,

@@ -42,6 +42,14 @@ static int reserve_pool(struct engine *e, struct err *err)
     return kv_pool_create(m->dev, &o, &e->shared.pool, err);
 }
 
+static bool has_copies(struct store *store)
+{
+    struct store_dram d = {0};
+    if (store != NULL)
+        store_dram_stats(store, &d);
+    return d.cap_bytes > 0;
+}
+
 static int reserve_restoring(struct engine *e, struct err *err)
 {
     struct restore_phase_opts o = {.platform = e->o.platform,
@@ -107,7 +115,8 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
                                     .store = o->store,
                                     .saver = o->saver,
                                     .fingerprint = o->fingerprint,
-                                    .reuse = o->reuse};
+                                    .reuse = o->reuse,
+                                    .tells_held = has_copies(o->store)};
     struct schedule_opts so = {.max_seqs = o->max_seqs,
                                .step_rows = o->step_rows,
                                .no_limit_beside = o->step_rows > e->o.piece_rows,

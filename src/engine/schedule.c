@@ -251,6 +251,7 @@ void schedule_step(struct schedule *c)
     if (!is_full)
         choose_views(c);
     int n = c->n_live = list_live(c);
+    upcoming_tell_held(c->shared);
     upcoming_tell((struct seq_list){c->seqs, n}, c->o.age_ns);
     l.free_blocks = kv_pool_free_blocks(c->shared->pool);
     bool may_admit = !is_full && seq_count(schedule_list(c), PHASE_WAIT) > 0;

@@ -177,10 +177,36 @@ bool seq_take_place(struct seq *s)
     return false;
 }
 
+/* Names known blocks by their chunks' keys, as far as these are known. */
+static void name_blocks(struct seq *s)
+{
+    struct kv_table *t = &s->table;
+    while (s->shared->tells_held && t->n_named < t->n_known && t->n_named < s->view.n_keys)
+        kv_table_name(s->shared->pool, t, store_chunk_name(&s->view.keys[t->n_named]));
+}
+
+/* Names those behind the prompt, too.  A truncated context's may have other parents. */
+static void name_all_blocks(struct seq *s)
+{
+    struct kv_table *t = &s->table;
+    name_blocks(s);
+    if (!s->shared->tells_held || s->view.truncation.context > 0)
+        return;
+    struct sha256 key = t->n_named > 0 && t->n_named == s->view.n_keys
+                            ? s->view.keys[t->n_named - 1]
+                            : s->chain.root;
+    while (t->n_named < t->n_known) {
+        key = store_chunk_key(&key, s->view.tokens + t->n_named * KV_BLOCK_TOKENS);
+        kv_table_name(s->shared->pool, t, store_chunk_name(&key));
+    }
+}
+
 static void keep(struct seq *s)
 {
-    if (!s->has_gap)
-        kv_table_keep(s->shared->pool, &s->table, &s->view.root, s->view.tokens, s->n_done);
+    if (s->has_gap)
+        return;
+    kv_table_keep(s->shared->pool, &s->table, &s->view.root, s->view.tokens, s->n_done);
+    name_blocks(s);
 }
 
 /* New full blocks, or a prompt's last one, become known in the KV cache. */
@@ -195,8 +221,10 @@ static void keep_new(struct seq *s)
 
 void seq_drop_blocks(struct seq *s)
 {
-    if (s->n_done > 0 && s->table.n_blocks > 0)
+    if (s->n_done > 0 && s->table.n_blocks > 0) {
         keep(s);
+        name_all_blocks(s);
+    }
     kv_table_cut(s->shared->pool, &s->table, 0);
     s->has_gap = false;
 }

@@ -46,6 +46,10 @@ struct seq_shared {
     struct stream *stream;
     struct sha256 fingerprint;
     bool reuse; /* equal prefixes use blocks of the KV cache again */
+    /* The store has copies in DRAM, so it is told which chunks the KV pool holds: the next n_held changes. */
+    bool tells_held;
+    struct store_held held[64];
+    int n_held;
     struct engine_stats stats;
     uint64_t n_edges[PHASES][PHASES]; /* taken so far, [from][to] */
 };

@@ -96,6 +96,22 @@ static bool tell(struct seq *s, int64_t age_ns)
     return is_all_told(s);
 }
 
+/* What the store cannot take now is kept for the next step, and no more is taken from the pool. */
+void upcoming_tell_held(struct seq_shared *sh)
+{
+    enum { AT_ONCE = sizeof sh->held / sizeof sh->held[0] };
+    struct kv_change c[AT_ONCE];
+    if (!sh->tells_held)
+        return;
+    if (sh->n_held == 0) {
+        sh->n_held = kv_pool_changes(sh->pool, c, AT_ONCE);
+        for (int i = 0; i < sh->n_held; i++)
+            sh->held[i] = (struct store_held){c[i].name, c[i].is_held};
+    }
+    if (sh->n_held > 0 && store_tell_held(sh->store, sh->held, sh->n_held))
+        sh->n_held = 0;
+}
+
 void upcoming_tell(struct seq_list l, int64_t age_ns)
 {
     for (int i = 0; i < l.n; i++)

@@ -17,6 +17,9 @@
 
 #include "engine/seq.h"
 
+/* Tells the store, where it has copies in DRAM, some of the chunks whose state the KV pool has begun or ceased
+ * to hold.  Never waits. */
+void upcoming_tell_held(struct seq_shared *sh);
 /* Tells of the waiting sequences of a list, in their order, until the store has no room for more.
  * age_ns: waiting time that is worth one step of priority, as for the scheduler. */
 void upcoming_tell(struct seq_list l, int64_t age_ns);

@@ -308,6 +308,7 @@ void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
     }
     t->n_known = t->n_known < t->n_blocks ? t->n_known : t->n_blocks;
     t->n_saved = t->n_saved < t->n_blocks ? t->n_saved : t->n_blocks;
+    t->n_named = t->n_named < t->n_blocks ? t->n_named : t->n_blocks;
 }
 
 void kv_table_free(struct kv_pool *p, struct kv_table *t)
@@ -461,6 +462,18 @@ void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks)
     n_blocks = n_blocks < t->n_known ? n_blocks : t->n_known;
     for (; t->n_saved < n_blocks; t->n_saved++)
         p->prefix->node[t->blocks[t->n_saved]].saved = true;
+}
+
+void kv_table_name(struct kv_pool *p, struct kv_table *t, uint64_t name)
+{
+    CHECK(t->n_named < t->n_known);
+    prefix_set_name(p->prefix, t->blocks[t->n_named++], name);
+}
+
+int kv_pool_changes(struct kv_pool *p, struct kv_change *out, int max)
+{
+    CHECK(max >= 2);
+    return p->prefix != NULL ? prefix_changes(p->prefix, out, max) : 0;
 }
 
 void kv_pool_unmark_saved(struct kv_pool *p)

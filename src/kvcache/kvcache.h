@@ -71,6 +71,7 @@ struct kv_table {
     int n_known; /* of them: full, and known by their tokens */
     int n_saved; /* of those: said to be saved */
     int tail;    /* of a pool of numbers: 1 + its place for an unfinished block; 0: none */
+    int n_named; /* of the known ones: their names were given */
 };
 
 /* Room for that many blocks without asking for memory later. False where there is no memory. */
@@ -114,6 +115,16 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
                    const int32_t *tokens, int64_t n_done);
 /* The first n_blocks of t are saved, or on their way: those that are known are marked as such. */
 void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks);
+/* The caller knows the state of t's next known block without a name (entry n_named) by this one, not 0. */
+void kv_table_name(struct kv_pool *p, struct kv_table *t, uint64_t name);
+/* A name that the pool holds from now on, or no longer. */
+struct kv_change {
+    uint64_t name;
+    bool is_held;
+};
+/* Reports up to max (at least two) changes since the last call, each once; returns how many.  Two blocks
+ * may have one name: then it comes twice and goes twice. */
+int kv_pool_changes(struct kv_pool *p, struct kv_change *out, int max);
 /* Saved state was erased: no known block counts as saved any more. */
 void kv_pool_unmark_saved(struct kv_pool *p);
 /* A request that waits begins with these tokens; it is served before those of a later turn.  It

@@ -39,6 +39,8 @@ struct prefix *prefix_create(int n_blocks, enum placement_kind policy)
     placement_set_slots(&x->leaves, xcalloc((size_t)n_blocks, sizeof *x->leaves.slot),
                         (uint32_t)n_blocks);
     x->node = xcalloc((size_t)n_blocks, sizeof *x->node);
+    x->names = xcalloc((size_t)n_blocks, sizeof *x->names);
+    x->listed = xcalloc((size_t)n_blocks, sizeof *x->listed);
     x->buckets = xcalloc((size_t)x->n_buckets, sizeof *x->buckets);
     for (uint64_t i = 0; i < x->n_buckets; i++)
         x->buckets[i] = PREFIX_NONE;
@@ -50,6 +52,8 @@ void prefix_destroy(struct prefix *x)
     if (x == NULL)
         return;
     free(x->node);
+    free(x->names);
+    free(x->listed);
     free(x->leaves.slot);
     free(x->learn);
     free(x->window.place);
@@ -176,6 +180,39 @@ static void unlink_node(struct prefix *x, int32_t b)
         *first_of(x, n->parent) = n->next_sibling;
 }
 
+static void name(struct prefix *x, int32_t block, uint64_t to)
+{
+    struct prefix_name *n = &x->names[block];
+    n->name = to;
+    if (n->is_listed || n->name == n->reported)
+        return;
+    n->is_listed = true;
+    x->listed[x->n_listed++] = block;
+}
+
+void prefix_set_name(struct prefix *x, int32_t block, uint64_t to)
+{
+    CHECK(to != 0 && x->node[block].n_tokens == KV_BLOCK_TOKENS);
+    name(x, block, to);
+}
+
+int prefix_changes(struct prefix *x, struct kv_change *out, int max)
+{
+    int n = 0;
+    while (x->n_listed > 0 && n + 2 <= max) {
+        struct prefix_name *b = &x->names[x->listed[--x->n_listed]];
+        b->is_listed = false;
+        if (b->name == b->reported)
+            continue;
+        if (b->reported != 0)
+            out[n++] = (struct kv_change){b->reported, false};
+        if (b->name != 0)
+            out[n++] = (struct kv_change){b->name, true};
+        b->reported = b->name;
+    }
+    return n;
+}
+
 void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int32_t parent,
                 const int32_t *tokens, int n)
 {
@@ -211,6 +248,7 @@ void prefix_forget(struct prefix *x, int32_t block)
     }
     unlink_node(x, block);
     b->n_tokens = 0;
+    name(x, block, 0);
 }
 
 /* --- kept nodes ------------------------------------------------------------------------------- */

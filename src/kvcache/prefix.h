@@ -12,7 +12,10 @@
  * chooses among them.  Time is counted in uses.
  *
  * Each node has an id, a hash of all tokens up to its last.  So requests that wait can name the
- * nodes that they need, present or not.  No memory is asked for after creation. */
+ * nodes that they need, present or not.  No memory is asked for after creation.
+ *
+ * A full node may have a *name*, a number that somebody else knows the same state by.  Each name that
+ * comes or goes with its node is reported once (prefix_changes). */
 #ifndef KVCACHE_PREFIX_H
 #define KVCACHE_PREFIX_H
 
@@ -20,6 +23,7 @@
 #include <stdint.h>
 
 #include "base/hash.h"
+#include "kvcache/kvcache.h"
 #include "policy/placement.h"
 #include "tensor/ops.h"
 
@@ -36,6 +40,12 @@ struct prefix_node {
     int32_t tokens[KV_BLOCK_TOKENS];
 };
 
+/* A block's name, and the one that prefix_changes has last reported.  0: none. */
+struct prefix_name {
+    uint64_t name, reported;
+    bool is_listed;
+};
+
 struct prefix {
     int n_nodes;
     int32_t top; /* the first of all nodes without a parent */
@@ -48,6 +58,9 @@ struct prefix {
     int32_t *buckets;
     uint64_t n_buckets, n_evicted; /* a power of two */
     struct prefix_node *node;      /* [n_nodes] */
+    struct prefix_name *names;     /* [n_nodes] */
+    int32_t *listed; /* [n_nodes], n_listed of them: blocks whose names have changed */
+    int n_listed;
 };
 
 struct prefix *prefix_create(int n_blocks, enum placement_kind policy);
@@ -81,5 +94,9 @@ void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
 int32_t prefix_evict(struct prefix *x);
 /* Forgets a leaf that is in use. */
 void prefix_forget(struct prefix *x, int32_t block);
+/* Gives a full node its name, not 0.  It ends with the node. */
+void prefix_set_name(struct prefix *x, int32_t block, uint64_t name);
+/* Reports up to max changes of names, at least two; returns how many. */
+int prefix_changes(struct prefix *x, struct kv_change *out, int max);
 
 #endif

@@ -187,7 +187,20 @@ struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *ke
 /* The name of a key's content in the window of the waiting requests; never 0. */
 static uint64_t id_of(const struct sha256 *key)
 {
-    return get_u64(key->b) | 1;
+    return store_chunk_name(key);
+}
+
+/* An id has lost its key's lowest bit. */
+struct chunk_node *catalog_named(const struct catalog *c, uint64_t id)
+{
+    for (uint64_t bit = 0; bit < 2; bit++) {
+        struct chunk_node *n = c->buckets[(id ^ bit) & (c->n_buckets - 1)];
+        while (n != NULL && n->place.id != id)
+            n = n->next;
+        if (n != NULL)
+            return n;
+    }
+    return NULL;
 }
 
 static struct chunk_node *node_new(struct catalog *c, const struct sha256 *key)

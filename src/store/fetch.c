@@ -7,6 +7,7 @@
  *
  * The next fetch is the first chunk of the earliest turn that is on the disk alone.  It is not made
  *  - where fewer than FETCH_MIN_CHUNKS of a request's chunks are on the disk alone;
+ *  - of chunks whose state the caller holds in memory of its own (store_tell_held);
  *  - where it would take the room of what an earlier request needs (tier_may_take);
  *  - twice for one request, where a copy was dropped again; nor for a request whose fetch has failed: its
  *    restore finds out what is wrong.
@@ -110,6 +111,19 @@ void store_fetch_want_end(struct store *s, const void *id)
     pthread_mutex_unlock(&s->lock);
 }
 
+bool store_tell_held(struct store *s, const struct store_held *changes, int n)
+{
+    if (s->tier == NULL)
+        return true;
+    if (pthread_mutex_trylock(&s->lock) != 0)
+        return false;
+    for (int i = 0; i < n; i++)
+        tier_hold(s->tier, changes[i].name, changes[i].is_held,
+                  catalog_named(&s->catalog, changes[i].name));
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
 void store_free_wants(struct store *s)
 {
     while (s->wants != NULL)
@@ -137,7 +151,7 @@ static struct chunk_node *want_next(const struct store *s, struct store_want *w,
         struct chunk_node *n = catalog_find(&s->catalog, &w->keys[i]);
         if (n == NULL || n->n_live == 0 || n->doomed)
             break;
-        if (extent_alone(n) == NULL)
+        if (extent_alone(n) == NULL || tier_is_held(s->tier, n))
             continue;
         n_alone++;
         if (first == NULL) {

@@ -37,6 +37,11 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
     return store_partial_key(parent, tokens, STORE_CHUNK_TOKENS);
 }
 
+uint64_t store_chunk_name(const struct sha256 *key)
+{
+    return get_u64(key->b) | 1;
+}
+
 struct sha256 store_stair_key(const struct sha256 *parent, const uint32_t numbers[3])
 {
     uint8_t bytes[12];

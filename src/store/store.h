@@ -517,6 +517,17 @@ void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys
 /* It waits no longer. */
 void store_fetch_want_end(struct store *s, const void *id);
 
+/* A chunk's name in store_tell_held; never 0. */
+uint64_t store_chunk_name(const struct sha256 *key);
+/* The caller's own memory (a KV pool) holds the state of a chunk from now on, or no longer.  Copies of
+ * held chunks are the first to be dropped, and none are promoted. */
+struct store_held {
+    uint64_t name;
+    bool is_held;
+};
+/* Returns false, and takes nothing, where it would have to wait.  Does nothing without a DRAM tier. */
+bool store_tell_held(struct store *s, const struct store_held *changes, int n);
+
 /* Brings what waiting requests need from the disk to DRAM, a chunk at a time.  One thread at a time. */
 struct store_fetcher;
 /* *out is NULL where there is no DRAM tier. */

@@ -3,13 +3,18 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/step.h"
 #include "base/thread.h"
 #include "store/alloc.h"
+#include "store/held.h"
 
 /* Share of the arena that the thread keeps free: one part of this many. */
 enum { FREE_PART = 16 };
@@ -43,11 +48,15 @@ struct tier {
     uint64_t largest_bytes; /* of any copy so far */
     struct placement policy;
     struct placement_part victims;
+    struct held held;       /* names of chunks that the caller holds */
     struct tier_copy *zero; /* forgotten copies without readers, to be zeroed */
     int n_zeroing;          /* taken off that list by the thread */
     uint64_t n_chunks;
     pthread_t thread;
     bool has_thread, quit, is_idle;
+    pthread_t provider; /* asks for the arena's pages, and ends */
+    bool has_provider;
+    atomic_int is_closing;         /* 1: it ends early */
     pthread_cond_t news, progress; /* for the thread; from the thread */
     struct store_dram counts;
 };
@@ -87,11 +96,23 @@ static void chunk_settle(struct tier *t, struct tier_chunk *c)
 
 /* --- chunks ----------------------------------------------------------------------------------- */
 
+bool tier_is_held(const struct tier *t, const struct chunk_node *n)
+{
+    return t != NULL && held_has(&t->held, n->place.id);
+}
+
+/* Whether the node's copies go before all others. */
+static bool is_needless(const struct tier *t, const struct chunk_node *n)
+{
+    return n->place.is_dropped || tier_is_held(t, n);
+}
+
 static void use_as_store_does(struct tier *t, struct tier_chunk *c)
 {
     const struct placement_item *of = &c->node->place;
     struct placement_use use = {
         .at = of->used_at, .time = of->used_time, .class = of->class};
+    c->place.is_dropped = is_needless(t, c->node); /* the store's chunk may have been */
     placement_touch(&t->policy, &t->victims, &c->place, &use);
 }
 
@@ -134,7 +155,18 @@ void tier_touch(struct tier *t, const struct chunk_node *n)
 void tier_review(struct tier *t, const struct chunk_node *n)
 {
     if (t != NULL && n != NULL && n->copied != NULL)
-        placement_drop(&t->policy, &t->victims, &n->copied->place, n->place.is_dropped);
+        placement_drop(&t->policy, &t->victims, &n->copied->place, is_needless(t, n));
+}
+
+void tier_hold(struct tier *t, uint64_t name, bool is_held, const struct chunk_node *n)
+{
+    if (t == NULL)
+        return;
+    if (is_held)
+        held_add(&t->held, name);
+    else
+        held_remove(&t->held, name);
+    tier_review(t, n);
 }
 
 /* --- room ------------------------------------------------------------------------------------- */
@@ -397,7 +429,10 @@ void tier_settle(struct tier *t)
         pthread_cond_wait(&t->progress, t->o.lock);
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- the arena's memory ----------------------------------------------------------------------- */
+
+/* What is asked for at once: a huge page takes up to a millisecond. */
+#define PROVIDE_BYTES ((uint64_t)2 << 20)
 
 static void *map(void *arg, size_t bytes)
 {
@@ -410,6 +445,36 @@ static void unmap(void *arg, void *p, size_t bytes)
     (void)arg;
     mem_unmap(p, bytes);
 }
+
+static void *provide_main(void *arg)
+{
+    enum { NICE = 19 };
+    struct tier *t = arg;
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(),
+                      NICE); /* this thread's alone, on Linux */
+    for (uint64_t at = 0; at < t->arena_bytes && shared_load(&t->is_closing) == 0;
+         at += PROVIDE_BYTES) {
+        uint64_t left = t->arena_bytes - at;
+        mem_provide(t->arena + at, left < PROVIDE_BYTES ? left : PROVIDE_BYTES);
+    }
+    return NULL;
+}
+
+/* Without the thread, memory comes as it is used. */
+static void provide_begin(struct tier *t)
+{
+    t->has_provider = t->o.memory.get == map &&
+                      thread_create(&t->provider, provide_main, t) == 0;
+}
+
+static void provide_end(struct tier *t)
+{
+    shared_store(&t->is_closing, 1);
+    if (t->has_provider)
+        pthread_join(t->provider, NULL);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
 
 int tier_open(const struct tier_opts *o, struct tier **out, struct err *err)
 {
@@ -437,6 +502,7 @@ int tier_open(const struct tier_opts *o, struct tier **out, struct err *err)
         tier_close(t, NULL);
         return rc;
     }
+    provide_begin(t);
     *out = t;
     return 0;
 }
@@ -473,6 +539,7 @@ void tier_close(struct tier *t, struct catalog *c)
     pthread_mutex_unlock(t->o.lock);
     if (t->has_thread)
         pthread_join(t->thread, NULL);
+    provide_end(t);
     if (c != NULL)
         chunks_free(c);
     copies_free(t->zero);
@@ -480,6 +547,7 @@ void tier_close(struct tier *t, struct catalog *c)
         t->o.memory.put(t->o.memory.arg, t->arena, t->arena_bytes);
     alloc_deinit(&t->alloc);
     free(t->victims.slot);
+    held_deinit(&t->held);
     pthread_cond_destroy(&t->news);
     pthread_cond_destroy(&t->progress);
     free(t);
@@ -525,6 +593,7 @@ static bool node_audit(const struct tier *t, const struct chunk_node *n, uint64_
     *n_chunks += c != NULL;
     return c == NULL || (c->node == n && copies_audit(n, n_bytes) &&
                          (c->place.slot != 0) == is_victim(c) &&
+                         c->place.is_dropped == is_needless(t, n) &&
                          placement_audit(&t->victims, &c->place));
 }
 

@@ -201,6 +201,57 @@ static void room_is_used_again_at_once(void **state)
     io_close(disk);
 }
 
+/* Returns how many chunks of the prompt the store believes to be in the KV pool. */
+static int n_held(struct stack *k)
+{
+    struct chain c;
+    int n = 0;
+    chain_init(&c, &k->fingerprint, NULL);
+    chain_extend(&c, prompt, N_PROMPT);
+    pthread_mutex_lock(&k->store->lock);
+    for (int i = 0; i < CHUNKS; i++) {
+        const struct chunk_node *node = catalog_find(&k->store->catalog, &c.keys[i]);
+        n += node != NULL && tier_is_held(k->store->tier, node);
+    }
+    pthread_mutex_unlock(&k->store->lock);
+    chain_deinit(&c);
+    return n;
+}
+
+/* The store learns which chunks the KV pool holds: once they are known there, until their blocks are used
+ * for something else. */
+static void the_store_knows_what_the_pool_holds(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run want, got;
+    struct io *disk = saved_disk(&want);
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.kv_tokens = 1024,
+                                     .user.dram_bytes = 32 << 20});
+    assert_int_equal(n_held(&k), 0);
+    struct seq *s = add(&k, prompt, N_PROMPT, 8);
+    run_to_end(&k, s, &got);
+    et_same(&want, &got, "restored");
+    s = add(&k, others, N_OTHERS, 8); /* there is room for both */
+    step(&k);
+    assert_int_equal(n_held(&k), CHUNKS);
+    run_to_end(&k, s, &got);
+    assert_int_equal(n_held(&k), CHUNKS);
+    static int32_t third[1000];
+    et_prompt(third, 1000, 9);
+    s = add(&k, third, 1000, 8); /* it takes all blocks */
+    while (s->phase != PHASE_DECODE)
+        step(&k);
+    step(&k);
+    assert_int_equal(n_held(&k), 0);
+    run_to_end(&k, s, &got);
+    stack_close(&k);
+    io_close(disk);
+}
+
 /* --- plans ------------------------------------------------------------------------------------ */
 
 /* The copies of chunks [from, CHUNKS) of the prompt go. */
@@ -260,6 +311,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_waiting_request_is_restored_from_dram),
         cmocka_unit_test(only_what_is_needed_is_fetched),
         cmocka_unit_test(room_is_used_again_at_once),
+        cmocka_unit_test(the_store_knows_what_the_pool_holds),
         cmocka_unit_test(plans_price_chunks_by_where_they_lie),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -372,6 +372,60 @@ static void test_a_growing_block_is_known_anew(void **state)
     kv_pool_destroy(keeping);
 }
 
+/* Adds to count[name] what the pool reports. */
+static void count_changes(int *count, int n_names)
+{
+    struct kv_change c[3];
+    int n;
+    while ((n = kv_pool_changes(keeping, c, 3)) > 0)
+        for (int i = 0; i < n; i++) {
+            assert_true(c[i].name > 0 && c[i].name < (uint64_t)n_names);
+            count[c[i].name] += c[i].is_held ? 1 : -1;
+        }
+}
+
+/* Each name is reported when its block is known, and when the block is used for something else.  What
+ * comes and goes between two reports is not reported. */
+static void test_names_come_and_go_with_their_blocks(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    int32_t tokens[3][4 * 64];
+    struct kv_table t = {0};
+    int count[13] = {0};
+    o.keep = true;
+    o.n_blocks = 8;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < 4 * 64; i++)
+            tokens[k][i] = k;
+        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
+        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
+        for (uint64_t i = 0; i < 4; i++)
+            kv_table_name(keeping, &t, 4 * (uint64_t)k + i + 1);
+        kv_table_free(keeping, &t);
+        if (k == 0)
+            count_changes(count, 13);
+    }
+    /* The third chain has the first one's blocks. */
+    count_changes(count, 13);
+    for (int i = 1; i < 13; i++)
+        assert_int_equal(count[i], i > 4);
+    /* A block that is shared keeps its name when it is named again. */
+    assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[2], 256, false), 4);
+    assert_int_equal(t.n_named, 0);
+    kv_table_name(keeping, &t, 9);
+    kv_table_cut(keeping, &t, 0);
+    count_changes(count, 13);
+    assert_int_equal(count[9], 1);
+    assert_int_equal(kv_table_reserve(keeping, &t, 8 * 64, NULL), 0);
+    count_changes(count, 13);
+    for (int i = 1; i < 13; i++)
+        assert_int_equal(count[i], 0);
+    kv_table_free(keeping, &t);
+    kv_pool_destroy(keeping);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -381,6 +435,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_waiting_request_keeps_its_blocks, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_names_come_and_go_with_their_blocks, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_every_policy_evicts_leaves, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_growing_block_is_known_anew, setup,

@@ -496,6 +496,17 @@ REAL(int, pthread_mutex_lock, pthread_mutex_t *m)
     return 0;
 }
 
+REAL(int, pthread_mutex_trylock, pthread_mutex_t *m)
+{
+    if (!w.runs)
+        return __real_pthread_mutex_trylock(m);
+    turns_point();
+    if (find_held(m) < w.n_held)
+        return EBUSY;
+    lock_take(m);
+    return 0;
+}
+
 REAL(int, pthread_mutex_unlock, pthread_mutex_t *m)
 {
     if (!w.runs)

@@ -308,6 +308,85 @@ static void what_waits_stays(void **state)
     end(&p, s);
 }
 
+/* The caller holds the chunks of a context itself, or no longer. */
+static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
+{
+    struct sha256 keys[ST_MAX_CHUNKS];
+    struct store_held changes[ST_MAX_CHUNKS];
+    st_keys(c, n, keys);
+    for (int i = 0; i < n; i++)
+        changes[i] = (struct store_held){store_chunk_name(&keys[i]), is_held};
+    assert_true(store_tell_held(s, changes, n));
+}
+
+/* What the caller holds itself goes first, although it was used last, and whether it was held before its
+ * copies were made or since. */
+static void what_the_caller_holds_goes_first(void **state)
+{
+    (void)state;
+    for (int before = 0; before < 2; before++) {
+        struct st_place p;
+        struct st_ctx c[3];
+        struct store *s = begin(&p);
+        for (int i = 0; i < 3; i++)
+            c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
+        save(s, &c[0], 7);
+        if (before)
+            hold(s, &c[1], 7, true);
+        save(s, &c[1], 7);
+        if (!before)
+            hold(s, &c[1], 7, true);
+        assert_int_equal(n_copied(s, &c[1], 7), 7); /* while there is room it stays */
+        save(s, &c[2], 7);
+        assert_int_equal(n_copied(s, &c[0], 7), 7);
+        assert_int_equal(n_copied(s, &c[1], 7), 2);
+        assert_int_equal(n_copied(s, &c[2], 7), 7);
+        /* Held no longer, it is as good as the others: the first was used least recently. */
+        hold(s, &c[1], 7, false);
+        save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
+        assert_int_equal(n_copied(s, &c[0], 7), 5);
+        assert_int_equal(n_copied(s, &c[1], 7), 2);
+        end(&p, s);
+    }
+}
+
+/* Two of the caller's blocks have the same state: one of them goes, and the chunk is still held. */
+static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
+    struct store *s = begin(&p);
+    save(s, &c, 7);
+    save(s, &other, 7);
+    hold(s, &other, 7, true);
+    hold(s, &other, 7, true);
+    hold(s, &other, 7, false);
+    save(s, &(struct st_ctx){.base = 3, .own = 3}, 5);
+    assert_int_equal(n_copied(s, &c, 7), 7);
+    assert_int_equal(n_copied(s, &other, 7), 4);
+    end(&p, s);
+}
+
+/* A chunk that was dropped by its owner goes first until it is used again, as in the store. */
+static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
+    struct sha256 keys[7];
+    struct store *s = begin(&p);
+    save(s, &other, 7);
+    save(s, &c, 7);
+    st_keys(&c, 7, keys);
+    store_drop(s, keys, 7);
+    (void)read_dram(s, &c, 7);
+    save(s, &(struct st_ctx){.base = 3, .own = 3}, 5);
+    assert_int_equal(n_copied(s, &c, 7), 7);
+    assert_int_equal(n_copied(s, &other, 7), 4);
+    end(&p, s);
+}
+
 static void a_chunk_that_is_read_is_not_dropped(void **state)
 {
     (void)state;
@@ -493,6 +572,30 @@ static void little_is_not_fetched(void **state)
     st_keys(&(struct st_ctx){.base = 77, .own = 1}, LONG, keys);
     store_fetch_want(s, keys, keys, LONG, 0);
     assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
+    store_fetcher_close(f);
+    end(&p, s);
+}
+
+/* What the caller holds in memory of its own is not fetched, but what is behind it. */
+static void what_the_caller_holds_is_not_fetched(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct st_ctx c[1];
+    struct sha256 keys[LONG];
+    struct store *s = begin_cold(&p, c, 1);
+    struct store_fetcher *f = fetcher(s);
+    hold(s, &c[0], 3, true);
+    want(s, &c[0], LONG, 1);
+    fetch_all(s, f);
+    st_keys(&c[0], LONG, keys);
+    for (int i = 0; i < LONG; i++)
+        assert_int_equal(is_copied(s, &keys[i]), i >= 3);
+    want_end(s, &c[0], LONG, 1);
+    hold(s, &c[0], 3, false);
+    want(s, &c[0], LONG, 1); /* three chunks are too few */
+    fetch_all(s, f);
+    assert_int_equal(settled(s).n_promoted, LONG - 3);
     store_fetcher_close(f);
     end(&p, s);
 }
@@ -892,11 +995,15 @@ int main(void)
         cmocka_unit_test(a_full_arena_keeps_a_sixteenth_free),
         cmocka_unit_test(what_is_used_stays),
         cmocka_unit_test(what_waits_stays),
+        cmocka_unit_test(what_the_caller_holds_goes_first),
+        cmocka_unit_test(a_chunk_that_is_held_twice_is_let_go_twice),
+        cmocka_unit_test(a_chunk_that_is_used_again_is_not_dropped_any_more),
         cmocka_unit_test(a_chunk_that_is_read_is_not_dropped),
         cmocka_unit_test(free_room_in_small_holes_is_joined),
         cmocka_unit_test(a_chunk_that_is_too_large_has_no_copy),
         cmocka_unit_test(what_waits_is_fetched),
         cmocka_unit_test(little_is_not_fetched),
+        cmocka_unit_test(what_the_caller_holds_is_not_fetched),
         cmocka_unit_test(earlier_turns_come_first),
         cmocka_unit_test(a_chunk_is_fetched_once_for_a_request),
         cmocka_unit_test(a_damaged_chunk_is_condemned_once),

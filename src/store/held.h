@@ -1,0 +1,29 @@
+/* held.h - names of chunks whose state somebody holds in memory of its own; private to src/store.
+ *
+ * A counted set: a name that came twice has to go twice.  Pure, but for its memory; the store's lock
+ * protects it.  Where there is no memory for another name, the name is not known, and nothing else
+ * changes: only the order depends on it in which copies are dropped. */
+#ifndef STORE_HELD_H
+#define STORE_HELD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct held_name {
+    uint64_t name; /* 0: this place is free */
+    uint32_t n;
+};
+
+struct held {
+    struct held_name *place; /* [n_places], a power of two, or 0 */
+    uint32_t n_places, n_used;
+};
+
+void held_deinit(struct held *h);
+/* The name is not 0. */
+void held_add(struct held *h, uint64_t name);
+/* Nothing where the name is not known. */
+void held_remove(struct held *h, uint64_t name);
+bool held_has(const struct held *h, uint64_t name);
+
+#endif
