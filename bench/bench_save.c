@@ -24,6 +24,7 @@
 #include "base/rng.h"
 #include "apps/option_tables.h"
 #include "bench/bench.h"
+#include "bench/save_at_end.h"
 #include "bench/save_figure.h"
 #include "service/stack.h"
 #include "io/io.h"
@@ -35,6 +36,7 @@ struct save_args {
     const char *csv, *save;
     struct opt_list batches, arms;
     int rounds, steps, context;
+    bool at_end;
 };
 
 static const struct opt options[] = {
@@ -56,6 +58,10 @@ static const struct opt options[] = {
      .help = "steps of a window"},
     {"rounds", OPT(struct save_args, rounds), .arg = "N", .def = "5", .min = 1, .max = 200,
      .help = "rounds, in which the arms take turns"},
+    {"at-end", OPT(struct save_args, at_end),
+     .help =
+         "whole jobs instead: prompts of --context tokens and answers of --steps, saved "
+         "meanwhile and saved at the end (AttentionStore, figure 20)"},
     BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
@@ -75,7 +81,8 @@ static const struct opt_cmd cmd = {
     .options = options,
     .examples = "  hcache bench save\n"
                 "  hcache bench save --batches 32 --rounds 9 --arms off,save,off2\n"
-                "  hcache bench save --store memory --csv save.csv\n",
+                "  hcache bench save --store memory --csv save.csv\n"
+                "  hcache bench save --at-end --context 1024 --steps 20 --batches 4\n",
     .values_bytes = sizeof(struct save_args),
 };
 const struct opt_cmd *const options_of_bench_save = &cmd;
@@ -460,6 +467,27 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
     return 0;
 }
 
+/* Figure 20. */
+static int run_at_end(struct lab *b, struct err *err)
+{
+    int batches[64], largest = 0;
+    if (b->a->batches.n > 64)
+        return err_set(err, ERR_USAGE, "--batches: at most 64");
+    int rc = parse_batches(b, batches, &largest, err);
+    for (int i = 0; rc == 0 && i < b->a->batches.n; i++) {
+        struct save_at_end o = {.stack = &b->k,
+                                .save = b->a->save,
+                                .n_seqs = batches[i],
+                                .n_prompt = b->a->context,
+                                .n_answer = b->a->steps,
+                                .n_rounds = b->a->rounds,
+                                .is_first = i == 0,
+                                .csv = b->csv};
+        rc = save_at_end_run(&o, err);
+    }
+    return rc;
+}
+
 static int run(struct lab *b, const char *dir, struct err *err)
 {
     struct arm arms[MAX_ARMS];
@@ -512,6 +540,14 @@ static int open_lab(struct lab *b, struct err *err)
     struct save_args *a = b->a;
     struct stack_opts so = {.user = a->common.engine.o, .no_profile = true};
     so.user.no_reuse = true;
+    if (a->at_end) {
+        int batches[64] = {0}, largest = 0;
+        int rc = a->batches.n > 64 ? ERR_USAGE : parse_batches(b, batches, &largest, err);
+        if (rc != 0)
+            return rc;
+        so.user.max_sequences = largest;
+        so.user.kv_tokens = (uint64_t)largest * (uint64_t)(a->context + a->steps + 64);
+    }
     if (a->csv != NULL) {
         b->csv = fopen(a->csv, "w");
         if (b->csv == NULL)
@@ -534,7 +570,9 @@ int bench_save(int argc, char **argv)
     int rc = bench_place_open(&place, &a.common.engine, &err);
     if (rc == 0)
         rc = open_lab(b, &err);
-    if (rc == 0)
+    if (rc == 0 && a.at_end)
+        rc = run_at_end(b, &err);
+    else if (rc == 0)
         rc = run(b, a.common.engine.o.n_store > 0 ? a.common.engine.o.store[0] : NULL,
                  &err);
     cleanup(b);

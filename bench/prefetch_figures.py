@@ -2,11 +2,15 @@
 """Requests that arrive at once, after a restart: what reading ahead into DRAM (--dram, --prefetch) is worth.
 
     bench/prefetch_figures.py [--requests 32] [--tokens 2048] [--answer 64] [--rounds 2]
+    bench/prefetch_figures.py --mixed --throttle 400MB [--requests 32] [--tokens 2048]
 
 The contexts are saved first.  Each round starts a server with --prefetch on and one with it off, with nothing in DRAM, one
 sequence at a time, nothing kept on the device, and keys and values read from a throttled disk.  For each share the
 throttle is chosen so that a load takes this share of a request's service time.  Prints a line for each run, and the
-median time to first token of each share beside that of --prefetch off."""
+median time to first token of each share beside that of --prefetch off.
+
+--mixed compares predictions instead: the contexts are saved by a server whose --dram holds a part of each, and are then
+restored one after another, in --rounds rounds.  Prints predicted and measured times of those that came from both tiers."""
 import argparse
 import json
 import os
@@ -28,12 +32,15 @@ a.add_argument("--answer", type=int, default=64)
 a.add_argument("--rounds", type=int, default=2)
 a.add_argument("--shares", default="0.1,0.9,3.0", help="of a request's service time that its load takes")
 a.add_argument("--dram", default="2G")
+a.add_argument("--mixed", action="store_true", help="predictions of contexts that lie in DRAM and on the disk")
+a.add_argument("--throttle", default="400MB", help="of the disk, for --mixed: bytes per second")
+a.add_argument("--plan", default="kv", help="for --mixed: auto, kv, ...")
 a = a.parse_args()
 
 
 class Server:
     def __init__(self, *options):
-        self.p = subprocess.Popen([a.program, "serve", a.model, "--port", "0", "--no-reuse", "--plan", "kv", "--max-context",
+        self.p = subprocess.Popen([a.program, "serve", a.model, "--port", "0", "--no-reuse", "--plan", a.plan, "--max-context",
                                    str(a.tokens + 2 * a.answer), *options], stderr=subprocess.PIPE, text=True)
         for line in self.p.stderr:
             m = re.search(r"ready at (http://\S+)", line)
@@ -85,15 +92,41 @@ def metric(s, name):
     return float(m.group(1)) if m else 0
 
 
+def mixed(prompts):
+    with tempfile.TemporaryDirectory(prefix="prefetch.", dir="/var/tmp") as folder:
+        s = Server("--store", folder, "--max-sequences", "1", "--throttle", a.throttle, "--prefetch", "off", "--dram", a.dram)
+        for p in prompts:
+            s.ask(p, 1)
+        s.post("/v1/cache/flush", {})
+        rows = []
+        for _ in range(a.rounds):
+            for p in prompts:
+                t = s.ask(p, 1)
+                if t["restore_source"] == "dram+disk":
+                    rows.append((t["dram_tokens"], t["restored_tokens"], t["restore_plan"]["predicted_ms"],
+                                 t["restore_ms"]))
+        s.stop()
+    for r in rows[:10]:
+        print("  %d of %d tokens in DRAM: predicted %.1f ms, took %.1f" % r, flush=True)
+    errors = sorted(abs(r[2] / r[3] - 1) for r in rows)
+    if errors:
+        print(f"{len(rows)} restores from both tiers: error of the prediction, median {statistics.median(errors):.1%}, p95 "
+              f"{errors[int(len(errors) * 0.95)]:.1%}")
+
+
+if a.mixed:
+    mixed([prompt_of(i) for i in range(a.requests)])
+    raise SystemExit
+
 tmp = tempfile.mkdtemp(prefix="prefetch.", dir="/var/tmp")
 store = ["--store", os.path.join(tmp, "store")]
 prompts = [prompt_of(i) for i in range(a.requests)]
-s = Server(*store, "--max-sequences", "2")
+s = Server(*store, "--max-sequences", "2", "--dram", "0")
 for p in prompts:
     s.ask(p, 1)
 s.post("/v1/cache/flush", {})
 s.stop()
-s = Server(*store, "--max-sequences", "1")
+s = Server(*store, "--max-sequences", "1", "--dram", "0")
 probe = [s.ask(p, a.answer) for p in prompts[:3]]
 compute_s = statistics.median(t["decode_ms"] + t["prefill_ms"] for t in probe) * 1e-3
 load_bytes = probe[-1]["restore_bytes"]

@@ -80,7 +80,8 @@ class Server:
         else:
             self.url, args = None, [
                 a.program, "serve", a.model, "--port", "0", "--plain-chat", "--max-sequences", str(SEQUENCES),
-                "--max-context", str(CONTEXT), "--kv-tokens", str(kv_tokens or CONTEXT * SEQUENCES)]
+                "--max-context", str(CONTEXT), "--kv-tokens", str(kv_tokens or CONTEXT * SEQUENCES),
+                "--dram", "0"]
             if name in ("kv", "auto"):
                 args += ["--plan", name, "--store", self.store, "--throttle", a.throttle]
             if name != "ideal" and kv_tokens is None:

@@ -44,7 +44,8 @@ def control(what, pid):
 
 
 def record(hcache, folder):
-    argv = [hcache, "serve", "models/demo", "--port", "0", "--store", folder + "/store", "--threads", "2"]
+    argv = [hcache, "serve", "models/demo", "--port", "0", "--store", folder + "/store", "--threads", "2",
+            "--dram", "0"]
     first = [{"role": "user", "content": "Tell me about the sea and its animals. " * 30}]
     p, port = serve(argv)
     answer = chat(port, first, 40)["choices"][0]["message"]

@@ -395,10 +395,16 @@ static bool is_commit_due(const struct saver *s)
     return b->n > 0 && (s->quit || s->is_awaited || clock_now_ns() >= b->due_ns);
 }
 
+/* [lock] */
+static bool may_take(const struct saver *s)
+{
+    return s->queue != NULL && (!s->holds_back || s->quit);
+}
+
 /* [lock] Returns the next chunk of the queue if all its rows are in it, else NULL. */
 static struct save_chunk *take_chunk(struct saver *s)
 {
-    struct save_chunk *c = s->queue;
+    struct save_chunk *c = may_take(s) ? s->queue : NULL;
     bool checks = s->down != NULL && !state_has_bug(STATE_BUG_EARLY_ROWS);
     if (c == NULL || (checks && !save_down_has_sorted(s->down, c->after)))
         return NULL;
@@ -424,7 +430,7 @@ enum step save_writer_step(struct saver *s)
     struct uncommitted *b = &s->uncommitted;
     pthread_mutex_lock(&s->lock);
     struct save_chunk *c = take_chunk(s);
-    bool is_empty = c == NULL && s->queue == NULL;
+    bool is_empty = c == NULL && !may_take(s);
     bool is_due = is_empty && is_commit_due(s), ends = is_empty && b->n == 0 && s->quit;
     if (is_due)
         s->is_awaited = false; /* all that was asked for is in the batch */
@@ -442,7 +448,7 @@ void save_writer_wait(struct saver *s)
     struct timespec due = {.tv_sec = b->due_ns / 1000000000,
                            .tv_nsec = b->due_ns % 1000000000};
     pthread_mutex_lock(&s->lock);
-    while (s->queue == NULL && !s->quit && !is_commit_due(s)) {
+    while (!may_take(s) && !s->quit && !is_commit_due(s)) {
         if (b->n == 0)
             pthread_cond_wait(&s->changed, &s->lock);
         else

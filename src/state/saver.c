@@ -229,8 +229,18 @@ bool saver_reached(const struct saver *s, uint64_t mark)
     return shared_load(&s->n_settled) >= mark;
 }
 
+void saver_hold_back(struct saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->holds_back = true;
+    pthread_mutex_unlock(&s->lock);
+}
+
 int saver_flush(struct saver *s, struct err *err)
 {
+    pthread_mutex_lock(&s->lock);
+    s->holds_back = false;
+    pthread_mutex_unlock(&s->lock);
     uint64_t mark = saver_mark(s);
     pthread_mutex_lock(&s->lock);
     while (shared_load(&s->n_settled) < mark)
@@ -393,7 +403,11 @@ static struct save_chunk *take_chunk(struct save_seq *q, enum save_wait how,
     pthread_mutex_lock(&s->lock);
     for (;;) {
         c = (struct save_chunk *)(void *)save_memory_take(&s->memory, q->layout.n_bytes);
-        if (c != NULL || how != SAVE_WAIT || !saver_is_busy(s))
+        if (c != NULL)
+            break;
+        s->holds_back = false;
+        pthread_cond_broadcast(&s->changed);
+        if (how != SAVE_WAIT || !saver_is_busy(s))
             break;
         hurry(s);
         pthread_cond_wait(&s->changed, &s->lock);

@@ -174,5 +174,8 @@ bool saver_reached(const struct saver *s, uint64_t mark);
 void saver_on_commit(struct saver *s, void (*fn)(void *arg), void *arg);
 /* Returns when what was handed over until now is durable, or failed (its code). Any thread. */
 int saver_flush(struct saver *s, struct err *err);
+/* The writer leaves what is handed over in the queue: until saver_flush, or until a sequence finds no
+ * memory for a chunk.  For a benchmark of saving at the end. */
+void saver_hold_back(struct saver *s);
 
 #endif

@@ -108,6 +108,7 @@ struct saver {
     atomic_ullong n_settled;      /* read without the lock, too */
     void (*on_commit)(void *arg); /* NULL: nobody wants to know */
     void *on_commit_arg;
+    bool holds_back; /* the queue is left as it is */
     bool is_awaited; /* somebody wants what is queued to be committed soon */
     bool quit;
     int fault; /* the first code that the store returned; saving is over */

@@ -21,6 +21,10 @@ run_hc "${restore[@]}" --lengths 63
 expect "less than a chunk" 2 "lengths: '63' is no whole number from 64 to"
 run_hc bench save "$model" --batches 1,2b
 expect "a batch that is none" 2 "batches: '2b' is no whole number from 1 to"
+run_hc bench save "$model" --at-end --batches 2 --context 128 --steps 8 --rounds 1 --store memory --csv "$tmp/end.csv"
+check "saving at the end: a row for each arm" test "$rc" -eq 0 -a \
+    "$(cut -d, -f1-4 "$tmp/end.csv" | tail -3 | paste -sd ' ')" = "2,128,8,none 2,128,8,overlapped 2,128,8,at-end"
+check "nothing was left unsaved" test "$(tail -3 "$tmp/end.csv" | cut -d, -f9 | sort -u)" = 0
 run_hc bench restore "$model" --store memory --lengths 64 --rounds 1
 check "a store in memory is read in place: no rate is printed for it" grep -qE '; store in memory, read in place; ' "$tmp/out"
 run_hc bench restore "$model" --store memory --lengths 64 --sweep 1

@@ -764,6 +764,44 @@ static void shed_when_the_writer_falls_behind(void **state)
     rig_close(&r);
 }
 
+static uint64_t appended_bytes(const struct rig *r)
+{
+    struct store_stats stats;
+    store_stats(r->store, &stats);
+    return stats.appended_bytes;
+}
+
+/* What is held back stays in memory until a flush, until there is no memory for more, or until the saver ends. */
+static void what_is_held_back_is_written_in_the_end(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line a, b;
+    rig_open_small(&r, 1, 0); /* four chunks */
+    line_open(&a, &r, 40, "both", 0);
+    saver_hold_back(r.saver);
+    line_run(&a, 64 * 3, 64);
+    clock_sleep_ns(SAVE_COMMIT_NS + 20000000); /* the writer had its chance */
+    assert_int_equal(appended_bytes(&r), 0);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_committed_tokens(a.q), 64 * 3);
+    line_open(&b, &r, 41, "both", 0);
+    saver_hold_back(r.saver);
+    line_run(&b, 64 * 7, 64);
+    assert_int_equal(save_ended(b.q), SAVE_GOES_ON);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_committed_tokens(b.q), 64 * 7);
+    saver_hold_back(r.saver);
+    line_run(&a, 64 * 4, 64);
+    line_close(&a);
+    line_close(&b);
+    close_saver(&r);
+    open_saver(&r, 0);
+    check_stored(&r, 40, 4, "both");
+    check_stored(&r, 41, 7, "both");
+    rig_close(&r);
+}
+
 /* A full disk, under the chunks and under the index: whom it concerns is saved no further, one warning, what was
  * committed stays; with room again, others are saved. */
 static void full_disk(void **state)
@@ -941,6 +979,7 @@ int main(void)
         cmocka_unit_test(tails_stay_within_the_bound),
         cmocka_unit_test(memory_follows_the_policy),
         cmocka_unit_test(shed_when_the_writer_falls_behind),
+        cmocka_unit_test(what_is_held_back_is_written_in_the_end),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(disk_fault),
         cmocka_unit_test(store_cap),
