@@ -68,7 +68,7 @@ static const struct opt options[] = {
               "where state is kept and found, one directory per device; \"memory\" for "
               "DRAM; without it shared beginnings stay in the KV cache only"),
     OPT_STORE_CAP(struct batch_args),
-    OPT_DRAM(struct batch_args),
+    OPT_DRAM(struct batch_args, "auto"),
     OPT_REMOTE(struct batch_args),
     OPT_PREFETCH(struct batch_args),
     OPT_MAX_CONTEXT(struct batch_args),

@@ -100,7 +100,7 @@ static const struct opt options[] = {
         struct run_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
     OPT_STORE_CAP(struct run_args),
-    OPT_DRAM(struct run_args),
+    OPT_DRAM(struct run_args, "0"),
     OPT_REMOTE(struct run_args),
     OPT_POLICY(struct run_args),
     {"save", OPT(struct run_args, save), .arg = "KINDS",

@@ -70,7 +70,7 @@ static const struct opt options[] = {
         struct serve_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
     OPT_STORE_CAP(struct serve_args),
-    OPT_DRAM(struct serve_args),
+    OPT_DRAM(struct serve_args, "auto"),
     OPT_REMOTE(struct serve_args),
     OPT_PREFETCH(struct serve_args),
     OPT_POLICY(struct serve_args),

@@ -15,7 +15,8 @@
 
 struct engine_args {
     struct hcache_opts o;
-    struct opt_list store; /* as given; engine_args_finish puts it into o */
+    struct opt_list store; /* as given; engine_args_finish puts these into o */
+    const char *dram;
 };
 
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
@@ -95,9 +96,11 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_STORE_CAP(s)                                                                   \
     {"store-cap", OPT(s, engine.o.store_cap_bytes), .arg = "BYTES", .def = "0",            \
      .help = "bound on all files of saved state: data, index, log and reserve; 0 is none"}
-#define OPT_DRAM(s)                                                                        \
-    {"dram", OPT(s, engine.o.dram_bytes), .arg = "BYTES", .def = "0",                      \
-     .help = "memory for copies of saved state, in front of the store's disk; 0 is none"}
+#define OPT_DRAM(s, value)                                                                 \
+    {"dram", OPT(s, engine.dram), .arg = "BYTES|auto", .def = value,                       \
+     .help = "memory for copies of saved state, in front of the store's disk; 0 is none; " \
+             "auto: an eighth of the machine's at most, and none where a larger KV cache " \
+             "serves the model better"}
 #define OPT_REMOTE(s)                                                                      \
     {"remote", OPT(s, engine.o.remote), .arg = "redis://[USER:PASSWORD@]HOST[:PORT][/DB]", \
      .help = "a Redis that shares saved state among servers, behind --store"},             \
@@ -125,8 +128,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "read the store straight into a GPU's memory, by cuFile; on: or fail"}
 /* clang-format on */
 
-/* Puts --store into e->o: directories, or the word memory.  Returns 0, or ERR_USAGE where that word
- * stands among directories.  e->o points into e->store from then on. */
+/* Puts --store (directories, or the word memory) and --dram into e->o.  Returns 0, or ERR_USAGE where
+ * that word stands among directories, or --dram is no size.  e->o points into e->store from then on. */
 static inline int engine_args_finish(struct engine_args *e, struct err *err)
 {
     for (int i = 0; e->store.n > 1 && i < e->store.n; i++)
@@ -135,6 +138,11 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
                 err, ERR_USAGE,
                 "--store: memory stands alone; a folder of that name is ./memory");
     e->o.store_in_memory = e->store.n == 1 && strcmp(e->store.items[0], "memory") == 0;
+    if (e->dram != NULL && strcmp(e->dram, "auto") == 0)
+        e->o.dram_bytes = HCACHE_DRAM_AUTO;
+    else if (e->dram != NULL && !opt_size_parse(e->dram, &e->o.dram_bytes))
+        return err_set(err, ERR_USAGE, "--dram '%s': must be a size such as 4G, or auto",
+                       e->dram);
     e->o.store = e->o.store_in_memory ? NULL : e->store.items;
     e->o.n_store = e->o.store_in_memory ? 0 : e->store.n;
     return 0;

@@ -58,6 +58,8 @@ enum {
 
 /* Ranks times stages, at most. */
 enum { HCACHE_MAX_DEVICES = 16 };
+/* As hcache_opts.dram_bytes. */
+#define HCACHE_DRAM_AUTO UINT64_MAX
 
 /* Tokens of one forward pass, at most. */
 enum { HCACHE_MAX_BATCH_ROWS = 16384 };
@@ -111,8 +113,9 @@ struct hcache_opts {
     bool store_optional;
     uint64_t
         store_cap_bytes; /* bound on all files of the store, or on saved state in memory; 0: none */
-    /* Memory for copies of saved state, in front of the store's disk; 0: none.  Nothing is lost with a
-     * copy.  Ignored where there is no disk: without a store, and with one in DRAM. */
+    /* Memory for copies of saved state, in front of the store's disk; 0: none; HCACHE_DRAM_AUTO: some of
+     * what the machine has left, where such copies pay (docs/PLACEMENT.md).  Nothing is lost with a copy.
+     * Ignored where there is no disk: without a store, and with one in DRAM. */
     uint64_t dram_bytes;
     /* A Redis in which several servers share saved state, behind the store:
      * "redis://[user:password@]host[:port][/db]"; NULL: none.  Needs a store.  See docs/CLUSTER.md. */

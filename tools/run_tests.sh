@@ -61,6 +61,8 @@ esac
 # shared models are (default ../shared).
 for v in "${!HCACHE_@}"; do [ "$v" = HCACHE_SHARED ] || unset "$v"; done
 export HCACHE_BUILD=$build
+# Tests look at what is on the disk.  Those of copies in memory ask for them (--dram).
+export HCACHE_DRAM=0
 export CMOCKA_MESSAGE_OUTPUT=TAP
 # A race or a leak ends the program with a code of its own.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}

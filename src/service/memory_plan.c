@@ -279,20 +279,47 @@ static int host_can_hold(const struct memory_ask *a, struct err *err)
               "layers as they are needed (hcache model pack, --weights-memory)");
 }
 
+/* What the host's memory holds beside copies in DRAM. */
+struct host_needs {
+    uint64_t weights, kv, buffers;
+};
+
+static struct host_needs host_needs_of(const struct memory_ask *a)
+{
+    const struct model *m = a->model;
+    struct host_needs n = {.buffers = a->staging_bytes + a->save_bytes + a->store_bytes};
+    if (m->dev->unified) {
+        n.weights = m->w.bytes * (uint64_t)m->dev->n_ranks;
+        n.kv = (uint64_t)a->kv_tokens * model_kv_bytes(m) * (uint64_t)m->cfg.n_layers;
+    }
+    return n;
+}
+
+uint64_t memory_plan_dram_bytes(const struct memory_ask *a)
+{
+    const uint64_t least = (uint64_t)64 << 20;
+    struct sysinfo s;
+    const struct model *m = a->model;
+    if ((m->dev->unified && model_kv_bytes(m) <= model_hidden_bytes(m)) || sysinfo(&s) != 0)
+        return 0;
+    struct host_needs n = host_needs_of(a);
+    uint64_t rest = n.weights + n.kv + n.buffers, left = process_memory_left();
+    uint64_t half = left > rest ? (left - rest) / 2 : 0;
+    uint64_t eighth = (uint64_t)s.totalram * s.mem_unit / 8;
+    uint64_t bytes = (eighth < half ? eighth : half) >> 20 << 20;
+    return bytes >= least ? bytes : 0;
+}
+
 /* The arena of copies in DRAM is filled while the server runs.  So what does not fit beside the rest is
  * refused at the start, with the sums. */
 static int host_can_hold_copies(const struct memory_ask *a, struct err *err)
 {
     struct sysinfo s;
-    const struct model *m = a->model;
     if (a->dram_bytes == 0 || sysinfo(&s) != 0)
         return 0;
-    uint64_t all = (uint64_t)s.totalram * s.mem_unit, weights = 0, kv = 0;
-    if (m->dev->unified) {
-        weights = m->w.bytes * (uint64_t)m->dev->n_ranks;
-        kv = (uint64_t)a->kv_tokens * model_kv_bytes(m) * (uint64_t)m->cfg.n_layers;
-    }
-    uint64_t buffers = a->staging_bytes + a->save_bytes + a->store_bytes;
+    struct host_needs n = host_needs_of(a);
+    uint64_t all = (uint64_t)s.totalram * s.mem_unit, weights = n.weights, kv = n.kv;
+    uint64_t buffers = n.buffers;
     if (a->dram_bytes <= all && weights + kv + buffers <= all - a->dram_bytes)
         return 0;
     return err_set(

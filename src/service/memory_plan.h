@@ -46,6 +46,12 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
                       const char *budget, size_t save_bytes, struct memory_share *out,
                       struct err *err);
 
+/* Returns what HCACHE_DRAM_AUTO stands for: an eighth of the machine's memory, and at most a half of what
+ * the rest leaves now.  0 where that is less than 64 MiB, and where memory is unified and the model's KV is
+ * no larger than its hidden states: there a larger KV cache holds as many tokens in the same memory, and
+ * they need no restore at all. */
+uint64_t memory_plan_dram_bytes(const struct memory_ask *a);
+
 /* Reserves all of it on every stage.  -ENOMEM names what is needed, for what, and what to do: also
  * where host memory does not hold dram_bytes beside the rest. */
 int memory_plan_reserve(const struct memory_ask *a, struct err *err);

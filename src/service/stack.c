@@ -85,22 +85,33 @@ static bool has_host_blocks(const struct stack *k)
            k->o.user.host_bytes > 0;
 }
 
+/* Returns how much memory copies in DRAM get; a.dram_bytes is not looked at.  A budget for weights, or contexts on the host,
+ * say that memory is short. */
+static uint64_t dram_bytes(const struct stack *k, const struct memory_ask *a)
+{
+    const struct hcache_opts *u = &k->o.user;
+    if (u->n_store == 0)
+        return 0;
+    if (u->dram_bytes != HCACHE_DRAM_AUTO)
+        return u->dram_bytes;
+    return u->weights_memory == NULL && u->host_bytes == 0 ? memory_plan_dram_bytes(a) : 0;
+}
+
 static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                 const struct model_need *need)
 {
-    return (struct memory_ask){
-        .model = m,
-        .need = need,
-        .max_seqs = max_sequences(k),
-        .max_rows = k->batch_rows,
-        .step_rows = k->step_rows,
-        .by_sequence = k->o.mixed != NULL || has_host_blocks(k),
-        .kv_tokens = (int64_t)k->o.user.kv_tokens,
-        .has_store = k->o.user.n_store > 0 || k->o.user.store_in_memory,
-        .staging_bytes = stack_staging_bytes(k),
-        .save_bytes = save_buffer_bytes(k),
-        .dram_bytes = k->o.user.n_store > 0 ? k->o.user.dram_bytes : 0,
-        .store_bytes = k->window_store_bytes};
+    return (struct memory_ask){.model = m,
+                               .need = need,
+                               .max_seqs = max_sequences(k),
+                               .max_rows = k->batch_rows,
+                               .step_rows = k->step_rows,
+                               .by_sequence = k->o.mixed != NULL || has_host_blocks(k),
+                               .kv_tokens = (int64_t)k->o.user.kv_tokens,
+                               .has_store = k->o.user.n_store > 0 ||
+                                            k->o.user.store_in_memory,
+                               .staging_bytes = stack_staging_bytes(k),
+                               .save_bytes = save_buffer_bytes(k),
+                               .store_bytes = k->window_store_bytes};
 }
 
 /* model_opts.share: how many layers of a packed model stay. */
@@ -110,6 +121,7 @@ static int share_memory(void *arg, const struct model *m, const struct weights_s
     struct stack *k = arg;
     make_window_store(k, m);
     struct memory_ask a = ask_of(k, m, NULL);
+    a.dram_bytes = dram_bytes(k, &a);
     struct memory_share share;
     int rc = memory_plan_share(&a, z, k->o.user.weights_memory, save_buffer_bytes(k),
                                &share, err);
@@ -136,6 +148,7 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
     else if (k->kv_tokens == 0) /* else a budget has decided */
         k->kv_tokens = memory_plan_kv_tokens(&a);
     a.kv_tokens = k->kv_tokens;
+    k->o.user.dram_bytes = a.dram_bytes = dram_bytes(k, &a);
     int rc = k->o.check != NULL ? k->o.check(k->o.check_arg, m, err) : 0;
     if (rc == 0)
         rc = memory_plan_reserve(&a, err);

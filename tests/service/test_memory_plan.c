@@ -79,6 +79,37 @@ static void copies_beyond_memory_are_refused_with_the_sums(void **state)
     stack_close(&k);
 }
 
+/* Copies in DRAM pay where a token's KV is larger than its hidden states: elsewhere the KV cache does with the
+ * same memory.  They take an eighth of the machine's at most, and leave as much as they take. */
+static void auto_copies_fit_beside_the_rest(void **state)
+{
+    (void)state;
+    struct sysinfo s;
+    struct stack k;
+    struct model_need need = {.n_parts = 1};
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
+    assert_int_equal(sysinfo(&s), 0);
+    uint64_t all = (uint64_t)s.totalram * s.mem_unit;
+    struct model m = *k.model;
+    struct memory_ask a = {.model = &m,
+                           .need = &need,
+                           .max_seqs = 1,
+                           .max_rows = 64,
+                           .kv_tokens = 64,
+                           .has_store = true};
+    assert_true(model_kv_bytes(&m) > model_hidden_bytes(&m));
+    uint64_t bytes = memory_plan_dram_bytes(&a);
+    assert_true(bytes <= all / 8 && bytes % (1 << 20) == 0);
+    assert_true(bytes == 0 || bytes >= 64 << 20);
+    m.w.bytes = all; /* nothing is left beside these weights */
+    assert_int_equal(memory_plan_dram_bytes(&a), 0);
+    m.w.bytes = k.model->w.bytes;
+    m.cfg.n_kv_heads = m.cfg.n_heads / 2;
+    assert_true(model_kv_bytes(&m) <= model_hidden_bytes(&m));
+    assert_int_equal(memory_plan_dram_bytes(&a), 0);
+    stack_close(&k);
+}
+
 /* --- a budget for a packed model -------------------------------------------------------------- */
 
 #define MB ((uint64_t)1000000)
@@ -215,6 +246,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_beyond_the_machine_are_refused),
+        cmocka_unit_test(auto_copies_fit_beside_the_rest),
         cmocka_unit_test(copies_beyond_memory_are_refused_with_the_sums),
         cmocka_unit_test(the_least_budget_is_two_layers_and_a_context),
         cmocka_unit_test(keys_and_values_come_before_layers),
