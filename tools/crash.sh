@@ -14,8 +14,10 @@ export HCACHE_BUILD=$build
 
 if [ "$size" = long ]; then
     images=50000 flips=20000 cycles=1000 seconds=36000 cases=1000 lives=1000000
+    soak=3600 soak_dram=64M soak_disk=1G soak_contexts=600
 else
     images=5000 flips=5000 cycles=20 seconds=45 cases=3 lives=10000
+    soak=20 soak_dram=4M soak_disk=24M soak_contexts=24
 fi
 
 failed=0
@@ -34,6 +36,8 @@ part() { # part NAME COMMAND...
 # The real processes wait more than they compute, so they run beside the simulation.
 {
     part syscalls SYSCALL_CASES=$cases python3 tests/e2e/test_store_syscalls.py
+    part soak SOAK_SECONDS=$soak SOAK_DRAM=$soak_dram SOAK_DISK=$soak_disk SOAK_CONTEXTS=$soak_contexts \
+        python3 tests/e2e/test_soak.py
     part kill KILL_CYCLES=$cycles KILL_SECONDS=$seconds python3 tests/e2e/test_kill_server.py
     exit $failed
 } &
@@ -49,7 +53,7 @@ wait $! || failed=1
 echo
 echo "crash campaign, $size, $(date -u +%F), $(git describe --always --dirty 2>/dev/null || echo 'no git')"
 counts=()
-for name in images damage bits kill syscalls lives; do
+for name in images damage bits kill syscalls soak lives; do
     [ -s "$out/$name.counts" ] && counts+=("$out/$name.counts")
 done
 row='  %-48s %12s\n'

@@ -1,12 +1,14 @@
 """--dram: copies of saved state in memory serve restores, and every place that tells figures tells the tiers apart."""
+import http.client
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, SAVING, Server  # noqa: E402
+from serve_client import HC, SAVING, Server, until  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
@@ -54,6 +56,55 @@ def test_refused():
           "does not fit: weights" in p.stderr and "KV cache of" in p.stderr, p.stderr)
 
 
+def story(i):
+    return [10 + (i * 7919 + k * 104729 + k * k * 31) % 2900 for k in range(650)]
+
+
+def test_ended(store):
+    """The memory for copies is full, and more is read ahead: SIGTERM ends the server, and nothing is lost."""
+    options = ["--store", store, "--no-reuse", "--dram", "8M", "--max-sequences", "1", "--drain", "0",
+               "--throttle", "200MB", *SAVING]
+    s = Server(MODEL, *options)
+    texts = [s.complete(story(i), max_tokens=4, ignore_eos=True)["choices"][0]["text"] for i in range(6)]
+    s.post("/v1/cache/flush", {})
+    check("the memory for copies is full", until(lambda: s.metric("hcache_dram_demotions_total") > 0))
+    bodies = [{"prompt": story(i), "max_tokens": 400, "ignore_eos": True} for i in range(6)]
+    waiting = [threading.Thread(target=unanswered, args=(s, b)) for b in bodies]
+    for t in waiting:
+        t.start()
+    check("chunks of waiting requests are read ahead",
+          until(lambda: s.metric('hcache_dram_copies_total{how="promoted"}') > 0))
+    equal("it ends", s.stop(), 0)
+    for t in waiting:
+        t.join()
+    s = Server(MODEL, *options)
+    again = [s.complete(story(i), max_tokens=4, ignore_eos=True) for i in range(6)]
+    equal("each answer is the same after the restart", [r["choices"][0]["text"] for r in again], texts)
+    check("and each context is restored", all(r["timings"]["restored_tokens"] >= 64 for r in again),
+          [r["timings"] for r in again])
+    s.stop()
+
+
+def unanswered(s, body):
+    try:
+        s.post("/v1/completions", body)
+    except (OSError, http.client.HTTPException):
+        pass
+
+
+def test_auto():
+    """The demo model's keys and values are larger than its hidden states, so it gets copies by itself; not so in a
+    model with grouped heads."""
+    for model, has_copies in ((MODEL, True), ("synth:tiny-gqa", False)):
+        s = Server(model, "--store", os.path.join(tmp, "auto-" + os.path.basename(model)), "--dram", "auto")
+        equal(f"--dram auto with {model}", "dram" in tiers(s), has_copies)
+        s.stop()
+    p = subprocess.run([HC, "serve", MODEL, "--store", os.path.join(tmp, "other"), "--dram", "much"],
+                       capture_output=True, text=True)
+    check("another word is refused",
+          p.returncode != 0 and "--dram 'much': must be a size such as 4G, or auto" in p.stderr, p.stderr)
+
+
 def test_documented(s):
     with open("docs/SERVER.md") as f:
         documented = f.read()
@@ -73,5 +124,7 @@ server = Server(MODEL, *args)
 test_restarted(server, answer)
 server.stop()
 test_refused()
+test_ended(os.path.join(tmp, "full"))
+test_auto()
 shutil.rmtree(tmp)
 end()
