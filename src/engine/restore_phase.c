@@ -128,6 +128,11 @@ static uint8_t records_of(const struct store_hit *hits, int c, int l)
                      (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
 }
 
+static bool is_forced(const struct seq *s)
+{
+    return s->plan != NULL && strcmp(s->plan, "auto") != 0;
+}
+
 /* Finds out which of the chunks have copies in DRAM.  Returns the tier of these. */
 static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
@@ -162,16 +167,22 @@ static int make_one_range(struct restore_phase *g, const struct store_hit *hits,
     return n_hits > 0;
 }
 
-/* Merges neighbouring chunks with equal records in the same tier into ranges. */
-static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits)
+/* Merges neighbouring chunks with equal records in the same tier into ranges.  Chunks in DRAM are read for
+ * nothing, so there keys and values are the best kind whatever the disk's chunks use: each tier has its own
+ * letter (docs/RESTORATION.md).  Not so in a forced plan. */
+static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
+                       bool is_forced)
 {
     int n_layers = g->shared->model->cfg.n_layers, n = 0;
     int dram = find_copies(g, hits, n_hits);
     for (int c = 0; c < n_hits; c++) {
         int tier = g->in_dram[c] ? dram : 0;
         uint8_t *mask = g->masks + (size_t)n * (size_t)n_layers;
-        for (int l = 0; l < n_layers; l++)
+        for (int l = 0; l < n_layers; l++) {
             mask[l] = records_of(hits, c, l);
+            if (tier > 0 && !is_forced && (mask[l] & PLAN_HAS_KV))
+                mask[l] = PLAN_HAS_KV;
+        }
         if (n > 0 && tier == g->ranges[n - 1].tier &&
             memcmp(mask, g->ranges[n - 1].mask, (size_t)n_layers) == 0) {
             g->ranges[n - 1].n_tokens += hits[c].n_tokens;
@@ -204,7 +215,7 @@ static int make_plan(struct restore_phase *g, struct seq *s, const struct restor
     int n_hits = count_usable(s, f);
     bool moves = s->view.cut > 0;
     int n_ranges = moves ? make_one_range(g, f->hits + first, n_hits - first)
-                         : make_ranges(g, f->hits + first, n_hits - first);
+                         : make_ranges(g, f->hits + first, n_hits - first, is_forced(s));
     int64_t n_new = s->view.n_tokens - stored_tokens(f, n_hits);
     if (rc == 0)
         rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, !moves,
@@ -268,11 +279,6 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
         seq_retry(s);
     else if (s->phase == PHASE_RESTORE && g->fused.seq != s)
         seq_enter_prefill(s);
-}
-
-static bool is_forced(const struct seq *s)
-{
-    return s->plan != NULL && strcmp(s->plan, "auto") != 0;
 }
 
 /* Price of computing the first n_tokens where nothing else is computed; 0: the store is waited for.
@@ -357,6 +363,8 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
                                   .tokens = s->view.tokens,
                                   .table = &s->table,
                                   .plan = &s->out.plan,
+                                  .takes_kv = is_forced(s) || s->view.cut > 0 ? NULL
+                                                                              : g->in_dram,
                                   .layer = is_forced(s) ? NULL : g->plan_layer};
         s->recompute_s = recompute_s(g, s, stored_tokens(f, s->n_planned));
         restore_start(s->restore, &job);

@@ -29,13 +29,22 @@ static void tell_pool(struct seq *s, const struct view *v)
     s->upcoming.is_pool_told = true;
 }
 
-/* What the KV pool holds comes from there; the last token is computed in any case.  Before the disk's
- * speed is known, every fetch may gain. */
+/* Before the disk's speed is known, every fetch may gain. */
+static bool may_gain(const struct seq *s, const struct view *v, int n_stored)
+{
+    const struct platform *p = s->shared->platform;
+    int n_tokens = n_stored * STORE_CHUNK_TOKENS;
+    return p->n_tiers == 0 || dram_tier_gains(p, n_tokens, v->n_tokens - n_tokens);
+}
+
+/* What the KV pool holds comes from there; the last token is computed in any case. */
 static void tell_fetcher(struct seq *s, const struct view *v)
 {
     int n = (v->n_tokens - 1) / STORE_CHUNK_TOKENS, n_unused = 0, n_held = 0;
-    if (s->shared->fetcher == NULL || (s->shared->platform->n_tiers > 0 &&
-                                       !dram_tier_gains(s->shared->platform, v->n_tokens)))
+    if (s->shared->fetcher == NULL)
+        return;
+    n = store_count(s->shared->store, v->keys, n);
+    if (!may_gain(s, v, n))
         return;
     if (seq_may_reuse(s))
         n_held = kv_pool_find(s->shared->pool, &v->root, v->tokens, v->n_tokens - 1,

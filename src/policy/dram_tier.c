@@ -26,14 +26,22 @@ int dram_tier(struct platform *p)
     return p->n_tiers++;
 }
 
-/* A layer by one kind alone takes as long as the slower of its lanes. */
-bool dram_tier_gains(const struct platform *p, int64_t n_tokens)
+/* Seconds until the last of n equal layers has been read and computed, by two lanes. */
+static double two_lanes_s(int n, double io_s, double comp_s)
+{
+    return fmax(n * io_s + comp_s, io_s + n * comp_s);
+}
+
+bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new)
 {
     if (p->n_tiers == 0)
         return false;
-    double h = platform_h_s(p, n_tokens), kv = platform_kv_s(p, n_tokens);
-    double disk = fmin(fmax(h, platform_io_s(p, 0, n_tokens, RECORD_HIDDEN)),
-                       fmax(kv, platform_io_s(p, 0, n_tokens, RECORD_KV)));
-    double dram = fmin(h, kv);
+    double new_s = n_new > 0 ? platform_prefill_s(p, n_tokens, n_new) : 0;
+    double h = platform_h_s(p, n_tokens) + new_s, kv = platform_kv_s(p, n_tokens) + new_s;
+    double io_h = platform_io_s(p, 0, n_tokens, RECORD_HIDDEN);
+    double io_kv = platform_io_s(p, 0, n_tokens, RECORD_KV);
+    double disk = fmin(two_lanes_s(p->n_layers, io_h, h),
+                       two_lanes_s(p->n_layers, io_kv, kv));
+    double dram = p->n_layers * fmin(h, kv);
     return disk > dram * (1 + 1.0 / 32);
 }

@@ -14,8 +14,10 @@
  * added; 0 where there is no tier 0, or no room. */
 int dram_tier(struct platform *p);
 
-/* Whether n_tokens would come back sooner from DRAM than from tier 0: by more than 1/32, which is less
- * than predictions are wrong by.  False where the platform has no tier. */
-bool dram_tier_gains(const struct platform *p, int64_t n_tokens);
+/* Whether a request with n_tokens of history and n_new tokens behind them would have its first token sooner
+ * from DRAM than from tier 0: by more than 1/32, which is less than predictions are wrong by.  The new tokens
+ * follow the layers as they come back, so a long prompt hides its own load.  False where the platform has no
+ * tier. */
+bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new);
 
 #endif

@@ -85,8 +85,8 @@ static bool has_host_blocks(const struct stack *k)
            k->o.user.host_bytes > 0;
 }
 
-/* Returns how much memory copies in DRAM get; a.dram_bytes is not looked at.  A budget for weights, or contexts on the host,
- * say that memory is short. */
+/* Returns how much memory copies in DRAM get; a.dram_bytes is not looked at.  A budget for weights, and
+ * contexts on the host, say that memory is short. */
 static uint64_t dram_bytes(const struct stack *k, const struct memory_ask *a)
 {
     const struct hcache_opts *u = &k->o.user;

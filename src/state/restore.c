@@ -334,6 +334,8 @@ static uint8_t chunk_mask(const struct store_hit *h, int layer)
 char restore_method_of(const struct restore *r, int layer, int chunk)
 {
     uint8_t mask = chunk_mask(&r->job.hits[chunk], layer);
+    if (r->takes_kv != NULL && r->takes_kv[chunk] && (mask & PLAN_HAS_KV))
+        mask = PLAN_HAS_KV;
     char how = plan_range_method(r->method[layer], mask, false);
     return how == 'H' || how == 'K' ? how : 0;
 }
@@ -498,6 +500,11 @@ void restore_start(struct restore *r, const struct restore_job *job)
     r->t_start = clock_now_ns();
     shared_store(&r->n_good, job->n_chunks);
     r->sources = xcalloc((size_t)job->n_chunks, sizeof *r->sources);
+    if (job->takes_kv != NULL) {
+        r->takes_kv = xcalloc((size_t)job->n_chunks, sizeof *r->takes_kv);
+        memcpy(r->takes_kv + job->first_chunk, job->takes_kv,
+               (size_t)(job->n_chunks - job->first_chunk) * sizeof *r->takes_kv);
+    }
     r->n_recompute = count_recomputed(job->plan);
     r->n_asked = job->n_chunks;
     make_order(r);
@@ -572,6 +579,7 @@ void restore_free(struct restore *r)
         store_release(r->rr->o.store, r->hits, r->found.n_hits);
     pthread_mutex_destroy(&r->fault_lock);
     free(r->sources);
+    free(r->takes_kv);
     free(r->tokens);
     free(r->hits);
     free(r->keys);

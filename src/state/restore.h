@@ -155,6 +155,9 @@ struct restore_job {
     const int32_t *tokens;        /* of these chunks */
     const struct kv_table *table; /* has the blocks [0, n_chunks) */
     const struct plan *plan;      /* a letter per layer, and the order of reads */
+    /* [n_chunks - first_chunk], copied; NULL: none.  Of these chunks keys and values are used wherever they have
+     * them, whatever the plan's letter is: they lie in DRAM, where keys and values cost the least. */
+    const bool *takes_kv;
     /* [n_layers], copied: what the plan was made from.  The restore may then change the kind of layers
      * whose reads have not begun.  NULL: it is carried out as it is. */
     const struct plan_layer *layer;

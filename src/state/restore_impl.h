@@ -100,8 +100,9 @@ struct restore {
     int64_t io_ns, io_since;
     uint64_t read_bytes, direct_bytes, dram_bytes;
     uint8_t
-        *sources; /* [job.n_chunks]: SOURCE_..., where records of each chunk came from */
-    int n_read;   /* groups that came back */
+        *sources;   /* [job.n_chunks]: SOURCE_..., where records of each chunk came from */
+    int n_read;     /* groups that came back */
+    bool *takes_kv; /* [job.n_chunks], or NULL: see restore_job; fixed while RUNNING */
     struct restore_trace io_trace;
 
     /* fixed once FOUND */

@@ -267,6 +267,19 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
     return found;
 }
 
+int store_count(struct store *s, const struct sha256 *keys, int n)
+{
+    int i = 0;
+    pthread_mutex_lock(&s->lock);
+    for (; i < n; i++) {
+        const struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
+        if (node == NULL || node->n_live == 0 || node->doomed)
+            break;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return i;
+}
+
 struct store_hit store_hold(struct store *s, const struct store_hit *held)
 {
     CHECK(held->impl != NULL);

@@ -517,6 +517,8 @@ void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys
 /* It waits no longer. */
 void store_fetch_want_end(struct store *s, const void *id);
 
+/* Returns how many of the keys are stored, up to the first that is not. */
+int store_count(struct store *s, const struct sha256 *keys, int n);
 /* A chunk's name in store_tell_held; never 0. */
 uint64_t store_chunk_name(const struct sha256 *key);
 /* The caller's own memory (a KV pool) holds the state of a chunk from now on, or no longer.  Copies of

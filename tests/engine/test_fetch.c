@@ -35,6 +35,12 @@ static struct io *saved_disk(struct et_run *want)
     return disk;
 }
 
+/* Loads pay, and take longer than a few new tokens. */
+static void slow_disk(struct stack *k)
+{
+    et_platform(&k->platform, 1e-4, 1e-6, 1e-7, 1e7);
+}
+
 static void open_cold(struct stack *k, struct io *disk, const char *prefetch)
 {
     et_open(k, &(struct stack_opts){.io = disk,
@@ -42,6 +48,7 @@ static void open_cold(struct stack *k, struct io *disk, const char *prefetch)
                                     .user.n_store = 2,
                                     .user.dram_bytes = 32 << 20,
                                     .user.prefetch = prefetch});
+    slow_disk(k);
 }
 
 static struct seq *add(struct stack *k, const int32_t *tokens, int n, int max_tokens)
@@ -182,6 +189,7 @@ static void room_is_used_again_at_once(void **state)
     stack_close(&k);
 
     et_open(&k, &o);
+    slow_disk(&k);
     struct seq *first = occupy(&k);
     struct seq *p = add(&k, prompt, N_PROMPT, 8), *q = add(&k, second, N_PROMPT, 8);
     step(&k);
@@ -197,6 +205,34 @@ static void room_is_used_again_at_once(void **state)
     et_same(&want, &got, "the first");
     run_to_end(&k, q, &got);
     assert_int_equal(got.n_cached, CHUNKS * 64);
+    stack_close(&k);
+    io_close(disk);
+}
+
+/* Nothing is read ahead for a request whose new tokens take longer than its load: they hide it. */
+static void a_long_prompt_is_not_read_ahead_for(void **state)
+{
+    (void)state;
+    static int32_t longer[N_PROMPT + 400];
+    struct stack k;
+    struct et_run want, got;
+    struct io *disk = saved_disk(&want);
+    open_cold(&k, disk, NULL);
+    et_platform(&k.platform, 1e-3, 1e-6, 1e-7, 1e7);
+    et_prompt(longer, N_PROMPT + 400, 5);
+    memcpy(longer, prompt, sizeof prompt);
+    struct seq *first = occupy(&k);
+    struct seq *s = add(&k, longer, N_PROMPT + 400, 4);
+    step(&k);
+    assert_int_equal(s->phase, PHASE_WAIT);
+    assert_int_equal(n_wants(&k), 0);
+    struct seq *q = add(&k, prompt, N_PROMPT, 4); /* the same history, and few new tokens */
+    step(&k);
+    assert_int_equal(q->phase, PHASE_WAIT);
+    assert_int_equal(n_wants(&k), 1);
+    run_to_end(&k, first, &got);
+    run_to_end(&k, s, &got);
+    run_to_end(&k, q, &got);
     stack_close(&k);
     io_close(disk);
 }
@@ -297,9 +333,51 @@ static void plans_price_chunks_by_where_they_lie(void **state)
         et_same(&want, &got, "a part is restored from DRAM");
     }
     /* The disk's speed is known, and such a disk is worth reading ahead from. */
-    assert_true(dram_tier_gains(&k.platform, N_PROMPT));
+    assert_true(dram_tier_gains(&k.platform, N_PROMPT, 1));
     et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e12);
-    assert_false(dram_tier_gains(&k.platform, N_PROMPT));
+    assert_false(dram_tier_gains(&k.platform, N_PROMPT, 1));
+    stack_close(&k);
+    io_close(disk);
+}
+
+/* On a disk that reads hidden states faster than keys and values, the chunks in DRAM come back as keys and
+ * values all the same. */
+static void each_tier_has_its_own_letter(void **state)
+{
+    (void)state;
+    enum { N_LAYERS = 4, IN_DRAM = 3 };
+    struct stack k;
+    struct et_run want, got;
+    const struct et_ask ask = {
+        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 8, .save = "both"};
+    struct io *disk = et_disk(1, 0);
+    et_prompt(prompt, N_PROMPT, 1);
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.no_reuse = true,
+                                     .user.dram_bytes = 32 << 20});
+    et_platform(&k.platform, 1e-3, 1e-6, 1e-7, 1e6);
+    assert_int_equal(et_run(&k, &ask, &want), 0);
+    assert_int_equal(et_run(&k, &ask, &got), 0); /* all of it is in DRAM */
+    assert_int_equal(got.restore.n_by_method[1], 0);
+    assert_int_equal(got.restore.n_by_method[2], CHUNKS * N_LAYERS);
+    drop_copies(&k, IN_DRAM);
+    assert_int_equal(et_run(&k, &ask, &got), 0);
+    int n_h = got.plan.n_h, n_k = got.plan.n_k; /* layers, by the disk's letter */
+    assert_true(n_h > 0);
+    assert_int_equal(got.n_cached, CHUNKS * 64);
+    assert_int_equal(got.restore.n_by_method[1], (CHUNKS - IN_DRAM) * n_h);
+    assert_int_equal(got.restore.n_by_method[2],
+                     IN_DRAM * (n_h + n_k) + (CHUNKS - IN_DRAM) * n_k);
+    assert_int_equal(got.restore.dram_tokens, IN_DRAM * 64);
+    et_same(&want, &got, "keys and values from DRAM, hidden states from the disk");
+    /* A forced plan is carried out. */
+    struct et_ask forced = ask;
+    forced.plan = "hidden";
+    assert_int_equal(et_run(&k, &forced, &got), 0);
+    assert_int_equal(got.restore.n_by_method[2], 0);
+    et_same(&want, &got, "hidden states from both tiers");
     stack_close(&k);
     io_close(disk);
 }
@@ -311,8 +389,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_waiting_request_is_restored_from_dram),
         cmocka_unit_test(only_what_is_needed_is_fetched),
         cmocka_unit_test(room_is_used_again_at_once),
+        cmocka_unit_test(a_long_prompt_is_not_read_ahead_for),
         cmocka_unit_test(the_store_knows_what_the_pool_holds),
         cmocka_unit_test(plans_price_chunks_by_where_they_lie),
+        cmocka_unit_test(each_tier_has_its_own_letter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

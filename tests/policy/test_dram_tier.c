@@ -196,11 +196,23 @@ static void a_fast_disk_is_not_read_ahead_from(void **state)
 {
     (void)state;
     struct platform p = machine();
-    assert_true(dram_tier_gains(&p, 2048));
+    assert_true(dram_tier_gains(&p, 2048, 1));
     p.tier[0].bytes_per_s = 1e12; /* compute is the bottleneck */
-    assert_false(dram_tier_gains(&p, 2048));
+    assert_false(dram_tier_gains(&p, 2048, 1));
     p.n_tiers = 0;
-    assert_false(dram_tier_gains(&p, 2048));
+    assert_false(dram_tier_gains(&p, 2048, 1));
+}
+
+/* The prefill of a long prompt takes longer than its load, which is hidden behind it. */
+static void a_long_prompt_hides_its_load(void **state)
+{
+    (void)state;
+    struct platform p = machine();
+    double load_s = platform_io_s(&p, 0, 2048, RECORD_HIDDEN);
+    assert_true(platform_prefill_s(&p, 2048, 64) < load_s);
+    assert_true(dram_tier_gains(&p, 2048, 64));
+    assert_true(platform_prefill_s(&p, 2048, 4096) > 5 * load_s);
+    assert_false(dram_tier_gains(&p, 2048, 4096));
 }
 
 int main(void)
@@ -209,6 +221,7 @@ int main(void)
         cmocka_unit_test(the_tier_is_added_once),
         cmocka_unit_test(a_mixed_context_waits_for_its_disk_part),
         cmocka_unit_test(a_fast_disk_is_not_read_ahead_from),
+        cmocka_unit_test(a_long_prompt_hides_its_load),
         cmocka_unit_test(a_letter_for_each_tier_pays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
