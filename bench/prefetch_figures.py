@@ -2,15 +2,14 @@
 """Requests that arrive at once, after a restart: what reading ahead into DRAM (--dram, --prefetch) is worth.
 
     bench/prefetch_figures.py [--requests 32] [--tokens 2048] [--answer 64] [--rounds 2]
-    bench/prefetch_figures.py --mixed --throttle 400MB [--requests 32] [--tokens 2048]
+    bench/prefetch_figures.py --mixed --throttle 100MB [--requests 32] [--tokens 2048]
 
 The contexts are saved first.  Each round starts a server with --prefetch on and one with it off, with nothing in DRAM, one
 sequence at a time, nothing kept on the device, and keys and values read from a throttled disk.  For each share the
 throttle is chosen so that a load takes this share of a request's service time.  Prints a line for each run, and the
 median time to first token of each share beside that of --prefetch off.
 
---mixed compares predictions instead: the contexts are saved by a server whose --dram holds a part of each, and are then
-restored one after another, in --rounds rounds.  Prints predicted and measured times of those that came from both tiers."""
+--mixed compares predictions instead, of contexts whose beginning is in DRAM and whose end is on the disk."""
 import argparse
 import json
 import os
@@ -93,18 +92,26 @@ def metric(s, name):
 
 
 def mixed(prompts):
+    """A request for a beginning of each context waits behind another one, so this beginning is read ahead; then the whole
+    context is asked for."""
+    rows = []
     with tempfile.TemporaryDirectory(prefix="prefetch.", dir="/var/tmp") as folder:
-        s = Server("--store", folder, "--max-sequences", "1", "--throttle", a.throttle, "--prefetch", "off", "--dram", a.dram)
+        s = Server("--store", folder, "--max-sequences", "2", "--dram", "0")
         for p in prompts:
             s.ask(p, 1)
         s.post("/v1/cache/flush", {})
-        rows = []
-        for _ in range(a.rounds):
-            for p in prompts:
-                t = s.ask(p, 1)
-                if t["restore_source"] == "dram+disk":
-                    rows.append((t["dram_tokens"], t["restored_tokens"], t["restore_plan"]["predicted_ms"],
-                                 t["restore_ms"]))
+        s.stop()
+        s = Server("--store", folder, "--max-sequences", "1", "--throttle", a.throttle, "--dram", a.dram)
+        for i, p in enumerate(prompts):
+            n = 64 * (5 + i * 7 % (len(p) // 64 - 6)) + 1
+            occupier = threading.Thread(target=s.ask, args=(prompt_of(1000 + i)[:200], a.answer))
+            occupier.start()
+            time.sleep(0.05)
+            s.ask(p[:n], 1)
+            occupier.join()
+            t = s.ask(p, 1)
+            if t["restore_source"] == "dram+disk":
+                rows.append((t["dram_tokens"], t["restored_tokens"], t["restore_plan"]["predicted_ms"], t["restore_ms"]))
         s.stop()
     for r in rows[:10]:
         print("  %d of %d tokens in DRAM: predicted %.1f ms, took %.1f" % r, flush=True)

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <stddef.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -11,7 +10,6 @@
 
 #include "base/check.h"
 #include "base/mem.h"
-#include "base/step.h"
 #include "base/thread.h"
 #include "store/alloc.h"
 #include "store/held.h"
@@ -54,9 +52,10 @@ struct tier {
     uint64_t n_chunks;
     pthread_t thread;
     bool has_thread, quit, is_idle;
-    pthread_t provider; /* asks for the arena's pages, and ends */
+    pthread_t provider; /* asks for the arena's pages, and ends when it has all */
     bool has_provider;
-    atomic_int is_closing;         /* 1: it ends early */
+    uint64_t end_bytes;     /* of the arena: what is behind was never used */
+    pthread_cond_t advance; /* for the provider: end_bytes has grown, or it is to end */
     pthread_cond_t news, progress; /* for the thread; from the thread */
     struct store_dram counts;
 };
@@ -209,6 +208,15 @@ bool tier_has_room(struct tier *t, uint64_t extent_bytes)
     return alloc_fits(&t->alloc, n_bytes);
 }
 
+/* The arena was never used up to here before. */
+static void note_end(struct tier *t, uint64_t end_bytes)
+{
+    if (end_bytes <= t->end_bytes)
+        return;
+    t->end_bytes = end_bytes;
+    pthread_cond_signal(&t->advance);
+}
+
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
 {
     if (t == NULL || extent_bytes <= CHUNK_HEADER_BYTES)
@@ -227,6 +235,7 @@ struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
         copy = xcalloc(1, sizeof *copy);
         *copy = (struct tier_copy){
             .n_bytes = n_bytes, .segment = segment, .offset = offset, .n_users = 1};
+        note_end(t, segment * t->alloc.segment_bytes + offset + n_bytes);
     } else {
         t->counts.n_full++;
     }
@@ -433,6 +442,8 @@ void tier_settle(struct tier *t)
 
 /* What is asked for at once: a huge page takes up to a millisecond. */
 #define PROVIDE_BYTES ((uint64_t)2 << 20)
+/* How far behind the last byte that was ever used memory is provided. */
+#define AHEAD_BYTES ((uint64_t)256 << 20)
 
 static void *map(void *arg, size_t bytes)
 {
@@ -446,17 +457,34 @@ static void unmap(void *arg, void *p, size_t bytes)
     mem_unmap(p, bytes);
 }
 
+/* [lock] Returns how much of the arena should have memory now. */
+static uint64_t wanted_bytes(const struct tier *t)
+{
+    uint64_t left = t->arena_bytes - t->end_bytes;
+    return t->end_bytes + (left < AHEAD_BYTES ? left : AHEAD_BYTES);
+}
+
 static void *provide_main(void *arg)
 {
     enum { NICE = 19 };
     struct tier *t = arg;
+    uint64_t at = 0;
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(),
                       NICE); /* this thread's alone, on Linux */
-    for (uint64_t at = 0; at < t->arena_bytes && shared_load(&t->is_closing) == 0;
-         at += PROVIDE_BYTES) {
-        uint64_t left = t->arena_bytes - at;
-        mem_provide(t->arena + at, left < PROVIDE_BYTES ? left : PROVIDE_BYTES);
+    pthread_mutex_lock(t->o.lock);
+    while (!t->quit && at < t->arena_bytes) {
+        uint64_t left = wanted_bytes(t) > at ? wanted_bytes(t) - at : 0;
+        if (left == 0) {
+            pthread_cond_wait(&t->advance, t->o.lock);
+            continue;
+        }
+        uint64_t n = left < PROVIDE_BYTES ? left : PROVIDE_BYTES;
+        pthread_mutex_unlock(t->o.lock);
+        mem_provide(t->arena + at, n);
+        at += n;
+        pthread_mutex_lock(t->o.lock);
     }
+    pthread_mutex_unlock(t->o.lock);
     return NULL;
 }
 
@@ -465,13 +493,6 @@ static void provide_begin(struct tier *t)
 {
     t->has_provider = t->o.memory.get == map &&
                       thread_create(&t->provider, provide_main, t) == 0;
-}
-
-static void provide_end(struct tier *t)
-{
-    shared_store(&t->is_closing, 1);
-    if (t->has_provider)
-        pthread_join(t->provider, NULL);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -487,6 +508,7 @@ int tier_open(const struct tier_opts *o, struct tier **out, struct err *err)
     t->arena_bytes = segment * t->n_segments;
     pthread_cond_init(&t->news, NULL);
     pthread_cond_init(&t->progress, NULL);
+    pthread_cond_init(&t->advance, NULL);
     placement_init(&t->policy, o->policy, o->window, NULL);
     alloc_init(&t->alloc, segment);
     alloc_add_segments(&t->alloc, t->n_segments);
@@ -536,10 +558,12 @@ void tier_close(struct tier *t, struct catalog *c)
     pthread_mutex_lock(t->o.lock);
     t->quit = true;
     pthread_cond_signal(&t->news);
+    pthread_cond_signal(&t->advance);
     pthread_mutex_unlock(t->o.lock);
     if (t->has_thread)
         pthread_join(t->thread, NULL);
-    provide_end(t);
+    if (t->has_provider)
+        pthread_join(t->provider, NULL);
     if (c != NULL)
         chunks_free(c);
     copies_free(t->zero);
@@ -550,6 +574,7 @@ void tier_close(struct tier *t, struct catalog *c)
     held_deinit(&t->held);
     pthread_cond_destroy(&t->news);
     pthread_cond_destroy(&t->progress);
+    pthread_cond_destroy(&t->advance);
     free(t);
 }
 

@@ -23,7 +23,7 @@
  *
  * The system provides memory page by page as it is first used, and zeroes it then: for the arena of a cold
  * server that took 40 times the processor time of all else in a fetch, beside decodes (docs/perf/).  So
- * another thread of the lowest priority asks for all of it, from the opening on.
+ * another thread of the lowest priority asks for it 256 MiB ahead of what was ever used.
  *
  * A copy of a chunk whose state the caller holds itself (tier_hold) serves nobody.  It goes before all
  * others as soon as no copied chunk continues its own.
