@@ -142,8 +142,9 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
         "INSERT INTO turn(name, tenant, parent, conversation, depth, created_s, used_s,"
         " visible, fingerprint, n_kept, n_tokens, marks, tokens, keys, answer, input,"
         " output, restoration)"
-        " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15,"
-        " ?16, ?17)",
+        " VALUES(?1, ?2, ?3, ?4, ?5, ?6,"
+        " max(?6, coalesce((SELECT used_s FROM turn WHERE id = ?3), 0)),"
+        " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
         err);
     uint8_t marks[TURN_MAX_MARKS * MARK_BYTES];
     size_t n_tokens;
@@ -209,7 +210,7 @@ static int refer_to_parent(struct conversations *c, struct turn *t, struct err *
     t->depth = (int)depth;
     return rc != 0 ? rc
                    : db_run(c,
-                            "UPDATE turn SET n_refs = n_refs + 1, used_s = ?2"
+                            "UPDATE turn SET n_refs = n_refs + 1, used_s = max(used_s, ?2)"
                             " WHERE id = ?1",
                             t->parent, t->created_s, 0, err);
 }
@@ -232,13 +233,15 @@ static int check_head(struct conversations *c, struct turn *t, bool *has_branche
     return rc;
 }
 
-/* The old head's reference by the conversation ends; that of its child has come. */
+/* Times of use never go back: a machine that starts with its clock behind would leave what it uses to be erased as
+ * soon as the clock is right.
+ * The old head's reference by the conversation ends; that of its child has come. */
 static int move_head(struct conversations *c, const struct turn *t, const char *title,
                      struct err *err)
 {
     sqlite3_stmt *st = db_begin(
         c,
-        "UPDATE conversation SET head = ?2, updated_s = ?3, n_turns = ?4,"
+        "UPDATE conversation SET head = ?2, updated_s = max(updated_s, ?3), n_turns = ?4,"
         " title = coalesce(title, ?5) WHERE id = ?1",
         err);
     if (st == NULL)

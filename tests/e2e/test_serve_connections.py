@@ -50,8 +50,8 @@ def burst(server, n):
         c.close()
 
 
-def with_server(test, *options):
-    server = Server(MODEL, *options)
+def with_server(test, *options, **more):
+    server = Server(MODEL, *options, **more)
     try:
         test(server)
     except Exception as e:  # noqa: BLE001
@@ -136,10 +136,16 @@ def stopping(server):
     check("and the server ends", server.p.wait(PATIENCE) == 0)
 
 
+def small_stacks(server):
+    check("threads have stack enough whatever the limit of the process says",
+          all(server.complete("Once upon a time", max_tokens=4)["choices"][0]["text"] for _ in range(2)))
+
+
 # (No time limit of a connection is to wake up a loop that sleeps in spite of requests.)
 with_server(bursts, "--http-threads", "1", "--idle-timeout", "3600", "--read-timeout", "3600")
 with_server(bound, "--max-connections", "8", "--read-timeout", "3600")
 with_server(slow_clients, "--max-connections", "16", "--idle-timeout", "3600", "--read-timeout", "3600")
 with_server(descriptors)
 with_server(stopping)
+with_server(small_stacks, prefix=("prlimit", "--stack=131072:131072"))
 end()

@@ -1,5 +1,6 @@
 """A server that may not have more memory (RLIMIT_AS): requests that need it fail alone, with 503, and the server lives.
-Also: what one message costs that really fits its context."""
+Also: what one message costs that really fits its context,
+what log-probabilities cost, and what a large kept conversation costs."""
 import json
 import os
 import resource
@@ -9,7 +10,7 @@ import tempfile
 import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SANITIZED, Server  # noqa: E402
+from serve_client import SANITIZED, Server, until  # noqa: E402
 from tap import check, end, equal, skip  # noqa: E402
 
 MIB = 1 << 20
@@ -110,6 +111,80 @@ def test_fitting(model):
         s.stop()
 
 
+def peak_of(s, ask):
+    """(What it gives, bytes at the peak above what was there before)"""
+    with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
+        f.write("5")  # VmHWM begins anew
+    before = memory(s, "VmRSS")
+    out = ask()
+    return out, memory(s, "VmHWM") - before
+
+
+def at_most_4_times(name, peak, n_bytes):
+    if SANITIZED:
+        skip(f"{name}: at most 4 times its size", "the sanitizer keeps freed memory")
+    else:
+        check(f"{name}: at most 4 times its size, and 8 MiB", peak <= 4 * n_bytes + 8 * MIB,
+              f"{peak / n_bytes:.2f} times {n_bytes} bytes")
+
+
+def test_logprobs():
+    """Answers that are log-probabilities mostly: 21 for each token."""
+    s = Server("models/demo", "--kv-tokens", "4K", "--max-sequences", "4", "--no-reuse")
+    asked = {"max_tokens": 900, "ignore_eos": True, "n": 4}
+    chat = {**asked, "messages": [{"role": "user", "content": "Hi"}]}
+    try:
+        for _ in range(2):  # every block of the KV cache is touched once: it is not the answers'
+            s.post("/v1/chat/completions", chat)
+        for path, body in [("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 20}),
+                           ("/v1/completions", {**asked, "prompt": "Hi", "logprobs": 20})]:
+            (status, _, r), peak = peak_of(s, lambda: s.post(path, body))
+            n = sum(len((c["logprobs"].get("content") or c["logprobs"].get("tokens"))) for c in r["choices"])
+            check(f"{path}: an answer with 75600 log-probabilities", (status, n) == (200, 3600), (status, n))
+            at_most_4_times(f"{path} with log-probabilities", peak, len(json.dumps(r)))
+
+            def late():  # a client that reads nothing until all is generated
+                data = json.dumps({**body, "stream": True}).encode()
+                with s.open() as c:
+                    c.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+                              % (path.encode(), len(data), data))
+                    check("a late reader's stream is generated", until(lambda: s.metric("hcache_requests_running") == 0
+                                                                      and s.metric("hcache_requests_waiting") == 0))
+                    return sum(len(piece) for piece in iter(lambda: c.recv(1 << 20), b""))
+            n, peak = peak_of(s, late)
+            at_most_4_times(f"{path}, streamed to a late reader", peak, n)
+    finally:
+        s.stop()
+
+
+def test_kept():
+    """A conversation that is larger than a body may be."""
+    s = Server("models/demo", "--store", os.path.join(tmp, "kept"))
+    part = {"type": "input_text", "text": "word and word about it. " * 14}
+    try:
+        for name, item in [("of long texts", {"role": "user", "content": "word and word about it. " * 12000}),
+                           ("of many parts", {"role": "user", "content": [part] * 700})]:
+            c = "/v1/conversations/" + s.post("/v1/conversations", {})[2]["id"]
+            n = 0
+            for _ in range(4):
+                body = json.dumps({"items": [item] * 20})
+                n += len(body)
+                equal(f"a conversation {name}: items are added", s.post(c + "/items", body)[0], 200)
+            last = s.request("GET", c + "/items?limit=1")[2]["data"][0]["id"]
+            for what, want, ask in [
+                    ("all items", 200, lambda: s.request("GET", c + "/items?limit=100")),
+                    ("one item", 200, lambda: s.request("GET", c + "/items/" + last)),
+                    ("a turn that cannot fit", 400, lambda: s.post("/v1/responses", {"input": "Hi", "conversation": c[18:]})),
+                    ("a branch", 200, lambda: s.post(c + "/branch", {"at": last})),
+                    ("an item taken out", 200, lambda: s.request("DELETE", c + "/items/" + last)),
+                    ("deleting it", 200, lambda: s.request("DELETE", c))]:
+                (status, _, r), peak = peak_of(s, ask)
+                check(f"a conversation {name}, {what}: {want}", status == want, str(r)[:300])
+                at_most_4_times(f"a conversation {name}, {what}", peak, n)
+    finally:
+        s.stop()
+
+
 tmp = tempfile.mkdtemp(prefix="hcache-memory.")
 try:
     folder = shutil.copytree("models/demo", os.path.join(tmp, "m"))
@@ -118,6 +193,8 @@ try:
     else:
         test_limited(folder)
     test_fitting(folder)
+    test_logprobs()
+    test_kept()
 finally:
     shutil.rmtree(tmp, ignore_errors=True)
 end()

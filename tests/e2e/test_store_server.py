@@ -221,6 +221,9 @@ def guarantees():
     crowd(server, 200)
     again, cached = answer(server, A)
     equal("it is there after kill -9 and a crowd", (again, cached), (want, 256))
+    sizes = {f: os.stat(os.path.join(store, f)).st_blocks * 512 for f in os.listdir(store)
+             if f.startswith(("seg-", "index.db", "superblock", "reserve", "lock"))}
+    check("all files of the store are within the cap", 2 << 20 < sum(sizes.values()) <= 4 << 20, sizes)
     server.kill()
     equal("store unpin ends all", subprocess.run([HC, "store", "unpin", store, "--all"]).returncode, 0)
     server = Server(SYNTH, "--store", store, "--no-reuse", *SAVING, *options)

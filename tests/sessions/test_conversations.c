@@ -340,6 +340,36 @@ static void age_ends_them(void **state)
     conversation_deinit(&v);
 }
 
+/* A machine starts with its clock thirty years behind, and its user goes on with what is there.  When the clock
+ * is right again, nothing of that is old. */
+static void a_clock_that_is_behind_ages_nothing(void **state)
+{
+    enum { BEHIND_S = 1000000000 };
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct erased gone;
+    struct err err = {0};
+    int64_t now = clock_wall_s();
+    conversations_close(x->c);
+    x->c = open_file(x, 0, 0, 100);
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 1));
+    int64_t c = add(x->c, make_turn("resp_c", 0, 0, 0, 5, 100, 2, 1));
+    struct turn *b = make_turn("resp_b", a, v.row, 0, 5, 100, 3, 1);
+    struct turn *d = make_turn("resp_d", c, 0, 0, 5, 100, 4, 1);
+    b->created_s = d->created_s = now - BEHIND_S;
+    add(x->c, b);
+    add(x->c, d);
+    assert_int_equal(conversations_expire(x->c, now + 50, 99, &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 0);
+    assert_int_equal(code_of_find(x->c, "", "resp_b"), 0);
+    assert_int_equal(code_of_find(x->c, "", "resp_d"), 0);
+    conversation_deinit(&v);
+    assert_int_equal(conversation_find(x->c, "", "conv_a", &v, &err), 0);
+    assert_true(v.updated_s >= now);
+    conversation_deinit(&v);
+}
+
 static void the_file_is_private_and_locked(void **state)
 {
     struct fixture *x = *state;
@@ -649,6 +679,7 @@ int main(void)
         T(a_rewrite_erases_what_was),
         T(bounds_hold),
         T(age_ends_them),
+        T(a_clock_that_is_behind_ages_nothing),
         T(the_file_is_private_and_locked),
         T(files_of_others_stay_as_they_are),
         T(damage_is_told),
