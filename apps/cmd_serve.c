@@ -133,6 +133,10 @@ static const struct opt options[] = {
     {"max-queue", OPT(struct serve_args, max_queue), .arg = "N", .def = "64", .min = 1,
      .max = 1 << 16, .help = "requests that may wait; others get 429"},
     OPT_MAX_CONTEXT(struct serve_args),
+    {"max-history", OPT(struct serve_args, engine.o.max_history), .arg = "N", .def = "0",
+     .min = 0, .max = INT32_MAX,
+     .help = "tokens of a prompt that is truncated, at most; longer ones are refused; 0: "
+             "16 contexts"},
     OPT_TRUNCATE(
         struct serve_args,
         "how contexts go on that outgrow their window: a share R is dropped when it is "

@@ -88,7 +88,8 @@ struct hcache_opts {
      * passes the next, so weights that do not stay in memory are read once for all.  Steps take
      * longer: for jobs, not for people who wait.  0: 1. */
     int mini_batches;
-    int max_context; /* tokens; 0: the model's own */
+    int max_context;     /* tokens; 0: the model's own */
+    int64_t max_history; /* tokens of a prompt that is truncated, at most; 0: 16 contexts */
     /* Requests may be truncated: without a store, one in memory is made for twice the model's window.
      * It is counted in the memory plan, and all requests use it. */
     bool truncates;
@@ -174,6 +175,7 @@ struct hcache_model_info {
         int n_tensors;
     } file_types[HCACHE_MAX_FILE_TYPES];
     int n_layers, vocab_size, max_context;
+    int64_t max_history;           /* tokens of a prompt that is truncated, at most */
     size_t hidden_bytes, kv_bytes; /* per token and layer */
     bool has_tokenizer, has_chat_template;
     bool has_tools; /* the template shows tools, and calls of its format are understood */

@@ -67,13 +67,19 @@ static struct hcache_truncation truncation_of(const struct generation *g)
 }
 
 static int check_fit(const struct gen_params *p, bool truncates,
-                     const struct prompt_ids *prompts, int n_prompts, int max_context,
-                     struct fault *f)
+                     const struct prompt_ids *prompts, int n_prompts,
+                     const struct hcache_model_info *info, struct fault *f)
 {
+    int max_context = info->max_context;
     const char *name = request_prompt_name(p->kind);
     for (int i = 0; i < n_prompts; i++) {
         if (prompts[i].n == 0)
             return fault_set(f, 400, NULL, name, "'%-s' has no tokens", name);
+        if (truncates && prompts[i].n > info->max_history)
+            return fault_set(f, 400, "context_length_exceeded", name,
+                             "the prompt has %d tokens: this server truncates at most %lld "
+                             "(--max-history), and the maximum context length is %d tokens",
+                             prompts[i].n, (long long)info->max_history, info->max_context);
         if (truncates)
             continue;
         if ((int64_t)prompts[i].n + (p->max_tokens > 0 ? p->max_tokens : 0) > max_context ||
@@ -159,8 +165,7 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
                                            : random_u64();
     hcache_model_info(g->client.h, &info);
     struct hcache_truncation truncation = truncation_of(g);
-    if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, info.max_context,
-                  f) != 0)
+    if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, &info, f) != 0)
         return -1;
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];

@@ -23,8 +23,8 @@ static int render_chat(const struct client *c, struct gen_params *p, struct prom
     int rc = prompt_render(c->h, &source, &ps->text, f);
     if (rc == 0 && truncates)
         p->n_system = prompt_system_tokens(c->h, p->messages);
-    else if (rc == 0)
-        rc = prompt_fits(c->h, ps->text.text, ps->text.n, "messages", f);
+    if (rc == 0)
+        rc = prompt_fits(c->h, truncates, ps->text.text, ps->text.n, "messages", f);
     return rc;
 }
 
@@ -51,7 +51,7 @@ static int add_text(struct hcache *h, bool truncates, struct prompts *ps,
         return fault_set(f, 400, NULL, "prompt",
                          "'prompt' must hold texts or token ids, not %-s",
                          json_kind_name(v));
-    if (!truncates && prompt_fits(h, text, n, "prompt", f) != 0)
+    if (prompt_fits(h, truncates, text, n, "prompt", f) != 0)
         return -1;
     if (hcache_encode(h, text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL, &p->ids, &p->n,
                       &err) != 0)

@@ -47,7 +47,7 @@ static int from_prompt(struct call *c, const struct json *v, struct subject *s,
         return request_ids(v, "prompt", &out->ids, &out->n, f);
     if (text == NULL)
         return fault_set(f, 400, NULL, "prompt", "'prompt' must be a text or token ids");
-    if (s->truncation.ratio == 0 && prompt_fits(call_model(c), text, n, "prompt", f) != 0)
+    if (prompt_fits(call_model(c), s->truncation.ratio > 0, text, n, "prompt", f) != 0)
         return -1;
     return hcache_encode(call_model(c), text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL,
                          &out->ids, &out->n, &err) == 0
@@ -73,8 +73,8 @@ static int from_messages(struct call *c, const struct json *body, struct subject
     int rc = prompt_render(call_model(c), &source, &text, f);
     if (rc == 0 && truncates)
         prompt_keep(prompt_system_tokens(call_model(c), source.messages), &s->truncation);
-    else if (rc == 0)
-        rc = prompt_fits(call_model(c), text.text, text.n, "messages", f);
+    if (rc == 0)
+        rc = prompt_fits(call_model(c), truncates, text.text, text.n, "messages", f);
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, &text, &s->prompt,
                                   what, &err) != 0)
         rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);

@@ -335,8 +335,8 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
         rc = render(c, d->messages, d, p, text, f);
     if (rc == 0 && truncates)
         p->n_system = prompt_system_tokens(call_model(c), d->messages);
-    else if (rc == 0)
-        rc = prompt_fits(call_model(c), text->text, text->n, "messages", f);
+    if (rc == 0)
+        rc = prompt_fits(call_model(c), truncates, text->text, text->n, "messages", f);
     if (rc == 0)
         forget_messages(c, p, d);
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, prompt, what,

@@ -139,7 +139,7 @@ static void answer_tokens(struct call *c, const int32_t *ids, int n)
 /* Longer texts than a prompt can be may be counted, within reason. */
 static int check_text(const struct hcache *h, const char *text, size_t n, struct fault *f)
 {
-    return n <= MAX_TEXT_BYTES ? 0 : prompt_fits(h, text, n, "content", f);
+    return n <= MAX_TEXT_BYTES ? 0 : prompt_fits(h, false, text, n, "content", f);
 }
 
 /* The text is called "content" by some clients and "prompt" by others. */

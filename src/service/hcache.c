@@ -102,7 +102,7 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
 }
 
 /* Below, it would seem to hang: an empty store has 40 KB to read. */
-enum { MIN_THROTTLE = 65536 };
+enum { MIN_THROTTLE = 65536, DEFAULT_HISTORY_CONTEXTS = 16 };
 
 _Static_assert((int)HCACHE_MAX_DEVICES == (int)MAX_RANKS &&
                    (int)MAX_STAGES == (int)MAX_RANKS &&
@@ -224,6 +224,9 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .n_layers = m->cfg.n_layers,
         .vocab_size = m->cfg.vocab_size,
         .max_context = context_of(h),
+        .max_history = h->k.o.user.max_history > 0
+                           ? h->k.o.user.max_history
+                           : (int64_t)DEFAULT_HISTORY_CONTEXTS * context_of(h),
         .hidden_bytes = model_hidden_bytes(m),
         .kv_bytes = model_kv_bytes(m),
         .has_tokenizer = h->tokenizer != NULL,

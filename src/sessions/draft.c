@@ -179,7 +179,7 @@ int draft_render(struct draft *d, const struct hcache *h, const struct draft_opt
     struct hcache_err err = {0};
     if (render(d, h, o, f) != 0)
         return -1;
-    if (!o->truncates && prompt_fits(h, d->text.text, d->text.n, o->param, f) != 0)
+    if (prompt_fits(h, o->truncates, d->text.text, d->text.n, o->param, f) != 0)
         return -1;
     if (tokenize(d, h, &err) != 0)
         return fault_refuse(f, err.code, o->param, "'%s': %s", o->param, err.msg);

@@ -108,13 +108,20 @@ static int render_plain(const struct chat_source *s, struct prompt_text *out,
 /* Tokenizing takes seconds for megabytes, so what can never fit is refused here.  Every prompt that is
  * given as text passes here once, whole and not yet tokenized: whatever would make a long history shorter
  * belongs here. */
-int prompt_fits(const struct hcache *h, const char *text, size_t n, const char *param,
-                struct fault *f)
+int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t n,
+                const char *param, struct fault *f)
 {
     struct hcache_model_info info;
     int64_t least = hcache_least_tokens(h, text, n);
     hcache_model_info(h, &info);
-    if (least <= info.max_context)
+    if (truncates && least > info.max_history)
+        return fault_set(f, 400, "context_length_exceeded", param,
+                         "the prompt has %zu bytes, which are at least %lld tokens: this "
+                         "server truncates at most %lld (--max-history), and the maximum "
+                         "context length is %d tokens",
+                         n, (long long)least, (long long)info.max_history,
+                         info.max_context);
+    if (truncates || least <= info.max_context)
         return 0;
     return fault_set(
         f, 400, "context_length_exceeded", param,
@@ -196,19 +203,23 @@ static int64_t least_tokens(const struct hcache *h, const struct json *v)
 /* A template may leave out parts of a history, such as earlier reasoning, so only its output shows
  * whether it fits.  But rendering takes several times the memory of the messages: what is far beyond the
  * context is refused before it. */
-enum { MAX_HISTORY_CONTEXTS = 16, MAX_TRUNCATED_CONTEXTS = 1024 };
+enum { MAX_HISTORY_CONTEXTS = 16 };
 
 static int check_history(const struct hcache *h, const struct chat_source *s,
-                         int max_context, struct fault *f)
+                         const struct hcache_model_info *info, struct fault *f)
 {
     int64_t least = least_tokens(h, s->messages);
-    int most = s->truncates ? MAX_TRUNCATED_CONTEXTS : MAX_HISTORY_CONTEXTS;
-    if (least <= (int64_t)most * max_context)
+    int64_t most = s->truncates ? info->max_history
+                                : (int64_t)MAX_HISTORY_CONTEXTS * info->max_context;
+    if (least <= most)
         return 0;
-    return fault_set(f, 400, "context_length_exceeded", "messages",
-                     "the messages have at least %lld tokens by their bytes, which are at "
-                     "least %d contexts: the maximum context length is %d tokens",
-                     (long long)least, most, max_context);
+    return fault_set(
+        f, 400, "context_length_exceeded", "messages",
+        "the messages have at least %lld tokens by their bytes, and %lld are the "
+        "most%s: the maximum context length is %d tokens",
+        (long long)least, (long long)most,
+        s->truncates ? " that this server truncates (--max-history)" : "",
+        info->max_context);
 }
 
 int prompt_render(const struct hcache *h, const struct chat_source *s,
@@ -230,7 +241,7 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
             "server with --plain-chat");
     if (json_kind(s->messages) != JSON_KIND_ARRAY || json_count(s->messages) == 0)
         return fault_set(f, 400, NULL, "messages", "'messages' must be a list of messages");
-    if (check_history(h, s, info.max_context, f) != 0)
+    if (check_history(h, s, &info, f) != 0)
         return -1;
     out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);
     const struct hcache_chat chat = {.messages = s->messages,

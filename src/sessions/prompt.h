@@ -33,10 +33,10 @@ struct prompt_text {
     size_t n;
     unsigned flags; /* of hcache_encode, for this text */
 };
-/* Whether a prompt of that text may fit the context, judged by its size before it is tokenized. 0, or -1
- * with *f, which names the field `param`. */
-int prompt_fits(const struct hcache *h, const char *text, size_t n, const char *param,
-                struct fault *f);
+/* Whether a prompt of that text may fit the context, or where it is truncated hcache_opts.max_history, judged by its
+ * size before it is tokenized. 0, or -1 with *f, which names the field `param`. */
+int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t n,
+                const char *param, struct fault *f);
 /* Returns the tokens that the system's messages at the beginning of a list of chat messages take, at
  * most; 0 where it begins with none. */
 int prompt_system_tokens(const struct hcache *h, const struct json *messages);

@@ -108,6 +108,28 @@ def test_too_long(s):
     check("longer texts than a prompt may be counted", status == 200 and r["count"] > 2048, str(r)[:200])
 
 
+def test_history():
+    """A prompt that is truncated has a bound, too, and what is far beyond it is refused by its size."""
+    s = Server(MODEL, "--truncate", "0.5", "--max-history", "4096")
+    text = "word " * (MIB // 4)
+    chat, auto = [{"role": "user", "content": text}], {"truncation": "auto"}
+    try:
+        for path, body in [("/v1/completions", {"prompt": [5] * 4097, "max_tokens": 1, **auto}),
+                           ("/v1/completions", {"prompt": text, "max_tokens": 1, **auto}),
+                           ("/v1/chat/completions", {"messages": chat, "max_tokens": 1, **auto}),
+                           ("/v1/messages", {"messages": chat, "max_tokens": 1, **auto}),
+                           ("/v1/responses", {"input": text, "max_output_tokens": 1, **auto}),
+                           ("/v1/cache/lookup", {"prompt": text, **auto})]:
+            status, _, r = s.post(path, body)
+            says = r.get("error", {}).get("message", "")
+            check(f"{path} {list(body)[0]}: more than --max-history is refused", status == 400 and "--max-history" in says and
+                  "maximum context length" in says, (status, says))
+        status, _, r = s.post("/v1/completions", {"prompt": [5] * 3000, "max_tokens": 1, **auto})
+        check("less, and more than the context, is truncated", status == 200 and r["usage"]["truncated_tokens"] > 0, str(r)[:300])
+    finally:
+        s.stop()
+
+
 def test_long_tokens(s):
     """A few bytes of ids must not make a large text."""
     folder = os.path.join(models, "long-token")
@@ -206,4 +228,5 @@ finally:
     s.stop()
 test_named_token()
 test_bound_of_all()
+test_history()
 end()
