@@ -1,15 +1,18 @@
 /* cmd_store.c - hcache store: what is stored, whether it is sound, and giving space back. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "apps/bytes_text.h"
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "apps/store_advise.h"
+#include "apps/store_bundle.h"
 #include "apps/store_titles.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -23,6 +26,7 @@
 struct store_args {
     struct opt_list dirs;
     struct opt_list keys;
+    const char *file;
     bool all;
     bool chunks;
     bool why;
@@ -780,6 +784,125 @@ static int run_rm(const struct store_args *a, struct err *err)
     return rc;
 }
 
+/* --- export and import ------------------------------------------------------------------------ */
+
+static const struct opt export_options[] = {
+    {"out", OPT(struct store_args, file), .arg = "FILE", .required = true,
+     .help = "the file to be made"},
+    {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",
+     .help = "chunks to export, with all that they continue and all that continues them: "
+             "keys as store ls shows them, or their first 8 or more digits"},
+    {"all", OPT(struct store_args, all), .help = "export everything"},
+    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {0},
+};
+static const struct opt_cmd export_cmd = {
+    .name = "store export",
+    .summary = "Writes chunks to one file, which store import puts into another store. A "
+               "server may run meanwhile. Pins and times to live stay behind.",
+    .positionals = dir_positionals,
+    .options = export_options,
+    .examples =
+        "  hcache store export /var/lib/hcache --out chat.hcb --key 02eed3e9264f31aa\n",
+    .values_bytes = sizeof(struct store_args),
+};
+const struct opt_cmd *const options_of_store_export = &export_cmd;
+static const struct opt import_options[] = {
+    {"in", OPT(struct store_args, file), .arg = "FILE", .required = true,
+     .help = "a file that store export has made"},
+    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {0},
+};
+static const struct opt_cmd import_cmd = {
+    .name = "store import",
+    .summary = "Puts exported chunks into a store, which no server may have open. What the "
+               "store has already stays; an import that was cut off goes on when it is "
+               "repeated. Directories that are missing are made.",
+    .positionals = dir_positionals,
+    .options = import_options,
+    .examples = "  hcache store import /var/lib/hcache --in chat.hcb\n",
+    .values_bytes = sizeof(struct store_args),
+};
+const struct opt_cmd *const options_of_store_import = &import_cmd;
+
+/* What a marked chunk continues is marked, too: the list has parents first, so it is walked from its end. */
+static void mark_parents(const struct list *l, bool *marked)
+{
+    for (uint64_t i = l->n; i-- > 0;)
+        for (uint64_t p = i; marked[i] && p-- > 0;)
+            if (memcmp(&l->e[p].key, &l->e[i].parent, sizeof l->e[p].key) == 0) {
+                marked[p] = true;
+                break;
+            }
+}
+
+static void bundle_print(const struct store_args *a, const char *what,
+                         const struct bundle_counts *n)
+{
+    char size[32], name[32];
+    bytes_text(n->n_bytes, size);
+    if (a->json) {
+        struct json *j = json_new_object();
+        snprintf(name, sizeof name, "%s_chunks", what);
+        json_put_int(j, name, (int64_t)n->n_chunks);
+        json_put_int(j, "bytes", (int64_t)n->n_bytes);
+        json_put_int(j, "known_chunks", (int64_t)n->n_known);
+        json_put_int(j, "gone_chunks", (int64_t)n->n_gone);
+        print_json(j);
+        return;
+    }
+    printf("%" PRIu64 " chunk%s %s, %s", n->n_chunks, plural(n->n_chunks), what, size);
+    if (n->n_known > 0)
+        printf("; %" PRIu64 " were there already", n->n_known);
+    if (n->n_gone > 0)
+        printf("; %" PRIu64 " were evicted meanwhile, or are damaged", n->n_gone);
+    printf("\n");
+}
+
+static int run_export(const struct store_args *a, struct err *err)
+{
+    struct session s;
+    struct list l = {0};
+    struct bundle_counts counts;
+    int rc = session_open(&s, a, true, err);
+    if (rc == 0)
+        rc = store_each(s.store, list_add, &l, err);
+    bool *marked = xcalloc(l.n + 1, sizeof marked[0]);
+    struct sha256 *keys = xcalloc(l.n + 1, sizeof keys[0]);
+    int n = 0;
+    if (rc == 0)
+        rc = mark(a, &l, marked, err);
+    if (rc == 0 && !a->all)
+        mark_parents(&l, marked);
+    for (uint64_t i = 0; i < l.n && rc == 0; i++)
+        if (marked[i])
+            keys[n++] = l.e[i].key;
+    if (rc == 0)
+        rc = bundle_write(s.store, keys, n, a->file, &counts, err);
+    if (rc == 0)
+        bundle_print(a, "exported", &counts);
+    free(keys);
+    free(marked);
+    free(l.e);
+    session_close(&s);
+    return rc;
+}
+
+static int run_import(const struct store_args *a, struct err *err)
+{
+    struct session s;
+    struct bundle_counts counts;
+    if (access(a->file, R_OK) != 0) /* before a store is made */
+        return err_set(err, -errno, "%s: %s", a->file, strerror(errno));
+    int rc = session_open(&s, a, false, err);
+    if (rc == 0)
+        rc = bundle_read(s.store, a->file, &counts, err);
+    if (rc == 0)
+        bundle_print(a, "imported", &counts);
+    session_close(&s);
+    return rc;
+}
+
 /* --- unpin ------------------------------------------------------------------------------------ */
 
 static const struct opt unpin_options[] = {
@@ -923,6 +1046,8 @@ static const struct {
     {"ls", &ls_cmd, run_ls, "the chunks, and what is stored of each layer"},
     {"verify", &verify_cmd, run_verify, "reads and checks everything"},
     {"rm", &rm_cmd, run_rm, "erases chunks, and what continues them"},
+    {"export", &export_cmd, run_export, "writes chunks to a file"},
+    {"import", &import_cmd, run_import, "puts the chunks of such a file into a store"},
     {"unpin", &unpin_cmd, run_unpin, "ends pins and guarantees"},
     {"gc", &gc_cmd, run_gc, "gives space back to the file system"},
 };
@@ -957,7 +1082,8 @@ int cmd_store(int argc, char **argv)
     bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
     if (!help && *what != '\0')
         fprintf(stderr,
-                "hcache store: \"%s\" is none of stat, ls, verify, rm, unpin and gc\n",
+                "hcache store: \"%s\" is none of stat, ls, verify, rm, export, import, "
+                "unpin and gc\n",
                 what);
     print_usage(help ? stdout : stderr);
     return help ? 0 : 2;

@@ -52,6 +52,8 @@ static void collect(struct names *all)
                                             options_of_store_verify,
                                             options_of_store_gc,
                                             options_of_store_rm,
+                                            options_of_store_export,
+                                            options_of_store_import,
                                             options_of_store_unpin,
                                             options_of_run,
                                             options_of_serve,

@@ -10,6 +10,8 @@ extern const struct opt_cmd *const options_of_store_stat;
 extern const struct opt_cmd *const options_of_store_ls;
 extern const struct opt_cmd *const options_of_store_verify;
 extern const struct opt_cmd *const options_of_store_rm;
+extern const struct opt_cmd *const options_of_store_export;
+extern const struct opt_cmd *const options_of_store_import;
 extern const struct opt_cmd *const options_of_store_unpin;
 extern const struct opt_cmd *const options_of_store_gc;
 extern const struct opt_cmd *const options_of_run;

@@ -138,7 +138,7 @@ expect "rm makes no store" 1 'no store'
 run_hc store
 check "no command: usage, exit code 2" test "$rc" -eq 2
 run_hc store frobnicate "$dirs"
-expect "an unknown command" 2 'none of stat, ls, verify, rm, unpin and gc'
+expect "an unknown command" 2 'none of stat, ls, verify, rm, export, import, unpin and gc'
 run_hc store stat --help
 check "help" test "$rc" -eq 0
 plan_end

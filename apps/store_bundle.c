@@ -1,0 +1,208 @@
+/* store_bundle.c - see store_bundle.h. */
+#include "apps/store_bundle.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "store/parcel.h"
+
+enum { BLOCK = CHUNK_HEADER_BYTES, B_VERSION = 8, B_SUM = 16, B_COUNT = 24, VERSION = 1 };
+enum { READS_IN_FLIGHT = 16, COMMIT_CHUNKS = 64 };
+
+static const char begins[8] = "HCBUNDLE", ends[8] = "HCBUNEND";
+
+static void block_make(uint8_t *block, const char *magic, uint64_t count)
+{
+    memset(block, 0, BLOCK);
+    memcpy(block, magic, 8);
+    put_u32(block + B_VERSION, VERSION);
+    put_u64(block + B_COUNT, count);
+    put_u64(block + B_SUM, checksum64(block, BLOCK));
+}
+
+static int block_check(const uint8_t *block, const char *magic, uint64_t *count,
+                       struct err *err)
+{
+    uint8_t copy[BLOCK];
+    memcpy(copy, block, BLOCK);
+    put_u64(copy + B_SUM, 0);
+    if (memcmp(block, magic, 8) != 0)
+        return err_set(err, ERR_FORMAT, "this is no file of exported chunks");
+    if (checksum64(copy, BLOCK) != get_u64(block + B_SUM))
+        return err_set(err, ERR_CORRUPT, "the file is damaged: a checksum does not hold");
+    if (get_u32(block + B_VERSION) != VERSION)
+        return err_set(err, ERR_UNSUPPORTED, "the file has version %u; this build knows %d",
+                       get_u32(block + B_VERSION), VERSION);
+    *count = get_u64(block + B_COUNT);
+    return 0;
+}
+
+/* --- out -------------------------------------------------------------------------------------- */
+
+static int put(FILE *f, const void *bytes, size_t n, struct err *err)
+{
+    return fwrite(bytes, 1, n, f) == n
+               ? 0
+               : err_set(err, -errno, "writing: %s", strerror(errno));
+}
+
+static int write_chunks(struct store *s, const struct sha256 *keys, int n, FILE *f,
+                        struct bundle_counts *out, struct err *err)
+{
+    struct store_reader *reader = NULL;
+    struct parcel p = {0};
+    int rc = store_reader_open(s, READS_IN_FLIGHT, NULL, 0, &reader, err);
+    for (int i = 0; rc == 0 && i < n; i++) {
+        int one = parcel_read(s, reader, &keys[i], &p, err);
+        if (one == ERR_NOT_FOUND || one == ERR_CORRUPT) {
+            out->n_gone++;
+            continue;
+        }
+        rc = one == 0 ? put(f, p.bytes, p.n_bytes, err) : one;
+        out->n_chunks += rc == 0;
+        out->n_bytes += rc == 0 ? p.n_bytes : 0;
+    }
+    store_reader_close(reader);
+    parcel_deinit(&p);
+    return rc;
+}
+
+static int write_all(struct store *s, const struct sha256 *keys, int n, FILE *f,
+                     struct bundle_counts *out, struct err *err)
+{
+    uint8_t block[BLOCK];
+    block_make(block, begins, 0);
+    int rc = put(f, block, BLOCK, err);
+    if (rc == 0)
+        rc = write_chunks(s, keys, n, f, out, err);
+    block_make(block, ends, out->n_chunks);
+    if (rc == 0)
+        rc = put(f, block, BLOCK, err);
+    if (rc == 0 && (fflush(f) != 0 || fsync(fileno(f)) != 0))
+        rc = err_set(err, -errno, "writing: %s", strerror(errno));
+    return rc;
+}
+
+int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *path,
+                 struct bundle_counts *out, struct err *err)
+{
+    char *tmp = xasprintf("%s.part", path);
+    *out = (struct bundle_counts){0};
+    int rc = 0, fd = -1;
+    if (access(path, F_OK) == 0)
+        rc = err_set(err, -EEXIST, "%s is there already", path);
+    if (rc == 0)
+        fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+    if (rc == 0 && f == NULL)
+        rc = err_set(err, -errno, "%s: %s", tmp, strerror(errno));
+    if (rc == 0) {
+        rc = write_all(s, keys, n, f, out, err);
+        fclose(f);
+        if (rc == 0 && rename(tmp, path) != 0)
+            rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+        if (rc != 0)
+            unlink(tmp);
+    }
+    free(tmp);
+    return rc;
+}
+
+/* --- in --------------------------------------------------------------------------------------- */
+
+static int get(FILE *f, void *bytes, size_t n, struct err *err)
+{
+    if (fread(bytes, 1, n, f) == n)
+        return 0;
+    return ferror(f) ? err_set(err, -errno, "reading: %s", strerror(errno))
+                     : err_set(err, ERR_FORMAT,
+                               "the file ends too early: what came before is stored");
+}
+
+/* Whether the store has all records of the chunk. */
+static bool is_known(struct store *s, const struct chunk_header *h)
+{
+    struct store_hit hit;
+    struct store_mask want = chunk_mask(h->records, h->n_records);
+    if (!store_pin(s, &h->key, &hit))
+        return false;
+    bool known = true;
+    for (int k = 0; k < STORE_KINDS; k++)
+        for (int i = 0; i < STORE_MAX_LAYERS / 64; i++)
+            known = known && (want.has[k][i] & ~hit.mask.has[k][i]) == 0;
+    store_release(s, &hit, 1);
+    return known;
+}
+
+/* The parcel whose first block was read. */
+static int read_chunk(struct store *s, FILE *f, const uint8_t *block, struct parcel *p,
+                      struct bundle_counts *out, struct err *err)
+{
+    struct chunk_header h;
+    const struct store_use use = {0};
+    int rc = chunk_header_decode(block, &h, err);
+    if (rc == 0)
+        rc = parcel_reserve(p, h.n_bytes, err);
+    if (rc != 0)
+        return rc;
+    memcpy(p->bytes, block, BLOCK);
+    rc = get(f, p->bytes + BLOCK, p->n_bytes - BLOCK, err);
+    if (rc == 0)
+        rc = parcel_check(p->bytes, p->n_bytes, &h, err);
+    if (rc != 0)
+        return rc;
+    if (is_known(s, &h)) {
+        out->n_known++;
+        return 0;
+    }
+    rc = parcel_append(s, p->bytes, &h, &use, err);
+    out->n_chunks += rc == 0;
+    out->n_bytes += rc == 0 ? p->n_bytes : 0;
+    return rc == 0 && out->n_chunks % COMMIT_CHUNKS == 0 ? store_commit(s, err) : rc;
+}
+
+static int read_all(struct store *s, FILE *f, struct bundle_counts *out, struct err *err)
+{
+    struct parcel p = {0};
+    uint8_t block[BLOCK];
+    uint64_t n_read = 0, n_told = 0;
+    int rc = get(f, block, BLOCK, err);
+    if (rc == 0)
+        rc = block_check(block, begins, &n_told, err);
+    while (rc == 0 && (rc = get(f, block, BLOCK, err)) == 0 &&
+           memcmp(block, ends, sizeof ends) != 0) {
+        rc = read_chunk(s, f, block, &p, out, err);
+        n_read += rc == 0;
+    }
+    if (rc == 0)
+        rc = block_check(block, ends, &n_told, err);
+    if (rc == 0 && n_told != n_read)
+        rc = err_set(err, ERR_CORRUPT, "the file has %" PRIu64 " chunks of %" PRIu64,
+                     n_read, n_told);
+    if (rc == 0 && fgetc(f) != EOF)
+        rc = err_set(err, ERR_FORMAT, "the file goes on behind its end");
+    parcel_deinit(&p);
+    return rc;
+}
+
+int bundle_read(struct store *s, const char *path, struct bundle_counts *out,
+                struct err *err)
+{
+    *out = (struct bundle_counts){0};
+    FILE *f = fopen(path, "re");
+    if (f == NULL)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    int rc = read_all(s, f, out, err);
+    int committed = store_commit(s, rc == 0 ? err : NULL);
+    fclose(f);
+    if (rc != 0 && err->code != 0)
+        err_wrap(err, "%s", path);
+    return rc != 0 ? rc : committed;
+}
