@@ -242,6 +242,7 @@ int redis_open(const struct redis_opts *o, int64_t deadline_ns, struct redis **o
     int rc = r->reader == NULL ? err_set(err, -ENOMEM, "no memory for a connection") : 0;
     if (rc == 0) {
         r->reader->privdata = r;
+        r->reader->maxbuf = 0; /* its buffer stays, or each value would be mapped anew */
         rc = wire_open(&r->wire, o->url->host, o->url->port, o->stop_fd, deadline_ns, err);
     }
     if (rc == 0)
