@@ -108,6 +108,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .def = "always",                                                                      \
      .help = "when state is written there: once it is stored here, when the request that " \
              "made it has ended (idle), or when a later request uses it (use)"},           \
+    {"remote-timeout", OPT(s, engine.o.remote_timeout_s), .arg = "S", .def = "5", .min = 1, \
+     .max = 3600,                                                                          \
+     .help = "seconds of silence after which the remote is left, also by a forced --plan"}, \
     {"remote-ttl", OPT(s, engine.o.remote_ttl_s), .arg = "S", .def = "604800", .min = 1,   \
      .max = 316224000,                                                                     \
      .help = "seconds after which the remote drops state that nobody has fetched"}

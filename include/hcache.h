@@ -124,6 +124,7 @@ struct hcache_opts {
     /* When state is written there: "always" or NULL: as soon as it is in the store; "idle": when the
      * request that made it has ended; "use": when a later request uses it. */
     const char *remote_write;
+    int remote_timeout_s; /* a Redis that says nothing for so long is left; 0: 5 */
     int remote_ttl_s; /* there, it goes when nobody has fetched it for so long; 0: seven days */
     const char
         *prefetch; /* "on" or NULL: chunks of waiting requests are read ahead into that

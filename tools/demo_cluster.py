@@ -93,7 +93,7 @@ class Server:
             die("a server does not start: " + "".join(self.log)[-500:])
 
     def state(self):
-        return ("--store", self.store, "--remote", self.remote) if self.remote else ()
+        return ("--store", self.store, "--remote", self.remote, "--remote-timeout", str(PATIENCE)) if self.remote else ()
 
     def read(self, p, ready):
         for line in p.stderr:

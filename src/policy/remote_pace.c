@@ -31,8 +31,8 @@ static double patience_s(const struct remote_view *v)
 {
     double s = v->recompute_s > 0
                    ? fmax(REMOTE_SILENT_SHARE * v->recompute_s, REMOTE_SILENT_LEAST_S)
-                   : REMOTE_SILENT_MOST_S;
-    return fmin(s, REMOTE_SILENT_MOST_S);
+                   : v->most_s;
+    return fmin(s, v->most_s);
 }
 
 /* Whether what is left takes longer, at the pace so far, than computing it. */

@@ -17,8 +17,6 @@
 #define REMOTE_SILENT_SHARE 0.1
 /* Shorter silences are scheduling: of this machine, of the remote's, and of the network. */
 #define REMOTE_SILENT_LEAST_S 0.025
-/* A silence that ends every fetch, also one that may not be replaced by recomputing. */
-#define REMOTE_SILENT_MOST_S 10.0
 /* A fetch begins only where it is expected to take at most this share of recomputing. */
 #define REMOTE_WORTH_SHARE 0.8
 
@@ -40,6 +38,7 @@ struct remote_view {
     double recompute_s;
     double elapsed_s; /* since the transfer began */
     double silent_s;  /* since the remote sent anything */
+    double most_s;    /* a silence that ends every fetch, also one that is waited for */
     /* Bytes that have come, and that are to come.  Both 0: not known yet. */
     uint64_t done_bytes, left_bytes;
 };

@@ -44,7 +44,7 @@ struct remote_opts {
         fingerprint;        /* chunks of other fingerprints are neither read nor written */
     uint32_t ttl_s;         /* what nobody has fetched for so long goes; > 0 */
     size_t max_chunk_bytes; /* a larger value is not fetched */
-    int64_t stuck_ns;       /* silences of writing and connecting; 0: 5 s */
+    int64_t stuck_ns; /* silences that end everything, also what is waited for; 0: 5 s */
     /* A folder in which the server keeps how far it has read the list of erasures; NULL: nowhere. */
     const char *place_dir;
 };

@@ -21,9 +21,8 @@
 #define WINDOW_BYTES ((uint64_t)32 << 20)
 /* How long the reader waits before it looks for a cancelled fetch, and whose time is over. */
 #define LOOK_NS ((int64_t)20 * 1000 * 1000)
-/* An idle connection is tried so often, and may be silent for so long. */
+/* An idle connection is tried so often. */
 #define PROBE_EVERY_NS ((int64_t)1000 * 1000 * 1000)
-#define PROBE_NS       ((int64_t)500 * 1000 * 1000)
 
 /* One fetch under way. */
 struct work {
@@ -63,6 +62,7 @@ static bool goes_on(struct remote_fetch *f, struct remote_view *v,
     if (atomic_load(&f->is_cancelled))
         return miss(f, REMOTE_MISS_CANCELLED, "the request has ended");
     v->silent_s = since_s(atomic_load(&f->t_heard));
+    v->most_s = (double)f->r->o.stuck_ns * 1e-9;
     enum remote_choice c = remote_choose(v, pace, &again_s);
     *again_ns = (int64_t)(again_s * 1e9) + 1;
     if (*again_ns > LOOK_NS)
@@ -114,6 +114,13 @@ static void finish(struct remote_fetch *f)
     done(arg); /* f may be gone now */
 }
 
+/* Ends the fetches whose time is over. */
+static void end_overdue(struct remote *r)
+{
+    for (struct remote_fetch *f; (f = take_overdue(r)) != NULL;)
+        finish(f);
+}
+
 /* The next answer, within the time that the fetch has. */
 static bool receive(struct work *w)
 {
@@ -135,8 +142,7 @@ static bool receive(struct work *w)
             atomic_store(&w->f->t_heard, clock_now_ns());
         rc = rc == -ETIMEDOUT ? 0 : rc;
         w->view.elapsed_s = w->t_transfer != 0 ? since_s(w->t_transfer) : 0;
-        for (struct remote_fetch *f; (f = take_overdue(w->r)) != NULL;)
-            finish(f);
+        end_overdue(w->r);
     }
     if (rc != 0) {
         link_fail(l, &err);
@@ -341,13 +347,23 @@ static void fetch(struct remote *r, struct remote_fetch *f)
     finish(f);
 }
 
-/* Finds out that the remote is gone before a request does. */
+/* Finds out that the remote is gone before a request does.  Fetches that come meanwhile keep their time. */
 static void probe(struct link *l)
 {
     struct err err = {0};
     struct redis_answer a = {0};
     const struct redis_arg ping = REDIS_TEXT("PING");
-    int rc = redis_ask(l->redis, &ping, 1, PROBE_NS, &a, &err);
+    int64_t until = clock_now_ns() + l->r->o.stuck_ns;
+    bool complete = false;
+    int rc = redis_command(l->redis, &ping, 1, until, &err);
+    while (rc == 0 && !complete) {
+        int64_t look = clock_now_ns() + LOOK_NS;
+        rc = redis_flush(l->redis, look, &err);
+        if (rc == 0)
+            rc = redis_receive_some(l->redis, look, &a, &complete, &err);
+        rc = rc == -ETIMEDOUT && look < until ? 0 : rc;
+        end_overdue(l->r);
+    }
     if (rc == 0 && a.kind == REDIS_REFUSED)
         rc = err_set(&err, -EACCES, "the remote refuses: %.120s", (const char *)a.bytes);
     if (rc != 0)

@@ -381,6 +381,7 @@ static int open_remote(struct stack *k, struct err *err)
                             .store = k->store,
                             .fingerprint = k->fingerprint,
                             .place_dir = u->n_store > 0 ? u->store[0] : NULL,
+                            .stuck_ns = (int64_t)u->remote_timeout_s * 1000000000,
                             .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s
                                                          : REMOTE_TTL_S,
                             .max_chunk_bytes = chunk_bytes(k->model)};

@@ -8,7 +8,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(__file__))
 from redis_proxy import Proxy, Redis, is_installed  # noqa: E402
 from serve_client import SAVING, Server, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from tap import PATIENCE, check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12
@@ -19,7 +19,8 @@ n_stores = 0
 def start(url, *options, plan=SAVING):
     global n_stores
     n_stores += 1
-    s = Server(MODEL, "--store", os.path.join(tmp, f"store{n_stores}"), "--no-reuse", "--remote", url, *plan, *options)
+    s = Server(MODEL, "--store", os.path.join(tmp, f"store{n_stores}"), "--no-reuse", "--remote", url,
+               "--remote-timeout", str(PATIENCE), *plan, *options)
     return s
 
 

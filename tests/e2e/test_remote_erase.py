@@ -8,7 +8,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(__file__))
 from redis_proxy import Redis, is_installed  # noqa: E402
 from serve_client import SAVING, Server, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from tap import PATIENCE, check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
 BIRD = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12
@@ -16,7 +16,8 @@ FISH = "Another tale is that of a fish who wanted to see the mountains, and how 
 
 
 def start(redis, store):
-    s = Server(MODEL, "--store", os.path.join(tmp, store), "--no-reuse", "--remote", redis.url(), *SAVING)
+    s = Server(MODEL, "--store", os.path.join(tmp, store), "--no-reuse", "--remote", redis.url(),
+               "--remote-timeout", str(PATIENCE), *SAVING)
     return s
 
 

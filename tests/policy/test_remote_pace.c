@@ -19,7 +19,7 @@ static void silence_is_a_share_of_recomputing(void **state)
 {
     (void)state;
     const struct remote_pace p = {0};
-    struct remote_view v = {.recompute_s = 2.0, .silent_s = 0.15};
+    struct remote_view v = {.most_s = 10, .recompute_s = 2.0, .silent_s = 0.15};
     double again_s;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
     assert_true(fabs(again_s - 0.05) < 1e-9); /* the silence that is left of 0.2 s */
@@ -31,7 +31,7 @@ static void short_silences_are_scheduling(void **state)
 {
     (void)state;
     const struct remote_pace p = {0};
-    struct remote_view v = {.recompute_s = 0.01, .silent_s = 0.02};
+    struct remote_view v = {.most_s = 10, .recompute_s = 0.01, .silent_s = 0.02};
     double again_s;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
     v.silent_s = REMOTE_SILENT_LEAST_S;
@@ -42,12 +42,13 @@ static void a_forced_plan_waits_but_not_for_ever(void **state)
 {
     (void)state;
     const struct remote_pace dear = {.latency_s = 1, .bytes_per_s = 1};
-    struct remote_view v = {.silent_s = 9, .left_bytes = 1000000, .elapsed_s = 100};
+    struct remote_view v = {
+        .most_s = 10, .silent_s = 9, .left_bytes = 1000000, .elapsed_s = 100};
     double again_s;
     assert_int_equal(choose(&v, &dear, &again_s), REMOTE_GO_ON);
     v.done_bytes = 1;
     assert_int_equal(choose(&v, &dear, &again_s), REMOTE_GO_ON);
-    v.silent_s = REMOTE_SILENT_MOST_S;
+    v.silent_s = 10;
     assert_int_equal(choose(&v, &dear, &again_s), REMOTE_SILENT);
     v.recompute_s = 1e6;
     assert_int_equal(choose(&v, &dear, &again_s), REMOTE_SILENT);
@@ -57,7 +58,7 @@ static void a_dear_fetch_does_not_begin(void **state)
 {
     (void)state;
     const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
-    struct remote_view v = {.recompute_s = 1.0, .left_bytes = 600000};
+    struct remote_view v = {.most_s = 10, .recompute_s = 1.0, .left_bytes = 600000};
     double again_s;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON); /* 0.7 s of 1.0 s */
     v.left_bytes = 800000;
@@ -70,8 +71,11 @@ static void a_fetch_that_crawls_is_left(void **state)
 {
     (void)state;
     const struct remote_pace p = {.latency_s = 1e-3, .bytes_per_s = 1e9};
-    struct remote_view v = {
-        .recompute_s = 1.0, .elapsed_s = 0.2, .done_bytes = 100, .left_bytes = 300};
+    struct remote_view v = {.most_s = 10,
+                            .recompute_s = 1.0,
+                            .elapsed_s = 0.2,
+                            .done_bytes = 100,
+                            .left_bytes = 300};
     double again_s;
     assert_int_equal(choose(&v, &p, &again_s),
                      REMOTE_GO_ON); /* 0.6 s for what takes 0.75 */
