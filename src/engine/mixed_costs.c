@@ -18,6 +18,7 @@ enum {
     LAYER = 0,
 };
 #define SAMPLE_NS 200000000
+#define LEAST_R2  0.9
 
 static const int sizes[N_SIZES] = {1, 2, 4, 8, MOST};
 
@@ -67,7 +68,7 @@ static int sample(struct sampling *p, int (*work)(struct sampling *, int), doubl
                   struct hybrid_line *line, double *r2)
 {
     struct regress_sample s[N_SIZES];
-    struct regress_fit fit;
+    struct regress_fit fit = {0};
     for (int k = 0; k < N_SIZES; k++)
         s[k] = (struct regress_sample){.x = {1, sizes[k] * unit}, .y = 1e9};
     TRY(work(p, MOST)); /* touches memory */
@@ -81,9 +82,12 @@ static int sample(struct sampling *p, int (*work)(struct sampling *, int), doubl
             s[k].y = t > 0 && t < s[k].y ? t : s[k].y;
         }
     }
-    /* On a machine that is busy the times of few blocks may be as long as those of many. */
-    if (!regress(s, N_SIZES, 2, &fit) || fit.coef[1] <= 0)
-        fit = (struct regress_fit){.coef = {0, s[N_SIZES - 1].y / s[N_SIZES - 1].x[1]}};
+    /* On a machine that is busy few blocks may take as long as many.  A line that does not fit is not
+     * used: the mean of the largest sample is an upper bound that other work disturbs least. */
+    if (!regress(s, N_SIZES, 2, &fit) || fit.coef[1] <= 0 || fit.r2 < LEAST_R2) {
+        double per_unit = s[N_SIZES - 1].y / s[N_SIZES - 1].x[1];
+        fit = (struct regress_fit){.coef = {0, per_unit}, .r2 = fit.r2};
+    }
     *line = (struct hybrid_line){fit.coef[0], fit.coef[1]};
     *r2 = fit.r2;
     return 0;

@@ -12,7 +12,8 @@
 struct mixed_costs {
     struct hybrid_line project; /* seconds by ACT blocks of one layer */
     struct hybrid_line link;    /* seconds by bytes */
-    double project_r2, link_r2; /* of the regressions, 0..1 */
+    /* Of the regressions, 0..1.  Below 0.9 the mean of the largest sample stands for the line. */
+    double project_r2, link_r2;
     double kv_bytes, act_bytes; /* of a block of one layer */
     double forward_s;           /* one layer of n_rows rows that see a block each */
 };

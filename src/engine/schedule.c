@@ -71,7 +71,8 @@ static const enum sched_phase phases[] = {[PHASE_WAIT] = SCHED_WAITING,
                                           [PHASE_PREFILL] = SCHED_PREFILL,
                                           [PHASE_DECODE] = SCHED_DECODE};
 
-/* A saved sequence copies no part of a block: its chunks are saved whole. */
+/* A saved sequence copies no part of a block: its chunks are saved whole.  A pool of numbers copies none at
+ * all. */
 static struct lead_request describe_prompt(const struct seq *s)
 {
     return (struct lead_request){.phase = phases[s->phase],
@@ -82,7 +83,8 @@ static struct lead_request describe_prompt(const struct seq *s)
                                  .n_tokens = s->view.n_tokens,
                                  .n_done = s->n_done,
                                  .may_reuse = seq_may_reuse(s),
-                                 .may_copy = !seq_is_saved(s)};
+                                 .may_copy = !seq_is_saved(s) &&
+                                             kv_pool_layers(s->shared->pool) != NULL};
 }
 
 /* Nothing is looked up while there is no place: it would be for nothing, in every step. */

@@ -224,6 +224,29 @@ static void beginnings_are_shared(void **state)
     job_close(&j, N_SEQS);
 }
 
+/* No part of a block is copied, so prompts of less than a block that differ in their last token do not wait
+ * for each other: all are computed in the first step. */
+static void short_beginnings_are_not_waited_for(void **state)
+{
+    (void)state;
+    struct job j;
+    struct err err = {0};
+    struct mixed_opts mo = {.n = {0, 0, 8, 8}, .act_share = 1, .kv_share = 1};
+    job_open(&j, &mo, 40, 1, 4, false);
+    for (int i = 1; i < N_SEQS; i++) {
+        int32_t prompt[40];
+        et_prompt(prompt, 40, 5);
+        prompt[39] = 30 + i;
+        struct et_ask a = {.prompt = prompt, .n_prompt = 40, .max_tokens = 4};
+        struct request q = et_request(&j.k, &a);
+        assert_int_equal(engine_add(j.k.engine, &q, &j.s[i], &err), 0);
+    }
+    step(&j);
+    for (int i = 0; i < N_SEQS; i++)
+        assert_int_equal(seq_outcome(j.s[i])->n_generated, 1);
+    job_close(&j, N_SEQS);
+}
+
 /* --- a residual stream that leaves f16's range ------------------------------------------------ */
 
 enum { BAD = 500, GOOD = 2, N_GOOD = 100, N_MORE = 60 };
@@ -307,6 +330,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sequences_have_the_ratio),
         cmocka_unit_test(a_full_arena_means_fewer_at_once),
         cmocka_unit_test(beginnings_are_shared),
+        cmocka_unit_test(short_beginnings_are_not_waited_for),
         cmocka_unit_test(values_out_of_range_end_one_sequence),
         cmocka_unit_test(parallel_devices_are_refused),
     };
