@@ -36,7 +36,7 @@ pc() { pkg-config --define-variable=prefix="$to" "$@" hcache; }
 check "pkg-config says the version" test "$(pc --modversion)" = "$version"
 # shellcheck disable=SC2046 # words
 build_examples() (
-    mkdir -p "$tmp/examples" && cp examples/* "$tmp/examples" && cd "$tmp/examples" &&
+    mkdir -p "$tmp/examples" && cp -r examples/* "$tmp/examples" && cd "$tmp/examples" &&
         cc -std=c11 -Wall -Wextra -Werror -o chat_c chat.c $(pc --cflags --libs) &&
         c++ -std=c++17 -Wall -Wextra -Werror -o chat_cpp chat.cpp $(pc --cflags --libs) &&
         cc -std=c11 -static-libgcc -o chat_static chat.c $(pc --cflags) -Wl,-Bstatic $(pc --libs) -Wl,-Bdynamic \
