@@ -30,7 +30,7 @@ struct line_reader {
     bool continues; /* the prompt says that the message goes on */
     bool dropped;   /* Ctrl-C was typed */
     bool pastes;    /* the terminal was asked to mark what is pasted */
-    wchar_t *paste; /* what was pasted behind the line that has just ended; NULL: nothing */
+    wchar_t *paste; /* text pasted behind the line that has just ended; NULL: none */
     char *line;     /* of getline */
     size_t cap;
     char *message;
@@ -54,7 +54,8 @@ static unsigned char drop_line(EditLine *edit, int key)
     return CC_NEWLINE;
 }
 
-/* Reads what is pasted up to its mark, with '\n' for each line's end: from malloc.  NULL: Ctrl-C, or the end of input. */
+/* Returns the pasted text up to its end mark, with '\n' at the end of each line, from malloc.
+ * NULL: Ctrl-C, or the end of input. */
 static wchar_t *read_paste(EditLine *edit)
 {
     size_t n = 0, cap = 0;

@@ -107,7 +107,7 @@ struct remote_fetched {
     enum remote_miss why; /* not more */
     char text[160];       /* the same in words */
 };
-/* After `done` was called: tells what came, and frees f. */
+/* Fills *out with the result of a fetch and frees f.  Call it after `done` was called. */
 void remote_fetch_end(struct remote_fetch *f, struct remote_fetched *out);
 /* When anything came last (clock_now_ns). */
 int64_t remote_fetch_heard_ns(const struct remote_fetch *f);

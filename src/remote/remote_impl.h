@@ -45,7 +45,7 @@ struct offer {
     bool removes; /* what the remote has under this name is wrong */
 };
 
-/* What was erased lately: it is not fetched. */
+/* Chunks that were erased lately.  They are not fetched. */
 struct bans {
     struct banned {
         struct sha256 key;

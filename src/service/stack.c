@@ -540,7 +540,7 @@ static int read_policy(struct stack *k, struct err *err)
     return 0;
 }
 
-/* What is wrong with the options of a remote shows before the weights are loaded. */
+/* Refuses unusable options of a remote before the weights are loaded. */
 static int check_remote(const struct stack *k, struct err *err)
 {
     const struct hcache_opts *u = &k->o.user;
