@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
+from disks import can, mounted  # noqa: E402
 from tap import PATIENCE, check, end, skip  # noqa: E402
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
@@ -100,25 +101,6 @@ def injected(case):
     check(f"{name}: verify", v.returncode == 0, v.stdout + v.stderr)
 
 
-def can(cmd):
-    try:
-        return subprocess.run(cmd, capture_output=True, timeout=PATIENCE).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-def mounted(options, body, name):
-    at = os.path.join(tmp, "mnt")
-    os.makedirs(at, exist_ok=True)
-    if os.geteuid() != 0 or not can(["mount", "-t", "tmpfs", "-o", options, "none", at]):
-        skip(name, "cannot mount a tmpfs here")
-        return
-    try:
-        body(at)
-    finally:
-        subprocess.run(["umount", "-l", at], check=False)
-
-
 def full(at):
     store = os.path.join(at, "s")
     p, r = run(command(NEW, store))
@@ -178,9 +160,9 @@ try:
             skip("failing calls of io_uring", "this machine does not let programs use it")
     else:
         skip("failing system calls", "strace cannot trace here")
-    mounted("size=800k", full, "a full disk")
-    mounted("size=6m", full_under_cap, "a full disk under the cap")
-    mounted("size=64m", read_only, "a read-only file system")
+    mounted(tmp, "size=800k", full, "a full disk")
+    mounted(tmp, "size=6m", full_under_cap, "a full disk under the cap")
+    mounted(tmp, "size=64m", read_only, "a read-only file system")
 finally:
     shutil.rmtree(tmp, ignore_errors=True)
 if os.environ.get("HCACHE_CAMPAIGN_OUT"):
