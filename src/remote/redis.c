@@ -22,6 +22,7 @@ struct redis {
     struct textbuf out;
     size_t n_sent; /* of out */
     redisReader *reader;
+    uint64_t n_come;         /* bytes received since the last answer was complete */
     struct redis_answer *to; /* where the answer that is being read goes */
     char *receive;           /* [RECEIVE_BYTES] */
 };
@@ -70,6 +71,14 @@ static void *taken(const struct redis *r, bool ok)
     return ok ? r->to : NULL;
 }
 
+/* A refusal goes into logs and answers: only printable ASCII is left of it. */
+static void make_printable(struct redis_answer *a)
+{
+    for (size_t i = 0; i < a->n_bytes; i++)
+        if (a->bytes[i] < ' ' || a->bytes[i] > '~')
+            a->bytes[i] = '?';
+}
+
 static void *take_string(const redisReadTask *t, char *bytes, size_t n)
 {
     struct redis *r = t->privdata;
@@ -83,7 +92,10 @@ static void *take_string(const redisReadTask *t, char *bytes, size_t n)
     }
     a->kind = t->type == REDIS_REPLY_ERROR ? REDIS_REFUSED : REDIS_BYTES;
     a->n_bytes = 0;
-    return taken(r, answer_add(a, bytes, n));
+    bool ok = answer_add(a, bytes, n);
+    if (ok && a->kind == REDIS_REFUSED)
+        make_printable(a);
+    return taken(r, ok);
 }
 
 static void *take_number(const redisReadTask *t, long long n)
@@ -141,7 +153,13 @@ int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
 
 /* --- in --------------------------------------------------------------------------------------- */
 
-/* Takes the next answer out of what has come. */
+static int too_long(const struct redis *r, struct err *err)
+{
+    return err_set(err, ERR_LIMIT, "the remote's answer is longer than %zu bytes",
+                   r->max_answer_bytes);
+}
+
+/* Takes the next answer out of the bytes that have come. */
 static int parse(struct redis *r, struct redis_answer *out, bool *complete, struct err *err)
 {
     void *object = NULL;
@@ -150,9 +168,10 @@ static int parse(struct redis *r, struct redis_answer *out, bool *complete, stru
         return err_set(err, ERR_FORMAT, "the remote does not speak Redis's protocol: %s",
                        r->reader->errstr);
     *complete = object != NULL;
-    if (!*complete && r->reader->len - r->reader->pos > r->max_answer_bytes)
-        return err_set(err, ERR_LIMIT, "the remote's answer is longer than %zu bytes",
-                       r->max_answer_bytes);
+    if (*complete)
+        r->n_come = 0;
+    else if (r->reader->len - r->reader->pos > r->max_answer_bytes)
+        return too_long(r, err);
     return 0;
 }
 
@@ -162,9 +181,13 @@ int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer
     int rc = parse(r, out, complete, err);
     if (rc != 0 || *complete)
         return rc;
+    /* A list of numbers takes no memory, so only its bytes show that it never ends. */
+    if (r->n_come > r->max_answer_bytes + RECEIVE_BYTES)
+        return too_long(r, err);
     ssize_t n = wire_receive(&r->wire, r->receive, RECEIVE_BYTES, deadline_ns, err);
     if (n < 0)
         return (int)n;
+    r->n_come += (uint64_t)n;
     if (redisReaderFeed(r->reader, r->receive, (size_t)n) != REDIS_OK)
         return err_set(err, -ENOMEM, "no memory for the remote's answer");
     return parse(r, out, complete, err);
@@ -178,22 +201,27 @@ static void answer_begin(struct redis_answer *a)
     a->n_bytes = 0;
 }
 
-int redis_receive(struct redis *r, int64_t silence_ns, struct redis_answer *out,
+int redis_receive(struct redis *r, int64_t timeout_ns, struct redis_answer *out,
                   struct err *err)
 {
+    int64_t deadline_ns = clock_now_ns() + timeout_ns;
     bool complete = false;
-    int rc = redis_flush(r, clock_now_ns() + silence_ns, err);
+    int rc = redis_flush(r, deadline_ns, err);
     answer_begin(out);
-    while (rc == 0 && !complete)
-        rc = redis_receive_some(r, clock_now_ns() + silence_ns, out, &complete, err);
+    while (rc == 0 && !complete) {
+        rc = redis_receive_some(r, deadline_ns, out, &complete, err);
+        /* Bytes that drip in keep nobody waiting for longer than silence does. */
+        if (rc == 0 && !complete && clock_now_ns() >= deadline_ns)
+            rc = err_set(err, -ETIMEDOUT, "the remote does not end its answer");
+    }
     return rc;
 }
 
-int redis_ask(struct redis *r, const struct redis_arg *args, int n_args, int64_t silence_ns,
+int redis_ask(struct redis *r, const struct redis_arg *args, int n_args, int64_t timeout_ns,
               struct redis_answer *out, struct err *err)
 {
-    int rc = redis_command(r, args, n_args, clock_now_ns() + silence_ns, err);
-    return rc == 0 ? redis_receive(r, silence_ns, out, err) : rc;
+    int rc = redis_command(r, args, n_args, clock_now_ns() + timeout_ns, err);
+    return rc == 0 ? redis_receive(r, timeout_ns, out, err) : rc;
 }
 
 /* --- life ------------------------------------------------------------------------------------- */

@@ -41,7 +41,7 @@ enum redis_kind {
     REDIS_NONE,    /* there is no such thing */
     REDIS_NUMBER,  /* number */
     REDIS_BYTES,   /* bytes: a string, or a status */
-    REDIS_REFUSED, /* bytes: why */
+    REDIS_REFUSED, /* bytes: why, in printable ASCII */
     REDIS_LIST     /* strings of a list of any depth, one behind the other: redis_next */
 };
 
@@ -60,11 +60,12 @@ bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
  * *complete is false where more must come.  -ETIMEDOUT at the deadline. */
 int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
                        bool *complete, struct err *err);
-/* Sends what is queued and waits for the next answer; silence_ns bounds each silence meanwhile. */
-int redis_receive(struct redis *r, int64_t silence_ns, struct redis_answer *out,
+/* Sends what is queued and waits for the whole of the next answer, timeout_ns at most: -ETIMEDOUT. */
+int redis_receive(struct redis *r, int64_t timeout_ns, struct redis_answer *out,
                   struct err *err);
-/* A command whose answer is waited for, with nothing in flight before it. */
-int redis_ask(struct redis *r, const struct redis_arg *args, int n_args, int64_t silence_ns,
+/* Sends a command and waits for its answer, with nothing in flight before it.  Sending has timeout_ns, and
+ * so has the answer. */
+int redis_ask(struct redis *r, const struct redis_arg *args, int n_args, int64_t timeout_ns,
               struct redis_answer *out, struct err *err);
 
 #endif

@@ -394,10 +394,17 @@ static void load_place(struct remote *r)
     free(text);
 }
 
+/* The first entry of a run that cannot be read has a line in the log; a list may be full of them. */
+static void tell_bad_entry(uint64_t n_before, const struct err *why)
+{
+    if (n_before == 0)
+        log_warn("entries of the remote's list of erasures are passed over: %s", why->msg);
+}
+
 static int read_entries(struct remote *r, struct redis_answer *a, struct err *err)
 {
     struct erasure e = {.keys = xmalloc(ERASURE_MAX_KEYS * sizeof *e.keys)};
-    uint64_t before = r->n_seen;
+    uint64_t before = r->n_seen, n_bad = 0;
     bool is_there = true;
     int rc = find_place(r, a, err);
     while (rc == 0 && is_there) {
@@ -407,8 +414,7 @@ static int read_entries(struct remote *r, struct redis_answer *a, struct err *er
         uint64_t sum = checksum64(a->bytes, a->n_bytes);
         struct err why = {0};
         if (erasure_decode(a->bytes, a->n_bytes, &e, &why) != 0)
-            log_warn("an entry of the remote's list of erasures is passed over: %s",
-                     why.msg);
+            tell_bad_entry(n_bad++, &why);
         else if (e.server != r->server && !r->skips)
             rc = apply(r, &e, a, err);
         if (rc == 0) {
@@ -450,7 +456,7 @@ static int look_at_places(struct remote *r, struct redis_answer *a, struct err *
         int64_t when;
         memcpy(text, value, n < sizeof text ? n : sizeof text - 1);
         if (sscanf(text, "%" SCNu64 " %" SCNd64, &seen, &when) != 2 ||
-            when + GONE_S < clock_wall_s())
+            when < clock_wall_s() - GONE_S)
             continue;
         n_servers++;
         least = seen < least ? seen : least;

@@ -361,7 +361,10 @@ static void probe(struct link *l)
         rc = redis_flush(l->redis, look, &err);
         if (rc == 0)
             rc = redis_receive_some(l->redis, look, &a, &complete, &err);
-        rc = rc == -ETIMEDOUT && look < until ? 0 : rc;
+        if (rc == -ETIMEDOUT && look < until)
+            rc = 0;
+        else if (rc == 0 && !complete && look >= until) /* the answer drips in */
+            rc = err_set(&err, -ETIMEDOUT, "the remote does not end its answer");
         end_overdue(l->r);
     }
     if (rc == 0 && a.kind == REDIS_REFUSED)

@@ -13,6 +13,8 @@
 
 #include "base/clock.h"
 
+#define STOPPED "the remote is not waited for any more"
+
 /* Waits until the socket is ready for `events`. */
 static int await(const struct wire *w, short events, int64_t deadline_ns, struct err *err)
 {
@@ -25,12 +27,20 @@ static int await(const struct wire *w, short events, int64_t deadline_ns, struct
         if (n < 0 && errno != EINTR)
             return err_set(err, -errno, "waiting for the remote: %s", strerror(errno));
         if (n > 0 && p[1].revents != 0)
-            return err_set(err, ERR_CANCELLED, "the remote is not waited for any more");
+            return err_set(err, ERR_CANCELLED, STOPPED);
         if (n > 0 && p[0].revents != 0)
             return 0;
         if (clock_now_ns() >= deadline_ns)
             return err_set(err, -ETIMEDOUT, "the remote does not answer");
     }
+}
+
+/* ERR_CANCELLED once the stop is there.  A peer that always has something to say is never waited for, so
+ * waiting alone would not notice the stop. */
+static int check_stop(const struct wire *w, struct err *err)
+{
+    struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0 ? err_set(err, ERR_CANCELLED, STOPPED) : 0;
 }
 
 static int connect_to(struct wire *w, const struct addrinfo *a, int64_t deadline_ns,
@@ -88,6 +98,9 @@ void wire_close(struct wire *w)
 int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
               int64_t deadline_ns, struct err *err)
 {
+    int stopped = check_stop(w, err);
+    if (stopped != 0)
+        return stopped;
     while (*n_sent < n) {
         ssize_t k = send(w->fd, (const char *)bytes + *n_sent, n - *n_sent, MSG_NOSIGNAL);
         if (k > 0) {
@@ -106,6 +119,9 @@ int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
 ssize_t wire_receive(struct wire *w, void *bytes, size_t n, int64_t deadline_ns,
                      struct err *err)
 {
+    int stopped = check_stop(w, err);
+    if (stopped != 0)
+        return stopped;
     for (;;) {
         ssize_t k = recv(w->fd, bytes, n, 0);
         if (k > 0)

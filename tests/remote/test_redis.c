@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,9 @@ struct peer {
     const char *text;
     size_t n, step;
     bool stays; /* silent, instead of closing the connection */
+    atomic_bool
+        drips; /* the last answer's end comes only when the test has given up: is_over */
+    atomic_bool is_over;
     char heard[4096];
     pthread_t thread;
 };
@@ -50,6 +54,12 @@ static void *peer_main(void *arg)
         if (send(fd, p->text + at, k, MSG_NOSIGNAL) < 0)
             break;
     }
+    for (int i = 0; p->drips && i < 6000 && !atomic_load(&p->is_over); i++) {
+        (void)!send(fd, "x", 1, MSG_NOSIGNAL);
+        usleep(10000);
+    }
+    if (p->drips)
+        (void)!send(fd, "\r\n", 2, MSG_NOSIGNAL);
     if (p->stays)
         while (recv(fd, p->heard, sizeof p->heard, 0) > 0) {
         }
@@ -185,6 +195,58 @@ static void sizes_are_bounded(void **state)
     }
 }
 
+/* Numbers in a list take no memory here, and a list may have any number of them. */
+static void a_list_without_an_end_ends(void **state)
+{
+    enum { N = 600000 };
+    static const char *const items[] = {":1\r\n", "$-1\r\n", "*0\r\n"};
+    static char list[N + 64];
+    (void)state;
+    for (size_t i = 0; i < sizeof items / sizeof items[0]; i++) {
+        struct peer p;
+        struct redis_answer a = {0};
+        struct err err = {0};
+        int n = snprintf(list, sizeof list, "*2147483647\r\n");
+        while (n < N)
+            n += snprintf(list + n, sizeof list - (size_t)n, "%s", items[i]);
+        struct redis *r = meet(&p, list, (size_t)n, 4096, false, 10000);
+        assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), ERR_LIMIT);
+        redis_answer_deinit(&a);
+        part(&p, r);
+    }
+}
+
+/* The time is that of a whole answer, not of each piece. */
+static void drips_end(void **state)
+{
+    struct peer p;
+    struct redis_answer a = {0};
+    struct err err = {0};
+    (void)state;
+    struct redis *r = meet(&p, "+a", 2, 2, true, 100000);
+    atomic_store(&p.drips, true); /* before the command, which the peer waits for */
+    assert_int_equal(redis_ask(r, get, 2, SECOND / 20, &a, &err), -ETIMEDOUT);
+    atomic_store(&p.is_over, true);
+    redis_answer_deinit(&a);
+    part(&p, r);
+}
+
+/* It is shown in logs and in answers of the API. */
+static void refusals_are_printable(void **state)
+{
+    static const char text[] = "-ERR \x1b[31m \xff\xfe\n\tno\r\n";
+    struct peer p;
+    struct redis_answer a = {0};
+    struct err err = {0};
+    (void)state;
+    struct redis *r = meet(&p, text, sizeof text - 1, 1000, true, 1000);
+    assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), 0);
+    assert_int_equal(a.kind, REDIS_REFUSED);
+    assert_string_equal((const char *)a.bytes, "ERR ?[31m ????no");
+    redis_answer_deinit(&a);
+    part(&p, r);
+}
+
 static void silence_ends(void **state)
 {
     struct peer p;
@@ -220,12 +282,47 @@ static void a_stop_ends_a_wait(void **state)
     close(stop);
 }
 
+/* Bytes that are always there are never waited for. */
+static void a_stop_ends_a_flood(void **state)
+{
+    struct wire w;
+    struct err err = {0};
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n_a = sizeof a;
+    char byte;
+    size_t n_sent = 0;
+    (void)state;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), stop = eventfd(0, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+    int64_t far = clock_now_ns() + 3600 * SECOND;
+    assert_int_equal(wire_open(&w, "127.0.0.1", ntohs(a.sin_port), stop, far, &err), 0);
+    int peer = accept(listener, NULL, NULL);
+    assert_int_equal(send(peer, "xxxx", 4, MSG_NOSIGNAL), 4);
+    assert_int_equal(wire_receive(&w, &byte, 1, far, &err), 1);
+    assert_int_equal(eventfd_write(stop, 1), 0);
+    assert_int_equal(wire_receive(&w, &byte, 1, far, &err), ERR_CANCELLED);
+    assert_int_equal(wire_send(&w, "x", 1, &n_sent, far, &err), ERR_CANCELLED);
+    wire_close(&w);
+    close(peer);
+    close(listener);
+    close(stop);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_of_every_kind), cmocka_unit_test(lies_are_errors),
-        cmocka_unit_test(sizes_are_bounded),     cmocka_unit_test(silence_ends),
+        cmocka_unit_test(answers_of_every_kind),
+        cmocka_unit_test(lies_are_errors),
+        cmocka_unit_test(sizes_are_bounded),
+        cmocka_unit_test(silence_ends),
         cmocka_unit_test(a_stop_ends_a_wait),
+        cmocka_unit_test(a_stop_ends_a_flood),
+        cmocka_unit_test(drips_end),
+        cmocka_unit_test(refusals_are_printable),
+        cmocka_unit_test(a_list_without_an_end_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
