@@ -135,7 +135,8 @@ int output_open(struct output *o, const char *path, bool is_private, struct idse
         o->is_stdout = true;
         return 0;
     }
-    o->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, is_private ? 0600 : 0666);
+    o->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (is_private ? O_NOFOLLOW : 0),
+                 is_private ? 0600 : 0666);
     if (o->fd < 0 || fstat(o->fd, &st) != 0)
         return err_set(err, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode))

@@ -81,7 +81,7 @@ static int not_found(const char *what, const char *id, struct err *err)
 
 static void name_it(struct shelf_head *h, const char *prefix, const char *tenant)
 {
-    uint8_t random[12];
+    uint8_t random[SHELF_ID_DIGITS / 2];
     *h = (struct shelf_head){.created_s = clock_wall_s()};
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         CHECK(!"the system has no random numbers");
@@ -171,7 +171,8 @@ int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
     } else {
         *out = *(const struct shelf_file *)s->files.at[i];
         shelf_path(s, id, path, sizeof path);
-        if (fd != NULL && (*fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+        if (fd != NULL &&
+            (*fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) < 0)
             rc = err_set(err, -errno, "%s: %s", id, strerror(errno));
     }
     pthread_mutex_unlock(&s->lock);

@@ -23,6 +23,7 @@
 
 enum {
     SHELF_ID_BYTES = 48,
+    SHELF_ID_DIGITS = 24, /* hexadecimal, behind "file-" or "batch_" */
     SHELF_TENANT_BYTES = 72,
     SHELF_NAME_BYTES = 256,
     SHELF_RECORD_BYTES = 4096,

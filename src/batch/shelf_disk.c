@@ -17,6 +17,21 @@
 
 enum { MAX_RECORD_BYTES = 64 << 10 };
 
+/* Bytes of a name up to the end of the id that it begins with; 0: it begins with none. */
+static size_t id_bytes(const char *name)
+{
+    size_t n = strncmp(name, "file-", 5) == 0 ? 5 : strncmp(name, "batch_", 6) == 0 ? 6 : 0;
+    if (n == 0 || strspn(name + n, "0123456789abcdef") != SHELF_ID_DIGITS)
+        return 0;
+    return n + SHELF_ID_DIGITS;
+}
+
+static bool is_id(const char *name)
+{
+    size_t n = id_bytes(name);
+    return n > 0 && name[n] == 0;
+}
+
 void shelf_path(const struct shelf *s, const char *id, char *out, size_t n)
 {
     snprintf(out, n, "%s/%s", s->folder, id);
@@ -50,7 +65,8 @@ int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
     char fresh[SHELF_ID_BYTES + 16];
     int rc = 0;
     snprintf(fresh, sizeof fresh, "%s.new", name);
-    int fd = openat(s->fd, fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    (void)unlinkat(s->fd, fresh, 0);
+    int fd = openat(s->fd, fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0)
         return err_set(err, -errno, "%s/%s: %s", s->folder, fresh, strerror(errno));
     rc = write_all(fd, bytes, n);
@@ -178,7 +194,8 @@ static bool read_batch_record(const struct json *o, const char *id, struct shelf
            read_text(o, "endpoint", b->endpoint, sizeof b->endpoint) &&
            read_text(o, "input", b->input, sizeof b->input) &&
            read_text(o, "output", b->output, sizeof b->output) &&
-           read_text(o, "errors", b->errors, sizeof b->errors) &&
+           read_text(o, "errors", b->errors, sizeof b->errors) && is_id(b->input) &&
+           is_id(b->output) && is_id(b->errors) && /* they are names of files */
            json_bool_of(json_member(o, "has_output"), &b->has_output) &&
            json_bool_of(json_member(o, "has_errors"), &b->has_errors) &&
            read_int(o, "lines", &b->n_lines) && read_int(o, "done", &b->n_done) &&
@@ -205,8 +222,6 @@ static void load_record(struct shelf *s, const char *name)
     struct err err = {0};
     struct json *o = NULL;
     bool is_file = strncmp(name, "file-", 5) == 0, ok = false;
-    if (strlen(name) - 5 >= sizeof id)
-        return;
     snprintf(id, sizeof id, "%.*s", (int)(strlen(name) - 5), name);
     shelf_path(s, name, path, sizeof path);
     if (file_read_regular(path, MAX_RECORD_BYTES, &text, &n, &err) == 0 &&
@@ -252,22 +267,21 @@ static int each_name(struct shelf *s, void (*visit)(struct shelf *s, const char 
     return 0;
 }
 
-static bool is_ours(const char *name)
-{
-    return strncmp(name, "file-", 5) == 0 || strncmp(name, "batch_", 6) == 0;
-}
-
 static void visit_record(struct shelf *s, const char *name)
 {
-    if (is_ours(name) && ends_with(name, ".json"))
+    size_t n = id_bytes(name);
+    if (n > 0 && strcmp(name + n, ".json") == 0)
         load_record(s, name);
 }
 
+/* Removes files that an earlier process has left unfinished.  A file of the user has another name. */
 static void visit_rest(struct shelf *s, const char *name)
 {
     char record[300];
+    size_t n = id_bytes(name);
     snprintf(record, sizeof record, "%.255s.json", name);
-    if (!is_ours(name) || ends_with(name, ".json"))
+    if (n == 0 || (name[n] != 0 && strcmp(name + n, ".new") != 0 &&
+                   strcmp(name + n, ".json.new") != 0))
         return;
     bool has_record = faccessat(s->fd, record, F_OK, 0) ==
                       0; /* also one that is not used */
@@ -277,11 +291,14 @@ static void visit_rest(struct shelf *s, const char *name)
 
 static int lock_folder(struct shelf *s, struct err *err)
 {
+    struct stat st;
     if (mkdir(s->folder, 0700) != 0 && errno != EEXIST)
         return err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
     s->fd = open(s->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (s->fd < 0)
+    if (s->fd < 0 || fstat(s->fd, &st) != 0)
         return err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
+    if (st.st_uid != geteuid() && st.st_uid != 0 && geteuid() != 0)
+        return err_set(err, -EPERM, "%s belongs to another user", s->folder);
     if (flock(s->fd, LOCK_EX | LOCK_NB) != 0)
         return err_set(err, ERR_BUSY, "%s is in use by another process", s->folder);
     return 0;

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "batch/shelf.h"
 
@@ -94,21 +95,79 @@ static void a_restart_finds_what_was_kept(void **state)
     strcpy(b->error_code, "storage_full");
     assert_int_equal(shelf_put_batch(s, b, &err), 0);
     shelf_close(s);
-    put("file-0123.new", "torn");     /* the process ended while it wrote */
-    put("file-4567", "no record");    /* ... or before the record was there */
-    put("file-89ab.json", "no JSON"); /* perhaps of a later version */
-    put("file-89ab", "its bytes");
+    put("file-012301230123012301230123.new", "torn"); /* the process ended while it wrote */
+    put("file-456745674567456745674567",
+        "no record"); /* ... or before the record was there */
+    put("file-89ab89ab89ab89ab89ab89ab.json", "no JSON"); /* perhaps of a later version */
+    put("file-89ab89ab89ab89ab89ab89ab", "its bytes");
     put("letter", "of the user");
+    put("file-2024", "of the user");
+    put("batch_notes.new", "of the user");
     s = open_shelf(1 << 20);
     assert_int_equal(shelf_find_file(s, "t", f.head.id, &again, &err), 0);
     assert_memory_equal(&f, &again, sizeof f);
     assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), 0);
     assert_memory_equal(b, found, sizeof *b);
-    assert_false(is_there("file-0123.new") || is_there("file-4567"));
-    assert_true(is_there("file-89ab") && is_there("file-89ab.json") && is_there("letter"));
+    assert_false(is_there("file-012301230123012301230123.new") ||
+                 is_there("file-456745674567456745674567"));
+    assert_true(is_there("file-89ab89ab89ab89ab89ab89ab") &&
+                is_there("file-89ab89ab89ab89ab89ab89ab.json") && is_there("letter"));
+    assert_true(is_there("file-2024") && is_there("batch_notes.new"));
     shelf_close(s);
     free(found);
     free(b);
+}
+
+/* A field of a record in the folder gets another file's name, as long as its own. */
+static void rename_in_record(const char *id, const char *field, const char *other)
+{
+    char *record = xasprintf("%s.json", id), *path = xasprintf("%s/%s", folder, record);
+    char *text = NULL, *key = xasprintf("\"%s\": \"", field);
+    size_t n;
+    assert_int_equal(file_read(path, 1 << 20, &text, &n, &err), 0);
+    char *at = strstr(text, key);
+    assert_non_null(at);
+    memcpy(at + strlen(key), other, strlen(other));
+    put(record, text);
+    free(record);
+    free(path);
+    free(text);
+    free(key);
+}
+
+/* A record names files of its own folder only: a batch writes its answers to them. */
+static void records_name_no_other_files(void **state)
+{
+    (void)state;
+    static const char *const fields[] = {"input", "output", "errors"};
+    for (int i = 0; i < 3; i++) {
+        struct shelf *s = open_shelf(1 << 20);
+        struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
+        shelf_close(s);
+        rename_in_record(b->head.id, fields[i], "../etc/");
+        s = open_shelf(1 << 20);
+        assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), ERR_NOT_FOUND);
+        shelf_close(s);
+        free(found);
+        free(b);
+    }
+}
+
+/* Somebody else who may write to the folder leads neither an upload nor a download elsewhere. */
+static void links_are_not_followed(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f;
+    int fd = -1;
+    assert_int_equal(shelf_add_file(s, "t", "name", "bytes", 5, &f, &err), 0);
+    char *path = xasprintf("%s/%s", folder, f.head.id);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink("/etc/passwd", path), 0);
+    assert_int_not_equal(shelf_read_file(s, "t", f.head.id, &f, &fd, &err), 0);
+    assert_int_equal(fd, -1);
+    shelf_close(s);
+    free(path);
 }
 
 /* Answers of a batch that has not ended have no record yet. */
@@ -276,6 +335,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(one_process_has_a_folder),
         TEST(a_restart_finds_what_was_kept),
+        TEST(records_name_no_other_files),
+        TEST(links_are_not_followed),
         TEST(answers_wait_for_the_end),
         TEST(tenants_see_their_own),
         TEST(tenants_take_turns),
