@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -90,23 +91,35 @@ static int write_all(struct store *s, const struct sha256 *keys, int n, FILE *f,
     return rc;
 }
 
+/* Gives the finished file its name where nothing has that name.  EINVAL: the file system cannot do both at
+ * once. */
+static int name_it(const char *tmp, const char *path)
+{
+    if (renameat2(AT_FDCWD, tmp, AT_FDCWD, path, RENAME_NOREPLACE) == 0)
+        return 0;
+    return errno == EINVAL ? rename(tmp, path) : -1;
+}
+
 int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *path,
                  struct bundle_counts *out, struct err *err)
 {
     char *tmp = xasprintf("%s.part", path);
     *out = (struct bundle_counts){0};
+    struct stat st;
     int rc = 0, fd = -1;
-    if (access(path, F_OK) == 0)
+    if (lstat(path, &st) == 0)
         rc = err_set(err, -EEXIST, "%s is there already", path);
-    if (rc == 0)
-        fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (rc == 0) {
+        (void)unlink(tmp); /* of an export that was killed */
+        fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    }
     FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
     if (rc == 0 && f == NULL)
         rc = err_set(err, -errno, "%s: %s", tmp, strerror(errno));
     if (rc == 0) {
         rc = write_all(s, keys, n, f, out, err);
         fclose(f);
-        if (rc == 0 && rename(tmp, path) != 0)
+        if (rc == 0 && name_it(tmp, path) != 0)
             rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
         if (rc != 0)
             unlink(tmp);

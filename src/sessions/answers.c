@@ -268,7 +268,8 @@ static int write_entries(struct answers *m, int fd)
 static int write_anew(struct answers *m, struct err *err)
 {
     char *temp = xasprintf("%s.new", m->path);
-    int fd = open(temp, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600), rc = 0;
+    (void)unlink(temp);
+    int fd = open(temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600), rc = 0;
     if (fd < 0)
         rc = err_set(err, -errno, "%s: %s", temp, strerror(errno));
     if (rc == 0 && (rc = write_entries(m, fd)) != 0)
