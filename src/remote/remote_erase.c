@@ -30,6 +30,10 @@
 
 /* How often others are asked. */
 #define POLL_NS ((int64_t)1000 * 1000 * 1000)
+/* Entries of others' erasures that are read at once, and the time for chunks behind them: a list without an
+ * end keeps no chunk from being written. */
+#define TURN_NS ((int64_t)20 * 1000 * 1000)
+enum { ENTRIES_AT_ONCE = 1024 };
 /* Longer than every server that is up takes to hear of an erasure. */
 #define BAN_NS ((int64_t)60 * 1000 * 1000 * 1000)
 /* A server that has told nothing for so long is not waited for: it reads the list before it serves. */
@@ -401,13 +405,26 @@ static void tell_bad_entry(uint64_t n_before, const struct err *why)
         log_warn("entries of the remote's list of erasures are passed over: %s", why->msg);
 }
 
-static int read_entries(struct remote *r, struct redis_answer *a, struct err *err)
+/* Entries concern a server that has state, also where the remote was not there when it began. */
+static void leave_off_skipping(struct remote *r)
+{
+    struct store_stats st;
+    if (!r->skips)
+        return;
+    store_stats(r->o.store, &st);
+    r->skips = st.n_chunks == 0;
+}
+
+/* Reads entries that this server has not seen; *at_end where it has seen all of them now. */
+static int read_entries(struct remote *r, struct redis_answer *a, bool *at_end,
+                        struct err *err)
 {
     struct erasure e = {.keys = xmalloc(ERASURE_MAX_KEYS * sizeof *e.keys)};
     uint64_t before = r->n_seen, n_bad = 0;
     bool is_there = true;
+    leave_off_skipping(r);
     int rc = find_place(r, a, err);
-    while (rc == 0 && is_there) {
+    for (int i = 0; rc == 0 && is_there && i < ENTRIES_AT_ONCE; i++) {
         rc = entry(r, r->n_seen, a, &is_there, err);
         if (rc != 0 || !is_there)
             break;
@@ -424,7 +441,8 @@ static int read_entries(struct remote *r, struct redis_answer *a, struct err *er
     }
     if (r->n_seen != before)
         keep_place(r);
-    r->skips = r->skips && rc != 0;
+    *at_end = rc == 0 && !is_there;
+    r->skips = r->skips && !*at_end;
     free(e.keys);
     return rc;
 }
@@ -482,14 +500,15 @@ bool remote_erasures_run(struct remote *r)
 {
     struct redis_answer a = {0};
     struct err err = {0};
+    bool at_end = true;
     int rc = publish_all(r, &a, &err);
     if (rc == 0)
-        rc = read_entries(r, &a, &err);
+        rc = read_entries(r, &a, &at_end, &err);
     if (rc == 0)
         rc = tell_place(r, &a, &err);
-    if (rc == 0)
+    if (rc == 0 && at_end)
         rc = look_at_places(r, &a, &err);
-    r->t_polled = clock_now_ns();
+    r->t_polled = clock_now_ns() - (rc == 0 && !at_end ? POLL_NS - TURN_NS : 0);
     redis_answer_deinit(&a);
     if (rc != 0)
         link_fail(&r->write_link, &err);

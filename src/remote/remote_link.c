@@ -43,6 +43,7 @@ void link_fail(struct link *l, const struct err *why)
     l->rest_until_ns = clock_now_ns() + (int64_t)(rest_s * 1e9);
     pthread_mutex_lock(&l->r->lock);
     l->r->stats.n_failures++;
+    pthread_cond_broadcast(&l->r->drained); /* it is not worth waiting for */
     pthread_mutex_unlock(&l->r->lock);
     tell_state(l, false, why->msg);
 }

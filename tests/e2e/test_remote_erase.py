@@ -6,7 +6,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from redis_proxy import Redis, is_installed  # noqa: E402
+from redis_proxy import Proxy, Redis, is_installed  # noqa: E402
 from serve_client import SAVING, Server, until  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
@@ -96,6 +96,21 @@ def test_stopped(redis, a, b):
     b.stop()
 
 
+def test_late(redis, a):
+    """A server that begins without the remote has state by the time that it hears of erasures."""
+    proxy = Proxy(redis.port)
+    proxy.harm = "hang"
+    c = start(proxy, "c")
+    ask(c, BIRD)
+    c.post("/v1/cache/flush", {})
+    check("a server begins while the Redis does not answer", stored(c, BIRD) > 64 and not tiers(c)["remote"]["up"])
+    a.post("/v1/cache/clear", {})
+    check("meanwhile all is erased", until(lambda: tiers(a)["remote"]["erasures_to_publish"] == 0))
+    proxy.harm = None
+    check("it erases that, too, when the Redis answers", is_up(c) and until(lambda: stored(c, BIRD) == 0), tiers(c))
+    c.stop()
+
+
 def test_unreachable(redis, a):
     ask(a, BIRD)
     check("a server has a context again", written(a) and stored(a, BIRD) > 64)
@@ -121,6 +136,7 @@ if is_installed():
     test_one_context(server, first, second)
     test_all(server, first, second)
     test_stopped(server, first, second)
+    test_late(server, first)
     test_unreachable(server, first)
     server.stop()
 shutil.rmtree(tmp)

@@ -42,8 +42,8 @@ LIES = {
     "servers of other times": {b"HGETALL": [b"*6\r\n" + bulk(b"a") + bulk(b"0 9223372036854775807") + bulk(b"b") +
                                             bulk(b"1" * 4000) + bulk(b"c") + bulk(b"-1 -9223372036854775808")]},
 }
-# These keep the server from knowing what others have erased, or its connection from resting: nothing is counted.
-ENDLESS = ("an erasure at every place", "a scan without an end")
+# No single answer of these is wrong.
+PLAUSIBLE = ("an erasure at every place", "a scan without an end", "servers of other times")
 
 
 class Liar:
@@ -103,9 +103,12 @@ def test_lie(name, lies, want):
     if name.startswith("a scan"):  # is what erasing all of a client's state asks for
         s.post("/v1/cache/clear", {})
     check(f"{name}: it was told", until(lambda: liar.n_told > 0), liar.n_told)
-    if name not in ENDLESS and name != "servers of other times":
+    if name not in PLAUSIBLE:
         check(f"{name}: the connection is given up", until(lambda: remote(s)["failures"] > 0), remote(s))
     equal(f"{name}: the answer stays right", ask(s), want)
+    if name.startswith("an erasure"):
+        s.post("/v1/cache/flush", {})
+        check(f"{name}: chunks are written between", until(lambda: remote(s)["written_chunks"] > 0), remote(s))
     stats = json.dumps(remote(s), ensure_ascii=False)
     check(f"{name}: statistics are text", is_plain(stats), stats)
     equal(f"{name}: the server ends when it is told to", s.stop(), 0)
