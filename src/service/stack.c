@@ -634,32 +634,44 @@ void stack_close(struct stack *k)
     *k = (struct stack){0};
 }
 
-void stack_describe(const struct stack *k, char *out, size_t n)
+/* Appends "name 1.5" in MiB; items that would read 0.0 are left out. */
+static void describe_item(char *out, size_t n, const char *name, size_t bytes)
+{
+    size_t used = strlen(out);
+    double mib = (double)bytes / (1 << 20);
+    if (mib >= 0.05)
+        snprintf(out + used, n - used, "%s%s %.1f", used > 0 ? ", " : "", name, mib);
+}
+
+static void describe_memory(const struct stack *k, char *out, size_t n)
 {
     size_t kv, activations, restore;
-    engine_bytes(k->engine, &kv, &activations, &restore);
-    size_t save = k->saver != NULL ? saver_bytes(k->saver) : 0;
     struct store_dram dram = {0};
+    engine_bytes(k->engine, &kv, &activations, &restore);
     if (k->store != NULL)
         store_dram_stats(k->store, &dram);
-    double mib = 1.0 / (1 << 20);
-    char ranks[64] = "";
-    if (k->dev->n_stages > 1) /* memory is what all of them have; */
+    out[0] = '\0';
+    describe_item(out, n, "weights", k->model->w.bytes);
+    describe_item(out, n, "KV pool", kv);
+    describe_item(out, n, "activations", activations);
+    describe_item(out, n, "saving", k->saver != NULL ? saver_bytes(k->saver) : 0);
+    describe_item(out, n, "restoring", restore);
+    describe_item(out, n, "truncated contexts", k->window_store_bytes);
+    describe_item(out, n, "copies in DRAM", dram.cap_bytes);
+    describe_item(out, n, "blocks on the host", engine_host_bytes(k->engine));
+}
+
+void stack_describe(const struct stack *k, char *out, size_t n)
+{
+    char memory[280], ranks[64] = "";
+    if (k->dev->n_stages > 1) /* memory is the sum over all stages */
         snprintf(ranks, sizeof ranks, "over %d stages, ", k->dev->n_stages);
-    if (k->dev->n_ranks > 1) /* what each of them has */
+    if (k->dev->n_ranks > 1) /* memory is the same on each rank */
         snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks),
                  "on each of %d ranks, ", k->dev->n_ranks);
-    snprintf(
-        out, n,
-        "memory reserved, MiB: %sweights %.1f, KV pool %.1f, activations %.1f, saving "
-        "%.1f, "
-        "restoring %.1f, truncated contexts %.1f, copies in DRAM %.1f, blocks on the host "
-        "%.1f; %d threads, "
-        "device %s (%s), weights "
-        "%s, state %s",
-        ranks, (double)k->model->w.bytes * mib, (double)kv * mib, (double)activations * mib,
-        (double)save * mib, (double)restore * mib, (double)k->window_store_bytes * mib,
-        (double)dram.cap_bytes * mib, (double)engine_host_bytes(k->engine) * mib,
-        pool_threads(k->pool), k->dev->name, k->dev->isa, dtype_name(k->model->w.dtype),
-        dtype_name(k->model->dtype));
+    describe_memory(k, memory, sizeof memory);
+    snprintf(out, n,
+             "memory reserved, MiB: %s%s; %d threads, device %s (%s), weights %s, state %s",
+             ranks, memory, pool_threads(k->pool), k->dev->name, k->dev->isa,
+             dtype_name(k->model->w.dtype), dtype_name(k->model->dtype));
 }

@@ -73,7 +73,8 @@ struct device_opts stack_device_opts(const struct hcache_opts *o);
 /* Returns the bytes that restores read into: --staging, or its default. */
 size_t stack_staging_bytes(const struct stack *k);
 
-/* One line: what memory is reserved for what, threads, device, dtype. */
+/* Writes one line: the memory that each part has reserved, threads, device, types. A part that has reserved nothing
+ * is left out. */
 void stack_describe(const struct stack *k, char *out, size_t n);
 
 #endif

@@ -77,6 +77,8 @@ def browser(*arguments, size=DESKTOP, dark=False):
     width, height = size
     b.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "mobile": width < 500,
                                                              "deviceScaleFactor": 2 if width < 500 else 1})
+    if width < 500:
+        b.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
     b.execute_cdp_cmd("Emulation.setEmulatedMedia",
                       {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]})
     return b
@@ -129,9 +131,12 @@ def is_idle(b):
 
 
 def say(b, text):
-    """Types the text, presses Enter, and returns the answer once its foot says how its state came to be."""
+    """Types the text, sends it as the screen's users do, and returns the answer once its foot says how its state came to be."""
     n = len(all_of(b, "#talk .assistant .foot"))
-    element(b, "text").send_keys(text + Keys.ENTER)
+    is_touch = b.execute_script("return matchMedia('(pointer: coarse)').matches")
+    element(b, "text").send_keys(text + ("" if is_touch else Keys.ENTER))
+    if is_touch:
+        element(b, "send").click()
     until(lambda: len(all_of(b, "#talk .assistant .foot")) > n and is_idle(b), "an answer")
     until(lambda: texts(b, "#talk .foot .line")[-1].strip(), "how its state came to be")
     return texts(b, "#talk .assistant .said")[-1]

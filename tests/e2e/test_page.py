@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 from browser import (PHONE, By, Keys, all_of, browser, complaints, element, is_idle, press_first, say, shot, texts,  # noqa: E402
                      until)
 from serve_client import SAVING, Server  # noqa: E402
-from tap import check, end  # noqa: E402
+from tap import check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
 tmp = tempfile.mkdtemp(prefix="hcache-page.")
@@ -169,7 +169,7 @@ def test_phone(server, url):
     for i in range(10):
         server.post("/v1/responses", {"conversation": made, "max_output_tokens": 24, "temperature": 0,
                                       "input": f"Question {i}: what does the little bird sing in the tall green tree?"})
-    for n, dark in ((10, False), (11, True)):
+    for n, dark in ((10, False), (12, True)):
         b = browser(size=PHONE, dark=dark)
         try:
             b.get(url + "#" + made)
@@ -180,7 +180,19 @@ def test_phone(server, url):
                 "return e.bottom <= t.bottom + 1 && e.bottom > t.top;"), "the end in view"))
             shot(b, f"phone-long-{'dark' if dark else 'light'}")
             check("on a phone the list is behind a button", not element(b, "side").is_displayed())
-            say(b, "Hello from a phone.")
+            box = element(b, "text")
+            check("the keyboard stays away until the user wants it", b.switch_to.active_element != box)
+            box.send_keys("Hello" + Keys.ENTER + "from a phone." + Keys.ENTER)
+            check("Enter on a touch keyboard starts a line and sends nothing",
+                  box.get_attribute("value") == "Hello\nfrom a phone.\n" and len(all_of(b, "#talk .assistant")) == n,
+                  box.get_attribute("value"))
+            say(b, "Bye.")
+            equal("the button sends all lines", texts(b, "#talk .user .said")[-1], "Hello\nfrom a phone.\nBye.")
+            check("and the keyboard goes", b.switch_to.active_element != box)
+            n_said = len(all_of(b, "#talk .assistant .foot"))
+            box.send_keys("Good night." + Keys.CONTROL + Keys.ENTER + Keys.NULL)
+            until(lambda: len(all_of(b, "#talk .assistant .foot")) > n_said and is_idle(b), "an answer")
+            equal("so does Ctrl+Enter on a keyboard beside the screen", texts(b, "#talk .user .said")[-1], "Good night.")
             wide = b.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
             check("nothing is wider than the phone", not wide)
             [x for x in all_of(b, ".foot button") if x.text == "Restoration"][-1].click()

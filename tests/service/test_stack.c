@@ -105,11 +105,39 @@ static void streamed_layers_are_told(void **state)
     tempdir_remove(dir);
 }
 
+/* A reader looks for the parts that take memory: those that have none are not listed. */
+static void only_parts_that_reserve_memory_are_told(void **state)
+{
+    struct stack k;
+    char text[400];
+    (void)state;
+    et_open(&k,
+            &(struct stack_opts){.user.model = "synth:tiny-mha", .user.no_reuse = true});
+    stack_describe(&k, text, sizeof text);
+    assert_non_null(strstr(text, "memory reserved, MiB: weights "));
+    assert_non_null(strstr(text, ", KV pool "));
+    assert_null(strstr(text, " 0.0"));
+    static const char *const absent[] = {"saving", "truncated contexts", "copies in DRAM",
+                                         "blocks on the host"};
+    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++)
+        assert_null(strstr(text, absent[i]));
+    stack_close(&k);
+
+    et_open(&k, &(struct stack_opts){.user.model = "synth:tiny-mha",
+                                     .user.store_in_memory = true,
+                                     .user.no_reuse = true});
+    stack_describe(&k, text, sizeof text);
+    assert_non_null(strstr(text, ", saving "));
+    assert_non_null(strstr(text, ", restoring "));
+    stack_close(&k);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_budget_decides_the_kv_cache_unless_the_user_does),
         cmocka_unit_test(streamed_layers_are_told),
+        cmocka_unit_test(only_parts_that_reserve_memory_are_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,6 +14,10 @@ const sending = new Map(); // by conversation's id ("new": not known yet): the a
 const WARN_SHARE = 0.8;   // of the context, as terminal and API have it
 const UNUSED_S = 3600;    // a conversation of this page that has no turn after so long is removed
 
+// On a touch screen Enter starts a line, since its keyboard has no Shift+Enter. The keyboard covers half the screen: it
+// goes when a message is sent, and comes only when the user wants it.
+const touch = matchMedia("(pointer: coarse)");
+
 const openId = () => (open ? open.id : "new");
 
 function notice(text, ...more) {
@@ -345,6 +349,7 @@ async function say(text, input = text) {
   notice("");
   Talk.add(running.question, running.li);
   keepDraft(id, "");
+  if (touch.matches) $("text").blur();
   busy();
   try {
     if (isNew) id = (await begin(running)).id;
@@ -361,7 +366,7 @@ async function say(text, input = text) {
   busy();
   list().catch(() => {});
   showState();
-  if (isSent && id === openId()) $("text").focus();
+  if (isSent && id === openId() && !touch.matches) $("text").focus();
 }
 
 // Nothing was kept: the text goes back into its conversation's box, and a conversation made for it goes.
@@ -481,7 +486,8 @@ const stop = () => {
 
 $("compose").onsubmit = (e) => { e.preventDefault(); send(); };
 $("text").onkeydown = (e) => {
-  if (e.key === "Enter" && !e.shiftKey && !e.isComposing) {
+  if (e.key !== "Enter" || e.isComposing) return;
+  if (e.ctrlKey || e.metaKey || (!e.shiftKey && !touch.matches)) {
     e.preventDefault();
     send();
   }
@@ -505,6 +511,6 @@ document.onkeydown = (e) => {
   if (e.key === "Escape" && !document.querySelector("dialog[open]")) stop();
 };
 window.onhashchange = () => attempt(() => show(location.hash.slice(1) || null));
-if (matchMedia("(max-width: 46rem)").matches) $("text").placeholder = "Message"; // the keys have no room there
+if (touch.matches || matchMedia("(max-width: 46rem)").matches) $("text").placeholder = "Message"; // no such keys, or no room
 Talk.watch();
-live().then(() => $("text").focus());
+live().then(() => touch.matches || $("text").focus());
