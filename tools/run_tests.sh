@@ -4,8 +4,8 @@
 #   tools/run_tests.sh --build VARIANT     builds that variant first
 # TESTS=REGEX limits which ("store|e2e"); TEST_TIMEOUT=SECONDS bounds each program (default 600, and
 # twice that where a sanitizer or coverage slows every program down, six times for threads').
-# TEST_JOBS=N runs N programs side by side (default: one for each processor).  A program whose source has a
-# line with "run alone: REASON" runs after the others, with nothing beside it.
+# TEST_JOBS=N runs N programs side by side (default: three for two processors, since programs also wait).
+# A program whose source has a line with "run alone: REASON" runs after the others, with nothing beside it.
 #
 # C tests are cmocka programs; tests/e2e/test_*.sh and *.py print TAP themselves.  A program that
 # crashes, times out, prints fewer results than its plan says, or prints none, is a failure.
@@ -21,17 +21,24 @@ cd "$(dirname "$0")/.." || exit
 
 pattern=${TESTS:-.}
 passed=0 failed=0 skipped=0
-slow=() bad_names=()
+slow=() busy=() bad_names=()
 
-# Seconds of processor time, user and system, of all processes that this shell has waited for.
-processor_seconds() {
-    awk -v hz="$(getconf CLK_TCK)" '{ printf "%d", ($16 + $17) / hz }' "/proc/$$/stat"
+# Prints the processor time, user and system, of all processes that a shell has waited for.
+hz=$(getconf CLK_TCK)
+processor_seconds() { # processor_seconds PID
+    awk -v hz="$hz" '{ printf "%.1f", ($16 + $17) / hz }' "/proc/$1/stat"
+}
+
+# Prints the five largest of "NUMBER NAME".
+largest() {
+    printf '%s\n' "$@" | sort -rn | head -5 | awk '{ printf "%s%s %d s", sep, $2, $1; sep = ", " }'
 }
 
 finish() { # the closing line, always the last
-    [ ${#slow[@]} -gt 0 ] && echo "longest: $(printf '%s\n' "${slow[@]}" | sort -rn | head -5 | awk '{ printf "%s%s %d s", sep, $2, $1; sep = ", " }')"
+    [ ${#slow[@]} -gt 0 ] && echo "longest: $(largest "${slow[@]}")"
+    [ ${#busy[@]} -gt 0 ] && echo "most processor time: $(largest "${busy[@]}")"
     [ ${#bad_names[@]} -gt 0 ] && echo "failures in: ${bad_names[*]}"
-    echo "whole run: $SECONDS s, processor time $(processor_seconds) s"
+    echo "whole run: $SECONDS s, processor time $(processor_seconds $$) s"
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
     exit
@@ -46,7 +53,7 @@ if [ "${1:-}" = --build ]; then
         failed=1
         finish
     }
-    echo "build: $SECONDS s, processor time $(processor_seconds) s"
+    echo "build: $SECONDS s, processor time $(processor_seconds $$) s"
 else
     build=${1:?usage: run_tests.sh BUILD_DIR | --build VARIANT}
 fi
@@ -168,7 +175,7 @@ show_skips() {
 
 # Runs one program and prints its results.  Its counts go into $log.counts.
 run_one() { # run_one NAME COMMAND...
-    local name=$1 start=$SECONDS rc left plan ok bad skip missing oom why=
+    local name=$1 start=$SECONDS me=$BASHPID rc left plan ok bad skip missing oom cpu why=
     shift
     oom=$(out_of_memory_kills)
     rm -f "$log.hang"
@@ -190,8 +197,10 @@ run_one() { # run_one NAME COMMAND...
     elif [ "$rc" -ne 0 ] && [ "$bad" -eq 0 ]; then
         bad=1 why="no result failed, but its status did; "
     fi
-    echo "$ok $bad $skip $((SECONDS - start)) $name" >"$log.counts"
-    printf '%-40s %4d passed %3d failed %3d skipped %4d s\n' "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
+    cpu=$(processor_seconds "$me")
+    echo "$ok $bad $skip $((SECONDS - start)) $cpu $name" >"$log.counts"
+    printf '%-40s %4d passed %3d failed %3d skipped %4d s, processor time %5.1f s\n' "$name" "$ok" "$bad" "$skip" \
+        $((SECONDS - start)) "$cpu"
     [ -n "$left" ] && echo "    was left running, and ended now: ${left//$'\n'/; }"
     [ "$skip" -gt 0 ] && show_skips
     [ "$bad" -eq 0 ] || tell_failure "$name" "$rc" "$(ending "$rc" $((SECONDS - start)) "$oom")$why"
@@ -199,21 +208,23 @@ run_one() { # run_one NAME COMMAND...
 
 # --- all programs -----------------------------------------------------------------------------------
 
-max_jobs=${TEST_JOBS:-$(nproc 2>/dev/null || echo 2)}
+# Programs also wait: for children, disks and pages.  Two side by side left two processors idle for a fifth of the time.
+n_processors=$(nproc 2>/dev/null || echo 2)
+max_jobs=${TEST_JOBS:-$((n_processors + (n_processors + 1) / 2))}
 n_started=0 n_running=0
 declare -A log_of # of each subshell that runs
 
 # Waits for one program and prints what it said.
 collect() {
-    local pid ok bad skip seconds name
+    local pid ok bad skip seconds cpu name
     wait -n -p pid
     log=${log_of[$pid]}
     unset "log_of[$pid]"
     n_running=$((n_running - 1))
     cat "$log.said"
-    read -r ok bad skip seconds name <"$log.counts"
+    read -r ok bad skip seconds cpu name <"$log.counts"
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
-    slow+=("$seconds $name")
+    slow+=("$seconds $name") busy+=("$cpu $name")
     [ "$bad" -eq 0 ] || bad_names+=("$name")
 }
 
@@ -224,7 +235,7 @@ start_one() { # start_one LIMIT NAME COMMAND...
     while [ "$n_running" -ge "$most" ]; do collect; done
     n_started=$((n_started + 1)) n_running=$((n_running + 1))
     log=$tmp/$n_started
-    echo "0 1 0 0 $1" >"$log.counts" # the counts of a subshell that is killed
+    echo "0 1 0 0 0 $1" >"$log.counts" # the counts of a subshell that is killed
     {
         trap stop TERM INT HUP # a subshell begins without traps
         run_one "$@"
