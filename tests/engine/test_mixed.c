@@ -173,6 +173,64 @@ static void sequences_have_the_ratio(void **state)
     job_close(&j, N_SEQS);
 }
 
+/* --- mini-batches ----------------------------------------------------------------------------- */
+
+/* Requests 0 and 1 have KV blocks alone, 2 and 3 ACT blocks alone. */
+static const int *by_request(void *arg, const struct kv_table *t)
+{
+    static const int kv[] = {PLACES_KV_HOST, PLACES_ACT_HOST, PLACES_KV_DEVICE,
+                             PLACES_ACT_DEVICE, PLACES_TOKENS};
+    static const int act[] = {PLACES_ACT_HOST, PLACES_KV_HOST, PLACES_KV_DEVICE,
+                              PLACES_ACT_DEVICE, PLACES_TOKENS};
+    const struct job *j = arg;
+    return t == seq_table(j->s[0]) || t == seq_table(j->s[1]) ? kv : act;
+}
+
+/* Scratch blocks for three quarters of the requests' blocks.  As they come, those of one kind share a
+ * mini-batch.  The policy gives each mini-batch one request of either kind: while one is projected, the other
+ * is loaded.  The print takes the first request first, and balance the longest. */
+static void mini_batches_are_those_of_the_policy(void **state)
+{
+    (void)state;
+    static const int full_blocks[N_SEQS] = {2, 4, 4, 2};
+    static const struct {
+        enum mixed_packing packing;
+        int order[N_SEQS];
+    } cases[] = {
+        {MIXED_BALANCED, {1, 2, 0, 3}},
+        {MIXED_PAPER, {0, 2, 1, 3}},
+        {MIXED_IN_ORDER, {0, 1, 2, 3}},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        struct job j = {0};
+        struct err err = {0};
+        struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 8, [PLACES_ACT_HOST] = 8},
+                                .buffer_blocks = 9,
+                                .packing = cases[c].packing,
+                                .order = by_request,
+                                .order_arg = &j};
+        job_open(&j, &mo, 0, 0, 0, false);
+        for (int i = 0; i < N_SEQS; i++) {
+            int32_t prompt[512];
+            int n_prompt = full_blocks[i] * 64 + 10;
+            et_prompt(prompt, n_prompt, 5 + (uint64_t)i);
+            struct et_ask a = {.prompt = prompt, .n_prompt = n_prompt, .max_tokens = 4};
+            struct request q = et_request(&j.k, &a);
+            assert_int_equal(engine_add(j.k.engine, &q, &j.s[i], &err), 0);
+        }
+        while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+            step(&j);
+        step(&j);
+        const struct mixed *x = &j.k.engine->mixed;
+        assert_int_equal(x->places.o.n_scratch, 9);
+        assert_int_equal(x->n_minis, 2);
+        assert_int_equal(x->minis[1].first_seq, 2);
+        for (int i = 0; i < N_SEQS; i++)
+            assert_ptr_equal(x->order[i], j.s[cases[c].order[i]]);
+        job_close(&j, N_SEQS);
+    }
+}
+
 /* --- little room ------------------------------------------------------------------------------ */
 
 /* Blocks for one context alone: requests run one after the other, and all end well. */
@@ -328,6 +386,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_step_moves_the_bytes_of_the_policy),
         cmocka_unit_test(tokens_are_computed_again),
         cmocka_unit_test(sequences_have_the_ratio),
+        cmocka_unit_test(mini_batches_are_those_of_the_policy),
         cmocka_unit_test(a_full_arena_means_fewer_at_once),
         cmocka_unit_test(beginnings_are_shared),
         cmocka_unit_test(short_beginnings_are_not_waited_for),

@@ -363,6 +363,99 @@ static void test_unknown_things_are_refused_by_name(void **state)
            "is file 2 of 3 of a model: give the first");
 }
 
+/* A scalar of a key that no reader asks for: f32, u32 and bool are GGUF's types 6, 4 and 7. */
+struct extra {
+    const char *key;
+    uint32_t type;
+    double value;
+    bool is_array; /* of one such value */
+    bool passes;
+};
+
+static size_t put_le(uint8_t *p, uint64_t x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(x >> 8 * i);
+    return n;
+}
+
+static size_t put_key(uint8_t *p, const char *key, uint32_t type)
+{
+    size_t len = strlen(key);
+    put_le(p, len, 8);
+    memcpy(p + 8, key, len);
+    return 8 + len + put_le(p + 8 + len, type, 4);
+}
+
+/* Returns the bytes of the entry, and of one of the user's that makes them a multiple of 32: the tensors
+ * behind keep their alignment. */
+static size_t put_extra(uint8_t *p, const struct extra *x)
+{
+    size_t n = put_key(p, x->key, x->is_array ? 9 : x->type);
+    if (x->is_array) {
+        n += put_le(p + n, x->type, 4);
+        n += put_le(p + n, 1, 8);
+    }
+    float f = (float)x->value;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    n += put_le(p + n, x->type == 6 ? bits : (uint64_t)x->value, x->type == 7 ? 1 : 4);
+    n += put_key(p + n, "pad", 8);
+    size_t len = 32 - (n + 8) % 32;
+    n += put_le(p + n, len, 8);
+    memset(p + n, '.', len);
+    return n + len;
+}
+
+/* A copy of the llama file with one more entry in front. */
+static void write_with(const char *path, const struct extra *x)
+{
+    enum { HEAD = 24 }; /* magic, version, tensors, entries */
+    char *bytes;
+    size_t n;
+    uint8_t head[HEAD], more[256];
+    struct err e = {0};
+    assert_int_equal(file_read(GGUF "llama.gguf", 1 << 24, &bytes, &n, &e), 0);
+    memcpy(head, bytes, HEAD);
+    assert_true(head[16] < 254);
+    head[16] = (uint8_t)(head[16] + 2);
+    size_t n_more = put_extra(more, x);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(head, 1, HEAD, f), HEAD);
+    assert_int_equal(fwrite(more, 1, n_more, f), n_more);
+    assert_int_equal(fwrite(bytes + HEAD, 1, n - HEAD, f), n - HEAD);
+    assert_int_equal(fclose(f), 0);
+    free(bytes);
+}
+
+/* A key that the reader does not know passes only where its value changes no result. */
+static void test_values_that_change_nothing_pass(void **state)
+{
+    (void)state;
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/hcache-gguf-%d.gguf", (int)getpid());
+    static const struct extra extras[] = {
+        {"llama.logit_scale", 6, 1, false, true},
+        {"llama.logit_scale", 6, 0.5, false, false},
+        {"llama.logit_scale", 6, 1, true, false},
+        {"llama.expert_count", 4, 0, false, true},
+        {"llama.expert_count", 4, 8, false, false},
+        {"llama.attention.causal", 7, 1, false, true},
+        {"llama.attention.causal", 7, 0, false, false},
+        {"llama.rope.scaling.original_context_length", 4, 4096, false, true},
+        {"llama.rope.scaling.finetuned", 7, 1, true, true},
+        {"llama.no_such_thing", 4, 0, false, false},
+        {"other.no_such_thing", 4, 7, false, true},
+    };
+    for (size_t i = 0; i < sizeof extras / sizeof extras[0]; i++) {
+        write_with(path, &extras[i]);
+        expect(path, extras[i].passes ? 0 : ERR_UNSUPPORTED,
+               extras[i].passes ? "" : extras[i].key);
+    }
+    unlink(path);
+}
+
 static void test_a_missing_part_is_named(void **state)
 {
     (void)state;
@@ -386,7 +479,7 @@ int main(void)
                                   "phi",        "phi3",      "gemma", "falcon-7b",
                                   "falcon-11b", "falcon-40b"};
     enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 9];
+    struct CMUnitTest tests[N + 10];
     for (int i = 0; i < N; i++)
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_family_is_the_folder_bit_for_bit,
@@ -405,5 +498,7 @@ int main(void)
         test_4_bit_tensors_are_held_as_they_are);
     tests[N + 7] = (struct CMUnitTest)cmocka_unit_test(test_layers_differ);
     tests[N + 8] = (struct CMUnitTest)cmocka_unit_test(test_ranks_have_their_columns);
+    tests[N + 9] = (struct CMUnitTest)cmocka_unit_test(
+        test_values_that_change_nothing_pass);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

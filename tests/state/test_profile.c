@@ -185,6 +185,53 @@ static void compute_costs_are_sane(void **state)
     }
 }
 
+/* The next n_good products succeed, and those behind them fail. */
+static struct {
+    const struct ops *real;
+    int n_good, n_called;
+} failing;
+
+static int matmul_fails(struct stream *s, struct mat c, struct mat a,
+                        const struct weight *w, const float *bias)
+{
+    if (failing.n_called++ >= failing.n_good)
+        return -EIO;
+    return failing.real->matmul(s, c, a, w, bias);
+}
+
+/* A sample that fails ends the measurement with its error, whichever it is: the first of a layer's, or one
+ * far behind. */
+static void a_failed_sample_ends_the_measurement(void **state)
+{
+    (void)state;
+    static const int n_good[] = {0, 1, 5, 100};
+    struct stack k;
+    struct model_work *w;
+    struct stream *s;
+    struct err err = {0};
+    et_open(&k, &(struct stack_opts){.user.max_context = 64, .user.no_reuse = true});
+    assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &s, &err), 0);
+    assert_int_equal(model_work_create(k.model, 512, &w, &err), 0);
+    struct ops ops = *k.dev->ops;
+    failing.real = k.dev->ops;
+    ops.matmul = matmul_fails;
+    k.dev->ops = &ops;
+    for (int i = 0; i < 4; i++) {
+        struct platform p;
+        begin(&k, &p);
+        failing.n_good = n_good[i];
+        failing.n_called = 0;
+        assert_int_equal(profile_compute(&p, k.model, w, s, PROFILE_QUICK, &err), -EIO);
+        assert_non_null(strstr(err.msg, "profile"));
+        assert_int_equal(failing.n_called,
+                         n_good[i] + 1); /* nothing is measured behind it */
+    }
+    k.dev->ops = failing.real;
+    model_work_destroy(w);
+    stream_destroy(s);
+    stack_close(&k);
+}
+
 /* The store's speed is measured on whatever records there are: with layer 0 left out, with one
  * layer only, and where some of them cannot be read. */
 static void io_is_measured_on_what_exists(void **state)
@@ -391,6 +438,7 @@ int main(void)
         cmocka_unit_test(nonsense_is_refused),
         cmocka_unit_test(torn_files_are_refused),
         cmocka_unit_test(compute_costs_are_sane),
+        cmocka_unit_test(a_failed_sample_ends_the_measurement),
         cmocka_unit_test(io_is_measured_on_what_exists),
         cmocka_unit_test(an_empty_device_is_measured),
         cmocka_unit_test(a_slow_device_takes_few_samples),
