@@ -80,7 +80,7 @@ static int dram_write(struct media *m, struct chunk_header *h,
         if (bytes == NULL)
             return -EIO;
         memcpy(extent + r->offset, bytes, r->n_bytes);
-        r->checksum = checksum64(extent + r->offset, r->n_bytes);
+        r->checksum = media_record_checksum(from[i], extent + r->offset);
     }
     chunk_header_encode(h, extent);
     return 0;

@@ -387,7 +387,7 @@ static void stream_record(struct stream *st, struct chunk_record *r,
         st->status = -EIO;
         return;
     }
-    r->checksum = checksum64(bytes, r->n_bytes);
+    r->checksum = media_record_checksum(from, bytes);
     stream_put(st, bytes, r->n_bytes);
     stream_put(st, NULL, round_up(r->n_bytes, STORE_ALIGN) - r->n_bytes);
     if (st->copy == NULL)

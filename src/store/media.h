@@ -19,7 +19,7 @@ struct media_ops {
     void (*close)(struct media *m);
 
     /* Writes the extent that h describes (place, key, tokens, records with layout) with the bytes of
-     * from[i], computing each record's checksum into h.  Not durable.  On an error nothing is in flight.
+     * from[i], with each record's checksum in h.  Not durable.  On an error nothing is in flight.
      * copy (may be NULL; files only) receives the records as they lie in the extent, behind its header. */
     int (*write)(struct media *m, struct chunk_header *h,
                  const struct store_record *const *from, uint8_t *copy, struct err *err);
@@ -61,6 +61,13 @@ static inline const void *media_record_bytes(const struct store_record *r, struc
         err_set(err, -EIO, "the %s of layer %d could not be made",
                 r->kind == STORE_KV ? "KV" : "hidden states", r->layer);
     return bytes;
+}
+
+/* The checksum of a record whose bytes are at hand. */
+static inline uint64_t media_record_checksum(const struct store_record *r,
+                                             const void *bytes)
+{
+    return r->has_checksum ? r->checksum : checksum64(bytes, r->n_bytes);
 }
 
 /* Memory, one device. Segments are mapped as they are needed. */

@@ -216,6 +216,8 @@ int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_head
         records[i] = (struct store_record){.layer = h->records[i].layer,
                                            .kind = (enum store_kind)h->records[i].kind,
                                            .bytes = bytes + h->records[i].offset,
-                                           .n_bytes = h->records[i].n_bytes};
+                                           .n_bytes = h->records[i].n_bytes,
+                                           .has_checksum = true,
+                                           .checksum = h->records[i].checksum};
     return store_append(s, &c, err);
 }

@@ -36,7 +36,8 @@ int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struc
 int parcel_read(struct store *s, struct store_reader *r, const struct sha256 *key,
                 struct parcel *out, struct err *err);
 
-/* Appends the chunk of a parcel that parcel_check has accepted, as store_append does. */
+/* Appends the chunk of a parcel that parcel_check has accepted, as store_append does.  The records keep their
+ * checksums, so that bytes which change after parcel_check are found when they are read. */
 int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_header *h,
                   const struct store_use *use, struct err *err);
 

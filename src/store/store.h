@@ -158,6 +158,9 @@ struct store_record {
      * not be made, and the append fails. */
     const void *(*make)(void *arg, const struct store_record *r);
     void *make_arg;
+    /* checksum64 of the bytes, where the caller has just verified it; else it is computed. */
+    bool has_checksum;
+    uint64_t checksum;
 };
 
 /* What a request says of how the chunks that it uses will be used again. All 0: nothing. */
