@@ -7,7 +7,7 @@ COMMA   := ,
 VARIANT ?= release
 B       := build/$(VARIANT)
 CC      ?= cc
-PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libcrypto hiredis libcurl libedit
+PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libssl libcrypto hiredis libcurl libedit
 
 WARN     := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
             -Wmissing-prototypes -Wvla -Werror=implicit -Werror=int-conversion
@@ -312,6 +312,9 @@ coverage:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=cov tests
 	@tools/coverage.sh build/cov
 
+cluster: all # MINUTES=1 SEED=2
+	@HCACHE_BUILD=$(B) python3 tools/cluster_campaign.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+
 # A hundred times kill -9 in the middle of a turn (the test suite does it a dozen times).
 kill-turns: all
 	@KILL_CYCLES=100 KILL_SEED=$$(date +%s) HCACHE_BUILD=$(B) python3 tests/e2e/test_stateful.py kill
@@ -372,6 +375,7 @@ help:
 	@echo 'make asan-smoke parsers, store and I/O under the address sanitizer: minutes'
 	@echo 'make tsan       every test under the thread sanitizer'
 	@echo 'make coverage   branch coverage of src/store and src/io: a table, under 90 % is a failure'
+	@echo 'make cluster    servers that share a Redis are killed at random for ten minutes (docs/CLUSTER.md)'
 	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
 	@echo 'make crash      what crashes, faults, damage and interleavings do: one table, 6 minutes'
 	@echo 'make crash-long the same for hours'
@@ -394,7 +398,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz gpu-bundle asan-smoke tsan coverage kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Servers that share a Redis behind HAProxy, killed at random under load: no answer is wrong, and every conversation goes on.
+
+    tools/cluster_campaign.py [--minutes 10] [--seed 1] [--clients 4]
+
+Clients hold conversations through the balancer and resend their history.  Meanwhile servers are killed (kill -9), stopped
+(SIGTERM) or suspended, and started again with the store that they had; now and then the Redis is killed, and starts
+empty.  Each answer, with the log-probabilities of its tokens, is compared with that of a server that has no state.  A
+client sends a request again until it is answered; a conversation that gets no answer for two minutes cannot go on.
+
+Needs redis-server and haproxy (tools/setup.sh --test).  HCACHE_BUILD=build/release names the folder of the program,
+CLUSTER_MODEL another model.  Exit status 0: nothing was wrong, no conversation was left, and state came from the Redis."""
+import argparse
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+HC = os.path.join(os.environ.get("HCACHE_BUILD", "build"), "hcache")
+MODEL = os.environ.get("CLUSTER_MODEL", "models/demo")
+N_SERVERS = 3
+LEFT_S = 120
+START_S = 300
+
+p = argparse.ArgumentParser()
+p.add_argument("--minutes", type=float, default=10)
+p.add_argument("--seed", type=int, default=1)
+p.add_argument("--clients", type=int, default=4)
+a = p.parse_args()
+
+over = threading.Event()
+lock = threading.Lock()
+counts = dict.fromkeys(("answers", "sent again", "conversations", "restored tokens", "tokens from the Redis", "kills",
+                        "stops", "suspensions", "kills of the Redis"), 0)
+faults = []
+
+
+def count(what, n=1):
+    with lock:
+        counts[what] += n
+
+
+def fault(text):
+    with lock:
+        faults.append(text)
+    print(f"FAULT: {text}", flush=True)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def answers(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    except OSError:
+        return False
+
+
+def until(what, condition):
+    stop = time.monotonic() + START_S
+    while not condition():
+        if time.monotonic() > stop:
+            raise RuntimeError(f"{what} does not happen")
+        time.sleep(0.05)
+
+
+class Child:
+    """A process on a port of its own, that can be killed and started again there."""
+
+    def __init__(self, name, args, env=None):
+        self.name, self.args, self.env, self.port, self.p = name, args, env or (lambda port: {}), free_port(), None
+        self.start()
+
+    def start(self):
+        for _ in range(20):  # the port may be taken for a moment
+            self.p = subprocess.Popen(self.args(self.port), env={**os.environ, **self.env(self.port)},
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            until(self.name, lambda: self.p.poll() is not None or answers(self.port))
+            if self.p.poll() is None:
+                return
+            time.sleep(0.5)
+        raise RuntimeError(f"{self.name} does not start")
+
+    def end(self, how):
+        self.p.send_signal(how)
+        self.p.wait()
+
+
+def ask(port, messages, key, timeout):
+    """The status and the answer; raises OSError or HTTPException where there is none."""
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    body = {"messages": messages, "temperature": 0, "seed": 1, "max_tokens": 24, "logprobs": True, "top_logprobs": 2,
+            "prompt_cache_key": key}
+    try:
+        c.request("POST", "/v1/chat/completions", json.dumps(body))
+        r = c.getresponse()
+        return r.status, r.read()
+    finally:
+        c.close()
+
+
+def answer_of(text):
+    r = json.loads(text)
+    c = r["choices"][0]
+    return c["message"]["content"], c["logprobs"]["content"], r["timings"]
+
+
+def goes_on(port, messages, key):
+    """The answer of whichever server gives one, or None."""
+    last, why = time.monotonic() + LEFT_S, ""
+    while time.monotonic() < last:
+        try:
+            status, text = ask(port, messages, key, LEFT_S)
+            if status == 200:
+                return answer_of(text)
+            why = f"{status} {text[:200]!r}"
+            if 400 <= status < 500 and status != 429:
+                break
+        except (OSError, http.client.HTTPException) as e:
+            why = repr(e)
+        count("sent again")
+        time.sleep(0.1)
+    fault(f"conversation {key} with {len(messages)} messages cannot go on: {why}")
+    return None
+
+
+def client(i, port, alone):
+    rng = random.Random(a.seed * 1000 + i)
+    n = 0
+    while not over.is_set():
+        n += 1
+        key = f"conversation {i}.{n}"
+        rules = f"You are friendly helper number {rng.randrange(3)}, who answers in short and simple words. " * 6
+        messages = [{"role": "system", "content": rules}]
+        count("conversations")
+        for _ in range(rng.randrange(2, 7)):
+            if over.is_set():
+                return
+            name = rng.choice(("Biscuit", "Momo", "Bella", "Rex", "Luna"))
+            messages.append({"role": "user", "content": f"My dog is called {name}. Tell me about {name}'s day. " * 2})
+            got = goes_on(port, messages, key)
+            if got is None:
+                break
+            text, logprobs, t = got
+            want = answer_of(ask(alone.port, messages, key, START_S)[1])
+            if (text, logprobs) != want[:2]:
+                fault(f"{key}, {len(messages)} messages, {t}: wrong text\n  {text!r}\n  {want[0]!r}")
+            count("answers")
+            count("restored tokens", t["restored_tokens"])
+            count("tokens from the Redis", t["remote_tokens"])
+            messages.append({"role": "assistant", "content": text})
+            time.sleep(rng.random() * 0.3)
+
+
+def harm(servers, redis):
+    """One server at a time, so that another one can answer."""
+    rng = random.Random(a.seed)
+    while not over.wait(rng.uniform(0.5, 4)):
+        s, how = rng.choice(servers), rng.random()
+        if how < 0.1:
+            redis.end(signal.SIGKILL)
+            count("kills of the Redis")
+            over.wait(rng.uniform(0, 3))
+            redis.start()
+            continue
+        if how < 0.25:
+            s.p.send_signal(signal.SIGSTOP)
+            count("suspensions")
+            over.wait(rng.uniform(0, 3))
+            s.p.send_signal(signal.SIGCONT)
+            continue
+        s.end(signal.SIGKILL if how < 0.8 else signal.SIGTERM)
+        count("kills" if how < 0.8 else "stops")
+        over.wait(rng.uniform(0, 2))
+        s.start()
+
+
+def guarded(fn, *args):
+    def run():
+        try:
+            fn(*args)
+        except Exception as e:
+            fault(f"{fn.__name__}: {e!r}")
+            over.set()
+    t = threading.Thread(target=run, daemon=True)
+    t.start()
+    return t
+
+
+def run(tmp, children):
+    def child(*args):
+        children.append(Child(*args))
+        return children[-1]
+    redis = child("redis-server", lambda port: ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "",
+                                                "--appendonly", "no", "--dir", tmp])
+    remote = f"redis://127.0.0.1:{redis.port}/0"
+    servers = [child(f"server {i + 1}", lambda port, i=i: [
+        HC, "serve", MODEL, "--port", str(port), "--plan", "kv", "--no-reuse", "--store", os.path.join(tmp, f"store{i + 1}"),
+        "--remote", remote]) for i in range(N_SERVERS)]
+    proxy = child("haproxy", lambda port: ["haproxy", "-db", "-f", os.path.join(HERE, "..", "examples", "cluster",
+                                                                               "haproxy.cfg")],
+                  lambda port: {"HCACHE_LISTEN": f"127.0.0.1:{port}",
+                                **{f"HCACHE_{i + 1}": f"127.0.0.1:{s.port}" for i, s in enumerate(servers)}})
+    alone = child("a server without state", lambda port: [HC, "serve", MODEL, "--port", str(port), "--no-reuse"])
+    clients = [guarded(client, i, proxy.port, alone) for i in range(a.clients)]
+    harmer = guarded(harm, servers, redis)
+    over.wait(a.minutes * 60)
+    over.set()
+    harmer.join(START_S)
+    for t in clients:
+        t.join(START_S)
+        if t.is_alive():
+            fault("a client does not end")
+
+
+def main():
+    for program in ("redis-server", "haproxy"):
+        if shutil.which(program) is None:
+            sys.exit(f"{program} is missing: run tools/setup.sh --test")
+    tmp, children = tempfile.mkdtemp(prefix="hcache-campaign.", dir="/var/tmp"), []
+    try:
+        run(tmp, children)
+    finally:
+        for c in children:
+            c.p.kill()
+            c.p.wait()
+        shutil.rmtree(tmp, ignore_errors=True)
+    print(", ".join(f"{n} {what}" for what, n in counts.items()))
+    wrong = sum("wrong text" in f for f in faults)
+    left = sum("cannot go on" in f for f in faults)
+    print(f"seed {a.seed}, {a.minutes:g} minutes: {wrong} wrong texts, {left} conversations that cannot go on, "
+          f"{len(faults) - wrong - left} other faults")
+    if counts["tokens from the Redis"] == 0:
+        sys.exit("nothing came from the Redis: the run shows nothing")
+    sys.exit(bool(faults))
+
+
+main()
