@@ -103,7 +103,12 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
              "serves the model better"}
 #define OPT_REMOTE(s)                                                                      \
     {"remote", OPT(s, engine.o.remote), .arg = "redis://[USER:PASSWORD@]HOST[:PORT][/DB]", \
-     .help = "a Redis that shares saved state among servers, behind --store"},             \
+     .help = "a Redis that shares saved state among servers, behind --store; rediss:// is TLS"}, \
+    {"remote-ca", OPT(s, engine.o.remote_ca), .arg = "FILE",                               \
+     .help = "certificates that may have signed that of the remote; else the system's"},  \
+    {"remote-cert", OPT(s, engine.o.remote_cert), .arg = "FILE",                           \
+     .help = "certificate that the remote wants to see"},                                  \
+    {"remote-key", OPT(s, engine.o.remote_key), .arg = "FILE", .help = "its key"},         \
     {"remote-write", OPT(s, engine.o.remote_write), .choices = engine_remote_writes,       \
      .def = "always",                                                                      \
      .help = "when state is written there: once it is stored here, when the request that " \

@@ -119,8 +119,12 @@ struct hcache_opts {
      * Ignored where there is no disk: without a store, and with one in DRAM. */
     uint64_t dram_bytes;
     /* A Redis in which several servers share saved state, behind the store:
-     * "redis://[user:password@]host[:port][/db]"; NULL: none.  Needs a store.  See docs/CLUSTER.md. */
+     * "redis://[user:password@]host[:port][/db]", "rediss://..." over TLS; NULL: none.  Needs a store.  See
+     * docs/CLUSTER.md. */
     const char *remote;
+    /* PEM files, for rediss:// only.  Authorities that may have signed the Redis's certificate; NULL: those
+     * of the system.  The certificate that this process shows, and its key; NULL: none. */
+    const char *remote_ca, *remote_cert, *remote_key;
     /* When state is written there: "always" or NULL: as soon as it is in the store; "idle": when the
      * request that made it has ended; "use": when a later request uses it. */
     const char *remote_write;
@@ -552,7 +556,8 @@ struct hcache_remote {
     int is_up;     /* it answers */
     char why_down[160];
     /* Since the start: */
-    uint64_t n_fetches;                /* look-ups that asked it for chunks */
+    uint64_t n_fetches;     /* look-ups that asked it for chunks */
+    uint64_t n_round_trips; /* times that a fetch asked and had nothing else under way */
     uint64_t n_fetched, fetched_bytes; /* chunks that came, right in every byte */
     struct hcache_counts misses; /* look-ups that got less than they asked for, by why */
     uint64_t n_written, written_bytes; /* chunks */

@@ -22,7 +22,7 @@ packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-de
           libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev libhiredis-dev
           zlib1g-dev libcmocka-dev python3 python3-venv procps strace mount e2fsprogs util-linux curl)
 browser=(chromium chromium-driver)
-cluster=(redis-server haproxy nginx-light)
+cluster=(redis-server haproxy nginx-light openssl)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr "${browser[@]}")
 
 fail() { echo "setup: $*" >&2; exit 1; }

@@ -15,6 +15,7 @@
 #include "engine/restore_phase.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -291,6 +292,19 @@ static double recompute_s(const struct restore_phase *g, const struct seq *s, in
            platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
 }
 
+/* Price of restoring n_tokens from the store, by the cheaper of the two kinds of records; 0: not measured yet. */
+static double restore_s(const struct restore_phase *g, int n_tokens)
+{
+    const struct platform *p = g->o.platform;
+    if (p->n_tiers == 0)
+        return 0;
+    double h_s = fmax(platform_io_s(p, 0, n_tokens, RECORD_HIDDEN),
+                      platform_h_s(p, n_tokens));
+    double kv_s = fmax(platform_io_s(p, 0, n_tokens, RECORD_KV),
+                       platform_kv_s(p, n_tokens));
+    return p->n_layers * fmin(h_s, kv_s);
+}
+
 /* Returns the reason why nothing is looked up, or NULL. */
 static const char *why_not(const struct seq *s)
 {
@@ -325,7 +339,9 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
         .measure_io = must_measure(g),
         .owner = store_owner(s->salt),
         .n_have = s->n_done,
-        .recompute_s = recompute_s(g, s, v->n_tokens)};
+        .recompute_s = recompute_s(g, s, v->n_tokens),
+        .recompute_half_s = recompute_s(g, s, s->n_done + (v->n_tokens - s->n_done) / 2),
+        .restore_s = restore_s(g, v->n_tokens - s->n_done)};
     upcoming_fetch_no_more(s);
     seq_enter_restore(s);
     s->restore = restore_find(g->pipeline, &want);

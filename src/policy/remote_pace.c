@@ -26,6 +26,14 @@ double remote_pace_price_s(const struct remote_pace *p, uint64_t n_bytes)
     return p->bytes_per_s > 0 ? p->latency_s + (double)n_bytes / p->bytes_per_s : 0;
 }
 
+double remote_rest_s(double all_s, double half_s, double share)
+{
+    /* A quadratic curve through 0, half_s and all_s. */
+    double square = 2 * all_s - 4 * half_s, line = 4 * half_s - all_s;
+    double rest = all_s - line * share - square * share * share;
+    return fmin(fmax(rest, 0), all_s);
+}
+
 /* How long the remote may be silent. */
 static double patience_s(const struct remote_view *v)
 {
@@ -44,6 +52,12 @@ static bool crawls(const struct remote_view *v)
            v->elapsed_s / (double)v->done_bytes * (double)v->left_bytes > again;
 }
 
+/* fetch_s: 0 where it is not known: then it is tried once. */
+static bool is_dear(const struct remote_view *v, double fetch_s)
+{
+    return fetch_s > 0 && fetch_s + v->restore_s > REMOTE_WORTH_SHARE * v->recompute_s;
+}
+
 enum remote_choice remote_choose(const struct remote_view *v, const struct remote_pace *p,
                                  double *again_s)
 {
@@ -54,8 +68,7 @@ enum remote_choice remote_choose(const struct remote_view *v, const struct remot
     if (v->recompute_s <= 0 || v->left_bytes == 0)
         return REMOTE_GO_ON;
     if (v->done_bytes == 0)
-        return remote_pace_price_s(p, v->left_bytes) > REMOTE_WORTH_SHARE * v->recompute_s
-                   ? REMOTE_TOO_DEAR
-                   : REMOTE_GO_ON;
+        return is_dear(v, remote_pace_price_s(p, v->left_bytes)) ? REMOTE_TOO_DEAR
+                                                                 : REMOTE_GO_ON;
     return crawls(v) ? REMOTE_CRAWLS : REMOTE_GO_ON;
 }

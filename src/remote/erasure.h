@@ -1,4 +1,4 @@
-/* erasure.h - what one server has erased, as all others read it: an entry of a list in the remote.  Pure.
+/* erasure.h - what one server has erased, as all others read it: an entry of a stream in the remote.  Pure.
  *
  *     "HCERASE1" | server u64 | is_owner u64 | owner u64 | n u64 | n keys of 32 bytes | checksum64 of all before
  *
@@ -12,7 +12,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 
-enum { ERASURE_MAX_KEYS = 4096 };
+enum { ERASURE_MAX_KEYS = 1024 };
 
 struct erasure {
     uint64_t server; /* that has erased: a random number of its process */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/textbuf.h"
@@ -15,6 +16,13 @@
 /* Arguments up to this size are gathered and sent together. */
 enum { SMALL_BYTES = 4096 };
 enum { RECEIVE_BYTES = 256 << 10 };
+/* A string of this size or more is received into its answer, without a copy in between. */
+enum { LARGE_BYTES = 64 << 10 };
+/* Where a large string has just ended, another one probably begins.  A short receive reads its header and
+ * leaves the rest to be received in place. */
+enum { SNIFF_BYTES = 64 };
+/* "$", the digits of a size, and the end of the line. */
+enum { HEADER_BYTES = 24, MOST_DIGITS = 15 };
 
 struct redis {
     struct wire wire;
@@ -22,9 +30,15 @@ struct redis {
     struct textbuf out;
     size_t n_sent; /* of out */
     redisReader *reader;
-    uint64_t n_come;         /* bytes received since the last answer was complete */
     struct redis_answer *to; /* where the answer that is being read goes */
-    char *receive;           /* [RECEIVE_BYTES] */
+    char *receive; /* [RECEIVE_BYTES]: bytes [at, end) came and were not read yet */
+    size_t at, end;
+    /* Bytes of a large string that is being received, with the end of its line; 0: none is.  And how many of
+     * them came. */
+    size_t large_bytes, n_large;
+    bool sniffs;      /* the last answer was a large string */
+    bool is_too_long; /* what hiredis refused to go on with was longer than is allowed */
+    uint64_t n_come;  /* bytes received since the last answer was complete */
 };
 
 /* --- answers ---------------------------------------------------------------------------------- */
@@ -33,6 +47,17 @@ void redis_answer_deinit(struct redis_answer *a)
 {
     free(a->bytes);
     *a = (struct redis_answer){0};
+}
+
+/* Makes room for n bytes and a zero; what the answer had is gone.  False where there is no memory. */
+static bool answer_reserve(struct redis_answer *a, size_t n)
+{
+    if (n < a->max_bytes)
+        return true;
+    free(a->bytes);
+    a->bytes = mem_try(n + 1);
+    a->max_bytes = a->bytes != NULL ? n + 1 : 0;
+    return a->bytes != NULL;
 }
 
 /* Appends n bytes and a zero that does not count; false where there is no memory. */
@@ -79,17 +104,23 @@ static void make_printable(struct redis_answer *a)
             a->bytes[i] = '?';
 }
 
+/* Adds a string to a list: its length, and its bytes. */
+static void *list_add(struct redis *r, const char *bytes, size_t n)
+{
+    struct redis_answer *a = r->to;
+    uint8_t length[4];
+    put_u32(length, (uint32_t)n);
+    a->kind = REDIS_LIST;
+    r->is_too_long = n > UINT32_MAX || a->n_bytes + n > r->max_answer_bytes;
+    return taken(r, !r->is_too_long && answer_add(a, length, 4) && answer_add(a, bytes, n));
+}
+
 static void *take_string(const redisReadTask *t, char *bytes, size_t n)
 {
     struct redis *r = t->privdata;
     struct redis_answer *a = r->to;
-    if (t->parent != NULL) { /* of a list: its length, and itself */
-        uint8_t length[4];
-        put_u32(length, (uint32_t)n);
-        a->kind = REDIS_LIST;
-        return taken(r, n <= UINT32_MAX && a->n_bytes + n <= r->max_answer_bytes &&
-                            answer_add(a, length, 4) && answer_add(a, bytes, n));
-    }
+    if (t->parent != NULL)
+        return list_add(r, bytes, n);
     a->kind = t->type == REDIS_REPLY_ERROR ? REDIS_REFUSED : REDIS_BYTES;
     a->n_bytes = 0;
     bool ok = answer_add(a, bytes, n);
@@ -101,8 +132,10 @@ static void *take_string(const redisReadTask *t, char *bytes, size_t n)
 static void *take_number(const redisReadTask *t, long long n)
 {
     struct redis *r = t->privdata;
-    if (t->parent != NULL) /* no command that is used here has numbers in a list */
-        return r->to;
+    char text[32];
+    int n_text = snprintf(text, sizeof text, "%lld", n);
+    if (t->parent != NULL) /* a list has strings only */
+        return list_add(r, text, (size_t)n_text);
     r->to->kind = REDIS_NUMBER;
     r->to->number = n;
     return r->to;
@@ -153,25 +186,142 @@ int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
 
 /* --- in --------------------------------------------------------------------------------------- */
 
+/* Returns the size that the header of a string names, or -1 where hiredis is to read these bytes. */
+static int64_t string_bytes(const char *p, size_t n, size_t *n_header)
+{
+    int64_t size = 0;
+    size_t i = 1;
+    if (n < 4 || p[0] != '$')
+        return -1;
+    for (; i < n && p[i] >= '0' && p[i] <= '9' && i <= MOST_DIGITS; i++)
+        size = 10 * size + (p[i] - '0');
+    if (i == 1 || i + 2 > n || p[i] != '\r' || p[i + 1] != '\n')
+        return -1;
+    *n_header = i + 2;
+    return size;
+}
+
 static int too_long(const struct redis *r, struct err *err)
 {
     return err_set(err, ERR_LIMIT, "the remote's answer is longer than %zu bytes",
                    r->max_answer_bytes);
 }
 
-/* Takes the next answer out of the bytes that have come. */
-static int parse(struct redis *r, struct redis_answer *out, bool *complete, struct err *err)
+/* Whether the next byte begins an answer: hiredis has read all that it was given. */
+static bool is_between_answers(const struct redis *r)
+{
+    return r->reader->ridx == -1 && r->reader->pos == r->reader->len;
+}
+
+/* Where a large string begins, its first bytes go to *out, and large_bytes is set. */
+static int large_begin(struct redis *r, struct redis_answer *out, struct err *err)
+{
+    size_t n_header = 0, n_here = r->end - r->at;
+    int64_t n = string_bytes(r->receive + r->at, n_here, &n_header);
+    if (n < LARGE_BYTES)
+        return 0;
+    if ((uint64_t)n > r->max_answer_bytes)
+        return too_long(r, err);
+    out->n_bytes = 0;
+    if (!answer_reserve(out, (size_t)n + 2))
+        return err_set(err, -ENOMEM, "no memory for the remote's answer");
+    r->large_bytes = (size_t)n + 2;
+    r->at += n_header;
+    n_here -= n_header;
+    r->n_large = n_here < r->large_bytes ? n_here : r->large_bytes;
+    memcpy(out->bytes, r->receive + r->at, r->n_large);
+    r->at += r->n_large;
+    return 0;
+}
+
+static int large_end(struct redis *r, struct redis_answer *out, struct err *err)
+{
+    size_t n = r->large_bytes - 2;
+    r->large_bytes = 0;
+    r->sniffs = true;
+    if (out->bytes[n] != '\r' || out->bytes[n + 1] != '\n')
+        return err_set(err, ERR_FORMAT,
+                       "the remote does not speak Redis's protocol: a string has no end");
+    out->kind = REDIS_BYTES;
+    out->n_bytes = n;
+    out->bytes[n] = 0;
+    return 0;
+}
+
+/* Returns how many of the bytes that came hiredis gets: those of one short answer where that can be told,
+ * so that a large string behind it is not copied. */
+static size_t short_answer_bytes(const struct redis *r)
+{
+    const char *p = r->receive + r->at;
+    size_t n = r->end - r->at, n_header = 0, n_answer = n;
+    if (!is_between_answers(r) || n == 0)
+        return n;
+    int64_t n_string = string_bytes(p, n, &n_header);
+    const char *line = memchr(p, '\n', n);
+    if (n_string >= 0)
+        n_answer = n_header + (size_t)n_string + 2;
+    else if (line != NULL && line > p && line[-1] == '\r' && memchr(":+-", p[0], 3) != NULL)
+        n_answer = (size_t)(line + 1 - p);
+    return n_answer < n ? n_answer : n;
+}
+
+static int parse_short(struct redis *r, bool *complete, struct err *err)
 {
     void *object = NULL;
-    r->to = out;
+    size_t n = short_answer_bytes(r);
+    if (n == 0 &&
+        is_between_answers(r)) /* hiredis would take it for the beginning of an answer */
+        return 0;
+    if (redisReaderFeed(r->reader, r->receive + r->at, n) != REDIS_OK)
+        return err_set(err, -ENOMEM, "no memory for the remote's answer");
+    r->at += n;
     if (redisReaderGetReply(r->reader, &object) != REDIS_OK)
-        return err_set(err, ERR_FORMAT, "the remote does not speak Redis's protocol: %s",
-                       r->reader->errstr);
+        return r->is_too_long ? too_long(r, err)
+                              : err_set(err, ERR_FORMAT,
+                                        "the remote does not speak Redis's protocol: %s",
+                                        r->reader->errstr);
     *complete = object != NULL;
+    r->sniffs = r->sniffs && !*complete;
+    if (!*complete && r->reader->len - r->reader->pos > r->max_answer_bytes)
+        return too_long(r, err);
+    return 0;
+}
+
+/* Takes the next answer out of what has come. */
+static int parse(struct redis *r, struct redis_answer *out, bool *complete, struct err *err)
+{
+    int rc = 0;
+    r->to = out;
+    *complete = false;
+    if (r->large_bytes == 0 && is_between_answers(r))
+        rc = large_begin(r, out, err);
+    if (rc == 0 && r->large_bytes == 0) {
+        rc = parse_short(r, complete, err);
+    } else if (rc == 0 && r->n_large == r->large_bytes) {
+        *complete = true;
+        rc = large_end(r, out, err);
+    }
     if (*complete)
         r->n_come = 0;
-    else if (r->reader->len - r->reader->pos > r->max_answer_bytes)
-        return too_long(r, err);
+    return rc;
+}
+
+/* Receives some bytes: of a large string into its answer, others into r->receive. */
+static int receive(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
+                   struct err *err)
+{
+    bool is_large = r->large_bytes != 0;
+    CHECK(is_large || r->at == r->end); /* parse_short takes all, or a whole answer */
+    r->at = r->end = 0;
+    uint8_t *to = is_large ? out->bytes + r->n_large : (uint8_t *)r->receive;
+    size_t room = is_large    ? r->large_bytes - r->n_large
+                  : r->sniffs ? SNIFF_BYTES
+                              : RECEIVE_BYTES;
+    ssize_t n = wire_receive(&r->wire, to, room, deadline_ns, err);
+    if (n < 0)
+        return (int)n;
+    *(is_large ? &r->n_large : &r->end) += (size_t)n;
+    r->n_come += (uint64_t)n;
     return 0;
 }
 
@@ -179,18 +329,12 @@ int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer
                        bool *complete, struct err *err)
 {
     int rc = parse(r, out, complete, err);
-    if (rc != 0 || *complete)
-        return rc;
-    /* A list of numbers takes no memory, so only its bytes show that it never ends. */
-    if (r->n_come > r->max_answer_bytes + RECEIVE_BYTES)
+    /* A list of empty lists takes no memory, so only its bytes show that it never ends. */
+    if (rc == 0 && !*complete && r->n_come > r->max_answer_bytes + RECEIVE_BYTES)
         return too_long(r, err);
-    ssize_t n = wire_receive(&r->wire, r->receive, RECEIVE_BYTES, deadline_ns, err);
-    if (n < 0)
-        return (int)n;
-    r->n_come += (uint64_t)n;
-    if (redisReaderFeed(r->reader, r->receive, (size_t)n) != REDIS_OK)
-        return err_set(err, -ENOMEM, "no memory for the remote's answer");
-    return parse(r, out, complete, err);
+    if (rc == 0 && !*complete)
+        rc = receive(r, deadline_ns, out, err);
+    return rc == 0 && !*complete ? parse(r, out, complete, err) : rc;
 }
 
 /* An answer begins: a list grows from nothing. */
@@ -259,8 +403,8 @@ static int greet_all(struct redis *r, const struct remote_url *u, int64_t deadli
     return rc == 0 ? greet(r, &ping, 1, deadline_ns, err) : rc;
 }
 
-int redis_open(const struct redis_opts *o, int64_t deadline_ns, struct redis **out,
-               struct err *err)
+int redis_open(const struct redis_opts *o, const char *host, int port, int64_t deadline_ns,
+               struct redis **out, struct err *err)
 {
     struct redis *r = xcalloc(1, sizeof *r);
     r->wire.fd = -1;
@@ -271,7 +415,7 @@ int redis_open(const struct redis_opts *o, int64_t deadline_ns, struct redis **o
     if (rc == 0) {
         r->reader->privdata = r;
         r->reader->maxbuf = 0; /* its buffer stays, or each value would be mapped anew */
-        rc = wire_open(&r->wire, o->url->host, o->url->port, o->stop_fd, deadline_ns, err);
+        rc = wire_open(&r->wire, host, port, o->stop_fd, o->tls, deadline_ns, err);
     }
     if (rc == 0)
         rc = greet_all(r, o->url, deadline_ns, err);

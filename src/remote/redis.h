@@ -14,14 +14,15 @@
 struct redis;
 
 struct redis_opts {
-    const struct remote_url *url;
-    int stop_fd;             /* see wire.h */
-    size_t max_answer_bytes; /* a larger one is ERR_LIMIT */
+    const struct remote_url *url; /* user, password, database */
+    const struct tls *tls;        /* NULL: none */
+    int stop_fd;                  /* see wire.h */
+    size_t max_answer_bytes;      /* a larger one is ERR_LIMIT */
 };
 
 /* Connects, authenticates, selects the database, and hears an answer. */
-int redis_open(const struct redis_opts *o, int64_t deadline_ns, struct redis **out,
-               struct err *err);
+int redis_open(const struct redis_opts *o, const char *host, int port, int64_t deadline_ns,
+               struct redis **out, struct err *err);
 void redis_close(struct redis *r); /* NULL is allowed */
 
 /* One argument of a command. */
@@ -42,7 +43,8 @@ enum redis_kind {
     REDIS_NUMBER,  /* number */
     REDIS_BYTES,   /* bytes: a string, or a status */
     REDIS_REFUSED, /* bytes: why, in printable ASCII */
-    REDIS_LIST     /* strings of a list of any depth, one behind the other: redis_next */
+    /* Strings of a list of any depth, one behind the other: redis_next.  Numbers are strings of digits. */
+    REDIS_LIST
 };
 
 struct redis_answer {

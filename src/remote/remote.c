@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "remote/remote_impl.h"
+#include "remote/tls.h"
 
 /* How long the end of a process waits for the writer. */
 #define DRAIN_NS ((int64_t)10 * 1000 * 1000 * 1000)
@@ -174,23 +175,39 @@ static int start(struct remote *r, struct err *err)
     return rc == 0 ? 0 : err_set(err, -rc, "no thread for the remote: %s", strerror(rc));
 }
 
+static int open_tls(const struct remote_opts *o, const struct remote_url *url,
+                    struct tls **out, struct err *err)
+{
+    const struct tls_opts t = {o->ca_file, o->cert_file, o->key_file};
+    if (url->has_tls)
+        return tls_open(&t, out, err);
+    return o->ca_file == NULL && o->cert_file == NULL && o->key_file == NULL
+               ? 0
+               : err_set(err, ERR_USAGE,
+                         "--remote-ca, --remote-cert and --remote-key need rediss://");
+}
+
 int remote_open(const struct remote_opts *o, struct remote **out, struct err *err)
 {
     struct remote_url url;
+    struct tls *tls = NULL;
     int rc = remote_url_parse(o->url, &url, err);
+    if (rc == 0)
+        rc = open_tls(o, &url, &tls, err);
     if (rc != 0)
         return rc;
     CHECK(o->ttl_s > 0 && o->max_chunk_bytes > 0);
     struct remote *r = xcalloc(1, sizeof *r);
     r->o = *o;
-    r->o.url = r->o.place_dir = NULL;
+    r->o.url = r->o.place_dir = r->o.ca_file = r->o.cert_file = r->o.key_file = NULL;
     if (r->o.stuck_ns == 0)
         r->o.stuck_ns = (int64_t)LINK_OPEN_S * 1000000000;
     r->url = url;
     r->stop_fd = -1;
     r->offers = xcalloc(MAX_OFFERS, sizeof *r->offers);
-    r->read_link = (struct link){.r = r, .tells = true};
-    r->write_link = (struct link){.r = r};
+    r->tls = tls;
+    r->read_link.r = r->write_link.r = r;
+    r->read_link.tells = true;
     remote_url_text(&url, r->stats.url, sizeof r->stats.url);
     snprintf(r->stats.why_down, sizeof r->stats.why_down, "it was not reached yet");
     pthread_mutex_init(&r->lock, NULL);
@@ -248,6 +265,7 @@ void remote_close(struct remote *r)
     pthread_cond_destroy(&r->drained);
     pthread_mutex_destroy(&r->lock);
     remote_erase_deinit(r);
+    tls_close(r->tls);
     free(r->offers);
     free(r);
 }

@@ -38,6 +38,8 @@ int remote_when_parse(const char *text, enum remote_when *out, struct err *err);
 
 struct remote_opts {
     const char *url; /* see url.h; copied */
+    /* PEM files, of rediss:// only: see tls.h. */
+    const char *ca_file, *cert_file, *key_file;
     enum remote_when when;
     struct store *store;
     struct sha256
@@ -45,7 +47,7 @@ struct remote_opts {
     uint32_t ttl_s;         /* what nobody has fetched for so long goes; > 0 */
     size_t max_chunk_bytes; /* a larger value is not fetched */
     int64_t stuck_ns; /* silences that end everything, also what is waited for; 0: 5 s */
-    /* A folder in which the server keeps how far it has read the list of erasures; NULL: nowhere. */
+    /* Folder in which the server keeps how far it has read what others have erased; NULL: nowhere. */
     const char *place_dir;
 };
 
@@ -89,6 +91,8 @@ struct remote_want {
     uint64_t owner;
     struct store_use use;
     double recompute_s; /* price of computing all of it; 0: it is waited for */
+    double
+        restore_s; /* price of restoring all of it once it is in the store; 0: not known */
     /* Called once, on the reader's thread, with no lock held, also behind remote_fetch_cancel. */
     void (*done)(void *arg);
     void *arg;
@@ -135,14 +139,15 @@ struct remote_stats {
     bool is_up;
     char why_down[160];
     uint64_t n_fetches, n_fetched, fetched_bytes; /* requests; chunks */
-    uint64_t misses[REMOTE_MISSES];               /* requests, by reason */
-    uint64_t n_written, written_bytes;            /* chunks */
-    uint64_t n_known;                             /* offers that the remote had already */
-    uint64_t n_dropped;  /* offers that found no place in the queue */
-    uint64_t n_gone;     /* offers whose chunk had left the store */
-    uint64_t n_refused;  /* chunks that the remote did not take: it is full */
-    uint64_t n_failures; /* connections that failed */
-    uint64_t n_queued;   /* offers that wait now */
+    uint64_t n_round_trips; /* times that a fetch asked and had nothing else in flight */
+    uint64_t misses[REMOTE_MISSES];    /* requests, by reason */
+    uint64_t n_written, written_bytes; /* chunks */
+    uint64_t n_known;                  /* offers that the remote had already */
+    uint64_t n_dropped;                /* offers that found no place in the queue */
+    uint64_t n_gone;                   /* offers whose chunk had left the store */
+    uint64_t n_refused;                /* chunks that the remote did not take: it is full */
+    uint64_t n_failures;               /* connections that failed */
+    uint64_t n_queued;                 /* offers that wait now */
     /* Erasures: of this server, not published yet; published by all, as far as this one has read; as far
      * as all servers have that run now; how many these are. */
     uint64_t n_unpublished, n_erasures, n_erasures_everywhere, n_servers;

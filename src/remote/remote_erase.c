@@ -1,51 +1,36 @@
-/* remote_erase.c - erasures reach the remote and every other server.
+/* remote_erase.c - what this server erases leaves the remote, and every other server hears of it.
  *
- * Here:    remote_erase_begin   no fetch that has begun before stores anything from now on
- *          store_erase ...      the caller's; the store tells which chunks it has taken away
- *          remote_erase_end     the erasure is queued for the writer
- *          writer               UNLINK of the chunks; an entry at the end of the list NAME_ERASURES
- * Others:  writer, each second  reads the entries that it has not seen, erases in its own store, and
- *                               UNLINKs once more: it may have written one of the chunks meanwhile
+ *     remote_erase_begin   no fetch that has begun before stores anything from now on
+ *     store_erase ...      the caller's; the store tells which chunks it has taken away
+ *     remote_erase_end     the erasure is queued for the writer
+ *     writer               UNLINK of the chunks; an entry at the end of the stream NAME_ERASED
  *
- * While an erasure waits to be published nothing is fetched.  For BAN_NS nobody fetches what was erased: until
- * then another server that has not heard of it may have written it again.
+ * remote_follow.c does the same on the other servers.  While an erasure waits to be published nothing is fetched.
+ * For BAN_NS nobody fetches what was erased: until then another server that has not heard of it may have written
+ * it again.
  *
- * A position in the list survives a restart (a file beside the store).  A server whose store is not empty at
- * open uses none of its state before it has read the list to its end: remote_is_current. */
+ * The stream keeps about ERASED_ENTRIES entries: the oldest go when another one is added. */
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/file.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "remote/remote_impl.h"
 
-/* How often others are asked. */
-#define POLL_NS ((int64_t)1000 * 1000 * 1000)
-/* Entries of others' erasures that are read at once, and the time for chunks behind them: a list without an
- * end keeps no chunk from being written. */
-#define TURN_NS ((int64_t)20 * 1000 * 1000)
-enum { ENTRIES_AT_ONCE = 1024 };
 /* Longer than every server that is up takes to hear of an erasure. */
 #define BAN_NS ((int64_t)60 * 1000 * 1000 * 1000)
-/* A server that has told nothing for so long is not waited for: it reads the list before it serves. */
-enum { GONE_S = 30, SCAN_AT_ONCE = 500 };
+enum { SCAN_AT_ONCE = 500 };
 /* Where the owner stands in a parcel: docs/STORE_FORMAT.md. */
 #define OWNER_FIRST "432"
 #define OWNER_LAST  "439"
 
 /* --- bans ------------------------------------------------------------------------------------- */
 
-/* [lock] */
-static void ban(struct remote *r, const struct erasure *e)
+void remote_ban(struct remote *r, const struct erasure *e)
 {
     struct bans *b = &r->bans;
     int64_t now = clock_now_ns();
@@ -114,13 +99,13 @@ static void taken_add(void *arg, const struct sha256 *keys, int n)
     pthread_mutex_unlock(&r->lock);
 }
 
-static void erase_enter(struct remote *r)
+void remote_erase_enter(struct remote *r)
 {
     pthread_mutex_lock(&r->erase_lock);
     stop_fetches(r);
 }
 
-static void erase_leave(struct remote *r)
+void remote_erase_leave(struct remote *r)
 {
     pthread_mutex_lock(&r->lock);
     r->n_erasing--;
@@ -131,7 +116,7 @@ static void erase_leave(struct remote *r)
 void remote_erase_begin(struct remote *r)
 {
     if (r != NULL)
-        erase_enter(r);
+        remote_erase_enter(r);
 }
 
 /* [lock] */
@@ -146,7 +131,7 @@ static void publish(struct remote *r, const uint64_t *owner, const struct sha256
                             .keys = p->keys};
     if (n > 0)
         memcpy(p->keys, keys, (size_t)n * sizeof keys[0]);
-    ban(r, &p->e);
+    remote_ban(r, &p->e);
     struct published **last = &r->publish;
     while (*last != NULL)
         last = &(*last)->next;
@@ -180,16 +165,15 @@ void remote_erase_end(struct remote *r, const uint64_t *owner, const struct sha2
         publish(r, NULL, keys + i, n - i < ERASURE_MAX_KEYS ? n - i : ERASURE_MAX_KEYS);
     pthread_cond_signal(&r->for_writer);
     pthread_mutex_unlock(&r->lock);
-    erase_leave(r);
+    remote_erase_leave(r);
 }
 
 /* --- talking to the remote ---------------------------------------------------------------------- */
 
-/* One command of the writer's, whose answer must be of this kind. */
-static int ask(struct remote *r, const struct redis_arg *args, int n_args,
+int remote_ask(struct remote *r, const struct redis_arg *args, int n_args,
                enum redis_kind kind, struct redis_answer *a, struct err *err)
 {
-    int rc = redis_ask(r->write_link.redis, args, n_args, r->o.stuck_ns, a, err);
+    int rc = cluster_ask(r->write_link.cluster, args, n_args, r->o.stuck_ns, a, err);
     if (rc != 0 || a->kind == kind)
         return rc;
     return err_set(err, -EACCES, "the remote refuses: %.120s",
@@ -201,10 +185,10 @@ static int unlink_chunk(struct remote *r, const struct redis_arg *name,
                         struct redis_answer *a, struct err *err)
 {
     const struct redis_arg args[] = {REDIS_TEXT("UNLINK"), *name};
-    return ask(r, args, 2, REDIS_NUMBER, a, err);
+    return remote_ask(r, args, 2, REDIS_NUMBER, a, err);
 }
 
-static int unlink_keys(struct remote *r, const struct sha256 *keys, int n,
+int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
                        struct redis_answer *a, struct err *err)
 {
     char name[NAME_BYTES];
@@ -223,10 +207,40 @@ static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t
 {
     const struct redis_arg args[] = {REDIS_TEXT("GETRANGE"), *name, REDIS_TEXT(OWNER_FIRST),
                                      REDIS_TEXT(OWNER_LAST)};
-    int rc = ask(r, args, 4, REDIS_BYTES, a, err);
+    int rc = remote_ask(r, args, 4, REDIS_BYTES, a, err);
     if (rc != 0 || a->n_bytes != 8 || get_u64(a->bytes) != owner)
         return rc;
     return unlink_chunk(r, name, a, err);
+}
+
+/* One step of a walk over the chunks' names that one server has.  *cursor is "0" behind the last. */
+static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner,
+                     struct redis_answer *a, struct redis_answer *one, struct err *err)
+{
+    char count[16];
+    const char *item;
+    size_t at = 0, n;
+    int64_t until = clock_now_ns() + r->o.stuck_ns;
+    snprintf(count, sizeof count, "%d", SCAN_AT_ONCE);
+    const struct redis_arg args[] = {REDIS_TEXT("SCAN"),  REDIS_TEXT(cursor),
+                                     REDIS_TEXT("MATCH"), REDIS_TEXT(NAME_CHUNKS "*"),
+                                     REDIS_TEXT("COUNT"), REDIS_TEXT(count)};
+    int rc = cluster_command_to(r->write_link.cluster, node, args, 6, until, err);
+    if (rc == 0)
+        rc = cluster_receive(r->write_link.cluster, r->o.stuck_ns, a, err);
+    if (rc == 0 && (!redis_next(a, &at, &item, &n) || n >= 32))
+        rc = err_set(err, -EACCES, "the remote refuses: %.120s",
+                     a->kind == REDIS_REFUSED ? (const char *)a->bytes
+                                              : "an answer of another kind");
+    if (rc != 0)
+        return rc;
+    memcpy(cursor, item, n);
+    cursor[n] = 0;
+    while (rc == 0 && redis_next(a, &at, &item, &n)) {
+        const struct redis_arg name = {item, n};
+        rc = unlink_owned(r, &name, owner, one, err);
+    }
+    return rc;
 }
 
 /* Removes all chunks of an owner: no name tells whose a chunk is, so all are looked at. */
@@ -234,26 +248,13 @@ static int unlink_owner(struct remote *r, uint64_t owner, struct redis_answer *a
                         struct err *err)
 {
     struct redis_answer one = {0};
-    char cursor[32] = "0";
-    int rc = 0;
-    do {
-        char count[16];
-        const char *item;
-        size_t at = 0, n;
-        snprintf(count, sizeof count, "%d", SCAN_AT_ONCE);
-        const struct redis_arg args[] = {REDIS_TEXT("SCAN"),  REDIS_TEXT(cursor),
-                                         REDIS_TEXT("MATCH"), REDIS_TEXT(NAME_CHUNKS "*"),
-                                         REDIS_TEXT("COUNT"), REDIS_TEXT(count)};
-        rc = ask(r, args, 6, REDIS_LIST, a, err);
-        if (rc != 0 || !redis_next(a, &at, &item, &n) || n >= sizeof cursor)
-            break;
-        memcpy(cursor, item, n);
-        cursor[n] = 0;
-        while (rc == 0 && redis_next(a, &at, &item, &n)) {
-            const struct redis_arg name = {item, n};
-            rc = unlink_owned(r, &name, owner, &one, err);
-        }
-    } while (rc == 0 && strcmp(cursor, "0") != 0);
+    int rc = 0, n_nodes = cluster_n_nodes(r->write_link.cluster);
+    for (int i = 0; rc == 0 && i < n_nodes; i++) {
+        char cursor[32] = "0";
+        do
+            rc = scan_some(r, i, cursor, owner, a, &one, err);
+        while (rc == 0 && strcmp(cursor, "0") != 0);
+    }
     redis_answer_deinit(&one);
     return rc;
 }
@@ -263,7 +264,7 @@ static int unlink_owner(struct remote *r, uint64_t owner, struct redis_answer *a
 static int publish_one(struct remote *r, const struct erasure *e, struct redis_answer *a,
                        struct err *err)
 {
-    int rc = unlink_keys(r, e->keys, e->n, a, err);
+    int rc = remote_unlink_keys(r, e->keys, e->n, a, err);
     if (rc == 0 && e->is_owner)
         rc = unlink_owner(r, e->owner, a, err);
     if (rc != 0)
@@ -271,14 +272,20 @@ static int publish_one(struct remote *r, const struct erasure *e, struct redis_a
     size_t n = erasure_bytes(e->n);
     uint8_t *entry = xmalloc(n);
     erasure_encode(e, entry);
-    const struct redis_arg args[] = {
-        REDIS_TEXT("RPUSH"), REDIS_TEXT(NAME_ERASURES), {entry, n}};
-    rc = ask(r, args, 3, REDIS_NUMBER, a, err);
+    const struct redis_arg args[] = {REDIS_TEXT("XADD"),
+                                     REDIS_TEXT(NAME_ERASED),
+                                     REDIS_TEXT("MAXLEN"),
+                                     REDIS_TEXT("~"),
+                                     REDIS_TEXT(ERASED_ENTRIES),
+                                     REDIS_TEXT("*"),
+                                     REDIS_TEXT("e"),
+                                     {entry, n}};
+    rc = remote_ask(r, args, 8, REDIS_BYTES, a, err);
     free(entry);
     return rc;
 }
 
-static int publish_all(struct remote *r, struct redis_answer *a, struct err *err)
+int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err)
 {
     int rc = 0;
     for (;;) {
@@ -294,226 +301,7 @@ static int publish_all(struct remote *r, struct redis_answer *a, struct err *err
     }
 }
 
-/* --- what others have erased -------------------------------------------------------------------- */
-
-/* Erases a list of chunks of several chains, parents first, as far as nothing else continues them. */
-static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *any,
-                      struct err *err)
-{
-    int rc = 0;
-    while (n > 0) {
-        struct store_erased gone = {0};
-        int one = store_erase(r->o.store, keys, n, &gone, err);
-        rc = rc != 0 ? rc : one;
-        *any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
-        if (gone.n_shared == 0)
-            break;
-        n = (int)gone.n_shared - 1; /* keys[n] is continued by something else */
-    }
-    return rc;
-}
-
-static int apply(struct remote *r, const struct erasure *e, struct redis_answer *a,
-                 struct err *err)
-{
-    struct store_erased gone = {0};
-    struct err why = {0};
-    bool any = false;
-    pthread_mutex_lock(&r->lock);
-    ban(r, e);
-    pthread_mutex_unlock(&r->lock);
-    erase_enter(r);
-    int rc = erase_keys(r, e->keys, e->n, &any, &why);
-    if (rc == 0 && e->is_owner)
-        rc = store_erase_owner(r->o.store, e->owner, &gone, &why);
-    any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
-    if (any && r->on_erased != NULL)
-        r->on_erased(r->on_erased_arg);
-    if (rc != 0)
-        log_warn("what another server has erased cannot be erased here yet: %s", why.msg);
-    int n_taken = r->n_taken;
-    struct sha256 *taken = (void *)xmemdup(r->taken, (size_t)n_taken * sizeof *taken);
-    erase_leave(r);
-    rc = unlink_keys(r, e->keys, e->n, a, err);
-    if (rc == 0)
-        rc = unlink_keys(r, taken, n_taken, a, err);
-    free(taken);
-    return rc;
-}
-
-/* Entry i of the list; *is_there false where the list ends before. */
-static int entry(struct remote *r, uint64_t i, struct redis_answer *a, bool *is_there,
-                 struct err *err)
-{
-    char index[32];
-    snprintf(index, sizeof index, "%" PRIu64, i);
-    const struct redis_arg args[] = {REDIS_TEXT("LINDEX"), REDIS_TEXT(NAME_ERASURES),
-                                     REDIS_TEXT(index)};
-    int rc = redis_ask(r->write_link.redis, args, 3, r->o.stuck_ns, a, err);
-    if (rc == 0 && a->kind != REDIS_BYTES && a->kind != REDIS_NONE)
-        rc = err_set(err, -EACCES, "the remote refuses: %.120s",
-                     a->kind == REDIS_REFUSED ? (const char *)a->bytes : "");
-    *is_there = rc == 0 && a->kind == REDIS_BYTES;
-    return rc;
-}
-
-/* A list that does not have the entry that was seen last is another one: it is read from its beginning. */
-static int find_place(struct remote *r, struct redis_answer *a, struct err *err)
-{
-    bool is_there = false;
-    if (r->n_seen == 0)
-        return 0;
-    int rc = entry(r, r->n_seen - 1, a, &is_there, err);
-    if (rc == 0 && (!is_there || checksum64(a->bytes, a->n_bytes) != r->seen_sum))
-        r->n_seen = 0;
-    return rc;
-}
-
-static void keep_place(const struct remote *r)
-{
-    char text[64], *tmp;
-    if (r->place_path == NULL)
-        return;
-    int n = snprintf(text, sizeof text, "%" PRIu64 " %" PRIu64 "\n", r->n_seen,
-                     r->seen_sum);
-    tmp = xasprintf("%s.new", r->place_path);
-    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    bool ok = fd >= 0 && write(fd, text, (size_t)n) == n;
-    if (fd >= 0)
-        ok = close(fd) == 0 && ok;
-    if (!ok || rename(tmp, r->place_path) != 0) /* the same entries are read once more */
-        log_debug("%s: %s", tmp, strerror(errno));
-    free(tmp);
-}
-
-static void load_place(struct remote *r)
-{
-    char *text = NULL;
-    size_t n;
-    if (r->place_path == NULL ||
-        file_read_regular(r->place_path, 256, &text, &n, NULL) != 0)
-        return;
-    if (sscanf(text, "%" SCNu64 " %" SCNu64, &r->n_seen, &r->seen_sum) != 2)
-        r->n_seen = 0;
-    free(text);
-}
-
-/* The first entry of a run that cannot be read has a line in the log; a list may be full of them. */
-static void tell_bad_entry(uint64_t n_before, const struct err *why)
-{
-    if (n_before == 0)
-        log_warn("entries of the remote's list of erasures are passed over: %s", why->msg);
-}
-
-/* Entries concern a server that has state, also where the remote was not there when it began. */
-static void leave_off_skipping(struct remote *r)
-{
-    struct store_stats st;
-    if (!r->skips)
-        return;
-    store_stats(r->o.store, &st);
-    r->skips = st.n_chunks == 0;
-}
-
-/* Reads entries that this server has not seen; *at_end where it has seen all of them now. */
-static int read_entries(struct remote *r, struct redis_answer *a, bool *at_end,
-                        struct err *err)
-{
-    struct erasure e = {.keys = xmalloc(ERASURE_MAX_KEYS * sizeof *e.keys)};
-    uint64_t before = r->n_seen, n_bad = 0;
-    bool is_there = true;
-    leave_off_skipping(r);
-    int rc = find_place(r, a, err);
-    for (int i = 0; rc == 0 && is_there && i < ENTRIES_AT_ONCE; i++) {
-        rc = entry(r, r->n_seen, a, &is_there, err);
-        if (rc != 0 || !is_there)
-            break;
-        uint64_t sum = checksum64(a->bytes, a->n_bytes);
-        struct err why = {0};
-        if (erasure_decode(a->bytes, a->n_bytes, &e, &why) != 0)
-            tell_bad_entry(n_bad++, &why);
-        else if (e.server != r->server && !r->skips)
-            rc = apply(r, &e, a, err);
-        if (rc == 0) {
-            r->n_seen++;
-            r->seen_sum = sum;
-        }
-    }
-    if (r->n_seen != before)
-        keep_place(r);
-    *at_end = rc == 0 && !is_there;
-    r->skips = r->skips && !*at_end;
-    free(e.keys);
-    return rc;
-}
-
-/* --- how far all have come ---------------------------------------------------------------------- */
-
-static int tell_place(struct remote *r, struct redis_answer *a, struct err *err)
-{
-    char id[24], value[64];
-    snprintf(id, sizeof id, "%016" PRIx64, r->server);
-    snprintf(value, sizeof value, "%" PRIu64 " %" PRId64, r->n_seen, clock_wall_s());
-    const struct redis_arg args[] = {REDIS_TEXT("HSET"), REDIS_TEXT(NAME_SERVERS),
-                                     REDIS_TEXT(id), REDIS_TEXT(value)};
-    return ask(r, args, 4, REDIS_NUMBER, a, err);
-}
-
-static int look_at_places(struct remote *r, struct redis_answer *a, struct err *err)
-{
-    const struct redis_arg args[] = {REDIS_TEXT("HGETALL"), REDIS_TEXT(NAME_SERVERS)};
-    uint64_t least = r->n_seen, n_servers = 0;
-    const char *id, *value;
-    size_t at = 0, n;
-    int rc = ask(r, args, 2, REDIS_LIST, a, err);
-    if (rc != 0)
-        return rc;
-    while (redis_next(a, &at, &id, &n) && redis_next(a, &at, &value, &n)) {
-        char text[64] = "";
-        uint64_t seen;
-        int64_t when;
-        memcpy(text, value, n < sizeof text ? n : sizeof text - 1);
-        if (sscanf(text, "%" SCNu64 " %" SCNd64, &seen, &when) != 2 ||
-            when < clock_wall_s() - GONE_S)
-            continue;
-        n_servers++;
-        least = seen < least ? seen : least;
-    }
-    pthread_mutex_lock(&r->lock);
-    r->stats.n_erasures = r->n_seen;
-    r->stats.n_erasures_everywhere = least;
-    r->stats.n_servers = n_servers;
-    r->is_current = true;
-    pthread_mutex_unlock(&r->lock);
-    return 0;
-}
-
-/* --- the writer's part -------------------------------------------------------------------------- */
-
-int64_t remote_erasures_due_ns(const struct remote *r)
-{
-    int64_t left = r->t_polled + POLL_NS - clock_now_ns();
-    return r->publish != NULL || left < 0 ? 0 : left;
-}
-
-bool remote_erasures_run(struct remote *r)
-{
-    struct redis_answer a = {0};
-    struct err err = {0};
-    bool at_end = true;
-    int rc = publish_all(r, &a, &err);
-    if (rc == 0)
-        rc = read_entries(r, &a, &at_end, &err);
-    if (rc == 0)
-        rc = tell_place(r, &a, &err);
-    if (rc == 0 && at_end)
-        rc = look_at_places(r, &a, &err);
-    r->t_polled = clock_now_ns() - (rc == 0 && !at_end ? POLL_NS - TURN_NS : 0);
-    redis_answer_deinit(&a);
-    if (rc != 0)
-        link_fail(&r->write_link, &err);
-    return rc == 0;
-}
+/* --- life ------------------------------------------------------------------------------------- */
 
 bool remote_is_current(struct remote *r)
 {
@@ -541,10 +329,10 @@ void remote_erase_init(struct remote *r)
     pthread_mutex_init(&r->erase_lock, NULL);
     pthread_mutex_init(&r->append_lock, NULL);
     r->bans.key = xcalloc(MAX_BANS, sizeof *r->bans.key);
-    load_place(r);
     store_stats(r->o.store, &st);
     /* What was erased before cannot be in a store that is empty. */
-    r->is_current = r->skips = st.n_chunks == 0;
+    r->is_current = st.n_chunks == 0;
+    remote_follow_init(r, st.n_chunks == 0);
     store_on_erased(r->o.store, taken_add, r);
 }
 

@@ -33,6 +33,7 @@ struct work {
     int n_asked, n_come;  /* of these */
     uint64_t asked_bytes; /* not come yet */
     int n_flight;         /* answers that are to come */
+    int n_round_trips;
     struct remote_view view;
     int64_t t_transfer;
     struct redis_answer answer;
@@ -135,9 +136,9 @@ static bool receive(struct work *w)
         if (!goes_on(w->f, &w->view, &w->r->pace, &again_ns))
             return false;
         int64_t until = clock_now_ns() + again_ns;
-        rc = redis_flush(l->redis, until, &err);
+        rc = cluster_flush(l->cluster, until, &err);
         if (rc == 0)
-            rc = redis_receive_some(l->redis, until, &w->answer, &complete, &err);
+            rc = cluster_receive_some(l->cluster, until, &w->answer, &complete, &err);
         if (rc == 0)
             atomic_store(&w->f->t_heard, clock_now_ns());
         rc = rc == -ETIMEDOUT ? 0 : rc;
@@ -158,8 +159,9 @@ static bool ask(struct work *w, const struct redis_arg *args, int n)
 {
     struct err err = {0};
     struct link *l = &w->r->read_link;
+    w->n_round_trips += w->n_flight == 0;
     w->n_flight++;
-    if (redis_command(l->redis, args, n, clock_now_ns() + w->r->o.stuck_ns, &err) == 0)
+    if (cluster_command(l->cluster, args, n, clock_now_ns() + w->r->o.stuck_ns, &err) == 0)
         return true;
     link_fail(l, &err);
     return miss(w->f, REMOTE_MISS_FAILED, err.msg);
@@ -214,6 +216,7 @@ static bool look(struct work *w)
         miss(w->f, REMOTE_MISS_ABSENT, "the remote does not have it");
     w->view.left_bytes = n_bytes;
     w->view.recompute_s *= (double)w->n / want->n;
+    w->view.restore_s *= (double)w->n / want->n;
     return true;
 }
 
@@ -319,11 +322,11 @@ static void settle_link(struct work *w)
 {
     static const struct err silent = {-ETIMEDOUT, "it did not answer in time"};
     struct link *l = &w->r->read_link;
-    if (l->redis == NULL)
+    if (l->cluster == NULL)
         return;
     if (w->f->out.why == REMOTE_MISS_SILENT)
         link_fail(l, &silent);
-    else if (w->n_flight > 0)
+    else if (w->n_flight > 0 || cluster_is_old(l->cluster))
         link_drop(l);
     else
         link_praise(l);
@@ -331,9 +334,11 @@ static void settle_link(struct work *w)
 
 static void fetch(struct remote *r, struct remote_fetch *f)
 {
-    struct work w = {.r = r, .f = f, .view = {.recompute_s = f->want.recompute_s}};
+    struct work w = {.r = r, .f = f};
+    w.view.recompute_s = f->want.recompute_s;
+    w.view.restore_s = f->want.restore_s;
     int64_t again_ns;
-    if (r->read_link.redis == NULL) {
+    if (r->read_link.cluster == NULL) {
         miss(f, REMOTE_MISS_RESTING, "the remote has failed a moment ago");
     } else if (goes_on(f, &w.view, &r->pace, &again_ns)) {
         w.length = xcalloc((size_t)f->want.n, sizeof *w.length);
@@ -342,36 +347,50 @@ static void fetch(struct remote *r, struct remote_fetch *f)
         settle_link(&w);
         commit(&w);
         free(w.length);
+        pthread_mutex_lock(&r->lock);
+        r->stats.n_round_trips += (uint64_t)w.n_round_trips;
+        pthread_mutex_unlock(&r->lock);
         redis_answer_deinit(&w.answer);
     }
     finish(f);
+}
+
+/* Waits for one answer to the probe. */
+static int hear_probe(struct link *l, int64_t until, struct err *err)
+{
+    struct redis_answer a = {0};
+    bool complete = false;
+    int rc = 0;
+    while (rc == 0 && !complete) {
+        int64_t look = clock_now_ns() + LOOK_NS;
+        rc = cluster_flush(l->cluster, look, err);
+        if (rc == 0)
+            rc = cluster_receive_some(l->cluster, look, &a, &complete, err);
+        if (rc == -ETIMEDOUT && look < until)
+            rc = 0;
+        else if (rc == 0 && !complete && look >= until) /* the answer drips in */
+            rc = err_set(err, -ETIMEDOUT, "the remote does not end its answer");
+        end_overdue(l->r);
+    }
+    if (rc == 0 && a.kind == REDIS_REFUSED)
+        rc = err_set(err, -EACCES, "the remote refuses: %.120s", (const char *)a.bytes);
+    redis_answer_deinit(&a);
+    return rc;
 }
 
 /* Finds out that the remote is gone before a request does.  Fetches that come meanwhile keep their time. */
 static void probe(struct link *l)
 {
     struct err err = {0};
-    struct redis_answer a = {0};
     const struct redis_arg ping = REDIS_TEXT("PING");
     int64_t until = clock_now_ns() + l->r->o.stuck_ns;
-    bool complete = false;
-    int rc = redis_command(l->redis, &ping, 1, until, &err);
-    while (rc == 0 && !complete) {
-        int64_t look = clock_now_ns() + LOOK_NS;
-        rc = redis_flush(l->redis, look, &err);
-        if (rc == 0)
-            rc = redis_receive_some(l->redis, look, &a, &complete, &err);
-        if (rc == -ETIMEDOUT && look < until)
-            rc = 0;
-        else if (rc == 0 && !complete && look >= until) /* the answer drips in */
-            rc = err_set(&err, -ETIMEDOUT, "the remote does not end its answer");
-        end_overdue(l->r);
-    }
-    if (rc == 0 && a.kind == REDIS_REFUSED)
-        rc = err_set(&err, -EACCES, "the remote refuses: %.120s", (const char *)a.bytes);
+    int rc = 0, n = cluster_n_nodes(l->cluster);
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = cluster_command_to(l->cluster, i, &ping, 1, until, &err);
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = hear_probe(l, until, &err);
     if (rc != 0)
         link_fail(l, &err);
-    redis_answer_deinit(&a);
 }
 
 /* --- the thread ------------------------------------------------------------------------------- */
@@ -393,8 +412,8 @@ void *remote_reader_main(void *remote)
     pthread_mutex_lock(&r->lock);
     while (!r->quit) {
         struct remote_fetch *f = take(r);
-        int64_t idle_ns = l->redis != NULL ? t_heard + PROBE_EVERY_NS - clock_now_ns()
-                                           : link_rest_ns(l);
+        int64_t idle_ns = l->cluster != NULL ? t_heard + PROBE_EVERY_NS - clock_now_ns()
+                                             : link_rest_ns(l);
         if (f == NULL && idle_ns > 0) {
             remote_wait(r, &r->for_reader, idle_ns);
             continue;
@@ -402,7 +421,7 @@ void *remote_reader_main(void *remote)
         pthread_mutex_unlock(&r->lock);
         if (f != NULL)
             fetch(r, f);
-        else if (l->redis != NULL)
+        else if (l->cluster != NULL)
             probe(l);
         else
             (void)link_ready(l, r->o.stuck_ns);

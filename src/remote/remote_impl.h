@@ -4,7 +4,8 @@
  *   remote_link.c   a connection that comes back by itself, with rests in between
  *   remote_fetch.c  the reader's thread
  *   remote_write.c  the writer's thread
- *   remote_erase.c  erasures, from here and from others; all but its beginning and end on the writer's thread
+ *   remote_erase.c  what this server erases; all but its beginning and end on the writer's thread
+ *   remote_follow.c what others erase, on the writer's thread
  *
  * Locks: remote.lock protects everything but the links, which belong to their threads.  Nothing is sent,
  * received, read or written under it.  erase_lock: one erasure at a time; held while the store erases.
@@ -18,7 +19,7 @@
 
 #include "remote/erasure.h"
 #include "remote/names.h"
-#include "remote/redis.h"
+#include "remote/cluster.h"
 #include "remote/remote.h"
 #include "store/parcel.h"
 
@@ -26,15 +27,17 @@ enum {
     MAX_OFFERS = 65536, /* 3 MiB */
     MAX_BANS = 16384,
     MAX_BANNED_OWNERS = 64,
+    STREAM_ID_BYTES = 48,
     LINK_OPEN_S = 5, /* for connecting, where nobody waits for it */
 };
 
 /* A connection of one thread. */
 struct link {
     struct remote *r;
-    bool tells;          /* the remote's state is what this link says */
-    struct redis *redis; /* NULL: there is none */
-    int n_failures;      /* in a row; what the remote has answered ends the row */
+    bool tells;              /* the remote's state is what this link says */
+    struct cluster *cluster; /* NULL: there is none */
+    struct cluster_seeds seeds;
+    int n_failures; /* in a row; what the remote has answered ends the row */
     int64_t rest_until_ns;
 };
 
@@ -81,7 +84,8 @@ struct remote_fetch {
 struct remote {
     struct remote_opts o;
     struct remote_url url;
-    int stop_fd; /* readable when both threads are to end */
+    struct tls *tls; /* NULL: none */
+    int stop_fd;     /* readable when both threads are to end */
     pthread_t reader, writer;
     bool has_reader, has_writer;
     struct link read_link, write_link;
@@ -109,12 +113,13 @@ struct remote {
     void *on_erased_arg;
 
     /* The writer's: */
-    uint64_t server;   /* a random number: this process */
-    uint64_t n_seen;   /* entries of the list */
-    uint64_t seen_sum; /* checksum64 of the last of them */
+    uint64_t server; /* a random number: this process */
+    uint64_t n_seen; /* entries of the stream of erasures, from its very first on */
+    char seen_id[STREAM_ID_BYTES]; /* of the last of them */
+    bool has_place;                /* this server has read the stream to its end once */
     bool
         skips; /* the store was empty: entries that are there at first concern nobody here */
-    char *place_path; /* where both survive a restart; NULL: they do not */
+    char *place_path; /* file in which both survive a restart; NULL: they do not */
     int64_t t_polled;
 };
 
@@ -143,9 +148,24 @@ void remote_erase_deinit(struct remote *r);
  * nor this chunk lately. */
 bool remote_may_store(struct remote *r, const struct remote_fetch *f,
                       const struct sha256 *key);
-/* [lock] When the writer has to run the next one; 0: now. */
+/* Around an erasure in the store.  erase_lock is held in between. */
+void remote_erase_enter(struct remote *r);
+void remote_erase_leave(struct remote *r);
+/* [lock] What the erasure names is not fetched for a while. */
+void remote_ban(struct remote *r, const struct erasure *e);
+/* One command of the writer's.  An answer of another kind is an error. */
+int remote_ask(struct remote *r, const struct redis_arg *args, int n_args,
+               enum redis_kind kind, struct redis_answer *a, struct err *err);
+int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
+                       struct redis_answer *a, struct err *err);
+int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err);
+
+/* --- remote_follow.c --- */
+/* is_empty: the store has no chunk. */
+void remote_follow_init(struct remote *r, bool is_empty);
+/* [lock] Nanoseconds until the writer has to run the next one; 0: now. */
 int64_t remote_erasures_due_ns(const struct remote *r);
-/* Publishes what was erased here, and does what others have erased.  False where the link failed. */
+/* Publishes what was erased here, and does what others have erased.  False where the link was closed. */
 bool remote_erasures_run(struct remote *r);
 
 /* --- the threads --- */

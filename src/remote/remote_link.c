@@ -30,8 +30,8 @@ static uint64_t seed_of(const struct link *l)
 
 void link_drop(struct link *l)
 {
-    redis_close(l->redis);
-    l->redis = NULL;
+    cluster_close(l->cluster);
+    l->cluster = NULL;
 }
 
 void link_fail(struct link *l, const struct err *why)
@@ -63,15 +63,17 @@ bool link_ready(struct link *l, int64_t timeout_ns)
 {
     struct remote *r = l->r;
     struct err err = {0};
-    if (l->redis != NULL)
+    if (l->cluster != NULL)
         return true;
     if (link_rest_ns(l) > 0)
         return false;
     struct redis_opts o = {.url = &r->url,
+                           .tls = r->tls,
                            .stop_fd = r->stop_fd,
                            .max_answer_bytes = r->o.max_chunk_bytes + (1 << 20)};
-    if (redis_open(&o, clock_now_ns() + timeout_ns, &l->redis, &err) != 0) {
-        l->redis = NULL;
+    int64_t deadline_ns = clock_now_ns() + timeout_ns;
+    if (cluster_open(&o, &l->seeds, deadline_ns, &l->cluster, &err) != 0) {
+        l->cluster = NULL;
         link_fail(l, &err);
         return false;
     }

@@ -43,8 +43,8 @@ static void count(struct remote *r, uint64_t *what, uint64_t n)
 /* Asks, and waits; false where the connection failed. */
 static bool ask(struct batch *b, const struct redis_arg *args, int n_args)
 {
-    return redis_ask(b->r->write_link.redis, args, n_args, b->r->o.stuck_ns, &b->answer,
-                     &b->err) == 0;
+    return cluster_ask(b->r->write_link.cluster, args, n_args, b->r->o.stuck_ns, &b->answer,
+                       &b->err) == 0;
 }
 
 static bool remove_value(struct batch *b, const struct offer *o)
@@ -110,16 +110,17 @@ static bool write_chunk(struct batch *b, const struct offer *o)
 /* Learns which of the chunks the remote has. */
 static bool look(struct batch *b)
 {
-    struct redis *redis = b->r->write_link.redis;
+    struct cluster *cluster = b->r->write_link.cluster;
     char name[NAME_BYTES];
     for (int i = 0; i < b->n; i++) {
         name_chunk(&b->offer[i].key, name);
         const struct redis_arg args[] = {REDIS_TEXT("STRLEN"), REDIS_TEXT(name)};
-        if (redis_command(redis, args, 2, clock_now_ns() + b->r->o.stuck_ns, &b->err) != 0)
+        if (cluster_command(cluster, args, 2, clock_now_ns() + b->r->o.stuck_ns, &b->err) !=
+            0)
             return false;
     }
     for (int i = 0; i < b->n; i++) {
-        if (redis_receive(redis, b->r->o.stuck_ns, &b->answer, &b->err) != 0)
+        if (cluster_receive(cluster, b->r->o.stuck_ns, &b->answer, &b->err) != 0)
             return false;
         b->is_there[i] = b->answer.kind == REDIS_NUMBER && b->answer.number > 0;
     }
@@ -166,10 +167,13 @@ static void batch_run(struct remote *r, struct store_reader **reader, struct par
     take(r, &b);
     pthread_mutex_unlock(&r->lock);
     work(&b);
-    if (b.err.code != 0)
+    if (b.err.code != 0) {
         link_fail(&r->write_link, &b.err);
-    else
+    } else {
         link_praise(&r->write_link);
+        if (cluster_is_old(r->write_link.cluster))
+            link_drop(&r->write_link);
+    }
     bool is_poison = b.err.code != 0 && b.writes &&
                      r->write_link.n_failures >= MOST_TRIES && b.n_done < b.n;
     b.n_done += is_poison;
@@ -193,7 +197,7 @@ void *remote_writer_main(void *remote)
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE); /* decodes go first */
     pthread_mutex_lock(&r->lock);
     while (!r->quit) {
-        int64_t rest_ns = l->redis == NULL ? link_rest_ns(l) : 0;
+        int64_t rest_ns = l->cluster == NULL ? link_rest_ns(l) : 0;
         int64_t due_ns = remote_erasures_due_ns(r);
         if (rest_ns > 0 || (r->n_offers == 0 && due_ns > 0)) {
             remote_wait(r, &r->for_writer, rest_ns > 0 ? rest_ns : due_ns);

@@ -8,7 +8,7 @@
 static int bad(struct err *err, const char *what)
 {
     return err_set(err, ERR_USAGE,
-                   "--remote: %s; it is redis://[user:password@]host[:port][/db]", what);
+                   "--remote: %s; it is redis[s]://[user:password@]host[:port][/db]", what);
 }
 
 static int hex(char c)
@@ -91,17 +91,22 @@ static int parse_host(const char *from, const char *end, struct remote_url *out,
     return 0;
 }
 
+/* What follows the scheme; NULL where the text has none that is known. */
+static const char *behind_scheme(const char *text, bool *has_tls)
+{
+    static const char plain[] = "redis://", tls[] = "rediss://";
+    *has_tls = strncmp(text, tls, sizeof tls - 1) == 0;
+    if (*has_tls)
+        return text + sizeof tls - 1;
+    return strncmp(text, plain, sizeof plain - 1) == 0 ? text + sizeof plain - 1 : NULL;
+}
+
 int remote_url_parse(const char *text, struct remote_url *out, struct err *err)
 {
-    static const char scheme[] = "redis://";
     *out = (struct remote_url){.port = REMOTE_DEFAULT_PORT};
-    if (strncmp(text, "rediss://", 9) == 0)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "--remote: this build has no TLS for Redis: use redis://, through "
-                       "a tunnel where the network is not trusted");
-    if (strncmp(text, scheme, sizeof scheme - 1) != 0)
-        return bad(err, "it does not begin with redis://");
-    const char *from = text + sizeof scheme - 1;
+    const char *from = behind_scheme(text, &out->has_tls);
+    if (from == NULL)
+        return bad(err, "it begins neither with redis:// nor with rediss://");
     const char *end = from + strcspn(from, "/"), *at = NULL;
     for (const char *p = from; p < end; p++)
         at = *p == '@' ? p : at;
@@ -115,6 +120,6 @@ int remote_url_parse(const char *text, struct remote_url *out, struct err *err)
 void remote_url_text(const struct remote_url *u, char *out, int n_out)
 {
     bool is_v6 = strchr(u->host, ':') != NULL;
-    snprintf(out, (size_t)n_out, "redis://%s%s%s:%d/%d", is_v6 ? "[" : "", u->host,
-             is_v6 ? "]" : "", u->port, u->db);
+    snprintf(out, (size_t)n_out, "%s://%s%s%s:%d/%d", u->has_tls ? "rediss" : "redis",
+             is_v6 ? "[" : "", u->host, is_v6 ? "]" : "", u->port, u->db);
 }

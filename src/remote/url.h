@@ -1,9 +1,11 @@
-/* url.h - where a shared tier is: redis://[user:password@]host[:port][/db].  Pure.
+/* url.h - where a shared tier is: redis://[user:password@]host[:port][/db], or rediss:// over TLS.  Pure.
  *
  * User and password may be written with percent signs (%40 is @).  An address of IPv6 stands in brackets.
  * No message has the password. */
 #ifndef REMOTE_URL_H
 #define REMOTE_URL_H
+
+#include <stdbool.h>
 
 #include "base/err.h"
 
@@ -14,11 +16,12 @@ struct remote_url {
     char user[REMOTE_URL_BYTES];     /* "": the default user */
     char password[REMOTE_URL_BYTES]; /* "": none */
     int port, db;
+    bool has_tls;
 };
 
 /* 0, or ERR_USAGE with what is wrong. */
 int remote_url_parse(const char *text, struct remote_url *out, struct err *err);
-/* "redis://host:port/db", for messages. */
+/* "redis://host:port/db" or "rediss://...", for messages. */
 void remote_url_text(const struct remote_url *u, char *out, int n_out);
 
 #endif

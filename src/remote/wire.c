@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "remote/tls.h"
 
 #define STOPPED "the remote is not waited for any more"
 
@@ -65,8 +66,23 @@ static int connect_to(struct wire *w, const struct addrinfo *a, int64_t deadline
                                  : err_set(err, -fault, "connecting: %s", strerror(fault));
 }
 
-int wire_open(struct wire *w, const char *host, int port, int stop_fd, int64_t deadline_ns,
-              struct err *err)
+/* Makes the connection one of TLS: the peer has shown who it is. */
+static int shake(struct wire *w, const struct tls *tls, const char *host,
+                 int64_t deadline_ns, struct err *err)
+{
+    int rc = tls_session_open(tls, w->fd, host, &w->session, err);
+    while (rc == 0) {
+        short events;
+        ssize_t n = tls_shake(w->session, &events, err);
+        if (n != 0)
+            return n > 0 ? 0 : (int)n;
+        rc = await(w, events, deadline_ns, err);
+    }
+    return rc;
+}
+
+int wire_open(struct wire *w, const char *host, int port, int stop_fd,
+              const struct tls *tls, int64_t deadline_ns, struct err *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
     char service[16];
@@ -83,6 +99,8 @@ int wire_open(struct wire *w, const char *host, int port, int stop_fd, int64_t d
             break;
     }
     freeaddrinfo(list);
+    if (rc == 0 && tls != NULL)
+        rc = shake(w, tls, host, deadline_ns, err);
     if (rc != 0)
         wire_close(w);
     return rc;
@@ -90,9 +108,24 @@ int wire_open(struct wire *w, const char *host, int port, int stop_fd, int64_t d
 
 void wire_close(struct wire *w)
 {
+    tls_session_close(w->session);
+    w->session = NULL;
     if (w->fd >= 0)
         close(w->fd);
     w->fd = -1;
+}
+
+/* Returns how many bytes were sent, a code, or 0 where the socket must first be ready for *events. */
+static ssize_t send_some(struct wire *w, const void *bytes, size_t n, short *events,
+                         struct err *err)
+{
+    if (w->session != NULL)
+        return tls_send(w->session, bytes, n, events, err);
+    ssize_t k = send(w->fd, bytes, n, MSG_NOSIGNAL);
+    *events = POLLOUT;
+    if (k < 0 && errno != EAGAIN && errno != EINTR)
+        return err_set(err, -errno, "sending: %s", strerror(errno));
+    return k > 0 ? k : 0;
 }
 
 int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
@@ -102,18 +135,28 @@ int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
     if (stopped != 0)
         return stopped;
     while (*n_sent < n) {
-        ssize_t k = send(w->fd, (const char *)bytes + *n_sent, n - *n_sent, MSG_NOSIGNAL);
-        if (k > 0) {
-            *n_sent += (size_t)k;
-            continue;
-        }
-        if (k < 0 && errno != EAGAIN && errno != EINTR)
-            return err_set(err, -errno, "sending: %s", strerror(errno));
-        int rc = await(w, POLLOUT, deadline_ns, err);
+        short events;
+        ssize_t k = send_some(w, (const char *)bytes + *n_sent, n - *n_sent, &events, err);
+        int rc = k == 0 ? await(w, events, deadline_ns, err) : k < 0 ? (int)k : 0;
         if (rc != 0)
             return rc;
+        *n_sent += (size_t)k;
     }
     return 0;
+}
+
+static ssize_t receive_some(struct wire *w, void *bytes, size_t n, short *events,
+                            struct err *err)
+{
+    if (w->session != NULL)
+        return tls_receive(w->session, bytes, n, events, err);
+    ssize_t k = recv(w->fd, bytes, n, 0);
+    *events = POLLIN;
+    if (k == 0)
+        return err_set(err, -EPIPE, "the remote has closed the connection");
+    if (k < 0 && errno != EAGAIN && errno != EINTR)
+        return err_set(err, -errno, "receiving: %s", strerror(errno));
+    return k > 0 ? k : 0;
 }
 
 ssize_t wire_receive(struct wire *w, void *bytes, size_t n, int64_t deadline_ns,
@@ -123,15 +166,10 @@ ssize_t wire_receive(struct wire *w, void *bytes, size_t n, int64_t deadline_ns,
     if (stopped != 0)
         return stopped;
     for (;;) {
-        ssize_t k = recv(w->fd, bytes, n, 0);
-        if (k > 0)
-            return k;
-        if (k == 0)
-            return err_set(err, -EPIPE, "the remote has closed the connection");
-        if (errno != EAGAIN && errno != EINTR)
-            return err_set(err, -errno, "receiving: %s", strerror(errno));
-        int rc = await(w, POLLIN, deadline_ns, err);
-        if (rc != 0)
-            return rc;
+        short events;
+        ssize_t k = receive_some(w, bytes, n, &events, err);
+        int rc = k == 0 ? await(w, events, deadline_ns, err) : 0;
+        if (k != 0 || rc != 0)
+            return k != 0 ? k : rc;
     }
 }

@@ -12,13 +12,17 @@
 
 #include "base/err.h"
 
+struct tls;
+struct tls_session;
+
 struct wire {
     int fd, stop_fd;
+    struct tls_session *session; /* NULL: bytes pass as they are */
 };
 
-/* Resolving the host's name is the system's, and may take longer. */
-int wire_open(struct wire *w, const char *host, int port, int stop_fd, int64_t deadline_ns,
-              struct err *err);
+/* tls: NULL for none.  The system resolves the host's name, which may take longer than the deadline. */
+int wire_open(struct wire *w, const char *host, int port, int stop_fd,
+              const struct tls *tls, int64_t deadline_ns, struct err *err);
 void wire_close(struct wire *w);
 
 /* Sends bytes [*n_sent, n), and counts *n_sent up: behind -ETIMEDOUT it may be called again. */

@@ -226,6 +226,9 @@ static void remote_metrics(struct textbuf *b, const struct hcache_stats *st,
            (double)st->remote_tokens);
     metric(b, "counter", "remote_fetches_total", "Look-ups that asked the remote.",
            (double)r->n_fetches);
+    metric(b, "counter", "remote_round_trips_total",
+           "Times that a look-up asked the remote and had to wait for its first byte.",
+           (double)r->n_round_trips);
     counts(b, "remote_misses_total", "reason",
            "Look-ups that got less from the remote than they asked for, by why.",
            &r->misses);

@@ -149,6 +149,7 @@ struct hcache_remote counts_remote(struct remote *r)
     remote_stats(r, &st);
     struct hcache_remote out = {.is_up = st.is_up,
                                 .n_fetches = st.n_fetches,
+                                .n_round_trips = st.n_round_trips,
                                 .n_fetched = st.n_fetched,
                                 .fetched_bytes = st.fetched_bytes,
                                 .n_written = st.n_written,

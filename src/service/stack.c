@@ -378,6 +378,9 @@ static int open_remote(struct stack *k, struct err *err)
 {
     const struct hcache_opts *u = &k->o.user;
     struct remote_opts o = {.url = u->remote,
+                            .ca_file = u->remote_ca,
+                            .cert_file = u->remote_cert,
+                            .key_file = u->remote_key,
                             .store = k->store,
                             .fingerprint = k->fingerprint,
                             .place_dir = u->n_store > 0 ? u->store[0] : NULL,

@@ -123,6 +123,9 @@ struct restore_want {
     uint64_t owner;     /* of the chunks */
     int n_have;         /* tokens whose K and V are in the cache already */
     double recompute_s; /* price of computing the others; 0: the remote is waited for */
+    double recompute_half_s; /* and of computing the first half of them */
+    double
+        restore_s; /* price of restoring the others from the store, were all there; 0: not known */
 };
 
 /* What the store has of it: the longest chain of full chunks, and the longest partial chunk behind

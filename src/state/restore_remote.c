@@ -53,6 +53,18 @@ static void tell_why(struct restore *r, enum remote_miss why, const char *text)
         snprintf(f->why + n, sizeof f->why - n, "; %s", text);
 }
 
+/* Prices of what is asked for: the chunks behind the first n_hits. */
+static void price(const struct restore *r, struct remote_want *w)
+{
+    const struct restore_want *want = &r->want;
+    int n_have = want->n_have / STORE_CHUNK_TOKENS, n_all = r->n_keys - n_have;
+    double share = (double)(r->found.n_hits - n_have) / n_all;
+    w->recompute_s = want->recompute_s > 0
+                         ? remote_rest_s(want->recompute_s, want->recompute_half_s, share)
+                         : 0;
+    w->restore_s = want->restore_s * (1 - share);
+}
+
 bool restore_remote_begin(struct restore *r)
 {
     struct restore_pipeline *rr = r->rr;
@@ -60,13 +72,13 @@ bool restore_remote_begin(struct restore *r)
     char why[160] = "";
     if (!is_wanted(r))
         return false;
-    const struct remote_want w = {.keys = r->keys + 1 + f->n_hits,
-                                  .n = r->n_keys - f->n_hits,
-                                  .owner = r->want.owner,
-                                  .use = r->want.use,
-                                  .recompute_s = r->want.recompute_s,
-                                  .done = fetch_done,
-                                  .arg = r};
+    struct remote_want w = {.keys = r->keys + 1 + f->n_hits,
+                            .n = r->n_keys - f->n_hits,
+                            .owner = r->want.owner,
+                            .use = r->want.use,
+                            .done = fetch_done,
+                            .arg = r};
+    price(r, &w);
     pthread_mutex_lock(&rr->lock); /* fetch_done finds r->fetch set */
     if (r->state == RESTORE_FINDING)
         r->fetch = remote_fetch_begin(rr->o.remote, &w, why, sizeof why);

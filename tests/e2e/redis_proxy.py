@@ -24,11 +24,14 @@ def is_installed():
 class Redis:
     """redis-server on a port of its own, with nothing kept on disk."""
 
-    def __init__(self, *options, port=None):
+    def __init__(self, *options, port=None, tls=False):
+        self.tls, port_option = tls, "--tls-port" if tls else "--port"
+        if tls:
+            options = ("--port", "0", *options)
         self.folder = tempfile.mkdtemp(prefix="hcache-redis.")
         for _ in range(5):  # another process may take the port meanwhile
             self.port = port or free_port()
-            self.p = subprocess.Popen(["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+            self.p = subprocess.Popen(["redis-server", port_option, str(self.port), "--bind", "127.0.0.1", "--save", "",
                                        "--appendonly", "no", "--dir", self.folder, "--databases", "4", *options],
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             for line in self.p.stdout:
@@ -38,8 +41,8 @@ class Redis:
             self.p.wait()
         raise RuntimeError("redis-server does not start")
 
-    def url(self, db=0, user=""):
-        return f"redis://{user}127.0.0.1:{self.port}/{db}"
+    def url(self, db=0, user="", host="127.0.0.1", port=None):
+        return f"redis{'s' if self.tls else ''}://{user}{host}:{port or self.port}/{db}"
 
     def ask(self, *words, db=0):
         """What one command answers, with the protocol's first byte."""

@@ -19,8 +19,8 @@ n_stores = 0
 def start(url, *options, plan=SAVING):
     global n_stores
     n_stores += 1
-    s = Server(MODEL, "--store", os.path.join(tmp, f"store{n_stores}"), "--no-reuse", "--remote", url,
-               "--remote-timeout", str(PATIENCE), *plan, *options)
+    s = Server(MODEL, "--store", os.path.join(tmp, f"store{n_stores}"), "--no-reuse", "--dram", "0",
+               "--remote", url, "--remote-timeout", str(PATIENCE), *plan, *options)
     return s
 
 
@@ -65,6 +65,7 @@ def test_shared(redis):
     check("of state that it has restored", t["restored_tokens"] >= 64 and t["restore_source"] == "disk", t)
     equal("and that came from the remote", t["remote_tokens"], t["restored_tokens"])
     r = remote(b)
+    equal("in two round trips: what is there, and all of it", r["round_trips"], 2)
     check("the statistics say so", r["fetched_chunks"] * 64 == t["remote_tokens"] and r["fetched_bytes"] > 0, r)
     equal("so do the metrics", (b.metric("hcache_remote_tokens_total"), b.metric("hcache_remote_up")),
           (t["remote_tokens"], 1))

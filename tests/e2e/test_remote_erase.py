@@ -11,6 +11,7 @@ from serve_client import SAVING, Server, until  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
+STREAM = "hcache:1:erased"
 BIRD = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12
 FISH = "Another tale is that of a fish who wanted to see the mountains, and how it came there. " * 12
 
@@ -109,6 +110,67 @@ def test_late(redis, a):
     proxy.harm = None
     check("it erases that, too, when the Redis answers", is_up(c) and until(lambda: stored(c, BIRD) == 0), tiers(c))
     c.stop()
+def test_bounded(redis, a):
+    """The stream of erasures does not grow for ever."""
+    redis.ask("EVAL", "for i = 1, 20000 do redis.call('XADD', KEYS[1], '*', 'e', 'no entry') end", 1, STREAM)
+    a.post("/v1/cache/clear", {})
+    check("a full stream is cut when a server adds to it", everywhere(a, 1) and
+          until(lambda: 16384 <= redis.ask("XLEN", STREAM) <= 16384 + 100), redis.ask("XLEN", STREAM))
+
+
+def test_away(redis, a):
+    """A server that comes back when the stream has lost entries that it has not seen."""
+    b = start(redis, "b")
+    check("a server is there", is_up(b))
+    for s in (a, b):
+        ask(s, FISH)
+        check("two servers have a context", written(s) and stored(s, FISH) > 64)
+    b.stop()
+    ask(a, BIRD)
+    check("another one has one more", written(a) and stored(a, BIRD) > 64)
+    a.post("/v1/cache/evict", {"prompt": BIRD})
+    check("it is erased meanwhile", until(lambda: tiers(a)["remote"]["erasures_to_publish"] == 0))
+    redis.ask("XTRIM", STREAM, "MAXLEN", 0)
+    b = start(redis, "b")
+    check("the one that was away reaches the Redis", is_up(b))
+    equal("it cannot know what was erased, and has nothing", (stored(b, FISH), tiers(b)["disk"]["chunks"]), (0, 0))
+    check("it says so", any("all saved state of this server is erased" in line for line in b.log), b.log)
+    check("the Redis and the other server keep theirs", len(redis.chunks()) > 1 and stored(a, FISH) > 64, redis.chunks())
+    text, t = ask(b, FISH)
+    check("so it fetches it again", t["remote_tokens"] > 64, t)
+    check("and writes", written(b) and stored(b, FISH) > 64)
+    b.stop()
+    redis.ask("XTRIM", STREAM, "MAXLEN", 0)
+    b = start(redis, "b")
+    check("a server that has seen all that was cut", is_up(b))
+    check("keeps its state", stored(b, FISH) > 64, b.log)
+    b.stop()
+    redis.ask("UNLINK", STREAM)
+    b = start(redis, "b")
+    check("a server that finds another stream", is_up(b))
+    check("keeps its state, too", stored(b, FISH) > 64, b.log)
+    b.stop()
+
+
+def test_joins(redis):
+    """A server that has a store and was never one of the others keeps its state, though the stream was cut before."""
+    s = Server(MODEL, "--store", os.path.join(tmp, "d"), "--no-reuse", *SAVING)
+    ask(s, BIRD)
+    s.post("/v1/cache/flush", {})
+    s.stop()
+    redis.ask("XADD", STREAM, "*", "e", "no entry")
+    redis.ask("XADD", STREAM, "*", "e", "no entry")
+    redis.ask("XTRIM", STREAM, "MAXLEN", 1)
+    s = start(redis, "d")
+    check("a new server is there", is_up(s))
+    check("it has its state", stored(s, BIRD) > 64, s.log)
+    s.stop()
+    redis.ask("XADD", STREAM, "*", "e", "no entry")
+    redis.ask("XTRIM", STREAM, "MAXLEN", 0)
+    s = start(redis, "d")
+    check("from then on it is one of them", is_up(s))
+    equal("and loses it when it was away for too long", stored(s, BIRD), 0)
+    s.stop()
 
 
 def test_unreachable(redis, a):
@@ -137,6 +199,9 @@ if is_installed():
     test_all(server, first, second)
     test_stopped(server, first, second)
     test_late(server, first)
+    test_bounded(server, first)
+    test_away(server, first)
+    test_joins(server)
     test_unreachable(server, first)
     server.stop()
 shutil.rmtree(tmp)

@@ -13,8 +13,8 @@ from serve_client import SAVING, Server, until  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 6
-HONEST = {b"PING": b"+PONG\r\n", b"STRLEN": b":0\r\n", b"LINDEX": b"$-1\r\n", b"HSET": b":1\r\n", b"HGETALL": b"*0\r\n",
-          b"UNLINK": b":0\r\n", b"RPUSH": b":1\r\n", b"SCAN": b"*2\r\n$1\r\n0\r\n*0\r\n", b"SETEX": b"+OK\r\n", b"GETEX": b"$-1\r\n"}
+HONEST = {b"PING": b"+PONG\r\n", b"STRLEN": b":0\r\n", b"XRANGE": b"*0\r\n", b"HSET": b":1\r\n", b"HGETALL": b"*0\r\n",
+          b"UNLINK": b":0\r\n", b"XADD": b"$3\r\n1-1\r\n", b"XINFO": b"-ERR no such key\r\n", b"SCAN": b"*2\r\n$1\r\n0\r\n*0\r\n", b"SETEX": b"+OK\r\n", b"GETEX": b"$-1\r\n"}
 BIG = b":1\r\n" * 4096
 
 
@@ -28,6 +28,15 @@ def flood(begin, more=BIG):
         yield more
 
 
+def endless_stream():
+    """Each answer to XRANGE has the entry that was seen last, and another one, which is no erasure."""
+    endless_stream.n += 1
+    yield b"*2\r\n" + b"".join(b"*2\r\n" + bulk(b"%d-0" % (endless_stream.n + i)) + b"*2\r\n" + bulk(b"e") + bulk(b"no erasure")
+                              for i in (0, 1))
+
+
+endless_stream.n = 0
+
 # What it says to each command; a list is said in turn, and what yields goes on until the connection ends.
 LIES = {
     "a list of numbers without an end": {None: lambda: flood(b"*2147483647\r\n")},
@@ -37,7 +46,10 @@ LIES = {
     "other kinds": {None: [b"*1\r\n*1\r\n*1\r\n$1\r\na\r\n", b":-9223372036854775808\r\n", b"+OK\r\n", b"$-1\r\n", b"*-1\r\n", b"*0\r\n",
                            b":9223372036854775807\r\n", bulk(b"x" * 100), b"*2\r\n:1\r\n$-1\r\n"]},
     "control characters": {None: [b"-ERR \x1b]0;title\x07 \xff\xfe \x00 \xc3\n\t no\r\n"]},
-    "an erasure at every place": {b"LINDEX": [bulk(b"no erasure")]},
+    "an erasure at every place": {
+        b"XRANGE": endless_stream,
+        b"XINFO": [b"*6\r\n" + bulk(b"length") + b":1000000000\r\n" + bulk(b"entries-added") + b":1000000000\r\n" +
+                   bulk(b"last-generated-id") + bulk(b"1000000001-0")]},
     "a scan without an end": {b"SCAN": [b"*2\r\n$1\r\n7\r\n*1\r\n$5\r\nother\r\n"]},
     "servers of other times": {b"HGETALL": [b"*6\r\n" + bulk(b"a") + bulk(b"0 9223372036854775807") + bulk(b"b") +
                                             bulk(b"1" * 4000) + bulk(b"c") + bulk(b"-1 -9223372036854775808")]},

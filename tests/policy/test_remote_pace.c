@@ -67,6 +67,33 @@ static void a_dear_fetch_does_not_begin(void **state)
     assert_int_equal(choose(&v, &unknown, &again_s), REMOTE_GO_ON); /* tried once */
 }
 
+/* What comes must still be restored from the local store. */
+static void the_restore_behind_a_fetch_counts(void **state)
+{
+    (void)state;
+    const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
+    struct remote_view v = {
+        .most_s = 10, .recompute_s = 1.0, .left_bytes = 600000, .restore_s = 0.09};
+    double again_s;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON); /* 0.79 s of 1.0 s */
+    v.restore_s = 0.11;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR); /* 0.81 s */
+    const struct remote_pace unknown = {0};
+    assert_int_equal(choose(&v, &unknown, &again_s), REMOTE_GO_ON);
+}
+
+/* A context whose chunks are here but for the last ones is dear to compute, its end is not. */
+static void the_rest_of_a_context_has_its_own_price(void **state)
+{
+    (void)state;
+    assert_true(fabs(remote_rest_s(8, 4, 0.25) - 6) < 1e-9); /* each token costs the same */
+    assert_true(fabs(remote_rest_s(8, 2, 0.5) - 6) < 1e-9);  /* the square of the length */
+    assert_true(fabs(remote_rest_s(8, 2, 0.75) - 3.5) < 1e-9);
+    assert_true(fabs(remote_rest_s(8, 3, 0) - 8) < 1e-9);
+    assert_true(remote_rest_s(8, 3, 1) == 0);
+    assert_true(remote_rest_s(8, 8, 0.9) >= 0); /* a measurement that cannot be */
+}
+
 static void a_fetch_that_crawls_is_left(void **state)
 {
     (void)state;
@@ -127,6 +154,8 @@ int main(void)
         cmocka_unit_test(short_silences_are_scheduling),
         cmocka_unit_test(a_forced_plan_waits_but_not_for_ever),
         cmocka_unit_test(a_dear_fetch_does_not_begin),
+        cmocka_unit_test(the_restore_behind_a_fetch_counts),
+        cmocka_unit_test(the_rest_of_a_context_has_its_own_price),
         cmocka_unit_test(a_fetch_that_crawls_is_left),
         cmocka_unit_test(the_pace_follows_what_fetches_took),
         cmocka_unit_test(rests_double_to_a_bound_and_differ),

@@ -15,6 +15,7 @@ PLACES = [
     (r"microhttpd\.h", r"src/server/.*", None),
     (r"pcre2\.h|utf8proc\.h", r"src/(format|model)/.*token.*", None),
     (r"xxhash\.h|xxh_x86dispatch\.h|openssl/.*|isa-l.*", r"src/base/hash\.c", None),
+    (r"openssl/(err|ssl|x509v3)\.h", r"src/remote/tls\.c", 1),
     (r"hiredis/.*", r"src/remote/redis\.c", 1),
     (r"mpi\.h", r"src/tensor/.*|src/state/.*", 1),
     (r"curl/curl\.h", r"bench/http_load\.c|apps/http_client\.c", 2),

@@ -1,0 +1,456 @@
+/* remote_follow.c - what other servers have erased is erased here, and every server tells how far it has come.
+ *
+ *     writer, each second   XINFO STREAM, XRANGE: entries of NAME_ERASED that this server has not seen
+ *                           each is erased in its own store, and UNLINKed once more, since this server may
+ *                           have written one of the chunks meanwhile
+ *                           HSET, HGETALL of NAME_SERVERS: how far this server is, and all others
+ *
+ * The place in the stream survives a restart, in a file beside the store.  A server whose store is not empty at
+ * open uses none of its state before it has read the stream to its end: remote_is_current.  A server whose place
+ * is older than the oldest entry that the stream has kept does not know what was erased, and erases all that it
+ * has. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "remote/remote_impl.h"
+
+/* How often others are asked. */
+#define POLL_NS ((int64_t)1000 * 1000 * 1000)
+/* A server that has told nothing for so long is not waited for: it reads the stream before it serves. */
+enum { GONE_S = 30 };
+/* Entries that one command reads: one that is known, and new ones. */
+#define READ_AT_ONCE "9"
+/* Commands that read, and the time for chunks behind them: a stream without an end keeps no chunk from being
+ * written. */
+#define TURN_NS ((int64_t)20 * 1000 * 1000)
+enum { READS_A_TURN = 128 };
+#define FIRST_ID "0-0"
+
+/* --- the place -------------------------------------------------------------------------------- */
+
+static void keep_place(const struct remote *r)
+{
+    char text[128], *tmp;
+    if (r->place_path == NULL)
+        return;
+    int n = snprintf(text, sizeof text, "%" PRIu64 " %s\n", r->n_seen, r->seen_id);
+    tmp = xasprintf("%s.new", r->place_path);
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    bool ok = fd >= 0 && write(fd, text, (size_t)n) == n;
+    if (fd >= 0)
+        ok = close(fd) == 0 && ok;
+    if (!ok || rename(tmp, r->place_path) != 0) /* the same entries are read once more */
+        log_debug("%s: %s", tmp, strerror(errno));
+    free(tmp);
+}
+
+static bool is_id(const char *text)
+{
+    size_t n = strspn(text, "0123456789");
+    return n > 0 && text[n] == '-' && text[n + 1] != 0 &&
+           text[n + 1 + strspn(text + n + 1, "0123456789")] == 0;
+}
+
+static void load_place(struct remote *r)
+{
+    char *text = NULL, id[STREAM_ID_BYTES];
+    size_t n;
+    uint64_t n_seen;
+    if (r->place_path == NULL ||
+        file_read_regular(r->place_path, 256, &text, &n, NULL) != 0)
+        return;
+    r->has_place = sscanf(text, "%" SCNu64 " %47s", &n_seen, id) == 2 && is_id(id);
+    if (r->has_place) {
+        r->n_seen = n_seen;
+        memcpy(r->seen_id, id, sizeof r->seen_id);
+    }
+    free(text);
+}
+
+void remote_follow_init(struct remote *r, bool is_empty)
+{
+    memcpy(r->seen_id, FIRST_ID, sizeof FIRST_ID);
+    r->skips = is_empty;
+    if (!is_empty)
+        load_place(r);
+}
+
+/* --- the stream ------------------------------------------------------------------------------- */
+
+struct stream_info {
+    uint64_t n_added, n_kept; /* entries: ever, and those that are still there */
+    char last_id[STREAM_ID_BYTES];
+};
+
+static bool text_is(const char *p, size_t n, const char *text)
+{
+    return n == strlen(text) && memcmp(p, text, n) == 0;
+}
+
+static void copy_text(char *out, size_t n_out, const char *p, size_t n)
+{
+    n = n < n_out ? n : n_out - 1;
+    memcpy(out, p, n);
+    out[n] = 0;
+}
+
+/* A stream that nobody has added to yet is empty. */
+static int stream_look(struct remote *r, struct stream_info *out, struct redis_answer *a,
+                       struct err *err)
+{
+    const struct redis_arg args[] = {REDIS_TEXT("XINFO"), REDIS_TEXT("STREAM"),
+                                     REDIS_TEXT(NAME_ERASED)};
+    const char *name, *value;
+    char text[32];
+    size_t at = 0, n, n_value;
+    unsigned n_found = 0;
+    *out = (struct stream_info){.last_id = FIRST_ID};
+    int rc = cluster_ask(r->write_link.cluster, args, 3, r->o.stuck_ns, a, err);
+    if (rc != 0)
+        return rc;
+    if (a->kind == REDIS_REFUSED && strstr((const char *)a->bytes, "no such key") != NULL)
+        return 0;
+    while (redis_next(a, &at, &name, &n)) {
+        uint64_t *number = text_is(name, n, "length")          ? &out->n_kept
+                           : text_is(name, n, "entries-added") ? &out->n_added
+                                                               : NULL;
+        bool is_last = text_is(name, n, "last-generated-id");
+        if ((number == NULL && !is_last) || !redis_next(a, &at, &value, &n_value))
+            continue;
+        copy_text(text, sizeof text, value, n_value);
+        if (number != NULL)
+            *number = strtoull(text, NULL, 10);
+        else
+            copy_text(out->last_id, sizeof out->last_id, value, n_value);
+        n_found++;
+    }
+    if (a->kind != REDIS_LIST || n_found < 3 || !is_id(out->last_id))
+        return err_set(err, -EACCES, "the remote refuses, or is older than Redis 7: %.120s",
+                       a->kind == REDIS_REFUSED ? (const char *)a->bytes : "XINFO STREAM");
+    return 0;
+}
+
+/* Asks for the entry that was seen last and those behind it. */
+static int stream_read(struct remote *r, struct redis_answer *a, struct err *err)
+{
+    const struct redis_arg args[] = {REDIS_TEXT("XRANGE"),   REDIS_TEXT(NAME_ERASED),
+                                     REDIS_TEXT(r->seen_id), REDIS_TEXT("+"),
+                                     REDIS_TEXT("COUNT"),    REDIS_TEXT(READ_AT_ONCE)};
+    int rc = cluster_ask(r->write_link.cluster, args, 6, r->o.stuck_ns, a, err);
+    if (rc == 0 && a->kind == REDIS_REFUSED)
+        rc = err_set(err, -EACCES, "the remote refuses: %.120s", (const char *)a->bytes);
+    return rc;
+}
+
+/* --- erasing here ----------------------------------------------------------------------------- */
+
+/* Erases a list of chunks of several chains, parents first, as far as nothing else continues them. */
+static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *any,
+                      struct err *err)
+{
+    int rc = 0;
+    while (n > 0) {
+        struct store_erased gone = {0};
+        int one = store_erase(r->o.store, keys, n, &gone, err);
+        rc = rc != 0 ? rc : one;
+        *any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
+        if (gone.n_shared == 0)
+            break;
+        n = (int)gone.n_shared - 1; /* keys[n] is continued by something else */
+    }
+    return rc;
+}
+
+static int erase_owner(struct remote *r, uint64_t owner, bool *any, struct err *err)
+{
+    struct store_erased gone = {0};
+    int rc = store_erase_owner(r->o.store, owner, &gone, err);
+    *any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
+    return rc;
+}
+
+/* [erase_lock] */
+static void erased(struct remote *r, bool any, int rc, const struct err *why)
+{
+    if (any && r->on_erased != NULL)
+        r->on_erased(r->on_erased_arg);
+    if (rc != 0)
+        log_warn("what another server has erased cannot be erased here yet: %s", why->msg);
+}
+
+static int apply(struct remote *r, const struct erasure *e, struct redis_answer *a,
+                 struct err *err)
+{
+    struct err why = {0};
+    bool any = false;
+    pthread_mutex_lock(&r->lock);
+    remote_ban(r, e);
+    pthread_mutex_unlock(&r->lock);
+    remote_erase_enter(r);
+    int rc = erase_keys(r, e->keys, e->n, &any, &why);
+    if (rc == 0 && e->is_owner)
+        rc = erase_owner(r, e->owner, &any, &why);
+    erased(r, any, rc, &why);
+    int n_taken = r->n_taken;
+    struct sha256 *taken = (void *)xmemdup(r->taken, (size_t)n_taken * sizeof *taken);
+    remote_erase_leave(r);
+    rc = remote_unlink_keys(r, e->keys, e->n, a, err);
+    if (rc == 0)
+        rc = remote_unlink_keys(r, taken, n_taken, a, err);
+    free(taken);
+    return rc;
+}
+
+struct owners {
+    uint64_t *owner;
+    size_t n;
+};
+
+static int add_owner(void *arg, const struct store_owner_use *u)
+{
+    struct owners *all = arg;
+    if (u->n_chunks == 0)
+        return 0;
+    all->owner = xrealloc(all->owner, (all->n + 1) * sizeof all->owner[0]);
+    all->owner[all->n++] = u->owner;
+    return 0;
+}
+
+/* Nobody can tell this server which of its chunks were erased, so it erases all. */
+static void erase_all(struct remote *r)
+{
+    struct owners all = {0};
+    struct err why = {0};
+    bool any = false;
+    int rc = 0;
+    remote_erase_enter(r);
+    (void)store_each_owner(r->o.store, add_owner, &all);
+    for (size_t i = 0; i < all.n; i++) {
+        int one = erase_owner(r, all.owner[i], &any, &why);
+        rc = rc != 0 ? rc : one;
+    }
+    erased(r, any, rc, &why);
+    remote_erase_leave(r);
+    free(all.owner);
+    if (any)
+        log_warn("this server was away while others erased more than the remote keeps a "
+                 "record of: all "
+                 "saved state of this server is erased");
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+/* An entry's bytes; a bad one is passed over. */
+static int take_entry(struct remote *r, const char *bytes, size_t n, struct erasure *e,
+                      struct redis_answer *a, struct err *err)
+{
+    struct err why = {0};
+    if (erasure_decode((const uint8_t *)bytes, n, e, &why) != 0) {
+        log_debug("an entry of the remote's stream of erasures is passed over: %s",
+                  why.msg);
+        return 0;
+    }
+    return e->server != r->server ? apply(r, e, a, err) : 0;
+}
+
+/* Does what the entries of one answer say, which begin with the one that was seen last where the stream still has
+ * it (*has_last).  *n_new: new ones. */
+static int take_entries(struct remote *r, const struct redis_answer *list, bool *has_last,
+                        uint64_t *n_new, struct err *err)
+{
+    struct erasure e = {.keys = xmalloc(ERASURE_MAX_KEYS * sizeof *e.keys)};
+    struct redis_answer a = {0};
+    const char *id, *field, *bytes;
+    size_t at = 0, n_id, n_field, n;
+    int rc = 0;
+    *has_last = false;
+    *n_new = 0;
+    while (rc == 0 && redis_next(list, &at, &id, &n_id) &&
+           redis_next(list, &at, &field, &n_field) && redis_next(list, &at, &bytes, &n)) {
+        if (text_is(id, n_id, r->seen_id)) {
+            *has_last = true;
+            continue;
+        }
+        rc = take_entry(r, bytes, n, &e, &a, err);
+        if (rc != 0)
+            break;
+        copy_text(r->seen_id, sizeof r->seen_id, id, n_id);
+        r->n_seen++;
+        ++*n_new;
+    }
+    redis_answer_deinit(&a);
+    free(e.keys);
+    return rc;
+}
+
+/* Where the stream stands against this server's place. */
+enum stand {
+    STAND_OK,
+    STAND_OTHER, /* the stream is another one than the one that was read before */
+    STAND_GAP    /* entries that this server has not seen are not kept any more */
+};
+
+/* s was asked for before the entries were read; n_seen: entries seen before that; n_new: read now. */
+static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_t n_new,
+                           bool has_last)
+{
+    uint64_t n_gone = s->n_added > s->n_kept ? s->n_added - s->n_kept : 0;
+    if (n_seen > s->n_added || (n_seen > n_gone && !has_last))
+        return STAND_OTHER;
+    /* The second: they went after s was asked for. */
+    return n_seen < n_gone || (n_new == 0 && n_seen < s->n_added) ? STAND_GAP : STAND_OK;
+}
+
+static void see(struct remote *r, uint64_t n_seen, const char *id)
+{
+    r->n_seen = n_seen;
+    copy_text(r->seen_id, sizeof r->seen_id, id, strlen(id));
+}
+
+/* Goes on from where the stream stands.  A server without a place was no member before: what is not kept any
+ * more concerns it as little as what was erased before it was installed. */
+static void settle(struct remote *r, const struct stream_info *s, enum stand stand,
+                   uint64_t n_new, bool *more)
+{
+    *more = n_new > 0;
+    if (stand == STAND_OTHER) { /* from its beginning */
+        see(r, 0, FIRST_ID);
+        *more = s->n_kept > 0;
+    } else if (stand == STAND_GAP && r->has_place) {
+        erase_all(r);
+        see(r, s->n_added, s->last_id);
+        *more = true;
+    } else if (n_new == 0) {
+        r->n_seen = s->n_added;
+        r->has_place = true;
+    }
+}
+
+/* Reads some entries; *more where there may be others. */
+static int read_some(struct remote *r, bool *more, struct redis_answer *a, struct err *err)
+{
+    struct stream_info s;
+    bool has_last, had_place = r->has_place;
+    uint64_t before = r->n_seen, n_new;
+    *more = false;
+    int rc = stream_look(r, &s, a, err);
+    if (rc == 0 && r->skips) {
+        see(r, s.n_added, s.last_id);
+        r->skips = false;
+        r->has_place = true;
+    } else {
+        if (rc == 0)
+            rc = stream_read(r, a, err);
+        if (rc == 0)
+            rc = take_entries(r, a, &has_last, &n_new, err);
+        if (rc == 0)
+            settle(r, &s, stand_of(&s, before, n_new, has_last), n_new, more);
+    }
+    if (r->has_place && (r->n_seen != before || !had_place))
+        keep_place(r);
+    return rc;
+}
+
+/* Entries concern a server that has state, also where the remote was not there when it began. */
+static void leave_off_skipping(struct remote *r)
+{
+    struct store_stats st;
+    if (!r->skips)
+        return;
+    store_stats(r->o.store, &st);
+    r->skips = st.n_chunks == 0;
+}
+
+/* Reads what this server has not seen; *at_end where it has seen all of it now. */
+static int read_turn(struct remote *r, bool *at_end, struct redis_answer *a,
+                     struct err *err)
+{
+    bool more = true;
+    int rc = 0;
+    leave_off_skipping(r);
+    for (int i = 0; rc == 0 && more && i < READS_A_TURN; i++)
+        rc = read_some(r, &more, a, err);
+    *at_end = rc == 0 && !more;
+    return rc;
+}
+
+/* --- how far all have come ---------------------------------------------------------------------- */
+
+static int tell_place(struct remote *r, struct redis_answer *a, struct err *err)
+{
+    char id[24], value[64];
+    snprintf(id, sizeof id, "%016" PRIx64, r->server);
+    snprintf(value, sizeof value, "%" PRIu64 " %" PRId64, r->n_seen, clock_wall_s());
+    const struct redis_arg args[] = {REDIS_TEXT("HSET"), REDIS_TEXT(NAME_SERVERS),
+                                     REDIS_TEXT(id), REDIS_TEXT(value)};
+    return remote_ask(r, args, 4, REDIS_NUMBER, a, err);
+}
+
+static int look_at_places(struct remote *r, struct redis_answer *a, struct err *err)
+{
+    const struct redis_arg args[] = {REDIS_TEXT("HGETALL"), REDIS_TEXT(NAME_SERVERS)};
+    uint64_t least = r->n_seen, n_servers = 0;
+    const char *id, *value;
+    size_t at = 0, n;
+    int rc = remote_ask(r, args, 2, REDIS_LIST, a, err);
+    if (rc != 0)
+        return rc;
+    while (redis_next(a, &at, &id, &n) && redis_next(a, &at, &value, &n)) {
+        char text[64];
+        uint64_t seen;
+        int64_t when;
+        copy_text(text, sizeof text, value, n);
+        if (sscanf(text, "%" SCNu64 " %" SCNd64, &seen, &when) != 2 ||
+            when < clock_wall_s() - GONE_S)
+            continue;
+        n_servers++;
+        least = seen < least ? seen : least;
+    }
+    pthread_mutex_lock(&r->lock);
+    r->stats.n_erasures = r->n_seen;
+    r->stats.n_erasures_everywhere = least;
+    r->stats.n_servers = n_servers;
+    r->is_current = true;
+    pthread_mutex_unlock(&r->lock);
+    return 0;
+}
+
+/* --- the writer's part -------------------------------------------------------------------------- */
+
+int64_t remote_erasures_due_ns(const struct remote *r)
+{
+    int64_t left = r->t_polled + POLL_NS - clock_now_ns();
+    return r->publish != NULL || left < 0 ? 0 : left;
+}
+
+bool remote_erasures_run(struct remote *r)
+{
+    struct redis_answer a = {0};
+    struct err err = {0};
+    bool at_end = true;
+    int rc = remote_publish_all(r, &a, &err);
+    if (rc == 0)
+        rc = read_turn(r, &at_end, &a, &err);
+    if (rc == 0)
+        rc = tell_place(r, &a, &err);
+    if (rc == 0 && at_end)
+        rc = look_at_places(r, &a, &err);
+    r->t_polled = clock_now_ns() - (rc == 0 && !at_end ? POLL_NS - TURN_NS : 0);
+    redis_answer_deinit(&a);
+    if (rc != 0)
+        link_fail(&r->write_link, &err);
+    else if (cluster_is_old(r->write_link.cluster))
+        link_drop(&r->write_link);
+    return r->write_link.cluster != NULL;
+}

@@ -1,0 +1,40 @@
+/* tls.h - TLS under a connection to a remote, by OpenSSL.
+ *
+ * A `struct tls` says which certificates are trusted and which one this process shows.  Many connections of
+ * many threads use one.  A connection is used only after the peer's certificate was verified: signed by a
+ * trusted authority, valid today, and made out to the host's name or address.  TLS 1.2 is the least. */
+#ifndef REMOTE_TLS_H
+#define REMOTE_TLS_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "base/err.h"
+
+struct tls;
+
+struct tls_opts {
+    const char *ca_file; /* PEM: authorities that are trusted; NULL: those of the system */
+    /* PEM: the certificate and the key that this process shows; NULL: none. */
+    const char *cert_file, *key_file;
+};
+
+/* ERR_USAGE where a file cannot be used; the message names it. */
+int tls_open(const struct tls_opts *o, struct tls **out, struct err *err);
+void tls_close(struct tls *t); /* NULL is allowed */
+
+/* One connection over a non-blocking socket, which stays the caller's. */
+struct tls_session;
+int tls_session_open(const struct tls *t, int fd, const char *host,
+                     struct tls_session **out, struct err *err);
+void tls_session_close(struct tls_session *s); /* NULL is allowed */
+
+/* Each returns how much was done (tls_shake: 1 where the session is ready), a code, or 0 where the socket must
+ * first be ready for *events (of poll).  -EPIPE: the peer has closed the connection. */
+ssize_t tls_shake(struct tls_session *s, short *events, struct err *err);
+ssize_t tls_send(struct tls_session *s, const void *bytes, size_t n, short *events,
+                 struct err *err);
+ssize_t tls_receive(struct tls_session *s, void *bytes, size_t n, short *events,
+                    struct err *err);
+
+#endif
