@@ -45,11 +45,44 @@ static struct bytes file_bytes(struct io *io, const char *dir, const char *name)
     return b;
 }
 
-/* How many files of the place hold these bytes. */
-static int files_with(const struct st_place *p, const void *what, size_t n)
+/* The segments of the one store in memory that is open. */
+static struct bytes segments[8];
+
+static void *segment_get(void *arg, size_t bytes)
+{
+    int i = 0;
+    (void)arg;
+    while (segments[i].p != NULL)
+        i++;
+    assert_true(i < 8);
+    segments[i] = (struct bytes){mem_map(bytes), bytes};
+    return segments[i].p;
+}
+
+static void segment_put(void *arg, void *p, size_t bytes)
+{
+    int i = 0;
+    (void)arg;
+    while (segments[i].p != p)
+        i++;
+    segments[i] = (struct bytes){0};
+    mem_unmap(p, bytes);
+}
+
+static int segments_with(const void *what, size_t n)
 {
     int n_with = 0;
-    for (int d = 0; d < p->opts.n_dirs; d++) {
+    for (int i = 0; i < 8; i++)
+        n_with += segments[i].p != NULL &&
+                  memmem(segments[i].p, segments[i].n, what, n) != NULL;
+    return n_with;
+}
+
+/* How many files of the place, or segments of its memory, hold these bytes. */
+static int files_with(const struct st_place *p, const void *what, size_t n)
+{
+    int n_with = p->io == NULL ? segments_with(what, n) : 0;
+    for (int d = 0; p->io != NULL && d < p->opts.n_dirs; d++) {
         struct io_names names;
         assert_int_equal(io_list(p->io, p->dirs[d], &names, NULL), 0);
         for (size_t i = 0; i < names.n; i++) {
@@ -581,16 +614,19 @@ static void wipe_fails(void **state)
 
 /* The turn that is erased has `n_full` chunks and 20 tokens more.  An interrupted answer has saved the
  * chunk that these tokens begin, and those behind it. */
-static void continuing(int n_full, bool with_others)
+static void continuing(const char *kind, int n_full, bool with_others)
 {
     struct st_place p;
     struct err err = {0};
     struct sha256 keys[N], root;
     struct store_erased e;
     int32_t tokens[STORE_CHUNK_TOKENS];
-    assert_true(st_place_open(&p, "pread", 1));
+    assert_true(st_place_open(&p, kind, 1));
+    if (p.io == NULL)
+        p.opts.memory = (struct store_memory){segment_get, segment_put, NULL};
     struct store *s = st_open(&p);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    assert_true(remains(&p, &ours, N - 1, false) > 0); /* the search can find it */
     if (with_others)
         assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
     st_keys(&ours, N, keys);
@@ -620,10 +656,13 @@ static void continuing(int n_full, bool with_others)
 static void what_continues_an_erased_text(void **state)
 {
     (void)state;
-    continuing(0, false); /* a text of less than a chunk */
-    continuing(2, false);
-    continuing(2, true);
-    continuing(4, false);
+    static const char *const kinds[] = {"pread", "dram"};
+    for (int i = 0; i < 2; i++) {
+        continuing(kinds[i], 0, false); /* a text of less than a chunk */
+        continuing(kinds[i], 2, false);
+        continuing(kinds[i], 2, true);
+        continuing(kinds[i], 4, false);
+    }
 }
 
 int main(void)
