@@ -148,6 +148,7 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
     else if (k->kv_tokens == 0) /* else a budget has decided */
         k->kv_tokens = memory_plan_kv_tokens(&a);
     a.kv_tokens = k->kv_tokens;
+    k->is_dram_auto = k->o.user.dram_bytes == HCACHE_DRAM_AUTO;
     k->o.user.dram_bytes = a.dram_bytes = dram_bytes(k, &a);
     int rc = k->o.check != NULL ? k->o.check(k->o.check_arg, m, err) : 0;
     if (rc == 0)
@@ -290,6 +291,24 @@ static int open_without_saving(struct stack *k, struct store_opts *so,
     return 0;
 }
 
+/* Says so where copies in DRAM that nobody has asked for have less memory than they should. */
+static void say_less_dram(const struct stack *k)
+{
+    struct store_dram dram = {0};
+    char text[160];
+    const double mb = 1e-6;
+    if (k->store != NULL)
+        store_dram_stats(k->store, &dram);
+    bool is_whole = dram.cap_bytes >
+                    k->o.user.dram_bytes / 2; /* but for what segments leave over */
+    if (k->store == NULL || k->store_err.code != 0 || k->o.user.dram_bytes == 0 || is_whole)
+        return;
+    snprintf(text, sizeof text,
+             "--dram auto: %.0f MB of the %.0f MB wanted could be had for copies in DRAM",
+             (double)dram.cap_bytes * mb, (double)k->o.user.dram_bytes * mb);
+    say(k, text);
+}
+
 static int open_store(struct stack *k, struct err *err)
 {
     int rc = open_io(k, err);
@@ -300,6 +319,7 @@ static int open_store(struct stack *k, struct err *err)
         .cap_bytes = k->o.user.store_in_memory ? k->o.user.store_cap_bytes : 0,
         .files_cap_bytes = k->o.user.store_cap_bytes,
         .dram_bytes = k->o.user.dram_bytes,
+        .dram_optional = k->is_dram_auto,
         .policy = k->policy,
         .quota_bytes = k->o.user.salt_quota_bytes,
         .guarantee_bytes = k->o.user.guarantee_bytes,
@@ -317,6 +337,8 @@ static int open_store(struct stack *k, struct err *err)
         else
             err_set(err, rc, "%s", why.msg);
     }
+    if (rc == 0 && k->is_dram_auto)
+        say_less_dram(k);
     return rc;
 }
 

@@ -53,6 +53,7 @@ struct stack {
     struct io *weights_io; /* of streamed weights, which go first on the disk; NULL: none */
     struct io_turn turn;
     bool owns_io, profile_changed;
+    bool is_dram_auto;           /* hcache_opts.dram_bytes was HCACHE_DRAM_AUTO */
     uint64_t window_store_bytes; /* of a store in memory for truncated contexts; 0: none */
     int batch_rows, step_rows;
     int64_t kv_tokens; /* that the KV cache holds */

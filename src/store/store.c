@@ -85,6 +85,9 @@ static int store_shrink(struct store *s, struct err *err)
     return rc == -ENOSPC ? 0 : rc;
 }
 
+/* Fewer copies than this are not worth a tier that nobody has asked for. */
+#define LEAST_OPTIONAL_DRAM ((uint64_t)64 << 20)
+
 static int open_tier(struct store *s, const struct store_opts *opts, struct err *err)
 {
     struct tier_opts o = {.bytes = opts->dram_bytes,
@@ -100,7 +103,12 @@ static int open_tier(struct store *s, const struct store_opts *opts, struct err 
         return err_set(err, ERR_USAGE,
                        "a DRAM tier of %llu bytes is too small: the least is %d",
                        (unsigned long long)opts->dram_bytes, STORE_MIN_DRAM);
-    return tier_open(&o, &s->tier, err);
+    int rc = tier_open(&o, &s->tier, err);
+    while (rc == -ENOMEM && opts->dram_optional) {
+        o.bytes /= 2;
+        rc = o.bytes >= LEAST_OPTIONAL_DRAM ? tier_open(&o, &s->tier, err) : 0;
+    }
+    return rc;
 }
 
 static int open_once(const struct store_opts *opts, struct store **out, struct err *err)

@@ -108,6 +108,9 @@ struct store_opts {
     /* Arena for copies of chunks in DRAM, in front of the disk (tier.h); 0: none.  The DRAM backend and
      * stores opened read_only have none. */
     uint64_t dram_bytes;
+    /* Where that memory cannot be had, a half of it is tried, and so on; below 64 MiB there are no
+     * copies. store_dram_stats says how much it is.  Else the store is not opened: -ENOMEM. */
+    bool dram_optional;
     const char *const *dirs; /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */

@@ -1,4 +1,5 @@
 /* test_stack.c - what the parts of a stack get of its options. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,11 +9,20 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
 
 enum { CONTEXT = 1024, N_SEQS = 64 };
+
+/* Larger blocks of memory cannot be had. */
+static size_t most_bytes = SIZE_MAX;
+
+bool mem_test_denies(size_t n, enum mem_ask ask)
+{
+    return ask == MEM_MAY_FAIL && n > most_bytes;
+}
 
 struct said {
     int n;
@@ -132,12 +142,50 @@ static void only_parts_that_reserve_memory_are_told(void **state)
     stack_close(&k);
 }
 
+/* Copies in DRAM that nobody has asked for take what can be had.  Those that were asked for are
+ * refused. */
+static void auto_copies_do_not_keep_it_from_starting(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct said said = {0};
+    struct store_dram dram;
+    struct err err = {0};
+    struct io *disk = et_disk(1, 0);
+    struct stack_opts o = {.io = disk,
+                           .user.store = et_dirs,
+                           .user.n_store = 2,
+                           .user.dram_bytes = HCACHE_DRAM_AUTO,
+                           .user.warn = listen,
+                           .user.warn_arg = &said};
+    most_bytes = 128 << 20;
+    int rc = et_try_open(&k, &o, &err);
+    most_bytes = SIZE_MAX;
+    if (rc != 0)
+        fail_msg("%s", err.msg);
+    store_dram_stats(k.store, &dram);
+    assert_true(dram.cap_bytes <= 128 << 20);
+    if (k.o.user.dram_bytes > 260 << 20) /* this machine would have had more for it */
+        assert_non_null(strstr(said.first, "--dram auto"));
+    stack_close(&k);
+
+    o.user.dram_bytes = 256 << 20;
+    most_bytes = 128 << 20;
+    rc = et_try_open(&k, &o, &err);
+    most_bytes = SIZE_MAX;
+    assert_int_equal(rc, -ENOMEM);
+    assert_non_null(strstr(err.msg, "copies in DRAM"));
+    stack_close(&k);
+    io_close(disk);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_budget_decides_the_kv_cache_unless_the_user_does),
         cmocka_unit_test(streamed_layers_are_told),
         cmocka_unit_test(only_parts_that_reserve_memory_are_told),
+        cmocka_unit_test(auto_copies_do_not_keep_it_from_starting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -984,9 +984,57 @@ static void a_damaged_copy_condemns_nothing(void **state)
     end(&p, s);
 }
 
+/* The most that a map may have. */
+static size_t most_bytes;
+static int n_denied;
+
+static void *scarce_get(void *arg, size_t bytes)
+{
+    n_denied += bytes > most_bytes;
+    return bytes > most_bytes ? NULL : arena_get(arg, bytes);
+}
+
+/* Memory that cannot be had: copies that were asked for are an error; others have less, or none. */
+static void copies_take_less_where_memory_is_scarce(void **state)
+{
+    (void)state;
+    const struct {
+        size_t most;
+        uint64_t got;
+        int n_denied;
+    } cases[] = {{256 << 20, 256 << 20, 0},
+                 {255 << 20, 128 << 20, 1},
+                 {64 << 20, 64 << 20, 2},
+                 {63 << 20, 0, 3}};
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct store *s = NULL;
+    for (int i = 0; i < 4; i++) {
+        assert_true(st_place_open(&p, "sim", 1));
+        p.opts.dram_bytes = 256 << 20;
+        p.opts.memory = (struct store_memory){scarce_get, arena_put, NULL};
+        most_bytes = cases[i].most;
+        n_denied = 0;
+        int rc = store_open(&p.opts, &s, &err);
+        assert_int_equal(rc, cases[i].n_denied > 0 ? -ENOMEM : 0);
+        if (rc == 0)
+            store_close(s);
+        n_denied = 0;
+        p.opts.dram_optional = true;
+        s = st_open(&p);
+        assert_int_equal(n_denied, cases[i].n_denied);
+        assert_int_equal(st_stats(s).dram.cap_bytes, cases[i].got);
+        save(s, &c, N);
+        assert_int_equal(read_dram(s, &c, N), cases[i].got > 0 ? N * RECORDS : 0);
+        end(&p, s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(copies_take_less_where_memory_is_scarce),
         cmocka_unit_test(written_chunks_are_read_from_dram),
         cmocka_unit_test(records_that_are_added_have_copies_of_their_own),
         cmocka_unit_test(a_restart_begins_without_copies),
