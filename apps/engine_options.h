@@ -121,7 +121,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "seconds after which the remote drops state that nobody has fetched"}
 #define OPT_PREFETCH(s)                                                                    \
     {"prefetch", OPT(s, engine.o.prefetch), .choices = engine_graphs, .def = "on",         \
-     .help = "whether state that waiting requests need is read ahead into --dram"}
+     .help = "whether state that waiting requests need is read ahead: into --dram, or, for the " \
+             "next two requests, into the staging memory of restores"}
 #define OPT_POLICY(s)                                                                      \
     {"policy", OPT(s, engine.o.policy), .choices = engine_policies, .def = "lru",          \
      .help = "which state a full store or KV cache evicts first"}

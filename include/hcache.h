@@ -130,9 +130,9 @@ struct hcache_opts {
     const char *remote_write;
     int remote_timeout_s; /* a Redis that says nothing for so long is left; 0: 5 */
     int remote_ttl_s; /* there, it goes when nobody has fetched it for so long; 0: seven days */
-    const char
-        *prefetch; /* "on" or NULL: chunks of waiting requests are read ahead into that
-                           * memory; "off": they are not */
+    /* "on" or NULL: chunks of waiting requests are read ahead, into copies in DRAM where there are
+     * any, else into the staging memory of restores, for the next two; "off": they are not. */
+    const char *prefetch;
     /* Which state a full store or KV cache evicts first: "lru", "fifo", "lfu", "attentionstore" or
      * "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;
@@ -403,8 +403,10 @@ struct hcache_result {
     uint64_t
         restored_dram_bytes; /* of these: from copies in DRAM (hcache_opts.dram_bytes) */
     int dram_tokens;         /* of the cached ones: they came from such copies alone */
-    int remote_tokens;       /* fetched from the remote into the store for this request */
-    char miss[200];          /* why not more was restored */
+    /* of restored_bytes: read ahead of the request's place (hcache_opts.prefetch) */
+    uint64_t restored_staged_bytes;
+    int remote_tokens; /* fetched from the remote into the store for this request */
+    char miss[200];    /* why not more was restored */
     const char *
         save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
     struct hcache_plan plan;
@@ -676,6 +678,9 @@ struct hcache_stats {
         n_restores_recompute; /* with a plan; with a plan that recomputes layers */
     uint64_t layers_recompute, layers_hidden, layers_kv;
     uint64_t n_replanned; /* restores that changed kinds of records between layers */
+    /* restores that read ahead of their requests' places; of these, those whose bytes were then
+     * used */
+    uint64_t n_staged, n_staged_used;
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests of which not everything wanted was restored */
     /* sequences whose saving ended early: the writer fell behind; no memory for their tails; the

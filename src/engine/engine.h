@@ -63,7 +63,7 @@ struct engine_opts {
     size_t staging_bytes;  /* of restores */
     enum restore_direct direct;
     bool
-        fetches; /* what waiting requests need goes from the disk to the store's DRAM tier */
+        fetches; /* what waiting requests need is read ahead: to the DRAM tier, or to staging */
     enum placement_kind policy; /* which unused block of the KV pool goes first */
     bool reuse;     /* what is in the KV cache is used again by equal prefixes */
     int64_t age_ns; /* of waiting, that is worth one step of priority; 0: one second */
@@ -188,6 +188,9 @@ struct engine_stats {
     uint64_t fused_rows; /* of new tokens inside restores, times layers */
     uint64_t recovered_tokens, recomputed_tokens; /* of preempted sequences that went on */
     uint64_t n_replanned; /* restores that changed kinds of records between layers */
+    /* Restores that began to read ahead of their place; of these, those that went on when they had
+     * it */
+    uint64_t n_staged, n_staged_used;
     uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */
     uint64_t link_bytes, link_down_bytes; /* of blocks on the host (mixed.h) */
     uint64_t weights_read_bytes;          /* of streamed layers */

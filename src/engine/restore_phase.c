@@ -24,19 +24,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/restore_plan.h"
+#include "engine/staging.h"
 #include "engine/upcoming.h"
-#include "policy/dram_tier.h"
-#include "policy/save_kinds.h"
-#include "state/profile.h"
 
 /* --- life ------------------------------------------------------------------------------------- */
-
-/* Returns whether plans lack the store's speed. It is measured once per engine: ahead, or on the
- * first hits, when there are chunks to read. A throttle is the speed, so nothing is measured. */
-static bool must_measure(const struct restore_phase *g)
-{
-    return g->o.platform->n_tiers == 0 && g->o.throttle_bytes_per_s == 0;
-}
 
 int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts *o,
                        struct seq_shared *sh, struct next_token *next, struct err *err)
@@ -61,9 +53,12 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
                                        .remote = o->remote,
                                        .max_tokens = m->max_ctx};
     int rc = restore_pipeline_create(&ro, &g->pipeline, err);
-    sh->fetcher = rc == 0 && o->fetches ? g->pipeline : NULL;
+    bool reads_ahead = rc == 0 && o->fetches;
+    bool has_copies = reads_ahead && restore_pipeline_fetches(g->pipeline);
+    sh->fetcher = has_copies ? g->pipeline : NULL;
+    g->stages = reads_ahead && !has_copies && store_is_on_disk(sh->store);
     sh->platform = o->platform;
-    if (rc == 0 && o->measure_ahead && must_measure(g))
+    if (rc == 0 && o->measure_ahead && restore_plan_must_measure(g))
         restore_pipeline_measure(g->pipeline, &sh->fingerprint);
     return rc == 0 ? fused_init(&g->fused, sh, next, o->max_rows, err) : rc;
 }
@@ -87,174 +82,6 @@ size_t restore_phase_bytes(const struct restore_phase *g)
                      (size_t)g->shared->model->dev->n_stages * g->fused.mem[0].bytes;
 }
 
-/* --- planning --------------------------------------------------------------------------------- */
-
-static void take_measure(struct restore_phase *g, const struct restore_found *f)
-{
-    struct platform *p = g->o.platform;
-    if (p->n_tiers == 0 && f->measured) {
-        p->n_tiers = 1;
-        p->tier[0] = f->tier;
-    }
-    platform_throttle(p, 0, (double)g->o.throttle_bytes_per_s);
-}
-
-/* Returns the tokens of the first n chunks. The last chunk that was found may be partial. */
-static int stored_tokens(const struct restore_found *f, int n)
-{
-    return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + f->hits[n - 1].n_tokens;
-}
-
-/* Returns how many of the found chunks may be used. */
-static int count_usable(const struct seq *s, const struct restore_found *f)
-{
-    int n_layers = s->shared->model->cfg.n_layers;
-    uint8_t stored[STORE_MAX_LAYERS];
-    if (f->n_hits == 0)
-        return 0;
-    const struct store_hit *last = &f->hits[f->n_hits - 1];
-    save_stored_kinds(&last->mask, n_layers, stored);
-    const struct save_kinds_found found = {.n_chunks = f->n_hits,
-                                           .has_partial = last->n_tokens <
-                                                          STORE_CHUNK_TOKENS,
-                                           .stored = stored};
-    const uint8_t *wanted = s->shared->saver == NULL ? NULL : s->req.save.kinds;
-    return save_kinds_usable(&found, wanted, n_layers);
-}
-
-/* Returns which records a plan for chunk c may use in layer l. */
-static uint8_t records_of(const struct store_hit *hits, int c, int l)
-{
-    return (uint8_t)((store_mask_has(&hits[c].mask, l, STORE_HIDDEN) ? PLAN_HAS_H : 0) |
-                     (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
-}
-
-static bool is_forced(const struct seq *s)
-{
-    return s->plan != NULL && strcmp(s->plan, "auto") != 0;
-}
-
-/* Finds out which of the chunks have copies in DRAM.  Returns the tier of these. */
-static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits)
-{
-    bool any = false;
-    store_in_dram(g->shared->store, hits, n_hits, g->in_dram);
-    for (int c = 0; c < n_hits; c++)
-        any |= g->in_dram[c];
-    return any ? dram_tier(g->o.platform) : 0;
-}
-
-/* Makes one range of all chunks: the moved tokens of a truncated context come back together, or not
- * at all.  Where chunks of a layer share no kind, each is restored by the kind that it has. */
-static int make_one_range(struct restore_phase *g, const struct store_hit *hits, int n_hits)
-{
-    int tier = find_copies(g, hits, n_hits);
-    for (int l = 0; l < g->shared->model->cfg.n_layers; l++) {
-        uint8_t all = PLAN_HAS_H | PLAN_HAS_KV, any = 0;
-        bool each = true;
-        for (int c = 0; c < n_hits; c++) {
-            uint8_t mask = records_of(hits, c, l);
-            all &= mask;
-            any |= mask;
-            each = each && mask != 0;
-        }
-        g->masks[l] = all != 0 ? all : each ? any : 0;
-    }
-    for (int c = 0; c < n_hits; c++)
-        tier = g->in_dram[c] ? tier : 0;
-    g->ranges[0] = (struct plan_range){.mask = g->masks, .tier = tier};
-    for (int c = 0; c < n_hits; c++)
-        g->ranges[0].n_tokens += hits[c].n_tokens;
-    return n_hits > 0;
-}
-
-/* Merges neighbouring chunks with equal records in the same tier into ranges.  Chunks in DRAM are read for
- * nothing, so there keys and values are the best kind whatever the disk's chunks use: each tier has its own
- * letter (docs/RESTORATION.md).  Not so in a forced plan. */
-static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
-                       bool is_forced)
-{
-    int n_layers = g->shared->model->cfg.n_layers, n = 0;
-    int dram = find_copies(g, hits, n_hits);
-    for (int c = 0; c < n_hits; c++) {
-        int tier = g->in_dram[c] ? dram : 0;
-        uint8_t *mask = g->masks + (size_t)n * (size_t)n_layers;
-        for (int l = 0; l < n_layers; l++) {
-            mask[l] = records_of(hits, c, l);
-            if (tier > 0 && !is_forced && (mask[l] & PLAN_HAS_KV))
-                mask[l] = PLAN_HAS_KV;
-        }
-        if (n > 0 && tier == g->ranges[n - 1].tier &&
-            memcmp(mask, g->ranges[n - 1].mask, (size_t)n_layers) == 0) {
-            g->ranges[n - 1].n_tokens += hits[c].n_tokens;
-            continue;
-        }
-        g->ranges[n++] = (struct plan_range){
-            .n_tokens = hits[c].n_tokens, .tier = tier, .mask = mask};
-    }
-    return n;
-}
-
-/* Plans the restore of the found chunks behind those that are on the device. *n_chunks counts both;
- * 0: nothing is restored. */
-static int make_plan(struct restore_phase *g, struct seq *s, const struct restore_found *f,
-                     bool beside_decodes, int *n_chunks)
-{
-    int first = s->n_done / STORE_CHUNK_TOKENS;
-    struct plan_request req = {.n_layers = g->shared->model->cfg.n_layers,
-                               .fused = !s->req.restore_first,
-                               .fused_tokens = g->o.max_rows,
-                               .window = {.layer = g->shared->model->cfg.window_layer,
-                                          .tokens = g->shared->model->cfg.sliding_window}};
-    int n_used = 0, rc = 0;
-    if (beside_decodes) {
-        beside_slow(&req);
-    }
-    if (s->plan != NULL)
-        rc = plan_mode_parse(s->plan, &req, &s->out.err);
-    req.may_deviate = !s->req.plan_strict;
-    int n_hits = count_usable(s, f);
-    bool moves = s->view.cut > 0;
-    int n_ranges = moves ? make_one_range(g, f->hits + first, n_hits - first)
-                         : make_ranges(g, f->hits + first, n_hits - first, is_forced(s));
-    int64_t n_new = s->view.n_tokens - stored_tokens(f, n_hits);
-    if (rc == 0)
-        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, !moves,
-                              g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
-                              &s->out.err);
-    if (rc == ERR_NOT_FOUND && moves && req.mode != PLAN_AUTO && req.may_deviate) {
-        req.mode = PLAN_AUTO;
-        s->out.err = (struct err){0};
-        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, false,
-                              g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
-                              &s->out.err);
-        snprintf(s->out.plan.deviation, sizeof s->out.plan.deviation,
-                 "the context is truncated: layers behind the first cannot be recomputed");
-    }
-    if (rc == ERR_NOT_FOUND && moves &&
-        !s->req.plan_strict) { /* it is as if it was not stored */
-        s->out.err = (struct err){0};
-        n_used = rc = 0;
-    }
-    if (rc == 0 && s->req.plan_strict && s->out.plan.deviation[0] != 0)
-        rc = err_set(&s->out.err, ERR_NOT_FOUND, "plan '%s' cannot be carried out: %s",
-                     s->plan, s->out.plan.deviation);
-    int64_t tokens = 0;
-    int tier = n_used > 0 ? g->ranges[0].tier : 0; /* 0 where any of them is on the disk */
-    for (int i = 0; rc == 0 && i < n_used; i++) {
-        tokens += g->ranges[i].n_tokens;
-        tier = g->ranges[i].tier == 0 ? 0 : tier;
-    }
-    int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);
-    *n_chunks = n_used > 0 ? first + n_new_chunks : 0;
-    if (n_used > 0) {
-        s->expected = correction_expect(g->o.platform, tier, &req, &s->out.plan);
-        if (!s->was_preempted)
-            lanes_predict(&s->predicted, &req, &s->out.plan);
-    }
-    return rc;
-}
-
 /* --- one sequence's way through the phase ----------------------------------------------------- */
 
 /* The restore is over, or there was none; n_stored chunks are known to be in the store. Holding the
@@ -264,7 +91,7 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
 {
     if (n_stored > 0) {
         const struct restore_found *f = restore_found(s->restore);
-        s->out.n_stored = view_token(&s->view, stored_tokens(f, n_stored));
+        s->out.n_stored = view_token(&s->view, restore_plan_tokens(f, n_stored));
         s->pin = store_hold(g->shared->store, &f->hits[n_stored - 1]);
     }
     if (s->restore != NULL)
@@ -282,17 +109,8 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
         seq_enter_prefill(s);
 }
 
-/* Price of computing the first n_tokens where nothing else is computed; 0: the store is waited for.
- * Forced plans are carried out, however long that takes; a truncated context cannot be computed. */
-static double recompute_s(const struct restore_phase *g, const struct seq *s, int n_tokens)
-{
-    if (is_forced(s) || s->view.cut > 0)
-        return 0;
-    return g->shared->model->cfg.n_layers *
-           platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
-}
-
-/* Price of restoring n_tokens from the store, by the cheaper of the two kinds of records; 0: not measured yet. */
+/* Price of restoring n_tokens from the store, by the cheaper of the two kinds of records; 0: not
+ * measured yet. */
 static double restore_s(const struct restore_phase *g, int n_tokens)
 {
     const struct platform *p = g->o.platform;
@@ -305,8 +123,7 @@ static double restore_s(const struct restore_phase *g, int n_tokens)
     return p->n_layers * fmin(h_s, kv_s);
 }
 
-/* Returns the reason why nothing is looked up, or NULL. */
-static const char *why_not(const struct seq *s)
+const char *restore_phase_why_not(const struct seq *s)
 {
     if (s->shared->store == NULL)
         return "no store";
@@ -317,14 +134,8 @@ static const char *why_not(const struct seq *s)
     return NULL;
 }
 
-void restore_phase_begin(struct restore_phase *g, struct seq *s)
+void restore_phase_find(struct restore_phase *g, struct seq *s)
 {
-    const char *why = why_not(s);
-    if (why != NULL) {
-        snprintf(s->out.miss, sizeof s->out.miss, "%s", why);
-        seq_enter_prefill(s);
-        return;
-    }
     /* The last prompt token must be computed in any case: its logits are wanted. */
     const struct view *v = &s->view;
     int n_moved = view_moved(v) / STORE_CHUNK_TOKENS;
@@ -336,15 +147,57 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
         .n_moved = n_moved,
         .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
         .use = seq_use(s),
-        .measure_io = must_measure(g),
+        .measure_io = restore_plan_must_measure(g),
         .owner = store_owner(s->salt),
         .n_have = s->n_done,
-        .recompute_s = recompute_s(g, s, v->n_tokens),
-        .recompute_half_s = recompute_s(g, s, s->n_done + (v->n_tokens - s->n_done) / 2),
+        .recompute_s = restore_plan_price_s(g, s, v->n_tokens),
+        .recompute_half_s = restore_plan_price_s(g, s,
+                                                 s->n_done + (v->n_tokens - s->n_done) / 2),
         .restore_s = restore_s(g, v->n_tokens - s->n_done)};
-    upcoming_fetch_no_more(s);
-    seq_enter_restore(s);
     s->restore = restore_find(g->pipeline, &want);
+}
+
+static void tell_found(struct seq *s, const struct restore_found *f)
+{
+    snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
+             f->err.code != 0 ? f->err.msg : f->why);
+    s->out.differs_at = f->differs_at;
+    s->out.n_remote += f->n_remote * STORE_CHUNK_TOKENS;
+}
+
+/* What was staged for s goes on: WAIT -> RESTORE. */
+static void go_on_staged(struct restore_phase *g, struct seq *s)
+{
+    int n_planned = s->n_planned;
+    seq_enter_restore(s);
+    s->n_planned = n_planned;
+    if (n_planned ==
+        0) /* it is looked up, and planned, from here on as if it had begun now */
+        return;
+    const struct restore_found *f = restore_found(s->restore);
+    tell_found(s, f);
+    s->recompute_s = restore_plan_price_s(g, s, restore_plan_tokens(f, n_planned));
+    s->staging.is_placed = true;
+    restore_place(s->restore, &s->table);
+}
+
+void restore_phase_begin(struct restore_phase *g, struct seq *s)
+{
+    const char *why = restore_phase_why_not(s);
+    if (why != NULL) {
+        staging_end(g, s);
+        snprintf(s->out.miss, sizeof s->out.miss, "%s", why);
+        seq_enter_prefill(s);
+        return;
+    }
+    upcoming_fetch_no_more(s);
+    if (staging_is_usable(g, s)) {
+        go_on_staged(g, s);
+        return;
+    }
+    staging_end(g, s);
+    seq_enter_restore(s);
+    restore_phase_find(g, s);
 }
 
 /* The look-up has ended: plans, and starts the reads. */
@@ -353,17 +206,16 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
 {
     int64_t t0 = clock_now_ns();
     s->out.lookup_ns = t0 - s->t_start;
-    snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
-             f->err.code != 0 ? f->err.msg : f->why);
-    s->out.differs_at = f->differs_at;
-    s->out.n_remote += f->n_remote * STORE_CHUNK_TOKENS;
-    int n_hits = count_usable(s, f);
-    if (stored_tokens(f, n_hits) <= s->n_done) {
+    tell_found(s, f);
+    int n_hits = restore_plan_usable(s, f);
+    if (restore_plan_tokens(f, n_hits) <= s->n_done) {
         end(g, s, n_hits);
         return;
     }
-    take_measure(g, f);
-    int rc = make_plan(g, s, f, beside_decodes, &s->n_planned);
+    restore_plan_measured(g, f);
+    int first = s->n_done / STORE_CHUNK_TOKENS;
+    const struct restore_plan_ask ask = {first, beside_decodes, false};
+    int rc = restore_plan_make(g, s, f, &ask, &s->n_planned);
     s->out.plan_ns = clock_now_ns() - t0;
     if (rc != 0) {
         seq_fail(s, rc, NULL);
@@ -374,15 +226,9 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
         s->out.plan.n_layers = 0;
         end(g, s, n_hits);
     } else {
-        struct restore_job job = {.n_chunks = s->n_planned,
-                                  .first_chunk = s->n_done / STORE_CHUNK_TOKENS,
-                                  .tokens = s->view.tokens,
-                                  .table = &s->table,
-                                  .plan = &s->out.plan,
-                                  .takes_kv = is_forced(s) || s->view.cut > 0 ? NULL
-                                                                              : g->in_dram,
-                                  .layer = is_forced(s) ? NULL : g->plan_layer};
-        s->recompute_s = recompute_s(g, s, stored_tokens(f, s->n_planned));
+        struct restore_job job = restore_plan_job(g, s, first);
+        job.table = &s->table;
+        s->recompute_s = restore_plan_price_s(g, s, restore_plan_tokens(f, s->n_planned));
         restore_start(s->restore, &job);
     }
 }
@@ -396,7 +242,7 @@ static void fuse_next(struct restore_phase *g, struct seq_list l)
         if (s->phase != PHASE_RESTORE || s->restore == NULL || s->n_planned == 0)
             continue;
         const struct restore_found *f = restore_found(s->restore);
-        int first = stored_tokens(f, s->n_planned);
+        int first = restore_plan_tokens(f, s->n_planned);
         if (first >= view_moved(&s->view))
             fused_begin(&g->fused, s, first, &f->hits[s->n_planned - 1]);
     }
@@ -494,10 +340,13 @@ static void judge_stall(struct restore_phase *g, struct seq *s)
              (double)r->total_ns * 1e-6, ends[e]);
 }
 
-/* Corrects the platform by the times that the restore of s took. */
+/* Corrects the platform by the times that the restore of s took. One that was staged teaches
+ * nothing. */
 static void teach(struct platform *p, const struct seq *s)
 {
     const struct restore_result *r = &s->out.restore;
+    if (s->staging.is_placed)
+        return;
     /* Prefill is what fills the waiting. */
     const struct correction_observed o = {.io_s = (double)r->io_ns * 1e-9,
                                           .compute_s = (double)r->compute_ns * 1e-9,
@@ -512,7 +361,7 @@ static void teach(struct platform *p, const struct seq *s)
 /* The restore has ended: every chunk has come back, or was lost. */
 static void finish(struct restore_phase *g, struct seq *s)
 {
-    int n_hits = count_usable(s, restore_found(s->restore));
+    int n_hits = restore_plan_usable(s, restore_found(s->restore));
     struct restore_result *r = &s->out.restore;
     if (!s->was_preempted && s->n_planned > 0)
         lanes_measure(&s->measured, s->restore);
@@ -529,7 +378,7 @@ static void finish(struct restore_phase *g, struct seq *s)
     judge_stall(g, s);
     tell_changed(s, r);
     g->shared->stats.n_replanned += r->n_replanned > 0;
-    if (!s->was_preempted)
+    if (!s->was_preempted && !s->staging.is_placed)
         judge_prediction(s);
     s->has_gap |= r->first_token > 0;
     bool none = r->n_tokens <= s->n_done;
@@ -622,13 +471,14 @@ static bool fuse(struct restore_phase *g, int max_rows, int *n)
  * may have to measure the store.  A remote that sends is not silent. */
 static bool leaves_lookup(struct restore_phase *g, struct seq *s)
 {
-    double again_s, price_s = recompute_s(g, s, s->view.n_tokens);
+    double again_s, price_s = restore_plan_price_s(g, s, s->view.n_tokens);
     int64_t heard_ns = restore_heard_ns(s->restore);
     int64_t since_ns = heard_ns > s->t_start ? heard_ns : s->t_start;
     const struct stall_view v = {.recompute_s = price_s,
                                  .silent_s = (double)(clock_now_ns() - since_ns) * 1e-9,
                                  .n_left = 1,
-                                 .may_recompute = price_s > 0 && !must_measure(g)};
+                                 .may_recompute = price_s > 0 &&
+                                                  !restore_plan_must_measure(g)};
     enum stall_choice what = stall_choose(&v, &again_s);
     if (again_s * 1e9 < (double)g->again_ns)
         g->again_ns = (int64_t)(again_s * 1e9) + 1;

@@ -18,7 +18,9 @@ struct restore_phase_opts {
     uint64_t throttle_bytes_per_s; /* of the store; 0: none */
     size_t staging_bytes;
     enum restore_direct direct;
-    bool fetches;          /* what waiting sequences need goes to the store's DRAM tier */
+    /* What waiting sequences need is read ahead: to the store's DRAM tier; where it has none, to
+     * staging. */
+    bool fetches;
     struct remote *remote; /* NULL: none */
     int max_rows;          /* of one forward pass */
 };
@@ -27,6 +29,7 @@ struct restore_phase {
     struct restore_phase_opts o;
     struct seq_shared *shared;
     struct restore_pipeline *pipeline; /* NULL: there is no store, nothing is restored */
+    bool stages; /* the next waiting sequences may own staging (staging.h) */
     struct fused fused;
     struct beside_credit credit; /* for computing beside decodes */
     int64_t
@@ -67,6 +70,10 @@ double restore_phase_believes(const struct restore_phase *g, const struct step_b
 /* It took that long. */
 void restore_phase_learns(struct restore_phase *g, double believed_s, int64_t ns);
 
+/* Returns the reason why nothing is looked up for s, or NULL. */
+const char *restore_phase_why_not(const struct seq *s);
+/* Begins the look-up of s. */
+void restore_phase_find(struct restore_phase *g, struct seq *s);
 /* Ends the restoration of s, in any phase. Does not wait for I/O. */
 void restore_phase_abandon(struct restore_phase *g, struct seq *s);
 

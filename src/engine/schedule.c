@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/staging.h"
 #include "engine/upcoming.h"
 
 _Static_assert((int)LEAD_CHUNK_TOKENS == (int)KV_BLOCK_TOKENS, "a chunk is a block");
@@ -166,6 +167,7 @@ static void begin(struct schedule *c, struct seq *s)
         restore_phase_begin(c->restores, s);
         return;
     }
+    staging_end(c->restores, s);
     tell_miss(s);
     int n = s->n_done / STORE_CHUNK_TOKENS;
     s->out.n_cached = seq_tokens_done(s);
@@ -187,6 +189,48 @@ static void admit(struct schedule *c, struct seq *s)
             s->req.on_admit(s->req.arg);
     }
     begin(c, s);
+}
+
+/* --- reading ahead ---------------------------------------------------------------------------- */
+
+/* What another one is about to have on the device need not come from the store. */
+static void stage(struct schedule *c, int i, int n_live, bool beside_decodes)
+{
+    struct seq *s = c->seqs[i];
+    int n_unused;
+    if (s->restore != NULL)
+        staging_step(c->restores, s, beside_decodes);
+    if (!staging_may_begin(c->restores, s))
+        return;
+    for (int k = 0; k < n_live; k++)
+        c->prompt[k] = describe_prompt(c->seqs[k]);
+    int n_known = seq_find_known(s, &n_unused);
+    if (lead_find(c->prompt, n_live, i, n_known) >= 0)
+        staging_leave_out(s);
+    else
+        staging_begin(c->restores, s, n_known);
+}
+
+/* The next waiting sequences own staging; those that wait and are not among them give it back.
+ * One of those that decode now will have ended when the next one has its place. */
+static void stage_next(struct schedule *c, int n_live)
+{
+    int next[STAGING_SEQS];
+    bool beside = seq_count(schedule_list(c), PHASE_DECODE) > 1;
+    if (!c->restores->stages)
+        return;
+    int n = sched_next(c->view, c->choice, c->order, n_live, STAGING_SEQS, next);
+    for (int i = 0; i < n_live; i++) {
+        bool is_next = false;
+        for (int k = 0; k < n; k++)
+            is_next |= next[k] == i;
+        struct seq *s = c->seqs[i];
+        if (s->phase == PHASE_WAIT && s->restore != NULL && !is_next)
+            staging_end(c->restores, s);
+    }
+    for (int k = 0; k < n; k++)
+        if (c->seqs[next[k]]->phase == PHASE_WAIT)
+            stage(c, next[k], n_live, beside);
 }
 
 /* --- the step --------------------------------------------------------------------------------- */
@@ -280,4 +324,5 @@ void schedule_step(struct schedule *c)
         }
     }
     upcoming_fetch((struct seq_list){c->seqs, n});
+    stage_next(c, n);
 }

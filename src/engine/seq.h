@@ -17,7 +17,8 @@
  * Invariants:
  *  1. The KV cache holds positions [0, n_done) of the view (view.h); tokens [0, n_tokens) are known;
  *     for a decoding sequence all tokens but the last are done.
- *  2. A sequence that waits holds no place and no blocks.  DONE is final.
+ *  2. A sequence that waits holds no place and no blocks.  It may have a restore that is staged
+ *     (staging.h): its `restore` is then not NULL.  DONE is final.
  *  3. seq.c alone writes the phase, in one function that dies of an edge that is not drawn.
  *     Scheduling, restoring and fused prefill request edges by the functions below.
  *
@@ -29,6 +30,7 @@
 #include "engine/lanes.h"
 #include "engine/view.h"
 #include "policy/correction.h"
+#include "policy/read_buffer.h"
 #include "state/chain.h"
 
 enum phase { PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE, PHASE_DONE, PHASES };
@@ -64,6 +66,15 @@ struct seq_upcoming {
     bool is_fetch_decided, is_fetched_for; /* whether to fetch ahead; and it is done */
 };
 
+/* What was decided about reading ahead for a sequence that waits (staging.h). */
+struct seq_staging {
+    bool is_decided;         /* whether to look up ahead of its place */
+    bool is_placed;          /* its restore was staged, and goes on with its place */
+    int first;               /* chunks that the KV pool held when its restore was planned */
+    struct read_ahead ahead; /* what was predicted of that restore */
+    uint64_t bytes;          /* that it reads in all */
+};
+
 /* What a truncated sequence knows of its stairs (stairs.c). */
 struct stairs {
     bool must_choose; /* WAIT: its view is chosen when what it saved has settled */
@@ -95,10 +106,11 @@ struct seq {
     struct chain chain; /* of the prompt; of all known tokens, when it was preempted */
     struct kv_table table;
     struct restore *restore; /* under way: between restore_find and restore_end */
-    int n_planned;           /* chunks that it restores; 0: not planned yet */
-    double recompute_s;      /* price of computing them; 0: its reads are waited for */
-    struct save_seq *save;   /* while it waits: of before it was preempted */
-    int n_before_save;       /* tokens before those that `save` saves */
+    struct seq_staging staging;
+    int n_planned;         /* chunks that it restores; 0: not planned yet */
+    double recompute_s;    /* price of computing them; 0: its reads are waited for */
+    struct save_seq *save; /* while it waits: of before it was preempted */
+    int n_before_save;     /* tokens before those that `save` saves */
     bool has_gap; /* blocks before a window were not restored: nobody may share them */
     struct seq_upcoming upcoming;
     struct store_hit pin; /* of the last stored chunk of its prompt; impl NULL: none */

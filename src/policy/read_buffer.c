@@ -8,6 +8,26 @@ double read_buffer_bytes(double bytes_per_s, double load_s, double prefill_s)
     return load_s > prefill_s ? bytes_per_s * (load_s - prefill_s) : 0;
 }
 
+/* Seconds until the new tokens are computed where a share of the reads was made before. */
+static double ends_s(const struct read_ahead *a, double share)
+{
+    return fmax(a->load_s * (1 - share), a->compute_s);
+}
+
+double read_ahead_share(const struct read_ahead *a, double room)
+{
+    const double margin = 1.0 / 32; /* less than predictions are wrong by */
+    if (ends_s(a, fmin(room, 1)) * (1 + margin) > a->alone_s)
+        return 0;
+    double bytes = read_buffer_bytes(1, a->load_s * (1 + 1.0 / 8), a->compute_s);
+    return a->load_s > 0 ? fmin(bytes / a->load_s, 1) : 0;
+}
+
+bool read_ahead_pays(const struct read_ahead *a, double share)
+{
+    return ends_s(a, share) < a->alone_s;
+}
+
 int read_buffer_layers(double buffer_bytes, double bytes_per_s, double load_s, int n_layers)
 {
     double layer_bytes = bytes_per_s * load_s / n_layers;

@@ -12,9 +12,27 @@
 #ifndef POLICY_READ_BUFFER_H
 #define POLICY_READ_BUFFER_H
 
+#include <stdbool.h>
+
 /* S_buf in bytes: bytes_per_s is B, load_s is T_load L_hist, prefill_s is T_pref L_new, both over all
  * layers.  0 where the prefill hides all of the load. */
 double read_buffer_bytes(double bytes_per_s, double load_s, double prefill_s);
+
+/* What is predicted of a waiting request's restore that is read ahead, seconds. */
+struct read_ahead {
+    double load_s;    /* all of its reads */
+    double compute_s; /* its compute, and the new tokens' prefill: they follow the reads */
+    double alone_s;   /* the first token by the plan for a restore that is not read ahead */
+};
+
+/* Returns the share of the reads that is worth making ahead: S_buf, where the load may take an
+ * eighth longer than predicted.  0 where the first token would come no sooner, by 1/32 at least,
+ * even with all that there is room for.  room: the most that can be read ahead, a share of the
+ * reads. */
+double read_ahead_share(const struct read_ahead *a, double room);
+/* The place has come: whether the restore ends sooner with the share that was read than by the plan
+ * for one that is not read ahead. */
+bool read_ahead_pays(const struct read_ahead *a, double share);
 
 /* Returns how many of n_layers equal layers a buffer holds, in whole layers and at most all. */
 int read_buffer_layers(double buffer_bytes, double bytes_per_s, double load_s,

@@ -158,6 +158,19 @@ static void admit(struct decision *d)
     }
 }
 
+int sched_next(const struct sched_req *req, const struct sched_choice *choice,
+               const int *order, int n, int most, int *next)
+{
+    int found = 0;
+    for (int k = 0; k < n && found < most; k++) {
+        int i = order[k];
+        if (req[i].phase == SCHED_WAITING && choice[i].what == SCHED_NOTHING &&
+            !req[i].is_held && req[i].after < 0)
+            next[found++] = i;
+    }
+    return found;
+}
+
 int sched_rows_beside(double decode_ns, double row_ns, double stretch, int least)
 {
     double rows = decode_ns > 0 && row_ns > 0 ? (stretch - 1) * decode_ns / row_ns : 0;

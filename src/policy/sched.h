@@ -74,6 +74,12 @@ struct sched_choice {
 void sched_decide(const struct sched_limits *l, const struct sched_req *req, int n,
                   int *order, struct sched_choice *choice);
 
+/* The first requests in rank order, at most `most`, that wait behind the decision: those that are
+ * not held and wait for nobody with the same beginning.  Returns how many; next[] gets their
+ * indices. */
+int sched_next(const struct sched_req *req, const struct sched_choice *choice,
+               const int *order, int n, int most, int *next);
+
 /* How many rows of prefill a step with decodes can have, so that it takes stretch times what the decodes
  * take alone; at least least.  decode_ns, row_ns: a step of decodes, and each row beside them; 0: not
  * known yet. */

@@ -123,6 +123,10 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
     metric(b, "counter", "restores_replanned_total",
            "Restores that changed kinds of records between layers.",
            (double)st->n_replanned);
+    metric(b, "counter", "restores_staged_total",
+           "Restores that read ahead of their requests' places.", (double)st->n_staged);
+    metric(b, "counter", "restores_staged_used_total",
+           "Of those: used when the place came.", (double)st->n_staged_used);
     counts(b, "restore_stalls_total", "end",
            "Restores whose reads hung or crawled, by how they ended.", &st->stalls);
     metric(b, "counter", "restore_wait_seconds_total",

@@ -96,6 +96,8 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
     out->recovered_tokens = e->recovered_tokens;
     out->recomputed_tokens = e->recomputed_tokens;
     out->n_replanned = e->n_replanned;
+    out->n_staged = e->n_staged;
+    out->n_staged_used = e->n_staged_used;
     out->kv_blocks = e->blocks;
     out->kv_blocks_free = e->blocks_free;
     out->kv_blocks_kept = e->blocks_kept;

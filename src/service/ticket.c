@@ -191,6 +191,7 @@ void ticket_describe(struct hcache_ticket *t)
     r->logits_digest = o->logits_digest;
     r->restored_bytes = o->restore.read_bytes;
     r->restored_dram_bytes = o->restore.dram_bytes;
+    r->restored_staged_bytes = o->restore.staged_bytes;
     int restored = r->cached_tokens - r->device_tokens;
     r->dram_tokens = o->restore.dram_tokens < restored ? o->restore.dram_tokens : restored;
     r->remote_tokens = o->n_remote < r->cached_tokens ? o->n_remote : r->cached_tokens;

@@ -237,6 +237,11 @@ void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *f
     pthread_mutex_unlock(&r->lock);
 }
 
+bool restore_pipeline_fetches(const struct restore_pipeline *r)
+{
+    return r->fetcher != NULL;
+}
+
 void restore_pipeline_want(struct restore_pipeline *r, const void *id,
                            const struct sha256 *keys, int n, uint64_t turn)
 {
@@ -487,7 +492,7 @@ static int count_groups(const struct restore *r)
     return n;
 }
 
-void restore_start(struct restore *r, const struct restore_job *job)
+void restore_set_job(struct restore *r, const struct restore_job *job)
 {
     struct restore_pipeline *rr = r->rr;
     CHECK(job->first_chunk >= 0 && job->n_chunks > job->first_chunk &&
@@ -512,6 +517,12 @@ void restore_start(struct restore *r, const struct restore_job *job)
     r->n_groups = count_groups(r);
     restore_replan_begin(r);
     check_records(r);
+}
+
+void restore_start(struct restore *r, const struct restore_job *job)
+{
+    struct restore_pipeline *rr = r->rr;
+    restore_set_job(r, job);
     pthread_mutex_lock(&rr->lock);
     CHECK(r->state == RESTORE_FOUND);
     r->state = RESTORE_RUNNING;
@@ -593,6 +604,8 @@ static void unlink_restore(struct restore_pipeline *rr, struct restore *r)
     while (*p != r)
         p = &(*p)->next;
     *p = r->next;
+    for (struct group *g; (g = group_get(&r->parked)) != NULL;)
+        restore_group_done(rr, g);
     struct group_list ready = rr->ready;
     rr->ready = (struct group_list){0};
     for (struct group *g; (g = group_get(&ready)) != NULL;) {
@@ -636,6 +649,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->read_bytes = r->read_bytes;
     out->direct_bytes = r->direct_bytes;
     out->dram_bytes = r->dram_bytes;
+    out->staged_bytes = r->staged_bytes;
     out->dram_tokens = dram_tokens(r, shared_load(&r->n_good));
     out->io_ns = r->io_ns;
     memcpy(out->method, r->method, sizeof r->method);

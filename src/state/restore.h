@@ -16,6 +16,10 @@
  * for it; whoever has nothing else to do calls restore_pipeline_wait.  restore_end may be called at any
  * moment, also while reads are stuck: it does not wait for them.
  *
+ * A restore may be staged before its context has blocks: restore_stage reads ahead, restore_place
+ * gives it its blocks.  Until then the compute lane does not touch it, and nothing that it has read
+ * is checked.
+ *
  * The unit of I/O is a *group*: a run of up to RESTORE_GROUP_CHUNKS consecutive chunks of one layer
  * whose records are of one kind.  A slot of staging memory holds one group; the number of slots
  * bounds what is in flight.  Work items may come in any order and any size: each writes its own
@@ -100,6 +104,9 @@ bool restore_checks_on_device(const struct device *d);
  * that it holds; what is found (restore_found) then says that speed. */
 void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint);
 
+/* Whether it fetches into the store's DRAM tier: it was asked to, and there is one. */
+bool restore_pipeline_fetches(const struct restore_pipeline *r);
+
 /* A request that waits will need the chunks keys[0..n), which the KV pool does not hold; see
  * store_fetch_want.  It waits no longer, or what it was expected to use has become room for others: the
  * I/O thread looks for the next fetch.  Do nothing where the pipeline does not fetch. */
@@ -175,6 +182,19 @@ bool restore_is_done(struct restore *r);
  * once a chunk was lost. */
 int restore_layers_ready(const struct restore *r);
 
+/* Begins to read a restore that has found its chunks *ahead of its place*: a staged restore.  The
+ * job has no table yet.  What is read, about `bytes` at most, stays in staging memory.  Staged
+ * restores read while no restore with a place wants the disk, two groups at a time, and leave it a
+ * quarter of the slots. */
+void restore_stage(struct restore *r, const struct restore_job *job, uint64_t bytes);
+/* Returns how many groups staged restores may own, all together. */
+int restore_stage_groups(const struct restore_pipeline *r);
+/* Whether a look-up would find all chunks of the restore again. */
+bool restore_stands(const struct restore *r);
+/* Gives a staged restore its blocks.  From now on it is as if it was started, with what it has
+ * read. */
+void restore_place(struct restore *r, const struct kv_table *table);
+
 struct restore_result {
     int n_chunks; /* there now: [0, n_chunks) of every layer, at least the job's first_chunk */
     int n_tokens; /* in these chunks */
@@ -182,13 +202,14 @@ struct restore_result {
      * from here on. */
     int first_token;
     uint64_t read_bytes, direct_bytes; /* of those, into the device's memory by itself */
-    uint64_t dram_bytes; /* of read_bytes: from copies in the store's DRAM tier */
-    int dram_tokens;     /* tokens of chunks that were read from such copies alone */
-    int64_t total_ns;    /* since restore_start */
-    int64_t compute_ns;  /* compute lane busy with it */
-    int64_t io_ns;       /* I/O lane busy: at least one of its reads in flight */
-    int64_t wait_ns;     /* in restore_pipeline_wait meanwhile */
-    int64_t prefill_ns;  /* compute lane busy with new tokens meanwhile: the caller's */
+    uint64_t dram_bytes;   /* of read_bytes: from copies in the store's DRAM tier */
+    int dram_tokens;       /* tokens of chunks that were read from such copies alone */
+    uint64_t staged_bytes; /* of read_bytes: read before the restore had its place */
+    int64_t total_ns;      /* since restore_start, or restore_place */
+    int64_t compute_ns;    /* compute lane busy with it */
+    int64_t io_ns;         /* I/O lane busy: at least one of its reads in flight */
+    int64_t wait_ns;       /* in restore_pipeline_wait meanwhile */
+    int64_t prefill_ns;    /* compute lane busy with new tokens meanwhile: the caller's */
     /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside it. */
     double bubble;
     int n_by_method[3]; /* chunk-layers restored by R, H, K as it came to be */
@@ -209,7 +230,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
 
 /* How the reads of a running restore go.  A read is a group of records. */
 struct restore_reads {
-    int64_t elapsed_ns; /* since restore_start */
+    int64_t elapsed_ns; /* since restore_start, or restore_place */
     /* Since any read of the pipeline was complete, while the store had a read to do; 0 where the
      * restore itself keeps the I/O thread waiting */
     int64_t silent_ns;

@@ -8,9 +8,11 @@
  *   restore_remote.c   chunks that the store lacks come from the remote, while the look-up waits
  *   restore_direct.c   what of it goes into the device's memory by itself
  *   restore_up.c       between the two, where the device has memory of its own: copies up
+ *   restore_stage.c    reads ahead of the place, and when they may be made
  *
  * A group goes round:   free -> (I/O thread) -> ready -> (compute lane: mine) -> free
  * With memory of its own:                                                mine -> leaving -> free
+ * Of a staged restore:         (I/O thread) -> parked, until it is placed: -> ready
  *
  * Invariants:
  *  1. A group and its slot are owned by the I/O thread from when it takes them until the last read
@@ -80,6 +82,7 @@ enum { SOURCE_DRAM = 1, SOURCE_STORE = 2 }; /* a copy in the store's DRAM tier; 
 enum restore_state {
     RESTORE_FINDING, /* the I/O thread looks up */
     RESTORE_FOUND,   /* the caller plans */
+    RESTORE_STAGED,  /* it reads ahead, and has no blocks */
     RESTORE_RUNNING,
     RESTORE_ABANDONED, /* ended while reads were in flight; the I/O thread frees it */
 };
@@ -103,6 +106,9 @@ struct restore {
         *sources;   /* [job.n_chunks]: SOURCE_..., where records of each chunk came from */
     int n_read;     /* groups that came back */
     bool *takes_kv; /* [job.n_chunks], or NULL: see restore_job; fixed while RUNNING */
+    struct group_list parked; /* STAGED: groups that have come back */
+    uint64_t stage_left;      /* STAGED: bytes that it may still ask for */
+    uint64_t staged_bytes;    /* of read_bytes, when it was placed */
     struct restore_trace io_trace;
 
     /* fixed once FOUND */
@@ -115,7 +121,7 @@ struct restore {
     struct restore_found found;
     struct remote_fetch *fetch; /* NULL: the remote was not asked, or what came is taken */
 
-    /* fixed while RUNNING */
+    /* fixed while STAGED or RUNNING, but for job.table: it comes with the place */
     struct restore_job job;
     bool may_replan;
     struct layer_cost {
@@ -238,8 +244,11 @@ void restore_give_up(struct restore *r, const char *why);
 void restore_fail(struct restore *r, int rc, const char *why);
 /* Frees a restore that has nothing in flight and is in no list. */
 void restore_free(struct restore *r);
-/* [lock] Whether the I/O thread has something left to read. */
+/* [lock] Whether the I/O thread has something left to read: of a staged restore, if it had its
+ * place. */
 bool restore_reads_remain(struct restore *r);
+/* The job of a restore that has found its chunks is known. */
+void restore_set_job(struct restore *r, const struct restore_job *job);
 /* Whether a chunk was lost of a restore with windows: those of the chunks before it begin earlier. */
 bool restore_must_rewind(const struct restore *r);
 /* The first row that records which arrive may still write, in a race; else 0.  The compute lane's. */
@@ -272,6 +281,12 @@ void restore_replan_begin(struct restore *r);
 void restore_replan_read(struct restore *r, const struct group *g);
 /* The compute lane's: changes layers whose reads have not begun, where that gains enough. */
 void restore_replan(struct restore *r);
+/* --- restore_stage.c --- */
+/* [lock] Whether a staged restore may read another group now, where no restore with a place has
+ * reads left. */
+bool restore_may_stage(const struct restore_pipeline *rr);
+/* [lock] g is about to be read: of a staged restore it counts against what it may ask for. */
+void restore_stage_takes(struct restore *r, const struct group *g);
 /* --- restore_race.c: the compute lane's --- */
 /* A piece has ended; the restore has n_tokens good ones. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);

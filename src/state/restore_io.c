@@ -1,10 +1,11 @@
-/* restore_io.c - the I/O thread of a restore pipeline: looks up, reads in the plan's order, hands groups on.
+/* restore_io.c - the I/O thread of a restore pipeline: looks up, reads in the plan's order, hands
+ * groups on.
  *
  * It serves the restores in the order of their beginning: look-ups first, then the reads of the
- * oldest that has any left, as far as slots are free.  Where none wants the disk, it fetches what waiting
- * requests need into the store's DRAM tier.  restore_io_step does one of these and never
- * waits.  restore_io_wait sleeps on a reader while something is in flight, else on for_io.  The
- * compute lane never waits for this thread. */
+ * oldest that has any left, as far as slots are free, then those of staged restores.  Where none
+ * wants the disk, it fetches what waiting requests need into the store's DRAM tier.
+ * restore_io_step does one of these and never waits.  restore_io_wait sleeps on a reader while
+ * something is in flight, else on for_io.  The compute lane never waits for this thread. */
 #include <stdio.h>
 #include <time.h>
 
@@ -153,8 +154,9 @@ struct good_chunks {
 
 static bool reads_remain(const struct restore *r, struct good_chunks good)
 {
-    if (r->state != RESTORE_RUNNING || good.end <= r->job.first_chunk ||
-        good.first >= good.end || restore_must_rewind(r))
+    bool has_job = r->state == RESTORE_RUNNING || r->state == RESTORE_STAGED;
+    if (!has_job || good.end <= r->job.first_chunk || good.first >= good.end ||
+        restore_must_rewind(r))
         return false;
     return r->next_layer + (r->next_chunk < good.end ? 0 : 1) < r->n_order;
 }
@@ -196,22 +198,36 @@ static void next_group(struct restore *r, struct group *g, struct good_chunks go
     r->next_chunk = c;
 }
 
+/* [lock] Returns the oldest restore that has reads left and its place, else the oldest that is
+ * staged and may read; NULL: none.  *good: its chunks. */
+static struct restore *next_to_read(struct restore_pipeline *rr, struct good_chunks *good)
+{
+    struct restore *r;
+    for (r = rr->runs; r != NULL; r = r->next) {
+        *good = load_good(r);
+        if (r->state != RESTORE_STAGED && reads_remain(r, *good))
+            return r;
+    }
+    for (r = restore_may_stage(rr) ? rr->runs : NULL; r != NULL; r = r->next) {
+        *good = load_good(r);
+        if (r->state == RESTORE_STAGED && r->stage_left > 0 && reads_remain(r, *good))
+            return r;
+    }
+    return NULL;
+}
+
 /* [lock] A group to be read, where there is a slot and a restore that wants it. */
 static struct group *take_group(struct restore_pipeline *rr)
 {
-    struct restore *r = rr->runs;
     struct good_chunks good = {0};
-    for (; r != NULL; r = r->next) {
-        good = load_good(r);
-        if (reads_remain(r, good))
-            break;
-    }
+    struct restore *r = next_to_read(rr, &good);
     struct group *g = r != NULL ? group_get(&rr->free) : NULL;
     if (g == NULL)
         return NULL;
     if (state_has_bug(STATE_BUG_TWO_READS))
         good.end = shared_load(&r->n_good);
     next_group(r, g, good);
+    restore_stage_takes(r, g);
     r->n_out++;
     g->t_issued = clock_now_ns();
     if (rr->n_in_flight++ == 0)
@@ -269,12 +285,17 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
     restore_replan_read(r, g);
     if (--r->n_in_flight == 0)
         r->io_ns += now - r->io_since;
-    restore_trace_add(&r->io_trace, g->t_issued, now, g->layer,
-                      g->kind == STORE_HIDDEN ? 'H' : 'K');
+    /* A staged restore has no time before its place. */
+    restore_trace_add(&r->io_trace, g->t_issued > r->t_start ? g->t_issued : r->t_start,
+                      now, g->layer, g->kind == STORE_HIDDEN ? 'H' : 'K');
     for (int i = 0; i < g->n_chunks; i++)
         count_read(r, g->first_chunk + i, &g->reads[i]);
     for (int i = 0; g->is_direct && i < g->n_chunks; i++)
         r->direct_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
+    if (r->state == RESTORE_STAGED) {
+        group_put(&r->parked, g);
+        return NULL;
+    }
     if (r->state != RESTORE_ABANDONED) {
         group_put(&rr->ready, g);
         tell_compute(rr);

@@ -309,6 +309,11 @@ bool store_has_files(const struct store *s)
     return s->lock_file != NULL && io_file_fd(s->lock_file) >= 0;
 }
 
+bool store_is_on_disk(const struct store *s)
+{
+    return s->index != NULL;
+}
+
 int64_t store_stuck_ns(const struct store *s)
 {
     return s->stuck_ns;

@@ -250,6 +250,10 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
  * it was superseded meanwhile, too: whoever holds it can read it. */
 struct store_hit store_hold(struct store *s, const struct store_hit *held);
 
+/* Whether a look-up would find all of these hits, which the caller holds: none was erased,
+ * condemned or superseded since. */
+bool store_hits_stand(struct store *s, const struct store_hit *hits, int n);
+
 /* The longest stored partial chunk behind `parent` whose tokens are tokens[0..*n_found), where
  * *n_found <= n_tokens < 64; false where there is none.  Look *key up as the last of a chain. */
 bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,
@@ -501,6 +505,8 @@ struct store_place {
 };
 /* Whether its records are in files that others may read (not in memory, on a simulated disk, or throttled). */
 bool store_has_files(const struct store *s);
+/* Whether its chunks lie in directories, and not in memory. */
+bool store_is_on_disk(const struct store *s);
 /* Fills in what store_reader_submit would, but for `bytes`: what was read is checked with store_read_judge.  Nonzero where
  * it must be left to a reader, which then says why. */
 int store_read_place(struct store *s, struct store_read *read, struct store_place *out);

@@ -13,33 +13,9 @@
 #include "policy/dram_tier.h"
 #include "state/chain.h"
 #include "store/store_impl.h"
-#include "tests/engine/enginetest.h"
+#include "tests/engine/waiting.h"
 
-enum { N_PROMPT = 500, CHUNKS = 7, N_OTHERS = 300 };
-
-static int32_t prompt[N_PROMPT], others[N_OTHERS];
-
-/* A disk on which the prompt's state is saved, and how its answer goes. */
-static struct io *saved_disk(struct et_run *want)
-{
-    struct stack k;
-    struct io *disk = et_disk(1, 0);
-    const struct et_ask ask = {
-        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 8, .save = "kv"};
-    et_prompt(prompt, N_PROMPT, 1);
-    et_prompt(others, N_OTHERS, 2);
-    et_open(&k, &(struct stack_opts){.io = disk, .user.store = et_dirs, .user.n_store = 2});
-    assert_int_equal(et_run(&k, &ask, want), 0);
-    assert_int_equal(want->n_cached, 0);
-    stack_close(&k);
-    return disk;
-}
-
-/* Loads pay, and take longer than a few new tokens. */
-static void slow_disk(struct stack *k)
-{
-    et_platform(&k->platform, 1e-4, 1e-6, 1e-7, 1e7);
-}
+static const int32_t *const prompt = wt_prompt;
 
 static void open_cold(struct stack *k, struct io *disk, const char *prefetch)
 {
@@ -48,42 +24,7 @@ static void open_cold(struct stack *k, struct io *disk, const char *prefetch)
                                     .user.n_store = 2,
                                     .user.dram_bytes = 32 << 20,
                                     .user.prefetch = prefetch});
-    slow_disk(k);
-}
-
-static struct seq *add(struct stack *k, const int32_t *tokens, int n, int max_tokens)
-{
-    struct seq *s;
-    struct err err = {0};
-    struct et_ask a = {
-        .prompt = tokens, .n_prompt = n, .max_tokens = max_tokens, .save = "kv"};
-    struct request q = et_request(k, &a);
-    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
-    return s;
-}
-
-static void step(struct stack *k)
-{
-    struct err err = {0};
-    int n_active;
-    assert_int_equal(engine_step(k->engine, &n_active, &err), 0);
-}
-
-/* A request that has the one place until it is run to its end. */
-static struct seq *occupy(struct stack *k)
-{
-    struct seq *s = add(k, others, N_OTHERS, 100);
-    while (s->n_tokens == N_OTHERS)
-        step(k);
-    return s;
-}
-
-static void run_to_end(struct stack *k, struct seq *s, struct et_run *out)
-{
-    while (s->phase != PHASE_DONE)
-        step(k);
-    et_take(k, s, out);
-    assert_int_equal(out->finish, FINISH_LENGTH);
+    wt_slow_disk(k);
 }
 
 static int n_wants(const struct stack *k)
@@ -106,25 +47,25 @@ static void a_waiting_request_is_restored_from_dram(void **state)
     (void)state;
     struct stack k;
     struct et_run want, got;
-    struct io *disk = saved_disk(&want);
+    struct io *disk = wt_disk(&want);
     open_cold(&k, disk, NULL);
-    struct seq *first = occupy(&k);
-    struct seq *s = add(&k, prompt, N_PROMPT, 8);
-    step(&k);
+    struct seq *first = wt_occupy(&k);
+    struct seq *s = wt_add(&k, prompt, WT_PROMPT, 8);
+    wt_step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
     while (n_promoted(&k) <
-           2 * CHUNKS) /* an extent in each folder; nobody steps the engine meanwhile */
+           2 * WT_CHUNKS) /* an extent in each folder; nobody steps the engine meanwhile */
         clock_sleep_ns(1000000);
     assert_int_equal(n_wants(&k), 1);
     while (s->phase == PHASE_WAIT)
-        step(&k);
+        wt_step(&k);
     assert_int_equal(n_wants(&k), 0); /* its own restore has begun */
-    run_to_end(&k, s, &got);
-    assert_int_equal(got.n_cached, CHUNKS * 64);
-    assert_int_equal(got.restore.dram_tokens, CHUNKS * 64);
+    wt_run(&k, s, &got);
+    assert_int_equal(got.n_cached, WT_CHUNKS * 64);
+    assert_int_equal(got.restore.dram_tokens, WT_CHUNKS * 64);
     assert_int_equal(got.restore.dram_bytes, got.restore.read_bytes);
     et_same(&want, &got, "fetched, and restored from DRAM");
-    run_to_end(&k, first, &got);
+    wt_run(&k, first, &got);
     stack_close(&k);
     io_close(disk);
 }
@@ -135,37 +76,37 @@ static void only_what_is_needed_is_fetched(void **state)
     (void)state;
     struct stack k;
     struct et_run want, got;
-    struct io *disk = saved_disk(&want);
+    struct io *disk = wt_disk(&want);
     open_cold(&k, disk, "off");
-    struct seq *first = occupy(&k);
-    struct seq *s = add(&k, prompt, N_PROMPT, 8);
-    step(&k);
+    struct seq *first = wt_occupy(&k);
+    struct seq *s = wt_add(&k, prompt, WT_PROMPT, 8);
+    wt_step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
     assert_int_equal(n_wants(&k), 0);
-    run_to_end(&k, first, &got);
-    run_to_end(&k, s, &got);
+    wt_run(&k, first, &got);
+    wt_run(&k, s, &got);
     et_same(&want, &got, "nothing is fetched");
     assert_int_equal(n_promoted(&k), 0);
     stack_close(&k);
 
     open_cold(&k, disk, "on");
-    first = occupy(&k);
-    s = add(&k, prompt, N_PROMPT, 8);
-    step(&k);
+    first = wt_occupy(&k);
+    s = wt_add(&k, prompt, WT_PROMPT, 8);
+    wt_step(&k);
     assert_int_equal(n_wants(&k), 1);
     engine_remove(k.engine, s); /* cancelled */
     assert_int_equal(n_wants(&k), 0);
-    run_to_end(&k, first, &got);
-    s = add(&k, prompt, N_PROMPT, 8);
-    run_to_end(&k, s, &got); /* its blocks stay in the KV pool */
-    first = occupy(&k);
-    s = add(&k, prompt, N_PROMPT, 8);
-    step(&k);
+    wt_run(&k, first, &got);
+    s = wt_add(&k, prompt, WT_PROMPT, 8);
+    wt_run(&k, s, &got); /* its blocks stay in the KV pool */
+    first = wt_occupy(&k);
+    s = wt_add(&k, prompt, WT_PROMPT, 8);
+    wt_step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
     assert_int_equal(n_wants(&k), 0);
-    run_to_end(&k, first, &got);
-    run_to_end(&k, s, &got);
-    assert_int_equal(got.n_device, CHUNKS * 64);
+    wt_run(&k, first, &got);
+    wt_run(&k, s, &got);
+    assert_int_equal(got.n_device, WT_CHUNKS * 64);
     stack_close(&k);
     io_close(disk);
 }
@@ -177,11 +118,11 @@ static void room_is_used_again_at_once(void **state)
     (void)state;
     struct stack k;
     struct et_run want, got;
-    struct io *disk = saved_disk(&want);
-    static int32_t second[N_PROMPT];
+    struct io *disk = wt_disk(&want);
+    static int32_t second[WT_PROMPT];
     const struct et_ask ask = {
-        .prompt = second, .n_prompt = N_PROMPT, .max_tokens = 8, .save = "kv"};
-    et_prompt(second, N_PROMPT, 3);
+        .prompt = second, .n_prompt = WT_PROMPT, .max_tokens = 8, .save = "kv"};
+    et_prompt(second, WT_PROMPT, 3);
     const struct stack_opts o = {
         .io = disk, .user.store = et_dirs, .user.n_store = 2, .user.dram_bytes = 1 << 20};
     et_open(&k, &(struct stack_opts){.io = disk, .user.store = et_dirs, .user.n_store = 2});
@@ -189,22 +130,22 @@ static void room_is_used_again_at_once(void **state)
     stack_close(&k);
 
     et_open(&k, &o);
-    slow_disk(&k);
-    struct seq *first = occupy(&k);
-    struct seq *p = add(&k, prompt, N_PROMPT, 8), *q = add(&k, second, N_PROMPT, 8);
-    step(&k);
-    while (n_promoted(&k) < 2 * CHUNKS)
+    wt_slow_disk(&k);
+    struct seq *first = wt_occupy(&k);
+    struct seq *p = wt_add(&k, prompt, WT_PROMPT, 8), *q = wt_add(&k, second, WT_PROMPT, 8);
+    wt_step(&k);
+    while (n_promoted(&k) < 2 * WT_CHUNKS)
         clock_sleep_ns(1000000);
-    run_to_end(&k, first, &got);
+    wt_run(&k, first, &got);
     while (p->phase != PHASE_DECODE)
-        step(&k);
+        wt_step(&k);
     assert_int_equal(q->phase, PHASE_WAIT);
-    while (n_promoted(&k) < 4 * CHUNKS)
+    while (n_promoted(&k) < 4 * WT_CHUNKS)
         clock_sleep_ns(1000000);
-    run_to_end(&k, p, &got);
+    wt_run(&k, p, &got);
     et_same(&want, &got, "the first");
-    run_to_end(&k, q, &got);
-    assert_int_equal(got.n_cached, CHUNKS * 64);
+    wt_run(&k, q, &got);
+    assert_int_equal(got.n_cached, WT_CHUNKS * 64);
     stack_close(&k);
     io_close(disk);
 }
@@ -213,26 +154,27 @@ static void room_is_used_again_at_once(void **state)
 static void a_long_prompt_is_not_read_ahead_for(void **state)
 {
     (void)state;
-    static int32_t longer[N_PROMPT + 400];
+    static int32_t longer[WT_PROMPT + 400];
     struct stack k;
     struct et_run want, got;
-    struct io *disk = saved_disk(&want);
+    struct io *disk = wt_disk(&want);
     open_cold(&k, disk, NULL);
     et_platform(&k.platform, 1e-3, 1e-6, 1e-7, 1e7);
-    et_prompt(longer, N_PROMPT + 400, 5);
-    memcpy(longer, prompt, sizeof prompt);
-    struct seq *first = occupy(&k);
-    struct seq *s = add(&k, longer, N_PROMPT + 400, 4);
-    step(&k);
+    et_prompt(longer, WT_PROMPT + 400, 5);
+    memcpy(longer, prompt, sizeof wt_prompt);
+    struct seq *first = wt_occupy(&k);
+    struct seq *s = wt_add(&k, longer, WT_PROMPT + 400, 4);
+    wt_step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
     assert_int_equal(n_wants(&k), 0);
-    struct seq *q = add(&k, prompt, N_PROMPT, 4); /* the same history, and few new tokens */
-    step(&k);
+    struct seq *q = wt_add(&k, prompt, WT_PROMPT,
+                           4); /* the same history, and few new tokens */
+    wt_step(&k);
     assert_int_equal(q->phase, PHASE_WAIT);
     assert_int_equal(n_wants(&k), 1);
-    run_to_end(&k, first, &got);
-    run_to_end(&k, s, &got);
-    run_to_end(&k, q, &got);
+    wt_run(&k, first, &got);
+    wt_run(&k, s, &got);
+    wt_run(&k, q, &got);
     stack_close(&k);
     io_close(disk);
 }
@@ -243,9 +185,9 @@ static int n_held(struct stack *k)
     struct chain c;
     int n = 0;
     chain_init(&c, &k->fingerprint, NULL);
-    chain_extend(&c, prompt, N_PROMPT);
+    chain_extend(&c, prompt, WT_PROMPT);
     pthread_mutex_lock(&k->store->lock);
-    for (int i = 0; i < CHUNKS; i++) {
+    for (int i = 0; i < WT_CHUNKS; i++) {
         const struct chunk_node *node = catalog_find(&k->store->catalog, &c.keys[i]);
         n += node != NULL && tier_is_held(k->store->tier, node);
     }
@@ -261,43 +203,43 @@ static void the_store_knows_what_the_pool_holds(void **state)
     (void)state;
     struct stack k;
     struct et_run want, got;
-    struct io *disk = saved_disk(&want);
+    struct io *disk = wt_disk(&want);
     et_open(&k, &(struct stack_opts){.io = disk,
                                      .user.store = et_dirs,
                                      .user.n_store = 2,
                                      .user.kv_tokens = 1024,
                                      .user.dram_bytes = 32 << 20});
     assert_int_equal(n_held(&k), 0);
-    struct seq *s = add(&k, prompt, N_PROMPT, 8);
-    run_to_end(&k, s, &got);
+    struct seq *s = wt_add(&k, prompt, WT_PROMPT, 8);
+    wt_run(&k, s, &got);
     et_same(&want, &got, "restored");
-    s = add(&k, others, N_OTHERS, 8); /* there is room for both */
-    step(&k);
-    assert_int_equal(n_held(&k), CHUNKS);
-    run_to_end(&k, s, &got);
-    assert_int_equal(n_held(&k), CHUNKS);
+    s = wt_add(&k, wt_others, WT_OTHERS, 8); /* there is room for both */
+    wt_step(&k);
+    assert_int_equal(n_held(&k), WT_CHUNKS);
+    wt_run(&k, s, &got);
+    assert_int_equal(n_held(&k), WT_CHUNKS);
     static int32_t third[1000];
     et_prompt(third, 1000, 9);
-    s = add(&k, third, 1000, 8); /* it takes all blocks */
+    s = wt_add(&k, third, 1000, 8); /* it takes all blocks */
     while (s->phase != PHASE_DECODE)
-        step(&k);
-    step(&k);
+        wt_step(&k);
+    wt_step(&k);
     assert_int_equal(n_held(&k), 0);
-    run_to_end(&k, s, &got);
+    wt_run(&k, s, &got);
     stack_close(&k);
     io_close(disk);
 }
 
 /* --- plans ------------------------------------------------------------------------------------ */
 
-/* The copies of chunks [from, CHUNKS) of the prompt go. */
+/* The copies of chunks [from, WT_CHUNKS) of the prompt go. */
 static void drop_copies(struct stack *k, int from)
 {
     struct chain c;
     chain_init(&c, &k->fingerprint, NULL);
-    chain_extend(&c, prompt, N_PROMPT);
+    chain_extend(&c, prompt, WT_PROMPT);
     pthread_mutex_lock(&k->store->lock);
-    for (int i = CHUNKS; i-- > from;)
+    for (int i = WT_CHUNKS; i-- > from;)
         tier_forget_node(k->store->tier, catalog_find(&k->store->catalog, &c.keys[i]));
     pthread_mutex_unlock(&k->store->lock);
     chain_deinit(&c);
@@ -310,9 +252,9 @@ static void plans_price_chunks_by_where_they_lie(void **state)
     struct stack k;
     struct et_run want, got;
     const struct et_ask ask = {
-        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 8, .save = "kv"};
+        .prompt = prompt, .n_prompt = WT_PROMPT, .max_tokens = 8, .save = "kv"};
     struct io *disk = et_disk(1, 0);
-    et_prompt(prompt, N_PROMPT, 1);
+    et_prompt(wt_prompt, WT_PROMPT, 1);
     et_open(&k, &(struct stack_opts){.io = disk,
                                      .user.store = et_dirs,
                                      .user.n_store = 2,
@@ -321,7 +263,7 @@ static void plans_price_chunks_by_where_they_lie(void **state)
     et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e5);
     assert_int_equal(et_run(&k, &ask, &want), 0);
     assert_int_equal(want.n_cached, 0);
-    for (int n = CHUNKS; n >= 0; n -= n == CHUNKS ? 4 : 3) {
+    for (int n = WT_CHUNKS; n >= 0; n -= n == WT_CHUNKS ? 4 : 3) {
         drop_copies(&k, n);
         assert_int_equal(et_run(&k, &ask, &got), 0);
         assert_int_equal(got.restore.dram_tokens, n * 64);
@@ -333,9 +275,9 @@ static void plans_price_chunks_by_where_they_lie(void **state)
         et_same(&want, &got, "a part is restored from DRAM");
     }
     /* The disk's speed is known, and such a disk is worth reading ahead from. */
-    assert_true(dram_tier_gains(&k.platform, N_PROMPT, 1));
+    assert_true(dram_tier_gains(&k.platform, WT_PROMPT, 1));
     et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e12);
-    assert_false(dram_tier_gains(&k.platform, N_PROMPT, 1));
+    assert_false(dram_tier_gains(&k.platform, WT_PROMPT, 1));
     stack_close(&k);
     io_close(disk);
 }
@@ -349,9 +291,9 @@ static void each_tier_has_its_own_letter(void **state)
     struct stack k;
     struct et_run want, got;
     const struct et_ask ask = {
-        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 8, .save = "both"};
+        .prompt = prompt, .n_prompt = WT_PROMPT, .max_tokens = 8, .save = "both"};
     struct io *disk = et_disk(1, 0);
-    et_prompt(prompt, N_PROMPT, 1);
+    et_prompt(wt_prompt, WT_PROMPT, 1);
     et_open(&k, &(struct stack_opts){.io = disk,
                                      .user.store = et_dirs,
                                      .user.n_store = 2,
@@ -361,15 +303,15 @@ static void each_tier_has_its_own_letter(void **state)
     assert_int_equal(et_run(&k, &ask, &want), 0);
     assert_int_equal(et_run(&k, &ask, &got), 0); /* all of it is in DRAM */
     assert_int_equal(got.restore.n_by_method[1], 0);
-    assert_int_equal(got.restore.n_by_method[2], CHUNKS * N_LAYERS);
+    assert_int_equal(got.restore.n_by_method[2], WT_CHUNKS * N_LAYERS);
     drop_copies(&k, IN_DRAM);
     assert_int_equal(et_run(&k, &ask, &got), 0);
     int n_h = got.plan.n_h, n_k = got.plan.n_k; /* layers, by the disk's letter */
     assert_true(n_h > 0);
-    assert_int_equal(got.n_cached, CHUNKS * 64);
-    assert_int_equal(got.restore.n_by_method[1], (CHUNKS - IN_DRAM) * n_h);
+    assert_int_equal(got.n_cached, WT_CHUNKS * 64);
+    assert_int_equal(got.restore.n_by_method[1], (WT_CHUNKS - IN_DRAM) * n_h);
     assert_int_equal(got.restore.n_by_method[2],
-                     IN_DRAM * (n_h + n_k) + (CHUNKS - IN_DRAM) * n_k);
+                     IN_DRAM * (n_h + n_k) + (WT_CHUNKS - IN_DRAM) * n_k);
     assert_int_equal(got.restore.dram_tokens, IN_DRAM * 64);
     et_same(&want, &got, "keys and values from DRAM, hidden states from the disk");
     /* A forced plan is carried out. */

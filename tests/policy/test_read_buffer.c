@@ -56,11 +56,45 @@ static void a_load_that_is_hidden_needs_no_buffer(void **state)
     assert_int_equal(read_buffer_layers(1e9, 1e9, 0, 8), 8); /* nothing to load */
 }
 
+/* As much is read ahead as hides the load, were it an eighth longer than predicted. */
+static void what_is_worth_reading_ahead(void **state)
+{
+    (void)state;
+    struct read_ahead a = {.load_s = 0.8, .compute_s = 0.5, .alone_s = 0.8};
+    assert_true(near(read_ahead_share(&a, 1), 0.5, 1e-9));
+    assert_true(near(read_ahead_share(&a, 3), 0.5, 1e-9));
+    a.compute_s = 0;
+    assert_true(near(read_ahead_share(&a, 1), 1, 1e-9));
+    a.compute_s = 0.9; /* the new tokens hide all of the load */
+    assert_true(read_ahead_share(&a, 1) == 0);
+    a = (struct read_ahead){.load_s = 0.8, .compute_s = 0.1, .alone_s = 0.3};
+    assert_true(read_ahead_share(&a, 1) > 0);
+    assert_true(read_ahead_share(&a, 0.5) == 0); /* too little of it has room */
+    assert_true(read_ahead_share(&a, 0.7) > 0);
+    a.alone_s = 0.102; /* less than 1/32 is gained */
+    assert_true(read_ahead_share(&a, 1) == 0);
+    assert_true(read_ahead_share(&(struct read_ahead){0}, 1) == 0);
+}
+
+/* When its place comes, a restore of which too little was read is slower than the plan for one that
+ * is not read ahead. */
+static void what_was_read_has_to_pay(void **state)
+{
+    (void)state;
+    const struct read_ahead a = {.load_s = 0.8, .compute_s = 0.1, .alone_s = 0.3};
+    assert_false(read_ahead_pays(&a, 0));
+    assert_false(read_ahead_pays(&a, 0.6));
+    assert_true(read_ahead_pays(&a, 0.7));
+    assert_true(read_ahead_pays(&a, 1));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_papers_case),
         cmocka_unit_test(a_load_that_is_hidden_needs_no_buffer),
+        cmocka_unit_test(what_is_worth_reading_ahead),
+        cmocka_unit_test(what_was_read_has_to_pay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

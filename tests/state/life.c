@@ -14,12 +14,14 @@
 static struct world worlds[2][2];
 
 void (*life_before_restart)(void);
+bool life_stages = true;
 
 /* --- one thing after the other ---------------------------------------------------------------- */
 
 static void cancel(struct life *f, struct slot *s)
 {
     enum life_stage at = restore_found(s->r) == NULL ? LIFE_FINDING
+                         : s->is_staged              ? LIFE_STAGED
                          : !s->is_started            ? LIFE_FOUND
                          : !restore_is_done(s->r)    ? LIFE_READING
                                                      : LIFE_DONE;
@@ -35,6 +37,11 @@ static void move_restore(struct life *f, struct slot *s)
     int n_back = 0;
     if (found == NULL)
         return;
+    if (s->is_staged) { /* for some turns it has no blocks */
+        if (life_below(f, 4) == 0 && !life_restore_place(f, s))
+            cancel(f, s);
+        return;
+    }
     if (!s->is_started && life_restore_start(f, s, found, false))
         return;
     if (s->is_started) {

@@ -5,7 +5,8 @@
  * I/O, the DRAM tier's thread and a fifth (flushes, erasures, damage) run as fibers of
  * tests/state/turns.h.  Half of the lives have a device with memory of its own (life_device.h), and
  * then the sorter of what is saved and two copy streams, too.  The seed decides what is done, what
- * the disk does, and every interleaving.
+ * the disk does, and every interleaving.  Some restores are staged first: they read before they
+ * have their blocks.
  *
  * Checked in each life (a violation ends the process with the seed):
  *  1. Every restored bit equals that of the forward pass which computed it.
@@ -37,7 +38,14 @@ enum life_trouble {
     LIFE_TROUBLES
 };
 
-enum life_stage { LIFE_FINDING, LIFE_FOUND, LIFE_READING, LIFE_DONE, LIFE_STAGES };
+enum life_stage {
+    LIFE_FINDING,
+    LIFE_FOUND,
+    LIFE_STAGED,
+    LIFE_READING,
+    LIFE_DONE,
+    LIFE_STAGES
+};
 
 struct life_counts {
     uint64_t n_lives, n_calm, n_turns, n_switches;
@@ -50,6 +58,9 @@ struct life_counts {
      * flight then; and restores that left their reads */
     uint64_t n_read, n_recomputed, n_late, n_left;
     uint64_t n_replanned; /* restores that changed kinds of records between layers */
+    /* Staged restores that got their blocks; that were given up because a chunk was erased,
+     * damaged or superseded meanwhile */
+    uint64_t n_placed, n_gone;
     uint64_t n_erased_while_read; /* erasures while a restore had the chunks */
     uint64_t n_save_ended;        /* sequences whose saving ended early */
     uint64_t n_committed;         /* committed tokens looked for after the restart */
@@ -69,6 +80,9 @@ void life_release(void);
 
 /* Called when a life has closed everything for the first time; NULL: nothing is. */
 extern void (*life_before_restart)(void);
+
+/* Whether some restores are staged.  Without, a seed draws what it drew before there were any. */
+extern bool life_stages;
 
 #define LIFE_DRAWN (~0u)
 /* Lives one life. trouble: a bit per enum life_trouble; LIFE_DRAWN: the seed decides. */

@@ -26,6 +26,7 @@ struct slot {
     bool waits;
     struct restore *r;
     bool is_started, is_left;
+    bool is_staged;   /* reads, and has no blocks: not started yet */
     int first, asked; /* chunks */
     int least;        /* chunks that a race must bring back; 0: there is no race */
     struct plan plan;
@@ -80,10 +81,13 @@ static inline uint64_t life_below(struct life *f, uint64_t n)
 void life_restore_begin(struct life *f, struct slot *s, int n_tokens);
 /* Returns how many tokens the first n hits hold. */
 int life_tokens_of(const struct restore_found *found, int n);
-/* Starts to restore what was found, or by chance a part; all: everything.  Returns false if nothing
- * was found. */
+/* Starts to restore what was found, or by chance a part; all: everything.  By chance, and not with
+ * `all`, it is staged first.  Returns false if nothing was found. */
 bool life_restore_start(struct life *f, struct slot *s, const struct restore_found *found,
                         bool all);
+/* Gives a staged restore its blocks.  Returns false where a chunk of it is gone: it is then given
+ * up. */
+bool life_restore_place(struct life *f, struct slot *s);
 /* Compares, now and then, the last layer that new tokens may already use. */
 void life_check_ready(struct life *f, const struct slot *s);
 /* Lets recomputation race the reads now and then, or leaves the reads; more often in lives whose

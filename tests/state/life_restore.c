@@ -73,6 +73,13 @@ static void make_plan(struct life *f, struct slot *s)
         s->plan.io_order[s->plan.n_io++] = (int16_t)l;
 }
 
+/* The blocks have what is on the device already, and else bits that no state has. */
+static void take_blocks(struct slot *s)
+{
+    spoil(s, 0, s->asked);
+    fill(s, s->first * 64);
+}
+
 void life_restore_begin(struct life *f, struct slot *s, int n_tokens)
 {
     /* The look-up has a copy of its own: the caller's is gone at once. */
@@ -83,7 +90,7 @@ void life_restore_begin(struct life *f, struct slot *s, int n_tokens)
                                 .keys = s->t->chain.keys,
                                 .tokens = tokens,
                                 .n_tokens = n_tokens};
-    s->is_started = false;
+    s->is_started = s->is_staged = false;
     s->r = restore_find(f->pipeline, &want);
     memset(tokens, 0, bytes);
     free(tokens);
@@ -120,8 +127,6 @@ bool life_restore_start(struct life *f, struct slot *s, const struct restore_fou
                    : 1 + (int)life_below(f, (uint64_t)found->n_hits);
     s->first = all || life_below(f, 3) != 0 ? 0 : (int)life_below(f, (uint64_t)s->asked);
     make_plan(f, s);
-    spoil(s, 0, s->asked);
-    fill(s, s->first * 64);
     struct plan_layer costs[MAX_LAYERS];
     struct restore_job job = {.n_chunks = s->asked,
                               .first_chunk = s->first,
@@ -130,10 +135,31 @@ bool life_restore_start(struct life *f, struct slot *s, const struct restore_fou
                               .plan = &s->plan,
                               .layer = costs};
     draw_costs(f, costs);
-    restore_start(s->r, &job);
-    s->is_started = true;
     s->is_left = false;
     s->least = 0;
+    s->is_staged = !all && life_stages && life_below(f, 3) == 0;
+    s->is_started = !s->is_staged;
+    if (s->is_staged) {
+        job.table = NULL;
+        restore_stage(s->r, &job, life_below(f, 1 << 20));
+        return true;
+    }
+    take_blocks(s);
+    restore_start(s->r, &job);
+    return true;
+}
+
+bool life_restore_place(struct life *f, struct slot *s)
+{
+    if (!restore_stands(s->r)) {
+        f->counts->n_gone++;
+        return false;
+    }
+    take_blocks(s);
+    restore_place(s->r, s->table);
+    f->counts->n_placed++;
+    s->is_staged = false;
+    s->is_started = true;
     return true;
 }
 
