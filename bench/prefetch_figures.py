@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Requests that arrive at once, after a restart: what reading ahead into DRAM (--dram, --prefetch) is worth.
+"""Requests that arrive at once, after a restart: what reading ahead (--prefetch) is worth, into DRAM, or with --dram 0 into
+staging memory.
 
     bench/prefetch_figures.py [--requests 32] [--tokens 2048] [--answer 64] [--rounds 2]
     bench/prefetch_figures.py --mixed --throttle 100MB [--requests 32] [--tokens 2048]
@@ -11,16 +12,14 @@ median time to first token of each share beside that of --prefetch off.
 
 --mixed compares predictions instead, of contexts whose beginning is in DRAM and whose end is on the disk."""
 import argparse
-import json
 import os
-import re
 import shutil
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
-import urllib.request
+
+from one_server import Server
 
 a = argparse.ArgumentParser()
 a.add_argument("--program", default="build/hcache")
@@ -37,33 +36,9 @@ a.add_argument("--plan", default="kv", help="for --mixed: auto, kv, ...")
 a = a.parse_args()
 
 
-class Server:
-    def __init__(self, *options):
-        self.p = subprocess.Popen([a.program, "serve", a.model, "--port", "0", "--no-reuse", "--plan", a.plan, "--max-context",
-                                   str(a.tokens + 2 * a.answer), *options], stderr=subprocess.PIPE, text=True)
-        for line in self.p.stderr:
-            m = re.search(r"ready at (http://\S+)", line)
-            if m:
-                self.url = m.group(1).rstrip("/")
-                break
-        threading.Thread(target=lambda: [None for _ in self.p.stderr], daemon=True).start()
-
-    def post(self, path, body):
-        r = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(r, timeout=600) as f:
-            return json.load(f)
-
-    def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=60) as f:
-            return f.read().decode()
-
-    def ask(self, prompt, n):
-        return self.post("/v1/completions", {"prompt": prompt, "max_tokens": n, "temperature": 0,
-                                             "ignore_eos": True})["timings"]
-
-    def stop(self):
-        self.p.terminate()
-        self.p.wait(60)
+def server(*options):
+    return Server(a.program, a.model, "--no-reuse", "--plan", a.plan, "--max-context", str(a.tokens + 2 * a.answer),
+                  *options)
 
 
 def prompt_of(i):
@@ -86,22 +61,17 @@ def at_once(s, prompts):
     return out
 
 
-def metric(s, name):
-    m = re.search(r"^hcache_" + name + r" (\S+)", s.get("/metrics"), re.M)
-    return float(m.group(1)) if m else 0
-
-
 def mixed(prompts):
     """A request for a beginning of each context waits behind another one, so this beginning is read ahead; then the whole
     context is asked for."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="prefetch.", dir="/var/tmp") as folder:
-        s = Server("--store", folder, "--max-sequences", "2", "--dram", "0")
+        s = server("--store", folder, "--max-sequences", "2", "--dram", "0")
         for p in prompts:
             s.ask(p, 1)
-        s.post("/v1/cache/flush", {})
+        s.flush()
         s.stop()
-        s = Server("--store", folder, "--max-sequences", "1", "--throttle", a.throttle, "--dram", a.dram)
+        s = server("--store", folder, "--max-sequences", "1", "--throttle", a.throttle, "--dram", a.dram)
         for i, p in enumerate(prompts):
             n = 64 * (5 + i * 7 % (len(p) // 64 - 6)) + 1
             occupier = threading.Thread(target=s.ask, args=(prompt_of(1000 + i)[:200], a.answer))
@@ -128,12 +98,12 @@ if a.mixed:
 tmp = tempfile.mkdtemp(prefix="prefetch.", dir="/var/tmp")
 store = ["--store", os.path.join(tmp, "store")]
 prompts = [prompt_of(i) for i in range(a.requests)]
-s = Server(*store, "--max-sequences", "2", "--dram", "0")
+s = server(*store, "--max-sequences", "2", "--dram", "0")
 for p in prompts:
     s.ask(p, 1)
-s.post("/v1/cache/flush", {})
+s.flush()
 s.stop()
-s = Server(*store, "--max-sequences", "1", "--dram", "0")
+s = server(*store, "--max-sequences", "1", "--dram", "0")
 probe = [s.ask(p, a.answer) for p in prompts[:3]]
 compute_s = statistics.median(t["decode_ms"] + t["prefill_ms"] for t in probe) * 1e-3
 load_bytes = probe[-1]["restore_bytes"]
@@ -145,13 +115,14 @@ for share in [float(x) for x in a.shares.split(",")]:
     median = {"on": [], "off": []}
     for _ in range(a.rounds):
         for mode in ("on", "off"):
-            s = Server(*store, "--max-sequences", "1", "--max-queue", "256", "--dram", a.dram, "--prefetch", mode,
+            s = server(*store, "--max-sequences", "1", "--max-queue", "256", "--dram", a.dram, "--prefetch", mode,
                        "--throttle", str(rate))
             t = at_once(s, prompts)
             ttft = statistics.median(x["ttft_ms"] for x in t) * 1e-3
             median[mode].append(ttft)
             print(f"  load/service {share}, {rate / 1e6:.0f} MB/s, prefetch {mode}: median TTFT {ttft:.2f} s, from DRAM "
-                  f"{sum(x['dram_tokens'] for x in t)} of {sum(x['restored_tokens'] for x in t)} tokens, never used "
+                  f"{sum(x['dram_tokens'] for x in t)} of {sum(x['restored_tokens'] for x in t)} tokens, staged "
+                  f"{sum(x['staged_bytes'] for x in t) / 1e6:.0f} of {sum(x['restore_bytes'] for x in t) / 1e6:.0f} MB, never used "
                   f"{metric(s, 'dram_promotions_unused_total'):.0f}, no room {metric(s, 'dram_full_total'):.0f}", flush=True)
             s.stop()
     on, off = statistics.median(median["on"]), statistics.median(median["off"])
