@@ -17,8 +17,31 @@ static void add_length(struct head *h, const char *value)
     h->length = bad ? 0 : strtoull(value, NULL, 10);
 }
 
+static bool is_token(const char *name)
+{
+    size_t n = strspn(name, "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
+                            "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
+    return n > 0 && name[n] == 0;
+}
+
+static bool begins_with(const char *name, const char *with)
+{
+    return strncasecmp(name, with, strlen(with)) == 0;
+}
+
+/* The library adds a folded line (one that begins with white space) to the *name* of the header before it:
+ * "Content-Length:\r\n 16" is called "Content-Length16", and the length is lost.  A proxy in front may have
+ * read it, and would take the body for the next request. */
+static bool is_name(const char *name)
+{
+    bool has_more = (begins_with(name, "Content-Length") && name[14] != 0) ||
+                    (begins_with(name, "Transfer-Encoding") && name[17] != 0);
+    return is_token(name) && !has_more;
+}
+
 void head_add(struct head *h, const char *name, const char *value)
 {
+    h->bad_name |= !is_name(name);
     if (strcasecmp(name, "Content-Length") == 0) {
         add_length(h, value);
     } else if (strcasecmp(name, "Transfer-Encoding") == 0) {
@@ -29,6 +52,9 @@ void head_add(struct head *h, const char *name, const char *value)
 
 int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f)
 {
+    if (h->bad_name)
+        return fault_set(f, 400, NULL, NULL,
+                         "a header has no valid name, or is folded into several lines");
     if (h->n_length > 1)
         return fault_set(f, 400, NULL, NULL, "there is more than one Content-Length");
     if (h->n_length > 0 && h->n_encoding > 0)

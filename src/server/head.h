@@ -18,6 +18,7 @@ struct head {
     bool uri_has_zero; /* an escaped one, %00: it would cut the path, or a parameter */
     int n_length, n_encoding; /* headers of that name */
     bool bad_length, bad_encoding;
+    bool bad_name; /* no name at all, or one with a folded line at its end */
     uint64_t length;
 };
 

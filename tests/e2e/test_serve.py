@@ -242,6 +242,9 @@ def test_lengths(s):
               b"200 OK" not in out and b"<timeout>" not in out, out[:300])
     out = s.raw(head + b"Connection: close\r\n" + chunked + b"\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n")
     check("a chunked body is fine", out.startswith(b"HTTP/1.1 200"), out[:300])
+    for fold in (b"Content-Length:\r\n 16", b"Content-Length: 1\r\n\t6", b"Transfer-Encoding:\r\n chunked", b"Transfer-Encoding: chun\r\n ked",
+                 n + b"X: y\r\n Transfer-Encoding: chunked"):
+        refused(s, f"a folded header {fold}", head + fold.rstrip() + b"\r\n\r\n" + body + after, 400)
     for name, data in (("no HTTP at all", b"\x16\x03\x01\x02\x00hello\r\n\r\n"), ("a space before the colon", head + b"Content-Length : 5\r\n\r\nhello" + after)):
         out = s.raw(data)
         check(f"{name}: no answer but an error", b"200 OK" not in out.split(b"\r\n")[0] and b"<timeout>" not in out, out[:300])

@@ -2,13 +2,14 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-from serve_client import HC, Server, Stream  # noqa: E402
+from serve_client import HC, Server, Stream, until  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
 tmp = tempfile.mkdtemp(prefix="hcache-slow.")
@@ -40,5 +41,24 @@ check("a stream that waits gets comments", b": keep-alive\n\n" in got, got)
 second.close()
 equal("SIGTERM with no time to drain ends it in mid-answer", server.stop(), 0)
 first.close()
+
+# A client that reads a few bytes now and then: within --write-timeout the socket must take more of the answer.
+server = Server("models/demo", "--write-timeout", "1")
+text = json.dumps({"content": "A mole and a bird. " * 40000}).encode()
+slow = socket.socket()
+slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
+slow.connect(("127.0.0.1", server.port))
+slow.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+check("a slow reader gets the beginning of its answer", slow.recv(12) == b"HTTP/1.1 200")
+
+
+def is_dropped():
+    slow.recv(1)  # of what the two sockets hold
+    return server.metric("hcache_http_connections") == 1
+
+
+check("one that reads a byte now and then is dropped", until(is_dropped), server.metric("hcache_http_connections"))
+slow.close()
+equal("and the server goes on", server.stop(), 0)
 shutil.rmtree(tmp, ignore_errors=True)
 end()
