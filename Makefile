@@ -297,6 +297,11 @@ fuzz:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=fuzz CC=clang build/fuzz/fuzz
 	@tools/fuzz.sh $(FUZZ_SECONDS) '$(FUZZ)'
 
+# Harmed models and tokenizers under the sanitizers: half an hour (DAMAGE: options of tools/damage.py).
+damage:
+	@$(MAKE) --no-print-directory $(JOBS) VARIANT=asan build/asan/hcache
+	@tools/damage.py build/asan $(DAMAGE)
+
 # Minutes instead of an hour: the parts that read bytes from outside, without the kernels.
 SMOKE := base io format jinja policy store remote sessions
 SMOKE_TESTS := ^(base|io|format|jinja|remote)/|^sessions/test_(answers|conversations|items|provenance)$$|^policy/test_(plan|sched|platform|correction|placement|remote_pace)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel)$$
@@ -386,6 +391,7 @@ help:
 	@echo 'make walk       the files that one chat turn with a restore goes through (valgrind)'
 	@echo 'make gpu-bundle programs and libraries for a machine with a GPU (tools/gpu_check.sh)'
 	@echo 'make fuzz       every parser against new inputs, FUZZ_SECONDS each (FUZZ=PATTERN: some)'
+	@echo 'make damage     2,000 harmed models and tokenizers under the sanitizers: half an hour'
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
 	@echo 'make format     clang-format over the tree'
 	@echo 'make options    every option of every command, as Markdown'
@@ -398,7 +404,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz damage gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

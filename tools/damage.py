@@ -46,6 +46,9 @@ PATTERNS = ["(a+)+$", "a+b|a", "(?:a|aa)+$", "(?i:'s)|", "\\p{L}{1000}", "(?<=a)
 def harm_bytes(r, data):
     """Bits, spans and lengths anywhere."""
     data = bytearray(data)
+    if data and r.random() < 0.3:
+        data[r.randrange(len(data))] ^= 1 << r.randrange(8)
+        return bytes(data)
     for _ in range(r.choice([1, 1, 1, 2, 8])):
         n = len(data)
         if n == 0:
@@ -100,7 +103,7 @@ def odd_value(r, old):
 
 
 def nest(r, old):
-    for _ in range(r.choice([10, 100, 5000])):
+    for _ in range(r.choice([10, 100, 400])):
         old = [old] if r.random() < 0.5 else {"a": old}
     return old
 
@@ -138,12 +141,7 @@ def harm_json(r, value):
 
 
 def dump(value):
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(100000)
-    try:
-        return json.dumps(value).encode()
-    finally:
-        sys.setrecursionlimit(limit)
+    return json.dumps(value).encode()
 
 
 def harm_json_file(r, data):
@@ -309,9 +307,9 @@ class Campaign:
         self.ggufs = [os.path.join(GGUFS, n) for n in sorted(os.listdir(GGUFS)) if n.endswith(".gguf") and "split" not in n]
         self.ggufs.append(self.demo_gguf())
         self.packed = [self.pack(f) for f in self.families + [os.path.join(ROOT, "models/demo")]]
-        self.tokenizers = [os.path.join(TOKENIZERS, n) for n in sorted(os.listdir(TOKENIZERS)) if n.startswith("tokenizer-")]
-        self.tokenizers.append(os.path.join(ROOT, "models/demo/tokenizer.json"))
-        self.sound = self.run(["run", os.path.join(ROOT, "models/demo"), *RUN], TEXT.encode())
+        self.tokenizers = [os.path.join(TOKENIZERS, n) for n in sorted(os.listdir(TOKENIZERS))
+                           if os.path.isfile(os.path.join(TOKENIZERS, n, "tokenizer.json"))]
+        self.sound = self.run(["run", os.path.join(ROOT, "models/demo"), "-p", "Once", *RUN])
         if self.sound.rc != 0:
             sys.exit(f"damage.py: the sound model does not run: {self.sound.err}")
 
@@ -331,17 +329,18 @@ class Campaign:
         """The harmed model's path; `where` is an empty folder."""
         if kind == "gguf":
             path = os.path.join(where, "m.gguf")
-            write(path, harm_gguf(r, read(r.choice(self.ggufs))))
+            write(path, harm_gguf(r, read(r.choice([self.ggufs[-1], r.choice(self.ggufs)]))))
             return path
         if kind == "packed":
             path = os.path.join(where, "m.packed")
-            write(path, harm_packed(r, read(r.choice(self.packed))))
+            write(path, harm_packed(r, read(r.choice([self.packed[-1], r.choice(self.packed)]))))
             return path
         source = r.choice(self.families) if kind == "safetensors" else os.path.join(ROOT, "models/demo")
         path = os.path.join(where, "model")
         shutil.copytree(source, path)
         if kind == "tokenizer":
-            shutil.copy(r.choice(self.tokenizers), os.path.join(path, "tokenizer.json"))
+            if r.random() < 0.7:  # else the demo model's own, and its chat template
+                shutil.copytree(r.choice(self.tokenizers), path, dirs_exist_ok=True)
             name = r.choice(["tokenizer.json"] * 8 + ["tokenizer_config.json", "generation_config.json"])
             write(os.path.join(path, name), harm_json_file(r, read(os.path.join(path, name))))
         elif r.random() < 0.3:
@@ -366,6 +365,8 @@ class Campaign:
         ids_path = os.path.join(self.tmp, "ids")
         write(ids_path, b"1 2 3 4 5 6 7 8 9 10")
         source = ["-p", "Once upon a time"] if kind == "tokenizer" else ["--token-ids", ids_path]
+        if kind == "tokenizer" and os.path.getsize(os.path.join(model, "tokenizer.json")) % 2:
+            source.append("--raw")  # by turns with the chat template
         runs.append(self.run(["run", model, *source, *RUN]))
         for p in runs:
             if p.finding(self.sound):
@@ -457,6 +458,7 @@ def main():
     args = p.parse_args()
     if args.count == 0:
         args.count = 2000 if args.seconds == 0 else 10**9
+    sys.setrecursionlimit(50000)  # values are nested in nested ones
     os.makedirs(BROKEN, exist_ok=True)
     c = Campaign(args)
     try:
