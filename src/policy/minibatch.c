@@ -13,13 +13,19 @@ static double load_seconds(const struct hybrid_machine *m, double bytes)
     return bytes > 0 ? m->link.a_s + m->link.b_s * bytes : 0;
 }
 
+/* The longer over the shorter. */
+static double ratio_of(double a, double b)
+{
+    if (a == b)
+        return 1;
+    return a > b ? a / b : b / a;
+}
+
 double minibatch_imbalance(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv)
 {
     double project = project_seconds(m, n_act);
     double load = load_seconds(m, (double)n_kv * m->kv_bytes);
-    if (project == load)
-        return 1;
-    return project > load ? project / load : load / project;
+    return ratio_of(project, load);
 }
 
 double minibatch_seconds(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv)
@@ -76,6 +82,15 @@ static int fill_in_order(const struct hybrid_machine *m, const struct minibatch_
 
 /* --- balanced --------------------------------------------------------------------------------- */
 
+/* As minibatch_imbalance with the request in the bin, but with the transfer of ACT blocks. */
+static double whole_imbalance(const struct hybrid_machine *m, const struct bin *b,
+                              const struct minibatch_request *r)
+{
+    int64_t n_act = b->n_act + r->n_act, n_kv = b->n_kv + r->n_kv;
+    double bytes = (double)n_kv * m->kv_bytes + (double)n_act * m->act_bytes;
+    return ratio_of(project_seconds(m, n_act), load_seconds(m, bytes));
+}
+
 /* Returns the request that joins next, or -1: into an empty mini-batch the one that takes longest,
  * else the one that leaves the least imbalance, of several alike the longest. */
 static int next_to_join(const struct hybrid_machine *m, const struct minibatch_room *room,
@@ -87,7 +102,7 @@ static int next_to_join(const struct hybrid_machine *m, const struct minibatch_r
     for (int i = 0; i < n; i++) {
         if (of[i] >= 0 || !has_room(b, room, &r[i]))
             continue;
-        double imbalance = b->is_empty ? 1 : imbalance_with(m, b, &r[i]);
+        double imbalance = b->is_empty ? 1 : whole_imbalance(m, b, &r[i]);
         double seconds = minibatch_seconds(m, r[i].n_act, r[i].n_kv);
         if (best >= 0 && (imbalance > best_imbalance ||
                           (imbalance == best_imbalance && seconds <= best_seconds)))

@@ -24,12 +24,13 @@ struct minibatch_room {
 enum minibatch_method {
     /* The print: requests in their order; one joins where it fits and F_b does not grow. */
     MINIBATCH_PAPER,
-    /* The largest request opens a mini-batch, and the one that fits and leaves the least F_b joins,
-     * until none fits.  A request never costs more in company than alone. */
+    /* The largest request opens a mini-batch.  Of those that fit, the one that leaves the least imbalance
+     * joins, until none fits.  The imbalance counts the transfer of ACT blocks too, which F_b leaves out. */
     MINIBATCH_BALANCED,
 };
 
-/* F_b = max(balance, 1 / balance), at least 1; infinite where one side has nothing to do. */
+/* Returns F_b = max(balance, 1 / balance) of the print, at least 1; infinite where one side has nothing to
+ * do.  T_load is that of the KV blocks alone. */
 double minibatch_imbalance(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv);
 
 /* Seconds of a mini-batch. */
