@@ -6,15 +6,10 @@ import subprocess
 import tempfile
 import threading
 
+from ports import free_port
 from tap import PATIENCE
 
 CHUNK = re.compile(rb"hcache:1:chunk:([0-9a-f]{64})")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def is_installed():

@@ -33,23 +33,25 @@ exact "$url"
 check "noise passes: cold runs differ as much" test "$rc" -eq 0
 check "noise is counted as such" json_is '[j["noise_floor"], j["differs"], j["leaked"]] == [72, 72, 0]' True
 
+port=$(python3 tests/e2e/ports.py)
 cat >"$tmp/start.sh" <<SH
 if [ -s "$tmp/pid" ]; then # the port and the store are free once the killed server is gone
     pid=\$(cat "$tmp/pid")
     kill -9 "\$pid"
     while grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/\$pid/status"; do sleep 0.05; done
 fi
-"$hc" serve models/demo --port \$(cat "$tmp/port" 2>/dev/null || echo 0) --store "$tmp/store" \
+"$hc" serve models/demo --port $port --store "$tmp/store" \
     --kv-tokens 4K --max-sequences 4 >>"$tmp/serve.log" 2>&1 &
 echo \$! >"$tmp/pid"
 SH
 bash "$tmp/start.sh"
 pids+=("$(cat "$tmp/pid")")
-port_of "$(cat "$tmp/pid")" "$tmp/serve.log" >"$tmp/port"
-run_hc bench exact --url "http://127.0.0.1:$(cat "$tmp/port")" --conversations 8 --turns 6 --clients 4 \
+port_of "$(cat "$tmp/pid")" "$tmp/serve.log" >/dev/null
+run_hc bench exact --url "http://127.0.0.1:$port" --conversations 8 --turns 6 --clients 4 \
     --restart-cmd "bash $tmp/start.sh" --restarts 1 --json --check
 pids+=("$(cat "$tmp/pid")")
 check "hcache under restarts, evictions and cancels passes" test "$rc" -eq 0
+[ "$rc" -eq 0 ] || sed 's/^/# server: /' "$tmp/serve.log"
 check "hcache: every answer is its cold run's" \
     json_is '[j["answers"], j["leaked"], j["wrong_context"], j["differs"], j["errors"], j["restarts"]] == [48, 0, 0, 0, 0, 1]' True
 check "hcache: requests that the restart broke off are no errors" \

@@ -6,12 +6,12 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
+from ports import free_port  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
 PAGE = "docs/GETTING_STARTED.md"
@@ -22,12 +22,6 @@ REAL_MODEL = os.path.expanduser("~/.cache/hcache/SmolLM2-135M-Instruct.Q4_1.gguf
 def blocks(path):
     """(kind, text) of each fenced block."""
     return re.findall(r"^```(.*)\n((?:.*\n)*?)^```$", open(path).read(), re.M)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def what_is_missing(line):

@@ -13,6 +13,7 @@ import threading
 sys.path.insert(0, os.path.dirname(__file__))
 from browser import (PHONE, By, Keys, all_of, browser, complaints, element, is_idle, press_first, say, shot, texts,  # noqa: E402
                      until)
+from ports import free_port  # noqa: E402
 from serve_client import SAVING, Server  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
@@ -223,7 +224,8 @@ def test_key():
 
 
 options = ["--store", os.path.join(tmp, "store")]
-server = Server(MODEL, *options)
+port = str(free_port())
+server = Server(MODEL, *options, "--port", port)
 b = browser()
 try:
     url = f"http://127.0.0.1:{server.port}/"

@@ -6,7 +6,8 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from redis_proxy import Redis, free_port, is_installed  # noqa: E402
+from ports import free_port  # noqa: E402
+from redis_proxy import Redis, is_installed  # noqa: E402
 from serve_client import SAVING, Server, until  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 

@@ -11,7 +11,7 @@ import tempfile
 import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
-from redis_proxy import free_port  # noqa: E402
+from ports import free_port  # noqa: E402
 from serve_client import Server, until  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
