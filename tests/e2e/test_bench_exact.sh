@@ -35,10 +35,11 @@ check "noise is counted as such" json_is '[j["noise_floor"], j["differs"], j["le
 
 port=$(python3 tests/e2e/ports.py)
 cat >"$tmp/start.sh" <<SH
-if [ -s "$tmp/pid" ]; then # the port and the store are free once the killed server is gone
+if [ -s "$tmp/pid" ]; then # the port and the store are free once all threads of the killed server are gone
     pid=\$(cat "$tmp/pid")
     kill -9 "\$pid"
-    while grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/\$pid/status"; do sleep 0.05; done
+    while grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/\$pid/status" || # its first thread may be the first to go
+        [ "\$(ls "/proc/\$pid/task" 2>/dev/null | wc -l)" -gt 1 ]; do sleep 0.05; done
 fi
 "$hc" serve models/demo --port $port --store "$tmp/store" \
     --kv-tokens 4K --max-sequences 4 >>"$tmp/serve.log" 2>&1 &
