@@ -327,9 +327,9 @@ const char *line_reader_next(struct line_reader *r, size_t *n)
 {
     add(r, "", 0);
     while (!read_message(r)) {
+        fputc('\n', stderr); /* nothing shall stand behind the prompt */
         if (!r->dropped)
             return NULL;
-        fputc('\n', stderr);
     }
     remember(r);
     add(r, "", 0);

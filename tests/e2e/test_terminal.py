@@ -118,6 +118,7 @@ def test_template():
 def test_lines():
     p = run(MODEL, "-i", text="My dog is called Biscuit.\nWhat is my dog called?\n")
     equal("lines of a pipe are turns of one conversation", (p.returncode, p.stdout.split("\n")[1]), (0, "Your dog is called Biscuit."))
+    check("a shell's prompt does not stand behind the last one", p.stderr.endswith("> \n"), p.stderr)
     p = run(MODEL, "-i", text="My dog is called Biscuit.\n/new\nWhat is my dog called?\n")
     check("/new forgets", p.returncode == 0 and "Biscuit" not in p.stdout.split("\n")[1], p)
     two = run(MODEL, "-i", text="My dog is called Biscuit\\\nand I live in Lisbon.\nWhere do I live?\n")
@@ -153,6 +154,7 @@ def test_terminal():
     t = Terminal()
     t.until("> ")
     t.type("\x04")
+    check("Ctrl-D ends the line of the prompt", t.until("\n"), t.shown)
     equal("Ctrl-D on an empty line: status 0", t.end(), 0)
 
 
