@@ -11,6 +11,7 @@ prefix=${PREFIX:-/usr/local}
 to=${DESTDIR:-}$prefix
 hc=$build/hcache
 version=$("$hc" --version | sed -n 's/^hcache \([0-9][0-9.]*\).*/\1/p')
+date=$(date -u -d "@${SOURCE_DATE_EPOCH:-$(stat -c %Y "$hc")}" +%F) # of man pages
 soname=libhcache.so.${version%%.*}
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
@@ -35,16 +36,17 @@ files() {
 }
 
 fill() { # fill TEMPLATE
-    sed -e "s|@PREFIX@|$prefix|g" -e "s|@VERSION@|$version|g" -e "s|@REQUIRES@|${PKGS:-}|" -e "s|@LIBS@|${LIBS:-}|" "$1"
+    sed -e "s|@PREFIX@|$prefix|g" -e "s|@VERSION@|$version|g" -e "s|@DATE@|$date|g" -e "s|@REQUIRES@|${PKGS:-}|" -e "s|@LIBS@|${LIBS:-}|" "$1"
 }
 
 # Man pages and completion come from the option tables of the commands.
 make_pages() {
-    local name
+    local name head
+    head="\"$date\" \"hcache $version\" \"hcache\""
     tools/options.sh "$hc" --names >"$tmp/names"
     while read -r name; do
         # shellcheck disable=SC2086 # words
-        "$hc" $name --help=man >"$tmp/hcache-${name// /-}.1"
+        "$hc" $name --help=man | sed "s/^\\(\\.TH .* 1\\) .*/\\1 $head/" >"$tmp/hcache-${name// /-}.1"
     done <"$tmp/names"
     make_completion >"$tmp/completion"
     make_completion_zsh >"$tmp/completion.zsh"

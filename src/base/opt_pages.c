@@ -54,6 +54,19 @@ static void put_synopsis(const struct opt_cmd *cmd, FILE *out)
     fputc('\n', out);
 }
 
+/* Returns the length of the first clause of a summary: up to a full stop, a colon or a semicolon that ends it. */
+static int first_clause(const char *summary)
+{
+    size_t n = 0;
+    while (summary[n] != 0) {
+        n += strcspn(summary + n, ".:;");
+        if (summary[n] == 0 || strchr(" \n", summary[n + 1]) != NULL) /* also at the end */
+            break;
+        n++;
+    }
+    return (int)n;
+}
+
 void opt_print_man(const struct opt_cmd *cmd, FILE *out)
 {
     char arg[200], text[800], page[80];
@@ -63,9 +76,8 @@ void opt_print_man(const struct opt_cmd *cmd, FILE *out)
     fprintf(out, ".TH \"%s\" 1 \"\" \"hcache\" \"hcache\"\n.SH NAME\n", page);
     put_roff(out, page);
     fputs(" \\- ", out);
-    /* The first sentence of the summary. */
     const char *summary = cmd->summary != NULL ? cmd->summary : "";
-    snprintf(text, sizeof text, "%.*s", (int)strcspn(summary, "."), summary);
+    snprintf(text, sizeof text, "%.*s", first_clause(summary), summary);
     put_roff(out, text);
     fputc('\n', out);
     put_synopsis(cmd, out);

@@ -54,7 +54,7 @@ static const struct opt options[] = {
     {0},
 };
 static const struct opt_cmd cmd = {.name = "try",
-                                   .summary = "Tries things.",
+                                   .summary = "Tries a:b things: many. At once.",
                                    .positionals = positionals,
                                    .options = options,
                                    .examples = "  hcache try m\n",
@@ -432,6 +432,7 @@ static void pages(void **state)
     opt_end(o.parsed);
     char *text = printed(opt_print_man);
     expect_part(text, ".TH \"hcache-try\" 1");
+    expect_part(text, ".SH NAME\nhcache\\-try \\- Tries a:b things\n");
     expect_part(text, "\\fB\\-n\\fR, \\fB\\-\\-max\\-tokens\\fR \\fIN\\fR\n"
                       "stop after N tokens (default 128; 1 to 1000)\n");
     free(text);

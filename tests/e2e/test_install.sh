@@ -72,6 +72,8 @@ while read -r name; do
     # shellcheck disable=SC2086 # words
     check "the page of $name has each of its options" test -z "$(lacking $name)"
 done < <(tools/options.sh "$hc" --names)
+check "each page has a date and the version" test -z \
+    "$(grep -LE "^\.TH \"hcache[a-z-]*\" 1 \"[0-9]{4}-[0-9]{2}-[0-9]{2}\" \"hcache $version\" \"hcache\"$" "$to"/share/man/man1/*.1)"
 check "the main page lists the commands" grep -q 'fBserve' "$to/share/man/man1/hcache.1"
 complete_words() { # complete_words WORD... : what bash offers for the last one
     bash -c '. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _hcache; printf "%s\n" "${COMPREPLY[@]}"' \
