@@ -38,7 +38,7 @@ struct serve_args {
     int port, max_queue, max_connections, http_threads;
     int read_timeout, write_timeout, idle_timeout, keep_alive, drain;
     uint64_t max_body, max_bodies;
-    const char *conversations;
+    const char *conversations, *server_name;
     int64_t max_turns, conversation_ttl, idle_ttl;
     const char *files;
     uint64_t files_bytes;
@@ -92,6 +92,10 @@ static const struct opt options[] = {
      .help =
          "where responses and conversations are kept; conversations.db beside the store "
          "by default, in memory without one; \"none\" keeps none"},
+    {"server-name", OPT(struct serve_args, server_name), .arg = "NAME",
+     .help =
+         "this server among several: up to 16 of a-z, 0-9 and -; new ids of responses and "
+         "conversations have it, so that the others can say where one is kept"},
     {"max-turns", OPT(struct serve_args, max_turns), .arg = "N", .def = "1000000", .min = 0,
      .max = INT64_MAX,
      .help = "responses that are kept, others are refused; 0 is no bound"},
@@ -438,10 +442,14 @@ static int open_conversations(const struct serve_args *a, struct hcache *h,
     struct hcache_cache_stats stats;
     char path[4096];
     struct conversations_opts o = {.path = a->conversations,
+                                   .server = a->server_name,
                                    .max_turns = a->max_turns,
                                    .max_bytes = a->conversation_bytes,
                                    .ttl_s = a->conversation_ttl};
     *out = NULL;
+    if (o.server != NULL && !conversations_server_ok(o.server))
+        return err_set(err, ERR_USAGE,
+                       "--server-name: '%.40s' is not 1 to 16 of a-z, 0-9 and -", o.server);
     if (o.path != NULL && strcmp(o.path, "none") == 0)
         return 0;
     if (o.path == NULL && a->engine.o.n_store > 0) {

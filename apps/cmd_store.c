@@ -14,6 +14,7 @@
 #include "apps/store_advise.h"
 #include "apps/store_bundle.h"
 #include "apps/store_titles.h"
+#include "apps/store_turns.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/opt.h"
@@ -27,6 +28,7 @@ struct store_args {
     struct opt_list dirs;
     struct opt_list keys;
     const char *file;
+    const char *conversation, *conversations;
     bool all;
     bool chunks;
     bool why;
@@ -793,13 +795,19 @@ static const struct opt export_options[] = {
      .help = "chunks to export, with all that they continue and all that continues them: "
              "keys as store ls shows them, or their first 8 or more digits"},
     {"all", OPT(struct store_args, all), .help = "export everything"},
+    {"conversation", OPT(struct store_args, conversation), .arg = "ID",
+     .help = "a kept conversation (conv_..), or the turns up to a response (resp_..), with "
+             "their chunks; no server may have the conversations open"},
+    {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
+     .help = "where it is kept; conversations.db in the first directory by default"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
 static const struct opt_cmd export_cmd = {
     .name = "store export",
     .summary = "Writes chunks to one file, which store import puts into another store. A "
-               "server may run meanwhile. Pins and times to live stay behind.",
+               "server may run meanwhile, unless a kept conversation is exported. Pins and "
+               "times to live stay behind.",
     .positionals = dir_positionals,
     .options = export_options,
     .examples =
@@ -810,6 +818,10 @@ const struct opt_cmd *const options_of_store_export = &export_cmd;
 static const struct opt import_options[] = {
     {"in", OPT(struct store_args, file), .arg = "FILE", .required = true,
      .help = "a file that store export has made"},
+    {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
+     .help =
+         "where a kept conversation in it goes; conversations.db in the first directory "
+         "by default"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
@@ -836,8 +848,9 @@ static void mark_parents(const struct list *l, bool *marked)
             }
 }
 
+/* n_turns: -1 where the file has no conversation. */
 static void bundle_print(const struct store_args *a, const char *what,
-                         const struct bundle_counts *n)
+                         const struct bundle_counts *n, int n_turns)
 {
     char size[32], name[32];
     bytes_text(n->n_bytes, size);
@@ -848,6 +861,10 @@ static void bundle_print(const struct store_args *a, const char *what,
         json_put_int(j, "bytes", (int64_t)n->n_bytes);
         json_put_int(j, "known_chunks", (int64_t)n->n_known);
         json_put_int(j, "gone_chunks", (int64_t)n->n_gone);
+        if (n_turns >= 0) {
+            snprintf(name, sizeof name, "%s_turns", what);
+            json_put_int(j, name, n_turns);
+        }
         print_json(j);
         return;
     }
@@ -856,7 +873,54 @@ static void bundle_print(const struct store_args *a, const char *what,
         printf("; %" PRIu64 " were there already", n->n_known);
     if (n->n_gone > 0)
         printf("; %" PRIu64 " were evicted meanwhile, or are damaged", n->n_gone);
+    if (n_turns >= 0)
+        printf("; %d turn%s of a conversation", n_turns, plural((uint64_t)n_turns));
     printf("\n");
+}
+
+/* Opens the conversations beside the store. */
+static int open_kept(const struct store_args *a, const struct session *s,
+                     bool must_be_there, struct conversations **out, struct err *err)
+{
+    char *path = a->conversations != NULL ? xstrdup(a->conversations)
+                                          : xasprintf("%s/" CONVERSATIONS_FILE, s->dirs[0]);
+    const struct conversations_opts o = {.path = path};
+    int rc = must_be_there && access(path, R_OK) != 0
+                 ? err_set(err, -errno, "%s: %s", path, strerror(errno))
+                 : conversations_open(&o, out, err);
+    free(path);
+    return rc;
+}
+
+/* Marks the chunks of a conversation that the store has; *turns is its text, *n_turns their number. */
+static int mark_conversation(const struct store_args *a, const struct session *s,
+                             const struct list *l, bool *marked, char **turns, int *n_turns,
+                             struct err *err)
+{
+    struct conversations *c = NULL;
+    struct sha256 *keys = NULL;
+    int n = 0, rc = open_kept(a, s, true, &c, err);
+    if (rc == 0)
+        rc = turns_export(c, "", a->conversation, turns, &keys, &n, n_turns, err);
+    for (uint64_t i = 0; rc == 0 && i < l->n; i++)
+        for (int k = 0; k < n && !marked[i]; k++)
+            marked[i] = memcmp(&keys[k], &l->e[i].key, sizeof keys[k]) == 0;
+    free(keys);
+    conversations_close(c);
+    return rc;
+}
+
+static int mark_exported(const struct store_args *a, const struct session *s,
+                         const struct list *l, bool *marked, char **turns, int *n_turns,
+                         struct err *err)
+{
+    int rc = a->conversation == NULL || a->all || a->keys.n > 0 ? mark(a, l, marked, err)
+                                                                : 0;
+    if (rc == 0 && a->conversation != NULL)
+        rc = mark_conversation(a, s, l, marked, turns, n_turns, err);
+    if (rc == 0 && !a->all)
+        mark_parents(l, marked);
+    return rc;
 }
 
 static int run_export(const struct store_args *a, struct err *err)
@@ -864,23 +928,22 @@ static int run_export(const struct store_args *a, struct err *err)
     struct session s;
     struct list l = {0};
     struct bundle_counts counts;
-    int rc = session_open(&s, a, true, err);
+    char *turns = NULL;
+    int n = 0, n_turns = -1, rc = session_open(&s, a, true, err);
     if (rc == 0)
         rc = store_each(s.store, list_add, &l, err);
     bool *marked = xcalloc(l.n + 1, sizeof marked[0]);
     struct sha256 *keys = xcalloc(l.n + 1, sizeof keys[0]);
-    int n = 0;
     if (rc == 0)
-        rc = mark(a, &l, marked, err);
-    if (rc == 0 && !a->all)
-        mark_parents(&l, marked);
+        rc = mark_exported(a, &s, &l, marked, &turns, &n_turns, err);
     for (uint64_t i = 0; i < l.n && rc == 0; i++)
         if (marked[i])
             keys[n++] = l.e[i].key;
     if (rc == 0)
-        rc = bundle_write(s.store, keys, n, a->file, &counts, err);
+        rc = bundle_write(s.store, keys, n, turns, a->file, &counts, err);
     if (rc == 0)
-        bundle_print(a, "exported", &counts);
+        bundle_print(a, "exported", &counts, n_turns);
+    free(turns);
     free(keys);
     free(marked);
     free(l.e);
@@ -888,17 +951,33 @@ static int run_export(const struct store_args *a, struct err *err)
     return rc;
 }
 
+static int import_turns(const struct store_args *a, const struct session *s,
+                        const char *turns, int *n_added, struct err *err)
+{
+    struct conversations *c = NULL;
+    int rc = open_kept(a, s, false, &c, err);
+    if (rc == 0)
+        rc = turns_import(c, "", turns, strlen(turns), n_added, err);
+    conversations_close(c);
+    return rc;
+}
+
 static int run_import(const struct store_args *a, struct err *err)
 {
     struct session s;
     struct bundle_counts counts;
+    char *turns = NULL;
+    int n_turns = -1;
     if (access(a->file, R_OK) != 0) /* before a store is made */
         return err_set(err, -errno, "%s: %s", a->file, strerror(errno));
     int rc = session_open(&s, a, false, err);
     if (rc == 0)
-        rc = bundle_read(s.store, a->file, &counts, err);
+        rc = bundle_read(s.store, a->file, &turns, &counts, err);
+    if (rc == 0 && turns != NULL)
+        rc = import_turns(a, &s, turns, &n_turns, err);
     if (rc == 0)
-        bundle_print(a, "imported", &counts);
+        bundle_print(a, "imported", &counts, n_turns);
+    free(turns);
     session_close(&s);
     return rc;
 }

@@ -14,10 +14,13 @@
 #include "base/mem.h"
 #include "store/parcel.h"
 
-enum { BLOCK = CHUNK_HEADER_BYTES, B_VERSION = 8, B_SUM = 16, B_COUNT = 24, VERSION = 1 };
+enum { BLOCK = CHUNK_HEADER_BYTES, B_VERSION = 8, B_SUM = 16, B_COUNT = 24, VERSION = 2 };
 enum { READS_IN_FLIGHT = 16, COMMIT_CHUNKS = 64 };
 
-static const char begins[8] = "HCBUNDLE", ends[8] = "HCBUNEND";
+static const char begins[8] = "HCBUNDLE", has_turns[8] = "HCBTURNS", ends[8] = "HCBUNEND";
+
+/* Bound on the text of a conversation. */
+#define MAX_TURNS_BYTES ((uint64_t)4 << 30)
 
 static void block_make(uint8_t *block, const char *magic, uint64_t count)
 {
@@ -38,8 +41,9 @@ static int block_check(const uint8_t *block, const char *magic, uint64_t *count,
         return err_set(err, ERR_FORMAT, "this is no file of exported chunks");
     if (checksum64(copy, BLOCK) != get_u64(block + B_SUM))
         return err_set(err, ERR_CORRUPT, "the file is damaged: a checksum does not hold");
-    if (get_u32(block + B_VERSION) != VERSION)
-        return err_set(err, ERR_UNSUPPORTED, "the file has version %u; this build knows %d",
+    if (get_u32(block + B_VERSION) < 1 || get_u32(block + B_VERSION) > VERSION)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "the file has version %u; this build knows 1 to %d",
                        get_u32(block + B_VERSION), VERSION);
     *count = get_u64(block + B_COUNT);
     return 0;
@@ -75,12 +79,29 @@ static int write_chunks(struct store *s, const struct sha256 *keys, int n, FILE 
     return rc;
 }
 
-static int write_all(struct store *s, const struct sha256 *keys, int n, FILE *f,
-                     struct bundle_counts *out, struct err *err)
+static int write_turns(const char *text, FILE *f, struct err *err)
+{
+    uint8_t block[BLOCK], sum[8];
+    size_t n = strlen(text), n_zeros = (size_t)round_up(n + 8, BLOCK) - n - 8;
+    block_make(block, has_turns, n);
+    put_u64(sum, checksum64(text, n));
+    int rc = put(f, block, BLOCK, err);
+    if (rc == 0)
+        rc = put(f, text, n, err);
+    if (rc == 0)
+        rc = put(f, sum, sizeof sum, err);
+    memset(block, 0, BLOCK);
+    return rc == 0 ? put(f, block, n_zeros, err) : rc;
+}
+
+static int write_all(struct store *s, const struct sha256 *keys, int n, const char *turns,
+                     FILE *f, struct bundle_counts *out, struct err *err)
 {
     uint8_t block[BLOCK];
     block_make(block, begins, 0);
     int rc = put(f, block, BLOCK, err);
+    if (rc == 0 && turns != NULL)
+        rc = write_turns(turns, f, err);
     if (rc == 0)
         rc = write_chunks(s, keys, n, f, out, err);
     block_make(block, ends, out->n_chunks);
@@ -100,8 +121,8 @@ static int name_it(const char *tmp, const char *path)
     return errno == EINVAL ? rename(tmp, path) : -1;
 }
 
-int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *path,
-                 struct bundle_counts *out, struct err *err)
+int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *turns,
+                 const char *path, struct bundle_counts *out, struct err *err)
 {
     char *tmp = xasprintf("%s.part", path);
     *out = (struct bundle_counts){0};
@@ -117,7 +138,7 @@ int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *
     if (rc == 0 && f == NULL)
         rc = err_set(err, -errno, "%s: %s", tmp, strerror(errno));
     if (rc == 0) {
-        rc = write_all(s, keys, n, f, out, err);
+        rc = write_all(s, keys, n, turns, f, out, err);
         fclose(f);
         if (rc == 0 && name_it(tmp, path) != 0)
             rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
@@ -181,7 +202,33 @@ static int read_chunk(struct store *s, FILE *f, const uint8_t *block, struct par
     return rc == 0 && out->n_chunks % COMMIT_CHUNKS == 0 ? store_commit(s, err) : rc;
 }
 
-static int read_all(struct store *s, FILE *f, struct bundle_counts *out, struct err *err)
+/* The text whose first block was read. */
+static int read_turns(FILE *f, const uint8_t *block, char **out, struct err *err)
+{
+    uint64_t n;
+    int rc = block_check(block, has_turns, &n, err);
+    if (rc != 0)
+        return rc;
+    if (n > MAX_TURNS_BYTES || *out != NULL)
+        return err_set(err, ERR_FORMAT, "the file has conversations that cannot be");
+    size_t n_all = (size_t)round_up(n + 8, BLOCK);
+    char *text = mem_try(n_all);
+    if (text == NULL)
+        return err_set(err, -ENOMEM, "no memory for a conversation of %" PRIu64 " bytes",
+                       n);
+    rc = get(f, text, n_all, err);
+    if (rc == 0 && checksum64(text, n) != get_u64((uint8_t *)text + n))
+        rc = err_set(err, ERR_CORRUPT, "the file is damaged: a checksum does not hold");
+    text[n] = 0;
+    if (rc == 0)
+        *out = text;
+    else
+        free(text);
+    return rc;
+}
+
+static int read_all(struct store *s, FILE *f, char **turns, struct bundle_counts *out,
+                    struct err *err)
 {
     struct parcel p = {0};
     uint8_t block[BLOCK];
@@ -191,6 +238,10 @@ static int read_all(struct store *s, FILE *f, struct bundle_counts *out, struct 
         rc = block_check(block, begins, &n_told, err);
     while (rc == 0 && (rc = get(f, block, BLOCK, err)) == 0 &&
            memcmp(block, ends, sizeof ends) != 0) {
+        if (memcmp(block, has_turns, sizeof has_turns) == 0) {
+            rc = read_turns(f, block, turns, err);
+            continue;
+        }
         rc = read_chunk(s, f, block, &p, out, err);
         n_read += rc == 0;
     }
@@ -205,14 +256,15 @@ static int read_all(struct store *s, FILE *f, struct bundle_counts *out, struct 
     return rc;
 }
 
-int bundle_read(struct store *s, const char *path, struct bundle_counts *out,
+int bundle_read(struct store *s, const char *path, char **turns, struct bundle_counts *out,
                 struct err *err)
 {
     *out = (struct bundle_counts){0};
+    *turns = NULL;
     FILE *f = fopen(path, "re");
     if (f == NULL)
         return err_set(err, -errno, "%s: %s", path, strerror(errno));
-    int rc = read_all(s, f, out, err);
+    int rc = read_all(s, f, turns, out, err);
     int committed = store_commit(s, rc == 0 ? err : NULL);
     fclose(f);
     if (rc != 0 && err->code != 0)

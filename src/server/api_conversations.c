@@ -137,7 +137,7 @@ static int add_items(struct call *c, const struct conversation *v, const struct 
     bool has_branched;
     struct turn *t = xcalloc(1, sizeof *t);
     char *title = items_title(items, KEEP_TITLE_BYTES);
-    conversations_name("turn", t->name);
+    conversations_name_kept(c->s->conversations, "turn", t->name);
     t->parent = v->head;
     t->conversation = v->row;
     t->input = json_text(items, 0);
@@ -164,7 +164,7 @@ static void make(struct call *c)
         rc = items_read(change.items, "items", &items, &f);
     char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
                                                         : NULL;
-    conversations_name("conv", name);
+    conversations_name_kept(c->s->conversations, "conv", name);
     if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name, change.title,
                                     metadata, 0, &v, &err) != 0)
         rc = keep_fault(&err, &f);
@@ -349,7 +349,7 @@ static int rewrite(struct call *c, const struct conversation *v, size_t without,
             json_push(left, json_share(json_at(all, i)));
     }
     struct turn *t = xcalloc(1, sizeof *t);
-    conversations_name("turn", t->name);
+    conversations_name_kept(c->s->conversations, "turn", t->name);
     t->conversation = v->row;
     turn_path_free(path, n); /* what is large is held once */
     t->input = json_text(left, 0);
@@ -438,7 +438,7 @@ static void branch(struct call *c, const struct conversation *v)
         rc = find_turn(c, v, change.at, &row, &f);
     char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
                                                         : NULL;
-    conversations_name("conv", name);
+    conversations_name_kept(c->s->conversations, "conv", name);
     if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name,
                                     change.title != NULL ? change.title : v->title,
                                     metadata, row, &made, &err) != 0)

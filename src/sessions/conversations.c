@@ -149,6 +149,27 @@ int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
     return rc < 0 ? rc : 0;
 }
 
+enum { SERVER_BYTES = 17, RANDOM_DIGITS = 32 };
+
+bool conversations_server_ok(const char *text)
+{
+    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789-");
+    return n > 0 && n < SERVER_BYTES && text[n] == 0;
+}
+
+/* The server in "PREFIX_SERVER-32 digits"; false where the name has none. */
+static bool server_of(const char *name, char out[SERVER_BYTES])
+{
+    const char *from = strchr(name, '_'), *end = strrchr(name, '-');
+    if (from == NULL || end == NULL || end <= ++from || end - from >= SERVER_BYTES ||
+        strlen(end + 1) != RANDOM_DIGITS ||
+        strspn(end + 1, "0123456789abcdef") != RANDOM_DIGITS)
+        return false;
+    memcpy(out, from, (size_t)(end - from));
+    out[end - from] = 0;
+    return conversations_server_ok(out);
+}
+
 int db_unknown(const struct conversations *c, const char *what, const char *name,
                struct err *err)
 {
@@ -158,6 +179,13 @@ int db_unknown(const struct conversations *c, const char *what, const char *name
             "whether there is a %s '%.80s' is not known, and nothing was changed: "
             "%.200s. Ask again after a restart that can open the conversations",
             what, name, c->stands_in_because);
+    char server[SERVER_BYTES];
+    if (server_of(name, server) && (c->server == NULL || strcmp(server, c->server) != 0))
+        return err_set(
+            err, -EAGAIN,
+            "%s '%.80s' is kept by the server '%s', which is down, or which this "
+            "request was not routed to",
+            what, name, server);
     return err_set(err, ERR_NOT_FOUND, "there is no %s '%.80s'", what, name);
 }
 
@@ -261,6 +289,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     c->path = xstrdup(path);
     if (o->stands_in_because != NULL)
         c->stands_in_because = xstrdup(o->stands_in_because);
+    if (o->server != NULL)
+        c->server = xstrdup(o->server);
     pthread_mutex_init(&c->lock, NULL);
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
     int rc = o->path != NULL ? db_file_check(path, err) : 0;
@@ -308,17 +338,30 @@ void conversations_close(struct conversations *c)
     pthread_mutex_destroy(&c->lock);
     free(c->path);
     free(c->stands_in_because);
+    free(c->server);
     free(c);
+}
+
+static void make_name(const char *prefix, const char *server, char out[NAME_BYTES])
+{
+    uint8_t random[RANDOM_DIGITS / 2];
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+        CHECK(!"the system has no random numbers");
+    int n = snprintf(out, NAME_BYTES, "%.10s_%s%s", prefix, server,
+                     server[0] != 0 ? "-" : "");
+    for (size_t i = 0; i < sizeof random; i++)
+        n += snprintf(out + n, NAME_BYTES - (size_t)n, "%02x", random[i]);
 }
 
 void conversations_name(const char *prefix, char out[NAME_BYTES])
 {
-    uint8_t random[16];
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
-        CHECK(!"the system has no random numbers");
-    int n = snprintf(out, NAME_BYTES, "%.20s_", prefix);
-    for (size_t i = 0; i < sizeof random; i++)
-        n += snprintf(out + n, NAME_BYTES - (size_t)n, "%02x", random[i]);
+    make_name(prefix, "", out);
+}
+
+void conversations_name_kept(const struct conversations *c, const char *prefix,
+                             char out[NAME_BYTES])
+{
+    make_name(prefix, c != NULL && c->server != NULL ? c->server : "", out);
 }
 
 int conversations_stats(struct conversations *c, struct conversations_stats *out,

@@ -46,7 +46,13 @@ struct conversations_opts {
     /* Where this one, in memory, stands in for a file that cannot be opened: why it cannot; else NULL.
      * Copied.  A name that is not known here may be in that file, so it is -EAGAIN, not ERR_NOT_FOUND. */
     const char *stands_in_because;
+    /* This server among others; NULL: there are none.  It becomes a part of new names, so
+     * that another server can say where something is kept: -EAGAIN.  Copied. */
+    const char *server;
 };
+
+/* Whether a text can name a server: 1 to 16 of a-z, 0-9 and -. */
+bool conversations_server_ok(const char *text);
 
 /* ERR_BUSY: another process has it; ERR_UNSUPPORTED: a format from the future. */
 int conversations_open(const struct conversations_opts *o, struct conversations **out,
@@ -60,6 +66,9 @@ enum { NAME_BYTES = 64 };
 
 /* PREFIX_ and 128 random bits: names cannot be guessed. */
 void conversations_name(const char *prefix, char out[NAME_BYTES]);
+/* The same for something that c keeps: PREFIX_SERVER-... where c has a server's name. */
+void conversations_name_kept(const struct conversations *c, const char *prefix,
+                             char out[NAME_BYTES]);
 
 /* --- turns ------------------------------------------------------------------------------------ */
 

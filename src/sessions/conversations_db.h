@@ -16,6 +16,7 @@ struct conversations {
     struct conversations_opts o;
     char *path;
     char *stands_in_because; /* see conversations_opts */
+    char *server;            /* likewise */
     /* Protects everything below; held for whole transactions. */
     pthread_mutex_t lock;
     sqlite3 *db;

@@ -1,0 +1,120 @@
+"""A kept conversation moves to another server by hcache store export and import, and goes on there with equal bits.
+Before that, the other server says which server keeps it."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import HC, SAVING, Server  # noqa: E402
+from tap import PATIENCE, check, end, equal  # noqa: E402
+
+MODEL = "models/demo"
+LONG = "My dog is called Biscuit, and he sleeps in the sun until noon. " * 8
+
+
+def start(name, *options):
+    return Server(MODEL, "--store", os.path.join(tmp, name), "--no-reuse", "--server-name", name, *SAVING, *options)
+
+
+def say(s, text, **fields):
+    status, _, r = s.post("/v1/responses", {"input": text, "temperature": 0, "max_output_tokens": 24,
+                                            "include": ["message.output_text.logprobs"], **fields})
+    if status != 200:
+        raise RuntimeError(f"{status} {r}")
+    return r
+
+
+def said(r):
+    """The text, the exact log-probabilities of its tokens, and what the prompt was."""
+    part = r["output"][0]["content"][0]
+    return part["text"], part["logprobs"], r["usage"]["input_tokens"]
+
+
+def hcache(*words):
+    return subprocess.run([HC, "store", *words], capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_named(a, b):
+    """Where something is kept is a part of its name."""
+    talk = a.post("/v1/conversations", {})[2]["id"]
+    first = say(a, LONG, conversation=talk)
+    for what, name in (("conversation", talk), ("response", first["id"])):
+        check(f"a {what}'s name says where it is kept", name.split("_")[1].startswith("server-a-"), name)
+    for method, path, body in (("GET", f"/v1/conversations/{talk}", None), ("DELETE", f"/v1/conversations/{talk}", None),
+                               ("GET", f"/v1/responses/{first['id']}", None),
+                               ("POST", "/v1/responses", {"input": "Go on.", "conversation": talk}),
+                               ("POST", "/v1/responses", {"input": "Go on.", "previous_response_id": first["id"]})):
+        status, _, r = b.request(method, path, body)
+        check(f"{method} {path.split('_')[0]} at another server: it says which one keeps it", status == 503 and
+              "kept by the server 'server-a'" in r["error"]["message"], (status, r))
+    for name in ("conv_" + "0" * 32, "conv_server-b-" + "0" * 32, "conv_server-a-" + "0" * 31, "conv_Server-" + "0" * 32):
+        equal(f"{name} is nowhere", b.request("GET", f"/v1/conversations/{name}")[0], 404)
+    second = say(a, "What does Biscuit do?", conversation=talk)
+    check("the conversation is restored where it is", second["timings"]["restored_tokens"] >= 64, second["timings"])
+    return talk, second["id"]
+
+
+def items(s, talk):
+    return s.request("GET", f"/v1/conversations/{talk}/items?order=asc&limit=100")[2]["data"]
+
+
+def test_moved(talk, last):
+    """Both are exported; each goes on at a server that had neither."""
+    a = start("server-a")
+    listed = items(a, talk)
+    lone = say(a, LONG)
+    a.post("/v1/cache/flush", {})
+    p = hcache("export", os.path.join(tmp, "server-a"), "--out", os.path.join(tmp, "x.hcb"), "--conversation", talk)
+    check("beside a server a conversation is not exported", p.returncode == 1 and "in use" in p.stderr, p)
+    a.stop()
+    for name, out in ((talk, "talk.hcb"), (lone["id"], "lone.hcb")):
+        p = hcache("export", os.path.join(tmp, "server-a"), "--out", os.path.join(tmp, out), "--conversation", name, "--json")
+        r = json.loads(p.stdout or "{}")
+        check(f"{out}: turns and chunks are exported", p.returncode == 0 and r["exported_turns"] == (2 if name == talk else 1)
+              and r["exported_chunks"] >= 2, p)
+        for n_turns in (r["exported_turns"], 0):  # the second time nothing is new
+            p = hcache("import", os.path.join(tmp, "server-b"), "--in", os.path.join(tmp, out), "--json")
+            check(f"{out}: imported", p.returncode == 0 and json.loads(p.stdout)["imported_turns"] == n_turns, p)
+    check("an exported conversation that is not there", "there is no conversation" in hcache(
+        "export", os.path.join(tmp, "server-a"), "--out", os.path.join(tmp, "y.hcb"), "--conversation", "conv_x").stderr)
+    a, b = start("server-a"), start("server-b")
+    equal("the other server has every item of it", items(b, talk), listed)
+    equal("and the response, as it was", b.request("GET", f"/v1/responses/{last}")[2], a.request("GET", f"/v1/responses/{last}")[2])
+    for what, fields in (("conversation", {"conversation": talk}), ("response", {"previous_response_id": lone["id"]})):
+        here, there = say(a, "And in the afternoon?", **fields), say(b, "And in the afternoon?", **fields)
+        equal(f"the {what} goes on with equal bits", said(there), said(here))
+        check(f"the {what}'s state was restored, not computed", there["timings"]["restored_tokens"] ==
+              here["timings"]["restored_tokens"] >= 64, (there["timings"], here["timings"]))
+    a.stop()
+    b.stop()
+    p = hcache("import", os.path.join(tmp, "server-a"), "--in", os.path.join(tmp, "talk.hcb"))
+    equal("where it is, and has gone on, an import changes nothing", (p.returncode, "0 turns" in p.stdout), (0, True))
+
+
+def test_damaged():
+    with open(os.path.join(tmp, "talk.hcb"), "rb") as f:
+        whole = bytearray(f.read())
+    whole[4096 + 4096 + 300] ^= 1  # in the text of the turns
+    with open(os.path.join(tmp, "bad.hcb"), "wb") as f:
+        f.write(whole)
+    p = hcache("import", os.path.join(tmp, "server-c"), "--in", os.path.join(tmp, "bad.hcb"))
+    check("a damaged conversation is not imported", p.returncode == 1 and "checksum" in p.stderr, p)
+    check("and none is made", not os.path.exists(os.path.join(tmp, "server-c", "conversations.db")))
+
+
+tmp = tempfile.mkdtemp(prefix="hcache-moved.")
+first_server, other = start("server-a"), start("server-b")
+moved = test_named(first_server, other)
+first_server.post("/v1/cache/flush", {})
+first_server.stop()
+other.stop()
+test_moved(*moved)
+test_damaged()
+p = subprocess.run([HC, "serve", MODEL, "--port", "0", "--server-name", "Not Good"], capture_output=True, text=True,
+                   timeout=PATIENCE)
+check("a server's name is checked", p.returncode == 2 and "--server-name" in p.stderr, p)
+shutil.rmtree(tmp)
+end()
