@@ -1,4 +1,5 @@
 /* api_files.c - /v1/files: uploads for batches, and their answers.  batch/shelf.h keeps them. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +74,8 @@ struct form {
     struct textbuf file, purpose;
     char name[SHELF_NAME_BYTES], unknown[64];
     int n_files;
+    bool has_unknown; /* a part that is neither */
+    bool no_memory;
 };
 
 /* Whole characters of valid UTF-8: a record holds nothing else. */
@@ -91,27 +94,32 @@ static enum MHD_Result read_part(void *arg, enum MHD_ValueKind kind, const char 
     (void)kind;
     (void)type;
     (void)encoding;
+    if (key == NULL) /* the part has no name */
+        key = "";
     if (strcmp(key, "file") == 0) {
         form->n_files += at == 0;
         if (at == 0)
             set_name(form, filename != NULL ? filename : "upload.jsonl");
-        textbuf_add(&form->file, bytes, n);
+        form->no_memory |= !textbuf_try_add(&form->file, bytes, n);
     } else if (strcmp(key, "purpose") == 0) {
         if (form->purpose.n + n <= MAX_PURPOSE_BYTES)
             textbuf_add(&form->purpose, bytes, n);
     } else {
         snprintf(form->unknown, sizeof form->unknown, "%s", key);
+        form->has_unknown = true;
     }
-    return MHD_YES;
+    return form->no_memory ? MHD_NO : MHD_YES;
 }
 
 static int check_form(const struct form *form, bool is_whole, struct fault *f)
 {
+    if (form->no_memory)
+        return fault_refuse(f, -ENOMEM, NULL, "there is no memory for the file");
     if (!is_whole)
         return fault_set(f, 400, NULL, NULL,
                          "the body must be a form (multipart/form-data) with file and "
                          "purpose");
-    if (form->unknown[0] != 0)
+    if (form->has_unknown)
         return fault_set(f, 400, "unknown_parameter", form->unknown,
                          "unknown parameter '%s'", form->unknown);
     if (form->purpose.p == NULL || strcmp(form->purpose.p, "batch") != 0)

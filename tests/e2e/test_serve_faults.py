@@ -104,6 +104,26 @@ def test_miss(s):
     check("the same again: none", again["miss"] is None and again["device_tokens"] > 0, again)
 
 
+def test_forms(s):
+    """Uploads whose parts are not what they should be."""
+    def form(*parts):
+        return b"".join(b"--limit\r\n" + head + b"\r\n\r\n" + body + b"\r\n" for head, body in parts) + b"--limit--\r\n"
+    named = b'Content-Disposition: form-data; name="%s"'
+    purpose, file = (named % b"purpose", b"batch"), (named % b"file" + b'; filename="f"', b"{}\n")
+    for name, body in (("a part without a name", form((b"Content-Disposition: form-data", b"x"), purpose, file)),
+                       ("a part without any header", form((b"X: y", b"x"), purpose, file)),
+                       ("a part with an empty name", form((named % b"", b"x"), purpose, file)),
+                       ("a part with another name", form((named % b"x\xff", b"x"), purpose, file)),
+                       ("two files", form(purpose, file, file)), ("no file", form(purpose)), ("no end", form(purpose, file)[:-20])):
+        status, _, r = s.request("POST", "/v1/files", body, {**KEY, "Content-Type": "multipart/form-data; boundary=limit"})
+        check(f"{name}: 400", status == 400 and r["error"]["type"] == "invalid_request_error", (status, r))
+    for body in (b"=x&purpose=batch&file=y", b"&=&", b"=", b"%00=x"):
+        status = s.request("POST", "/v1/files", body, {**KEY, "Content-Type": "application/x-www-form-urlencoded"})[0]
+        equal(f"a form {body}: 400", status, 400)
+    status = s.request("POST", "/v1/files", form(purpose, file), {**KEY, "Content-Type": "multipart/form-data; boundary=limit"})[0]
+    equal("a right one: 200", status, 200)
+
+
 tmp = tempfile.mkdtemp(prefix="hcache-faults.")
 server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--max-queue", "2", "--max-body", "60K", "--api-key", "sesame")
 test_max_tokens(server)
@@ -112,6 +132,7 @@ test_overflow(server)
 test_queue(server)
 test_ignored(server)
 test_miss(server)
+test_forms(server)
 server.stop()
 shutil.rmtree(tmp)
 end()
