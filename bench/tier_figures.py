@@ -3,6 +3,8 @@
 
     bench/tier_figures.py MODEL pair       the second of two requests: how much of its load is hidden behind the first, and
                                            the first's time between tokens; --dram 0: by staging
+    bench/tier_figures.py MODEL beside     what reading ahead for a second request costs the first: time between its tokens,
+                                           on two servers that take turns, so that other work hits both
     bench/tier_figures.py MODEL turns      later turns of conversations, against recomputing them
     bench/tier_figures.py MODEL documents  documents with six tasks each (AttentionStore, figures 25 and 26)
     bench/tier_figures.py MODEL zero       what a tier costs requests that find nothing: time between tokens, saving on
@@ -11,6 +13,7 @@ Arms take turns in each round, in another order each time.  Nothing is kept on t
 medians."""
 import argparse
 import os
+import shutil
 import statistics
 import tempfile
 import threading
@@ -20,7 +23,7 @@ from one_server import Server, by_turns, median, tokens
 
 a = argparse.ArgumentParser()
 a.add_argument("model")
-a.add_argument("what", choices=("pair", "turns", "documents", "zero"))
+a.add_argument("what", choices=("pair", "beside", "turns", "documents", "zero"))
 a.add_argument("--program", default="build/hcache")
 a.add_argument("--tokens", type=int, default=1024)
 a.add_argument("--answer", type=int, default=64)
@@ -74,6 +77,35 @@ def pair(folder):
               f"{median(r[arm], 'first') / alone - 1:+.1%}")
 
 
+def beside(folder):
+    prompts = [ids(i, a.tokens) for i in range(2)]
+    s = server("--store", folder + "-on", "--dram", "0")
+    for p in prompts:
+        s.ask(p, 1)
+    s.flush()
+    s.stop()
+    shutil.copytree(folder + "-on", folder + "-off")
+    servers = {arm: server("--store", f"{folder}-{arm}", "--max-sequences", "1", "--dram", a.dram, "--plan", "kv",
+                           "--prefetch", arm) for arm in ("on", "off")}
+
+    def run(arm, _):
+        out = []
+        first = threading.Thread(target=lambda: out.append(servers[arm].ask(prompts[0], a.answer)))
+        first.start()
+        time.sleep(0.05)
+        second = servers[arm].ask(prompts[1], 1)
+        first.join()
+        return {"first": out[0]["per_token_ms"], "staged": second["staged_bytes"], "dram": second["dram_tokens"]}
+    r = by_turns(["on", "off"], a.rounds, run)
+    for s in servers.values():
+        s.stop()
+    ratios = sorted(x["first"] / y["first"] for x, y in zip(r["on"], r["off"]))
+    n = len(ratios)
+    print(f"the first's time between tokens, reading ahead for the second over not: median {statistics.median(ratios):.3f}, "
+          f"quartiles {ratios[n // 4]:.3f} and {ratios[3 * n // 4]:.3f} of {n} rounds ({median(r['off'], 'first'):.1f} ms without; "
+          f"{median(r['on'], 'staged') / 1e6:.1f} MB staged, {median(r['on'], 'dram'):.0f} tokens from DRAM)")
+
+
 def ttft_of(arm, folder, histories, requests):
     """First tokens of requests behind histories, ms: restored by one server, or recomputed by another."""
     if arm == "recompute":
@@ -123,4 +155,4 @@ def zero(_):
 
 
 with tempfile.TemporaryDirectory(prefix="tiers.", dir="/var/tmp") as tmp:
-    {"pair": pair, "turns": turns, "documents": documents, "zero": zero}[a.what](os.path.join(tmp, "store"))
+    {"pair": pair, "beside": beside, "turns": turns, "documents": documents, "zero": zero}[a.what](os.path.join(tmp, "store"))

@@ -1,6 +1,8 @@
 /* staging.c - see staging.h. */
 #include "engine/staging.h"
 
+#include <math.h>
+
 #include "engine/restore_plan.h"
 
 /* Less than 256 tokens are not read ahead, as they are not fetched (store/fetch.c). */
@@ -84,8 +86,9 @@ static double plan_ahead(struct restore_phase *g, struct seq *s,
         return 0;
     int n_old = restore_plan_tokens(f, s->n_planned);
     a->load_s = load_s(g, plan, n_old - n_first);
-    /* The restore has to end before the new tokens begin: these hide nothing. */
-    a->compute_s = plan->comp_busy_s + (s->req.restore_first ? 0 : prefill_s(g, s, n_old));
+    double new_s = prefill_s(g, s, n_old); /* it is part of the plan's compute */
+    a->prefill_s = s->req.restore_first ? 0 : new_s;
+    a->compute_s = fmax(plan->comp_busy_s - (new_s - a->prefill_s), 0);
     s->staging.bytes = (uint64_t)(plan->stored_bytes_per_token * (n_old - n_first));
     return read_ahead_share(a, room_of(g, plan, n_old - n_first));
 }

@@ -19,7 +19,7 @@ double read_ahead_share(const struct read_ahead *a, double room)
     const double margin = 1.0 / 32; /* less than predictions are wrong by */
     if (ends_s(a, fmin(room, 1)) * (1 + margin) > a->alone_s)
         return 0;
-    double bytes = read_buffer_bytes(1, a->load_s * (1 + 1.0 / 8), a->compute_s);
+    double bytes = read_buffer_bytes(1, a->load_s * (1 + 1.0 / 8), a->prefill_s);
     return a->load_s > 0 ? fmin(bytes / a->load_s, 1) : 0;
 }
 

@@ -20,8 +20,10 @@ double read_buffer_bytes(double bytes_per_s, double load_s, double prefill_s);
 
 /* What is predicted of a waiting request's restore that is read ahead, seconds. */
 struct read_ahead {
-    double load_s;    /* all of its reads */
-    double compute_s; /* its compute, and the new tokens' prefill: they follow the reads */
+    double load_s; /* all of its reads */
+    double
+        prefill_s; /* the new tokens, where they follow the layers as they come back; else 0 */
+    double compute_s; /* that, and the restore's own compute: both follow the reads */
     double alone_s;   /* the first token by the plan for a restore that is not read ahead */
 };
 

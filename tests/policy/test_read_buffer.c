@@ -60,10 +60,11 @@ static void a_load_that_is_hidden_needs_no_buffer(void **state)
 static void what_is_worth_reading_ahead(void **state)
 {
     (void)state;
-    struct read_ahead a = {.load_s = 0.8, .compute_s = 0.5, .alone_s = 0.8};
+    struct read_ahead a = {
+        .load_s = 0.8, .prefill_s = 0.5, .compute_s = 0.6, .alone_s = 0.8};
     assert_true(near(read_ahead_share(&a, 1), 0.5, 1e-9));
     assert_true(near(read_ahead_share(&a, 3), 0.5, 1e-9));
-    a.compute_s = 0;
+    a.prefill_s = 0; /* the restore's own compute hides nothing of what comes before it */
     assert_true(near(read_ahead_share(&a, 1), 1, 1e-9));
     a.compute_s = 0.9; /* the new tokens hide all of the load */
     assert_true(read_ahead_share(&a, 1) == 0);
