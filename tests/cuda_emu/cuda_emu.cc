@@ -531,6 +531,7 @@ struct coroutine {
 /* A bit per lane: a thread can run, waits for its warp, or waits for its block. An ended one has none. */
 struct warp {
     unsigned char slots[2][32 * 64];
+    float mma_in[32][12], mma_c[32][4];
     int n_live, n_waiting;
     uint32_t ready, at_warp, at_block;
 };
@@ -628,6 +629,46 @@ const void *emu_warp_gather(const void *mine, size_t bytes)
     memcpy(&slots[current % 32 * bytes], mine, bytes);
     __syncwarp();
     return slots;
+}
+
+/* Products and sums of 8 columns; each column's sum takes k in ascending order. */
+typedef float columns __attribute__((vector_size(32)));
+
+static void warp_mma(warp &w)
+{
+    columns b[16];
+    for (int k = 0; k < 16; k++)
+        for (int col = 0; col < 8; col++)
+            b[k][col] = w.mma_in[col * 4 + k % 8 / 2][8 + k / 8 * 2 + k % 2];
+    for (int row = 0; row < 16; row++) {
+        columns sum;
+        for (int col = 0; col < 8; col++)
+            sum[col] = w.mma_c[row % 8 * 4 + col / 2][row / 8 * 2 + col % 2];
+        for (int k = 0; k < 16; k++)
+            sum += w.mma_in[row % 8 * 4 + k % 8 / 2][(row / 8 + k / 8 * 2) * 2 + k % 2] *
+                   b[k];
+        for (int col = 0; col < 8; col++)
+            w.mma_c[row % 8 * 4 + col / 2][row / 8 * 2 + col % 2] = sum[col];
+    }
+}
+
+/* The lane that comes last computes for all.  No lane is at the next step before all have been at this one, so
+ * one place a lane is enough. */
+void emu_warp_mma(float c[4], const float in[12])
+{
+    warp &w = warps[current / 32];
+    size_t lane = current % 32;
+    if (w.n_live != 32)
+        die("a step of the tensor cores without all lanes of the warp");
+    memcpy(w.mma_in[lane], in, sizeof w.mma_in[lane]);
+    memcpy(w.mma_c[lane], c, sizeof w.mma_c[lane]);
+    if (++w.n_waiting == w.n_live) {
+        warp_mma(w);
+        release_warp(current / 32);
+    } else {
+        yield_in(&warp::at_warp);
+    }
+    memcpy(c, w.mma_c[lane], sizeof w.mma_c[lane]);
 }
 
 void emu_copy_async16(void *to, const void *from, bool in)

@@ -68,6 +68,8 @@ void __syncthreads(void);
 void __syncwarp(void);
 /* What every lane of the warp passed, in the order of lanes, `bytes` each; until the next but one. */
 const void *emu_warp_gather(const void *mine, size_t bytes);
+/* A step m16n8k16 of the whole warp (mma.cuh): `in` has a lane's 8 elements of A and 4 of B. */
+void emu_warp_mma(float c[4], const float in[12]);
 
 /* cp.async: 16 bytes, or zeros; `n_open` committed groups may stay open. */
 void emu_copy_async16(void *to, const void *from, bool in);

@@ -91,7 +91,7 @@ static void open_demo(struct stack *k)
 {
     struct stack_opts o = {.user.model = MODEL,
                            .user.store_in_memory = true,
-                           .user.threads = 2,
+                           .user.threads = 1,
                            .user.max_context = MAX_CTX,
                            .user.no_reuse = true};
     et_open(k, &o);

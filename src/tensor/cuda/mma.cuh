@@ -20,16 +20,7 @@ static inline void mma_16816(float c[4], const uint32_t a[4], uint32_t b0, uint3
         x.bits = (uint16_t)(words[i / 2] >> (i % 2 * 16));
         in[i] = to_f32(x);
     }
-    const float(*all)[12] = (const float(*)[12])emu_warp_gather(in, sizeof in);
-    int lane = (int)(threadIdx.x % WARP), g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; i++) {
-        int row = g + i / 2 * 8, col = 2 * t + i % 2;
-        float sum = c[i];
-        for (int k = 0; k < 16; k++)
-            sum += all[row % 8 * 4 + k % 8 / 2][(row / 8 + k / 8 * 2) * 2 + k % 2] *
-                   all[col * 4 + k % 8 / 2][8 + k / 8 * 2 + k % 2];
-        c[i] = sum;
-    }
+    emu_warp_mma(c, in);
 }
 
 /* Lane i gives the address of row i % 8 of 8x8 matrix i / 8. */
