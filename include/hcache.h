@@ -693,6 +693,8 @@ struct hcache_stats {
         save_buffer_used_bytes;                   /* chunks in memory: the bound, and now */
     uint64_t n_preempted;                         /* sequences that made room for others */
     uint64_t recovered_tokens, recomputed_tokens; /* of those, when they came back */
+    uint64_t n_stairs; /* times that a truncated context's window moved */
+    double stairs_s;   /* from the end of a stair until its state had moved, all together */
     int kv_blocks, kv_blocks_free, kv_blocks_kept; /* of the device; kept: until wanted */
     uint64_t kv_blocks_evicted;
     /* Of jobs with blocks on the host: bytes that came over the link, and that went to the host. */

@@ -223,8 +223,11 @@ void stairs_began(struct seq *s)
 {
     struct outcome_truncation *o = &s->out.truncation;
     if (s->stairs.is_stepping) {
+        int64_t stall_ns = clock_now_ns() - s->stairs.t_step;
         o->n_steps++;
-        o->stall_ns += clock_now_ns() - s->stairs.t_step;
+        o->stall_ns += stall_ns;
+        s->shared->stats.n_stairs++;
+        s->shared->stats.stairs_ns += stall_ns;
     }
     s->stairs.is_stepping = false;
     s->stairs.limit = INT_MAX;

@@ -71,6 +71,11 @@ static void request_metrics(struct textbuf *b, const struct hcache_stats *st)
          "Tokens of preempted sequences that went on, by how they came back.");
     labelled(b, "resumed_tokens_total", "how", "recovered", st->recovered_tokens);
     labelled(b, "resumed_tokens_total", "how", "recomputed", st->recomputed_tokens);
+    metric(b, "counter", "truncation_steps_total",
+           "Times that the window of a truncated context moved.", (double)st->n_stairs);
+    metric(b, "counter", "truncation_stall_seconds_total",
+           "Time from the end of a stair until its state was at its new positions.",
+           st->stairs_s);
     histogram(b, "queue_seconds", "Wait for a place.", &st->queue);
     histogram(b, "ttft_seconds", "Time to the first token, queueing included.", &st->ttft);
     histogram(b, "tbt_seconds", "Time between tokens of a sequence.", &st->tbt);

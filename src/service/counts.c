@@ -98,6 +98,8 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
     out->n_replanned = e->n_replanned;
     out->n_staged = e->n_staged;
     out->n_staged_used = e->n_staged_used;
+    out->n_stairs = e->n_stairs;
+    out->stairs_s = (double)e->stairs_ns * 1e-9;
     out->kv_blocks = e->blocks;
     out->kv_blocks_free = e->blocks_free;
     out->kv_blocks_kept = e->blocks_kept;

@@ -45,6 +45,8 @@ def test_conversation(tmp):
     last = server.request("GET", f"/v1/responses/{turns[-1]['id']}/restoration", None)[2]
     check("the restoration says where the window begins",
           last["truncated_tokens"] == usage[-1]["truncated_tokens"] and last["kept_tokens"] == 64)
+    steps, stall_s = (server.metric(f"hcache_truncation_{name}") for name in ("steps_total", "stall_seconds_total"))
+    check("/metrics count the steps and what they took", steps > 0 and stall_s > 0, (steps, stall_s))
     server.post("/v1/cache/flush", {})
     server.kill()
 

@@ -433,6 +433,55 @@ static void many_at_once(void **state)
     stack_close(&other);
 }
 
+/* While all places are taken no view is chosen.  A sequence that is given one all the same, by a
+ * preemption or a time-out in the same step, begins with a chosen view, not with its first stair. */
+static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
+{
+    (void)state;
+    enum { N = N_ALL + 1 - N_LAST };
+    for (int times_out = 0; times_out < 2; times_out++) {
+        struct stack k;
+        struct text x;
+        struct seq *first, *s;
+        struct err err = {0};
+        static struct et_run alone, r;
+        int32_t other[100];
+        int n_active;
+        et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                         .user.kv_tokens = 512,
+                                         .user.max_sequences = 1,
+                                         .user.no_reuse = true});
+        make_text(&k, &small, "kv", &x);
+        run_last(&k, &small, &x, "kv", NULL, &alone);
+        et_prompt(other, 100, 9);
+        struct et_ask a = {.prompt = other, .n_prompt = 100, .max_tokens = 200};
+        struct request q = et_request(&k, &a);
+        q.priority = times_out ? 0 : 5;
+        assert_int_equal(engine_add(k.engine, &q, &first, &err), 0);
+        while (first->phase != PHASE_DECODE)
+            assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+        a = (struct et_ask){.prompt = x.tokens,
+                            .n_prompt = N,
+                            .max_tokens = N_LAST,
+                            .save = "kv",
+                            .truncation = small};
+        q = et_request(&k, &a);
+        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        first->req.deadline_ns = times_out; /* 1: long ago */
+        while (s->phase == PHASE_WAIT)
+            assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+        assert_false(s->stairs.must_choose);
+        assert_int_equal(s->view.cut, truncation_cut(&small, N - 1));
+        assert_int_equal(first->phase, times_out ? PHASE_DONE : PHASE_WAIT);
+        assert_int_equal(engine_run(k.engine, &err), 0);
+        et_take(&k, s, &r);
+        assert_int_equal(r.n_cached, FULL);
+        et_same(&r, &alone, "behind another");
+        et_take(&k, first, &r);
+        stack_close(&k);
+    }
+}
+
 /* A window cannot move where what is to be seen could not be saved: the sequence says so. */
 static void a_full_store_ends_a_sequence_by_name(void **state)
 {
@@ -505,6 +554,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(truncations_share_what_is_equal),
         cmocka_unit_test(dropped_chunks_go_when_the_next_stair_is_durable),
         cmocka_unit_test(many_at_once),
+        cmocka_unit_test(a_place_that_has_just_become_free_waits_for_the_view),
         cmocka_unit_test(a_full_store_ends_a_sequence_by_name),
         cmocka_unit_test(what_cannot_move_is_refused),
     };
