@@ -64,6 +64,7 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
         .tick = n->place.used_at,
         .used_wall_s = n->place.used_time,
         .ttl_s = n->ttl_s,
+        .is_dropped = n->place.is_dropped,
     };
 }
 
@@ -113,8 +114,7 @@ static int commit_index(struct store *s, const struct commit *b, struct err *err
     for (uint32_t p = 0; rc == 0 && p < b->n_pin_changes; p++)
         rc = index_pin(s->index, &b->pin_changes[p], err);
     for (uint32_t t = 0; rc == 0 && t < b->n_touched; t++)
-        rc = index_touch(s->index, b->touched[t].id, b->touched[t].tick,
-                         b->touched[t].used_wall_s, b->touched[t].ttl_s, err);
+        rc = index_touch(s->index, b->touched[t].id, &b->touched[t].use, err);
     return rc == 0 ? index_commit(s->index, b->id_limit, err) : rc;
 }
 

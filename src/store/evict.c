@@ -89,8 +89,10 @@ void store_drop(struct store *s, const struct sha256 *keys, int n)
     pthread_mutex_lock(&s->lock);
     for (int i = 0; i < n; i++) {
         struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
-        if (node != NULL)
-            catalog_drop(&s->catalog, node);
+        if (node == NULL)
+            continue;
+        catalog_drop(&s->catalog, node);
+        store_note_use(s, node);
         tier_review(s->tier, node);
     }
     pthread_mutex_unlock(&s->lock);

@@ -67,11 +67,15 @@ enum {
  * that does not end. */
 #define PIN_GUARANTEED (INT64_C(1) << 62)
 
-/* The column used_wall_s: the time of the last use, and the time to live in the upper half. A build
- * that does not know times to live reads the lower half. */
-static sqlite3_int64 use_encode(uint32_t used_wall_s, uint32_t ttl_s)
+/* The column used_wall_s holds the time of the last use in its lower half, the time to live in the
+ * upper one, and in the highest bit whether the chunk was dropped.  A build that does not know times
+ * to live or drops ignores these bits. */
+#define USE_DROPPED (UINT64_C(1) << 63)
+
+static sqlite3_int64 use_encode(uint32_t used_wall_s, uint32_t ttl_s, bool is_dropped)
 {
-    return (sqlite3_int64)((uint64_t)(ttl_s & INT32_MAX) << 32 | used_wall_s);
+    uint64_t use = (uint64_t)(ttl_s & INT32_MAX) << 32 | used_wall_s;
+    return (sqlite3_int64)(is_dropped ? use | USE_DROPPED : use);
 }
 
 enum statement {
@@ -461,6 +465,7 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
         uint64_t use = (uint64_t)sqlite3_column_int64(st, 2);
         row.used_wall_s = (uint32_t)use;
         row.ttl_s = (uint32_t)(use >> 32) & INT32_MAX;
+        row.is_dropped = (use & USE_DROPPED) != 0;
         n_rows++;
         sum += get_u64(blob + R_CHECKSUM);
         rc = fn(arg, &row);
@@ -629,7 +634,7 @@ int index_add(struct index *ix, const struct index_row *row,
     sqlite3_stmt *st = ix->st[ADD_EXTENT];
     sqlite3_bind_int64(st, 1, (sqlite3_int64)row->id);
     sqlite3_bind_int64(st, 2, (sqlite3_int64)row->tick);
-    sqlite3_bind_int64(st, 3, use_encode(row->used_wall_s, row->ttl_s));
+    sqlite3_bind_int64(st, 3, use_encode(row->used_wall_s, row->ttl_s, row->is_dropped));
     sqlite3_bind_blob(st, 4, blob, ROW_BYTES, SQLITE_STATIC);
     int rc = run(ix, ADD_EXTENT, err);
     if (rc == 0) {
@@ -701,13 +706,12 @@ int index_wiped(struct index *ix, uint64_t id, struct err *err)
     return rc == 0 ? 0 : rollback(ix, rc);
 }
 
-int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall_s,
-                uint32_t ttl_s, struct err *err)
+int index_touch(struct index *ix, uint64_t id, const struct index_use *use, struct err *err)
 {
     sqlite3_stmt *st = ix->st[TOUCH];
     sqlite3_bind_int64(st, 1, (sqlite3_int64)id);
-    sqlite3_bind_int64(st, 2, (sqlite3_int64)tick);
-    sqlite3_bind_int64(st, 3, use_encode(used_wall_s, ttl_s));
+    sqlite3_bind_int64(st, 2, (sqlite3_int64)use->tick);
+    sqlite3_bind_int64(st, 3, use_encode(use->used_wall_s, use->ttl_s, use->is_dropped));
     int rc = run(ix, TOUCH, err);
     return rc == 0 ? 0 : rollback(ix, rc);
 }

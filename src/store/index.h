@@ -48,6 +48,14 @@ struct index_row {
     uint64_t tick; /* order of last use; not checksummed, for a wrong one is harmless */
     uint32_t used_wall_s; /* likewise */
     uint32_t ttl_s;       /* likewise; seconds after the last use, 0: it does not expire */
+    bool is_dropped;      /* likewise; it is the first to be evicted */
+};
+
+/* When and how a chunk was last used: what index_touch changes of a row. */
+struct index_use {
+    uint64_t tick;
+    uint32_t used_wall_s, ttl_s;
+    bool is_dropped;
 };
 
 /* Where an extent was. */
@@ -108,8 +116,8 @@ int index_add(struct index *ix, const struct index_row *row,
               const struct chunk_record *records, struct err *err);
 int index_drop(struct index *ix, uint64_t id,
                struct err *err); /* no such row: nothing happens */
-int index_touch(struct index *ix, uint64_t id, uint64_t tick, uint32_t used_wall_s,
-                uint32_t ttl_s, struct err *err);
+int index_touch(struct index *ix, uint64_t id, const struct index_use *use,
+                struct err *err);
 /* Sets or ends a pin. */
 int index_pin(struct index *ix, const struct index_pin *pin, struct err *err);
 /* Remembers that the bytes of a place must go; index_wiped forgets it. */

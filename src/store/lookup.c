@@ -14,10 +14,8 @@
 #include "base/mem.h"
 #include "store/store_impl.h"
 
-void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use)
+void store_note_use(struct store *s, const struct chunk_node *n)
 {
-    catalog_touch(&s->catalog, n, (uint32_t)clock_wall_s(), use);
-    tier_touch(s->tier, n);
     if (s->index == NULL || s->read_only || s->n_touched == STORE_MAX_TOUCHED)
         return;
     for (const struct extent *x = n->extents; x != NULL; x = x->next) {
@@ -26,10 +24,21 @@ void store_touch_node(struct store *s, struct chunk_node *n, const struct store_
         if ((s->n_touched & (s->n_touched - 1)) == 0) /* grows at powers of two */
             s->touched = xrealloc(s->touched, (s->n_touched == 0 ? 1 : 2 * s->n_touched) *
                                                   sizeof s->touched[0]);
-        s->touched[s->n_touched++] = (struct store_touch){x->id, n->place.used_at,
-                                                          n->place.used_time, n->ttl_s};
+        s->touched[s->n_touched++] = (struct store_touch){
+            .id = x->id,
+            .use = {.tick = n->place.used_at,
+                    .used_wall_s = n->place.used_time,
+                    .ttl_s = n->ttl_s,
+                    .is_dropped = n->place.is_dropped}};
         return; /* one row speaks for the chunk */
     }
+}
+
+void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use)
+{
+    catalog_touch(&s->catalog, n, (uint32_t)clock_wall_s(), use);
+    tier_touch(s->tier, n);
+    store_note_use(s, n);
 }
 
 void store_unload_node(struct store *s, struct chunk_node *n)

@@ -167,6 +167,8 @@ static int row_enter(void *arg, const struct index_row *row)
     bool is_last_use = row->tick > n->place.used_at;
     if (row->tick < UINT64_MAX / 2) /* not checksummed: the counter must never wrap */
         catalog_used_at(&s->catalog, n, row->tick, row->used_wall_s);
+    if (row->is_dropped && row->tick == n->place.used_at)
+        catalog_drop(&s->catalog, n);
     catalog_attach(&s->catalog, n, extent_of(row), &row->mask);
     if (is_last_use)
         catalog_set_ttl(&s->catalog, n, row->ttl_s);

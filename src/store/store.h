@@ -345,7 +345,7 @@ int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinn
                    void *arg);
 
 /* These chunks are of no more use to the caller: they are the first to be evicted, unless they are in
- * use, or another lookup finds them.  Not remembered across a restart. */
+ * use, or another lookup finds them.  Written with the next commit, as uses are. */
 void store_drop(struct store *s, const struct sha256 *keys, int n);
 
 /* --- forgetting ----------------------------------------------------------------------------- */

@@ -58,9 +58,10 @@
  * value of the key's low bits, the newest wins. */
 #define STORE_EVICTED_SLOTS 8192
 
+/* The row of an extent, and what the next commit writes there. */
 struct store_touch {
-    uint64_t id, tick;
-    uint32_t used_wall_s, ttl_s;
+    uint64_t id;
+    struct index_use use;
 };
 
 struct store_reason {
@@ -167,7 +168,9 @@ void store_free_wants(struct store *s);
 void store_note_headers(struct store *s, struct chunk_node *n);
 /* Reads headers that were noted, of at most `most` chunks, and condemns the chunks of damaged ones. */
 void store_check_headers(struct store *s, int most);
-/* [lock] Adds a use of the node, for the index to learn of with the next commit. */
+/* [lock] The next commit writes the node's last use to the index, and whether it is dropped. */
+void store_note_use(struct store *s, const struct chunk_node *n);
+/* [lock] The node is used now. */
 void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use);
 /* [lock] Takes an extent off its node (which may go) and queues its space to be freed. */
 void store_free_extent(struct store *s, struct extent *x);

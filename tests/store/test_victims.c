@@ -139,6 +139,50 @@ static void a_dropped_chunk_goes_first(void **state)
     }
 }
 
+/* Saves three contexts of a chunk each in a store on a disk, drops the newest, uses it again where
+ * `used`, and opens the store again.  Returns the first victim's number. */
+static uint64_t first_victim_after_a_restart(bool used)
+{
+    struct st_place p;
+    struct store_hit hit;
+    struct err err = {0};
+    struct sha256 keys[3];
+    uint64_t first = 0;
+    int n = 0;
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    for (uint64_t own = 1; own <= 3; own++) {
+        struct st_ctx c = context(own);
+        save(s, own, 1);
+        st_keys(&c, 1, &keys[own - 1]);
+    }
+    store_drop(s, &keys[2], 1);
+    if (used) {
+        assert_int_equal(store_lookup(s, &keys[2], 1, &hit, &n, NULL, 0, &err), 0);
+        assert_int_equal(n, 1);
+        store_release(s, &hit, n);
+    }
+    store_close(s);
+    s = st_open(&p);
+    const struct chunk_node *victim = catalog_victim(&s->catalog);
+    assert_non_null(victim);
+    for (uint64_t own = 1; own <= 3; own++)
+        if (memcmp(&victim->key, &keys[own - 1], sizeof victim->key) == 0)
+            first = own;
+    assert_int_equal(victim->place.is_dropped, !used);
+    store_close(s);
+    st_place_close(&p);
+    return first;
+}
+
+/* A drop lives as long as its chunk, or until the chunk is used: across a restart, too. */
+static void a_drop_survives_a_restart(void **state)
+{
+    (void)state;
+    assert_int_equal(first_victim_after_a_restart(false), 3);
+    assert_int_equal(first_victim_after_a_restart(true), 1);
+}
+
 /* --- the simulator ---------------------------------------------------------------------------- */
 
 enum { CONTEXTS = 5, DEPTH = 5, OPS = 40 };
@@ -299,6 +343,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_keeps_its_chunks),
         cmocka_unit_test(a_dropped_chunk_goes_first),
+        cmocka_unit_test(a_drop_survives_a_restart),
         cmocka_unit_test(simulator_and_store_choose_the_same_victims),
         cmocka_unit_test(the_tail_of_the_queue_goes_first),
     };
