@@ -327,7 +327,7 @@ static int run(const struct tiers_args *a, bool *is_missed, struct err *err)
         fill_gaps(r.row, r.n_rows);
         for (int i = 0; i < r.n_rows; i++)
             r.n_references += r.row[i].n_references;
-        tiers_gates(&r, strcmp(a->load, "closed") == 0);
+        tiers_gates(&r, a->load);
     }
     if (rc == 0 && a->figures.n > 0)
         rc = add_figures(a, &r, err);

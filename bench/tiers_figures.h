@@ -42,7 +42,7 @@ struct tiers_report {
 };
 
 /* Adds what must hold of the rows. */
-void tiers_gates(struct tiers_report *r, bool is_closed);
+void tiers_gates(struct tiers_report *r, const char *load);
 /* Adds the wanted ones of figures 13 to 17 and 21 to 24, from the chats of the closed load. */
 void tiers_figures(struct tiers_report *r, const struct load *chats,
                    const bool wanted[TIERS_LAST_FIGURE + 1]);

@@ -134,6 +134,10 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
         rc = reserve_mixed(e, err);
     if (rc == 0)
         rc = reserve_pool(e, err);
+    if (rc == 0) /* twice as many that wait are worth one step of priority */
+        kv_pool_set_step(e->shared.pool, (uint64_t)so.age_ns);
+    if (rc == 0 && o->store != NULL)
+        store_set_step(o->store, (uint64_t)so.age_ns);
     if (rc == 0)
         rc = next_token_init(&e->next, o->model, o->max_seqs, err);
     if (rc == 0 && o->store != NULL)

@@ -219,8 +219,22 @@ static void keep_new(struct seq *s)
         kv_table_mark_saved(s->shared->pool, &s->table, s->n_done / KV_BLOCK_TOKENS);
 }
 
+/* What the request says of the next use, for the KV pool as for the store. */
+static struct kv_use kv_use_of(const struct seq *s)
+{
+    const struct store_use *use = &s->req.use;
+    uint64_t reuse_in = (uint64_t)use->reuse_in_s * KV_TIME_PER_S;
+    uint8_t class = placement_class(use->turn, use->may_call_tools, false);
+    return (struct kv_use){
+        .time = (uint32_t)(clock_now_ns() / (1000000000 / KV_TIME_PER_S)),
+        .reuse_in = reuse_in < UINT32_MAX / 4 ? (uint32_t)reuse_in : UINT32_MAX / 4,
+        .class = placement_class_owner(class, store_owner(s->salt)),
+        .lot = (uint64_t)s->t_arrival};
+}
+
 void seq_drop_blocks(struct seq *s)
 {
+    s->table.use = kv_use_of(s);
     if (s->n_done > 0 && s->table.n_blocks > 0) {
         keep(s);
         name_all_blocks(s);

@@ -29,6 +29,18 @@ static void tell_pool(struct seq *s, const struct view *v)
     s->upcoming.is_pool_told = true;
 }
 
+/* Restores correct the platform, so the prices are those of the moment. */
+static void tell_prices(struct seq_shared *sh)
+{
+    struct placement_price price;
+    if (sh->platform == NULL)
+        return;
+    placement_price_make(sh->platform, &price);
+    kv_pool_set_price(sh->pool, &price);
+    if (sh->store != NULL)
+        store_set_price(sh->store, &price);
+}
+
 /* Before the disk's speed is known, every fetch may gain. */
 static bool may_gain(const struct seq *s, const struct view *v, int n_stored)
 {
@@ -96,8 +108,10 @@ static bool tell(struct seq *s, int64_t age_ns)
     }
     struct view v = view_of(s);
     u->n_wanted = v.n_keys;
-    if (is_new)
+    if (is_new) {
+        tell_prices(s->shared);
         tell_pool(s, &v);
+    }
     if (s->shared->store != NULL)
         u->n_chunks += store_expect_use(s->shared->store, v.keys + u->n_chunks,
                                         v.n_keys - u->n_chunks, u->turn);

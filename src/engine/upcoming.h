@@ -20,8 +20,9 @@
 /* Tells the store, where it has copies in DRAM, some of the chunks whose state the KV pool has begun or ceased
  * to hold.  Never waits. */
 void upcoming_tell_held(struct seq_shared *sh);
-/* Tells of the waiting sequences of a list, in their order, until the store has no room for more.
- * age_ns: waiting time that is worth one step of priority, as for the scheduler. */
+/* Tells of the waiting sequences of a list, in their order, until the store has no room for more, and
+ * what it is worth to hold state.  age_ns: waiting time that is worth one step of priority, as for the
+ * scheduler. */
 void upcoming_tell(struct seq_list l, int64_t age_ns);
 /* Has what the sequences need fetched ahead that still wait after admission: what the others need, their
  * own restores read. */

@@ -235,13 +235,14 @@ static void block_share(struct kv_pool *p, int32_t b)
         prefix_claim(p->prefix, b);
 }
 
-static void block_drop(struct kv_pool *p, int32_t b)
+/* A user of the block has left it. */
+static void block_drop(struct kv_pool *p, int32_t b, const struct kv_use *use)
 {
     CHECK(b >= 0 && b < p->opts.n_blocks && p->refs[b] > 0);
     if (--p->refs[b] > 0)
         return;
     if (is_known(p, b))
-        prefix_leave(p->prefix, b);
+        prefix_leave(p->prefix, b, use);
     else
         push_free(p, b);
 }
@@ -301,7 +302,7 @@ void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
 {
     CHECK(n_blocks >= 0);
     while (t->n_blocks > n_blocks)
-        block_drop(p, t->blocks[--t->n_blocks]);
+        block_drop(p, t->blocks[--t->n_blocks], &t->use);
     if (n_blocks == 0 && t->tail != 0) {
         p->free_tails[p->n_free_tails++] = t->tail - 1;
         t->tail = 0;
@@ -405,7 +406,7 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
      * are computed; to wait for another block would be to wait for ever. */
     bool has_room = kv_table_reserve(p, t, from + 1, NULL) == 0;
     int rc = has_room ? copy_block(p, s, t->blocks[t->n_blocks - 1], b) : 0;
-    block_drop(p, b);
+    block_drop(p, b, &t->use);
     *n_copied = has_room && rc == 0 ? n_same : 0;
     return rc;
 }
@@ -433,7 +434,7 @@ static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256
         block_share(p, known);
         if (is_known(p, own)) /* for the tokens that it had before it was full */
             prefix_forget(p->prefix, own);
-        block_drop(p, own);
+        block_drop(p, own, &t->use);
         t->blocks[t->n_known] = known;
     }
     t->n_known++;
@@ -482,7 +483,19 @@ void kv_pool_unmark_saved(struct kv_pool *p)
         p->prefix->node[b].saved = false;
 }
 
-/* --- waiting requests ------------------------------------------------------------------------- */
+/* --- what blocks are worth, and waiting requests ------------------------------------------------------------------------- */
+
+void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price)
+{
+    if (p->prefix != NULL)
+        p->prefix->price = *price;
+}
+
+void kv_pool_set_step(struct kv_pool *p, uint64_t turns)
+{
+    if (p->prefix != NULL)
+        p->prefix->window.step = turns;
+}
 
 void kv_pool_expect(struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
                     int64_t n_tokens, uint64_t turn)

@@ -22,6 +22,7 @@
 
 #include "base/hash.h"
 #include "policy/placement.h"
+#include "policy/placement_price.h"
 #include "tensor/ops.h"
 #include "tensor/tensor.h"
 
@@ -64,6 +65,17 @@ uint64_t kv_pool_n_evicted(const struct kv_pool *p);
 const struct kv_layer *kv_pool_layers(const struct kv_pool *p);
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
 
+/* What a sequence says of the next use of the blocks that it leaves: as store_use does of chunks, for the
+ * policy `ours`.  All 0: nothing. */
+struct kv_use {
+    uint32_t time; /* now, in 1/KV_TIME_PER_S seconds since any moment */
+    uint32_t
+        reuse_in;  /* likewise: a client's guess of the time until the next use; 0: none */
+    uint8_t class; /* placement_class(); whether a block is full is added */
+    uint64_t lot;  /* a number that all blocks of one request share */
+};
+enum { KV_TIME_PER_S = 16 };
+
 /* A sequence's blocks. */
 struct kv_table {
     int32_t *blocks; /* owned; grows with kv_table_reserve */
@@ -72,6 +84,7 @@ struct kv_table {
     int n_saved; /* of those: said to be saved */
     int tail;    /* of a pool of numbers: 1 + its place for an unfinished block; 0: none */
     int n_named; /* of the known ones: their names were given */
+    struct kv_use use; /* of blocks that are left from now on; the caller sets it */
 };
 
 /* Room for that many blocks without asking for memory later. False where there is no memory. */
@@ -127,6 +140,11 @@ struct kv_change {
 int kv_pool_changes(struct kv_pool *p, struct kv_change *out, int max);
 /* Saved state was erased: no known block counts as saved any more. */
 void kv_pool_unmark_saved(struct kv_pool *p);
+/* What it is worth to hold a block, from now on. */
+void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price);
+/* An item that twice as many waiting requests need counts as needed so many turns earlier
+ * (placement_window.h). */
+void kv_pool_set_step(struct kv_pool *p, uint64_t turns);
 /* A request that waits begins with these tokens; it is served before those of a later turn.  It
  * waits no longer.  Policies that look ahead evict its blocks after those that no request needs. */
 void kv_pool_expect(struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,

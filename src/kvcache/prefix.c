@@ -259,14 +259,18 @@ static void insert_leaf(struct prefix *x, struct prefix_node *b)
         placement_insert(&x->policy, &x->leaves, &b->place);
 }
 
-void prefix_leave(struct prefix *x, int32_t block)
+void prefix_leave(struct prefix *x, int32_t block, const struct kv_use *said)
 {
     struct prefix_node *b = &x->node[block];
     CHECK(b->n_tokens > 0 && !b->is_kept);
+    bool is_partial = b->n_tokens < KV_BLOCK_TOKENS;
     struct placement_use use = {
         .at = ++x->n_uses,
-        .time = (uint32_t)x->n_uses,
-        .class = placement_class(0, false, b->n_tokens < KV_BLOCK_TOKENS)};
+        .time = said->time,
+        .class = (uint8_t)(said->class | placement_class(0, false, is_partial)),
+        .lot = said->lot,
+        .reuse_in = said->reuse_in,
+        .value = placement_price_held(&x->price, b->n_tokens, b->saved)};
     placement_touch(&x->policy, &x->leaves, &b->place, &use);
     b->is_kept = true;
     x->n_kept++;

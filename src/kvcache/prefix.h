@@ -9,7 +9,7 @@
  *
  * A node whose block nobody uses is *kept*.  A user of a block also uses its parent, so the children
  * of a kept node are kept, too.  Kept nodes without children may be evicted; policy/placement.h
- * chooses among them.  Time is counted in uses.
+ * chooses among them.
  *
  * Each node has an id, a hash of all tokens up to its last.  So requests that wait can name the
  * nodes that they need, present or not.  No memory is asked for after creation.
@@ -53,6 +53,7 @@ struct prefix {
     struct placement_part leaves;   /* kept nodes without children */
     struct placement_learn *learn;  /* of the policy `ours`; else NULL */
     struct placement_window window; /* of the waiting requests */
+    struct placement_price price;
     int n_kept;
     uint64_t n_uses; /* counts the times that a block was left */
     int32_t *buckets;
@@ -81,7 +82,7 @@ int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int3
 void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int32_t parent,
                 const int32_t *tokens, int n);
 /* The last user has left the block; somebody uses it again. */
-void prefix_leave(struct prefix *x, int32_t block);
+void prefix_leave(struct prefix *x, int32_t block, const struct kv_use *use);
 void prefix_claim(struct prefix *x, int32_t block);
 /* A waiting request of the given turn (placement_window.h) that begins with these tokens comes, or
  * goes. */

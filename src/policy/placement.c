@@ -157,29 +157,37 @@ void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
 
 /* --- the policies ----------------------------------------------------------------------------- */
 
-static uint64_t turn_of(const struct placement *p, const struct placement_item *item)
+/* The turn at which content counts as needed: the earlier the more requests need it, under ours. */
+static uint64_t turn_of(const struct placement *p, uint64_t id)
 {
-    return placement_looks_ahead(p->kind) && p->window != NULL && item->id != 0
-               ? placement_window_turn(p->window, item->id)
-               : PLACEMENT_NO_TURN;
+    const struct placement_window *w = p->window;
+    if (!placement_looks_ahead(p->kind) || w == NULL || id == 0)
+        return PLACEMENT_NO_TURN;
+    uint64_t turn = placement_window_turn(w, id);
+    if (turn == PLACEMENT_NO_TURN || p->kind != PLACEMENT_OURS)
+        return turn;
+    uint64_t ahead = w->step *
+                     (31u - (uint32_t)__builtin_clz(placement_window_count(w, id)));
+    return turn > ahead ? turn - ahead : 0;
 }
 
-/* An item whose next use is known gives one use for the time until then.  Where that is less than
+/* An item whose next use is known gives its value once in the time until then.  Where that is less than
  * the price it is worth nothing; else it is kept until twice that time has passed. */
-static uint64_t worth_until(const struct placement *p, const struct placement_item *item)
+static uint64_t worth_until(const struct placement *p, const struct placement_item *item,
+                            double value)
 {
     uint64_t wait = item->due_time > item->used_time ? item->due_time - item->used_time : 1;
-    return p->learn == NULL || (double)wait * p->learn->price <= 1 ? 2 * wait : 0;
+    return p->learn == NULL || (double)wait * p->learn->price <= value ? 2 * wait : 0;
 }
 
 static uint64_t worth_of(const struct placement *p, const struct placement_item *item,
-                         uint64_t lot)
+                         uint64_t lot, double value)
 {
     if (item->due_time != 0)
-        return worth_until(p, item);
+        return worth_until(p, item, value);
     return p->learn != NULL
-               ? placement_learn_worth(p->learn,
-                                       placement_class_used(item->class, item->n_uses), lot)
+               ? placement_learn_worth(
+                     p->learn, placement_class_used(item->class, item->n_uses), lot, value)
                : 0;
 }
 
@@ -207,7 +215,7 @@ static void order_at_use(const struct placement *p, struct placement_item *item,
 /* The rank, and the order within the upcoming ones or that of the policy. */
 static void rank(const struct placement *p, struct placement_item *item)
 {
-    uint64_t turn = turn_of(p, item);
+    uint64_t turn = turn_of(p, item->id);
     bool was_upcoming = item->rank == PLACEMENT_UPCOMING;
     item->rank = item->is_kept               ? PLACEMENT_KEPT
                  : item->is_dropped          ? PLACEMENT_DROPPED
@@ -223,6 +231,7 @@ void placement_touch(struct placement *p, struct placement_part *h,
                      struct placement_item *item, const struct placement_use *use)
 {
     bool is_first = item->used_at == 0;
+    double value = use->value > 0 ? use->value : 1;
     item->used_at = use->at;
     item->used_time = use->time;
     item->due_time = use->reuse_in > 0 ? use->time + use->reuse_in : 0;
@@ -236,8 +245,9 @@ void placement_touch(struct placement *p, struct placement_part *h,
                                  .class = placement_class_used(item->class, item->n_uses),
                                  .time = use->time,
                                  .lot = use->lot,
+                                 .value = value,
                                  .was_there = !is_first});
-    item->worth = (uint32_t)worth_of(p, item, use->lot);
+    item->worth = (uint32_t)worth_of(p, item, use->lot, value);
     order_from_memory(p, item);
     order_at_use(p, item, is_first, use);
     rank(p, item);
@@ -303,6 +313,15 @@ void placement_review(struct placement *p, struct placement_part *h,
 struct placement_item *placement_victim(const struct placement_part *h)
 {
     return h->n > 0 ? item_at(h, order_of(h->policy), 0) : NULL;
+}
+
+bool placement_admits(const struct placement *p, const struct placement_item *victim,
+                      uint64_t id, uint64_t next)
+{
+    if (p->kind == PLACEMENT_BELADY)
+        return next < ~victim->order;
+    return p->kind != PLACEMENT_OURS || victim->rank != PLACEMENT_UPCOMING ||
+           turn_of(p, id) < ~victim->order;
 }
 
 static bool is_in_order(const struct placement_part *h, enum order by,

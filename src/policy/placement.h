@@ -12,17 +12,19 @@
  *     rank       items                                    order within the rank
  *     DROPPED    expired, superseded or dropped ones      the policy's
  *     ORDINARY   all others                               the policy's
- *     UPCOMING   a waiting request needs them             the last request's first
+ *     UPCOMING   waiting requests need them               the last request's first
  *     KEPT       a lasting pin                            the policy's
  *
- * Only attentionstore and ours look at the waiting requests (placement_window.h).
+ * Only attentionstore and ours look at the waiting requests (placement_window.h).  attentionstore
+ * counts the first request that needs an item.  ours counts all of them: an item that twice as many
+ * requests need counts as needed window.step turns earlier.
  *
  *     policy          order of ordinary items
  *     lru             last use
  *     fifo            first use
  *     lfu             number of uses + order of the last victim (dynamic aging)
  *     attentionstore  last use
- *     ours            last use + the time that items of this class are worth keeping
+ *     ours            last use + the time that an item of this class and value is worth keeping
  *                     (placement_learn.h), or what a client said of the next use
  *     belady          next use, the latest first; for simulations that know the future
  *
@@ -90,6 +92,7 @@ struct placement_use {
     uint8_t class;     /* placement_class() of the request */
     uint64_t lot;      /* a number that all items of one request share */
     uint32_t reuse_in; /* a client's hint: the time until the next use; 0: none */
+    double value;      /* ours: seconds saved for each byte (placement_price.h); 0: as 1 */
     uint64_t next;     /* belady only: the time of the next use, UINT64_MAX: never */
 };
 
@@ -144,6 +147,11 @@ void placement_evicted(struct placement *p, const struct placement_item *item,
 
 /* Returns the item that goes next; NULL where none may be evicted. */
 struct placement_item *placement_victim(const struct placement_part *h);
+/* Returns whether content that the tier does not have may push the victim out.  ours: what a waiting
+ * request needs stays where the newcomer is needed later, or by nobody that is known.  belady: what is
+ * used sooner stays; next is the newcomer's next use. */
+bool placement_admits(const struct placement *p, const struct placement_item *victim,
+                      uint64_t id, uint64_t next);
 /* Whether x goes before y: among the victims of several parts. */
 bool placement_goes_before(const struct placement *p, const struct placement_item *x,
                            const struct placement_item *y);

@@ -42,10 +42,6 @@
 void placement_learn_init(struct placement_learn *l)
 {
     memset(l, 0, sizeof *l);
-    for (int c = 0; c < PLACEMENT_CLASSES; c++) {
-        l->worth[c] = FIRST_WORTH;
-        l->share[c] = 1;
-    }
     l->lru_age = HUGE_VAL;
     l->may_depart = true;
 }
@@ -88,8 +84,6 @@ static int age_of(uint32_t age)
     int a = 1 + 2 * octave + is_upper;
     return a < PLACEMENT_AGES ? a : PLACEMENT_AGES - 1;
 }
-
-/* --- hazards and indices ---------------------------------------------------------------------- */
 
 /* --- the sample ------------------------------------------------------------------------------- */
 
@@ -247,15 +241,17 @@ static void hazards_of(const struct placement_counts *n,
                  (exposure[a] + PRIOR_USES / (factor * together[a]));
 }
 
-/* How much sampled content there is of each class and age. */
+/* How much sampled content there is of each class and age, and what it is worth in the mean. */
 struct population {
     double n[PLACEMENT_CLASSES][PLACEMENT_AGES];
+    double value[PLACEMENT_CLASSES];
     double all[PLACEMENT_AGES];
 };
 
 static void population_count(const struct placement_learn *l, uint32_t time,
                              struct population *p)
 {
+    double n[PLACEMENT_CLASSES] = {0};
     memset(p, 0, sizeof *p);
     for (int i = 0; i < PLACEMENT_SAMPLES; i++) {
         const struct placement_sample *s = &l->sample[i];
@@ -264,7 +260,11 @@ static void population_count(const struct placement_learn *l, uint32_t time,
         int a = age_of(age_at(s, time));
         p->n[s->class][a]++;
         p->all[a]++;
+        p->value[s->class] += s->value;
+        n[s->class]++;
     }
+    for (int c = 0; c < PLACEMENT_CLASSES; c++)
+        p->value[c] = n[c] > 0 ? p->value[c] / (n[c] * PLACEMENT_VALUE_ONE) : 1;
 }
 
 /* Content younger than `age`; within a step of age it is spread evenly. */
@@ -289,6 +289,7 @@ static double age_of_content(const double n[PLACEMENT_AGES], double content)
     return HUGE_VAL;
 }
 
+/* Share of the requests whose items of a class are held, where a use has the value 1. */
 static double share_of(const struct placement_learn *l, int class, double price)
 {
     double share = (l->index[class][0] / price - (1 - PRICE_BAND)) / (2 * PRICE_BAND);
@@ -302,14 +303,17 @@ static uint32_t worth_at(const struct placement_learn *l, int class, double pric
     return age_of_price(l->index[class], index < price ? index * 0.999 : price);
 }
 
-/* Sampled content that is held at a price. */
+/* Sampled content that is held at a price.  A use of the value v at a price is like one of the value 1 at
+ * 1/v of the price. */
 static double demand(const struct placement_learn *l, const struct population *p,
                      double price)
 {
     double sum = 0;
-    for (int c = 0; c < PLACEMENT_CLASSES; c++)
+    for (int c = 0; c < PLACEMENT_CLASSES; c++) {
+        double each = price / p->value[c];
         if (l->has_content[c])
-            sum += share_of(l, c, price) * younger(p->n[c], worth_at(l, c, price));
+            sum += share_of(l, c, each) * younger(p->n[c], worth_at(l, c, each));
+    }
     return sum;
 }
 
@@ -326,14 +330,6 @@ static double solve_price(const struct placement_learn *l, const struct populati
             high = mid;
     }
     return high;
-}
-
-static void set_worth(struct placement_learn *l)
-{
-    for (int c = 0; c < PLACEMENT_CLASSES; c++) {
-        l->share[c] = share_of(l, c, l->price);
-        l->worth[c] = worth_at(l, c, l->price);
-    }
 }
 
 /* Hazards and indices. What is observed at present has been so until now: its time counts, too. */
@@ -385,10 +381,8 @@ static void update(struct placement_learn *l, uint32_t time)
     population_count(l, time, &p);
     double content = ldexp((double)l->n_items, -l->shift);
     l->lru_age = l->n_items > 0 ? age_of_content(p.all, content) : HUGE_VAL;
-    if (l->n_items > 0) {
+    if (l->n_items > 0)
         l->price = solve_price(l, &p, HELD_SHARE * content);
-        set_worth(l);
-    }
     count_debt(l, time);
     halve_old(l);
     l->n_updates++;
@@ -436,8 +430,13 @@ void placement_learn_used(struct placement_learn *l, const struct placement_lear
     } else {
         l->n_samples++;
     }
-    *s = (struct placement_sample){
-        .id = use->id, .time = use->time, .class = use->class, .is_there = true};
+    double value = (use->value > 0 ? use->value : 1) * PLACEMENT_VALUE_ONE;
+    *s = (struct placement_sample){.id = use->id,
+                                   .time = use->time,
+                                   .class = use->class,
+                                   .is_there = true,
+                                   .value = value < UINT16_MAX ? (uint16_t)value
+                                                               : UINT16_MAX};
 }
 
 void placement_learn_evicted(struct placement_learn *l, uint64_t id, uint64_t n_items)
@@ -459,7 +458,12 @@ bool placement_learn_may_depart(const struct placement_learn *l)
     return l->may_depart;
 }
 
-uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class, uint64_t lot)
+uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class, uint64_t lot,
+                               double value)
 {
-    return (double)(rng_mix(lot) >> 11) * 0x1p-53 < l->share[class] ? l->worth[class] : 0;
+    if (l->price == 0)
+        return FIRST_WORTH;
+    double each = l->price / (value > 0 ? value : 1);
+    bool is_held = (double)(rng_mix(lot) >> 11) * 0x1p-53 < share_of(l, class, each);
+    return is_held ? worth_at(l, class, each) : 0;
 }

@@ -1,4 +1,4 @@
-/* placement_learn.h - how long the policy `ours` holds items of a class without a use.
+/* placement_learn.h - how long the policy `ours` holds items of a class and value without a use.
  *
  * A *class* is what is known of an item when it is used: how often it was used, which turn of a
  * conversation used it, whether a tool call is pending, whether its chunk is partial.
@@ -8,13 +8,14 @@
  *    what a tier evicts early would otherwise never be seen to come back.
  * 2. *Index.*  For each class and age, the most uses per unit of time that holding the item from now
  *    on can give, over all times to give up (Gittins' index).
- * 3. *Price.*  The index above which half of the tier is full: the sample tells how much content there is
- *    of each class and age, so the price is solved for, not steered.
- * 4. *Worth.*  An item is held until its index falls to the price.  An item whose index is below the
- *    price from the start is not held: it goes before all that are.  Near the price a share of
- *    the requests is held, so that a load which does not fit as a whole is held in part,
- *    where LRU would lose all of it.
- *
+ * 3. *Price.*  An item's index times its value is the seconds that holding it saves, for each unit of
+ *    time and byte.  The price is the one above which half of the tier is full: the sample tells how
+ *    much content there is of each class and age and what it is worth in the mean, so the price is
+ *    solved for, not steered.
+ * 4. *Worth.*  An item is held until its index times its value falls to the price.  An item that is
+ *    below the price from the start is not held: it goes before all that are.  Near the price a
+ *    share of the requests is held, so that a load which does not fit as a whole is held in
+ *    part, where LRU would lose all of it.
  *
  * Where the hazard only falls with age and all classes are alike, this is LRU.
  *
@@ -35,6 +36,8 @@
 
 #define PLACEMENT_SAMPLES 16384 /* a power of two */
 
+#define PLACEMENT_VALUE_ONE 256
+
 struct placement_counts {
     double used[PLACEMENT_AGES];  /* items used again at this age */
     double ended[PLACEMENT_AGES]; /* items used again, or not observed any longer, at it */
@@ -46,6 +49,7 @@ struct placement_sample { /* content that is observed */
     uint32_t time;        /* of its last use */
     uint8_t class;        /* of it, with its uses */
     bool is_there;        /* in the tier */
+    uint16_t value;       /* in 1/PLACEMENT_VALUE_ONE */
 };
 
 struct placement_learn {
@@ -53,12 +57,10 @@ struct placement_learn {
     int n_samples, shift;                              /* one id in 2^shift is observed */
     struct placement_counts count[PLACEMENT_CLASSES];
     double index[PLACEMENT_CLASSES][PLACEMENT_AGES];
-    uint32_t worth[PLACEMENT_CLASSES]; /* time to hold an item of the class */
     bool has_content[PLACEMENT_CLASSES];
-    double share[PLACEMENT_CLASSES]; /* of the requests whose items are held */
-    double price;                    /* uses per item and unit of time; 0: not known yet */
-    uint64_t n_items;                /* that the tier has */
-    double lru_age; /* at which lru would evict; HUGE_VAL: the tier has room for all */
+    double price;     /* value per item and unit of time; 0: not known yet */
+    uint64_t n_items; /* that the tier has */
+    double lru_age;   /* at which lru would evict; HUGE_VAL: the tier has room for all */
     struct placement_guard guard;
     bool may_depart;   /* from LRU's order */
     uint32_t time;     /* of the last use */
@@ -83,6 +85,7 @@ struct placement_learn_use {
     uint8_t class; /* with its uses */
     uint32_t time; /* now */
     uint64_t lot;  /* of its request */
+    double value;  /* seconds saved for each byte (placement_price.h); 0: as 1 */
     bool was_there;
 };
 /* Content was used now. */
@@ -93,8 +96,8 @@ void placement_learn_evicted(struct placement_learn *l, uint64_t id, uint64_t n_
 bool placement_learn_may_depart(const struct placement_learn *l);
 
 /* Returns for how long after its use an item of the class is held; 0: it is not.  lot: a number that
- * all items of one request share. */
-uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class,
-                               uint64_t lot);
+ * all items of one request share.  value: as placement_learn_use.value. */
+uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class, uint64_t lot,
+                               double value);
 
 #endif

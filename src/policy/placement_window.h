@@ -42,6 +42,8 @@ struct placement_window {
     uint32_t n_fresh;   /* waits that have ever been used: the first ones */
     uint32_t free;      /* 1 + a used one that is free again; 0: none */
     uint64_t n_refused; /* pairs that found no room */
+    /* Turns that an id is counted earlier where twice as many requests need it; the owner's. */
+    uint64_t step;
 };
 
 /* The arrays are zeroed, are the owner's, and live as long as the window. */

@@ -145,6 +145,15 @@ void cache_touch(struct cache *c, uint32_t block, const struct placement_use *us
     touch(c, &c->block[block], use);
 }
 
+/* Whether a block that is not there may take the room of the victim. */
+static bool admits(const struct cache *c, const struct cache_block *b,
+                   const struct placement_use *use)
+{
+    const struct placement_item *victim = placement_victim(&c->part[0]);
+    return !c->o.refuses || c->n_in[0] < c->o.max_blocks[0] || victim == NULL ||
+           placement_admits(&c->policy[0], victim, b->place.id, use->next);
+}
+
 bool cache_add(struct cache *c, uint32_t block, uint32_t parent,
                const struct placement_use *use)
 {
@@ -152,7 +161,7 @@ bool cache_add(struct cache *c, uint32_t block, uint32_t parent,
     CHECK(b->tier == 0 && (parent == CACHE_NONE || c->block[parent].tier != 0));
     if (parent != CACHE_NONE)
         cache_pin(c, parent); /* or it could be the one that goes */
-    bool has_room = make_room(c, 0, use->time);
+    bool has_room = admits(c, b, use) && make_room(c, 0, use->time);
     if (has_room) {
         b->parent = parent;
         touch(c, b, use);

@@ -36,6 +36,7 @@ struct cache_opts {
     int n_tiers;
     uint64_t max_blocks[CACHE_TIERS];
     enum placement_kind policy;
+    bool refuses; /* a newcomer may be worth less than the victim (placement_admits) */
     struct placement_window *window; /* NULL: none. The caller's; ids are 1 + the block */
 };
 

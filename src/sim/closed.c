@@ -72,8 +72,30 @@ static void sessions_find(struct closed *c)
     }
 }
 
+/* History that outgrows the context loses its older half, in whole blocks. */
+static void truncate(struct closed *c, struct session *s, uint32_t n_tokens)
+{
+    uint32_t context = c->o->model->context, block = c->l->block_tokens;
+    while (n_tokens - s->cut_tokens > context) {
+        uint32_t cut = context / 2 / block, start = s->start + cut;
+        start = start < s->n_blocks ? start : s->n_blocks;
+        if (c->o->overflow_loses_all && c->has_cache)
+            for (uint32_t i = s->start; i < s->n_blocks; i++)
+                cache_drop(&c->cache, s->base + i, s->base + i + 1);
+        else if (c->has_cache)
+            for (uint32_t i = s->start; i < start; i++)
+                cache_drop(&c->cache, s->base + i, s->base + i + 1);
+        s->start = start;
+        s->cut_tokens += cut * block;
+    }
+}
+
+/* The question is known with the job.  So what the job will not see of the history goes now, not after
+ * some thousands of others. */
 static void enqueue(struct closed *c, uint32_t session)
 {
+    struct session *s = &c->session[session];
+    truncate(c, s, c->l->request[s->next_job].n_in);
     c->queue[c->tail++] = (struct job){.session = session};
 }
 
@@ -149,24 +171,6 @@ static void read_ahead(struct closed *c, double seconds)
 
 /* --- serving ---------------------------------------------------------------------------------- */
 
-/* History that outgrows the context loses its older half, in whole blocks. */
-static void truncate(struct closed *c, struct session *s, uint32_t n_tokens)
-{
-    uint32_t context = c->o->model->context, block = c->l->block_tokens;
-    while (n_tokens - s->cut_tokens > context) {
-        uint32_t cut = context / 2 / block, start = s->start + cut;
-        start = start < s->n_blocks ? start : s->n_blocks;
-        if (c->o->overflow_loses_all && c->has_cache)
-            for (uint32_t i = s->start; i < s->n_blocks; i++)
-                cache_drop(&c->cache, s->base + i, s->base + i + 1);
-        else if (c->has_cache)
-            for (uint32_t i = s->start; i < start; i++)
-                cache_drop(&c->cache, s->base + i, s->base + i + 1);
-        s->start = start;
-        s->cut_tokens += cut * block;
-    }
-}
-
 struct service {
     uint32_t n_found, n_in_memory, n_history;
 };
@@ -239,7 +243,6 @@ static void serve(struct closed *c)
     uint8_t class = placement_class(r->turn, false, false);
     if (c->queue[at].is_known)
         expect(c, at, false);
-    truncate(c, s, n_history);
     struct service v = look_up(c, s, class, at);
     uint32_t n_tokens = n_history - s->cut_tokens, n_cached = v.n_found * block;
     n_cached = n_cached < n_tokens ? n_cached : n_tokens;

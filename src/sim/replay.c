@@ -203,6 +203,7 @@ void replay_run(const struct load *l, const struct replay_opts *o,
                             .n_tiers = 1,
                             .max_blocks = {o->max_blocks},
                             .policy = o->policy,
+                            .refuses = true,
                             .window = looks ? &p.window : NULL};
     cache_init(&p.cache, &co);
     if (o->admits_second_use)

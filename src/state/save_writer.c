@@ -201,16 +201,17 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
     struct store_hit stored = {0};
     struct sha256 parent = chain_stored_behind(&q->truncation, &q->parent, c->chunk_idx);
     *key = store_partial_key(&parent, c->tokens, c->n_tokens);
-    struct store_chunk chunk = {.key = *key,
-                                .parent = parent,
-                                .fingerprint = s->o.fingerprint,
-                                .owner = q->owner,
-                                .use = q->use,
-                                .chunk_idx = (uint32_t)c->chunk_idx,
-                                .n_tokens = c->n_tokens,
-                                .yields = c->n_tokens < STORE_CHUNK_TOKENS &&
-                                          !q->is_document,
-                                .records = records};
+    struct store_chunk chunk = {
+        .key = *key,
+        .parent = parent,
+        .fingerprint = s->o.fingerprint,
+        .owner = q->owner,
+        .use = q->use,
+        .chunk_idx = (uint32_t)c->chunk_idx,
+        .n_tokens = c->n_tokens,
+        .yields = c->n_tokens < STORE_CHUNK_TOKENS && !q->is_document,
+        .may_be_refused = !q->is_document && q->truncation.context == 0,
+        .records = records};
     memcpy(chunk.tokens, c->tokens, sizeof chunk.tokens);
     if (continues_tail(c))
         chunk.supersedes = &q->tail.key;

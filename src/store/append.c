@@ -133,7 +133,8 @@ static struct extent *extent_new(struct chunk_header *h)
 
 /* [lock, dropped while the index commits] Makes sure that, when it returns 0, there is room in the
  * owner's quota and under the cap, and there are ids that no extent, committed or not, has ever had. */
-static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes, struct err *err)
+static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
+                   const struct sha256 *newcomer, struct err *err)
 {
     uint64_t n_ids = (uint64_t)s->media->n_devices;
     int rc = 0;
@@ -144,10 +145,10 @@ static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes, struct
             pthread_mutex_lock(&s->lock);
         }
         if (rc == 0)
-            rc = store_make_room(s, n_bytes, err);
+            rc = store_make_room(s, n_bytes, newcomer, err);
     } while (rc == 0 && s->id_limit - s->next_id < n_ids);
     /* Last, for it does not drop the lock: nothing comes between it and the reservation. */
-    return rc == 0 ? store_make_owner_room(s, owner_idx, n_bytes, err) : rc;
+    return rc == 0 ? store_make_owner_room(s, owner_idx, n_bytes, newcomer, err) : rc;
 }
 
 /* [lock] Reserves space for every draft, or for none. */
@@ -207,10 +208,10 @@ enum { SPACE_ROUNDS = 4 };
  * holes that are too small, the files would have to grow: beyond the disk or, with ERR_LIMIT, beyond
  * the cap. */
 static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **drafts,
-                        uint64_t n_bytes, struct err *err)
+                        uint64_t n_bytes, const struct sha256 *newcomer, struct err *err)
 {
     for (int round = 0;; round++) {
-        int rc = prepare(s, owner_idx, n_bytes, err);
+        int rc = prepare(s, owner_idx, n_bytes, newcomer, err);
         if (rc == 0)
             rc = drafts_reserve(s, owner_idx, drafts, err);
         bool is_placed = rc == 0;
@@ -224,7 +225,7 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
         bool is_cap = rc == ERR_LIMIT, evicts = !is_cap || round > 0;
         enum store_evict why = is_cap ? STORE_EVICT_CAP : STORE_EVICT_SPACE;
         if (round == SPACE_ROUNDS ||
-            (evicts && !store_make_space(s, n_bytes << round, why)))
+            (evicts && !store_make_space(s, n_bytes << round, why, newcomer)))
             return rc;
         if (is_cap) /* free space at the end of another file counts, too */
             store_cut_files(s);
@@ -333,7 +334,8 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     struct store_mask have = mask_of(n);
     uint64_t n_bytes = drafts_plan(s, chunk, &have, drafts);
     if (n_bytes > 0) {
-        rc = drafts_place(s, n->owner_idx, drafts, n_bytes, err);
+        rc = drafts_place(s, n->owner_idx, drafts, n_bytes,
+                          chunk->may_be_refused ? &chunk->key : NULL, err);
         if (rc == 0)
             rc = store_can_save(s, err); /* a commit may have failed for good meanwhile */
         if (rc == 0)

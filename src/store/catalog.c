@@ -577,6 +577,15 @@ static uint8_t class_of(const struct catalog *c, const struct chunk_node *n,
                                  c->owners != NULL ? c->owners[n->owner_idx].tag : 0);
 }
 
+/* What holding the node's chunk saves for each of its bytes. */
+static double value_of(const struct catalog *c, const struct chunk_node *n)
+{
+    uint64_t n_bytes = 0;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        n_bytes += extent_bytes(x);
+    return placement_price_stored(&c->price, n->n_tokens, n_bytes);
+}
+
 static void used_at(struct catalog *c, struct chunk_node *n, uint64_t tick, uint32_t wall_s,
                     const struct store_use *use)
 {
@@ -584,7 +593,8 @@ static void used_at(struct catalog *c, struct chunk_node *n, uint64_t tick, uint
                               .time = wall_s,
                               .class = class_of(c, n, use),
                               .lot = use->lot,
-                              .reuse_in = use->reuse_in_s};
+                              .reuse_in = use->reuse_in_s,
+                              .value = value_of(c, n)};
     if (tick <= n->place.used_at)
         return;
     if (n->place.is_dropped)
@@ -661,6 +671,13 @@ struct chunk_node *catalog_victim(const struct catalog *c)
             victim = n;
     }
     return victim;
+}
+
+bool catalog_admits(const struct catalog *c, const struct chunk_node *victim,
+                    const struct sha256 *newcomer)
+{
+    return newcomer == NULL ||
+           placement_admits(&c->policy, &victim->place, id_of(newcomer), UINT64_MAX);
 }
 
 int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_node **out,

@@ -16,6 +16,7 @@
 #define STORE_CATALOG_H
 
 #include "policy/placement.h"
+#include "policy/placement_price.h"
 #include "store/chunk.h"
 #include "store/expiry.h"
 
@@ -122,6 +123,8 @@ struct catalog {
     uint64_t guaranteed_bytes; /* of all owners */
     uint64_t tick;
     struct expiry expiry; /* of the nodes with a time to live */
+    struct placement_price
+        price; /* of chunks that are used; all 0: all are worth the same */
     struct placement policy;
     struct placement_learn *learn;   /* of the policy `ours`; else NULL */
     struct placement_window *window; /* NULL: nobody looks ahead */
@@ -201,6 +204,9 @@ void catalog_settle(struct catalog *c, struct chunk_node *n);
 /* The leaf that the policy evicts next, of all or of one owner; NULL where nothing can be
  * evicted. */
 struct chunk_node *catalog_victim(const struct catalog *c);
+/* Whether a chunk may push the victim out.  newcomer: its key; NULL: it may in any case. */
+bool catalog_admits(const struct catalog *c, const struct chunk_node *victim,
+                    const struct sha256 *newcomer);
 /* Finds up to `most` chunks that may be evicted, have no lasting pin, and were last used before a
  * time; returns how many. */
 int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_node **out,

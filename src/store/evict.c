@@ -179,15 +179,18 @@ void store_expire_at_open(struct store *s)
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted. */
-static void evict(struct store *s, uint64_t want_bytes, enum store_evict why)
+/* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted.  newcomer: the
+ * chunk that wants the room, where it may be refused; else NULL. */
+static void evict(struct store *s, uint64_t want_bytes, enum store_evict why,
+                  const struct sha256 *newcomer)
 {
     struct chunk_node *n;
     uint64_t n_gone = 0;
     store_expire_pins(s);
     (void)expire_some(s, (uint32_t)clock_wall_s(), EXPIRE_AT_ONCE, &n_gone);
     while (s->freeing_bytes + s->wiping_bytes < want_bytes &&
-           (n = catalog_victim(&s->catalog)) != NULL)
+           (n = catalog_victim(&s->catalog)) != NULL &&
+           catalog_admits(&s->catalog, n, newcomer))
         victim_evict(s, n, why);
 }
 
@@ -224,6 +227,21 @@ int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
     return rc != 0 || *n_chunks == 0 ? rc : store_wipe(s, err);
 }
 
+void store_set_price(struct store *s, const struct placement_price *price)
+{
+    pthread_mutex_lock(&s->lock);
+    s->catalog.price = *price;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void store_set_step(struct store *s, uint64_t turns)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->catalog.window != NULL)
+        s->catalog.window->step = turns;
+    pthread_mutex_unlock(&s->lock);
+}
+
 int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t turn)
 {
     pthread_mutex_lock(&s->lock);
@@ -251,7 +269,7 @@ static uint64_t quota_of(const struct store *s, const struct catalog_owner *o)
 }
 
 int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
-                          struct err *err)
+                          const struct sha256 *newcomer, struct err *err)
 {
     const struct catalog *c = &s->catalog;
     uint64_t quota = quota_of(s, &c->owners[owner_idx]);
@@ -260,7 +278,8 @@ int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
         return 0;
     store_expire_pins(s);
     while ((n_bytes > quota || c->owners[owner_idx].used_bytes > quota - n_bytes) &&
-           n_bytes <= quota && (n = catalog_victim_of(c, owner_idx)) != NULL)
+           n_bytes <= quota && (n = catalog_victim_of(c, owner_idx)) != NULL &&
+           catalog_admits(c, n, newcomer))
         victim_evict(s, n, STORE_EVICT_QUOTA);
     uint64_t used = c->owners[owner_idx].used_bytes;
     if (n_bytes <= quota && used <= quota - n_bytes)
@@ -333,6 +352,12 @@ static int evicted_free(struct store *s, struct err *err)
 /* [lock] Why n_bytes have no room although all was evicted that can be. */
 static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
 {
+    if (catalog_victim(&s->catalog) != NULL)
+        return err_set(
+            err, ERR_LIMIT,
+            "%llu bytes do not fit under the store's cap of %llu: waiting requests "
+            "need sooner what could be evicted",
+            (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes);
     if (n_bytes <= s->cap_bytes && s->used_bytes <= s->cap_bytes - n_bytes)
         return err_set(
             err, ERR_LIMIT,
@@ -348,13 +373,14 @@ static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
 }
 
 /* [lock] Evicts a 16th, for the rows of small extents lie in pages with those of others. */
-static void evict_for_index(struct store *s)
+static void evict_for_index(struct store *s, const struct sha256 *newcomer)
 {
     uint64_t leaving = s->freeing_bytes + s->wiping_bytes;
-    evict(s, leaving + s->used_bytes / 16 + 1, STORE_EVICT_CAP);
+    evict(s, leaving + s->used_bytes / 16 + 1, STORE_EVICT_CAP, newcomer);
 }
 
-int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
+int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newcomer,
+                    struct err *err)
 {
     if (s->cap_bytes == 0)
         return 0;
@@ -365,11 +391,11 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
         /* Each round costs an fsync of the index, so a large store makes room for several. */
         uint64_t slack = s->cap_bytes / 64;
         if (over > 0)
-            evict(s, over, STORE_EVICT_CAP);
+            evict(s, over, STORE_EVICT_CAP, newcomer);
         if (over > 0 && n_bytes > 0 && slack >= 4 * n_bytes)
-            evict(s, over + slack, STORE_EVICT_CAP);
+            evict(s, over + slack, STORE_EVICT_CAP, newcomer);
         if (!store_index_has_room(s, n_bytes))
-            evict_for_index(s);
+            evict_for_index(s, newcomer);
         if (s->freeing == NULL && s->wiping == NULL)
             return no_room(s, n_bytes, err);
         if (store_has_bug(STORE_BUG_EARLY_REUSE) && s->freeing_bytes > 0) {
@@ -385,13 +411,14 @@ int store_make_room(struct store *s, uint64_t n_bytes, struct err *err)
 
 /* What frees the space is the index letting go of it, which costs an fsync and, on a disk that
  * has not a block left, may fail itself: then the next append or commit tries again. */
-bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why)
+bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
+                      const struct sha256 *newcomer)
 {
     struct err err;
     if (s->cap_bytes == 0)
         return false;
     uint64_t slack = s->used_bytes / 64;
-    evict(s, n_bytes > slack ? n_bytes : slack, why);
+    evict(s, n_bytes > slack ? n_bytes : slack, why, newcomer);
     if (s->freeing == NULL && s->wiping == NULL)
         return false;
     return evicted_free(s, &err) == 0;

@@ -80,7 +80,7 @@ static int store_shrink(struct store *s, struct err *err)
     store_expire_pins(s);
     int rc = store_check_guarantees(s, err);
     if (rc == 0)
-        rc = store_make_room(s, 0, err);
+        rc = store_make_room(s, 0, NULL, err);
     pthread_mutex_unlock(&s->lock);
     return rc == -ENOSPC ? 0 : rc;
 }

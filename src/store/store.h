@@ -30,6 +30,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "policy/placement.h"
+#include "policy/placement_price.h"
 
 #define STORE_CHUNK_TOKENS 64
 #define STORE_WHY_ABSENT                                                                   \
@@ -195,6 +196,9 @@ struct store_chunk {
      * has been committed (with the commit after, so a crash can leave both, never neither). */
     const struct sha256 *supersedes;
     struct store_use use;
+    /* Nothing that a waiting request needs sooner is evicted for it, where the policy says so
+     * (placement_admits): the append fails with ERR_LIMIT instead. */
+    bool may_be_refused;
 };
 
 /* Writes the records that the store does not have yet (one extent, one sequential write, per
@@ -344,6 +348,11 @@ struct store_pinned {
 int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
                    void *arg);
 
+/* What it is worth to hold a chunk that is used from now on, for the policy `ours`. */
+void store_set_price(struct store *s, const struct placement_price *price);
+/* A chunk that twice as many waiting requests need counts as needed so many turns earlier
+ * (placement_window.h). */
+void store_set_step(struct store *s, uint64_t turns);
 /* These chunks are of no more use to the caller: they are the first to be evicted, unless they are in
  * use, or another lookup finds them.  Written with the next commit, as uses are. */
 void store_drop(struct store *s, const struct sha256 *keys, int n);

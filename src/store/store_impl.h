@@ -204,14 +204,17 @@ int store_cap_share(struct store *s, const struct store_opts *o, struct err *err
 int store_check_pins(const struct store *s, uint32_t n, struct err *err);
 /* [lock] Whether the index stays in its share when extents of n_bytes are appended, one on each device. */
 bool store_index_has_room(const struct store *s, uint64_t n_bytes);
-/* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting. */
-int store_make_room(struct store *s, uint64_t n_bytes, struct err *err);
+/* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting.  newcomer, here and
+ * below: the key of the chunk that wants the room, where it may be refused (store_chunk); else NULL. */
+int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newcomer,
+                    struct err *err);
 /* [lock, dropped while the index commits] The disk has no room for n_bytes: frees as much of the store's own
  * by evicting.  False where that may not be (there is no cap) or cannot be. */
-bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why);
+bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
+                      const struct sha256 *newcomer);
 /* [lock] Makes n_bytes fit into an owner's quota, likewise; evicts that owner's chunks only. */
 int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
-                          struct err *err);
+                          const struct sha256 *newcomer, struct err *err);
 
 /* [lock] Ends the lasting pins whose time has come. */
 void store_expire_pins(struct store *s);

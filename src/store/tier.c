@@ -109,8 +109,12 @@ static bool is_needless(const struct tier *t, const struct chunk_node *n)
 static void use_as_store_does(struct tier *t, struct tier_chunk *c)
 {
     const struct placement_item *of = &c->node->place;
-    struct placement_use use = {
-        .at = of->used_at, .time = of->used_time, .class = of->class};
+    /* A hint counts here where the store believes it. */
+    bool has_hint = of->due_time > of->used_time && of->worth > 0;
+    struct placement_use use = {.at = of->used_at,
+                                .time = of->used_time,
+                                .class = of->class,
+                                .reuse_in = has_hint ? of->due_time - of->used_time : 0};
     c->place.is_dropped = is_needless(t, c->node); /* the store's chunk may have been */
     placement_touch(&t->policy, &t->victims, &c->place, &use);
 }

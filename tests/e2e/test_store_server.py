@@ -273,6 +273,30 @@ def times_to_live():
         c["expires_wall_s"] == c["used_wall_s"] + 3600 for c in chunks["chunks"]), chunks)
 
 
+def hints():
+    """A client's guess of the next use decides which context a full store evicts, under --policy ours."""
+    def left(policy, **fields):
+        server = Server(SYNTH, "--store", os.path.join(tmp, f"hints-{policy}-{len(fields)}"), "--no-reuse", *SAVING,
+                        "--policy", policy, "--store-cap", "1M")
+
+        def is_saved():  # a save may be shed
+            server.complete(A, max_tokens=1, **fields)
+            server.post("/v1/cache/flush", {})
+            return server.post("/v1/cache/lookup", {"prompt": A})[2]["stored_tokens"] == 256
+        check(f"{policy}: the context is stored", until(is_saved))
+        seed = 10
+        while server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["evictions_by_reason"]["cap"] < 5:
+            server.post("/v1/cache/prefetch", {"prompt": prompt(300, seed)})
+            server.post("/v1/cache/flush", {})
+            seed += 1
+        stored = server.post("/v1/cache/lookup", {"prompt": A})[2]["stored_tokens"]
+        server.kill()
+        return stored
+    equal("ours, without a hint: the first context goes first", left("ours"), 0)
+    equal("ours, with expect_reuse_in: later ones go, and it stays whole", left("ours", expect_reuse_in=86400), 256)
+    equal("lru does not look at the hint", left("lru", expect_reuse_in=86400), 0)
+
+
 def shifted_clock():
     source, library = os.path.join(tmp, "shift.c"), os.path.join(tmp, "shift.so")
     with open(source, "w") as f:
@@ -306,6 +330,7 @@ try:
     aborted_file_system()
     guarantees()
     times_to_live()
+    hints()
     shifted_clock()
 finally:
     shutil.rmtree(tmp, ignore_errors=True)

@@ -152,12 +152,75 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     stack_close(&k);
 }
 
+/* The store learns what seconds are worth on this machine, and what twice as many waiting requests are
+ * worth: a step of priority. */
+static void the_store_knows_the_price_of_seconds(void **state)
+{
+    (void)state;
+    static const struct truncation whole = {0};
+    struct stack k;
+    struct placement_price want;
+    open_stack(&k, 1);
+    const struct catalog *c = &k.store->catalog;
+    assert_true(c->price.token_s == 0);
+    placement_price_make(&k.platform, &want); /* before prompts teach it */
+    run_to_end(&k, add(&k, prompt, 100, 1, &whole));
+    assert_true(want.token_s > 0 && want.read_byte_s > 0);
+    assert_memory_equal(&c->price, &want, sizeof want);
+    assert_true(c->window->step == 1000000000);
+    stack_close(&k);
+}
+
+/* Runs a prompt of 200 tokens with a hint of its next use, and returns how many of its three full blocks
+ * another one of 300 tokens leaves of it, in a KV cache of 8 blocks that a third one has half filled. */
+static int blocks_left(const char *policy, uint32_t reuse_in_s)
+{
+    enum { HINTED = 200, PLAIN = 170, LAST = 300 };
+    struct stack k;
+    struct err err = {0};
+    struct et_run r;
+    int32_t text[3][LAST];
+    const int n[3] = {HINTED, PLAIN, LAST};
+    int n_unused;
+    struct chain c;
+    et_open(&k, &(struct stack_opts){
+                    .user.policy = policy, .user.kv_tokens = 512, .user.max_sequences = 1});
+    struct kv_pool *pool = NULL;
+    for (int i = 0; i < 3; i++) {
+        struct seq *s;
+        et_prompt(text[i], n[i], (uint64_t)(20 + i));
+        struct et_ask a = {.prompt = text[i], .n_prompt = n[i], .max_tokens = 1};
+        struct request q = et_request(&k, &a);
+        q.use.reuse_in_s = i == 0 ? reuse_in_s : 0;
+        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        pool = s->shared->pool;
+        assert_int_equal(engine_run(k.engine, &err), 0);
+        et_take(&k, s, &r);
+    }
+    chain_init(&c, &k.fingerprint, NULL);
+    int left = kv_pool_find(pool, &c.root, text[0], HINTED, false, &n_unused);
+    chain_deinit(&c);
+    stack_close(&k);
+    return left;
+}
+
+/* The hint of a request reaches the KV cache: its blocks outlive those that were used later. */
+static void a_hint_keeps_blocks_in_the_kv_cache(void **state)
+{
+    (void)state;
+    assert_true(blocks_left("ours", 0) < 3);
+    assert_int_equal(blocks_left("ours", 3600), 3);
+    assert_true(blocks_left("lru", 3600) < 3);
+}
+
 int main(int argc, char **argv)
 {
     et_only(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_needs_its_view),
         cmocka_unit_test(a_request_that_begins_earlier_needs_what_it_begins_with),
+        cmocka_unit_test(the_store_knows_the_price_of_seconds),
+        cmocka_unit_test(a_hint_keeps_blocks_in_the_kv_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -295,6 +295,41 @@ static void test_a_waiting_request_keeps_its_blocks(void **state)
     assert_int_equal(other, 0); /* there was nothing else */
 }
 
+/* Fills a pool of 8 blocks with two chains of 4, the first of which was left with a hint of the next
+ * use, takes 3 blocks, and returns how many of the first chain are left. */
+static int left_of_the_hinted(enum placement_kind policy, uint32_t reuse_in)
+{
+    struct kv_pool_opts o = opts;
+    int32_t tokens[2][4 * 64];
+    struct kv_table t = {0};
+    int n_unused;
+    o.keep = true;
+    o.n_blocks = 8;
+    o.policy = policy;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < 4 * 64; i++)
+            tokens[k][i] = k;
+        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
+        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
+        t.use = (struct kv_use){.time = 1000, .reuse_in = k == 0 ? reuse_in : 0};
+        kv_table_free(keeping, &t);
+    }
+    assert_int_equal(kv_table_reserve(keeping, &t, 3 * 64, NULL), 0);
+    int left = kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused);
+    kv_table_free(keeping, &t);
+    kv_pool_destroy(keeping);
+    return left;
+}
+
+static void test_a_hint_keeps_blocks(void **state)
+{
+    (void)state;
+    assert_int_equal(left_of_the_hinted(PLACEMENT_OURS, 0), 1);
+    assert_int_equal(left_of_the_hinted(PLACEMENT_OURS, 3600 * KV_TIME_PER_S), 4);
+    assert_int_equal(left_of_the_hinted(PLACEMENT_LRU, 3600 * KV_TIME_PER_S), 1);
+}
+
 /* Under every policy a chain loses its tail before its head, and all blocks can be had. */
 static void test_every_policy_evicts_leaves(void **state)
 {
@@ -438,6 +473,7 @@ int main(void)
                                         teardown),
         cmocka_unit_test_setup_teardown(test_names_come_and_go_with_their_blocks, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_a_hint_keeps_blocks, setup, teardown),
         cmocka_unit_test_setup_teardown(test_every_policy_evicts_leaves, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_growing_block_is_known_anew, setup,
                                         teardown),

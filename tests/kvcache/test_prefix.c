@@ -159,7 +159,7 @@ static void leave_or_claim(int b)
     if (!m->kept && children_are_kept(b)) {
         m->kept = true;
         m->left_at = ++n_uses;
-        prefix_leave(x, b);
+        prefix_leave(x, b, &(struct kv_use){0});
     } else if (m->kept && (m->parent == PREFIX_NONE || !model[m->parent].kept)) {
         m->kept = false;
         prefix_claim(x, b);

@@ -279,6 +279,34 @@ static void an_item_that_several_requests_need_waits_for_the_first(void **state)
     assert_int_equal(item[0].rank, PLACEMENT_ORDINARY);
 }
 
+/* Of two items the one that more waiting requests need stays, though a single one comes sooner to the
+ * other: by `step` turns for each time that their number doubles. */
+static void ours_counts_every_waiting_request(void **state)
+{
+    (void)state;
+    static const struct {
+        enum placement_kind kind;
+        uint64_t step;
+        int victim;
+    } cases[] = {{PLACEMENT_OURS, 3, 1},
+                 {PLACEMENT_OURS, 1, 0}, /* 10 - log2(5) * 1 is behind 7 */
+                 {PLACEMENT_OURS, 0, 0},
+                 {PLACEMENT_ATTENTIONSTORE, 3, 0}};
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        begin_as(cases[k].kind);
+        window.step = cases[k].step;
+        add(0, 1);
+        add(1, 2);
+        expect_use(1, 7);
+        for (uint64_t turn = 10; turn < 15; turn++)
+            expect_use(0, turn);
+        assert_ptr_equal(placement_victim(&part), &item[cases[k].victim]);
+        for (uint64_t turn = 11; turn < 15; turn++)
+            expect_no_more(0, turn);
+        assert_ptr_equal(placement_victim(&part), &item[0]); /* each has one */
+    }
+}
+
 static void an_item_inserted_later_is_found_in_the_window(void **state)
 {
     (void)state;
@@ -326,6 +354,36 @@ static void belady_evicts_the_farthest_next_use(void **state)
     assert_int_equal(evict(), 2);
 }
 
+/* Content that is not in the tier pushes out nothing that is used sooner, as far as that is known. */
+static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
+{
+    (void)state;
+    static const struct {
+        enum placement_kind kind;
+        uint64_t turn, next; /* of the newcomer; turn 0: no request waits for it */
+        bool waits;          /* for the victim, at turn 10 */
+        bool is_admitted;
+    } cases[] = {
+        {PLACEMENT_OURS, 0, 0, true, false},   {PLACEMENT_OURS, 11, 0, true, false},
+        {PLACEMENT_OURS, 10, 0, true, false},  {PLACEMENT_OURS, 9, 0, true, true},
+        {PLACEMENT_OURS, 0, 0, false, true},   {PLACEMENT_ATTENTIONSTORE, 0, 0, true, true},
+        {PLACEMENT_LRU, 0, 0, true, true},     {PLACEMENT_BELADY, 0, 31, false, false},
+        {PLACEMENT_BELADY, 0, 29, false, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        begin_as(cases[i].kind);
+        struct placement_use use = {.at = 1, .time = 1, .next = 30};
+        placement_touch(&policy, &part, &item[0], &use);
+        placement_insert(&policy, &part, &item[0]);
+        if (cases[i].waits)
+            expect_use(0, 10);
+        if (cases[i].turn != 0)
+            expect_use(1, cases[i].turn);
+        assert_int_equal(
+            placement_admits(&policy, placement_victim(&part), item[1].id, cases[i].next),
+            cases[i].is_admitted);
+    }
+}
+
 /* --- ours ------------------------------------------------------------------------------------- */
 
 /* A use of an item that the tier had, and which comes in now. */
@@ -362,12 +420,12 @@ static void ours_holds_longer_what_is_used_again(void **state)
     uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
     uint8_t busy1 = placement_class_used(busy, 1), idle1 = placement_class_used(idle, 1);
     begin_as(PLACEMENT_OURS);
-    assert_int_equal(placement_learn_worth(&learn, busy1, 0),
-                     placement_learn_worth(&learn, idle1, 0)); /* nothing is known yet */
+    assert_int_equal(placement_learn_worth(&learn, busy1, 0, 1),
+                     placement_learn_worth(&learn, idle1, 0, 1)); /* nothing is known yet */
     teach(busy1, idle1);
     assert_true(learn.index[busy1][0] > 10 * learn.index[idle1][0]);
-    assert_true(placement_learn_worth(&learn, busy1, 0) >
-                placement_learn_worth(&learn, idle1, 0) + 10);
+    assert_true(placement_learn_worth(&learn, busy1, 0, 1) >
+                placement_learn_worth(&learn, idle1, 0, 1) + 10);
     struct placement_use a = {.at = 1, .time = 50000, .class = busy};
     struct placement_use b = {.at = 2, .time = 50010, .class = idle};
     placement_touch(&policy, &part, &item[0], &a);
@@ -403,6 +461,33 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
     assert_int_equal(item[0].order, 1100); /* until twice the time has passed */
     touch(&item[0], 1050);                 /* used: the hint is spent */
     assert_int_equal(item[0].due_time, 0);
+}
+
+/* What a use saves for each byte multiplies what is learned: an item that is hardly worth its room goes
+ * first where it saves little, and stays where it saves much. */
+static void ours_holds_longer_what_saves_more(void **state)
+{
+    (void)state;
+    uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
+    uint8_t idle1 = placement_class_used(idle, 1);
+    begin_as(PLACEMENT_OURS);
+    teach(placement_class_used(busy, 1), idle1);
+    double least = learn.price / learn.index[idle1][0]; /* value at which it is worth it */
+    assert_int_equal(placement_learn_worth(&learn, idle1, 0, least / 2), 0);
+    uint32_t worth = placement_learn_worth(&learn, idle1, 0, 4 * least);
+    assert_true(worth > 0);
+    assert_true(placement_learn_worth(&learn, idle1, 0, 64 * least) >= worth);
+    struct placement_use u[] = {
+        {.at = 1, .time = 50000, .class = idle, .value = 4 * least},
+        {.at = 2, .time = 50000, .class = idle, .value = least / 2},
+        {.at = 3, .time = 50000, .reuse_in = 1000, .value = 2000 * learn.price},
+        {.at = 4, .time = 50000, .reuse_in = 1000, .value = 500 * learn.price}};
+    for (int i = 0; i < 4; i++)
+        placement_touch(&policy, &part, &item[i], &u[i]);
+    assert_int_equal(item[0].order, 50000 + worth);
+    assert_int_equal(item[1].order, 50000);
+    assert_int_equal(item[2].order, 52000); /* the hint is worth the room */
+    assert_int_equal(item[3].order, 50000);
 }
 
 /* The price is that at which what is held takes half of the tier. */
@@ -488,10 +573,13 @@ int main(void)
         cmocka_unit_test(attentionstore_exempts_the_window_and_evicts_its_tail_first),
         cmocka_unit_test(lru_does_not_look_ahead),
         cmocka_unit_test(an_item_that_several_requests_need_waits_for_the_first),
+        cmocka_unit_test(ours_counts_every_waiting_request),
         cmocka_unit_test(an_item_inserted_later_is_found_in_the_window),
         cmocka_unit_test(dropped_items_go_first_and_kept_ones_last),
         cmocka_unit_test(belady_evicts_the_farthest_next_use),
+        cmocka_unit_test(a_newcomer_is_admitted_where_it_is_needed_sooner),
         cmocka_unit_test(ours_holds_longer_what_is_used_again),
+        cmocka_unit_test(ours_holds_longer_what_saves_more),
         cmocka_unit_test(ours_is_lru_before_it_has_learned),
         cmocka_unit_test(ours_believes_a_hint_as_far_as_it_is_worth_the_room),
         cmocka_unit_test(a_smaller_tier_has_a_higher_price),

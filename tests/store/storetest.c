@@ -62,6 +62,7 @@ int st_append_layers(struct store *s, const struct st_shape *shape, const struct
     struct store_chunk sc = {.fingerprint = st_fingerprint(c->model),
                              .owner = store_owner(c->salt),
                              .chunk_idx = (uint32_t)chunk,
+                             .may_be_refused = c->may_be_refused,
                              .records = records};
     CHECK(chunk < ST_MAX_CHUNKS);
     st_keys(c, chunk + 1, keys);

@@ -15,6 +15,7 @@ struct st_ctx {
     int branch;
     uint64_t model;   /* gives the fingerprint */
     const char *salt; /* gives root and owner */
+    bool may_be_refused;
 };
 
 struct st_shape {

@@ -308,6 +308,37 @@ static void what_waits_stays(void **state)
     end(&p, s);
 }
 
+/* A client says when it comes back: under `ours` the copies of the oldest context stay. */
+static void what_is_hinted_stays(void **state)
+{
+    (void)state;
+    static const struct store_use hint = {.reuse_in_s = 3600};
+    for (int hinted = 0; hinted < 2; hinted++) {
+        struct st_place p;
+        struct st_ctx c[3];
+        struct sha256 keys[7];
+        struct store_hit hits[7];
+        struct err err = {0};
+        int n_hits = 0;
+        assert_true(st_place_open(&p, "sim", 1));
+        p.opts.policy = PLACEMENT_OURS;
+        struct store *s = open_with(&p, ARENA);
+        for (int i = 0; i < 3; i++)
+            c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
+        save(s, &c[0], 7);
+        st_keys(&c[0], 7, keys);
+        assert_int_equal(store_lookup_for(s, hinted ? &hint : NULL, keys, 7, hits, &n_hits,
+                                          NULL, 0, &err),
+                         0);
+        store_release(s, hits, n_hits);
+        save(s, &c[1], 7);
+        save(s, &c[2], 7);
+        assert_int_equal(n_copied(s, &c[0], 7), hinted ? 7 : 2);
+        assert_int_equal(n_copied(s, &c[1], 7), hinted ? 2 : 7);
+        end(&p, s);
+    }
+}
+
 /* The caller holds the chunks of a context itself, or no longer. */
 static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
 {
@@ -1043,6 +1074,7 @@ int main(void)
         cmocka_unit_test(a_full_arena_keeps_a_sixteenth_free),
         cmocka_unit_test(what_is_used_stays),
         cmocka_unit_test(what_waits_stays),
+        cmocka_unit_test(what_is_hinted_stays),
         cmocka_unit_test(what_the_caller_holds_goes_first),
         cmocka_unit_test(a_chunk_that_is_held_twice_is_let_go_twice),
         cmocka_unit_test(a_chunk_that_is_used_again_is_not_dropped_any_more),

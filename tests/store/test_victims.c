@@ -113,6 +113,47 @@ static void the_tail_of_the_queue_goes_first(void **state)
     store_close(s);
 }
 
+/* Waiting requests need all that is stored.  A chunk that nobody waits for does not push it out under
+ * ours, unless it has to be stored; one that is needed sooner does. */
+static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
+{
+    (void)state;
+    static const struct {
+        enum placement_kind policy;
+        bool may_be_refused;
+        uint64_t turn; /* of the request that needs the newcomer; 0: none */
+        bool is_stored;
+    } cases[] = {
+        {PLACEMENT_OURS, true, 0, false},          {PLACEMENT_OURS, true, 20, false},
+        {PLACEMENT_OURS, true, 5, true},           {PLACEMENT_OURS, false, 0, true},
+        {PLACEMENT_ATTENTIONSTORE, true, 0, true}, {PLACEMENT_LRU, true, 0, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct store *s = open_store(cases[i].policy, 3);
+        struct st_ctx c = context(4);
+        struct sha256 key;
+        struct err err = {0};
+        int n_left = 0;
+        for (uint64_t own = 1; own <= 3; own++) {
+            struct st_ctx waits = context(own);
+            save(s, own, 1);
+            st_keys(&waits, 1, &key);
+            store_expect_use(s, &key, 1, 10 + own);
+        }
+        c.may_be_refused = cases[i].may_be_refused;
+        st_keys(&c, 1, &key);
+        if (cases[i].turn != 0)
+            store_expect_use(s, &key, 1, cases[i].turn);
+        int rc = st_append(s, &shape, &c, 0, ST_H, &err);
+        assert_int_equal(rc, cases[i].is_stored ? 0 : ERR_LIMIT);
+        assert_true(rc == 0 || strstr(err.msg, "waiting requests need") != NULL);
+        assert_int_equal(store_commit(s, &err), 0);
+        for (uint64_t own = 1; own <= 3; own++)
+            n_left += has(s, own, 0);
+        assert_int_equal(n_left, cases[i].is_stored ? 2 : 3);
+        store_close(s);
+    }
+}
+
 /* A dropped chunk goes before all that were used earlier, unless it was used since. */
 static void a_dropped_chunk_goes_first(void **state)
 {
@@ -137,6 +178,39 @@ static void a_dropped_chunk_goes_first(void **state)
         assert_int_equal(has(s, 1, 0), !used);
         store_close(s);
     }
+}
+
+/* The price of seconds reaches chunks: of two contexts with the same hint, the one whose chunk has half of
+ * the bytes is worth its room and the other is not, though that was used later. */
+static void what_saves_more_for_each_byte_stays(void **state)
+{
+    (void)state;
+    enum { WAIT_S = 1000 };
+    static const struct st_shape large = {1,
+                                          {3 * 4096, 0}}; /* four blocks with its header */
+    struct store *s = open_store(PLACEMENT_OURS, 20);
+    const struct placement_price price = {.token_s = 1, .chunk_bytes = CHUNK_BYTES};
+    const struct store_use use = {.reuse_in_s = WAIT_S};
+    struct sha256 key[2];
+    store_set_price(s, &price);
+    s->catalog.learn->price =
+        0.75 / WAIT_S; /* a use saves so much in this time, or is not worth it */
+    for (int i = 0; i < 2; i++) {
+        struct st_ctx c = context((uint64_t)(1 + i));
+        struct store_hit hit;
+        struct err err = {0};
+        int n = 0;
+        assert_int_equal(st_save(s, i == 0 ? &shape : &large, &c, 1, ST_H, &err), 0);
+        st_keys(&c, 1, &key[i]);
+        assert_int_equal(store_lookup_for(s, &use, &key[i], 1, &hit, &n, NULL, 0, &err), 0);
+        assert_int_equal(n, 1);
+        store_release(s, &hit, n);
+    }
+    const struct chunk_node *small = catalog_find(&s->catalog, &key[0]);
+    assert_int_equal(small->place.worth, 2 * WAIT_S);
+    assert_int_equal(catalog_find(&s->catalog, &key[1])->place.worth, 0);
+    assert_memory_equal(&catalog_victim(&s->catalog)->key, &key[1], sizeof key[1]);
+    store_close(s);
 }
 
 /* Saves three contexts of a chunk each in a store on a disk, drops the newest, uses it again where
@@ -219,12 +293,16 @@ static void twin_begin(struct twin *t, enum placement_kind policy, struct rng *r
                            .n_tiers = 1,
                            .max_blocks = {n},
                            .policy = policy,
+                           .refuses = true,
                            .window = &t->window};
     cache_init(&t->cache, &o);
     int branch = (int)rng_below(r, 3);
     for (int c = 0; c < CONTEXTS; c++) {
-        t->ctx[c] = (struct st_ctx){
-            .base = 1, .own = (uint64_t)c, .branch = branch, .model = 1};
+        t->ctx[c] = (struct st_ctx){.base = 1,
+                                    .own = (uint64_t)c,
+                                    .branch = branch,
+                                    .model = 1,
+                                    .may_be_refused = true};
         st_keys(&t->ctx[c], DEPTH, t->keys[c]);
     }
 }
@@ -342,8 +420,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_keeps_its_chunks),
+        cmocka_unit_test(a_newcomer_does_not_push_out_what_is_needed_sooner),
         cmocka_unit_test(a_dropped_chunk_goes_first),
         cmocka_unit_test(a_drop_survives_a_restart),
+        cmocka_unit_test(what_saves_more_for_each_byte_stays),
         cmocka_unit_test(simulator_and_store_choose_the_same_victims),
         cmocka_unit_test(the_tail_of_the_queue_goes_first),
     };

@@ -1,0 +1,47 @@
+/* placement_price.c - see placement_price.h. */
+#include "policy/placement_price.h"
+
+#include <math.h>
+
+void placement_price_make(const struct platform *p, struct placement_price *out)
+{
+    double first_s = p->c_tok.b_s + p->c_tok.c_s * PLATFORM_CHUNK_TOKENS;
+    *out = (struct placement_price){
+        .token_s = p->n_layers * platform_correction_factor(&p->gemm_correction) * first_s,
+        .chunk_bytes = PLATFORM_CHUNK_TOKENS * p->kv_bytes * p->n_layers};
+    if (p->n_tiers > 0 && out->chunk_bytes > 0)
+        out->read_byte_s = platform_io_s(p, 0, PLATFORM_CHUNK_TOKENS, RECORD_KV) *
+                           p->n_layers / out->chunk_bytes;
+}
+
+static bool is_known(const struct placement_price *x)
+{
+    return x->token_s > 0 && x->chunk_bytes > 0;
+}
+
+static double value_of(const struct placement_price *x, double saved_s, double n_bytes)
+{
+    double unit = PLATFORM_CHUNK_TOKENS * x->token_s / x->chunk_bytes;
+    return fmin(fmax(saved_s / (n_bytes * unit), PLACEMENT_LEAST_VALUE),
+                PLACEMENT_MOST_VALUE);
+}
+
+double placement_price_stored(const struct placement_price *x, int n_tokens,
+                              uint64_t n_bytes)
+{
+    if (!is_known(x) || n_bytes == 0)
+        return 1;
+    double read_s = (double)n_bytes * x->read_byte_s;
+    return value_of(x, n_tokens * x->token_s - read_s, (double)n_bytes);
+}
+
+double placement_price_held(const struct placement_price *x, int n_tokens, bool is_stored)
+{
+    if (!is_known(x))
+        return 1;
+    double saved_s = n_tokens * x->token_s;
+    double read_s = x->chunk_bytes * n_tokens / PLATFORM_CHUNK_TOKENS * x->read_byte_s;
+    if (is_stored && read_s > 0)
+        saved_s = fmin(saved_s, read_s);
+    return value_of(x, saved_s, x->chunk_bytes);
+}
