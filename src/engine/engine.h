@@ -191,7 +191,7 @@ struct engine_stats {
     /* Restores that began to read ahead of their place; of these, those that went on when they had
      * it */
     uint64_t n_staged, n_staged_used;
-    uint64_t n_stairs;    /* times that a truncated context's window moved */
+    uint64_t n_stairs; /* times that a truncated context's window moved */
     int64_t stairs_ns; /* from the end of a stair until its state had moved, all together */
     uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */
     uint64_t link_bytes, link_down_bytes; /* of blocks on the host (mixed.h) */
