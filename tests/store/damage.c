@@ -16,8 +16,7 @@
 #include "io/io_sim.h"
 #include "store/bugs.h"
 
-const struct st_ctx damage_ctx = {.base = 1, .own = 2, .branch = 2},
-                    damage_sibling = {.base = 1, .own = 3, .branch = 2};
+const struct st_ctx damage_ctx = {1, 2, 2, 0, NULL}, damage_sibling = {1, 3, 2, 0, NULL};
 struct damage_counts damage_counts;
 
 static bool store_is_broken(void)
@@ -134,7 +133,7 @@ uint64_t damage_find(struct io *io, const char *path, const void *what, size_t n
 uint64_t damage_wipe_row(struct st_place *p)
 {
     static const char path[] = "/st/d0/index.db";
-    struct st_ctx victim = {.base = 9, .own = 9};
+    struct st_ctx victim = {9, 9, 0, 0, NULL};
     struct sha256 key;
     struct store_erased e;
     struct err err = {0};

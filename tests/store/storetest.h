@@ -15,8 +15,10 @@ struct st_ctx {
     int branch;
     uint64_t model;   /* gives the fingerprint */
     const char *salt; /* gives root and owner */
-    bool may_be_refused;
 };
+
+/* Whether appends may be refused (store_chunk.may_be_refused); false unless a test sets it. */
+extern bool st_may_be_refused;
 
 struct st_shape {
     int n_layers;
