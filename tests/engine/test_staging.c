@@ -92,6 +92,16 @@ static bool has_read(struct stack *k, const struct seq *s, int n_hanging)
     return done;
 }
 
+static bool has_parked(struct stack *k, const struct seq *s, int n_groups)
+{
+    int n = 0;
+    pthread_mutex_lock(&pipeline(k)->lock);
+    for (const struct group *g = s->restore->parked.first; g != NULL; g = g->next)
+        n++;
+    pthread_mutex_unlock(&pipeline(k)->lock);
+    return n >= n_groups;
+}
+
 /* Stages s, and waits until it has read ahead. */
 static void await_staged(struct stack *k, struct seq *s)
 {
@@ -359,6 +369,72 @@ static void what_the_device_has_is_not_restored(void **state)
     lab_close(&l);
 }
 
+/* The device held the first chunks when the restore was planned, and holds them no more when the
+ * place comes. */
+static void what_the_device_has_lost_is_restored(void **state)
+{
+    (void)state;
+    enum { N_SHARED = 3 * 64 + 8, N_LARGE = 1000 };
+    static int32_t large[N_LARGE];
+    struct lab l;
+    l.disk = wt_disk(&l.want);
+    et_prompt(large, N_LARGE, 9);
+    et_open(&l.k, &(struct stack_opts){.io = l.disk,
+                                       .user.store = et_dirs,
+                                       .user.n_store = 2,
+                                       .user.staging_bytes = 4 << 20,
+                                       .user.kv_tokens = 1024});
+    wt_slow_disk(&l.k);
+    struct seq *shared = wt_add(&l.k, wt_prompt, N_SHARED, 1);
+    wt_run(&l.k, shared, &l.got);
+    l.first = wt_occupy(&l.k);
+    l.s = wt_add(&l.k, wt_prompt, WT_PROMPT, 8);
+    await_staged(&l.k, l.s);
+    assert_int_equal(l.s->staging.first, 3);
+    struct et_ask a = {.prompt = large, .n_prompt = N_LARGE, .max_tokens = 1};
+    struct request q = et_request(&l.k, &a);
+    struct seq *better;
+    struct err err = {0};
+    q.priority = -100; /* it preempts the first, and takes all blocks */
+    assert_int_equal(engine_add(l.k.engine, &q, &better, &err), 0);
+    wt_run(&l.k, better, &l.got);
+    wt_run(&l.k, l.s, &l.got);
+    assert_int_equal(l.got.n_device, 0);
+    assert_int_equal(l.got.n_cached, WT_CHUNKS * 64);
+    assert_int_equal(stats(&l.k)->n_staged_used, 0);
+    et_same(&l.want, &l.got, "behind blocks that are gone");
+    wt_run(&l.k, l.first, &l.got);
+    lab_close(&l);
+}
+
+/* Of four slots two stay free, however much of the context is left. */
+static void slots_stay_free_for_restores_with_a_place(void **state)
+{
+    (void)state;
+    struct lab l;
+    l.disk = wt_disk(&l.want);
+    et_open(&l.k, &(struct stack_opts){.io = l.disk,
+                                       .user.store = et_dirs,
+                                       .user.n_store = 2,
+                                       .user.staging_bytes = 1 << 20});
+    wt_slow_disk(&l.k);
+    assert_int_equal(pipeline(&l.k)->n_slots, 4);
+    l.first = wt_occupy(&l.k);
+    l.s = wt_add(&l.k, wt_prompt, WT_PROMPT, 8);
+    stage(&l.k, l.s);
+    while (n_free(&l.k) > 2 || !has_parked(&l.k, l.s, 2))
+        clock_sleep_ns(100000);
+    pthread_mutex_lock(&pipeline(&l.k)->lock);
+    assert_false(restore_may_stage(pipeline(&l.k)));
+    assert_true(l.s->restore->stage_left > 0 && restore_reads_remain(l.s->restore));
+    pthread_mutex_unlock(&pipeline(&l.k)->lock);
+    wt_run(&l.k, l.first, &l.got);
+    wt_run(&l.k, l.s, &l.got);
+    assert_int_equal(l.got.n_cached, WT_CHUNKS * 64);
+    et_same(&l.want, &l.got, "half of it was staged");
+    lab_close(&l);
+}
+
 /* A request behind one with the same beginning finds it on the device. */
 static void who_follows_another_one_is_not_staged(void **state)
 {
@@ -390,6 +466,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(hanging_reads_are_not_waited_for),
         cmocka_unit_test(the_next_two_are_staged),
         cmocka_unit_test(what_the_device_has_is_not_restored),
+        cmocka_unit_test(what_the_device_has_lost_is_restored),
+        cmocka_unit_test(slots_stay_free_for_restores_with_a_place),
         cmocka_unit_test(who_follows_another_one_is_not_staged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
