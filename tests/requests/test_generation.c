@@ -108,8 +108,9 @@ static struct prompt_ids prompt_of(int n)
 }
 
 /* Starts a request with prompts of so many tokens. */
-static int start(const struct client *c, unsigned kind, const char *body,
-                 const int *lengths, int n, struct generation **g, struct fault *f)
+static int start_as(const struct dialect *dialect, const struct client *c, unsigned kind,
+                    const char *body, const int *lengths, int n, struct generation **g,
+                    struct fault *f)
 {
     struct json *j = parse(body);
     struct gen_params p;
@@ -118,9 +119,15 @@ static int start(const struct client *c, unsigned kind, const char *body,
         fail_msg("%s", f->message);
     for (int i = 0; i < n; i++)
         prompts[i] = prompt_of(lengths[i]);
-    int rc = generation_start(c, &shape_completions, NULL, &p, prompts, n, NULL, "", g, f);
+    int rc = generation_start(c, dialect, NULL, &p, prompts, n, NULL, "", g, f);
     json_free(j);
     return rc;
+}
+
+static int start(const struct client *c, unsigned kind, const char *body,
+                 const int *lengths, int n, struct generation **g, struct fault *f)
+{
+    return start_as(&shape_completions, c, kind, body, lengths, n, g, f);
 }
 
 static void wait_for_end(struct generation *g)
@@ -362,6 +369,48 @@ static void a_stream_says_what_an_answer_says(void **state)
     json_free(answer);
 }
 
+static int keeps_nothing(struct generation *g, struct fault *f)
+{
+    (void)g;
+    return fault_set(f, 507, NULL, NULL, "the answer could not be kept");
+}
+
+/* An answer that its dialect cannot keep is no answer, and a stream ends with the fault in place of its end. */
+static void what_cannot_be_kept_is_told(void **state)
+{
+    (void)state;
+    struct client c = client();
+    struct dialect dialect = shape_completions;
+    struct generation *g;
+    struct fault f = {0};
+    struct json *answer = NULL;
+    struct textbuf events = {0};
+    int n = 20;
+    dialect.keep = keeps_nothing;
+    assert_int_equal(
+        start_as(&dialect, &c, REQUEST_COMPLETION, SAMPLED("1", "40"), &n, 1, &g, &f), 0);
+    wait_for_end(g);
+    assert_int_equal(generation_answer(g, &answer, &f), -1);
+    assert_int_equal(f.status, 507);
+    assert_null(answer);
+    generation_free(g);
+    static const char body[] = "{\"prompt\":\"x\",\"ignore_eos\":true,\"max_tokens\":3,"
+                               "\"stream\":true}";
+    assert_int_equal(start_as(&dialect, &c, REQUEST_COMPLETION, body, &n, 1, &g, &f), 0);
+    while (!generation_is_over(g)) {
+        generation_stream(g, &events);
+        sched_yield();
+    }
+    assert_non_null(strstr(events.p, "the answer could not be kept"));
+    assert_non_null(strstr(events.p, "\"error\""));
+    assert_null(strstr(events.p, "[DONE]"));
+    size_t n_said = events.n;
+    generation_stream(g, &events); /* nothing comes behind it */
+    assert_int_equal(events.n, n_said);
+    generation_free(g);
+    textbuf_free(&events);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -372,6 +421,7 @@ int main(void)
         cmocka_unit_test_setup(each_answer_begins_and_ends_once, forget_told),
         cmocka_unit_test_setup(what_nobody_reads_is_cancelled, forget_told),
         cmocka_unit_test_setup(a_stream_says_what_an_answer_says, forget_told),
+        cmocka_unit_test_setup(what_cannot_be_kept_is_told, forget_told),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
