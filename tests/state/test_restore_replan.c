@@ -1,0 +1,191 @@
+/* test_restore_replan.c - which layers of a running restore get another kind of record.
+ *
+ * A restore of 10 chunks and 4 layers, as its fields are in the middle: layer 0 is read, and the others may
+ * still change.  A layer's reads take 1 s from hidden states and 2 s from K and V; its projection takes 1 s,
+ * and K and V need no compute, unless a case says otherwise. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "state/restore_impl.h"
+
+enum { N_LAYERS = 4, N_CHUNKS = 10, N_ROWS = N_CHUNKS * STORE_CHUNK_TOKENS };
+
+static struct restore_pipeline *rr;
+static struct restore *r;
+static struct store_hit hits[N_CHUNKS];
+
+static int make(void **state)
+{
+    (void)state;
+    rr = xcalloc(1, sizeof *rr);
+    r = xcalloc(1, sizeof *r);
+    pthread_mutex_init(&rr->lock, NULL);
+    r->rr = rr;
+    for (int i = 0; i < N_CHUNKS; i++)
+        hits[i].n_tokens = STORE_CHUNK_TOKENS;
+    r->job.hits = hits;
+    r->job.n_chunks = N_CHUNKS;
+    r->may_replan = true;
+    r->n_order = N_LAYERS;
+    r->next_layer = 0;
+    r->next_chunk = N_CHUNKS;
+    for (int l = 0; l < N_LAYERS; l++) {
+        r->order[l] = (int16_t)l;
+        r->costs[l] = (struct layer_cost){
+            .io_h_s = 1, .io_kv_s = 2, .comp_h_s = 1, .has_both = true};
+        r->io_planned_s += 2;
+    }
+    return 0;
+}
+
+static int destroy(void **state)
+{
+    (void)state;
+    pthread_mutex_destroy(&rr->lock);
+    free(rr);
+    free(r);
+    return 0;
+}
+
+static void becomes(const char *planned, const char *want)
+{
+    int n_changed = 0;
+    memcpy(r->method, planned, N_LAYERS);
+    r->out.n_replanned = 0;
+    restore_replan(r);
+    if (memcmp(r->method, want, N_LAYERS) != 0)
+        fail_msg("%s became %.4s, not %s", planned, r->method, want);
+    for (int l = 0; l < N_LAYERS; l++)
+        n_changed += planned[l] != want[l];
+    assert_int_equal(r->out.n_replanned, n_changed);
+}
+
+static void set_comp_h(double s)
+{
+    for (int l = 1; l < N_LAYERS; l++)
+        r->costs[l].comp_h_s = s;
+}
+
+static void an_idle_compute_lane_takes_hidden_states(void **state)
+{
+    (void)state;
+    becomes("KKKK", "KHHH");
+    becomes("KHHH", "KHHH");
+}
+
+/* What layer 0 still computes counts, by the chunks that are left of it. */
+static void a_busy_compute_lane_takes_keys_and_values(void **state)
+{
+    (void)state;
+    r->costs[0].comp_h_s = 50;
+    r->layer_left[0] = N_CHUNKS;
+    becomes("HKKK", "HKKK");
+    set_comp_h(10);
+    becomes("HHHH", "HKKK");
+    set_comp_h(1);
+    becomes("HHHH", "HHHH"); /* 53 s and 50 s: less than a tenth is not worth it */
+    r->layer_left[0] = 0;
+    becomes("HKKK", "HHHH");
+}
+
+/* Layers that compute longer than they read come first. */
+static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
+{
+    (void)state;
+    set_comp_h(2);
+    becomes("KKKK", "KHHK");
+    becomes("HHHH", "HHHK");
+}
+
+/* Two hidden layers of 2 s balance the lanes; on a disk that is three times as slow as planned a third one
+ * is better.  Less than a tenth of the reads shows nothing. */
+static void a_disk_is_as_slow_as_it_has_shown(void **state)
+{
+    (void)state;
+    set_comp_h(2);
+    r->io_done_s = 2;
+    r->io_ns = 6000000000;
+    becomes("KKKK", "KHHH");
+    r->io_done_s = 0.7;
+    becomes("KKKK", "KHHK");
+}
+
+/* The unread rest of the layer that is being read counts as well. */
+static void the_rest_of_a_layer_is_read_first(void **state)
+{
+    (void)state;
+    set_comp_h(2);
+    r->costs[0].io_kv_s = 20;
+    r->next_chunk = N_CHUNKS / 2; /* 10 s: the other lane is never the longer one */
+    becomes("KKKK", "KHHH");
+    r->next_chunk = N_CHUNKS;
+    becomes("KKKK", "KHHK");
+}
+
+static void layers_without_both_kinds_stay(void **state)
+{
+    (void)state;
+    r->costs[2].has_both = false;
+    becomes("KKKK", "KHKH");
+}
+
+/* Once a group's rows of a kind have come, their time is that of the layers to come. */
+static void rows_that_have_come_say_what_a_layer_takes(void **state)
+{
+    (void)state;
+    r->kind_rows[STORE_HIDDEN] = GROUP_ROWS;
+    r->kind_ns[STORE_HIDDEN] = (int64_t)(10e9 / N_ROWS * GROUP_ROWS);
+    becomes("KKKK", "KKKK"); /* 10 s a layer, and all reads take 6 */
+    r->kind_rows[STORE_HIDDEN] = GROUP_ROWS - 1;
+    becomes("KKKK", "KHHH");
+}
+
+static void recomputation_keeps_the_lane_busy(void **state)
+{
+    (void)state;
+    r->n_recompute = 2;
+    rr->row_ns[0] = 50e9 / (2 * N_ROWS);
+    becomes("KKKK", "KKKK");
+    becomes("KHHH", "KHHH"); /* 53 s and 50 s */
+    r->re.row = N_ROWS;
+    becomes("KKKK", "KHHH");
+}
+
+static void some_restores_stay_as_they_are(void **state)
+{
+    (void)state;
+    r->out.raced_layers = 1;
+    becomes("KKKK", "KKKK");
+    r->out.raced_layers = 0;
+    r->is_stopped = true;
+    becomes("KKKK", "KKKK");
+    r->is_stopped = false;
+    r->may_replan = false;
+    becomes("KKKK", "KKKK");
+}
+
+#define CASE(f) cmocka_unit_test_setup_teardown(f, make, destroy)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(an_idle_compute_lane_takes_hidden_states),
+        CASE(a_busy_compute_lane_takes_keys_and_values),
+        CASE(the_first_become_hidden_and_the_last_keys_and_values),
+        CASE(a_disk_is_as_slow_as_it_has_shown),
+        CASE(the_rest_of_a_layer_is_read_first),
+        CASE(layers_without_both_kinds_stay),
+        CASE(rows_that_have_come_say_what_a_layer_takes),
+        CASE(recomputation_keeps_the_lane_busy),
+        CASE(some_restores_stay_as_they_are),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
