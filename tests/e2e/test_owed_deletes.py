@@ -184,6 +184,16 @@ def test_full(tmp):
     mounted(tmp, "size=12m", full, "a disk without a block")
 
 
+def test_nothing_owed():
+    """Where no state is stored, nothing waits to be erased: both routes are refused."""
+    server = Server("synth:tiny-gqa")
+    for path, body in (("/v1/cache/clear", {}), ("/v1/cache/evict", {"prompt": [1, 2, 3]})):
+        status, _, r = server.post(path, body)
+        check(f"{path} without a store is refused", status == 400 and "no state is stored" in r["error"]["message"], (status, r))
+    equal("and the server stops well", server.stop(), 0)
+
+
+test_nothing_owed()
 tests = [test_noted, test_forgotten, test_unavailable, test_full]
 if not can([*AS_USER, HC, "--version"]):
     skip("denied stores", "the program cannot be run as another user here")
