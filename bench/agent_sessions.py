@@ -5,7 +5,8 @@
                             [--throttle 1GB] [--rounds 1] [--arms dram,staging,off]
 
 A request of the trace names the blocks of 64 tokens of its prompt.  Every SCALE-th block is kept, so that lengths are the
-trace's divided by SCALE and prefixes stay prefixes; answers are divided by SCALE, and pauses multiplied by --think.
+trace's divided by SCALE and prefixes stay prefixes; answers are divided by SCALE, and pauses multiplied by --think, up
+to --longest-pause.
 Sessions run beside each other.  After half of its requests each session waits for the others; then the server is killed
 (kill -9) and started again.
 
@@ -34,6 +35,7 @@ a.add_argument("--sessions", type=int, default=4)
 a.add_argument("--requests", type=int, default=24, help="of each session")
 a.add_argument("--scale", type=int, default=32)
 a.add_argument("--think", type=float, default=0.05)
+a.add_argument("--longest-pause", type=float, default=2, help="seconds; the trace's are hours")
 a.add_argument("--throttle", default="1GB")
 a.add_argument("--dram", default="1G")
 a.add_argument("--max-sequences", default="2")
@@ -54,7 +56,7 @@ def load():
             rows = sessions.setdefault(r["session"], [])
             if len(rows) < a.requests:
                 blocks = [b for first, last in r["blocks"] for b in range(first, last + 1) if b % a.scale == 0]
-                rows.append({"blocks": blocks, "think": r["think"] * a.think, "out": max(1, r["out"] // a.scale)})
+                rows.append({"blocks": blocks, "think": min(r["think"] * a.think, a.longest_pause), "out": max(1, r["out"] // a.scale)})
             if len(sessions) > 4 * a.sessions:
                 break
     full = [rows for rows in sessions.values() if len(rows) == a.requests]
