@@ -29,7 +29,7 @@ def percentile(values, share):
 def main():
     redis = Redis()
     prompts = [words(i, a.words) for i in range(a.requests)]
-    writer = Server(a.model, "--remote", redis.url(), "--no-reuse", "--save", "kv")
+    writer = Server(a.model, "--remote", redis.url(), "--no-reuse", "--plan", "kv")
     writer.shares()
     for prompt in prompts:
         writer.ask(prompt)
@@ -37,7 +37,7 @@ def main():
     writer.stop()
     proxy = Hanging(redis.port)
     remote = Server(a.model, "--remote", redis.url(proxy.port), "--no-reuse")
-    alone = Server(a.model, "--no-reuse", "--plan", "recompute")
+    alone = Server(a.model, "--no-reuse")
     remote.shares()
     for s in (remote, alone):
         s.ask("The first request of a server finds its memory new. " * 20)

@@ -37,8 +37,8 @@ def between_tokens(s, seed):
 
 def main():
     redis = Redis()
-    arms = {"remote": Server(a.model, "--remote", redis.url(), "--no-reuse", "--save", "kv"),
-            "own store": Server(a.model, "--no-reuse", "--save", "kv")}
+    arms = {"remote": Server(a.model, "--remote", redis.url(), "--no-reuse", "--plan", "kv"),
+            "own store": Server(a.model, "--no-reuse", "--plan", "kv")}
     arms["remote"].shares()
     times = {name: [] for name in arms}
     for s in arms.values():

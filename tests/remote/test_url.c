@@ -61,6 +61,7 @@ static void refused(void **state)
                                         "redis:///1",
                                         "redisss://h",
                                         "rediss:/h",
+                                        "rediss:/xh",
                                         "redis://h:0",
                                         "redis://h:65536",
                                         "redis://h:99999999999",
