@@ -1,8 +1,8 @@
 /* cmd_batch.c - `hcache batch`: answers a file of requests, in OpenAI's batch format.
  *
- * Wiring, options, progress and the summary; batch/job.h does the work.  The first SIGTERM or SIGINT stops
- * the job after the engine's present step, the second ends the process at once.  Both lose nothing that
- * was written. */
+ * Wiring, options, progress and the summary; batch/job.h does the work.  The first SIGTERM or
+ * SIGINT stops the job after the engine's present step, the second ends the process at once.
+ * Both lose nothing that was written. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>

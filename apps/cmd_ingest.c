@@ -236,7 +236,8 @@ static int most_tokens(const struct hcache *h, const struct ingest_args *a)
     return a->chat == NULL ? 0 : a->part_tokens > 0 ? a->part_tokens : info.max_context / 2;
 }
 
-/* The end of the longest part that begins at p->from and has at most `most` tokens.  bytes: of such a part, about. */
+/* The end of the longest part that begins at p->from and has at most `most` tokens.
+ * bytes: of such a part, about. */
 static int find_end(const struct hcache *h, const struct ingest_args *a, struct piece *p,
                     size_t n_text, int most, size_t bytes, struct hcache_err *err)
 {

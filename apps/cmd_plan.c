@@ -210,8 +210,8 @@ static bool is_folder(const struct plan_args *a)
     return a->model_dir != NULL && strncmp(a->model_dir, "synth:", 6) != 0;
 }
 
-/* The plan of a history that the model was not made for is a plan, but of nothing that run would restore.  (Shapes may
- * be tried at any length.) */
+/* The plan of a history that the model was not made for is a plan, but of nothing that run
+ * would restore.  (Shapes may be tried at any length.) */
 static void warn_of_length(const struct plan_args *a)
 {
     struct model_config c;
@@ -221,8 +221,8 @@ static void warn_of_length(const struct plan_args *a)
                  a->model_dir, c.max_ctx, (long long)(a->history + a->n_new));
 }
 
-/* Without a model and a platform the plan is for this machine and the model that `hcache profile` has measured last.
- * Returns that file, from malloc; NULL: there is none. */
+/* Without a model and a platform the plan is for this machine and the model that `hcache
+ * profile` has measured last. Returns that file, from malloc; NULL: there is none. */
 static char *own_platform(const struct plan_args *a, bool has_platform)
 {
     char *path = a->shape == NULL && a->model_dir == NULL && !has_platform

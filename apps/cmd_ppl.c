@@ -1,13 +1,13 @@
 /* cmd_ppl.c - `hcache ppl`: the perplexity of a text under a model.
  *
  * The text is cut into windows of --context tokens; every window is computed on its own and its
- * second half is scored, so that each scored token has at least half a window of context. (The usual
- * way for models of a fixed context; figures are comparable at equal windows only.)
+ * second half is scored, so that each scored token has at least half a window of context. (The
+ * usual way for models of a fixed context; figures are comparable at equal windows only.)
  *
  * With --overflow the text is one context that outgrows its window (ppl_overflow.h).
  *
- * The logits of the scored positions can be kept, and others compared with them by their divergence:
- * what 8-bit weights change is seen by that long before perplexity tells. */
+ * The logits of the scored positions can be kept, and others compared with them by their
+ * divergence: what 8-bit weights change is seen by that long before perplexity tells. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

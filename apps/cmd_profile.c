@@ -77,8 +77,8 @@ static void step_done(struct measuring *m)
     progress_at(&m->progress, ++m->n_done);
 }
 
-/* All of `dirs` together, as restores use them; or DRAM (no dirs).  The first tier's device is measured beside
- * compute, too: what a slow one has taken seconds to write is there. */
+/* All of `dirs` together, as restores use them; or DRAM (no dirs).  The first tier's device is
+ * measured beside compute, too: what a slow one has taken seconds to write is there. */
 static int measure_tier(struct measuring *m, struct platform *p, const char *name,
                         const char *const *dirs, int n_dirs, struct err *err)
 {
@@ -249,8 +249,8 @@ static void judge_old(const char *path, const struct platform *expected)
         fprintf(stderr, "hcache profile: %s; measuring again\n", why.msg);
 }
 
-/* For `hcache plan` without options, which plans for this machine. Nothing depends on it, so a failure is silent: the
- * profile itself was written. */
+/* For `hcache plan` without options, which plans for this machine. Nothing depends on it, so a
+ * failure is silent: the profile itself was written. */
 static void remember(const struct platform *p)
 {
     char *path = user_file("platform");

@@ -506,7 +506,7 @@ static int run(struct hcache *h, struct prompt *p, struct run_args *a,
     return rc;
 }
 
-/* --- a conversation ----------------------------------------------------------------------------- */
+/* --- a conversation --------------------------------------------------------------------------- */
 
 static void told(void *arg, const struct hcache_result *r)
 {

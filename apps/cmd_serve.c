@@ -4,8 +4,8 @@
  *
  *     listen (503) -> load the model -> answer ... SIGTERM -> drain -> flush -> exit
  *
- * Signals are blocked in every thread and taken by one of their own: the first begins the drain, the
- * second ends the process at once, which loses nothing that was committed. */
+ * Signals are blocked in every thread and taken by one of their own: the first begins the
+ * drain, the second ends the process at once, which loses nothing that was committed. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -291,8 +291,8 @@ static void warn_if_readable(const char *path)
                  (unsigned)st.st_mode & 07777);
 }
 
-/* What a client can send in a header as one word.  A key that is read as several, or up to a zero byte,
- * would leave the server open to its parts. */
+/* What a client can send in a header as one word.  A key that is read as several, or up to a
+ * zero byte, would leave the server open to its parts. */
 static bool is_key(const char *key)
 {
     if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* a mark of the order of bytes */
@@ -427,8 +427,8 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
     return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
 }
 
-/* True where the server goes on without the file.  -ENOENT: its folder is missing, because the store
- * could not be made. */
+/* True where the server goes on without the file.  -ENOENT: its folder is missing,
+ * because the store could not be made. */
 static bool is_disk_fault(int rc, bool is_chosen)
 {
     return err_is_of_disk(rc) || rc == -ENOMEM || (rc == -ENOENT && !is_chosen);

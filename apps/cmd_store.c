@@ -43,7 +43,7 @@ static const struct opt dir_positionals[] = {
     {0},
 };
 
-/* --- what all four share ----------------------------------------------------------------------- */
+/* --- what all four share ---------------------------------------------------------------------- */
 
 struct session {
     struct io *io;
@@ -114,7 +114,7 @@ static void print_json(struct json *j)
     json_free(j);
 }
 
-/* --- the chunks, as a list --------------------------------------------------------------------- */
+/* --- the chunks, as a list -------------------------------------------------------------------- */
 
 struct list {
     struct store_entry *e;
@@ -154,7 +154,7 @@ static void time_text(int64_t wall_s, char out[32])
     strftime(out, 32, "%Y-%m-%d %H:%M", &tm);
 }
 
-/* --- why a chunk is still there, or of no use ---------------------------------------------------- */
+/* --- why a chunk is still there, or of no use ------------------------------------------------- */
 
 struct why {
     bool reachable;    /* all chunks before it are stored */
@@ -256,7 +256,7 @@ static void why_text(const struct store_entry *e, const struct why *w, char *out
     }
 }
 
-/* --- stat -------------------------------------------------------------------------------------- */
+/* --- stat ------------------------------------------------------------------------------------- */
 
 static const struct opt stat_options[] = {
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
@@ -386,7 +386,7 @@ static int run_stat(const struct store_args *a, struct err *err)
     return rc;
 }
 
-/* --- ls ---------------------------------------------------------------------------------------- */
+/* --- ls --------------------------------------------------------------------------------------- */
 
 static const struct opt ls_options[] = {
     {"chunks", OPT(struct store_args, chunks),
@@ -539,7 +539,7 @@ static int run_ls(const struct store_args *a, struct err *err)
     return rc;
 }
 
-/* --- verify ------------------------------------------------------------------------------------ */
+/* --- verify ----------------------------------------------------------------------------------- */
 
 static const struct opt_cmd verify_cmd = {
     .name = "store verify",
@@ -671,7 +671,7 @@ static int run_verify(const struct store_args *a, struct err *err)
                                   r.n_bad);
 }
 
-/* --- rm ---------------------------------------------------------------------------------------- */
+/* --- rm --------------------------------------------------------------------------------------- */
 
 static const struct opt rm_options[] = {
     {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",
@@ -720,7 +720,8 @@ static int mark_key(const struct list *l, const char *digits, bool *marked, stru
                               digits, n);
 }
 
-/* What continues a marked chunk is marked too: the list is depth first, so a parent's mark is known. */
+/* What continues a marked chunk is marked too: the list is depth first, so a
+ * parent's mark is known. */
 static int mark(const struct store_args *a, const struct list *l, bool *marked,
                 struct err *err)
 {
@@ -837,7 +838,8 @@ static const struct opt_cmd import_cmd = {
 };
 const struct opt_cmd *const options_of_store_import = &import_cmd;
 
-/* What a marked chunk continues is marked, too: the list has parents first, so it is walked from its end. */
+/* What a marked chunk continues is marked, too: the list has parents first, so it
+ * is walked from its end. */
 static void mark_parents(const struct list *l, bool *marked)
 {
     for (uint64_t i = l->n; i-- > 0;)
@@ -892,7 +894,8 @@ static int open_kept(const struct store_args *a, const struct session *s,
     return rc;
 }
 
-/* Marks the chunks of a conversation that the store has; *turns is its text, *n_turns their number. */
+/* Marks the chunks of a conversation that the store has; *turns is its text,
+ * *n_turns their number. */
 static int mark_conversation(const struct store_args *a, const struct session *s,
                              const struct list *l, bool *marked, char **turns, int *n_turns,
                              struct err *err)
@@ -1058,7 +1061,7 @@ static int run_unpin(const struct store_args *a, struct err *err)
     return rc;
 }
 
-/* --- gc ---------------------------------------------------------------------------------------- */
+/* --- gc --------------------------------------------------------------------------------------- */
 
 static const struct opt gc_options[] = {
     {"idle-ttl", OPT(struct store_args, idle_ttl_s), .arg = "S", .def = "0", .min = 0,
@@ -1113,7 +1116,7 @@ static int run_gc(const struct store_args *a, struct err *err)
     return rc;
 }
 
-/* --- store ------------------------------------------------------------------------------------- */
+/* --- store ------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *name;

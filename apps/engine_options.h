@@ -1,8 +1,8 @@
 /* engine_options.h - the options that every command shares which opens a model.
  *
- * A command's struct has a member `struct engine_args engine`.  Each row below puts its value straight
- * into `engine.o`, which is what hcache_open and stack_open take.  So a new option of the engine is a
- * row here, a field of struct hcache_opts, and the line that uses the field. */
+ * A command's struct has a member `struct engine_args engine`.  Each row below puts its value
+ * straight into `engine.o`, which is what hcache_open and stack_open take.  So a new option of
+ * the engine is a row here, a field of struct hcache_opts, and the line that uses the field. */
 #ifndef APPS_ENGINE_OPTIONS_H
 #define APPS_ENGINE_OPTIONS_H
 
@@ -137,8 +137,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "read the store straight into a GPU's memory, by cuFile; on: or fail"}
 /* clang-format on */
 
-/* Puts --store (directories, or the word memory) and --dram into e->o.  Returns 0, or ERR_USAGE where
- * that word stands among directories, or --dram is no size.  e->o points into e->store from then on. */
+/* Puts --store (directories, or the word memory) and --dram into e->o.  Returns 0, or
+ * ERR_USAGE where that word stands among directories, or --dram is no size.  e->o
+ * points into e->store from then on. */
 static inline int engine_args_finish(struct engine_args *e, struct err *err)
 {
     for (int i = 0; e->store.n > 1 && i < e->store.n; i++)

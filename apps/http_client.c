@@ -50,7 +50,7 @@ void http_client_close(struct http_client *c)
     curl_global_cleanup();
 }
 
-/* --- what arrives ------------------------------------------------------------------------------- */
+/* --- what arrives ----------------------------------------------------------------------------- */
 
 /* The events that are whole: "data: JSON" lines, each ended by an empty one. */
 static void read_events(struct http_client *c)
@@ -88,7 +88,7 @@ static int on_time(void *arg, curl_off_t a, curl_off_t b, curl_off_t x, curl_off
     return c->stream != NULL && c->stream->is_stopped(c->stream->arg);
 }
 
-/* --- requests ----------------------------------------------------------------------------------- */
+/* --- requests --------------------------------------------------------------------------------- */
 
 static int code_of(long status, const char *code)
 {

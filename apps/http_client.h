@@ -1,4 +1,5 @@
-/* http_client.h - requests to a server's JSON API, one at a time, for commands that are clients.  One thread. */
+/* http_client.h - requests to a server's JSON API, one at a time, for commands that
+ * are clients.  One thread. */
 #ifndef APPS_HTTP_CLIENT_H
 #define APPS_HTTP_CLIENT_H
 
@@ -14,9 +15,10 @@ int http_client_open(const char *url, const char *key, struct http_client **out,
                      struct err *err);
 void http_client_close(struct http_client *c); /* NULL is allowed */
 
-/* body: taken; NULL: none.  *out is the answer's JSON, the caller's (NULL allowed where the method's answer does not
- * matter).  A refusal is ERR_NOT_FOUND (404), ERR_LIMIT (the context is full) or ERR_USAGE, with the server's message;
- * a server that cannot be reached is ERR_UNSUPPORTED. */
+/* body: taken; NULL: none.  *out is the answer's JSON, the caller's (NULL allowed where
+ * the method's answer does not matter).  A refusal is ERR_NOT_FOUND (404), ERR_LIMIT
+ * (the context is full) or ERR_USAGE, with the server's message; a server that cannot
+ * be reached is ERR_UNSUPPORTED. */
 int http_client_call(struct http_client *c, const char *method, const char *path,
                      struct json *body, struct json **out, struct err *err);
 
@@ -25,7 +27,8 @@ struct http_stream {
                   const struct json *o); /* each object of the stream, in order */
     bool (*is_stopped)(
         void *
-            arg); /* asked about once a second and whenever something arrives: closes the connection */
+            /* asked about once a second and whenever something arrives: closes the connection */
+            arg);
     void *arg;
 };
 /* POST with a stream as its answer.  Returns 0 at its end, and where is_stopped has closed it. */

@@ -1,7 +1,8 @@
 /* line_reader.c - see line_reader.h.
  *
- * A terminal that knows bracketed paste marks what is pasted (PASTE_ON asks for it).  Lines that are pasted together are
- * one message: all but the last are taken as they are, the last one can be edited, and Enter sends them. */
+ * A terminal that knows bracketed paste marks what is pasted (PASTE_ON asks for it).  Lines
+ * that are pasted together are one message: all but the last are taken as they are, the last
+ * one can be edited, and Enter sends them. */
 #include "apps/line_reader.h"
 
 #include <errno.h>
@@ -78,7 +79,8 @@ static wchar_t *read_paste(EditLine *edit)
     return NULL;
 }
 
-/* The first pasted line goes into the line that is edited.  Where there are more, that line ends. */
+/* The first pasted line goes into the line that is edited.  Where there are more,
+ * that line ends. */
 static unsigned char take_paste(EditLine *edit, int key)
 {
     struct line_reader *r;
@@ -100,7 +102,8 @@ static unsigned char take_paste(EditLine *edit, int key)
     return end != NULL ? CC_NEWLINE : CC_REFRESH;
 }
 
-/* Without a locale of its own the editor would take a letter beyond ASCII for the end of the input. */
+/* Without a locale of its own the editor would take a letter beyond ASCII for the
+ * end of the input. */
 static void set_characters(void)
 {
     (void)setlocale(LC_CTYPE, "");
@@ -108,7 +111,8 @@ static void set_characters(void)
         (void)setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-/* Ctrl-C comes as a key, not as a signal, while a line is edited: the terminal's isig is off there alone. */
+/* Ctrl-C comes as a key, not as a signal, while a line is edited: the terminal's
+ * isig is off there alone. */
 static void edit_open(struct line_reader *r)
 {
     HistEvent event;
@@ -134,7 +138,7 @@ static void edit_open(struct line_reader *r)
     el_set(r->edit, EL_SETTY, "-d", "-isig", NULL);
 }
 
-/* --- the history's file -------------------------------------------------------------------------- */
+/* --- the history's file ----------------------------------------------------------------------- */
 
 static void history_fault(struct line_reader *r, const char *what)
 {
@@ -209,8 +213,8 @@ static const char *next_line(struct line_reader *r, size_t *n)
     const char *line;
     int count = 0;
     if (r->edit != NULL) {
-        /* el_gets prints the prompt before it takes over the terminal. Until then the terminal would echo keys and
-           turn Ctrl-C into a signal, which drops the keys typed before it. */
+        /* el_gets prints the prompt before it takes over the terminal.  Until then the terminal
+         * would echo keys and turn Ctrl-C into a signal, which drops the keys typed before it. */
         el_set(r->edit, EL_PREP_TERM, 1);
         if (r->pastes)
             fputs(PASTE_ON, stderr);

@@ -115,7 +115,8 @@ static int run_line(void *arg)
     const struct line *l = arg;
     int argc = l->argc;
     char **argv = l->argv;
-    /* A file that may not grow (ulimit -f) is a full disk to the store, and not the end of everything. */
+    /* A file that may not grow (ulimit -f) is a full disk to the store, and not the
+     * end of everything. */
     (void)signal(SIGXFSZ, SIG_IGN);
     (void)option_tables_check_environment(environ);
     if (argc < 2) {

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Variables that are no option of a command, and are not suggested to users: of the device's tuning, of tests and
- * scripts. */
+/* Variables that are no option of a command, and are not suggested to users: of the device's
+ * tuning, of tests and scripts. */
 static const char *const others[] = {
     "HCACHE_BUILD",       "HCACHE_CAMPAIGN_OUT",   "HCACHE_CHECKSUMS",  "HCACHE_CUDA_EARLY",
     "HCACHE_CUDA_GRAPHS", "HCACHE_CUDA_MATH",      "HCACHE_CUDA_RANKS", "HCACHE_FAULTS",

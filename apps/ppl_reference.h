@@ -1,8 +1,9 @@
 /* ppl_reference.h - logits kept in a file, and the distance of others from them.
  *
- * The file, little-endian: "hclogit1", u32 vocabulary, u32 context, u32 windows, u32 zero, the ids i32
- * [windows][context], then f32 [scored positions][vocabulary] in order.  The scored positions of a
- * window are context / 2 .. context - 2.  It is large: 4 bytes times the vocabulary for each. */
+ * The file, little-endian: "hclogit1", u32 vocabulary, u32 context, u32 windows, u32
+ * zero, the ids i32 [windows][context], then f32 [scored positions][vocabulary] in
+ * order.  The scored positions of a window are context / 2 .. context - 2.  It is large:
+ * 4 bytes times the vocabulary for each. */
 #ifndef APPS_PPL_REFERENCE_H
 #define APPS_PPL_REFERENCE_H
 

@@ -11,8 +11,8 @@
 
 struct store;
 
-/* Prints a row for each of an hour, a day, a week, thirty days and all time: contexts and bytes that
- * were last used within it, and a quarter of these bytes. */
+/* Prints a row for each of an hour, a day, a week, thirty days and all time: contexts and bytes
+ * that were last used within it, and a quarter of these bytes. */
 int store_advise(struct store *s, bool json, struct err *err);
 
 #endif

@@ -112,8 +112,8 @@ static int write_all(struct store *s, const struct sha256 *keys, int n, const ch
     return rc;
 }
 
-/* Gives the finished file its name where nothing has that name.  EINVAL: the file system cannot do both at
- * once. */
+/* Gives the finished file its name where nothing has that name.  EINVAL: the file
+ * system cannot do both at once. */
 static int name_it(const char *tmp, const char *path)
 {
     if (renameat2(AT_FDCWD, tmp, AT_FDCWD, path, RENAME_NOREPLACE) == 0)

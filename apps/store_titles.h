@@ -6,12 +6,13 @@
 
 struct store_titles;
 
-/* Reads the conversations in the store's first directory.  Never fails: without such a file, or while a server has it,
- * nothing has a title. */
+/* Reads the conversations in the store's first directory.  Never fails: without such a file, or
+ * while a server has it, nothing has a title. */
 struct store_titles *store_titles_open(const char *dir);
 void store_titles_close(struct store_titles *t); /* NULL is allowed */
 
-/* Returns the title of the conversation that used the chunk last; NULL: none. Valid until store_titles_close. */
+/* Returns the title of the conversation that used the chunk last; NULL: none. Valid
+ * until store_titles_close. */
 const char *store_titles_find(const struct store_titles *t, const struct sha256 *key);
 
 #endif

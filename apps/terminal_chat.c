@@ -12,7 +12,7 @@
 #include "base/progress.h"
 #include "sessions/fullness.h"
 
-/* --- Ctrl-C ------------------------------------------------------------------------------------- */
+/* --- Ctrl-C ----------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t interrupted;
 
@@ -35,7 +35,7 @@ bool terminal_interrupted(void)
     return was;
 }
 
-/* --- a chat ------------------------------------------------------------------------------------- */
+/* --- a chat ----------------------------------------------------------------------------------- */
 
 struct chat {
     const struct terminal_chat_opts *o;
@@ -145,7 +145,7 @@ static void go_to(struct chat *c, const char *name)
         greet(c);
 }
 
-/* --- commands ----------------------------------------------------------------------------------- */
+/* --- commands --------------------------------------------------------------------------------- */
 
 static void list(struct chat *c)
 {
@@ -224,7 +224,8 @@ static bool take(struct chat *c, const char *text, size_t n, int *rc)
     return *rc == 0 || c->on_terminal;
 }
 
-/* How to go on in another run. A title that a shell would read otherwise than it stands is left out. */
+/* How to go on in another run. A title that a shell would read otherwise than it
+ * stands is left out. */
 static void tell_kept(const struct chat *c)
 {
     const char *title = c->talk->ops->title(c->talk);

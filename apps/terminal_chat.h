@@ -1,7 +1,8 @@
 /* terminal_chat.h - a conversation in the terminal: `hcache run -i`.
  *
- * Over a conversation of this process or of a server (terminal_talk.h).  Ctrl-C stops the answer, or the reading of
- * the prompt before it, not the program.  An error prints its message and returns to the prompt. */
+ * Over a conversation of this process or of a server (terminal_talk.h).  Ctrl-C stops the
+ * answer, or the reading of the prompt before it, not the program.  An error prints its
+ * message and returns to the prompt. */
 #ifndef APPS_TERMINAL_CHAT_H
 #define APPS_TERMINAL_CHAT_H
 
@@ -24,7 +25,8 @@ struct terminal_chat_opts {
 int terminal_chat(struct terminal_talk *talk, const struct terminal_chat_opts *o,
                   struct err *err);
 
-/* Stops the answer that is being generated when Ctrl-C is typed: from now on SIGINT does nothing else. */
+/* Stops the answer that is being generated when Ctrl-C is typed: from now on SIGINT
+ * does nothing else. */
 void terminal_catch_interrupt(void);
 /* Whether Ctrl-C was typed since the last call of this function. */
 bool terminal_interrupted(void);

@@ -1,4 +1,5 @@
-/* terminal_local.c - see terminal_talk.h: the conversation of this process, over kept conversations. */
+/* terminal_local.c - see terminal_talk.h: the conversation of this process, over
+ * kept conversations. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

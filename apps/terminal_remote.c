@@ -1,7 +1,9 @@
-/* terminal_remote.c - see terminal_talk.h: a conversation that a running server keeps, over its API (docs/STATEFUL.md).
+/* terminal_remote.c - see terminal_talk.h: a conversation that a running server keeps,
+ * over its API (docs/STATEFUL.md).
  *
- * The server has the conversation; this side knows its id, its title and how many turns it has.  A conversation without
- * a turn is made on the server with its first message, and removed again where that message is refused. */
+ * The server has the conversation; this side knows its id, its title and how many turns it
+ * has.  A conversation without a turn is made on the server with its first message, and removed
+ * again where that message is refused. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +61,7 @@ static int64_t int_of(const struct json *o, const char *key)
     return v;
 }
 
-/* --- which conversation -------------------------------------------------------------------------- */
+/* --- which conversation ----------------------------------------------------------------------- */
 
 /* v: the server's object; NULL: one that the server does not know yet. */
 static void adopt(struct remote *r, const struct json *v, const char *title)
@@ -222,7 +224,7 @@ static char *remote_last_answer(struct terminal_talk *t)
     return out;
 }
 
-/* --- branches -------------------------------------------------------------------------------------- */
+/* --- branches --------------------------------------------------------------------------------- */
 
 static struct json *with_title(const struct remote *r)
 {
@@ -232,7 +234,8 @@ static struct json *with_title(const struct remote *r)
     return o;
 }
 
-/* Goes to a branch behind the response or item `at`; NULL: to a conversation of that title with nothing in it. */
+/* Goes to a branch behind the response or item `at`; NULL: to a conversation of
+ * that title with nothing in it. */
 static int go_behind(struct remote *r, const char *at, struct err *err)
 {
     struct json *body = with_title(r), *v = NULL;
@@ -282,7 +285,7 @@ static int remote_branch(struct terminal_talk *t, int back, struct err *err)
     return rc;
 }
 
-/* --- an answer --------------------------------------------------------------------------------------- */
+/* --- an answer -------------------------------------------------------------------------------- */
 
 static void read_end(struct remote *r, const struct json *response)
 {

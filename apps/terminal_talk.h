@@ -34,10 +34,11 @@ struct terminal_talk; /* the implementation's */
 
 struct terminal_ops {
     void (*close)(struct terminal_talk *t);
-    /* Goes to the conversation of that id or title, or begins one; name NULL: one without a title.  Where it fails
-     * t stays in its own. */
+    /* Goes to the conversation of that id or title, or begins one; name NULL: one without a
+     * title.  Where it fails t stays in its own. */
     int (*go)(struct terminal_talk *t, const char *name, struct err *err);
-    /* text NULL: the last question again, on a branch.  A stopped answer is kept as far as it came. */
+    /* text NULL: the last question again, on a branch.  A stopped answer is kept as
+     * far as it came. */
     int (*say)(struct terminal_talk *t, const char *text, size_t n,
                const struct terminal_sink *sink, struct terminal_end *end, struct err *err);
     int (*branch)(struct terminal_talk *t, int back,

@@ -7,8 +7,9 @@
 
 #include "base/err.h"
 
-/* "1 2 3", "1,2,3" or "[1, 2, 3]" on any number of lines; text[n] is 0.  `name` is where it comes from, for
- * messages.  The caller frees *ids, also where there are none; ERR_FORMAT names the place of what is no id. */
+/* "1 2 3", "1,2,3" or "[1, 2, 3]" on any number of lines; text[n] is 0.  `name` is where it
+ * comes from, for messages.  The caller frees *ids, also where there are none; ERR_FORMAT
+ * names the place of what is no id. */
 int token_ids_parse(const char *text, size_t n, const char *name, int32_t **ids,
                     size_t *n_ids, struct err *err);
 

@@ -22,8 +22,8 @@ const char *background_name(enum background b);
 int background_parse(const char *name, enum background *out, struct err *err);
 
 struct background_run;
-/* Begins; io and folder: of the reader.  Returns NULL for BACKGROUND_NONE, and where no thread can be had or
- * there is nothing to read (err says which). */
+/* Begins; io and folder: of the reader.  Returns NULL for BACKGROUND_NONE, and where no thread
+ * can be had or there is nothing to read (err says which). */
 struct background_run *background_start(enum background b, struct io *io,
                                         const char *folder, struct err *err);
 /* Ends it. NULL is allowed. */

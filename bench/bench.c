@@ -44,8 +44,8 @@ static int lock_dir(const char *path, struct stat *st)
 
 #define TEMP_NAME "hcache-bench-"
 
-/* What benchmarks have left that were ended by a signal: gigabytes that nobody would look for.  A folder that was made
- * this minute may not be locked yet. */
+/* What benchmarks have left that were ended by a signal: gigabytes that nobody would look for.
+ * A folder that was made this minute may not be locked yet. */
 static void sweep(const char *base)
 {
     DIR *d = opendir(base);

@@ -24,7 +24,7 @@ int bench_tiers(int argc, char **argv);
 int bench_hybrid(int argc, char **argv);
 int bench_hybrid_run(int argc, char **argv); /* bench hybrid run */
 
-/* --- what a benchmark of a running engine is told ------------------------------------------------ */
+/* --- what a benchmark of a running engine is told --------------------------------------------- */
 
 /* The first member of such a benchmark's own arguments. */
 struct bench_common {
@@ -48,7 +48,7 @@ extern const struct opt bench_positionals[]; /* MODEL */
 /* Of a history, in any benchmark. */
 enum { BENCH_MAX_TOKENS = 1 << 20 };
 
-/* --- the table of a device: bench device, bench kernels ------------------------------------------- */
+/* --- the table of a device: bench device, bench kernels --------------------------------------- */
 
 struct device_table {
     struct engine_args engine; /* the device, its dtype, threads and ranks */
@@ -56,13 +56,15 @@ struct device_table {
     const char *only; /* rows whose kind and shape contain it; NULL: all */
     int runs, tokens, width;
 };
-/* Measures what the device can do at most, prints that, and then each operation as a share of it. */
+/* Measures what the device can do at most, prints that, and then each operation as
+ * a share of it. */
 int device_table_run(const struct device_table *o, struct err *err);
 
-/* --- where it keeps its state ------------------------------------------------------------------- */
+/* --- where it keeps its state ----------------------------------------------------------------- */
 
-/* The folders of --store, none for "memory", or a temporary one (in TMPDIR, or /var/tmp), which bench_place_close
- * removes with what is in it; where a signal is quicker, the next benchmark does. */
+/* The folders of --store, none for "memory", or a temporary one (in TMPDIR, or
+ * /var/tmp), which bench_place_close removes with what is in it; where a signal is
+ * quicker, the next benchmark does. */
 struct bench_place {
     char temp[256]; /* "": the folders are the user's */
     const char *temp_dir;
@@ -73,9 +75,10 @@ struct bench_place {
 int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *err);
 void bench_place_close(struct bench_place *p);
 
-/* --- numbers, ends and figures --------------------------------------------------------------------------- */
+/* --- numbers, ends and figures ---------------------------------------------------------------- */
 
-/* An item of a list option, which must be a number from least to most: else ERR_USAGE, naming both. */
+/* An item of a list option, which must be a number from least to most: else
+ * ERR_USAGE, naming both. */
 int bench_number(const char *option, const char *text, int least, int most, int *out,
                  struct err *err);
 

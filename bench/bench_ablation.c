@@ -1,10 +1,11 @@
-/* bench_ablation.c - `hcache bench ablation`: the HCache paper's sensitivity and ablation figures on
- * this machine, the paper's numbers beside ours.
+/* bench_ablation.c - `hcache bench ablation`: the HCache paper's sensitivity and ablation figures
+ * on this machine, the paper's numbers beside ours.
  *
  * This machine is no GPU server, so each platform of the paper is brought to scale: the store is
- * throttled until projecting and reading a hidden state take the same times to each other as they do
- * there with that model (restore_lab.h).  The pipeline is the real one.  What cannot be run here (other
- * GPUs, token-wise partition) is computed from platform models, and labelled so. */
+ * throttled until projecting and reading a hidden state take the same times to each
+ * other as they do there with that model (restore_lab.h).  The pipeline is the real
+ * one.  What cannot be run here (other GPUs, token-wise partition) is computed from
+ * platform models, and labelled so. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -129,8 +130,8 @@ static int measure_point(struct ablation *b, int tokens, struct point *p, struct
     return rc;
 }
 
-/* As NAME:SHAPE of hcache plan; prints a line.  Where this store is too slow for that, no method has a
- * time. */
+/* As NAME:SHAPE of hcache plan; prints a line.  Where this store is too slow for
+ * that, no method has a time. */
 static int measure_as(struct ablation *b, const char *figure, const char *as, int tokens,
                       struct point *p, struct err *err)
 {

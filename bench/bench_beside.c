@@ -1,13 +1,14 @@
 /* bench_beside.c - what a long prompt, or its restoration, costs those who decode beside it.
  *
- * A few sequences decode all the time.  Windows take turns: nothing else; a new prompt arrives and is
- * prefilled (and saved); the same prompt arrives again and is restored.  Of each kind of window the time
- * between the tokens of a sequence (TBT) is told, and as a multiple of that alone.
+ * A few sequences decode all the time.  Windows take turns: nothing else; a new prompt arrives and
+ * is prefilled (and saved); the same prompt arrives again and is restored.  Of each kind of window
+ * the time between the tokens of a sequence (TBT) is told, and as a multiple of that alone.
  *
- * Each window begins with fresh decodes, for their steps take longer as they go on.  Every second window of
- * nothing is counted apart: how far the two are from each other is the noise that the rest has to be seen
- * in.  The prompt's last tokens, which no restoration brings back and which a
- * run without any would have to compute, too, are counted apart from the restoration. */
+ * Each window begins with fresh decodes, for their steps take longer as they go on.
+ * Every second window of nothing is counted apart: how far the two are from each other is
+ * the noise that the rest has to be seen in.  The prompt's last tokens, which no
+ * restoration brings back and which a run without any would have to compute, too, are
+ * counted apart from the restoration. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -130,8 +131,8 @@ static int arrive(struct lab *b, enum window w, int prompt, struct seq **s, stru
     return rc == 0 ? engine_add(b->k.engine, &q, s, err) : rc;
 }
 
-/* A gap ends with a step's forward pass, and begins with what the step before it did behind its own: new
- * tokens are in it where they were in either. */
+/* A gap ends with a step's forward pass, and begins with what the step before it did behind its
+ * own: new tokens are in it where they were in either. */
 static int step_until_done(struct lab *b, enum window w, const struct seq *s,
                            struct err *err)
 {

@@ -1,15 +1,15 @@
 /* bench_device.c - `hcache bench device`, and `bench kernels --device` of what is no CPU: products,
- * prefill and decode attention, KV loading, what lies between, checksums and copies up, through the operations that
- * the engine uses.
+ * prefill and decode attention, KV loading, what lies between, checksums and copies up, through
+ * the operations that the engine uses.
  *
- * It knows nothing of the device but its table of operations, so it is the same on a CPU and on a GPU,
- * and a first thing to run on a new machine.  Every result is the median of several runs with its rate,
- * and the share that this is of a ceiling measured first (device_rig.h); what is read is walked over in
- * turn where a cache could hold it.
+ * It knows nothing of the device but its table of operations, so it is the same on a CPU and on a
+ * GPU, and a first thing to run on a new machine.  Every result is the median of several runs with
+ * its rate, and the share that this is of a ceiling measured first (device_rig.h); what is read is
+ * walked over in turn where a cache could hold it.
  *
- * A group of devices (--tensor-parallel, --pipeline-parallel) does each operation as one of them does; what
- * is measured of it is what only a group has: exchanges between ranks, copies up that the ranks share, and
- * what crosses from a stage to the next. */
+ * A group of devices (--tensor-parallel, --pipeline-parallel) does each operation as one of
+ * them does; what is measured of it is what only a group has: exchanges between ranks, copies
+ * up that the ranks share, and what crosses from a stage to the next. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 
@@ -162,7 +162,7 @@ static int bench_matmul(struct bench *b, int m, int n, int k, struct err *err)
     return rc;
 }
 
-/* --- attention and loading, over one layer's cache --------------------------------------------- */
+/* --- attention and loading, over one layer's cache -------------------------------------------- */
 
 struct cache_arg {
     struct kv_layer kv;
@@ -294,7 +294,7 @@ static int bench_prefill(struct bench *b, int n_heads, int n_kv, struct err *err
     return rc;
 }
 
-/* --- what a layer does between its products ------------------------------------------------------ */
+/* --- what a layer does between its products --------------------------------------------------- */
 
 struct between_arg {
     struct cache_arg *cache;
@@ -329,7 +329,8 @@ static size_t elements_bytes(struct mat m)
     return (size_t)(m.rows * m.cols) * dtype_bytes(m.dtype);
 }
 
-/* `rows` rows, of a prompt or of a decode; rotation is left out (it needs a table, and no memory). */
+/* `rows` rows, of a prompt or of a decode; rotation is left out (it needs a table,
+ * and no memory). */
 static int bench_between(struct bench *b, int n_tokens, int rows, struct err *err)
 {
     struct rig *r = &b->rig;
@@ -375,7 +376,7 @@ static int bench_between(struct bench *b, int n_tokens, int rows, struct err *er
     return rc;
 }
 
-/* --- records on their way up ------------------------------------------------------------------- */
+/* --- records on their way up ------------------------------------------------------------------ */
 
 /* Half a mebibyte each, the hidden states of a chunk of 7B, every other one of pinned memory. */
 enum { RECORDS = 64, RECORD_BYTES = 512 << 10 };
@@ -446,7 +447,8 @@ static int run_sample(struct rig *r, void *arg, int i)
     return r->op->sample(r->s, a->ids, a->logits, a->rows);
 }
 
-/* One row, and some, of a vocabulary eight times the width: the best token, and one of the likeliest. */
+/* One row, and some, of a vocabulary eight times the width: the best token, and one
+ * of the likeliest. */
 static int bench_sample(struct bench *b, struct err *err)
 {
     static const struct {
@@ -499,7 +501,8 @@ static int run_checksum(struct rig *r, void *arg, int i)
     return r->op->checksum(r->s, a->out, first, stride, a->n_bytes, a->n);
 }
 
-/* As many records as a restore checks at once, and as fill the device; of 64 tokens' hidden states. */
+/* As many records as a restore checks at once, and as fill the device; of 64
+ * tokens' hidden states. */
 static int bench_checksum(struct bench *b, struct err *err)
 {
     enum { MOST = 128 };
@@ -563,7 +566,8 @@ static int run_cross(struct rig *r, void *arg, int i)
     return stream_copy(r->s, x->far, x->own.data, x->bytes);
 }
 
-/* The exchanges of rows of hidden states: of a layer's product (f32), of what a rank brought up (state). */
+/* The exchanges of rows of hidden states: of a layer's product (f32), of what a
+ * rank brought up (state). */
 static int measure_exchanges(struct bench *b, int rows, struct exchange_arg *x,
                              struct err *err)
 {
@@ -638,7 +642,8 @@ static int run_exchanges(struct bench *b, struct err *err)
 
 /* --- all of it -------------------------------------------------------------------------------- */
 
-/* The products of a layer of Llama-2-7B, where the width is its 4096, for a decode and for prefill. */
+/* The products of a layer of Llama-2-7B, where the width is its 4096, for a decode
+ * and for prefill. */
 static int run_all(struct bench *b, struct err *err)
 {
     int d = b->o->width, ffn = (int)(d * 2.6875), heads = d / D_HEAD, rc = 0;

@@ -14,7 +14,8 @@
  *
  *     leaked         answers with a name of another conversation, which the cold run does not have
  *     wrong_context  answers without the name that was asked for, where the cold run has it, and
- *                    answers with another name of this conversation, where the cold run has the right one
+ *                    answers with another name of this conversation, where the cold run has
+ *                    the right one
  *     differs        answers whose text is not the first cold run's
  *     noise_floor    pairs of cold runs whose texts differ: what the server does to itself
  *

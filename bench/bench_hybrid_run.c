@@ -1,10 +1,10 @@
-/* bench_hybrid_run.c - `hcache bench hybrid run`: contexts of KV and ACT blocks, run at this machine's
- * scale.
+/* bench_hybrid_run.c - `hcache bench hybrid run`: contexts of KV and ACT blocks, run
+ * at this machine's scale.
  *
- * The projection is measured first.  The link is then slowed down until a block takes x times as long
- * to project as its keys and values take to come: the x of the machine that is stood for.  All full
- * blocks lie on the host.  Each arm prefills the same prompts and decodes the same tokens; the steps of
- * decoding are timed, and the bytes over the link are counted.
+ * The projection is measured first.  The link is then slowed down until a block takes x times as
+ * long to project as its keys and values take to come: the x of the machine that is stood for.
+ * All full blocks lie on the host.  Each arm prefills the same prompts and decodes the same
+ * tokens; the steps of decoding are timed, and the bytes over the link are counted.
  *
  *   device       all blocks on the device: what a step takes without a link
  *   kv, act      blocks of one type on the host
@@ -13,11 +13,11 @@
  *   hybrid       all of it
  *   tokens       half of each context as tokens, whose rows pass all layers again in each step
  *
- * One processor is left to the link's thread, unless --threads says otherwise: it stands for a device's
- * copy engine, which takes nothing from computation.
+ * One processor is left to the link's thread, unless --threads says otherwise: it stands for a
+ * device's copy engine, which takes nothing from computation.
  *
- * The weights come over the link too, as many bytes of each layer as keep the link busy for the time
- * that a layer takes without ACT blocks, but at most a third of what the KV blocks take. */
+ * The weights come over the link too, as many bytes of each layer as keep the link busy for the
+ * time that a layer takes without ACT blocks, but at most a third of what the KV blocks take. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -365,7 +365,8 @@ static double traffic(const struct bench *b)
     return (double)b->rows[KV].link_bytes / (double)b->rows[HYBRID].link_bytes;
 }
 
-/* Returns an arm that the model says is slower than `a` by more than 3 %, and that was faster; or -1. */
+/* Returns an arm that the model says is slower than `a` by more than 3 %, and that
+ * was faster; or -1. */
 static int overtaken_by(const struct bench *b, enum arm a)
 {
     for (int k = KV; k < N_ARMS; k++)
@@ -403,7 +404,8 @@ static int check(const struct bench *b, struct err *err)
         return err_set(err, ERR_LIMIT,
                        "%.2f and %.2f times as fast as kv and act, not 1.22 and 1.2",
                        over(b, KV), over(b, ACT));
-    /* A pass over rows that are computed again is bound by attention, too: no model of it is checked. */
+    /* A pass over rows that are computed again is bound by attention, too: no model
+     * of it is checked. */
     for (int i = KV; i < N_ARMS; i++)
         if (i != TOKENS && fabs(miss(&b->rows[i])) > 0.1)
             return err_set(err, ERR_LIMIT, "%s: %.0f %% off the model", arm_names[i],

@@ -87,8 +87,8 @@ enum unit {
     BYTES_COPIED,
 };
 
-/* `work`: flop or bytes of one run. `cold_bytes`: what FLOPS have to read from memory, or 0; where that
- * takes longer than computing, the share is that of reading. */
+/* `work`: flop or bytes of one run. `cold_bytes`: what FLOPS have to read from memory, or 0;
+ * where that takes longer than computing, the share is that of reading. */
 static void report(struct bench *b, const char *kernel, const char *shape, enum unit unit,
                    double work, double cold_bytes, struct spread t)
 {
@@ -346,8 +346,8 @@ static void bench_kv_fill(struct bench *b)
         return;
     struct cache_run c = cache_run_make(b, N_KV, D_HEAD, TOKENS);
     size_t bytes = (size_t)c.n_layers * c.layer_bytes;
-    /* What is filled is memory of its own: rotated, the numbers in cold would be denormal as f32, and
-     * every product of f32 behind this one slow. */
+    /* What is filled is memory of its own: rotated, the numbers in cold would be denormal as
+     * f32, and every product of f32 behind this one slow. */
     uint8_t *blocks = mem_map(bytes);
     memset(blocks, 0, bytes); /* no page is touched for the first time below */
     c.kv.blocks = blocks;

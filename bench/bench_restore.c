@@ -1,4 +1,5 @@
-/* bench_restore.c - `hcache bench restore`: how long bringing a context back takes, by every method.
+/* bench_restore.c - `hcache bench restore`: how long bringing a context back takes, by
+ * every method.
  *
  * For each history length and method it prints the predicted and the measured time (median of
  * rounds in which the methods take turns), the bytes read, and the share of a measured ceiling:
@@ -8,10 +9,11 @@
  *           pointers)
  *   gemm    what the plan's projections and recomputed layers take by the rates of the profile
  *
- * The ceiling of a restore is the longer of the two lanes; 1.00 means that all else is hidden.  On a device
- * with memory of its own there is also a floor: the plan's bytes at the rate of pinned copies, or its
- * products at that of a large one (device_rig.h), whichever is longer, and its share of the time.  The bubble
- * is the idle share of the busier lane, as it was measured (docs/RESTORATION.md).
+ * The ceiling of a restore is the longer of the two lanes; 1.00 means that all else is hidden.
+ * On a device with memory of its own there is also a floor: the plan's bytes at the rate of
+ * pinned copies, or its products at that of a large one (device_rig.h), whichever is longer,
+ * and its share of the time.  The bubble is the idle share of the busier lane, as it was
+ * measured (docs/RESTORATION.md).
  *
  * --as throttles the store so that this machine has the ratio of compute to I/O of another one;
  * --sweep runs random cases instead (restore_sweep.h). */

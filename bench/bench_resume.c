@@ -1,9 +1,10 @@
 /* bench_resume.c - `hcache bench resume`: coming back to a stored context, as the engine does it.
  *
- * Alone: the time to the first token of --new tokens behind a restored history, where prefill waits for
- * the whole restore (the paper's way) and where it goes layer by layer inside it (fused), by turns.
- * Beside decodes: how long a step of --decodes sequences takes while a restore goes on beside them,
- * and in as many steps before it in which nothing had to be restored. */
+ * Alone: the time to the first token of --new tokens behind a restored history, where
+ * prefill waits for the whole restore (the paper's way) and where it goes layer by
+ * layer inside it (fused), by turns. Beside decodes: how long a step of --decodes
+ * sequences takes while a restore goes on beside them, and in as many steps before it
+ * in which nothing had to be restored. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,9 +9,9 @@
  *   direct      the paper's DirectIO: each layer's rows are written where they arise, and waited for
  *
  * Sequences are staggered over a chunk, as in a service: some chunk becomes full every few steps.
- * The time between tokens (TBT) is that of one whole step.  Overheads are against `off`: of the median
- * and p99 of all steps, and (paired) the median over rounds of the windows' medians, which a machine
- * that drifts disturbs least. */
+ * The time between tokens (TBT) is that of one whole step.  Overheads are against `off`: of the
+ * median and p99 of all steps, and (paired) the median over rounds of the windows' medians,
+ * which a machine that drifts disturbs least. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -225,8 +225,8 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
 
 /* --- one window ------------------------------------------------------------------------------- */
 
-/* Every window begins at the same positions, and saves under names of its own: what lies before in the
- * first chunk was never computed, so nobody else may find it. */
+/* Every window begins at the same positions, and saves under names of its own: what lies before
+ * in the first chunk was never computed, so nobody else may find it. */
 static void window_begin(struct lab *b, enum arm_kind kind)
 {
     char salt[64];

@@ -1,9 +1,9 @@
 /* bench_serve.c - `hcache bench serve`: loads any OpenAI-compatible server and says how it answers.
  *
- * Open loop: sessions arrive when the workload says, however slow the server is; only a turn waits for the
- * answer before it, as people do.  Times are those of the client: TTFT from when a request was due to the
- * first text, TBT between pieces of text.  Lengths are in tokens of the server: a first request tells how
- * many tokens our words have. */
+ * Open loop: sessions arrive when the workload says, however slow the server is; only a turn
+ * waits for the answer before it, as people do.  Times are those of the client: TTFT from when
+ * a request was due to the first text, TBT between pieces of text.  Lengths are in tokens of
+ * the server: a first request tells how many tokens our words have. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 

@@ -1,7 +1,7 @@
 /* bench_tiers.c - `hcache bench tiers`: what placement policies keep, on a simulated clock.
  *
- * The policies are src/policy/placement.c, as the store and the KV pool run them; cache, clock, disk
- * and server are simulated (src/sim). */
+ * The policies are src/policy/placement.c, as the store and the KV pool run them; cache, clock,
+ * disk and server are simulated (src/sim). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -34,9 +34,9 @@ const char *blas_core(void); /* the kernels it chose; OPENBLAS_CORETYPE override
 void blas_sgemm(int n_threads, int m, int n, int k, const float *a, const float *b,
                 float *c);
 
-/* Waits until this process's threads leave the processors alone, two seconds at most: OpenBLAS's spin for
- * a while in case another product comes, and whoever is measured then has one core less. False where they
- * do not stop. */
+/* Waits until this process's threads leave the processors alone, two seconds at most:
+ * OpenBLAS's spin for a while in case another product comes, and whoever is measured then has
+ * one core less. False where they do not stop. */
 bool threads_rest(void);
 
 #endif

@@ -22,8 +22,8 @@ struct http_usage {
 struct http_load_calls {
     /* A piece of the answer's text arrived (n may be 0 where a token has no text yet). */
     void (*on_text)(void *user, const char *text, size_t n);
-    /* The stream has ended: status 0 where there was no answer at all; error: what the server or the
-     * library said, "" for none. */
+    /* The stream has ended: status 0 where there was no answer at all; error: what the server
+     * or the library said, "" for none. */
     void (*on_end)(void *user, int status, const struct http_usage *usage,
                    const char *error);
 };
@@ -33,7 +33,8 @@ int http_load_create(const char *url, const char *key, const struct http_load_ca
 void http_load_destroy(struct http_load *l); /* NULL is allowed; ends what runs */
 /* POST url/v1/chat/completions with this body. */
 void http_load_send(struct http_load *l, const char *body, void *user);
-/* Closes the connection of the request that was sent with this user; on_end is not called for it. */
+/* Closes the connection of the request that was sent with this user; on_end is not
+ * called for it. */
 void http_load_cancel(struct http_load *l, const void *user);
 /* Waits at most timeout_ms for something; returns how many requests are under way. */
 int http_load_poll(struct http_load *l, int timeout_ms);

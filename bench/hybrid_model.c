@@ -57,8 +57,8 @@ static double embedding_bytes(const struct hybrid_setup *s)
     return 2.0 * s->shape.vocab_size * s->shape.n_embd;
 }
 
-/* Room for one layer's blocks.  The device also holds embeddings and three layers' weights: two are in
- * use, one is on its way. */
+/* Room for one layer's blocks.  The device also holds embeddings and three layers' weights: two
+ * are in use, one is on its way. */
 static struct hybrid_memory memory_of(const struct hybrid_setup *s)
 {
     double n = s->shape.n_layers, w = layer_bytes(s);

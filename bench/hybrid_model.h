@@ -1,8 +1,8 @@
-/* hybrid_model.h - what a batch with streamed weights costs on a GPU whose caches lie in host memory,
- * as arithmetic.  Nothing runs: HybridServe's figures are modelled with it (bench hybrid).
+/* hybrid_model.h - what a batch with streamed weights costs on a GPU whose caches lie in host
+ * memory, as arithmetic.  Nothing runs: HybridServe's figures are modelled with it (bench hybrid).
  *
- * Link and compute overlap without loss in each layer.  Compute is products and, for attention, reading
- * K and V once.  Prefill computes all prompts while the weights pass once. */
+ * Link and compute overlap without loss in each layer.  Compute is products and, for attention,
+ * reading K and V once.  Prefill computes all prompts while the weights pass once. */
 #ifndef BENCH_HYBRID_MODEL_H
 #define BENCH_HYBRID_MODEL_H
 

@@ -492,8 +492,8 @@ static double plan_flop(const struct lab *b, double n, const struct plan *plan)
     return flop;
 }
 
-/* The ceilings of a group are those of one rank's product, and of a stage's buses together: the stages work
- * beside each other, and the ranks share each product. */
+/* The ceilings of a group are those of one rank's product, and of a stage's buses together: the
+ * stages work beside each other, and the ranks share each product. */
 double lab_floor_s(const struct lab *b, int n_chunks, const struct plan *plan)
 {
     const struct device *d = b->k.dev;

@@ -1,9 +1,9 @@
 /* restore_lab.h - one context in a store, to be restored again and again: what the benchmarks of
  * restores stand on.
  *
- * A lab is a running engine (stack.h) whose store holds one long context, saved by a real prefill with
- * both kinds of records, and a restore pipeline of its own, so that any prefix of it can be restored by any
- * plan while nothing else runs. */
+ * A lab is a running engine (stack.h) whose store holds one long context, saved by a real
+ * prefill with both kinds of records, and a restore pipeline of its own, so that any prefix of
+ * it can be restored by any plan while nothing else runs. */
 #ifndef BENCH_RESTORE_LAB_H
 #define BENCH_RESTORE_LAB_H
 
@@ -61,20 +61,21 @@ void lab_throttle(struct lab *b, double bytes_per_s);
  * ("a100-1ssd:llama-2-13b"; llama-2-7b without one). *ratio is C_H / IO_H. */
 int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *ratio,
               struct err *err);
-/* Restores from hidden states for a while, throttled so, and learns from it, twice: what plans are made
- * from is then what long runs beside such reads hold, as in an engine that has restored before.  (The
- * profile's samples are short and alone: sustained products beside reads were a fifth to a third slower.)
- * Leaves the store throttled; nothing where this store is too slow for it. */
+/* Restores from hidden states for a while, throttled so, and learns from it, twice: what
+ * plans are made from is then what long runs beside such reads hold, as in an engine that
+ * has restored before.  (The profile's samples are short and alone: sustained products
+ * beside reads were a fifth to a third slower.) Leaves the store throttled; nothing where
+ * this store is too slow for it. */
 int lab_settle_as(struct lab *b, const char *as, double *bytes_per_s, double *ratio,
                   struct err *err);
 
-/* Hides records, as damage does: runs of chunks lose one kind in some layers, by seed.  Nothing on the
- * disk changes.  0: all are there. */
+/* Hides records, as damage does: runs of chunks lose one kind in some layers, by seed.  Nothing
+ * on the disk changes.  0: all are there. */
 void lab_damage(struct lab *b, uint64_t seed);
 
-/* A plan by any method of `hcache plan` for the first n_chunks; *req is what it was made from.  Where
- * records are hidden a single method takes the other kind in their place, and auto, where it would
- * rather prefill the chunks from some one on, recomputes all. */
+/* A plan by any method of `hcache plan` for the first n_chunks; *req is what it was made from.
+ * Where records are hidden a single method takes the other kind in their place, and auto, where
+ * it would rather prefill the chunks from some one on, recomputes all. */
 int lab_plan(struct lab *b, const char *method, int n_chunks, struct plan_request *req,
              struct plan *plan, struct err *err);
 /* One restore; ERR_CORRUPT where it fell short. */
@@ -85,13 +86,15 @@ void lab_learn(struct lab *b, const struct plan_request *req, const struct plan 
                const struct restore_result *r);
 
 /* The ceiling of the I/O lane: reads the plan's records through the store, nothing else being done.
- * For DRAM, whose reads are pointers, they are copied once by all threads.  To a device with memory of
- * its own they go up meanwhile, at the rate of pinned copies at best: of DRAM that is all. */
+ * For DRAM, whose reads are pointers, they are copied once by all threads.  To a
+ * device with memory of its own they go up meanwhile, at the rate of pinned copies
+ * at best: of DRAM that is all. */
 int lab_read(struct lab *b, int n_chunks, const struct plan *plan, int64_t *ns,
              struct err *err);
 
-/* What no restore by this plan can be faster than, on a device with memory of its own: its bytes at the
- * rate of pinned copies, or its products at that of a large one, whichever is longer. 0 elsewhere. */
+/* What no restore by this plan can be faster than, on a device with memory of its own:
+ * its bytes at the rate of pinned copies, or its products at that of a large one,
+ * whichever is longer. 0 elsewhere. */
 double lab_floor_s(const struct lab *b, int n_chunks, const struct plan *plan);
 
 #endif

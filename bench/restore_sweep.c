@@ -1,18 +1,18 @@
 /* restore_sweep.c - see restore_sweep.h.
  *
- * A case takes its methods in turn for some rounds, beginning with another one each time: auto, every
- * single method, auto again.  The two medians of auto are an A/A measurement; what they differ by is
- * the noise.  Where auto's plan is that of a single method (all layers K), so are these two: they did
- * the same.  A single method that is
- * predicted to take more than SLOWER times as long as the fastest single one is not run: it could only
- * be the best if the prediction were off by that factor, and the sweep reports how far off it is.
+ * A case takes its methods in turn for some rounds, beginning with another one each time: auto,
+ * every single method, auto again.  The two medians of auto are an A/A measurement; what they
+ * differ by is the noise.  Where auto's plan is that of a single method (all layers K), so are
+ * these two: they did the same.  A single method that is predicted to take more than SLOWER times
+ * as long as the fastest single one is not run: it could only be the best if the prediction were
+ * off by that factor, and the sweep reports how far off it is.
  *
- * The platform is corrected after every restore, as the engine does.  Other work begins before a case
- * and goes on until its end.  A case that has other work than the one before it begins with some restores
- * that teach only, as a server under a lasting load has had.
+ * The platform is corrected after every restore, as the engine does.  Other work begins before a
+ * case and goes on until its end.  A case that has other work than the one before it begins with
+ * some restores that teach only, as a server under a lasting load has had.
  *
- * The regret of a case is what auto took more than the best method in hindsight, auto itself included;
- * none where auto did what that method does. */
+ * The regret of a case is what auto took more than the best method in hindsight, auto itself
+ * included; none where auto did what that method does. */
 #include "bench/restore_sweep.h"
 
 #include <math.h>
@@ -85,8 +85,8 @@ static struct sweep_case draw(const struct sweep_opts *o, int i, struct lab *fil
     return c;
 }
 
-/* Every restore comes right after the search for auto's plan, also where another is carried out: the
- * threads have been idle for as long. */
+/* Every restore comes right after the search for auto's plan, also where another is carried
+ * out: the threads have been idle for as long. */
 static int run_once(const struct sweep_case *c, const char *method, struct timing *t,
                     struct plan *plan, struct err *err)
 {

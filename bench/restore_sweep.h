@@ -21,8 +21,8 @@ struct sweep_opts {
     const char *folder; /* of the store: the competing reader reads its largest file */
 };
 
-/* `file` and `dram` hold the same context.  Every case is a length, and a throttle of the file store
- * or DRAM.  Returns 0 also where the promise was broken: *n_broken says how often. */
+/* `file` and `dram` hold the same context.  Every case is a length, and a throttle of the file
+ * store or DRAM.  Returns 0 also where the promise was broken: *n_broken says how often. */
 int sweep_run(const struct sweep_opts *o, struct lab *file, struct lab *dram, int *n_broken,
               struct err *err);
 

@@ -1,8 +1,8 @@
-/* save_at_end.h - what it gains to save state while jobs run, against saving it when they have ended
- * (AttentionStore 3.2.2, figure 20).
+/* save_at_end.h - what it gains to save state while jobs run, against saving it when they have
+ * ended (AttentionStore 3.2.2, figure 20).
  *
- * A job is a batch of prompts and their answers, and ends when its state is durable: then its memory may
- * be used for others.  Three arms take turns, in another order each round:
+ * A job is a batch of prompts and their answers, and ends when its state is durable: then its
+ * memory may be used for others.  Three arms take turns, in another order each round:
  *
  *   none        nothing is saved
  *   overlapped  two-stage saving, as a server does it

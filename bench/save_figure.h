@@ -1,4 +1,5 @@
-/* save_figure.h - what saving adds to the time between tokens, as a plot and a table (HCache figure 14). */
+/* save_figure.h - what saving adds to the time between tokens, as a plot and a
+ * table (HCache figure 14). */
 #ifndef BENCH_SAVE_FIGURE_H
 #define BENCH_SAVE_FIGURE_H
 

@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The first line of a file below /proc/PID/task/TID; false where it is not there (a thread may end meanwhile). */
+/* The first line of a file below /proc/PID/task/TID; false where it is not there (a
+ * thread may end meanwhile). */
 static bool read_line(int64_t pid, const char *tid, const char *file, char *line, int n)
 {
     char path[320];

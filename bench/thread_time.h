@@ -1,5 +1,5 @@
-/* thread_time.h - the processor time that another process's threads have had, by their names: what a server
- * spends where.  Threads that have ended are not counted. */
+/* thread_time.h - the processor time that another process's threads have had, by their names:
+ * what a server spends where.  Threads that have ended are not counted. */
 #ifndef BENCH_THREAD_TIME_H
 #define BENCH_THREAD_TIME_H
 
@@ -17,8 +17,8 @@ struct thread_time {
     } of[THREAD_TIME_NAMES];
 };
 
-/* ERR_NOT_FOUND where there is no such process, ERR_UNSUPPORTED where the kernel does not count it (no
- * /proc/PID/task/TID/schedstat) or there are more names than fit. */
+/* ERR_NOT_FOUND where there is no such process, ERR_UNSUPPORTED where the kernel does not count
+ * it (no /proc/PID/task/TID/schedstat) or there are more names than fit. */
 int thread_time_of(int64_t pid, struct thread_time *out, struct err *err);
 
 /* What the threads of that name have had since `before`. */

@@ -1,5 +1,5 @@
-/* tiers_figures.h - rows and figures of `hcache bench tiers`: gates, AttentionStore's figures, CSV and
- * the page. */
+/* tiers_figures.h - rows and figures of `hcache bench tiers`: gates,
+ * AttentionStore's figures, CSV and the page. */
 #ifndef BENCH_TIERS_FIGURES_H
 #define BENCH_TIERS_FIGURES_H
 

@@ -1,8 +1,9 @@
 /* workload.h - who asks what when: the papers' workloads, from a seed.
  *
- * A workload is a list of sessions.  A session begins at its time, whatever the server does (open loop);
- * its next turn comes `think_s` after the answer before it.  A turn's text is made of segments: words
- * drawn from a seed, so that equal seeds are equal texts (a document, a shared prefix). */
+ * A workload is a list of sessions.  A session begins at its time, whatever the server
+ * does (open loop); its next turn comes `think_s` after the answer before it.  A turn's
+ * text is made of segments: words drawn from a seed, so that equal seeds are equal texts
+ * (a document, a shared prefix). */
 #ifndef BENCH_WORKLOAD_H
 #define BENCH_WORKLOAD_H
 
@@ -47,15 +48,16 @@ struct workload_opts {
     int task; /* documents: an index of workload_tasks */
 };
 
-/* Kinds of documents, by HCache's Table 1: mean tokens of the document, the question and the answer.
- * "even" has documents of 5,000 to 16,000 tokens, questions of 60 and answers of 50. "mixed" draws one
- * of L-Eval's 20 sub-tasks for each document: the three that the table names, or one of 17 others
- * whose means give the table's last row. */
+/* Kinds of documents, by HCache's Table 1: mean tokens of the document, the question and the
+ * answer. "even" has documents of 5,000 to 16,000 tokens, questions of 60 and answers of 50.
+ * "mixed" draws one of L-Eval's 20 sub-tasks for each document: the three that the table names,
+ * or one of 17 others whose means give the table's last row. */
 enum { TASK_EVEN, TASK_MIXED, TASK_PAPER_ASSISTANT, TASK_GSM, TASK_QUALITY };
 extern const char *const workload_tasks[]; /* names, by the enum; ends with NULL */
 
-/* ShareGPT-like chats (HCache section 2.3): 66.8 new and 358.8 output tokens a round on average, 30 s
- * between rounds, Poisson arrivals, more than half of the histories over 2.5K tokens. */
+/* ShareGPT-like chats (HCache section 2.3): 66.8 new and 358.8 output tokens a
+ * round on average, 30 s between rounds, Poisson arrivals, more than half of the
+ * histories over 2.5K tokens. */
 void workload_chats(struct workload *w, const struct workload_opts *o);
 /* L-Eval-like: a long document, then a short question, one request each. */
 void workload_documents(struct workload *w, const struct workload_opts *o);

@@ -3,9 +3,10 @@
  *     cc -std=c11 -o chat chat.c $(pkg-config --cflags --libs hcache)
  *     ./chat MODEL_DIR STORE_DIR [PLAN]
  *
- * Each line of standard input is a question.  The state of every 64 tokens is kept in STORE_DIR, so the
- * next turn, and the next process with the same beginning, computes only what is new.  PLAN forces how
- * state comes back ("kv", "hidden"); without it the library decides, and computes where that is faster. */
+ * Each line of standard input is a question.  The state of every 64 tokens is kept in
+ * STORE_DIR, so the next turn, and the next process with the same beginning, computes only what
+ * is new.  PLAN forces how state comes back ("kv", "hidden"); without it the library decides,
+ * and computes where that is faster. */
 #include <hcache.h>
 
 #include <stdio.h>

@@ -14,15 +14,15 @@
  *     ...
  *     hcache_result_free(&res); hcache_free(ids); hcache_close(h);
  *
- * A server starts the engine's own thread instead (hcache_serve_start) and submits requests from any
- * thread; each gets a ticket that is read as tokens arrive.
+ * A server starts the engine's own thread instead (hcache_serve_start) and submits requests from
+ * any thread; each gets a ticket that is read as tokens arrive.
  *
- * Functions return 0 or a negative code, with a message in *err.  Until hcache_serve_start one thread
- * at a time may use a struct hcache; from then until hcache_serve_stop every function may be called
- * from any thread, but for hcache_close.
+ * Functions return 0 or a negative code, with a message in *err.  Until hcache_serve_start one
+ * thread at a time may use a struct hcache; from then until hcache_serve_stop every function may
+ * be called from any thread, but for hcache_close.
  *
- * No signal is handled or blocked here.  A process that may run under a limit on file sizes (ulimit -f)
- * ignores SIGXFSZ: the store then meets a full disk. */
+ * No signal is handled or blocked here.  A process that may run under a limit on file sizes
+ * (ulimit -f) ignores SIGXFSZ: the store then meets a full disk. */
 #ifndef HCACHE_H
 #define HCACHE_H
 
@@ -72,9 +72,9 @@ struct hcache_opts {
     const char *device; /* "cpu" (default), "ref", "cuda" */
     const char *dtype;  /* state dtype: "f32", "bf16", "f16"; NULL: the checkpoint's */
     /* How matrices are held: "f32", "bf16", "q8" (8 bits with a scale per 32), "q4" (4 bits: a GGUF
-     * file's as they are, or made from others); "auto": a file's 4-bit tensors as they are, else the
-     * smallest of the others that is as good; "checkpoint" or NULL: in their own type, quantised ones
-     * as "auto" says.  State of one kind is never used by another. */
+     * file's as they are, or made from others); "auto": a file's 4-bit tensors as they are,
+     * else the smallest of the others that is as good; "checkpoint" or NULL: in their own type,
+     * quantised ones as "auto" says.  State of one kind is never used by another. */
     const char *weights;
     /* Memory for a packed model: "6G" for weights, KV cache and all buffers together; "auto": what
      * the machine has left; "50%": this share of the layers.  The layers that do not fit are read
@@ -90,16 +90,16 @@ struct hcache_opts {
     int mini_batches;
     int max_context;     /* tokens; 0: the model's own */
     int64_t max_history; /* tokens of a prompt that is truncated, at most; 0: 16 contexts */
-    /* Requests may be truncated: without a store, one in memory is made for twice the model's window.
-     * It is counted in the memory plan, and all requests use it. */
+    /* Requests may be truncated: without a store, one in memory is made for twice the model's
+     * window. It is counted in the memory plan, and all requests use it. */
     bool truncates;
     int max_sequences;  /* at once; 0: 1 */
     uint64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
     bool no_reuse;      /* what is left in the KV cache is not used again */
-    /* For jobs: contexts that have no room on the device have blocks on the host, which come over the
-     * link in each layer of each step, as keys and values ("kv"), as activations ("act"), or as a
-     * mixture ("auto", "paper"); see docs/RESTORATION.md, section 6.  "recompute", "off" or NULL:
-     * none do.  Not together with a store. */
+    /* For jobs: contexts that have no room on the device have blocks on the host, which come
+     * over the link in each layer of each step, as keys and values ("kv"), as activations
+     * ("act"), or as a mixture ("auto", "paper"); see docs/RESTORATION.md, section 6.
+     * "recompute", "off" or NULL: none do.  Not together with a store. */
     const char *cache_method;
     uint64_t host_bytes;       /* memory for those blocks; 0: none */
     uint64_t link_bytes_per_s; /* slows the link down, for experiments; 0: no */
@@ -114,19 +114,21 @@ struct hcache_opts {
     bool store_optional;
     uint64_t
         store_cap_bytes; /* bound on all files of the store, or on saved state in memory; 0: none */
-    /* Memory for copies of saved state, in front of the store's disk; 0: none; HCACHE_DRAM_AUTO: some of
-     * what the machine has left, where such copies pay (docs/PLACEMENT.md).  Nothing is lost with a copy.
-     * Ignored where there is no disk: without a store, and with one in DRAM. */
+    /* Memory for copies of saved state, in front of the store's disk; 0: none;
+     * HCACHE_DRAM_AUTO: some of what the machine has left, where such copies pay
+     * (docs/PLACEMENT.md).  Nothing is lost with a copy.  Ignored where there is no disk:
+     * without a store, and with one in DRAM. */
     uint64_t dram_bytes;
     /* A Redis in which several servers share saved state, behind the store:
-     * "redis://[user:password@]host[:port][/db]", "rediss://..." over TLS; NULL: none.  Needs a store.  See
-     * docs/CLUSTER.md. */
+     * "redis://[user:password@]host[:port][/db]", "rediss://..." over TLS; NULL: none.  Needs
+     * a store.  See docs/CLUSTER.md. */
     const char *remote;
-    /* PEM files, for rediss:// only.  Authorities that may have signed the Redis's certificate; NULL: those
-     * of the system.  The certificate that this process shows, and its key; NULL: none. */
+    /* PEM files, for rediss:// only.  Authorities that may have signed the Redis's
+     * certificate; NULL: those of the system.  The certificate that this process
+     * shows, and its key; NULL: none. */
     const char *remote_ca, *remote_cert, *remote_key;
-    /* When state is written there: "always" or NULL: as soon as it is in the store; "idle": when the
-     * request that made it has ended; "use": when a later request uses it. */
+    /* When state is written there: "always" or NULL: as soon as it is in the store; "idle":
+     * when the request that made it has ended; "use": when a later request uses it. */
     const char *remote_write;
     int remote_timeout_s; /* a Redis that says nothing for so long is left; 0: 5 */
     int remote_ttl_s; /* there, it goes when nobody has fetched it for so long; 0: seven days */
@@ -137,15 +139,16 @@ struct hcache_opts {
      * "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;
     uint64_t
-        salt_quota_bytes; /* on that of each salt, where hcache_cache_quota says no other; 0: none */
+        /* on that of each salt, where hcache_cache_quota says no other; 0: none */
+        salt_quota_bytes;
     uint64_t
         guarantee_bytes; /* bound on the guaranteed state of each salt; 0: none of its own */
     /* slows the store's reads down, for experiments; 0: no */
     uint64_t throttle_bytes_per_s;
     uint64_t save_buffer_bytes; /* memory for state on its way to the store; 0: 256 MiB */
     uint64_t staging_bytes;     /* memory for state on its way back; 0: 64 MiB */
-    /* Reads from the store straight into a GPU's memory: "auto" (NULL: as well) where cuFile can, "off", "on": an error
-     * where it cannot */
+    /* Reads from the store straight into a GPU's memory: "auto" (NULL: as well) where cuFile
+     * can, "off", "on": an error where it cannot */
     const char *gpu_direct;
     /* For tests and comparisons; what each accepts: tensor/tensor.h, struct device_opts. NULL: the
      * default. */
@@ -186,7 +189,8 @@ struct hcache_model_info {
     bool has_tools; /* the template shows tools, and calls of its format are understood */
     int max_sequences;
     char fingerprint
-        [65]; /* of its saved state, hexadecimal: model, weight format, dtype, backend's arithmetic */
+        /* of its saved state, hexadecimal: model, weight format, dtype, backend's arithmetic */
+        [65];
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 
@@ -201,26 +205,28 @@ enum {
 /* *ids is the caller's (hcache_free). Invalid UTF-8 is an error that names its offset. */
 int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,
                   int32_t **ids, int *n_ids, struct hcache_err *err);
-/* Returns the fewest tokens that the text can have, found by its size and without encoding it; 0 where
- * its size says nothing. */
+/* Returns the fewest tokens that the text can have, found by its size and without encoding it;
+ * 0 where its size says nothing. */
 int64_t hcache_least_tokens(const struct hcache *h, const char *text, size_t n);
 /* *text is the caller's, with a final zero. */
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err);
 /* A conversation as the model's own chat template writes it, ready for an answer.  request: a JSON
- * object with messages and, if any, tools and chat_template_kwargs, as in OpenAI's API.  *text is the
- * caller's; encode it with HCACHE_PARSE_SPECIAL and nothing else.  HCACHE_E_UNSUPPORTED where the model
- * has no template; HCACHE_E_USAGE where the messages do not suit it. */
+ * object with messages and, if any, tools and chat_template_kwargs, as in OpenAI's API.  *text
+ * is the caller's; encode it with HCACHE_PARSE_SPECIAL and nothing else.  HCACHE_E_UNSUPPORTED
+ * where the model has no template; HCACHE_E_USAGE where the messages do not suit it. */
 int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
                        size_t *n_text, struct hcache_err *err);
 /* The same for messages that others have written.  A special token that a message, a tool or a
- * document spells stays text: before it stands a guard, the byte HCACHE_GUARD, which no UTF-8 contains.  Encode
- * with HCACHE_PARSE_SPECIAL | HCACHE_GUARDED.  Without special tokens in them the text is the same. */
+ * document spells stays text: before it stands a guard, the byte HCACHE_GUARD, which no UTF-8
+ * contains.  Encode with HCACHE_PARSE_SPECIAL | HCACHE_GUARDED.  Without special tokens in them the
+ * text is the same. */
 enum { HCACHE_GUARD = 0xFF };
 int hcache_chat_render_guarded(const struct hcache *h, const char *request, size_t n,
                                char **text, size_t *n_text, struct hcache_err *err);
-/* Either of the two for a conversation that is parsed already.  The values are those of the program's own
- * parser (src/format/json.h), borrowed for the call; NULL: none.  Other programs give text. */
+/* Either of the two for a conversation that is parsed already.  The values are those
+ * of the program's own parser (src/format/json.h), borrowed for the call; NULL:
+ * none.  Other programs give text. */
 struct json;
 struct hcache_chat {
     const struct json *messages, *tools, *kwargs;
@@ -232,8 +238,8 @@ int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *
  * tokens. *out is the caller's. */
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,
                   size_t *n_out);
-/* The tool calls in an answer, in the model's own format: *json is the text of an object with content
- * and tool_calls (name, arguments), the caller's.  False where there is none. */
+/* The tool calls in an answer, in the model's own format: *json is the text of an object with
+ * content and tool_calls (name, arguments), the caller's.  False where there is none. */
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json);
 /* How many bytes of an unfinished answer are text for certain, and not the beginning of a call. */
 size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n);
@@ -252,7 +258,8 @@ struct hcache_shaping {
         frequency_penalty; /* for each time that a token occurs in the answer, -2..2; 0: off */
     float presence_penalty; /* where it occurs in the answer at all, -2..2; 0: off */
     float
-        repetition_penalty; /* where it occurs in prompt or answer: a factor, 0.01..100; 0 or 1: off */
+        /* where it occurs in prompt or answer: a factor, 0.01..100; 0 or 1: off */
+        repetition_penalty;
     const struct hcache_bias *bias; /* [n_bias], at most HCACHE_MAX_BIAS */
     int n_bias;
     const int32_t
@@ -268,11 +275,12 @@ struct hcache_truncation {
     int keep;    /* first tokens that are never dropped, a multiple of 64; 0: 64 */
     int context; /* C, rounded down to a multiple of 64; 0: the model's own context */
 };
-/* "R", "R,keep=K", "R,keep=K,context=C" in any order, or "off".  HCACHE_E_USAGE names what is wrong. */
+/* "R", "R,keep=K", "R,keep=K,context=C" in any order, or "off".  HCACHE_E_USAGE
+ * names what is wrong. */
 int hcache_truncation_parse(const char *text, struct hcache_truncation *out,
                             struct hcache_err *err);
-/* Whether this model and this KV cache can do it: HCACHE_E_USAGE with the numbers, HCACHE_E_UNSUPPORTED
- * with the reason.  *step (may be NULL): tokens that are dropped at once. */
+/* Whether this model and this KV cache can do it: HCACHE_E_USAGE with the numbers,
+ * HCACHE_E_UNSUPPORTED with the reason.  *step (may be NULL): tokens that are dropped at once. */
 int hcache_truncation_check(const struct hcache *h, const struct hcache_truncation *t,
                             int *step, struct hcache_err *err);
 
@@ -292,7 +300,8 @@ struct hcache_request {
     bool logprobs; /* of every generated token, from the raw logits; see hcache_delta */
     int n_top;     /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
     bool digest;   /* result.logits_digest is wanted: it reads all logits once more */
-    /* What changes the logits before a token is chosen; NULL: nothing. logprobs are the raw ones'. */
+    /* What changes the logits before a token is chosen; NULL: nothing. logprobs are
+     * the raw ones'. */
     const struct hcache_shaping *shaping;
     struct hcache_truncation truncation;
     const char *salt; /* state is shared only among requests with equal salts */
@@ -316,14 +325,14 @@ struct hcache_request {
      * hcache_plan.deviation says what differs.  With plan_strict that is an error instead. */
     bool plan_strict;
     /* hcache_generate only.  Called for every token with its text (whole characters; may be empty);
-     * non-zero cancels, and was the last call.  Else a last call with id -1 brings what was held back
-     * of an unfinished character or a possible stop string, if anything. */
+     * non-zero cancels, and was the last call.  Else a last call with id -1 brings what was
+     * held back of an unfinished character or a possible stop string, if anything. */
     int (*on_token)(void *arg, int32_t id, const char *text, size_t n_text);
     /* hcache_generate only.  Called when more of the prompt's tokens have their state, restored or
      * computed: n_done of them by now. */
     void (*on_prompt)(void *arg, int n_done);
-    /* hcache_generate only.  Asked between the engine's steps, also while the prompt's state is restored or computed;
-     * true cancels.  NULL: not asked. */
+    /* hcache_generate only.  Asked between the engine's steps, also while the prompt's state is
+     * restored or computed; true cancels.  NULL: not asked. */
     bool (*is_cancelled)(void *arg);
     /* hcache_submit only.  There is something to read, or (ended) it was the last.  Called on the
      * engine's thread with its lock held: it must not wait, nor call back into this interface. */
@@ -350,8 +359,8 @@ struct hcache_plan {
      * "shared" (it waited for other work), "lost" (chunks could not be read); empty: it did not. */
     char surprise[16];
     char reason[192];
-    /* How a forced plan was changed, and why: records that it wants are missing, or chunks could not
-     * be read.  Empty: it was carried out as it was forced, or nothing was forced. */
+    /* How a forced plan was changed, and why: records that it wants are missing, or chunks
+     * could not be read.  Empty: it was carried out as it was forced, or nothing was forced. */
     char deviation[192];
 };
 
@@ -384,7 +393,8 @@ struct hcache_result {
     int n_tokens;
     char *text; /* NULL where the model has no tokenizer */
     size_t n_text;
-    /* "stop", "length", "cancelled", "timeout": with nothing generated, that is -ETIMEDOUT instead */
+    /* "stop", "length", "cancelled", "timeout": with nothing generated, that is
+     * -ETIMEDOUT instead */
     const char *finish;
     int prompt_tokens, cached_tokens;
     int device_tokens;         /* of the cached ones: they were still on the device */
@@ -424,17 +434,18 @@ void hcache_result_free(struct hcache_result *r);
 
 /* --- control of saved state ---------------------------------------------------------------------
  *
- * State is stored in chunks of 64 tokens, each named by everything before it.  Without a store these
- * functions find nothing, and those that can fail are HCACHE_E_UNSUPPORTED.  They wait for the disk. */
+ * State is stored in chunks of 64 tokens, each named by everything before it.  Without
+ * a store these functions find nothing, and those that can fail are
+ * HCACHE_E_UNSUPPORTED.  They wait for the disk. */
 
-/* The keys of what may be stored of these tokens under a salt (NULL: none): of the n / 64 full chunks in
- * their order, then of a last unfinished one, with the last token and without it.  keys
- * [n / 64 + 2]; returns how many. */
+/* The keys of what may be stored of these tokens under a salt (NULL: none): of the n / 64 full
+ * chunks in their order, then of a last unfinished one, with the last token and without it.
+ * keys [n / 64 + 2]; returns how many. */
 int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
                       uint8_t (*keys)[32]);
 
-/* The same of a context that is truncated with these numbers (hcache_result.truncation); context 0: of one
- * that is not. */
+/* The same of a context that is truncated with these numbers (hcache_result.truncation);
+ * context 0: of one that is not. */
 int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
                           const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32]);
 
@@ -450,7 +461,8 @@ struct hcache_context {
 /* Of a truncated context all counts but truncated_tokens are about what its last token sees. */
 struct hcache_found {
     int truncated_tokens; /* that it sees no more */
-    int wanted_tokens; /* in full chunks that a restore could use: the last token is not among them */
+    /* in full chunks that a restore could use: the last token is not among them */
+    int wanted_tokens;
     int stored_tokens; /* of these, from the beginning on without a gap */
     char layers[260];  /* what all of these have of each layer: H, K, B (both), - */
     const char *tier;  /* where: "dram", "disk"; NULL: there is no store */
@@ -459,8 +471,8 @@ struct hcache_found {
 int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
                         struct hcache_found *out, struct hcache_err *err);
 
-/* Keeps chunks from being evicted until then (seconds since 1970; the past ends a pin), whether they are
- * stored yet or not; across restarts.  A pin is a preference, the caps are bounds. */
+/* Keeps chunks from being evicted until then (seconds since 1970; the past ends a pin), whether
+ * they are stored yet or not; across restarts.  A pin is a preference, the caps are bounds. */
 int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until_wall_s,
                      struct hcache_err *err);
 
@@ -487,35 +499,37 @@ struct hcache_erased {
     int64_t n_chunks, n_bytes; /* gone, and overwritten */
     int64_t n_shared;          /* stay: others continue them */
     int64_t n_busy;            /* in use: found no more, and gone when they are not */
-    /* Where the call fails because the disk is full (-ENOSPC), or because the store cannot be written until it
-     * is opened again: chunks that are found no more, and whose bytes are still in the files. */
+    /* Where the call fails because the disk is full (-ENOSPC), or because the store
+     * cannot be written until it is opened again: chunks that are found no more, and
+     * whose bytes are still in the files. */
     int64_t n_owed;
-    /* Where it cannot be written: this erasure is written down, and the next open that can write does it.  False: it
-     * is forgotten when h is closed, unless hcache_cache_settle can write it down before. */
+    /* Where it cannot be written: this erasure is written down, and the next open that
+     * can write does it.  False: it is forgotten when h is closed, unless
+     * hcache_cache_settle can write it down before. */
     int is_noted;
     char not_noted_because[200];
 };
 /* Erases the chunks keys[0..n), one chain in its order, as far as nothing else continues them. */
 int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
                        struct hcache_erased *out, struct hcache_err *err);
-/* Erases all state of a context, also of tokens that it sees no more, as far as nothing else continues
- * it. */
+/* Erases all state of a context, also of tokens that it sees no more, as far as
+ * nothing else continues it. */
 int hcache_cache_erase_context(struct hcache *h, const struct hcache_context *c,
                                struct hcache_erased *out, struct hcache_err *err);
 /* Erases what contains a whole text of keys[]: the keys of whole texts (hcache_chunk_keys), in any
- * order.  An answer that was interrupted, for example, has saved chunks that nobody knows the keys of.
- * For texts that are to be forgotten, before hcache_cache_erase. */
+ * order.  An answer that was interrupted, for example, has saved chunks that nobody knows the
+ * keys of.  For texts that are to be forgotten, before hcache_cache_erase. */
 int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
                         struct hcache_erased *out, struct hcache_err *err);
 /* Erases everything that is stored under a salt. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err);
-/* Call it every few seconds.  Retries erasures that a full or unwritable disk has delayed, and looks for
- * damaged headers of chunks that were restored. */
+/* Call it every few seconds.  Retries erasures that a full or unwritable disk has delayed, and
+ * looks for damaged headers of chunks that were restored. */
 int hcache_cache_settle(struct hcache *h, struct hcache_err *err);
-/* Evicts chunks that nobody has used for idle_s seconds; *n_chunks says how many.  Pinned chunks and
- * those in use stay, with all that they continue.  Evicting is not erasing: hcache_cache_erase is
- * for what must leave no remains. */
+/* Evicts chunks that nobody has used for idle_s seconds; *n_chunks says how many.  Pinned
+ * chunks and those in use stay, with all that they continue.  Evicting is not erasing:
+ * hcache_cache_erase is for what must leave no remains. */
 int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks,
                             struct hcache_err *err);
 /* Evicts the state whose time to live has passed (hcache_request.cache_ttl_s); *n_chunks says how
@@ -569,8 +583,8 @@ struct hcache_remote {
     uint64_t n_refused;                /* or the remote refused them: it is full */
     uint64_t n_failures;               /* of its connections */
     uint64_t n_queued;                 /* chunks that wait to be written now */
-    /* Erasures: of this server, that wait to be published; all that this server has read of; as far as
-     * every running server has read; and the number of these servers. */
+    /* Erasures: of this server, that wait to be published; all that this server has read of; as
+     * far as every running server has read; and the number of these servers. */
     uint64_t n_unpublished, n_erasures, n_erasures_everywhere, n_servers;
     double latency_s, bytes_per_s; /* as fetches have found it; 0: not known */
 };
@@ -579,7 +593,8 @@ struct hcache_cache_stats {
     const char *tier; /* NULL: there is no store, and all else is 0 */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
     uint64_t
-        files_cap_bytes; /* bound on all files of the store, which leaves cap_bytes for used_bytes; 0: none */
+        /* bound on all files of the store, which leaves cap_bytes for used_bytes; 0: none */
+        files_cap_bytes;
     uint64_t n_expiring;       /* chunks with a time to live */
     uint64_t n_guarantees;     /* of the pins */
     uint64_t guaranteed_bytes; /* of used_bytes: never evicted */
@@ -610,8 +625,8 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
 int hcache_serve_start(struct hcache *h, int max_queue, struct hcache_err *err);
 /* Refuses new requests, cancels those that wait or run, makes what was saved durable, and ends the
  * thread.  Every ticket has ended then.  Does nothing where no thread was started.  Afterwards
- * hcache_generate works as before hcache_serve_start, on the caller's thread; hcache_submit is refused
- * until hcache_serve_start is called again. */
+ * hcache_generate works as before hcache_serve_start, on the caller's thread; hcache_submit is
+ * refused until hcache_serve_start is called again. */
 void hcache_serve_stop(struct hcache *h);
 
 struct hcache_ticket; /* one request */
@@ -653,7 +668,8 @@ void hcache_ticket_free(struct hcache_ticket *t);
 /* Counts since the start, and the state now. */
 enum { HCACHE_HIST_BUCKETS = 24 };
 struct hcache_hist {
-    /* count[i]: values up to hcache_hist_bound_s(i), above the bound before; the last: all others */
+    /* count[i]: values up to hcache_hist_bound_s(i), above the bound before; the
+     * last: all others */
     uint64_t count[HCACHE_HIST_BUCKETS + 1];
     double sum_s;
 };
@@ -661,8 +677,8 @@ double hcache_hist_bound_s(int i);
 
 struct hcache_stats {
     int n_waiting, n_running;
-    /* About how long a request submitted now would wait for a place: those before it, times the time
-     * that requests lately held theirs. 0: hardly, or nothing is known yet. */
+    /* About how long a request submitted now would wait for a place: those before it, times the
+     * time that requests lately held theirs. 0: hardly, or nothing is known yet. */
     double wait_s;
     uint64_t n_ended, n_cancelled, n_failed, n_refused, n_timed_out;
     uint64_t prompt_tokens, generated_tokens;
@@ -684,7 +700,8 @@ struct hcache_stats {
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests of which not everything wanted was restored */
     /* sequences whose saving ended early: the writer fell behind; no memory for their tails; the
-     * store's cap; the disk is full; what they continue was evicted, or could not be read; the store failed */
+     * store's cap; the disk is full; what they continue was evicted, or could not
+     * be read; the store failed */
     uint64_t shed_behind, shed_memory, shed_cap, shed_space, shed_parent, shed_tail,
         shed_fault;
     /* committed; of which partial ones; of which the store had these already */
@@ -704,8 +721,9 @@ struct hcache_stats {
         plans; /* restores by the methods of their plans: "kv+hidden" ... */
     struct hcache_counts
         surprises; /* restores whose prediction missed, by hcache_plan.surprise */
-    /* Restores whose reads hung or crawled, by how they ended: "read" (recomputation raced the reads,
-     * which ended first), "recomputed" (it ended first), "left" (prefill computed the rest). */
+    /* Restores whose reads hung or crawled, by how they ended: "read"
+     * (recomputation raced the reads, which ended first), "recomputed" (it ended
+     * first), "left" (prefill computed the rest). */
     struct hcache_counts stalls;
     struct hcache_counts misses;                   /* of look-ups in the store, by why */
     struct hcache_counts evictions;                /* chunks, by why */

@@ -8,17 +8,19 @@
 
 int64_t clock_now_ns(void); /* monotonic, for durations */
 
-/* Seconds since 1970: what the system's clock said when the process started, plus the time since (a suspended
- * machine's, too).  Setting the system's clock does not move it, forwards or backwards, so ages, time limits
- * and the times that are recorded stay comparable while a process runs.  A new process takes over the system's
- * time. */
+/* Seconds since 1970: what the system's clock said when the process started, plus the time
+ * since (a suspended machine's, too).  Setting the system's clock does not move it, forwards or
+ * backwards, so ages, time limits and the times that are recorded stay comparable while a
+ * process runs.  A new process takes over the system's time. */
 int64_t clock_wall_s(void);
-/* By how much the system's clock has been set since the process started: its time less clock_wall_s(). */
+/* By how much the system's clock has been set since the process started: its time
+ * less clock_wall_s(). */
 int64_t clock_set_by_s(void);
 
 void clock_sleep_ns(int64_t ns);
 
-/* Makes a condition whose timed waits end by the monotonic clock, whatever the system's is set to. */
+/* Makes a condition whose timed waits end by the monotonic clock, whatever the
+ * system's is set to. */
 void clock_cond_init(pthread_cond_t *c);
 
 /* What this process's threads have had of the processors, together. */

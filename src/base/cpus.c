@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* A process sees its own control group at the root of the file system of groups when it is in a namespace of
- * its own, as containers are; elsewhere the root has no quota, and none is found. */
+/* A process sees its own control group at the root of the file system of groups when it is in a
+ * namespace of its own, as containers are; elsewhere the root has no quota, and none is found. */
 static int under_group(int n)
 {
     long long quota = 0, period = 0;

@@ -35,11 +35,12 @@ int err_set(struct err *e, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 int err_setv(struct err *e, int code, const char *fmt, va_list ap);
 
-/* Puts context before the message that is already there ("CONTEXT: old message"); returns the code. */
+/* Puts context before the message that is already there ("CONTEXT: old message");
+ * returns the code. */
 int err_wrap(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* True where a disk or its permissions refuse a file: no space, no right to it, a file system that is
- * readable only, a device that fails.  A server goes on without the file. */
+/* True where a disk or its permissions refuse a file: no space, no right to it, a file system
+ * that is readable only, a device that fails.  A server goes on without the file. */
 bool err_is_of_disk(int code);
 
 /* "ERR_CORRUPT", or strerror's text for -errno. The string is static or thread-local. */

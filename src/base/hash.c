@@ -19,9 +19,10 @@ __attribute__((target("avx"))) static void clear_upper_halves(void)
 }
 #endif
 
-/* Debian's libxxhash 0.8.1 returns from its vector code without vzeroupper.  The thread then pays for
- * every change between SSE code (most of this program) and VEX code (libm) until somebody else clears
- * the upper halves: fmaf took 130 ns instead of 1 (docs/perf/2026-11-21.md). */
+/* Debian's libxxhash 0.8.1 returns from its vector code without vzeroupper.  The
+ * thread then pays for every change between SSE code (most of this program) and VEX
+ * code (libm) until somebody else clears the upper halves: fmaf took 130 ns instead
+ * of 1 (docs/perf/2026-11-21.md). */
 uint64_t checksum64(const void *bytes, size_t n)
 {
     uint64_t sum = XXH3_64bits(bytes, n);

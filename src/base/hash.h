@@ -18,7 +18,8 @@ struct sha256_ctx; /* one running digest; not shared between threads */
 
 struct sha256_ctx *sha256_begin(void);
 void sha256_add(struct sha256_ctx *c, const void *bytes, size_t n);
-/* Adds a tagged, length-prefixed field, so that no two field sequences give the same input bytes. */
+/* Adds a tagged, length-prefixed field, so that no two field sequences give the
+ * same input bytes. */
 void sha256_field(struct sha256_ctx *c, const char *tag, const void *bytes, size_t n);
 /* The beginning of a field of n bytes; the caller adds the bytes. */
 void sha256_field_begin(struct sha256_ctx *c, const char *tag, size_t n);

@@ -24,7 +24,8 @@ enum log_level {
 };
 
 void log_set_level(enum log_level level);
-/* Lines begin with the time in UTC, as in "2026-11-22T17:30:05.123Z hcache: ...". Off at the start. */
+/* Lines begin with the time in UTC, as in "2026-11-22T17:30:05.123Z hcache: ...".
+ * Off at the start. */
 void log_set_times(bool on);
 enum log_level log_level(void);
 

@@ -113,8 +113,8 @@ void *mem_try_calloc(size_t n, size_t size)
     return zeroed(n, size, MEM_MAY_FAIL);
 }
 
-/* glibc raises both thresholds to 32 and 64 MiB by itself when such blocks come and go.  Then their memory
- * stays, in pieces, in the heap of every thread. */
+/* glibc raises both thresholds to 32 and 64 MiB by itself when such blocks come and go.  Then
+ * their memory stays, in pieces, in the heap of every thread. */
 void mem_return_large(void)
 {
     (void)mallopt(M_MMAP_THRESHOLD, 1 << 20);

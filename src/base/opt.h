@@ -166,8 +166,8 @@ void opt_print_help(const struct opt_cmd *cmd, FILE *out);
 void opt_print_markdown(const struct opt_cmd *cmd, FILE *out);
 /* A page of section 1 in roff. */
 void opt_print_man(const struct opt_cmd *cmd, FILE *out);
-/* For a shell's completion, a line per option: "--NAME KIND [CHOICE]...", where KIND is flag, value, choice, file or
- * dir. */
+/* For a shell's completion, a line per option: "--NAME KIND [CHOICE]...", where KIND is
+ * flag, value, choice, file or dir. */
 void opt_print_words(const struct opt_cmd *cmd, FILE *out);
 
 /* "HCACHE_MAX_TOKENS" */
@@ -180,8 +180,8 @@ bool opt_size_parse(const char *text, uint64_t *out);
 /* "64K": a size as a user would write it, exact. */
 void opt_size_text(uint64_t bytes, char *out, size_t out_bytes);
 
-/* Returns the word among words[0..n) that differs from `typed` by a typing mistake or begins with it; NULL where
- * none does. */
+/* Returns the word among words[0..n) that differs from `typed` by a typing mistake or begins
+ * with it; NULL where none does. */
 const char *opt_nearest(const char *typed, const char *const *words, int n);
 
 #endif

@@ -258,8 +258,8 @@ void opt_print_markdown(const struct opt_cmd *cmd, FILE *out)
 
 /* --- suggestions -------------------------------------------------------------------- */
 
-/* Returns how many letters were mistyped: added, left out, changed, or two neighbours exchanged.  Words of 40 letters or
- * more count as far apart. */
+/* Returns how many letters were mistyped: added, left out, changed, or two neighbours
+ * exchanged.  Words of 40 letters or more count as far apart. */
 static int distance(const char *a, const char *b)
 {
     enum { MAX = 40 };

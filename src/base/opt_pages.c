@@ -54,7 +54,8 @@ static void put_synopsis(const struct opt_cmd *cmd, FILE *out)
     fputc('\n', out);
 }
 
-/* Returns the length of the first clause of a summary: up to a full stop, a colon or a semicolon that ends it. */
+/* Returns the length of the first clause of a summary: up to a full stop, a colon
+ * or a semicolon that ends it. */
 static int first_clause(const char *summary)
 {
     size_t n = 0;

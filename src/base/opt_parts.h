@@ -1,4 +1,5 @@
-/* opt_parts.h - what --help, man pages and completion share about one option; for src/base/opt_*.c. */
+/* opt_parts.h - what --help, man pages and completion share about one option; for
+ * src/base/opt_*.c. */
 #ifndef BASE_OPT_PARTS_H
 #define BASE_OPT_PARTS_H
 

@@ -2,12 +2,12 @@
  *
  * A job is n shares, one per thread; whoever comes first takes the next one from a ticket.  So a
  * worker that the scheduler has not let run costs nothing: the caller, done with its own share,
- * takes the others that nobody has begun, and waits only for those that somebody has.  (With a fixed
- * share per worker, two threads on a busy two-core machine were slower than one.)
+ * takes the others that nobody has begun, and waits only for those that somebody has.  (With a
+ * fixed share per worker, two threads on a busy two-core machine were slower than one.)
  *
- * Both sides poll for at most SPIN_NS before they block on a condition variable: a decode step makes
- * about a hundred calls a few microseconds apart, and a wake-up through the scheduler costs tens of
- * microseconds each in a virtual machine. */
+ * Both sides poll for at most SPIN_NS before they block on a condition variable: a decode step
+ * makes about a hundred calls a few microseconds apart, and a wake-up through the scheduler
+ * costs tens of microseconds each in a virtual machine. */
 #include "base/pool.h"
 
 #include <pthread.h>

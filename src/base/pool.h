@@ -1,11 +1,11 @@
 /* pool.h - the compute workers: fork-join over a fixed set of threads.
  *
  * pool_run calls fn(arg, i, n) once for every i in [0, n), i = 0 on the calling thread, and returns
- * when all are done.  Shares may run one after another on one thread (the caller takes those that no
- * worker has begun), so fn must not wait for another share.  Workers block when idle (after a short
- * bounded wait): a pool that spins collapses when the other core is busy.  One pool_run at a time per
- * pool; a second caller waits.
- * How work is divided never changes results: kernels split rows or columns, never sums. */
+ * when all are done.  Shares may run one after another on one thread (the caller takes those
+ * that no worker has begun), so fn must not wait for another share.  Workers block when idle
+ * (after a short bounded wait): a pool that spins collapses when the other core is busy.  One
+ * pool_run at a time per pool; a second caller waits.  How work is divided never changes
+ * results: kernels split rows or columns, never sums. */
 #ifndef BASE_POOL_H
 #define BASE_POOL_H
 

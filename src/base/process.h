@@ -6,9 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Writes "process 1234 (hcache serve ...)" for the first other process that has the file open, or for
- * this one, where it does.  False where none is found: other users' processes are visible to root
- * only. */
+/* Writes "process 1234 (hcache serve ...)" for the first other process that has the file
+ * open, or for this one, where it does.  False where none is found: other users'
+ * processes are visible to root only. */
 bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n);
 
 /* Returns how many bytes this process may still take: what the system calls available, and no more

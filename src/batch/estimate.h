@@ -1,8 +1,8 @@
 /* estimate.h - how long a job still takes. Pure.
  *
- * Lines differ, so the time left is told as a range: what it would be if the lines that are left took as
- * long as those that are done, and if their bytes did.  Nothing is told before three lines and a second
- * are over, nor where the input's size is not known. */
+ * Lines differ, so the time left is told as a range: what it would be if the lines that are
+ * left took as long as those that are done, and if their bytes did.  Nothing is told before
+ * three lines and a second are over, nor where the input's size is not known. */
 #ifndef BATCH_ESTIMATE_H
 #define BATCH_ESTIMATE_H
 

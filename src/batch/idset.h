@@ -1,4 +1,5 @@
-/* idset.h - a set of names of any length, 16 bytes each: of the lines that are done, and of those seen.
+/* idset.h - a set of names of any length, 16 bytes each: of the lines that are done,
+ * and of those seen.
  *
  * Names are kept as the first half of their SHA-256.  One thread. */
 #ifndef BATCH_IDSET_H

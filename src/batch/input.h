@@ -32,8 +32,8 @@ enum input_got {
 
 /* Opens the file; "-" is standard input.  Counts the lines of a regular file. */
 int input_open(struct input *in, const char *path, struct err *err);
-/* The next line that is not empty: in->line, without its line break, until the next call.  Waits for a
- * pipe at most wait_ms.  *err is set with INPUT_FAULT. */
+/* The next line that is not empty: in->line, without its line break, until the next call.
+ * Waits for a pipe at most wait_ms.  *err is set with INPUT_FAULT. */
 enum input_got input_next(struct input *in, int wait_ms, struct err *err);
 void input_close(struct input *in);
 

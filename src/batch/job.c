@@ -3,9 +3,10 @@
  * A line's way:   input -> [ahead, in prefix order] -> [in flight] -> output or errors
  *
  * Invariants:
- *  1. Each line that is no request or was refused has left its line in the errors before the next is
- *     read; a line in flight is in no file.
- *  2. What is read ahead is bounded in lines and bytes, what is in flight in answers, but for one line. */
+ *  1. Each line that is no request or was refused has left its line in the errors before the next
+ *     is read; a line in flight is in no file.
+ *  2. What is read ahead is bounded in lines and bytes, what is in flight in
+ *     answers, but for one line. */
 #include "batch/job.h"
 
 #include <pthread.h>

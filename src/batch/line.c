@@ -32,8 +32,8 @@ unsigned line_kind(const char *url)
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* A request is named by its text.  What is no request is named by its number too: two such lines may be
- * alike, and each gets an answer. */
+/* A request is named by its text.  What is no request is named by its number too: two such
+ * lines may be alike, and each gets an answer. */
 static void name_line(struct line *l, const struct textbuf *text, bool by_number)
 {
     char hex[65];

@@ -4,11 +4,11 @@
  *     {"id": "batch_req_..", "custom_id": "a", "error": null,
  *      "response": {"status_code": 200, "request_id": "req_..", "body": {...}}}
  *
- * A request that fails has another status code, and a body with the error.  A line that is no request has
- * a response of null, and an error with code, message, param and line.
+ * A request that fails has another status code, and a body with the error.  A line that is no
+ * request has a response of null, and an error with code, message, param and line.
  *
- * Names, ids and seeds are made of the line's own text, so a job that was killed writes the same lines as
- * one that was not. */
+ * Names, ids and seeds are made of the line's own text, so a job that was killed writes the
+ * same lines as one that was not. */
 #ifndef BATCH_LINE_H
 #define BATCH_LINE_H
 
@@ -32,8 +32,8 @@ struct line {
     const struct json *body;
 };
 
-/* Reads a line.  0, or -1 with *f: it is no request, or its custom_id is in *seen, to which line_read adds
- * it.  *out is filled in both cases; the caller deinits it. */
+/* Reads a line.  0, or -1 with *f: it is no request, or its custom_id is in *seen, to which
+ * line_read adds it.  *out is filled in both cases; the caller deinits it. */
 int line_read(const struct input *in, enum input_got got, struct idset *seen,
               struct line *out, struct fault *f);
 void line_deinit(struct line *l);

@@ -183,8 +183,8 @@ int output_sync(struct output *o, struct err *err)
     if (rc == 0 && !o->is_stdout && fdatasync(o->fd) != 0)
         rc = -errno;
     if (rc != 0) {
-        /* What was written of them goes; where that fails, the next run cuts a torn line off and takes
-         * the whole ones as done, which they are. */
+        /* What was written of them goes; where that fails, the next run cuts a torn line off
+         * and takes the whole ones as done, which they are. */
         if (!o->is_stdout)
             (void)!ftruncate(o->fd, (off_t)o->n_bytes);
         return err_set(err, rc, "%s: %s", o->is_stdout ? "standard output" : o->path,

@@ -4,8 +4,8 @@
  *          |              |-----> failed
  *          '---> cancelling ----> cancelled
  *
- * Each arrow is a record that is durable before the next step.  A batch that is found in any state left of
- * its end is taken up again: its job skips the lines that are done (job.h). */
+ * Each arrow is a record that is durable before the next step.  A batch that is found in any
+ * state left of its end is taken up again: its job skips the lines that are done (job.h). */
 #include "batch/runner.h"
 
 #include <pthread.h>

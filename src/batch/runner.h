@@ -1,8 +1,8 @@
 /* runner.h - runs the batches of a shelf one by one, on a thread of its own.
  *
- * Tenants take turns: a batch of another tenant goes first, and one that has run for a while (RUNNER_TURN_S)
- * makes place where another tenant's waits.  Its answers stay, and it goes on when its turn comes again.
- * So does a batch that ran when the process ended. */
+ * Tenants take turns: a batch of another tenant goes first, and one that has run for a while
+ * (RUNNER_TURN_S) makes place where another tenant's waits.  Its answers stay, and it goes on
+ * when its turn comes again.  So does a batch that ran when the process ended. */
 #ifndef BATCH_RUNNER_H
 #define BATCH_RUNNER_H
 
@@ -29,8 +29,8 @@ struct runner;
 int runner_start(const struct runner_opts *o, struct runner **out, struct err *err);
 /* There is a new batch.  Any thread. */
 void runner_wake(struct runner *r);
-/* Returns within a step of the engine; what runs goes on with the next runner of the shelf.  NULL is
- * allowed, here and below. */
+/* Returns within a step of the engine; what runs goes on with the next runner of the shelf.
+ * NULL is allowed, here and below. */
 void runner_stop(struct runner *r);
 void runner_destroy(struct runner *r);
 

@@ -5,12 +5,14 @@
  *     batch_ID.json     the record of a batch
  *     *.new             was being written when the process ended; shelf_open removes it
  *
- * Records are read when the folder is opened and then kept in memory.  All functions may be called by
- * any thread; functions that change something wait for the disk.
+ * Records are read when the folder is opened and then kept in memory.  All functions may be called
+ * by any thread; functions that change something wait for the disk.
  *
  * Invariants:
- *  1. A record is written to a new file, synced, and renamed; so a crash leaves the old or the new one.
- *  2. What is found belongs to the tenant that asks; others get ERR_NOT_FOUND, as for what is not there.
+ *  1. A record is written to a new file, synced, and renamed; so a crash leaves the
+ *     old or the new one.
+ *  2. What is found belongs to the tenant that asks; others get ERR_NOT_FOUND, as for
+ *     what is not there.
  *  3. All bytes together stay within max_bytes; a record counts as SHELF_RECORD_BYTES. */
 #ifndef BATCH_SHELF_H
 #define BATCH_SHELF_H
@@ -57,7 +59,8 @@ enum batch_status {
     BATCH_STATUSES
 };
 
-/* A batch.  Of its output and errors, which are files once it has ended, the ids are chosen before. */
+/* A batch.  Of its output and errors, which are files once it has ended, the ids
+ * are chosen before. */
 struct shelf_batch {
     struct shelf_head head;
     enum batch_status status;
@@ -87,13 +90,14 @@ void shelf_set_growing(struct shelf *s, uint64_t n_bytes);
 /* "FOLDER/ID": where a batch's answers are written. */
 void shelf_path(const struct shelf *s, const char *id, char *out, size_t n);
 
-/* Keeps bytes as a file; *out is its record.  ERR_LIMIT where there is no room.  After it returned 0 the
- * file survives a crash. */
+/* Keeps bytes as a file; *out is its record.  ERR_LIMIT where there is no room.  After it
+ * returned 0 the file survives a crash. */
 int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const char *bytes,
                    size_t n, struct shelf_file *out, struct err *err);
 int shelf_find_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, struct err *err);
-/* Opens it for reading: *fd is the caller's, and reads the file also when it is deleted meanwhile. */
+/* Opens it for reading: *fd is the caller's, and reads the file also when it is
+ * deleted meanwhile. */
 int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, int *fd, struct err *err);
 /* ERR_BUSY while a batch that has not ended reads it. */
@@ -112,8 +116,8 @@ int shelf_list_files(struct shelf *s, const struct shelf_page *page, struct shel
 int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
                        struct shelf_batch *out, bool *has_more);
 
-/* Adds a batch of that input, which waits; *b is filled but for endpoint and metadata, which are the
- * caller's.  ERR_NOT_FOUND: there is no such input. */
+/* Adds a batch of that input, which waits; *b is filled but for endpoint and metadata, which
+ * are the caller's.  ERR_NOT_FOUND: there is no such input. */
 int shelf_add_batch(struct shelf *s, const char *tenant, const char *input,
                     struct shelf_batch *b, struct err *err);
 int shelf_find_batch(struct shelf *s, const char *tenant, const char *id,
@@ -123,15 +127,15 @@ int shelf_find_batch(struct shelf *s, const char *tenant, const char *id,
 int shelf_put_batch(struct shelf *s, const struct shelf_batch *b, struct err *err);
 /* Its counts become those of *b, until the process ends. */
 void shelf_count_batch(struct shelf *s, const struct shelf_batch *b);
-/* Changes the status of a batch that has not ended to cancelling; the runner does the rest.  *out is the
- * batch then. */
+/* Changes the status of a batch that has not ended to cancelling; the runner does the
+ * rest.  *out is the batch then. */
 int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
                        struct shelf_batch *out, struct err *err);
 /* Answers of b become files: those of which there are some. */
 int shelf_keep_answers(struct shelf *s, struct shelf_batch *b, struct err *err);
 
-/* The batch that is to run next: of the tenant that comes after `last` in turn, the oldest that has not
- * ended.  False where there is none. */
+/* The batch that is to run next: of the tenant that comes after `last` in turn, the oldest that
+ * has not ended.  False where there is none. */
 bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out);
 
 #endif

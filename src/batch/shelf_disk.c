@@ -274,7 +274,8 @@ static void visit_record(struct shelf *s, const char *name)
         load_record(s, name);
 }
 
-/* Removes files that an earlier process has left unfinished.  A file of the user has another name. */
+/* Removes files that an earlier process has left unfinished.  A file of the user
+ * has another name. */
 static void visit_rest(struct shelf *s, const char *name)
 {
     char record[300];

@@ -8,7 +8,8 @@
 
 enum { SHELF_PATH_BYTES = 4200 };
 
-/* Records in the order in which they came, each from malloc and with a shelf_head at its beginning. */
+/* Records in the order in which they came, each from malloc and with a shelf_head
+ * at its beginning. */
 struct shelf_list {
     struct shelf_head **at;
     int n, cap;

@@ -307,8 +307,8 @@ void engine_remove(struct engine *e, struct seq *s)
 /* Decodes come first, so that they never stall behind a long prompt; then prefill pieces, the best
  * rank first. Decodes never wait for the saver either: if all its buffers are on their way to the
  * store, a decode is saved no further. A decode of a truncated sequence waits for a later step
- * instead: what it sees must come back when its window moves. A prefill waits for a buffer; if the step has other work, it
- * waits for a later step. */
+ * instead: what it sees must come back when its window moves. A prefill waits for a buffer; if
+ * the step has other work, it waits for a later step. */
 static void make_batch(struct engine *e)
 {
     struct step_batch *b = &e->batch;

@@ -56,8 +56,8 @@ struct engine_opts {
      * passes each layer in mini-batches (zigzag.h), and prompts beside decodes get as many rows as
      * there are. */
     int piece_rows;
-    /* Blocks of contexts have types and places (mixed.h): then max_kv_tokens is not looked at, and store
-     * and saver are NULL.  NULL: all are KV blocks on the device. */
+    /* Blocks of contexts have types and places (mixed.h): then max_kv_tokens is not looked at,
+     * and store and saver are NULL.  NULL: all are KV blocks on the device. */
     const struct mixed_opts *mixed;
     int64_t max_kv_tokens; /* size of the KV pool */
     size_t staging_bytes;  /* of restores */
@@ -141,8 +141,8 @@ struct outcome {
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
 
-/* Puts a sequence among those that wait: ERR_LIMIT where it can never fit, -ENOMEM where there is no memory
- * for its tokens now. */
+/* Puts a sequence among those that wait: ERR_LIMIT where it can never fit, -ENOMEM where there
+ * is no memory for its tokens now. */
 int engine_add(struct engine *e, const struct request *r, struct seq **out,
                struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);

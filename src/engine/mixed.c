@@ -1,7 +1,7 @@
 /* mixed.c - see mixed.h: memory, mini-batches, and the calls of a pass.
  *
- * Which blocks a mini-batch reads and writes is decided once a step (lay_out).  Each layer then loads,
- * projects and stores the same blocks (mixed_layer.c). */
+ * Which blocks a mini-batch reads and writes is decided once a step (lay_out).  Each layer then
+ * loads, projects and stores the same blocks (mixed_layer.c). */
 #include "engine/mixed_impl.h"
 
 #include <stdlib.h>

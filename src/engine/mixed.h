@@ -1,16 +1,16 @@
 /* mixed.h - a step over contexts whose blocks are KV or ACT, on the device or on the host
  * (HybridServe's hybrid cache, section 4.2); private to src/engine.
  *
- * A sequence's block table names blocks of places.h.  The rows of a step are cut into mini-batches of
- * whole sequences (policy/minibatch.h).  In each layer each mini-batch takes three ways:
+ * A sequence's block table names blocks of places.h.  The rows of a step are cut into mini-batches
+ * of whole sequences (policy/minibatch.h).  In each layer each mini-batch takes three ways:
  *
  *   link      [load 1: host KV -> scratch, host ACT -> staging][load 2 ..
  *   compute   [project 0: ACT -> scratch][layer 0, attention over all blocks][store 0][project 1 ..
  *
- * While one mini-batch computes, the blocks of the next one come over the link into the other buffer,
- * also from one layer to the next.  *Project* is the restore's projection: norm, W_k W_v, RoPE, so the
- * K and V of an ACT block have the bits that were never dropped.  Attention reads all blocks through a
- * table of block numbers.  *Store* takes what the layer wrote to its place:
+ * While one mini-batch computes, the blocks of the next one come over the link into the other
+ * buffer, also from one layer to the next.  *Project* is the restore's projection: norm, W_k W_v,
+ * RoPE, so the K and V of an ACT block have the bits that were never dropped.  Attention reads all
+ * blocks through a table of block numbers.  *Store* takes what the layer wrote to its place:
  *
  *   a KV block on the device   is written where it lies
  *   another unfinished block   lies in the sequence's tail; its 64th row finishes it
@@ -18,12 +18,12 @@
  *   the rows of an ACT block   go to its place, the layer's input as it was
  *   a TOKENS block             goes nowhere
  *
- * A TOKENS block has no memory.  Rows up to the last one of a sequence pass the layers again in each
- * step, in front of its new rows, and their K and V lie in scratch blocks meanwhile.
+ * A TOKENS block has no memory.  Rows up to the last one of a sequence pass the layers again in
+ * each step, in front of its new rows, and their K and V lie in scratch blocks meanwhile.
  *
  * Invariants:
- *  1. A block that is not in the present mini-batch's rows was stored in an earlier step: a load reads
- *     nothing that the step writes.
+ *  1. A block that is not in the present mini-batch's rows was stored in an earlier step: a load
+ *     reads nothing that the step writes.
  *  2. A buffer is loaded again only behind the last operation that used it.
  *  3. Where blocks lie changes no bits.
  *
@@ -47,7 +47,8 @@ enum mixed_packing {
 
 struct mixed_opts {
     int n[PLACES_CLASSES]; /* blocks of each class */
-    /* Equation 11: ACT and KV blocks of a sequence stand in this ratio while there are such blocks. */
+    /* Equation 11: ACT and KV blocks of a sequence stand in this ratio while there
+     * are such blocks. */
     double act_share, kv_share;
     int token_blocks; /* of a sequence: its first ones are TOKENS blocks while there are some */
     /* Blocks of one of the two buffers; at least a context's. 0: as many as needed, or 64 MiB. */
@@ -56,8 +57,8 @@ struct mixed_opts {
     struct hybrid_machine machine; /* costs, for mini-batches; all 0: blocks are counted */
     double
         link_bytes_per_s; /* the link is slowed down to this; 0: it is as fast as it is */
-    /* For benchmarks: of each layer, that come over the link before its blocks.  They stand for streamed
-     * weights; nothing reads them. */
+    /* For benchmarks: of each layer, that come over the link before its blocks.  They stand for
+     * streamed weights; nothing reads them. */
     size_t weights_bytes;
     /* For tests: overrides the ratio. Same contract as kv_pool_numbers.order. */
     const int *(*order)(void *arg, const struct kv_table *t);
@@ -110,7 +111,8 @@ struct mixed {
     int n_minis, n_acts;
     int now; /* the mini-batch that computes */
     unsigned
-        turn; /* mini-batches times layers so far in this step: the buffer's number is its last bit */
+        /* mini-batches times layers so far in this step: the buffer's number is its last bit */
+        turn;
     int32_t *numbers; /* room for where and number */
     /* Of a projection: */
     int project_blocks; /* at once */

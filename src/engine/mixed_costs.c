@@ -11,7 +11,8 @@
 
 enum {
     MOST = 16, /* blocks of a sample */
-    /* Of each sample, as far as there is time.  The fastest counts, since other work only adds time. */
+    /* Of each sample, as far as there is time.  The fastest counts, since other
+     * work only adds time. */
     ROUNDS = 5,
     MOST_ROUNDS = 30,
     N_SIZES = 5,
@@ -41,7 +42,8 @@ static int sampling_open(struct sampling *p, const struct model *m, struct model
     return rc;
 }
 
-/* ACT blocks are projected into scratch blocks; all samples use the positions of the first block. */
+/* ACT blocks are projected into scratch blocks; all samples use the positions of
+ * the first block. */
 static int project(struct sampling *p, int n)
 {
     struct mixed *x = &p->x;
@@ -82,8 +84,9 @@ static int sample(struct sampling *p, int (*work)(struct sampling *, int), doubl
             s[k].y = t > 0 && t < s[k].y ? t : s[k].y;
         }
     }
-    /* On a machine that is busy few blocks may take as long as many.  A line that does not fit is not
-     * used: the mean of the largest sample is an upper bound that other work disturbs least. */
+    /* On a machine that is busy few blocks may take as long as many.  A line that
+     * does not fit is not used: the mean of the largest sample is an upper bound
+     * that other work disturbs least. */
     if (!regress(s, N_SIZES, 2, &fit) || fit.coef[1] <= 0 || fit.r2 < LEAST_R2) {
         double per_unit = s[N_SIZES - 1].y / s[N_SIZES - 1].x[1];
         fit = (struct regress_fit){.coef = {0, per_unit}, .r2 = fit.r2};

@@ -1,8 +1,8 @@
-/* mixed_costs.h - what a layer of a hybrid cache costs on this machine, by sampled linear regression
- * (HybridServe, section 4.3, figure 11).
+/* mixed_costs.h - what a layer of a hybrid cache costs on this machine, by sampled linear
+ * regression (HybridServe, section 4.3, figure 11).
  *
- * Times are measured with the operations of mixed.h: blocks that come over the link, and blocks that
- * are projected. */
+ * Times are measured with the operations of mixed.h: blocks that come over the link,
+ * and blocks that are projected. */
 #ifndef ENGINE_MIXED_COSTS_H
 #define ENGINE_MIXED_COSTS_H
 
@@ -24,8 +24,8 @@ static inline double mixed_costs_x(const struct mixed_costs *c)
     return c->project.b_s / (c->link.b_s * c->kv_bytes);
 }
 
-/* link_bytes_per_s: the link is slowed down to this; 0: it is not.  n_rows: of forward_s.  Takes some
- * tenths of a second. */
+/* link_bytes_per_s: the link is slowed down to this; 0: it is not.  n_rows: of forward_s.
+ * Takes some tenths of a second. */
 int mixed_measure(const struct model *m, struct model_work *work, struct stream *s,
                   double link_bytes_per_s, int n_rows, struct mixed_costs *out,
                   struct err *err);

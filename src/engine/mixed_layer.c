@@ -1,5 +1,5 @@
-/* mixed_layer.c - a mini-batch's way through one layer: its blocks come over the link, ACT blocks are
- * projected, and what the layer wrote goes to its place.  See mixed.h. */
+/* mixed_layer.c - a mini-batch's way through one layer: its blocks come over the link, ACT
+ * blocks are projected, and what the layer wrote goes to its place.  See mixed.h. */
 #include "engine/mixed_impl.h"
 
 #include "base/check.h"

@@ -48,8 +48,9 @@ struct mixed_choice {
     char why[240];             /* for people: why it is off, or how blocks are shared out */
 };
 
-/* Returns ERR_LIMIT where device_bytes does not hold the buffers and a tail for each sequence, or both
- * memories hold no context.  A forced method on a job that is saved is a bug of the caller. */
+/* Returns ERR_LIMIT where device_bytes does not hold the buffers and a tail for each
+ * sequence, or both memories hold no context.  A forced method on a job that is
+ * saved is a bug of the caller. */
 int mixed_decide(const struct mixed_job *j, const struct model *m,
                  const struct mixed_costs *c, struct mixed_choice *out, struct err *err);
 /* Whether costs have to be measured for the decision; else out->why says why it is off. */

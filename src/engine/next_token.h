@@ -4,9 +4,9 @@
  *   next_token_begin, next_token_add for each sequence in any order, next_token_run:
  *   then seq.next is known, and seq.logits where its request wants them
  *
- * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down, and the
- * logits of sequences that ask for them.  Those of a sequence with shaping.h come down, are changed,
- * and go up again; what a request sees of its logits is what they were before. */
+ * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down,
+ * and the logits of sequences that ask for them.  Those of a sequence with shaping.h come down,
+ * are changed, and go up again; what a request sees of its logits is what they were before. */
 #ifndef ENGINE_NEXT_TOKEN_H
 #define ENGINE_NEXT_TOKEN_H
 

@@ -303,8 +303,8 @@ static void judge_prediction(struct seq *s)
             measured.compute_s * 1e3, predicted.compute_s * 1e3);
 }
 
-/* The plan says what ran: layers that changed their kind of record, and a recomputation that has won a
- * race. */
+/* The plan says what ran: layers that changed their kind of record, and a
+ * recomputation that has won a race. */
 static void tell_changed(struct seq *s, const struct restore_result *r)
 {
     struct plan *p = &s->out.plan;
@@ -405,7 +405,7 @@ void restore_phase_abandon(struct restore_phase *g, struct seq *s)
     s->restore = NULL;
 }
 
-/* --- reads that hang or crawl ------------------------------------------------------------------ */
+/* --- reads that hang or crawl ----------------------------------------------------------------- */
 
 /* Judges the reads of a restore: they go on alone, recomputation races them, or they are left. */
 static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_decodes)

@@ -64,8 +64,8 @@ struct restore_phase_budget {
 void restore_phase_step(struct restore_phase *g, struct seq_list l,
                         const struct restore_phase_budget *b);
 
-/* What the platform says that a batch takes; 0 where that would teach nothing: there is no store, the
- * batch has decodes, or it is small. */
+/* What the platform says that a batch takes; 0 where that would teach nothing: there is no
+ * store, the batch has decodes, or it is small. */
 double restore_phase_believes(const struct restore_phase *g, const struct step_batch *b);
 /* It took that long. */
 void restore_phase_learns(struct restore_phase *g, double believed_s, int64_t ns);

@@ -72,8 +72,8 @@ static const enum sched_phase phases[] = {[PHASE_WAIT] = SCHED_WAITING,
                                           [PHASE_PREFILL] = SCHED_PREFILL,
                                           [PHASE_DECODE] = SCHED_DECODE};
 
-/* A saved sequence copies no part of a block: its chunks are saved whole.  A pool of numbers copies none at
- * all. */
+/* A saved sequence copies no part of a block: its chunks are saved whole.  A pool
+ * of numbers copies none at all. */
 static struct lead_request describe_prompt(const struct seq *s)
 {
     return (struct lead_request){.phase = phases[s->phase],
@@ -96,8 +96,8 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
     int n_unused = 0, n_known = is_full ? 0 : seq_find_known(s, &n_unused);
     r->rows = s->view.n_tokens - n_known * KV_BLOCK_TOKENS;
     r->blocks_needed = seq_blocks_wanted(s) - n_known + n_unused;
-    /* What it waits for may have settled since choose_views.  While no place is free no view is chosen:
-     * the sequence asks for a place, and chooses when it has one (admit). */
+    /* What it waits for may have settled since choose_views.  While no place is free no view is
+     * chosen: the sequence asks for a place, and chooses when it has one (admit). */
     bool must_choose = is_full ? stairs_must_wait(s) : s->stairs.must_choose;
     r->is_held = (s->save != NULL && !save_is_settled(s->save)) || must_choose;
     r->after = is_full ? -1 : lead_find(c->prompt, c->n_live, i, n_known);
@@ -179,8 +179,9 @@ static void begin(struct schedule *c, struct seq *s)
 
 static void admit(struct schedule *c, struct seq *s)
 {
-    /* Nobody chooses a view while all places are taken.  A place that a preemption or a time-out has just
-     * freed goes to the sequence in the next step, which begins with choosing. */
+    /* Nobody chooses a view while all places are taken.  A place that a preemption
+     * or a time-out has just freed goes to the sequence in the next step, which
+     * begins with choosing. */
     if (s->stairs.must_choose)
         return;
     if (!seq_take_place(s)) /* the next decision sees that the blocks are not there */

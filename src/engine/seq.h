@@ -15,8 +15,8 @@
  * A sequence may time out and fail in every phase.
  *
  * Invariants:
- *  1. The KV cache holds positions [0, n_done) of the view (view.h); tokens [0, n_tokens) are known;
- *     for a decoding sequence all tokens but the last are done.
+ *  1. The KV cache holds positions [0, n_done) of the view (view.h); tokens [0, n_tokens) are
+ *     known; for a decoding sequence all tokens but the last are done.
  *  2. A sequence that waits holds no place and no blocks.  It may have a restore that is staged
  *     (staging.h): its `restore` is then not NULL.  DONE is final.
  *  3. seq.c alone writes the phase, in one function that dies of an edge that is not drawn.
@@ -48,7 +48,8 @@ struct seq_shared {
     struct stream *stream;
     struct sha256 fingerprint;
     bool reuse; /* equal prefixes use blocks of the KV cache again */
-    /* The store has copies in DRAM, so it is told which chunks the KV pool holds: the next n_held changes. */
+    /* The store has copies in DRAM, so it is told which chunks the KV pool holds:
+     * the next n_held changes. */
     bool tells_held;
     struct store_held held[64];
     int n_held;
@@ -136,8 +137,8 @@ int seq_count(struct seq_list l, enum phase phase);
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* A sequence that waits. The request was checked: it fits the context and the KV cache. NULL where there
- * is no memory for its tokens. */
+/* A sequence that waits. The request was checked: it fits the context and the KV cache. NULL
+ * where there is no memory for its tokens. */
 struct seq *seq_create(struct seq_shared *sh, const struct request *r);
 /* In any phase. Its restore must have been ended (restore_phase_abandon). */
 void seq_destroy(struct seq *s);
@@ -206,8 +207,8 @@ bool seq_may_reuse(const struct seq *s);
 void seq_open_save(struct seq *s, int position, const struct store_hit *tail);
 /* Returns what the sequence says of its chunks' use. */
 struct store_use seq_use(const struct seq *s);
-/* Pins the n-th chunk in view and with it all before it in its stair; false where the store does not
- * have it. */
+/* Pins the n-th chunk in view and with it all before it in its stair; false where
+ * the store does not have it. */
 bool seq_pin_chunks(struct seq *s, int n);
 
 #endif

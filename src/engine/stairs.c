@@ -43,8 +43,8 @@ static void unpin_all(struct seq *s)
     s->stairs.n_pins = s->stairs.n_former = 0;
 }
 
-/* A pin keeps all chunks before it in its stair.  So those in view need one at each stair's end, and
- * one at the end of the kept chunks. */
+/* A pin keeps all chunks before it in its stair.  So those in view need one at each stair's
+ * end, and one at the end of the kept chunks. */
 static void pin_view(struct seq *s)
 {
     int n = view_moved(&s->view) / STORE_CHUNK_TOKENS;

@@ -28,10 +28,11 @@ void stairs_deinit(struct seq *s);
 void stairs_left(struct seq *s);
 /* Whether s must choose its view, and what may be in it has not settled yet. */
 bool stairs_must_wait(const struct seq *s);
-/* WAIT: the cut of the view that s has chosen. Until then, of the one that it would like best: that of
- * its last token. */
+/* WAIT: the cut of the view that s has chosen. Until then, of the one that it would like
+ * best: that of its last token. */
 int stairs_next_cut(const struct seq *s);
-/* WAIT, once stairs_must_wait is false: chooses the view, where it must. s may be DONE afterwards. */
+/* WAIT, once stairs_must_wait is false: chooses the view, where it must. s may be
+ * DONE afterwards. */
 void stairs_choose(struct seq *s);
 /* All moved tokens of the view are back, and the stair goes on. */
 void stairs_began(struct seq *s);

@@ -38,7 +38,8 @@ void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_to
 void step_batch_deinit(struct step_batch *b);
 
 void step_batch_clear(struct step_batch *b);
-/* Rows [0, n_rows) of s, whose state is not kept, before its new ones.  Nothing where n_rows is 0. */
+/* Rows [0, n_rows) of s, whose state is not kept, before its new ones.  Nothing
+ * where n_rows is 0. */
 void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows);
 /* The next n_rows rows of s. */
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
@@ -46,7 +47,8 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
  * sequences. */
 int step_batch_run(struct step_batch *b, struct err *err);
 
-/* What the device says of its fault; else why the weights could not be had; else the code's name. */
+/* What the device says of its fault; else why the weights could not be had; else
+ * the code's name. */
 struct step_fault {
     char text[256];
 };

@@ -11,8 +11,8 @@ static uint64_t turn_of(const struct seq *s, int64_t age_ns)
     return turn > 0 ? (uint64_t)turn : 0;
 }
 
-/* The view that s was told of, or is to be told of. Only what it sees is needed: a truncated context
- * names neither the chunks that it has dropped nor their blocks. */
+/* The view that s was told of, or is to be told of. Only what it sees is needed: a truncated
+ * context names neither the chunks that it has dropped nor their blocks. */
 static struct view view_of(const struct seq *s)
 {
     struct view v;

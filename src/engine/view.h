@@ -31,8 +31,8 @@ struct view {
 void view_init(struct view *v, const struct truncation *t);
 void view_deinit(struct view *v);
 
-/* The view of the stair with this cut, of tokens[0, n_tokens), at least one of which is the stair's.
- * The chain has the keys of all their full chunks.  Both must stay where they are. */
+/* The view of the stair with this cut, of tokens[0, n_tokens), at least one of which is the
+ * stair's.  The chain has the keys of all their full chunks.  Both must stay where they are. */
 void view_set(struct view *v, const struct chain *c, const int32_t *tokens, int n_tokens,
               int cut);
 /* Another token is known. One that belongs to a later stair is not added. */

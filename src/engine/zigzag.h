@@ -1,4 +1,5 @@
-/* zigzag.h - one forward pass over more rows than a layer's activations hold; private to src/engine.
+/* zigzag.h - one forward pass over more rows than a layer's activations hold; private
+ * to src/engine.
  *
  *   ordinary   [layer 0][layer 1] .. of rows 0..511,  [layer 0][layer 1] .. of rows 512..1023
  *   zig-zag    layer 0 [rows 0..511][rows 512..1023]  layer 1 [rows 0..511][rows 512..1023] ..
@@ -38,7 +39,8 @@ struct zigzag_opts {
     bool by_sequence;
 };
 
-/* Bytes of the residual stream on one stage. 0: zig-zag is off, since every step is one mini-batch. */
+/* Bytes of the residual stream on one stage. 0: zig-zag is off, since every step is
+ * one mini-batch. */
 size_t zigzag_bytes(const struct zigzag_opts *o);
 int zigzag_init(struct zigzag *z, const struct zigzag_opts *o, struct err *err);
 void zigzag_deinit(struct zigzag *z);
@@ -61,12 +63,13 @@ struct zigzag_calls {
     int (*behind)(void *arg, int layer, int piece); /* it has passed */
     void *arg;
 };
-/* All mini-batches pass all layers. *x [o->n_rows][d]: the last layer's output, valid until the next
- * pass.  o->x is set here. */
+/* All mini-batches pass all layers. *x [o->n_rows][d]: the last layer's output, valid until the
+ * next pass.  o->x is set here. */
 int zigzag_run(struct zigzag *z, struct model_pass_opts *o, const struct zigzag_calls *c,
                struct mat *x);
 
-/* The rows [max_rows] of a layer's input, and of its output, on its stage: valid while pieces pass the layer. */
+/* The rows [max_rows] of a layer's input, and of its output, on its stage: valid
+ * while pieces pass the layer. */
 struct mat zigzag_input(const struct zigzag *z, int layer);
 struct mat zigzag_output(const struct zigzag *z, int layer);
 

@@ -199,8 +199,8 @@ static int add_tokens(struct tokenizer_json *t, const struct gguf *g, struct err
     return 0;
 }
 
-/* Tokens that are looked for in the text itself.  Only control tokens and the unknown one are special:
- * text of a user never becomes them. */
+/* Tokens that are looked for in the text itself.  Only control tokens and the unknown one are
+ * special: text of a user never becomes them. */
 static void add_added(struct tokenizer_json *t, const struct gguf *g)
 {
     t->added = xcalloc((size_t)t->n_ids, sizeof *t->added);

@@ -1,8 +1,8 @@
 /* gguf_tokenizer.h - the tokenizer in a GGUF file's metadata, as struct tokenizer_json.
  *
- * Two kinds are known.  `gpt2` is byte-level BPE: tokens and merges are in the file, how text is cut
- * is named (tokenizer.ggml.pre) and written out here.  `llama` is SentencePiece's BPE: no merges; the
- * pair whose joined token has the best score is merged first. */
+ * Two kinds are known.  `gpt2` is byte-level BPE: tokens and merges are in the file, how text
+ * is cut is named (tokenizer.ggml.pre) and written out here.  `llama` is SentencePiece's BPE:
+ * no merges; the pair whose joined token has the best score is merged first. */
 #ifndef FORMAT_GGUF_TOKENIZER_H
 #define FORMAT_GGUF_TOKENIZER_H
 

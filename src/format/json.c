@@ -508,7 +508,8 @@ static void append_by_jansson(const json_t *j, int indent, struct textbuf *out)
     CHECK(rc == 0);
 }
 
-/* A raw value is a string that begins with these bytes.  They are not UTF-8, so no other string has them. */
+/* A raw value is a string that begins with these bytes.  They are not UTF-8, so no
+ * other string has them. */
 static const char raw_mark[2] = {'\xFF', '\xFE'};
 
 struct json *json_new_raw(const char *text, size_t n)

@@ -114,8 +114,9 @@ struct json *json_new_bytes(const char *s, size_t n);
 
 struct json *json_new_int(int64_t v);
 struct json *json_new_real(double v); /* not finite: null */
-/* A value whose text is written already: n bytes that are one JSON value.  It can be put into a tree that
- * is written, and nothing else: a large value costs its text then, not a node for each part. */
+/* A value whose text is written already: n bytes that are one JSON value.  It can be
+ * put into a tree that is written, and nothing else: a large value costs its text
+ * then, not a node for each part. */
 struct json *json_new_raw(const char *text, size_t n);
 
 /* v, with one more owner: put it into another tree without copying it.  From then on neither

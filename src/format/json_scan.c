@@ -7,8 +7,8 @@
 #include "base/utf8.h"
 #include "format/json.h"
 
-/* Bytes that jansson 2.14 allocates for each kind of value, malloc's own included, rounded up.  A table
- * or an array grows by doubling; the old one is freed after the new one is filled.
+/* Bytes that jansson 2.14 allocates for each kind of value, malloc's own included, rounded up.
+ * A table or an array grows by doubling; the old one is freed after the new one is filled.
  * tests/format/test_json_scan.c compares the sums with what a parse takes. */
 enum {
     COST_OBJECT = 240,

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks double from the first to the second size: a small file is not to cost what a large one does. */
+/* Blocks double from the first to the second size: a small file is not to cost what
+ * a large one does. */
 #define FIRST_BLOCK_BYTES (1u << 12)
 #define BLOCK_BYTES       (1u << 20)
 

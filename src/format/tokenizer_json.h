@@ -1,13 +1,14 @@
 /* tokenizer_json.h - what a tokenizer's files say, as plain data.
  *
- * tokenizer.json (Hugging Face `tokenizers`), or the older pair vocab.json + merges.txt, becomes one
- * struct: a vocabulary, a ranked list of merges, added tokens, and short typed lists of the steps
- * around them.  Nested Sequences are flattened.  This module does not tokenize: model/tokenizer does.
+ * tokenizer.json (Hugging Face `tokenizers`), or the older pair vocab.json + merges.txt,
+ * becomes one struct: a vocabulary, a ranked list of merges, added tokens, and short typed
+ * lists of the steps around them.  Nested Sequences are flattened.  This module does not
+ * tokenize: model/tokenizer does.
  *
  * Only BPE models are known.  A step, an option or a value that would change ids and is not listed
  * below is refused with ERR_UNSUPPORTED and its name.  `truncation` and `padding` are passed over,
- * as transformers does unless a call asks for them (tried with 5.23: of a file that truncates to 5 tokens and pads to
- * 50 it gave all 27); the bare tokenizers library (0.23) obeys them.
+ * as transformers does unless a call asks for them (tried with 5.23: of a file that truncates to 5
+ * tokens and pads to 50 it gave all 27); the bare tokenizers library (0.23) obeys them.
  *
  * After a successful parse:
  *   1. every id lies in [0, n_ids) and names one token; ids may be unused;
@@ -153,15 +154,15 @@ int tokenizer_json_parse_vocab(struct tokenizer_json *out, const void *vocab,
                                size_t n_vocab, const char *vocab_file, const void *merges,
                                size_t n_merges, const char *merges_file, struct err *err);
 
-/* Makes `text` an added token with a's flags, as another file beside tokenizer.json lists it; a's text is not
- * kept.  A token that is known keeps its id.  A new one gets a->id, which must be free: an id that is in use or
- * leaves a gap behind the vocabulary is ERR_MISMATCH. */
+/* Makes `text` an added token with a's flags, as another file beside tokenizer.json lists it;
+ * a's text is not kept.  A token that is known keeps its id.  A new one gets a->id, which must
+ * be free: an id that is in use or leaves a gap behind the vocabulary is ERR_MISMATCH. */
 int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a,
                        struct err *err);
 
-/* Returns the id that the reference gives to the next token that has none: one more than the highest added
- * token's, but at least the number of the vocabulary's tokens.  Where the vocabulary leaves out ids it
- * may be in use, and tokenizer_json_add refuses it. */
+/* Returns the id that the reference gives to the next token that has none: one more than the
+ * highest added token's, but at least the number of the vocabulary's tokens.  Where the
+ * vocabulary leaves out ids it may be in use, and tokenizer_json_add refuses it. */
 int32_t tokenizer_json_next_id(const struct tokenizer_json *t);
 bool tokenizer_json_is_added(const struct tokenizer_json *t, const char *text, size_t n);
 

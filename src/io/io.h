@@ -19,8 +19,8 @@
  *
  * Errors.  Every function that can fail returns 0, -errno as the system gave it (a missing
  * file is -ENOENT; but a quota that is used up and a file that may not grow are -ENOSPC), or
- * ERR_BUSY, ERR_CRASHED, ERR_UNSUPPORTED, ERR_LIMIT; the message in `err` (NULL is allowed) names the operation and
- * the path.
+ * ERR_BUSY, ERR_CRASHED, ERR_UNSUPPORTED, ERR_LIMIT; the message in `err` (NULL is allowed)
+ * names the operation and the path.
  *
  * Threads.  A `struct io` and its files may be used from any number of threads at once; a
  * `struct io_queue` belongs to one thread at a time.  Paths are copied. */
@@ -75,9 +75,10 @@ struct io_turn {
     atomic_uint n_first; /* pieces under way of ios that go first */
 };
 
-/* Makes the queues of this io go first, or give way: a queue that gives way has at most one piece in
- * flight while a queue that goes first has any.  So it goes on slowly, and never starves.  Set it
- * before transfers start; `turn` outlives the io.  Synchronous transfers take no part. */
+/* Makes the queues of this io go first, or give way: a queue that gives way has at
+ * most one piece in flight while a queue that goes first has any.  So it goes on
+ * slowly, and never starves.  Set it before transfers start; `turn` outlives the io.
+ * Synchronous transfers take no part. */
 void io_share_disk(struct io *io, struct io_turn *turn, bool goes_first);
 
 /* Random bytes for salts and UUIDs: the kernel's, or seeded on the simulated disk. */
@@ -95,8 +96,8 @@ enum {
 
 /* Where the file system has no direct I/O (some tmpfs), an IO_DIRECT file goes through the
  * page cache, alignment still being checked; io_file_is_direct says which. */
-/* A symbolic link at the end of the path is not followed: -ELOOP.  A pipe, a socket or a device is not
- * waited for: -ESPIPE or -ENXIO. */
+/* A symbolic link at the end of the path is not followed: -ELOOP.  A pipe, a socket or a device
+ * is not waited for: -ESPIPE or -ENXIO. */
 int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file **out,
                  struct err *err);
 /* Says nothing about durability. No request may be in flight on the file. NULL is allowed.
@@ -106,8 +107,8 @@ void io_file_close(struct io_file *f);
 const char *
 io_file_path(const struct io_file *f); /* as given to open; lives as long as f */
 bool io_file_is_direct(const struct io_file *f);
-/* For others that read the file by themselves: its descriptor, which stays f's; -1 where that would not be what
- * reading here is (a simulated disk, reads that are throttled). */
+/* For others that read the file by themselves: its descriptor, which stays f's; -1 where that
+ * would not be what reading here is (a simulated disk, reads that are throttled). */
 int io_file_fd(const struct io_file *f);
 
 /* Full transfers: short ones are continued. A read past the end of the file is -ENODATA
@@ -167,8 +168,9 @@ int io_mkdir(struct io *io, const char *path,
              struct err *err); /* 0700; -EEXIST where there */
 /* Takes a folder that is there from all but its owner: 0700, as if io_mkdir had made it. */
 int io_make_private(struct io *io, const char *path, struct err *err);
-/* Creates what is missing of the path, and syncs the folders in which it created something.  *n_made (NULL
- * allowed): how many, the last ones of the path.  Where it fails, what it made is gone again. */
+/* Creates what is missing of the path, and syncs the folders in which it created
+ * something.  *n_made (NULL allowed): how many, the last ones of the path.  Where it
+ * fails, what it made is gone again. */
 int io_mkdirs(struct io *io, const char *path, int *n_made, struct err *err);
 /* Takes back what io_mkdirs has made: the path's last n folders, as far as they are empty. */
 void io_rmdirs(struct io *io, const char *path, int n);
@@ -245,10 +247,11 @@ int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeou
  * *is_done: one can.  The return value is that of io_queue_wait. */
 int io_queue_await(struct io_queue *q, int64_t timeout_ns, bool *is_done, struct err *err);
 
-/* Asks for an early end of all that is outstanding, because a device does not answer: requests not yet
- * begun, and those that the kernel gives back, come back from io_queue_wait with -ECANCELED (a write may
- * have happened in part).  What a device already has cannot be taken from it: such a request, and its
- * buffer, stay in flight until the kernel's own timeout (30 s for most block devices) fails it. */
+/* Asks for an early end of all that is outstanding, because a device does not answer: requests
+ * not yet begun, and those that the kernel gives back, come back from io_queue_wait with
+ * -ECANCELED (a write may have happened in part).  What a device already has cannot be taken
+ * from it: such a request, and its buffer, stay in flight until the kernel's own timeout (30 s
+ * for most block devices) fails it. */
 void io_queue_cancel(struct io_queue *q);
 
 /* Requests submitted and not yet returned by io_queue_wait. */

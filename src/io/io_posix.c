@@ -80,8 +80,8 @@ static int open_retrying(const char *path, int flags)
     return fd;
 }
 
-/* A folder opens like a file and fails only when it is read; say so at once.  With O_NONBLOCK io_uring
- * would not wait for a regular file either. */
+/* A folder opens like a file and fails only when it is read; say so at once.  With O_NONBLOCK
+ * io_uring would not wait for a regular file either. */
 static int check_and_wait(int fd)
 {
     struct stat st;

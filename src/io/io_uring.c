@@ -15,8 +15,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* A new ring may get the addresses of one that another thread has just closed.  The kernel orders the two; the
- * lock says so to those who watch threads (the thread sanitizer does not see liburing's system calls). */
+/* A new ring may get the addresses of one that another thread has just closed.  The kernel
+ * orders the two; the lock says so to those who watch threads (the thread sanitizer does not
+ * see liburing's system calls). */
 static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
 
 /* Rings count against RLIMIT_MEMLOCK, which a user without privileges has little of.  A queue that

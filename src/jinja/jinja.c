@@ -98,8 +98,8 @@ void jinja_leave(struct jinja *j)
 
 /* --- text that grows ---------------------------------------------------------------- */
 
-/* Alone in its arena a text grows where it is: blocks of a multiple of the arena's alignment follow each
- * other without a gap. */
+/* Alone in its arena a text grows where it is: blocks of a multiple of the arena's alignment
+ * follow each other without a gap. */
 static void jbuf_extend(struct jinja *j, struct jbuf *b, size_t n)
 {
     enum { STEP = 4096 };

@@ -71,15 +71,16 @@ struct jinja_input {
     const struct tm *now; /* what strftime_now tells; NULL: it is not defined */
     /* Traces which bytes of the text come from strings of foreign variables, through slices, joins,
      * replacements, macros and filters.  traces: NULL, or whether a string is to be traced; key is
-     * the name of the member that it is, NULL for an element of a list.  Names of members always are. */
+     * the name of the member that it is, NULL for an element of a list.  Names of
+     * members always are. */
     bool (*traces)(const char *key, const struct json *string);
 };
 
 /* *text (the caller frees it; a final zero is not counted in *n). */
 int jinja_render(const struct jinja_template *t, const struct jinja_input *in, char **text,
                  size_t *n, struct err *err);
-/* The same with in->traces: bit i of *foreign (the caller frees it) is set where byte i of the text is
- * foreign.  It has 8 bytes more than needed, so that it can be read in words. */
+/* The same with in->traces: bit i of *foreign (the caller frees it) is set where byte i of the
+ * text is foreign.  It has 8 bytes more than needed, so that it can be read in words. */
 int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
                         char **text, size_t *n, uint8_t **foreign, struct err *err);
 

@@ -129,8 +129,8 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
     return jval_buf(&b);
 }
 
-/* s[:length - len(end)], cut at the last blank unless killwords, and end; a text that is at most `leeway` too
- * long stays whole. */
+/* s[:length - len(end)], cut at the last blank unless killwords, and end; a text that is at
+ * most `leeway` too long stays whole. */
 static struct jval f_truncate(struct jinja *j, const struct jcall *c)
 {
     static const char *const names[] = {"length", "killwords", "end", "leeway"};

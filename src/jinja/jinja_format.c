@@ -3,8 +3,8 @@
  *     %[(key)][flags][width][.precision][h l L]conversion
  *
  * flags are - 0 + blank #; width and precision may be *, which takes the next argument.  The
- * conversions are Python's but %a: s r c d i u x X o e E f F g G, and %% for a %.  Texts are padded by
- * characters, not bytes. */
+ * conversions are Python's but %a: s r c d i u x X o e E f F g G, and %% for a %.  Texts are
+ * padded by characters, not bytes. */
 #include "jinja/jinja_impl.h"
 
 #include "base/utf8.h"
@@ -144,8 +144,8 @@ static void put_many(struct format *f, struct jbuf *b, char c, int64_t n)
         jbuf_put(f->j, b, &c, 1);
 }
 
-/* The body of n_chars characters; zeros, where they are asked for, go between the prefix (a sign, 0x) and the
- * digits. */
+/* The body of n_chars characters; zeros, where they are asked for, go between the
+ * prefix (a sign, 0x) and the digits. */
 static void put_padded(struct format *f, struct jbuf *b, const struct spec *s,
                        struct jstr prefix, struct jstr body, int64_t n_chars, bool zeros)
 {

@@ -1,10 +1,11 @@
 /* jinja_trace.c - which bytes of a render come from the caller's foreign strings.
  *
- * All text of a render is made in its two arenas, one for values and one for the output, by jbuf_put, out of
- * other text: slices share their bytes, and everything else copies them.  So one bit for each byte of the
- * arenas suffices: foreign strings are copied there with their bits set, and every copy takes the bits along.
- * Large foreign strings are not copied: a list of their addresses does the same.  Bytes from elsewhere (the
- * template, numbers, escapes) are not foreign.  An arena hands out no byte twice, so bits are only set. */
+ * All text of a render is made in its two arenas, one for values and one for the output, by
+ * jbuf_put, out of other text: slices share their bytes, and everything else copies them.  So
+ * one bit for each byte of the arenas suffices: foreign strings are copied there with their
+ * bits set, and every copy takes the bits along.  Large foreign strings are not copied: a list
+ * of their addresses does the same.  Bytes from elsewhere (the template, numbers, escapes) are
+ * not foreign.  An arena hands out no byte twice, so bits are only set. */
 #include "jinja/jinja_impl.h"
 
 #include "base/mem.h"

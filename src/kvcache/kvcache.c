@@ -1,12 +1,13 @@
 /* kvcache.c - see kvcache.h.
  *
  * A block's memory holds all layers, one after the other: [n_blocks][n_layers][block_bytes], so
- * that an evicted block frees one stretch; on each stage of a device group those that are its.  Free blocks form a stack: the block freed last, whose
- * lines are most likely still in a cache, is used first.  A pool of numbers has a stack for each class.
+ * that an evicted block frees one stretch; on each stage of a device group those that are its.
+ * Free blocks form a stack: the block freed last, whose lines are most likely still in a cache, is
+ * used first.  A pool of numbers has a stack for each class.
  *
  * Invariants:
- *  1. refs[b] is the number of tables that name b; where it is 0, b is on the free stack or, if it is
- *     known, among the kept of the prefix tree, never both.
+ *  1. refs[b] is the number of tables that name b; where it is 0, b is on the free stack or, if it
+ *     is known, among the kept of the prefix tree, never both.
  *  2. The known blocks of a table are a path of the tree from its root, one after another. */
 #include "kvcache/kvcache.h"
 
@@ -402,8 +403,8 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     if (b == PREFIX_NONE)
         return 0;
     block_share(p, b); /* or it could be the one that is evicted for its copy */
-    /* Where b is the last block that could be evicted there is none for its copy.  Then b gives way, and its rows
-     * are computed; to wait for another block would be to wait for ever. */
+    /* Where b is the last block that could be evicted there is none for its copy.  Then b gives
+     * way, and its rows are computed; to wait for another block would be to wait for ever. */
     bool has_room = kv_table_reserve(p, t, from + 1, NULL) == 0;
     int rc = has_room ? copy_block(p, s, t->blocks[t->n_blocks - 1], b) : 0;
     block_drop(p, b, &t->use);
@@ -483,7 +484,7 @@ void kv_pool_unmark_saved(struct kv_pool *p)
         p->prefix->node[b].saved = false;
 }
 
-/* --- what blocks are worth, and waiting requests ------------------------------------------------------------------------- */
+/* --- what blocks are worth, and waiting requests ---------------------------------------------- */
 
 void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price)
 {

@@ -1,4 +1,5 @@
-/* kvcache.h - the paged KV cache: a pool of blocks of 64 tokens, block tables, and reuse of prefixes.
+/* kvcache.h - the paged KV cache: a pool of blocks of 64 tokens, block tables, and
+ * reuse of prefixes.
  *
  * A block holds K and V of 64 consecutive positions for every layer; sequences name their blocks in
  * a block table, position p in entry p / 64.  Blocks are reference-counted, so that sequences with
@@ -31,8 +32,8 @@ struct kv_table;
 
 enum { KV_POOL_CLASSES = 5 };
 
-/* For a pool of numbers: the blocks themselves are another's (places.h).  Class c has the n[c] numbers
- * behind those of the classes before it. */
+/* For a pool of numbers: the blocks themselves are another's (places.h).  Class c has the n[c]
+ * numbers behind those of the classes before it. */
 struct kv_pool_numbers {
     int n[KV_POOL_CLASSES]; /* their sum is n_blocks */
     /* Returns [KV_POOL_CLASSES]: where the next block of t is looked for, first things first. */
@@ -60,13 +61,13 @@ int kv_pool_n_blocks(const struct kv_pool *p);
 int kv_pool_kept_blocks(const struct kv_pool *p); /* kept for nobody */
 uint64_t kv_pool_n_evicted(const struct kv_pool *p);
 
-/* The views [n_layers] that operations take of the layers, each on its stage. Valid as long as the pool.
- * NULL of a pool of numbers. */
+/* The views [n_layers] that operations take of the layers, each on its stage. Valid as long as
+ * the pool. NULL of a pool of numbers. */
 const struct kv_layer *kv_pool_layers(const struct kv_pool *p);
 struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
 
-/* What a sequence says of the next use of the blocks that it leaves: as store_use does of chunks, for the
- * policy `ours`.  All 0: nothing. */
+/* What a sequence says of the next use of the blocks that it leaves: as store_use does of
+ * chunks, for the policy `ours`.  All 0: nothing. */
 struct kv_use {
     uint32_t time; /* now, in 1/KV_TIME_PER_S seconds since any moment */
     uint32_t
@@ -102,8 +103,9 @@ int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t);
 /* --- reuse ----------------------------------------------------------------------------------
  *
  * root: what a sequence's state depends on besides its tokens (model, salt): equal tokens under
- * another root are another state.  Whoever is to be saved continues saved blocks only (saved_only), or
- * what is before would be missing for ever.  All this does nothing in a pool that does not keep. */
+ * another root are another state.  Whoever is to be saved continues saved blocks only
+ * (saved_only), or what is before would be missing for ever.  All this does nothing
+ * in a pool that does not keep. */
 
 /* How many full blocks of tokens[0..n_tokens) are known; of those, *n_unused belong to nobody. */
 int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
@@ -111,32 +113,34 @@ int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32
 /* t (empty) takes those blocks; returns how many. */
 int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                   const int32_t *tokens, int64_t n_tokens, bool saved_only);
-/* t's blocks are all known and are tokens' beginning.  Adds a copy of the known block that agrees with
- * the tokens after them the longest, *n_copied of them (0: there is none, or no block for a copy can
- * be had, or the pool has numbers alone).  The rest of the copy is to be overwritten. */
+/* t's blocks are all known and are tokens' beginning.  Adds a copy of the known block
+ * that agrees with the tokens after them the longest, *n_copied of them (0: there is
+ * none, or no block for a copy can be had, or the pool has numbers alone).  The rest of
+ * the copy is to be overwritten. */
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
                        int *n_copied);
-/* The position at which tokens leave the known history that is nearest to them; -1: none is known, or it
- * ends first.  t's known blocks are the tokens' beginning. */
+/* The position at which tokens leave the known history that is nearest to them; -1: none is
+ * known, or it ends first.  t's known blocks are the tokens' beginning. */
 int kv_table_differs_at(const struct kv_pool *p, const struct kv_table *t,
                         const struct sha256 *root, const int32_t *tokens, int64_t n_tokens);
-/* Positions [0, n_done) of t are computed, from these tokens: makes its blocks known, the last one for
- * as many tokens as it has.  Where a block with the same state is known already, t shares that one
- * from now on and drops its own. */
+/* Positions [0, n_done) of t are computed, from these tokens: makes its blocks known, the last
+ * one for as many tokens as it has.  Where a block with the same state is known already, t
+ * shares that one from now on and drops its own. */
 void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                    const int32_t *tokens, int64_t n_done);
 /* The first n_blocks of t are saved, or on their way: those that are known are marked as such. */
 void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks);
-/* The caller knows the state of t's next known block without a name (entry n_named) by this one, not 0. */
+/* The caller knows the state of t's next known block without a name (entry n_named)
+ * by this one, not 0. */
 void kv_table_name(struct kv_pool *p, struct kv_table *t, uint64_t name);
 /* A name that the pool holds from now on, or no longer. */
 struct kv_change {
     uint64_t name;
     bool is_held;
 };
-/* Reports up to max (at least two) changes since the last call, each once; returns how many.  Two blocks
- * may have one name: then it comes twice and goes twice. */
+/* Reports up to max (at least two) changes since the last call, each once; returns how many.
+ * Two blocks may have one name: then it comes twice and goes twice. */
 int kv_pool_changes(struct kv_pool *p, struct kv_change *out, int max);
 /* Saved state was erased: no known block counts as saved any more. */
 void kv_pool_unmark_saved(struct kv_pool *p);

@@ -1,18 +1,18 @@
 /* places.h - the memory of blocks that have a type and a place (HybridServe, section 4.2).
  *
- * A block's number says its class.  A KV block holds keys and values; an ACT block holds the rows of
- * a layer's input, from which keys and values are projected again.  On the device KV blocks are used
- * where they lie; all others come into a scratch block in each layer of each step.
+ * A block's number says its class.  A KV block holds keys and values; an ACT block holds the rows
+ * of a layer's input, from which keys and values are projected again.  On the device KV blocks are
+ * used where they lie; all others come into a scratch block in each layer of each step.
  *
  *   numbers   [KV, device][ACT, device][KV, host][ACT, host][TOKENS]
  *   device    layer 0 [KV blocks][tails]  layer 1 [KV blocks][tails]  ..  [scratch 0][scratch 1]
  *             layer 0 [ACT blocks]  layer 1 ..  [staging 0][staging 1]
  *   host      [KV block: all layers] ..  [ACT block: all layers] ..
  *
- * Scratch is shared by all layers.  It lies behind the last layer, so operations reach it from every
- * layer's view by a block number of that layer (places_scratch): attention reads all blocks through
- * an ordinary block table.  Scratch and staging are double: one of the two is filled by the link
- * while the other is used.
+ * Scratch is shared by all layers.  It lies behind the last layer, so operations reach it from
+ * every layer's view by a block number of that layer (places_scratch): attention reads all blocks
+ * through an ordinary block table.  Scratch and staging are double: one of the two is filled by
+ * the link while the other is used.
  *
  * A *tail* is where a running sequence's unfinished block lies, if that block's own place is not a
  * KV block on the device.
@@ -69,7 +69,8 @@ static inline int places_n_blocks(const struct places_opts *o)
 
 enum places_class places_class_of(const struct places *p, int32_t block);
 
-/* Numbers in a layer's view: of a KV block on the device, of a tail, of scratch block i of a buffer. */
+/* Numbers in a layer's view: of a KV block on the device, of a tail, of scratch
+ * block i of a buffer. */
 int32_t places_device(const struct places *p, int32_t block);
 int32_t places_tail(const struct places *p, int tail);
 int32_t places_scratch(const struct places *p, int layer, int buffer, int i);

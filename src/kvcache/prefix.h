@@ -7,15 +7,15 @@
  *     root --> [64 tokens] --> [64 tokens] --> [17 tokens]
  *                        \---> [64 tokens]
  *
- * A node whose block nobody uses is *kept*.  A user of a block also uses its parent, so the children
- * of a kept node are kept, too.  Kept nodes without children may be evicted; policy/placement.h
- * chooses among them.
+ * A node whose block nobody uses is *kept*.  A user of a block also uses its parent, so the
+ * children of a kept node are kept, too.  Kept nodes without children may be evicted;
+ * policy/placement.h chooses among them.
  *
  * Each node has an id, a hash of all tokens up to its last.  So requests that wait can name the
  * nodes that they need, present or not.  No memory is asked for after creation.
  *
- * A full node may have a *name*, a number that somebody else knows the same state by.  Each name that
- * comes or goes with its node is reported once (prefix_changes). */
+ * A full node may have a *name*, a number that somebody else knows the same state by.  Each
+ * name that comes or goes with its node is reported once (prefix_changes). */
 #ifndef KVCACHE_PREFIX_H
 #define KVCACHE_PREFIX_H
 
@@ -71,8 +71,8 @@ bool prefix_has(const struct prefix *x, int32_t block);
 /* The full node of tokens[64] under parent. PREFIX_NONE: there is none. */
 int32_t prefix_find(const struct prefix *x, const struct sha256 *root, int32_t parent,
                     const int32_t *tokens);
-/* The first of the n tokens at which they leave the child of parent that agrees with them the longest;
- * -1: there is no child, or that child ends first. */
+/* The first of the n tokens at which they leave the child of parent that agrees with them the
+ * longest; -1: there is no child, or that child ends first. */
 int prefix_differs_at(const struct prefix *x, const struct sha256 *root, int32_t parent,
                       const int32_t *tokens, int n);
 /* The child of parent that agrees with the first n tokens the longest: *n_same > 0 of them. */

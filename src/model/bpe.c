@@ -49,7 +49,8 @@ void id_list_push(struct id_list *l, int32_t id)
     if (l->failed) /* to ask again for each of a million ids would take a minute */
         return;
     if (l->n == l->cap) {
-        /* Long lists grow by a quarter: what they do not need would count with the largest bodies. */
+        /* Long lists grow by a quarter: what they do not need would count with the
+         * largest bodies. */
         size_t cap = l->cap == 0 ? 64 : l->cap < 1 << 16 ? 2 * l->cap : l->cap + l->cap / 4;
         int32_t *ids = mem_try_realloc(l->ids, cap * sizeof *ids);
         l->failed |= ids == NULL;
@@ -394,9 +395,9 @@ static int no_memory(size_t n, struct err *err)
 
 /* --- one piece, by scores ----------------------------------------------------------------- */
 
-/* Here a symbol is a run of characters, whether it is a token or not; `id` is its length in bytes, 0
- * where it was merged away.  Of all neighbours whose joined text is a token, those with the best score
- * are merged first, leftmost first. */
+/* Here a symbol is a run of characters, whether it is a token or not; `id` is its length in
+ * bytes, 0 where it was merged away.  Of all neighbours whose joined text is a token, those
+ * with the best score are merged first, leftmost first. */
 
 /* A run's beginning follows from the lengths before it; neighbours are contiguous. */
 struct run {

@@ -3,14 +3,15 @@
  * A piece begins as a row of symbols: its bytes (byte-level), or its characters, where a character
  * that the vocabulary lacks falls back to its bytes (SentencePiece style).  Then the adjacent pair
  * of the lowest rank is merged, leftmost first, until no pair has a rank.  Where the vocabulary has
- * scores instead of merges, a pair's rank is the score of the token that its text makes.  Pairs wait
- * in a heap, so a piece of n symbols takes O(n log n).
+ * scores instead of merges, a pair's rank is the score of the token that its text makes.  Pairs
+ * wait in a heap, so a piece of n symbols takes O(n log n).
  *
- * A piece that is a token itself is looked up instead of merged, once merging has been seen to end in
- * that token.  That is remembered in the bpe, one relaxed atomic byte a token: the only state, and
- * its value is a pure function of the vocabulary, so threads may race on it.  Measured on English, in
- * one run on a busy machine: 12.8 instead of 6.0 MB/s with Qwen3's tokenizer, 16.6 instead of 6.8 with
- * GPT-2's.  Cutting SentencePiece text at words (bpe.c) is another factor of 6. */
+ * A piece that is a token itself is looked up instead of merged, once merging has been seen to
+ * end in that token.  That is remembered in the bpe, one relaxed atomic byte a token: the only
+ * state, and its value is a pure function of the vocabulary, so threads may race on it.
+ * Measured on English, in one run on a busy machine: 12.8 instead of 6.0 MB/s with Qwen3's
+ * tokenizer, 16.6 instead of 6.8 with GPT-2's.  Cutting SentencePiece text at words (bpe.c) is
+ * another factor of 6. */
 #ifndef MODEL_BPE_H
 #define MODEL_BPE_H
 
@@ -29,7 +30,8 @@ int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level
                struct err *err);
 void bpe_destroy(struct bpe *b); /* NULL is allowed */
 
-/* A growing list of ids.  Where there is no memory for one it is left out, and `failed` is set for good. */
+/* A growing list of ids.  Where there is no memory for one it is left out, and
+ * `failed` is set for good. */
 struct id_list {
     int32_t *ids;
     size_t n, cap;
@@ -49,7 +51,8 @@ struct bpe_work {
 void bpe_work_deinit(struct bpe_work *w);
 
 /* Appends the ids of one piece, n >= 1 bytes of valid UTF-8 (any bytes, where byte-level).
- * -ENOMEM where a piece finds no memory; ERR_UNSUPPORTED where the vocabulary has no token for a character and no unknown token either. */
+ * -ENOMEM where a piece finds no memory; ERR_UNSUPPORTED where the vocabulary has no token for
+ * a character and no unknown token either. */
 int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
                struct id_list *out, struct err *err);
 

@@ -68,9 +68,10 @@ struct chat_request {
 int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
                 size_t *n, struct err *err);
 
-/* The same.  Bit i of *foreign (the caller frees it; 8 bytes more than needed) is set where byte i of
- * the text comes from messages, tools or documents, but for the names of roles that templates
- * build their markers from.  What comes from the template, the tokens and kwargs is not foreign. */
+/* The same.  Bit i of *foreign (the caller frees it; 8 bytes more than needed) is set
+ * where byte i of the text comes from messages, tools or documents, but for the names of
+ * roles that templates build their markers from.  What comes from the template, the
+ * tokens and kwargs is not foreign. */
 int chat_render_traced(const struct chat_template *t, const struct chat_request *r,
                        char **text, size_t *n, uint8_t **foreign, struct err *err);
 

@@ -2,8 +2,8 @@
  *
  * One table names the families; config_family_init sets what a family is by nature; one short
  * function per family reads what its config.json may vary, and refuses the variants that the
- * description cannot express.  A field that nobody reads is refused, too, unless config_fields.c lists
- * it as one that changes no result (use_cache, transformers_version, ...).
+ * description cannot express.  A field that nobody reads is refused, too, unless config_fields.c
+ * lists it as one that changes no result (use_cache, transformers_version, ...).
  *
  * Defaults for absent keys are the reference library's, and only where real checkpoints rely on
  * them; sizes have none. */
@@ -250,8 +250,8 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     }
 }
 
-/* Families whose heads may be rotated in part.  The reference knows partial_rotary_factor in these only:
- * in others it rotates whole heads whatever the file says, or fails. */
+/* Families whose heads may be rotated in part.  The reference knows partial_rotary_factor in
+ * these only: in others it rotates whole heads whatever the file says, or fails. */
 static bool has_partial_rotary(enum model_family family)
 {
     return family == FAMILY_PHI || family == FAMILY_PHI3;

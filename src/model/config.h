@@ -15,8 +15,8 @@
  * file and the field; it is never approximated.
  *
  * After a successful parse these hold, whatever the bytes were:
- *   1. every size is positive; n_embd, n_ffn and n_heads * d_head are at most 2^20, vocab_size 2^24,
- *      n_layers 4096, max_ctx 2^30 (products of two need 64 bits);
+ *   1. every size is positive; n_embd, n_ffn and n_heads * d_head are at most 2^20, vocab_size
+ *      2^24, n_layers 4096, max_ctx 2^30 (products of two need 64 bits);
  *   2. n_heads is a multiple of n_kv_heads; d_rope is even and at most d_head;
  *   3. bos_id and every eos id are -1 or lie in [0, vocab_size).
  *
@@ -157,8 +157,9 @@ int config_parse_generation(struct model_config *io, const void *bytes, size_t n
  * caller frees the string. */
 char *config_write(const struct model_config *c);
 
-/* The fields that give a hidden state, a K or a V its bits, as text: equal for two configs whose states
- * are interchangeable.  EOS ids and the maximum context are not among them.  The caller frees it. */
+/* The fields that give a hidden state, a K or a V its bits, as text: equal for two
+ * configs whose states are interchangeable.  EOS ids and the maximum context are not
+ * among them.  The caller frees it. */
 char *config_state_text(const struct model_config *c);
 
 /* Named shapes: the sizes of real models, plus our own bench-220m, tiny-mha and tiny-gqa.
@@ -181,8 +182,8 @@ bool family_at(int i, const char **name, const char **architecture);
 const char *config_gguf_families(void); /* names that GGUF files use for them, in words */
 int weight_type_bytes(enum weight_type t); /* WEIGHT_UNSPECIFIED counts as f32 */
 
-/* The content of tokenizer_config.json and special_tokens_map.json that concerns texts.  Owns its strings;
- * NULL where the files do not say. */
+/* The content of tokenizer_config.json and special_tokens_map.json that concerns texts.  Owns
+ * its strings; NULL where the files do not say. */
 struct tokenizer_config {
     char *bos_token;
     char *eos_token;
@@ -197,15 +198,16 @@ struct tokenizer_config {
         bool special, lstrip, rstrip, normalized, single_word;
     } * added;
     size_t n_added;
-    /* Special tokens, in the order in which the reference adds those that the tokenizer lacks; the first
-     * n_named have a name ("pad_token") */
+    /* Special tokens, in the order in which the reference adds those that the tokenizer lacks;
+     * the first n_named have a name ("pad_token") */
     struct tokenizer_config_added *special;
     size_t n_special, n_named;
 };
 
-/* Reads DIR/tokenizer_config.json, special_tokens_map.json and chat_template.jinja; missing files give an
- * empty config and 0.  deinit always, also after an error.  The tokenizer's reader of GGUF files fills it
- * for those.  tokenizer_config_parse reads the first of the files alone. */
+/* Reads DIR/tokenizer_config.json, special_tokens_map.json and chat_template.jinja;
+ * missing files give an empty config and 0.  deinit always, also after an error.  The
+ * tokenizer's reader of GGUF files fills it for those.  tokenizer_config_parse reads
+ * the first of the files alone. */
 int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct err *err);
 int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
                            const char *file, struct err *err);

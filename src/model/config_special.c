@@ -1,7 +1,7 @@
 /* config_special.c - see config_special.h.
  *
- * The order and the precedence follow `_from_pretrained` and `__init__` of transformers 5.23.  A token is
- * its text, or an object with "content" and flags. */
+ * The order and the precedence follow `_from_pretrained` and `__init__` of transformers 5.23.
+ * A token is its text, or an object with "content" and flags. */
 #include "model/config_special.h"
 
 #include "base/mem.h"
@@ -195,8 +195,9 @@ static int push_list(struct tokenizer_config *c, const struct json *file, const 
 #define EXTRA      "extra_special_tokens"
 #define ADDITIONAL "additional_special_tokens"
 
-/* The lists of both files.  `additional` counts where its own file has no `extra`, or an empty one.  The
- * map's `extra` is appended; its `additional` counts only where tokenizer_config.json has no list. */
+/* The lists of both files.  `additional` counts where its own file has no `extra`, or an empty
+ * one.  The map's `extra` is appended; its `additional` counts only where
+ * tokenizer_config.json has no list. */
 static int push_lists(struct tokenizer_config *c, const struct json *config,
                       const struct json *map, struct err *err)
 {

@@ -1,16 +1,16 @@
 /* config_state.c - the part of a config that gives a state its bits, as text for the fingerprint.
  *
  * A config also says when generation stops, how long a context may be, and in which type the
- * checkpoint lies.  None of these changes a hidden state, a K or a V, so a user may edit them and keep
- * the saved state. */
+ * checkpoint lies.  None of these changes a hidden state, a K or a V, so a user may edit
+ * them and keep the saved state. */
 #include "model/config.h"
 
 #include <stdlib.h>
 
 #include "base/mem.h"
 
-/* A field was added: decide whether it changes a state's bits, name it below if it does, and adapt the
- * size. */
+/* A field was added: decide whether it changes a state's bits, name it below if it
+ * does, and adapt the size. */
 _Static_assert(sizeof(struct model_config) == 736 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 

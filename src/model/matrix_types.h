@@ -1,8 +1,8 @@
 /* matrix_types.h - the type that each matrix of a model is held in.  Private to src/model.
  *
  * Models held in f32, f16, bf16 or q8 have one type for all matrices.  In a model held in 4 bits
- * (DTYPE_Q4) each matrix has its own: the file's 4-bit type where all tensors that the matrix is made of
- * have it, q4_1 where the matrix is made into 4 bits here, else q8. */
+ * (DTYPE_Q4) each matrix has its own: the file's 4-bit type where all tensors that the matrix
+ * is made of have it, q4_1 where the matrix is made into 4 bits here, else q8. */
 #ifndef MODEL_MATRIX_TYPES_H
 #define MODEL_MATRIX_TYPES_H
 

@@ -98,7 +98,8 @@ size_t model_rope_bytes(const struct model *m)
     return rope_floats(m) * sizeof(float);
 }
 
-/* A config.json may claim any context.  (Where memory is the device's own, its plan has refused it.) */
+/* A config.json may claim any context.  (Where memory is the device's own, its plan
+ * has refused it.) */
 static int check_rope_room(const struct model *m, size_t bytes, struct err *err)
 {
     size_t unused, total;
@@ -199,8 +200,8 @@ static int load_packed_notes(struct model *m, struct err *err)
     return rc;
 }
 
-/* Made-up weights have not been trained for a length, and rotations go on for ever: benchmarks of long
- * contexts take them further than the shape's own. */
+/* Made-up weights have not been trained for a length, and rotations go on for ever: benchmarks
+ * of long contexts take them further than the shape's own. */
 static bool has_any_context(const struct model *m)
 {
     return (is_synth(m->source) || m->any_context) && m->cfg.position == POSITION_ROPE;
@@ -476,8 +477,8 @@ static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, i
     return a;
 }
 
-/* A layer reads one buffer of the residual stream and writes another.  Where the device has memory of its
- * own, a third lets a tap's copy of one layer's input run beside the next layer. */
+/* A layer reads one buffer of the residual stream and writes another.  Where the device has
+ * memory of its own, a third lets a tap's copy of one layer's input run beside the next layer. */
 static int n_residual(const struct device *d)
 {
     return d->unified ? 2 : 3;

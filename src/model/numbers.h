@@ -1,7 +1,7 @@
 /* numbers.h - whether all elements of a tensor are numbers.  Private to src/model.
  *
- * safetensors have no checksums: a NaN or an infinity among weights is what shows that a file is damaged (or that
- * a training was). */
+ * safetensors have no checksums: a NaN or an infinity among weights is what shows that a file
+ * is damaged (or that a training was). */
 #ifndef MODEL_NUMBERS_H
 #define MODEL_NUMBERS_H
 

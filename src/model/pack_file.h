@@ -90,8 +90,8 @@ bool pack_file_is(const char *path);
  * error. */
 int pack_file_open(struct pack_file *out, const char *path, struct err *err);
 void pack_file_close(struct pack_file *f);
-/* The part of open that parses: reads the description into f, which has path, file_bytes and n_sums.
- * Members and parts lie in the file then.  Call it once; close f also after an error. */
+/* The part of open that parses: reads the description into f, which has path, file_bytes and
+ * n_sums.  Members and parts lie in the file then.  Call it once; close f also after an error. */
 int pack_file_describe(struct pack_file *f, const char *text, size_t n, struct err *err);
 
 /* The bytes of a member with a final zero that *n does not count; the caller frees *out.  -ENOENT

@@ -1,9 +1,9 @@
 /* pretokenize.c - see pretokenize.h.
  *
  * The file's steps are compiled to four plain ones: cut at matches of a regular expression, put a
- * space in front of each piece, write metaspaces for spaces, write bytes in the byte-level alphabet.
- * The last is needed only where another step follows a ByteLevel (falcon): pieces go back to bytes
- * at the end. */
+ * space in front of each piece, write metaspaces for spaces, write bytes in the byte-level
+ * alphabet. The last is needed only where another step follows a ByteLevel (falcon):
+ * pieces go back to bytes at the end. */
 #include "model/pretokenize.h"
 
 #include "base/mem.h"
@@ -434,8 +434,8 @@ static int hand_on(void *arg, struct pieces *p, struct err *err)
     return p->failed ? no_memory(p->n_text, err) : pass_on(arg, p, p->n - 1, err);
 }
 
-/* Texts of megabytes have millions of pieces.  So where the last steps only cut, a window of pieces is cut
- * and handed on at a time. */
+/* Texts of megabytes have millions of pieces.  So where the last steps only cut, a window of
+ * pieces is cut and handed on at a time. */
 int pretokenize_each(const struct pretokenizer *p, const char *text, size_t n,
                      bool at_start, struct pieces *out, piece_fn *fn, void *arg,
                      struct err *err)

@@ -44,8 +44,8 @@ void pieces_deinit(struct pieces *p);
 /* One piece, in order; anything but 0 ends the cutting with that code. */
 typedef int piece_fn(void *arg, const char *s, size_t n, struct err *err);
 
-/* Cuts `text` (valid UTF-8) and gives each piece to fn.  at_start: the text begins where the whole text
- * does.  work: the memory that it needs; zero it first, reuse it freely. */
+/* Cuts `text` (valid UTF-8) and gives each piece to fn.  at_start: the text begins where the
+ * whole text does.  work: the memory that it needs; zero it first, reuse it freely. */
 int pretokenize_each(const struct pretokenizer *p, const char *text, size_t n,
                      bool at_start, struct pieces *work, piece_fn *fn, void *arg,
                      struct err *err);

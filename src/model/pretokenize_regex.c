@@ -14,8 +14,8 @@
  *   {n} {n,} {n,m}                 the same; not with ? or + behind it, which mean other things
  *
  * Everything else is refused: . ^ $ anchors, \w \b \h \v and friends, back-references, look-behind,
- * nested classes, && and POSIX classes, {,n}; and what may match the empty text, where the reference
- * cuts and we would not. */
+ * nested classes, && and POSIX classes, {,n}; and what may match the empty text, where the
+ * reference cuts and we would not. */
 #include "model/pretokenize_regex.h"
 
 #include "base/mem.h"
@@ -300,16 +300,16 @@ void regex_free(struct regex *r)
  * backtracked into may need it. */
 enum { JIT_STACK_START = 32 << 10, JIT_STACK_MAX = 16 << 20 };
 
-/* The work that the matches of one text may take together, in bytes of text that are looked through.  A
- * pattern such as a+b|a looks through all that is left for every letter that it takes.
+/* The work that the matches of one text may take together, in bytes of text that are looked
+ * through.  A pattern such as a+b|a looks through all that is left for every letter that it takes.
  *
- * Each match first sees WINDOW bytes; where it would read on, it is tried again in twice as many, and those
- * are charged.  What a match takes is credited.  So work that is linear in the text is never too much, and
- * which text is refused depends on the text and the pattern only. */
+ * Each match first sees WINDOW bytes; where it would read on, it is tried again in twice as
+ * many, and those are charged.  What a match takes is credited.  So work that is linear in the
+ * text is never too much, and which text is refused depends on the text and the pattern only. */
 enum { WINDOW = 256, WORK_START = 4 << 20, WORK_PER_BYTE = 256 };
 
-/* Bounds on the backtracking of one match. A window may take STEPS_PER_BYTE steps for each of its bytes. A
- * match that needs more runs again with STEPS_MAX, and its text is charged for it. */
+/* Bounds on the backtracking of one match. A window may take STEPS_PER_BYTE steps for each of
+ * its bytes. A match that needs more runs again with STEPS_MAX, and its text is charged for it. */
 enum { STEPS_PER_BYTE = 200, STEPS_MAX = 10 * 1000 * 1000, STEPS_CHARGE = 1 << 20 };
 enum { HEAP_MAX_KIB = 64 << 10 };
 

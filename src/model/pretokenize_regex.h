@@ -22,8 +22,8 @@ void regex_free(struct regex *r); /* NULL is allowed */
 void regex_scratch_free(void *scratch);
 
 /* The first match in s[from, n), never an empty one: 1 with its extent, 0 where there is none, or a
- * negative code: ERR_LIMIT where all matches with this scratch memory together took too much work.  Nothing
- * before s or behind s + n is looked at; s is valid UTF-8. */
+ * negative code: ERR_LIMIT where all matches with this scratch memory together took too much
+ * work.  Nothing before s or behind s + n is looked at; s is valid UTF-8. */
 int regex_find(const struct regex *r, void **scratch, const char *s, size_t n, size_t from,
                size_t *begin, size_t *end, struct err *err);
 

@@ -14,8 +14,8 @@ struct sample_opts {
     uint64_t seed;
 };
 
-/* The random number of a position depends on (seed, position) only, so that a restored or re-batched
- * request goes on with the same tokens. */
+/* The random number of a position depends on (seed, position) only, so that a restored or
+ * re-batched request goes on with the same tokens. */
 struct sample_row sample_row_of(const struct sample_opts *o, int64_t position);
 
 #endif

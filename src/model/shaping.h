@@ -5,8 +5,8 @@
  *     bias of single tokens:  l + b
  *     minimum length: tokens that would end the answer cannot be chosen before
  *
- * in this order, as the field's servers do it.  Pure: the result depends on the tokens alone, so a restored
- * or preempted request goes on with the same tokens. */
+ * in this order, as the field's servers do it.  Pure: the result depends on the tokens alone,
+ * so a restored or preempted request goes on with the same tokens. */
 #ifndef MODEL_SHAPING_H
 #define MODEL_SHAPING_H
 

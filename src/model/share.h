@@ -1,6 +1,6 @@
-/* share.h - what a rank of a device group holds of a model: tensor parallelism over heads and the MLP's
- * width, as Megatron cuts it; and on which stage: pipeline parallelism over layers.  Private to src/model,
- * but for share_check.
+/* share.h - what a rank of a device group holds of a model: tensor parallelism over heads and the
+ * MLP's width, as Megatron cuts it; and on which stage: pipeline parallelism over layers.  Private
+ * to src/model, but for share_check.
  *
  *   wq, wkv, w_up and their biases   rows: a run of heads, of K heads, of V heads, of gate, of up
  *   output head and its bias         rows: a run of the vocabulary, where that can be divided and the head is no
@@ -20,8 +20,8 @@
 #include "model/config.h"
 #include "model/weights_names.h"
 
-/* ERR_UNSUPPORTED, saying what cannot be cut, where the ranks' shares would not be equal, or a stage would have
- * no layer. */
+/* ERR_UNSUPPORTED, saying what cannot be cut, where the ranks' shares would not be equal,
+ * or a stage would have no layer. */
 int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8,
                 struct err *err);
 
@@ -38,8 +38,8 @@ int64_t share_cols(const struct model_config *c, enum slot s, int n_ranks);
 /* Whether a rank has none of a slot: zeros stand there. */
 bool share_is_empty(enum slot s, int rank, int n_ranks);
 
-/* The next run of a slot's rows [*row, end) that a rank holds: from *row on, *n of them, which are its own
- * rows from *own_row on.  False: there is none. */
+/* The next run of a slot's rows [*row, end) that a rank holds: from *row on, *n of them, which
+ * are its own rows from *own_row on.  False: there is none. */
 bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks,
                 int64_t *row, int64_t end, int64_t *own_row, int64_t *n);
 

@@ -60,8 +60,8 @@ static bool is_named(const struct tokenizer_config *c, const char *text)
     return false;
 }
 
-/* tokenizer_config.json lists added tokens, too: the reference adds those that tokenizer.json lacks, and takes
- * their flags for those that it has. */
+/* tokenizer_config.json lists added tokens, too: the reference adds those that tokenizer.json
+ * lacks, and takes their flags for those that it has. */
 static int add_listed(struct tokenizer *t, struct err *err)
 {
     int rc = 0;
@@ -79,8 +79,8 @@ static int add_listed(struct tokenizer *t, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "tokenizer_config.json: added_tokens_decoder");
 }
 
-/* The folder names special tokens: those that the tokenizer lacks get the next free ids, and those of the
- * vocabulary become added tokens.  An added token keeps its flags. */
+/* The folder names special tokens: those that the tokenizer lacks get the next free ids, and
+ * those of the vocabulary become added tokens.  An added token keeps its flags. */
 static int add_special(struct tokenizer *t, struct err *err)
 {
     int32_t next = tokenizer_json_next_id(&t->j);
@@ -245,8 +245,9 @@ static int find_added_texts(struct tokenizer *t, struct err *err)
     return 0;
 }
 
-/* tokenizer_config.json's switches are for vocab.json and merges.txt.  Beside a tokenizer.json the reference
- * passes them over: its post-processor says what goes around a text, or nothing does. */
+/* tokenizer_config.json's switches are for vocab.json and merges.txt.  Beside a
+ * tokenizer.json the reference passes them over: its post-processor says what goes
+ * around a text, or nothing does. */
 static void add_configured_template(struct tokenizer *t)
 {
     struct tokenizer_json *j = &t->j;

@@ -50,9 +50,9 @@ enum {
  * token begins that takes bytes of the user's, and says that none begins there.  Control tokens
  * are the special ones, and added ones written as "<|...|>": some models have markers of roles
  * that are not special.  Text without such a place has no guards and stays as it is. */
-/* Puts guards into *text (from malloc; it may move; a final zero is not counted in *n).  Bit i of foreign is
- * set where byte i is the user's, and it has 8 bytes more than needed; NULL: all are.  -ENOMEM: the text
- * is as it was. */
+/* Puts guards into *text (from malloc; it may move; a final zero is not counted in *n).  Bit i
+ * of foreign is set where byte i is the user's, and it has 8 bytes more than needed; NULL: all
+ * are.  -ENOMEM: the text is as it was. */
 int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
                     const uint8_t *foreign, struct err *err);
 
@@ -61,8 +61,9 @@ int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
                      int32_t **ids, size_t *n_ids, struct err *err);
 
-/* Returns the fewest ids that the text (with or without guards) can have, found by its size and without
- * encoding it; 0 where its size says nothing.  It never returns more than tokenizer_encode gives. */
+/* Returns the fewest ids that the text (with or without guards) can have, found by
+ * its size and without encoding it; 0 where its size says nothing.  It never returns
+ * more than tokenizer_encode gives. */
 size_t tokenizer_least_count(const struct tokenizer *t, const char *text, size_t n);
 
 /* *text (the caller frees it; a final zero is not counted in *n_text).  With skip_special,
@@ -92,8 +93,8 @@ void tokenizer_stream_finish(struct tokenizer_stream *s, const char **text, size
 int32_t
 tokenizer_size(const struct tokenizer *t); /* highest id + 1; ids between may be unused */
 /* Returns the highest id + 1 of the tokens that have one in the tokenizer's files.  From there to
- * tokenizer_size are special tokens that a folder names without an id, as `pad_token`.  A model often
- * has no embedding for them, and needs none as long as no text has them. */
+ * tokenizer_size are special tokens that a folder names without an id, as `pad_token`.  A model
+ * often has no embedding for them, and needs none as long as no text has them. */
 int32_t tokenizer_n_listed(const struct tokenizer *t);
 /* Returns ERR_USAGE, and names the token, where an id of the list has no row in a model's n_rows
  * embeddings.  The ids are tokenizer_encode's. */

@@ -113,8 +113,8 @@ bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_
 
 /* --- through a normalizer ----------------------------------------------------------------- */
 
-/* Normalizers move bytes and take only UTF-8.  So a guard passes through them as a noncharacter that
- * the text has not: no normalizer changes one, or joins what stands on its two sides. */
+/* Normalizers move bytes and take only UTF-8.  So a guard passes through them as a noncharacter
+ * that the text has not: no normalizer changes one, or joins what stands on its two sides. */
 enum { HOLDER_BYTES = 3, N_HOLDERS = 32 }; /* U+FDD0 to U+FDEF */
 
 static bool find_holder(const char *s, size_t n, char holder[HOLDER_BYTES])

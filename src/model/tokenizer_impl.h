@@ -41,7 +41,8 @@ struct tokenizer {
 
 /* tokenizer_guard.c: */
 #define GUARD 0xFF
-/* Takes the guards out of a text: *out (the caller frees it) has none; g->at is the caller's, too. */
+/* Takes the guards out of a text: *out (the caller frees it) has none; g->at is the
+ * caller's, too. */
 /* False where there is no memory. */
 bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out);
 /* Normalizes s[0, n), which stands at s_at of the text that the guards count in; *moved: where

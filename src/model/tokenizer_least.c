@@ -1,9 +1,9 @@
 /* tokenizer_least.c - how few tokens a text can have, from its size alone.
  *
- * A token stands for at most so many bytes of the text that BPE gets: those of the longest token.  The
- * steps before BPE may make a text shorter, each by a factor that its kind bounds.  Where one has no bound
- * (a pattern that is removed) nothing can be said.  White space beside added tokens may vanish in any
- * amount; then it is not counted. */
+ * A token stands for at most so many bytes of the text that BPE gets: those of the longest
+ * token.  The steps before BPE may make a text shorter, each by a factor that its kind bounds.
+ * Where one has no bound (a pattern that is removed) nothing can be said.  White space beside
+ * added tokens may vanish in any amount; then it is not counted. */
 #include "model/tokenizer_impl.h"
 
 #include "base/utf8.h"

@@ -60,8 +60,8 @@ static int to_normal_form(struct text *t, utf8proc_option_t options, struct err 
     return 0;
 }
 
-/* No normalizer of a real tokenizer makes a text more than 18 times as long (NFKD of one character). A file
- * that multiplies it step by step would take all memory. */
+/* No normalizer of a real tokenizer makes a text more than 18 times as long (NFKD of one
+ * character). A file that multiplies it step by step would take all memory. */
 enum { GROWTH = 32, GROWTH_START = 4096 };
 
 static int too_long(size_t n, size_t of, struct err *err)

@@ -1,9 +1,9 @@
 /* weights.c - loads a model's tensors: hashes, converts and packs them, block by block.
  *
- * One loop serves mapped files, quantised files and the generator.  A tensor passes through in blocks
- * of whole rows.  The compute threads make, decode or fault in the block's bytes and sum them.  Then
- * the block is packed into its slots and its pages are given back.  So memory holds the weights once
- * and, on top, a bounded number of blocks and the pages of one quantised tensor.
+ * One loop serves mapped files, quantised files and the generator.  A tensor passes through in
+ * blocks of whole rows.  The compute threads make, decode or fault in the block's bytes and sum
+ * them.  Then the block is packed into its slots and its pages are given back.  So memory holds
+ * the weights once and, on top, a bounded number of blocks and the pages of one quantised tensor.
  *
  * Invariants:
  *  1. Every byte that reaches a slot has been counted into the hash.
@@ -187,7 +187,8 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
     return 0;
 }
 
-/* A stage's vectors share one block of its memory; a slot's place is found by walking in list order. */
+/* A stage's vectors share one block of its memory; a slot's place is found by
+ * walking in list order. */
 static int allocate_vectors(struct loader *ld)
 {
     struct holdings *h = ld->w->impl;
@@ -262,7 +263,7 @@ static int allocate(struct loader *ld)
     return rc == 0 ? allocate_vectors(ld) : rc;
 }
 
-/* --- rows that are loaded together ----------------------------------------------------------------- */
+/* --- rows that are loaded together ------------------------------------------------------------ */
 
 /* How a tensor is cut: a function of its shape and type only, since the hash depends on it. */
 struct cut {
@@ -330,7 +331,7 @@ static void fill_blocks(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* --- delivering rows to their slots ------------------------------------------------------------ */
+/* --- delivering rows to their slots ----------------------------------------------------------- */
 
 /* Element types meet here and in narrow. */
 static void widen(float *dst, const void *src, enum dtype t, size_t n)
@@ -426,7 +427,8 @@ static size_t columns_bytes(enum dtype t, int64_t k)
     return dtype_is_q4(t) ? q4_row_bytes(t, k) : (size_t)k * dtype_bytes(t);
 }
 
-/* A rank's columns of n rows, behind those of the ranks before it; all of them where they are not cut. */
+/* A rank's columns of n rows, behind those of the ranks before it; all of them
+ * where they are not cut. */
 static const uint8_t *cut_columns(struct loader *ld, const uint8_t *rows, enum dtype t,
                                   int64_t cols, int64_t own, int rank, int64_t n)
 {
@@ -713,9 +715,10 @@ static int load_vectors(struct loader *ld)
     return rc != 0 ? rc : stream_sync(ld->s);
 }
 
-/* A token whose row of the head holds one is never chosen, a hidden state that meets one is lost: damage, as a
- * rule, which the bytes of a format without checksums do not show otherwise.  No error: what is never met
- * (padding of a vocabulary) does no harm, and a request whose logits are all NaN fails by itself. */
+/* A token whose row of the head holds one is never chosen, a hidden state that meets one is
+ * lost: damage, as a rule, which the bytes of a format without checksums do not show
+ * otherwise.  No error: what is never met (padding of a vocabulary) does no harm, and a request
+ * whose logits are all NaN fails by itself. */
 static void warn_of_bad(const struct loader *ld)
 {
     char more[40] = "";

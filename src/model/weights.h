@@ -5,9 +5,10 @@
  * packed tensors are given back, so that weights are resident once.
  *
  * Three sources feed the same code: a Hugging Face folder (safetensors, single or sharded), a GGUF
- * file (whose quantised tensors are decoded block by block), and a seeded generator ("synth:SHAPE"),
- * which gives every tensor the same bits on every machine.  A packed file (pack_file.h) is the fourth
- * source: it holds what the other three end as, so it is read and not converted. */
+ * file (whose quantised tensors are decoded block by block), and a seeded generator
+ * ("synth:SHAPE"), which gives every tensor the same bits on every machine.  A packed
+ * file (pack_file.h) is the fourth source: it holds what the other three end as, so
+ * it is read and not converted. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -98,9 +99,9 @@ struct weights_stream_stats {
 };
 void weights_stats(const struct weights *w, struct weights_stream_stats *out);
 
-/* Stops: every pass fails with ERR_CANCELLED at its next layer, and one that waits for a layer fails
- * now, so that a step that takes seconds ends within one layer.  Nothing where all layers are
- * resident.  stops false: passes go on.  Any thread. */
+/* Stops: every pass fails with ERR_CANCELLED at its next layer, and one that waits for a layer
+ * fails now, so that a step that takes seconds ends within one layer.  Nothing where all layers
+ * are resident.  stops false: passes go on.  Any thread. */
 void weights_stop(const struct weights *w, bool stops);
 
 /* How matrices are held. */
@@ -142,8 +143,8 @@ static inline bool weights_stays(int l, int n_resident, int n_layers)
     return (int64_t)l * n_resident % n_layers < n_resident;
 }
 
-/* The relative error of each tensor that was made into 4 bits: the root of the sum of squares of the
- * errors over that of the weights.  All zero is empty; free(of) ends it. */
+/* The relative error of each tensor that was made into 4 bits: the root of the sum of squares
+ * of the errors over that of the weights.  All zero is empty; free(of) ends it. */
 struct weights_errors {
     size_t n;
     struct weights_error {
@@ -156,7 +157,8 @@ struct weights_opts {
     struct device *dev;
     struct stream *s;
     enum dtype synth_dtype; /* of synthetic weights */
-    /* Called with what each rank of each stage is about to hold, in n_parts at most; NULL: nobody. */
+    /* Called with what each rank of each stage is about to hold, in n_parts at
+     * most; NULL: nobody. */
     int (*reserve)(void *arg, const size_t bytes[MAX_STAGES], int n_parts, struct err *err);
     void *reserve_arg;
     /* Tables stay as they are stored.  Quantised ones are decoded: to f32 where matrices are held
@@ -164,7 +166,8 @@ struct weights_opts {
     enum weights_held held;
     enum weights_part part;
     int layer; /* WEIGHTS_OF_LAYER */
-    /* Gets the hash of each tensor; weights.hash is then that of all tensors in it.  NULL: nobody. */
+    /* Gets the hash of each tensor; weights.hash is then that of all tensors in
+     * it.  NULL: nobody. */
     struct weights_digests *digests;
     struct weights_errors *errors; /* NULL: nobody */
     struct io *io; /* reads a packed file; borrowed.  NULL: the machine's best way */
@@ -176,9 +179,10 @@ struct weights_opts {
     int64_t stuck_ns; /* after which a disk that does not answer fails a pass; 0: 30 s */
 };
 
-/* Loads and packs everything.  `source` is a folder, a GGUF file, or "synth:SHAPE".  Errors name file and tensor:
- * missing or unexpected tensors, wrong shapes, unknown dtypes, families without a forward pass,
- * numbers that 8 or 4 bits cannot hold.  Progress is shown on a terminal. */
+/* Loads and packs everything.  `source` is a folder, a GGUF file, or "synth:SHAPE".
+ * Errors name file and tensor: missing or unexpected tensors, wrong shapes, unknown
+ * dtypes, families without a forward pass, numbers that 8 or 4 bits cannot hold.
+ * Progress is shown on a terminal. */
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
                  const struct weights_opts *o, struct err *err);
 void weights_unload(struct weights *w, struct device *dev);

@@ -239,7 +239,8 @@ static void bench_close(struct bench *b)
     free(b->other);
 }
 
-/* Adds a format to the list. A format that cannot hold the numbers (q8: infinities) is passed over. */
+/* Adds a format to the list. A format that cannot hold the numbers (q8: infinities)
+ * is passed over. */
 static int try_format(struct bench *b, enum weights_held held, struct weights_choice *c,
                       struct err *err)
 {

@@ -1,10 +1,11 @@
 /* weights_choose.h - the smallest format that a model's matrices may be held in.
  *
- * A format is good enough where the model's predictions hardly change: a short text is run through the
- * model once with f32 matrices and once in the format, and the mean divergence KL(f32 || format) of the
- * predictions is at most WEIGHTS_MAX_KL nats a token.
+ * A format is good enough where the model's predictions hardly change: a short text is run through
+ * the model once with f32 matrices and once in the format, and the mean divergence KL(f32 ||
+ * format) of the predictions is at most WEIGHTS_MAX_KL nats a token.
  *
- * The probe runs on the CPU and loads one layer at a time, so it takes less memory than the model. */
+ * The probe runs on the CPU and loads one layer at a time, so it takes less memory
+ * than the model. */
 #ifndef MODEL_WEIGHTS_CHOOSE_H
 #define MODEL_WEIGHTS_CHOOSE_H
 
@@ -12,8 +13,8 @@
 
 #define WEIGHTS_MAX_KL 1e-3
 
-/* 4 bits are tried for files that have 4-bit tensors, which are then held exactly: the divergence is that
- * of rounding activations to 8 bits (ops.h), as llama.cpp rounds them. */
+/* 4 bits are tried for files that have 4-bit tensors, which are then held exactly: the
+ * divergence is that of rounding activations to 8 bits (ops.h), as llama.cpp rounds them. */
 #define WEIGHTS_MAX_KL_Q4 1e-2
 
 enum { WEIGHTS_N_FORMATS = 3 };

@@ -1,7 +1,8 @@
 /* weights_files.c - a checkpoint's files: mapped, parsed, and matched with what the model wants.
  *
  * Invariants:
- *  1. Nothing outside a mapping is read: the parser has checked every range against the file's size.
+ *  1. Nothing outside a mapping is read: the parser has checked every range against
+ *     the file's size.
  *  2. A tensor is accepted only if the description of the model asks for exactly it.  What is left
  *     over is refused too, since a bias or a layer that is not asked for would change results. */
 #include "model/weights_source.h"
@@ -334,8 +335,8 @@ static int refuse_unexpected(const struct directory *d, const struct model_confi
     return 0;
 }
 
-/* A quantized checkpoint announces itself in config.json (quantization_config), but files without that key
- * are about: the names of their tensors tell what they are. */
+/* A quantized checkpoint announces itself in config.json (quantization_config), but files
+ * without that key are about: the names of their tensors tell what they are. */
 static int refuse_quantized(const struct directory *d, struct err *err)
 {
     static const struct {

@@ -1,7 +1,7 @@
 /* weights_names.h - which tensors a checkpoint has, and where their rows go.  Private to src/model.
  *
- * A *slot* is a place in struct weights.  A *tensor spec* is one tensor of the checkpoint: its name,
- * its shape, and one to three *parts*, each a regular set of its rows that goes to one slot:
+ * A *slot* is a place in struct weights.  A *tensor spec* is one tensor of the checkpoint: its
+ * name, its shape, and one to three *parts*, each a regular set of its rows that goes to one slot:
  *
  *     part {slot, src_row, src_stride, dst_row, n_rows, n_groups}
  *     for g < n_groups: rows [src_row + g * src_stride, + n_rows) of the tensor

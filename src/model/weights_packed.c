@@ -81,7 +81,8 @@ static bool is_direct(const struct device *d)
     return d->unified && d->n_ranks == 1;
 }
 
-/* The image of each part.  The types of matrices come from the file: they must fit its configuration. */
+/* The image of each part.  The types of matrices come from the file: they must fit
+ * its configuration. */
 static int make_images(struct loader *ld)
 {
     struct weights_packed *p = ld->p;

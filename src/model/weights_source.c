@@ -99,7 +99,8 @@ void tensor_set_close(struct tensor_set *set)
 
 /* --- describing --------------------------------------------------------------------------- */
 
-/* Packed matrices have the type that they are held in; tables their own; norms and biases are f32. */
+/* Packed matrices have the type that they are held in; tables their own; norms and
+ * biases are f32. */
 static enum dtype packed_type(const struct pack_file *f, int layer, enum slot s)
 {
     if (slot_is_table(s))

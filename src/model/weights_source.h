@@ -10,8 +10,8 @@
  * tensor_src_row and decoded, so that everything behind knows one model only.
  *
  * A mapped file must not be written to: shortening it ends this program with SIGBUS, and what is
- * used in place would change under the model's fingerprint.  Checkpoints are replaced by renaming, as
- * every downloader does. */
+ * used in place would change under the model's fingerprint.  Checkpoints are replaced by
+ * renaming, as every downloader does. */
 #ifndef MODEL_WEIGHTS_SOURCE_H
 #define MODEL_WEIGHTS_SOURCE_H
 
@@ -98,7 +98,8 @@ struct tensor_set {
     struct weights_types types;
 };
 
-/* `source`: a folder, a GGUF file, or "synth:SHAPE" with all tensors in synth_dtype.  close also after an error. */
+/* `source`: a folder, a GGUF file, or "synth:SHAPE" with all tensors in
+ * synth_dtype.  close also after an error. */
 int tensor_set_open(struct tensor_set *set, const char *source,
                     const struct model_config *c, enum dtype synth_dtype, struct err *err);
 void tensor_set_close(struct tensor_set *set);

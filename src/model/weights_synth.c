@@ -1,9 +1,9 @@
 /* weights_synth.c - random weights that are the same on every machine.
  *
- * Element i of a tensor is a pure function of the tensor's name and i, so that it can be made by any
- * thread, in any order, in memory or for a file.  Two elements come from one 64-bit mix; each is the
- * sum of two 16-bit uniform numbers (a triangle: bell-shaped enough, and a tenth of the cost of a
- * normal).  Only integer arithmetic, one f32 product and one f32 sum are involved.
+ * Element i of a tensor is a pure function of the tensor's name and i, so that it can be made by
+ * any thread, in any order, in memory or for a file.  Two elements come from one 64-bit mix; each
+ * is the sum of two 16-bit uniform numbers (a triangle: bell-shaped enough, and a tenth of the
+ * cost of a normal).  Only integer arithmetic, one f32 product and one f32 sum are involved.
  *
  * Matrices have a standard deviation of 1/sqrt(columns), so that every projection keeps the size of
  * its input and models of any depth stay finite; norm weights lie near one, biases near zero. */

@@ -1,7 +1,7 @@
 /* backoff.h - how long to rest between attempts at something that fails.
  *
- * Rests double up to a bound.  Half of each is random, so that many servers that lost the same remote do
- * not come back to it in the same moment.  Pure: the seed is the caller's. */
+ * Rests double up to a bound.  Half of each is random, so that many servers that lost the same
+ * remote do not come back to it in the same moment.  Pure: the seed is the caller's. */
 #ifndef POLICY_BACKOFF_H
 #define POLICY_BACKOFF_H
 

@@ -14,8 +14,9 @@
  * 3. It converges: the weight of an observation falls to CORRECTION_GAIN_MIN, never to zero.
  *
  * A kind of work that no plan uses teaches nothing.  GEMM is taught by prefill as well, which every
- * request has: a wrong belief about compute ends with the next prompts, and exploring costs nothing.
- * Prefill teaches large misses only, since restores' own products run beside reads and in other sizes.
+ * request has: a wrong belief about compute ends with the next prompts, and exploring
+ * costs nothing.  Prefill teaches large misses only, since restores' own products run
+ * beside reads and in other sizes.
  *
  * How large surprises are on average is the factor's *spread*: plans are hedged against it
  * (plan_request.io_spread).

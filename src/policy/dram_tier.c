@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A copy is used where it lies.  So reading moves no bytes: a record costs its way through the queue of
- * the restores' I/O thread.  What its bytes cost is part of the compute that uses them. */
+/* A copy is used where it lies.  So reading moves no bytes: a record costs its way
+ * through the queue of the restores' I/O thread.  What its bytes cost is part of
+ * the compute that uses them. */
 #define RECORD_S    2e-6
 #define BYTES_PER_S 1e12
 

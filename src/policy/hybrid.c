@@ -77,7 +77,8 @@ static bool fits(const struct hybrid_machine *m, const struct hybrid_memory *mem
 typedef bool (*holds)(const struct hybrid_machine *, const struct hybrid_memory *, int64_t,
                       int64_t);
 
-/* Returns the least n_act in [first, n_blocks] for which it holds, n_blocks + 1 where it never does. */
+/* Returns the least n_act in [first, n_blocks] for which it holds, n_blocks + 1
+ * where it never does. */
 static int64_t first_that(holds it, const struct hybrid_machine *m,
                           const struct hybrid_memory *mem, int64_t n_blocks, int64_t first)
 {
@@ -103,8 +104,9 @@ static void try_one(const struct hybrid_machine *m, const struct hybrid_memory *
         *best = s;
 }
 
-/* The link's time falls with n_act and compute's rises, so the best is where they cross, or the least
- * number that fits.  Whole blocks on the device bend the link's line by less than two blocks. */
+/* The link's time falls with n_act and compute's rises, so the best is where they
+ * cross, or the least number that fits.  Whole blocks on the device bend the link's
+ * line by less than two blocks. */
 void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                    int64_t n_blocks, struct hybrid_split *out)
 {

@@ -1,5 +1,5 @@
-/* hybrid.h - which blocks of a batch's contexts are kept as keys and values, and which as activations
- * (HybridServe, section 4.3).
+/* hybrid.h - which blocks of a batch's contexts are kept as keys and values, and which as
+ * activations (HybridServe, section 4.3).
  *
  * A *block* is 64 tokens of one layer.  A KV block holds keys and values.  An ACT block holds the
  * layer's inputs: it is smaller where heads are not grouped, and its keys and values are projected
@@ -56,9 +56,9 @@ struct hybrid_split {
 void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                   int64_t n_blocks, int64_t n_act, struct hybrid_split *out);
 
-/* Finds the mixture of n_blocks blocks with the shortest step.  Uses no ACT blocks where they are no
- * smaller than KV blocks, or where they shorten the step by less than 3 % and are not needed to
- * make the blocks fit. */
+/* Finds the mixture of n_blocks blocks with the shortest step.  Uses no ACT blocks where they
+ * are no smaller than KV blocks, or where they shorten the step by less than 3 % and are not
+ * needed to make the blocks fit. */
 void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                    int64_t n_blocks, struct hybrid_split *out);
 

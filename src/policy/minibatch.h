@@ -1,9 +1,9 @@
 /* minibatch.h - which requests pass a layer together when not all fit its buffers (HybridServe,
  * section 4.3.3).
  *
- * A mini-batch's KV and ACT blocks are loaded into a buffer while the mini-batch before computes.  It
- * takes the longer of T_project(ACT) and T_load(its blocks).  So requests with many ACT blocks and
- * requests with many KV blocks belong together: *balance* = T_project / T_load is near 1 then.
+ * A mini-batch's KV and ACT blocks are loaded into a buffer while the mini-batch before computes.
+ * It takes the longer of T_project(ACT) and T_load(its blocks).  So requests with many ACT blocks
+ * and requests with many KV blocks belong together: *balance* = T_project / T_load is near 1 then.
  *
  * Pure: no clock, no allocation. */
 #ifndef POLICY_MINIBATCH_H
@@ -24,13 +24,14 @@ struct minibatch_room {
 enum minibatch_method {
     /* The print: requests in their order; one joins where it fits and F_b does not grow. */
     MINIBATCH_PAPER,
-    /* The largest request opens a mini-batch.  Of those that fit, the one that leaves the least imbalance
-     * joins, until none fits.  The imbalance counts the transfer of ACT blocks too, which F_b leaves out. */
+    /* The largest request opens a mini-batch.  Of those that fit, the one that leaves the
+     * least imbalance joins, until none fits.  The imbalance counts the transfer of ACT
+     * blocks too, which F_b leaves out. */
     MINIBATCH_BALANCED,
 };
 
-/* Returns F_b = max(balance, 1 / balance) of the print, at least 1; infinite where one side has nothing to
- * do.  T_load is that of the KV blocks alone. */
+/* Returns F_b = max(balance, 1 / balance) of the print, at least 1; infinite where one side has
+ * nothing to do.  T_load is that of the KV blocks alone. */
 double minibatch_imbalance(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv);
 
 /* Seconds of a mini-batch. */

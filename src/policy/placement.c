@@ -171,8 +171,8 @@ static uint64_t turn_of(const struct placement *p, uint64_t id)
     return turn > ahead ? turn - ahead : 0;
 }
 
-/* An item whose next use is known gives its value once in the time until then.  Where that is less than
- * the price it is worth nothing; else it is kept until twice that time has passed. */
+/* An item whose next use is known gives its value once in the time until then.  Where that is
+ * less than the price it is worth nothing; else it is kept until twice that time has passed. */
 static uint64_t worth_until(const struct placement *p, const struct placement_item *item,
                             double value)
 {

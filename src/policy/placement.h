@@ -147,9 +147,9 @@ void placement_evicted(struct placement *p, const struct placement_item *item,
 
 /* Returns the item that goes next; NULL where none may be evicted. */
 struct placement_item *placement_victim(const struct placement_part *h);
-/* Returns whether content that the tier does not have may push the victim out.  ours: what a waiting
- * request needs stays where the newcomer is needed later, or by nobody that is known.  belady: what is
- * used sooner stays; next is the newcomer's next use. */
+/* Returns whether content that the tier does not have may push the victim out.  ours: what a
+ * waiting request needs stays where the newcomer is needed later, or by nobody that is known.
+ * belady: what is used sooner stays; next is the newcomer's next use. */
 bool placement_admits(const struct placement *p, const struct placement_item *victim,
                       uint64_t id, uint64_t next);
 /* Whether x goes before y: among the victims of several parts. */

@@ -16,10 +16,11 @@
  * evict, by the sample. Without this margin an adversary who asks for what LRU is about to evict
  * goes unseen: the tier was 7.8 points behind. */
 #define LRU_MARGIN 1.15
-/* Ended observations of all classes after which all counts are halved, so that old behaviour fades. */
+/* Ended observations of all classes after which all counts are halved, so that old
+ * behaviour fades. */
 #define MOST_ENDED 100000.0
-/* A class's hazard is mixed with that of all classes together, times the class's factor, which counts
- * as so many uses; so is the factor with 1. */
+/* A class's hazard is mixed with that of all classes together, times the class's factor, which
+ * counts as so many uses; so is the factor with 1. */
 #define PRIOR_USES 16.0
 /* Less than this many uses at an age tell nothing of it. */
 #define LEAST_USES 8.0
@@ -118,8 +119,8 @@ static void sample_clear(struct placement_learn *l, struct placement_sample *s)
     l->n_samples--;
 }
 
-/* Ends observations that have lasted long enough.  Where the table is still more than half full, one id
- * in two is observed no longer. */
+/* Ends observations that have lasted long enough.  Where the table is still more than half
+ * full, one id in two is observed no longer. */
 static void sample_sweep(struct placement_learn *l, uint32_t time)
 {
     double longest = OBSERVED_LIVES * l->lru_age;
@@ -303,8 +304,8 @@ static uint32_t worth_at(const struct placement_learn *l, int class, double pric
     return age_of_price(l->index[class], index < price ? index * 0.999 : price);
 }
 
-/* Sampled content that is held at a price.  A use of the value v at a price is like one of the value 1 at
- * 1/v of the price. */
+/* Sampled content that is held at a price.  A use of the value v at a price is like one of
+ * the value 1 at 1/v of the price. */
 static double demand(const struct placement_learn *l, const struct population *p,
                      double price)
 {

@@ -3,15 +3,15 @@
  * A *class* is what is known of an item when it is used: how often it was used, which turn of a
  * conversation used it, whether a tool call is pending, whether its chunk is partial.
  *
- * 1. *Hazards.*  For each class and age since the last use, the uses per item and unit of time.  They
- *    are counted on a sample of all content, chosen by its id, whether the tier still has it or not:
- *    what a tier evicts early would otherwise never be seen to come back.
- * 2. *Index.*  For each class and age, the most uses per unit of time that holding the item from now
- *    on can give, over all times to give up (Gittins' index).
- * 3. *Price.*  An item's index times its value is the seconds that holding it saves, for each unit of
- *    time and byte.  The price is the one above which half of the tier is full: the sample tells how
- *    much content there is of each class and age and what it is worth in the mean, so the price is
- *    solved for, not steered.
+ * 1. *Hazards.*  For each class and age since the last use, the uses per item and unit of time.
+ *    They are counted on a sample of all content, chosen by its id, whether the tier still has it
+ *    or not: what a tier evicts early would otherwise never be seen to come back.
+ * 2. *Index.*  For each class and age, the most uses per unit of time that holding the item from
+ *    now on can give, over all times to give up (Gittins' index).
+ * 3. *Price.*  An item's index times its value is the seconds that holding it saves, for each unit
+ *    of time and byte.  The price is the one above which half of the tier is full: the sample
+ *    tells how much content there is of each class and age and what it is worth in the mean, so
+ *    the price is solved for, not steered.
  * 4. *Worth.*  An item is held until its index times its value falls to the price.  An item that is
  *    below the price from the start is not held: it goes before all that are.  Near the price a
  *    share of the requests is held, so that a load which does not fit as a whole is held in
@@ -95,8 +95,8 @@ void placement_learn_evicted(struct placement_learn *l, uint64_t id, uint64_t n_
 /* Whether the next eviction may depart from LRU's order (placement_guard.h). */
 bool placement_learn_may_depart(const struct placement_learn *l);
 
-/* Returns for how long after its use an item of the class is held; 0: it is not.  lot: a number that
- * all items of one request share.  value: as placement_learn_use.value. */
+/* Returns for how long after its use an item of the class is held; 0: it is not.  lot: a number
+ * that all items of one request share.  value: as placement_learn_use.value. */
 uint32_t placement_learn_worth(const struct placement_learn *l, uint8_t class, uint64_t lot,
                                double value);
 

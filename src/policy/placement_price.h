@@ -1,7 +1,8 @@
-/* placement_price.h - what it is worth to hold state: the seconds that one use saves, for each byte.
+/* placement_price.h - what it is worth to hold state: the seconds that one use saves,
+ * for each byte.
  *
- * A tier is full of bytes, and its owner wants seconds.  Hidden states save about as much time as keys
- * and values and have half of their bytes in models without grouped heads.
+ * A tier is full of bytes, and its owner wants seconds.  Hidden states save about as much time as
+ * keys and values and have half of their bytes in models without grouped heads.
  *
  *     a chunk in a store    computing its tokens - reading its bytes     for each byte, relative to
  *     a block of the pool   computing its tokens, or reading them        computing a chunk of keys and
@@ -34,7 +35,8 @@ void placement_price_make(const struct platform *p, struct placement_price *out)
 /* Returns the value of a stored chunk of n_tokens tokens in n_bytes; 1 where nothing is known. */
 double placement_price_stored(const struct placement_price *x, int n_tokens,
                               uint64_t n_bytes);
-/* Returns the value of a block of the pool with n_tokens tokens, whose state the store has or not. */
+/* Returns the value of a block of the pool with n_tokens tokens, whose state the
+ * store has or not. */
 double placement_price_held(const struct placement_price *x, int n_tokens, bool is_stored);
 
 #endif

@@ -2,7 +2,8 @@
  *
  * A forced plan is kept as far as the records go.  A layer without the wanted kind takes the other
  * kind.  A layer without any record is recomputed, and so is every layer before it.  The text in
- * plan.deviation names what differs.  It stays empty where the plan is carried out as it was forced. */
+ * plan.deviation names what differs.  It stays empty where the plan is carried out
+ * as it was forced. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -90,7 +90,8 @@ void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sum
 void range_request(const struct stored_ranges *c, const struct range_sums *s,
                    struct plan_request *req);
 
-/* On the lane that all stages share, which of one stage is all of its I/O; on the bus of its own. */
+/* On the lane that all stages share, which of one stage is all of its I/O; on the
+ * bus of its own. */
 double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
 double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
 

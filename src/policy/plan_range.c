@@ -327,8 +327,8 @@ static void slow_down(struct plan_request *req, struct plan_layer *layer, double
     req->head_s *= prefill;
 }
 
-/* The tier among the ranges of `s` that takes the longest to begin: its latency is the request's, and how
- * far off its reads may be. */
+/* The tier among the ranges of `s` that takes the longest to begin: its latency is the
+ * request's, and how far off its reads may be. */
 static int slowest_tier(const struct stored_ranges *c, const struct range_sums *s)
 {
     int tier = c->range[0].tier;

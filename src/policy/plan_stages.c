@@ -402,7 +402,8 @@ static void search(struct search *s)
         improve(&g);
 }
 
-/* A search that is not complete must still not lose to KV + recompute, the baseline of every claim. */
+/* A search that is not complete must still not lose to KV + recompute, the baseline
+ * of every claim. */
 void plan_search_stages(struct search *s)
 {
     bool without_h = s->without_h;

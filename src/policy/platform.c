@@ -464,8 +464,8 @@ double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
            platform_correction_factor(&t->correction);
 }
 
-/* Of one byte; 0 where memory is unified.  Of K and V each rank brings up its own heads, of hidden states, which each
- * needs whole, a share that the ranks then gather. */
+/* Of one byte; 0 where memory is unified.  Of K and V each rank brings up its own heads, of
+ * hidden states, which each needs whole, a share that the ranks then gather. */
 static double up_byte_s(const struct platform *p, int tier, enum platform_record kind)
 {
     double up = p->tier[tier].up_bytes_per_s, gather = p->tier[tier].gather_bytes_per_s;

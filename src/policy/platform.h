@@ -1,7 +1,7 @@
 /* platform.h - what one machine costs for one model: the numbers that plans are made from.
  *
- * A platform is either measured (`hcache profile`, or a quick sample inside `hcache run`) or built in
- * (the paper's Table 2, by name).  Everything is per transformer layer:
+ * A platform is either measured (`hcache profile`, or a quick sample inside `hcache run`) or built
+ * in (the paper's Table 2, by name).  Everything is per transformer layer:
  *
  *   C_tok(n)   seconds to run a whole layer over n tokens that start at position 0
  *   C_H(n)     seconds from n hidden states to n rows of KV cache: norm, [W_k;W_v], RoPE, scatter
@@ -10,14 +10,14 @@
  *              record and bytes / bandwidth, per storage tier
  *
  * Each C is a regression a + b*n + c*n*n, so a profile is three numbers per curve, and R² says how
- * well they fit what was measured.  I/O and compute that run at the same time slow each other down by
- * the two overlap factors (1 where they are independent, as on a GPU with direct I/O; more on a CPU,
- * where copies, checksums and GEMM share cores and DRAM).
+ * well they fit what was measured.  I/O and compute that run at the same time slow each other down
+ * by the two overlap factors (1 where they are independent, as on a GPU with direct I/O; more on a
+ * CPU, where copies, checksums and GEMM share cores and DRAM).
  *
- * A device with memory of its own is fed in two steps: reading, then going up over the device's bus.  Of a
- * group of devices (docs/ARCHITECTURE.md) the costs are those of one *stage*, which has a run of the layers:
- * its ranks share each layer's compute, each brings up a share of what is read, and they gather it.  Stages
- * work beside each other, with one store.
+ * A device with memory of its own is fed in two steps: reading, then going up over the device's
+ * bus.  Of a group of devices (docs/ARCHITECTURE.md) the costs are those of one *stage*, which has
+ * a run of the layers: its ranks share each layer's compute, each brings up a share of what is
+ * read, and they gather it.  Stages work beside each other, with one store.
  *
  * What restores later turn out to take is learned as a *correction* of the measured costs
  * (correction.h): one factor each for GEMM, for loading KV, and for every tier.
@@ -48,8 +48,8 @@ struct cost_curve {
     double a_s, b_s, c_s;
 };
 
-/* What observed restores say about a cost that was measured: it takes 2^log2 times as long.  Zeros are
- * "nothing is known"; see correction.h. */
+/* What observed restores say about a cost that was measured: it takes 2^log2 times as long.
+ * Zeros are "nothing is known"; see correction.h. */
 struct platform_correction {
     double log2;        /* -3..3 */
     int n_observed;     /* observations behind it */
@@ -64,8 +64,8 @@ struct platform_tier {
     double latency_s;   /* from a request to its first byte; paid once, requests are queued
                            deep */
     double bytes_per_s; /* sustained read bandwidth, alone */
-    /* Then, to a stage over its ranks' buses together, 0: memory is unified; then, of hidden states,
-     * among ranks that have brought up a share each, 0: there is one. */
+    /* Then, to a stage over its ranks' buses together, 0: memory is unified; then, of hidden
+     * states, among ranks that have brought up a share each, 0: there is one. */
     double up_bytes_per_s, gather_bytes_per_s;
     double request_s; /* per record beyond its bytes, with the queue full */
     double r2;        /* of the fit over both kinds and many lengths; 0: not known */
@@ -86,8 +86,8 @@ struct platform {
     double kv_bytes; /* one token's K and V of one layer */
     struct cost_curve c_tok, c_h, c_kv;
     double c_tok_r2, c_h_r2, c_kv_r2; /* 0: not known */
-    /* Rows that one call computes, of whole layers and of hidden states: a longer run is cut, and each piece pays
-     * a_s.  0: one piece. */
+    /* Rows that one call computes, of whole layers and of hidden states: a longer run is cut,
+     * and each piece pays a_s.  0: one piece. */
     int piece_tokens, h_piece_tokens;
     double gemm_flops
         [PLATFORM_GEMM_SIZES]; /* of the K/V projection, by rows; 0: not measured */
@@ -177,7 +177,8 @@ bool platform_tier_in_place(const struct platform_tier *t);
 double platform_io_bytes_per_s(const struct platform *p, int tier);
 /* Everything that a correction multiplies: 1 where nothing was learned. */
 double platform_correction_factor(const struct platform_correction *c);
-/* The machine as a restore finds it where others have most of its compute: that takes `times` as long. */
+/* The machine as a restore finds it where others have most of its compute: that
+ * takes `times` as long. */
 void platform_slow_compute(struct platform *p, double times);
 
 /* The same machine while others use it: I/O has `io_share` and compute `compute_share` (both in
@@ -185,9 +186,10 @@ void platform_slow_compute(struct platform *p, double times);
 struct platform platform_shared(const struct platform *p, double io_share,
                                 double compute_share);
 
-/* Limits tier `tier` to bytes_per_s, as io_throttle does: one record after another, without latency.  The
- * slow-down that reading and compute cause each other falls with the rate.  Nothing changes where the limit is 0
- * (none) or the tier is slower.  A platform without tiers gets one of this speed: the limit is all that is known. */
+/* Limits tier `tier` to bytes_per_s, as io_throttle does: one record after another, without
+ * latency.  The slow-down that reading and compute cause each other falls with the rate.
+ * Nothing changes where the limit is 0 (none) or the tier is slower.  A platform without tiers
+ * gets one of this speed: the limit is all that is known. */
 void platform_throttle(struct platform *p, int tier, double bytes_per_s);
 
 /* The token count of gemm_flops[i]. */

@@ -15,10 +15,11 @@
  * 3's 40 H + 8 RE then needs 15.4 to 16.7 GB/s of effective reads for the four SSDs
  * together, not 26: `a100x4-4ssd` has 16.
  *
- * - Of several devices (platform_shape) each has such a link.  Ranks share products and buses evenly; what
- * they exchange goes over NVLink where the machine has it, else over the link, at its nominal rate in one
- * direction: a ring sends each byte (n - 1) / n times, twice for a sum, of which a layer has two.  Host
- * memory is read at 200 GB/s (eight channels), which binds only above seven links.
+ * - Of several devices (platform_shape) each has such a link.  Ranks share products
+ *   and buses evenly; what
+ * they exchange goes over NVLink where the machine has it, else over the link, at its nominal rate
+ * in one direction: a ring sends each byte (n - 1) / n times, twice for a sum, of which a layer
+ * has two.  Host memory is read at 200 GB/s (eight channels), which binds only above seven links.
  *
  * GPU kernels of small sizes are not modelled but for the 128-token tile of their GEMMs. */
 #include <math.h>

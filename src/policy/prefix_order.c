@@ -1,7 +1,7 @@
 /* prefix_order.c - see prefix_order.h.
  *
- * Sorted by tokens, the item that shares the most with any prompt stands beside the place of that prompt.
- * What two items share is the least of what neighbours between them share. */
+ * Sorted by tokens, the item that shares the most with any prompt stands beside the place of
+ * that prompt. What two items share is the least of what neighbours between them share. */
 #include "policy/prefix_order.h"
 
 #include <stddef.h>
@@ -79,7 +79,8 @@ static struct prefix_item *take_at(struct prefix_order *o, int at)
     return item;
 }
 
-/* The place of the better of two neighbours: by `left` and `right` tokens shared, then by number. */
+/* The place of the better of two neighbours: by `left` and `right` tokens shared,
+ * then by number. */
 static int better(const struct prefix_order *o, int at, int left, int right)
 {
     if (at == 0 || at == o->n)
@@ -89,8 +90,8 @@ static int better(const struct prefix_order *o, int at, int left, int right)
     return o->items[at - 1]->number < o->items[at]->number ? at - 1 : at;
 }
 
-/* The place of an item that begins a new path: of the two neighbours that share the most the earlier
- * one; where none share a block, the earliest of all. */
+/* The place of an item that begins a new path: of the two neighbours that share the most the
+ * earlier one; where none share a block, the earliest of all. */
 static int begin_path(const struct prefix_order *o)
 {
     int best = 0, first = 0;

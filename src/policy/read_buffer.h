@@ -1,9 +1,9 @@
 /* read_buffer.h - how much of a waiting request's state should be read before its prefill may begin
  * (AttentionStore, section 3.2.1).  Pure.
  *
- * Layer by layer, keys and values are loaded while new tokens pass the layers before.  Where loading
- * takes longer than that prefill, every layer waits.  A buffer that is filled while the request before it
- * still computes hides the rest:
+ * Layer by layer, keys and values are loaded while new tokens pass the layers before.  Where
+ * loading takes longer than that prefill, every layer waits.  A buffer that is filled while the
+ * request before it still computes hides the rest:
  *
  *     S_buf = B (T_load L_hist - T_pref L_new)
  *
@@ -14,8 +14,8 @@
 
 #include <stdbool.h>
 
-/* S_buf in bytes: bytes_per_s is B, load_s is T_load L_hist, prefill_s is T_pref L_new, both over all
- * layers.  0 where the prefill hides all of the load. */
+/* S_buf in bytes: bytes_per_s is B, load_s is T_load L_hist, prefill_s is T_pref L_new, both
+ * over all layers.  0 where the prefill hides all of the load. */
 double read_buffer_bytes(double bytes_per_s, double load_s, double prefill_s);
 
 /* What is predicted of a waiting request's restore that is read ahead, seconds. */
@@ -40,8 +40,8 @@ bool read_ahead_pays(const struct read_ahead *a, double share);
 int read_buffer_layers(double buffer_bytes, double bytes_per_s, double load_s,
                        int n_layers);
 
-/* Seconds from the beginning until the new tokens have passed all layers, where the first n_ahead layers
- * were read before it. */
+/* Seconds from the beginning until the new tokens have passed all layers, where the first
+ * n_ahead layers were read before it. */
 double read_buffer_makespan_s(double load_s, double prefill_s, int n_layers, int n_ahead);
 
 #endif

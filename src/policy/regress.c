@@ -1,7 +1,8 @@
 /* regress.c - see regress.h.
  *
  * With at most three terms every subset of them is tried: the best fit whose coefficients are all
- * positive is the answer of the constrained problem (it is a fit of the subset that is not zero). */
+ * positive is the answer of the constrained problem (it is a fit of the subset that
+ * is not zero). */
 #include "policy/regress.h"
 
 #include <math.h>

@@ -1,11 +1,12 @@
 /* remote_pace.h - what a shared tier behind a network costs, and how long a request waits for it.
  *
- * A request that misses locally asks the remote for its chunks.  It may always recompute instead, so it
- * waits only while fetching promises to be cheaper:
+ * A request that misses locally asks the remote for its chunks.  It may always recompute instead,
+ * so it waits only while fetching promises to be cheaper:
  *
- * - before the transfer: the latency and bandwidth that earlier fetches found, and the price of restoring from
- *   the local store what comes, are compared with recomputing the same tokens;
- * - a remote that is silent for a share of the price of recomputing is left, and so is one that crawls.
+ * - before the transfer: the latency and bandwidth that earlier fetches found, and the price of
+ *   restoring from the local store what comes, are compared with recomputing the same tokens;
+ * - a remote that is silent for a share of the price of recomputing is left, and so is
+ *   one that crawls.
  *
  * Chunks that came before the remote was left are used.  Pure: no clock, no allocation. */
 #ifndef POLICY_REMOTE_PACE_H
@@ -34,8 +35,9 @@ void remote_pace_learn(struct remote_pace *p, double latency_s, uint64_t n_bytes
 /* Seconds until so many bytes are there, in one round trip; 0 where the bandwidth is not known. */
 double remote_pace_price_s(const struct remote_pace *p, uint64_t n_bytes);
 
-/* Price of computing the end of a context whose first `share` (0 to 1) is there already.  all_s is the price of
- * computing all of it, half_s that of its first half: later tokens cost more, since they look at more. */
+/* Price of computing the end of a context whose first `share` (0 to 1) is there already.
+ * all_s is the price of computing all of it, half_s that of its first half: later tokens cost
+ * more, since they look at more. */
 double remote_rest_s(double all_s, double half_s, double share);
 
 struct remote_view {

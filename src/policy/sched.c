@@ -67,8 +67,8 @@ static bool has_place(const struct decision *d, int i)
            d->choice[i].what != SCHED_TIME_OUT;
 }
 
-/* The last in rank behind order[at] that has a place and may lose it; a waiting request takes it from
- * a worse priority only, or equals would take each other's places.  -1: nobody. */
+/* The last in rank behind order[at] that has a place and may lose it; a waiting request takes
+ * it from a worse priority only, or equals would take each other's places.  -1: nobody. */
 static int victim_of(const struct decision *d, int at)
 {
     const struct sched_req *asks = &d->req[d->order[at]];
@@ -114,7 +114,8 @@ static bool is_ahead(const struct decision *d, int i)
                       (has_place(d, i) && d->req[i].phase != SCHED_DECODE));
 }
 
-/* What a newcomer needs: with a free block for each that decodes, or it would be preempted at once. */
+/* What a newcomer needs: with a free block for each that decodes, or it would be
+ * preempted at once. */
 static int wanted_blocks(const struct decision *d, int i)
 {
     int n = d->req[i].blocks_needed;

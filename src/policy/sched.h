@@ -1,24 +1,26 @@
-/* sched.h - what the engine does in one step: who is admitted, preempted, timed out, and who gets rows.
+/* sched.h - what the engine does in one step: who is admitted, preempted, timed out,
+ * and who gets rows.
  *
  *            admit                     state is back          prompt computed
  *   WAITING -------> RESTORE ------------------> PREFILL ------------------> DECODE
  *      ^                |                           |                          |
  *      +----------------+------- preempt -----------+--------------------------+
  *
- * A step computes at most step_rows rows: decodes first (one each), so that they never stall behind a
- * long prompt, then prefills, in rank order.  Beside decodes prefills get rows_beside at most: what a
- * prompt adds to a step is added to the time between the tokens of all who decode.
+ * A step computes at most step_rows rows: decodes first (one each), so that they never stall
+ * behind a long prompt, then prefills, in rank order.  Beside decodes prefills get rows_beside at
+ * most: what a prompt adds to a step is added to the time between the tokens of all who decode.
  *
- * Rank.  A request's rank is arrival + priority * age: one of priority p counts as if it had arrived
- * p ages later (earlier, where p is negative).  It never changes, so any two requests agree for ever
- * on who is first, and whatever keeps arriving, a request that waits becomes the first: nobody
- * starves.
+ * Rank.  A request's rank is arrival + priority * age: one of priority p counts as if it had
+ * arrived p ages later (earlier, where p is negative).  It never changes, so any two
+ * requests agree for ever on who is first, and whatever keeps arriving, a request that waits
+ * becomes the first: nobody starves.
  *
- * Blocks.  A request is admitted when the pool has blocks for all tokens it knows and one more; as it
- * decodes it takes them one by one.  Where none is left the request with the worst rank is preempted,
- * until the one that asks has its block; a request never preempts one with a better rank, it waits.
- * So the first of all always goes on, and as a request alone always fits (its caller has checked),
- * all end.  A waiting request takes places and blocks only from requests of a worse priority.
+ * Blocks.  A request is admitted when the pool has blocks for all tokens it knows and one more; as
+ * it decodes it takes them one by one.  Where none is left the request with the worst rank is
+ * preempted, until the one that asks has its block; a request never preempts one with a better
+ * rank, it waits.  So the first of all always goes on, and as a request alone always fits (its
+ * caller has checked), all end.  A waiting request takes places and blocks only from requests of a
+ * worse priority.
  *
  * Pure: no clock, no allocation, no I/O.  The engine only carries out what is decided here. */
 #ifndef POLICY_SCHED_H
@@ -80,13 +82,13 @@ void sched_decide(const struct sched_limits *l, const struct sched_req *req, int
 int sched_next(const struct sched_req *req, const struct sched_choice *choice,
                const int *order, int n, int most, int *next);
 
-/* How many rows of prefill a step with decodes can have, so that it takes stretch times what the decodes
- * take alone; at least least.  decode_ns, row_ns: a step of decodes, and each row beside them; 0: not
- * known yet. */
+/* How many rows of prefill a step with decodes can have, so that it takes stretch times what
+ * the decodes take alone; at least least.  decode_ns, row_ns: a step of decodes, and each row
+ * beside them; 0: not known yet. */
 int sched_rows_beside(double decode_ns, double row_ns, double stretch, int least);
 
-/* How long a newcomer waits for a place, about, behind n_waiting others: n_running requests hold theirs
- * for held_s each. */
+/* How long a newcomer waits for a place, about, behind n_waiting others: n_running
+ * requests hold theirs for held_s each. */
 double sched_wait_s(int n_waiting, int n_running, double held_s);
 
 /* The rank: lower is earlier. */

@@ -18,8 +18,8 @@
  * list of the tokens that its last token sees.  In the view of a stair with cut > 0, [0, C - S) was
  * computed on earlier stairs (its tokens are moved) and [C - S, C) is the stair itself.
  *
- * The state of a token (its hidden states, K before RoPE, V) is computed once, on its own stair, and
- * never again: later stairs rotate the same K to its new position.
+ * The state of a token (its hidden states, K before RoPE, V) is computed once, on its own stair,
+ * and never again: later stairs rotate the same K to its new position.
  *
  * Pure. */
 #ifndef POLICY_TRUNCATION_H
@@ -45,9 +45,9 @@ struct truncation_ask {
     int64_t keep;    /* K */
 };
 
-/* Makes a truncation.  ERR_USAGE with the numbers where S < 64, or K is not a multiple of 64, or not
- * 64 <= K <= C - S - 64.  `may_keep_none` also allows K = 0: for measurements only, since models
- * lose most of their quality without their first tokens. */
+/* Makes a truncation.  ERR_USAGE with the numbers where S < 64, or K is not a multiple of 64,
+ * or not 64 <= K <= C - S - 64.  `may_keep_none` also allows K = 0: for measurements only,
+ * since models lose most of their quality without their first tokens. */
 int truncation_make(const struct truncation_ask *ask, bool may_keep_none,
                     struct truncation *out, struct err *err);
 

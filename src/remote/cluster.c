@@ -10,7 +10,8 @@
 #include "base/mem.h"
 
 enum { MOST_REDIRECTIONS = 5, MOST_COPIED_BYTES = 4096 };
-/* How long a server that another one has named may take to be connected, in the middle of a fetch. */
+/* How long a server that another one has named may take to be connected, in the
+ * middle of a fetch. */
 #define FOLLOW_NS ((int64_t)1000 * 1000 * 1000)
 
 /* A command whose answer has not come. */
@@ -38,7 +39,8 @@ struct cluster {
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-/* Asks a server for the cluster; *out is filled in, and c->is_cluster set, where it belongs to one. */
+/* Asks a server for the cluster; *out is filled in, and c->is_cluster set, where it
+ * belongs to one. */
 static int learn(struct cluster *c, struct redis *redis, const struct slots_node *self,
                  int64_t deadline_ns, struct err *err)
 {

@@ -1,9 +1,10 @@
-/* erasure.h - what one server has erased, as all others read it: an entry of a stream in the remote.  Pure.
+/* erasure.h - what one server has erased, as all others read it: an entry of a stream
+ * in the remote.  Pure.
  *
  *     "HCERASE1" | server u64 | is_owner u64 | owner u64 | n u64 | n keys of 32 bytes | checksum64 of all before
  *
- * Numbers are little-endian.  With is_owner 1 all chunks of an owner are erased; else the keys, parents
- * before the chunks that continue them. */
+ * Numbers are little-endian.  With is_owner 1 all chunks of an owner are erased; else the keys,
+ * parents before the chunks that continue them. */
 #ifndef REMOTE_ERASURE_H
 #define REMOTE_ERASURE_H
 

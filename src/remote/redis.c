@@ -18,8 +18,8 @@ enum { SMALL_BYTES = 4096 };
 enum { RECEIVE_BYTES = 256 << 10 };
 /* A string of this size or more is received into its answer, without a copy in between. */
 enum { LARGE_BYTES = 64 << 10 };
-/* Where a large string has just ended, another one probably begins.  A short receive reads its header and
- * leaves the rest to be received in place. */
+/* Where a large string has just ended, another one probably begins.  A short receive reads its
+ * header and leaves the rest to be received in place. */
 enum { SNIFF_BYTES = 64 };
 /* "$", the digits of a size, and the end of the line. */
 enum { HEADER_BYTES = 24, MOST_DIGITS = 15 };
@@ -33,8 +33,8 @@ struct redis {
     struct redis_answer *to; /* where the answer that is being read goes */
     char *receive; /* [RECEIVE_BYTES]: bytes [at, end) came and were not read yet */
     size_t at, end;
-    /* Bytes of a large string that is being received, with the end of its line; 0: none is.  And how many of
-     * them came. */
+    /* Bytes of a large string that is being received, with the end of its line; 0: none
+     * is.  And how many of them came. */
     size_t large_bytes, n_large;
     bool sniffs;      /* the last answer was a large string */
     bool is_too_long; /* what hiredis refused to go on with was longer than is allowed */
@@ -49,7 +49,8 @@ void redis_answer_deinit(struct redis_answer *a)
     *a = (struct redis_answer){0};
 }
 
-/* Makes room for n bytes and a zero; what the answer had is gone.  False where there is no memory. */
+/* Makes room for n bytes and a zero; what the answer had is gone.  False where
+ * there is no memory. */
 static bool answer_reserve(struct redis_answer *a, size_t n)
 {
     if (n < a->max_bytes)
@@ -90,7 +91,8 @@ bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
     return true;
 }
 
-/* What hiredis builds for us is no object: it says that the answer's bytes are taken.  NULL: no memory. */
+/* What hiredis builds for us is no object: it says that the answer's bytes are
+ * taken.  NULL: no memory. */
 static void *taken(const struct redis *r, bool ok)
 {
     return ok ? r->to : NULL;
@@ -186,7 +188,8 @@ int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
 
 /* --- in --------------------------------------------------------------------------------------- */
 
-/* Returns the size that the header of a string names, or -1 where hiredis is to read these bytes. */
+/* Returns the size that the header of a string names, or -1 where hiredis is to
+ * read these bytes. */
 static int64_t string_bytes(const char *p, size_t n, size_t *n_header)
 {
     int64_t size = 0;
@@ -248,8 +251,8 @@ static int large_end(struct redis *r, struct redis_answer *out, struct err *err)
     return 0;
 }
 
-/* Returns how many of the bytes that came hiredis gets: those of one short answer where that can be told,
- * so that a large string behind it is not copied. */
+/* Returns how many of the bytes that came hiredis gets: those of one short answer where that
+ * can be told, so that a large string behind it is not copied. */
 static size_t short_answer_bytes(const struct redis *r)
 {
     const char *p = r->receive + r->at;

@@ -1,8 +1,8 @@
 /* redis.h - the protocol of Redis over a wire: commands out, answers in, many in flight.
  *
- * hiredis reads the answers.  Their size is bounded, and so is what a remote that lies about sizes can
- * make this process keep.  After an error (a code, not an answer REDIS_REFUSED) the connection is of no
- * use any more: answers in flight belong to nobody.  One thread at a time. */
+ * hiredis reads the answers.  Their size is bounded, and so is what a remote that lies about
+ * sizes can make this process keep.  After an error (a code, not an answer REDIS_REFUSED) the
+ * connection is of no use any more: answers in flight belong to nobody.  One thread at a time. */
 #ifndef REMOTE_REDIS_H
 #define REMOTE_REDIS_H
 
@@ -43,7 +43,8 @@ enum redis_kind {
     REDIS_NUMBER,  /* number */
     REDIS_BYTES,   /* bytes: a string, or a status */
     REDIS_REFUSED, /* bytes: why, in printable ASCII */
-    /* Strings of a list of any depth, one behind the other: redis_next.  Numbers are strings of digits. */
+    /* Strings of a list of any depth, one behind the other: redis_next.  Numbers
+     * are strings of digits. */
     REDIS_LIST
 };
 
@@ -58,15 +59,16 @@ void redis_answer_deinit(struct redis_answer *a);
 bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
                 size_t *n_bytes);
 
-/* Receives some bytes and hands out the next answer where they complete it, in the order of the commands.
- * *complete is false where more must come.  -ETIMEDOUT at the deadline. */
+/* Receives some bytes and hands out the next answer where they complete it, in the order of the
+ * commands.  *complete is false where more must come.  -ETIMEDOUT at the deadline. */
 int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
                        bool *complete, struct err *err);
-/* Sends what is queued and waits for the whole of the next answer, timeout_ns at most: -ETIMEDOUT. */
+/* Sends what is queued and waits for the whole of the next answer, timeout_ns at
+ * most: -ETIMEDOUT. */
 int redis_receive(struct redis *r, int64_t timeout_ns, struct redis_answer *out,
                   struct err *err);
-/* Sends a command and waits for its answer, with nothing in flight before it.  Sending has timeout_ns, and
- * so has the answer. */
+/* Sends a command and waits for its answer, with nothing in flight before it.  Sending has
+ * timeout_ns, and so has the answer. */
 int redis_ask(struct redis *r, const struct redis_arg *args, int n_args, int64_t timeout_ns,
               struct redis_answer *out, struct err *err);
 

@@ -227,7 +227,8 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     return 0;
 }
 
-/* What was saved at the end of a short process is worth the time, as long as the remote takes it. */
+/* What was saved at the end of a short process is worth the time, as long as the
+ * remote takes it. */
 static void drain(struct remote *r)
 {
     int64_t until = clock_now_ns() + DRAIN_NS;

@@ -5,9 +5,9 @@
  *     remote_erase_end     the erasure is queued for the writer
  *     writer               UNLINK of the chunks; an entry at the end of the stream NAME_ERASED
  *
- * remote_follow.c does the same on the other servers.  While an erasure waits to be published nothing is fetched.
- * For BAN_NS nobody fetches what was erased: until then another server that has not heard of it may have written
- * it again.
+ * remote_follow.c does the same on the other servers.  While an erasure waits to be published
+ * nothing is fetched.  For BAN_NS nobody fetches what was erased: until then another server that
+ * has not heard of it may have written it again.
  *
  * The stream keeps about ERASED_ENTRIES entries: the oldest go when another one is added. */
 #include <errno.h>
@@ -73,7 +73,7 @@ bool remote_may_store(struct remote *r, const struct remote_fetch *f,
     return may;
 }
 
-/* --- what this server erases ------------------------------------------------------------------- */
+/* --- what this server erases ------------------------------------------------------------------ */
 
 /* What a fetch is about to append, it has appended, or it will not. */
 static void stop_fetches(struct remote *r)
@@ -168,7 +168,7 @@ void remote_erase_end(struct remote *r, const uint64_t *owner, const struct sha2
     remote_erase_leave(r);
 }
 
-/* --- talking to the remote ---------------------------------------------------------------------- */
+/* --- talking to the remote -------------------------------------------------------------------- */
 
 int remote_ask(struct remote *r, const struct redis_arg *args, int n_args,
                enum redis_kind kind, struct redis_answer *a, struct err *err)
@@ -213,7 +213,8 @@ static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t
     return unlink_chunk(r, name, a, err);
 }
 
-/* One step of a walk over the chunks' names that one server has.  *cursor is "0" behind the last. */
+/* One step of a walk over the chunks' names that one server has.  *cursor is "0"
+ * behind the last. */
 static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner,
                      struct redis_answer *a, struct redis_answer *one, struct err *err)
 {
@@ -259,7 +260,7 @@ static int unlink_owner(struct remote *r, uint64_t owner, struct redis_answer *a
     return rc;
 }
 
-/* --- publishing --------------------------------------------------------------------------------- */
+/* --- publishing ------------------------------------------------------------------------------- */
 
 static int publish_one(struct remote *r, const struct erasure *e, struct redis_answer *a,
                        struct err *err)

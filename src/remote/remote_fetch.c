@@ -5,8 +5,9 @@
  *         each value: parcel_check, compare with what was asked for, store_append
  *     store_commit           once, for all that came
  *
- * A value that is wrong ends the chain, and is removed from the remote.  Whatever ends a fetch, the chunks
- * before are committed and used.  One fetch at a time; those that wait are ended when their time is over. */
+ * A value that is wrong ends the chain, and is removed from the remote.  Whatever ends a
+ * fetch, the chunks before are committed and used.  One fetch at a time; those that wait are
+ * ended when their time is over. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -229,7 +230,8 @@ static bool instead(struct work *w, enum remote_miss why, const char *text)
     return miss(w->f, why, text);
 }
 
-/* What came is no answer to what was asked: it is removed, so that whoever has the chunk writes it anew. */
+/* What came is no answer to what was asked: it is removed, so that whoever has the
+ * chunk writes it anew. */
 static bool is_wrong(struct work *w, const char *why)
 {
     char text[160];
@@ -317,7 +319,8 @@ static void commit(struct work *w)
     instead(w, REMOTE_MISS_STORE, err.msg);
 }
 
-/* A connection stays where nothing is in flight on it.  One that is silent is not tried again at once. */
+/* A connection stays where nothing is in flight on it.  One that is silent is not
+ * tried again at once. */
 static void settle_link(struct work *w)
 {
     static const struct err silent = {-ETIMEDOUT, "it did not answer in time"};
@@ -378,7 +381,8 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
     return rc;
 }
 
-/* Finds out that the remote is gone before a request does.  Fetches that come meanwhile keep their time. */
+/* Finds out that the remote is gone before a request does.  Fetches that come
+ * meanwhile keep their time. */
 static void probe(struct link *l)
 {
     struct err err = {0};

@@ -1,14 +1,15 @@
-/* remote_follow.c - what other servers have erased is erased here, and every server tells how far it has come.
+/* remote_follow.c - what other servers have erased is erased here, and every server
+ * tells how far it has come.
  *
  *     writer, each second   XINFO STREAM, XRANGE: entries of NAME_ERASED that this server has not seen
- *                           each is erased in its own store, and UNLINKed once more, since this server may
- *                           have written one of the chunks meanwhile
- *                           HSET, HGETALL of NAME_SERVERS: how far this server is, and all others
+ *                           each is erased in its own store, and UNLINKed once more, since this
+ *                           server may have written one of the chunks meanwhile HSET, HGETALL of
+ *                           NAME_SERVERS: how far this server is, and all others
  *
- * The place in the stream survives a restart, in a file beside the store.  A server whose store is not empty at
- * open uses none of its state before it has read the stream to its end: remote_is_current.  A server whose place
- * is older than the oldest entry that the stream has kept does not know what was erased, and erases all that it
- * has. */
+ * The place in the stream survives a restart, in a file beside the store.  A server whose store
+ * is not empty at open uses none of its state before it has read the stream to its end:
+ * remote_is_current.  A server whose place is older than the oldest entry that the stream has
+ * kept does not know what was erased, and erases all that it has. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -27,12 +28,13 @@
 
 /* How often others are asked. */
 #define POLL_NS ((int64_t)1000 * 1000 * 1000)
-/* A server that has told nothing for so long is not waited for: it reads the stream before it serves. */
+/* A server that has told nothing for so long is not waited for: it reads the stream
+ * before it serves. */
 enum { GONE_S = 30 };
 /* Entries that one command reads: one that is known, and new ones. */
 #define READ_AT_ONCE "9"
-/* Commands that read, and the time for chunks behind them: a stream without an end keeps no chunk from being
- * written. */
+/* Commands that read, and the time for chunks behind them: a stream without an end
+ * keeps no chunk from being written. */
 #define TURN_NS ((int64_t)20 * 1000 * 1000)
 enum { READS_A_TURN = 128 };
 #define FIRST_ID "0-0"
@@ -155,7 +157,8 @@ static int stream_read(struct remote *r, struct redis_answer *a, struct err *err
 
 /* --- erasing here ----------------------------------------------------------------------------- */
 
-/* Erases a list of chunks of several chains, parents first, as far as nothing else continues them. */
+/* Erases a list of chunks of several chains, parents first, as far as nothing else
+ * continues them. */
 static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *any,
                       struct err *err)
 {
@@ -264,8 +267,8 @@ static int take_entry(struct remote *r, const char *bytes, size_t n, struct eras
     return e->server != r->server ? apply(r, e, a, err) : 0;
 }
 
-/* Does what the entries of one answer say, which begin with the one that was seen last where the stream still has
- * it (*has_last).  *n_new: new ones. */
+/* Does what the entries of one answer say, which begin with the one that was seen last where
+ * the stream still has it (*has_last).  *n_new: new ones. */
 static int take_entries(struct remote *r, const struct redis_answer *list, bool *has_last,
                         uint64_t *n_new, struct err *err)
 {
@@ -301,7 +304,8 @@ enum stand {
     STAND_GAP    /* entries that this server has not seen are not kept any more */
 };
 
-/* s was asked for before the entries were read; n_seen: entries seen before that; n_new: read now. */
+/* s was asked for before the entries were read; n_seen: entries seen before that;
+ * n_new: read now. */
 static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_t n_new,
                            bool has_last)
 {
@@ -318,8 +322,8 @@ static void see(struct remote *r, uint64_t n_seen, const char *id)
     copy_text(r->seen_id, sizeof r->seen_id, id, strlen(id));
 }
 
-/* Goes on from where the stream stands.  A server without a place was no member before: what is not kept any
- * more concerns it as little as what was erased before it was installed. */
+/* Goes on from where the stream stands.  A server without a place was no member before: what is
+ * not kept any more concerns it as little as what was erased before it was installed. */
 static void settle(struct remote *r, const struct stream_info *s, enum stand stand,
                    uint64_t n_new, bool *more)
 {
@@ -385,7 +389,7 @@ static int read_turn(struct remote *r, bool *at_end, struct redis_answer *a,
     return rc;
 }
 
-/* --- how far all have come ---------------------------------------------------------------------- */
+/* --- how far all have come -------------------------------------------------------------------- */
 
 static int tell_place(struct remote *r, struct redis_answer *a, struct err *err)
 {
@@ -426,7 +430,7 @@ static int look_at_places(struct remote *r, struct redis_answer *a, struct err *
     return 0;
 }
 
-/* --- the writer's part -------------------------------------------------------------------------- */
+/* --- the writer's part ------------------------------------------------------------------------ */
 
 int64_t remote_erasures_due_ns(const struct remote *r)
 {

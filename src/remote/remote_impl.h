@@ -7,10 +7,10 @@
  *   remote_erase.c  what this server erases; all but its beginning and end on the writer's thread
  *   remote_follow.c what others erase, on the writer's thread
  *
- * Locks: remote.lock protects everything but the links, which belong to their threads.  Nothing is sent,
- * received, read or written under it.  erase_lock: one erasure at a time; held while the store erases.
- * append_lock: a fetched chunk goes into the store, or an erasure begins; within erase_lock.  Both are taken
- * before remote.lock. */
+ * Locks: remote.lock protects everything but the links, which belong to their threads.  Nothing
+ * is sent, received, read or written under it.  erase_lock: one erasure at a time; held while
+ * the store erases.  append_lock: a fetched chunk goes into the store, or an erasure begins;
+ * within erase_lock.  Both are taken before remote.lock. */
 #ifndef REMOTE_REMOTE_IMPL_H
 #define REMOTE_REMOTE_IMPL_H
 
@@ -124,8 +124,8 @@ struct remote {
 };
 
 /* --- remote_link.c --- */
-/* Whether the link may be used: it is open, or could be opened within timeout_ns.  A link that rests is not
- * opened. */
+/* Whether the link may be used: it is open, or could be opened within timeout_ns.  A
+ * link that rests is not opened. */
 bool link_ready(struct link *l, int64_t timeout_ns);
 /* It has failed: it is closed, and rests. */
 void link_fail(struct link *l, const struct err *why);
@@ -144,8 +144,8 @@ void remote_wait(struct remote *r, pthread_cond_t *c, int64_t ns);
 /* --- remote_erase.c --- */
 void remote_erase_init(struct remote *r);
 void remote_erase_deinit(struct remote *r);
-/* [append_lock] Whether a chunk that a fetch has brought may be stored: nothing was erased since it began,
- * nor this chunk lately. */
+/* [append_lock] Whether a chunk that a fetch has brought may be stored: nothing was erased
+ * since it began, nor this chunk lately. */
 bool remote_may_store(struct remote *r, const struct remote_fetch *f,
                       const struct sha256 *key);
 /* Around an erasure in the store.  erase_lock is held in between. */
@@ -165,7 +165,8 @@ int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err
 void remote_follow_init(struct remote *r, bool is_empty);
 /* [lock] Nanoseconds until the writer has to run the next one; 0: now. */
 int64_t remote_erasures_due_ns(const struct remote *r);
-/* Publishes what was erased here, and does what others have erased.  False where the link was closed. */
+/* Publishes what was erased here, and does what others have erased.  False where
+ * the link was closed. */
 bool remote_erasures_run(struct remote *r);
 
 /* --- the threads --- */

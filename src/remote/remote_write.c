@@ -3,8 +3,9 @@
  *     STRLEN of up to BATCH keys      what the remote has already is not written again
  *     parcel_read, SETEX              one chunk after the other: the only memory is one chunk's
  *
- * An offer leaves the queue when the remote has answered.  A connection that fails keeps it there until the
- * remote is back; where the remote says no (it is full), the offer is dropped, and the writer rests. */
+ * An offer leaves the queue when the remote has answered.  A connection that fails keeps it
+ * there until the remote is back; where the remote says no (it is full), the offer is
+ * dropped, and the writer rests. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

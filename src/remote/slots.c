@@ -156,8 +156,8 @@ static bool node_address(struct word w, const struct slots_node *self, bool by_n
     return name.n == 0 || copy_host(name, out);
 }
 
-/* Reads "first-last" or one slot.  Slots that move, in brackets, are named without brackets as well where they
- * still are. */
+/* Reads "first-last" or one slot.  Slots that move, in brackets, are named without brackets
+ * as well where they still are. */
 static bool take_slots(struct slots *s, struct word w, int owner)
 {
     const char *dash = memchr(w.p, '-', w.n);

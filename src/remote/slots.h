@@ -1,6 +1,7 @@
 /* slots.h - which server of a Redis Cluster has which keys.  Pure.
  *
- * A cluster has 16,384 slots.  A key's slot is a checksum of it, and each slot belongs to one master. */
+ * A cluster has 16,384 slots.  A key's slot is a checksum of it, and each slot
+ * belongs to one master. */
 #ifndef REMOTE_SLOTS_H
 #define REMOTE_SLOTS_H
 
@@ -23,12 +24,13 @@ struct slots {
     uint8_t owner[SLOTS]; /* an index of node, or SLOTS_NOBODY */
 };
 
-/* The slot of a key.  Of a key with {braces} only the text in the first pair counts, as Redis has it. */
+/* The slot of a key.  Of a key with {braces} only the text in the first pair
+ * counts, as Redis has it. */
 int slot_of(const void *key, size_t n);
 
-/* Reads the answer of CLUSTER NODES.  self: how the server that answers was reached; its own line may have no
- * address.  by_name: servers that have a host name are called by it, as TLS needs it.  0, ERR_FORMAT, or
- * ERR_LIMIT where there are too many masters. */
+/* Reads the answer of CLUSTER NODES.  self: how the server that answers was reached; its own
+ * line may have no address.  by_name: servers that have a host name are called by it, as TLS
+ * needs it.  0, ERR_FORMAT, or ERR_LIMIT where there are too many masters. */
 int slots_parse(const char *text, size_t n, const struct slots_node *self, bool by_name,
                 struct slots *out, struct err *err);
 

@@ -1,8 +1,9 @@
 /* tls.h - TLS under a connection to a remote, by OpenSSL.
  *
- * A `struct tls` says which certificates are trusted and which one this process shows.  Many connections of
- * many threads use one.  A connection is used only after the peer's certificate was verified: signed by a
- * trusted authority, valid today, and made out to the host's name or address.  TLS 1.2 is the least. */
+ * A `struct tls` says which certificates are trusted and which one this process shows.  Many
+ * connections of many threads use one.  A connection is used only after the peer's certificate
+ * was verified: signed by a trusted authority, valid today, and made out to the host's name or
+ * address.  TLS 1.2 is the least. */
 #ifndef REMOTE_TLS_H
 #define REMOTE_TLS_H
 
@@ -29,8 +30,9 @@ int tls_session_open(const struct tls *t, int fd, const char *host,
                      struct tls_session **out, struct err *err);
 void tls_session_close(struct tls_session *s); /* NULL is allowed */
 
-/* Each returns how much was done (tls_shake: 1 where the session is ready), a code, or 0 where the socket must
- * first be ready for *events (of poll).  -EPIPE: the peer has closed the connection. */
+/* Each returns how much was done (tls_shake: 1 where the session is ready), a code,
+ * or 0 where the socket must first be ready for *events (of poll).  -EPIPE: the
+ * peer has closed the connection. */
 ssize_t tls_shake(struct tls_session *s, short *events, struct err *err);
 ssize_t tls_send(struct tls_session *s, const void *bytes, size_t n, short *events,
                  struct err *err);

@@ -1,7 +1,8 @@
-/* url.h - where a shared tier is: redis://[user:password@]host[:port][/db], or rediss:// over TLS.  Pure.
+/* url.h - where a shared tier is: redis://[user:password@]host[:port][/db], or
+ * rediss:// over TLS.  Pure.
  *
- * User and password may be written with percent signs (%40 is @).  An address of IPv6 stands in brackets.
- * No message has the password. */
+ * User and password may be written with percent signs (%40 is @).  An address of IPv6 stands in
+ * brackets.  No message has the password. */
 #ifndef REMOTE_URL_H
 #define REMOTE_URL_H
 

@@ -36,8 +36,8 @@ static int await(const struct wire *w, short events, int64_t deadline_ns, struct
     }
 }
 
-/* ERR_CANCELLED once the stop is there.  A peer that always has something to say is never waited for, so
- * waiting alone would not notice the stop. */
+/* ERR_CANCELLED once the stop is there.  A peer that always has something to say is never
+ * waited for, so waiting alone would not notice the stop. */
 static int check_stop(const struct wire *w, struct err *err)
 {
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
@@ -115,7 +115,8 @@ void wire_close(struct wire *w)
     w->fd = -1;
 }
 
-/* Returns how many bytes were sent, a code, or 0 where the socket must first be ready for *events. */
+/* Returns how many bytes were sent, a code, or 0 where the socket must first be
+ * ready for *events. */
 static ssize_t send_some(struct wire *w, const void *bytes, size_t n, short *events,
                          struct err *err)
 {

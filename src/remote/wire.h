@@ -1,8 +1,8 @@
 /* wire.h - a connection to a remote that never waits longer than it is told to.
  *
- * Every call has a deadline (of clock_now_ns) and ends at once when the stop descriptor becomes readable:
- * -ETIMEDOUT, ERR_CANCELLED.  After any other error than -ETIMEDOUT the connection is of no use any more.
- * One thread at a time. */
+ * Every call has a deadline (of clock_now_ns) and ends at once when the stop descriptor becomes
+ * readable: -ETIMEDOUT, ERR_CANCELLED.  After any other error than -ETIMEDOUT the connection is
+ * of no use any more.  One thread at a time. */
 #ifndef REMOTE_WIRE_H
 #define REMOTE_WIRE_H
 
@@ -20,7 +20,8 @@ struct wire {
     struct tls_session *session; /* NULL: bytes pass as they are */
 };
 
-/* tls: NULL for none.  The system resolves the host's name, which may take longer than the deadline. */
+/* tls: NULL for none.  The system resolves the host's name, which may take longer
+ * than the deadline. */
 int wire_open(struct wire *w, const char *host, int port, int stop_fd,
               const struct tls *tls, int64_t deadline_ns, struct err *err);
 void wire_close(struct wire *w);

@@ -1,7 +1,7 @@
 /* timeline_svg.c - the lanes as one SVG document; see timeline.h.
  *
- * Colours are from a palette that stays distinct for colour-blind readers (Okabe and Ito); idle time
- * is the grey ground of a lane. No script, no font file: it opens everywhere. */
+ * Colours are from a palette that stays distinct for colour-blind readers (Okabe and Ito); idle
+ * time is the grey ground of a lane. No script, no font file: it opens everywhere. */
 #include <math.h>
 #include <string.h>
 

@@ -25,7 +25,8 @@ struct client_calls {
     void (*wake)(void *arg);
     /* An answer was submitted. */
     void (*began)(void *arg);
-    /* An answer has ended.  r: its result, NULL where there is none; missed: it names a miss reason. */
+    /* An answer has ended.  r: its result, NULL where there is none; missed: it
+     * names a miss reason. */
     void (*ended)(void *arg, enum answer_end end, const struct hcache_result *r,
                   bool missed);
 };
@@ -40,8 +41,9 @@ struct client {
     const char *plan; /* of every restore; NULL: auto */
     bool plan_strict, plain_chat, parse_special; /* as struct server_opts */
     struct hcache_truncation truncation; /* of requests that truncate; ratio 0: none can */
-    /* The answer is a function of the request alone.  Its id, time and seed come from the fields below,
-     * and it does not tell timings and cached tokens, which depend on what ran before. */
+    /* The answer is a function of the request alone.  Its id, time and seed come
+     * from the fields below, and it does not tell timings and cached tokens, which
+     * depend on what ran before. */
     bool repeatable;
     const char *request_name; /* at most 32 characters */
     int64_t created_s;
@@ -53,8 +55,8 @@ struct client {
 
 /* Whether the client's model has that name (NULL: any).  0, or -1 with *f. */
 int client_check_model(const struct client *c, const char *name, struct fault *f);
-/* The salt of the state of a request, from its key's and its own cache_salt (NULL: none): from malloc;
- * NULL: the empty one. */
+/* The salt of the state of a request, from its key's and its own cache_salt (NULL: none):
+ * from malloc; NULL: the empty one. */
 char *client_state_salt(const struct client *c, const char *cache_salt);
 
 #endif

@@ -52,8 +52,8 @@ static int too_long(const struct gen_params *p, int n_prompt, int max_context,
                      n_prompt, wanted);
 }
 
-/* How the request is truncated.  Where a conversation cannot be, with its system's message, it is as if
- * it had not been meant to. */
+/* How the request is truncated.  Where a conversation cannot be, with its system's message, it
+ * is as if it had not been meant to. */
 static struct hcache_truncation truncation_of(const struct generation *g)
 {
     const struct gen_params *p = &g->params;
@@ -347,7 +347,8 @@ static int keep(struct generation *g, struct fault *f)
     return g->dialect->keep != NULL ? g->dialect->keep(g, f) : 0;
 }
 
-/* The client has gone, or the server stops: what is there of the answer is kept.  Nobody can be told of a fault. */
+/* The client has gone, or the server stops: what is there of the answer is kept.
+ * Nobody can be told of a fault. */
 static void keep_unfinished(struct generation *g)
 {
     struct fault f;
@@ -390,7 +391,8 @@ static void stream_fault(struct generation *g, const struct fault *f, struct tex
     generation_cancel(g);
 }
 
-/* Where tools may be called, only what cannot become a call goes out; at the end, all that is none. */
+/* Where tools may be called, only what cannot become a call goes out; at the end,
+ * all that is none. */
 static void hold_back(struct choice *ch, struct hcache_delta *d)
 {
     struct hcache *h = ch->gen->client.h;

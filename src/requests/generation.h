@@ -1,8 +1,9 @@
 /* generation.h - one completion request at work: its tickets, and the answer made of them.
  *
  * A request for n answers to m prompts is m*n tickets ("choices"), which the engine runs like any
- * others.  APIs differ in the form of the answer and in what they keep (struct dialect).  Any thread may
- * start it; then one thread at a time may use it.  generation_cancel may run on any thread. */
+ * others.  APIs differ in the form of the answer and in what they keep (struct
+ * dialect).  Any thread may start it; then one thread at a time may use it.
+ * generation_cancel may run on any thread. */
 #ifndef REQUESTS_GENERATION_H
 #define REQUESTS_GENERATION_H
 
@@ -31,9 +32,9 @@ struct dialect {
     void (*drop)(void *own); /* frees what the route gave to generation_start */
 };
 
-/* 0; or -1 with *f, *out NULL and nothing submitted.  Takes the prompts and own, which is the dialect's,
- * in both cases.  text: of the only prompt, also taken, where its answers are to be remembered; NULL:
- * not.  what: a miss reason that tokenizing found, or "". */
+/* 0; or -1 with *f, *out NULL and nothing submitted.  Takes the prompts and own, which is the
+ * dialect's, in both cases.  text: of the only prompt, also taken, where its answers are to be
+ * remembered; NULL: not.  what: a miss reason that tokenizing found, or "". */
 int generation_start(const struct client *c, const struct dialect *dialect, void *own,
                      const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
                      struct prompt_text *text, const char *what, struct generation **out,
@@ -51,8 +52,8 @@ void generation_stream(struct generation *g,
 int generation_answer(struct generation *g, struct json **answer, struct fault *f);
 /* Any thread.  NULL is allowed, here and below. */
 void generation_cancel(struct generation *g);
-/* Ends what still runs.  An answer that nobody was told of is kept as far as it is there, where its dialect keeps
- * unfinished ones: that waits for one step of the engine, and for the disk. */
+/* Ends what still runs.  An answer that nobody was told of is kept as far as it is there, where
+ * its dialect keeps unfinished ones: that waits for one step of the engine, and for the disk. */
 void generation_free(struct generation *g);
 
 #endif

@@ -75,12 +75,12 @@ struct request_shaping {
 };
 void request_shaping(const struct gen_params *p, struct request_shaping *out);
 
-/* For small bodies, without that table: an object whose members are all among `names`, which NULL ends.
- * 0, or -1 with *f. */
+/* For small bodies, without that table: an object whose members are all among `names`,
+ * which NULL ends. 0, or -1 with *f. */
 int request_known(const struct json *body, const char *const *names, struct fault *f);
 
-/* Whether a request goes on past its window: it asks for it, or is part of a conversation and does not
- * say otherwise.  False where `how` has no ratio. */
+/* Whether a request goes on past its window: it asks for it, or is part of a conversation and
+ * does not say otherwise.  False where `how` has no ratio. */
 bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how);
 /* 0, or -1 with *f where the request asks for truncation and `how` has no ratio. */
 int request_check_truncation(const struct gen_params *p,

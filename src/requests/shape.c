@@ -26,7 +26,8 @@ static struct json *envelope(const struct generation *g, const char *object)
 
 /* --- log-probabilities ------------------------------------------------------------------------ */
 
-/* A token as text; one that is no whole character as the original API shows it: "bytes:\xe2\x82". */
+/* A token as text; one that is no whole character as the original API shows it:
+ * "bytes:\xe2\x82". */
 static void token_text(struct hcache *h, int32_t id, struct textbuf *out)
 {
     size_t n;
@@ -230,7 +231,7 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     return o;
 }
 
-/* --- tool calls -------------------------------------------------------------------------------- */
+/* --- tool calls ------------------------------------------------------------------------------- */
 
 static const char *finish_of(const struct choice *ch)
 {

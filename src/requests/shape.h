@@ -1,4 +1,5 @@
-/* shape.h - what completions look like on the wire, and a generation's insides; for the files that make answers. */
+/* shape.h - what completions look like on the wire, and a generation's insides; for
+ * the files that make answers. */
 #ifndef REQUESTS_SHAPE_H
 #define REQUESTS_SHAPE_H
 
@@ -47,8 +48,8 @@ extern const struct dialect shape_completions;
 
 /* Of one choice, for any API. */
 struct json *shape_timings(const struct generation *g, const struct choice *ch);
-/* Adds to a usage object how full the context of the fullest choice is: context_used, context_window, and from 80 %
- * on context_warning, a sentence. */
+/* Adds to a usage object how full the context of the fullest choice is: context_used,
+ * context_window, and from 80 % on context_warning, a sentence. */
 void shape_context(struct json *usage, const struct generation *g);
 void shape_id(const struct choice *ch, int call_idx, char out[80]); /* of a tool call */
 

@@ -1,9 +1,10 @@
 /* api_cache.c - /v1/cache: what of a prompt is stored, and what is to become of it.
  *
- * A prompt is given as `prompt` (a text or token ids, as /v1/completions has it), as `messages` (with
- * tools and chat_template_kwargs, as chats have them), or as `response_id`: all that was said up to a
- * kept response.  Everything is about the state of the key that is shown, under `cache_salt`.  A prompt is
- * truncated where `truncation` is auto, as in /v1/responses; a response as it was. */
+ * A prompt is given as `prompt` (a text or token ids, as /v1/completions has it), as
+ * `messages` (with tools and chat_template_kwargs, as chats have them), or as `response_id`:
+ * all that was said up to a kept response.  Everything is about the state of the key that is
+ * shown, under `cache_salt`.  A prompt is truncated where `truncation` is auto, as in
+ * /v1/responses; a response as it was. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,7 @@ static void subject_deinit(struct subject *s)
     free(s->salt);
 }
 
-/* --- reading a request ------------------------------------------------------------------------- */
+/* --- reading a request ------------------------------------------------------------------------ */
 
 static int from_prompt(struct call *c, const struct json *v, struct subject *s,
                        struct fault *f)
@@ -228,7 +229,7 @@ static struct json *object(const char *name)
     return o;
 }
 
-/* --- looking ----------------------------------------------------------------------------------- */
+/* --- looking ---------------------------------------------------------------------------------- */
 
 void api_cache_lookup(struct call *c)
 {
@@ -460,7 +461,7 @@ void api_cache_stats(struct call *c)
     free(salt);
 }
 
-/* --- computing ahead --------------------------------------------------------------------------- */
+/* --- computing ahead -------------------------------------------------------------------------- */
 
 static struct json *prefetched(struct generation *g)
 {
@@ -495,7 +496,7 @@ void api_cache_prefetch(struct call *c)
     call_generate(c, &prefetch, NULL, &p, &s.prompt, 1, NULL, "");
 }
 
-/* --- keeping and erasing ------------------------------------------------------------------------ */
+/* --- keeping and erasing ---------------------------------------------------------------------- */
 
 static void put_guarantee(struct json *o, const struct hcache_guarantee *g)
 {

@@ -7,8 +7,8 @@
  *     POST               /v1/conversations/ID/branch  another one with the same beginning (ours)
  *
  * The items of a conversation are those of the turns up to its head.  Taking one out makes all that
- * was said after it another text: what stays becomes one turn without tokens, and the responses that
- * were made there are erased. */
+ * was said after it another text: what stays becomes one turn without tokens, and the responses
+ * that were made there are erased. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@
 
 enum { MAX_NEW_ITEMS = 20 }; /* as the original API has it */
 
-/* --- shapes ------------------------------------------------------------------------------------ */
+/* --- shapes ----------------------------------------------------------------------------------- */
 
 static struct json *shape(const struct conversation *v)
 {
@@ -57,7 +57,7 @@ static void answer_anew(struct call *c, struct conversation *v)
     free(name);
 }
 
-/* --- all of them ------------------------------------------------------------------------------- */
+/* --- all of them ------------------------------------------------------------------------------ */
 
 static void list(struct call *c)
 {
@@ -192,7 +192,7 @@ void api_conversations(struct call *c)
     }
 }
 
-/* --- one of them ------------------------------------------------------------------------------- */
+/* --- one of them ------------------------------------------------------------------------------ */
 
 static void change(struct call *c, struct conversation *v)
 {
@@ -225,7 +225,7 @@ static void erase(struct call *c, const struct conversation *v)
         call_json(c, 200, keep_deleted(c, v->name, "conversation.deleted", &gone));
 }
 
-/* --- items ------------------------------------------------------------------------------------- */
+/* --- items ------------------------------------------------------------------------------------ */
 
 static void put_origin(struct json *list, const char *items, const struct turn *t)
 {
@@ -381,7 +381,7 @@ static void delete_item(struct call *c, struct conversation *v, const char *id)
         call_fault(c, &f);
 }
 
-/* --- branches ---------------------------------------------------------------------------------- */
+/* --- branches --------------------------------------------------------------------------------- */
 
 static bool has_item(const char *items, const char *id)
 {
@@ -451,7 +451,7 @@ static void branch(struct call *c, const struct conversation *v)
     free(metadata);
 }
 
-/* --- the routes -------------------------------------------------------------------------------- */
+/* --- the routes ------------------------------------------------------------------------------- */
 
 static void no_path(struct call *c)
 {

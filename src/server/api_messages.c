@@ -1,8 +1,9 @@
 /* api_messages.c - /v1/messages: Anthropic's shape of a chat, and how many tokens one has.
  *
- * Stateless, as in the original: the whole conversation comes with every request.  cache_control marks a
- * beginning of the prompt whose state is to be kept: it is pinned for its TTL when the answer ends.  What
- * is not marked is saved and restored all the same; it is only evicted earlier. */
+ * Stateless, as in the original: the whole conversation comes with every request.
+ * cache_control marks a beginning of the prompt whose state is to be kept: it is pinned
+ * for its TTL when the answer ends.  What is not marked is saved and restored all the
+ * same; it is only evicted earlier. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +43,7 @@ static void drop(void *own)
     free(own);
 }
 
-/* --- reading ----------------------------------------------------------------------------------- */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 static int bad(struct fault *f, const char *param, const char *what)
 {
@@ -259,7 +260,7 @@ static int read_dialog(const struct gen_params *p, struct dialog_text *d, struct
     return rc;
 }
 
-/* --- the prompt -------------------------------------------------------------------------------- */
+/* --- the prompt ------------------------------------------------------------------------------- */
 
 static int render(struct call *c, const struct json *messages, const struct dialog_text *d,
                   const struct gen_params *p, struct prompt_text *out, struct fault *f)
@@ -273,8 +274,9 @@ static int render(struct call *c, const struct json *messages, const struct dial
     return prompt_render(call_model(c), &source, out, f);
 }
 
-/* How many of the prompt's tokens come before a breakpoint: as far as the prompt of the messages before
- * it reads alike.  Where those alone are no conversation that the template takes, all of them do. */
+/* How many of the prompt's tokens come before a breakpoint: as far as the prompt of the
+ * messages before it reads alike.  Where those alone are no conversation that the
+ * template takes, all of them do. */
 static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_messages,
                          const struct gen_params *p, const struct prompt_ids *prompt)
 {
@@ -307,7 +309,8 @@ static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_m
     return rc == 0 ? same : prompt->n;
 }
 
-/* The text is there: what it was made of is not wanted any more, unless a part of it is rendered again. */
+/* The text is there: what it was made of is not wanted any more, unless a part of
+ * it is rendered again. */
 static void forget_messages(struct call *c, struct gen_params *p, struct dialog_text *d)
 {
     if (d->n > 0)
@@ -347,7 +350,7 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
     return rc;
 }
 
-/* --- the answer -------------------------------------------------------------------------------- */
+/* --- the answer ------------------------------------------------------------------------------- */
 
 /* The stop string that ended the text; NULL: none did. */
 static const char *stop_of(const struct generation *g, const struct choice *ch)
@@ -380,7 +383,8 @@ static void put_stop(struct json *o, const struct generation *g, const struct ch
     json_put_string(o, "stop_sequence", ch->calls == NULL ? stop : NULL);
 }
 
-/* Every token of the prompt counts once: read from the cache, put into it by cache_control, or else. */
+/* Every token of the prompt counts once: read from the cache, put into it by
+ * cache_control, or else. */
 static struct json *usage(const struct generation *g, int n_cached, int n_output)
 {
     const struct message *m = g->own;
@@ -461,7 +465,7 @@ static struct json *answer(struct generation *g)
     return o;
 }
 
-/* --- the stream -------------------------------------------------------------------------------- */
+/* --- the stream ------------------------------------------------------------------------------- */
 
 static void event(const char *type, struct json *o, struct textbuf *out)
 {
@@ -554,7 +558,7 @@ static void close_stream(struct generation *g, struct textbuf *out)
     event("message_stop", json_new_object(), out);
 }
 
-/* --- faults and pins --------------------------------------------------------------------------- */
+/* --- faults and pins -------------------------------------------------------------------------- */
 
 struct json *api_messages_fault(const struct fault *f)
 {
@@ -601,7 +605,7 @@ static const struct dialect messages = {.answer = answer,
                                         .keep = keep,
                                         .drop = drop};
 
-/* --- the routes -------------------------------------------------------------------------------- */
+/* --- the routes ------------------------------------------------------------------------------- */
 
 /* What is asked, and its prompt; false where that was refused, and answered. */
 static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,

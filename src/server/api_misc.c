@@ -1,4 +1,5 @@
-/* api_misc.c - the routes, and the small ones among them: models, tokens, health, the API itself. */
+/* api_misc.c - the routes, and the small ones among them: models, tokens, health,
+ * the API itself. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -181,7 +182,8 @@ void api_tokenize(struct call *c)
     hcache_free(ids);
 }
 
-/* Ids of a few bytes may stand for long tokens: the text is bounded by the body that asks for it. */
+/* Ids of a few bytes may stand for long tokens: the text is bounded by the body
+ * that asks for it. */
 enum { MOST_GROWTH = 8 };
 
 static int check_growth(struct call *c, const int32_t *ids, int n_ids, struct fault *f)

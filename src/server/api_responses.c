@@ -1,8 +1,9 @@
 /* api_responses.c - /v1/responses: answers that are kept, and can be continued by their name.
  *
- * A response is a turn (conversations.h).  It goes on from a response or a conversation with the exact
- * tokens of what was said (draft.h).  It is told as completed only when it is durable: who has seen
- * the end of a stream finds the response after any crash, and who has not finds none of it. */
+ * A response is a turn (conversations.h).  It goes on from a response or a conversation
+ * with the exact tokens of what was said (draft.h).  It is told as completed only when it
+ * is durable: who has seen the end of a stream finds the response after any crash, and
+ * who has not finds none of it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,7 @@ static void drop(void *own)
     free(r);
 }
 
-/* --- the response object ----------------------------------------------------------------------- */
+/* --- the response object ---------------------------------------------------------------------- */
 
 static const char *status_of(const struct choice *ch)
 {
@@ -182,7 +183,7 @@ static struct json *answer(struct generation *g)
     return whole(g, true);
 }
 
-/* --- keeping it -------------------------------------------------------------------------------- */
+/* --- keeping it ------------------------------------------------------------------------------- */
 
 static int keep(struct generation *g, struct fault *f)
 {
@@ -215,7 +216,7 @@ static int keep(struct generation *g, struct fault *f)
     return 0;
 }
 
-/* --- events ------------------------------------------------------------------------------------ */
+/* --- events ----------------------------------------------------------------------------------- */
 
 /* "event: TYPE" and the object, which is taken. */
 static void event(struct response *r, const char *type, struct json *o, struct textbuf *out)
@@ -364,7 +365,7 @@ static const struct dialect responses = {.answer = answer,
                                          .keeps_unfinished = true,
                                          .drop = drop};
 
-/* --- a new one --------------------------------------------------------------------------------- */
+/* --- a new one -------------------------------------------------------------------------------- */
 
 static int check(struct call *c, const struct gen_params *p, struct fault *f)
 {
@@ -521,7 +522,7 @@ void api_responses(struct call *c)
     call_generate(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }
 
-/* --- one that is there ------------------------------------------------------------------------- */
+/* --- one that is there ------------------------------------------------------------------------ */
 
 static void put_parsed(struct json *o, const char *key, const char *text)
 {

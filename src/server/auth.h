@@ -15,8 +15,8 @@ void auth_create(const char *const *keys, int n, int n_admin, struct auth **out)
 void auth_destroy(struct auth *a);
 
 /* The value of the header Authorization (NULL: absent).  False where it holds none of the keys.  On
- * success *salt is that key's salt, the auth's memory; NULL where there are no keys.  The time taken
- * does not depend on which key matches, nor on how much of it. */
+ * success *salt is that key's salt, the auth's memory; NULL where there are no keys.  The time
+ * taken does not depend on which key matches, nor on how much of it. */
 bool auth_check(const struct auth *a, const char *authorization, const char **salt);
 
 /* The place of the key with that salt (auth_check), from 0; 0 too where there are no keys. */

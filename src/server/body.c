@@ -12,7 +12,8 @@
 enum {
     /* Of a text to here the parser itself says what is wrong, by line and column. */
     SMALL_TEXT_BYTES = 64 << 10,
-    /* Trees to here are freed by the thread that ends the call: it takes less than a millisecond. */
+    /* Trees to here are freed by the thread that ends the call: it takes less than
+     * a millisecond. */
     SMALL_TREE_BYTES = 256 << 10,
 };
 
@@ -88,9 +89,9 @@ static int reserve(struct call *c, size_t cost, struct fault *f)
     return 0;
 }
 
-/* For all that the answer makes of a large body, until the worker has answered (run_job).  The factors are
- * above what was measured: texts and their tokens 6 times the body, prepared messages twice the values.
- * Small bodies live on the process's reserve. */
+/* For all that the answer makes of a large body, until the worker has answered (run_job).  The
+ * factors are above what was measured: texts and their tokens 6 times the body, prepared
+ * messages twice the values.  Small bodies live on the process's reserve. */
 static int pledge(size_t n_body, size_t cost, struct err *err)
 {
     enum { FREE_BYTES = 64 << 10, BODY_TIMES = 8, VALUE_TIMES = 3 };

@@ -1,9 +1,9 @@
 /* body.h - reads a request's body into JSON values, and bounds the memory of both.
  *
- * Bytes and values of all requests together are bounded by server_opts.max_bodies_bytes.  The values of
- * one body may take as much memory as its text, and BODY_FREE_BYTES: sensible requests take far less, and
- * 16 MB of "{},{},..." would take 1.2 GB.  Fields that change nothing are checked and not built
- * (format/json_scan.h). */
+ * Bytes and values of all requests together are bounded by server_opts.max_bodies_bytes.  The
+ * values of one body may take as much memory as its text, and BODY_FREE_BYTES: sensible
+ * requests take far less, and 16 MB of "{},{},..." would take 1.2 GB.  Fields that change
+ * nothing are checked and not built (format/json_scan.h). */
 #ifndef SERVER_BODY_H
 #define SERVER_BODY_H
 

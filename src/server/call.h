@@ -1,9 +1,9 @@
 /* call.h - one HTTP request on its way through the server; private to src/server.
  *
- * http.c makes it, reads the body, and calls the route's function once, on an HTTP thread (or, where it
- * waits for the disk, on the worker's).  The function answers at once (call_json, call_text, call_fault)
- * or starts a generation (generation.h), and then the connection sleeps until the engine has something
- * for it. */
+ * http.c makes it, reads the body, and calls the route's function once, on an HTTP thread (or,
+ * where it waits for the disk, on the worker's).  The function answers at once (call_json,
+ * call_text, call_fault) or starts a generation (generation.h), and then the connection sleeps
+ * until the engine has something for it. */
 #ifndef SERVER_CALL_H
 #define SERVER_CALL_H
 
@@ -112,20 +112,21 @@ void call_text(struct call *c, int status, const char *content_type, const char 
 void call_fault(struct call *c, const struct fault *f);
 /* The answer is what the file holds; fd is taken. */
 void call_file(struct call *c, int fd, const char *content_type);
-/* The parsed body: NULL after a fault was answered.  kind: one of REQUEST_, whose ignored fields are not
- * built; 0: none is ignored. */
+/* The parsed body: NULL after a fault was answered.  kind: one of REQUEST_, whose ignored
+ * fields are not built; 0: none is ignored. */
 const struct json *call_body(struct call *c, unsigned kind);
 struct hcache *call_model(struct call *c);
 /* The call as the asker of a generation. */
 struct client call_client(struct call *c);
 /* The call whose generation it is. */
 struct call *call_of(const struct generation *g);
-/* Starts a generation of the call (generation.h); where that fails, the fault is the call's answer. */
+/* Starts a generation of the call (generation.h); where that fails, the fault is
+ * the call's answer. */
 void call_generate(struct call *c, const struct dialect *dialect, void *own,
                    const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
                    struct prompt_text *text, const char *what);
-/* The salt of the state of a request, from its key and its own cache_salt (NULL: none): from malloc;
- * NULL: the empty one. */
+/* The salt of the state of a request, from its key and its own cache_salt (NULL: none):
+ * from malloc; NULL: the empty one. */
 char *call_state_salt(struct call *c, const char *cache_salt);
 /* What the names of its conversations belong to. */
 const char *call_tenant(const struct call *c);
@@ -138,7 +139,8 @@ int call_check_name(struct call *c, const char *name, struct fault *f);
 void call_wake(struct call *c);
 /* False where its client has gone: then it is answered already, by nothing that takes long. */
 bool call_is_wanted(struct call *c);
-/* The worker has answered it: is_pending ends.  The last touch: the HTTP thread may end the call. */
+/* The worker has answered it: is_pending ends.  The last touch: the HTTP thread may
+ * end the call. */
 void call_done(struct call *c);
 
 /* routes */

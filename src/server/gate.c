@@ -1,8 +1,8 @@
 /* gate.c - see gate.h.
  *
- * Order: where a page asks (origin.h), then lengths (head.h), then the key, then whether there is the
- * path.  A page that may not ask learns nothing of keys and paths.  Without a right key nothing but the
- * public routes is told apart. */
+ * Order: where a page asks (origin.h), then lengths (head.h), then the key, then whether there
+ * is the path.  A page that may not ask learns nothing of keys and paths.  Without a right key
+ * nothing but the public routes is told apart. */
 #include "server/gate.h"
 
 #include <stdio.h>
@@ -17,8 +17,8 @@
 #include "server/head.h"
 #include "server/origin.h"
 
-/* The page's own files and what they ask for come from here; nothing else is loaded, and no other page
- * may show this one in a frame. */
+/* The page's own files and what they ask for come from here; nothing else is loaded, and no
+ * other page may show this one in a frame. */
 #define PAGE_POLICY                                                                        \
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "        \
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -11,8 +11,8 @@ enum gate {
     GATE_PREFLIGHT, /* a browser asks whether a page may send a request: yes */
 };
 
-/* Finds the route, the key's salt, and the Origin that the answer must name; all of them the call's.
- * A wrong key also sets c->hold_ns. */
+/* Finds the route, the key's salt, and the Origin that the answer must name; all of them the
+ * call's. A wrong key also sets c->hold_ns. */
 enum gate gate_check(struct call *c, const char *url, const char *method, struct fault *f);
 /* Whether the server's state lets the route answer now. 0, or -1 with *f. */
 int gate_state(struct call *c, struct fault *f);

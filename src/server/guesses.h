@@ -1,11 +1,12 @@
 /* guesses.h - wrong API keys, by the address that sent them: how long each answer is held back.
  *
- * The first few wrong keys of an address within a minute are answered at once: people mistype.  Each
- * further one is answered after the one before it, and after a pause that doubles.  A right key is never
- * held back, so that nobody can lock others out who share an address with him, behind a proxy say.
+ * The first few wrong keys of an address within a minute are answered at once: people
+ * mistype.  Each further one is answered after the one before it, and after a pause that
+ * doubles.  A right key is never held back, so that nobody can lock others out who share an
+ * address with him, behind a proxy say.
  *
- * Addresses share a fixed table by their hash, IPv6 ones by their first 64 bits, which one customer has to
- * himself.  Any thread. */
+ * Addresses share a fixed table by their hash, IPv6 ones by their first 64 bits, which one
+ * customer has to himself.  Any thread. */
 #ifndef SERVER_GUESSES_H
 #define SERVER_GUESSES_H
 

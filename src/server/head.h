@@ -1,7 +1,8 @@
 /* head.h - what is ours to judge of the head of an HTTP request: its lengths and its path. Pure.
  *
- * The library splits the head into lines; what they mean together is decided here, since it would answer
- * requests whose length is told in two ways, and a proxy in front may have read them otherwise. */
+ * The library splits the head into lines; what they mean together is decided here,
+ * since it would answer requests whose length is told in two ways, and a proxy in front
+ * may have read them otherwise. */
 #ifndef SERVER_HEAD_H
 #define SERVER_HEAD_H
 

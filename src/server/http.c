@@ -4,9 +4,10 @@
  *  1. A request whose length is told in two ways is refused and its connection closed: the library
  *     would answer it, and a proxy in front may have read it otherwise.
  *  2. Nothing of a request's body is looked at before its head has passed the gate (gate.h).
- *  3. A connection sleeps (suspended) only while something will wake it: its generation, the worker, or
- *     the watcher.
- *  4. No path, header or body reaches the log at the default level; with -v the route's path does. */
+ *  3. A connection sleeps (suspended) only while something will wake it: its generation,
+ *     the worker, or the watcher.
+ *  4. No path, header or body reaches the log at the default level; with -v the
+ *     route's path does. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <math.h>
@@ -50,8 +51,8 @@ enum {
     MEMORY_BYTES = 64 << 20,
 };
 
-/* The threads of the text worker.  Streams and /health come before large bodies where the processors are
- * busy; small bodies are as short as they. */
+/* The threads of the text worker.  Streams and /health come before large bodies where the
+ * processors are busy; small bodies are as short as they. */
 static const struct worker_thread_opts text_threads[] = {
     {.max_bytes = 64 << 10, .nice = 0},
     {.max_bytes = 1 << 20, .nice = 5},
@@ -456,8 +457,8 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     return refuse(c, &f);
 }
 
-/* An HTTP thread serves streams: it takes only what has no body to speak of.  A large body is not left to
- * the disk's one thread either. */
+/* An HTTP thread serves streams: it takes only what has no body to speak of.  A large body is
+ * not left to the disk's one thread either. */
 static enum call_thread thread_for(const struct call *c)
 {
     if (c->route->has_text || c->body.n > MAX_PLAIN_BODY)

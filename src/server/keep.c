@@ -61,7 +61,7 @@ const char *keep_split(char *tail)
     return slash + 1;
 }
 
-/* --- saved state ------------------------------------------------------------------------------- */
+/* --- saved state ------------------------------------------------------------------------------ */
 
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
              int *n_tokens, struct fault *f)
@@ -112,7 +112,8 @@ static int keep_noted(int rc, const struct hcache_erased *gone)
 }
 
 /* Doomed chunks stand with children before their parents: the last ones of a list are tried first
- * when it is turned around.  Where one is shared, those before it in its chain are, too; others are not. */
+ * when it is turned around.  Where one is shared, those before it in its chain are,
+ * too; others are not. */
 static int erase_run(struct hcache *h, struct sha256 *keys, int n,
                      struct hcache_erased *sum, struct hcache_err *err)
 {
@@ -138,7 +139,8 @@ static int erase_run(struct hcache *h, struct sha256 *keys, int n,
     return rc;
 }
 
-/* Interrupted answers have saved chunks that no turn names, and that hold the end of an erased one. */
+/* Interrupted answers have saved chunks that no turn names, and that hold the end
+ * of an erased one. */
 static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_erased *sum,
                   struct hcache_err *err)
 {

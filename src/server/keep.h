@@ -19,7 +19,8 @@ int keep_page(struct call *c, int default_limit, struct items_page *out, struct 
 /* Cuts "ID/REST" in two; returns REST, "" where there is none. */
 const char *keep_split(char *tail);
 
-/* Keeps the state of a context until then (0: ends that): of *n_tokens, in full chunks. 0, or -1. */
+/* Keeps the state of a context until then (0: ends that): of *n_tokens, in full
+ * chunks. 0, or -1. */
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
              int *n_tokens, struct fault *f);
 

@@ -7,7 +7,8 @@
  * outside it never waits.  The bound on connections is then one bound, not one per thread, and no
  * thread of the library is in the way when the server stops listening.
  *
- * A connection stays with the loop that accepted it.  All callbacks of its daemon come from there. */
+ * A connection stays with the loop that accepted it.  All callbacks of its daemon
+ * come from there. */
 #ifndef SERVER_LOOPS_H
 #define SERVER_LOOPS_H
 
@@ -33,8 +34,8 @@ struct loops_opts {
 int loops_start(const struct loops_opts *o, struct loops **out, struct err *err);
 /* MHD_resume_connection, and its loop knows of it. Any thread. */
 void loops_resume(struct loops *l, struct MHD_Connection *c);
-/* Returns the most processor time that a thread spent between two waits: so long may it keep a stream, or
- * anything else, waiting on an idle machine. Any thread. */
+/* Returns the most processor time that a thread spent between two waits: so long may it keep a
+ * stream, or anything else, waiting on an idle machine. Any thread. */
 int64_t loops_longest_ns(const struct loops *l);
 /* Connections are refused from now on; those that are there go on. Any thread. */
 void loops_refuse(struct loops *l);

@@ -1,4 +1,5 @@
-/* metrics.c - GET /metrics: counters in Prometheus' text form. docs/SERVER.md explains the names. */
+/* metrics.c - GET /metrics: counters in Prometheus' text form. docs/SERVER.md
+ * explains the names. */
 #include <string.h>
 
 #include "server/auth.h"

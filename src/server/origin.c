@@ -1,4 +1,5 @@
-/* origin.c - see origin.h.  The headers: RFC 9110 (Host), the Fetch standard (Origin, Sec-Fetch-*). */
+/* origin.c - see origin.h.  The headers: RFC 9110 (Host), the Fetch standard
+ * (Origin, Sec-Fetch-*). */
 #include "server/origin.h"
 
 #include <arpa/inet.h>
@@ -159,8 +160,8 @@ static bool origin_is_allowed(const struct origin_rules *r, const char *origin)
     return false;
 }
 
-/* Behind a proxy for TLS the page is https and this server http, so the scheme is not compared: a port
- * that is not written is the default one of the page's scheme, for both. */
+/* Behind a proxy for TLS the page is https and this server http, so the scheme is not compared:
+ * a port that is not written is the default one of the page's scheme, for both. */
 static bool is_own_origin(const struct origin_head *h, const struct authority *host)
 {
     struct authority a;

@@ -11,7 +11,8 @@ enum { SHELVES_MAX_PAGE = 100 };
 struct shelf *shelves_of(struct call *c);
 /* The fault of the shelf is the call's answer. */
 void shelves_fault(struct call *c, const struct err *err);
-/* The query's limit, order and after, and the call's tenant.  0, or -1 after a fault was answered. */
+/* The query's limit, order and after, and the call's tenant.  0, or -1 after a
+ * fault was answered. */
 int shelves_page(struct call *c, struct shelf_page *out);
 /* A list object.  data is taken; its elements have ids. */
 void shelves_list(struct call *c, struct json *data, bool has_more);

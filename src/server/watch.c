@@ -18,8 +18,9 @@
 /* Deadlines are checked this often: they are seconds, a scan of the table microseconds. */
 enum { TICK_MS = 250, MAX_EVENTS = 64 };
 
-/* Where more than three quarters of the places are taken, connections that hold theirs without asking for
- * anything go sooner: a client that opens all and sends a byte now and then would keep the others out. */
+/* Where more than three quarters of the places are taken, connections that hold theirs
+ * without asking for anything go sooner: a client that opens all and sends a byte now and
+ * then would keep the others out. */
 enum { PRESSED_REQUEST_S = 5 };
 
 struct watch {
@@ -42,7 +43,8 @@ struct watcher {
     int epoll, wake;
     bool stop, rings; /* rings: no alarm waits any more */
     int n, n_used;
-    int pressed_idle_s; /* that a connection may stay open between requests where places are short */
+    /* that a connection may stay open between requests where places are short */
+    int pressed_idle_s;
     struct watch place[];
 };
 

@@ -19,8 +19,8 @@
 struct watcher;
 struct watch;
 
-/* Where more than three quarters of max_watches have begun, a request must arrive whole within 5 s, and a
- * connection may stay open between requests for pressed_idle_s. */
+/* Where more than three quarters of max_watches have begun, a request must arrive whole within
+ * 5 s, and a connection may stay open between requests for pressed_idle_s. */
 int watcher_create(int max_watches, int pressed_idle_s, struct watcher **out,
                    struct err *err);
 void watcher_destroy(struct watcher *w); /* every watch has ended */
@@ -41,7 +41,8 @@ void watch_idle(struct watch *w, int seconds);
  * is not running. */
 void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg);
 bool watch_is_gone(struct watch *w); /* the peer has ended */
-/* alarm(arg) is called once, at least after_ns from now, as gone is. after_ns 0 and NULL: no more. */
+/* alarm(arg) is called once, at least after_ns from now, as gone is. after_ns 0 and
+ * NULL: no more. */
 void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg);
 /* Calls every alarm now, and those that are set from now on at once. NULL is allowed. */
 void watcher_ring(struct watcher *w);

@@ -1,7 +1,8 @@
-/* context.c - the public interface's view of one context's state: what is stored of it, pins, erasing.
+/* context.c - the public interface's view of one context's state: what is stored of
+ * it, pins, erasing.
  *
- * A truncated context is stored in stairs (policy/truncation.h), each a chain of its own. A look-up and
- * a pin are about what the context's last token sees; erasing is about all stairs. */
+ * A truncated context is stored in stairs (policy/truncation.h), each a chain of its own. A
+ * look-up and a pin are about what the context's last token sees; erasing is about all stairs. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,8 @@ static int chunk_seen(const struct keys *k, int i)
     return (int)(truncation_token(&k->truncation, k->cut, position) / STORE_CHUNK_TOKENS);
 }
 
-/* Fails where nothing is stored, or the truncation is refused. The caller frees *k in both cases. */
+/* Fails where nothing is stored, or the truncation is refused. The caller frees *k
+ * in both cases. */
 static int keys_make(const struct hcache *h, const struct hcache_context *c, struct keys *k,
                      struct hcache_err *err)
 {
@@ -54,7 +56,7 @@ static void keys_free(struct keys *k)
     free(k->seen);
 }
 
-/* --- looking up -------------------------------------------------------------------------------- */
+/* --- looking up ------------------------------------------------------------------------------- */
 
 static void describe_layers(const struct store_hit *hits, int n, int n_layers, char *out)
 {
@@ -117,10 +119,11 @@ int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
     return rc;
 }
 
-/* --- pins and erasing -------------------------------------------------------------------------- */
+/* --- pins and erasing ------------------------------------------------------------------------- */
 
-/* A chunk is evicted after all that continue it: to pin the last one of a stair is to pin the stair.
- * The kept chunks are pinned by their own last one, since other stairs may not continue them. */
+/* A chunk is evicted after all that continue it: to pin the last one of a stair is
+ * to pin the stair. The kept chunks are pinned by their own last one, since other
+ * stairs may not continue them. */
 static int collect_pins(const struct keys *k, uint8_t (*out)[32])
 {
     const struct truncation *t = &k->truncation;

@@ -51,7 +51,7 @@ int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const c
     return hcache_truncated_keys(h, 0, 0, 0, ids, n, salt, keys);
 }
 
-/* --- pins -------------------------------------------------------------------------------------- */
+/* --- pins ------------------------------------------------------------------------------------- */
 
 int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until_wall_s,
                      struct hcache_err *err)
@@ -65,7 +65,7 @@ int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until
                : store_pin_until(h->k.store, k, n, until_wall_s, hcache_inner(err));
 }
 
-/* --- erasing ----------------------------------------------------------------------------------- */
+/* --- erasing ---------------------------------------------------------------------------------- */
 
 /* Tells the engine and the caller what became of an erasure. */
 static void erased_tell(struct hcache *h, const struct store_erased *gone,
@@ -156,7 +156,7 @@ void hcache_cache_flush(struct hcache *h)
     service_flush(h->service);
 }
 
-/* --- quotas and counts ------------------------------------------------------------------------- */
+/* --- quotas and counts ------------------------------------------------------------------------ */
 
 void hcache_cache_quota(struct hcache *h, const char *salt, uint64_t bytes)
 {

@@ -1,5 +1,5 @@
-/* counts.h - what a server tells of itself (struct hcache_stats): counted as requests end, and read from the
- * engine, the saver and the store.
+/* counts.h - what a server tells of itself (struct hcache_stats): counted as requests end, and
+ * read from the engine, the saver and the store.
  *
  * Nothing here locks: the service's lock protects struct counts. */
 #ifndef SERVICE_COUNTS_H

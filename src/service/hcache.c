@@ -152,8 +152,8 @@ static int context_of(const struct hcache *h)
     return pool < h->k.model->max_ctx ? (int)pool : h->k.model->max_ctx;
 }
 
-/* What requests that run, and the writer of the store, may still need when memory has run out: a few KiB
- * for each of some dozens, and room for the index's transaction. */
+/* What requests that run, and the writer of the store, may still need when memory has run out:
+ * a few KiB for each of some dozens, and room for the index's transaction. */
 enum { RESERVE_BYTES = 8 << 20 };
 
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)

@@ -21,10 +21,12 @@ struct hcache {
     struct platform platform;
 };
 
-/* The numbers of a truncation; context 0 where none is asked for.  Errors as hcache_truncation_check. */
+/* The numbers of a truncation; context 0 where none is asked for.  Errors as
+ * hcache_truncation_check. */
 int hcache_make_truncation(const struct hcache *h, const struct hcache_truncation *t,
                            struct truncation *out, struct err *err);
-/* Adds to an automatic policy what a truncated context needs: no layer but the first is recomputed. */
+/* Adds to an automatic policy what a truncated context needs: no layer but the
+ * first is recomputed. */
 void hcache_save_for_truncation(const struct model *m, struct save_policy *p);
 
 static inline struct err *hcache_inner(struct hcache_err *e)

@@ -109,7 +109,7 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
     return want < fits ? want : fits > context ? fits : context;
 }
 
-/* --- a budget ---------------------------------------------------------------------------------- */
+/* --- a budget --------------------------------------------------------------------------------- */
 
 /* Of a process beside what is planned: program, libraries, stacks, scratch of operations. */
 #define PROCESS_BYTES ((uint64_t)64 << 20)
@@ -249,8 +249,9 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
     return 0;
 }
 
-/* Where all of it is the host's, the kernel grants weights that do not fit and ends a process when they are
- * touched, minutes later; with memory and swap too small for them alone, nothing can come of it. */
+/* Where all of it is the host's, the kernel grants weights that do not fit and ends a
+ * process when they are touched, minutes later; with memory and swap too small for them
+ * alone, nothing can come of it. */
 static int host_can_hold(const struct memory_ask *a, struct err *err)
 {
     struct sysinfo s;
@@ -310,8 +311,8 @@ uint64_t memory_plan_dram_bytes(const struct memory_ask *a)
     return bytes >= least ? bytes : 0;
 }
 
-/* The arena of copies in DRAM is filled while the server runs.  So what does not fit beside the rest is
- * refused at the start, with the sums. */
+/* The arena of copies in DRAM is filled while the server runs.  So what does not fit beside the
+ * rest is refused at the start, with the sums. */
 static int host_can_hold_copies(const struct memory_ask *a, struct err *err)
 {
     struct sysinfo s;

@@ -1,7 +1,9 @@
-/* memory_plan.h - computes how much device memory an engine needs, and reserves it before the model loads.
+/* memory_plan.h - computes how much device memory an engine needs, and reserves it
+ * before the model loads.
  *
- * Each part computes its own share (model_work_bytes, restore_pipeline_device_bytes, ...); this module adds
- * the shares up.  Host memory is taken as it is touched; weights that can never fit are refused. */
+ * Each part computes its own share (model_work_bytes, restore_pipeline_device_bytes,
+ * ...); this module adds the shares up.  Host memory is taken as it is touched; weights
+ * that can never fit are refused. */
 #ifndef SERVICE_MEMORY_PLAN_H
 #define SERVICE_MEMORY_PLAN_H
 
@@ -21,9 +23,9 @@ struct memory_ask {
     uint64_t store_bytes; /* of a store in memory with a cap, in host memory; 0: none */
 };
 
-/* The default: a context for every sequence, as far as the memory goes (a quarter of the machine's; nine tenths
- * of what the rest leaves of a device's own), but one in any case: what sequences leave behind stays there until
- * the blocks are wanted, so all of them come into use. */
+/* The default: a context for every sequence, as far as the memory goes (a quarter of the
+ * machine's; nine tenths of what the rest leaves of a device's own), but one in any case: what
+ * sequences leave behind stays there until the blocks are wanted, so all of them come into use. */
 int64_t memory_plan_kv_tokens(const struct memory_ask *a);
 
 /* How a budget is shared between KV and weights. */
@@ -46,10 +48,10 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
                       const char *budget, size_t save_bytes, struct memory_share *out,
                       struct err *err);
 
-/* Returns what HCACHE_DRAM_AUTO stands for: an eighth of the machine's memory, and at most a half of what
- * the rest leaves now.  0 where that is less than 64 MiB, and where memory is unified and the model's KV is
- * no larger than its hidden states: there a larger KV cache holds as many tokens in the same memory, and
- * they need no restore at all. */
+/* Returns what HCACHE_DRAM_AUTO stands for: an eighth of the machine's memory, and at most a
+ * half of what the rest leaves now.  0 where that is less than 64 MiB, and where memory is
+ * unified and the model's KV is no larger than its hidden states: there a larger KV cache holds
+ * as many tokens in the same memory, and they need no restore at all. */
 uint64_t memory_plan_dram_bytes(const struct memory_ask *a);
 
 /* Reserves all of it on every stage.  -ENOMEM names what is needed, for what, and what to do: also

@@ -2,10 +2,10 @@
  *
  * Invariants:
  *  1. A ticket is in exactly one place: the queue (submitted, not seen by the engine yet), the live
- *     list (its sequence waits or runs in the engine), among the settling (its sequence has finished, and
- *     what it saved is to be durable before anybody is told), or nowhere (ENDED).
- *  2. The engine and every sequence are touched by the stepping thread only.  It never waits for the
- *     store while there is something to step.
+ *     list (its sequence waits or runs in the engine), among the settling (its sequence has
+ *     finished, and what it saved is to be durable before anybody is told), or nowhere (ENDED).
+ *  2. The engine and every sequence are touched by the stepping thread only.  It never waits for
+ *     the store while there is something to step.
  *  3. A ticket that was given up (freed while it ran) is destroyed by the loop when it ends. */
 #include "service/service.h"
 
@@ -56,7 +56,8 @@ static void learn_held(struct service *s, const struct hcache_ticket *t)
     s->held_s += (seconds - s->held_s) * (s->held_s == 0 ? 1 : 1.0 / 16);
 }
 
-/* [lock] Before any request has ended: they last at least as long as the first of them has until now. */
+/* [lock] Before any request has ended: they last at least as long as the first of
+ * them has until now. */
 static double expected_wait_s(const struct service *s)
 {
     double held_s = s->held_s;
@@ -133,7 +134,8 @@ static void finish_text(struct hcache_ticket *t)
     pthread_mutex_unlock(&t->service->lock);
 }
 
-/* Returns where the restored tokens came from; NULL: there are none.  home: the store's own tier. */
+/* Returns where the restored tokens came from; NULL: there are none.  home: the
+ * store's own tier. */
 static const char *tier_of(const struct hcache_result *r, const char *home)
 {
     int restored = r->cached_tokens - r->device_tokens;
@@ -631,7 +633,8 @@ static bool has_news(const struct hcache_ticket *t)
            t->n_visible > t->n_text_read || t->n_prompt_done > t->n_prompt_read;
 }
 
-/* Waits for progress that another thread makes, or ASK_NS where somebody wants to be asked meanwhile. */
+/* Waits for progress that another thread makes, or ASK_NS where somebody wants to
+ * be asked meanwhile. */
 static void wait_for_progress(struct service *s, bool is_asked)
 {
     enum { ASK_NS = 50000000, SECOND_NS = 1000000000 };

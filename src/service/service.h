@@ -40,8 +40,9 @@ int service_submit(struct service *s, const struct request *q,
                    const struct hcache_request *r, bool durable, struct hcache_ticket **out,
                    struct err *err);
 
-/* Waits until the ticket has something to read or has ended; steps the engine where there is no thread.  Returns false
- * where is_cancelled(arg), asked between the steps, ended the waiting (NULL: nobody is asked). */
+/* Waits until the ticket has something to read or has ended; steps the engine where there is
+ * no thread.  Returns false where is_cancelled(arg), asked between the steps, ended the
+ * waiting (NULL: nobody is asked). */
 bool service_run(struct service *s, struct hcache_ticket *t,
                  bool (*is_cancelled)(void *arg), void *arg);
 

@@ -56,9 +56,9 @@ static size_t save_buffer_bytes(const struct stack *k)
 
 static int open_store(struct stack *k, struct err *err);
 
-/* Bytes of the store in memory that truncated contexts need where there is no other: two windows of the
- * model's own size, with all kinds of records.  One holds what a context sees.  The other holds what it
- * has dropped, until the store evicts that. */
+/* Bytes of the store in memory that truncated contexts need where there is no other: two
+ * windows of the model's own size, with all kinds of records.  One holds what a context sees.
+ * The other holds what it has dropped, until the store evicts that. */
 static uint64_t window_store_bytes(const struct model *m)
 {
     uint64_t chunks = 2 * (uint64_t)(m->cfg.max_ctx / STORE_CHUNK_TOKENS);
@@ -85,8 +85,8 @@ static bool has_host_blocks(const struct stack *k)
            k->o.user.host_bytes > 0;
 }
 
-/* Returns how much memory copies in DRAM get; a.dram_bytes is not looked at.  A budget for weights, and
- * contexts on the host, say that memory is short. */
+/* Returns how much memory copies in DRAM get; a.dram_bytes is not looked at.  A budget for
+ * weights, and contexts on the host, say that memory is short. */
 static uint64_t dram_bytes(const struct stack *k, const struct memory_ask *a)
 {
     const struct hcache_opts *u = &k->o.user;
@@ -135,8 +135,8 @@ static int share_memory(void *arg, const struct model *m, const struct weights_s
     return 0;
 }
 
-/* Does all that can fail without the weights, whose loading may take minutes: the caller's checks, the memory that
- * the engine will need, and the store, which another process may have. */
+/* Does all that can fail without the weights, whose loading may take minutes: the caller's
+ * checks, the memory that the engine will need, and the store, which another process may have. */
 static int before_weights(void *arg, const struct model *m, const struct model_need *need,
                           struct err *err)
 {
@@ -226,8 +226,9 @@ static int open_io(struct stack *k, struct err *err)
     return rc;
 }
 
-/* A device with memory of its own copies from pinned memory, at twice and more the speed.  Pinning takes
- * time, so less is taken at once than of ordinary memory; a chunk of a large model has 80 MB. */
+/* A device with memory of its own copies from pinned memory, at twice and more the
+ * speed.  Pinning takes time, so less is taken at once than of ordinary memory; a
+ * chunk of a large model has 80 MB. */
 #define PINNED_SEGMENT_BYTES ((uint64_t)256 << 20)
 
 static void *pinned_get(void *dev, size_t bytes)
@@ -241,8 +242,9 @@ static void pinned_put(void *dev, void *p, size_t bytes)
     buf_free(dev, &(struct buf){p, bytes, MEM_PINNED});
 }
 
-/* What is found is told to be durable, so it is made so; of a disk that fails, the saver tells.  An index that
- * shows only then that it is damaged is made anew by opening it once more. */
+/* What is found is told to be durable, so it is made so; of a disk that fails, the
+ * saver tells.  An index that shows only then that it is damaged is made anew by
+ * opening it once more. */
 static int open_durable(const struct store_opts *o, struct store **out, struct err *err)
 {
     int rc = store_open(o, out, err);
@@ -253,8 +255,8 @@ static int open_durable(const struct store_opts *o, struct store **out, struct e
     return store_open(o, out, err);
 }
 
-/* True for a fault that ends without a change of the command (space, repair, permissions), false for
- * wrong arguments and for a store in use. */
+/* True for a fault that ends without a change of the command (space, repair, permissions),
+ * false for wrong arguments and for a store in use. */
 static bool is_fault_of_disk(int rc)
 {
     switch (rc) {
@@ -274,8 +276,8 @@ static bool is_fault_of_disk(int rc)
     }
 }
 
-/* Generation goes on.  A store that can be read is still restored from, unless its folder belongs to
- * another user (-EPERM), who could have replaced its files. */
+/* Generation goes on.  A store that can be read is still restored from, unless its folder
+ * belongs to another user (-EPERM), who could have replaced its files. */
 static int open_without_saving(struct stack *k, struct store_opts *so,
                                const struct err *why)
 {

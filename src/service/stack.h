@@ -28,8 +28,8 @@ struct stack_opts {
     const struct mixed_opts *mixed; /* as engine_opts.mixed: borrowed while it opens */
     int64_t stuck_ns; /* of a device that does not answer, see store_opts; 0: 30 s */
     bool no_profile;  /* the caller fills the platform itself */
-    /* Called when the model's configuration is known and before its weights are loaded.  A code other than 0
-     * ends the opening.  NULL: nothing to check. */
+    /* Called when the model's configuration is known and before its weights are loaded.  A code
+     * other than 0 ends the opening.  NULL: nothing to check. */
     int (*check)(void *arg, const struct model *m, struct err *err);
     void *check_arg;
 };
@@ -74,8 +74,8 @@ struct device_opts stack_device_opts(const struct hcache_opts *o);
 /* Returns the bytes that restores read into: --staging, or its default. */
 size_t stack_staging_bytes(const struct stack *k);
 
-/* Writes one line: the memory that each part has reserved, threads, device, types. A part that has reserved nothing
- * is left out. */
+/* Writes one line: the memory that each part has reserved, threads, device, types. A part that
+ * has reserved nothing is left out. */
 void stack_describe(const struct stack *k, char *out, size_t n);
 
 #endif

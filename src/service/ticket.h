@@ -1,4 +1,5 @@
-/* ticket.h - one submitted request, from its copy of the prompt to its result; private to src/engine.
+/* ticket.h - one submitted request, from its copy of the prompt to its result; private
+ * to src/engine.
  *
  *     WAITING -> RUNNING -> ENDED
  *
@@ -9,7 +10,8 @@
  *              read them without
  *   reader     the one thread that calls hcache_ticket_read
  *
- * All memory that grows with the tokens is reserved at creation, but for the text, which doubles. */
+ * All memory that grows with the tokens is reserved at creation, but for the text,
+ * which doubles. */
 #ifndef SERVICE_TICKET_H
 #define SERVICE_TICKET_H
 
@@ -77,8 +79,8 @@ struct hcache_ticket {
 };
 
 /* What of a text may be shown: the first stop string ends it, and a tail that may become one waits.
- * n_old bytes were there at the last call.  Returns whether a stop string was found, with *n_text cut
- * before it. A pure function. */
+ * n_old bytes were there at the last call.  Returns whether a stop string was found, with
+ * *n_text cut before it. A pure function. */
 bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *const *stop,
                       const size_t *stop_bytes, int n_stop, size_t *n_visible);
 

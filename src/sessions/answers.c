@@ -1,8 +1,8 @@
 /* answers.c - see answers.h.
  *
- * One pass over the asked text gives a short hash of each of its beginnings; a scan of the entries (a few
- * thousand) compares theirs with it, and SHA-256 of the longest candidate decides.  So nothing has to be
- * known of where a conversation's turns end.
+ * One pass over the asked text gives a short hash of each of its beginnings; a scan of the entries
+ * (a few thousand) compares theirs with it, and SHA-256 of the longest candidate decides.  So
+ * nothing has to be known of where a conversation's turns end.
  *
  *     seal = SHA-256(salt, text)      name = SHA-256(seal)      sealed ids = ids ^ SHA-256(seal, 0, 1..)
  *
@@ -12,8 +12,8 @@
  *     record:  n_bytes of the text u64  short hash u32  n_ids u32  name [32]  sealed ids [n_ids] u32
  *              checksum64 of all that u64                              (little-endian)
  *
- * Records are appended; a later one of the same name replaces the earlier.  The file is written anew when
- * it has grown to twice what is remembered. */
+ * Records are appended; a later one of the same name replaces the earlier.  The file is written
+ * anew when it has grown to twice what is remembered. */
 #include "sessions/answers.h"
 
 #include <errno.h>
@@ -71,8 +71,8 @@ static uint32_t hash_short(uint64_t h)
     return (uint32_t)(h >> 32);
 }
 
-/* What is hashed: the salt, a zero byte, and a text of up to two parts.  It is not copied together: a text
- * may have megabytes. */
+/* What is hashed: the salt, a zero byte, and a text of up to two parts.  It is not copied
+ * together: a text may have megabytes. */
 enum { KEY_PARTS = 4 };
 
 struct key {

@@ -1,16 +1,18 @@
 /* answers.h - which tokens our own answers consisted of.
  *
  * Clients send a conversation back as text, and tokenizing the text of an answer often gives other
- * tokens than those that were generated: saved state, which is found by tokens, would be missed from
- * there on.  So every answer is remembered: (the conversation's text up to its end) -> its tokens.
- * When a conversation begins with a text that is remembered, its tokens are taken from here.
+ * tokens than those that were generated: saved state, which is found by tokens, would be
+ * missed from there on.  So every answer is remembered: (the conversation's text up to
+ * its end) -> its tokens.  When a conversation begins with a text that is remembered,
+ * its tokens are taken from here.
  *
- * It outlives the process where it has a file.  A record there is a name and sealed tokens: both are
- * made from the whole text (and salt), so whoever has the text finds and reads it, and nobody else
- * learns more than lengths.  A record that was cut off or damaged is a text that is not remembered.
+ * It outlives the process where it has a file.  A record there is a name and sealed
+ * tokens: both are made from the whole text (and salt), so whoever has the text finds and
+ * reads it, and nobody else learns more than lengths.  A record that was cut off or
+ * damaged is a text that is not remembered.
  *
- * Conversations of different salts never meet.  Bounded in entries and bytes, the least recently used go
- * first.  Any thread. */
+ * Conversations of different salts never meet.  Bounded in entries and bytes, the least
+ * recently used go first.  Any thread. */
 #ifndef SESSIONS_ANSWERS_H
 #define SESSIONS_ANSWERS_H
 
@@ -46,17 +48,18 @@ struct answers_ids {
     const int32_t *prompt, *answer;
     int n_prompt, n_answer;
 };
-/* Copies the tokens.  A text that is there already gets the new ones. salt NULL: none.  Without memory
- * nothing is remembered. */
+/* Copies the tokens.  A text that is there already gets the new ones. salt NULL: none.  Without
+ * memory nothing is remembered. */
 void answers_put(struct answers *m, const char *salt, const struct answers_text *text,
                  const struct answers_ids *ids);
 
-/* The longest remembered beginning of the text: *n_found bytes of it are *ids (the caller frees them).
- * False where there is none. */
+/* The longest remembered beginning of the text: *n_found bytes of it are *ids (the caller frees
+ * them). False where there is none. */
 bool answers_find(struct answers *m, const char *salt, const char *text, size_t n_text,
                   size_t *n_found, int32_t **ids, int *n_ids);
 
-/* What became of a text that begins with a remembered one: its tokens were used, or could not be. */
+/* What became of a text that begins with a remembered one: its tokens were used, or
+ * could not be. */
 void answers_count(struct answers *m, bool used);
 
 struct answers_stats {

@@ -267,8 +267,8 @@ static int set_version(struct conversations *c, struct err *err)
                : db_exec(c, "PRAGMA user_version = 1", err);
 }
 
-/* The log of a killed process may hold texts that it was deleting.  On a full disk the next deletion
- * cuts it. */
+/* The log of a killed process may hold texts that it was deleting.  On a full disk
+ * the next deletion cuts it. */
 static void cut_log(struct conversations *c)
 {
     struct err why = {0};

@@ -5,13 +5,14 @@
  *     turn <--parent-- turn <--parent-- turn      what was said, and in which tokens
  *                        ^------------- turn      a branch
  *
- * A turn is what went in and what came out of one answer (or items that were put in by hand).  It is
- * immutable and names its parent, so continuing one turn twice makes two branches, and a retry does
- * no harm.  A conversation is a name for a path through this tree: its head moves from turn to turn.
+ * A turn is what went in and what came out of one answer (or items that were put in by
+ * hand).  It is immutable and names its parent, so continuing one turn twice makes two
+ * branches, and a retry does no harm.  A conversation is a name for a path through this tree:
+ * its head moves from turn to turn.
  *
- * Tokens.  A turn keeps the ids that the model saw and made, from where they differ from its parent's
- * on, and marks that say which beginning of the conversation's text they are: whoever renders the
- * text anew and finds it to begin so takes the ids from here instead of tokenizing.
+ * Tokens.  A turn keeps the ids that the model saw and made, from where they differ from its
+ * parent's on, and marks that say which beginning of the conversation's text they are: whoever
+ * renders the text anew and finds it to begin so takes the ids from here instead of tokenizing.
  *
  * Chunks.  A turn names the store's chunks that its tokens fill.  They are counted over all turns;
  * those of erased turns that no other turn names are `doomed` in the same transaction, until
@@ -22,8 +23,8 @@
  * overwritten in the file.
  *
  * Whose.  `tenant` is a text of the caller's ("" without keys).  A name of another tenant is not
- * found.  Texts are JSON that this module does not look into.  Any thread; calls wait for each other
- * and for the disk. */
+ * found.  Texts are JSON that this module does not look into.  Any thread; calls wait
+ * for each other and for the disk. */
 #ifndef SESSIONS_CONVERSATIONS_H
 #define SESSIONS_CONVERSATIONS_H
 
@@ -43,8 +44,9 @@ struct conversations_opts {
     int64_t max_turns;  /* 0: no bound, here and below */
     uint64_t max_bytes; /* of the file's content */
     int64_t ttl_s;      /* what was not used for so long is erased */
-    /* Where this one, in memory, stands in for a file that cannot be opened: why it cannot; else NULL.
-     * Copied.  A name that is not known here may be in that file, so it is -EAGAIN, not ERR_NOT_FOUND. */
+    /* Where this one, in memory, stands in for a file that cannot be opened: why it
+     * cannot; else NULL.  Copied.  A name that is not known here may be in that file, so
+     * it is -EAGAIN, not ERR_NOT_FOUND. */
     const char *stands_in_because;
     /* This server among others; NULL: there are none.  It becomes a part of new names, so
      * that another server can say where something is kept: -EAGAIN.  Copied. */
@@ -59,7 +61,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
                        struct err *err);
 void conversations_close(struct conversations *c); /* NULL is allowed */
 
-/* Returns where conversations are kept: "file", "memory" (they end with the process), or, for NULL, "none". */
+/* Returns where conversations are kept: "file", "memory" (they end with the
+ * process), or, for NULL, "none". */
 const char *conversations_kept_in(const struct conversations *c);
 
 enum { NAME_BYTES = 64 };
@@ -101,10 +104,11 @@ struct turn {
 
 void turn_free(struct turn *t); /* NULL is allowed */
 
-/* Adds a turn: t's row and depth are set.  Where t->conversation is not 0, that conversation's head moves
- * from the turn's parent to the turn; where the head is no longer there *has_branched is set, the
- * head stays, and the turn belongs to no conversation.  title: names the conversation where nothing
- * has yet; NULL: not.  ERR_LIMIT: a bound; ERR_NOT_FOUND: parent or conversation were deleted. */
+/* Adds a turn: t's row and depth are set.  Where t->conversation is not 0, that conversation's
+ * head moves from the turn's parent to the turn; where the head is no longer there
+ * *has_branched is set, the head stays, and the turn belongs to no conversation.  title: names
+ * the conversation where nothing has yet; NULL: not.  ERR_LIMIT: a bound; ERR_NOT_FOUND: parent
+ * or conversation were deleted. */
 int turn_add(struct conversations *c, const char *tenant, struct turn *t, const char *title,
              bool *has_branched, struct err *err);
 /* ERR_LIMIT where turn_add would find no room now. */
@@ -112,8 +116,8 @@ int turn_has_room(struct conversations *c, struct err *err);
 /* ERR_NOT_FOUND, also for what is no longer visible. */
 int turn_find(struct conversations *c, const char *tenant, const char *name,
               struct turn **out, struct err *err);
-/* The turns from the first to `row`, without answer and restoration: (*out)[0..*n), the caller frees each,
- * and *out. */
+/* The turns from the first to `row`, without answer and restoration: (*out)[0..*n),
+ * the caller frees each, and *out. */
 int turn_path(struct conversations *c, int64_t row, struct turn ***out, int *n,
               struct err *err);
 void turn_path_free(struct turn **path, int n);
@@ -145,8 +149,8 @@ int conversation_find_title(struct conversations *c, const char *tenant, const c
 /* NULL leaves title or metadata as they are. */
 int conversation_set(struct conversations *c, int64_t row, const char *title,
                      const char *metadata, struct err *err);
-/* By last use, newest first (or oldest), behind the conversation `after` (NULL: from the beginning). At
- * most `limit` are filled; *more: there are others. */
+/* By last use, newest first (or oldest), behind the conversation `after` (NULL: from the
+ * beginning). At most `limit` are filled; *more: there are others. */
 int conversation_list(struct conversations *c, const char *tenant, const char *after,
                       bool oldest_first, int limit, struct conversation *out, int *n,
                       bool *more, struct err *err);
@@ -164,8 +168,8 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
 /* With the turns that were made in it. */
 int conversation_delete(struct conversations *c, const char *tenant, const char *name,
                         struct erased *out, struct err *err);
-/* In place of all that was said, which ends at `head`, there is now the turn t, which has no parent; what
- * was made in the conversation is erased as above. */
+/* In place of all that was said, which ends at `head`, there is now the turn t, which has no
+ * parent; what was made in the conversation is erased as above. */
 int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
                          struct turn *t, struct erased *out, struct err *err);
 /* What is older than the TTL, at most `most` turns and conversations a call. */

@@ -21,7 +21,8 @@ struct conversations {
     pthread_mutex_t lock;
     sqlite3 *db;
     int64_t
-        n_turns; /* -1: to be counted. Counting 300000 rows for every turn would cost more than it */
+        /* -1: to be counted. Counting 300000 rows for every turn would cost more than it */
+        n_turns;
     struct {
         const char *sql;
         sqlite3_stmt *st;

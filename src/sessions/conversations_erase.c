@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "sessions/conversations_db.h"
 
-/* --- one turn ---------------------------------------------------------------------------------- */
+/* --- one turn --------------------------------------------------------------------------------- */
 
 static int key_run(struct conversations *c, const char *sql, const uint8_t *key,
                    struct err *err)
@@ -187,7 +187,7 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
                        "response", tenant, name, hide, out, err);
 }
 
-/* --- a conversation ---------------------------------------------------------------------------- */
+/* --- a conversation --------------------------------------------------------------------------- */
 
 /* From the last to the first, so that each is free when its turn comes. */
 int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
@@ -269,7 +269,7 @@ int conversations_expire(struct conversations *c, int64_t now_s, int most,
     return rc;
 }
 
-/* --- doomed chunks ----------------------------------------------------------------------------- */
+/* --- doomed chunks ---------------------------------------------------------------------------- */
 
 int conversations_doomed(struct conversations *c, struct sha256 *keys, int max, int *n,
                          struct err *err)

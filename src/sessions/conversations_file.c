@@ -106,7 +106,7 @@ int db_tables_check(struct conversations *c, struct err *err)
     return rc;
 }
 
-/* --- space for deleting ------------------------------------------------------------------------- */
+/* --- space for deleting ----------------------------------------------------------------------- */
 
 /* A deletion writes the pages that it overwrites into the log before any space is free. */
 enum { RESERVE_BYTES = 512 << 10 };

@@ -233,9 +233,9 @@ static int check_head(struct conversations *c, struct turn *t, bool *has_branche
     return rc;
 }
 
-/* Times of use never go back: a machine that starts with its clock behind would leave what it uses to be erased as
- * soon as the clock is right.
- * The old head's reference by the conversation ends; that of its child has come. */
+/* Times of use never go back: a machine that starts with its clock behind would leave what it
+ * uses to be erased as soon as the clock is right. The old head's reference by the conversation
+ * ends; that of its child has come. */
 static int move_head(struct conversations *c, const struct turn *t, const char *title,
                      struct err *err)
 {

@@ -29,7 +29,7 @@ int draft_continue(struct draft *d, struct conversations *c, int64_t parent,
     return parent == 0 ? 0 : turn_path(c, parent, &d->path, &d->n_path, err);
 }
 
-/* --- the text ---------------------------------------------------------------------------------- */
+/* --- the text --------------------------------------------------------------------------------- */
 
 static void push_all(struct json *list, const char *text)
 {
@@ -51,7 +51,8 @@ struct json *draft_items(struct turn *const *path, int n)
     return list;
 }
 
-/* The items of all turns.  Their texts go as soon as they are read: a long conversation's are large. */
+/* The items of all turns.  Their texts go as soon as they are read: a long
+ * conversation's are large. */
 static struct json *take_items(struct draft *d)
 {
     struct json *list = json_new_array();
@@ -95,7 +96,7 @@ static int render(struct draft *d, const struct hcache *h, const struct draft_op
     return rc;
 }
 
-/* --- the tokens -------------------------------------------------------------------------------- */
+/* --- the tokens ------------------------------------------------------------------------------- */
 
 static struct sha256 digest_of(const char *text, size_t n)
 {
@@ -186,7 +187,7 @@ int draft_render(struct draft *d, const struct hcache *h, const struct draft_opt
     return 0;
 }
 
-/* --- the end ----------------------------------------------------------------------------------- */
+/* --- the end ---------------------------------------------------------------------------------- */
 
 static void add_mark(struct turn *t, const char *prompt, size_t n_prompt, const char *text,
                      size_t n, int n_tokens)

@@ -41,8 +41,8 @@ struct draft_opts {
     bool plain, parse_special, truncates; /* as prompt.h has them */
     const char *param;                    /* what a fault is about */
 };
-/* Makes text and tokens of all turns and d->input, once.  The turns of d->path have no input and output then. 0, or
- * -1 with *f. */
+/* Makes text and tokens of all turns and d->input, once.  The turns of d->path have no input
+ * and output then. 0, or -1 with *f. */
 int draft_render(struct draft *d, const struct hcache *h, const struct draft_opts *o,
                  struct fault *f);
 

@@ -18,8 +18,9 @@ static const char *type_of(int status)
                            : "invalid_request_error";
 }
 
-/* Writes fmt with "%.0s..." in place of each "%s" or "%.80s", so that the text is printed as "...".  "%-s" stays, and
- * so do numbers.  A format that does not fit is cut before a conversion. */
+/* Writes fmt with "%.0s..." in place of each "%s" or "%.80s", so that the text is
+ * printed as "...".  "%-s" stays, and so do numbers.  A format that does not fit is
+ * cut before a conversion. */
 static void hide_texts(const char *fmt, char *out, size_t out_bytes)
 {
     static const char hidden[] = "%.0s...";

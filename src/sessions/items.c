@@ -8,7 +8,7 @@
 #include "sessions/conversations.h"
 #include "base/textbuf.h"
 
-/* --- making ------------------------------------------------------------------------------------ */
+/* --- making ----------------------------------------------------------------------------------- */
 
 static struct json *new_item(const char *prefix, const char *id, const char *type,
                              const char *status)
@@ -62,7 +62,7 @@ struct json *item_call(const char *id, const char *status, const struct json *of
     return o;
 }
 
-/* --- reading ----------------------------------------------------------------------------------- */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 static int bad_item(struct fault *f, const char *param, size_t i, const char *what)
 {
@@ -236,7 +236,7 @@ int items_read(const struct json *sent, const char *param, struct json **out,
     return rc;
 }
 
-/* --- as messages ------------------------------------------------------------------------------- */
+/* --- as messages ------------------------------------------------------------------------------ */
 
 static bool is_type(const struct json *item, const char *type)
 {
@@ -297,7 +297,7 @@ void items_to_messages(const struct json *items, struct json *messages)
     }
 }
 
-/* --- for people -------------------------------------------------------------------------------- */
+/* --- for people ------------------------------------------------------------------------------- */
 
 char *items_title(const struct json *items, size_t max)
 {
@@ -322,7 +322,7 @@ char *items_title(const struct json *items, size_t max)
     return NULL;
 }
 
-/* --- lists ------------------------------------------------------------------------------------- */
+/* --- lists ------------------------------------------------------------------------------------ */
 
 static const char *id_of(const struct json *item)
 {

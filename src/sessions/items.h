@@ -32,8 +32,8 @@ struct json *item_text_part(const char *text, size_t n);
  * the message of the assistant before them. */
 void items_to_messages(const struct json *items, struct json *messages);
 
-/* The beginning of the first text of a user, at most `max` bytes of whole characters on one line, the
- * caller's; NULL where there is none. */
+/* The beginning of the first text of a user, at most `max` bytes of whole characters on one
+ * line, the caller's; NULL where there is none. */
 char *items_title(const struct json *items, size_t max);
 
 /* A page of items as the list object of the API.  after: an id (NULL: none); ERR as *f where it is

@@ -105,9 +105,9 @@ static int render_plain(const struct chat_source *s, struct prompt_text *out,
     return rc;
 }
 
-/* Tokenizing takes seconds for megabytes, so what can never fit is refused here.  Every prompt that is
- * given as text passes here once, whole and not yet tokenized: whatever would make a long history shorter
- * belongs here. */
+/* Tokenizing takes seconds for megabytes, so what can never fit is refused here.  Every prompt
+ * that is given as text passes here once, whole and not yet tokenized: whatever would make a
+ * long history shorter belongs here. */
 int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t n,
                 const char *param, struct fault *f)
 {
@@ -201,8 +201,8 @@ static int64_t least_tokens(const struct hcache *h, const struct json *v)
 }
 
 /* A template may leave out parts of a history, such as earlier reasoning, so only its output shows
- * whether it fits.  But rendering takes several times the memory of the messages: what is far beyond the
- * context is refused before it. */
+ * whether it fits.  But rendering takes several times the memory of the messages: what is far
+ * beyond the context is refused before it. */
 enum { MAX_HISTORY_CONTEXTS = 16 };
 
 static int check_history(const struct hcache *h, const struct chat_source *s,

@@ -1,8 +1,8 @@
 /* prompt.h - a conversation as the model is to see it.
  *
  * The model's own chat template makes the prompt.  A model without one is refused: a format that it
- * was not trained on gives bad answers that nobody would notice.  `plain` allows it all the same, for
- * models that were never trained on chats, with this text and nothing else:
+ * was not trained on gives bad answers that nobody would notice.  `plain` allows it all the same,
+ * for models that were never trained on chats, with this text and nothing else:
  *
  *     ROLE: CONTENT\n  for every message, then  "assistant:"
  *
@@ -33,12 +33,13 @@ struct prompt_text {
     size_t n;
     unsigned flags; /* of hcache_encode, for this text */
 };
-/* Whether a prompt of that text may fit the context, or where it is truncated hcache_opts.max_history, judged by its
- * size before it is tokenized. 0, or -1 with *f, which names the field `param`. */
+/* Whether a prompt of that text may fit the context, or where it is truncated
+ * hcache_opts.max_history, judged by its size before it is tokenized. 0, or -1 with *f,
+ * which names the field `param`. */
 int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t n,
                 const char *param, struct fault *f);
-/* Returns the tokens that the system's messages at the beginning of a list of chat messages take, at
- * most; 0 where it begins with none. */
+/* Returns the tokens that the system's messages at the beginning of a list of chat messages
+ * take, at most; 0 where it begins with none. */
 int prompt_system_tokens(const struct hcache *h, const struct json *messages);
 /* Raises t->keep until so many first tokens are never dropped. */
 void prompt_keep(int n_tokens, struct hcache_truncation *t);

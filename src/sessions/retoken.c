@@ -5,9 +5,9 @@
  *     tokenized |a b c w v u t             |r s t         |     boundary: where both agree
  *     used      |a b c x y z|               r s t
  *
- * The rest is cut out of the tokens of the whole text, not tokenized by itself: the first tokens of a
- * text differ from those of its middle in some tokenizers.  Where no token ends at the boundary the
- * text's own tokens are used, all of them. */
+ * The rest is cut out of the tokens of the whole text, not tokenized by itself: the first
+ * tokens of a text differ from those of its middle in some tokenizers.  Where no token ends at
+ * the boundary the text's own tokens are used, all of them. */
 #include "sessions/retoken.h"
 
 #include <errno.h>

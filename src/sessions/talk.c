@@ -89,7 +89,7 @@ char *talk_last_answer(const struct talk *t)
     return text;
 }
 
-/* --- a turn ------------------------------------------------------------------------------------ */
+/* --- a turn ----------------------------------------------------------------------------------- */
 
 /* The response object of the server's API, without its output. */
 static char *response_json(const struct talk *t, const struct turn *turn,

@@ -101,7 +101,8 @@ static bool make_room(struct cache *c, int t, uint32_t time)
             return false;
         struct cache_block *b = &c->block[number_of(c, item)];
         bool goes_down = t + 1 < c->o.n_tiers && !item->is_dropped;
-        /* Where the lower tier has no room a block of tier 0 with children below cannot go at all. */
+        /* Where the lower tier has no room a block of tier 0 with children below
+         * cannot go at all. */
         if (goes_down && !make_room(c, t + 1, time)) {
             if (b->n_children > 0)
                 return false;

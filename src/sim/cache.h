@@ -65,9 +65,9 @@ static inline bool cache_has(const struct cache *c, uint32_t block)
 
 /* A block that is there is used; its counter of uses (use->at) is set here. */
 void cache_touch(struct cache *c, uint32_t block, const struct placement_use *use);
-/* Puts a block that is not there into tier 0, behind its parent (CACHE_NONE: a first block), which is
- * there; evicts where the tier is full.  The block is pinned once.  Returns false where nothing may
- * be evicted. */
+/* Puts a block that is not there into tier 0, behind its parent (CACHE_NONE: a first block),
+ * which is there; evicts where the tier is full.  The block is pinned once.  Returns false
+ * where nothing may be evicted. */
 bool cache_add(struct cache *c, uint32_t block, uint32_t parent,
                const struct placement_use *use);
 /* Moves a block of tier 1, whose parent is in tier 0, up; evicts likewise. It must be pinned. */

@@ -7,8 +7,9 @@
 #include "base/mem.h"
 #include "sim/cache.h"
 
-/* Prefill: 65B takes 360 ms for 2,048 tokens on four A100s (section 2.3), the others by parameters a
- * GPU.  Decode: by weights a GPU; 0.70 ms for 13B makes some 3,000 jobs wait in the mean at one session a second. */
+/* Prefill: 65B takes 360 ms for 2,048 tokens on four A100s (section 2.3), the others by
+ * parameters a GPU.  Decode: by weights a GPU; 0.70 ms for 13B makes some 3,000 jobs wait in
+ * the mean at one session a second. */
 const struct closed_model closed_models[CLOSED_MODELS] = {
     {"LLaMA-13B", 0.78e6, 0.0703e-3, 0.70e-3, 2, 4096},
     {"LLaMA-65B", 2.5e6, 0.1758e-3, 1.75e-3, 4, 2048},
@@ -90,8 +91,8 @@ static void truncate(struct closed *c, struct session *s, uint32_t n_tokens)
     }
 }
 
-/* The question is known with the job.  So what the job will not see of the history goes now, not after
- * some thousands of others. */
+/* The question is known with the job.  So what the job will not see of the history goes now,
+ * not after some thousands of others. */
 static void enqueue(struct closed *c, uint32_t session)
 {
     struct session *s = &c->session[session];

@@ -11,16 +11,16 @@
  *                                        state goes from the queue's tail on
  *
  * Policies that do not look ahead (lru, fifo, lfu) read nothing ahead.  A session whose history
- * outgrows the context loses its older half: the rest stays valid, unless `overflow` says that all is
- * lost (the paper's OF). */
+ * outgrows the context loses its older half: the rest stays valid, unless `overflow` says that
+ * all is lost (the paper's OF). */
 #ifndef SIM_CLOSED_H
 #define SIM_CLOSED_H
 
 #include "policy/placement.h"
 #include "sim/load.h"
 
-/* Jobs count while at least so many others wait: the tail of the run, when no session arrives any more
- * and all that is left fits into the cache, says nothing of a loaded server. */
+/* Jobs count while at least so many others wait: the tail of the run, when no session arrives
+ * any more and all that is left fits into the cache, says nothing of a loaded server. */
 #define CLOSED_LEAST_QUEUE 1500
 
 struct closed_model {

@@ -56,8 +56,8 @@ int load_agents(struct load *l, const char *text, size_t n, enum load_part part,
                 double gap_s, uint64_t seed, struct err *err);
 
 /* How chats are made.  Lengths of sessions are lognormal, through P(> 2,048 tokens) = 0.47 and
- * P(> 4,096) = 0.30; their numbers of turns have a mean of 5.75, with 27 % of a single turn, and are
- * the larger the longer the session is. */
+ * P(> 4,096) = 0.30; their numbers of turns have a mean of 5.75, with 27 % of a single turn,
+ * and are the larger the longer the session is. */
 struct chats_opts {
     uint64_t seed;
     uint32_t n_sessions;

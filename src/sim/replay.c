@@ -17,8 +17,8 @@ struct replay {
     bool *was_seen; /* [n_blocks]; NULL: every block is admitted at once */
 };
 
-/* LLaMA-13B on two A100s, as AttentionStore's section 2.3 gives for 65B on four: 0.07 ms a token, and
- * attention to each token before it: 2 * 40 layers * 2 * 5,120 FLOP on 368 TFLOP/s. */
+/* LLaMA-13B on two A100s, as AttentionStore's section 2.3 gives for 65B on four: 0.07 ms a
+ * token, and attention to each token before it: 2 * 40 layers * 2 * 5,120 FLOP on 368 TFLOP/s. */
 #define TOKEN_S     7.06e-5
 #define ATTENTION_S 2.2e-9
 

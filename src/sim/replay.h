@@ -26,8 +26,8 @@ struct replay_result {
     uint64_t n_seen;               /* references of the whole run */
 };
 
-/* Returns the seconds that recomputing block `at` of a path takes: tokens times the cost of a token,
- * which grows with the tokens before it. */
+/* Returns the seconds that recomputing block `at` of a path takes: tokens times the cost of a
+ * token, which grows with the tokens before it. */
 double replay_block_s(uint32_t block_tokens, uint32_t at);
 
 void replay_run(const struct load *l, const struct replay_opts *o,

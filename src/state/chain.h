@@ -32,15 +32,16 @@ void chain_extend(struct chain *c, const int32_t *tokens, int64_t n_tokens);
 
 /* The key before chunk i: of chunk i - 1, or the root for chunk 0. */
 const struct sha256 *chain_parent(const struct chain *c, int i);
-/* The parent that chunk i is stored under: chain_parent, or the stair's where chunk i begins one. */
+/* The parent that chunk i is stored under: chain_parent, or the stair's where chunk
+ * i begins one. */
 struct sha256 chain_stored_parent(const struct chain *c, int i);
 /* The same for a chunk behind the key `before`, without a chain. */
 struct sha256 chain_stored_behind(const struct truncation *t, const struct sha256 *before,
                                   int i);
 
-/* What the blocks of a stair's view depend on besides its tokens: the root of the KV pool's tree for
- * them.  The chain's own root for cut 0.  Otherwise it names the truncation, the cut, and every
- * token up to the last dropped one, whose chunk must be in the chain. */
+/* What the blocks of a stair's view depend on besides its tokens: the root of the KV pool's
+ * tree for them.  The chain's own root for cut 0.  Otherwise it names the truncation, the cut,
+ * and every token up to the last dropped one, whose chunk must be in the chain. */
 struct sha256 chain_view_root(const struct chain *c, int64_t cut);
 
 #endif

@@ -10,10 +10,11 @@
 #include "model/pass.h"
 #include "tensor/readback.h"
 
-/* The probe's batch has two sequences: positions [0, N_NEAR), and N_FAR positions from FAR on.  The far
- * ones see one block of keys again and again, so that none of the positions between need be computed.
- * FAR is in the fourth split of the CUDA backend's attention; the arithmetic of a row repeats from there
- * on.  It is fixed, so that the fingerprint does not depend on the maximum context. */
+/* The probe's batch has two sequences: positions [0, N_NEAR), and N_FAR positions from FAR
+ * on.  The far ones see one block of keys again and again, so that none of the positions
+ * between need be computed.  FAR is in the fourth split of the CUDA backend's attention; the
+ * arithmetic of a row repeats from there on.  It is fixed, so that the fingerprint does not
+ * depend on the maximum context. */
 enum { N_NEAR = 70, N_FAR = 6, FAR = 1984, N_BLOCKS = 3 };
 _Static_assert(N_NEAR + N_FAR == FINGERPRINT_PROBE_ROWS, "the probe's rows");
 _Static_assert(N_NEAR > KV_BLOCK_TOKENS, "the repeated block is full");
@@ -112,7 +113,7 @@ static int extend_tables(struct probe *p)
     return rc;
 }
 
-/* --- what is hashed ---------------------------------------------------------------------------- */
+/* --- what is hashed --------------------------------------------------------------------------- */
 
 static void add_u32(struct sha256_ctx *h, const char *tag, uint32_t value)
 {
@@ -175,7 +176,7 @@ static int add_rotations(struct probe *p)
     return rc;
 }
 
-/* --- the forward pass -------------------------------------------------------------------------- */
+/* --- the forward pass ------------------------------------------------------------------------- */
 
 /* A kind of layers runs the same operations: all that differs is whether they have a window. */
 static bool is_windowed(const struct model *m, int l)
@@ -195,7 +196,8 @@ static int tap_kv(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return add_mat(arg, "probe.kv", kv_rows);
 }
 
-/* Layer l alone, on all rows.  Its input is there already, but for that of layer 0, which is embedded. */
+/* Layer l alone, on all rows.  Its input is there already, but for that of layer 0,
+ * which is embedded. */
 static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ragged *r)
 {
     const struct model *m = &p->view;
@@ -283,7 +285,7 @@ static int run_probe(struct probe *p)
     return rc == 0 ? add_projection(p, before) : rc;
 }
 
-/* --- all of it ---------------------------------------------------------------------------------- */
+/* --- all of it -------------------------------------------------------------------------------- */
 
 /* Whether sums over ranks are added in ascending order (tensor/collective.h). */
 static bool in_order(const struct device *d)

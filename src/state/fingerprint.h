@@ -9,14 +9,15 @@
  *              state dtype
  *   probe      what this process computes for fixed tokens
  *
- * The versions are the first line.  tests/state/golden holds digests of long runs of every backend; a
- * change of bits under an unchanged version fails tests/state/test_numerics.  So an upgrade that changes
- * no bits keeps its state, and instruction sets whose bits are equal share it.
+ * The versions are the first line.  tests/state/golden holds digests of long runs of
+ * every backend; a change of bits under an unchanged version fails
+ * tests/state/test_numerics.  So an upgrade that changes no bits keeps its state, and
+ * instruction sets whose bits are equal share it.
  *
- * The probe is the second line, against a build, a compiler or a machine that computes something else
- * than its version says.  It runs one layer of each kind over the first positions and some far ones,
- * and takes sample rows of the rotation tables, up to position 2^20.  It depends neither on the maximum
- * context nor on the number of threads. */
+ * The probe is the second line, against a build, a compiler or a machine that computes
+ * something else than its version says.  It runs one layer of each kind over the first
+ * positions and some far ones, and takes sample rows of the rotation tables, up to position
+ * 2^20.  It depends neither on the maximum context nor on the number of threads. */
 #ifndef STATE_FINGERPRINT_H
 #define STATE_FINGERPRINT_H
 
@@ -32,8 +33,8 @@ enum { FINGERPRINT_PROBE_ROWS = 76 };
 /* Device memory that the probe takes on each stage, beside the work. */
 size_t fingerprint_device_bytes(const struct model *m);
 
-/* Computes the fingerprint.  `w` has room for FINGERPRINT_PROBE_ROWS rows.  The cost is that of these
- * rows through one layer of each kind. */
+/* Computes the fingerprint.  `w` has room for FINGERPRINT_PROBE_ROWS rows.  The cost is that of
+ * these rows through one layer of each kind. */
 int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
                      struct sha256 *out, struct err *err);
 

@@ -1,10 +1,10 @@
 /* profile.h - measuring what this machine needs to restore this model, for the planner.
  *
  * There is one profile per store and model: a platform file beside the state that it describes.
- * `hcache profile` measures it in full (seconds); without it, opening a store measures a quick sample
- * (well under a second for small models).  A file of another machine or model, or with numbers that
- * cannot be, is refused with its reason and measured again.  Restores then correct it as they go
- * (policy/correction.h).
+ * `hcache profile` measures it in full (seconds); without it, opening a store measures a quick
+ * sample (well under a second for small models).  A file of another machine or model, or with
+ * numbers that cannot be, is refused with its reason and measured again.  Restores then correct it
+ * as they go (policy/correction.h).
  *
  * Compute: single layers over a few hundred tokens near position 0 and far from it, the K/V
  * projection by rows, the check and scatter of loaded records; curves are fitted by regression.
@@ -28,8 +28,8 @@ enum profile_effort {
 /* Names this machine and model in *p (platform_check compares them); everything else is zero. */
 void profile_begin(struct platform *p, const struct model *m,
                    const struct sha256 *fingerprint);
-/* Whether other work took the processors away while it was measured: such a profile is used, for there
- * is no better one, but not kept. */
+/* Whether other work took the processors away while it was measured: such a profile is used,
+ * for there is no better one, but not kept. */
 bool profile_is_disturbed(const struct platform *p);
 /* Where the profile of a store in `dir` lies. The caller's to free. */
 char *profile_path(const char *dir, const struct sha256 *fingerprint);
@@ -70,15 +70,15 @@ int profile_tier(struct platform_tier *t, const struct model *m,
                  const struct profile_source *from, enum profile_effort effort,
                  struct err *err);
 
-/* How fast host memory at `from`, at most `bytes`, goes up to a stage of a device that has memory of its own, and
- * how fast its ranks then gather their shares: t->up_bytes_per_s and gather_bytes_per_s.  0 where memory is
- * unified, and where there is one rank. */
+/* How fast host memory at `from`, at most `bytes`, goes up to a stage of a device that has
+ * memory of its own, and how fast its ranks then gather their shares: t->up_bytes_per_s and
+ * gather_bytes_per_s.  0 where memory is unified, and where there is one rank. */
 #define PROFILE_COPY_BYTES ((size_t)16 << 20) /* of device memory, at most */
 int profile_copies(struct device *d, const void *from, size_t bytes,
                    struct platform_tier *t, struct err *err);
 
-/* How much reading slows projection down, and the reverse: fills the overlap factors.  Takes about a
- * third of a second. */
+/* How much reading slows projection down, and the reverse: fills the overlap factors.
+ * Takes about a third of a second. */
 int profile_overlap(struct platform *p, const struct model *m, struct model_work *w,
                     struct stream *s, const struct profile_source *from, struct err *err);
 

@@ -30,7 +30,8 @@ enum {
 
 /* A sample is repeated until it has taken this long; a slow layer's is run twice. */
 #define SAMPLE_NS 50000000
-/* Where the fastest run had less than this share of the processors, up to PATIENCE times as long. */
+/* Where the fastest run had less than this share of the processors, up to PATIENCE
+ * times as long. */
 #define OURS     0.85
 #define PATIENCE 5
 
@@ -186,8 +187,8 @@ static int run_embed(struct bench *b, int n)
     return model_embed(b->m, b->w, b->s, mat_rows(b->x.x[0][0], 0, n), b->ids, &r);
 }
 
-/* One run: its time, and which share of the processor time that its threads were ready to use they had.
- * (Not of all processors: a small product is one thread's work.) */
+/* One run: its time, and which share of the processor time that its threads were ready to use
+ * they had. (Not of all processors: a small product is one thread's work.) */
 static int run_once(struct bench *b, int (*fn)(struct bench *, int), int n, int64_t *ns,
                     double *share)
 {
@@ -204,7 +205,8 @@ static int run_once(struct bench *b, int (*fn)(struct bench *, int), int n, int6
     return rc;
 }
 
-/* The fastest of several runs, in seconds; of more of them while other work takes the processors away. */
+/* The fastest of several runs, in seconds; of more of them while other work takes
+ * the processors away. */
 static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double *seconds)
 {
     int64_t best = INT64_MAX, spent = 0, ns;
@@ -223,7 +225,8 @@ static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double
     return 0;
 }
 
-/* --- loading: as restore.c does it, chunk by chunk on every core, over more than the caches hold */
+/* --- loading: as restore.c does it, chunk by chunk on every core, over more than
+ * the caches hold */
 
 struct load {
     struct bench *b;
@@ -259,8 +262,8 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* On a device with memory of its own the records have gone up (which is I/O: profile_copy.c), and are loaded from
- * there in the order of the stream, and checked there on another. */
+/* On a device with memory of its own the records have gone up (which is I/O: profile_copy.c),
+ * and are loaded from there in the order of the stream, and checked there on another. */
 static void load_twins(struct load *ld)
 {
     const struct model *m = ld->b->m;
@@ -363,8 +366,8 @@ static int add_sample(struct samples *v, struct bench *b, int (*fn)(struct bench
     return rc;
 }
 
-/* The first term is the cost per token, which must be there: a fit that gave all to the others, as a
- * few noisy samples may, is made again with it alone. */
+/* The first term is the cost per token, which must be there: a fit that gave all to the others,
+ * as a few noisy samples may, is made again with it alone. */
 static struct regress_fit fit(const struct samples *v, int n_terms)
 {
     struct regress_fit f = {0};

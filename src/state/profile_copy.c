@@ -1,8 +1,8 @@
 /* profile_copy.c - how fast a device with memory of its own is fed.
  *
- * Restores copy up on a stream of their own while they read and compute.  The ranks of a group bring up a share
- * each and gather it on that same stream (tensor/group.h): a copy of the group's is both, and the gathering alone
- * is measured beside it. */
+ * Restores copy up on a stream of their own while they read and compute.  The ranks of a group
+ * bring up a share each and gather it on that same stream (tensor/group.h): a copy of the
+ * group's is both, and the gathering alone is measured beside it. */
 #include <math.h>
 
 #include "base/clock.h"

@@ -1,7 +1,7 @@
 /* profile_io.c - what reading stored records costs, alone and beside compute.
  *
- * Records are read as restores read them: layer by layer over all chunks, a bounded number in flight,
- * a new read for every one that is done. */
+ * Records are read as restores read them: layer by layer over all chunks, a bounded number in
+ * flight, a new read for every one that is done. */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -30,8 +30,8 @@ enum {
 
 /* A sample of reading ends with its records, or after this and what is in flight then. */
 #define SAMPLE_NS 100000000
-/* A tier's samples end after a round of them, and the depths, each after this: a device that takes longer is slow
- * enough for few samples to show it. */
+/* A tier's samples end after a round of them, and the depths, each after this: a device that
+ * takes longer is slow enough for few samples to show it. */
 #define TIER_NS 3000000000
 
 /* --- a queue that is kept full ---------------------------------------------------------------- */
@@ -114,8 +114,8 @@ static bool has_time(int64_t t0, const atomic_bool *stop)
     return stop != NULL ? !atomic_load(stop) : clock_now_ns() - t0 < SAMPLE_NS;
 }
 
-/* Reads n records with `depth` in flight, or as many as there is time for (*stop, or SAMPLE_NS where
- * stop is NULL), submitting included: there are devices on which that blocks. */
+/* Reads n records with `depth` in flight, or as many as there is time for (*stop, or SAMPLE_NS
+ * where stop is NULL), submitting included: there are devices on which that blocks. */
 static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
                         const atomic_bool *stop, struct tally *out, struct err *err)
 {

@@ -1,8 +1,8 @@
 /* profile_scratch.c - a store of made-up state, to measure a device before it holds any.
  *
  * It is a real store with records of this model's sizes, written and read through the same code, so
- * what it shows is what restores will see.  It is removed when closed; what a crash leaves is removed
- * by the next profile. */
+ * what it shows is what restores will see.  It is removed when closed; what a crash leaves
+ * is removed by the next profile. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

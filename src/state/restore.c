@@ -1,4 +1,5 @@
-/* restore.c - see restore.h and restore_impl.h: life cycle of the restore pipeline and of a restore. */
+/* restore.c - see restore.h and restore_impl.h: life cycle of the restore pipeline
+ * and of a restore. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +52,7 @@ void restore_group_done(struct restore_pipeline *rr, struct group *g)
     restore_tell_io(rr);
 }
 
-/* --- the restore pipeline ----------------------------------------------------------------------------- */
+/* --- the restore pipeline --------------------------------------------------------------------- */
 
 int restore_open_reader(struct restore_pipeline *rr, struct err *err)
 {
@@ -290,8 +291,8 @@ bool restore_pipeline_wait(struct restore_pipeline *rr, int64_t timeout_ns)
 
 /* --- what is to be done ----------------------------------------------------------------------- */
 
-/* Does a failed read or check mean that the bytes on the medium are no good?  What is only a trouble
- * of this moment (no memory, no power) leaves them to the next restore. */
+/* Does a failed read or check mean that the bytes on the medium are no good?  What is only a
+ * trouble of this moment (no memory, no power) leaves them to the next restore. */
 static bool is_damage(int rc)
 {
     return rc == ERR_CORRUPT || rc == -EIO || rc == -ENODATA;
@@ -543,8 +544,8 @@ static void rewind_to(struct restore *r, int n_chunks)
     pthread_mutex_unlock(&rr->lock);
 }
 
-/* A race ends when the last row is recomputed, whatever the reads do, or when the last group has come
- * back.  Rows that were kept out of such a group (invariant 5) are recomputed first. */
+/* A race ends when the last row is recomputed, whatever the reads do, or when the last group
+ * has come back.  Rows that were kept out of such a group (invariant 5) are recomputed first. */
 static bool race_is_over(struct restore *r, bool reads_done)
 {
     bool lacks_rows = r->re.row < r->re.kept_out;

@@ -1,15 +1,17 @@
-/* restore_direct.c - reads from the disk into the device's memory, past host memory (GPUDirect Storage).
+/* restore_direct.c - reads from the disk into the device's memory, past host memory
+ * (GPUDirect Storage).
  *
  *   I/O thread      store_read_place (which file, where) -> the device's reader -> the group's twin
  *   compute lane    checksum of the twin, then as for a group that came up
  *
- * The host never sees these bytes.  So the device must compute the checksums (restore_up.c), and the
- * store's records must be in files.  The I/O thread submits and collects in its step, and waits behind
- * it, a few milliseconds at a time: look-ups pass reads that hang.
+ * The host never sees these bytes.  So the device must compute the checksums (restore_up.c), and
+ * the store's records must be in files.  The I/O thread submits and collects in its step, and
+ * waits behind it, a few milliseconds at a time: look-ups pass reads that hang.
  *
- * A read that the device's reader refuses or fails is read again in the ordinary way, which then says
- * what is wrong.  From then on all reads go the ordinary way, with one line in the log.  If no read ends
- * for as long as the store allows (store_opts.stuck_ns), all are cancelled, and have failed. */
+ * A read that the device's reader refuses or fails is read again in the ordinary way,
+ * which then says what is wrong.  From then on all reads go the ordinary way, with one
+ * line in the log.  If no read ends for as long as the store allows (store_opts.stuck_ns),
+ * all are cancelled, and have failed. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -17,16 +17,17 @@
  * Invariants:
  *  1. A group and its slot are owned by the I/O thread from when it takes them until the last read
  *     is done, then by the compute lane until the group is in the KV cache.
- *  2. Recomputation never reads what the I/O lane brings: R layers are a prefix, each needs only the
- *     KV of its own layer, which it writes itself in ascending order of rows.
- *  3. A chunk of a layer counts (layer_left) when its verdict is in: where the device checks, when its group has
- *     left.  New tokens pass a layer only then, so that nothing computed from a bad record is seen or saved.
- *  4. n_good only falls. Work on chunks at or beyond it is skipped; chunks before it are complete in
- *     every layer when the restore is done.
- *  5. A race breaks invariant 2: recomputation passes layers that are read.  A record that the host has
- *     checked has the bits that recomputation gives, in any order.  A record that the device has yet
- *     to check may be bad, so it must not reach rows that a later row attends to: those before
- *     race_row(), which the present piece and the pieces before it have written.
+ *  2. Recomputation never reads what the I/O lane brings: R layers are a prefix, each needs only
+ *     the KV of its own layer, which it writes itself in ascending order of rows.
+ *  3. A chunk of a layer counts (layer_left) when its verdict is in: where the device checks,
+ *     when its group has left.  New tokens pass a layer only then, so that nothing computed from
+ *     a bad record is seen or saved.
+ *  4. n_good only falls. Work on chunks at or beyond it is skipped; chunks before it are complete
+ *     in every layer when the restore is done.
+ *  5. A race breaks invariant 2: recomputation passes layers that are read.  A record that the
+ *     host has checked has the bits that recomputation gives, in any order.  A record that the
+ *     device has yet to check may be bad, so it must not reach rows that a later row attends to:
+ *     those before race_row(), which the present piece and the pieces before it have written.
  *  6. A failed read does not lower n_good in a race, since the chunk is recomputed. */
 #ifndef STATE_RESTORE_IMPL_H
 #define STATE_RESTORE_IMPL_H
@@ -58,7 +59,8 @@ struct group {
     struct store_read reads[GROUP];
     int n_left; /* reads not yet complete */
     int64_t t_issued;
-    int n_taken; /* chunks [0, n_taken) are checked, if the host does, and, where K and V, in the cache */
+    /* chunks [0, n_taken) are checked, if the host does, and, where K and V, in the cache */
+    int n_taken;
     int n_projected; /* rows [0, n_projected) of hidden states are in the cache */
 
     bool is_direct; /* what was read is in the twin, and nowhere else: restore_direct.c */
@@ -135,8 +137,8 @@ struct restore {
     int n_recompute; /* R layers; a race makes them more */
     int n_groups;    /* that are to be read, about: chunks may differ in their kinds */
     int n_asked;     /* chunks, at first; job.n_chunks falls where a window is begun anew */
-    /* The first chunk of each layer that is wanted: the job's, or later where attention has a window.
-     * Of a recomputed layer: the first whose K, V and input are computed. */
+    /* The first chunk of each layer that is wanted: the job's, or later where attention has a
+     * window. Of a recomputed layer: the first whose K, V and input are computed. */
     int start[STORE_MAX_LAYERS];
 
     atomic_int n_good;   /* chunks believed good so far */
@@ -249,9 +251,11 @@ void restore_free(struct restore *r);
 bool restore_reads_remain(struct restore *r);
 /* The job of a restore that has found its chunks is known. */
 void restore_set_job(struct restore *r, const struct restore_job *job);
-/* Whether a chunk was lost of a restore with windows: those of the chunks before it begin earlier. */
+/* Whether a chunk was lost of a restore with windows: those of the chunks before it
+ * begin earlier. */
 bool restore_must_rewind(const struct restore *r);
-/* The first row that records which arrive may still write, in a race; else 0.  The compute lane's. */
+/* The first row that records which arrive may still write, in a race; else 0.  The
+ * compute lane's. */
 int restore_race_row(const struct restore *r);
 /* Whether the compute lane has something left to recompute. */
 bool restore_recompute_remains(const struct restore *r);
@@ -303,7 +307,8 @@ int restore_direct_open(struct restore_pipeline *rr, struct err *err);
 void restore_direct_close(struct restore_pipeline *rr);
 /* False where g, whose reads say what is wanted, has to be read in the ordinary way. */
 bool restore_direct_submit(struct restore_pipeline *rr, struct group *g);
-/* Only while n_direct > 0. Waits at most most_ns until a group has ended. Cancels reads that hang. */
+/* Only while n_direct > 0. Waits at most most_ns until a group has ended. Cancels
+ * reads that hang. */
 void restore_direct_wait(struct restore_pipeline *rr, int64_t most_ns);
 /* Returns the group that the wait found to have ended, or NULL.  *again: it must be read in the
  * ordinary way. */
@@ -311,7 +316,8 @@ struct group *restore_direct_collect(struct restore_pipeline *rr, bool *again);
 /* --- restore_up.c: the compute lane's --- */
 int restore_up_create(struct restore_pipeline *rr, struct err *err);
 void restore_up_destroy(struct restore_pipeline *rr);
-/* Brings the records of chunks [first, end) of g up; what the compute stream gets from now on finds them. */
+/* Brings the records of chunks [first, end) of g up; what the compute stream gets
+ * from now on finds them. */
 /* [lock] g's twin, on the stage of its layer. */
 void restore_up_place(const struct restore_pipeline *rr, struct group *g);
 int restore_up(struct restore_pipeline *rr, struct group *g, int first, int end);

@@ -67,8 +67,8 @@ static int measure(struct restore_pipeline *rr, const struct store_hit *hits, in
     return rc;
 }
 
-/* [lock, released meanwhile] Ahead of the first restore.  Where nothing is stored yet, or it cannot be
- * read, the first hits are measured. */
+/* [lock, released meanwhile] Ahead of the first restore.  Where nothing is stored yet, or it
+ * cannot be read, the first hits are measured. */
 static bool measure_ahead(struct restore_pipeline *rr)
 {
     struct store_hit hits[SAMPLE_CHUNKS];
@@ -146,8 +146,8 @@ static bool find(struct restore *r)
 /* --- what is read next ------------------------------------------------------------------------ */
 
 /* The chunks that are still to be read.  Both ends may move towards each other at any moment. The
- * caller loads them once and uses these values for both the test and the cut; otherwise a group can be
- * empty and the restore never finishes. */
+ * caller loads them once and uses these values for both the test and the cut; otherwise a group
+ * can be empty and the restore never finishes. */
 struct good_chunks {
     int first, end;
 };
@@ -345,9 +345,9 @@ static int collect(struct restore_pipeline *rr, bool *found, struct err *err)
     return rc;
 }
 
-/* A fault that concerns the whole reader: no single chunk is to blame, but nothing that is in flight
- * is known to be complete, and so nothing of those restores is used.  What is in flight is waited for;
- * the next read opens a fresh reader. */
+/* A fault that concerns the whole reader: no single chunk is to blame, but nothing that is in
+ * flight is known to be complete, and so nothing of those restores is used.  What is in flight
+ * is waited for; the next read opens a fresh reader. */
 static void fail_all(struct restore_pipeline *rr, const struct err *why)
 {
     store_reader_close(rr->reader);
@@ -370,7 +370,7 @@ static void fail_all(struct restore_pipeline *rr, const struct err *why)
     pthread_mutex_unlock(&rr->lock);
 }
 
-/* --- the step, and the thread ------------------------------------------------------------------------------- */
+/* --- the step, and the thread ----------------------------------------------------------------- */
 
 /* [lock, released meanwhile] */
 static bool find_next(struct restore_pipeline *rr)
@@ -452,7 +452,8 @@ void restore_io_wait(struct restore_pipeline *rr)
     pthread_mutex_unlock(&rr->lock);
     if (!in_flight && fetches && !has_news)
         store_fetch_wait(rr->fetcher, FETCH_WAIT_NS);
-    /* No news can end this wait, so it is short: a disk that hangs must not keep look-ups waiting. */
+    /* No news can end this wait, so it is short: a disk that hangs must not keep
+     * look-ups waiting. */
     if (rr->n_direct > 0)
         restore_direct_wait(rr, LISTEN_NS);
     else if (in_flight && store_reader_await(rr->reader, LISTEN_NS, &err) != 0)

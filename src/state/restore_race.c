@@ -1,13 +1,13 @@
-/* restore_race.c - a restore whose reads hang or crawl: what they do, recomputation that races them, and
- * an end without them.
+/* restore_race.c - a restore whose reads hang or crawl: what they do, recomputation that races
+ * them, and an end without them.
  *
  *   reads        [K8 ][K9 ]. . . . . . . . . . . . . . . . . [K10]         late: staging only
  *   compute lane      [k8][k9]    [R0 .. R10 of rows 0..511][R0 .. R10 of rows 512..]
  *                             ^ silent: a race                                       ^ done
  *
- * A race makes all layers up to the last one that is missing a recomputed prefix and begins with the
- * first row.  Its pieces take rows through all these layers, so chunks before n_raced are complete, and
- * the I/O thread leaves them out.  Rows from there on may come from either lane.
+ * A race makes all layers up to the last one that is missing a recomputed prefix and begins with
+ * the first row.  Its pieces take rows through all these layers, so chunks before n_raced are
+ * complete, and the I/O thread leaves them out.  Rows from there on may come from either lane.
  *
  * Everything here belongs to the compute lane. */
 #include <stdio.h>
@@ -105,7 +105,7 @@ int restore_race_row(const struct restore *r)
     return r->re.row + (keeps_out ? rr->pass.o.n_rows : 0);
 }
 
-/* --- an end without the reads ------------------------------------------------------------------ */
+/* --- an end without the reads ----------------------------------------------------------------- */
 
 void restore_stop(struct restore *r, const char *why)
 {

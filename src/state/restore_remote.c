@@ -3,8 +3,8 @@
  *     I/O thread       look-up ends early -> remote_fetch_begin;  other look-ups and reads go on
  *     remote's reader  fetches into the store -> fetch_done: the I/O thread looks up again
  *
- * The chunks that were found stay pinned meanwhile, so that what is fetched can be reached.  A restore that
- * ends before its fetch is freed by the last of the two. */
+ * The chunks that were found stay pinned meanwhile, so that what is fetched can be reached.  A
+ * restore that ends before its fetch is freed by the last of the two. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,9 +1,9 @@
-/* restore_replan.c - what the lanes of a running restore have taken so far, and another kind of record for
- * layers whose reads have not begun (policy/replan.h).
+/* restore_replan.c - what the lanes of a running restore have taken so far, and another kind of
+ * record for layers whose reads have not begun (policy/replan.h).
  *
- * It is judged behind each work item that had no budget: beside decodes a restore has a fixed share of
- * the compute, and its plan knows that.  A device with memory of its own does not say what one kind of
- * record costs, so plans stay as they are there. */
+ * It is judged behind each work item that had no budget: beside decodes a restore has a fixed
+ * share of the compute, and its plan knows that.  A device with memory of its own does not say
+ * what one kind of record costs, so plans stay as they are there. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -114,8 +114,8 @@ static struct replan_view look(const struct restore *r, int64_t now, int16_t *le
     return v;
 }
 
-/* [lock] Layers that compute longer than they read begin earlier, so the last ones become K and V, and
- * the first ones hidden states. */
+/* [lock] Layers that compute longer than they read begin earlier, so the last ones become K and
+ * V, and the first ones hidden states. */
 static void change(struct restore *r, const int16_t *left, int n_left, int n_more_hidden)
 {
     char from = n_more_hidden > 0 ? 'K' : 'H', to = n_more_hidden > 0 ? 'H' : 'K';

@@ -1,19 +1,21 @@
-/* restore_up.c - from pinned staging to the device, where that has memory of its own (paper section 5).
+/* restore_up.c - from pinned staging to the device, where that has memory of its own
+ * (paper section 5).
  *
  *   copy stream    [ layer n ][ layer n+1 ][ layer n+2 ] ...
  *   compute stream            [ layer n   ][ layer n+1 ] ...     loaded (K and V) or projected (H)
  *
- * A group's slot has a twin in device memory, on each stage; what goes up lies on the stage that has the layer,
- * whose own bus brings it there, beside the other stages'.  Its records go up on the copy stream, the compute stream
- * waits for them by an event, and a second event says when the compute is done: only then does the
- * group go back to the I/O thread.  So nobody waits for the device, but for when too many groups are
- * leaving.
+ * A group's slot has a twin in device memory, on each stage; what goes up lies on the stage that
+ * has the layer, whose own bus brings it there, beside the other stages'.  Its records go up on
+ * the copy stream, the compute stream waits for them by an event, and a second event says when the
+ * compute is done: only then does the group go back to the I/O thread.  So nobody waits for the
+ * device, but for when too many groups are leaving.
  *
- * A third stream computes the checksums of what has come up, beside the projections (a checksum is a chain, which
- * leaves most of a GPU idle), and brings them down.  When a group has left they are compared: a bad record is lost
- * as it would be on the host, and what it gave is not believed, for its layer counts from then on only.  So a byte of a
- * record crosses the host's memory once, and costs no processor anything.  With several ranks, whose copies are
- * each others' shares, the host checks before a group goes up.
+ * A third stream computes the checksums of what has come up, beside the projections (a checksum is
+ * a chain, which leaves most of a GPU idle), and brings them down.  When a group has left they are
+ * compared: a bad record is lost as it would be on the host, and what it gave is not believed, for
+ * its layer counts from then on only.  So a byte of a record crosses the host's memory once, and
+ * costs no processor anything.  With several ranks, whose copies are each others' shares, the host
+ * checks before a group goes up.
  *
  * Where memory is unified nothing of this exists: records are used where they were read to. */
 #include <stdlib.h>
@@ -124,8 +126,8 @@ const uint8_t *restore_record(const struct restore_pipeline *rr, const struct gr
                            : g->reads[i].bytes;
 }
 
-/* How many of the records from i on lie behind one another as in the twin, gaps included: all that were read to
- * the slot; those of a store in memory lie anywhere. */
+/* How many of the records from i on lie behind one another as in the twin, gaps included: all
+ * that were read to the slot; those of a store in memory lie anywhere. */
 static int adjacent(const struct restore_pipeline *rr, const struct group *g, int i,
                     int end)
 {
@@ -151,8 +153,8 @@ static int copy_to_one(struct restore_pipeline *rr, struct group *g, int first, 
     return stream_copy_all(rr->up, parts, n_parts);
 }
 
-/* n records, the last of which may be partial, that lie behind one another.  Every rank of a stage needs hidden states
- * whole; of K and V, where they are laid out by heads, its own. */
+/* n records, the last of which may be partial, that lie behind one another.  Every rank of a
+ * stage needs hidden states whole; of K and V, where they are laid out by heads, its own. */
 static int run_to_ranks(struct restore_pipeline *rr, struct group *g, int first, int n)
 {
     size_t room = rr->record_room[g->kind], bytes = rr->record_bytes[g->kind];
@@ -264,7 +266,8 @@ static void judge(struct restore_pipeline *rr, struct group *g)
     }
 }
 
-/* The oldest that is leaving: its time on the device counts from when the one before it was done. */
+/* The oldest that is leaving: its time on the device counts from when the one
+ * before it was done. */
 static void await_first(struct restore_pipeline *rr)
 {
     struct group *g = group_get(&rr->leaving);

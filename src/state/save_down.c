@@ -1,8 +1,8 @@
 /* save_down.c - see save_down.h.
  *
  * Invariants:
- *  1. Layers are done in the order in which they were queued; so the ring's free bytes are those between
- *     the end of the last and the beginning of the oldest that is not done.
+ *  1. Layers are done in the order in which they were queued; so the ring's free bytes are those
+ *     between the end of the last and the beginning of the oldest that is not done.
  *  2. A layer's bytes lie in one piece of the ring: what is left at its end is skipped. */
 #include "state/save_down.h"
 
@@ -214,8 +214,8 @@ void save_down_begin(struct save_down *d)
     d->n_copies = 0;
 }
 
-/* Waits until ring positions up to `end` are free: until no job that is not done begins a whole ring
- * before it. */
+/* Waits until ring positions up to `end` are free: until no job that is not done
+ * begins a whole ring before it. */
 static void await_room(struct save_down *d, uint64_t end)
 {
     pthread_mutex_lock(&d->lock);

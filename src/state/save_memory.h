@@ -5,9 +5,9 @@
  *   | run     | run         | free | run     | free            |
  *   +---------+-------------+......+---------+.................+
  *
- * Runs have the sizes that are asked for, since a chunk that saves hidden states alone needs a third
- * of one that saves both kinds.  First fit: low addresses are used again first, so that what was never
- * needed is never touched.  Nothing is allocated after the creation.  No locks. */
+ * Runs have the sizes that are asked for, since a chunk that saves hidden states alone needs a
+ * third of one that saves both kinds.  First fit: low addresses are used again first, so that
+ * what was never needed is never touched.  Nothing is allocated after the creation.  No locks. */
 #ifndef STATE_SAVE_MEMORY_H
 #define STATE_SAVE_MEMORY_H
 

@@ -1,8 +1,8 @@
 /* save_writer.c - stage two of saving: full chunks from all sequences into the store.
  *
- * save_writer_step writes one chunk of the queue, or commits.  save_writer_wait sleeps until there is
- * a chunk or a commit is due.  Chunks of one sequence are taken in their order, so what is committed
- * of a sequence is always a prefix of it. */
+ * save_writer_step writes one chunk of the queue, or commits.  save_writer_wait sleeps until
+ * there is a chunk or a commit is due.  Chunks of one sequence are taken in their order, so
+ * what is committed of a sequence is always a prefix of it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -248,7 +248,8 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
 
 /* --- the barrier ------------------------------------------------------------------------------ */
 
-/* Offers a full chunk to the remote, now or when the sequence ends.  A partial one is superseded soon. */
+/* Offers a full chunk to the remote, now or when the sequence ends.  A partial one
+ * is superseded soon. */
 static void offer(struct saver *s, const struct written *w)
 {
     struct save_seq *q = w->seq;
@@ -265,8 +266,8 @@ static void offer(struct saver *s, const struct written *w)
     q->fresh[q->n_fresh++] = w->key;
 }
 
-/* What was reported committed must not be evicted under a sequence that goes on: its next chunk could
- * never be found.  So the last chunk is pinned, and with it all before it. */
+/* What was reported committed must not be evicted under a sequence that goes on: its next chunk
+ * could never be found.  So the last chunk is pinned, and with it all before it. */
 static void committed(struct saver *s, const struct written *w)
 {
     struct store_hit hit = {0};
@@ -334,8 +335,8 @@ static bool is_full(struct saver *s)
     return full;
 }
 
-/* Whether a sequence's first chunk continues one that is stored.  One that another sequence handed over
- * was in the queue before it, and may want to be committed first. */
+/* Whether a sequence's first chunk continues one that is stored.  One that another sequence
+ * handed over was in the queue before it, and may want to be committed first. */
 static bool has_parent(struct saver *s, struct save_seq *q, struct uncommitted *b)
 {
     if (!q->parent_seen && !is_stored(s, &q->parent) && b->n > 0)
@@ -415,10 +416,10 @@ static struct save_chunk *take_chunk(struct saver *s)
     return c;
 }
 
-/* Where every core computes, the writer takes what they leave: at their priority it cost each step that
- * it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/perf/).  The lowest one, and
- * SCHED_IDLE, were no better, and starved it beside other programs: a commit of a second's work took
- * half a minute, and sequences were shed. */
+/* Where every core computes, the writer takes what they leave: at their priority it cost each
+ * step that it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/perf/).  The
+ * lowest one, and SCHED_IDLE, were no better, and starved it beside other programs: a commit of
+ * a second's work took half a minute, and sequences were shed. */
 static void step_back(void)
 {
     enum { NICE = 10 };

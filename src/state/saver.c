@@ -130,8 +130,8 @@ static int reserve_memory(struct saver *s, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 
-/* Of a layer: a row of every decode, or of prefill a piece per chunk; of K and V a row of every rank, but for what
- * comes down from devices, where the ranks' lie side by side already. */
+/* Of a layer: a row of every decode, or of prefill a piece per chunk; of K and V a row of every
+ * rank, but for what comes down from devices, where the ranks' lie side by side already. */
 static int max_copies(const struct saver *s)
 {
     const struct device *d = s->o.model->dev;
@@ -139,8 +139,8 @@ static int max_copies(const struct saver *s)
     return (1 + n_kv) * 2 * s->o.max_batch_rows;
 }
 
-/* The ring holds what a batch of decodes saves, and of a full batch as many layers as keep the device and
- * the sorter busy. */
+/* The ring holds what a batch of decodes saves, and of a full batch as many layers as keep
+ * the device and the sorter busy. */
 static int make_down(struct saver *s, struct err *err)
 {
     const struct model *m = s->o.model;
@@ -444,7 +444,8 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
     return true;
 }
 
-/* The rows of a batch, a kind at a time: where the host finds them, now or when they have come down. */
+/* The rows of a batch, a kind at a time: where the host finds them, now or when
+ * they have come down. */
 struct rows {
     const uint8_t
         *at[STORE_KINDS]; /* row `first` of the batch; NULL: not saved in this layer */
@@ -533,7 +534,8 @@ static void bring_down(struct save_down *d, const struct save_part *parts, int n
                                      : NULL;
 }
 
-/* What the device could not copy is missing in the chunks: they are not saved, nor what is behind. */
+/* What the device could not copy is missing in the chunks: they are not saved, nor
+ * what is behind. */
 static void end_all(const struct save_part *parts, int n_parts)
 {
     for (int i = 0; i < n_parts; i++) {

@@ -1,11 +1,12 @@
 /* saver_impl.h - what both stages of saving share; private to saver.c and save_writer.c.
  *
- * A chunk's memory is one run of save_memory: this struct, then a record per layer and kind that the
- * sequence's policy names.
+ * A chunk's memory is one run of save_memory: this struct, then a record per layer and kind
+ * that the sequence's policy names.
  *
  *   | struct save_chunk | layer 0: hidden rows | layer 0: K and V rows | layer 1 ...
  *
- * It is in one place: its sequence's open chunks (stage one fills it), the queue, or with the writer. */
+ * It is in one place: its sequence's open chunks (stage one fills it), the queue,
+ * or with the writer. */
 #ifndef STATE_SAVER_IMPL_H
 #define STATE_SAVER_IMPL_H
 
@@ -102,8 +103,8 @@ struct saver {
     pthread_cond_t changed;
     struct save_memory memory;
     struct save_chunk *queue, **queue_end;
-    /* Chunks ever queued, and those of them that are committed or given up, which is in their order.
-     * Who waits for memory or for a flush waits for them to meet. */
+    /* Chunks ever queued, and those of them that are committed or given up, which is in their
+     * order. Who waits for memory or for a flush waits for them to meet. */
     uint64_t n_queued;
     atomic_ullong n_settled;      /* read without the lock, too */
     void (*on_commit)(void *arg); /* NULL: nobody wants to know */

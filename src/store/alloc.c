@@ -1,7 +1,8 @@
 /* alloc.c - see alloc.h.
  *
  * Invariants: 1. free ranges of a segment are sorted, non-empty, and separated by used bytes.
- * 2. used_bytes = n_segments * segment_bytes - the sum of all free ranges.  3. `largest` is an upper
+ * 2. used_bytes = n_segments * segment_bytes - the sum of all free ranges.  3.
+ *    `largest` is an upper
  * bound, made exact by a search that fails. */
 #include "store/alloc.h"
 

@@ -132,7 +132,8 @@ static struct extent *extent_new(struct chunk_header *h)
 }
 
 /* [lock, dropped while the index commits] Makes sure that, when it returns 0, there is room in the
- * owner's quota and under the cap, and there are ids that no extent, committed or not, has ever had. */
+ * owner's quota and under the cap, and there are ids that no extent, committed or
+ * not, has ever had. */
 static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
                    const struct sha256 *newcomer, struct err *err)
 {
@@ -201,12 +202,13 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
     }
 }
 
-/* How often a full disk is answered by evicting, each time twice as much: holes may be too small. */
+/* How often a full disk is answered by evicting, each time twice as much: holes may
+ * be too small. */
 enum { SPACE_ROUNDS = 4 };
 
 /* [lock, dropped meanwhile] Finds room for the drafts and writes them.  Where free space lies in
- * holes that are too small, the files would have to grow: beyond the disk or, with ERR_LIMIT, beyond
- * the cap. */
+ * holes that are too small, the files would have to grow: beyond the disk or, with
+ * ERR_LIMIT, beyond the cap. */
 static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **drafts,
                         uint64_t n_bytes, const struct sha256 *newcomer, struct err *err)
 {

@@ -21,10 +21,12 @@ enum {
     MAX_LOG_FRAMES = 1000, /* SQLite's default */
     PAD_FRAMES = 2,        /* a commit ends at the end of a sector */
 };
-/* Bytes of the index for each extent: its rows in pages that are not full; and a row that it may get later
- * without an append (a place to be wiped), with room for pages that split when rows grow. */
+/* Bytes of the index for each extent: its rows in pages that are not full; and a
+ * row that it may get later without an append (a place to be wiped), with room for
+ * pages that split when rows grow. */
 enum { ROW_BYTES = 320, LATER_BYTES = 160 };
-/* A pin's row, in pages that are two thirds full; and the bytes of the index's share that allow one pin. */
+/* A pin's row, in pages that are two thirds full; and the bytes of the index's
+ * share that allow one pin. */
 enum { PIN_BYTES = 96, BYTES_FOR_PIN = 1024 };
 /* For each block of an extent: the entry of a record in its table, in pages that are half full. */
 enum { RECORD_BYTES = 2 * CHUNK_RECORD_CODE };

@@ -103,7 +103,7 @@ void catalog_deinit(struct catalog *c)
     *c = (struct catalog){0};
 }
 
-/* --- what may be evicted ----------------------------------------------------------------------- */
+/* --- what may be evicted ---------------------------------------------------------------------- */
 
 static struct chunk_node *node_of(struct placement_item *item)
 {
@@ -217,8 +217,8 @@ static struct chunk_node *node_new(struct catalog *c, const struct sha256 *key)
     return n;
 }
 
-/* Whether it has a place in the tree of parents. A lasting pin alone gives it none, or a pinned chunk
- * that is gone would keep its parents from being evicted. */
+/* Whether it has a place in the tree of parents. A lasting pin alone gives it none, or a pinned
+ * chunk that is gone would keep its parents from being evicted. */
 static bool is_in_tree(const struct chunk_node *n)
 {
     return n->extents != NULL || n->n_children > 0 || n->n_pins > 0 || n->has_writer;

@@ -23,8 +23,8 @@
 #define CHUNK_MAX_IDX          (1u << 26) /* 2^32 tokens */
 #define STORE_UUID_BYTES       16
 
-/* Of a partial chunk, in its header and in its row.  Other bits are written as 0 and not looked at, as this
- * one is by builds that do not know it: they leave such a chunk to eviction. */
+/* Of a partial chunk, in its header and in its row.  Other bits are written as 0 and not looked
+ * at, as this one is by builds that do not know it: they leave such a chunk to eviction. */
 #define STORE_FLAG_YIELDS 1u
 
 struct chunk_record {

@@ -8,10 +8,11 @@
  * The order 2 before 3 is what makes the index never name bytes that are not durable; 3 before 4 is
  * what keeps freed space from being overwritten while a crash could still bring its row back.
  *
- * A failed sync is final: Linux reports a lost write once and then forgets it, so trying again would
- * look like success.  Everything not committed is dropped and saving is off until the store is
- * opened anew.  Reading goes on.  A full disk under the index, or no memory for it, is the exception:
- * nothing has happened, everything stays appended, and the next commit tries again. */
+ * A failed sync is final: Linux reports a lost write once and then forgets it, so
+ * trying again would look like success.  Everything not committed is dropped and saving
+ * is off until the store is opened anew.  Reading goes on.  A full disk under the
+ * index, or no memory for it, is the exception: nothing has happened, everything stays
+ * appended, and the next commit tries again. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -193,7 +194,8 @@ static void commit_succeeds(struct store *s, struct commit *b)
     }
 }
 
-/* [lock] Puts changes of pins back in front of those that came since: the last one of a key counts. */
+/* [lock] Puts changes of pins back in front of those that came since: the last one
+ * of a key counts. */
 static void pin_changes_return(struct store *s, struct commit *b)
 {
     if (b->n_pin_changes == 0)

@@ -1,10 +1,10 @@
 /* continued.c - erasing the chunks that continue an erased text, and that nobody else knows of.
  *
- * An answer that was interrupted (a killed process, a client that left) leaves committed chunks which
- * begin with the end of the turn before.  No turn names them, and they keep the chunks that they
- * continue from being erased.  When that turn is erased, the caller has its keys, and among them those
- * of its unfinished end, the *partial* keys.  A stored chunk whose first tokens hash to one of these
- * holds the whole erased text, so it is erased too, with all that continues it.
+ * An answer that was interrupted (a killed process, a client that left) leaves committed chunks
+ * which begin with the end of the turn before.  No turn names them, and they keep the chunks that
+ * they continue from being erased.  When that turn is erased, the caller has its keys, and among
+ * them those of its unfinished end, the *partial* keys.  A stored chunk whose first tokens hash to
+ * one of these holds the whole erased text, so it is erased too, with all that continues it.
  *
  * Chunks that continue only a part of the text (a system prompt that many share) stay. */
 #include <stdlib.h>
@@ -38,8 +38,8 @@ static bool keys_have(const struct keys *sorted, const struct sha256 *key)
            bsearch(key, sorted->at, sorted->n, sizeof *key, by_bytes) != NULL;
 }
 
-/* [lock] Whether any of the keys is continued by a chunk that is none of them. *has_full: some key is
- * that of a full chunk. */
+/* [lock] Whether any of the keys is continued by a chunk that is none of them. *has_full:
+ * some key is that of a full chunk. */
 static bool has_others(const struct store *s, const struct keys *set, bool *has_full)
 {
     uint64_t n_children = 0,
@@ -58,8 +58,8 @@ static bool has_others(const struct store *s, const struct keys *set, bool *has_
     return n_children > n_inside;
 }
 
-/* [lock] The chunks that continue one of the keys and are none of them; at_root: also all that begin
- * a context, for an erased text of less than a chunk has no other parent. */
+/* [lock] The chunks that continue one of the keys and are none of them; at_root: also all that
+ * begin a context, for an erased text of less than a chunk has no other parent. */
 static void candidates_find(const struct store *s, const struct keys *set, bool at_root,
                             struct keys *out)
 {

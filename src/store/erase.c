@@ -28,7 +28,7 @@ void store_free_list(struct extent *list)
     }
 }
 
-/* --- taking chunks away ------------------------------------------------------------------------ */
+/* --- taking chunks away ----------------------------------------------------------------------- */
 
 static bool in_use(const struct chunk_node *n)
 {
@@ -152,7 +152,8 @@ static int erase_now(struct store *s, const struct sha256 *keys, int n, struct t
     return rc;
 }
 
-/* [erase_lock] The disk is full: the chunks have left the catalog, and store_settle does the rest. */
+/* [erase_lock] The disk is full: the chunks have left the catalog, and store_settle
+ * does the rest. */
 static void wait_for_room(struct store *s, const struct taking *t, struct store_erased *out)
 {
     s->owes_remains = true;
@@ -218,7 +219,7 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
     return rc;
 }
 
-/* --- wiping ------------------------------------------------------------------------------------ */
+/* --- wiping ----------------------------------------------------------------------------------- */
 
 /* [commit_lock] Wipes the bytes of all places and syncs. */
 static int places_wipe(struct store *s, const struct extent *list, struct err *err)
@@ -286,8 +287,8 @@ int store_wipe(struct store *s, struct err *err)
     pthread_mutex_lock(&s->lock);
     bool wanted = s->wiping != NULL;
     pthread_mutex_unlock(&s->lock);
-    /* What the index said at open may be gone after the next crash: the end of a log that was cut off
-     * is not durable, only readable. */
+    /* What the index said at open may be gone after the next crash: the end of a log that was
+     * cut off is not durable, only readable. */
     int rc = wanted ? store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err)
                     : 0;
     if (rc != 0 || !wanted)
@@ -320,7 +321,7 @@ void store_wipe_rest(struct store *s)
         log_info("erased chunks could not be wiped yet: %s", why.msg);
 }
 
-/* --- at open ----------------------------------------------------------------------------------- */
+/* --- at open ---------------------------------------------------------------------------------- */
 
 /* A place that overlaps something stored cannot be true. */
 static int place_enter(void *arg, const struct index_place *place)

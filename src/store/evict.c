@@ -179,8 +179,8 @@ void store_expire_at_open(struct store *s)
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted.  newcomer: the
- * chunk that wants the room, where it may be refused; else NULL. */
+/* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted.
+ * newcomer: the chunk that wants the room, where it may be refused; else NULL. */
 static void evict(struct store *s, uint64_t want_bytes, enum store_evict why,
                   const struct sha256 *newcomer)
 {

@@ -1,5 +1,5 @@
-/* fetch.c - reading ahead: what waiting requests need goes from the disk to DRAM before they are served
- * (AttentionStore, section 3.3.1).
+/* fetch.c - reading ahead: what waiting requests need goes from the disk to DRAM before they are
+ * served (AttentionStore, section 3.3.1).
  *
  *     store_fetch_want       a request waits: its chunks join the list, ordered by turn
  *     store_fetch_step       starts, continues or ends the fetch of one chunk; never waits
@@ -9,10 +9,10 @@
  *  - where fewer than FETCH_MIN_CHUNKS of a request's chunks are on the disk alone;
  *  - of chunks whose state the caller holds in memory of its own (store_tell_held);
  *  - where it would take the room of what an earlier request needs (tier_may_take);
- *  - twice for one request, where a copy was dropped again; nor for a request whose fetch has failed: its
- *    restore finds out what is wrong.
- * Every record's checksum is compared before the copy is found.  A chunk that fails is condemned, and so
- * is on no list any more. */
+ *  - twice for one request, where a copy was dropped again; nor for a request whose fetch has
+ *    failed: its restore finds out what is wrong.
+ * Every record's checksum is compared before the copy is found.  A chunk that fails is
+ * condemned, and so is on no list any more. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -141,8 +141,8 @@ static struct extent *extent_alone(const struct chunk_node *n)
     return x;
 }
 
-/* [lock] The first chunk of the want that is on the disk alone, keys[*at], or NULL.  Chunks that are missing
- * end the context. */
+/* [lock] The first chunk of the want that is on the disk alone, keys[*at], or NULL.  Chunks
+ * that are missing end the context. */
 static struct chunk_node *want_next(const struct store *s, struct store_want *w, int *at)
 {
     struct chunk_node *first = NULL;

@@ -1,11 +1,12 @@
-/* files.c - media in files (media.h): per device a folder of segments seg-000000.hc, seg-000001.hc..
+/* files.c - media in files (media.h): per device a folder of segments seg-000000.hc,
+ * seg-000001.hc..
  *
  * Owns the segment files and the writers (a queue with a ring of aligned buffers each).  Files grow
  * in steps, preallocated, so that a full disk shows before data is written.
  *
  * Invariants: 1. A segment's `dirty` is set after its write has completed and before the writer
- * returns; sync clears it before it syncs, and sets it again if that fails.  2. A file, once open, stays open until close, or until
- * cut to nothing, when no extent lies in it. */
+ * returns; sync clears it before it syncs, and sets it again if that fails.  2. A file, once
+ * open, stays open until close, or until cut to nothing, when no extent lies in it. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -140,8 +141,8 @@ static uint64_t step_of(const struct files *f, uint64_t end_bytes)
     return step < f->max_step_bytes ? step : f->max_step_bytes;
 }
 
-/* What data leaves free on the device of the index: its log grows to 4 MiB before it begins again, and a disk
- * without room for that could not even let go of what is evicted. */
+/* What data leaves free on the device of the index: its log grows to 4 MiB before it begins
+ * again, and a disk without room for that could not even let go of what is evicted. */
 #define INDEX_RESERVE_BYTES ((uint64_t)8 << 20)
 
 static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct err *err)

@@ -1,9 +1,10 @@
 /* headers.c - headers of chunks that are served.
  *
- * Restoring reads records, not headers, so a header that is damaged alone would stay unnoticed until the
- * index is lost: a rebuild drops the chunk.  Lookups note the chunks that they find, each once since
- * open.  store_settle reads their headers and condemns what is damaged.  The next request of that
- * context computes the chunk again, and the saver then checks all that is stored behind it. */
+ * Restoring reads records, not headers, so a header that is damaged alone would stay
+ * unnoticed until the index is lost: a rebuild drops the chunk.  Lookups note the chunks that
+ * they find, each once since open.  store_settle reads their headers and condemns what is
+ * damaged.  The next request of that context computes the chunk again, and the saver then
+ * checks all that is stored behind it. */
 #include <stdio.h>
 #include <stdlib.h>
 

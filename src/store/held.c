@@ -1,5 +1,5 @@
-/* held.c - see held.h.  Open addressing: a name lies at the first free place from its own on, and no
- * free place is between the two. */
+/* held.c - see held.h.  Open addressing: a name lies at the first free place from its own on,
+ * and no free place is between the two. */
 #include "store/held.h"
 
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* held.h - names of chunks whose state somebody holds in memory of its own; private to src/store.
  *
- * A counted set: a name that came twice has to go twice.  Pure, but for its memory; the store's lock
- * protects it.  Where there is no memory for another name, the name is not known, and nothing else
- * changes: only the order depends on it in which copies are dropped. */
+ * A counted set: a name that came twice has to go twice.  Pure, but for its memory; the store's
+ * lock protects it.  Where there is no memory for another name, the name is not known, and
+ * nothing else changes: only the order depends on it in which copies are dropped. */
 #ifndef STORE_HELD_H
 #define STORE_HELD_H
 

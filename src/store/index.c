@@ -1,10 +1,11 @@
 /* index.c - see index.h. The only file of the store, besides the VFS, that knows SQLite.
  *
  * Invariants: 1. meta's n_rows and sum describe exactly the extent rows of the same transaction.
- * 2. Nothing that SQLite returns is used before its length and checksum have been checked.  3. No frame
+ * 2. Nothing that SQLite returns is used before its length and checksum have been
+ *    checked.  3. No frame
  * is appended to a log that was there at open: its end may be torn in the middle of a sector, and a
- * power failure while that sector is written again would take the last commit before it along.  So the
- * first transaction folds the log into the database and begins a new one. */
+ * power failure while that sector is written again would take the last commit before it along.
+ * So the first transaction folds the log into the database and begins a new one. */
 #include "store/index.h"
 
 #include <errno.h>
@@ -68,8 +69,8 @@ enum {
 #define PIN_GUARANTEED (INT64_C(1) << 62)
 
 /* The column used_wall_s holds the time of the last use in its lower half, the time to live in the
- * upper one, and in the highest bit whether the chunk was dropped.  A build that does not know times
- * to live or drops ignores these bits. */
+ * upper one, and in the highest bit whether the chunk was dropped.  A build that does not know
+ * times to live or drops ignores these bits. */
 #define USE_DROPPED (UINT64_C(1) << 63)
 
 static sqlite3_int64 use_encode(uint32_t used_wall_s, uint32_t ttl_s, bool is_dropped)
@@ -135,7 +136,8 @@ struct index {
 static int db_err(struct index *ix, const char *what, struct err *err)
 {
     int rc = err_of_sqlite(sqlite3_extended_errcode(ix->db));
-    /* A file that was opened for writing, and whose header says that it is not to be written, is damaged. */
+    /* A file that was opened for writing, and whose header says that it is not to
+     * be written, is damaged. */
     if (rc == -EROFS && !ix->read_only)
         rc = ERR_CORRUPT;
     if (rc == ERR_BUSY)

@@ -23,8 +23,8 @@ struct index;
 /* A page of the database, and a frame of the log with a page. */
 enum { INDEX_PAGE_BYTES = 4096, INDEX_FRAME_BYTES = INDEX_PAGE_BYTES + 24 };
 
-/* No extent has this id or a higher one: counting never comes so far, SQLite's integers are signed, and one that
- * is read must not make the next one wrap. */
+/* No extent has this id or a higher one: counting never comes so far, SQLite's integers are
+ * signed, and one that is read must not make the next one wrap. */
 #define INDEX_MAX_ID (UINT64_MAX / 2)
 
 struct index_meta {
@@ -70,8 +70,8 @@ struct index_place {
 int index_open(struct io *io, const char *path, bool read_only, struct index **out,
                struct index_meta *meta, struct err *err);
 
-/* Creates an empty index with a transaction open: index_add what belongs into it, then index_commit.
- * A crash before that leaves a file that index_open calls ERR_CORRUPT. */
+/* Creates an empty index with a transaction open: index_add what belongs into it, then
+ * index_commit. A crash before that leaves a file that index_open calls ERR_CORRUPT. */
 int index_create(struct io *io, const char *path, const struct index_meta *meta,
                  struct index **out, struct err *err);
 void index_close(struct index *ix); /* NULL is allowed */
@@ -99,8 +99,8 @@ struct index_pin {
     bool is_guaranteed;
 };
 
-/* Calls fn for every lasting pin, and for every place to be wiped, likewise.  Pins are not checksummed:
- * a wrong one only changes what is evicted first. */
+/* Calls fn for every lasting pin, and for every place to be wiped, likewise.  Pins are not
+ * checksummed: a wrong one only changes what is evicted first. */
 int index_load_pins(struct index *ix, int (*fn)(void *arg, const struct index_pin *pin),
                     void *arg, struct err *err);
 int index_load_wipes(struct index *ix,

@@ -1,8 +1,8 @@
 /* media.h - where the bytes of extents live: files of the store's directories (files.c) or memory
  * (dram.c), behind one table of functions.
  *
- * A place is (device, segment, offset).  Media know neither chunks' meaning nor the index, and trust
- * the allocator that places do not overlap.  All functions are thread-safe. */
+ * A place is (device, segment, offset).  Media know neither chunks' meaning nor the index, and
+ * trust the allocator that places do not overlap.  All functions are thread-safe. */
 #ifndef STORE_MEDIA_H
 #define STORE_MEDIA_H
 
@@ -18,9 +18,10 @@ struct media;
 struct media_ops {
     void (*close)(struct media *m);
 
-    /* Writes the extent that h describes (place, key, tokens, records with layout) with the bytes of
-     * from[i], with each record's checksum in h.  Not durable.  On an error nothing is in flight.
-     * copy (may be NULL; files only) receives the records as they lie in the extent, behind its header. */
+    /* Writes the extent that h describes (place, key, tokens, records with layout) with the
+     * bytes of from[i], with each record's checksum in h.  Not durable.  On an error
+     * nothing is in flight.  copy (may be NULL; files only) receives the records as they
+     * lie in the extent, behind its header. */
     int (*write)(struct media *m, struct chunk_header *h,
                  const struct store_record *const *from, uint8_t *copy, struct err *err);
 

@@ -1,19 +1,20 @@
 /* owed.c - erasures that wait because the store cannot be written.
  *
- * A store cannot be written where it was opened for reading only (a full or denied disk), or where a
- * device has failed since.  An erase is then an error, but it is not forgotten:
+ * A store cannot be written where it was opened for reading only (a full or denied disk), or where
+ * a device has failed since.  An erase is then an error, but it is not forgotten:
  *
  *   1. the chunks leave the catalog, so that no lookup of this process finds them again
- *   2. they are noted in the file `erase.owed` in the first directory, as far as that can be written
+ *   2. they are noted in the file `erase.owed` in the first directory, as far as that
+ *      can be written
  *   3. the next open for writing erases what the file names, and then removes it, before anything
  *      is appended; an open for reading only does step 1
  *
- * The file is a row of entries of 64 bytes (docs/STORE_FORMAT.md), each with a checksum: a torn entry
- * at its end, or a damaged one, is passed over.  It needs a block or a few, for which the reserve is
- * given up on a full disk.
+ * The file is a row of entries of 64 bytes (docs/STORE_FORMAT.md), each with a checksum: a torn
+ * entry at its end, or a damaged one, is passed over.  It needs a block or a few, for which the
+ * reserve is given up on a full disk.
  *
- * A full disk under a store that can save is another case: the rows of the erased chunks wait for the
- * next commit that finds room (commit.c). */
+ * A full disk under a store that can save is another case: the rows of the erased chunks wait
+ * for the next commit that finds room (commit.c). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,7 +58,7 @@ static bool entry_decode(const uint8_t in[ENTRY_BYTES], struct entry *out)
     return true;
 }
 
-/* --- the list in memory ------------------------------------------------------------------------- */
+/* --- the list in memory ----------------------------------------------------------------------- */
 
 static void owed_add(struct store_owed *o, const struct entry *e)
 {
@@ -76,7 +77,7 @@ static bool owes_owner(const struct store_owed *o, uint64_t owner)
     return false;
 }
 
-/* --- the file ----------------------------------------------------------------------------------- */
+/* --- the file --------------------------------------------------------------------------------- */
 
 static char *owed_path(const struct store *s)
 {
@@ -113,7 +114,7 @@ static int note(struct store *s, struct err *err)
     return rc;
 }
 
-/* --- owing -------------------------------------------------------------------------------------- */
+/* --- owing ------------------------------------------------------------------------------------ */
 
 bool store_is_unwritable(struct store *s)
 {
@@ -137,8 +138,8 @@ void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_
         snprintf(out->not_noted_because, sizeof out->not_noted_because, "%.190s", why.msg);
 }
 
-/* [erase_lock] Does what erases have left undone on a full disk.  What was pending then is committed
- * first, so that the second commit can let go of it. */
+/* [erase_lock] Does what erases have left undone on a full disk.  What was pending then is
+ * committed first, so that the second commit can let go of it. */
 static int settle_erases(struct store *s, struct err *err)
 {
     unsigned what = STORE_COMMIT_RESERVE | STORE_COMMIT_PINS;
@@ -175,7 +176,7 @@ int store_settle(struct store *s, struct err *err)
     return rc;
 }
 
-/* --- at open ------------------------------------------------------------------------------------ */
+/* --- at open ---------------------------------------------------------------------------------- */
 
 static int file_read(struct store *s, const char *path, struct err *err)
 {

@@ -83,8 +83,8 @@ static void record_insert(struct chunk_header *h, const struct chunk_record *r)
     h->n_records++;
 }
 
-/* Fills in *h from the header of one extent, and the records of all of them.  The chunk is pinned, so its
- * extents stay. */
+/* Fills in *h from the header of one extent, and the records of all of them.  The chunk
+ * is pinned, so its extents stay. */
 static int describe(struct store *s, const struct store_hit *hit, struct parcel *block,
                     struct chunk_header *h, struct err *err)
 {

@@ -1,8 +1,8 @@
 /* presence.c - whether the store is still where it was opened.
  *
  * A folder that is removed or replaced under a running process keeps taking writes through open
- * files, and all of them are lost when the process ends.  So each commit compares device and inode of
- * the superblocks and the index with those at open. */
+ * files, and all of them are lost when the process ends.  So each commit compares device and
+ * inode of the superblocks and the index with those at open. */
 #include <errno.h>
 #include <stdlib.h>
 

@@ -1,9 +1,10 @@
 /* reader.c - reading records: one I/O queue per reader, requests to all devices at once.
  *
- * A record in DRAM (that backend, or a copy in the tier) is handed out where it lies and completes at
- * once; a record in a file becomes one request of whole blocks.  Requests live in slots, of which a reader has as many as were ever in
- * flight together.  The hit pins the record's extent, so it stays where it is until the caller
- * releases the hit, which must not happen before the read has come back. */
+ * A record in DRAM (that backend, or a copy in the tier) is handed out where it lies and
+ * completes at once; a record in a file becomes one request of whole blocks.  Requests live in
+ * slots, of which a reader has as many as were ever in flight together.  The hit pins the
+ * record's extent, so it stays where it is until the caller releases the hit, which must not
+ * happen before the read has come back. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -302,7 +303,7 @@ void store_in_dram(struct store *s, const struct store_hit *hits, int n, bool *i
     pthread_mutex_unlock(&s->lock);
 }
 
-/* --- reads by others --------------------------------------------------------------------------- */
+/* --- reads by others -------------------------------------------------------------------------- */
 
 bool store_has_files(const struct store *s)
 {

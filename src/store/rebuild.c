@@ -8,7 +8,8 @@
  *
  * What is found need not be what was in the index: extents that were written and never committed,
  * or evicted and not overwritten, come back.  That is harmless, because a chunk is named by what it
- * is and every record is checked here.  Old and new extents may overlap; ids tell which is newer. */
+ * is and every record is checked here.  Old and new extents may overlap; ids tell
+ * which is newer. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,12 +1,14 @@
 /* recover.c - from directories to an open store.
  *
  *   1. make the directories, lock the first one
- *   2. read all superblocks; write the missing ones of a store that was never finished (superblocks.c)
+ *   2. read all superblocks; write the missing ones of a store that was never finished
+ *      (superblocks.c)
  *   3. open the segment files
  *   4. open the index; where it is missing or in doubt, rebuild it from the extents' headers
  *   5. a node per chunk, a claim per extent; what no row names is free space
  *
- * Nothing that is read here is trusted: two rows that claim the same bytes put the whole index in doubt. */
+ * Nothing that is read here is trusted: two rows that claim the same bytes put the
+ * whole index in doubt. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,8 +107,8 @@ static int tell_holder(struct store *s, struct err *err)
         s->dirs[0], s->holder[0] != 0 ? s->holder : "which one cannot be seen");
 }
 
-/* The lock is on a file of its own name, since it must be held before there is anything else.  Those that
- * only read share it, on a medium that cannot be written too. */
+/* The lock is on a file of its own name, since it must be held before there is anything else.
+ * Those that only read share it, on a medium that cannot be written too. */
 static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
 {
     char *path = store_path(opts->dirs[0], "lock");

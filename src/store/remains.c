@@ -3,8 +3,8 @@
  * The space of an extent that is evicted, superseded, damaged or never committed is given back
  * without being wiped, because wiping costs a sync.  Its segment is then *soiled*: its free ranges
  * may hold state and token ids.  Every erase wipes the free ranges of all soiled segments, so that
- * a deleted conversation leaves no older copy behind.  A process that was killed may have left bytes
- * anywhere, so all segments are soiled at open.
+ * a deleted conversation leaves no older copy behind.  A process that was killed may have left
+ * bytes anywhere, so all segments are soiled at open.
  *
  * The marker (the empty file wipe.free) lies in the first directory from before the erase's
  * transaction until free space is wiped.  While it exists, opening wipes all free space.
@@ -60,7 +60,7 @@ int store_mark_remains(struct store *s, struct err *err)
     return rc == -ENOSPC ? 0 : rc;
 }
 
-/* --- wiping -------------------------------------------------------------------------------------- */
+/* --- wiping ----------------------------------------------------------------------------------- */
 
 /* The free ranges of one segment, taken from the allocator while they are wiped. */
 struct ranges {
@@ -156,7 +156,7 @@ int store_wipe_remains(struct store *s, struct err *err)
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* --- at open ------------------------------------------------------------------------------------- */
+/* --- at open ---------------------------------------------------------------------------------- */
 
 void store_soil_all(struct store *s)
 {

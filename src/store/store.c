@@ -145,7 +145,8 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
     return 0;
 }
 
-/* A full disk keeps an index from being rebuilt, for example: the reserve has room for a small one. */
+/* A full disk keeps an index from being rebuilt, for example: the reserve has room
+ * for a small one. */
 int store_open(const struct store_opts *opts, struct store **out, struct err *err)
 {
     int rc = open_once(opts, out, err);
@@ -355,8 +356,8 @@ static uint64_t children_begin(const struct leaf *leaves, uint64_t n,
     return lo;
 }
 
-/* The order in which to list: depth first, so that a chain stands together. It has room for n numbers,
- * behind it there is room for n more: the stack. */
+/* The order in which to list: depth first, so that a chain stands together. It has room for n
+ * numbers, behind it there is room for n more: the stack. */
 static uint64_t leaves_order(const struct leaf *leaves, uint64_t n, bool with_pending,
                              uint64_t *order)
 {

@@ -82,10 +82,10 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
 struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *tokens,
                                 int n_tokens);
 
-/* The parent of a stair's first chunk in a truncated context (policy/truncation.h): SHA-256(the key of
- * the chunk before, the numbers C, S, K), fields tagged.  So the keys of a stair's chunks name all
- * tokens before them and the truncation.  No chunk has this key: the store sees each stair as a
- * context of its own, whose tail goes before its head. */
+/* The parent of a stair's first chunk in a truncated context (policy/truncation.h): SHA-256(the
+ * key of the chunk before, the numbers C, S, K), fields tagged.  So the keys of a stair's
+ * chunks name all tokens before them and the truncation.  No chunk has this key: the store sees
+ * each stair as a context of its own, whose tail goes before its head. */
 struct sha256 store_stair_key(const struct sha256 *parent, const uint32_t numbers[3]);
 
 /* Whose a chunk is, for quotas and statistics: a number made of the salt; 0 for the empty salt (or
@@ -95,8 +95,9 @@ uint64_t store_owner(const char *salt);
 
 /* --- life cycle ----------------------------------------------------------------------------- */
 
-/* Allocator for the DRAM backend's segments and for the DRAM tier's arena, for example pinned memory.
- * get returns zeroed, page-aligned memory, or NULL.  Any thread may call both functions. */
+/* Allocator for the DRAM backend's segments and for the DRAM tier's arena, for
+ * example pinned memory.  get returns zeroed, page-aligned memory, or NULL.  Any
+ * thread may call both functions. */
 struct store_memory {
     void *(*get)(void *arg, size_t bytes);
     void (*put)(void *arg, void *p, size_t bytes);
@@ -106,8 +107,8 @@ struct store_memory {
 struct store_opts {
     struct io *io; /* the file system; NULL selects the DRAM backend, which ignores dirs */
     struct store_memory memory; /* get NULL: ordinary memory */
-    /* Arena for copies of chunks in DRAM, in front of the disk (tier.h); 0: none.  The DRAM backend and
-     * stores opened read_only have none. */
+    /* Arena for copies of chunks in DRAM, in front of the disk (tier.h); 0: none.  The DRAM
+     * backend and stores opened read_only have none. */
     uint64_t dram_bytes;
     /* Where that memory cannot be had, a half of it is tried, and so on; below 64 MiB there are no
      * copies. store_dram_stats says how much it is.  Else the store is not opened: -ENOMEM. */
@@ -115,23 +116,24 @@ struct store_opts {
     const char *const *dirs; /* one per device, in order; created where missing */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: no bound */
-    /* Bound on all files of the store together at all times; 0: none.  What it leaves for extents is a second
-     * bound like cap_bytes (cap.c).  ERR_USAGE where it leaves nothing.  The DRAM backend ignores it. */
+    /* Bound on all files of the store together at all times; 0: none.  What it leaves for
+     * extents is a second bound like cap_bytes (cap.c).  ERR_USAGE where it leaves
+     * nothing.  The DRAM backend ignores it. */
     uint64_t files_cap_bytes;
     enum placement_kind policy; /* which leaf goes first where a bound is reached */
-    /* For stat, ls and verify: changes nothing, shares the lock with others that do, and reads a copy
-     * of the index where another process has the store open for writing. */
+    /* For stat, ls and verify: changes nothing, shares the lock with others that do, and reads
+     * a copy of the index where another process has the store open for writing. */
     bool read_only;
     bool no_direct; /* do not bypass the page cache (warm reads, tests) */
-    /* Of a new store: the size of its segment files, and a bound on one chunk's bytes per device; in
-     * multiples of STORE_ALIGN, at most 4 GiB. 0: 1 GiB. */
+    /* Of a new store: the size of its segment files, and a bound on one chunk's bytes per
+     * device; in multiples of STORE_ALIGN, at most 4 GiB. 0: 1 GiB. */
     uint64_t segment_bytes;
     /* bound on the extents of each owner that store_set_quota has given none; 0: no bound */
     uint64_t quota_bytes;
     /* bound on the guaranteed bytes of each owner (store_guarantee); 0: that of its quota */
     uint64_t guarantee_bytes;
-    /* A transfer of state that takes longer is cancelled and fails with -ETIMEDOUT; 0: 30 s. What a device
-     * does not let go of ends with the kernel's own timeout for that device. */
+    /* A transfer of state that takes longer is cancelled and fails with -ETIMEDOUT; 0: 30 s.
+     * What a device does not let go of ends with the kernel's own timeout for that device. */
     int64_t stuck_ns;
 };
 
@@ -141,9 +143,9 @@ struct store_opts {
  * from the future is ERR_UNSUPPORTED.  *out is the caller's to close. */
 int store_open(const struct store_opts *opts, struct store **out, struct err *err);
 
-/* Who has the store open for writing, where it was opened read_only beside that process; NULL: nobody.
- * What is read may be older than what that process has, and an extent that it evicts meanwhile reads
- * as damaged. */
+/* Who has the store open for writing, where it was opened read_only beside that process;
+ * NULL: nobody. What is read may be older than what that process has, and an extent that it
+ * evicts meanwhile reads as damaged. */
 const char *store_beside(const struct store *s);
 
 /* Closes without committing: what was appended since the last commit is gone. No reader, hit or
@@ -157,9 +159,9 @@ struct store_record {
     enum store_kind kind;
     const void *bytes;
     uint32_t n_bytes;
-    /* Where bytes is NULL: makes them when it is their turn to be written, so that a chunk's need not
-     * be there all at once: once at most, or once more where the disk was full.  They are good until the next call; NULL: they could
-     * not be made, and the append fails. */
+    /* Where bytes is NULL: makes them when it is their turn to be written, so that a chunk's
+     * need not be there all at once: once at most, or once more where the disk was full.  They
+     * are good until the next call; NULL: they could not be made, and the append fails. */
     const void *(*make)(void *arg, const struct store_record *r);
     void *make_arg;
     /* checksum64 of the bytes, where the caller has just verified it; else it is computed. */
@@ -188,12 +190,13 @@ struct store_chunk {
     int32_t tokens[STORE_CHUNK_TOKENS];
     const struct store_record *records;
     int n_records;
-    /* Of a partial chunk: it is the end of one context, and needless once that goes on.  Stored with it.
-     * Others are for many to continue, a document's say, and so is one that both have asked for (until the
-     * store is opened again, where it was stored as one that yields). */
+    /* Of a partial chunk: it is the end of one context, and needless once that goes on.  Stored
+     * with it.  Others are for many to continue, a document's say, and so is one that both have
+     * asked for (until the store is opened again, where it was stored as one that yields). */
     bool yields;
-    /* May be NULL.  The partial chunk that this one continues: where it yields it is removed once this one
-     * has been committed (with the commit after, so a crash can leave both, never neither). */
+    /* May be NULL.  The partial chunk that this one continues: where it yields it is
+     * removed once this one has been committed (with the commit after, so a crash
+     * can leave both, never neither). */
     const struct sha256 *supersedes;
     struct store_use use;
     /* Nothing that a waiting request needs sooner is evicted for it, where the policy says so
@@ -207,8 +210,9 @@ struct store_chunk {
  * not needed after it returns.  A chunk may be appended before its parent; it can be found only
  * once the parent can.  ERR_LIMIT: does not fit under the cap, or not into the owner's quota (whose
  * own leaves go first); nothing was written.  A full disk is a lower cap where there is one,
- * and space is made likewise; -ENOSPC where there is none (nothing is evicted then), or it did not help.
- * -ENOSPC and other I/O errors: nothing of this call will become visible, and it may be tried again. */
+ * and space is made likewise; -ENOSPC where there is none (nothing is evicted then), or it did
+ * not help.  -ENOSPC and other I/O errors: nothing of this call will become visible, and it may
+ * be tried again. */
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
 
 /* The barrier: makes all that was appended before the call durable and visible.  On an error
@@ -240,18 +244,19 @@ int store_lookup_for(struct store *s, const struct store_use *use,
                      char *why, size_t why_bytes, struct err *err);
 void store_release(struct store *s, struct store_hit *hits, int n);
 /* A request that waits needs the chunks of keys[0..n), stored or not.  It will be served before
- * requests of a later turn, so policies that look ahead evict these chunks after all that no request
- * needs.  Returns how many of the keys the window had room for; the caller takes just these back,
- * once, when the request waits no longer.  The window is bounded by 65,536 chunks. */
+ * requests of a later turn, so policies that look ahead evict these chunks after all that no
+ * request needs.  Returns how many of the keys the window had room for; the caller takes just
+ * these back, once, when the request waits no longer.  The window is bounded by 65,536 chunks. */
 int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t turn);
 void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
                               uint64_t turn);
 
 /* Pins one chunk by its key, wherever it stands in a chain, and with it all before it, since only
- * leaves are evicted; false where it is not stored.  Not for reading: its records are not looked up. */
+ * leaves are evicted; false where it is not stored.  Not for reading: its records
+ * are not looked up. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
-/* Another hold on a chunk that the caller holds, to be released by itself.  Of one that is found no more, for
- * it was superseded meanwhile, too: whoever holds it can read it. */
+/* Another hold on a chunk that the caller holds, to be released by itself.  Of one that is
+ * found no more, for it was superseded meanwhile, too: whoever holds it can read it. */
 struct store_hit store_hold(struct store *s, const struct store_hit *held);
 
 /* Whether a look-up would find all of these hits, which the caller holds: none was erased,
@@ -263,23 +268,23 @@ bool store_hits_stand(struct store *s, const struct store_hit *hits, int n);
 bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,
                         int n_tokens, struct sha256 *key, int *n_found);
 
-/* Returns the place where a context leaves the stored chunk that goes along with it the longest.  Of the
- * chunks behind `parent`, one has the longest common beginning with tokens[0, n).  The result is the length
- * of this beginning, where both go on with different tokens.  It is -1 where there is no chunk, and where
- * the chunk or the n tokens end there.
+/* Returns the place where a context leaves the stored chunk that goes along with it the longest.
+ * Of the chunks behind `parent`, one has the longest common beginning with tokens[0, n).  The
+ * result is the length of this beginning, where both go on with different tokens.  It is -1 where
+ * there is no chunk, and where the chunk or the n tokens end there.
  *
- * The newest 4096 chunks behind the parent are looked at.  Headers of the STORE_NEAREST most promising ones
- * are read at most, and of as many that the process has not seen since it opened the store.  So a chunk
- * that goes along a token or two longer may be missed among many that are nearly as near, and an old chunk
- * is missed until searches have come to it.  Chunks of another salt or model have other parents, so the
- * result tells nothing about them. */
+ * The newest 4096 chunks behind the parent are looked at.  Headers of the STORE_NEAREST most
+ * promising ones are read at most, and of as many that the process has not seen since it opened
+ * the store.  So a chunk that goes along a token or two longer may be missed among many that
+ * are nearly as near, and an old chunk is missed until searches have come to it.  Chunks of
+ * another salt or model have other parents, so the result tells nothing about them. */
 enum { STORE_NEAREST = 8 };
 int store_differs_at(struct store *s, const struct sha256 *parent, const int32_t *tokens,
                      int n);
 
-/* Up to n full chunks of a model's state, pinned as by a lookup, but neither marked as used nor counted: what
- * a measurement may read.  Those that others continue first, or the pins would keep whole contexts from
- * being evicted meanwhile.  Returns how many. */
+/* Up to n full chunks of a model's state, pinned as by a lookup, but neither marked as used nor
+ * counted: what a measurement may read.  Those that others continue first, or the pins would
+ * keep whole contexts from being evicted meanwhile.  Returns how many. */
 int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
                  struct store_hit *hits);
 
@@ -301,13 +306,13 @@ int store_verify_chunk(struct store *s, const struct sha256 *key, bool *is_good,
 
 /* --- pins that last ------------------------------------------------------------------------- */
 
-/* Keeps chunks from being evicted until a time (seconds since 1970, by the wall clock), whether they
- * are stored yet or not.  Durable when it returns 0: a restart does not end a pin, an index that had
- * to be rebuilt does.  A pin is a preference, the cap (and a quota) is a bound: pinned chunks go last,
- * when nothing else can be evicted, and are counted (n_evicted_pinned).  A chunk is evicted only after
- * all that continue it, so pinning the last chunk of a context keeps the whole.  A second pin of a key
- * replaces the first.  At most STORE_MAX_PINS at a time, and one for
- * each KiB of the index's share of files_cap_bytes: ERR_LIMIT. */
+/* Keeps chunks from being evicted until a time (seconds since 1970, by the wall clock), whether
+ * they are stored yet or not.  Durable when it returns 0: a restart does not end a pin, an
+ * index that had to be rebuilt does.  A pin is a preference, the cap (and a quota) is a bound:
+ * pinned chunks go last, when nothing else can be evicted, and are counted (n_evicted_pinned).
+ * A chunk is evicted only after all that continue it, so pinning the last chunk of a context
+ * keeps the whole.  A second pin of a key replaces the first.  At most STORE_MAX_PINS at a
+ * time, and one for each KiB of the index's share of files_cap_bytes: ERR_LIMIT. */
 #define STORE_MAX_PINS (1 << 20)
 int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
                     struct err *err);
@@ -353,8 +358,8 @@ void store_set_price(struct store *s, const struct placement_price *price);
 /* A chunk that twice as many waiting requests need counts as needed so many turns earlier
  * (placement_window.h). */
 void store_set_step(struct store *s, uint64_t turns);
-/* These chunks are of no more use to the caller: they are the first to be evicted, unless they are in
- * use, or another lookup finds them.  Written with the next commit, as uses are. */
+/* These chunks are of no more use to the caller: they are the first to be evicted, unless they
+ * are in use, or another lookup finds them.  Written with the next commit, as uses are. */
 void store_drop(struct store *s, const struct sha256 *keys, int n);
 
 /* --- forgetting ----------------------------------------------------------------------------- */
@@ -365,39 +370,41 @@ struct store_erased {
     /* in use by a hit or a running append: missing from now on for every lookup, and erased by the
      * first commit after the last release.  Not remembered across a restart: call again. */
     uint64_t n_busy;
-    /* Where store_erase fails because the disk is full (-ENOSPC), or because nothing can be written until the
-     * store is opened again: chunks that are missing from now on for every lookup, and whose bytes are still
-     * in the files.  On a full disk store_settle erases them when there is room. */
+    /* Where store_erase fails because the disk is full (-ENOSPC), or because nothing can be
+     * written until the store is opened again: chunks that are missing from now on for
+     * every lookup, and whose bytes are still in the files.  On a full disk store_settle
+     * erases them when there is room. */
     uint64_t n_owed;
-    /* Where nothing can be written: all erasures that wait are on the disk.  The next open for writing does them; an
-     * open for reading does not find the chunks.  False: they are forgotten when the store is closed,
-     * unless store_settle can write them down before. */
+    /* Where nothing can be written: all erasures that wait are on the disk.  The next open for
+     * writing does them; an open for reading does not find the chunks.  False: they are
+     * forgotten when the store is closed, unless store_settle can write them down before. */
     bool is_noted;
     char not_noted_because[200];
 };
 
-/* Erases keys[0..n), one chain in its order (not necessarily from its beginning), as far as no other
- * stored chunk continues it.  Whether another context ends inside the chain is the caller's to know.
- * Ends their pins.  What is appended and not committed is committed first.
+/* Erases keys[0..n), one chain in its order (not necessarily from its beginning), as far as no
+ * other stored chunk continues it.  Whether another context ends inside the chain is the caller's
+ * to know.  Ends their pins.  What is appended and not committed is committed first.
  *
  * When it returns 0 with n_busy == 0, and for good (crashes included): the chunks are absent, their
- * rows are gone from the index, and the bytes of their extents (state, and token ids in the headers)
- * read as zeros in the segment files.  So do all free bytes of the segment files: superseded ends of
- * contexts, evicted copies, and chunks that were never committed.  Keys (hashes) may stay in pages of
- * the index's log until store_gc; after it no byte of the chunks is left in any file of the store.
- * Blocks that a file system or a device was told to free are beyond this: encrypt the device where
- * that matters.
+ * rows are gone from the index, and the bytes of their extents (state, and token ids in the
+ * headers) read as zeros in the segment files.  So do all free bytes of the segment files:
+ * superseded ends of contexts, evicted copies, and chunks that were never committed.  Keys
+ * (hashes) may stay in pages of the index's log until store_gc; after it no byte of the chunks is
+ * left in any file of the store.  Blocks that a file system or a device was told to free are
+ * beyond this: encrypt the device where that matters.
  *
  * n may be 0: then only free bytes are wiped.
  *
- * On an error the chunks may be absent already; the next erase, gc or open wipes the rest.  Where the
- * store cannot be written at all, out->n_owed is the number of chunks that still must be wiped. */
+ * On an error the chunks may be absent already; the next erase, gc or open wipes the
+ * rest.  Where the store cannot be written at all, out->n_owed is the number of
+ * chunks that still must be wiped. */
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
                 struct err *err);
 
-/* `fn` is told the keys of chunks that an erasure has taken away, children before parents, before it
- * returns; it is called on the erasing thread, under a lock of the store's, and must not call back into it.  NULL: no
- * more. */
+/* `fn` is told the keys of chunks that an erasure has taken away, children before parents,
+ * before it returns; it is called on the erasing thread, under a lock of the store's, and must
+ * not call back into it.  NULL: no more. */
 void store_on_erased(struct store *s,
                      void (*fn)(void *arg, const struct sha256 *keys, int n), void *arg);
 
@@ -405,23 +412,24 @@ void store_on_erased(struct store *s,
 int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
                       struct err *err);
 
-/* Work that nobody waits for, to be called every few seconds, on any thread.  Tries again what an erase
- * has left undone because the disk was full or could not be written, as far as this process can do it.
- * Reads the headers of chunks that lookups have found, each once, and condemns a chunk whose header is
- * damaged: restoring reads no headers, and a rebuild of the index would drop the chunk. */
+/* Work that nobody waits for, to be called every few seconds, on any thread.  Tries again
+ * what an erase has left undone because the disk was full or could not be written, as far as
+ * this process can do it.  Reads the headers of chunks that lookups have found, each once,
+ * and condemns a chunk whose header is damaged: restoring reads no headers, and a rebuild of
+ * the index would drop the chunk. */
 int store_settle(struct store *s, struct err *err);
 
 /* Erases the stored chunks that contain a whole erased text, with all that continues them: keys[]
- * holds the keys of that text's chunks, and of its unfinished end (store_partial_key).  To be called
- * before store_erase(keys), which stops at chunks that others continue. */
+ * holds the keys of that text's chunks, and of its unfinished end (store_partial_key).  To be
+ * called before store_erase(keys), which stops at chunks that others continue. */
 int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
                            struct store_erased *out, struct err *err);
 
 /* Evicts the chunks that were last used before a time (seconds since 1970), ends of contexts first.
- * Chunks that are in use or pinned stay, and with them all that they continue.  The time of the last
- * use survives a restart, as far as it was committed.  Space is free when it returns 0; *n_chunks
- * says how many went.  Evicted bytes stay in the files until they are used again, as after any
- * eviction: store_erase is for what must leave no remains. */
+ * Chunks that are in use or pinned stay, and with them all that they continue.  The time of the
+ * last use survives a restart, as far as it was committed.  Space is free when it returns 0;
+ * *n_chunks says how many went.  Evicted bytes stay in the files until they are used again, as
+ * after any eviction: store_erase is for what must leave no remains. */
 int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
                      struct err *err);
 
@@ -498,9 +506,9 @@ int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
 int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err);
 
 /* Checks the bytes of a completed read; must be called before they are used, on any thread, once
- * per record: completion alone does not mean that they are right.  Returns 0 or ERR_CORRUPT, or -EAGAIN
- * where a copy in DRAM is damaged: the copy is dropped, and the next read takes the record from the
- * disk. */
+ * per record: completion alone does not mean that they are right.  Returns 0 or
+ * ERR_CORRUPT, or -EAGAIN where a copy in DRAM is damaged: the copy is dropped, and the
+ * next read takes the record from the disk. */
 int store_read_check(const struct store_read *read, struct err *err);
 /* The same where another has computed checksum64 of the n_bytes, on a copy of them elsewhere. */
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
@@ -512,27 +520,28 @@ struct store_place {
     size_t
         bytes; /* of whole blocks: multiples of STORE_ALIGN; n_bytes of them are the record */
 };
-/* Whether its records are in files that others may read (not in memory, on a simulated disk, or throttled). */
+/* Whether its records are in files that others may read (not in memory, on a
+ * simulated disk, or throttled). */
 bool store_has_files(const struct store *s);
 /* Whether its chunks lie in directories, and not in memory. */
 bool store_is_on_disk(const struct store *s);
-/* Fills in what store_reader_submit would, but for `bytes`: what was read is checked with store_read_judge.  Nonzero where
- * it must be left to a reader, which then says why. */
+/* Fills in what store_reader_submit would, but for `bytes`: what was read is checked with
+ * store_read_judge.  Nonzero where it must be left to a reader, which then says why. */
 int store_read_place(struct store *s, struct store_read *read, struct store_place *out);
 /* What became of such a read: its status, for the store's counts as well. */
 void store_read_end(struct store_read *read, int status);
 /* How long a read may take before it is cancelled (store_opts). */
 int64_t store_stuck_ns(const struct store *s);
 
-/* Sets in_dram[i] for each of n hits: whether a reader that uses copies (store_reader_use_dram) would take all
- * of its records from DRAM now. */
+/* Sets in_dram[i] for each of n hits: whether a reader that uses copies (store_reader_use_dram)
+ * would take all of its records from DRAM now. */
 void store_in_dram(struct store *s, const struct store_hit *hits, int n, bool *in_dram);
 
 /* --- reading ahead -------------------------------------------------------------------------- */
 
-/* A request that waits will need keys[0..n), which the KV pool does not hold; requests of a lower turn
- * are served before it.  `id` names it; a second call replaces the first.  Any thread.  Does nothing
- * without a DRAM tier. */
+/* A request that waits will need keys[0..n), which the KV pool does not hold; requests of a
+ * lower turn are served before it.  `id` names it; a second call replaces the first.  Any
+ * thread.  Does nothing without a DRAM tier. */
 void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys, int n,
                       uint64_t turn);
 /* It waits no longer. */
@@ -542,16 +551,18 @@ void store_fetch_want_end(struct store *s, const void *id);
 int store_count(struct store *s, const struct sha256 *keys, int n);
 /* A chunk's name in store_tell_held; never 0. */
 uint64_t store_chunk_name(const struct sha256 *key);
-/* The caller's own memory (a KV pool) holds the state of a chunk from now on, or no longer.  Copies of
- * held chunks are the first to be dropped, and none are promoted. */
+/* The caller's own memory (a KV pool) holds the state of a chunk from now on, or no longer.
+ * Copies of held chunks are the first to be dropped, and none are promoted. */
 struct store_held {
     uint64_t name;
     bool is_held;
 };
-/* Returns false, and takes nothing, where it would have to wait.  Does nothing without a DRAM tier. */
+/* Returns false, and takes nothing, where it would have to wait.  Does nothing
+ * without a DRAM tier. */
 bool store_tell_held(struct store *s, const struct store_held *changes, int n);
 
-/* Brings what waiting requests need from the disk to DRAM, a chunk at a time.  One thread at a time. */
+/* Brings what waiting requests need from the disk to DRAM, a chunk at a time.  One
+ * thread at a time. */
 struct store_fetcher;
 /* *out is NULL where there is no DRAM tier. */
 int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *err);

@@ -40,8 +40,8 @@
 
 /* Uses not yet written to the index. Beyond this many the newest are not recorded: harmless. */
 #define STORE_MAX_TOUCHED 65536
-/* Ids are handed out up to a limit that the index knows durably, so that no two extents ever written,
- * committed or not, share one: a rebuild tells old from new by them. */
+/* Ids are handed out up to a limit that the index knows durably, so that no two extents ever
+ * written, committed or not, share one: a rebuild tells old from new by them. */
 #define STORE_ID_RESERVE 65536
 /* Holds space for erasing on a full disk (reserve.c). */
 #define STORE_RESERVE_FILE  "reserve"
@@ -166,7 +166,8 @@ struct store {
 void store_free_wants(struct store *s);
 /* [lock] A lookup has found the node: its headers are to be read, once since open. */
 void store_note_headers(struct store *s, struct chunk_node *n);
-/* Reads headers that were noted, of at most `most` chunks, and condemns the chunks of damaged ones. */
+/* Reads headers that were noted, of at most `most` chunks, and condemns the chunks
+ * of damaged ones. */
 void store_check_headers(struct store *s, int most);
 /* [lock] The next commit writes the node's last use to the index, and whether it is dropped. */
 void store_note_use(struct store *s, const struct chunk_node *n);
@@ -202,14 +203,16 @@ int store_each_appended(struct store *s, int (*fn)(void *arg, const struct store
 int store_cap_share(struct store *s, const struct store_opts *o, struct err *err);
 /* [lock] ERR_LIMIT where n more pins would be too many. */
 int store_check_pins(const struct store *s, uint32_t n, struct err *err);
-/* [lock] Whether the index stays in its share when extents of n_bytes are appended, one on each device. */
+/* [lock] Whether the index stays in its share when extents of n_bytes are appended,
+ * one on each device. */
 bool store_index_has_room(const struct store *s, uint64_t n_bytes);
-/* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting.  newcomer, here and
- * below: the key of the chunk that wants the room, where it may be refused (store_chunk); else NULL. */
+/* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting.
+ * newcomer, here and below: the key of the chunk that wants the room, where it may be
+ * refused (store_chunk); else NULL. */
 int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newcomer,
                     struct err *err);
-/* [lock, dropped while the index commits] The disk has no room for n_bytes: frees as much of the store's own
- * by evicting.  False where that may not be (there is no cap) or cannot be. */
+/* [lock, dropped while the index commits] The disk has no room for n_bytes: frees as much of
+ * the store's own by evicting.  False where that may not be (there is no cap) or cannot be. */
 bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
                       const struct sha256 *newcomer);
 /* [lock] Makes n_bytes fit into an owner's quota, likewise; evicts that owner's chunks only. */
@@ -234,34 +237,37 @@ void store_guarantee_broken(struct store *s, uint32_t n, const char *reason);
 int store_load_pins(struct store *s, struct err *err);
 int store_load_wipes(struct store *s, struct err *err);
 
-/* [lock] What n alone may keep doomed, and what lives on without it: the nearest doomed node above that has
- * extents, or is in use. To be asked before n goes; NULL: none. */
+/* [lock] What n alone may keep doomed, and what lives on without it: the nearest doomed node
+ * above that has extents, or is in use. To be asked before n goes; NULL: none. */
 struct chunk_node *store_doomed_above(const struct chunk_node *n);
 /* [lock] A doomed node that nothing uses anymore is taken apart, and what it alone kept doomed. */
 void store_settle_doomed(struct store *s, struct chunk_node *n);
 /* Wipes what is to be wiped, and gives its space back. An error leaves it for the next time. */
 int store_wipe(struct store *s, struct err *err);
-/* The same where it is not what was asked for: what an erase before a crash, or of chunks in use, has left.
- * A failure is no reason not to open or commit: the next erase, commit, gc or open tries again. */
+/* The same where it is not what was asked for: what an erase before a crash, or of
+ * chunks in use, has left. A failure is no reason not to open or commit: the next erase,
+ * commit, gc or open tries again. */
 void store_wipe_rest(struct store *s);
-/* Marks, durably, that free space must be wiped, where it may hold bytes of former extents: an erase
- * that a crash cuts off is then finished by the next open.  A full disk is no error: the mark is a
- * second line, and the wiping itself frees space. */
+/* Marks, durably, that free space must be wiped, where it may hold bytes of former extents: an
+ * erase that a crash cuts off is then finished by the next open.  A full disk is no error: the
+ * mark is a second line, and the wiping itself frees space. */
 int store_mark_remains(struct store *s, struct err *err);
 /* Wipes the free space that may hold bytes of former extents, syncs, and takes the mark away. */
 int store_wipe_remains(struct store *s, struct err *err);
-/* At open: every free byte of the segment files may be a remain; wipes them where the mark says so. */
+/* At open: every free byte of the segment files may be a remain; wipes them where
+ * the mark says so. */
 void store_soil_all(struct store *s);
 void store_finish_erase(struct store *s);
-/* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one on: erased, doomed, or,
- * from the first one that something else continues, left alone.  taken (NULL allowed) [n]: the keys of
- * those that were erased or doomed, children first.  Returns how many. */
+/* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one
+ * on: erased, doomed, or, from the first one that something else continues, left
+ * alone.  taken (NULL allowed) [n]: the keys of those that were erased or doomed,
+ * children first.  Returns how many. */
 int store_take_chain(struct store *s, const struct sha256 *keys, int n,
                      struct sha256 *taken, struct store_erased *out);
 /* Whether nothing can be saved or erased until this store is opened again.  Takes lock. */
 bool store_is_unwritable(struct store *s);
-/* [erase_lock] Remembers the erasure of chunks that have left the catalog, of all of an owner's where
- * owner is not NULL, and fills in *out. */
+/* [erase_lock] Remembers the erasure of chunks that have left the catalog, of all of an owner's
+ * where owner is not NULL, and fills in *out. */
 void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_t *owner,
                struct store_erased *out);
 /* At open: takes the chunks whose erasure waits off the catalog; erases them in the files. */
@@ -280,16 +286,17 @@ enum {
     STORE_COMMIT_TOUCHED = 1 << 1,
     STORE_COMMIT_IDS = 1 << 2,
     STORE_COMMIT_PINS = 1 << 3,
-    /* Where nothing has been committed since open, something is in any case, so that what the index says
-     * is durable: before it is promised, and before bytes are destroyed that an older index may name. */
+    /* Where nothing has been committed since open, something is in any case, so that what
+     * the index says is durable: before it is promised, and before bytes are destroyed
+     * that an older index may name. */
     STORE_COMMIT_FRESH = 1 << 4,
     /* It is part of freeing space: on a full disk it may take the reserve. */
     STORE_COMMIT_RESERVE = 1 << 5,
 };
 int store_commit_run(struct store *s, unsigned what, struct err *err);
 
-/* [lock] A device has failed for good: drops what was not committed and refuses to save from now on. The
- * caller holds commit_lock too. */
+/* [lock] A device has failed for good: drops what was not committed and refuses to save from
+ * now on. The caller holds commit_lock too. */
 void store_end_saving(struct store *s, int rc, const struct err *why);
 
 /* [lock] ERR_... where this store cannot save. */
@@ -331,18 +338,19 @@ int store_read_header(struct store *s, const struct extent *x, void *block,
  * allocators. */
 int store_recover(struct store *s, const struct store_opts *opts, struct err *err);
 
-/* Whether the segment file of a row that has been entered reaches to the end of its extent; what is said of a
- * chunk where it does not. */
+/* Whether the segment file of a row that has been entered reaches to the end of its extent;
+ * what is said of a chunk where it does not. */
 bool store_row_is_in_file(const struct store *s, const struct index_row *row);
 #define STORE_NOT_IN_FILE "its segment file is missing or too short"
 
 struct superblock;
-/* Before anything is made or locked: refuses directories that belong to no store together, where those that are
- * there show it (ERR_MISMATCH, ERR_UNSUPPORTED).  What it cannot read, store_open_superblocks will tell of. */
+/* Before anything is made or locked: refuses directories that belong to no store together,
+ * where those that are there show it (ERR_MISMATCH, ERR_UNSUPPORTED).  What it cannot read,
+ * store_open_superblocks will tell of. */
 int store_check_dirs(const struct store_opts *opts, struct err *err);
-/* What the superblocks of opts->dirs say; those of a new store are written, a damaged one again, and those
- * of an earlier version raised (unless opts->read_only).  ERR_CORRUPT, ERR_MISMATCH (not the directories of
- * one store), ERR_UNSUPPORTED, ERR_NOT_FOUND. */
+/* What the superblocks of opts->dirs say; those of a new store are written, a damaged one
+ * again, and those of an earlier version raised (unless opts->read_only).  ERR_CORRUPT,
+ * ERR_MISMATCH (not the directories of one store), ERR_UNSUPPORTED, ERR_NOT_FOUND. */
 int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
                            struct err *err);
 /* Compares the superblocks with what they must be; reports each that differs. */

@@ -1,8 +1,8 @@
 /* superblock.h - what a store directory says about itself: pure functions over bytes.
  *
- * The file holds the same 4096 bytes twice, so one damaged copy does no harm.  It is written when the
- * store is created, and once more, one copy after the other, when a later build first opens it for
- * writing: from then on older builds refuse the store. */
+ * The file holds the same 4096 bytes twice, so one damaged copy does no harm.  It is written
+ * when the store is created, and once more, one copy after the other, when a later build first
+ * opens it for writing: from then on older builds refuse the store. */
 #ifndef STORE_SUPERBLOCK_H
 #define STORE_SUPERBLOCK_H
 

@@ -1,9 +1,10 @@
-/* superblocks.c - the superblocks of a store's directories: read, compared, mended, raised, first written.
+/* superblocks.c - the superblocks of a store's directories: read, compared, mended,
+ * raised, first written.
  *
  * A store exists once its index does or a segment does; before that, a crash left at most some
- * superblocks, and creation simply goes on.  Where one is lost, or both its copies are damaged, what it said
- * is found elsewhere: in another directory or in the index, and that the directory is the one it was, in an
- * extent's header. */
+ * superblocks, and creation simply goes on.  Where one is lost, or both its copies are damaged,
+ * what it said is found elsewhere: in another directory or in the index, and that the directory
+ * is the one it was, in an extent's header. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +72,7 @@ static int superblock_write(struct io *io, const char *dir, const struct superbl
     return rc;
 }
 
-/* --- lost, or both copies damaged -------------------------------------------------------------- */
+/* --- lost, or both copies damaged ------------------------------------------------------------- */
 
 /* Whether a segment file holds an extent of this directory of this store. */
 static int segment_tells(struct io *io, const char *path, const struct superblock *sb,
@@ -137,8 +138,8 @@ static int index_tells(struct io *io, const char *dir, struct superblock *out, b
     return 0;
 }
 
-/* What the superblock of directory i said; left as it is where nothing tells.  The index lies in the first
- * directory, and so speaks for that one. */
+/* What the superblock of directory i said; left as it is where nothing tells.  The index lies
+ * in the first directory, and so speaks for that one. */
 static int superblock_find(const struct store_opts *opts, int i,
                            const struct superblock *good, struct sb_found *found,
                            struct err *err)
@@ -226,8 +227,9 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
     return 0;
 }
 
-/* An empty folder that was given becomes what one that is made here is.  One with other files is somebody's
- * (/tmp, a home), and stays as it is; the store's files are private by themselves. */
+/* An empty folder that was given becomes what one that is made here is.  One with
+ * other files is somebody's (/tmp, a home), and stays as it is; the store's files
+ * are private by themselves. */
 static void dir_make_private(struct io *io, const char *dir)
 {
     struct io_names names;
@@ -302,7 +304,8 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
     return 0;
 }
 
-/* Writes one copy, durably. The other one is left alone, so that at any moment one of them is whole. */
+/* Writes one copy, durably. The other one is left alone, so that at any moment one
+ * of them is whole. */
 static int superblock_copy_write(struct io *io, const char *dir,
                                  const struct superblock *sb, int copy, struct err *err)
 {
@@ -321,8 +324,8 @@ static int superblock_copy_write(struct io *io, const char *dir,
     return rc;
 }
 
-/* What is lost or damaged is written again, before the rest goes, too: without either copy much may be lost.  Where it
- * cannot be, the store does without. */
+/* What is lost or damaged is written again, before the rest goes, too: without either copy much
+ * may be lost.  Where it cannot be, the store does without. */
 static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
 {
     for (int i = 0; i < opts->n_dirs; i++) {
@@ -343,8 +346,9 @@ static void superblocks_mend(const struct store_opts *opts, const struct sb_foun
     }
 }
 
-/* The format is raised when a newer build first opens a store for writing: superblocks first, so that
- * older builds keep away, then, with the first commit, the index.  Extents stay as they are. */
+/* The format is raised when a newer build first opens a store for writing:
+ * superblocks first, so that older builds keep away, then, with the first commit, the
+ * index.  Extents stay as they are. */
 static int superblocks_upgrade(const struct store_opts *opts, struct superblock *sb,
                                struct err *err)
 {

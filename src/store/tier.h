@@ -1,8 +1,8 @@
 /* tier.h - copies of extents in DRAM, in front of the disk; private to src/store.
  *
- * The disk is the home of every chunk.  A *copy* holds the records of one extent in an arena of fixed
- * size, byte for byte as they lie on the disk.  No index names a copy, so dropping one loses nothing.
- * A chunk is *copied* while at least one of its extents has a copy.
+ * The disk is the home of every chunk.  A *copy* holds the records of one extent in an arena of
+ * fixed size, byte for byte as they lie on the disk.  No index names a copy, so dropping one loses
+ * nothing.  A chunk is *copied* while at least one of its extents has a copy.
  *
  *     tier_take --> filled by the caller --> tier_enter --> found by tier_read
  *         |                                      |               |  tier_release
@@ -12,8 +12,8 @@
  *                   zeroed by the tier's thread --> free again
  *
  * Invariants:
- *  1. The caller of tier_take sets extent.copy; tier_forget clears it.  A forgotten copy is found by
- *     nobody, and its bytes are zeroed once its last reader, or who fills it, has left.
+ *  1. The caller of tier_take sets extent.copy; tier_forget clears it.  A forgotten copy is found
+ *     by nobody, and its bytes are zeroed once its last reader, or who fills it, has left.
  *  2. Free bytes of the arena are zero, except those of copies that wait to be zeroed.
  *  3. A copied chunk is in the heap of possible victims exactly when nobody reads its copies and no
  *     copied chunk continues it.  So a context loses its tail in DRAM before its head.
@@ -21,16 +21,17 @@
  *     of the arena is free, or no free range holds the largest copy so far.  Where there is no room
  *     all the same, a copy is not made, and n_full counts it.
  *
- * The system provides memory page by page as it is first used, and zeroes it then: for the arena of a cold
- * server that took 40 times the processor time of all else in a fetch, beside decodes (docs/perf/).  So
- * another thread of the lowest priority asks for it 256 MiB ahead of what was ever used.
+ * The system provides memory page by page as it is first used, and zeroes it then: for the
+ * arena of a cold server that took 40 times the processor time of all else in a fetch,
+ * beside decodes (docs/perf/).  So another thread of the lowest priority asks for it 256
+ * MiB ahead of what was ever used.
  *
- * A copy of a chunk whose state the caller holds itself (tier_hold) serves nobody.  It goes before all
- * others as soon as no copied chunk continues its own.
+ * A copy of a chunk whose state the caller holds itself (tier_hold) serves nobody.  It goes before
+ * all others as soon as no copied chunk continues its own.
  *
  * The order of victims is attentionstore's (policy/placement.h): what a waiting request needs goes
- * last, or what was fetched for it could go first.  Under `ours` it is that policy's.  It does not learn
- * here: the store's own part learns from the same uses.
+ * last, or what was fetched for it could go first.  Under `ours` it is that policy's.  It does not
+ * learn here: the store's own part learns from the same uses.
  *
  * Functions marked [lock] are called with the store's lock held.  Every function takes a NULL tier,
  * does nothing, and returns NULL or 0. */
@@ -54,21 +55,23 @@ struct tier_opts {
 
 /* Maps the arena and starts the tier's thread.  -ENOMEM where the memory cannot be had. */
 int tier_open(const struct tier_opts *o, struct tier **out, struct err *err);
-/* Ends the thread and gives the arena back without zeroing it.  Takes all copies off the catalog. */
+/* Ends the thread and gives the arena back without zeroing it.  Takes all copies
+ * off the catalog. */
 void tier_close(struct tier *t, struct catalog *c);
 
-/* [lock] Returns room for the copy of an extent, or NULL where there is none.  The copy is the caller's
- * until tier_enter or tier_abandon. */
+/* [lock] Returns room for the copy of an extent, or NULL where there is none.  The copy is the
+ * caller's until tier_enter or tier_abandon. */
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
-/* [lock] Whether a copy for a waiting request of this turn may take room: there is some, or the next
- * victim is needed later or by nobody.  t is not NULL. */
+/* [lock] Whether a copy for a waiting request of this turn may take room: there is some, or the
+ * next victim is needed later or by nobody.  t is not NULL. */
 bool tier_may_take(const struct tier *t, uint64_t extent_bytes, uint64_t turn);
-/* [lock] Whether tier_take would find room now.  Where it would not, the tier's thread makes some. */
+/* [lock] Whether tier_take would find room now.  Where it would not, the tier's
+ * thread makes some. */
 bool tier_has_room(struct tier *t, uint64_t extent_bytes);
 /* Returns the bytes of the largest extent that gets a copy. */
 uint64_t tier_most_bytes(const struct tier *t);
-/* [lock] The caller of tier_take gives the copy of x up, which it has not entered.  Another thread may have
- * forgotten it already.  NULL does nothing. */
+/* [lock] The caller of tier_take gives the copy of x up, which it has not entered.  Another
+ * thread may have forgotten it already.  NULL does nothing. */
 void tier_abandon(struct tier *t, struct extent *x, struct tier_copy *copy);
 /* Returns where the record at this offset of the extent lies in its copy. */
 uint8_t *tier_at(const struct tier *t, const struct tier_copy *copy, uint64_t offset);
@@ -84,8 +87,8 @@ void tier_forget_node(struct tier *t, struct chunk_node *n);
 /* [lock] The copy is damaged: its extent has none from now on.  The caller reads it. */
 void tier_distrust(struct tier *t, struct tier_copy *copy);
 
-/* [lock] Returns the extent's copy for one more reader of n_bytes, or NULL where it has none that is
- * filled. */
+/* [lock] Returns the extent's copy for one more reader of n_bytes, or NULL where it
+ * has none that is filled. */
 struct tier_copy *tier_read(struct tier *t, const struct extent *x, uint32_t n_bytes);
 /* [lock] The reader is done with the copy. */
 void tier_release(struct tier *t, struct tier_copy *copy);
@@ -93,8 +96,8 @@ void tier_release(struct tier *t, struct tier_copy *copy);
 /* [lock] Whether every committed extent of the node has a copy that is filled. */
 bool tier_has_all(const struct tier *t, const struct chunk_node *n);
 
-/* [lock] The caller's own memory holds the state of chunks of this name (placement_item.id) from now on, or
- * no longer.  n is the chunk's node, or NULL. */
+/* [lock] The caller's own memory holds the state of chunks of this name (placement_item.id)
+ * from now on, or no longer.  n is the chunk's node, or NULL. */
 void tier_hold(struct tier *t, uint64_t name, bool is_held, const struct chunk_node *n);
 /* [lock] Whether it does. */
 bool tier_is_held(const struct tier *t, const struct chunk_node *n);

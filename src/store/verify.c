@@ -1,6 +1,6 @@
-/* verify.c - scrub: it reads everything that the index names and checks it: superblocks, that each row's
- * extent lies in a file, each extent's header against its row and table of records, each record.  What
- * is bad is reported and, in a store opened for writing, condemned. */
+/* verify.c - scrub: it reads everything that the index names and checks it: superblocks, that
+ * each row's extent lies in a file, each extent's header against its row and table of records,
+ * each record.  What is bad is reported and, in a store opened for writing, condemned. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,7 +154,7 @@ static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *
     return rc;
 }
 
-/* --- what lies behind the end of its file ------------------------------------------------------- */
+/* --- what lies behind the end of its file ----------------------------------------------------- */
 
 static int row_verify(void *arg, const struct index_row *row)
 {
@@ -164,8 +164,8 @@ static int row_verify(void *arg, const struct index_row *row)
     return 0;
 }
 
-/* Opening has given such chunks up, so that they are not among those that are stored: the index's rows
- * still tell of them, until the next commit. */
+/* Opening has given such chunks up, so that they are not among those that are stored: the
+ * index's rows still tell of them, until the next commit. */
 static int rows_verify(struct verify *v, struct err *err)
 {
     struct store *s = v->s;

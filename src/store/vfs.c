@@ -7,7 +7,8 @@
  *   2. The lock on the database is taken whole at the first SHARED and given up at NONE;
  * there are no levels in between, since nobody else can be inside.
  *   3. Reads past the end are zero-filled, as SQLite requires.
- *   4. A VFS for reading only changes nothing: SQLite makes a log for each database in WAL mode, and
+ *   4. A VFS for reading only changes nothing: SQLite makes a log for each database in
+ *      WAL mode, and
  * here one that is not there is a file without io_file, empty. */
 #include "store/vfs.h"
 

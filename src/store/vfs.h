@@ -25,8 +25,8 @@ struct io;
 /* Registers under `name` (copied), never as the default. The io must outlive the
  * registration. ERR_BUSY where the name is taken.
  *
- * read_only: every file is opened for reading only, so that a medium that cannot be written will do; a log
- * that is not there is an empty one. */
+ * read_only: every file is opened for reading only, so that a medium that cannot be written
+ * will do; a log that is not there is an empty one. */
 int vfs_register(struct io *io, const char *name, bool read_only, struct err *err);
 /* All connections that use it must be closed. An unknown name is allowed. */
 void vfs_unregister(const char *name);

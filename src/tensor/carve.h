@@ -1,7 +1,7 @@
 /* carve.h - which parts of one large piece of memory are taken.  Pure: it never touches the memory.
  *
- * For few, large parts that live long (weights, caches, staging): first fit in a sorted array.  The caller
- * serialises. */
+ * For few, large parts that live long (weights, caches, staging): first fit in a sorted
+ * array.  The caller serialises. */
 #ifndef TENSOR_CARVE_H
 #define TENSOR_CARVE_H
 

@@ -1,9 +1,9 @@
-/* collective_memory.c - exchanges between ranks that reach each other's memory: the ranks of a CPU, or
- * several on one GPU.
+/* collective_memory.c - exchanges between ranks that reach each other's memory: the ranks of
+ * a CPU, or several on one GPU.
  *
- * Rank 0's stream waits for the others, and adds or copies; the others wait for it and take the result.
- * The sum is ((x0 + x1) + x2) + ..., element by element, as ops.add rounds it: the same bits whatever the
- * batch, and on every rank. */
+ * Rank 0's stream waits for the others, and adds or copies; the others wait for it and take the
+ * result. The sum is ((x0 + x1) + x2) + ..., element by element, as ops.add rounds it: the same
+ * bits whatever the batch, and on every rank. */
 #include <stdlib.h>
 
 #include "base/mem.h"

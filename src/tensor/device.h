@@ -87,8 +87,8 @@ int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
 int rank_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
               struct device **out, struct err *err);
 
-/* Finds text among names, which NULL ends, and puts its index into *out; NULL is index 0. Returns 0, or
- * ERR_USAGE with a message that names the option and the texts. */
+/* Finds text among names, which NULL ends, and puts its index into *out; NULL is index 0.
+ * Returns 0, or ERR_USAGE with a message that names the option and the texts. */
 int device_choice(const char *option, const char *text, const char *const *names, int *out,
                   struct err *err);
 

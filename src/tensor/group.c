@@ -1,8 +1,8 @@
 /* group.c - see group.h: memory, streams and events of several devices as one.
  *
  * Invariants:
- *  1. Extents do not overlap in the addresses of their stages' rank 0 (devices of one process have one space of
- *     addresses), so an address names one of them or host memory.
+ *  1. Extents do not overlap in the addresses of their stages' rank 0 (devices of one process have
+ *     one space of addresses), so an address names one of them or host memory.
  *  2. All streams of a group stream are of one kind; stream i belongs to device i. */
 #include "tensor/group_impl.h"
 
@@ -334,8 +334,8 @@ static int copy_to_each(struct stream *s, int stage, uint8_t *dst, const uint8_t
     return rc;
 }
 
-/* Each rank of stage `to` takes what its counterpart has, after what both have queued; the giver does not write
- * over what is still being read. */
+/* Each rank of stage `to` takes what its counterpart has, after what both have queued; the
+ * giver does not write over what is still being read. */
 static int copy_across(struct stream *s, int to, int from, uint8_t *dst, const uint8_t *src,
                        size_t bytes)
 {

@@ -30,11 +30,12 @@ struct collective {
 int collective_memory_open(struct collective **out, struct err *err);
 /* Its all_gather: each rank copies what the others have, by itself. */
 int gather_by_copies(const struct ranks *r, const struct mat *out, const struct mat *in);
-/* Between n_ranks GPUs from GPU `first` on, each of which is a rank; ERR_UNSUPPORTED, with the reason, where
- * NCCL is not there. */
+/* Between n_ranks GPUs from GPU `first` on, each of which is a rank; ERR_UNSUPPORTED, with the
+ * reason, where NCCL is not there. */
 int cuda_collective_open(const struct device *d, int first, int n_ranks,
                          struct collective **out, struct err *err);
-/* GPUs 0 to n - 1 copy from each other directly, where the machine can; else such copies go over the host. */
+/* GPUs 0 to n - 1 copy from each other directly, where the machine can; else such
+ * copies go over the host. */
 void cuda_connect(int n);
 
 /* Memory that every rank of a stage has: bytes [at[r], at[r] + bytes) of rank r. */
@@ -56,7 +57,8 @@ struct group {
     int n_extents, cap_extents;
 };
 
-/* Recording on a group (group_ops.c): work with exchanges in it is cut into the spans between them. */
+/* Recording on a group (group_ops.c): work with exchanges in it is cut into the
+ * spans between them. */
 struct group_recording {
     const struct ragged *r;
     uint64_t key;

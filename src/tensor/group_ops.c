@@ -1,7 +1,8 @@
 /* group_ops.c - the operations of a device group: those of its ranks, each on its own memory.
  *
- * What an operation writes says which stage it is for.  Every operand that is device memory is taken as the
- * rank's (group_address); what is host memory is the same for all.  The first rank that fails fails the group's stream. */
+ * What an operation writes says which stage it is for.  Every operand that is device memory is
+ * taken as the rank's (group_address); what is host memory is the same for all.  The first rank
+ * that fails fails the group's stream. */
 #include "base/check.h"
 #include "base/hash.h"
 #include "tensor/group_impl.h"
@@ -20,8 +21,8 @@ static struct turn turn_of(struct stream *s, int stage, int r)
     return (struct turn){group_of(s->device), of, of->device->ops, stage, r};
 }
 
-/* Whether operations are left out at present: while a recording looks for exchanges, and, while a rank
- * records one span, in the others. */
+/* Whether operations are left out at present: while a recording looks for exchanges, and, while
+ * a rank records one span, in the others. */
 static bool is_left_out(struct stream *s)
 {
     const struct group_stream *gs = group_stream(s);
@@ -331,16 +332,16 @@ static int group_checksum(struct stream *s, uint64_t *out, const void *first, si
 
 /* --- recording -------------------------------------------------------------------------------- */
 
-/* What is recorded is a function that queues a layer's operations, with its exchanges among them.  An
- * exchange cannot be recorded: replays on several GPUs must not wait for each other.  So each rank records
- * the spans between exchanges, every span by itself:
+/* What is recorded is a function that queues a layer's operations, with its exchanges among them.
+ * An exchange cannot be recorded: replays on several GPUs must not wait for each other.  So each
+ * rank records the spans between exchanges, every span by itself:
  *
  *   queue(arg), operations left out     exchange             exchange             end
  *                                     /                    /                    /
  *   group_record_span   span 0: rank 0, rank 1   span 1: rank 0, rank 1   span 2: rank 0, rank 1
  *
- * To record a span, the rank's device calls queue again, with only that span's operations let through.  To
- * replay it, it calls nothing. */
+ * To record a span, the rank's device calls queue again, with only that span's operations let
+ * through.  To replay it, it calls nothing. */
 static int queue_span(void *stream)
 {
     struct group_recording *rec = group_stream(stream)->recording;

@@ -131,8 +131,8 @@ static int host_event_sync(struct event *base)
 
 /* --- copy streams --------------------------------------------------------------------------- */
 
-/* The bytes that were copied since `from` take as long as over the link.  A sleep is late by some ten
- * microseconds: the next copy makes up for it, unless the link was idle in between. */
+/* The bytes that were copied since `from` take as long as over the link.  A sleep is late by
+ * some ten microseconds: the next copy makes up for it, unless the link was idle in between. */
 static void throttle(struct copy_stream *s, size_t bytes, int64_t from)
 {
     double rate = atomic_load(&s->bytes_per_s);

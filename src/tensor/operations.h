@@ -1,6 +1,6 @@
-/* operations.h - the names of a host backend's operations, once for `cpu` and `ref`: NAME_matmul and so
- * on are declared by OPERATIONS_DECLARE(NAME), and put into a table by OPERATIONS_TABLE(NAME).  What they
- * do is said in ops.h. */
+/* operations.h - the names of a host backend's operations, once for `cpu` and `ref`:
+ * NAME_matmul and so on are declared by OPERATIONS_DECLARE(NAME), and put into a table by
+ * OPERATIONS_TABLE(NAME).  What they do is said in ops.h. */
 #ifndef TENSOR_OPERATIONS_H
 #define TENSOR_OPERATIONS_H
 
@@ -42,8 +42,8 @@
     int name##_sample(struct stream *s, int32_t *ids, struct mat logits,                          \
                       const struct sample_row *rows);
 
-/* kv_pack works on host memory on every device; the host's fused operations are two, one after the other, and
- * checksum is base/hash.h's (host.c). */
+/* kv_pack works on host memory on every device; the host's fused operations are two, one after
+ * the other, and checksum is base/hash.h's (host.c). */
 #define OPERATIONS_TABLE(name)               \
     {                                        \
         .weight_bytes = name##_weight_bytes, \

@@ -9,39 +9,39 @@
  *    Bias is added last.
  *  - matmul by q8 weights: a row of W is cut along k into blocks of Q8_BLOCK = 32, each kept as a
  *    scale d in f16 (the largest |w| / 127, rounded up) and whole numbers q = w / d, rounded to
- *    nearest even.  A row of A is cut into k-blocks of 256, each rounded to whole numbers of 16 bits:
- *    x = a * (32767 / largest |a|), to nearest even, and e = largest |a| / 32767.  Then s = sum of x q
- *    over a block of 32, which is exact; p = fma(s, d, p) from +0 over the blocks of a k-block in
- *    ascending k, with s rounded to f32; acc = fma(p, e, acc) from +0 in ascending k; bias last.  A
- *    k-block of A whose largest |a| is below 2^-100 counts as zero; with an infinity or a NaN in it,
- *    e is NaN.
- *  - matmul by 4-bit weights (q4_0, q4_1, q4_k): a row of W is cut along k into blocks of Q4_BLOCK = 32,
- *    each d * q + m with whole numbers q from 0 to 15; d and m are f32 (q4_blocks.h).  A row of A is cut
- *    into blocks of 32, each rounded to whole numbers of 8 bits: x = a * (127 / largest |a|), to nearest
- *    even, e = largest |a| / 127, and z = (sum of x) * e.  With s the exact sum of x q over a block,
- *    acc = fma(s * e, d, acc), then acc = fma(z, m, acc), from +0 over the blocks in ascending k; s and
- *    s * e are rounded to f32; bias last.  A block of A whose largest |a| is below 2^-100 counts as
- *    zero; with an infinity or a NaN in it, e is NaN.  Weights are exact.  Activations keep 8 bits, as
- *    in llama.cpp, because 16 bits halve the speed of many rows: a product differs from that with f32
- *    activations by about 0.4 % of the size of its terms' sum (tests/tensor/test_q4.c), a model's
- *    predictions as docs/MODELS.md says.
+ *    nearest even.  A row of A is cut into k-blocks of 256, each rounded to whole numbers of 16
+ *    bits: x = a * (32767 / largest |a|), to nearest even, and e = largest |a| / 32767.  Then s =
+ *    sum of x q over a block of 32, which is exact; p = fma(s, d, p) from +0 over the blocks of a
+ *    k-block in ascending k, with s rounded to f32; acc = fma(p, e, acc) from +0 in ascending k;
+ *    bias last.  A k-block of A whose largest |a| is below 2^-100 counts as zero; with an infinity
+ *    or a NaN in it, e is NaN.
+ *  - matmul by 4-bit weights (q4_0, q4_1, q4_k): a row of W is cut along k into blocks of Q4_BLOCK
+ *    = 32, each d * q + m with whole numbers q from 0 to 15; d and m are f32 (q4_blocks.h).  A row
+ *    of A is cut into blocks of 32, each rounded to whole numbers of 8 bits: x = a * (127 /
+ *    largest |a|), to nearest even, e = largest |a| / 127, and z = (sum of x) * e.  With s the
+ *    exact sum of x q over a block, acc = fma(s * e, d, acc), then acc = fma(z, m, acc), from +0
+ *    over the blocks in ascending k; s and s * e are rounded to f32; bias last.  A block of A
+ *    whose largest |a| is below 2^-100 counts as zero; with an infinity or a NaN in it, e is NaN.
+ *    Weights are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve the speed
+ *    of many rows: a product differs from that with f32 activations by about 0.4 % of the size of
+ *    its terms' sum (tests/tensor/test_q4.c), a model's predictions as docs/MODELS.md says.
  *  - norms: the sum of squares (or the sum) runs over 16 lanes (element i goes to lane i mod 16,
  *    lane = fma(x, x, lane)), which are then added pairwise: 16 -> 8 -> 4 -> 2 -> 1 (lane i + lane
  *    i + half); out = (x * scale) * w, scale = 1 / sqrtf(sum / n + eps).
  *  - attention: keys are taken in blocks of KV_BLOCK_TOKENS at fixed absolute positions, in
  *    ascending order, with the online-softmax recurrence; inside a block a score is an fma chain
- *    over ascending d_head, then * scale; the block maximum, then p_j = exp(s_j - m_new); the sum of
- *    p in the 16-lane order of the norms; the output row is rescaled once per block by exp(m_old -
- *    m_new) and takes fma(p_j, v_j, o) in ascending j.  A key beyond the row's own position is never
- *    touched.  Row and key counts never change the arithmetic of a row.
+ *    over ascending d_head, then * scale; the block maximum, then p_j = exp(s_j - m_new); the sum
+ *    of p in the 16-lane order of the norms; the output row is rescaled once per block by
+ *    exp(m_old - m_new) and takes fma(p_j, v_j, o) in ascending j.  A key beyond the row's own
+ *    position is never touched.  Row and key counts never change the arithmetic of a row.
  *  - kv_fill: K is in the state dtype already; it is rotated in f32 (r1 = x1*c - x2*s, r2 = x2*c +
  *    x1*s, two products and one sum, unfused) and rounded again into the block; V is copied.
  *  - exp is the backend's own (deterministic, lane-independent); ref uses expf.
- *  - sample: whole-number weights (sampling.h), so that all backends choose the same token of the same
- *    logits, in whatever order they add.
+ *  - sample: whole-number weights (sampling.h), so that all backends choose the same token of the
+ *    same logits, in whatever order they add.
  *
- * All return 0 or the stream's sticky error. Shapes are checked (bugs).  f32 means act_dtype where a
- * backend's act_dtype differs.  "T" is the state dtype: f32, f16 or bf16. */
+ * All return 0 or the stream's sticky error. Shapes are checked (bugs).  f32 means act_dtype
+ * where a backend's act_dtype differs.  "T" is the state dtype: f32, f16 or bf16. */
 #ifndef TENSOR_OPS_H
 #define TENSOR_OPS_H
 
@@ -90,8 +90,8 @@ struct ragged {
     const int32_t *seq_row; /* [n_seqs + 1] first row of each sequence */
     /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
     const int32_t *const *tables;
-    /* Names this content (ragged_new_id), so that a device with memory of its own copies it once for
-     * all operations that get it; 0: copied each time. */
+    /* Names this content (ragged_new_id), so that a device with memory of its own copies it
+     * once for all operations that get it; 0: copied each time. */
     uint64_t id;
 };
 uint64_t ragged_new_id(void); /* any thread */
@@ -110,8 +110,8 @@ struct rope {
 size_t rope_block_floats(int64_t max_pos, int d_rot);
 void rope_block_make(const struct rope *r, float *cos_t, float *sin_t);
 
-/* Whole chunks of one sequence, as kv_load takes them: chunk i lies at first + i * stride, has positions
- * [pos0 + 64 i, pos0 + 64 (i + 1)) and belongs in block blocks[i]. */
+/* Whole chunks of one sequence, as kv_load takes them: chunk i lies at first + i * stride, has
+ * positions [pos0 + 64 i, pos0 + 64 (i + 1)) and belongs in block blocks[i]. */
 struct kv_chunks {
     const void *first;
     size_t stride;
@@ -131,9 +131,9 @@ struct ops {
     /* --- weights: done once, at load --- */
     size_t (*weight_bytes)(enum dtype t, int64_t n, int64_t k);
     /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k] of dtype w->dtype; of f32
-     * where that is q8; of blocks (q4_blocks.h) where it has 4 bits: k is a multiple of a block then.
-     * Rows not packed are zero.  Panels are of 16 rows: row may be any number.
-     * -ERANGE: q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
+     * where that is q8; of blocks (q4_blocks.h) where it has 4 bits: k is a multiple of a block
+     * then.  Rows not packed are zero.  Panels are of 16 rows: row may be any number.  -ERANGE:
+     * q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
     int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
                        int64_t n_rows);
     /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings). Exact; of q8, q * d
@@ -159,7 +159,8 @@ struct ops {
     int (*convert)(struct stream *s, struct mat out, struct mat x);
     /* out [n][d] = a + b in f32, rounded to out's dtype; a of T or f32, b f32. */
     int (*add)(struct stream *s, struct mat out, struct mat a, struct mat b);
-    /* sum [n][d] f32 = x + y as of add, and out [n][d] f32 its rmsnorm; its layernorm where b is not NULL. */
+    /* sum [n][d] f32 = x + y as of add, and out [n][d] f32 its rmsnorm; its
+     * layernorm where b is not NULL. */
     int (*add_norm)(struct stream *s, struct mat out, struct mat sum, struct mat x,
                     struct mat y, const float *w, const float *b, float eps);
     /* out [n][f] f32 = act(gate_up[:, :f]) * gate_up[:, f:], gate_up [n][2f] f32. */
@@ -182,15 +183,16 @@ struct ops {
     int (*rope_kv_fill)(struct stream *s, struct mat q, const struct kv_layer *kv,
                         struct mat rows, const struct rope *rope, const struct ragged *r);
     /* The other way into a block, for whole chunks that lie as a block does but for K being before
-     * RoPE (kv_fill without rotation makes them), each kv_block_bytes long.  The same bits as kv_fill of
-     * their rows, at the speed of memory: no transpose.  On a CPU it runs on the calling thread: callers
-     * split chunks over threads; on a GPU it is one launch. */
+     * RoPE (kv_fill without rotation makes them), each kv_block_bytes long.  The same bits as
+     * kv_fill of their rows, at the speed of memory: no transpose.  On a CPU it runs on the
+     * calling thread: callers split chunks over threads; on a GPU it is one launch. */
     int (*kv_load)(struct stream *s, const struct kv_layer *kv,
                    const struct kv_chunks *chunks, const struct rope *rope);
-    /* The chunk that kv_load takes, from rows [64][2 * n_kv * d_head] T; both in *host* memory on every
-     * device: saving packs in the background. */
+    /* The chunk that kv_load takes, from rows [64][2 * n_kv * d_head] T; both in *host* memory
+     * on every device: saving packs in the background. */
     int (*kv_pack)(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
-    /* Reads back what kv_fill wrote, for tests and tools: out [n][2 * n_kv * d_head] T, K rotated. */
+    /* Reads back what kv_fill wrote, for tests and tools: out [n][2 * n_kv *
+     * d_head] T, K rotated. */
     int (*kv_read)(struct stream *s, struct mat out, const struct kv_layer *kv,
                    const struct ragged *r);
     /* out [n][heads * d_head] f32; row at position p sees keys max(0, p - window + 1)..p
@@ -200,31 +202,35 @@ struct ops {
                      int window);
 
     /* --- sampling --- */
-    /* ids[i], in device memory = the token that rows[i], in host memory, chooses of row i of logits [n][vocab]
-     * f32.  Candidates are all logits but NaNs, the largest first, the lowest id first among equals.
-     *  1. The first one where its temperature is not above 0, or its logit infinite; SAMPLE_NO_TOKEN of NaNs
-     *     alone.
+    /* ids[i], in device memory = the token that rows[i], in host memory, chooses of row i of
+     * logits [n][vocab] f32.  Candidates are all logits but NaNs, the largest first, the
+     * lowest id first among equals.
+     *  1. The first one where its temperature is not above 0, or its logit infinite;
+     *     SAMPLE_NO_TOKEN of NaNs alone.
      *  2. A candidate weighs exp((logit - largest) / temperature).
-     *  3. top_k keeps the first top_k candidates; top_p of those the fewest first ones that have at least
-     *     top_p of their weight; min_p of those whoever weighs at least min_p times the first.
-     *  4. Of the survivors, in order where top_k or top_p is on and else by id, the first with which their
-     *     summed weight exceeds `draw` of their total. */
+     *  3. top_k keeps the first top_k candidates; top_p of those the fewest first ones
+     *     that have at least top_p of their weight; min_p of those whoever weighs at
+     *     least min_p times the first.
+     *  4. Of the survivors, in order where top_k or top_p is on and else by id, the first with
+     *     which their summed weight exceeds `draw` of their total. */
     int (*sample)(struct stream *s, int32_t *ids, struct mat logits,
                   const struct sample_row *rows);
 
     /* --- what was stored --- */
-    /* out[i], in device memory = checksum64 (base/hash.h) of the n_bytes[i] bytes at first + i * stride: device
-     * memory, first and stride multiples of 16.  n_bytes is host memory, read before the call returns.  For
-     * streams of STREAM_INLINE, too, on every device: it needs nothing of a stream but its order. */
+    /* out[i], in device memory = checksum64 (base/hash.h) of the n_bytes[i] bytes at first + i
+     * * stride: device memory, first and stride multiples of 16.  n_bytes is host memory, read
+     * before the call returns.  For streams of STREAM_INLINE, too, on every device: it needs
+     * nothing of a stream but its order. */
     int (*checksum)(struct stream *s, uint64_t *out, const void *first, size_t stride,
                     const uint32_t *n_bytes, int n);
 
     /* --- what comes again --- */
-    /* Runs queue(arg), or replays its recording.  For a given key, queue enqueues the same operations on the
-     * same buffers each time; only r and the buffers' contents may differ.  `at` is device memory that the
-     * operations use.  On a device group all of it lies on one stage, all_reduce may be among the
-     * operations, and queue may run several times: at each run the group lets a part of it through.
-     * NULL: queueing an operation costs nothing beside its work. */
+    /* Runs queue(arg), or replays its recording.  For a given key, queue enqueues the same
+     * operations on the same buffers each time; only r and the buffers' contents may differ.
+     * `at` is device memory that the operations use.  On a device group all of it lies on one
+     * stage, all_reduce may be among the operations, and queue may run several times: at each
+     * run the group lets a part of it through.  NULL: queueing an operation costs nothing
+     * beside its work. */
     int (*record)(struct stream *s, const struct ragged *r, uint64_t key, const void *at,
                   int (*queue)(void *arg), void *arg);
 };

@@ -4,8 +4,9 @@
  *     q4_1  20 bytes    32 weights: d f16, m f16 | 32 x 4 bits
  *     q4_k  144 bytes  256 weights: D f16, M f16 | 12 bytes: 8 times s and t, 6 bits each | 256 x 4 bits
  *
- * Every 32 weights are d * q + m with whole numbers q from 0 to 15.  q4_0: m = -8 d.  q4_k: d = D * s and
- * m = -(M * t), both exact in f32.  So d * q + m rounded to f32 is the value that the format defines. */
+ * Every 32 weights are d * q + m with whole numbers q from 0 to 15.  q4_0: m = -8 d.
+ * q4_k: d = D * s and m = -(M * t), both exact in f32.  So d * q + m rounded to f32 is the
+ * value that the format defines. */
 #ifndef TENSOR_Q4_BLOCKS_H
 #define TENSOR_Q4_BLOCKS_H
 

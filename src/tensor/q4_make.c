@@ -1,9 +1,10 @@
 /* q4_make.c - see q4_make.h.
  *
- * A block w [32] is to be d * q + m with q from 0 to 15.  Starting from the smallest and the largest
- * weight, ranges that are a little narrower are tried, too: numbers at the ends then cost more and all
- * others less.  For each range, q is found by rounding, d and m by least squares for these q, and q
- * once more for d and m as f16 holds them.  The candidate with the least sum of squares is kept. */
+ * A block w [32] is to be d * q + m with q from 0 to 15.  Starting from the smallest and the
+ * largest weight, ranges that are a little narrower are tried, too: numbers at the ends then
+ * cost more and all others less.  For each range, q is found by rounding, d and m by least
+ * squares for these q, and q once more for d and m as f16 holds them.  The candidate with the
+ * least sum of squares is kept. */
 #include "tensor/q4_make.h"
 
 #include "tensor/ops.h"

@@ -1,12 +1,13 @@
 /* sampling.h - the arithmetic of ops.sample, the same in every backend: C, and CUDA on the device.
  *
- * A token's *weight* is its probability as a whole number, in shares of 2^-40 of the likeliest token's.
- * Sums of weights are exact, so any number of threads may add them in any order, and a GPU and a CPU
- * choose the same token of the same logits.  A weight is made by single products and sums, none fused:
- * each is rounded as IEEE 754 says wherever it runs.
+ * A token's *weight* is its probability as a whole number, in shares of 2^-40 of the likeliest
+ * token's.  Sums of weights are exact, so any number of threads may add them in any order, and a
+ * GPU and a CPU choose the same token of the same logits.  A weight is made by single products and
+ * sums, none fused: each is rounded as IEEE 754 says wherever it runs.
  *
- * What it costs: a token less likely than 2^-40 of the best is never chosen, and the others' weights are
- * rounded down by as much: over a vocabulary of 2^18 less than a part in a million of the best's. */
+ * What it costs: a token less likely than 2^-40 of the best is never chosen, and the
+ * others' weights are rounded down by as much: over a vocabulary of 2^18 less than a
+ * part in a million of the best's. */
 #ifndef TENSOR_SAMPLING_H
 #define TENSOR_SAMPLING_H
 
@@ -41,8 +42,9 @@ struct sample_row {
 #define SAMPLE_DIV(a, b) ((a) / (b))
 #endif
 
-/* exp(x), x <= 0, in shares of 2^-40, rounded down; 0 for a NaN.  x = n ln 2 + r, |r| <= ln 2 / 2, ln 2 in two
- * parts, the first with so few bits that n times it is exact; a polynomial in r (Cephes expf). */
+/* exp(x), x <= 0, in shares of 2^-40, rounded down; 0 for a NaN.  x = n ln 2 + r, |r| <= ln
+ * 2 / 2, ln 2 in two parts, the first with so few bits that n times it is exact; a
+ * polynomial in r (Cephes expf). */
 SAMPLE_FN uint64_t sample_exp(float x)
 {
     const float to_whole = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
@@ -72,7 +74,8 @@ SAMPLE_FN uint64_t sample_weight(float logit, float best, float temperature)
     return sample_exp(SAMPLE_DIV(SAMPLE_SUB(logit, best), temperature));
 }
 
-/* Larger is earlier: by logit, descending, then by id, ascending. 0: a NaN, which is no candidate. */
+/* Larger is earlier: by logit, descending, then by id, ascending. 0: a NaN, which
+ * is no candidate. */
 SAMPLE_FN uint64_t sample_key(float logit, int32_t id)
 {
     uint32_t bits;

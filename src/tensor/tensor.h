@@ -114,15 +114,17 @@ struct device {
     bool shared;                     /* all ranks of a group are on one GPU */
     int n_ranks, n_stages; /* 1, or those of a group (group.h): ranks of each stage */
     const struct device_vtable *v;
-    /* Which arithmetic its operations have: "ref", "cpu", "cuda fixed".  The version is raised whenever
-     * the bits of a result change: saved state belongs to a class and a version (state/fingerprint.h). */
+    /* Which arithmetic its operations have: "ref", "cpu", "cuda fixed".  The version is
+     * raised whenever the bits of a result change: saved state belongs to a class and a
+     * version (state/fingerprint.h). */
     const char *numerics;
     int numerics_version;
     const char *isa; /* what the kernels use: "avx2+fma", "portable", ... */
 };
 
 /* Opens "ref" or "cpu" ("cuda": ERR_UNSUPPORTED with the reason, where it was not built or no GPU
- * is there). `pool` (may be NULL: one thread) must outlive the device; o (NULL: defaults) need not. */
+ * is there). `pool` (may be NULL: one thread) must outlive the device; o (NULL:
+ * defaults) need not. */
 int device_open(const char *name, const struct device_opts *o, struct pool *pool,
                 struct device **out, struct err *err);
 void device_close(struct device *d);
@@ -131,7 +133,8 @@ void device_close(struct device *d);
 int buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
               struct err *err);
 void buf_free(struct device *d, struct buf *b);
-/* The device's memory, and how much of it nobody has (of unified memory that is not asked: all of it). */
+/* The device's memory, and how much of it nobody has (of unified memory that is not
+ * asked: all of it). */
 void device_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes);
 
 /* --- streams and events --------------------------------------------------------------------- */
@@ -149,30 +152,31 @@ struct device *stream_device(struct stream *s);
 int stream_sync(struct stream *s);
 /* What failed first on this stream, for people: "matmul: out of memory".  "" while all is well. */
 const char *stream_fault(const struct stream *s);
-/* Waits for what is queued, and forgets the sticky error, so that later work is tried again: what was
- * queued before has no result to rely on.  The code again where the device did not survive. */
+/* Waits for what is queued, and forgets the sticky error, so that later work is
+ * tried again: what was queued before has no result to rely on.  The code again
+ * where the device did not survive. */
 int stream_recover(struct stream *s);
 /* dst[0..bytes) = src, in stream order; both must live until it has run. */
 int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes);
 /* n pieces of `bytes`, that lie so far apart. */
 int stream_copy_strided(struct stream *s, void *dst, size_t dst_stride, const void *src,
                         size_t src_stride, int64_t n, size_t bytes);
-/* n copies that do not overlap, in any order among themselves, of what is not read again soon: host devices split them
- * over the pool, a GPU gets them in one call. */
+/* n copies that do not overlap, in any order among themselves, of what is not read again soon:
+ * host devices split them over the pool, a GPU gets them in one call. */
 struct copy_part {
     void *dst;
     const void *src;
     size_t bytes;
 };
 int stream_copy_all(struct stream *s, const struct copy_part *copies, int n);
-/* Copies of a copy stream take as long as a link of bytes_per_s would need, as long as one follows the other:
- * for experiments.  ERR_UNSUPPORTED where a device's own engine copies. */
+/* Copies of a copy stream take as long as a link of bytes_per_s would need, as long as one
+ * follows the other: for experiments.  ERR_UNSUPPORTED where a device's own engine copies. */
 int stream_throttle(struct stream *s, double bytes_per_s, struct err *err);
 
 /* --- files ---------------------------------------------------------------------------------- */
 
-/* A device that reads from files straight into its memory (GPUDirect Storage).  One thread at a time.  What was read is
- * there for all that is queued after it has been waited for. */
+/* A device that reads from files straight into its memory (GPUDirect Storage).  One thread at a
+ * time.  What was read is there for all that is queued after it has been waited for. */
 struct file_reader;
 enum { FILE_READER_MOST = 8 }; /* reads of a batch */
 
@@ -184,17 +188,17 @@ struct file_read {
     int status; /* 0, or the negative code of what failed; -ECANCELED */
 };
 
-/* `into` is device memory that every read ends in, and outlives the reader.  ERR_UNSUPPORTED with the reason where
- * the device cannot, or only by way of host memory. */
+/* `into` is device memory that every read ends in, and outlives the reader.  ERR_UNSUPPORTED
+ * with the reason where the device cannot, or only by way of host memory. */
 int file_reader_open(struct device *d, const struct buf *into, int n_batches,
                      struct file_reader **out, struct err *err);
 void file_reader_close(struct file_reader *r); /* nothing is under way. NULL is allowed */
-/* Starts up to FILE_READER_MOST reads, which stay the caller's; at most n_batches such batches may be under way.  On
- * an error none of them is. */
+/* Starts up to FILE_READER_MOST reads, which stay the caller's; at most n_batches such batches
+ * may be under way.  On an error none of them is. */
 int file_reader_submit(struct file_reader *r, struct file_read *reads, int n, void *user,
                        struct err *err);
-/* Waits for all reads of the oldest batch, at most timeout_ns: *user is the batch's then, else NULL.  On an error the batch
- * has ended as well, and nothing more may be begun. */
+/* Waits for all reads of the oldest batch, at most timeout_ns: *user is the batch's then, else
+ * NULL.  On an error the batch has ended as well, and nothing more may be begun. */
 int file_reader_wait(struct file_reader *r, int64_t timeout_ns, void **user,
                      struct err *err);
 /* Asks for an early end of all that is under way, which is waited for as before. */

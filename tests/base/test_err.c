@@ -55,7 +55,8 @@ static void every_code_has_a_name(void **state)
     assert_string_equal(err_name(-5000), "error -5000");
 }
 
-/* SQLite reports a denied or readable file as one of these, and the server keeps an answer in memory. */
+/* SQLite reports a denied or readable file as one of these, and the server keeps an
+ * answer in memory. */
 static void a_refusing_disk_is_told_from_bugs(void **state)
 {
     (void)state;

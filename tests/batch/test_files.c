@@ -186,7 +186,8 @@ static void a_line_is_refused_with_a_code(void **state)
     idset_free(&seen);
 }
 
-/* A request is named by its text, wherever it stands; two bad lines that are alike have two names. */
+/* A request is named by its text, wherever it stands; two bad lines that are alike
+ * have two names. */
 static void names_follow_the_text(void **state)
 {
     (void)state;

@@ -182,7 +182,8 @@ static void yield_soon(struct told *t, const struct batch_counts *c)
         batch_yield(t->job);
 }
 
-/* What runs is finished, not thrown away: else a line that takes longer than a turn would never end. */
+/* What runs is finished, not thrown away: else a line that takes longer than a turn
+ * would never end. */
 static void a_job_that_yields_loses_no_work(void **state)
 {
     (void)state;

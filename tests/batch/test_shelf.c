@@ -1,4 +1,5 @@
-/* test_shelf.c - files and records of batches: whose they are, whose turn it is, and what a restart finds. */
+/* test_shelf.c - files and records of batches: whose they are, whose turn it is,
+ * and what a restart finds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -198,7 +199,8 @@ static void answers_wait_for_the_end(void **state)
     free(b);
 }
 
-/* How far a batch is can be seen while it runs; what else its record has stays, and no file is written. */
+/* How far a batch is can be seen while it runs; what else its record has stays, and
+ * no file is written. */
 static void counts_are_seen_while_it_runs(void **state)
 {
     (void)state;

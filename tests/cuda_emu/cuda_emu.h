@@ -2,14 +2,16 @@
  *
  * It is made to find mistakes, not to be fast:
  *  - device memory cannot be touched but from kernels and copies (a host access is a SIGSEGV);
- *  - streams are as lazy as CUDA allows: nothing runs before somebody waits for it, so a buffer that
- *    is used again too early, or a wait that is left out, gives wrong results every time;
+ *  - streams are as lazy as CUDA allows: nothing runs before somebody waits for it, so a buffer
+ *    that is used again too early, or a wait that is left out, gives wrong results every time;
  *  - asynchronous copies into shared memory arrive when their thread waits for them, not before;
- *  - a warp runs as far as it can before the next does, in one order of warps and lanes in one block and in
- *    the other in the next, so that most barriers that are missing give wrong results;
- *  - a barrier that not all threads reach ends the program with its name, and so does a kernel that does not
- *    begin by waiting for what the stream has before it.
- * What it cannot show: speed, races of other orders, and what the compiler for the GPU makes of it. */
+ *  - a warp runs as far as it can before the next does, in one order of warps and
+ *    lanes in one block and in the other in the next, so that most barriers that are
+ *    missing give wrong results;
+ *  - a barrier that not all threads reach ends the program with its name, and so does a kernel
+ *    that does not begin by waiting for what the stream has before it.
+ * What it cannot show: speed, races of other orders, and what the compiler for the
+ * GPU makes of it. */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
 
@@ -66,7 +68,8 @@ extern unsigned char *emu_dynamic_shared;
 void await_stream(void);
 void __syncthreads(void);
 void __syncwarp(void);
-/* What every lane of the warp passed, in the order of lanes, `bytes` each; until the next but one. */
+/* What every lane of the warp passed, in the order of lanes, `bytes` each; until
+ * the next but one. */
 const void *emu_warp_gather(const void *mine, size_t bytes);
 /* A step m16n8k16 of the whole warp (mma.cuh): `in` has a lane's 8 elements of A and 4 of B. */
 void emu_warp_mma(float c[4], const float in[12]);

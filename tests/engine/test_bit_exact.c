@@ -2,9 +2,9 @@
  * never evicted.
  *
  * A never-evicted run gives the reference: K and V of every layer and position, and a digest of the
- * f32 logits of every generated position.  Then the same prompt is saved under some policy, restored
- * by some plan, prefilled and continued under other chunkings and thread counts; K, V and logits
- * must have the same bits.  The last tests show that this test can fail. */
+ * f32 logits of every generated position.  Then the same prompt is saved under some policy,
+ * restored by some plan, prefilled and continued under other chunkings and thread counts; K, V
+ * and logits must have the same bits.  The last tests show that this test can fail. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -170,8 +170,8 @@ static bool same_bits(const struct run *a, const struct run *b)
            memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0;
 }
 
-/* Restores n_cached tokens by `plan` in k, whose store holds them, with the new tokens prefilled behind
- * it or inside it, and compares. */
+/* Restores n_cached tokens by `plan` in k, whose store holds them, with the new tokens
+ * prefilled behind it or inside it, and compares. */
 static void check_one(struct stack *k, const struct run *ref, const char *save,
                       const char *plan, bool restore_first, int n_cached, const char *what)
 {
@@ -212,7 +212,8 @@ enum { MAX_MODELS = 5 };
 
 static char shared_paths[2][512];
 
-/* A trained model and two synthetic shapes; where ../shared is there, stories260K and its MHA copy. */
+/* A trained model and two synthetic shapes; where ../shared is there, stories260K
+ * and its MHA copy. */
 static int models(const char *out[MAX_MODELS])
 {
     static const char *const names[] = {"stories260K", "stories260K-mha"};

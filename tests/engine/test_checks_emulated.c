@@ -1,6 +1,7 @@
-/* Restores whose records are bad, on a device that checks them in its own memory (and on one whose host does): what
- * comes back is right, bit for bit, the first bad chunk is named and condemned, and nothing that was computed from a bad
- * byte is shown or saved.  On the emulated GPU. */
+/* Restores whose records are bad, on a device that checks them in its own memory
+ * (and on one whose host does): what comes back is right, bit for bit, the first bad
+ * chunk is named and condemned, and nothing that was computed from a bad byte is
+ * shown or saved.  On the emulated GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -163,7 +164,8 @@ static void in_the_second_group(void **state)
     stack_close(&p.k);
 }
 
-/* Windows begin earlier where a chunk was lost, and are restored again; a stage checks what is its own. */
+/* Windows begin earlier where a chunk was lost, and are restored again; a stage
+ * checks what is its own. */
 static void windows_and_stages(void **state)
 {
     (void)state;
@@ -201,8 +203,8 @@ static void a_bad_copy_up_is_found(void **state)
     stack_close(&p.k);
 }
 
-/* Reads are so slow that recomputation races them, and some bring a wrong bit.  What the device has not
- * checked yet must not lie over rows that are recomputed. */
+/* Reads are so slow that recomputation races them, and some bring a wrong bit.  What the device
+ * has not checked yet must not lie over rows that are recomputed. */
 static void a_bad_read_in_a_race_changes_nothing(void **state)
 {
     (void)state;
@@ -238,8 +240,8 @@ static void a_bad_read_in_a_race_changes_nothing(void **state)
     assert_true(n_raced > 0);
 }
 
-/* Work that is refused anywhere, the checks' own included, fails the request, or is tried again; never is what it
- * should have said taken for granted. */
+/* Work that is refused anywhere, the checks' own included, fails the request, or is tried
+ * again; never is what it should have said taken for granted. */
 static void a_refused_check_is_no_verdict(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
-/* The engine on a device with memory of its own: an emulated GPU, whose memory faults when the host touches
- * it and whose streams run nothing before somebody waits (tests/cuda_emu).
+/* The engine on a device with memory of its own: an emulated GPU, whose memory faults when the
+ * host touches it and whose streams run nothing before somebody waits (tests/cuda_emu).
  *
- * Restored state is bit-equal to the state of a sequence that was never evicted on the same device, in the
- * kernels' exact and fixed modes; in fast mode, where a row's bits may depend on its batch, the greedy tokens
- * are. */
+ * Restored state is bit-equal to the state of a sequence that was never evicted on the same
+ * device, in the kernels' exact and fixed modes; in fast mode, where a row's bits may depend on
+ * its batch, the greedy tokens are. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -104,7 +104,8 @@ static void check_plan(struct stack *k, const struct run *ref, const char *plan,
     free(r.kv);
 }
 
-/* Every `stride`th (r, h, k) of the model's layers, the new tokens behind the restore or inside it. */
+/* Every `stride`th (r, h, k) of the model's layers, the new tokens behind the
+ * restore or inside it. */
 static int check_plans(const char *model, const char *dtype, int stride)
 {
     struct stack k;
@@ -170,8 +171,9 @@ static void the_mathematics_are_in_the_fingerprint(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* Three sequences at once: what they compute beside one another, with equal beginnings taken over from the
- * KV cache, and (`turns`) the third without room beside the others, so that it takes turns with them. */
+/* Three sequences at once: what they compute beside one another, with equal beginnings
+ * taken over from the KV cache, and (`turns`) the third without room beside the others, so
+ * that it takes turns with them. */
 static void check_company(const char *model, const char *math, bool turns)
 {
     struct err err = {0};
@@ -252,10 +254,11 @@ static void fast_math_keeps_greedy_tokens(void **state)
     stack_close(&k);
 }
 
-/* --- faults ------------------------------------------------------------------------------------- */
+/* --- faults ----------------------------------------------------------------------------------- */
 
-/* Each fault at moments all over a request: the request fails with the device's words, or (a copy of saved
- * state that failed) is saved no further; the next one is served as if nothing had been. */
+/* Each fault at moments all over a request: the request fails with the device's
+ * words, or (a copy of saved state that failed) is saved no further; the next one is
+ * served as if nothing had been. */
 static void a_fault_fails_the_request(void **state)
 {
     (void)state;
@@ -309,8 +312,8 @@ static void a_fault_fails_the_request(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* A value that f16 cannot hold, in the first layer's input, is found behind the last layer, where that is
- * asked; the sequence beside it is served, and what was saved of it restores. */
+/* A value that f16 cannot hold, in the first layer's input, is found behind the last layer,
+ * where that is asked; the sequence beside it is served, and what was saved of it restores. */
 static void an_overflow_is_found_at_the_end(void **state)
 {
     (void)state;
@@ -370,7 +373,8 @@ static void an_overflow_is_found_at_the_end(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* The context of a real GPU is gone after a fault inside a kernel: requests fail, the process does not. */
+/* The context of a real GPU is gone after a fault inside a kernel: requests fail,
+ * the process does not. */
 static void a_lost_device_is_told(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* A failing device never stops generation: whatever the disk does while state is restored and saved, the
- * request ends with the tokens and logits of an engine that has no store. */
+/* A failing device never stops generation: whatever the disk does while state is restored and
+ * saved, the request ends with the tokens and logits of an engine that has no store. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>

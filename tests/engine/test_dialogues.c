@@ -1,10 +1,11 @@
 /* test_dialogues.c - the demo model talks, forgets nothing, and would show it if it did.
  *
- * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine twice.  One run never
- * uses a store: every turn computes the whole conversation.  The other one keeps nothing in the KV
- * cache between turns: it restores what the turn before has saved, by another plan every time.  All
- * answers must be the same, token by token.  Then one layer's K and V are served as zeros, under
- * checksums that are right: answers must change, or this test could not fail. */
+ * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine twice.  One run
+ * never uses a store: every turn computes the whole conversation.  The other one keeps nothing
+ * in the KV cache between turns: it restores what the turn before has saved, by another plan
+ * every time.  All answers must be the same, token by token.  Then one layer's K and V are
+ * served as zeros, under checksums that are right: answers must change, or this test could not
+ * fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,7 @@
-/* Restores that read from files straight into an (emulated) GPU's memory, by a false cuFile (tests/cuda_emu/cufile):
- * bit-equal, the direct way is taken and said; what it refuses, fails, garbles or never ends is read otherwise, found, or
- * given up in time; without the library all goes on as before. */
+/* Restores that read from files straight into an (emulated) GPU's memory, by a false cuFile
+ * (tests/cuda_emu/cufile): bit-equal, the direct way is taken and said; what it refuses,
+ * fails, garbles or never ends is read otherwise, found, or given up in time; without the
+ * library all goes on as before. */
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>

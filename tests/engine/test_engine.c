@@ -292,8 +292,8 @@ static void removed_in_any_state(void **state)
     }
 }
 
-/* How many rows go through the model at once changes no bit, of what is computed and of what is computed again in a
- * restore. */
+/* How many rows go through the model at once changes no bit, of what is computed and of what
+ * is computed again in a restore. */
 static void batches_of_any_size(void **state)
 {
     (void)state;
@@ -487,8 +487,8 @@ static uint64_t appended_bytes(struct stack *k)
     return st.appended_bytes;
 }
 
-/* Equal prefixes are stored once, byte for byte: by sequences in one batch, by one after the other, and
- * up to where two diverge. */
+/* Equal prefixes are stored once, byte for byte: by sequences in one batch, by one after the
+ * other, and up to where two diverge. */
 static void prefixes_are_stored_once(void **state)
 {
     (void)state;
@@ -532,8 +532,8 @@ static void prefixes_are_stored_once(void **state)
     stack_close(&k);
 }
 
-/* Records that the best plan lacks are added when the prefix is computed again, and nothing else: the
- * chunk then has what was there before and what was added. */
+/* Records that the best plan lacks are added when the prefix is computed again, and nothing
+ * else: the chunk then has what was there before and what was added. */
 static void records_are_added(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_fetch.c - chunks of waiting requests are read ahead into DRAM, and restored from there bit for
- * bit. */
+/* test_fetch.c - chunks of waiting requests are read ahead into DRAM, and restored
+ * from there bit for bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,7 +70,8 @@ static void a_waiting_request_is_restored_from_dram(void **state)
     io_close(disk);
 }
 
-/* Nothing is fetched with --prefetch off, for requests that have gone, and of what the KV pool has. */
+/* Nothing is fetched with --prefetch off, for requests that have gone, and of what
+ * the KV pool has. */
 static void only_what_is_needed_is_fetched(void **state)
 {
     (void)state;
@@ -111,8 +112,8 @@ static void only_what_is_needed_is_fetched(void **state)
     io_close(disk);
 }
 
-/* The arena has room for one context. Once the first request computes, its copies give way to those of the
- * second, while nothing else happens. */
+/* The arena has room for one context. Once the first request computes, its copies give way to
+ * those of the second, while nothing else happens. */
 static void room_is_used_again_at_once(void **state)
 {
     (void)state;
@@ -196,8 +197,8 @@ static int n_held(struct stack *k)
     return n;
 }
 
-/* The store learns which chunks the KV pool holds: once they are known there, until their blocks are used
- * for something else. */
+/* The store learns which chunks the KV pool holds: once they are known there, until their
+ * blocks are used for something else. */
 static void the_store_knows_what_the_pool_holds(void **state)
 {
     (void)state;
@@ -282,8 +283,8 @@ static void plans_price_chunks_by_where_they_lie(void **state)
     io_close(disk);
 }
 
-/* On a disk that reads hidden states faster than keys and values, the chunks in DRAM come back as keys and
- * values all the same. */
+/* On a disk that reads hidden states faster than keys and values, the chunks in DRAM come back
+ * as keys and values all the same. */
 static void each_tier_has_its_own_letter(void **state)
 {
     (void)state;

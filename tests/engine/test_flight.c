@@ -28,8 +28,8 @@ static void a_batch_is_cut_by_its_rows(void **state)
 
 enum { N_SEQS = 4, N_ROWS = 10 };
 
-/* Four sequences with 1, 4, 2 and 3 rows, cut into n pieces: every row is in one piece, at its place,
- * with its sequence's table and position; pieces end inside sequences. */
+/* Four sequences with 1, 4, 2 and 3 rows, cut into n pieces: every row is in one piece, at its
+ * place, with its sequence's table and position; pieces end inside sequences. */
 static void every_row_is_in_one_piece(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* test_forced_plans.c - a forced plan uses the records that the store has and computes the rest.  It
- * says which layers came back how and why that differs; with plan_strict it fails instead. */
+/* test_forced_plans.c - a forced plan uses the records that the store has and
+ * computes the rest.  It says which layers came back how and why that differs; with
+ * plan_strict it fails instead. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Decodes that are recorded as CUDA graphs and replayed, on the emulated GPU: the same bits as those that are
- * queued, while they are saved, and where recording is refused. */
+/* Decodes that are recorded as CUDA graphs and replayed, on the emulated GPU: the same bits as
+ * those that are queued, while they are saved, and where recording is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,7 +90,8 @@ static void groups_record_too(void **state)
         decode_on(n_ranks, 2, true, graphs);
         print_message("two stages of %d ranks: %d parts were replayed\n", n_ranks,
                       cuda_emu_replayed());
-        /* A layer is one part; on two ranks it is three of each: before, between and after exchanges. */
+        /* A layer is one part; on two ranks it is three of each: before, between
+         * and after exchanges. */
         assert_true(cuda_emu_replayed() > (n_ranks == 1 ? 10 : 60));
         for (int i = 0; i < N_COMPANY; i++)
             et_same(&graphs[i], &plain[i], "a group");

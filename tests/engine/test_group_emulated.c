@@ -1,5 +1,6 @@
-/* Several devices as one on the emulated GPU, which all of them share: ranks and stages restore what one device, or
- * as many ranks, would have computed, and a fault on one of them fails the request alone. */
+/* Several devices as one on the emulated GPU, which all of them share: ranks and stages
+ * restore what one device, or as many ranks, would have computed, and a fault on one of
+ * them fails the request alone. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,8 +18,8 @@ enum { N_PROMPT = 133, N_RESTORED = 128, N_NEW = 3 };
 
 static int32_t prompt[N_PROMPT];
 
-/* Two ranks on the one GPU: what they exchange is ordered by events between streams that run nothing
- * before somebody waits, and restored state is bit-equal. */
+/* Two ranks on the one GPU: what they exchange is ordered by events between streams that run
+ * nothing before somebody waits, and restored state is bit-equal. */
 static void ranks_restore_bit_equal(void **state)
 {
     (void)state;
@@ -71,8 +72,9 @@ static void ranks_restore_bit_equal(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* Stages on the one GPU, each with streams of its own that run nothing before somebody waits: what one device
- * computes, bit for bit, though a device's own order of work is all that holds but for what crosses. */
+/* Stages on the one GPU, each with streams of its own that run nothing before somebody
+ * waits: what one device computes, bit for bit, though a device's own order of work is all
+ * that holds but for what crosses. */
 static void stages_restore_bit_equal(void **state)
 {
     (void)state;
@@ -131,8 +133,8 @@ static void stages_restore_bit_equal(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* A large copy goes up in shares, a share a rank, and every rank has all of it; what cannot be divided
- * equally, too. */
+/* A large copy goes up in shares, a share a rank, and every rank has all of it; what
+ * cannot be divided equally, too. */
 static void copies_go_up_in_shares(void **state)
 {
     (void)state;

@@ -36,8 +36,8 @@ static struct plan_request request(void)
         .n_layers = L, .layer = layer, .prefill_s = prefill_s, .head_s = 1e-3};
 }
 
-/* The spans of a prediction are those of the simulation, but for prefill and copies up, in the order
- * in which they begin. */
+/* The spans of a prediction are those of the simulation, but for prefill and copies up, in
+ * the order in which they begin. */
 static void a_prediction_shows_the_simulated_restore(void **state)
 {
     (void)state;

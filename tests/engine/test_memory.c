@@ -1,6 +1,6 @@
-/* test_memory.c - memory runs out at each allocation of a request's life: it ends with an error that says
- * so, or with the tokens and logits that it has with memory enough; what was reported committed is found by
- * the next engine; and with memory again the same engine goes on. */
+/* test_memory.c - memory runs out at each allocation of a request's life: it ends with an error
+ * that says so, or with the tokens and logits that it has with memory enough; what was reported
+ * committed is found by the next engine; and with memory again the same engine goes on. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* A device's own memory: what an engine takes is reckoned before, taken as one piece, and no more is asked for
- * while it serves. */
+/* A device's own memory: what an engine takes is reckoned before, taken as one piece, and no
+ * more is asked for while it serves. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

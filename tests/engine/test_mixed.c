@@ -1,5 +1,6 @@
 /* test_mixed.c - contexts of KV and ACT blocks, on the device and on the host: the bits of contexts
- * that never left it, the bytes over the link that the policy counts, and a host arena that is full. */
+ * that never left it, the bytes over the link that the policy counts, and a host
+ * arena that is full. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -83,8 +84,8 @@ static void count_full(const struct job *j, int64_t n[PLACES_CLASSES])
     }
 }
 
-/* The pool has the blocks that the policy placed for the batch.  Each decode step then moves the bytes
- * that its arithmetic says, layer by layer, and projects every ACT block. */
+/* The pool has the blocks that the policy placed for the batch.  Each decode step then moves
+ * the bytes that its arithmetic says, layer by layer, and projects every ACT block. */
 static void a_step_moves_the_bytes_of_the_policy(void **state)
 {
     (void)state;
@@ -131,7 +132,8 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
     }
 }
 
-/* Half of each context as tokens: a step computes these rows again, and loads the other half alone. */
+/* Half of each context as tokens: a step computes these rows again, and loads the
+ * other half alone. */
 static void tokens_are_computed_again(void **state)
 {
     (void)state;
@@ -186,9 +188,10 @@ static const int *by_request(void *arg, const struct kv_table *t)
     return t == seq_table(j->s[0]) || t == seq_table(j->s[1]) ? kv : act;
 }
 
-/* Scratch blocks for three quarters of the requests' blocks.  As they come, those of one kind share a
- * mini-batch.  The policy gives each mini-batch one request of either kind: while one is projected, the other
- * is loaded.  The print takes the first request first, and balance the longest. */
+/* Scratch blocks for three quarters of the requests' blocks.  As they come, those of
+ * one kind share a mini-batch.  The policy gives each mini-batch one request of either
+ * kind: while one is projected, the other is loaded.  The print takes the first request
+ * first, and balance the longest. */
 static void mini_batches_are_those_of_the_policy(void **state)
 {
     (void)state;
@@ -282,8 +285,8 @@ static void beginnings_are_shared(void **state)
     job_close(&j, N_SEQS);
 }
 
-/* No part of a block is copied, so prompts of less than a block that differ in their last token do not wait
- * for each other: all are computed in the first step. */
+/* No part of a block is copied, so prompts of less than a block that differ in their last token
+ * do not wait for each other: all are computed in the first step. */
 static void short_beginnings_are_not_waited_for(void **state)
 {
     (void)state;
@@ -324,8 +327,9 @@ static void f16_open(struct stack *k, const struct mixed_opts *mo)
         memcpy((uint8_t *)row.data + (size_t)i * 2, &infinity, 2);
 }
 
-/* Sequences that decode when another one's values leave the range lose their place, and go on to the tokens
- * and logits that they have alone, though the step that failed has moved their tails. */
+/* Sequences that decode when another one's values leave the range lose their place,
+ * and go on to the tokens and logits that they have alone, though the step that
+ * failed has moved their tails. */
 static void values_out_of_range_end_one_sequence(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_mixed_emulated.c - contexts of KV and ACT blocks on an emulated GPU, whose copy engine brings blocks
- * up from pinned memory: the bits of contexts that never left it. */
+/* test_mixed_emulated.c - contexts of KV and ACT blocks on an emulated GPU, whose copy engine
+ * brings blocks up from pinned memory: the bits of contexts that never left it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

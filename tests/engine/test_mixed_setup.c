@@ -1,4 +1,5 @@
-/* test_mixed_setup.c - when a job's contexts get blocks on the host, of which types, and how many. */
+/* test_mixed_setup.c - when a job's contexts get blocks on the host, of which
+ * types, and how many. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Ranks on several (emulated) GPUs that exchange by NCCL, a false one (tests/cuda_emu/nccl): what is asked of it,
- * that restores are bit-equal through it, what its errors do to requests. */
+/* Ranks on several (emulated) GPUs that exchange by NCCL, a false one (tests/cuda_emu/nccl):
+ * what is asked of it, that restores are bit-equal through it, what its errors do to requests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +64,8 @@ static struct stack_opts ranks(int n_ranks, int n_stages)
                                .user.no_reuse = true};
 }
 
-/* Greedy tokens of ranks on one GPU, which add in the same order; and restores that no bit tells from them. */
+/* Greedy tokens of ranks on one GPU, which add in the same order; and restores that
+ * no bit tells from them. */
 static void restores_through_it(void **state)
 {
     (void)state;

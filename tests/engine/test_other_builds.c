@@ -1,5 +1,5 @@
-/* test_other_builds.c - whose saved state is used: that of every build with the same bits, and of no
- * other.  A stack saves on a simulated disk, another one restores from it. */
+/* test_other_builds.c - whose saved state is used: that of every build with the same bits, and
+ * of no other.  A stack saves on a simulated disk, another one restores from it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,9 +1,9 @@
 /* Pipeline parallelism: stages compute what one device does, bit for bit, on a CPU.
  *
- * So a state is the same state: what one device has saved any number of stages restore, and the other way
- * round, in any mixture of methods, with chunks, a tail and new tokens prefilled inside the restore.  An
- * operation on operands of two stages ends the program (tensor/group_ops.c), so these tests also show that
- * each stage works on what lies there. */
+ * So a state is the same state: what one device has saved any number of stages restore, and the
+ * other way round, in any mixture of methods, with chunks, a tail and new tokens prefilled
+ * inside the restore.  An operation on operands of two stages ends the program
+ * (tensor/group_ops.c), so these tests also show that each stage works on what lies there. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,8 +64,8 @@ static void make_prompt(const struct stack *k, int32_t *out, int n, uint64_t see
         out[i] %= k->model->cfg.vocab_size;
 }
 
-/* Every number of recomputed layers, the others hidden or KV as a seed says, fused with the prefill and before
- * it; returns how many. */
+/* Every number of recomputed layers, the others hidden or KV as a seed says, fused with the
+ * prefill and before it; returns how many. */
 static int restore_all_ways(struct stack *k, const int32_t *ids, const struct et_run *ref,
                             const char *what)
 {

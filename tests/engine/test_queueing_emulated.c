@@ -1,5 +1,5 @@
-/* How much an engine asks of a device to bring state back: launches, and waits for it. On the emulated GPU, which
- * counts them. */
+/* How much an engine asks of a device to bring state back: launches, and waits for it. On the
+ * emulated GPU, which counts them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,8 @@ struct cost {
     int n_launches, n_waits;
 };
 
-/* Of the first n_prompt tokens, whose whole chunks come back as the plan says before the others are computed. */
+/* Of the first n_prompt tokens, whose whole chunks come back as the plan says
+ * before the others are computed. */
 static struct cost restore(struct stack *k, int n_prompt, const char *plan,
                            const struct et_run *want)
 {

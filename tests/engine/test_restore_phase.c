@@ -1,5 +1,5 @@
-/* test_restore_phase.c - restores beside decodes, beside each other, and ended in their middle: nobody
- * waits for a disk, and every sequence gives the bits that it gives alone. */
+/* test_restore_phase.c - restores beside decodes, beside each other, and ended in their middle:
+ * nobody waits for a disk, and every sequence gives the bits that it gives alone. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -76,7 +76,8 @@ static void place_close(struct place *p)
     io_close(p->io);
 }
 
-/* From now on no read ends.  Whoever waits for one waits for ever: the alarm ends the program then. */
+/* From now on no read ends.  Whoever waits for one waits for ever: the alarm ends
+ * the program then. */
 static void stuck_reads(struct place *p)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -220,9 +221,10 @@ static uint64_t n_stalls(const struct place *p, enum stall_end e)
     return st.n_stalls[e];
 }
 
-/* Reads are much cheaper than recomputing, which takes 46 ms; but the disk hangs, from the first read
- * on or in the middle.  Recomputation ends the restore, while the reads stay in flight.  What others then
- * restore to the same blocks is right, while the disk hangs, and when it goes on. */
+/* Reads are much cheaper than recomputing, which takes 46 ms; but the disk hangs, from
+ * the first read on or in the middle.  Recomputation ends the restore, while the reads
+ * stay in flight.  What others then restore to the same blocks is right, while the
+ * disk hangs, and when it goes on. */
 static void a_hanging_disk_is_raced(void **state)
 {
     (void)state;
@@ -361,8 +363,9 @@ static void cancelled_and_failing(void **state)
 
 /* --- new tokens inside the restore ------------------------------------------------------------ */
 
-/* A long tail of new tokens, more than a batch, behind a stored beginning: fused and not, saved as it
- * goes, and with a chunk that turns out to be damaged when layers have been prefilled already. */
+/* A long tail of new tokens, more than a batch, behind a stored beginning: fused
+ * and not, saved as it goes, and with a chunk that turns out to be damaged when
+ * layers have been prefilled already. */
 static void new_tokens_follow_the_layers(void **state)
 {
     (void)state;
@@ -470,8 +473,8 @@ static void a_missed_prediction_is_told_with_its_cause(void **state)
     place_close(&p);
 }
 
-/* The platform says that a layer takes a millisecond a token; prompts, which are not restored, take a
- * hundredth of that or less. */
+/* The platform says that a layer takes a millisecond a token; prompts, which are not restored,
+ * take a hundredth of that or less. */
 static void prompts_teach_what_compute_takes(void **state)
 {
     (void)state;

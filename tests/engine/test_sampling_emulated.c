@@ -1,5 +1,5 @@
-/* Tokens that the emulated GPU chooses: only their ids come down, and the logits of whoever asks for them,
- * from which the same tokens follow on the host. */
+/* Tokens that the emulated GPU chooses: only their ids come down, and the logits of whoever
+ * asks for them, from which the same tokens follow on the host. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,8 +50,8 @@ static int check_token(void *arg, int32_t id)
     return 0;
 }
 
-/* Sequences beside each other, one in two of which shows its logits, from `first` on; nothing is saved. Fills
- * tokens; returns the bytes that came down. */
+/* Sequences beside each other, one in two of which shows its logits, from `first` on; nothing
+ * is saved. Fills tokens; returns the bytes that came down. */
 static uint64_t generate(struct stack *k, int first, int32_t tokens[N_COMPANY][N_NEW])
 {
     struct watched w[N_COMPANY];

@@ -1,7 +1,7 @@
 /* test_schedule.c - sequences that wait, share, lose their places and come back: nobody can tell.
  *
- * Every output is compared with that of the same request alone in an engine with room for all, by its
- * tokens and by the digest of its logits. */
+ * Every output is compared with that of the same request alone in an engine with room for all,
+ * by its tokens and by the digest of its logits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -203,8 +203,8 @@ static void answers_share_their_prompt(void **state)
     }
 }
 
-/* Turns of a conversation, with other requests between them, over a pool that holds little: bits are
- * the same whether a prefix comes from the device, from the store, or is computed. */
+/* Turns of a conversation, with other requests between them, over a pool that holds little:
+ * bits are the same whether a prefix comes from the device, from the store, or is computed. */
 static void turns_come_from_anywhere(void **state)
 {
     (void)state;
@@ -235,8 +235,8 @@ static void turns_come_from_anywhere(void **state)
     stack_close(&k);
 }
 
-/* The device has lost the end of a prompt, which goes first; the store brings back what is missing, by
- * every method. */
+/* The device has lost the end of a prompt, which goes first; the store brings back
+ * what is missing, by every method. */
 static void the_store_continues_the_device(void **state)
 {
     (void)state;
@@ -293,8 +293,8 @@ static void salts_do_not_share(void **state)
 
 /* --- ends ------------------------------------------------------------------------------------- */
 
-/* One is late from the beginning, one is cut after `in_ns`.  False where that was over before its first
- * token: the machine had other things to do. */
+/* One is late from the beginning, one is cut after `in_ns`.  False where that was over before
+ * its first token: the machine had other things to do. */
 static bool deadlines_after(int64_t in_ns)
 {
     struct stack k;
@@ -371,7 +371,8 @@ static void poison(struct stack *k, int32_t id, uint32_t bits)
                dtype_bytes(row.dtype));
 }
 
-/* One sequence's values leave the range of f16, or are no numbers; those beside it do not notice. */
+/* One sequence's values leave the range of f16, or are no numbers; those beside it
+ * do not notice. */
 static void check_fault_of_values(const char *dtype, uint32_t bits, const char *says)
 {
     enum { BAD = 500 };

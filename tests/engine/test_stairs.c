@@ -1,8 +1,8 @@
 /* test_stairs.c - contexts that outgrow their window: every token has the bits that the definition
  * gives it, however the sequence came there.
  *
- * The judge computes the definition token by token: it keeps K (before RoPE) and V of all tokens, and
- * fills the cache anew for each stair. */
+ * The judge computes the definition token by token: it keeps K (before RoPE) and V of all
+ * tokens, and fills the cache anew for each stair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -248,8 +248,8 @@ static void however_a_context_came_there(void **state)
     }
 }
 
-/* 200 turns past the window: each computes its own new tokens and the last token of the turn before,
- * and none twice.  The last turn has the bits of one long prompt. */
+/* 200 turns past the window: each computes its own new tokens and the last token of the turn
+ * before, and none twice.  The last turn has the bits of one long prompt. */
 static void turns_compute_nothing_twice(void **state)
 {
     (void)state;
@@ -347,8 +347,8 @@ static void truncations_share_what_is_equal(void **state)
     stack_close(&k);
 }
 
-/* The chunks that a stair drops stay pinned until its first chunk is durable, and are dropped in the
- * store then: by the end that is so for all but the last stair's. */
+/* The chunks that a stair drops stay pinned until its first chunk is durable, and are dropped
+ * in the store then: by the end that is so for all but the last stair's. */
 static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
 {
     (void)state;
@@ -434,7 +434,8 @@ static void many_at_once(void **state)
 }
 
 /* While all places are taken no view is chosen.  A sequence that is given one all the same, by a
- * preemption or a time-out in the same step, begins with a chosen view, not with its first stair. */
+ * preemption or a time-out in the same step, begins with a chosen view, not with
+ * its first stair. */
 static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
 {
     (void)state;

@@ -66,8 +66,8 @@ static void a_disk_that_fails_ends_requests_only(void **state)
     tempdir_remove(dir);
 }
 
-/* A store beside streamed weights gives way to them.  Here a pass seems never to end: the disk has a
- * piece of the weights at all times, and yet saves and restores end, with the same bits. */
+/* A store beside streamed weights gives way to them.  Here a pass seems never to end: the disk
+ * has a piece of the weights at all times, and yet saves and restores end, with the same bits. */
 static void a_store_gives_way_to_weights_and_does_not_starve(void **state)
 {
     enum { N_STORED = 4 * 64, N_PROMPT = N_STORED + 10 };

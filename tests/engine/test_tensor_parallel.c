@@ -1,9 +1,9 @@
 /* Tensor parallelism: the central property with several ranks, on a CPU.
  *
- * For 1, 2 and 4 ranks a restored state is bit-equal to one that was never evicted, in any mixture of
- * methods, with chunks, a tail and new tokens prefilled inside the restore.  Ranks add up in another order,
- * so that their logits agree with those of one rank within a tolerance only, and their states are other
- * states: a store never gives one rank's to two. */
+ * For 1, 2 and 4 ranks a restored state is bit-equal to one that was never evicted, in any
+ * mixture of methods, with chunks, a tail and new tokens prefilled inside the restore.  Ranks
+ * add up in another order, so that their logits agree with those of one rank within a tolerance
+ * only, and their states are other states: a store never gives one rank's to two. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -122,7 +122,8 @@ static void restored_state_is_exact(void **state)
     print_message("%d models\n", n);
 }
 
-/* The conversation goes on: its unfinished chunk was saved as rows, of which each rank takes its heads. */
+/* The conversation goes on: its unfinished chunk was saved as rows, of which each
+ * rank takes its heads. */
 static void a_tail_is_restored(void **state)
 {
     (void)state;
@@ -151,7 +152,8 @@ static void a_tail_is_restored(void **state)
     }
 }
 
-/* The same sums in another order: the last position's logits, after a prefill of the whole prompt. */
+/* The same sums in another order: the last position's logits, after a prefill of
+ * the whole prompt. */
 static float *logits_of(const char *model, int ranks, int *n)
 {
     enum { N_BLOCKS = 4 };
@@ -316,8 +318,9 @@ static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, f
     stack_close(&k);
 }
 
-/* Ranks that have a run of the vocabulary each compute the logits of one that has all, bit for bit: one row, and more
- * than are gathered at a time.  A head that is the table of embeddings is whole everywhere. */
+/* Ranks that have a run of the vocabulary each compute the logits of one that has all, bit
+ * for bit: one row, and more than are gathered at a time.  A head that is the table of
+ * embeddings is whole everywhere. */
 static void the_head_is_cut_by_vocabulary(void **state)
 {
     (void)state;

@@ -51,7 +51,8 @@ static void step(struct stack *k)
 }
 
 /* Adds a request that runs for a hundred steps and has most blocks of the KV cache. What it has
- * handed to the saver is stored, so that a request behind it has nothing to wait for but a place. */
+ * handed to the saver is stored, so that a request behind it has nothing to wait
+ * for but a place. */
 static struct seq *occupy(struct stack *k)
 {
     static const struct truncation whole = {0};
@@ -77,8 +78,8 @@ static uint32_t waits(const struct stack *k, const struct sha256 *key)
     return placement_window_count(k->store->catalog.window, get_u64(key->b) | 1);
 }
 
-/* Fails unless exactly the chunks that a stair's view has are told of: the keys of the request's own
- * stairs. */
+/* Fails unless exactly the chunks that a stair's view has are told of: the keys of
+ * the request's own stairs. */
 static void told_of(const struct stack *k, const struct truncation *t, int n_tokens,
                     int64_t cut)
 {
@@ -124,7 +125,8 @@ static void a_waiting_request_needs_its_view(void **state)
     stack_close(&k);
 }
 
-/* One that has chosen another view, because the state of the last one is not stored, needs that one. */
+/* One that has chosen another view, because the state of the last one is not
+ * stored, needs that one. */
 static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state)
 {
     (void)state;
@@ -152,8 +154,8 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     stack_close(&k);
 }
 
-/* The store learns what seconds are worth on this machine, and what twice as many waiting requests are
- * worth: a step of priority. */
+/* The store learns what seconds are worth on this machine, and what twice as many waiting
+ * requests are worth: a step of priority. */
 static void the_store_knows_the_price_of_seconds(void **state)
 {
     (void)state;
@@ -171,8 +173,9 @@ static void the_store_knows_the_price_of_seconds(void **state)
     stack_close(&k);
 }
 
-/* Runs a prompt of 200 tokens with a hint of its next use, and returns how many of its three full blocks
- * another one of 300 tokens leaves of it, in a KV cache of 8 blocks that a third one has half filled. */
+/* Runs a prompt of 200 tokens with a hint of its next use, and returns how many of its
+ * three full blocks another one of 300 tokens leaves of it, in a KV cache of 8 blocks
+ * that a third one has half filled. */
 static int blocks_left(const char *policy, uint32_t reuse_in_s)
 {
     enum { HINTED = 200, PLAIN = 170, LAST = 300 };

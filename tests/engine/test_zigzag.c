@@ -50,8 +50,8 @@ static int run_steps(struct stack *k, struct et_run out[N_SEQS])
     return n_steps;
 }
 
-/* All prompts in one step of four mini-batches, and then decodes: three passes.  Without mini-batches
- * each prompt has a step of its own. */
+/* All prompts in one step of four mini-batches, and then decodes: three passes.  Without
+ * mini-batches each prompt has a step of its own. */
 static void each_layer_is_taken_once_a_step(void **state)
 {
     (void)state;
@@ -77,7 +77,8 @@ static void each_layer_is_taken_once_a_step(void **state)
     test_free(spy);
 }
 
-/* A layer that cannot be had is given back in the middle of a step, and ends the step's requests. */
+/* A layer that cannot be had is given back in the middle of a step, and ends the
+ * step's requests. */
 static void a_layer_that_fails_ends_the_step(void **state)
 {
     (void)state;

@@ -267,7 +267,8 @@ static void test_bad_tensors_are_refused_by_name(void **state)
     expect(&f, ERR_FORMAT, "tensor 'a' has 5 dimensions");
 }
 
-/* Every prefix of a good file is refused, and nothing behind its end is read (sanitizers see it). */
+/* Every prefix of a good file is refused, and nothing behind its end is read
+ * (sanitizers see it). */
 static void test_every_truncation_is_refused(void **state)
 {
     (void)state;

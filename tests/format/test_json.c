@@ -180,7 +180,8 @@ static void raw_text_is_written_as_its_values(void **state)
     json_free(parsed);
 }
 
-/* The bytes that mark raw text are no UTF-8: a client cannot send them, and a program's text loses them. */
+/* The bytes that mark raw text are no UTF-8: a client cannot send them, and a
+ * program's text loses them. */
 static void no_string_from_outside_is_raw(void **state)
 {
     (void)state;

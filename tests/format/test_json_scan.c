@@ -1,4 +1,5 @@
-/* test_json_scan.c - what a text costs is known before it is parsed; what nobody looks at costs nothing. */
+/* test_json_scan.c - what a text costs is known before it is parsed; what nobody
+ * looks at costs nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +53,8 @@ static size_t cost_of(const char *text)
     return cost;
 }
 
-/* Every shape that is small as a text and large as a tree. The estimate is never too low, nor far off. */
+/* Every shape that is small as a text and large as a tree. The estimate is never
+ * too low, nor far off. */
 static void the_cost_is_what_a_parse_takes(void **state)
 {
     static const char *const pieces[] = {

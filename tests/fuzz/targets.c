@@ -277,8 +277,9 @@ static bool ignores_all(const void *arg, const char *name, size_t n)
     return true;
 }
 
-/* The scan takes every text that the parser takes, and says so of no other, but for what only the parser
- * sees (a duplicate key, a number beyond doubles).  What it leaves of ignored members is JSON. */
+/* The scan takes every text that the parser takes, and says so of no other, but for
+ * what only the parser sees (a duplicate key, a number beyond doubles).  What it
+ * leaves of ignored members is JSON. */
 static void must_scan_alike(const uint8_t *bytes, size_t n, int parsed)
 {
     struct json *left = NULL;
@@ -321,7 +322,8 @@ static void fuzz_request(const uint8_t *bytes, size_t n)
     json_free(body);
 }
 
-/* A line of a batch is a request or has a fault, and is answered by one line with an id of its own. */
+/* A line of a batch is a request or has a fault, and is answered by one line with
+ * an id of its own. */
 static void fuzz_batch_line(const uint8_t *bytes, size_t n)
 {
     struct input in = {.n_lines = 1};
@@ -369,8 +371,8 @@ static void fuzz_items(const uint8_t *bytes, size_t n)
     json_free(sent);
 }
 
-/* Whoever names another host than ours, or a page that is not ours, is refused without any rules; "*" lets
- * every page in, but no other host. */
+/* Whoever names another host than ours, or a page that is not ours, is refused without any
+ * rules; "*" lets every page in, but no other host. */
 static void must_keep_pages_out(const struct origin_head *h)
 {
     static const char *const all[] = {"*"};
@@ -387,8 +389,8 @@ static void must_keep_pages_out(const struct origin_head *h)
         MUST((allowed != NULL) == (h->n_origin == 1));
 }
 
-/* A head as it comes: a line per header, "name: value" (no colon: it has no value); the first line is the
- * path.  The order of headers does not matter to what is decided. */
+/* A head as it comes: a line per header, "name: value" (no colon: it has no value); the first
+ * line is the path.  The order of headers does not matter to what is decided. */
 static void fuzz_http_head(const uint8_t *bytes, size_t n)
 {
     struct head h = {.uri_bytes = n};
@@ -460,7 +462,8 @@ static uint8_t *padded(const uint8_t *bytes, size_t n, size_t size)
     return p;
 }
 
-/* Random bytes never have the right checksum: give it to them, so that the checks behind it are tried. */
+/* Random bytes never have the right checksum: give it to them, so that the checks
+ * behind it are tried. */
 static void set_checksum(uint8_t *block, size_t size)
 {
     put_u64(block + CHECKSUM_AT, 0);

@@ -1,8 +1,8 @@
 /* targets.h - everything that parses bytes from a disk or a network, as pure functions of bytes.
  *
- * Each takes any bytes, must not crash, leak or hang, and checks what must hold of what it accepts (a
- * round trip, a bound).  test_replay.c runs them over the corpus in every test run; fuzz.c is the
- * program that looks for new inputs (`make fuzz`, docs/TESTING.md). */
+ * Each takes any bytes, must not crash, leak or hang, and checks what must hold of what it
+ * accepts (a round trip, a bound).  test_replay.c runs them over the corpus in every test run;
+ * fuzz.c is the program that looks for new inputs (`make fuzz`, docs/TESTING.md). */
 #ifndef TESTS_FUZZ_TARGETS_H
 #define TESTS_FUZZ_TARGETS_H
 

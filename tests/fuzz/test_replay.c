@@ -1,5 +1,5 @@
-/* Every input of the corpus through its target, its beginnings cut at every length of a short one, and
- * every bit of it flipped where it is small: what fuzzing once found stays found. */
+/* Every input of the corpus through its target, its beginnings cut at every length of a short
+ * one, and every bit of it flipped where it is small: what fuzzing once found stays found. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* iotest.h - what the io tests share: one struct io of each kind, with a fresh folder to work in. */
+/* iotest.h - what the io tests share: one struct io of each kind, with a fresh
+ * folder to work in. */
 #ifndef TESTS_IO_IOTEST_H
 #define TESTS_IO_IOTEST_H
 

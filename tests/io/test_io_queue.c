@@ -380,9 +380,10 @@ static void test_stuck(void **state)
     }
 #define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
 
-/* --- little memory may be locked --------------------------------------------------------------- */
+/* --- little memory may be locked -------------------------------------------------------------- */
 
-/* In a process without privileges: more queues than RLIMIT_MEMLOCK has room for, and a read by each. */
+/* In a process without privileges: more queues than RLIMIT_MEMLOCK has room for,
+ * and a read by each. */
 static int read_by_many_queues(struct io *io, struct io_file *f, const uint8_t *want)
 {
     enum { N_QUEUES = 64, DEPTH = 256 };
@@ -429,8 +430,8 @@ static void test_little_memory_to_lock(void **state)
     io_file_close(f);
 }
 
-/* A queue gives way while a queue of the other io has pieces in flight: it goes on with one piece at
- * a time, and with all of its depth afterwards. */
+/* A queue gives way while a queue of the other io has pieces in flight: it goes on with one
+ * piece at a time, and with all of its depth afterwards. */
 static void test_shared_disk(void **state)
 {
     enum { N = 6 };

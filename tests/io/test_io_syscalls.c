@@ -1,6 +1,7 @@
-/* test_io_syscalls.c - system calls that fail under the real backends: each call that io_posix.c and io_uring.c
- * make is defined here too, passes through to the C library's or liburing's, and fails where a test asks.  What
- * fails says what and where, leaves nothing half done, and works again afterwards. */
+/* test_io_syscalls.c - system calls that fail under the real backends: each call that
+ * io_posix.c and io_uring.c make is defined here too, passes through to the C library's or
+ * liburing's, and fails where a test asks.  What fails says what and where, leaves nothing half
+ * done, and works again afterwards. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,7 +25,8 @@
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
-/* The next `count` calls of `name` fail with `error`, or, where that is 0, transfer short_bytes at most. */
+/* The next `count` calls of `name` fail with `error`, or, where that is 0, transfer
+ * short_bytes at most. */
 struct fault {
     const char *name;
     int error;

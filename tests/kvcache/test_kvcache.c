@@ -95,7 +95,8 @@ static void test_random_walk(void **state)
 
 enum { N_SEQS = 6, MAX_SEQ = 5 * 64 };
 
-/* A sequence as the engine has it; "computing" a position writes what depends on all tokens so far. */
+/* A sequence as the engine has it; "computing" a position writes what depends on
+ * all tokens so far. */
 struct fake_seq {
     struct kv_table t;
     int root, n_tokens, n_done;
@@ -295,8 +296,8 @@ static void test_a_waiting_request_keeps_its_blocks(void **state)
     assert_int_equal(other, 0); /* there was nothing else */
 }
 
-/* Fills a pool of 8 blocks with two chains of 4, the first of which was left with a hint of the next
- * use, takes 3 blocks, and returns how many of the first chain are left. */
+/* Fills a pool of 8 blocks with two chains of 4, the first of which was left with a hint of the
+ * next use, takes 3 blocks, and returns how many of the first chain are left. */
 static int left_of_the_hinted(enum placement_kind policy, uint32_t reuse_in)
 {
     struct kv_pool_opts o = opts;
@@ -419,8 +420,8 @@ static void count_changes(int *count, int n_names)
         }
 }
 
-/* Each name is reported when its block is known, and when the block is used for something else.  What
- * comes and goes between two reports is not reported. */
+/* Each name is reported when its block is known, and when the block is used for something
+ * else.  What comes and goes between two reports is not reported. */
 static void test_names_come_and_go_with_their_blocks(void **state)
 {
     (void)state;

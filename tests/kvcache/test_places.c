@@ -58,8 +58,8 @@ static int by_begin(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* All blocks of all layers, tails, scratch and staging: none overlaps another, and together they are what
- * was counted. */
+/* All blocks of all layers, tails, scratch and staging: none overlaps another, and
+ * together they are what was counted. */
 static void blocks_are_disjoint_and_counted(void **state)
 {
     (void)state;

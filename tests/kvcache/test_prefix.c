@@ -1,5 +1,5 @@
-/* test_prefix.c - the tree of blocks against a list of all nodes: after every change each look-up gives
- * what comparing all nodes gives, and the least recently left leaf is evicted. */
+/* test_prefix.c - the tree of blocks against a list of all nodes: after every change each
+ * look-up gives what comparing all nodes gives, and the least recently left leaf is evicted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

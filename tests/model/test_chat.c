@@ -271,8 +271,8 @@ static void test_arguments(void **state)
            NULL, 0, "[{\"role\": \"assistant\", \"content\": \"x\"}]None");
 }
 
-/* Templates that understand calls in one form only.  The one that asks `content is none` leaves out the
- * call of a message whose content is "", as well-known templates do. */
+/* Templates that understand calls in one form only.  The one that asks `content is none` leaves
+ * out the call of a message whose content is "", as well-known templates do. */
 static void test_calls(void **state)
 {
     (void)state;

@@ -196,7 +196,8 @@ static void test_other_families(void **state)
 
 /* --- refusals ----------------------------------------------------------------------------- */
 
-/* Only phi and phi3 rotate a part of a head; elsewhere the field would be obeyed against the reference. */
+/* Only phi and phi3 rotate a part of a head; elsewhere the field would be obeyed
+ * against the reference. */
 static void test_partial_rotary(void **state)
 {
     (void)state;

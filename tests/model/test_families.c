@@ -1,7 +1,7 @@
 /* test_families.c - every family gives the reference library's logits.
  *
- * tests/model/golden/families/NAME holds a tiny random checkpoint that the library saved, and what it
- * computes from it in float64 (tools/golden/make_families.py):
+ * tests/model/golden/families/NAME holds a tiny random checkpoint that the library saved, and what
+ * it computes from it in float64 (tools/golden/make_families.py):
  *   f32   logits of the prefill and of 8 decode steps within 1e-4 of the largest; greedy ids equal
  *   bf16  the error against float64 is no larger than that of the library's own bf16 run
  *   f16   (11 bits of mantissa, not 8) the same bound
@@ -37,7 +37,7 @@ struct expected {
     double bf16_rms, bf16_max;
 };
 
-/* --- reading expected.json --------------------------------------------------------------------- */
+/* --- reading expected.json -------------------------------------------------------------------- */
 
 static int read_ids(const struct json *root, const char *key, int32_t *out, int max)
 {
@@ -82,7 +82,7 @@ static void read_expected(struct expected *x, const char *family)
     free(text);
 }
 
-/* --- running ------------------------------------------------------------------------------------ */
+/* --- running ---------------------------------------------------------------------------------- */
 
 struct error {
     double rms, max; /* relative to the largest logit */
@@ -117,7 +117,7 @@ static struct error run(struct solo *t, const struct expected *x, int piece, int
     return (struct error){sqrt(squares / (n_rows * VOCAB)) / largest, worst / largest};
 }
 
-/* --- bits --------------------------------------------------------------------------------------- */
+/* --- bits ------------------------------------------------------------------------------------- */
 
 static void check_cuts(const char *family, struct solo *t, const struct expected *x,
                        const float *want)
@@ -184,7 +184,7 @@ static void check_projection(const char *family, struct solo *t, const struct ex
     }
 }
 
-/* --- the families ------------------------------------------------------------------------------- */
+/* --- the families ----------------------------------------------------------------------------- */
 
 static void check_error(const char *family, const struct solo *t, const struct expected *x,
                         struct error e, int n_wrong)

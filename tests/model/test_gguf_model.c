@@ -1,7 +1,7 @@
 /* test_gguf_model.c - a GGUF file is the same model as the folder that it was made from.
  *
- * tests/model/golden/gguf/NAME.gguf was made from families/NAME (tools/golden/hf_to_gguf.py), with rows
- * permuted and stacked, norms changed and names as llama.cpp has them. */
+ * tests/model/golden/gguf/NAME.gguf was made from families/NAME (tools/golden/hf_to_gguf.py),
+ * with rows permuted and stacked, norms changed and names as llama.cpp has them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -76,8 +76,8 @@ static void test_rope_factors_are_the_formula(void **state)
 
 /* --- quantised files ---------------------------------------------------------------------- */
 
-/* NAME.gguf is by llama.cpp's quantiser; NAME.json is what llama.cpp computes from its values in f32
- * (tools/golden/make_gguf_mixed.py). */
+/* NAME.gguf is by llama.cpp's quantiser; NAME.json is what llama.cpp computes from its values
+ * in f32 (tools/golden/make_gguf_mixed.py). */
 static void gives_the_oracles_logits(const char *name)
 {
     char path[128];
@@ -182,8 +182,8 @@ static float *rows_of(const struct solo *t, const struct weight *w)
     return out;
 }
 
-/* 4-bit tensors keep their type and exactly the file's values, in the order of the model's rows; what
- * is made of other types, even in part, has 8 bits. */
+/* 4-bit tensors keep their type and exactly the file's values, in the order of the model's
+ * rows; what is made of other types, even in part, has 8 bits. */
 static void test_4_bit_tensors_are_held_as_they_are(void **state)
 {
     (void)state;
@@ -387,8 +387,8 @@ static size_t put_key(uint8_t *p, const char *key, uint32_t type)
     return 8 + len + put_le(p + 8 + len, type, 4);
 }
 
-/* Returns the bytes of the entry, and of one of the user's that makes them a multiple of 32: the tensors
- * behind keep their alignment. */
+/* Returns the bytes of the entry, and of one of the user's that makes them a multiple of 32:
+ * the tensors behind keep their alignment. */
 static size_t put_extra(uint8_t *p, const struct extra *x)
 {
     size_t n = put_key(p, x->key, x->is_array ? 9 : x->type);

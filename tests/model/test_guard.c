@@ -139,7 +139,8 @@ static struct tokenizer *open_changed(const char *folder, const char *from, cons
     return t;
 }
 
-/* Special tokens that are looked for behind the normalizer, which puts bytes in and changes others. */
+/* Special tokens that are looked for behind the normalizer, which puts bytes in and
+ * changes others. */
 static void test_normalized(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_memory.c - memory runs out at each allocation while a model's files are read, a chat is written, a
- * text is encoded: an error that says so and no leak (under the address sanitizer), and with memory again
- * the same result. */
+/* test_memory.c - memory runs out at each allocation while a model's files are read, a chat is
+ * written, a text is encoded: an error that says so and no leak (under the address sanitizer),
+ * and with memory again the same result. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* test_numbers.c - a NaN or an infinity is found wherever it is, and nothing else is taken for one. */
+/* test_numbers.c - a NaN or an infinity is found wherever it is, and nothing else
+ * is taken for one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

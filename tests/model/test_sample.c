@@ -1,5 +1,6 @@
-/* test_sample.c - sampling by ops.sample, with the random numbers of model/sample.h, against a naive
- * implementation in double, and its distribution. That all backends agree is tests/tensor's to say. */
+/* test_sample.c - sampling by ops.sample, with the random numbers of model/sample.h,
+ * against a naive implementation in double, and its distribution. That all backends
+ * agree is tests/tensor's to say. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,7 +56,7 @@ static float bell(struct rng *r)
     return (float)s;
 }
 
-/* --- the naive judge: sorts everything, divides everything -------------------------------------- */
+/* --- the naive judge: sorts everything, divides everything ------------------------------------ */
 
 struct cand {
     int id;

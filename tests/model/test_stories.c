@@ -1,5 +1,5 @@
-/* test_stories.c - a trained model says exactly what an independent reference says: models/demo, and where
- * ../shared has them two smaller ones, with and without grouped heads. */
+/* test_stories.c - a trained model says exactly what an independent reference says:
+ * models/demo, and where ../shared has them two smaller ones, with and without grouped heads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -96,7 +96,8 @@ static bool check_case(struct solo *t, const struct json *c)
     return logits != NULL;
 }
 
-/* Every case whose prompt has at most max_prompt tokens; n_logits of them or more have logits to compare. */
+/* Every case whose prompt has at most max_prompt tokens; n_logits of them or more
+ * have logits to compare. */
 static void check_model(const char *dir, const char *device, int n_threads,
                         size_t max_prompt, int n_logits)
 {

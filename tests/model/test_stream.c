@@ -1,5 +1,5 @@
-/* test_stream.c - layers that pass through a ring compute what resident ones do; nothing that a disk
- * does to them becomes output. */
+/* test_stream.c - layers that pass through a ring compute what resident ones do; nothing that a
+ * disk does to them becomes output. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -372,7 +372,8 @@ static void a_disk_that_ends_fails_the_pass(void **state)
     close_on_sim();
 }
 
-/* A disk that hangs fails the pass after the time that it gets; when it answers again, so do passes. */
+/* A disk that hangs fails the pass after the time that it gets; when it answers
+ * again, so do passes. */
 static void a_disk_that_hangs_fails_the_pass(void **state)
 {
     char path[PATH_MAX];

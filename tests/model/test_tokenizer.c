@@ -155,8 +155,8 @@ static void compare_ids(const int32_t *ids, size_t n, const struct json *want, s
     }
 }
 
-/* Every prompt of golden.json has its ids; the text is that of the continuation, and of the prompt before it
- * where `whole`. */
+/* Every prompt of golden.json has its ids; the text is that of the continuation, and of the
+ * prompt before it where `whole`. */
 static void check_model(const char *dir, bool whole)
 {
     size_t n;
@@ -243,7 +243,8 @@ static void test_long_text(void **state)
 
 /* --- round trips and streams -------------------------------------------------------------- */
 
-/* Random valid UTF-8 of at most 64 bytes: from every plane, with white space and letters mixed in. */
+/* Random valid UTF-8 of at most 64 bytes: from every plane, with white space and
+ * letters mixed in. */
 static size_t random_text(struct rng *rng, char *out)
 {
     size_t n = 0;
@@ -553,7 +554,8 @@ static void test_vocab_and_merges(void **state)
     tempdir_remove(dir);
 }
 
-/* A normalizer that doubles its text in every step: the text is refused, and the next one is not. */
+/* A normalizer that doubles its text in every step: the text is refused, and the
+ * next one is not. */
 static void test_replace_bomb(void **state)
 {
     (void)state;
@@ -654,7 +656,8 @@ static void expect_ids(struct tokenizer *t, const char *text, unsigned flags, in
         __VA_ARGS__                                                                        \
     }
 
-/* Tokens that tokenizer_config.json alone lists: new ones, ones of the vocabulary, flags of known ones. */
+/* Tokens that tokenizer_config.json alone lists: new ones, ones of the vocabulary,
+ * flags of known ones. */
 static void test_listed_tokens(void **state)
 {
     (void)state;
@@ -874,8 +877,8 @@ static void test_named_flags(void **state)
     tempdir_remove(dir);
 }
 
-/* Beside a tokenizer.json the switches change nothing: its post-processor is the last word, also where there
- * is none. Beside vocab.json and merges.txt they act. */
+/* Beside a tokenizer.json the switches change nothing: its post-processor is the last word,
+ * also where there is none. Beside vocab.json and merges.txt they act. */
 static void test_switches(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_tokenizer_memory.c - a text that needs more memory than there is fails by itself: -ENOMEM, the
- * process lives, and the next text is tokenized. */
+/* test_tokenizer_memory.c - a text that needs more memory than there is fails by itself:
+ * -ENOMEM, the process lives, and the next text is tokenized. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

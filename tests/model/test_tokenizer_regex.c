@@ -125,7 +125,8 @@ static void test_byte_alphabet(void **state)
         bpe_bytes_from_text("\xC2\xAD", 2, back, &n_back)); /* U+00AD stands for none */
 }
 
-/* Splits a text; returns how many matches there are, or the error.  ends [0..2): where the first two end. */
+/* Splits a text; returns how many matches there are, or the error.  ends [0..2):
+ * where the first two end. */
 static int split(const char *pattern, const char *text, size_t n, size_t ends[2],
                  struct err *err)
 {
@@ -179,8 +180,8 @@ static void test_long_matches(void **state)
     }
 }
 
-/* Expressions that look through all that is left for each piece that they take, and ones that try all ways:
- * the work of a text is bounded, and too much is an error. */
+/* Expressions that look through all that is left for each piece that they take, and ones that
+ * try all ways: the work of a text is bounded, and too much is an error. */
 static void test_hostile_expressions(void **state)
 {
     (void)state;

@@ -73,7 +73,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* --- a checkpoint in memory that tests can spoil ------------------------------------------------ */
+/* --- a checkpoint in memory that tests can spoil ---------------------------------------------- */
 
 enum { MAX_TENSORS = 128 };
 
@@ -176,7 +176,7 @@ static void image_free(struct image *im)
     }
 }
 
-/* --- comparing ---------------------------------------------------------------------------------- */
+/* --- comparing -------------------------------------------------------------------------------- */
 
 static int load(struct weights *w, const char *source, const struct model_config *c,
                 enum dtype t, struct err *e)
@@ -269,7 +269,7 @@ static bool same_hash(const struct weights *a, const struct weights *b)
     return memcmp(&a->hash, &b->hash, sizeof a->hash) == 0;
 }
 
-/* --- good input --------------------------------------------------------------------------------- */
+/* --- good input ------------------------------------------------------------------------------- */
 
 static void check_written(const char *name, enum dtype t)
 {
@@ -450,8 +450,8 @@ static double relative_error(const struct weight *exact, const struct weight *he
     return sqrt(error / size);
 }
 
-/* 4 bits are made from every type of checkpoint: each matrix of a layer becomes q4_1, the head q8; the
- * error that is told is the one there is. */
+/* 4 bits are made from every type of checkpoint: each matrix of a layer becomes q4_1, the head
+ * q8; the error that is told is the one there is. */
 static void test_q4(void **state)
 {
     (void)state;
@@ -599,7 +599,7 @@ static void test_grouped_qkv(void **state)
     tensor_list_free(&l);
 }
 
-/* --- bad input ---------------------------------------------------------------------------------- */
+/* --- bad input -------------------------------------------------------------------------------- */
 
 /* Loading fails with this code, and the message has all of these words. */
 static void refused(const struct model_config *c, int code, const char *a, const char *b)
@@ -815,7 +815,7 @@ static void test_random_damage(void **state)
     free(bytes);
 }
 
-/* --- limits ------------------------------------------------------------------------------------- */
+/* --- limits ----------------------------------------------------------------------------------- */
 
 static size_t count_files(void)
 {

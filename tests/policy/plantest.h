@@ -4,7 +4,8 @@
 
 #include "policy/plan.h"
 
-/* The shortest time of one assignment over all orders of its reads, 16 at most; p->io_order is left permuted. */
+/* The shortest time of one assignment over all orders of its reads, 16 at most;
+ * p->io_order is left permuted. */
 double all_orders(const struct plan_request *q, struct plan *p);
 
 #endif

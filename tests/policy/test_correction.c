@@ -145,8 +145,8 @@ static void begin(struct platform *p, struct plan_layer *layer, struct plan_requ
     plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, req);
 }
 
-/* Behind a bus that is slower than the store, the time that reads took says nothing of the store: from DRAM they
- * take none. */
+/* Behind a bus that is slower than the store, the time that reads took says nothing of the
+ * store: from DRAM they take none. */
 static void a_bus_teaches_nothing(void **state)
 {
     (void)state;

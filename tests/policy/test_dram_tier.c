@@ -1,4 +1,5 @@
-/* The platform's tier for copies in DRAM, and mixed contexts: a prefix in DRAM, a tail on the disk. */
+/* The platform's tier for copies in DRAM, and mixed contexts: a prefix in DRAM, a
+ * tail on the disk. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -77,7 +78,8 @@ static double mixed_s(const struct platform *p, int64_t n_dram, int64_t n_disk)
     return plan.restore_s;
 }
 
-/* Only what lies on the disk waits for it, and pays its latency, wherever the disk's range stands. */
+/* Only what lies on the disk waits for it, and pays its latency, wherever the
+ * disk's range stands. */
 static void a_mixed_context_waits_for_its_disk_part(void **state)
 {
     (void)state;
@@ -91,7 +93,7 @@ static void a_mixed_context_waits_for_its_disk_part(void **state)
     assert_true(none < 4096 * 1e-7 * LAYERS * 1.2);
 }
 
-/* --- a letter for each tier --------------------------------------------------------------------- */
+/* --- a letter for each tier ------------------------------------------------------------------- */
 
 enum { SAMPLES = 1000, MOST_LAYERS = 80 };
 
@@ -108,8 +110,8 @@ struct mixed {
     uint8_t stored[MOST_LAYERS]; /* kinds of each layer */
 };
 
-/* Models with and without grouped heads; disks from an eighth to eight times the speed at which hidden
- * states are projected. */
+/* Models with and without grouped heads; disks from an eighth to eight times the speed at
+ * which hidden states are projected. */
 static void draw(struct rng *r, const char *save, struct mixed *x)
 {
     struct platform *p = &x->platform;
@@ -139,9 +141,10 @@ static void draw(struct rng *r, const char *save, struct mixed *x)
     assert_int_equal(save_kinds_choose(save, &from, x->stored, &err), 0);
 }
 
-/* Seconds until all is restored and the new tokens are prefilled, with one letter for both tiers; or
- * with one for each.  What lies in DRAM is read for nothing, so its best letter is K wherever it has keys
- * and values: they take the least compute.  A range that has these alone takes them under every letter. */
+/* Seconds until all is restored and the new tokens are prefilled, with one letter for both
+ * tiers; or with one for each.  What lies in DRAM is read for nothing, so its best letter is K
+ * wherever it has keys and values: they take the least compute.  A range that has these alone
+ * takes them under every letter. */
 static double mixed_time_s(const struct mixed *x, bool each)
 {
     uint8_t in_dram[MOST_LAYERS];
@@ -161,7 +164,8 @@ static double mixed_time_s(const struct mixed *x, bool each)
     return plan.predicted_s;
 }
 
-/* The mean share of the time that a letter for each tier saves, over contexts that were saved so. */
+/* The mean share of the time that a letter for each tier saves, over contexts that
+ * were saved so. */
 static double mean_gain(const char *save, double *most)
 {
     struct rng r = {.s = 25};
@@ -178,8 +182,9 @@ static double mean_gain(const char *save, double *most)
     return sum / SAMPLES;
 }
 
-/* Where both kinds are saved it gains more than 3 %, so each tier has its own (make_ranges of the engine).
- * `--save auto` saves one kind of a layer where costs grow with the tokens alone, and there is no choice. */
+/* Where both kinds are saved it gains more than 3 %, so each tier has its own (make_ranges of
+ * the engine). `--save auto` saves one kind of a layer where costs grow with the tokens
+ * alone, and there is no choice. */
 static void a_letter_for_each_tier_pays(void **state)
 {
     (void)state;

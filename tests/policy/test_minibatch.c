@@ -61,7 +61,8 @@ static bool fits(const struct minibatch_room *room, const struct minibatch_reque
     return true;
 }
 
-/* The least seconds over all partitions: request i joins one of the bins before it, or opens one. */
+/* The least seconds over all partitions: request i joins one of the bins before it,
+ * or opens one. */
 static double best_of(const struct hybrid_machine *m, const struct minibatch_room *room,
                       const struct minibatch_request *r, int n, int *of, int i, int n_bins)
 {
@@ -155,7 +156,8 @@ static void opposites_are_put_together(void **state)
     assert_int_equal(of[2], of[3]);
 }
 
-/* A projection of 10 s hides 10 s of the link.  Its ACT blocks take 5 s of it, so 5 s of KV blocks fit. */
+/* A projection of 10 s hides 10 s of the link.  Its ACT blocks take 5 s of it, so 5
+ * s of KV blocks fit. */
 static void balance_counts_the_transfer_of_act_blocks(void **state)
 {
     (void)state;

@@ -279,8 +279,8 @@ static void an_item_that_several_requests_need_waits_for_the_first(void **state)
     assert_int_equal(item[0].rank, PLACEMENT_ORDINARY);
 }
 
-/* Of two items the one that more waiting requests need stays, though a single one comes sooner to the
- * other: by `step` turns for each time that their number doubles. */
+/* Of two items the one that more waiting requests need stays, though a single one comes sooner
+ * to the other: by `step` turns for each time that their number doubles. */
 static void ours_counts_every_waiting_request(void **state)
 {
     (void)state;
@@ -354,7 +354,8 @@ static void belady_evicts_the_farthest_next_use(void **state)
     assert_int_equal(evict(), 2);
 }
 
-/* Content that is not in the tier pushes out nothing that is used sooner, as far as that is known. */
+/* Content that is not in the tier pushes out nothing that is used sooner, as far as
+ * that is known. */
 static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
 {
     (void)state;
@@ -400,8 +401,8 @@ static void learn_size(uint64_t n_items)
     placement_learn_evicted(&learn, UINT64_MAX, n_items);
 }
 
-/* Every item of class `busy` is used again after 20 units of time, one item in a hundred of class `idle`.
- * A tier of 200 items is full. */
+/* Every item of class `busy` is used again after 20 units of time, one item in a hundred of
+ * class `idle`. A tier of 200 items is full. */
 static void teach(uint8_t busy, uint8_t idle)
 {
     uint32_t now = 1000;
@@ -463,8 +464,8 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
     assert_int_equal(item[0].due_time, 0);
 }
 
-/* What a use saves for each byte multiplies what is learned: an item that is hardly worth its room goes
- * first where it saves little, and stays where it saves much. */
+/* What a use saves for each byte multiplies what is learned: an item that is hardly worth its
+ * room goes first where it saves little, and stays where it saves much. */
 static void ours_holds_longer_what_saves_more(void **state)
 {
     (void)state;

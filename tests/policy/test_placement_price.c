@@ -9,8 +9,8 @@
 
 #include "policy/placement_price.h"
 
-/* Two layers; a token has 100 bytes of KV in each; computing one takes 1 ms and 1 us for each token that a
- * chunk sees in the mean; the disk reads 1 MB/s. */
+/* Two layers; a token has 100 bytes of KV in each; computing one takes 1 ms and 1 us for each
+ * token that a chunk sees in the mean; the disk reads 1 MB/s. */
 static struct platform platform(void)
 {
     struct platform p;

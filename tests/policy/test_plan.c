@@ -78,8 +78,8 @@ static void test_table_3(void **state)
     assert_true(plan.stored_bytes_per_token == 2 * 280 * 1024);
 }
 
-/* Not used to calibrate.  That token-wise is 12 % slower (figure 13) is not reproduced: it comes from
- * GEMM kernels at odd sizes, of which the built-in platforms know only the tile. */
+/* Not used to calibrate.  That token-wise is 12 % slower (figure 13) is not reproduced: it
+ * comes from GEMM kernels at odd sizes, of which the built-in platforms know only the tile. */
 static void test_section_6_3_2(void **state)
 {
     (void)state;
@@ -120,7 +120,8 @@ static void test_gqa(void **state)
     assert_int_equal(plan.n_h, 0);
     assert_true(plan.n_r >= 1 && plan.n_k > 0);
     assert_non_null(strstr(plan.reason, "kv dominates hidden: hidden is 2x the bytes"));
-    /* Slow reads and a fast GPU: layer 0 is free, the prefix costs r - 1 layers and a projection. */
+    /* Slow reads and a fast GPU: layer 0 is free, the prefix costs r - 1 layers and
+     * a projection. */
     struct plan kv_re;
     q.mode = PLAN_KV_RECOMPUTE;
     assert_int_equal(plan_make(&q, &kv_re, &e), 0);

@@ -49,8 +49,8 @@ static int between(struct rng *r, int least, int most)
 
 enum { MOST_CHAINS = 8000 };
 
-/* Plans the chain x.  *took_s: its processor time; over the bound it is taken again, at most twice, since
- * other programs make a plan slower and nothing makes it faster. */
+/* Plans the chain x.  *took_s: its processor time; over the bound it is taken again, at most
+ * twice, since other programs make a plan slower and nothing makes it faster. */
 static int plan_timed(int *n_used, double *took_s)
 {
     int rc = 0;

@@ -1,7 +1,8 @@
-/* test_plan_stages.c - plans for several stages: the simulation against a second one that knows no events, the
- * planner against brute force and against every alternative, the cost of ranks.
+/* test_plan_stages.c - plans for several stages: the simulation against a second one that knows no
+ * events, the planner against brute force and against every alternative, the cost of ranks.
  *
- * The second simulation goes tick by tick: times are whole numbers, and every lane works for one tick or idles. */
+ * The second simulation goes tick by tick: times are whole numbers, and every lane
+ * works for one tick or idles. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -316,7 +317,8 @@ static double brute_force(const struct instance *x)
     return best;
 }
 
-/* The bounds are what the search reaches today: each step that it leaves out is seen in some instance. */
+/* The bounds are what the search reaches today: each step that it leaves out is
+ * seen in some instance. */
 static void compare(bool alike, int n_instances, int least_optimal, double most_off)
 {
     struct rng r = {alike ? 21 : 22};
@@ -352,8 +354,8 @@ static void test_near_the_best(void **state)
     compare(false, 150, 137, 0.11);
 }
 
-/* Beyond what brute force can judge, the sum of all predictions is what the search reaches today.  A
- * better search may lower it: then it is written anew. */
+/* Beyond what brute force can judge, the sum of all predictions is what the search reaches
+ * today.  A better search may lower it: then it is written anew. */
 static void test_no_worse_than_before(void **state)
 {
     (void)state;
@@ -461,8 +463,8 @@ static double predict(const struct platform *p, const char *mode, struct plan *o
     return out->predicted_s;
 }
 
-/* From DRAM each stage has a bus and a compute lane of its own: M stages take the time of the largest stage; from
- * one SSD all wait for that. */
+/* From DRAM each stage has a bus and a compute lane of its own: M stages take the time of the
+ * largest stage; from one SSD all wait for that. */
 static void test_stages_share_the_store_alone(void **state)
 {
     (void)state;

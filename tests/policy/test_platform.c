@@ -308,7 +308,8 @@ static void test_shared_and_throttled(void **state)
     assert_true(platform_h_s(&slow, 640) == platform_h_s(&p, 640));
 }
 
-/* Before the store's speed has been measured, a limit is its speed; without a limit nothing is known. */
+/* Before the store's speed has been measured, a limit is its speed; without a limit
+ * nothing is known. */
 static void test_a_throttle_is_the_speed_of_an_unmeasured_store(void **state)
 {
     (void)state;

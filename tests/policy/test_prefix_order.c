@@ -129,8 +129,8 @@ static int tree_tokens(int n)
     return sum;
 }
 
-/* With room for nothing but the prompt before, each token of the tree is computed once: no order can
- * do better.  Prompts are made of blocks, so that all that they share is worth it. */
+/* With room for nothing but the prompt before, each token of the tree is computed once: no
+ * order can do better.  Prompts are made of blocks, so that all that they share is worth it. */
 static void each_prefix_is_computed_once(void **state)
 {
     (void)state;

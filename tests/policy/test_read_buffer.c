@@ -15,8 +15,8 @@ static bool near(double x, double y, double by)
     return fabs(x - y) <= by;
 }
 
-/* Llama-13B, 0.78 MB a token, 16 sequences of 1,000 tokens of history, 26 GB/s.  The prefill of 100 new
- * tokens each is a constant that was fitted: the paper gives none. */
+/* Llama-13B, 0.78 MB a token, 16 sequences of 1,000 tokens of history, 26 GB/s.  The prefill of
+ * 100 new tokens each is a constant that was fitted: the paper gives none. */
 static void the_papers_case(void **state)
 {
     (void)state;
@@ -28,8 +28,8 @@ static void the_papers_case(void **state)
     assert_true(near(bytes, 4.68e9, 1e6));
     int n = read_buffer_layers(bytes, bytes_per_s, load_s, n_layers);
     assert_int_equal(n, 15);
-    /* Against loading all and then computing: 37 % less without a buffer, 61 % less with it (the paper
-     * measures 35 and 61). */
+    /* Against loading all and then computing: 37 % less without a buffer, 61 % less with it
+     * (the paper measures 35 and 61). */
     double one_by_one_s = load_s + prefill_s;
     double without = 1 -
                      read_buffer_makespan_s(load_s, prefill_s, n_layers, 0) / one_by_one_s;

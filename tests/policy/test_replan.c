@@ -33,8 +33,8 @@ static void a_plan_that_holds_is_kept(void **state)
     assert_int_equal(replan_hidden(&v), 0);
 }
 
-/* Compute takes twice as long: with 6 layers from hidden states the lanes take 14 and 12.8, with 7 of
- * them 13 and 14.6. */
+/* Compute takes twice as long: with 6 layers from hidden states the lanes take 14 and
+ * 12.8, with 7 of them 13 and 14.6. */
 static void slow_compute_gets_more_keys_and_values(void **state)
 {
     (void)state;

@@ -424,7 +424,8 @@ static void equal_prompts_follow_one(void **state)
 }
 
 /* A stream of important requests, one a step, each of two steps: with ages the least important one
- * waits for its priority's worth of time and no longer; were an age endless it would wait for ever. */
+ * waits for its priority's worth of time and no longer; were an age endless it
+ * would wait for ever. */
 static int64_t wait_under_load(int64_t age_ns)
 {
     static struct world w;

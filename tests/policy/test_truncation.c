@@ -1,5 +1,5 @@
-/* test_truncation.c - the arithmetic of truncation, over every window up to 4,096 tokens, every step
- * and every number of kept tokens: against the definition, token by token. */
+/* test_truncation.c - the arithmetic of truncation, over every window up to 4,096 tokens, every
+ * step and every number of kept tokens: against the definition, token by token. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Entries of the list of erasures: they come back as they were written, and nothing else is taken for one. */
+/* Entries of the list of erasures: they come back as they were written, and nothing
+ * else is taken for one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

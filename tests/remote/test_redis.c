@@ -1,5 +1,5 @@
-/* The protocol of Redis, against a peer that says what the test tells it to: pieces of any size, answers of any kind, and
- * lies. */
+/* The protocol of Redis, against a peer that says what the test tells it to: pieces of any
+ * size, answers of any kind, and lies. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
@@ -21,7 +21,8 @@
 
 #define SECOND ((int64_t)1000000000)
 
-/* Answers the greeting's PING, then sends `text` in pieces of `step` bytes behind the next command. */
+/* Answers the greeting's PING, then sends `text` in pieces of `step` bytes behind
+ * the next command. */
 struct peer {
     int listener, port;
     const char *text;
@@ -147,7 +148,8 @@ static void answers_of_every_kind(void **state)
     }
 }
 
-/* Large strings, which are received into the answer itself, between short answers and behind each other. */
+/* Large strings, which are received into the answer itself, between short answers
+ * and behind each other. */
 static void large_strings(void **state)
 {
     enum { KINDS = 6, LARGEST = 300000 };

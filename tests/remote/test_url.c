@@ -1,4 +1,5 @@
-/* Where a shared tier is: what is understood, what is refused, and that no message has the password. */
+/* Where a shared tier is: what is understood, what is refused, and that no message
+ * has the password. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_generation.c - requests at work: how much is generated, by which seeds, what is refused, who is
- * told of the end, and that a stream says what an answer says. */
+/* test_generation.c - requests at work: how much is generated, by which seeds, what is refused,
+ * who is told of the end, and that a stream says what an answer says. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -183,7 +183,8 @@ static void generates(unsigned kind, const char *body, int n_prompt, int want)
     json_free(a);
 }
 
-/* Without max_tokens a completion has 16 tokens, a chat fills the context; neither goes beyond it. */
+/* Without max_tokens a completion has 16 tokens, a chat fills the context; neither
+ * goes beyond it. */
 static void answers_without_a_bound_have_the_default(void **state)
 {
     (void)state;
@@ -375,7 +376,8 @@ static int keeps_nothing(struct generation *g, struct fault *f)
     return fault_set(f, 507, NULL, NULL, "the answer could not be kept");
 }
 
-/* An answer that its dialect cannot keep is no answer, and a stream ends with the fault in place of its end. */
+/* An answer that its dialect cannot keep is no answer, and a stream ends with the
+ * fault in place of its end. */
 static void what_cannot_be_kept_is_told(void **state)
 {
     (void)state;

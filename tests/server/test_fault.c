@@ -49,7 +49,8 @@ static void test_types(void **state)
     }
 }
 
-/* What goes into a log: a client's texts are hidden, in any form of %s; numbers and the program's own words are not. */
+/* What goes into a log: a client's texts are hidden, in any form of %s; numbers and
+ * the program's own words are not. */
 static void test_reasons(void **state)
 {
     struct fault f;

@@ -50,7 +50,8 @@ static void a_few_are_free_and_then_it_slows_down(void **state)
     guesses_destroy(g);
 }
 
-/* 1000 connections at once win nothing: at most one of them is answered a second, up to the bound. */
+/* 1000 connections at once win nothing: at most one of them is answered a second,
+ * up to the bound. */
 static void many_at_once_wait_for_each_other(void **state)
 {
     struct guesses *g;

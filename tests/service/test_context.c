@@ -1,4 +1,5 @@
-/* test_context.c - what a look-up, a pin and an erasure are about, where the context is truncated. */
+/* test_context.c - what a look-up, a pin and an erasure are about, where the
+ * context is truncated. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

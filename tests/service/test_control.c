@@ -1,5 +1,5 @@
-/* test_control.c - control of saved state through the public interface: what each call does to which
- * chunks, and what the counters say of it. */
+/* test_control.c - control of saved state through the public interface: what each call does to
+ * which chunks, and what the counters say of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -285,8 +285,8 @@ static void note_progress(void *arg, int n_done)
     p->n_calls++;
 }
 
-/* A prompt of three batches (512 rows each): its progress only grows, and ends with all of it.  What is
- * restored counts as well as what is computed. */
+/* A prompt of three batches (512 rows each): its progress only grows, and ends with all of it.
+ * What is restored counts as well as what is computed. */
 static void a_prompt_tells_how_far_it_is(void **state)
 {
     (void)state;
@@ -324,7 +324,8 @@ static bool stop_after_a_step(void *n_asked)
     return ++*(int *)n_asked == 2;
 }
 
-/* A prompt of three batches: is_cancelled is asked between them, so that neither the rest nor a token is computed. */
+/* A prompt of three batches: is_cancelled is asked between them, so that neither the
+ * rest nor a token is computed. */
 static void a_prompt_is_cancelled_before_its_end(void **state)
 {
     (void)state;
@@ -489,8 +490,8 @@ static void a_store_outlives_its_process(void **state)
     tempdir_remove(dir);
 }
 
-/* A conversation: each turn brings back all of the turns before it, but for the last token, which was
- * never computed with. */
+/* A conversation: each turn brings back all of the turns before it, but for the last token,
+ * which was never computed with. */
 static void turns_of_a_conversation(void **state)
 {
     (void)state;
@@ -522,7 +523,8 @@ static void turns_of_a_conversation(void **state)
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* Requests of any size, in any state, may be given up; what cannot fit costs nothing and is told. */
+/* Requests of any size, in any state, may be given up; what cannot fit costs
+ * nothing and is told. */
 static void tickets_are_given_up_anywhere(void **state)
 {
     (void)state;

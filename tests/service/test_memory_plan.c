@@ -45,7 +45,8 @@ static void weights_beyond_the_machine_are_refused(void **state)
     }
 }
 
-/* Copies in DRAM are filled later: what the machine does not hold beside the rest is refused now. */
+/* Copies in DRAM are filled later: what the machine does not hold beside the rest
+ * is refused now. */
 static void copies_beyond_memory_are_refused_with_the_sums(void **state)
 {
     (void)state;
@@ -79,8 +80,9 @@ static void copies_beyond_memory_are_refused_with_the_sums(void **state)
     stack_close(&k);
 }
 
-/* Copies in DRAM pay where a token's KV is larger than its hidden states: elsewhere the KV cache does with the
- * same memory.  They take an eighth of the machine's at most, and leave as much as they take. */
+/* Copies in DRAM pay where a token's KV is larger than its hidden states: elsewhere the
+ * KV cache does with the same memory.  They take an eighth of the machine's at most,
+ * and leave as much as they take. */
 static void auto_copies_fit_beside_the_rest(void **state)
 {
     (void)state;
@@ -168,7 +170,8 @@ static void open_budget_stack(void)
                     kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
 }
 
-/* The least holds what is kept, two layers and one context; a byte less is refused with the table. */
+/* The least holds what is kept, two layers and one context; a byte less is refused
+ * with the table. */
 static void the_least_budget_is_two_layers_and_a_context(void **state)
 {
     struct memory_share s;
@@ -193,8 +196,8 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
     stack_close(&budget_stack);
 }
 
-/* Each byte beyond the least goes to KV first, up to a context for each sequence and half of what is
- * left; then to layers.  The sum never exceeds the budget. */
+/* Each byte beyond the least goes to KV first, up to a context for each sequence and half of
+ * what is left; then to layers.  The sum never exceeds the budget. */
 static void keys_and_values_come_before_layers(void **state)
 {
     struct memory_share s;

@@ -1,5 +1,6 @@
-/* test_request_memory.c - a request that finds no memory fails alone: whichever of its allocations fails,
- * the outcome is -ENOMEM or the right answer, and the next request is answered. */
+/* test_request_memory.c - a request that finds no memory fails alone: whichever of
+ * its allocations fails, the outcome is -ENOMEM or the right answer, and the next
+ * request is answered. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

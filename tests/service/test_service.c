@@ -1,5 +1,5 @@
-/* test_service.c - the queue in front of the engine, stepped by the test itself: what it promises about
- * steps holds exactly, whatever else the machine does. */
+/* test_service.c - the queue in front of the engine, stepped by the test itself: what it
+ * promises about steps holds exactly, whatever else the machine does. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +79,8 @@ static void drop(struct hcache_ticket *t)
     hcache_ticket_free(t);
 }
 
-/* What is cancelled gets no further token, and its place goes to who waits, in the very next step. */
+/* What is cancelled gets no further token, and its place goes to who waits, in the
+ * very next step. */
 static void a_cancel_takes_one_step(void **state)
 {
     struct desk d;
@@ -122,7 +123,8 @@ static void one_that_waits_is_cancelled(void **state)
     close_desk(&d);
 }
 
-/* The wait that newcomers are told of grows with the queue, by the time that requests held a place. */
+/* The wait that newcomers are told of grows with the queue, by the time that
+ * requests held a place. */
 static void the_wait_follows_the_queue(void **state)
 {
     struct desk d;

@@ -150,7 +150,8 @@ static void durable_without_a_thread(void **state)
     io_close(disk);
 }
 
-/* What is durable already, or saves nothing, has nothing to wait for: no commit would wake it up. */
+/* What is durable already, or saves nothing, has nothing to wait for: no commit
+ * would wake it up. */
 static void nothing_to_save_is_nothing_to_wait_for(void **state)
 {
     (void)state;

@@ -63,8 +63,8 @@ static void open_with_least(struct stack *k, const char *path, struct said *said
         fail_msg("%s", err.msg);
 }
 
-/* Without a budget the KV cache has a context for each sequence.  A budget gives it what it can spare.
- * A user's number outranks both. */
+/* Without a budget the KV cache has a context for each sequence.  A budget gives it what it can
+ * spare.  A user's number outranks both. */
 static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
@@ -93,7 +93,8 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
     tempdir_remove(dir);
 }
 
-/* Layers that are streamed are told, with what each pass reads; resident ones are not worth a line. */
+/* Layers that are streamed are told, with what each pass reads; resident ones are
+ * not worth a line. */
 static void streamed_layers_are_told(void **state)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];

@@ -1,5 +1,5 @@
-/* test_stop.c - a service stops within a layer, however long a step takes; and a caller who waits is asked
- * whether to go on, whatever the system's clock is set to. */
+/* test_stop.c - a service stops within a layer, however long a step takes; and a caller who
+ * waits is asked whether to go on, whatever the system's clock is set to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +15,9 @@
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
 
-/* The system's clock as this program sees it.  The kernel's waits do not see `ahead_s`: a moment that was
- * reckoned with it is as far away as after the clock has been set back by so much. */
+/* The system's clock as this program sees it.  The kernel's waits do not see
+ * `ahead_s`: a moment that was reckoned with it is as far away as after the clock
+ * has been set back by so much. */
 static int64_t ahead_s;
 
 int clock_gettime(clockid_t id, struct timespec *t)

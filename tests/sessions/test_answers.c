@@ -165,8 +165,8 @@ static int count(struct answers *m)
     return st.n_entries;
 }
 
-/* The file outlives the process, also one that is killed (nothing is closed here); it shows neither text
- * nor tokens; for another vocabulary it is begun anew. */
+/* The file outlives the process, also one that is killed (nothing is closed here); it shows
+ * neither text nor tokens; for another vocabulary it is begun anew. */
 static void a_file_outlives_the_process(void **state)
 {
     (void)state;

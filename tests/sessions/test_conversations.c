@@ -62,7 +62,8 @@ static struct sha256 key_of(int v)
     return k;
 }
 
-/* A turn of `n` tokens from first_id on, behind the parent's first `kept`; its chunks are keys first_key.. */
+/* A turn of `n` tokens from first_id on, behind the parent's first `kept`; its
+ * chunks are keys first_key.. */
 static struct turn *make_turn(const char *name, int64_t parent, int64_t conversation,
                               int kept, int n, int first_id, int first_key, int n_keys)
 {
@@ -139,7 +140,7 @@ static bool file_has(const struct fixture *x, const char *text)
     return found;
 }
 
-/* --- tests ------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------ */
 
 static void a_path_keeps_its_tokens(void **state)
 {
@@ -340,8 +341,8 @@ static void age_ends_them(void **state)
     conversation_deinit(&v);
 }
 
-/* A machine starts with its clock thirty years behind, and its user goes on with what is there.  When the clock
- * is right again, nothing of that is old. */
+/* A machine starts with its clock thirty years behind, and its user goes on with what is
+ * there.  When the clock is right again, nothing of that is old. */
 static void a_clock_that_is_behind_ages_nothing(void **state)
 {
     enum { BEHIND_S = 1000000000 };
@@ -615,7 +616,8 @@ static void pages_of_a_list(void **state)
                      ERR_NOT_FOUND);
 }
 
-/* The log of a process that was killed may hold text that it was deleting: opening folds and cuts it. */
+/* The log of a process that was killed may hold text that it was deleting: opening
+ * folds and cuts it. */
 static void opening_cuts_the_log(void **state)
 {
     struct fixture *x = *state;

@@ -1,5 +1,5 @@
-/* test_retoken.c - a conversation keeps the tokens that were generated: in the text of the next prompt
- * an answer has its own tokens, though the tokenizer would cut it elsewhere. */
+/* test_retoken.c - a conversation keeps the tokens that were generated: in the text of the next
+ * prompt an answer has its own tokens, though the tokenizer would cut it elsewhere. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_talk.c - a kept conversation without a server: which tokens a turn keeps, under which salt, what
- * is said of an answer that was cut off, and where branches begin. */
+/* test_talk.c - a kept conversation without a server: which tokens a turn keeps, under which
+ * salt, what is said of an answer that was cut off, and where branches begin. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -239,7 +239,7 @@ static void tokens_of_another_model_mean_nothing(void **state)
     talk_close(t);
 }
 
-/* --- listings and answers ---------------------------------------------------------------------- */
+/* --- listings and answers --------------------------------------------------------------------- */
 
 static const char *member(const struct json *o, const char *key)
 {
@@ -338,7 +338,7 @@ static void the_systems_message_is_said_once(void **state)
     talk_close(t);
 }
 
-/* --- room -------------------------------------------------------------------------------------- */
+/* --- room ------------------------------------------------------------------------------------- */
 
 static void an_answer_has_the_room_that_is_left(void **state)
 {
@@ -359,7 +359,7 @@ static void an_answer_has_the_room_that_is_left(void **state)
     talk_close(t);
 }
 
-/* --- branches ---------------------------------------------------------------------------------- */
+/* --- branches --------------------------------------------------------------------------------- */
 
 static void a_branch_begins_behind_the_answer_that_is_asked_for(void **state)
 {

@@ -87,7 +87,8 @@ static void a_window_helps_those_that_look(void **state)
     load_free(&l);
 }
 
-/* More sessions wait than fit: lru loses each before its turn, and the queue tells which to keep. */
+/* More sessions wait than fit: lru loses each before its turn, and the queue tells
+ * which to keep. */
 static void a_queue_beats_lru_behind_a_loaded_server(void **state)
 {
     (void)state;
@@ -110,8 +111,8 @@ static void a_queue_beats_lru_behind_a_loaded_server(void **state)
     double lru_rate = (double)lru.n_hits / (double)lru.n_references;
     double as_rate = (double)as.n_hits / (double)as.n_references;
     assert_true(as_rate > 3 * lru_rate && as_rate > 0.2);
-    /* What a waiting job's question cuts off goes at once: 0.66 of the blocks are hits.  They were 0.60
-     * where it stayed until the job was served. */
+    /* What a waiting job's question cuts off goes at once: 0.66 of the blocks are hits.  They
+     * were 0.60 where it stayed until the job was served. */
     assert_true(as_rate > 0.63);
     assert_true((double)as.n_memory_hits >= 0.99 * (double)as.n_hits);
     load_free(&l);

@@ -82,8 +82,8 @@ static void move(struct life *f, struct slot *s)
     }
 }
 
-/* Runs a few work items of the compute lane, and sometimes waits for one.  Budgets are small because
- * the simulated clock hardly moves during compute. */
+/* Runs a few work items of the compute lane, and sometimes waits for one.  Budgets are small
+ * because the simulated clock hardly moves during compute. */
 static void work(struct life *f)
 {
     int64_t most = life_below(f, 3) == 0 ? RESTORE_NO_LIMIT : 300;

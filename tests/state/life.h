@@ -15,8 +15,8 @@
  *  3. In a life without trouble nothing is lost: each restore brings back all chunks that it was
  *     asked for, and no saving ends early.
  *  4. What fails has a reason: saving that ends, a restore that brings back less.
- *  5. A restore that recomputation races loses no chunk, whatever its reads do.  Reads that end after
- *     their restore write nothing that a later restore of the same blocks shows.
+ *  5. A restore that recomputation races loses no chunk, whatever its reads do.  Reads that end
+ *     after their restore write nothing that a later restore of the same blocks shows.
  *  6. turns.h: nothing waits for ever, and locks have one order. */
 #ifndef TESTS_STATE_LIFE_H
 #define TESTS_STATE_LIFE_H
@@ -69,8 +69,8 @@ struct life_counts {
     uint64_t n_promoted;          /* copies that were fetched from the disk */
     uint64_t n_split;             /* lives on a device with memory of its own */
     uint64_t n_direct; /* restores that the device read past host memory, at least a part */
-    /* Batches of such reads; those that the reader refused, or ended with a fault of its own; how often
-     * all were cancelled because the disk was silent */
+    /* Batches of such reads; those that the reader refused, or ended with a fault of its own;
+     * how often all were cancelled because the disk was silent */
     uint64_t n_batches, n_refused, n_broken, n_stuck;
 };
 

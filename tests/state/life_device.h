@@ -1,9 +1,10 @@
 /* life_device.h - a device with memory of its own for seeded lives (life.h).
  *
- * It is a device over host memory that no longer says so.  Saves and restores then use all that a GPU
- * makes them use: copy streams, whose threads take turns like the others, events, the ring of
- * save_down.c, the twins of restore_up.c, checksums that the device computes, and a reader of files
- * that reads past host memory.  That reader reads the simulated disk, with its faults. */
+ * It is a device over host memory that no longer says so.  Saves and restores then use all
+ * that a GPU makes them use: copy streams, whose threads take turns like the others,
+ * events, the ring of save_down.c, the twins of restore_up.c, checksums that the device
+ * computes, and a reader of files that reads past host memory.  That reader reads the
+ * simulated disk, with its faults. */
 #ifndef TESTS_STATE_LIFE_DEVICE_H
 #define TESTS_STATE_LIFE_DEVICE_H
 
@@ -21,8 +22,8 @@ struct life_reader_counts {
 
 /* dev: of device_open. From now on it says that it has memory of its own. */
 void life_device_split(struct device *dev);
-/* Gives files of io descriptors that the readers of split devices know.  Readers that are opened from
- * now on read io, a simulated disk, and decide by the seed when they fail. */
+/* Gives files of io descriptors that the readers of split devices know.  Readers that are
+ * opened from now on read io, a simulated disk, and decide by the seed when they fail. */
 void life_device_disk(struct io *io, uint64_t seed);
 struct life_reader_counts life_device_counts(void);
 

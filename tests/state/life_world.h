@@ -42,7 +42,8 @@ struct world {
     uint8_t *got;    /* room for the rows of one layer that kv_read returns */
     struct io *full; /* a disk on which all texts are saved */
     bool is_split;   /* the device has memory of its own (life_device.h) */
-    /* Rows of the batch that is saved: those of a layer, and of the one before, as in model_work. */
+    /* Rows of the batch that is saved: those of a layer, and of the one before, as
+     * in model_work. */
     uint8_t *batch[2][STORE_KINDS];
 };
 

@@ -19,7 +19,7 @@
 
 enum { N_PREFILL = 150, N_DECODE = 3, MAX_ROWS = 160, N_BLOCKS = 4 };
 
-/* --- one model ---------------------------------------------------------------------------------- */
+/* --- one model -------------------------------------------------------------------------------- */
 
 struct place {
     struct pool *pool;
@@ -85,7 +85,7 @@ static void place_close(struct place *p)
     pool_destroy(p->pool);
 }
 
-/* --- one run ------------------------------------------------------------------------------------ */
+/* --- one run ---------------------------------------------------------------------------------- */
 
 static void add_mat(struct place *p, const char *tag, struct mat a)
 {
@@ -105,8 +105,8 @@ static int tap_layer(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* Positions [first, first + n) in one batch.  The blocks of all positions before are block 0 and block 1,
- * by turns, but for the last two. */
+/* Positions [first, first + n) in one batch.  The blocks of all positions before are block 0
+ * and block 1, by turns, but for the last two. */
 static void feed(struct place *p, int first, int n)
 {
     int32_t ids[MAX_ROWS], pos[MAX_ROWS], seq_row[2] = {0, n};
@@ -171,7 +171,7 @@ static void add_run(const char *device, const struct device_opts *o,
     place_close(&p);
 }
 
-/* --- tables ------------------------------------------------------------------------------------- */
+/* --- tables ----------------------------------------------------------------------------------- */
 
 static void add_versions(const char *device, const struct device_opts *o, FILE *f)
 {

@@ -16,16 +16,18 @@ struct numerics_run {
     int max_context;                     /* 0: the model's own */
 };
 
-/* The table of a device for runs that end with a NULL model.  o: as for device_open.  The caller frees it. */
+/* The table of a device for runs that end with a NULL model.  o: as for
+ * device_open.  The caller frees it. */
 char *numerics_table(const char *device, const struct device_opts *o,
                      const struct numerics_run *runs);
 
-/* What is wrong with `now` where `golden` was committed, for developers; NULL: nothing.  `version` is the
- * name of the backend's version.  The caller frees it. */
+/* What is wrong with `now` where `golden` was committed, for developers; NULL: nothing.
+ * `version` is the name of the backend's version.  The caller frees it. */
 char *numerics_compare(const char *golden, const char *now, const char *version);
 
 /* Fails the test where the table differs from tests/state/golden/numerics-NAME.txt.  With
- * HCACHE_WRITE_GOLDEN=1 the file is written instead, unless bits changed under an unchanged version. */
+ * HCACHE_WRITE_GOLDEN=1 the file is written instead, unless bits changed under an
+ * unchanged version. */
 void numerics_check(const char *name, const char *now, const char *version);
 
 #endif

@@ -1,11 +1,11 @@
-/* test_copies.c - copies in DRAM under the seeded interleaver (turns.h): chunks are read, fetched by two
- * fetchers, superseded and erased at once, while the tier's thread makes room in a full arena.  In a third
- * of the worlds bits flip on the disk, in another its reads hang.
+/* test_copies.c - copies in DRAM under the seeded interleaver (turns.h): chunks are read, fetched
+ * by two fetchers, superseded and erased at once, while the tier's thread makes room in a full
+ * arena.  In a third of the worlds bits flip on the disk, in another its reads hang.
  *
- * Checked with each seed: a record that is served has the right bytes until its reader lets go of it;
- * without trouble every record is served; when an erasure has returned and nobody used its chunks, the
- * arena holds no byte of them; no copy of a superseded chunk is found; a damaged chunk is condemned once,
- * and no other is; the books are right at the end. */
+ * Checked with each seed: a record that is served has the right bytes until its reader lets go
+ * of it; without trouble every record is served; when an erasure has returned and nobody used
+ * its chunks, the arena holds no byte of them; no copy of a superseded chunk is found; a
+ * damaged chunk is condemned once, and no other is; the books are right at the end. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* test_fingerprint.c - everything that gives a state its bits is in the fingerprint, and nothing else. */
+/* test_fingerprint.c - everything that gives a state its bits is in the
+ * fingerprint, and nothing else. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -113,8 +114,8 @@ static void threads_do_not_matter(void **state)
                          make("cpu", "synth:tiny-gqa", "bf16", threads)));
 }
 
-/* Instruction sets whose bits are equal share state: those of the CPU backend all do, q8 (AMX, VNNI)
- * included. */
+/* Instruction sets whose bits are equal share state: those of the CPU backend all
+ * do, q8 (AMX, VNNI) included. */
 static void instruction_sets_share_state(void **state)
 {
     (void)state;
@@ -159,7 +160,8 @@ static void backends_differ(void **state)
             assert_false(same(all[i], all[j]));
 }
 
-/* The declared versions and the class count by themselves: nothing that is computed changes here. */
+/* The declared versions and the class count by themselves: nothing that is computed
+ * changes here. */
 static void declarations_count(void **state)
 {
     (void)state;
@@ -179,8 +181,8 @@ static void declarations_count(void **state)
     place_close(&p);
 }
 
-/* A build that computes other rotations from some position on, to the end of its context: at 128, in the
- * middle, at the last positions; then one that differs in a single dimension. */
+/* A build that computes other rotations from some position on, to the end of its context: at
+ * 128, in the middle, at the last positions; then one that differs in a single dimension. */
 static void rotation_tables_count(void **state)
 {
     (void)state;
@@ -203,8 +205,8 @@ static void rotation_tables_count(void **state)
     place_close(&p);
 }
 
-/* What may be edited: when a text ends, how long a context is made for, the checkpoint's type as it is
- * told. */
+/* What may be edited: when a text ends, how long a context is made for, the
+ * checkpoint's type as it is told. */
 static void eos_ids_and_the_maximum_do_not_matter(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
 /* test_lives.c - restores and saves under a seed: life.h says what is checked.
  *
  * HCACHE_LIVES=N lives N lives (200 by default), from seed HCACHE_LIVES_FROM on (1 by default);
- * HCACHE_LIFE=S lives the life of seed S alone, to look into it; HCACHE_CAMPAIGN_OUT=FILE receives the
- * counts, a "name: number" per line, for the table that `make crash` prints.  A violation prints its
- * seed. */
+ * HCACHE_LIFE=S lives the life of seed S alone, to look into it; HCACHE_CAMPAIGN_OUT=FILE
+ * receives the counts, a "name: number" per line, for the table that `make crash`
+ * prints.  A violation prints its seed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -133,10 +133,10 @@ static void nothing_is_violated(void **state)
         assert_reached(&c);
 }
 
-/* Seeds that once found something. 1702, 4294, 4752: a race went on with a piece that had begun before it,
- * behind a chunk that was lost, and put its rows at the beginning.  The others: a race on a device with
- * memory of its own ended without rows that records had been kept out of.  No restore was staged
- * then. */
+/* Seeds that once found something. 1702, 4294, 4752: a race went on with a piece that had begun
+ * before it, behind a chunk that was lost, and put its rows at the beginning.  The others: a
+ * race on a device with memory of its own ended without rows that records had been kept out
+ * of.  No restore was staged then. */
 static void old_findings_stay_mended(void **state)
 {
     (void)state;

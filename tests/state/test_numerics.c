@@ -67,8 +67,8 @@ static void ref_has_its_golden_bits(void **state)
     check("ref", NULL, "REF_NUMERICS_VERSION (src/tensor/ref/ref.h)");
 }
 
-/* Under the best instruction set, and under each one that this machine has: 8-bit weights then take AMX or
- * VNNI, AVX-512, AVX2 and portable kernels. */
+/* Under the best instruction set, and under each one that this machine has: 8-bit weights then
+ * take AMX or VNNI, AVX-512, AVX2 and portable kernels. */
 static void cpu_has_its_golden_bits_in_every_isa(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* test_numerics_emulated.c - the CUDA backend's own mathematics change their bits only together with their
- * version.  In "fast" the large products are cuBLAS's on a real device; here they are the emulation's plain
- * loops, so its digests watch everything else: the products of few rows, attention, norms, rotations. */
+/* test_numerics_emulated.c - the CUDA backend's own mathematics change their bits only together
+ * with their version.  In "fast" the large products are cuBLAS's on a real device; here they
+ * are the emulation's plain loops, so its digests watch everything else: the products of few
+ * rows, attention, norms, rotations. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -199,8 +199,8 @@ static int matmul_fails(struct stream *s, struct mat c, struct mat a,
     return failing.real->matmul(s, c, a, w, bias);
 }
 
-/* A sample that fails ends the measurement with its error, whichever it is: the first of a layer's, or one
- * far behind. */
+/* A sample that fails ends the measurement with its error, whichever it is: the first of
+ * a layer's, or one far behind. */
 static void a_failed_sample_ends_the_measurement(void **state)
 {
     (void)state;
@@ -329,9 +329,9 @@ static void an_empty_device_is_measured(void **state)
     }
 }
 
-/* Half of what the simulated disk is given takes its time while it is submitted, the rest while it is awaited: reads of
- * 10 ms, of which the samples of a quick device would be 949.  How many there is time for depends on the machine,
- * downwards only. */
+/* Half of what the simulated disk is given takes its time while it is submitted, the rest while
+ * it is awaited: reads of 10 ms, of which the samples of a quick device would be 949.  How many
+ * there is time for depends on the machine, downwards only. */
 static void a_slow_device_takes_few_samples(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 /* test_restore_replan.c - which layers of a running restore get another kind of record.
  *
- * A restore of 10 chunks and 4 layers, as its fields are in the middle: layer 0 is read, and the others may
- * still change.  A layer's reads take 1 s from hidden states and 2 s from K and V; its projection takes 1 s,
- * and K and V need no compute, unless a case says otherwise. */
+ * A restore of 10 chunks and 4 layers, as its fields are in the middle: layer 0 is read, and
+ * the others may still change.  A layer's reads take 1 s from hidden states and 2 s from K and
+ * V; its projection takes 1 s, and K and V need no compute, unless a case says otherwise. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -105,8 +105,8 @@ static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
     becomes("HHHH", "HHHK");
 }
 
-/* Two hidden layers of 2 s balance the lanes; on a disk that is three times as slow as planned a third one
- * is better.  Less than a tenth of the reads shows nothing. */
+/* Two hidden layers of 2 s balance the lanes; on a disk that is three times as slow as planned
+ * a third one is better.  Less than a tenth of the reads shows nothing. */
 static void a_disk_is_as_slow_as_it_has_shown(void **state)
 {
     (void)state;

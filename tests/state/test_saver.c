@@ -124,7 +124,8 @@ struct line {
     int64_t n;
 };
 
-/* A line whose positions up to `from` are in the store; whether the partial chunk at their end is. */
+/* A line whose positions up to `from` are in the store; whether the partial chunk
+ * at their end is. */
 static bool line_find(struct line *x, struct rig *r, uint64_t seed, int64_t from)
 {
     int n_hits = 1;
@@ -379,7 +380,8 @@ static void count_commit(void *arg)
     atomic_fetch_add((atomic_int *)arg, 1);
 }
 
-/* While a sequence goes on and nobody asks, chunks are committed together; and they are, before long. */
+/* While a sequence goes on and nobody asks, chunks are committed together; and they
+ * are, before long. */
 static void commits_are_few_and_come_unasked(void **state)
 {
     (void)state;
@@ -423,8 +425,8 @@ static void ask_for_commit(struct line *x, int how)
     }
 }
 
-/* Who asks does not wait for the time at which it would have come anyway.  On a machine that has other things
- * to do it may take as long all the same, but not each time. */
+/* Who asks does not wait for the time at which it would have come anyway.  On a machine that
+ * has other things to do it may take as long all the same, but not each time. */
 static void commits_come_when_asked_for(void **state)
 {
     (void)state;
@@ -469,8 +471,8 @@ static void continues_a_stored_prefix(void **state)
     rig_close(&r);
 }
 
-/* Goes idle again and again within one chunk, under one saver and under another: each partial chunk has
- * the rows of all before, one takes the other's place, and the full one theirs. */
+/* Goes idle again and again within one chunk, under one saver and under another: each partial
+ * chunk has the rows of all before, one takes the other's place, and the full one theirs. */
 static void tails_grow(void **state)
 {
     (void)state;
@@ -661,8 +663,9 @@ static int fill_memory(struct rig *r, struct line *hog, int max)
 
 enum { MANY = 32 };
 
-/* However many sequences live, their tails stay within the bound: those that find no room are saved no
- * further, whoever asks and however, since none would ever come.  The others are, to the end. */
+/* However many sequences live, their tails stay within the bound: those that find
+ * no room are saved no further, whoever asks and however, since none would ever
+ * come.  The others are, to the end. */
 static void tails_stay_within_the_bound(void **state)
 {
     (void)state;
@@ -729,8 +732,8 @@ static void memory_follows_the_policy(void **state)
     rig_close(&r);
 }
 
-/* A writer that falls behind: who only tries is told to come back, and succeeds later; who decodes is
- * saved no further, with that reason; who may wait, waits. */
+/* A writer that falls behind: who only tries is told to come back, and succeeds later; who
+ * decodes is saved no further, with that reason; who may wait, waits. */
 static void shed_when_the_writer_falls_behind(void **state)
 {
     (void)state;
@@ -771,7 +774,8 @@ static uint64_t appended_bytes(const struct rig *r)
     return stats.appended_bytes;
 }
 
-/* What is held back stays in memory until a flush, until there is no memory for more, or until the saver ends. */
+/* What is held back stays in memory until a flush, until there is no memory for
+ * more, or until the saver ends. */
 static void what_is_held_back_is_written_in_the_end(void **state)
 {
     (void)state;
@@ -802,8 +806,8 @@ static void what_is_held_back_is_written_in_the_end(void **state)
     rig_close(&r);
 }
 
-/* A full disk, under the chunks and under the index: whom it concerns is saved no further, one warning, what was
- * committed stays; with room again, others are saved. */
+/* A full disk, under the chunks and under the index: whom it concerns is saved no further, one
+ * warning, what was committed stays; with room again, others are saved. */
 static void full_disk(void **state)
 {
     (void)state;
@@ -825,7 +829,8 @@ static void full_disk(void **state)
             assert_int_equal(atomic_load(&r.n_warnings), times);
             assert_non_null(strstr(r.warning, "nothing is saved while the disk is full"));
             assert_int_equal(save_ended(times == 1 ? a.q : b.q), SAVE_END_SPACE);
-            /* a sequence that continues what was not saved gives the same reason, not an eviction */
+            /* a sequence that continues what was not saved gives the same reason,
+             * not an eviction */
             line_open(&c, &r, times == 1 ? 80 : 81, "both", 64 * 4);
             line_run(&c, 64 * 6, 64);
             assert_int_equal(saver_flush(r.saver, NULL), 0);

@@ -96,7 +96,7 @@ static unsigned bits_of(const struct store_mask *m)
     return bits;
 }
 
-/* --- the state of the store, as it lists itself ------------------------------------------------ */
+/* --- the state of the store, as it lists itself ----------------------------------------------- */
 
 static int entry_see(void *arg, const struct store_entry *e)
 {
@@ -160,7 +160,7 @@ static void note_evictions(struct life *l)
     }
 }
 
-/* --- the workload ------------------------------------------------------------------------------ */
+/* --- the workload ----------------------------------------------------------------------------- */
 
 static int step_append(struct life *l)
 {
@@ -345,7 +345,7 @@ static void workload(struct life *l)
     }
 }
 
-/* --- the judge --------------------------------------------------------------------------------- */
+/* --- the judge -------------------------------------------------------------------------------- */
 
 /* Pins that were acknowledged; a rebuilt index has none. */
 static int pin_see(void *arg, const struct store_pinned *p)
@@ -422,8 +422,8 @@ static void segment_lose(struct life *l)
     l->lost_segments = true;
 }
 
-/* What was in doubt was found out, and made anew from the extents, with those that were evicted or not committed.
- * Nothing but a disk that failed may be the cause. */
+/* What was in doubt was found out, and made anew from the extents, with those that were evicted
+ * or not committed. Nothing but a disk that failed may be the cause. */
 static void note_rebuild(struct life *l, const struct crash_opts *opts)
 {
     for (int i = 0; i < l->n_slots; i++)
@@ -481,8 +481,8 @@ static void life_init(struct life *l, const struct crash_opts *opts,
         snprintf(l->dir[i], sizeof l->dir[i], "/store%d", i);
         l->dirs[i] = l->dir[i];
     }
-    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space; every other
-     * seed has copies in DRAM. */
+    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space;
+     * every other seed has copies in DRAM. */
     l->opts = (struct store_opts){.io = l->io,
                                   .dirs = l->dirs,
                                   .n_dirs = n_dirs,

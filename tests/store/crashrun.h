@@ -1,13 +1,13 @@
 /* crashrun.h - one seeded life of a store on a simulated disk that loses power, and its judge.
  *
- * A life is a workload (append, commit, backfill, lookup, evict, erase, pin, collect garbage, reopen)
- * that is cut off at a chosen operation of the disk, then recovered; the recovery may be cut off too.
- * The judge keeps, beside it, the sets of records that were acknowledged, on their way, or never
- * committed, and compares.
+ * A life is a workload (append, commit, backfill, lookup, evict, erase, pin, collect garbage,
+ * reopen) that is cut off at a chosen operation of the disk, then recovered; the recovery may be
+ * cut off too.  The judge keeps, beside it, the sets of records that were acknowledged, on their
+ * way, or never committed, and compares.
  *
  * Some faults are honest: the device says that it failed.  Others lie: a write is lost or lands
- * elsewhere, a read returns other bytes.  After a lie nothing can be promised but that no wrong byte is
- * served, and that is what is judged then. */
+ * elsewhere, a read returns other bytes.  After a lie nothing can be promised but that no wrong
+ * byte is served, and that is what is judged then. */
 #ifndef TESTS_STORE_CRASHRUN_H
 #define TESTS_STORE_CRASHRUN_H
 

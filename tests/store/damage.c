@@ -48,7 +48,8 @@ struct io *damage_copy(const struct st_place *p, uint64_t seed)
     return io;
 }
 
-/* Opens the store on `io` and reads both contexts, twice: what is damaged must stay away.  Its commit's status. */
+/* Opens the store on `io` and reads both contexts, twice: what is damaged must stay
+ * away.  Its commit's status. */
 static int look(const struct st_place *p, struct io *io, struct damage_seen *out)
 {
     struct damage_seen seen = {0};
@@ -79,8 +80,8 @@ static int look(const struct st_place *p, struct io *io, struct damage_seen *out
     return rc;
 }
 
-/* Damage in a page of the index that opening does not read is found by the commit: the next opening makes the index
- * anew. */
+/* Damage in a page of the index that opening does not read is found by the commit: the next
+ * opening makes the index anew. */
 struct damage_seen damage_look(const struct st_place *p, struct io *io)
 {
     struct damage_seen seen;

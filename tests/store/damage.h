@@ -1,5 +1,5 @@
-/* damage.h - a small store at rest on a simulated disk, copies of it to be damaged, and what is seen of them
- * afterwards. */
+/* damage.h - a small store at rest on a simulated disk, copies of it to be damaged, and
+ * what is seen of them afterwards. */
 #ifndef TESTS_STORE_DAMAGE_H
 #define TESTS_STORE_DAMAGE_H
 
@@ -24,15 +24,17 @@ void damage_report(const struct damage_line *lines, int n);
 
 /* The store, closed and at rest. */
 void damage_place(struct st_place *p);
-/* Another disk with the same content, as after a loss of power: with some seeds (not with 0) the log that the last
- * closing removed is there again, and is read instead of what is under it.  io_close it. */
+/* Another disk with the same content, as after a loss of power: with some seeds (not
+ * with 0) the log that the last closing removed is there again, and is read instead of
+ * what is under it.  io_close it. */
 struct io *damage_copy(const struct st_place *p, uint64_t seed);
 uint64_t damage_size(struct io *io, const char *path);
-/* Where these bytes are in a file; they must be there. A key of a leaf (the last chunk's) stands in its rows only. */
+/* Where these bytes are in a file; they must be there. A key of a leaf (the last
+ * chunk's) stands in its rows only. */
 uint64_t damage_find(struct io *io, const char *path, const void *what, size_t n);
 
-/* Leaves a place that is still to be wiped behind; returns where its wipe.row is in the index: 40 bytes that begin
- * with the checksum of the rest. */
+/* Leaves a place that is still to be wiped behind; returns where its wipe.row is in the index:
+ * 40 bytes that begin with the checksum of the rest. */
 uint64_t damage_wipe_row(struct st_place *p);
 
 struct damage_seen {

@@ -54,7 +54,8 @@ struct st_result {
     struct store_mask mask[ST_MAX_CHUNKS];
     char why[128];
 };
-/* Looks up chunks [0, n), reads every record that the hits have through a new reader, and compares. */
+/* Looks up chunks [0, n), reads every record that the hits have through a new
+ * reader, and compares. */
 int st_read(struct store *s, const struct st_shape *shape, const struct st_ctx *c, int n,
             struct st_result *out, struct err *err);
 
@@ -76,7 +77,7 @@ struct st_place {
 bool st_place_open(struct st_place *p, const char *kind, int n_dirs);
 void st_place_close(struct st_place *p); /* removes everything */
 
-/* --- for cmocka: a fault fails the test with its message ---------------------------------------- */
+/* --- for cmocka: a fault fails the test with its message -------------------------------------- */
 
 /* Opens with p->opts. */
 struct store *st_open(const struct st_place *p);

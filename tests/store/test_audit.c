@@ -1,6 +1,6 @@
-/* test_audit.c - the store's recount of itself (store_audit), on which other tests rely, sees every kind of
- * disagreement: one number in memory is changed at a time, the audit must say so, and be content again when the
- * number is put back. */
+/* test_audit.c - the store's recount of itself (store_audit), on which other tests rely, sees
+ * every kind of disagreement: one number in memory is changed at a time, the audit must say so,
+ * and be content again when the number is put back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,8 @@ enum { CHUNKS = 4 };
 static const struct st_ctx one = {.base = 1, .own = 11, .branch = 0, .salt = "one"},
                            two = {.base = 2, .own = 12, .branch = 0, .salt = "two"};
 
-/* A store with two owners, two contexts each, a lasting pin, a hit, one chunk not committed, one erased. */
+/* A store with two owners, two contexts each, a lasting pin, a hit, one chunk not
+ * committed, one erased. */
 static struct store *store_make(struct st_place *p, struct store_hit *hit)
 {
     struct err err = {0};

@@ -1,5 +1,5 @@
-/* test_bits.c - every bit of one of each structure of the metadata is flipped: nothing is lost, nothing wrong is
- * served. (Every bit of a header and a superblock as such: test_parts.)
+/* test_bits.c - every bit of one of each structure of the metadata is flipped: nothing is lost,
+ * nothing wrong is served. (Every bit of a header and a superblock as such: test_parts.)
  *
  * HCACHE_CAMPAIGN_OUT=FILE receives the counts. */
 #include <errno.h>
@@ -17,8 +17,8 @@
 #include "damage.h"
 #include "io/io_sim.h"
 
-/* Every bit of one of each structure of the index: meta.row, extent.row, record.tab; and of what a header
- * says. (Every bit of a header and a superblock as such: test_parts.) */
+/* Every bit of one of each structure of the index: meta.row, extent.row, record.tab; and of
+ * what a header says. (Every bit of a header and a superblock as such: test_parts.) */
 static void every_bit_of_the_structures(void **state)
 {
     (void)state;
@@ -51,8 +51,8 @@ static void every_bit_of_the_structures(void **state)
     st_place_close(&p);
 }
 
-/* Every bit of a place that is still to be wiped: nothing but what was erased may be hurt, and that may come
- * back, but not wrong. */
+/* Every bit of a place that is still to be wiped: nothing but what was erased may be hurt, and
+ * that may come back, but not wrong. */
 static void every_bit_of_a_wipe(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* test_bounds.c - metadata whose checksum holds and whose fields do not fit: what a bug, another build or somebody
- * with the format's description could write.  Every length and number is refused or bounded, nothing wrong is
- * served, and what can be known from elsewhere is not lost.  docs/TESTING.md has the table of bounds. */
+/* test_bounds.c - metadata whose checksum holds and whose fields do not fit: what a bug,
+ * another build or somebody with the format's description could write.  Every length and number
+ * is refused or bounded, nothing wrong is served, and what can be known from elsewhere is not
+ * lost.  docs/TESTING.md has the table of bounds. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -115,7 +116,8 @@ static struct io *with_header(const struct st_place *p, enum header_change what,
     return io;
 }
 
-/* The index knows where an extent is, and has lost its table; the header there is not that extent's. */
+/* The index knows where an extent is, and has lost its table; the header there is
+ * not that extent's. */
 static void header_is_not_the_rows(void **state)
 {
     (void)state;
@@ -143,7 +145,8 @@ static void header_is_not_the_rows(void **state)
     st_place_close(&p);
 }
 
-/* No index at all: a header that cannot be of this place is passed over, and what is taken is right. */
+/* No index at all: a header that cannot be of this place is passed over, and what
+ * is taken is right. */
 static void headers_are_not_believed_blindly(void **state)
 {
     (void)state;

@@ -68,8 +68,8 @@ static uint64_t first_seed(void)
     return env_number("HCACHE_CRASH_SEED", 1);
 }
 
-/* Lives that are cut off at each of their barriers; a third of the recoveries is cut off too, once or
- * up to three times in a row. */
+/* Lives that are cut off at each of their barriers; a third of the recoveries is cut off too,
+ * once or up to three times in a row. */
 static void every_barrier(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* test_clock.c - the system's clock is set back by a year and forward by ten while a store is open: which chunk
- * is evicted, which pins hold, and what is recorded stay as if nobody had touched it. */
+/* test_clock.c - the system's clock is set back by a year and forward by ten while
+ * a store is open: which chunk is evicted, which pins hold, and what is recorded
+ * stay as if nobody had touched it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,7 @@
 
 #define YEAR_S ((int64_t)31557600)
 
-/* --- the system's clock, as the whole program sees it ------------------------------------------ */
+/* --- the system's clock, as the whole program sees it ----------------------------------------- */
 
 static int64_t set_by_s; /* the system's clock was set by this */
 static int64_t passed_s; /* this much time has passed, by all clocks */
@@ -69,8 +70,8 @@ static int found(struct store *s, const struct st_ctx *c)
     return r.n_found;
 }
 
-/* Contexts are saved and used with the clock set before each; the least recently used one goes, not the one with
- * the oldest date. */
+/* Contexts are saved and used with the clock set before each; the least recently used one goes,
+ * not the one with the oldest date. */
 static void eviction_follows_use(void **state)
 {
     (void)state;

@@ -13,7 +13,8 @@
 #include "crashrun.h"
 #include "store/bugs.h"
 
-/* Counted, not timed: what is tried does not depend on how busy the machine is (some seconds of work). */
+/* Counted, not timed: what is tried does not depend on how busy the machine is
+ * (some seconds of work). */
 enum { N_IMAGES = 1000 };
 
 static enum store_bug bug;
@@ -105,7 +106,8 @@ static void every_operation(void **state)
         fail_msg("crash at %llu: %s", (unsigned long long)t.first.crash_at, t.violation);
 }
 
-/* Disks that fail now and then before they lose power: errors are returned, and no promise breaks. */
+/* Disks that fail now and then before they lose power: errors are returned, and no
+ * promise breaks. */
 static void faults_and_crashes(void **state)
 {
     (void)state;

@@ -158,7 +158,8 @@ static void verify_finds_flips(void **state)
         struct store *s;
         struct err err = {0};
         opts.io = damage_copy(&p, i);
-        /* Device 1's segment begins with an extent: header, then records of 5000 bytes in two blocks. */
+        /* Device 1's segment begins with an extent: header, then records of 5000
+         * bytes in two blocks. */
         bool in_record = i % 2 == 0;
         uint64_t at = in_record ? 4096 + rng_below(&r, 5000) : rng_below(&r, 4096);
         assert_int_equal(

@@ -22,7 +22,7 @@ static const struct st_ctx ours = {.base = 1, .own = 1, .branch = 2};
 static const struct st_ctx theirs = {
     .base = 1, .own = 2, .branch = 2}; /* shares two chunks */
 
-/* --- what a reader of the files could find ----------------------------------------------------- */
+/* --- what a reader of the files could find ---------------------------------------------------- */
 
 struct bytes {
     uint8_t *p;
@@ -116,7 +116,7 @@ static int remains(const struct st_place *p, const struct st_ctx *c, int chunk,
     return keys_too ? n + files_with(p, keys[chunk].b, 16) : n;
 }
 
-/* --- one process -------------------------------------------------------------------------------- */
+/* --- one process ------------------------------------------------------------------------------ */
 
 static void erase_all(struct store *s, const struct st_ctx *c, struct store_erased *e)
 {
@@ -218,7 +218,7 @@ static void older_copies(void **state)
     st_place_close(&p);
 }
 
-/* --- bytes that no row names -------------------------------------------------------------------- */
+/* --- bytes that no row names ------------------------------------------------------------------ */
 
 /* The state of the end of a context: the first n_tokens of chunk `chunk`. */
 static void end_state(const struct st_ctx *c, int chunk, int n_tokens, struct sha256 *key,
@@ -329,7 +329,8 @@ static void superseded_ends(void **state)
     }
 }
 
-/* A process was killed before it could commit: its chunks lie in free space, unknown to the index. */
+/* A process was killed before it could commit: its chunks lie in free space,
+ * unknown to the index. */
 static void never_committed(void **state)
 {
     (void)state;
@@ -468,8 +469,8 @@ static void in_use(void **state)
     st_place_close(&p);
 }
 
-/* A chunk in the middle is found damaged while all are being erased and in use: it has nothing left when
- * those behind it go, and those before it are still to be erased. */
+/* A chunk in the middle is found damaged while all are being erased and in use: it has nothing
+ * left when those behind it go, and those before it are still to be erased. */
 static void damaged_while_doomed(void **state)
 {
     (void)state;
@@ -526,7 +527,7 @@ static void pending_too(void **state)
     st_place_close(&p);
 }
 
-/* --- power ---------------------------------------------------------------------------------------- */
+/* --- power ------------------------------------------------------------------------------------ */
 
 /* Erases with power failing at the n-th operation; false where it did not come to that. */
 static bool cut_off_at(uint64_t n, uint64_t seed)
@@ -610,10 +611,10 @@ static void wipe_fails(void **state)
     st_place_close(&p);
 }
 
-/* --- what continues an erased text -------------------------------------------------------------- */
+/* --- what continues an erased text ------------------------------------------------------------ */
 
-/* The turn that is erased has `n_full` chunks and 20 tokens more.  An interrupted answer has saved the
- * chunk that these tokens begin, and those behind it. */
+/* The turn that is erased has `n_full` chunks and 20 tokens more.  An interrupted answer has
+ * saved the chunk that these tokens begin, and those behind it. */
 static void continuing(const char *kind, int n_full, bool with_others)
 {
     struct st_place p;

@@ -1,6 +1,7 @@
-/* test_faults.c - every operation of the disk in a store's life fails in turn, alone and with all that follow:
- * open, save, read, pin, evict, list, verify, erase, collect garbage, rebuild.  Whatever fails says so, what
- * was acknowledged is found by the next opening, and no wrong byte is read. */
+/* test_faults.c - every operation of the disk in a store's life fails in turn, alone and
+ * with all that follow: open, save, read, pin, evict, list, verify, erase, collect
+ * garbage, rebuild.  Whatever fails says so, what was acknowledged is found by the next
+ * opening, and no wrong byte is read. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

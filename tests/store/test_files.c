@@ -1,5 +1,5 @@
-/* The store's files: the cap bounds them, not only the extents; a folder that is removed under a running
- * store is noticed; a chunk that is verified by itself. */
+/* The store's files: the cap bounds them, not only the extents; a folder that is removed under
+ * a running store is noticed; a chunk that is verified by itself. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

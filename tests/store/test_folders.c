@@ -1,4 +1,5 @@
-/* The folders that a store is given: one folder under two names, folders and files of others, links. */
+/* The folders that a store is given: one folder under two names, folders and files
+ * of others, links. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

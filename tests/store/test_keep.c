@@ -16,7 +16,7 @@
 
 enum { N = 4 };
 
-/* --- lasting pins ------------------------------------------------------------------------------- */
+/* --- lasting pins ----------------------------------------------------------------------------- */
 
 static int pin_count(void *arg, const struct store_pinned *p)
 {
@@ -92,7 +92,8 @@ static void pins_last_everywhere(void **state)
     pins_last("sim");
 }
 
-/* What is measured stays where it is meanwhile, and a save finds room all the same: in the ends of contexts. */
+/* What is measured stays where it is meanwhile, and a save finds room all the same:
+ * in the ends of contexts. */
 static void a_sample_leaves_room(void **state)
 {
     (void)state;
@@ -183,7 +184,7 @@ static void pins_survive_power(void **state)
     }
 }
 
-/* --- quotas ------------------------------------------------------------------------------------- */
+/* --- quotas ----------------------------------------------------------------------------------- */
 
 struct uses {
     uint64_t owner, used_bytes, n_chunks;
@@ -267,7 +268,7 @@ static void quotas_bound_everywhere(void **state)
     quotas_bound("sim");
 }
 
-/* --- partial chunks ----------------------------------------------------------------------------- */
+/* --- partial chunks --------------------------------------------------------------------------- */
 
 static int append_part(struct store *s, const struct st_ctx *c, int chunk, int n_tokens,
                        bool yields, const struct sha256 *supersedes, struct sha256 *key)
@@ -390,8 +391,8 @@ static int find_tail(struct store *s, const struct st_ctx *c)
     return store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) ? n_tokens : 0;
 }
 
-/* What is for many to continue stays when one does, in whatever order they came; what is one context's goes,
- * whoever wrote it. */
+/* What is for many to continue stays when one does, in whatever order they came; what is one
+ * context's goes, whoever wrote it. */
 static void who_yields(void **state)
 {
     (void)state;
@@ -421,8 +422,8 @@ static void who_yields(void **state)
     }
 }
 
-/* Several in one commit: each goes with the one that makes it needless; what is held can be read until it is let
- * go, and a name that is no partial chunk's changes nothing. */
+/* Several in one commit: each goes with the one that makes it needless; what is held can be
+ * read until it is let go, and a name that is no partial chunk's changes nothing. */
 static void superseded_together(void **state)
 {
     (void)state;
@@ -480,7 +481,8 @@ static int count_owner(void *arg, const struct store_owner_use *u)
     return ++*(int *)arg == 2 ? 7 : 0;
 }
 
-/* A quota under one chunk refuses it and evicts nothing; owners are listed until the caller has enough. */
+/* A quota under one chunk refuses it and evicts nothing; owners are listed until
+ * the caller has enough. */
 static void quota_under_one_chunk(void **state)
 {
     (void)state;
@@ -516,10 +518,10 @@ static void quota_under_one_chunk(void **state)
     st_place_close(&p);
 }
 
-/* --- room --------------------------------------------------------------------------------------- */
+/* --- room ------------------------------------------------------------------------------------- */
 
-/* The cap is the high watermark, a 64th below it the low one: one append in several makes room, for those that
- * follow, and at no moment is more used than the cap. */
+/* The cap is the high watermark, a 64th below it the low one: one append in several makes room,
+ * for those that follow, and at no moment is more used than the cap. */
 static void watermarks(void **state)
 {
     (void)state;
@@ -551,7 +553,8 @@ static void watermarks(void **state)
     st_place_close(&p);
 }
 
-/* What continues a chunk that has gone can be found by nobody: gc sweeps it, and what is shared stays. */
+/* What continues a chunk that has gone can be found by nobody: gc sweeps it, and
+ * what is shared stays. */
 static void orphans_are_swept(void **state)
 {
     (void)state;
@@ -588,7 +591,7 @@ static void orphans_are_swept(void **state)
     st_place_close(&p);
 }
 
-/* --- counting ----------------------------------------------------------------------------------- */
+/* --- counting --------------------------------------------------------------------------------- */
 
 /* Why a lookup of the context ends before its end. */
 static void why_of(struct store *s, const struct st_ctx *a, char why[128])
@@ -611,7 +614,8 @@ static void condemned(struct store *s, const struct st_ctx *a, const char *reaso
     store_release(s, &hit, 1);
 }
 
-/* A miss tells the newest reason, and nothing of damage, or an eviction, that was made good since. */
+/* A miss tells the newest reason, and nothing of damage, or an eviction, that was
+ * made good since. */
 static void reasons_are_the_newest(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_memory.c - memory runs out at each allocation of a store's life: an error that says so, no leak
- * (under the address sanitizer), nothing acknowledged lost, no wrong byte, and all goes on once there is
- * memory again. */
+/* test_memory.c - memory runs out at each allocation of a store's life: an error that says so,
+ * no leak (under the address sanitizer), nothing acknowledged lost, no wrong byte, and all goes
+ * on once there is memory again. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -115,7 +115,8 @@ static void life(void *arg)
     st_place_close(&p);
 }
 
-/* The same store goes on without being opened anew: what was appended stays, and the next commit has it. */
+/* The same store goes on without being opened anew: what was appended stays, and
+ * the next commit has it. */
 static void life_goes_on(void *arg)
 {
     struct st_place p;

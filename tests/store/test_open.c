@@ -1,5 +1,5 @@
-/* Opening what is there: locks, directories that do not belong together, versions, a lost index; and
- * devices that fail: full, failing syncs, failing reads. */
+/* Opening what is there: locks, directories that do not belong together, versions, a lost
+ * index; and devices that fail: full, failing syncs, failing reads. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -165,7 +165,7 @@ static void index_tells_no_prompt(void **state)
     st_place_close(&p);
 }
 
-/* --- directories ------------------------------------------------------------------------------- */
+/* --- directories ------------------------------------------------------------------------------ */
 
 static void directories_must_match(void **state)
 {
@@ -324,8 +324,8 @@ static void count_report(void *arg, const char *what)
     *(int *)arg += strstr(what, "superblock") != NULL;
 }
 
-/* Superblocks lost, or both copies damaged: what they said is known from the other directory or from the index, and that
- * a directory is the right one from its extents. */
+/* Superblocks lost, or both copies damaged: what they said is known from the other directory or
+ * from the index, and that a directory is the right one from its extents. */
 static void superblocks_are_found_again(void **state)
 {
     (void)state;
@@ -389,7 +389,7 @@ static void superblocks_not_guessed(void **state)
     st_place_close(&q);
 }
 
-/* --- the index --------------------------------------------------------------------------------- */
+/* --- the index -------------------------------------------------------------------------------- */
 
 static void index_is_rebuilt(void **state)
 {
@@ -440,7 +440,8 @@ static void said_add(void *arg, const char *what)
     snprintf(said->last, sizeof said->last, "%s", what);
 }
 
-/* What opening gives up, because its file is cut or gone, is not stored any more, and verify says so. */
+/* What opening gives up, because its file is cut or gone, is not stored any more,
+ * and verify says so. */
 static void verify_sees_cut_files(void **state)
 {
     (void)state;
@@ -539,7 +540,8 @@ static const struct io_sim_fault read_only_medium = {
           IO_SIM_ON_SPACE,
     .code = -EROFS};
 
-/* Those that only read change nothing, need nothing that can be written, and do not keep each other out. */
+/* Those that only read change nothing, need nothing that can be written, and do not
+ * keep each other out. */
 static void reads_and_changes_nothing(const struct st_place *q, int n_want)
 {
     struct store_verify v;
@@ -560,8 +562,8 @@ static void reads_and_changes_nothing(const struct st_place *q, int n_want)
     assert_true(io_sim_digest(q->io) == before);
 }
 
-/* A store that a crash left with its last commits in the WAL is read without being changed; one that was
- * closed, and has no WAL, likewise. */
+/* A store that a crash left with its last commits in the WAL is read without being changed; one
+ * that was closed, and has no WAL, likewise. */
 static void only_read(void **state)
 {
     (void)state;
@@ -621,7 +623,7 @@ static void many_segments(void **state)
     st_place_close(&p);
 }
 
-/* --- failing devices --------------------------------------------------------------------------- */
+/* --- failing devices -------------------------------------------------------------------------- */
 
 static void full_disk(void **state)
 {
@@ -658,8 +660,8 @@ static void full_disk(void **state)
     st_place_close(&p);
 }
 
-/* A disk that is full under the cap is a lower cap: what was used least goes, and the new is stored.  Chunks of
- * two sizes, so that not every hole fits. */
+/* A disk that is full under the cap is a lower cap: what was used least goes, and the new is
+ * stored.  Chunks of two sizes, so that not every hole fits. */
 static void full_disk_evicts(void **state)
 {
     (void)state;
@@ -788,8 +790,8 @@ static void failed_sync_is_final(void **state)
     }
 }
 
-/* What is found at open may be there in the caches alone: a commit that failed, or was killed half-way.  A commit
- * of nothing new says that it is durable, so it must have made it so. */
+/* What is found at open may be there in the caches alone: a commit that failed, or was killed
+ * half-way.  A commit of nothing new says that it is durable, so it must have made it so. */
 static void what_is_found_is_made_durable(void **state)
 {
     (void)state;
@@ -821,8 +823,8 @@ static void what_is_found_is_made_durable(void **state)
     st_place_close(&p);
 }
 
-/* A header that says that the index is not to be written: opening sees nothing wrong, the first commit does, and the next
- * opening makes the index anew. */
+/* A header that says that the index is not to be written: opening sees nothing wrong, the first
+ * commit does, and the next opening makes the index anew. */
 static void unwritable_index_is_damage(void **state)
 {
     (void)state;
@@ -867,8 +869,8 @@ static void failed_reads_are_misses(void **state)
     st_place_close(&p);
 }
 
-/* A device that stops answering: reads fail as misses in time, an append fails in time, and both work
- * again when it answers. */
+/* A device that stops answering: reads fail as misses in time, an append fails in time, and
+ * both work again when it answers. */
 static void stuck_device(void **state)
 {
     (void)state;
@@ -945,8 +947,8 @@ static void segments_are_lent(void **state)
     assert_int_equal(l.n_lent, 0);
 }
 
-/* A quota of the file system that is used up: under a cap the oldest goes, else the append fails; either way
- * the store goes on. */
+/* A quota of the file system that is used up: under a cap the oldest goes, else the append
+ * fails; either way the store goes on. */
 static void a_used_up_quota_is_a_full_disk(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Erasing in a store that cannot be written: no lookup finds the chunks again, the erasure is noted, and
- * the next open that can write does it, whenever power fails. */
+/* Erasing in a store that cannot be written: no lookup finds the chunks again, the erasure is
+ * noted, and the next open that can write does it, whenever power fails. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -235,7 +235,8 @@ static void on_a_full_disk(void **state)
     st_place_close(&p);
 }
 
-/* Not a block is left, and no reserve: the state is used no more, and is erased when there is room. */
+/* Not a block is left, and no reserve: the state is used no more, and is erased
+ * when there is room. */
 static void without_a_block_left(void **state)
 {
     (void)state;

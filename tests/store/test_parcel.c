@@ -1,5 +1,5 @@
-/* Whole chunks outside of a store: they come out as they were put in, prove what they are, and go into any other
- * store. */
+/* Whole chunks outside of a store: they come out as they were put in, prove what they
+ * are, and go into any other store. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -46,7 +46,7 @@ static void keys_are_stable_and_differ(void **state)
                         "baace7816eb24bcb1782910842f43a96713feac3b39859149ec5e94f674b1258");
 }
 
-/* --- extent header ----------------------------------------------------------------------------- */
+/* --- extent header ---------------------------------------------------------------------------- */
 
 static void header_make(struct chunk_header *h, uint64_t seed, int n_records)
 {
@@ -127,7 +127,8 @@ static int decode_with(const struct chunk_header *h, int at, int n_bytes, uint64
     return rc;
 }
 
-/* With a good checksum, out-of-range fields are still refused. Returns how many were let through. */
+/* With a good checksum, out-of-range fields are still refused. Returns how many
+ * were let through. */
 static int bad_fields(void)
 {
     static const struct {
@@ -193,7 +194,7 @@ static void header_version_1(void **state)
     free(h);
 }
 
-/* --- superblock -------------------------------------------------------------------------------- */
+/* --- superblock ------------------------------------------------------------------------------- */
 
 static void superblock_flips(void **state)
 {
@@ -215,7 +216,7 @@ static void superblock_flips(void **state)
     assert_int_equal(superblock_decode(bytes, &back, NULL), ERR_CORRUPT);
 }
 
-/* --- allocator --------------------------------------------------------------------------------- */
+/* --- allocator -------------------------------------------------------------------------------- */
 
 /* Against a map with a byte per block. */
 static void alloc_random(void **state)
@@ -297,7 +298,7 @@ static void alloc_refuses(void **state)
     alloc_deinit(&a);
 }
 
-/* --- catalog ----------------------------------------------------------------------------------- */
+/* --- catalog ---------------------------------------------------------------------------------- */
 
 static struct sha256 key_of(uint64_t n)
 {

@@ -1,5 +1,6 @@
-/* test_reader.c - readers: many records at once, few taken at a time, records larger than any buffer of the
- * store's own, reads that cannot be, and readers that are closed while the device works. */
+/* test_reader.c - readers: many records at once, few taken at a time, records larger
+ * than any buffer of the store's own, reads that cannot be, and readers that are
+ * closed while the device works. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +23,8 @@ static const struct st_ctx ctx = {.base = 1, .own = 11, .branch = 1};
 
 static const char *const kinds[] = {"sim", "pread", "uring", "dram"};
 
-/* Records of megabytes: the writer's pieces, the scan of a rebuild and verify's window are all smaller. */
+/* Records of megabytes: the writer's pieces, the scan of a rebuild and verify's
+ * window are all smaller. */
 static const struct st_shape large = {.n_layers = 2,
                                       .n_bytes = {5u << 20, (9u << 20) + 77}};
 

@@ -1,4 +1,5 @@
-/* A full disk: erasing and gc take the reserve and free space; saving leaves it alone; opening works. */
+/* A full disk: erasing and gc take the reserve and free space; saving leaves it
+ * alone; opening works. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

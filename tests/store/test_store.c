@@ -1,5 +1,5 @@
-/* The store's promises without crashes, on every backend: what was committed is found and bit-equal,
- * what was not is not; sharing, backfill, cap and eviction; reopening. */
+/* The store's promises without crashes, on every backend: what was committed is found and
+ * bit-equal, what was not is not; sharing, backfill, cap and eviction; reopening. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -28,7 +28,7 @@ static void check(struct store *s, const struct st_ctx *c, int n, int n_want, in
     assert_int_equal(r.n_records, n_want * per_chunk);
 }
 
-/* --- bodies, each run on every place ----------------------------------------------------------- */
+/* --- bodies, each run on every place ---------------------------------------------------------- */
 
 static void round_trip(struct st_place *p)
 {
@@ -324,7 +324,8 @@ static void nearest_is_oldest(struct st_place *p)
     if (p->io == NULL)
         return;
 
-    /* A store that is opened anew knows no tokens: each search reads STORE_NEAREST of the headers. */
+    /* A store that is opened anew knows no tokens: each search reads STORE_NEAREST
+     * of the headers. */
     s = st_open(p);
     assert_int_equal(store_differs_at(s, &root, t, 64), 9);
     for (int i = 1; i <= SIBLINGS / STORE_NEAREST; i++)
@@ -472,7 +473,7 @@ static void samples(struct st_place *p)
     store_close(s);
 }
 
-/* --- every body on every place ----------------------------------------------------------------- */
+/* --- every body on every place ---------------------------------------------------------------- */
 
 struct body {
     void (*run)(struct st_place *p);

@@ -1,6 +1,6 @@
-/* Several threads on one store: savers of the same contexts, readers, a maintainer.  Equal chunks are
- * stored once, nothing wrong is read, and the books are right at the end.  Meant for VARIANT=tsan
- * too. */
+/* Several threads on one store: savers of the same contexts, readers, a maintainer.
+ * Equal chunks are stored once, nothing wrong is read, and the books are right at the
+ * end.  Meant for VARIANT=tsan too. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,8 +17,8 @@
 #include "store/store_impl.h"
 #include "storetest.h"
 
-/* liburing maps its rings by raw system calls, which the thread sanitizer does not see: a ring at the
- * address of an earlier thread's ring looks like a race. */
+/* liburing maps its rings by raw system calls, which the thread sanitizer does not see: a ring
+ * at the address of an earlier thread's ring looks like a race. */
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {
@@ -77,7 +77,8 @@ static void *reader(void *arg)
     return NULL;
 }
 
-/* Requests that wait, for one of two threads that read ahead; without a DRAM tier there is nothing to do. */
+/* Requests that wait, for one of two threads that read ahead; without a DRAM tier
+ * there is nothing to do. */
 static void *fetcher(void *arg)
 {
     struct thread *t = arg;

@@ -1,5 +1,5 @@
-/* Copies of chunks in DRAM: where they come from, what serves them, and that they end before, or with,
- * the chunks on the disk.  test_lives has the same tier under a seed. */
+/* Copies of chunks in DRAM: where they come from, what serves them, and that they end before,
+ * or with, the chunks on the disk.  test_lives has the same tier under a seed. */
 #include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -198,7 +198,8 @@ static void a_restart_begins_without_copies(void **state)
     end(&p, s);
 }
 
-/* A server with a full arena ends at once: closing neither zeroes copies nor writes them anywhere. */
+/* A server with a full arena ends at once: closing neither zeroes copies nor writes
+ * them anywhere. */
 static void closing_does_not_touch_the_arena(void **state)
 {
     (void)state;
@@ -352,8 +353,8 @@ static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
         sched_yield();
 }
 
-/* What the caller holds itself goes first, although it was used last, and whether it was held before its
- * copies were made or since. */
+/* What the caller holds itself goes first, although it was used last, and whether it was held
+ * before its copies were made or since. */
 static void what_the_caller_holds_goes_first(void **state)
 {
     (void)state;
@@ -453,7 +454,8 @@ static void a_chunk_that_is_read_is_not_dropped(void **state)
     end(&p, s);
 }
 
-/* Half of the arena is free, in holes that are too small: the thread makes one that is large enough. */
+/* Half of the arena is free, in holes that are too small: the thread makes one that
+ * is large enough. */
 static void free_room_in_small_holes_is_joined(void **state)
 {
     (void)state;
@@ -633,8 +635,8 @@ static void what_the_caller_holds_is_not_fetched(void **state)
     end(&p, s);
 }
 
-/* Three contexts of seven chunks, room for sixteen: the last in the queue gets what is left, and takes
- * nothing from those before it, in whatever order they are told of. */
+/* Three contexts of seven chunks, room for sixteen: the last in the queue gets what is left,
+ * and takes nothing from those before it, in whatever order they are told of. */
 static void earlier_turns_come_first(void **state)
 {
     (void)state;
@@ -667,8 +669,8 @@ static void earlier_turns_come_first(void **state)
     end(&p, s);
 }
 
-/* A copy that was dropped again is not fetched a second time for the same request: or, where the policy
- * does not know what waits, the two would go on for ever. */
+/* A copy that was dropped again is not fetched a second time for the same request: or, where
+ * the policy does not know what waits, the two would go on for ever. */
 static void a_chunk_is_fetched_once_for_a_request(void **state)
 {
     (void)state;
@@ -729,7 +731,8 @@ static void a_damaged_chunk_is_condemned_once(void **state)
     end(&p, s);
 }
 
-/* The disk hangs, or fails: nobody is to blame, the chunk stays, and this request has no further fetches. */
+/* The disk hangs, or fails: nobody is to blame, the chunk stays, and this request
+ * has no further fetches. */
 static void a_disk_that_hangs_ends_the_fetch(void **state)
 {
     (void)state;
@@ -843,7 +846,8 @@ static void erasing_reaches_the_copy(void **state)
     end(&p, s);
 }
 
-/* A chunk is erased while a reader holds its copy.  The copy's bytes stay until the reader is done. */
+/* A chunk is erased while a reader holds its copy.  The copy's bytes stay until the
+ * reader is done. */
 static void erasing_waits_for_readers(void **state)
 {
     (void)state;
@@ -943,8 +947,8 @@ static void gc_reaches_the_copy(void **state)
     end(&p, s);
 }
 
-/* The partial chunk that a full one replaces: its copy goes with the commit, also where a sequence still
- * holds the chunk. */
+/* The partial chunk that a full one replaces: its copy goes with the commit, also where a
+ * sequence still holds the chunk. */
 static void superseding_reaches_the_copy(void **state)
 {
     (void)state;

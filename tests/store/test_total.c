@@ -1,5 +1,5 @@
-/* The cap on all files of a store: segments, superblocks, index, log and reserve together stay below it after
- * every commit.  docs/STORE_FORMAT.md has the shares. */
+/* The cap on all files of a store: segments, superblocks, index, log and reserve together stay
+ * below it after every commit.  docs/STORE_FORMAT.md has the shares. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* A store of format version 1 (tests/store/golden) in the hands of this build: read as it is, raised when
- * it is opened for writing, whole at every moment of that. */
+/* A store of format version 1 (tests/store/golden) in the hands of this build: read as it is,
+ * raised when it is opened for writing, whole at every moment of that. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -198,8 +198,8 @@ static void power_fails_while_raising(void **state)
     assert_true(n > 10);
 }
 
-/* A damaged copy is written again, at the first chance and whatever happens meanwhile: the next damage may
- * hit the other one. */
+/* A damaged copy is written again, at the first chance and whatever happens meanwhile: the next
+ * damage may hit the other one. */
 static void a_damaged_copy_is_mended(void **state)
 {
     (void)state;

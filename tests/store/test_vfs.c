@@ -352,7 +352,8 @@ static void test_uring(void **state)
     on_real_files(io);
 }
 
-/* A VFS for reading only reads what is there, with a log and without, and neither writes nor makes nor removes. */
+/* A VFS for reading only reads what is there, with a log and without, and neither
+ * writes nor makes nor removes. */
 static void test_only_reading(void **state)
 {
     (void)state;

@@ -55,8 +55,8 @@ static bool has(struct store *s, uint64_t own, int chunk)
     return found;
 }
 
-/* Stores contexts 1 to 3 of a chunk each, a request waits for `wanted` (0: none), and context 4 comes.
- * Returns the one that went. */
+/* Stores contexts 1 to 3 of a chunk each, a request waits for `wanted` (0: none), and context 4
+ * comes. Returns the one that went. */
 static uint64_t gone_for_the_fourth(enum placement_kind policy, uint64_t wanted)
 {
     struct store *s = open_store(policy, 3);
@@ -113,8 +113,8 @@ static void the_tail_of_the_queue_goes_first(void **state)
     store_close(s);
 }
 
-/* Waiting requests need all that is stored.  A chunk that nobody waits for does not push it out under
- * ours, unless it has to be stored; one that is needed sooner does. */
+/* Waiting requests need all that is stored.  A chunk that nobody waits for does not push it out
+ * under ours, unless it has to be stored; one that is needed sooner does. */
 static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
 {
     (void)state;
@@ -181,8 +181,8 @@ static void a_dropped_chunk_goes_first(void **state)
     }
 }
 
-/* The price of seconds reaches chunks: of two contexts with the same hint, the one whose chunk has half of
- * the bytes is worth its room and the other is not, though that was used later. */
+/* The price of seconds reaches chunks: of two contexts with the same hint, the one whose chunk
+ * has half of the bytes is worth its room and the other is not, though that was used later. */
 static void what_saves_more_for_each_byte_stays(void **state)
 {
     (void)state;
@@ -375,7 +375,8 @@ static bool is_stored(const struct twin *t, int c, int chunk)
     return n != NULL && n->n_live > 0;
 }
 
-/* Simulator and store hold the same chunks after each step of a random history, under every policy. */
+/* Simulator and store hold the same chunks after each step of a random history,
+ * under every policy. */
 static void simulator_and_store_choose_the_same_victims(void **state)
 {
     (void)state;

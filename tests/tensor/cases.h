@@ -1,5 +1,5 @@
-/* cases.h - shapes on which every operation is compared between backends; the kernel benchmark takes
- * the rows marked `bench` too. */
+/* cases.h - shapes on which every operation is compared between backends; the kernel benchmark
+ * takes the rows marked `bench` too. */
 #ifndef TESTS_TENSOR_CASES_H
 #define TESTS_TENSOR_CASES_H
 
@@ -11,8 +11,8 @@ struct matmul_case {
     bool bench; /* too big for the reference; measured instead */
 };
 
-/* Rows around the heights of the micro-kernels (6, 12), of tiles (192) and of what is packed at once
- * (384); columns around panels (16) and tiles (128); k around the block (256). */
+/* Rows around the heights of the micro-kernels (6, 12), of tiles (192) and of what is packed at
+ * once (384); columns around panels (16) and tiles (128); k around the block (256). */
 static const struct matmul_case matmul_cases[] = {
     {1, 1, 1, false},         {1, 16, 256, false},     {1, 17, 257, false},
     {1, 100, 600, false},     {2, 33, 255, false},     {3, 31, 70, false},

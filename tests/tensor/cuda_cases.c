@@ -386,8 +386,8 @@ static void test_rope(void **state)
     }
 }
 
-/* K and V come back as ref has them: written row by row in pieces, with queries rotated beside them or without,
- * or as packed chunks. */
+/* K and V come back as ref has them: written row by row in pieces, with queries rotated beside
+ * them or without, or as packed chunks. */
 static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, int d_rot,
                      int piece)
 {
@@ -689,7 +689,8 @@ static void test_streams(void **state)
     mat_free(&got);
 }
 
-/* More pieces than go into one call, from places apart to places apart, on a copy stream as on a compute stream. */
+/* More pieces than go into one call, from places apart to places apart, on a copy
+ * stream as on a compute stream. */
 static void test_copies_together(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* cuda_fixed_cases.c - see cuda_fixed_cases.h.  That results are near `ref`'s is cuda_cases.c's; here they are
- * compared with each other, bit for bit. */
+/* cuda_fixed_cases.c - see cuda_fixed_cases.h.  That results are near `ref`'s is
+ * cuda_cases.c's; here they are compared with each other, bit for bit. */
 #include "cuda_fixed_cases.h"
 
 #include "cuda_rig.h"
@@ -104,7 +104,8 @@ static void check_product(int64_t n, int64_t k, enum dtype t, enum dtype tc)
 static void products(void **state)
 {
     (void)state;
-    /* k: less than a step, a tile, a block; some blocks, and a rest; more blocks than the warps of a round */
+    /* k: less than a step, a tile, a block; some blocks, and a rest; more blocks
+     * than the warps of a round */
     static const struct {
         int64_t n, k;
     } shapes[] = {{33, 16},   {70, 8},    {17, 63}, {130, 264},
@@ -234,8 +235,8 @@ static void check_attention(struct attention_case c, int from, int tokens, enum 
         snprintf(what, sizeof what, "batch %zu", i);
         check_mixed(&s, batches[i], what);
     }
-    /* Decodes of one sequence, alone; most differences in f32 vanish when a result is rounded, so of some scenes
-     * there are many. */
+    /* Decodes of one sequence, alone; most differences in f32 vanish when a result is rounded,
+     * so of some scenes there are many. */
     for (int p = from + 3; p<tokens; p += from> 0 ? 1 : 61) {
         struct attention_case one = {.seq = {{p, 1}, {0, 0}, {0, 0}}};
         check_mixed(&s, one, "alone");
@@ -271,8 +272,8 @@ static void attention(void **state)
     check_attention(cases[0].c, 0, 140, DTYPE_F32);
 }
 
-/* The same keys at positions so far apart that in one place their splits have room in scratch, and in the
- * other they have not, for all rows together or for a single one. */
+/* The same keys at positions so far apart that in one place their splits have room in scratch,
+ * and in the other they have not, for all rows together or for a single one. */
 static void long_contexts(void **state)
 {
     (void)state;

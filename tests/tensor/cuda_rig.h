@@ -1,4 +1,5 @@
-/* cuda_rig.h - what the tests of device "cuda" share: lanes of it, and data on their way to it and back. */
+/* cuda_rig.h - what the tests of device "cuda" share: lanes of it, and data on
+ * their way to it and back. */
 #ifndef TESTS_TENSOR_CUDA_RIG_H
 #define TESTS_TENSOR_CUDA_RIG_H
 

@@ -24,8 +24,8 @@ struct lane {
 
 /* The reference device. */
 struct lane lane_ref(void);
-/* The cpu device on one instruction set; device is NULL, and a line is printed, where this CPU lacks
- * it. */
+/* The cpu device on one instruction set; device is NULL, and a line is printed,
+ * where this CPU lacks it. */
 struct lane lane_cpu(const char *isa, int n_threads);
 void lane_close(struct lane *l);
 

@@ -14,7 +14,8 @@ const int n_sample_vocabs = sizeof sample_vocabs / sizeof sample_vocabs[0];
 
 enum { N_ROWS = 24 };
 
-/* A row in three has values in steps, so that many are equal; one in four holds what is no number. */
+/* A row in three has values in steps, so that many are equal; one in four holds
+ * what is no number. */
 static void fill(float *logits, int n, int row, struct rng *r)
 {
     for (int j = 0; j < n; j++) {

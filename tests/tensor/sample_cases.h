@@ -4,8 +4,8 @@
 
 #include "tensor/ops.h"
 
-/* Rows with and without every filter, over logits with many equals, NaNs, infinities and zeros of both
- * signs. The caller frees. */
+/* Rows with and without every filter, over logits with many equals, NaNs, infinities and zeros
+ * of both signs. The caller frees. */
 struct sample_case {
     struct mat logits;
     struct sample_row *rows; /* [logits.rows] */

@@ -1,5 +1,5 @@
-/* The CUDA backend on a GPU: every operation against `ref`. Skipped where there is none. `test_cuda small`: without
- * the shapes that fill it, for checkers that make everything slow. */
+/* The CUDA backend on a GPU: every operation against `ref`. Skipped where there is none.
+ * `test_cuda small`: without the shapes that fill it, for checkers that make everything slow. */
 #include "rig.h"
 
 #include <stdio.h>

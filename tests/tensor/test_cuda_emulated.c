@@ -23,8 +23,8 @@ static void test_no_device(void **state)
     assert_non_null(strstr(err.msg, "fast, fixed or exact"));
 }
 
-/* What the emulation cannot show is the early launch itself; that every kernel begins with await_stream it checks at
- * each launch. */
+/* What the emulation cannot show is the early launch itself; that every kernel begins with
+ * await_stream it checks at each launch. */
 static void test_early_launches(void **state)
 {
     (void)state;

@@ -157,7 +157,8 @@ static void kv_goes_up_and_down_by_heads(void **state)
     }
 }
 
-/* Memory is found by any address inside of it, whatever was freed in between; host memory is everybody's. */
+/* Memory is found by any address inside of it, whatever was freed in between; host
+ * memory is everybody's. */
 static void addresses_of_ranks(void **state)
 {
     (void)state;
@@ -253,8 +254,8 @@ static void a_rank_fails(void **state)
     device_close(d);
 }
 
-/* Memory lies on one stage, on each of its ranks; what is done with it is done there, and a copy from one stage
- * to another comes after what the giver has queued. */
+/* Memory lies on one stage, on each of its ranks; what is done with it is done there, and a
+ * copy from one stage to another comes after what the giver has queued. */
 static void stages(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Batch invariance: a row's result has the same bits alone, beside any neighbours, at any place in the
- * batch, in any chunking, and on 1, 2 or 3 threads. Every instruction set. */
+/* Batch invariance: a row's result has the same bits alone, beside any neighbours, at any place
+ * in the batch, in any chunking, and on 1, 2 or 3 threads. Every instruction set. */
 #include "rig.h"
 
 #include <stdlib.h>
@@ -132,8 +132,9 @@ struct attention_fixture {
     struct rope rope;
 };
 
-/* The sequence in pieces of `piece` rows; with `neighbours`, each piece shares its batch with rows of
- * another sequence before and behind it. Unused slots of the cache hold NaN all the while. */
+/* The sequence in pieces of `piece` rows; with `neighbours`, each piece shares its
+ * batch with rows of another sequence before and behind it. Unused slots of the
+ * cache hold NaN all the while. */
 static struct mat attend_in_pieces(const struct lane *l, struct attention_fixture *f,
                                    int piece, bool neighbours)
 {

@@ -109,7 +109,8 @@ static void test_matmul_views(void **state)
     mat_free(&before);
 }
 
-/* Packing piece by piece at any row gives what packing at once gives, and rows come back exactly. */
+/* Packing piece by piece at any row gives what packing at once gives, and rows come
+ * back exactly. */
 static void test_weight_pack(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* 4-bit weights: packed values are the file's, the product equals `ref` by every kernel that this CPU
- * runs, the ends of the range of activations, and the error against f64. */
+/* 4-bit weights: packed values are the file's, the product equals `ref` by every kernel that
+ * this CPU runs, the ends of the range of activations, and the error against f64. */
 #include "quant_rig.h"
 
 #include <math.h>

@@ -192,7 +192,8 @@ static void test_event_across_streams(void **state)
     device_close(d);
 }
 
-/* Every piece arrives, at any alignment and length, and nothing beside it, however many threads share them. */
+/* Every piece arrives, at any alignment and length, and nothing beside it, however
+ * many threads share them. */
 static void test_copy_all(void **state)
 {
     (void)state;

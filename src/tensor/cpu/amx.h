@@ -10,8 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* True where the CPU has AMX and the operating system lets this process use it.  The first answer is
- * kept. */
+/* True where the CPU has AMX and the operating system lets this process use it.
+ * The first answer is kept. */
 static inline bool amx_runs_here(void)
 {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILE_DATA = 18, AMX_TILE_AND_INT8 = 3 << 24 };

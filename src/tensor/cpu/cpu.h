@@ -20,8 +20,8 @@
 #include "tensor/operations.h"
 #include "tensor/shape.h"
 
-/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version).  All instruction
- * sets have this one version, since they give the same bits. */
+/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version).  All
+ * instruction sets have this one version, since they give the same bits. */
 #define CPU_NUMERICS_VERSION 1
 
 #define PANEL 16
@@ -81,8 +81,8 @@ struct kv_chunk {
 #define KV_ITEM_ELEMENTS 1024
 #define KV_SCRATCH       (KV_GROUP * (KV_ITEM_ELEMENTS + ATTENTION_MAX_D_HEAD))
 
-/* Attention of up to TILE_QUERIES query vectors of one sequence: n for each of n_kv_heads neighbouring
- * kv heads, all those of a head together. */
+/* Attention of up to TILE_QUERIES query vectors of one sequence: n for each of n_kv_heads
+ * neighbouring kv heads, all those of a head together. */
 struct attn_tile {
     const struct kv_layer *kv;
     const int32_t *table;
@@ -120,7 +120,8 @@ struct cpu_kernels {
     bool (*finite_row)(const void *x, enum dtype t, int64_t n);
     void (*rope_head)(float *x, const float *cos, const float *sin, int half);
     float (*max_row)(const float *x, int64_t n); /* NaNs aside; -inf of none */
-    /* out[i]: to be rounded down to sample_weight(logits[i], best, temperature), which is 0 of a NaN */
+    /* out[i]: to be rounded down to sample_weight(logits[i], best, temperature),
+     * which is 0 of a NaN */
     void (*sample_row_exp)(float *out, const float *logits, int64_t n, float best,
                            float temperature);
 

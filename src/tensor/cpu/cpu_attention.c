@@ -73,8 +73,9 @@ static void run_items(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* As many kv heads as a tile holds, as long as every thread has a tile: a tile of half of the heads jumps
- * over the other half in every block, and memory is read a tenth slower (docs/perf/). */
+/* As many kv heads as a tile holds, as long as every thread has a tile: a tile of
+ * half of the heads jumps over the other half in every block, and memory is read a
+ * tenth slower (docs/perf/). */
 static int tile_heads_of(const struct attn_job *j)
 {
     int min_items = pool_threads(j->s->pool), n_kv = j->kv->n_kv;

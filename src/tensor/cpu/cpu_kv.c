@@ -1,8 +1,8 @@
 /* cpu_kv.c - rotary positions, and the paged cache's only writer and its reader.
  *
- * A batch is cut into runs: consecutive tokens of one sequence inside one block, and as many kv heads
- * as their buffer holds.  Threads take runs one after another; no two of them write one block's
- * head. */
+ * A batch is cut into runs: consecutive tokens of one sequence inside one block, and
+ * as many kv heads as their buffer holds.  Threads take runs one after another; no two
+ * of them write one block's head. */
 #include "tensor/cpu/cpu.h"
 
 #include "base/pool.h"

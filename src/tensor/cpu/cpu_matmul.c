@@ -1,8 +1,8 @@
 /* cpu_matmul.c - packed weights, and how a matrix product is cut into tiles.
  *
  * Activations are copied row by row into k-blocks, [k / 256][rows][256], so that a micro-kernel
- * finds its rows at constant distances and a k-block of a tile is contiguous.  One row needs no copy.
- * Tiles are taken by threads one after another; sums are never split (DESIGN §5). */
+ * finds its rows at constant distances and a k-block of a tile is contiguous.  One row needs no
+ * copy.  Tiles are taken by threads one after another; sums are never split (DESIGN §5). */
 #include "tensor/cpu/cpu.h"
 #include "tensor/cpu/q4.h"
 #include "tensor/cpu/q8.h"

@@ -12,7 +12,7 @@ const struct quant_kernels *const q8_all_kernels[] = {
     &q8_kernels_portable, NULL,
 };
 
-/* --- packing: done once, at load ---------------------------------------------------------------- */
+/* --- packing: done once, at load -------------------------------------------------------------- */
 
 struct q8_pack_job {
     const struct quant_kernels *kernels;

@@ -41,7 +41,7 @@ const struct quant_kernels *quant_kernels_of(const struct quant_kernels *const *
     return *all;
 }
 
-/* --- the product --------------------------------------------------------------------------------- */
+/* --- the product ------------------------------------------------------------------------------ */
 
 struct quant_job {
     struct stream *s;

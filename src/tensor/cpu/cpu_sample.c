@@ -1,11 +1,13 @@
 /* cpu_sample.c - choosing a token (ops.h, sampling.h).
  *
- * Candidates are never sorted.  Their keys say their order, and the one with which a sum over them, in that
- * order, reaches what is wanted is found digit by digit of the keys, as on a GPU (k_sample.cu): a histogram
- * of what the candidates weigh by their digit says which digit holds it, and only those that have it are
- * looked at for the next.  So a row costs a few passes over the vocabulary, whatever survives.
+ * Candidates are never sorted.  Their keys say their order, and the one with which a sum over
+ * them, in that order, reaches what is wanted is found digit by digit of the keys, as on a GPU
+ * (k_sample.cu): a histogram of what the candidates weigh by their digit says which digit holds
+ * it, and only those that have it are looked at for the next.  So a row costs a few passes over
+ * the vocabulary, whatever survives.
  *
- * Rows are shared out over threads; in the stream's scratch each has room for the candidates of one. */
+ * Rows are shared out over threads; in the stream's scratch each has room for the
+ * candidates of one. */
 #include "tensor/cpu/cpu.h"
 
 #include <math.h>
@@ -41,8 +43,8 @@ static uint32_t digit_of(const struct candidate *c, struct digit d)
     return (uint32_t)(c->key >> d.shift) & d.mask;
 }
 
-/* Brings those of the n candidates whose digit is `value` to the front: how many.  A swap too many is
- * cheaper than a branch that nobody can foretell. */
+/* Brings those of the n candidates whose digit is `value` to the front: how many.  A swap too
+ * many is cheaper than a branch that nobody can foretell. */
 static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t value)
 {
     int n_found = 0;
@@ -55,8 +57,8 @@ static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t va
     return n_found;
 }
 
-/* The key of the candidate with which the sum of the weights, largest key first, reaches `want`, or their
- * number does; that of all does.  Leaves the candidates in another order. */
+/* The key of the candidate with which the sum of the weights, largest key first, reaches
+ * `want`, or their number does; that of all does.  Leaves the candidates in another order. */
 static uint64_t key_at(struct candidate *c, int n, uint64_t want, bool counts)
 {
     for (size_t i = 0; n > 1; i++) {
@@ -102,8 +104,8 @@ static uint64_t key_by_id(const struct candidate *c, uint64_t want)
     return c->key;
 }
 
-/* Appends those of n neighbouring logits that weigh something, in order of their ids, of which the first is
- * `id`: how many. */
+/* Appends those of n neighbouring logits that weigh something, in order of their ids, of
+ * which the first is `id`: how many. */
 static int append(struct candidate *c, const float *logits, const float *exps, int32_t id,
                   int n)
 {

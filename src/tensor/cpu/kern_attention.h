@@ -1,21 +1,21 @@
-/* kern_attention.h - one tile of attention: up to TILE_QUERIES query vectors, over all key blocks that
- * any of them sees, block by block and in a block head by head.
+/* kern_attention.h - one tile of attention: up to TILE_QUERIES query vectors, over all key blocks
+ * that any of them sees, block by block and in a block head by head.
  *
- * Strips of up to MM_ROWS queries use the inner loop of the matrix product: scores over d_head, then
- * P.V over the visible keys.  For many queries K and V of a block are converted to f32 once per tile;
- * for few (decode) they are read from the cache and converted in registers.
+ * Strips of up to MM_ROWS queries use the inner loop of the matrix product: scores over d_head,
+ * then P.V over the visible keys.  For many queries K and V of a block are converted to f32 once
+ * per tile; for few (decode) they are read from the cache and converted in registers.
  *
  * A key that a query does not see never enters its arithmetic, not even times zero: its slot may
- * hold anything, and 0 * v would turn -0 into +0.  Inside a strip whose queries see different keys of
- * a block, those that all see are taken together, the others row by row, in order. */
+ * hold anything, and 0 * v would turn -0 into +0.  Inside a strip whose queries see different
+ * keys of a block, those that all see are taken together, the others row by row, in order. */
 #ifndef TENSOR_KERN_ATTENTION_H
 #define TENSOR_KERN_ATTENTION_H
 
 #define KEYS     KV_BLOCK_TOKENS
 #define KEY_VECS (KEYS / 16)
 
-/* Vectors of keys, or of d_head, that a strip takes at once: enough sums to keep both multipliers busy,
- * no more than there are registers. */
+/* Vectors of keys, or of d_head, that a strip takes at once: enough sums to keep both
+ * multipliers busy, no more than there are registers. */
 #define ATTN_PANELS(rows)                                                                  \
     ((rows)*4 <= MM_ROWS * MM_PANELS ? 4 : (rows)*2 <= MM_ROWS * MM_PANELS ? 2 : 1)
 
@@ -194,8 +194,8 @@ static void block_convert(const struct attn_state *s, const uint8_t *k, const ui
 
 /* --- asking ahead ---------------------------------------------------------------------------- */
 
-/* One head is asked for line by line, of several FETCH_STRETCHES at once, since more pages at once are read
- * faster (docs/perf/). */
+/* One head is asked for line by line, of several FETCH_STRETCHES at once, since more pages at
+ * once are read faster (docs/perf/). */
 #define FETCH_STRETCHES 4
 
 /* Bytes [begin, begin + bytes) of a share, in n_steps times a line per vector. */
@@ -458,7 +458,8 @@ static const uint8_t *block_v(const struct attn_tile *t, int32_t block, int head
 
 /* --- heads one after another ----------------------------------------------------------------- */
 
-/* A head's part of a block, and the same part of what comes next; `converted` is where its f32 lies. */
+/* A head's part of a block, and the same part of what comes next; `converted` is
+ * where its f32 lies. */
 static struct kv_part part_of(const struct attn_state *s, const uint8_t *at,
                               const uint8_t *next, const float *converted)
 {
@@ -522,9 +523,9 @@ static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_v(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
-/* Nothing is read while weights are computed: the idx-th rows of them ask for the first lines of what V
- * of the first pair will ask for, a few in each of its stretches.  (Not inlined, gcc 12 takes it for a
- * function without effects and drops the call.) */
+/* Nothing is read while weights are computed: the idx-th rows of them ask for the first lines
+ * of what V of the first pair will ask for, a few in each of its stretches.  (Not inlined, gcc
+ * 12 takes it for a function without effects and drops the call.) */
 #define SOFTMAX_LINES 4
 INLINE void softmax_ask(const struct ahead *v, int idx)
 {
@@ -561,8 +562,8 @@ static void heads_softmax(const struct attn_state *s, int32_t block, int32_t nex
     }
 }
 
-/* Scores of all heads, then weights of all, then outputs of all: K of the tile's heads is one stretch
- * of memory and V another, and the chains of latencies of the softmaxes overlap. */
+/* Scores of all heads, then weights of all, then outputs of all: K of the tile's heads is one
+ * stretch of memory and V another, and the chains of latencies of the softmaxes overlap. */
 static void pairs_attend(const struct attn_state *s, int32_t block, int32_t next_block)
 {
     int n_heads = s->t->n_kv_heads;

@@ -43,7 +43,8 @@ INLINE void put_lines(void *dst, const void *src, size_t n, bool is_cached)
 }
 
 /* KV_GROUP tokens from `rows` [KV_GROUP][d_head] to tokens [token, token + KV_GROUP) of the block:
- * 16 dimensions at a time through a buffer, so that whole cache lines can be written past the caches. */
+ * 16 dimensions at a time through a buffer, so that whole cache lines can be
+ * written past the caches. */
 INLINE void transpose_group(uint8_t *k_block, const void *rows, enum dtype t, int d_head,
                             int token, bool is_cached)
 {

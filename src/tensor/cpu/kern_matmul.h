@@ -1,13 +1,17 @@
 /* kern_matmul.h - the inner loops of the matrix product.
  *
- * mm_direct: one strip of rows.  Reads panels once, converting in registers, several panels at a time
+ * mm_direct: one strip of rows.  Reads panels once, converting in registers, several
+ * panels at a time
  *   where there are registers for it.
- * mm_blocked: several strips.  Up to MM_CONVERT_ROWS every strip converts in registers; above, a group
- *   of panels is converted to f32 once per k-block (it stays in L1).  Up to MM_ALONG_ROWS it goes along a
- *   panel, as memory is read fastest; above, over all columns of a k-block.  While a strip is multiplied it
- *   asks for its share of the next group.  The sums of the k-blocks are kept in C itself.
+ * mm_blocked: several strips.  Up to MM_CONVERT_ROWS every strip converts in
+ * registers; above, a group
+ *   of panels is converted to f32 once per k-block (it stays in L1).  Up to MM_ALONG_ROWS it
+ *   goes along a panel, as memory is read fastest; above, over all columns of a k-block.
+ *   While a strip is multiplied it asks for its share of the next group.  The sums of the
+ *   k-blocks are kept in C itself.
  *
- * Both compute a partial sum per k-block of 256 in ascending k, then add it: the contract's order. */
+ * Both compute a partial sum per k-block of 256 in ascending k, then add it: the
+ * contract's order. */
 #ifndef TENSOR_KERN_MATMUL_H
 #define TENSOR_KERN_MATMUL_H
 
@@ -34,8 +38,9 @@ struct operands {
     int a_row, a_step; /* floats from row to row, from step to step */
     const uint8_t *b;
     int64_t b_step, b_panel; /* elements from step to step, from vector to vector */
-    /* What will be read soon: a line per vector every FETCH_STEPS steps, or several lines less often; this
-     * many bytes from one to the next of those asked for at once, and from time to time. */
+    /* What will be read soon: a line per vector every FETCH_STEPS steps, or several
+     * lines less often; this many bytes from one to the next of those asked for at
+     * once, and from time to time. */
     const uint8_t *fetch;
     size_t fetch_line, fetch_step;
     bool fetch_l1; /* not into L2 only */
@@ -54,8 +59,8 @@ INLINE void tile_step(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype
     }
 }
 
-/* sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n, asking for n_lines lines at once. The
- * sums' lanes are in the order of v_load_split. */
+/* sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n, asking for n_lines lines at
+ * once. The sums' lanes are in the order of v_load_split. */
 INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype t, int n,
                      int n_rows, int n_panels, int n_lines)
 {
@@ -225,9 +230,9 @@ static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k
     group_rows(t, m, next);
 }
 
-/* Many rows go over all columns of a k-block, whose activations stay in the cache.  Fewer go along a
- * panel: the weights are one long stream of memory.  There f32, which has nothing to convert, is read
- * where it lies. */
+/* Many rows go over all columns of a k-block, whose activations stay in the cache.  Fewer go
+ * along a panel: the weights are one long stream of memory.  There f32, which has nothing to
+ * convert, is read where it lies. */
 static void mm_blocked(const struct mm_tile *t)
 {
     struct edge e = edge_of(t);
@@ -257,8 +262,8 @@ static void mm_blocked(const struct mm_tile *t)
 
 /* --- few rows ------------------------------------------------------------------------------- */
 
-/* How far ahead memory is asked for, in steps, by rows. Not 64 and 128: whole KiB ahead were up to a tenth
- * slower (docs/perf/). */
+/* How far ahead memory is asked for, in steps, by rows. Not 64 and 128: whole KiB ahead were up
+ * to a tenth slower (docs/perf/). */
 #define FETCH_AHEAD(n_rows) ((n_rows) > 4 ? 136 : 72)
 
 /* Step i of every panel; `a` is the first row's element of it. */
@@ -274,8 +279,9 @@ INLINE void direct_step(v16 (*sum)[WIDE_MAX], const uint8_t *const *panel, enum 
     }
 }
 
-/* sum[r][j] over steps [begin, end); `fetch` is what panel j will want when it has come to `begin`.  Each
- * line is asked for once: a second time costs a quarter of a cycle and more, and a step has 13. */
+/* sum[r][j] over steps [begin, end); `fetch` is what panel j will want when it has
+ * come to `begin`.  Each line is asked for once: a second time costs a quarter of a
+ * cycle and more, and a step has 13. */
 INLINE void direct_steps(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
                          const uint8_t *const *panel, const uint8_t *const *fetch,
                          int64_t begin, int64_t end, int n_rows, int n_panels)
@@ -325,7 +331,8 @@ static void direct_store(const struct mm_tile *t, int p, const float *sums, int 
     }
 }
 
-/* Panels [p, p + n_panels) of the tile; those behind its end are the last one again, and dropped. */
+/* Panels [p, p + n_panels) of the tile; those behind its end are the last one
+ * again, and dropped. */
 INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int p, int n_rows,
                           int n_panels)
 {

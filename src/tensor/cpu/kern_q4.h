@@ -1,5 +1,5 @@
-/* kern_q4.h - rounding, and the inner loops of the product with 4-bit weights for few rows: weights are
- * widened in registers, several panels (streams of memory) at a time. */
+/* kern_q4.h - rounding, and the inner loops of the product with 4-bit weights for few rows:
+ * weights are widened in registers, several panels (streams of memory) at a time. */
 #ifndef TENSOR_KERN_Q4_H
 #define TENSOR_KERN_Q4_H
 
@@ -192,7 +192,7 @@ static void direct(const struct quant_tile *t)
     by_type[t->dtype - DTYPE_Q4_0][t->m - 1](t);
 }
 
-/* --- many rows: a k-block of one panel widened ---------------------------------------------------- */
+/* --- many rows: a k-block of one panel widened ------------------------------------------------ */
 
 /* w: groups `step` bytes apart, in order of k; d, m: blocks `f_step` floats apart. */
 INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,

@@ -1,5 +1,5 @@
-/* kern_q8.h - rounding, and the inner loops of the product with 8-bit weights for few rows: weights are
- * widened in registers, several panels (streams of memory) at a time. */
+/* kern_q8.h - rounding, and the inner loops of the product with 8-bit weights for few rows:
+ * weights are widened in registers, several panels (streams of memory) at a time. */
 #ifndef TENSOR_KERN_Q8_H
 #define TENSOR_KERN_Q8_H
 

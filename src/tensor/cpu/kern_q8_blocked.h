@@ -1,7 +1,7 @@
 /* kern_q8_blocked.h - the inner loops of the product with 8-bit weights for many rows.
  *
- * For every k-block a group of panels is widened once and used by all rows of the tile; what has been
- * summed over the k-blocks lies in C itself. */
+ * For every k-block a group of panels is widened once and used by all rows of the tile; what
+ * has been summed over the k-blocks lies in C itself. */
 #ifndef TENSOR_KERN_Q8_BLOCKED_H
 #define TENSOR_KERN_Q8_BLOCKED_H
 

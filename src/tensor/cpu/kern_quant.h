@@ -1,5 +1,5 @@
-/* kern_quant.h - what the loops of 8-bit and 4-bit weights share: rounding of activations, and storing
- * the sums of few rows. */
+/* kern_quant.h - what the loops of 8-bit and 4-bit weights share: rounding of activations, and
+ * storing the sums of few rows. */
 #ifndef TENSOR_KERN_QUANT_H
 #define TENSOR_KERN_QUANT_H
 
@@ -7,8 +7,8 @@
 #define WIDE_MAX   4
 #define EACH_ROW   _Pragma("GCC unroll 8") for (int r = 0; r < n_rows; r++)
 #define EACH_PANEL _Pragma("GCC unroll 4") for (int j = 0; j < n_panels; j++)
-/* How far ahead memory is asked for, as in kern_matmul.h. Not a power of two: 2 and 4 KiB were up to a
- * tenth slower than distances on either side of them (docs/perf/). */
+/* How far ahead memory is asked for, as in kern_matmul.h. Not a power of two: 2 and 4 KiB were
+ * up to a tenth slower than distances on either side of them (docs/perf/). */
 #define FETCH_BYTES(n_rows) ((n_rows) <= 2 ? 3072 : 4352)
 
 /* --- rounding -------------------------------------------------------------------------------- */

@@ -1,7 +1,8 @@
 /* kern_quant_blocked.h - the walk over a tile of many rows, for 8-bit and 4-bit weights.
  *
- * Included after `struct wide`, which is a k-block of a group of panels widened.  Who includes it then
- * defines the two functions declared here.  What has been summed over the k-blocks lies in C itself. */
+ * Included after `struct wide`, which is a k-block of a group of panels widened.  Who
+ * includes it then defines the two functions declared here.  What has been summed over
+ * the k-blocks lies in C itself. */
 #ifndef TENSOR_KERN_QUANT_BLOCKED_H
 #define TENSOR_KERN_QUANT_BLOCKED_H
 

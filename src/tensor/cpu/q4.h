@@ -2,19 +2,21 @@
  *
  * A panel is a sequence of k-blocks, each
  *
- *     [n_blocks][4 quarters][16 columns][4 bytes]  byte i of quarter v has number 4 v + i of the block
- *                                                  in its low half, number 16 + 4 v + i in its high half
+ *     [n_blocks][4 quarters][16 columns][4 bytes]  byte i of quarter v has number 4 v
+ *     + i of the block
+ *                                                  in its low half, number 16 + 4 v + i in its
+ *                                                  high half
  *     scales:
  *       q4_0   [n_blocks][16 columns]              d, f16
  *       q4_1   [n_blocks][2][16 columns]           d, m, f16
  *       q4_k   [2][16 columns]                     D, -M, f16
  *              [n_blocks][2][16 columns]           s, t, 8 bits
  *
- * where n_blocks is 8, less in the last one of q4_0 and q4_1.  A weight takes 0.5625, 0.625 and 0.578
- * bytes.
+ * where n_blocks is 8, less in the last one of q4_0 and q4_1.  A weight takes 0.5625,
+ * 0.625 and 0.578 bytes.
  *
- * Rounded activations: [k-blocks][rows][512] bytes; a row has x [256] of 8 bits, e [8] and z [8] of f32.
- * Few and many rows read the same form. */
+ * Rounded activations: [k-blocks][rows][512] bytes; a row has x [256] of 8 bits, e [8] and z
+ * [8] of f32.  Few and many rows read the same form. */
 #ifndef TENSOR_Q4_H
 #define TENSOR_Q4_H
 
@@ -50,7 +52,7 @@ static inline size_t q4_offset(enum dtype t, int64_t k)
            (size_t)(k / MATMUL_K_BLOCK) * q4_shared_bytes(t);
 }
 
-/* --- the operations of ops.h, for 4-bit weights -------------------------------------------------- */
+/* --- the operations of ops.h, for 4-bit weights ----------------------------------------------- */
 
 int cpu_q4_pack(struct stream *s, struct weight *w, int64_t row, const uint8_t *src,
                 int64_t n_rows);

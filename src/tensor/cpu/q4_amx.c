@@ -1,7 +1,7 @@
 /* q4_amx.c - the kernels of 4-bit weights with AMX for many rows; few rows are those of VNNI.
  *
- * A tile multiplies 16 rows by 16 columns over a block of 32.  The sums are the same integers that the
- * other kernels find. */
+ * A tile multiplies 16 rows by 16 columns over a block of 32.  The sums are the same
+ * integers that the other kernels find. */
 #include "tensor/cpu/q4.h"
 
 #include "tensor/cpu/amx.h"
@@ -79,8 +79,8 @@ INLINE void strip_add(v16 acc[STRIP], const int32_t (*sums)[PANEL], const float 
     }
 }
 
-/* acc [16] += the k-block's sums of one strip of rows by one panel.  The sums of a block are added while
- * the next one is multiplied: a tile takes some 50 cycles to come back. */
+/* acc [16] += the k-block's sums of one strip of rows by one panel.  The sums of a block are
+ * added while the next one is multiplied: a tile takes some 50 cycles to come back. */
 INLINE void strip_sums(v16 acc[STRIP], struct scratch *s, const struct panel *p,
                        const uint8_t *x, int n_blocks)
 {
@@ -137,8 +137,8 @@ static void widen_group(const struct quant_tile *t, struct scratch *s, int64_t k
     }
 }
 
-/* A group of panels is widened once and met by all strips.  The last strip may be narrower: the tile
- * reads on, in the stream's scratch, and the rows behind its end are dropped. */
+/* A group of panels is widened once and met by all strips.  The last strip may be narrower: the
+ * tile reads on, in the stream's scratch, and the rows behind its end are dropped. */
 static void blocked_amx(const struct quant_tile *t)
 {
     struct scratch *s = t->scratch;

@@ -7,8 +7,9 @@
  *
  * where n_blocks is 8, less in the last one.  Numbers behind k are zero.
  *
- * Rounded activations: [k-blocks][rows][256] 16-bit numbers, in each group of four the order 0 2 1 3:
- * sign-extending the even and the odd bytes of a lane of weights gives the pairs (0, 2) and (1, 3). */
+ * Rounded activations: [k-blocks][rows][256] 16-bit numbers, in each group of four
+ * the order 0 2 1 3: sign-extending the even and the odd bytes of a lane of weights
+ * gives the pairs (0, 2) and (1, 3). */
 #ifndef TENSOR_Q8_H
 #define TENSOR_Q8_H
 
@@ -32,7 +33,7 @@ static inline size_t q8_offset(int64_t k)
     return (size_t)(k / Q8_BLOCK) * (Q8_BLOCK_BYTES + Q8_SCALE_BYTES);
 }
 
-/* --- the operations of ops.h, for weights of DTYPE_Q8 ------------------------------------------- */
+/* --- the operations of ops.h, for weights of DTYPE_Q8 ----------------------------------------- */
 
 int cpu_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
                 int64_t n_rows);

@@ -1,8 +1,8 @@
 /* q8_amx.c - the kernels of 8-bit weights with AMX for many rows; few rows are those of VNNI.
  *
- * A tile multiplies 16 rows by 16 columns over a block of 32, in numbers of 8 bits.  Activations have
- * 16: they are kept as two bytes, x = 256 h + l with l unsigned, and multiplied twice.  The sums are
- * the same integers that the other kernels find. */
+ * A tile multiplies 16 rows by 16 columns over a block of 32, in numbers of 8 bits.
+ * Activations have 16: they are kept as two bytes, x = 256 h + l with l unsigned, and
+ * multiplied twice.  The sums are the same integers that the other kernels find. */
 #include "tensor/cpu/q8.h"
 
 #include "tensor/cpu/amx.h"
@@ -82,8 +82,8 @@ INLINE void strip_add(v16 p[STRIP], const int32_t *sums, const uint8_t *scales)
     }
 }
 
-/* p [16] = the k-block's sums of one strip of rows by one panel.  The sums of a block are added while
- * the next one is multiplied: a tile takes some 50 cycles to come back. */
+/* p [16] = the k-block's sums of one strip of rows by one panel.  The sums of a block are added
+ * while the next one is multiplied: a tile takes some 50 cycles to come back. */
 INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const uint8_t *w,
                        int n_blocks)
 {
@@ -103,8 +103,8 @@ INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const u
         strip_add(p, even, scales + (n_blocks - 1) * Q8_SCALE_BYTES);
 }
 
-/* Asks for the lines that strip_store will write: C of many rows does not stay in the cache, and what lies
- * ldc apart no prefetcher foresees (docs/perf/). */
+/* Asks for the lines that strip_store will write: C of many rows does not stay in the cache,
+ * and what lies ldc apart no prefetcher foresees (docs/perf/). */
 INLINE void strip_ask(const struct quant_tile *t, int panel, int r0, int n)
 {
     for (int r = r0; r < r0 + n; r++)
@@ -127,8 +127,8 @@ static void strip_store(const struct quant_tile *t, const v16 *p, int64_t k, int
     }
 }
 
-/* A strip of x stays in L1 while it meets all panels.  The last strip may be narrower: the tile reads on, in
- * the stream's scratch, and the rows behind its end are dropped. */
+/* A strip of x stays in L1 while it meets all panels.  The last strip may be narrower: the tile
+ * reads on, in the stream's scratch, and the rows behind its end are dropped. */
 static void blocked_amx(const struct quant_tile *t)
 {
     int32_t *scratch = t->scratch;

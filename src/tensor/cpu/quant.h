@@ -8,8 +8,8 @@
  *   vec_nib_*.h        16 lanes of four 8-bit numbers each, and their exact products (4-bit weights)
  *   q8_*.c, q4_*.c     compile the loops for one instruction set into one `struct quant_kernels`
  *
- * Sums of integers are exact in any order, so all instruction sets give the same bits at every width
- * (ops.h has the arithmetic).
+ * Sums of integers are exact in any order, so all instruction sets give the same bits at every
+ * width (ops.h has the arithmetic).
  *
  * Packed weights are panels of 16 columns (rows of W).  A panel begins at a line of 64 bytes. */
 #ifndef TENSOR_QUANT_H
@@ -49,14 +49,14 @@ struct quant_kernels {
 
     void (*direct)(const struct quant_tile *t);
     void (*blocked)(const struct quant_tile *t);
-    /* x and e of one row of k numbers, in the form that each of the two reads; k-blocks are x_step and
-     * e_step elements apart. */
+    /* x and e of one row of k numbers, in the form that each of the two reads; k-blocks are
+     * x_step and e_step elements apart. */
     void (*round_direct)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
                          int64_t e_step);
     void (*round_blocked)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
                           int64_t e_step);
-    /* One row of W into its lane of a panel, from row-major f32. False: 8 bits cannot hold it.  NULL
-     * for 4-bit weights: their packing moves bits and has no kernels. */
+    /* One row of W into its lane of a panel, from row-major f32. False: 8 bits cannot hold it.
+     * NULL for 4-bit weights: their packing moves bits and has no kernels. */
     bool (*pack_row)(uint8_t *panel, int column, const float *w, int64_t k);
 };
 

@@ -1,5 +1,5 @@
-/* transpose_avx2.h - 16 by 16 elements of 16 bits, and writes past the caches: for both vec_*.h that
- * have AVX2. */
+/* transpose_avx2.h - 16 by 16 elements of 16 bits, and writes past the caches: for
+ * both vec_*.h that have AVX2. */
 #ifndef TENSOR_TRANSPOSE_AVX2_H
 #define TENSOR_TRANSPOSE_AVX2_H
 

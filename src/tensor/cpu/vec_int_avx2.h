@@ -1,5 +1,5 @@
-/* vec_int_avx2.h - 16 lanes of two 16-bit numbers in two AVX2 registers.  (pmaddubsw would take 8-bit
- * numbers as they are, but its sums saturate.) */
+/* vec_int_avx2.h - 16 lanes of two 16-bit numbers in two AVX2 registers.  (pmaddubsw would take
+ * 8-bit numbers as they are, but its sums saturate.) */
 #ifndef TENSOR_INT_H
 #define TENSOR_INT_H
 

@@ -1,5 +1,5 @@
-/* vec_int_avx512.h - 16 lanes of two 16-bit numbers in one AVX-512 register.  Who includes it defines
- * i_dot_512, the one step for which some CPUs have an instruction of their own. */
+/* vec_int_avx512.h - 16 lanes of two 16-bit numbers in one AVX-512 register.  Who includes it
+ * defines i_dot_512, the one step for which some CPUs have an instruction of their own. */
 #ifndef TENSOR_INT_H
 #define TENSOR_INT_H
 

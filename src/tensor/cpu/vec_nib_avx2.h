@@ -1,6 +1,7 @@
 /* vec_nib_avx2.h - 16 lanes of four 8-bit numbers in two AVX2 registers.
  *
- * The sums of a block of 32 are kept in 16 bits, two to a lane: at most 8 x 2 x 15 x 127 = 30480. */
+ * The sums of a block of 32 are kept in 16 bits, two to a lane: at most 8 x 2 x 15
+ * x 127 = 30480. */
 #ifndef TENSOR_NIB_H
 #define TENSOR_NIB_H
 

@@ -1,5 +1,5 @@
-/* vec_nib_avx512.h - 16 lanes of four 8-bit numbers in one AVX-512 register.  Who includes it defines
- * i_dot4_512 and i_whole_512: some CPUs have one instruction for both. */
+/* vec_nib_avx512.h - 16 lanes of four 8-bit numbers in one AVX-512 register.  Who includes it
+ * defines i_dot4_512 and i_whole_512: some CPUs have one instruction for both. */
 #ifndef TENSOR_NIB_H
 #define TENSOR_NIB_H
 

@@ -1,5 +1,6 @@
-/* vec_portable.h - a vector of 16 floats in plain C: what every CPU can run, and what shows that the
- * other two do the same steps.  fmaf is the C library's (the compiler may not contract). */
+/* vec_portable.h - a vector of 16 floats in plain C: what every CPU can run, and
+ * what shows that the other two do the same steps.  fmaf is the C library's (the
+ * compiler may not contract). */
 #ifndef TENSOR_VEC_H
 #define TENSOR_VEC_H
 

@@ -5,11 +5,12 @@
  * Graphs, early launches, cuFile and NCCL are in untried/ behind untried/untried.h: no GPU has run
  * them, and the backend works without each.
  *
- * Activations have the state dtype between operations (device.act_is_state), the residual sum inside
- * a layer and the logits f32; products accumulate in f32.  With cuBLAS, and with attention in tiles
- * and splits as the batch suggests, a row's bits may depend on the batch around it.  --cuda-math fixed
- * chooses kernels where they do not: on tensor cores, tiles and splits at fixed places (launch.h); =exact ones
- * that have ops.h's arithmetic, at a fraction of the speed. */
+ * Activations have the state dtype between operations (device.act_is_state), the residual sum
+ * inside a layer and the logits f32; products accumulate in f32.  With cuBLAS, and with
+ * attention in tiles and splits as the batch suggests, a row's bits may depend on the batch
+ * around it.  --cuda-math fixed chooses kernels where they do not: on tensor cores, tiles and
+ * splits at fixed places (launch.h); =exact ones that have ops.h's arithmetic, at a fraction of
+ * the speed. */
 #ifndef TENSOR_CUDA_H
 #define TENSOR_CUDA_H
 
@@ -22,8 +23,8 @@
 #include "tensor/ops.h"
 #include "tensor/shape.h"
 
-/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version).  The three kinds of
- * mathematics are classes of their own and share it. */
+/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version).  The three
+ * kinds of mathematics are classes of their own and share it. */
 #define CUDA_NUMERICS_VERSION 1
 
 struct cuda_blas;
@@ -50,8 +51,8 @@ struct cuda_device {
     char about[320];
 };
 
-/* Host data on their way to the device: pinned memory and its image, in two halves; a half is written
- * again when what was copied from it has arrived. */
+/* Host data on their way to the device: pinned memory and its image, in two halves; a half is
+ * written again when what was copied from it has arrived. */
 struct upload {
     uint8_t *host, *dev;
     size_t half, used;
@@ -113,8 +114,8 @@ int upload_send(struct cuda_stream *s, void *dev, const void *host, size_t bytes
 int upload_ids(struct cuda_stream *s, const int32_t *ids, int64_t n, const int32_t **dev);
 /* A batch in device memory; the same one (by ragged.id) is brought up once. */
 int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch *out);
-/* A batch of decodes, one row each, to `image`, with room for tables of the next power of two; where that is
- * too small, to where upload_batch brings it. */
+/* A batch of decodes, one row each, to `image`, with room for tables of the next power of two;
+ * where that is too small, to where upload_batch brings it. */
 int upload_decode(struct cuda_stream *s, const struct ragged *r, void *image,
                   size_t image_bytes);
 

@@ -207,8 +207,8 @@ static int cuda_stream_sync(struct stream *base)
     return rc != 0 ? rc : atomic_load(&base->code);
 }
 
-/* A launch that was refused leaves the device as it was; after a fault inside a kernel every later call
- * fails as well, and nothing helps but another process. */
+/* A launch that was refused leaves the device as it was; after a fault inside a kernel every
+ * later call fails as well, and nothing helps but another process. */
 static int cuda_stream_recover(struct stream *base)
 {
     struct cuda_stream *s = cuda_stream(base);
@@ -369,7 +369,8 @@ static const struct device_vtable cuda_vtable = {
     .file_reader_open = cuda_file_reader_open,
 };
 
-/* 512 rows of a model of 7B are 64 of a product's tiles of 128 x 256, for over 100 multiprocessors. */
+/* 512 rows of a model of 7B are 64 of a product's tiles of 128 x 256, for over 100
+ * multiprocessors. */
 enum { BATCH_ROWS = 2048 };
 
 static const char *const math_names[] = {

@@ -185,9 +185,9 @@ static int cuda_matmul(struct stream *s, struct mat c, struct mat a, const struc
     int rc = cuda_enter(s);
     if (rc != 0 || c.rows == 0)
         return rc;
-    /* cuBLAS and tensor cores want one type for both factors, and the latter 16 bits; a state dtype other than
-     * the weights' does not give them that, and exactness forbids it.  The choice does not look at the
-     * batch. */
+    /* cuBLAS and tensor cores want one type for both factors, and the latter 16 bits; a state
+     * dtype other than the weights' does not give them that, and exactness forbids it.  The
+     * choice does not look at the batch. */
     bool fixed = d->math == GPU_FIXED && a.dtype != DTYPE_F32;
     if (a.dtype != w->dtype || (d->math != GPU_FAST && !fixed)) {
         gpu_matmul_exact(cs->handle, gc, ga, gw, bias);

@@ -1,5 +1,6 @@
 /* launch.h - the kernels as the C side of the backend sees them: plain functions that queue work on
- * a CUDA stream and return at once; faults show in cudaGetLastError and at the next synchronisation.
+ * a CUDA stream and return at once; faults show in cudaGetLastError and at the next
+ * synchronisation.
  *
  * All pointers are device memory.  Matrices are row-major; types are enum dtype's numbers (0 f32,
  * 1 f16, 2 bf16).  Private to src/tensor/cuda; included by C and by CUDA sources. */
@@ -49,13 +50,14 @@ struct gpu_batch {
     const struct gpu_tile *tiles; /* [n_tiles] the other rows */
 };
 
-/* How a device computes (--cuda-math): FAST is cuBLAS and whatever split a batch lends itself to; in the
- * others a row's bits do not depend on the batch.  FIXED: on tensor cores; EXACT: ops.h's arithmetic. */
+/* How a device computes (--cuda-math): FAST is cuBLAS and whatever split a batch lends
+ * itself to; in the others a row's bits do not depend on the batch.  FIXED: on tensor
+ * cores; EXACT: ops.h's arithmetic. */
 enum gpu_math { GPU_FAST, GPU_FIXED, GPU_EXACT };
 
 /* --- small data on their way up (k_fetch.cu) --- */
-/* From pinned memory, which the device reads itself: no copy, which would wait behind those of other streams.
- * 0 < n_bytes < 2^32; both have room for a multiple of 4, and lie at one. */
+/* From pinned memory, which the device reads itself: no copy, which would wait behind those of
+ * other streams. 0 < n_bytes < 2^32; both have room for a multiple of 4, and lie at one. */
 void gpu_fetch(cudaStream_t s, void *to, const void *from, size_t n_bytes);
 
 /* --- rows (k_rows.cu) --- */
@@ -81,11 +83,11 @@ void gpu_all_finite(cudaStream_t s, struct gpu_mat x, int32_t *flag);
 /* The arithmetic of ops.h to the bit, for every type and shape: independent of the batch. */
 void gpu_matmul_exact(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
                       const float *bias);
-/* a and w both f16, or both bf16; c of that type or f32 (k_matmul_fixed.cu).  An element is, whatever batch and
- * kernel computes it: k is cut into blocks of 256, filled up with zeros to a multiple of 64; a block's
- * sum is a chain of tensor-core steps of 16 (m16n8k16, the row of `a` in operand A) in ascending k
- * from +0; blocks' sums are added in f32 in ascending order, from +0; bias last. `n_sm`: multiprocessors,
- * for the choice of a tile's size. */
+/* a and w both f16, or both bf16; c of that type or f32 (k_matmul_fixed.cu).  An element is,
+ * whatever batch and kernel computes it: k is cut into blocks of 256, filled up with zeros to a
+ * multiple of 64; a block's sum is a chain of tensor-core steps of 16 (m16n8k16, the row of `a`
+ * in operand A) in ascending k from +0; blocks' sums are added in f32 in ascending order, from
+ * +0; bias last. `n_sm`: multiprocessors, for the choice of a tile's size. */
 void gpu_matmul_fixed(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
                       const float *bias, int n_sm);
 enum { GPU_GEMV_ROWS = 8 };
@@ -128,16 +130,18 @@ struct gpu_attention_job {
     size_t shared_bytes; /* that a block may have */
 };
 void gpu_attention(cudaStream_t s, struct gpu_attention_job a);
-/* In fixed math (k_attention_fixed.cu); false, and nothing is queued, where the type is f32 or the head's size has
- * no kernel.  What a row of a head gets, whatever batch and kernel computes it:
- *  - keys come in blocks of 64 and in splits of 512, both at fixed positions, in ascending order; a split
- *    begins with m = -inf, l = 0, o = 0;
- *  - of a block, scores s = q . k are chains of steps of 16 (m16n8k16) over the head, times scale * log2 e, or
- *    -inf where the row does not see the key; m' = max(m, s); p = exp2(s - m'); l = l * exp2(m - m') + the
- *    sum of p (in the order of attend_weigh); o = o * exp2(m - m'), then four steps of 16 keys with p
- *    rounded to the type of V;
- *  - splits are merged in ascending order into M = -inf, L = 0, O = 0, as split_join says; the result is O / L.
- * A block of which the row sees no key changes nothing, so it does not matter whether it is computed. */
+/* In fixed math (k_attention_fixed.cu); false, and nothing is queued, where the type is f32 or the
+ * head's size has no kernel.  What a row of a head gets, whatever batch and kernel computes it:
+ *  - keys come in blocks of 64 and in splits of 512, both at fixed positions, in ascending order;
+ *    a split begins with m = -inf, l = 0, o = 0;
+ *  - of a block, scores s = q . k are chains of steps of 16 (m16n8k16) over the head, times scale
+ *    * log2 e, or -inf where the row does not see the key; m' = max(m, s); p = exp2(s - m'); l = l
+ *    * exp2(m - m') + the sum of p (in the order of attend_weigh); o = o * exp2(m - m'), then four
+ *    steps of 16 keys with p rounded to the type of V;
+ *  - splits are merged in ascending order into M = -inf, L = 0, O = 0, as split_join
+ *    says; the result is O / L.
+ * A block of which the row sees no key changes nothing, so it does not matter
+ * whether it is computed. */
 int gpu_attention_fixed(cudaStream_t s, struct gpu_attention_job a);
 
 /* --- sampling (k_sample.cu) --- */

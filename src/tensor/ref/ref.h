@@ -42,7 +42,8 @@ static inline void mat_set(struct mat a, int64_t row, int64_t col, float f)
 #define REF_LANES 16
 float ref_lanes_sum(float lanes[REF_LANES]);
 
-/* Where element (position pos of sequence s, head, dim) lies: in elements from the block's start. */
+/* Where element (position pos of sequence s, head, dim) lies: in elements from the
+ * block's start. */
 static inline uint8_t *kv_block(const struct kv_layer *kv, const struct ragged *r, int s,
                                 int32_t pos)
 {

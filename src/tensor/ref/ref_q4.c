@@ -1,4 +1,5 @@
-/* ref_q4.c - 4-bit weights as files have them, and the matrix product with them in the order of ops.h.
+/* ref_q4.c - 4-bit weights as files have them, and the matrix product with them in the
+ * order of ops.h.
  *
  * A weight lies as [n][k / block] of the blocks of q4_blocks.h. */
 #include "tensor/q4_blocks.h"

@@ -1,4 +1,5 @@
-/* ref_sample.c - choosing a token, in the words of ops.h: all candidates sorted, one rule after another. */
+/* ref_sample.c - choosing a token, in the words of ops.h: all candidates sorted,
+ * one rule after another. */
 #include "tensor/ref/ref.h"
 
 #include <math.h>

@@ -1,8 +1,9 @@
 /* cufile_fake.c - see cufile_fake.h.
  *
- * Rules that it checks: copies through host memory are forbidden before the driver is opened; nothing without the
- * driver; files and memory registered, once, and deregistered; reads of whole blocks of 4 KiB within the registered
- * memory; a batch is given no more than it was set up for, and nothing while something of it is under way. */
+ * Rules that it checks: copies through host memory are forbidden before the driver is opened;
+ * nothing without the driver; files and memory registered, once, and deregistered; reads of
+ * whole blocks of 4 KiB within the registered memory; a batch is given no more than it was set
+ * up for, and nothing while something of it is under way. */
 #include "cufile_fake.h"
 
 #include <fcntl.h>

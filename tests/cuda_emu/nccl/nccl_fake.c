@@ -1,7 +1,7 @@
 /* nccl_fake.c - see nccl_fake.h.
  *
- * Rules that it checks: a call of each rank in a group, with one count and one type; nothing outside of a group;
- * nothing on a communicator that is gone. */
+ * Rules that it checks: a call of each rank in a group, with one count and one type; nothing
+ * outside of a group; nothing on a communicator that is gone. */
 #include "nccl_fake.h"
 
 #include <stdint.h>

@@ -1,9 +1,9 @@
-/* nccl_fake.h - a libnccl.so.2 for tests: it exchanges between emulated GPUs, notes what it is asked for, and
- * ends the program where a rule of NCCL's is broken.
+/* nccl_fake.h - a libnccl.so.2 for tests: it exchanges between emulated GPUs, notes what it is
+ * asked for, and ends the program where a rule of NCCL's is broken.
  *
- * It is a library of its own, as NCCL is, so that what opens the real one opens it; it has the real one's name to
- * the dynamic loader, so a program that has loaded it finds it.  It knows of the emulation only what the test tells:
- * calls of the CUDA runtime. */
+ * It is a library of its own, as NCCL is, so that what opens the real one opens it; it has the
+ * real one's name to the dynamic loader, so a program that has loaded it finds it.  It knows of
+ * the emulation only what the test tells: calls of the CUDA runtime. */
 #ifndef TESTS_NCCL_FAKE_H
 #define TESTS_NCCL_FAKE_H
 

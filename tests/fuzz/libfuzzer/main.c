@@ -1,4 +1,5 @@
-/* main.c - libFuzzer's entry: HCACHE_FUZZ names the target.  Built by `make fuzz` with clang only. */
+/* main.c - libFuzzer's entry: HCACHE_FUZZ names the target.  Built by `make fuzz`
+ * with clang only. */
 #include <stdio.h>
 #include <stdlib.h>
 

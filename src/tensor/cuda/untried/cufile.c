@@ -1,16 +1,20 @@
-/* cufile.c - reads from files into the GPU's memory: GPUDirect Storage by cuFile, opened when a restore pipeline is.
+/* cufile.c - reads from files into the GPU's memory: GPUDirect Storage by cuFile,
+ * opened when a restore pipeline is.
  *
- * Only where it is direct: cuFile's compatibility mode reads to host memory and copies, which this program does
- * better itself, verified by tests.  So that mode is forbidden before the driver is opened
- * (CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, which outranks cufile.json and the environment); then opening
- * fails where there is no kernel support (CU_FILE_DRIVER_NOT_INITIALIZED), and registering a file does on a file system
- * that cannot (CU_FILE_IO_NOT_SUPPORTED).  A library too old to have that parameter must say that the mode is off
- * (CU_FILE_ALLOW_COMPAT_MODE of the driver's control flags).
+ * Only where it is direct: cuFile's compatibility mode reads to host memory and copies, which this
+ * program does better itself, verified by tests.  So that mode is forbidden before the driver is
+ * opened (CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, which outranks cufile.json and the
+ * environment); then opening fails where there is no kernel support
+ * (CU_FILE_DRIVER_NOT_INITIALIZED), and registering a file does on a file system that cannot
+ * (CU_FILE_IO_NOT_SUPPORTED).  A library too old to have that parameter must say that the mode is
+ * off (CU_FILE_ALLOW_COMPAT_MODE of the driver's control flags).
  *
- * A batch of reads has a handle of cuFile's, which is used again when all of them have ended.  Batches are waited
- * for in the order of their beginning, with a timeout: a disk that does not answer is cancelled, not waited for.
+ * A batch of reads has a handle of cuFile's, which is used again when all of them have ended.
+ * Batches are waited for in the order of their beginning, with a timeout: a disk that does not
+ * answer is cancelled, not waited for.
  *
- * cuFile's header need not be there: the few declarations that are used are those of versions 1.14 and 1.20, equal. */
+ * cuFile's header need not be there: the few declarations that are used are those of
+ * versions 1.14 and 1.20, equal. */
 #include "tensor/cuda/untried/untried.h"
 
 #include <dlfcn.h>
@@ -145,8 +149,9 @@ static int refused(struct err *err, const char *what, struct cufile_error e)
                    meaning(e.code));
 }
 
-/* Left to itself cuFile writes cufile.log into the current folder, whatever its parameters say (seen with 1.14 and 1.20, where no
- * driver is there): only the environment helps.  No thread of ours reads that while a restore pipeline is created. */
+/* Left to itself cuFile writes cufile.log into the current folder, whatever its parameters say
+ * (seen with 1.14 and 1.20, where no driver is there): only the environment helps.  No thread
+ * of ours reads that while a restore pipeline is created. */
 static void silence_log(void)
 {
     if (getenv("CUFILE_ENV_PATH_JSON") == NULL)
@@ -332,8 +337,8 @@ static int status_of(const struct cufile_event *e, const struct file_read *read)
     return e->status == CANCELED || e->status == TIMEOUT ? -ECANCELED : -EIO;
 }
 
-/* cuFile does not know what became of a batch.  It is cancelled, and destroyed, which ends what is under way; the
- * reader is of no use any more. */
+/* cuFile does not know what became of a batch.  It is cancelled, and destroyed, which ends what
+ * is under way; the reader is of no use any more. */
 static int abandon(struct cuda_file_reader *r, struct file_batch *b, struct cufile_error e,
                    struct err *err)
 {

@@ -1,14 +1,14 @@
-/* graphs.c - CUDA graphs: what is queued again and again, a layer of a decode, is recorded once and then
- * replayed with one call.
+/* graphs.c - CUDA graphs: what is queued again and again, a layer of a decode, is recorded once
+ * and then replayed with one call.
  *
- * A graph holds addresses and grid sizes, so what differs between two decodes of as many rows must not show
- * in them: the batch's image goes to a fixed place in device memory before each replay, with room for tables
- * of the next power of two, which also says how attention is split.  Recorded or not, a decode queues the
- * same kernels with the same arguments: its bits are the same.
+ * A graph holds addresses and grid sizes, so what differs between two decodes of as many rows must
+ * not show in them: the batch's image goes to a fixed place in device memory before each replay,
+ * with room for tables of the next power of two, which also says how attention is split.  Recorded
+ * or not, a decode queues the same kernels with the same arguments: its bits are the same.
  *
  * The first time something comes it is queued as it is (libraries load their kernels then, which a
- * recording does not allow); the second time it is recorded.  Where that fails, a warning says so, once, and
- * all goes on without. */
+ * recording does not allow); the second time it is recorded.  Where that fails, a warning says
+ * so, once, and all goes on without. */
 #include "tensor/cuda/untried/untried.h"
 
 #include <errno.h>
@@ -94,8 +94,9 @@ static void give_up(struct recorder *r, const char *what, const char *why)
     log_warn("device cuda: %s: %s; decoding goes on without recorded graphs", what, why);
 }
 
-/* NULL where there is nothing to replay: queue(arg) has then to be called.  What failed in it may be what a recording
- * does not allow, and nothing of it has run: if it was something else, it will fail again. */
+/* NULL where there is nothing to replay: queue(arg) has then to be called.  What failed in
+ * it may be what a recording does not allow, and nothing of it has run: if it was
+ * something else, it will fail again. */
 static cudaGraphExec_t record(struct cuda_stream *s, int (*queue)(void *arg), void *arg)
 {
     cudaGraph_t graph = NULL;

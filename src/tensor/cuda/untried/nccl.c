@@ -1,16 +1,18 @@
 /* nccl.c - exchanges between GPUs: NCCL, opened when a group is.  No machine of ours has had two.
  *
- * One process and one thread have all ranks (ncclCommInitAll), so each exchange is a group call over them,
- * queued on the ranks' own streams.  NCCL's rules, and what follows here:
+ * One process and one thread have all ranks (ncclCommInitAll), so each exchange is a group call
+ * over them, queued on the ranks' own streams.  NCCL's rules, and what follows here:
  *
- *  1. Two communicators on one GPU must not be at work at once: their kernels wait for each other's GPUs.  So a
- *     stage has one, for its compute streams.  What ranks gather on copy streams, which work beside them (paper
- *     section 5), they copy from each other (collective_memory.c): that also leaves the multiprocessors alone.
+ *  1. Two communicators on one GPU must not be at work at once: their kernels wait for each
+ *     other's GPUs.  So a stage has one, for its compute streams.  What ranks gather on copy
+ *     streams, which work beside them (paper section 5), they copy from each other
+ *     (collective_memory.c): that also leaves the multiprocessors alone.
  *  2. Nobody calls it from two threads at once: group.exchange.
- *  3. With several GPUs a thread, exchanges do not belong into recorded graphs, whose launches may wait for each
- *     other: what is recorded ends before one (group_ops.c, group_record).
- *  4. After an error nothing is known of what was queued: the communicators are aborted, not destroyed, and every
- *     later exchange of the stage fails.  Errors that show only later are asked for before each exchange.
+ *  3. With several GPUs a thread, exchanges do not belong into recorded graphs, whose launches may
+ *     wait for each other: what is recorded ends before one (group_ops.c, group_record).
+ *  4. After an error nothing is known of what was queued: the communicators are aborted, not
+ *     destroyed, and every later exchange of the stage fails.  Errors that show only later are
+ *     asked for before each exchange.
  *
  * NCCL's header need not be there: the few declarations that are used are its stable interface. */
 #include "tensor/cuda/untried/untried.h"
