@@ -123,7 +123,7 @@ for share in [float(x) for x in a.shares.split(",")]:
             print(f"  load/service {share}, {rate / 1e6:.0f} MB/s, prefetch {mode}: median TTFT {ttft:.2f} s, from DRAM "
                   f"{sum(x['dram_tokens'] for x in t)} of {sum(x['restored_tokens'] for x in t)} tokens, staged "
                   f"{sum(x['staged_bytes'] for x in t) / 1e6:.0f} of {sum(x['restore_bytes'] for x in t) / 1e6:.0f} MB, never used "
-                  f"{metric(s, 'dram_promotions_unused_total'):.0f}, no room {metric(s, 'dram_full_total'):.0f}", flush=True)
+                  f"{s.metric('dram_promotions_unused_total'):.0f}, no room {s.metric('dram_full_total'):.0f}", flush=True)
             s.stop()
     on, off = statistics.median(median["on"]), statistics.median(median["off"])
     print(f"load/service {share}: prefetch on / off = {on / off:.2f}", flush=True)
