@@ -52,6 +52,7 @@ def test_named(a, b):
               "kept by the server 'server-a'" in r["error"]["message"], (status, r))
     for name in ("conv_" + "0" * 32, "conv_server-b-" + "0" * 32, "conv_server-a-" + "0" * 31, "conv_Server-" + "0" * 32):
         equal(f"{name} is nowhere", b.request("GET", f"/v1/conversations/{name}")[0], 404)
+    a.post("/v1/cache/flush", {})
     second = say(a, "What does Biscuit do?", conversation=talk)
     check("the conversation is restored where it is", second["timings"]["restored_tokens"] >= 64, second["timings"])
     return talk, second["id"]
