@@ -14,6 +14,7 @@
  * last user leaves. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -74,7 +75,7 @@ void store_settle_doomed(struct store *s, struct chunk_node *n)
     }
 }
 
-int store_take_chain(struct store *s, const struct sha256 *keys, int n,
+int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out)
 {
     const struct chunk_node *child = NULL; /* in keys[], still there because it is in use */
@@ -88,14 +89,15 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n,
             continue;
         }
         bool continued = child != NULL && child->parent == node;
-        if (node->n_children > (continued ? 1 : 0)) {
+        bool has_more = node->n_children > (continued ? 1 : 0);
+        if (has_more && !is_all) {
             out->n_shared += (uint64_t)i + 1;
             return n_taken;
         }
         if (taken != NULL)
             taken[n_taken] = keys[i];
         n_taken++;
-        if (continued || in_use(node)) {
+        if (has_more || continued || in_use(node)) {
             node->doomed = true;
             tier_forget_node(s->tier, node);
             pin_end(s,
@@ -107,7 +109,9 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n,
         for (const struct extent *x = node->extents; x != NULL; x = x->next)
             out->n_bytes += extent_bytes(x);
         out->n_chunks++;
+        struct chunk_node *up = store_doomed_above(node);
         node_erase(s, node);
+        store_settle_doomed(s, up);
         child = NULL;
     }
     return n_taken;
@@ -118,12 +122,13 @@ struct taking {
     struct sha256 *keys;
     int n;
     bool is_done;
+    bool is_all; /* of an owner: what continues them goes too */
 };
 
 static void chain_take(struct store *s, const struct sha256 *keys, int n, struct taking *t,
                        struct store_erased *out)
 {
-    t->n = store_take_chain(s, keys, n, t->keys, out);
+    t->n = store_take_chain(s, keys, n, t->is_all, t->keys, out);
     t->is_done = true;
 }
 
@@ -166,7 +171,8 @@ static void wait_for_room(struct store *s, const struct taking *t, struct store_
 static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
                         const uint64_t *owner, struct store_erased *out, struct err *err)
 {
-    struct taking t = {.keys = xmalloc(((size_t)n + 1) * sizeof t.keys[0])};
+    struct taking t = {.keys = xmalloc(((size_t)n + 1) * sizeof t.keys[0]),
+                       .is_all = owner != NULL};
     *out = (struct store_erased){0};
     pthread_mutex_lock(&s->erase_lock);
     int rc = erase_now(s, keys, n, &t, out, err);
@@ -206,16 +212,32 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
     return erase_or_owe(s, keys, n, NULL, out, err);
 }
 
+static void erased_add(struct store_erased *sum, const struct store_erased *part)
+{
+    sum->n_chunks += part->n_chunks;
+    sum->n_bytes += part->n_bytes;
+    sum->n_shared += part->n_shared;
+    sum->n_busy += part->n_busy;
+    sum->n_owed += part->n_owed;
+    sum->is_noted = part->is_noted;
+    memcpy(sum->not_noted_because, part->not_noted_because, sizeof sum->not_noted_because);
+}
+
 int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
                       struct err *err)
 {
-    struct sha256 *keys;
-    int n;
+    enum { ROUNDS = 4 }; /* chunks that were appended meanwhile need another one */
+    int rc = 0, n = 1;
     *out = (struct store_erased){0};
-    int rc = store_owned_keys(s, owner, &keys, &n, err);
-    if (rc == 0)
-        rc = erase_or_owe(s, keys, n, &owner, out, err);
-    free(keys);
+    for (int round = 0; rc == 0 && n > 0 && round < ROUNDS; round++) {
+        struct store_erased part = {0};
+        struct sha256 *keys;
+        rc = store_owned_keys(s, owner, &keys, &n, err);
+        if (rc == 0 && (n > 0 || round == 0))
+            rc = erase_or_owe(s, keys, n, &owner, &part, err);
+        free(keys);
+        erased_add(out, &part);
+    }
     return rc;
 }
 

@@ -241,9 +241,9 @@ static int entry_apply(struct store *s, const struct entry *e, struct err *err)
         rc = store_owned_keys(s, e->owner, &keys, &n, err);
     pthread_mutex_lock(&s->lock);
     if (e->kind == ENTRY_CHUNK)
-        store_take_chain(s, &e->key, 1, NULL, &gone);
+        store_take_chain(s, &e->key, 1, false, NULL, &gone);
     else if (rc == 0)
-        store_take_chain(s, keys, n, NULL, &gone);
+        store_take_chain(s, keys, n, true, NULL, &gone);
     pthread_mutex_unlock(&s->lock);
     free(keys);
     return rc;

@@ -260,9 +260,10 @@ void store_soil_all(struct store *s);
 void store_finish_erase(struct store *s);
 /* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one
  * on: erased, doomed, or, from the first one that something else continues, left
- * alone.  taken (NULL allowed) [n]: the keys of those that were erased or doomed,
- * children first.  Returns how many. */
-int store_take_chain(struct store *s, const struct sha256 *keys, int n,
+ * alone.  is_all: keys[] are an owner's, parents first.  What continues one of them is the owner's
+ * too, and in use or just appended, so the chunk is doomed.  taken (NULL allowed) [n]: the keys of
+ * those that were erased or doomed, children first.  Returns how many. */
+int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out);
 /* Whether nothing can be saved or erased until this store is opened again.  Takes lock. */
 bool store_is_unwritable(struct store *s);

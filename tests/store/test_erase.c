@@ -469,6 +469,71 @@ static void in_use(void **state)
     st_place_close(&p);
 }
 
+/* All of an owner's go, where two contexts in use share chunks, and another one is not in use. */
+static void an_owner_with_branches_in_use(void **state)
+{
+    (void)state;
+    static const struct st_ctx lone = {.base = 7, .own = 7, .branch = N};
+    const struct st_ctx *used[] = {&ours, &theirs};
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e;
+    struct sha256 keys[N];
+    struct store_hit hits[2][N];
+    int n_hits;
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &lone, N, ST_BOTH, &err), 0);
+    save_both(s);
+    for (int i = 0; i < 2; i++) {
+        st_keys(used[i], N, keys);
+        assert_int_equal(store_lookup(s, keys, N, hits[i], &n_hits, NULL, 0, &err), 0);
+        assert_int_equal(n_hits, N);
+    }
+    assert_int_equal(store_erase_owner(s, store_owner(ours.salt), &e, &err), 0);
+    assert_int_equal(e.n_chunks, N);
+    assert_int_equal(e.n_busy, 2 * N - 2);
+    assert_int_equal(e.n_shared, 0);
+    assert_int_equal(st_n_right(s, &lone, N), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(st_n_right(s, used[i], N), 0);
+        store_release(s, hits[i], N);
+    }
+    assert_true(store_audit(s));
+    assert_int_equal(store_erase_owner(s, store_owner(ours.salt), &e, &err), 0);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(remains(&p, &lone, i, false) + remains(&p, &ours, i, false) +
+                             remains(&p, &theirs, i, false),
+                         0);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* What was appended behind a chunk after an owner's were listed keeps nothing else from going. */
+static void appended_while_an_owner_is_erased(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e = {0};
+    struct sha256 keys[N];
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    st_keys(&ours, N, keys);
+    pthread_mutex_lock(&s->lock);
+    assert_int_equal(store_take_chain(s, keys, N - 1, true, NULL, &e), N - 1);
+    pthread_mutex_unlock(&s->lock);
+    assert_int_equal(e.n_shared, 0);
+    assert_int_equal(st_n_right(s, &ours, N), 0);
+    assert_int_equal(store_erase_owner(s, store_owner(ours.salt), &e, &err), 0);
+    assert_int_equal(e.n_chunks, 1);
+    assert_int_equal(s->catalog.n_chunks, 0);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
 /* A chunk in the middle is found damaged while all are being erased and in use: it has nothing
  * left when those behind it go, and those before it are still to be erased. */
 static void damaged_while_doomed(void **state)
@@ -674,6 +739,8 @@ int main(void)
         cmocka_unit_test(older_copies),
         cmocka_unit_test(evicted_in_the_middle),
         cmocka_unit_test(in_use),
+        cmocka_unit_test(an_owner_with_branches_in_use),
+        cmocka_unit_test(appended_while_an_owner_is_erased),
         cmocka_unit_test(pending_too),
         cmocka_unit_test(power_fails),
         cmocka_unit_test(wipe_fails),
