@@ -239,17 +239,13 @@ static void form(struct mixed *x, const struct step_batch *b)
 {
     const struct places_opts *po = &x->places.o;
     struct hybrid_machine m = x->o.machine;
-    int64_t n_act = 0, n_kv = 0;
     for (int i = 0; i < b->n_seqs; i++) {
         (void)count_scratch(x, b->seqs[i], &x->requests[i]);
-        n_act += x->requests[i].n_act;
-        n_kv += x->requests[i].n_kv;
         x->of[i] = 0;
     }
-    /* Both types come into the same scratch blocks: they share them as the step has them. */
-    int64_t all = n_act + n_kv > 0 ? n_act + n_kv : 1;
-    struct minibatch_room room = {.n_act = (po->n_scratch * n_act + all - 1) / all};
-    room.n_kv = po->n_scratch - room.n_act;
+    /* Both types come into the same scratch blocks; ACT blocks are staged before. */
+    const struct minibatch_room room = {
+        .n_act = po->n_staging, .n_kv = po->n_scratch, .n_both = po->n_scratch};
     if (m.kv_bytes == 0) {
         m.kv_bytes = (double)x->places.kv_bytes;
         m.act_bytes = (double)x->places.act_bytes;

@@ -43,7 +43,8 @@ static bool has_room(const struct bin *b, const struct minibatch_room *room,
                      const struct minibatch_request *r)
 {
     return b->is_empty ||
-           (b->n_act + r->n_act <= room->n_act && b->n_kv + r->n_kv <= room->n_kv);
+           (b->n_act + r->n_act <= room->n_act && b->n_kv + r->n_kv <= room->n_kv &&
+            b->n_act + r->n_act + b->n_kv + r->n_kv <= room->n_both);
 }
 
 static double imbalance_with(const struct hybrid_machine *m, const struct bin *b,

@@ -16,9 +16,9 @@ struct minibatch_request {
     int64_t n_act, n_kv;
 };
 
-/* Blocks that a buffer holds. */
+/* Blocks that a buffer holds: of each type, and of both together. */
 struct minibatch_room {
-    int64_t n_act, n_kv;
+    int64_t n_act, n_kv, n_both;
 };
 
 enum minibatch_method {

@@ -88,7 +88,8 @@ static void balanced_mini_batches_are_near_the_best(void **state)
         struct hybrid_machine m = machine_of(0.25 + 4 * rng_unit(&rng),
                                              rng_below(&rng, 2) ? 0 : 10 * rng_unit(&rng));
         struct minibatch_room room = {20 + (int64_t)rng_below(&rng, 60),
-                                      20 + (int64_t)rng_below(&rng, 60)};
+                                      20 + (int64_t)rng_below(&rng, 60), 0};
+        room.n_both = room.n_act + room.n_kv;
         for (int i = 0; i < n; i++)
             r[i] = (struct minibatch_request){(int64_t)rng_below(&rng, 30),
                                               1 + (int64_t)rng_below(&rng, 30)};
@@ -113,7 +114,7 @@ static void the_print_takes_requests_in_their_order(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 0);
-    const struct minibatch_room room = {99, 99};
+    const struct minibatch_room room = {99, 99, 198};
     /* The second makes the first more lopsided, the third balances it, the fourth does not fit. */
     const struct minibatch_request r[] = {{10, 2}, {5, 0}, {0, 10}, {95, 95}};
     int of[4];
@@ -128,7 +129,7 @@ static void requests_of_one_kind_share_mini_batches(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 1);
-    const struct minibatch_room room = {10, 10};
+    const struct minibatch_room room = {10, 10, 20};
     struct minibatch_request r[8];
     int of[8];
     for (int i = 0; i < 8; i++)
@@ -148,7 +149,7 @@ static void opposites_are_put_together(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 0);
-    const struct minibatch_room room = {10, 10};
+    const struct minibatch_room room = {10, 10, 20};
     const struct minibatch_request r[] = {{10, 0}, {0, 10}, {8, 2}, {2, 8}};
     int of[4];
     assert_int_equal(minibatch_form(&m, &room, r, 4, MINIBATCH_BALANCED, of), 2);
@@ -162,12 +163,31 @@ static void balance_counts_the_transfer_of_act_blocks(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 0);
-    const struct minibatch_room room = {10, 10};
+    const struct minibatch_room room = {10, 10, 20};
     const struct minibatch_request r[] = {{10, 0}, {0, 10}, {0, 5}};
     int of[3];
     assert_int_equal(minibatch_form(&m, &room, r, 3, MINIBATCH_BALANCED, of), 2);
     assert_int_equal(of[0], of[2]);
     assert_int_not_equal(of[0], of[1]);
+}
+
+/* A buffer of 36 blocks holds four requests of eight, whatever their types are. */
+static void types_share_a_buffer(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(1.4, 0);
+    const struct minibatch_room room = {36, 36, 36};
+    struct minibatch_request r[12];
+    int of[12], members[3] = {0};
+    for (int i = 0; i < 12; i++)
+        r[i] = i < 10 ? (struct minibatch_request){5, 3} : (struct minibatch_request){0, 8};
+    assert_int_equal(minibatch_form(&m, &room, r, 12, MINIBATCH_BALANCED, of), 3);
+    for (int i = 0; i < 12; i++)
+        members[of[i]]++;
+    for (int k = 0; k < 3; k++)
+        assert_int_equal(members[k], 4);
+    assert_int_not_equal(of[10],
+                         of[11]); /* what has no ACT block goes beside what has many */
 }
 
 static void imbalance_is_symmetric_and_at_least_one(void **state)
@@ -189,6 +209,7 @@ int main(void)
         cmocka_unit_test(requests_of_one_kind_share_mini_batches),
         cmocka_unit_test(opposites_are_put_together),
         cmocka_unit_test(balance_counts_the_transfer_of_act_blocks),
+        cmocka_unit_test(types_share_a_buffer),
         cmocka_unit_test(imbalance_is_symmetric_and_at_least_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
