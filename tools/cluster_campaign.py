@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Servers that share a Redis behind HAProxy, killed at random under load: no answer is wrong, and every conversation goes on.
 
-    tools/cluster_campaign.py [--minutes 10] [--seed 1] [--clients 4]
+    tools/cluster_campaign.py [--minutes 10] [--seed 1] [--clients 4] [--direct]
 
 Clients hold conversations through the balancer and resend their history.  Meanwhile servers are killed (kill -9), stopped
 (SIGTERM) or suspended, and started again with the store that they had; now and then the Redis is killed, and starts
@@ -29,6 +29,9 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "tests", "e2e"))
+from ports import free_port  # noqa: E402
+
 HC = os.path.join(os.environ.get("HCACHE_BUILD", "build"), "hcache")
 MODEL = os.environ.get("CLUSTER_MODEL", "models/demo")
 N_SERVERS = 3
@@ -39,6 +42,8 @@ p = argparse.ArgumentParser()
 p.add_argument("--minutes", type=float, default=10)
 p.add_argument("--seed", type=int, default=1)
 p.add_argument("--clients", type=int, default=4)
+p.add_argument("--direct", action="store_true", help="clients ask a server at random each time, not the balancer: more "
+               "state comes from the Redis")
 a = p.parse_args()
 
 over = threading.Event()
@@ -57,12 +62,6 @@ def fault(text):
     with lock:
         faults.append(text)
     print(f"FAULT: {text}", flush=True)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def answers(port):
@@ -122,12 +121,12 @@ def answer_of(text):
     return c["message"]["content"], c["logprobs"]["content"], r["timings"]
 
 
-def goes_on(port, messages, key):
+def goes_on(ports, messages, key):
     """The answer of whichever server gives one, or None."""
     last, why = time.monotonic() + LEFT_S, ""
     while time.monotonic() < last:
         try:
-            status, text = ask(port, messages, key, LEFT_S)
+            status, text = ask(random.choice(ports), messages, key, LEFT_S)
             if status == 200:
                 return answer_of(text)
             why = f"{status} {text[:200]!r}"
@@ -141,7 +140,7 @@ def goes_on(port, messages, key):
     return None
 
 
-def client(i, port, alone):
+def client(i, ports, alone):
     rng = random.Random(a.seed * 1000 + i)
     n = 0
     while not over.is_set():
@@ -156,7 +155,7 @@ def client(i, port, alone):
                 return
             name = rng.choice(("Biscuit", "Momo", "Bella", "Rex", "Luna"))
             messages.append({"role": "user", "content": f"My dog is called {name}. Tell me about {name}'s day. " * 2})
-            got = goes_on(port, messages, key)
+            got = goes_on(ports, messages, key)
             if got is None:
                 break
             text, logprobs, t = got
@@ -223,7 +222,8 @@ def run(tmp, children):
                   lambda port: {"HCACHE_LISTEN": f"127.0.0.1:{port}",
                                 **{f"HCACHE_{i + 1}": f"127.0.0.1:{s.port}" for i, s in enumerate(servers)}})
     alone = child("a server without state", lambda port: [HC, "serve", MODEL, "--port", str(port), "--no-reuse"])
-    clients = [guarded(client, i, proxy.port, alone) for i in range(a.clients)]
+    ports = [s.port for s in servers] if a.direct else [proxy.port]
+    clients = [guarded(client, i, ports, alone) for i in range(a.clients)]
     harmer = guarded(harm, servers, redis)
     over.wait(a.minutes * 60)
     over.set()
