@@ -165,7 +165,7 @@ static void tell_found(struct seq *s, const struct restore_found *f)
     s->out.n_remote += f->n_remote * STORE_CHUNK_TOKENS;
 }
 
-/* What was staged for s goes on: WAIT -> RESTORE. */
+/* Continues the staged restore of s: WAIT -> RESTORE. */
 static void go_on_staged(struct restore_phase *g, struct seq *s)
 {
     int n_planned = s->n_planned;
