@@ -21,6 +21,12 @@ static double ratio_of(double a, double b)
     return a > b ? a / b : b / a;
 }
 
+/* Seconds until blocks of both types have come. */
+static double load_both_seconds(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv)
+{
+    return load_seconds(m, (double)n_kv * m->kv_bytes + (double)n_act * m->act_bytes);
+}
+
 double minibatch_imbalance(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv)
 {
     double project = project_seconds(m, n_act);
@@ -30,8 +36,7 @@ double minibatch_imbalance(const struct hybrid_machine *m, int64_t n_act, int64_
 
 double minibatch_seconds(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv)
 {
-    double bytes = (double)n_kv * m->kv_bytes + (double)n_act * m->act_bytes;
-    return fmax(project_seconds(m, n_act), load_seconds(m, bytes));
+    return fmax(project_seconds(m, n_act), load_both_seconds(m, n_act, n_kv));
 }
 
 struct bin {
@@ -88,8 +93,7 @@ static double whole_imbalance(const struct hybrid_machine *m, const struct bin *
                               const struct minibatch_request *r)
 {
     int64_t n_act = b->n_act + r->n_act, n_kv = b->n_kv + r->n_kv;
-    double bytes = (double)n_kv * m->kv_bytes + (double)n_act * m->act_bytes;
-    return ratio_of(project_seconds(m, n_act), load_seconds(m, bytes));
+    return ratio_of(project_seconds(m, n_act), load_both_seconds(m, n_act, n_kv));
 }
 
 /* Returns the request that joins next, or -1: into an empty mini-batch the one that takes longest,
