@@ -13,7 +13,7 @@ import socket
 import statistics
 import time
 
-from cluster_rig import Redis, Server, command, until, words
+from cluster_rig import Redis, Server, command, fill, until, words
 
 p = argparse.ArgumentParser()
 p.add_argument("model")
@@ -61,12 +61,7 @@ def measure(redis, prompts, keys, room):
 def main():
     redis = Redis()
     prompts = [words(i, a.words) for i in range(a.contexts)]
-    writer = Server(a.model, "--remote", redis.url(), "--plan", "kv", "--no-reuse")
-    writer.shares()
-    for prompt in prompts:
-        writer.ask(prompt)
-    writer.written()
-    writer.stop()
+    fill(redis, a.model, prompts)
     keys = [(k, redis.ask("STRLEN", k)) for k in redis.ask("KEYS", "hcache:1:chunk:*")]
     room = bytearray(4 << 20)
     print(f"{len(keys)} chunks of {keys[0][1]} bytes, {a.contexts} contexts, store: {a.store}")

@@ -11,7 +11,7 @@ import argparse
 import statistics
 import time
 
-from cluster_rig import Hanging, Redis, Server, until, words
+from cluster_rig import Hanging, Redis, Server, fill, until, words
 
 p = argparse.ArgumentParser()
 p.add_argument("model")
@@ -29,12 +29,7 @@ def percentile(values, share):
 def main():
     redis = Redis()
     prompts = [words(i, a.words) for i in range(a.requests)]
-    writer = Server(a.model, "--remote", redis.url(), "--no-reuse", "--plan", "kv")
-    writer.shares()
-    for prompt in prompts:
-        writer.ask(prompt)
-    writer.written()
-    writer.stop()
+    fill(redis, a.model, prompts)
     proxy = Hanging(redis.port)
     remote = Server(a.model, "--remote", redis.url(proxy.port), "--no-reuse")
     alone = Server(a.model, "--no-reuse")

@@ -7,9 +7,13 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "e2e"))
+from ports import free_port  # noqa: E402
 
 PROGRAM = os.environ.get("HCACHE", "build/hcache")
 PATIENCE = 600
@@ -28,12 +32,6 @@ def end():
 def folder():
     folders.append(tempfile.mkdtemp(prefix="hcache-cluster.", dir=os.environ.get("TMPDIR", "/var/tmp")))
     return folders[-1]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def until(what, condition):
@@ -186,3 +184,13 @@ def words(seed, n):
     rng = random.Random(seed)
     return " ".join(rng.choice("bird tree river stone cloud apple horse garden winter music".split()) + str(rng.randrange(100))
                     for _ in range(n))
+
+
+def fill(redis, model, prompts):
+    """Writes the keys and values of prompts to the Redis, by a server that ends."""
+    writer = Server(model, "--remote", redis.url(), "--plan", "kv", "--no-reuse")
+    writer.shares()
+    for prompt in prompts:
+        writer.ask(prompt)
+    writer.written()
+    writer.stop()

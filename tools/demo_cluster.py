@@ -16,6 +16,9 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "e2e"))
+from ports import free_port  # noqa: E402
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 HC = os.path.join(os.environ.get("HCACHE_BUILD", "build"), "hcache")
 MODEL = os.environ.get("DEMO_MODEL", "models/demo")
@@ -32,12 +35,6 @@ def die(text):
 def say(text):
     bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
     print(f"\n{bold}{text}{plain}", flush=True)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def until(what, condition):

@@ -1,9 +1,9 @@
 /* pool.c - see pool.h.
  *
- * A job is n shares, one per thread; whoever comes first takes the next one from a ticket.  So a
- * worker that the scheduler has not let run costs nothing: the caller, done with its own share,
- * takes the others that nobody has begun, and waits only for those that somebody has.  (With a
- * fixed share per worker, two threads on a busy two-core machine were slower than one.)
+ * A job is n shares, one per thread; whoever comes first takes the next one from a ticket.  A
+ * worker that the scheduler has not let run costs nothing: when the caller has done its own share,
+ * it takes every share that no thread has begun, and waits for the begun ones only.  (With a fixed
+ * share per worker, two threads on a busy two-core machine were slower than one.)
  *
  * Both sides poll for at most SPIN_NS before they block on a condition variable: a decode step
  * makes about a hundred calls a few microseconds apart, and a wake-up through the scheduler

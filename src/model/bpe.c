@@ -49,8 +49,8 @@ void id_list_push(struct id_list *l, int32_t id)
     if (l->failed) /* to ask again for each of a million ids would take a minute */
         return;
     if (l->n == l->cap) {
-        /* Long lists grow by a quarter: what they do not need would count with the
-         * largest bodies. */
+        /* Long lists grow by a quarter, since unused room counts with the largest
+         * bodies. */
         size_t cap = l->cap == 0 ? 64 : l->cap < 1 << 16 ? 2 * l->cap : l->cap + l->cap / 4;
         int32_t *ids = mem_try_realloc(l->ids, cap * sizeof *ids);
         l->failed |= ids == NULL;

@@ -732,8 +732,8 @@ static void memory_follows_the_policy(void **state)
     rig_close(&r);
 }
 
-/* A writer that falls behind: who only tries is told to come back, and succeeds later; who
- * decodes is saved no further, with that reason; who may wait, waits. */
+/* The writer falls behind.  A caller that only tries is told to come back, and succeeds later.  A
+ * sequence that decodes is saved no further, with that reason.  A caller that may wait waits. */
 static void shed_when_the_writer_falls_behind(void **state)
 {
     (void)state;
