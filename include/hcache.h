@@ -1,10 +1,10 @@
 /* hcache.h - the public interface: a language model whose conversations are durable.
  *
  * The mental model.  A `struct hcache` is one model on one device, with an optional store of saved
- * state.  A request is a prompt and how to go on from it.  Whatever the store holds of the prompt's
- * prefix, found by content, is brought back instead of being computed again, by the mixture of
- * methods that is predicted to be fastest; what is computed new is saved while it is computed.  The
- * result is bit for bit that of a run without a store.
+ * state.  A request is a prompt and the rules for generating from it.  The engine looks up the
+ * prompt's prefix in the store by content.  It restores the state found there by the mixture of
+ * methods that is predicted to be fastest, and computes the rest.  New state is saved while it is
+ * computed.  The result is bit for bit that of a run without a store.
  *
  *     struct hcache_opts o = {.model = "DIR", .store = dirs, .n_store = 1};
  *     hcache_open(&o, &h, &err);
@@ -15,14 +15,14 @@
  *     hcache_result_free(&res); hcache_free(ids); hcache_close(h);
  *
  * A server starts the engine's own thread instead (hcache_serve_start) and submits requests from
- * any thread; each gets a ticket that is read as tokens arrive.
+ * any thread.  Each request gets a ticket, from which the tokens are read as they arrive.
  *
- * Functions return 0 or a negative code, with a message in *err.  Until hcache_serve_start one
- * thread at a time may use a struct hcache; from then until hcache_serve_stop every function may
- * be called from any thread, but for hcache_close.
+ * Functions return 0 or a negative code, with a message in *err.  Before hcache_serve_start and
+ * after hcache_serve_stop, only one thread at a time may use a struct hcache.  Between the two, any
+ * thread may call any function except hcache_close.
  *
- * No signal is handled or blocked here.  A process that may run under a limit on file sizes
- * (ulimit -f) ignores SIGXFSZ: the store then meets a full disk. */
+ * The library neither handles nor blocks signals.  A process that may run under a limit on file
+ * sizes (ulimit -f) must ignore SIGXFSZ; the store then treats the limit as a full disk. */
 #ifndef HCACHE_H
 #define HCACHE_H
 
@@ -42,154 +42,169 @@ struct hcache;
 struct hcache_request;
 
 struct hcache_err {
-    int code; /* HCACHE_E_*, or -errno */
+    int code; /* an HCACHE_E_ code, or -errno */
     char msg[508];
 };
 
 enum {
     HCACHE_E_FORMAT = -4001,      /* a file does not follow its format */
-    HCACHE_E_UNSUPPORTED = -4002, /* understood, but not something this build does */
+    HCACHE_E_UNSUPPORTED = -4002, /* valid input that this build does not support */
     HCACHE_E_MISMATCH = -4003,    /* two things that do not belong together */
-    HCACHE_E_LIMIT = -4005,       /* a configured bound */
+    HCACHE_E_LIMIT = -4005,       /* a configured limit is exceeded */
     HCACHE_E_NOT_FOUND = -4006,   /* the named thing does not exist */
     HCACHE_E_USAGE = -4007,       /* the arguments cannot be used */
     HCACHE_E_BUSY = -4009,        /* the store is in use by another process */
 };
 
-/* Ranks times stages, at most. */
+/* Maximum number of devices: tensor_parallel times pipeline_parallel. */
 enum { HCACHE_MAX_DEVICES = 16 };
-/* As hcache_opts.dram_bytes. */
+/* Value of hcache_opts.dram_bytes that lets the program choose the size. */
 #define HCACHE_DRAM_AUTO UINT64_MAX
 
-/* Tokens of one forward pass, at most. */
+/* Maximum number of tokens in one forward pass. */
 enum { HCACHE_MAX_BATCH_ROWS = 16384 };
-/* Mini-batches of one step, at most. */
+/* Maximum number of mini-batches in one step. */
 enum { HCACHE_MAX_MINI_BATCHES = 64 };
 
 struct hcache_opts {
-    const char
-        *model; /* a Hugging Face folder, a GGUF file, a packed file, or "synth:SHAPE" */
+    /* a Hugging Face folder, a GGUF file, a packed file, or "synth:SHAPE" */
+    const char *model;
     const char *device; /* "cpu" (default), "ref", "cuda" */
-    const char *dtype;  /* state dtype: "f32", "bf16", "f16"; NULL: the checkpoint's */
-    /* How matrices are held: "f32", "bf16", "q8" (8 bits with a scale per 32), "q4" (4 bits: a GGUF
-     * file's as they are, or made from others); "auto": a file's 4-bit tensors as they are,
-     * else the smallest of the others that is as good; "checkpoint" or NULL: in their own type,
-     * quantised ones as "auto" says.  State of one kind is never used by another. */
+    /* type of saved state: "f32", "bf16", "f16"; NULL: the checkpoint's */
+    const char *dtype;
+    /* Format in which weight matrices are held in memory:
+     *
+     *  - "f32", "bf16": floating point.
+     *  - "q8": 8 bits, with one scale per 32 values.
+     *  - "q4": 4 bits. A GGUF file's 4-bit tensors are used as they are; others are converted.
+     *  - "auto": 4-bit tensors of the file as they are; for others the smallest of "f32", "bf16"
+     *    and "q8" that loses nothing.
+     *  - "checkpoint" or NULL: the file's own type; quantised tensors as in "auto".
+     *
+     * State that was computed with one format is never used with another. */
     const char *weights;
-    /* Memory for a packed model: "6G" for weights, KV cache and all buffers together; "auto": what
-     * the machine has left; "50%": this share of the layers.  The layers that do not fit are read
-     * from the file for each pass.  NULL: all weights stay in memory. */
+    /* Memory limit for a packed model. "6G": bytes for weights, KV cache and all buffers together;
+     * "auto": the memory that the machine has left; "50%": this share of the layers.  Layers that
+     * do not fit are read from the file for each pass.  NULL: all weights stay in memory. */
     const char *weights_memory;
-    int threads;           /* 0: one per core that it may use */
-    int tensor_parallel;   /* ranks that share each layer; 0: 1 */
-    int pipeline_parallel; /* stages that have a run of the layers each; 0: 1 */
-    int batch_rows; /* tokens of one forward pass at most, 512 to 16384; 0: what suits the device */
-    /* A step computes up to so many times batch_rows tokens: all of them pass one layer before any
-     * passes the next, so weights that do not stay in memory are read once for all.  Steps take
-     * longer: for jobs, not for people who wait.  0: 1. */
+    int threads;           /* number of compute threads; 0: one per usable core */
+    int tensor_parallel;   /* number of ranks that share each layer; 0: 1 */
+    int pipeline_parallel; /* number of stages, each with a run of the layers; 0: 1 */
+    /* maximum tokens of one forward pass, 512 to 16384; 0: chosen for the device */
+    int batch_rows;
+    /* Number of mini-batches, of batch_rows tokens each, that one step may compute.  All of them
+     * pass one layer before any passes the next, so weights that do not stay in memory are read
+     * once for all. Steps take longer: use it for jobs, not for interactive requests.  0: 1. */
     int mini_batches;
-    int max_context;     /* tokens; 0: the model's own */
-    int64_t max_history; /* tokens of a prompt that is truncated, at most; 0: 16 contexts */
-    /* Requests may be truncated: without a store, one in memory is made for twice the model's
-     * window. It is counted in the memory plan, and all requests use it. */
+    int max_context;     /* maximum tokens of a context; 0: the model's own limit */
+    int64_t max_history; /* maximum tokens of a prompt that is truncated; 0: 16 contexts */
+    /* Requests may be truncated.  Without a store, hcache_open then creates a store in memory,
+     * sized for twice the model's window.  It is counted in the memory plan, and all requests use
+     * it. */
     bool truncates;
-    int max_sequences;  /* at once; 0: 1 */
-    uint64_t kv_tokens; /* that the KV cache holds for all of them; 0: see docs/SERVER.md */
-    bool no_reuse;      /* what is left in the KV cache is not used again */
-    /* For jobs: contexts that have no room on the device have blocks on the host, which come
-     * over the link in each layer of each step, as keys and values ("kv"), as activations
-     * ("act"), or as a mixture ("auto", "paper"); see docs/RESTORATION.md, section 6.
-     * "recompute", "off" or NULL: none do.  Not together with a store. */
+    int max_sequences; /* maximum number of sequences that run at once; 0: 1 */
+    /* capacity of the KV cache in tokens, all sequences together; 0: see docs/SERVER.md */
+    uint64_t kv_tokens;
+    bool no_reuse; /* state that finished requests left in the KV cache is not reused */
+    /* For jobs: contexts that do not fit on the device keep their blocks on the host. The blocks
+     * cross the link in each layer of each step, as keys and values ("kv"), as activations ("act"),
+     * or as a mixture ("auto", "paper"); see docs/RESTORATION.md, section 6.  "recompute", "off" or
+     * NULL: no blocks on the host.  It cannot be combined with a store. */
     const char *cache_method;
-    uint64_t host_bytes;       /* memory for those blocks; 0: none */
-    uint64_t link_bytes_per_s; /* slows the link down, for experiments; 0: no */
+    uint64_t host_bytes;       /* host memory for those blocks; 0: none */
+    uint64_t link_bytes_per_s; /* limits the link's speed, for experiments; 0: no limit */
 
-    const char *const *store; /* directories, one per device; n_store 0: no store */
+    /* the store's directories, one per device [n_store]; n_store 0: no store */
+    const char *const *store;
     int n_store;
-    bool store_in_memory; /* a store in DRAM instead; it ends with the process */
-    /* Where the store's disk fails (full, I/O errors, read-only) or permissions deny the store,
-     * hcache_open succeeds without saving: saved state is used if the store can at least be read.
-     * A folder that belongs to another user (-EPERM) is neither read nor written.
-     * hcache_cache_stats says why nothing is saved. */
+    bool store_in_memory; /* uses a store in DRAM instead, which ends with the process */
+    /* hcache_open succeeds even if the store cannot be written (disk full, I/O errors, read-only,
+     * permissions denied).  Saved state is used if the store can at least be read; nothing is
+     * saved, and hcache_cache_stats gives the reason.  A folder that belongs to another user
+     * (-EPERM) is neither read nor written. */
     bool store_optional;
-    uint64_t
-        store_cap_bytes; /* bound on all files of the store, or on saved state in memory; 0: none */
-    /* Memory for copies of saved state, in front of the store's disk; 0: none;
-     * HCACHE_DRAM_AUTO: some of what the machine has left, where such copies pay
-     * (docs/PLACEMENT.md).  Nothing is lost with a copy.  Ignored where there is no disk:
-     * without a store, and with one in DRAM. */
+    /* limit on all files of the store, or on the size of a store in memory; 0: none */
+    uint64_t store_cap_bytes;
+    /* Memory for copies of saved state, in front of the store's disk.  0: none.  HCACHE_DRAM_AUTO:
+     * a part of the machine's free memory, on machines where copies pay (docs/PLACEMENT.md). 
+     * Dropping a copy loses nothing.  Ignored without a store, and with a store in DRAM. */
     uint64_t dram_bytes;
-    /* A Redis in which several servers share saved state, behind the store:
-     * "redis://[user:password@]host[:port][/db]", "rediss://..." over TLS; NULL: none.  Needs
-     * a store.  See docs/CLUSTER.md. */
+    /* URL of a Redis that shares saved state between servers, behind the store:
+     * "redis://[user:password@]host[:port][/db]", or "rediss://..." over TLS.  NULL: none.  It
+     * requires a store.  See docs/CLUSTER.md. */
     const char *remote;
-    /* PEM files, for rediss:// only.  Authorities that may have signed the Redis's
-     * certificate; NULL: those of the system.  The certificate that this process
-     * shows, and its key; NULL: none. */
+    /* PEM files, for rediss:// only.  remote_ca: authorities that may have signed the Redis's
+     * certificate; NULL: those of the system.  remote_cert, remote_key: the certificate and key
+     * that this process presents; NULL: none. */
     const char *remote_ca, *remote_cert, *remote_key;
-    /* When state is written there: "always" or NULL: as soon as it is in the store; "idle":
-     * when the request that made it has ended; "use": when a later request uses it. */
+    /* When state is written to the remote.  "always" or NULL: as soon as it is in the store;
+     * "idle": when the request that made it has ended; "use": when a later request uses it. */
     const char *remote_write;
-    int remote_timeout_s; /* a Redis that says nothing for so long is left; 0: 5 */
-    int remote_ttl_s; /* there, it goes when nobody has fetched it for so long; 0: seven days */
-    /* "on" or NULL: chunks of waiting requests are read ahead, into copies in DRAM where there are
-     * any, else into the staging memory of restores, for the next two; "off": they are not. */
+    /* seconds without an answer after which the Redis counts as down; 0: 5 */
+    int remote_timeout_s;
+    /* seconds without a fetch after which the Redis drops state; 0: seven days */
+    int remote_ttl_s;
+    /* "on" or NULL: chunks of waiting requests are read ahead, into DRAM copies if there are any,
+     * else into the staging memory of restores for the next two requests.  "off": nothing is read
+     * ahead. */
     const char *prefetch;
-    /* Which state a full store or KV cache evicts first: "lru", "fifo", "lfu", "attentionstore" or
-     * "ours"; NULL: the default (docs/PLACEMENT.md). */
+    /* Rule by which a full store or KV cache evicts state: "lru", "fifo", "lfu", "attentionstore"
+     * or "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;
     uint64_t
-        /* on that of each salt, where hcache_cache_quota says no other; 0: none */
+        /* limit on each salt's saved state unless hcache_cache_quota sets another; 0: none */
         salt_quota_bytes;
-    uint64_t
-        guarantee_bytes; /* bound on the guaranteed state of each salt; 0: none of its own */
-    /* slows the store's reads down, for experiments; 0: no */
+    /* limit on each salt's guaranteed state; 0: no limit of its own */
+    uint64_t guarantee_bytes;
+    /* limits the speed of the store's reads, for experiments; 0: no limit */
     uint64_t throttle_bytes_per_s;
-    uint64_t save_buffer_bytes; /* memory for state on its way to the store; 0: 256 MiB */
-    uint64_t staging_bytes;     /* memory for state on its way back; 0: 64 MiB */
-    /* Reads from the store straight into a GPU's memory: "auto" (NULL: as well) where cuFile
-     * can, "off", "on": an error where it cannot */
+    /* memory for state that waits to be written to the store; 0: 256 MiB */
+    uint64_t save_buffer_bytes;
+    uint64_t staging_bytes; /* memory for state that is being restored; 0: 64 MiB */
+    /* Direct reads from the store into GPU memory.  "auto" or NULL: if cuFile can; "off": never;
+     * "on": hcache_open fails if cuFile cannot. */
     const char *gpu_direct;
-    /* For tests and comparisons; what each accepts: tensor/tensor.h, struct device_opts. NULL: the
+    /* For tests and comparisons; struct device_opts in tensor/tensor.h lists the values. NULL: the
      * default. */
     const char *isa, *checksums, *cuda_math, *cuda_graphs, *cuda_early, *cuda_ranks;
 
-    /* One line at a time; NULL: stderr. */
+    /* Receives warnings, one line per call; NULL: they go to stderr. */
     void (*warn)(void *arg, const char *text);
     void *warn_arg;
-    bool verbose; /* prints how memory is laid out, through warn */
+    bool verbose; /* prints the memory layout through warn */
 
-    /* Loading weights may take minutes. What these say is wrong is refused before. */
-    bool needs_tokenizer; /* the prompts will be text */
-    const struct hcache_request
-        *ahead; /* a request to come: its plan and save; NULL: none */
+    /* Checked before the weights are loaded, since loading may take minutes. */
+    bool needs_tokenizer; /* fails if the model has no tokenizer */
+    /* a future request whose plan and save are checked; NULL: none */
+    const struct hcache_request *ahead;
 };
 
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err);
-/* Flushes what is being saved. NULL is allowed. */
+/* Makes all state that is being saved durable, then frees h. NULL is allowed. */
 void hcache_close(struct hcache *h);
 
 enum { HCACHE_MAX_FILE_TYPES = 16 };
 
-/* Strings live as long as the struct hcache. */
+/* Its strings live as long as the struct hcache. */
 struct hcache_model_info {
     const char *family;
-    const char *dtype;  /* of saved state */
+    const char *dtype;  /* type of saved state */
     const char *format; /* "safetensors", "gguf", "packed" or "synth" */
-    const char *held;   /* how matrices are held: "f32", "f16", "bf16", "q8", "q4" */
-    int n_file_types;   /* element types in the files, and how many tensors have each */
+    /* format of the matrices in memory: "f32", "f16", "bf16", "q8", "q4" */
+    const char *held;
+    int n_file_types; /* element types in the files, each with its number of tensors */
     struct {
         const char *name; /* "Q4_1", "bf16" */
         int n_tensors;
     } file_types[HCACHE_MAX_FILE_TYPES];
     int n_layers, vocab_size, max_context;
-    int64_t max_history;           /* tokens of a prompt that is truncated, at most */
+    int64_t max_history;           /* maximum tokens of a prompt that is truncated */
     size_t hidden_bytes, kv_bytes; /* per token and layer */
     bool has_tokenizer, has_chat_template;
-    bool has_tools; /* the template shows tools, and calls of its format are understood */
+    bool has_tools; /* the template shows tools, and calls in its format can be parsed */
     int max_sequences;
     char fingerprint
-        /* of its saved state, hexadecimal: model, weight format, dtype, backend's arithmetic */
+        /* fingerprint of its saved state (model, weight format, dtype, arithmetic), hexadecimal */
         [65];
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
@@ -197,36 +212,38 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 /* --- text ----------------------------------------------------------------------------------- */
 
 enum {
-    HCACHE_ADD_SPECIAL = 1,   /* BOS, as the model's tokenizer does */
-    HCACHE_PARSE_SPECIAL = 2, /* "<|...|>" in the text are special tokens */
-    HCACHE_GUARDED = 4,       /* the text has guards: see hcache_chat_render_guarded */
+    HCACHE_ADD_SPECIAL = 1,   /* adds BOS if the model's tokenizer does */
+    HCACHE_PARSE_SPECIAL = 2, /* "<|...|>" in the text becomes a special token */
+    HCACHE_GUARDED = 4,       /* the text contains guards: see hcache_chat_render_guarded */
 };
 
-/* *ids is the caller's (hcache_free). Invalid UTF-8 is an error that names its offset. */
+/* *ids is the caller's; free it with hcache_free. Invalid UTF-8 is an error that names its offset.
+ */
 int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,
                   int32_t **ids, int *n_ids, struct hcache_err *err);
-/* Returns the fewest tokens that the text can have, found by its size and without encoding it;
- * 0 where its size says nothing. */
+/* Returns a lower bound on the number of tokens in the text, from its size and without encoding it;
+ * 0 if the size gives no bound. */
 int64_t hcache_least_tokens(const struct hcache *h, const char *text, size_t n);
-/* *text is the caller's, with a final zero. */
+/* *text is the caller's and ends with a zero byte that *n_text does not count. */
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err);
-/* A conversation as the model's own chat template writes it, ready for an answer.  request: a JSON
- * object with messages and, if any, tools and chat_template_kwargs, as in OpenAI's API.  *text
- * is the caller's; encode it with HCACHE_PARSE_SPECIAL and nothing else.  HCACHE_E_UNSUPPORTED
- * where the model has no template; HCACHE_E_USAGE where the messages do not suit it. */
+/* Renders a conversation with the model's own chat template, ready for an answer.  request is a
+ * JSON object with messages and optionally tools and chat_template_kwargs, as in OpenAI's API. 
+ * *text is the caller's; encode it with HCACHE_PARSE_SPECIAL and no other flag. 
+ * HCACHE_E_UNSUPPORTED: the model has no template.  HCACHE_E_USAGE: the template refuses the
+ * messages. */
 int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
                        size_t *n_text, struct hcache_err *err);
-/* The same for messages that others have written.  A special token that a message, a tool or a
- * document spells stays text: before it stands a guard, the byte HCACHE_GUARD, which no UTF-8
- * contains.  Encode with HCACHE_PARSE_SPECIAL | HCACHE_GUARDED.  Without special tokens in them the
- * text is the same. */
+/* Renders a conversation with messages from untrusted authors.  A special token that a message, a
+ * tool or a document spells stays text: a guard precedes it, the byte HCACHE_GUARD, which never
+ * occurs in UTF-8.  Encode the result with HCACHE_PARSE_SPECIAL | HCACHE_GUARDED.  Without such
+ * spellings the text equals that of hcache_chat_render. */
 enum { HCACHE_GUARD = 0xFF };
 int hcache_chat_render_guarded(const struct hcache *h, const char *request, size_t n,
                                char **text, size_t *n_text, struct hcache_err *err);
-/* Either of the two for a conversation that is parsed already.  The values are those
- * of the program's own parser (src/format/json.h), borrowed for the call; NULL:
- * none.  Other programs give text. */
+/* Renders a conversation that is already parsed, guarded or not.  The values are those of the
+ * program's own parser (src/format/json.h) and are borrowed for the call; NULL: none.  Other
+ * programs use the two functions above. */
 struct json;
 struct hcache_chat {
     const struct json *messages, *tools, *kwargs;
@@ -234,16 +251,18 @@ struct hcache_chat {
 };
 int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
                               char **text, size_t *n_text, struct hcache_err *err);
-/* A text that becomes part of such a prompt, an answer say, with guards before all of its special
- * tokens. *out is the caller's. */
+/* Puts guards before all special tokens of a text that becomes part of a guarded prompt, for
+ * example an answer.  *out is the caller's. */
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,
                   size_t *n_out);
-/* The tool calls in an answer, in the model's own format: *json is the text of an object with
- * content and tool_calls (name, arguments), the caller's.  False where there is none. */
+/* Finds tool calls, in the model's own format, in an answer.  True: *json is the text of an object
+ * with content and tool_calls (name, arguments), and is the caller's.  False: there are none. */
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json);
-/* How many bytes of an unfinished answer are text for certain, and not the beginning of a call. */
+/* Returns how many bytes of an unfinished answer are certainly text, not the beginning of a call.
+ */
 size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n);
-/* The bytes of one token, which may be part of a character: the model's memory; NULL: none. */
+/* Returns the bytes of one token, which may be part of a character; NULL: no such token.  The
+ * memory is the model's. */
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n);
 void hcache_free(void *p);
 
@@ -251,36 +270,39 @@ void hcache_free(void *p);
 
 struct hcache_bias {
     int32_t id;
-    float bias; /* added to the logit; -100..100 */
+    float bias; /* added to the token's logit; -100..100 */
 };
 struct hcache_shaping {
+    /* for each occurrence of a token in the answer, -2..2; 0: off */
+    float frequency_penalty;
+    float presence_penalty; /* once for a token that occurs in the answer, -2..2; 0: off */
     float
-        frequency_penalty; /* for each time that a token occurs in the answer, -2..2; 0: off */
-    float presence_penalty; /* where it occurs in the answer at all, -2..2; 0: off */
-    float
-        /* where it occurs in prompt or answer: a factor, 0.01..100; 0 or 1: off */
+        /* factor for tokens that occur in prompt or answer, 0.01..100; 0 or 1: off */
         repetition_penalty;
-    const struct hcache_bias *bias; /* [n_bias], at most HCACHE_MAX_BIAS */
+    /* [n_bias] biases of single tokens; at most HCACHE_MAX_BIAS */
+    const struct hcache_bias *bias;
     int n_bias;
-    const int32_t
-        *stop_ids; /* these end the answer as EOS does; at most HCACHE_MAX_STOP_IDS */
+    /* tokens that end the answer as EOS does; at most HCACHE_MAX_STOP_IDS */
+    const int32_t *stop_ids;
     int n_stop_ids;
-    int min_tokens; /* neither these nor EOS before the answer has so many tokens */
+    /* stop_ids and EOS are excluded until the answer has this many tokens */
+    int min_tokens;
 };
 
-/* How a context goes on that outgrows its window of C tokens: docs/TRUNCATION.md. */
+/* Truncation of a context that outgrows its window of C tokens: docs/TRUNCATION.md. */
 struct hcache_truncation {
-    double
-        ratio; /* share of C that is dropped at once, above 0 and below 1; 0: not truncated */
-    int keep;    /* first tokens that are never dropped, a multiple of 64; 0: 64 */
-    int context; /* C, rounded down to a multiple of 64; 0: the model's own context */
+    double ratio; /* share of C dropped at once, above 0 and below 1; 0: no truncation */
+    int keep;     /* first tokens, which are never dropped, a multiple of 64; 0: 64 */
+    /* C in tokens, rounded down to a multiple of 64; 0: the model's own context */
+    int context;
 };
-/* "R", "R,keep=K", "R,keep=K,context=C" in any order, or "off".  HCACHE_E_USAGE
- * names what is wrong. */
+/* Parses "R", "R,keep=K" or "R,keep=K,context=C", in any order, or "off".  HCACHE_E_USAGE names the
+ * fault. */
 int hcache_truncation_parse(const char *text, struct hcache_truncation *out,
                             struct hcache_err *err);
-/* Whether this model and this KV cache can do it: HCACHE_E_USAGE with the numbers,
- * HCACHE_E_UNSUPPORTED with the reason.  *step (may be NULL): tokens that are dropped at once. */
+/* Returns 0 if this model and this KV cache can truncate as t says.  HCACHE_E_USAGE: a number does
+ * not fit, and the message has the numbers; HCACHE_E_UNSUPPORTED: the message has the reason. 
+ * *step (step may be NULL) gets the number of tokens dropped at once. */
 int hcache_truncation_check(const struct hcache *h, const struct hcache_truncation *t,
                             int *step, struct hcache_err *err);
 
@@ -294,55 +316,61 @@ struct hcache_request {
     float min_p;
     int top_k;
     uint64_t seed;
-    /* the text ends before the first of these; needs a tokenizer */
+    /* the text ends before the first of these strings; requires a tokenizer */
     const char *const *stop;
-    int n_stop;    /* at most HCACHE_MAX_STOP */
-    bool logprobs; /* of every generated token, from the raw logits; see hcache_delta */
-    int n_top;     /* and of the likeliest tokens, 0..HCACHE_MAX_TOP */
-    bool digest;   /* result.logits_digest is wanted: it reads all logits once more */
-    /* What changes the logits before a token is chosen; NULL: nothing. logprobs are
-     * the raw ones'. */
+    int n_stop; /* at most HCACHE_MAX_STOP */
+    /* returns the raw logits' log-probability of each token; see hcache_delta */
+    bool logprobs;
+    int n_top;   /* also those of the n_top likeliest tokens, 0..HCACHE_MAX_TOP */
+    bool digest; /* computes result.logits_digest, which reads all logits once more */
+    /* Changes the logits before a token is chosen; NULL: no change. Log-probabilities are those of
+     * the raw logits. */
     const struct hcache_shaping *shaping;
     struct hcache_truncation truncation;
-    const char *salt; /* state is shared only among requests with equal salts */
-    int priority;     /* lower is earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
-    int timeout_ms;   /* after its submission it ends, with finish "timeout"; 0: never */
-    /* What is known of the next use of its state; it decides how long a full store keeps it under
-     * the policy "ours". */
-    int turn;              /* of its conversation, from 1; 0: not known */
-    bool may_call_tools;   /* its answer may be a tool call, whose result comes back soon */
-    int expect_reuse_in_s; /* the time until it is probably used again; 0: not known */
-    /* The saved state that it makes or uses expires when nobody has used it for so long; 0: it does
-     * not.  State that several requests use has the longest of their times. */
+    const char *salt; /* requests share state only if their salts are equal */
+    int priority;     /* lower runs earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
+    int timeout_ms; /* time limit from submission; the finish is then "timeout"; 0: none */
+    /* Hints about the next use of the request's state. Under the policy "ours" they decide how long
+     * a full store keeps it. */
+    int turn;            /* number of its conversation's turn, from 1; 0: not known */
+    bool may_call_tools; /* the answer may be a tool call, whose result comes back soon */
+    /* seconds until the state is probably used again; 0: not known */
+    int expect_reuse_in_s;
+    /* Seconds without use after which the state that the request makes or uses expires; 0: never.
+     * State that several requests use gets the longest of their times. */
     int cache_ttl_s; /* at most HCACHE_MAX_CACHE_TTL_S */
-    bool
-        durable; /* the end waits until what was saved is durable; hcache_generate always does */
-    /* "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K, B, - */
+    /* ends only when the saved state is durable; hcache_generate always does */
+    bool durable;
+    /* Kinds of state to save: "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K,
+     * B (both), -. */
     const char *save;
-    /* "auto", "hidden", "kv", "recompute", "rN,hN,kN", or a letter per layer */
+    /* Methods of the restore: "auto", "hidden", "kv", "recompute", "rN,hN,kN" (numbers of layers),
+     * or a letter per layer. */
     const char *plan;
-    /* A forced plan (any but auto) uses the records that the store has, and computes the rest;
-     * hcache_plan.deviation says what differs.  With plan_strict that is an error instead. */
+    /* A forced plan (any but "auto") uses the records that the store has and computes the rest;
+     * hcache_plan.deviation reports the difference.  With plan_strict a difference is an error. */
     bool plan_strict;
-    /* hcache_generate only.  Called for every token with its text (whole characters; may be empty);
-     * non-zero cancels, and was the last call.  Else a last call with id -1 brings what was
-     * held back of an unfinished character or a possible stop string, if anything. */
+    /* hcache_generate only.  Called for every token with its text, which has whole characters and
+     * may be empty.  A non-zero result cancels the request, and no call follows.  Otherwise, if
+     * text of an unfinished character or a possible stop string was held back, a last call with id
+     * -1 brings it. */
     int (*on_token)(void *arg, int32_t id, const char *text, size_t n_text);
-    /* hcache_generate only.  Called when more of the prompt's tokens have their state, restored or
-     * computed: n_done of them by now. */
+    /* hcache_generate only.  Called when more tokens of the prompt have their state, restored or
+     * computed.  n_done is their total number. */
     void (*on_prompt)(void *arg, int n_done);
-    /* hcache_generate only.  Asked between the engine's steps, also while the prompt's state is
-     * restored or computed; true cancels.  NULL: not asked. */
+    /* hcache_generate only.  Called between the engine's steps, also while the prompt is restored
+     * or computed.  True cancels the request.  NULL: not called. */
     bool (*is_cancelled)(void *arg);
-    /* hcache_submit only.  There is something to read, or (ended) it was the last.  Called on the
-     * engine's thread with its lock held: it must not wait, nor call back into this interface. */
+    /* hcache_submit only.  Called when there is something to read; with `ended` it is the last
+     * call. It runs on the engine's thread, which holds the service's lock: it must neither wait
+     * nor call this interface. */
     void (*notify)(void *arg, bool ended);
     void *arg;
 };
 
 enum {
     HCACHE_MAX_STOP = 16,
-    HCACHE_MAX_STOP_BYTES = 256, /* of each */
+    HCACHE_MAX_STOP_BYTES = 256, /* bytes of each stop string */
     HCACHE_MAX_TOP = 20,
     HCACHE_MAX_BIAS = 1024,
     HCACHE_MAX_STOP_IDS = 64,
@@ -352,100 +380,101 @@ enum {
 };
 
 struct hcache_plan {
-    int recompute, hidden, kv; /* layers */
-    char layers[260];          /* a letter per layer: RRHHKK; empty: nothing was restored */
+    int recompute, hidden, kv; /* numbers of layers per method */
+    char layers[260]; /* a letter per layer, as in RRHHKK; empty: nothing was restored */
     double predicted_ms;
-    /* Why the restore took less than half or more than twice as long: "faster", "reads", "compute",
-     * "shared" (it waited for other work), "lost" (chunks could not be read); empty: it did not. */
+    /* Why the restore took less than half or more than twice the predicted time: "faster", "reads",
+     * "compute", "shared" (it waited for other work), "lost" (chunks could not be read).  Empty: it
+     * did not. */
     char surprise[16];
     char reason[192];
-    /* How a forced plan was changed, and why: records that it wants are missing, or chunks
-     * could not be read.  Empty: it was carried out as it was forced, or nothing was forced. */
+    /* How the restore departed from a forced plan, and why: records were missing, or chunks could
+     * not be read.  Empty: it followed the plan, or no plan was forced. */
     char deviation[192];
 };
 
 struct hcache_timings {
     double load_ms, queue_ms, lookup_ms, plan_ms, restore_ms, prefill_ms, decode_ms;
-    double ttft_ms; /* queueing, restoration, prefill: all of it */
+    double ttft_ms; /* time to the first token: queueing, restore and prefill together */
     double decode_tokens_per_s;
     double restore_io_ms, restore_compute_ms, restore_wait_ms;
-    double
-        fused_ms; /* compute of new tokens inside the restore: part of restore_ms and prefill_ms */
-    double
-        bubble; /* idle share of the busier lane, 0..1, over the restore and what was fused in it */
+    /* compute of new tokens inside the restore; part of restore_ms and of prefill_ms */
+    double fused_ms;
+    /* idle share of the busier lane, 0..1, over the restore and the prefill fused with it */
+    double bubble;
 };
 
 /* One piece of work of a restore, on one of its two lanes. */
 struct hcache_span {
     float start_ms, end_ms; /* since the restore began */
     int16_t layer;
-    char method; /* R recomputed, H hidden states, K keys and values */
-    bool is_io;  /* the I/O lane; else compute */
+    char method; /* R recomputed, H from hidden states, K from keys and values */
+    bool is_io;  /* on the I/O lane; false: on the compute lane */
 };
 struct hcache_lanes {
-    struct hcache_span *span; /* by start; NULL: not known */
+    struct hcache_span *span; /* [n], ordered by start; NULL: not known */
     int n;
-    double total_ms; /* until the last layer was back */
+    double total_ms; /* time until the last layer was restored */
 };
 
 struct hcache_result {
-    int32_t *token_ids; /* generated */
+    int32_t *token_ids; /* generated tokens */
     int n_tokens;
     char *text; /* NULL where the model has no tokenizer */
     size_t n_text;
-    /* "stop", "length", "cancelled", "timeout": with nothing generated, that is
-     * -ETIMEDOUT instead */
+    /* "stop", "length", "cancelled" or "timeout".  A timeout before the first token is the error
+     * -ETIMEDOUT instead. */
     const char *finish;
     int prompt_tokens, cached_tokens;
-    int device_tokens;         /* of the cached ones: they were still on the device */
-    int n_preempted;           /* times that it made room for others, and came back */
-    int64_t committed_tokens;  /* durable in the store at the end */
-    int64_t truncated_tokens;  /* dropped from the context: not seen any more at the end */
-    int64_t recomputed_tokens; /* that this request had computed before */
+    int device_tokens;         /* cached tokens whose state was still on the device */
+    int n_preempted;           /* times that it was preempted and came back */
+    int64_t committed_tokens;  /* tokens whose state is durable in the store at the end */
+    int64_t truncated_tokens;  /* tokens dropped from the context by the end */
+    int64_t recomputed_tokens; /* tokens that this request computed more than once */
     struct {
-        int context, step, keep; /* C, S, K; 0: the context is not truncated */
+        int context, step, keep; /* C, S, K in tokens; C 0: the context is not truncated */
         int steps;               /* times that the window moved */
-        double stall_ms;         /* until the moved state was back, all together */
+        double stall_ms;         /* total time until the moved state was back */
     } truncation;
-    uint64_t
-        logits_digest; /* over the f32 logits of every generated position; 0: not asked for */
+    /* over the f32 logits of all generated positions; 0: not asked for */
+    uint64_t logits_digest;
     uint64_t restored_bytes;
-    uint64_t
-        restored_dram_bytes; /* of these: from copies in DRAM (hcache_opts.dram_bytes) */
-    int dram_tokens;         /* of the cached ones: they came from such copies alone */
-    /* of restored_bytes: read ahead of the request's place (hcache_opts.prefetch) */
+    /* part of restored_bytes that came from DRAM copies (hcache_opts.dram_bytes) */
+    uint64_t restored_dram_bytes;
+    int dram_tokens; /* cached tokens that came from DRAM copies alone */
+    /* part of restored_bytes that was read while the request waited (hcache_opts.prefetch) */
     uint64_t restored_staged_bytes;
-    int remote_tokens; /* fetched from the remote into the store for this request */
+    int remote_tokens; /* tokens fetched from the remote into the store for this request */
     char miss[200];    /* why not more was restored */
-    const char *
-        save_stopped; /* why saving ended early, and what to do; NULL: it did not. Static */
+    /* why saving ended early, and what to do; NULL: it did not. A static string */
+    const char *save_stopped;
     struct hcache_plan plan;
     struct hcache_timings timings;
-    const char
-        *tier; /* cached tokens came from here, where not from the device: "dram", "disk",
-                         "dram+disk"; NULL: there are none */
+    /* source of cached tokens that were not on the device: "dram", "disk", "dram+disk"; NULL: none
+     */
+    const char *tier;
     struct hcache_lanes predicted, measured;
 };
 
-/* Runs one request to its end, and waits until what it saved is durable. */
+/* Runs one request to its end and returns when the state that it saved is durable. */
 int hcache_generate(struct hcache *h, const struct hcache_request *r,
                     struct hcache_result *out, struct hcache_err *err);
 void hcache_result_free(struct hcache_result *r);
 
 /* --- control of saved state ---------------------------------------------------------------------
  *
- * State is stored in chunks of 64 tokens, each named by everything before it.  Without
- * a store these functions find nothing, and those that can fail are
- * HCACHE_E_UNSUPPORTED.  They wait for the disk. */
+ * State is stored in chunks of 64 tokens, each named by all tokens before it and its own.  Without
+ * a store these functions find nothing, and those that can fail return HCACHE_E_UNSUPPORTED.  They
+ * wait for the disk. */
 
-/* The keys of what may be stored of these tokens under a salt (NULL: none): of the n / 64 full
- * chunks in their order, then of a last unfinished one, with the last token and without it.
- * keys [n / 64 + 2]; returns how many. */
+/* Computes the keys under which the state of these tokens may be stored, for a salt (NULL: none):
+ * first the n / 64 full chunks in their order, then the last unfinished chunk, with the last token
+ * and without it.  Returns their number; keys has room for n / 64 + 2. */
 int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
                       uint8_t (*keys)[32]);
 
-/* The same of a context that is truncated with these numbers (hcache_result.truncation);
- * context 0: of one that is not. */
+/* Likewise for a context that is truncated with these numbers (hcache_result.truncation). context
+ * 0: it is not truncated. */
 int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
                           const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32]);
 
@@ -453,96 +482,100 @@ int hcache_truncated_keys(const struct hcache *h, int context, int step, int kee
 struct hcache_context {
     const int32_t *ids;
     int n;
-    const char *salt; /* NULL: none */
-    struct hcache_truncation
-        truncation; /* as its requests have it; ratio 0: not truncated */
+    const char *salt;                    /* NULL: none */
+    struct hcache_truncation truncation; /* as in its requests; ratio 0: not truncated */
 };
 
-/* Of a truncated context all counts but truncated_tokens are about what its last token sees. */
+/* For a truncated context, all counts except truncated_tokens cover only the tokens that its last
+ * token sees. */
 struct hcache_found {
-    int truncated_tokens; /* that it sees no more */
-    /* in full chunks that a restore could use: the last token is not among them */
+    int truncated_tokens; /* tokens that the last token no longer sees */
+    /* tokens in full chunks that a restore could use; never the last token */
     int wanted_tokens;
-    int stored_tokens; /* of these, from the beginning on without a gap */
-    char layers[260];  /* what all of these have of each layer: H, K, B (both), - */
-    const char *tier;  /* where: "dram", "disk"; NULL: there is no store */
-    char why[200];     /* why not more */
+    int stored_tokens; /* how many of these are stored, from the beginning without a gap */
+    /* kinds of records that all stored chunks have, a letter per layer: H, K, B (both), - */
+    char layers[260];
+    const char *tier; /* where they are: "dram", "disk"; NULL: there is no store */
+    char why[200];    /* why not more are stored */
 };
 int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
                         struct hcache_found *out, struct hcache_err *err);
 
-/* Keeps chunks from being evicted until then (seconds since 1970; the past ends a pin), whether
- * they are stored yet or not; across restarts.  A pin is a preference, the caps are bounds. */
+/* Pins chunks until a time, in seconds since 1970: they are not evicted before.  A time in the past
+ * ends a pin.  The chunks need not be stored yet, and pins survive restarts.  Pins are preferences;
+ * the store's limits still hold. */
 int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until_wall_s,
                      struct hcache_err *err);
 
-/* The same for what the last token of a context sees: *n_tokens of it. */
+/* Pins the state that the last token of a context sees. *n_tokens: how many tokens that is. */
 int hcache_cache_pin_context(struct hcache *h, const struct hcache_context *c,
                              int64_t until_wall_s, int *n_tokens, struct hcache_err *err);
 
-/* Guarantees that the state that the last token of a context sees stays until then: no cap, quota,
- * idle time or full disk evicts it, and a restart does not end that. Refused where it cannot be
- * promised, with the sums in the message and in *out: HCACHE_E_NOT_FOUND where not all is stored,
- * HCACHE_E_LIMIT where too much would be guaranteed. It ends with its time, with a pin that ends in
- * the past, or when the state is erased. */
+/* Guarantees the state that the last token of a context sees until a time: no limit, quota, idle
+ * time or full disk evicts it, also after a restart.  HCACHE_E_NOT_FOUND: not all of it is stored.
+ * HCACHE_E_LIMIT: too much would be guaranteed.  The message and *out have the amounts.  A
+ * guarantee ends at its time, with a pin whose time is in the past, or when the state is erased. */
 struct hcache_guarantee {
-    int n_tokens;                          /* in full chunks */
-    uint64_t n_bytes;                      /* that this guarantee adds */
-    uint64_t all_bytes, limit_bytes;       /* guaranteed in the store; the bound, 0: none */
-    uint64_t salt_bytes, salt_limit_bytes; /* likewise of the salt */
+    int n_tokens;     /* tokens in full chunks */
+    uint64_t n_bytes; /* bytes that this guarantee adds */
+    /* guaranteed bytes of the whole store, and their limit (0: none) */
+    uint64_t all_bytes, limit_bytes;
+    /* guaranteed bytes of the salt, and their limit (0: none) */
+    uint64_t salt_bytes, salt_limit_bytes;
 };
 int hcache_cache_guarantee(struct hcache *h, const struct hcache_context *c,
                            int64_t until_wall_s, struct hcache_guarantee *out,
                            struct hcache_err *err);
 
 struct hcache_erased {
-    int64_t n_chunks, n_bytes; /* gone, and overwritten */
-    int64_t n_shared;          /* stay: others continue them */
-    int64_t n_busy;            /* in use: found no more, and gone when they are not */
-    /* Where the call fails because the disk is full (-ENOSPC), or because the store
-     * cannot be written until it is opened again: chunks that are found no more, and
-     * whose bytes are still in the files. */
+    int64_t n_chunks, n_bytes; /* erased and overwritten */
+    int64_t n_shared;          /* chunks that stay, because others continue them */
+    /* chunks in use: no look-up finds them, and they are erased after their last use */
+    int64_t n_busy;
+    /* If the call fails because the disk is full (-ENOSPC), or because the store cannot be written
+     * until it is reopened: number of chunks that no look-up finds but whose bytes are still in the
+     * files. */
     int64_t n_owed;
-    /* Where it cannot be written: this erasure is written down, and the next open that
-     * can write does it.  False: it is forgotten when h is closed, unless
-     * hcache_cache_settle can write it down before. */
+    /* For a store that cannot be written: true if the erasure is on record, so that the next open
+     * that can write finishes it.  False: it is forgotten when h is closed, unless
+     * hcache_cache_settle records it before. */
     int is_noted;
     char not_noted_because[200];
 };
-/* Erases the chunks keys[0..n), one chain in its order, as far as nothing else continues them. */
+/* Erases the chunks keys[0..n), one chain in its order, except those that other chunks continue. */
 int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
                        struct hcache_erased *out, struct hcache_err *err);
-/* Erases all state of a context, also of tokens that it sees no more, as far as
- * nothing else continues it. */
+/* Erases all state of a context, including tokens that it no longer sees, except chunks that other
+ * contexts continue. */
 int hcache_cache_erase_context(struct hcache *h, const struct hcache_context *c,
                                struct hcache_erased *out, struct hcache_err *err);
-/* Erases what contains a whole text of keys[]: the keys of whole texts (hcache_chunk_keys), in any
- * order.  An answer that was interrupted, for example, has saved chunks that nobody knows the
- * keys of.  For texts that are to be forgotten, before hcache_cache_erase. */
+/* Erases all chunks that contain one of these whole texts; call it before hcache_cache_erase.
+ * keys[] are the keys of whole texts (hcache_chunk_keys), in any order.  It also finds chunks whose
+ * keys nobody knows, such as those of an interrupted answer. */
 int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
                         struct hcache_erased *out, struct hcache_err *err);
-/* Erases everything that is stored under a salt. */
+/* Erases all state stored under a salt. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err);
-/* Call it every few seconds.  Retries erasures that a full or unwritable disk has delayed, and
+/* Call it every few seconds.  It retries erasures that a full or unwritable disk has delayed, and
  * looks for damaged headers of chunks that were restored. */
 int hcache_cache_settle(struct hcache *h, struct hcache_err *err);
-/* Evicts chunks that nobody has used for idle_s seconds; *n_chunks says how many.  Pinned
- * chunks and those in use stay, with all that they continue.  Evicting is not erasing:
- * hcache_cache_erase is for what must leave no remains. */
+/* Evicts chunks that were not used for idle_s seconds; *n_chunks is their number.  Pinned chunks,
+ * chunks in use, and all chunks that they continue stay.  Eviction does not overwrite the bytes;
+ * use hcache_cache_erase for state that must leave no trace. */
 int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks,
                             struct hcache_err *err);
-/* Evicts the state whose time to live has passed (hcache_request.cache_ttl_s); *n_chunks says how
- * many chunks. hcache_open does so, too. */
+/* Evicts state whose time to live has passed (hcache_request.cache_ttl_s); *n_chunks is the number
+ * of chunks.  hcache_open does the same. */
 int hcache_cache_evict_expired(struct hcache *h, uint64_t *n_chunks,
                                struct hcache_err *err);
-/* Returns when all that was computed before is durable, or has failed. */
+/* Returns when all state computed before the call is durable, or its saving has failed. */
 void hcache_cache_flush(struct hcache *h);
 
-/* Bounds what is stored under a salt, until the end of the process; 0: no bound. */
+/* Limits the state stored under a salt, until the process ends; 0: no limit. */
 void hcache_cache_quota(struct hcache *h, const char *salt, uint64_t bytes);
 
-/* Counts by name; the names are static. */
+/* Counters by name; the names are static strings. */
 enum { HCACHE_MAX_COUNTS = 16 };
 struct hcache_counts {
     int n;
@@ -554,60 +587,62 @@ struct hcache_counts {
 
 /* Copies of saved state in DRAM, in front of the store's disk. */
 struct hcache_dram {
-    uint64_t cap_bytes; /* 0: there are none, and all else is 0 */
+    uint64_t cap_bytes; /* 0: there are no copies, and all other fields are 0 */
     uint64_t used_bytes, n_chunks;
     /* Since the start: */
-    uint64_t n_written; /* copies that were made while state was written */
-    uint64_t n_promoted,
-        promoted_bytes;  /* copies that were read from the disk ahead of requests */
-    uint64_t n_unused;   /* of these: dropped before a request read them */
-    uint64_t n_demoted;  /* chunks whose copies were dropped to keep room */
-    uint64_t n_full;     /* copies that were not made for want of room */
-    uint64_t read_bytes; /* read from copies by restores */
+    uint64_t n_written;                  /* copies made while state was written */
+    uint64_t n_promoted, promoted_bytes; /* copies read from the disk ahead of requests */
+    uint64_t n_unused;   /* promoted copies that were dropped before a request read them */
+    uint64_t n_demoted;  /* chunks whose copies were dropped to make room */
+    uint64_t n_full;     /* copies that were not made for lack of room */
+    uint64_t read_bytes; /* bytes that restores read from copies */
 };
 
 /* The shared tier (hcache_opts.remote). */
 struct hcache_remote {
-    char url[300]; /* without the password; "": there is none, and all else is 0 */
-    int is_up;     /* it answers */
+    /* without the password; "": there is no remote, and all other fields are 0 */
+    char url[300];
+    int is_up; /* true if it answers */
     char why_down[160];
     /* Since the start: */
     uint64_t n_fetches;     /* look-ups that asked it for chunks */
-    uint64_t n_round_trips; /* times that a fetch asked and had nothing else under way */
-    uint64_t n_fetched, fetched_bytes; /* chunks that came, right in every byte */
-    struct hcache_counts misses; /* look-ups that got less than they asked for, by why */
-    uint64_t n_written, written_bytes; /* chunks */
-    uint64_t n_known;                  /* chunks that it had already */
-    uint64_t n_dropped;                /* chunks not written: the queue was full, */
-    uint64_t n_gone;                   /* they had left the store, */
-    uint64_t n_refused;                /* or the remote refused them: it is full */
-    uint64_t n_failures;               /* of its connections */
-    uint64_t n_queued;                 /* chunks that wait to be written now */
-    /* Erasures: of this server, that wait to be published; all that this server has read of; as
-     * far as every running server has read; and the number of these servers. */
+    uint64_t n_round_trips; /* round trips of fetches that had nothing else under way */
+    uint64_t n_fetched, fetched_bytes; /* chunks that arrived with correct checksums */
+    struct hcache_counts misses; /* look-ups that got less than they asked for, by reason */
+    uint64_t n_written, written_bytes; /* chunks written to it */
+    uint64_t n_known;                  /* chunks not written because it already had them */
+    uint64_t n_dropped;                /* chunks not written because the queue was full */
+    uint64_t n_gone;     /* chunks not written because they had left the store */
+    uint64_t n_refused;  /* chunks that the remote refused because it is full */
+    uint64_t n_failures; /* failed connections */
+    uint64_t n_queued;   /* chunks that wait to be written now */
+    /* Erasures of this server that wait to be published; erasures that this server has read;
+     * erasures that every running server has read; and the number of running servers. */
     uint64_t n_unpublished, n_erasures, n_erasures_everywhere, n_servers;
-    double latency_s, bytes_per_s; /* as fetches have found it; 0: not known */
+    double latency_s, bytes_per_s; /* as measured by fetches; 0: not known */
 };
 
 struct hcache_cache_stats {
-    const char *tier; /* NULL: there is no store, and all else is 0 */
+    const char *tier; /* NULL: there is no store, and all other fields are 0 */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
     uint64_t
-        /* bound on all files of the store, which leaves cap_bytes for used_bytes; 0: none */
+        /* limit on all files of the store, from which cap_bytes follows for used_bytes; 0: none */
         files_cap_bytes;
     uint64_t n_expiring;       /* chunks with a time to live */
-    uint64_t n_guarantees;     /* of the pins */
-    uint64_t guaranteed_bytes; /* of used_bytes: never evicted */
+    uint64_t n_guarantees;     /* pins that are guarantees */
+    uint64_t guaranteed_bytes; /* part of used_bytes that is never evicted */
     uint64_t guarantee_limit_bytes,
-        n_guarantees_broken; /* by damage, since it was opened */
-    /* since it was opened */
+        /* limit of guaranteed_bytes (0: none); guarantees that damage broke since the store was
+         * opened */
+        n_guarantees_broken;
+    /* Since the store was opened: */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
     struct hcache_counts misses, evictions; /* by reason */
-    int saving_fault;     /* 0, or the error for which nothing is saved now */
-    char saving_why[200]; /* its message, or "" */
+    int saving_fault;     /* 0, or the error because of which nothing is saved now */
+    char saving_why[200]; /* message of saving_fault, or "" */
     struct hcache_dram dram;
     struct hcache_remote remote;
-    /* of the salt */
+    /* Of the salt that was asked about: */
     uint64_t salt_chunks, salt_bytes, salt_quota_bytes, salt_guaranteed_bytes;
 };
 void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out);
@@ -618,21 +653,22 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
  *                                                 |  notify
  *     hcache_ticket_read <------------------------+   ... ended --> hcache_ticket_result
  *
- * A ticket keeps what was generated until it is read, however slow its reader: its bound is
- * max_tokens, so the engine never waits for anybody. */
+ * A ticket keeps all generated tokens until they are read.  They are bounded by max_tokens, so the
+ * engine never waits for a slow reader. */
 
-/* Starts the engine's thread. max_queue: requests that may wait; 0: 64. */
+/* Starts the engine's thread. max_queue: maximum number of waiting requests; 0: 64. */
 int hcache_serve_start(struct hcache *h, int max_queue, struct hcache_err *err);
-/* Refuses new requests, cancels those that wait or run, makes what was saved durable, and ends the
- * thread.  Every ticket has ended then.  Does nothing where no thread was started.  Afterwards
- * hcache_generate works as before hcache_serve_start, on the caller's thread; hcache_submit is
- * refused until hcache_serve_start is called again. */
+/* Refuses new requests, cancels those that wait or run, makes saved state durable, and ends the
+ * thread.  All tickets have then ended.  Does nothing if no thread was started.  Afterwards
+ * hcache_generate runs on the caller's thread again, and hcache_submit fails until the next
+ * hcache_serve_start. */
 void hcache_serve_stop(struct hcache *h);
 
-struct hcache_ticket; /* one request */
+struct hcache_ticket; /* one submitted request */
 
-/* Copies all it needs of *r.  HCACHE_E_LIMIT where the queue is full or the service is stopping:
- * later it may work.  A prompt that can never fit is told by the result. */
+/* Copies everything it needs from *r.  HCACHE_E_LIMIT: the queue is full or the service is
+ * stopping; a later call may succeed.  A prompt that can never fit is reported by
+ * hcache_ticket_result. */
 int hcache_submit(struct hcache *h, const struct hcache_request *r,
                   struct hcache_ticket **out, struct hcache_err *err);
 
@@ -642,34 +678,37 @@ struct hcache_logprob {
 };
 
 struct hcache_delta {
-    const int32_t *ids; /* generated since the last read */
+    const int32_t *ids; /* tokens generated since the last read */
     int n_ids;
-    /* [n_ids][1 + n_top]: the chosen token, then the likeliest; NULL where not asked for */
+    /* [n_ids][1 + n_top]: the chosen token, then the likeliest; NULL: not asked for */
     const struct hcache_logprob *logprobs;
-    const char *text; /* whole characters, no part of a stop string */
+    const char *text; /* whole characters, without any part of a stop string */
     size_t n_text;
     bool ended;        /* nothing will follow */
-    int cached_tokens; /* of the prompt; 0 before the first token */
-    int prompt_done;   /* tokens of the prompt that have their state; 0 without on_prompt */
+    int cached_tokens; /* cached tokens of the prompt; 0 before the first generated token */
+    /* tokens of the prompt that have their state; always 0 if on_prompt is NULL */
+    int prompt_done;
 };
-/* Never waits.  *out points to the ticket's memory, until the next read.  One reader per ticket. */
+/* Returns at once.  *out points to the ticket's memory, which is valid until the next read.  One
+ * reader per ticket. */
 void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out);
-/* Waits for the end. The service must have been started. */
+/* Waits until the request has ended. The service must have been started. */
 void hcache_ticket_wait(struct hcache_ticket *t);
-/* The request ends within one step, with finish "cancelled". */
+/* Ends the request within one step, with finish "cancelled". */
 void hcache_ticket_cancel(struct hcache_ticket *t);
-/* After the end: 0 with the result (the caller frees it), or the request's error.  Its
- * committed_tokens grow until the state is flushed; what is told is what is durable now. */
+/* Call it after the end.  Returns 0 with the result, which the caller frees, or the request's
+ * error.  committed_tokens counts tokens that are durable now; it grows until all state is flushed.
+ */
 int hcache_ticket_result(struct hcache_ticket *t, struct hcache_result *out,
                          struct hcache_err *err);
-/* Cancels what still runs.  After it returns notify is not called any more.  NULL is allowed. */
+/* Cancels a request that still runs.  notify is not called after this returns.  NULL is allowed. */
 void hcache_ticket_free(struct hcache_ticket *t);
 
-/* Counts since the start, and the state now. */
+/* Counters since the start, and the present state. */
 enum { HCACHE_HIST_BUCKETS = 24 };
 struct hcache_hist {
-    /* count[i]: values up to hcache_hist_bound_s(i), above the bound before; the
-     * last: all others */
+    /* count[i]: values above hcache_hist_bound_s(i - 1) and up to hcache_hist_bound_s(i); the last
+     * element: all larger values. */
     uint64_t count[HCACHE_HIST_BUCKETS + 1];
     double sum_s;
 };
@@ -677,57 +716,60 @@ double hcache_hist_bound_s(int i);
 
 struct hcache_stats {
     int n_waiting, n_running;
-    /* About how long a request submitted now would wait for a place: those before it, times the
-     * time that requests lately held theirs. 0: hardly, or nothing is known yet. */
+    /* Estimated wait for a place if a request were submitted now: the number of requests before it,
+     * times the time that recent requests held their places.  0: hardly any, or not known yet. */
     double wait_s;
     uint64_t n_ended, n_cancelled, n_failed, n_refused, n_timed_out;
     uint64_t prompt_tokens, generated_tokens;
-    uint64_t device_tokens;   /* of the prompts: were on the device */
-    uint64_t restored_tokens; /* of the prompts: from the store */
-    const char *tier;         /* where that is: "dram", "disk"; NULL: there is no store */
-    uint64_t dram_tokens;     /* of restored_tokens: from copies in DRAM alone */
-    uint64_t remote_tokens;   /* fetched from the remote into the store */
+    uint64_t device_tokens;   /* tokens of prompts whose state was on the device */
+    uint64_t restored_tokens; /* tokens of prompts whose state came from the store */
+    const char *tier;     /* where the store is: "dram", "disk"; NULL: there is no store */
+    uint64_t dram_tokens; /* part of restored_tokens that came from DRAM copies alone */
+    uint64_t remote_tokens; /* tokens fetched from the remote into the store */
     struct hcache_dram dram;
-    uint64_t computed_tokens; /* of the prompts */
+    uint64_t computed_tokens; /* tokens of prompts that were computed */
     uint64_t restored_bytes;
     uint64_t n_restores,
-        n_restores_recompute; /* with a plan; with a plan that recomputes layers */
+        n_restores_recompute; /* restores with a plan; those whose plan recomputes layers */
     uint64_t layers_recompute, layers_hidden, layers_kv;
-    uint64_t n_replanned; /* restores that changed kinds of records between layers */
-    /* restores that read ahead of their requests' places; of these, those whose bytes were then
-     * used */
+    uint64_t n_replanned; /* restores that changed the kind of record between layers */
+    /* restores that read ahead while their requests waited; those whose bytes were used */
     uint64_t n_staged, n_staged_used;
     double restore_predicted_s, restore_measured_s, restore_wait_s;
-    uint64_t n_misses; /* requests of which not everything wanted was restored */
-    /* sequences whose saving ended early: the writer fell behind; no memory for their tails; the
-     * store's cap; the disk is full; what they continue was evicted, or could not
-     * be read; the store failed */
+    uint64_t n_misses; /* requests for which less was restored than possible */
+    /* Sequences whose saving ended early, by reason: the writer fell behind; no memory for the
+     * tail; the store's limit; the disk is full; the parent chunk was evicted; the tail could not
+     * be read; the store failed. */
     uint64_t shed_behind, shed_memory, shed_cap, shed_space, shed_parent, shed_tail,
         shed_fault;
-    /* committed; of which partial ones; of which the store had these already */
+    /* Chunks committed; partial chunks among them; chunks that the store already had. */
     uint64_t saved_chunks, saved_tails, shared_chunks;
     uint64_t save_buffer_bytes,
-        save_buffer_used_bytes;                   /* chunks in memory: the bound, and now */
-    uint64_t n_preempted;                         /* sequences that made room for others */
-    uint64_t recovered_tokens, recomputed_tokens; /* of those, when they came back */
+        /* memory of unsaved chunks: the limit, and the present use */
+        save_buffer_used_bytes;
+    uint64_t n_preempted; /* times that a sequence was preempted */
+    /* tokens of preempted sequences when they came back: restored; computed again */
+    uint64_t recovered_tokens, recomputed_tokens;
     uint64_t n_stairs; /* times that a truncated context's window moved */
-    double stairs_s;   /* from the end of a stair until its state had moved, all together */
-    int kv_blocks, kv_blocks_free, kv_blocks_kept; /* of the device; kept: until wanted */
+    double stairs_s;   /* total time from such a move until its state had moved */
+    /* of the device; kept: blocks with reusable state, free when wanted */
+    int kv_blocks, kv_blocks_free, kv_blocks_kept;
     uint64_t kv_blocks_evicted;
-    /* Of jobs with blocks on the host: bytes that came over the link, and that went to the host. */
+    /* For jobs with blocks on the host: bytes to the device, and bytes to the host. */
     uint64_t link_bytes, link_down_bytes;
-    uint64_t weights_read_bytes; /* of layers that do not stay in memory */
-    struct hcache_counts
-        plans; /* restores by the methods of their plans: "kv+hidden" ... */
-    struct hcache_counts
-        surprises; /* restores whose prediction missed, by hcache_plan.surprise */
-    /* Restores whose reads hung or crawled, by how they ended: "read"
-     * (recomputation raced the reads, which ended first), "recomputed" (it ended
-     * first), "left" (prefill computed the rest). */
+    uint64_t weights_read_bytes; /* bytes read of layers that do not stay in memory */
+    /* restores by the methods of their plans: "kv+hidden" ... */
+    struct hcache_counts plans;
+    /* restores that departed from their prediction, by hcache_plan.surprise */
+    struct hcache_counts surprises;
+    /* Restores whose reads hung or crawled, by outcome: "read" (recomputation raced the reads, and
+     * the reads ended first), "recomputed" (recomputation ended first), "left" (prefill computed
+     * the rest). */
     struct hcache_counts stalls;
-    struct hcache_counts misses;                   /* of look-ups in the store, by why */
-    struct hcache_counts evictions;                /* chunks, by why */
-    uint64_t n_checksum_failures, n_read_failures; /* records that were not used */
+    struct hcache_counts misses;    /* look-ups in the store that missed, by reason */
+    struct hcache_counts evictions; /* evicted chunks, by reason */
+    /* records that were not used because of it */
+    uint64_t n_checksum_failures, n_read_failures;
     uint64_t store_bytes, store_cap_bytes, store_read_bytes, store_written_bytes;
     struct hcache_hist queue, ttft, tbt;
     struct hcache_hist restore, restore_predicted;

@@ -1,8 +1,8 @@
-/* arena.h - many small allocations that end together: of a request, of a parse.
+/* arena.h - many small allocations that are freed together, for example those of one request.
  *
- * One region of a fixed bound; an allocation moves a mark, nothing is freed singly.  Pointers
- * stay valid until arena_deinit.  The region's pages cost memory only once they
- * are used.  An arena belongs to one thread at a time. */
+ * An arena is one region with a fixed bound.  An allocation advances a mark; nothing is freed
+ * singly. Pointers stay valid until arena_deinit.  The region's pages use memory only once they are
+ * written. An arena belongs to one thread at a time. */
 #ifndef BASE_ARENA_H
 #define BASE_ARENA_H
 
@@ -14,13 +14,13 @@ struct arena {
     size_t max_bytes;
 };
 
-/* 0, or -errno where the address space cannot be had. */
+/* Returns 0, or -errno if the address space cannot be reserved. */
 int arena_init(struct arena *a, size_t max_bytes);
 void arena_deinit(struct arena *a);
 
-/* n bytes, 16-byte aligned, not initialised; NULL where the bound would be passed: user input
- * decides how much a request needs, so callers check. */
+/* Returns n bytes, 16-byte aligned and not initialised, or NULL if the bound would be exceeded.
+ * Callers must check: user input decides how much a request needs. */
 void *arena_alloc(struct arena *a, size_t n);
-char *arena_strndup(struct arena *a, const char *s, size_t n); /* with a final zero */
+char *arena_strndup(struct arena *a, const char *s, size_t n); /* ends with a zero byte */
 
 #endif

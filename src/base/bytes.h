@@ -41,13 +41,13 @@ static inline uint64_t get_u64(const uint8_t *p)
     return get_u32(p) | (uint64_t)get_u32(p + 4) << 32;
 }
 
-/* The next multiple of `unit` (a power of two) that is not less than n. */
+/* Returns the smallest multiple of `unit` (a power of two) that is at least n. */
 static inline uint64_t round_up(uint64_t n, uint64_t unit)
 {
     return (n + unit - 1) & ~(unit - 1);
 }
 
-/* *out = a * b; false, and *out untouched, where that does not fit. */
+/* Sets *out = a * b and returns true; false, with *out unchanged, on overflow. */
 static inline bool mul_fits(uint64_t a, uint64_t b, uint64_t *out)
 {
     return !__builtin_mul_overflow(a, b, out);

@@ -1,8 +1,8 @@
-/* check.h - bugs are asserted and stay asserted in release builds.
+/* check.h - assertions against bugs, which stay on in release builds.
  *
- * CHECK is for what only a programming error can break; nothing that was read from a disk or a
- * network may reach it.  CHECK_HOT is compiled into debug and sanitizer builds only: it is for
- * inner loops. */
+ * CHECK is for conditions that only a programming error can break.  Bytes from a disk or a network
+ * must never reach it.  CHECK_HOT is for inner loops: it is compiled into debug and sanitizer
+ * builds only. */
 #ifndef BASE_CHECK_H
 #define BASE_CHECK_H
 

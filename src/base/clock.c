@@ -19,7 +19,7 @@ int64_t clock_now_ns(void)
     return clock_ns(CLOCK_MONOTONIC);
 }
 
-/* When the system was started, by what its clock said when this process was. */
+/* The system's start time, computed from its clock when this process started. */
 static int64_t started_ns;
 
 __attribute__((constructor)) static void clock_start(void)
@@ -46,7 +46,7 @@ void clock_sleep_ns(int64_t ns)
         ;
 }
 
-/* Of one thread: how long it was ready to run and did not. */
+/* Returns how long one thread was ready to run but did not run. */
 static int64_t waited_ns(const char *task)
 {
     char path[300];
@@ -70,7 +70,8 @@ struct clock_cpu clock_cpu_now(void)
             sum.waited_ns += waited_ns(e->d_name);
     if (tasks != NULL)
         closedir(tasks);
-    sum.ran_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID); /* schedstat's lags by a tick */
+    /* schedstat's value lags by up to a tick */
+    sum.ran_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     return sum;
 }
 

@@ -1,4 +1,4 @@
-/* clock.h - time: monotonic, of the day, and of the processors.  Durations are int64_t nanoseconds
+/* clock.h - monotonic time, time of day and processor time.  Durations are int64_t nanoseconds
  * everywhere (suffix _ns). */
 #ifndef BASE_CLOCK_H
 #define BASE_CLOCK_H
@@ -6,28 +6,27 @@
 #include <pthread.h>
 #include <stdint.h>
 
-int64_t clock_now_ns(void); /* monotonic, for durations */
+int64_t clock_now_ns(void); /* monotonic: use it for durations */
 
-/* Seconds since 1970: what the system's clock said when the process started, plus the time
- * since (a suspended machine's, too).  Setting the system's clock does not move it, forwards or
- * backwards, so ages, time limits and the times that are recorded stay comparable while a
- * process runs.  A new process takes over the system's time. */
+/* Returns seconds since 1970: the system's clock at the start of the process, plus the time since
+ * (including time in which the machine was suspended).  Setting the system's clock does not change
+ * it, so ages, time limits and recorded times stay comparable while a process runs. */
 int64_t clock_wall_s(void);
-/* By how much the system's clock has been set since the process started: its time
- * less clock_wall_s(). */
+/* Returns by how many seconds the system's clock has been set since the process started: its time
+ * minus clock_wall_s(). */
 int64_t clock_set_by_s(void);
 
 void clock_sleep_ns(int64_t ns);
 
-/* Makes a condition whose timed waits end by the monotonic clock, whatever the
- * system's is set to. */
+/* Makes a condition variable whose timed waits use the monotonic clock, so that setting the
+ * system's clock does not affect them. */
 void clock_cond_init(pthread_cond_t *c);
 
-/* What this process's threads have had of the processors, together. */
+/* Processor time of all threads of this process together. */
 struct clock_cpu {
     int64_t ran_ns;
-    int64_t
-        waited_ns; /* ready to run, while others ran; 0 where the kernel does not count it */
+    /* time ready to run but waiting for a processor; 0 if the kernel does not count it */
+    int64_t waited_ns;
 };
 struct clock_cpu clock_cpu_now(void);
 

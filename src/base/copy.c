@@ -1,4 +1,4 @@
-/* copy.c - see copy.h. SSE2 is part of every x86-64; elsewhere it is memcpy. */
+/* copy.c - see copy.h. It uses SSE2, which every x86-64 has; on other machines, memcpy. */
 #include "base/copy.h"
 
 #include <stdint.h>

@@ -1,15 +1,15 @@
-/* copy.h - copies of what nobody reads soon.
+/* copy.h - copies that bypass the caches.
  *
- * An ordinary copy first reads the lines that it overwrites, and leaves them in the caches
- * instead of what was there: twice the traffic, for nothing where the next to read them is a
- * device, or somebody much later. */
+ * An ordinary copy first reads the lines that it overwrites and then keeps them in the caches,
+ * where they displace other lines.  If a device reads the copy next, or nobody reads it soon, that
+ * doubles the memory traffic and gains nothing. */
 #ifndef BASE_COPY_H
 #define BASE_COPY_H
 
 #include <stddef.h>
 
-/* dst[0..n) = src, whole cache lines of it past the caches.  Other threads may look once
- * copy_past_caches_end has been called by the one that copied. */
+/* Copies src to dst[0..n); whole cache lines bypass the caches.  Other threads may read dst only
+ * after the copying thread has called copy_past_caches_end. */
 void copy_past_caches(void *dst, const void *src, size_t n);
 void copy_past_caches_end(void);
 

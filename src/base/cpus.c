@@ -5,19 +5,21 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* A process sees its own control group at the root of the file system of groups when it is in a
- * namespace of its own, as containers are; elsewhere the root has no quota, and none is found. */
+/* Returns n limited by the control group's quota.  In a namespace of its own, as in a container, a
+ * process sees its own control group at the root of the cgroup file system.  Elsewhere the root has
+ * no quota, and n is returned. */
 static int under_group(int n)
 {
     long long quota = 0, period = 0;
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re"); /* "max 100000" where there is none */
+    /* holds "max 100000" if there is no quota */
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
     if (f != NULL) {
         int n_read = fscanf(f, "%lld %lld", &quota, &period);
         fclose(f);
         return n_read == 2 ? cpus_under_quota(n, quota, period) : n;
     }
     f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
-              "re"); /* version 1: -1 where there is none */
+              "re"); /* version 1; holds -1 if there is no quota */
     FILE *g = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "re");
     if (f != NULL && g != NULL && fscanf(f, "%lld", &quota) == 1 &&
         fscanf(g, "%lld", &period) == 1)
@@ -40,7 +42,7 @@ int cpus_under_quota(int n, long long quota, long long period)
 int cpus_usable(void)
 {
     cpu_set_t set;
-    /* Fails on a machine with more processors than the set has room for. */
+    /* Fails on a machine with more processors than cpu_set_t has bits. */
     int n = sched_getaffinity(0, sizeof set, &set) == 0
                 ? CPU_COUNT(&set)
                 : (int)sysconf(_SC_NPROCESSORS_ONLN);

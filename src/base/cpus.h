@@ -2,13 +2,13 @@
 #ifndef BASE_CPUS_H
 #define BASE_CPUS_H
 
-/* Those that it may be scheduled on (taskset, cpusets), but no more than its
- * control group has the time of (a container that is given 2 of 64 processors sees
- * all 64).  At least 1. Any thread. */
+/* Returns the number of processors that this process may be scheduled on (taskset, cpusets),
+ * limited by its control group's quota (a container with 2 of 64 processors sees all 64).  At least
+ * 1. Any thread may call it. */
 int cpus_usable(void);
 
-/* What a quota of `quota` in each `period` (same unit) leaves of n processors: a part of one
- * counts as one. quota <= 0 or period <= 0: no quota. */
+/* Returns how many of n processors a quota of `quota` per `period` (same unit) allows, rounded up.
+ * quota <= 0 or period <= 0: no quota. */
 int cpus_under_quota(int n, long long quota, long long period);
 
 #endif

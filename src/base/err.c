@@ -75,7 +75,8 @@ const char *err_name(int code)
     }
     if (code > -4000 && code < 0)
         return strerror_r(-code, text,
-                          sizeof text); /* GNU's: returns the text, wherever it is */
+                          /* GNU's version: returns the text, in `text` or elsewhere */
+                          sizeof text);
     snprintf(text, sizeof text, "error %d", code);
     return text;
 }

@@ -1,9 +1,9 @@
 /* err.h - one error convention for the whole program.
  *
- * A function that can fail returns an int: 0, or a negative code, which is either -errno or one of
- * the ERR_ codes below.  The message is made once, where the fault is seen, and travels in a
- * `struct err` that the caller of an open/load/restore owns.  A NULL err pointer is allowed
- * everywhere: the code is then all there is.
+ * A function that can fail returns an int: 0 or a negative code, which is either -errno or one of
+ * the ERR_ codes below.  The message is made once, where the fault is seen.  It travels in a
+ * `struct err` that the caller of an open, load or restore owns.  A NULL err pointer is allowed
+ * everywhere; the code is then the only report.
  *
  * Bugs are not errors: see check.h. */
 #ifndef BASE_ERR_H
@@ -14,15 +14,15 @@
 
 enum {
     ERR_FORMAT = -4001,      /* bytes do not follow their format */
-    ERR_UNSUPPORTED = -4002, /* well formed, but not something this build does */
+    ERR_UNSUPPORTED = -4002, /* well formed, but this build does not support it */
     ERR_MISMATCH = -4003,    /* two well-formed things do not belong together */
-    ERR_CORRUPT = -4004,     /* a checksum or a self-description does not hold */
-    ERR_LIMIT = -4005,       /* a configured bound is reached */
+    ERR_CORRUPT = -4004,     /* a checksum or a self-description does not match */
+    ERR_LIMIT = -4005,       /* a configured limit is reached */
     ERR_NOT_FOUND = -4006,   /* the named thing does not exist */
-    ERR_USAGE = -4007,       /* the caller's arguments cannot be used (exit code 2) */
+    ERR_USAGE = -4007,       /* invalid arguments from the caller (exit code 2) */
     ERR_CRASHED = -4008,     /* the simulated disk has lost power */
-    ERR_BUSY = -4009,        /* somebody else holds it */
-    ERR_CANCELLED = -4010,   /* given up on request */
+    ERR_BUSY = -4009,        /* another process or thread holds it */
+    ERR_CANCELLED = -4010,   /* cancelled on request */
 };
 
 struct err {
@@ -30,20 +30,20 @@ struct err {
     char msg[508];
 };
 
-/* Sets code and message; returns `code`, so that `return err_set(e, ...)` reads well. */
+/* Sets code and message. Returns `code`, so that callers can write `return err_set(e, ...)`. */
 int err_set(struct err *e, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 int err_setv(struct err *e, int code, const char *fmt, va_list ap);
 
-/* Puts context before the message that is already there ("CONTEXT: old message");
- * returns the code. */
+/* Puts context before the existing message ("CONTEXT: old message"). Returns the code. */
 int err_wrap(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* True where a disk or its permissions refuse a file: no space, no right to it, a file system
- * that is readable only, a device that fails.  A server goes on without the file. */
+/* Returns true if the code says that a disk or its permissions refuse a file: no space, no right to
+ * it, a read-only file system, a failing device.  A server continues without the file. */
 bool err_is_of_disk(int code);
 
-/* "ERR_CORRUPT", or strerror's text for -errno. The string is static or thread-local. */
+/* Returns "ERR_CORRUPT" and the like, or strerror's text for -errno. The string is static or
+ * thread-local. */
 const char *err_name(int code);
 
 #endif

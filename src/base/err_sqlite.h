@@ -1,13 +1,13 @@
-/* err_sqlite.h - what a code of SQLite is in this program's convention (err.h).
+/* err_sqlite.h - translates SQLite's result codes into this program's convention (err.h).
  *
- * SQLite keeps two files: the store's index and the server's conversations, in layers that may
- * not see each other.  What its codes mean to a user is the same for both. */
+ * SQLite keeps two files: the store's index and the server's conversations.  They belong to layers
+ * that may not include each other, and its codes mean the same for both. */
 #ifndef BASE_ERR_SQLITE_H
 #define BASE_ERR_SQLITE_H
 
-/* sqlite_code: a primary or an extended result code that is neither SQLITE_OK nor a
- * row's.  Returns -errno, ERR_BUSY (another process holds the file) or ERR_CORRUPT (what
- * is there is not what was written). */
+/* Returns -errno, ERR_BUSY (another process holds the file) or ERR_CORRUPT (the file is damaged).
+ * sqlite_code is a primary or extended result code other than SQLITE_OK, SQLITE_ROW and
+ * SQLITE_DONE. */
 int err_of_sqlite(int sqlite_code);
 
 #endif

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The size that fstat gives is a hint only: pipes say 0, and a file may grow while it is
+/* hint is the size from fstat.  It may be wrong: pipes report 0, and a file may grow while it is
  * read. */
 static int read_all(int fd, size_t hint, size_t max_bytes, char **out, size_t *n)
 {

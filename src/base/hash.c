@@ -4,7 +4,8 @@
 #include <openssl/evp.h>
 #include <string.h>
 #if defined(__x86_64__)
-#include <xxh_x86dispatch.h> /* AVX2 or AVX-512 where the processor has them; the same value */
+/* uses AVX2 or AVX-512 if the processor has them; the value is the same */
+#include <xxh_x86dispatch.h>
 #else
 #include <xxhash.h>
 #endif
@@ -19,10 +20,9 @@ __attribute__((target("avx"))) static void clear_upper_halves(void)
 }
 #endif
 
-/* Debian's libxxhash 0.8.1 returns from its vector code without vzeroupper.  The
- * thread then pays for every change between SSE code (most of this program) and VEX
- * code (libm) until somebody else clears the upper halves: fmaf took 130 ns instead
- * of 1 (docs/perf/2026-11-21.md). */
+/* Debian's libxxhash 0.8.1 returns from its vector code without vzeroupper.  Until the upper halves
+ * of the registers are cleared, the thread then pays for every change between SSE code (most of
+ * this program) and VEX code (libm): fmaf took 130 ns instead of 1 (docs/perf/2026-11-21.md). */
 uint64_t checksum64(const void *bytes, size_t n)
 {
     uint64_t sum = XXH3_64bits(bytes, n);

@@ -1,7 +1,7 @@
 /* hash.h - the two hashes of the program.
  *
- * checksum64 (XXH3) finds damage: it guards every record and every header.  sha256 names things:
- * chunk keys and fingerprints, where two different inputs must never meet. */
+ * checksum64 (XXH3) detects damage: it guards every record and every header.  sha256 names things
+ * (chunk keys and fingerprints), where two different inputs must never share a name. */
 #ifndef BASE_HASH_H
 #define BASE_HASH_H
 
@@ -18,14 +18,14 @@ struct sha256_ctx; /* one running digest; not shared between threads */
 
 struct sha256_ctx *sha256_begin(void);
 void sha256_add(struct sha256_ctx *c, const void *bytes, size_t n);
-/* Adds a tagged, length-prefixed field, so that no two field sequences give the
- * same input bytes. */
+/* Adds a field with its tag and its length, so that two different sequences of fields never hash
+ * the same bytes. */
 void sha256_field(struct sha256_ctx *c, const char *tag, const void *bytes, size_t n);
-/* The beginning of a field of n bytes; the caller adds the bytes. */
+/* Begins a field of n bytes; the caller adds the bytes with sha256_add. */
 void sha256_field_begin(struct sha256_ctx *c, const char *tag, size_t n);
 struct sha256 sha256_end(struct sha256_ctx *c); /* frees the context */
 
-/* Lower-case hexadecimal with a final zero: out has room for 65 bytes. */
+/* Writes lower-case hexadecimal and a final zero; out has room for 65 bytes. */
 void sha256_hex(const struct sha256 *h, char out[65]);
 
 #endif

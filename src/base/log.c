@@ -63,7 +63,7 @@ static void say(enum log_level level, const char *fmt, va_list ap)
     if (log_level() < level)
         return;
     size_t n = log_line(level, line, sizeof line, fmt, ap);
-    /* A terminal that is gone is nothing that a warning could change. */
+    /* A warning cannot be shown on a terminal that is gone, so a failed write is ignored. */
     if (write(STDERR_FILENO, line, n) < 0)
         return;
 }

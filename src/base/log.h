@@ -2,12 +2,11 @@
  *
  *     hcache: warning: the store is full; saving stops
  *
- * Faults that end a command are not logged here: they travel in a struct err and are printed
- * once, by the command.  A message is written with one write(2), so lines of several threads
- * never mix; line breaks inside a message become spaces.  Any thread may call anything.
+ * A fault that ends a command is not logged here: it travels in a struct err, and the command
+ * prints it once.  Each message is one write(2), so lines of several threads never mix; line breaks
+ * inside a message become spaces.  Any thread may call any function.
  *
- * The level is the one process-wide setting of this program: it belongs to stderr, of which
- * there is one. */
+ * The level is one setting for the whole process, because the process has one stderr. */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 
@@ -18,14 +17,14 @@
 
 enum log_level {
     LOG_QUIET, /* nothing */
-    LOG_WARN,  /* the default: what the user should act on */
-    LOG_INFO,  /* what was decided: plan, limits, sizes */
+    LOG_WARN,  /* the default: faults that the user should act on */
+    LOG_INFO,  /* decisions: plan, limits, sizes */
     LOG_DEBUG,
 };
 
 void log_set_level(enum log_level level);
-/* Lines begin with the time in UTC, as in "2026-11-22T17:30:05.123Z hcache: ...".
- * Off at the start. */
+/* Puts the time in UTC before each line, as in "2026-11-22T17:30:05.123Z hcache: ...". Initially
+ * off. */
 void log_set_times(bool on);
 enum log_level log_level(void);
 
@@ -33,12 +32,13 @@ void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_debug(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Warns the first time only; `said` belongs to the object that has the trouble (a store that
- * is full warns once per store, not once per process).  Zero at the start. */
+/* Warns only the first time.  `said` starts as zero and belongs to the object that has the trouble:
+ * a full store warns once per store, not once per process. */
 void log_warn_once(atomic_bool *said, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* The line that would be written, ended by '\n'; returns its length, at most out_bytes - 1. */
+/* Formats the line that would be written, with its '\n'. Returns its length, at most out_bytes - 1.
+ */
 size_t log_line(enum log_level level, char *out, size_t out_bytes, const char *fmt,
                 va_list ap);
 

@@ -34,7 +34,7 @@ static bool is_denied(size_t n, enum mem_ask ask)
 /* --- the pledge of a thread ------------------------------------------------------------------- */
 
 static _Thread_local struct {
-    void *pages; /* NULL: there is none, or it is spent */
+    void *pages; /* NULL: no pledge, or it is spent */
     size_t n_bytes;
 } pledge;
 
@@ -53,15 +53,15 @@ int mem_pledge(size_t n, struct err *err)
                                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return err_set(err, -ENOMEM,
-                       "this request may need %zu bytes of memory, which are not there "
-                       "now; try again later, or send less at once",
+                       "this request may need %zu bytes of memory, which are not free now; "
+                       "try again later, or send a smaller request",
                        n);
     pledge.pages = p;
     pledge.n_bytes = n;
     return 0;
 }
 
-/* True where there is space now that was not there before. */
+/* Returns true if it freed address space. */
 static bool pledge_spend(void)
 {
     bool has = pledge.pages != NULL;
@@ -71,7 +71,7 @@ static bool pledge_spend(void)
 
 /* --- one block -------------------------------------------------------------------------------- */
 
-/* realloc, malloc where old is NULL. */
+/* Calls realloc, or malloc if old is NULL. */
 static void *resize(void *old, size_t n, enum mem_ask ask)
 {
     void *p = is_denied(n, ask) ? NULL : realloc(old, n != 0 ? n : 1);
@@ -113,8 +113,8 @@ void *mem_try_calloc(size_t n, size_t size)
     return zeroed(n, size, MEM_MAY_FAIL);
 }
 
-/* glibc raises both thresholds to 32 and 64 MiB by itself when such blocks come and go.  Then
- * their memory stays, in pieces, in the heap of every thread. */
+/* When blocks of this size come and go, glibc raises both thresholds by itself, to 32 and 64 MiB.
+ * Their memory then stays, in pieces, in the heap of every thread. */
 void mem_return_large(void)
 {
     (void)mallopt(M_MMAP_THRESHOLD, 1 << 20);
@@ -136,7 +136,7 @@ static struct {
     atomic_bool is_spent;
 } reserve = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* [lock] Written to, or the system might have promised more than it has. */
+/* [lock is held] Writes to the pages: the system may have promised more memory than it has. */
 static bool reserve_fill(size_t n)
 {
     reserve.block = mem_try(n);
@@ -167,8 +167,8 @@ static void reserve_spend(void)
         atomic_store(&reserve.is_spent, true);
     pthread_mutex_unlock(&reserve.lock);
     if (first)
-        log_warn("memory is short: what runs goes on with what was set aside; "
-                 "new requests and saves are refused until there is some");
+        log_warn("memory is short: running work continues with a reserve; new requests and "
+                 "saves are refused until memory is free again");
 }
 
 bool mem_is_short(void)
@@ -265,7 +265,7 @@ void *mem_map(size_t n)
         p = map_once(n);
     if (p == MAP_FAILED)
         return NULL;
-    /* Huge pages where the system grants them: panels and KV blocks are walked in long strides. */
+    /* Huge pages, if the system grants them: panels and KV blocks are walked in long strides. */
     madvise(p, n, MADV_HUGEPAGE);
     return p;
 }

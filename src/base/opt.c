@@ -76,8 +76,8 @@ static bool parse_bool(const char *text, bool *out)
     return false;
 }
 
-/* strtoll and strtod accept leading white space and strtod "inf" and hexadecimal; we do
- * not. */
+/* Rejects input that strtoll and strtod accept but options do not: leading white space, "inf" and
+ * hexadecimal. */
 static bool starts_number(const char *s)
 {
     if (*s == '-' || *s == '+')
@@ -229,7 +229,7 @@ static int set_value(struct opt_parsed *p, const struct opt *o, void *values,
     case OPT_LIST:
         return add_items(p, o, place, text, field, err);
     }
-    CHECK(false); /* a type that this file does not know */
+    CHECK(false); /* a type that this switch does not handle */
     return ERR_USAGE;
 }
 
@@ -255,7 +255,7 @@ static int count(const struct opt *table)
     return n;
 }
 
-/* Dashes and underscores are the same, so that both spellings work in a config file. */
+/* Dashes and underscores are equal, so that a config file may use either. */
 static bool same_name(const char *a, const char *b, size_t b_bytes)
 {
     if (strlen(a) != b_bytes)
@@ -282,7 +282,7 @@ static int find_letter(const struct opt_cmd *cmd, char letter)
     return -1;
 }
 
-/* `dashes`: "--" on the command line, "" in a file, where `place` says which line. */
+/* dashes is "--" on the command line and "" in a file; `place` names the file's line. */
 static int unknown_option(const struct opt_cmd *cmd, const char *place, const char *dashes,
                           const char *name, size_t name_bytes, struct err *err)
 {
@@ -315,12 +315,12 @@ static void set_defaults(struct opt_parsed *p, void *values)
         if (cmd->positionals[i].def != NULL)
             rc = set_value(p, &cmd->positionals[i], values, "default",
                            cmd->positionals[i].def, &err);
-    CHECK(rc == 0); /* a table with a default out of its own bounds */
+    CHECK(rc == 0); /* a default outside its own bounds is a bug */
 }
 
 /* --- the command line --------------------------------------------------------------- */
 
-/* argv is walked once, before weaker sources are read, since it names the config file. */
+/* argv is scanned once, before the weaker sources are read, because it names the config file. */
 struct setting {
     int option_idx;
     const char *value;
@@ -364,7 +364,7 @@ static enum opt_help help_kind(const char *value)
     return OPT_HELP_TEXT;
 }
 
-/* One argument that begins with "--"; *i moves on where the next one is its value. */
+/* Scans one argument that begins with "--". Advances *i if the next argument is its value. */
 static int scan_long(const struct opt_cmd *cmd, const struct opt_input *in, int *i,
                      struct cli *cli, struct err *err)
 {
@@ -467,7 +467,7 @@ static int set_positionals(struct opt_parsed *p, const struct cli *cli, void *va
             return err_set(err, ERR_USAGE, "too many arguments: at most %lld %s",
                            (long long)o->max, o->name);
         if (o->type == OPT_LIST && take > 0) {
-            /* One by one and not by commas: a file's name may hold one. */
+            /* Added one by one and not split at commas: a file's name may contain one. */
             struct opt_list *list = (struct opt_list *)((char *)values + o->offset);
             list->items = own(p, xmalloc((size_t)take * sizeof *list->items));
             for (list->n = 0; list->n < take; list->n++)
@@ -497,8 +497,8 @@ static char *trim(char *s)
     return s;
 }
 
-/* The value of a line: quoted, or up to a # that follows white space. NULL: quotes do not
- * match. */
+/* Returns the value of a line: quoted, or up to a # that follows white space. NULL: unbalanced
+ * quotes. */
 static char *config_value(char *s)
 {
     s = trim(s);
@@ -602,7 +602,7 @@ static int set_from_env(struct opt_parsed *p, const struct opt_input *in, void *
     return 0;
 }
 
-/* What only the sum of all sources can tell: required options, and how long lists are. */
+/* Checks after all sources were read: required options, and the length of lists. */
 static int check_whole(const struct opt_parsed *p, const void *values, struct err *err)
 {
     for (int i = 0; i < count(p->cmd->options); i++) {

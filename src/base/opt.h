@@ -77,21 +77,23 @@ struct opt_list {
 struct opt {
     const char *name; /* "max-tokens"; of a positional "MODEL_DIR" */
     enum opt_type type;
-    size_t offset; /* of the field in the values struct; OPT() fills both */
+    size_t offset; /* the field's offset in the values struct; OPT() sets type and offset */
     char letter;   /* 'n' for -n; 0: none */
     bool required;
     const char *arg; /* how --help shows the value: "N", "FILE"; NULL: from the type */
-    const char *def; /* as a user would write it; NULL: zero, NULL, or an empty list */
+    /* the default, as a user would write it; NULL: zero, NULL, or an empty list */
+    const char *def;
     const char *const *choices; /* NULL-terminated; NULL: anything */
-    /* Bounds of whole numbers and sizes, and of how many items a list has.  max 0: none.
-     * So negative values need a min below 0. */
+    /* Bounds of integers and sizes, and of the number of items in a list.  max 0: no upper bound. 
+     * An option that allows negative values needs a min below 0. */
     int64_t min, max;
-    /* Bounds of doubles, alike. */
+    /* Bounds of doubles; hi 0: no upper bound. */
     double lo, hi;
-    const char *help; /* a phrase without a full stop; default and bounds are added to it */
+    /* a phrase without a full stop; default and bounds are appended to it */
+    const char *help;
 };
 
-/* Type and place of field f of struct s. */
+/* Initialises type and offset from field f of struct s. */
 /* clang-format off */
 #define OPT(s, f)                                                                          \
     .type = _Generic(((s *)0)->f, _Bool: OPT_BOOL, int: OPT_INT, int64_t: OPT_INT64,       \
@@ -101,13 +103,14 @@ struct opt {
 /* clang-format on */
 
 struct opt_cmd {
-    const char *name;              /* "run": messages begin with "hcache run:" */
-    const char *summary;           /* a sentence or two for --help */
-    const struct opt *positionals; /* in order, ended by {0}; optional ones behind required
-                                      ones; a list only as the last. NULL: none */
-    const struct opt *options;     /* ended by {0}; NULL: none */
-    const char *examples;          /* whole lines for --help, or NULL */
-    size_t values_bytes;           /* size of the values struct */
+    const char *name;    /* "run": error messages begin with "hcache run:" */
+    const char *summary; /* a sentence or two for --help */
+    /* in order, ended by {0}. Optional ones follow required ones; a list may only be the last.
+     * NULL: none */
+    const struct opt *positionals;
+    const struct opt *options; /* ended by {0}; NULL: none */
+    const char *examples;      /* whole lines for --help, or NULL */
+    size_t values_bytes;       /* size of the values struct */
 };
 
 enum opt_source {
@@ -121,19 +124,19 @@ struct opt_parsed; /* owns the strings and lists that the values point to */
 
 /* --- for commands ------------------------------------------------------------------- */
 
-/* Parses the process's arguments (argv[0] is the command's name), environment and config
- * file into `values`.  Returns true where the command should run; it then owns *parsed.
- * Returns false, with the exit code 0 or 2, after --help (printed on stdout; --help=markdown
- * and =man for docs, =words for completion) or after an error (printed on stderr). */
+/* Parses the process's arguments (argv[0] is the command's name), environment and config file into
+ * `values`.  Returns true if the command should run; the caller then owns *parsed.  Returns false,
+ * with exit code 0 or 2, after --help (printed on stdout; --help=markdown and =man are for docs,
+ * =words for completion) or after an error (printed on stderr). */
 bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
                struct opt_parsed **parsed, int *exit_code);
 void opt_end(struct opt_parsed *p); /* NULL is allowed */
 
-/* Where the option's value came from: tells "--save both" from the default being both. */
+/* Returns the source of the option's value. It tells "--save both" from a default of "both". */
 enum opt_source opt_source_of(const struct opt_parsed *p, const char *name);
 
-/* Prints "hcache CMD: MESSAGE" and the way to --help on stderr; returns 2, for
- * `return opt_usage(&cmd, "--a and --b exclude each other");` */
+/* Prints "hcache CMD: MESSAGE" and a hint at --help on stderr. Returns 2, for `return
+ * opt_usage(&cmd, "--a and --b exclude each other");` */
 int opt_usage(const struct opt_cmd *cmd, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -143,7 +146,7 @@ struct opt_input {
     int argc; /* argv[0] is skipped */
     char *const *argv;
     const char *(*getenv)(void *ctx, const char *name); /* NULL: no environment */
-    /* The bytes of the config file in memory from malloc; NULL: there are no files. */
+    /* Reads the config file into memory from malloc. NULL: config files are not supported. */
     int (*read_file)(void *ctx, const char *path, char **bytes, size_t *n, struct err *err);
     void *ctx;
 };
@@ -156,32 +159,31 @@ enum opt_help {
     OPT_HELP_WORDS,
 };
 
-/* 0, or ERR_USAGE (or read_file's code) with a message that names the option, the value and
- * what is allowed.  Where *help is not OPT_HELP_NONE, help was asked for and the values are
+/* Returns 0, or ERR_USAGE (or read_file's code) with a message that names the option, the value and
+ * the allowed values.  If *help is not OPT_HELP_NONE, the user asked for help, and the values are
  * not complete. On an error *parsed is NULL. */
 int opt_parse(const struct opt_cmd *cmd, const struct opt_input *in, void *values,
               struct opt_parsed **parsed, enum opt_help *help, struct err *err);
 
 void opt_print_help(const struct opt_cmd *cmd, FILE *out);
 void opt_print_markdown(const struct opt_cmd *cmd, FILE *out);
-/* A page of section 1 in roff. */
+/* Prints a man page of section 1, in roff. */
 void opt_print_man(const struct opt_cmd *cmd, FILE *out);
-/* For a shell's completion, a line per option: "--NAME KIND [CHOICE]...", where KIND is
+/* Prints words for shell completion, one line per option: "--NAME KIND [CHOICE]...", where KIND is
  * flag, value, choice, file or dir. */
 void opt_print_words(const struct opt_cmd *cmd, FILE *out);
 
-/* "HCACHE_MAX_TOKENS" */
+/* Writes the environment variable of an option: "HCACHE_MAX_TOKENS". */
 void opt_env_name(const char *name, char *out, size_t out_bytes);
-/* What the option accepts, in words ("1 to 100", "f32, bf16 or f16"); "" where anything
- * goes. */
+/* Writes which values the option accepts ("1 to 100", "f32, bf16 or f16"); "" if any. */
 void opt_allowed(const struct opt *o, char *out, size_t out_bytes);
-/* Reads a size such as 4096, 64K, 100MB or 1.5G; false where the text is none. */
+/* Parses a size such as 4096, 64K, 100MB or 1.5G. Returns false if the text is not a size. */
 bool opt_size_parse(const char *text, uint64_t *out);
-/* "64K": a size as a user would write it, exact. */
+/* Writes a size as a user would, "64K", without rounding. */
 void opt_size_text(uint64_t bytes, char *out, size_t out_bytes);
 
-/* Returns the word among words[0..n) that differs from `typed` by a typing mistake or begins
- * with it; NULL where none does. */
+/* Returns the word among words[0..n) that differs from `typed` by a typing mistake, or that begins
+ * with it; NULL: none. */
 const char *opt_nearest(const char *typed, const char *const *words, int n);
 
 #endif

@@ -31,7 +31,7 @@ void opt_size_text(uint64_t bytes, char *out, size_t out_bytes)
              letters + unit);
 }
 
-/* "a, b or c" with a given mark between the words; bounded. */
+/* Writes "a, b or c" with the given marks between the words, cut at out_bytes. */
 static void join(const char *const *words, const char *mark, const char *last_mark,
                  char *out, size_t out_bytes)
 {
@@ -108,7 +108,7 @@ void opt_explain(const struct opt *o, char *out, size_t out_bytes)
 {
     char allowed[300];
     opt_allowed(o, allowed, sizeof allowed);
-    /* Choices already show as the value's name, and "at least 0" tells nobody anything. */
+    /* Choices already show as the value's name, and a minimum of 0 is not worth saying. */
     if ((o->choices != NULL && o->arg == NULL) || o->type == OPT_BOOL ||
         strcmp(allowed, "at least 0") == 0)
         allowed[0] = 0;
@@ -122,7 +122,7 @@ void opt_explain(const struct opt *o, char *out, size_t out_bytes)
                  *first && *allowed ? "; " : "", allowed);
 }
 
-/* Prints text wrapped behind what already stands in the line. */
+/* Prints wrapped text, starting at `column` of a partly printed line. */
 static void print_wrapped(FILE *out, int column, int from, const char *text)
 {
     if (column > from - 2)
@@ -184,7 +184,7 @@ void opt_print_help(const struct opt_cmd *cmd, FILE *out)
         fprintf(out, "\narguments:\n");
     for (const struct opt *o = cmd->positionals; o != NULL && o->name != NULL; o++) {
         struct opt plain = *o;
-        plain.required = false; /* the usage line says it */
+        plain.required = false; /* the usage line already shows it */
         opt_explain(&plain, text, sizeof text);
         int n = fprintf(out, "  %s", o->name);
         print_wrapped(out, n, HELP_FROM, text);
@@ -271,7 +271,7 @@ static int distance(const char *a, const char *b)
         rows[0][j] = (int)j;
     for (size_t i = 1; i <= n; i++) {
         int *row = rows[i % 3];
-        const int *above = rows[(i - 1) % 3], *before = rows[(i + 1) % 3]; /* i - 2 */
+        const int *above = rows[(i - 1) % 3], *before = rows[(i + 1) % 3]; /* row i - 2 */
         row[0] = (int)i;
         for (size_t j = 1; j <= m; j++) {
             int best = above[j - 1] + (a[i - 1] != b[j - 1]);
@@ -289,7 +289,8 @@ static int distance(const char *a, const char *b)
 const char *opt_nearest(const char *typed, const char *const *words, int n)
 {
     const char *best = NULL;
-    /* A third of the letters, and at least one: more is another word. */
+    /* At most a third of the letters may differ, and at least one; beyond that it is another word.
+     */
     int best_distance = (strlen(typed) < 3 ? 1 : (int)strlen(typed) / 3) + 1;
     for (int i = 0; i < n; i++) {
         int d = distance(typed, words[i]);

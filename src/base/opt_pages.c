@@ -54,14 +54,15 @@ static void put_synopsis(const struct opt_cmd *cmd, FILE *out)
     fputc('\n', out);
 }
 
-/* Returns the length of the first clause of a summary: up to a full stop, a colon
- * or a semicolon that ends it. */
+/* Returns the length of a summary's first clause, which a full stop, a colon or a semicolon ends.
+ */
 static int first_clause(const char *summary)
 {
     size_t n = 0;
     while (summary[n] != 0) {
         n += strcspn(summary + n, ".:;");
-        if (summary[n] == 0 || strchr(" \n", summary[n + 1]) != NULL) /* also at the end */
+        /* a mark counts at the end of the text, too */
+        if (summary[n] == 0 || strchr(" \n", summary[n + 1]) != NULL)
             break;
         n++;
     }
@@ -89,7 +90,7 @@ void opt_print_man(const struct opt_cmd *cmd, FILE *out)
         fputs(".SH ARGUMENTS\n", out);
     for (const struct opt *o = cmd->positionals; o != NULL && o->name != NULL; o++) {
         struct opt plain = *o;
-        plain.required = false; /* the synopsis says it */
+        plain.required = false; /* the synopsis already shows it */
         opt_explain(&plain, text, sizeof text);
         fprintf(out, ".TP\n\\fI%s\\fR\n", o->name);
         put_roff(out, text);
@@ -114,8 +115,8 @@ void opt_print_man(const struct opt_cmd *cmd, FILE *out)
         put_roff(out, cmd->examples);
         fputs(".fi\n", out);
     }
-    fputs(".SH EXIT STATUS\n0: done. 1: a fault, with its message on stderr. 2: unusable "
-          "arguments.\n.SH SEE ALSO\n\\fBhcache\\fR(1)\n",
+    fputs(".SH EXIT STATUS\n0: success. 1: a fault, with its message on stderr. 2: "
+          "unusable arguments.\n.SH SEE ALSO\n\\fBhcache\\fR(1)\n",
           out);
 }
 

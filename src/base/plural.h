@@ -1,10 +1,10 @@
-/* plural.h - "1 chunk", "2 chunks": what users read. */
+/* plural.h - "1 chunk", "2 chunks", for messages to users. */
 #ifndef BASE_PLURAL_H
 #define BASE_PLURAL_H
 
 #include <stdint.h>
 
-/* The "s" behind a noun that n things share, or none. */
+/* Returns "" if n is 1, else "s". */
 static inline const char *plural(uint64_t n)
 {
     return n == 1 ? "" : "s";

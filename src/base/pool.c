@@ -1,13 +1,13 @@
 /* pool.c - see pool.h.
  *
- * A job is n shares, one per thread; whoever comes first takes the next one from a ticket.  A
- * worker that the scheduler has not let run costs nothing: when the caller has done its own share,
- * it takes every share that no thread has begun, and waits for the begun ones only.  (With a fixed
- * share per worker, two threads on a busy two-core machine were slower than one.)
+ * A job has n shares, one per thread.  A thread takes the next share from a ticket.  A worker that
+ * the scheduler has not yet run costs nothing: after its own share, the caller takes every share
+ * that no thread has begun, and waits only for those that have begun.  (With a fixed share per
+ * worker, two threads on a busy two-core machine were slower than one.)
  *
- * Both sides poll for at most SPIN_NS before they block on a condition variable: a decode step
- * makes about a hundred calls a few microseconds apart, and a wake-up through the scheduler
- * costs tens of microseconds each in a virtual machine. */
+ * Caller and workers poll for at most SPIN_NS before they block on a condition variable.  A decode
+ * step makes about a hundred calls that are a few microseconds apart, and in a virtual machine a
+ * wake-up through the scheduler costs tens of microseconds. */
 #include "base/pool.h"
 
 #include <pthread.h>
@@ -27,13 +27,13 @@
 struct pool {
     int n_threads;        /* shares of a job */
     pthread_t *threads;   /* [n_workers] */
-    int n_workers;        /* n_threads - 1, once all have been started */
-    pthread_mutex_t turn; /* held by the caller of pool_run for the length of the job */
-    pthread_mutex_t lock; /* guards sleeping and waking on the conditions below */
+    int n_workers;        /* grows to n_threads - 1 while they are started */
+    pthread_mutex_t turn; /* held by the caller of pool_run until the job ends */
+    pthread_mutex_t lock; /* held to sleep on, and to signal, the conditions below */
     pthread_cond_t start;
     pthread_cond_t finish;
-    /* Number of the job in the upper half, next share in the lower: a thread that is late cannot
-     * take a share of a job that has ended. fn and arg stand still while a taken share runs. */
+    /* Job number in the upper half, next share in the lower half, so a late thread cannot take a
+     * share of an ended job. fn and arg do not change while a taken share runs. */
     atomic_uint_least64_t ticket;
     atomic_int n_left; /* shares not finished */
     atomic_bool quit;
@@ -47,7 +47,7 @@ static bool share_is_left(struct pool *p)
            (uint32_t)p->n_threads;
 }
 
-/* Takes and runs one share; false where none is left. */
+/* Takes and runs one share. Returns false if none is left. */
 static bool share_run(struct pool *p)
 {
     uint64_t t = atomic_load(&p->ticket);
@@ -108,7 +108,7 @@ int pool_create(int n_threads, struct pool **out, struct err *err)
     pthread_cond_init(&p->start, NULL);
     pthread_cond_init(&p->finish, NULL);
     p->threads = xcalloc((size_t)n_threads, sizeof *p->threads);
-    atomic_store(&p->ticket, (uint32_t)n_threads); /* job 0 has no share left */
+    atomic_store(&p->ticket, (uint32_t)n_threads); /* job 0 has no shares left */
     int rc = 0;
     while (rc == 0 && p->n_workers < n_threads - 1) {
         rc = thread_create(&p->threads[p->n_workers], worker_main, p);

@@ -1,11 +1,11 @@
 /* pool.h - the compute workers: fork-join over a fixed set of threads.
  *
- * pool_run calls fn(arg, i, n) once for every i in [0, n), i = 0 on the calling thread, and returns
- * when all are done.  Shares may run one after another on one thread (the caller takes those
- * that no worker has begun), so fn must not wait for another share.  Workers block when idle
- * (after a short bounded wait): a pool that spins collapses when the other core is busy.  One
- * pool_run at a time per pool; a second caller waits.  How work is divided never changes
- * results: kernels split rows or columns, never sums. */
+ * pool_run calls fn(arg, i, n) once for every i in [0, n), with i = 0 on the calling thread, and
+ * returns when all calls have returned.  Shares may run one after another on one thread (the caller
+ * takes those that no worker has begun), so fn must not wait for another share.  Idle workers block
+ * after a short bounded spin; a pool that only spins collapses when the other core is busy.  A pool
+ * runs one pool_run at a time; a second caller waits.  The division of work never changes results:
+ * kernels split rows or columns, never sums. */
 #ifndef BASE_POOL_H
 #define BASE_POOL_H
 
@@ -15,13 +15,14 @@ struct pool;
 
 typedef void pool_fn(void *arg, int thread_idx, int n_threads);
 
-/* n_threads >= 1, counting the caller.  -EAGAIN where the system gives no more threads. */
+/* n_threads >= 1 includes the caller.  -EAGAIN: the system grants no more threads. */
 int pool_create(int n_threads, struct pool **out, struct err *err);
 void pool_destroy(struct pool *p);      /* joins the workers; NULL is allowed */
 int pool_threads(const struct pool *p); /* NULL counts as 1 */
 void pool_run(struct pool *p, pool_fn *fn, void *arg); /* p NULL: runs inline */
 
-/* The half-open share of [0, n_items) of thread i of n, in multiples of `unit`. */
+/* Computes the range [*begin, *end) of [0, n_items) that thread i of n takes, in multiples of
+ * `unit`. */
 void pool_share(long n_items, long unit, int thread_idx, int n_threads, long *begin,
                 long *end);
 

@@ -69,7 +69,7 @@ bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n)
     return found;
 }
 
-/* The number behind a label in a file of the system, times unit; UINT64_MAX where there is none. */
+/* Returns the number behind a label in a system file, times unit; UINT64_MAX if it is not there. */
 static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 {
     char line[256];
@@ -84,7 +84,7 @@ static uint64_t number_in(const char *path, const char *label, uint64_t unit)
     return found ? (uint64_t)n * unit : UINT64_MAX;
 }
 
-/* What the control group (version 2) of this process has left. */
+/* Returns how many bytes this process's control group (version 2) has left. */
 static uint64_t group_memory_left(void)
 {
     char line[PATH_MAX], path[2 * PATH_MAX];

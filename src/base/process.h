@@ -1,4 +1,5 @@
-/* process.h - which process has a file open, and how much memory this one may still take. */
+/* process.h - finds the process that has a file open, and the memory that this process may still
+ * use. */
 #ifndef BASE_PROCESS_H
 #define BASE_PROCESS_H
 
@@ -6,15 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Writes "process 1234 (hcache serve ...)" for the first other process that has the file
- * open, or for this one, where it does.  False where none is found: other users'
- * processes are visible to root only. */
+/* Writes "process 1234 (hcache serve ...)" for the first other process that has the file open, or
+ * else for this one if it has.  Returns false if it finds none: only root sees the files of other
+ * users' processes. */
 bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n);
 
-/* Returns how many bytes this process may still take: what the system calls available, and no more
- * than its control group has left.  0 where neither says anything. */
+/* Returns how many bytes this process may still allocate: the system's available memory, limited by
+ * the rest of its control group.  0: not known. */
 uint64_t process_memory_left(void);
-/* Returns the most memory that this process has had resident, in bytes. */
+/* Returns the peak resident memory of this process, in bytes. */
 uint64_t process_memory_peak(void);
 
 #endif

@@ -1,10 +1,10 @@
-/* progress.h - one line that says how far long work is, on a terminal only.
+/* progress.h - one line that shows the progress of long work, on a terminal only.
  *
  *     loading weights  43%  172/400 MiB  3 s left
  *
- * Where stderr is no terminal nothing is ever printed, so logs and pipes stay clean.  The line
- * is redrawn at most ten times a second and removed at the end.  A progress lives in the
- * caller's memory and belongs to one thread. */
+ * If stderr is not a terminal, nothing is printed, so logs and pipes stay clean.  The line is
+ * redrawn at most ten times a second and removed at the end.  A progress lives in the caller's
+ * memory and belongs to one thread. */
 #ifndef BASE_PROGRESS_H
 #define BASE_PROGRESS_H
 
@@ -18,11 +18,11 @@ enum progress_unit {
 };
 
 struct progress {
-    const char *label; /* not owned; must live until progress_end */
+    const char *label; /* borrowed; must live until progress_end */
     enum progress_unit unit;
     uint64_t total; /* 0: not known */
     bool shown;     /* stderr is a terminal */
-    bool drawn;     /* there is a line to remove */
+    bool drawn;     /* a line is on the terminal */
     int64_t start_ns;
     int64_t drawn_ns;
 };
@@ -32,7 +32,7 @@ void progress_begin(struct progress *p, const char *label, enum progress_unit un
 void progress_at(struct progress *p, uint64_t done); /* cheap: may be called often */
 void progress_end(struct progress *p);
 
-/* The line's text. `elapsed_ns` since the start; "left" is said after one second. */
+/* Writes the line's text. elapsed_ns: time since the start; "left" appears after one second. */
 void progress_text(const struct progress *p, uint64_t done, int64_t elapsed_ns, char *out,
                    size_t out_bytes);
 

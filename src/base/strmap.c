@@ -25,7 +25,7 @@ void strmap_deinit(struct strmap *m)
     memset(m, 0, sizeof *m);
 }
 
-/* The slot of the key, or the empty one where it belongs. */
+/* Returns the key's slot, or the empty slot where the key belongs. */
 static struct strmap_slot *slot_of(const struct strmap *m, const char *key, size_t n)
 {
     for (size_t i = checksum64(key, n) & m->mask;; i = (i + 1) & m->mask) {

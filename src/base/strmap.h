@@ -1,7 +1,7 @@
-/* strmap.h - a map from byte strings to ids, made at open and then only read.
+/* strmap.h - a map from byte strings to ids, built at open and then only read.
  *
- * Keys are borrowed: their bytes must outlive the map.  Open addressing over one array, at most
- * half full; a lookup is a hash and, nearly always, one comparison. */
+ * Keys are borrowed: their bytes must outlive the map.  It is one array with open addressing, at
+ * most half full; a lookup is a hash and nearly always one comparison. */
 #ifndef BASE_STRMAP_H
 #define BASE_STRMAP_H
 
@@ -16,22 +16,22 @@ struct strmap_slot {
 
 struct strmap {
     struct strmap_slot *slots;
-    size_t mask; /* slots - 1 */
+    size_t mask; /* number of slots - 1 */
     size_t count, max;
 };
 
 void strmap_init(struct strmap *m, size_t max_keys);
-void strmap_deinit(struct strmap *m); /* also of a zeroed map */
+void strmap_deinit(struct strmap *m); /* also accepts a zeroed map */
 
-/* Makes room for max_keys different keys in all.  It at least doubles the room, so that keys may be
- * reserved one by one. */
+/* Makes room for max_keys different keys in total.  It at least doubles the room, so reserving keys
+ * one by one is cheap. */
 void strmap_reserve(struct strmap *m, size_t max_keys);
 
-/* Returns id, or the id that the key already has (then nothing changes). id >= 0. At most max_keys
+/* Returns id, or the id that the key already has; then nothing changes. id >= 0. At most max_keys
  * different keys; n < 2^32. */
 int32_t strmap_add(struct strmap *m, const char *key, size_t n, int32_t id);
 
-/* -1 where the key is not there. */
+/* Returns the key's id, or -1 if the key is not there. */
 int32_t strmap_find(const struct strmap *m, const char *key, size_t n);
 
 #endif

@@ -8,13 +8,13 @@
 #include <stddef.h>
 
 struct textbuf {
-    char *p; /* from malloc; NULL while nothing was added */
+    char *p; /* from malloc; NULL until the first call */
     size_t n, cap;
 };
 
 /* Appends n bytes, which may contain NUL bytes. */
 void textbuf_add(struct textbuf *b, const void *bytes, size_t n);
-/* The same; false, and the text as it was, where there is no memory. */
+/* Likewise; returns false and leaves the text unchanged if there is no memory. */
 bool textbuf_try_add(struct textbuf *b, const void *bytes, size_t n);
 /* Appends formatted text. */
 void textbuf_addf(struct textbuf *b, const char *fmt, ...)

@@ -1,6 +1,6 @@
 /* thread.c - see thread.h.
  *
- * New threads get the stack of `ulimit -s`, which may be anything from 16 KiB on. */
+ * By default new threads get the stack of `ulimit -s`, which may be as small as 16 KiB. */
 #include "base/thread.h"
 
 #include <signal.h>
@@ -29,7 +29,7 @@ int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg)
 struct call {
     int (*run)(void *arg);
     void *arg;
-    sigset_t signals; /* those that were blocked before */
+    sigset_t signals; /* the signals that were blocked before */
     int result;
 };
 
@@ -54,8 +54,8 @@ int thread_with_stack(int (*run)(void *arg), void *arg)
     int rc = thread_create(&thread, call_run, &c);
     if (rc != 0) {
         fprintf(stderr,
-                "hcache: the stack of %llu bytes (ulimit -s) is too small, and one of %d "
-                "cannot be had: %s\n",
+                "hcache: the stack of %llu bytes (ulimit -s) is too small, and a stack of "
+                "%d bytes cannot be allocated: %s\n",
                 (unsigned long long)limit.rlim_cur, THREAD_STACK_BYTES, strerror(rc));
         return 1;
     }

@@ -5,16 +5,17 @@
 #include <pthread.h>
 #include <stddef.h>
 
-/* The least stack of a thread of ours.  Planning a restore has crashed with 128 KiB and run
- * with 140; the largest frame of all has 272 KB (policy/placement_learn.c). */
+/* Smallest stack of this program's threads.  Planning a restore crashed with 128 KiB and ran with
+ * 140; the largest single frame has 272 KB (policy/placement_learn.c). */
 enum { THREAD_STACK_BYTES = 2 << 20 };
 
-/* pthread_create with a stack of at least THREAD_STACK_BYTES. 0, or a positive errno. */
+/* Like pthread_create, with a stack of at least THREAD_STACK_BYTES. Returns 0 or a positive errno.
+ */
 int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg);
 
-/* Returns run(arg), called on this thread where `ulimit -s` gives it THREAD_STACK_BYTES or
- * more, else on a thread of its own, which gets the signals of the process.  For main(). A
- * message and 1 where there is no memory for that thread. */
+/* Calls run(arg) and returns its result; for main().  It runs on this thread if `ulimit -s` allows
+ * THREAD_STACK_BYTES or more, else on a thread of its own that receives the process's signals.  If
+ * there is no memory for that thread, prints a message and returns 1. */
 int thread_with_stack(int (*run)(void *arg), void *arg);
 
 #endif

@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The length of the character that begins at s (n >= 1 bytes are there), with its code
- * point in *cp; 0 where no complete, valid character begins there. */
+/* Returns the length of the character at s (n >= 1 bytes are readable), and its code point in *cp;
+ * 0 if s does not begin with a complete, valid character. */
 static inline size_t utf8_decode(const void *bytes, size_t n, uint32_t *cp)
 {
     const uint8_t *s = (const uint8_t *)bytes;
@@ -55,8 +55,7 @@ static inline size_t utf8_encode(uint32_t cp, char out[4])
     return 4;
 }
 
-/* The offset of the first byte that is not part of a valid character; n where there is
- * none. */
+/* Returns the offset of the first byte that is not part of a valid character; n if all are. */
 static inline size_t utf8_check(const void *bytes, size_t n)
 {
     const uint8_t *s = (const uint8_t *)bytes;

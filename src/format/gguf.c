@@ -16,8 +16,8 @@ enum {
     MAX_VERSION = 3,
     DEFAULT_ALIGNMENT = 32,
     MAX_NAME_BYTES = 65535,
-    MAX_NAMES_BYTES = 64 << 20, /* of address space; pages are taken as they are used */
-    /* The shortest pair and tensor, so that counts are bounded by the file's size. */
+    MAX_NAMES_BYTES = 64 << 20, /* address space; pages are used only as they are written */
+    /* Sizes of the shortest metadata pair and tensor, which bound the counts by the file's size. */
     MIN_PAIR_BYTES = 8 + 4 + 1,
     MIN_TENSOR_BYTES = 8 + 4 + 4 + 8,
 };
@@ -40,7 +40,7 @@ struct reader {
     int rc;
 };
 
-/* n bytes, or NULL with an error. */
+/* Returns the next n bytes, or NULL with the error set. */
 static const uint8_t *take(struct reader *r, uint64_t n)
 {
     if (r->rc != 0)
@@ -69,7 +69,7 @@ static uint64_t take_u64(struct reader *r)
     return p != NULL ? get_u64(p) : 0;
 }
 
-/* A key or a name, copied behind the others, with a final zero. */
+/* Reads a key or a name, copied behind the earlier ones, with a final zero. */
 static const char *take_name(struct reader *r, const char *what)
 {
     uint64_t n = take_u64(r);
@@ -90,8 +90,8 @@ static const char *take_name(struct reader *r, const char *what)
     return name != NULL ? name : "";
 }
 
-/* Room for one element more.  Counts in a damaged file are not believed: memory follows what is
- * read. */
+/* Makes room for one more element.  Memory grows with what is actually read, because the counts of
+ * a damaged file may be wrong. */
 static void *grow(void *items, size_t n, size_t *room, size_t bytes)
 {
     if (n < *room)
@@ -102,7 +102,7 @@ static void *grow(void *items, size_t n, size_t *room, size_t bytes)
 
 /* --- metadata ----------------------------------------------------------------------------- */
 
-/* Bytes of an element; 0 where elements differ in length. */
+/* Returns the bytes of an element; 0 if elements differ in length. */
 static size_t kind_bytes(enum gguf_kind k)
 {
     static const size_t bytes[] = {
@@ -185,7 +185,7 @@ static void take_values(struct reader *r, struct gguf *g, uint64_t n)
         qsort(g->values, g->n_values, sizeof *g->values, by_key);
     for (size_t i = 1; r->rc == 0 && i < g->n_values; i++)
         if (by_key(&g->values[i - 1], &g->values[i]) == 0)
-            r->rc = err_set(r->err, ERR_FORMAT, "'%s' is there twice", g->values[i].key);
+            r->rc = err_set(r->err, ERR_FORMAT, "'%s' appears twice", g->values[i].key);
 }
 
 static void read_alignment(struct reader *r, struct gguf *g)
@@ -201,7 +201,8 @@ static void read_alignment(struct reader *r, struct gguf *g)
 
 /* --- tensors ------------------------------------------------------------------------------ */
 
-/* Bytes of a tensor; false where its shape does not suit its type or overflows. */
+/* Computes the bytes of a tensor. Returns false if the shape does not suit the type or overflows.
+ */
 static bool tensor_bytes(const struct gguf_tensor *t, uint64_t *out)
 {
     const struct gguf_type *type = gguf_type(t->type);
@@ -240,18 +241,19 @@ static void take_tensor(struct reader *r, struct gguf_tensor *t)
                         t->name, t->type, gguf_types_supported());
     else if (!tensor_bytes(t, &bytes) || !add_fits(t->begin, bytes, &t->end))
         r->rc = err_set(r->err, ERR_FORMAT,
-                        "tensor '%s': its shape is empty, too large, or no multiple of "
+                        "tensor '%s': its shape is empty, too large, or not a multiple of "
                         "%" PRIu32 " as %s asks",
                         t->name, gguf_type(t->type)->block, gguf_type(t->type)->name);
 }
 
-/* From offsets in the tensors' part to offsets in the file. */
+/* Turns a tensor's offsets from the start of the tensor data into offsets from the start of the
+ * file. */
 static void place_tensor(struct reader *r, const struct gguf *g, struct gguf_tensor *t)
 {
     if (t->begin % g->alignment != 0)
         r->rc = err_set(r->err, ERR_FORMAT,
-                        "tensor '%s' begins at %" PRIu64 ", which is no multiple of the "
-                        "alignment, %" PRIu64,
+                        "tensor '%s' begins at %" PRIu64
+                        ", which is not a multiple of the alignment, %" PRIu64,
                         t->name, t->begin, g->alignment);
     else if (!add_fits(t->begin, g->data_begin, &t->begin) ||
              !add_fits(t->end, g->data_begin, &t->end) || t->end > r->file_bytes)
@@ -286,7 +288,7 @@ static void check_tensors(struct reader *r, struct gguf *g)
     qsort(g->tensors, g->n_tensors, sizeof *g->tensors, by_name);
     for (size_t i = 1; r->rc == 0 && i < g->n_tensors; i++)
         if (by_name(&g->tensors[i - 1], &g->tensors[i]) == 0)
-            r->rc = err_set(r->err, ERR_FORMAT, "tensor '%s' is there twice",
+            r->rc = err_set(r->err, ERR_FORMAT, "tensor '%s' appears twice",
                             g->tensors[i].name);
 }
 
@@ -349,11 +351,11 @@ int gguf_parse(struct gguf *out, const void *bytes, size_t n, uint64_t file_byte
 {
     *out = (struct gguf){0};
     if (!gguf_is(bytes, n))
-        return err_set(err, ERR_FORMAT, "%s: is no GGUF file: it does not begin with GGUF",
+        return err_set(err, ERR_FORMAT, "%s: not a GGUF file: it does not begin with GGUF",
                        file);
     struct reader r = {
         .bytes = bytes, .n = n, .file_bytes = file_bytes, .names = &out->names, .err = err};
-    /* A name takes at most 16 bytes more than in the file, where its length alone takes 8. */
+    /* A name takes at most 16 bytes more than in the file, where its length field alone takes 8. */
     size_t room = n < MAX_NAMES_BYTES / 4 ? 4 * n + 64 : MAX_NAMES_BYTES;
     int rc = arena_init(&out->names, room);
     if (rc != 0)

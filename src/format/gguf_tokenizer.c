@@ -32,12 +32,12 @@
 #define GPT4O_PATTERN                                                                      \
     CASED(CONTRACTIONS "?") "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES_LAST
 
-/* --- how text is cut, by name ------------------------------------------------------------- */
+/* --- pre-tokenizers, by name -------------------------------------------------------------- */
 
 enum cut {
     CUT_GPT2,    /* GPT-2's own pattern */
-    CUT_DIGITS,  /* each digit alone, then GPT-2's */
-    CUT_FALCON,  /* punctuation, GPT-2's, digits by three */
+    CUT_DIGITS,  /* each digit alone, then GPT-2's pattern */
+    CUT_FALCON,  /* punctuation, GPT-2's pattern, then digits in groups of three */
     CUT_CODER,   /* DeepSeek Coder: lines, letters, punctuation, Chinese, digits */
     CUT_PATTERN, /* one pattern */
 };
@@ -46,9 +46,9 @@ static const struct pre {
     const char *name;
     enum cut cut;
     const char *pattern;
-    bool ignore_merges; /* a piece that is a token is not cut */
-    bool add_bos;       /* where the file does not say */
-    bool nfc;           /* the reference normalizes */
+    bool ignore_merges; /* a piece that is a token is not split */
+    bool add_bos;       /* value if the file does not set it */
+    bool nfc;           /* the reference tokenizer normalizes to NFC */
 } pres[] = {
     {"gpt-2", CUT_GPT2, NULL, false, false, false},
     {"phi-2", CUT_GPT2, NULL, false, false, false},
@@ -141,11 +141,10 @@ static const struct pre *find_pre(const struct gguf *g, struct err *err)
                          pres[i].name);
         len += k > 0 && (size_t)k < sizeof known - len ? (size_t)k : 0;
     }
-    err_set(
-        err, ERR_UNSUPPORTED,
-        "'" KEY("pre") "': '%.*s' is not supported (empty: the file does not say how text "
-                       "is cut); supported are %s",
-        n < 40 ? (int)n : 40, s, known);
+    err_set(err, ERR_UNSUPPORTED,
+            "'" KEY("pre") "': '%.*s' is not supported (empty: the file does not name its "
+                           "pre-tokenizer); supported are %s",
+            n < 40 ? (int)n : 40, s, known);
     return NULL;
 }
 
@@ -187,10 +186,10 @@ static int add_tokens(struct tokenizer_json *t, const struct gguf *g, struct err
     for (int32_t id = 0; gguf_strings_next(&it, &s, &n); id++) {
         int type = gguf_token_type(g, (uint64_t)id);
         if (n > UINT32_MAX / 4 || utf8_check(s, n) != n)
-            return err_set(err, ERR_FORMAT, "token %d is no UTF-8 text", id);
+            return err_set(err, ERR_FORMAT, "token %d is not UTF-8 text", id);
         t->reserved[id] = type == GGUF_TOKEN_UNUSED || type == GGUF_TOKEN_BYTE;
         if (n == 0)
-            continue; /* no token has this id */
+            continue; /* an id without a token */
         t->tokens[id] = tokenizer_json_copy(t, s, n);
         if (strmap_add(&t->by_text, t->tokens[id].s, n, id) != id && !t->reserved[id])
             return err_set(err, ERR_FORMAT, "'%.60s' is token %d and %d", t->tokens[id].s,
@@ -199,8 +198,8 @@ static int add_tokens(struct tokenizer_json *t, const struct gguf *g, struct err
     return 0;
 }
 
-/* Tokens that are looked for in the text itself.  Only control tokens and the unknown one are
- * special: text of a user never becomes them. */
+/* Collects the tokens that are matched in the text itself.  Only control tokens and the unknown
+ * token are special: a user's text never becomes them. */
 static void add_added(struct tokenizer_json *t, const struct gguf *g)
 {
     t->added = xcalloc((size_t)t->n_ids, sizeof *t->added);
@@ -214,8 +213,8 @@ static void add_added(struct tokenizer_json *t, const struct gguf *g)
     }
 }
 
-/* Phi-3's special tokens swallow the white space behind them.  Files have no field for this, so
- * llama.cpp goes by the model's name, and so do we. */
+/* Phi-3's special tokens absorb the white space behind them.  GGUF has no field for this; like
+ * llama.cpp, this looks at the model's name. */
 static void strip_behind_phi3(struct tokenizer_json *t, const struct gguf *g)
 {
     const char *s = "";
@@ -235,7 +234,7 @@ static void strip_behind_phi3(struct tokenizer_json *t, const struct gguf *g)
     }
 }
 
-/* -1 where the file has none. */
+/* Reads a token's id into *out; -1 if the file has none. */
 static int token_id(const struct tokenizer_json *t, const struct gguf *g, const char *key,
                     int32_t *out, struct err *err)
 {
@@ -256,7 +255,8 @@ static int opt_bool(const struct gguf *g, const char *key, bool *io, struct err 
     return 0;
 }
 
-/* Ids around the text.  Without an id there is nothing to add, whatever the switch says. */
+/* Sets the ids that are put around the text.  An id that the file lacks is not added, even if its
+ * switch is on. */
 static int add_template(struct tokenizer_json *t, const struct gguf *g, bool add_bos,
                         struct err *err)
 {

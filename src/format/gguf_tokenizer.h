@@ -1,15 +1,16 @@
-/* gguf_tokenizer.h - the tokenizer in a GGUF file's metadata, as struct tokenizer_json.
+/* gguf_tokenizer.h - reads the tokenizer in a GGUF file's metadata into a struct tokenizer_json.
  *
- * Two kinds are known.  `gpt2` is byte-level BPE: tokens and merges are in the file, how text
- * is cut is named (tokenizer.ggml.pre) and written out here.  `llama` is SentencePiece's BPE:
- * no merges; the pair whose joined token has the best score is merged first. */
+ * Two kinds are supported.  `gpt2` is byte-level BPE: the file has tokens and merges, and names its
+ * pre-tokenizer (tokenizer.ggml.pre), whose patterns are in gguf_tokenizer.c.  `llama` is
+ * SentencePiece's BPE: it has no merges; the pair whose joined token has the best score is merged
+ * first. */
 #ifndef FORMAT_GGUF_TOKENIZER_H
 #define FORMAT_GGUF_TOKENIZER_H
 
 #include "format/gguf.h"
 #include "format/tokenizer_json.h"
 
-/* Of a token, in tokenizer.ggml.token_type. */
+/* Types of tokens, in tokenizer.ggml.token_type. */
 enum {
     GGUF_TOKEN_NORMAL = 1,
     GGUF_TOKEN_UNKNOWN = 2,
@@ -18,15 +19,16 @@ enum {
     GGUF_TOKEN_UNUSED = 5,
     GGUF_TOKEN_BYTE = 6,
 };
-/* NORMAL where the file does not say. */
+/* Returns the type of a token; NORMAL if the file does not say. */
 int gguf_token_type(const struct gguf *g, uint64_t id);
 
-/* Whether a token that is not ordinary text ends an answer: files name one such token, and chat
- * models have two. */
+/* Returns whether a token that is not ordinary text ends an answer.  A GGUF file names one such
+ * token, but chat models have two. */
 bool gguf_token_ends_answer(const struct gguf *g, uint64_t id, const char *s, size_t n);
 
-/* -ENOENT where the file has no tokenizer.  An unknown kind or an unknown `pre` is ERR_UNSUPPORTED,
- * with the list of those that are known.  Strings are copied.  deinit also after an error. */
+/* Returns 0, or -ENOENT if the file has no tokenizer.  An unknown kind or an unknown `pre` is
+ * ERR_UNSUPPORTED, with the list of known ones.  Strings are copied.  Call deinit also after an
+ * error. */
 int gguf_tokenizer_read(struct tokenizer_json *out, const struct gguf *g, const char *file,
                         struct err *err);
 

@@ -23,7 +23,7 @@ static float float_of(uint32_t bits)
     return f;
 }
 
-/* Exact: every f16 is an f32. */
+/* Converts f16 to f32, which is exact. */
 static float half(const uint8_t *p)
 {
     uint32_t h = get_u16(p), sign = (h & 0x8000) << 16, em = h & 0x7fff;
@@ -32,7 +32,7 @@ static float half(const uint8_t *p)
         return sign != 0 ? -f : f;
     }
     uint32_t exponent = em < 0x7c00 ? 112u << 23
-                                    : 224u << 23; /* infinities and NaNs stay so */
+                                    : 224u << 23; /* keeps infinities and NaNs */
     return float_of(sign | ((em << 13) + exponent));
 }
 
@@ -76,7 +76,7 @@ static void decode_q4_1(const uint8_t *b, float *y, size_t n)
     }
 }
 
-/* Element i of 32 with five bits: four at q, the fifth in `high`. */
+/* Returns element i of 32 five-bit elements: four bits at q, the fifth in `high`. */
 static int five_bits(const uint8_t *q, uint32_t high, int i)
 {
     int low = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
@@ -112,7 +112,7 @@ static void decode_q8_0(const uint8_t *b, float *y, size_t n)
     }
 }
 
-/* Scale and minimum of part j of eight: six bits each, packed into twelve bytes. */
+/* Unpacks scale and minimum of part j of eight: six bits each, packed into twelve bytes. */
 static void scale_min(const uint8_t *s, int j, int *scale, int *min)
 {
     if (j < 4) {
@@ -124,7 +124,7 @@ static void scale_min(const uint8_t *s, int j, int *scale, int *min)
     }
 }
 
-/* 256 elements; high: 32 bytes of fifth bits, or NULL. */
+/* Decodes 256 elements; high: 32 bytes of fifth bits, or NULL. */
 static void decode_k(const uint8_t *b, const uint8_t *high, const uint8_t *q, float *y)
 {
     float d = half(b), dmin = half(b + 2);
@@ -160,7 +160,8 @@ static void decode_q6_k(const uint8_t *b, float *y, size_t n)
         const uint8_t *low = b, *high = b + 128, *scales = b + 192;
         float d = half(b + 208);
         for (int i = 0; i < 256; i++) {
-            int part = i / 128, k = i % 128; /* 128 elements: 64 bytes low, 32 high */
+            /* each part has 128 elements: 64 bytes of low bits, 32 of high bits */
+            int part = i / 128, k = i % 128;
             int lo = low[64 * part + k % 64] >> (k < 64 ? 0 : 4) & 15;
             int hi = high[32 * part + k % 32] >> 2 * (k / 32) & 3;
             float ds = d * (float)(int8_t)scales[i / 16];
@@ -181,7 +182,7 @@ static const struct gguf_type types[GGUF_N_TYPES] = {
     [GGUF_TYPE_Q4_K] = {"Q4_K", 256, 144, decode_q4_k},
     [GGUF_TYPE_Q5_K] = {"Q5_K", 256, 176, decode_q5_k},
     [GGUF_TYPE_Q6_K] = {"Q6_K", 256, 210, decode_q6_k},
-    /* Known by size only, so that a message can name them. */
+    /* Types that cannot be decoded; their sizes are here so that a message can name them. */
     [9] = {"Q8_1", 32, 40, NULL},
     [10] = {"Q2_K", 256, 84, NULL},
     [11] = {"Q3_K", 256, 110, NULL},

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Numbers as files have them.  Only types that can be decoded have a name here. */
+/* Type numbers, as in files.  Only types that can be decoded have a name here. */
 enum {
     GGUF_TYPE_F32 = 0,
     GGUF_TYPE_F16 = 1,
@@ -29,14 +29,14 @@ enum {
 struct gguf_type {
     const char *name;
     uint32_t block, bytes;
-    /* n_blocks blocks at src to floats at dst; NULL: this build cannot decode the type. */
+    /* Decodes n_blocks blocks at src to floats at dst; NULL: this build cannot decode the type. */
     void (*decode)(const uint8_t *src, float *dst, size_t n_blocks);
 };
 
-/* NULL: no such type. */
+/* Returns NULL if there is no such type. */
 const struct gguf_type *gguf_type(uint32_t type);
 
-/* The names of all types that can be decoded: "F32, F16, ...". */
+/* Returns the names of all types that can be decoded: "F32, F16, ...". */
 const char *gguf_types_supported(void);
 
 #endif

@@ -1,6 +1,6 @@
 /* json.c - see json.h.
  *
- * `struct json` is never defined: a pointer to it is a jansson json_t in disguise, which
+ * `struct json` is never defined: a pointer to it is a jansson json_t under another name.  This
  * costs nothing and keeps jansson's header out of every other file. */
 #include "format/json.h"
 
@@ -23,14 +23,14 @@ static json_t *node(const struct json *v)
 
 static struct json *wrap(json_t *j)
 {
-    CHECK(j != NULL); /* jansson returns NULL for want of memory, or for misuse */
+    CHECK(j != NULL); /* jansson returns NULL when memory runs out or it is misused */
     return (struct json *)j;
 }
 
 /* --- memory ------------------------------------------------------------------------- */
 
-/* A parse may fail for want of memory, for its size comes from outside.  What this program
- * builds itself may not (base/mem.h): its callers have no way back. */
+/* State of the allocator that jansson uses.  A parse may fail for lack of memory, because input
+ * decides its size.  Building a tree may not (base/mem.h), because its callers cannot recover. */
 static _Thread_local enum { BUILDING, PARSING, PARSE_FAILED } memory_mode;
 
 static void *json_memory(size_t n)
@@ -52,9 +52,9 @@ __attribute__((constructor)) static void json_memory_choose(void)
 
 /* --- parsing ------------------------------------------------------------------------ */
 
-/* jansson's own depth limit is fixed at 2048 when it is compiled, so depth is counted
- * before it runs.  Brackets outside of strings are all that counts; a malformed text is
- * jansson's to refuse. */
+/* Returns whether the nesting is at most JSON_MAX_DEPTH.  jansson's own limit of 2048 is fixed when
+ * it is compiled, so depth is counted before it runs.  Only brackets outside of strings count;
+ * jansson refuses malformed text. */
 static bool depth_ok(const char *s, size_t n)
 {
     int depth = 0;
@@ -83,14 +83,15 @@ int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
     json_error_t e;
     memory_mode = PARSING;
     json_t *j = json_loadb(bytes, n, flags, &e);
-    /* Integers beyond 64 bits are legal JSON and common in tokenizer_config.json, whose
-     * model_max_length says "none" with 10^30.  Then every number is read as a real, and
-     * json_int_of takes only those that a double holds exactly. */
+    /* Integers beyond 64 bits are legal JSON.  They are common in tokenizer_config.json, where a
+     * model_max_length of 10^30 means "none".  For such a text every number is read as a real, and
+     * json_int_of accepts only those that a double holds exactly. */
     if (j == NULL && json_error_code(&e) == json_error_numeric_overflow)
         j = json_loadb(bytes, n, flags | JSON_DECODE_INT_AS_REAL, &e);
     bool is_short = memory_mode == PARSE_FAILED;
     memory_mode = BUILDING;
-    if (is_short) { /* jansson does not notice all of it, and loses characters of strings */
+    /* jansson misses some failed allocations and then loses characters of strings */
+    if (is_short) {
         json_decref(j);
         return err_set(err, -ENOMEM, "%s: no memory to read its %zu bytes", file, n);
     }
@@ -186,7 +187,7 @@ bool json_bool_of(const struct json *v, bool *out)
 
 bool json_int_of(const struct json *v, int64_t *out)
 {
-    const double exact = 0x1p53; /* every integer up to here is a double */
+    const double exact = 0x1p53; /* doubles up to here hold every integer exactly */
     if (json_kind(v) == JSON_KIND_INT) {
         *out = json_integer_value(node(v));
         return true;
@@ -225,7 +226,7 @@ bool json_next(struct json_iter *it)
 
 /* --- typed members ------------------------------------------------------------------ */
 
-/* The member, where it is there and not null. */
+/* Returns the member if it exists and is not null, else NULL. */
 static const struct json *present(const struct json *object, const char *key)
 {
     const struct json *v = json_member(object, key);
@@ -394,10 +395,10 @@ struct json *json_share(const struct json *v)
     return wrap(v != NULL ? json_incref(node(v)) : json_null());
 }
 
-/* A JSON string of any bytes: what is not UTF-8 becomes U+FFFD, a byte at a time. */
+/* Makes a JSON string of any bytes; each byte that is not valid UTF-8 becomes U+FFFD. */
 static json_t *string_node(const char *s, size_t n)
 {
-    json_t *j = json_stringn(s, n); /* NULL where s is not valid UTF-8 */
+    json_t *j = json_stringn(s, n); /* NULL if s is not valid UTF-8 */
     if (j != NULL)
         return j;
     char *clean = xmalloc(3 * n);
@@ -432,7 +433,7 @@ struct json *json_new_real(double v)
 void json_put(struct json *object, const char *key, struct json *child)
 {
     int rc = json_object_set_new(node(object), key, node(wrap(node(child))));
-    CHECK(rc == 0); /* keys are ours: valid UTF-8 */
+    CHECK(rc == 0); /* keys come from this program and are valid UTF-8 */
 }
 
 void json_put_int(struct json *object, const char *key, int64_t v)
@@ -499,7 +500,8 @@ static int append_piece(const char *s, size_t n, void *out)
     return 0;
 }
 
-/* jansson's own buffer would hold the text twice when it grows, and once more for its result. */
+/* Appends the text piece by piece. jansson's own buffer would hold it twice when it grows, and its
+ * result once more. */
 static void append_by_jansson(const json_t *j, int indent, struct textbuf *out)
 {
     int rc = json_dump_callback(j, append_piece, out,
@@ -508,8 +510,8 @@ static void append_by_jansson(const json_t *j, int indent, struct textbuf *out)
     CHECK(rc == 0);
 }
 
-/* A raw value is a string that begins with these bytes.  They are not UTF-8, so no
- * other string has them. */
+/* Marks a raw value: a string that begins with these bytes.  They are not UTF-8, so no other string
+ * has them. */
 static const char raw_mark[2] = {'\xFF', '\xFE'};
 
 struct json *json_new_raw(const char *text, size_t n)
@@ -549,7 +551,7 @@ static bool has_raw(json_t *j)
     return is_raw(j);
 }
 
-/* On one line, with jansson's separators. */
+/* Appends the tree on one line, with jansson's separators and with raw values. */
 static void append_with_raw(json_t *j, struct textbuf *out)
 {
     const char *key, *between = "";

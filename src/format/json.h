@@ -1,23 +1,21 @@
-/* json.h - JSON, read strictly and written simply.  The only door to the JSON library.
+/* json.h - reads JSON strictly and writes it.  Only json.c includes the JSON library.
  *
- * Reading.  json_parse turns bytes into a tree and refuses what is not exactly one JSON
- * object or array: invalid UTF-8, duplicate keys, trailing bytes, nesting deeper than
- * JSON_MAX_DEPTH.  The tree belongs to the root; every `const struct json *` and every
- * string found inside it is borrowed and dies with json_free(root).
+ * Reading.  json_parse turns bytes into a tree.  It refuses everything but exactly one JSON object
+ * or array: invalid UTF-8, duplicate keys, trailing bytes, nesting deeper than JSON_MAX_DEPTH.  The
+ * tree belongs to its root; every `const struct json *` and every string inside is borrowed and
+ * dies with json_free(root).
  *
- * The typed getters come in two forms.  json_get_X wants the member and fails with
- * ERR_FORMAT where it is missing; json_opt_X leaves the caller's default in place where the
- * member is missing or null. Both fail where it has another type or lies outside its
- * bounds, with a message that names the member ("'hidden_size' must be an integer, it is a
- * string").  The file's name is put before it by whoever knows it (err_wrap); json_parse's
- * own messages start with it.
+ * The typed getters come in two forms.  json_get_X fails with ERR_FORMAT if the member is missing.
+ * json_opt_X leaves the caller's default in place if the member is missing or null. Both fail if
+ * the member has another type or lies outside its bounds, with a message that names it
+ * ("'hidden_size' must be an integer, it is a string").  The caller that knows the file's name puts
+ * it before the message (err_wrap); json_parse's own messages already begin with it.
  *
- * Writing.  json_new_object / json_new_array, then json_put_X (member of an object) and
- * json_push_X (element of an array); a child belongs to its parent from then on.  Text that
- * is not valid UTF-8 is written with U+FFFD in place of the bad bytes, so that writing
- * cannot fail.  Keys are valid UTF-8: the caller's business.
+ * Writing.  Call json_new_object or json_new_array, then json_put_X (member of an object) and
+ * json_push_X (element of an array).  A child belongs to its parent from then on.  Bytes that are
+ * not valid UTF-8 are written as U+FFFD, so writing cannot fail.  Keys must be valid UTF-8.
  *
- * A tree may be read by several threads; it is written by one. */
+ * Several threads may read a tree; only one may write it. */
 #ifndef FORMAT_JSON_H
 #define FORMAT_JSON_H
 
@@ -42,7 +40,7 @@ enum json_kind {
     JSON_KIND_OBJECT,
 };
 
-/* `file` is the name that messages use.  The bytes are not kept. */
+/* Parses n bytes, which need not live longer than the call. `file` is the name in messages. */
 int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
                struct err *err);
 void json_free(struct json *root); /* NULL is allowed */
@@ -52,21 +50,23 @@ void json_free(struct json *root); /* NULL is allowed */
 enum json_kind json_kind(const struct json *v);   /* NULL counts as JSON_KIND_NULL */
 const char *json_kind_name(const struct json *v); /* "a string", for messages */
 
-size_t json_count(const struct json *v); /* elements or members, else 0 */
+/* number of elements or members; 0 for other kinds */
+size_t json_count(const struct json *v);
 const struct json *json_at(const struct json *array,
-                           size_t i); /* NULL where there is none */
+                           size_t i); /* NULL if there is no element i */
 const struct json *json_member(const struct json *object,
                                const char *key); /* NULL: missing */
 
-/* NULL where v is not a string.  The text ends with a zero byte and may contain others: *n is
- * its length.  With n NULL the caller sees no length, so a string that contains a zero byte
- * gives NULL too: it would otherwise be cut without notice. */
+/* Returns NULL if v is not a string.  The text ends with a zero byte and may contain others; *n is
+ * its length.  If n is NULL, a string that contains a zero byte gives NULL too, because the caller
+ * would see it cut short. */
 const char *json_string_of(const struct json *v, size_t *n);
-bool json_bool_of(const struct json *v, bool *out);   /* false where it is no boolean */
-bool json_int_of(const struct json *v, int64_t *out); /* false where it is no integer */
+bool json_bool_of(const struct json *v, bool *out);   /* false if v is not a boolean */
+bool json_int_of(const struct json *v, int64_t *out); /* false if v is not an integer */
 bool json_real_of(const struct json *v, double *out); /* integers count as reals */
 
-/* Members in the order of the text:
+/* Iterates over members, in the order of the text:
+ *
  *     struct json_iter it = json_begin(object);
  *     while (json_next(&it)) use(it.key, it.value); */
 struct json_iter {
@@ -75,7 +75,7 @@ struct json_iter {
     const struct json *object;
     void *at;
 };
-struct json_iter json_begin(const struct json *object); /* anything else has no members */
+struct json_iter json_begin(const struct json *object); /* other kinds have no members */
 bool json_next(struct json_iter *it);
 
 /* --- typed members of an object ----------------------------------------------------- */
@@ -85,7 +85,7 @@ int json_get_int(const struct json *object, const char *key, int64_t min, int64_
 int json_get_real(const struct json *object, const char *key, double *out, struct err *err);
 int json_get_bool(const struct json *object, const char *key, bool *out, struct err *err);
 int json_get_string(const struct json *object, const char *key, const char **out,
-                    struct err *err); /* refuses a zero byte inside */
+                    struct err *err); /* refuses a string with a zero byte inside */
 int json_get_array(const struct json *object, const char *key, const struct json **out,
                    struct err *err);
 int json_get_object(const struct json *object, const char *key, const struct json **out,
@@ -102,36 +102,37 @@ int json_opt_array(const struct json *object, const char *key, const struct json
 int json_opt_object(const struct json *object, const char *key, const struct json **io,
                     struct err *err);
 
-/* Frees a member of an object that the caller owns. */
+/* Frees a member and removes it from the object, which the caller owns. */
 void json_drop(struct json *object, const char *key);
 
 /* --- writing ------------------------------------------------------------------------ */
 
 struct json *json_new_object(void);
 struct json *json_new_array(void);
-/* A string of any bytes: what is not UTF-8 becomes U+FFFD, a byte at a time. */
+/* Makes a string of any bytes; each byte that is not valid UTF-8 becomes U+FFFD. */
 struct json *json_new_bytes(const char *s, size_t n);
 
 struct json *json_new_int(int64_t v);
-struct json *json_new_real(double v); /* not finite: null */
-/* A value whose text is written already: n bytes that are one JSON value.  It can be
- * put into a tree that is written, and nothing else: a large value costs its text
- * then, not a node for each part. */
+struct json *json_new_real(double v); /* null if v is not finite */
+/* Makes a value from its text: n bytes that are one JSON value.  It may only be put into a tree
+ * that is then written.  A large value then costs its text instead of a node for each part. */
 struct json *json_new_raw(const char *text, size_t n);
 
-/* v, with one more owner: put it into another tree without copying it.  From then on neither
- * owner may write to it.  NULL becomes null. */
+/* Returns v with one more owner, so that it can be put into another tree without a copy.  From then
+ * on neither owner may write to it.  NULL becomes null. */
 struct json *json_share(const struct json *v);
 
 void json_put(struct json *object, const char *key,
               struct json *child); /* takes the child */
 void json_put_int(struct json *object, const char *key, int64_t v);
-void json_put_real(struct json *object, const char *key, double v); /* not finite: null */
+/* null if v is not finite */
+void json_put_real(struct json *object, const char *key, double v);
 void json_put_ms(struct json *object, const char *key,
-                 double ms); /* in whole microseconds */
+                 double ms); /* rounded to whole microseconds */
 void json_put_bool(struct json *object, const char *key, bool v);
 void json_put_null(struct json *object, const char *key);
-void json_put_string(struct json *object, const char *key, const char *s); /* NULL: null */
+/* null if s is NULL */
+void json_put_string(struct json *object, const char *key, const char *s);
 void json_put_bytes(struct json *object, const char *key, const char *s, size_t n);
 
 void json_push(struct json *array, struct json *child); /* takes the child */
@@ -139,10 +140,10 @@ void json_push_int(struct json *array, int64_t v);
 void json_push_real(struct json *array, double v);
 void json_push_string(struct json *array, const char *s);
 
-/* The text, members in the order in which they were put; `indent` spaces a level, 0 for one
- * line. The caller frees it. */
+/* Returns the text, with members in the order in which they were put; `indent` spaces per level, 0
+ * for one line. The caller frees it. */
 char *json_text(const struct json *v, int indent);
-/* The same text, appended. */
+/* Appends the same text to *out. */
 void json_append(const struct json *v, int indent, struct textbuf *out);
 
 #endif

@@ -7,15 +7,15 @@
 #include "base/utf8.h"
 #include "format/json.h"
 
-/* Bytes that jansson 2.14 allocates for each kind of value, malloc's own included, rounded up.
- * A table or an array grows by doubling; the old one is freed after the new one is filled.
- * tests/format/test_json_scan.c compares the sums with what a parse takes. */
+/* Bytes that jansson 2.14 allocates for each kind of value, including malloc's overhead, rounded
+ * up. A table or an array grows by doubling, and the old one is freed after the new one is filled.
+ * tests/format/test_json_scan.c compares the sums with the memory that a parse takes. */
 enum {
     COST_OBJECT = 240,
-    COST_MEMBER = 144, /* and the key's bytes */
+    COST_MEMBER = 144, /* plus the key's bytes */
     COST_ARRAY = 144,
     COST_ELEMENT = 24,
-    COST_STRING = 80, /* and its bytes */
+    COST_STRING = 80, /* plus the string's bytes */
     COST_NUMBER = 32,
 };
 
@@ -25,7 +25,7 @@ struct scan {
     size_t cost;
     bool (*ignores)(const void *arg, const char *name, size_t n_name);
     const void *arg;
-    const char *why; /* of the first error, at `at` */
+    const char *why; /* reason of the first error, which is at `at` */
 };
 
 static bool fail(struct scan *s, const char *why)
@@ -93,7 +93,7 @@ static bool scan_word(struct scan *s, const char *word)
 
 /* --- strings ---------------------------------------------------------------------------------- */
 
-/* Four hexadecimal digits; -1 where they are none. */
+/* Reads four hexadecimal digits; -1 if they are not. */
 static int32_t scan_hex(struct scan *s)
 {
     int32_t v = 0;
@@ -110,24 +110,26 @@ static int32_t scan_hex(struct scan *s)
     return v;
 }
 
-/* Behind a backslash.  A surrogate stands for half a character: both halves must be there. */
+/* Scans an escape, behind its backslash.  A surrogate is half a character: the other half must
+ * follow. */
 static bool scan_escape(struct scan *s)
 {
     int c = peek(s);
     if (c < 0 || strchr("\"\\/bfnrtu", c) == NULL || c == 0)
-        return fail(s, "an escape is none of JSON's");
+        return fail(s, "an escape is not one of JSON's");
     s->at++;
     if (c != 'u')
         return true;
     int32_t v = scan_hex(s);
     if (v >= 0xd800 && v < 0xdc00) {
         if (!take(s, '\\') || !take(s, 'u'))
-            return fail(s, "half a character is escaped");
+            return fail(s, "an escape is half of a surrogate pair");
         int32_t low = scan_hex(s);
-        return (low >= 0xdc00 && low < 0xe000) || fail(s, "half a character is escaped");
+        return (low >= 0xdc00 && low < 0xe000) ||
+               fail(s, "an escape is half of a surrogate pair");
     }
     return (v >= 0 && (v < 0xdc00 || v >= 0xe000)) ||
-           fail(s, "an escape is no character's");
+           fail(s, "an escape does not stand for a character");
 }
 
 static bool scan_string(struct scan *s)
@@ -155,7 +157,7 @@ static bool scan_string(struct scan *s)
 
 static bool scan_value(struct scan *s, int depth);
 
-/* "0" and spaces stand for it now. */
+/* Overwrites the value since `from` with "0" and spaces. */
 static void blank(struct scan *s, size_t from)
 {
     memset(s->text + from, ' ', s->at - from);
@@ -184,7 +186,7 @@ static bool scan_member(struct scan *s, int depth)
     return true;
 }
 
-/* The inside of an object or array, behind its first bracket. */
+/* Scans the inside of an object or array, behind its opening bracket. */
 static bool scan_list(struct scan *s, int depth, char end, bool is_object)
 {
     if (depth > JSON_MAX_DEPTH)
@@ -243,7 +245,7 @@ static bool scan_text(struct scan *s)
     if (!scan_value(s, 0))
         return false;
     skip_space(s);
-    return s->at == s->n || fail(s, "something stands behind its end");
+    return s->at == s->n || fail(s, "text follows its end");
 }
 
 int json_scan(char *text, size_t n,

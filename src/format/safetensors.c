@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The reference implementation's bound on the header. */
+/* The reference implementation's limit on the header's size. */
 #define HEADER_MAX_BYTES 100000000u
 #define DATA_ALIGN       64u
 
@@ -54,7 +54,7 @@ static bool dtype_from_name(const char *name, enum safetensors_dtype *out)
     return false;
 }
 
-/* The size in bytes of shape * dtype; false where it overflows. */
+/* Computes the bytes of shape * dtype. Returns false on overflow. */
 static bool tensor_bytes(const struct safetensors_tensor *t, uint64_t *out)
 {
     uint64_t n = dtypes[t->dtype].bytes;
@@ -88,7 +88,7 @@ static int parse_shape(struct safetensors_tensor *t, const struct json *v, struc
     return 0;
 }
 
-/* data_offsets count from the end of the header; begin and end count from the start of the
+/* data_offsets count from the end of the header; t->begin and t->end count from the start of the
  * file. */
 static int parse_offsets(struct safetensors_tensor *t, const struct json *v,
                          uint64_t data_begin, uint64_t file_bytes, struct err *err)
@@ -157,7 +157,7 @@ static int by_begin(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end); /* empty tensors first */
 }
 
-/* Every data byte belongs to exactly one tensor. */
+/* Checks that every data byte belongs to exactly one tensor. */
 static int check_cover(const struct safetensors *s, uint64_t file_bytes, struct err *err)
 {
     const struct safetensors_tensor **order = xmalloc(s->n_tensors * sizeof *order);
@@ -298,7 +298,7 @@ void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **
 {
     struct json *root = json_new_object();
     struct json *meta = json_new_object();
-    json_put_string(meta, "format", "pt"); /* readers of the field insist on it */
+    json_put_string(meta, "format", "pt"); /* other readers require this field */
     json_put(root, "__metadata__", meta);
     uint64_t at = 0;
     for (size_t i = 0; i < n; i++) {
@@ -347,13 +347,13 @@ static int string_order(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* A name that stays in the folder: an index must not make the loader read elsewhere. */
+/* Returns whether a name stays in the folder: an index must not make the loader read elsewhere. */
 static bool plain_file_name(const char *s)
 {
     return s[0] != '\0' && s[0] != '.' && strchr(s, '/') == NULL && strlen(s) < 256;
 }
 
-/* files: the sorted set of the values of the map. */
+/* Collects the sorted set of the map's values into `files`. */
 static int collect_files(struct safetensors_index *x, const struct json *map,
                          struct err *err)
 {

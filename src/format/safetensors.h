@@ -1,18 +1,16 @@
-/* safetensors.h - where the tensors lie inside a safetensors file.
+/* safetensors.h - finds the tensors inside a safetensors file.
  *
  *     0        8                8 + n               8 + n + size of all tensors
  *     +--------+----------------+------------------------------------------+
  *     | n, u64 | JSON header    | tensor bytes, little-endian, row-major   |
  *     +--------+----------------+------------------------------------------+
  *
- * A file that parses is safe to index: every tensor's bytes lie inside the file, tensors
- * neither overlap nor leave holes, the last one ends where the file does, and end - begin
- * is exactly the product of the shape and the element size.  Everything else is ERR_FORMAT
- * with the tensor's name in the message; an element type that this list does not know is
- * ERR_UNSUPPORTED.
+ * A file that parses is safe to index: every tensor's bytes lie inside the file, tensors neither
+ * overlap nor leave holes, the last one ends where the file does, and end - begin is exactly the
+ * product of the shape and the element size.  Any other file is ERR_FORMAT, with the tensor's name
+ * in the message; an unknown element type is ERR_UNSUPPORTED.
  *
- * This module knows names, shapes and offsets.  What the numbers mean is the model's
- * business. */
+ * This module knows names, shapes and offsets.  The model gives the numbers their meaning. */
 #ifndef FORMAT_SAFETENSORS_H
 #define FORMAT_SAFETENSORS_H
 
@@ -54,33 +52,31 @@ struct safetensors_tensor {
 
 struct safetensors {
     size_t n_tensors;
-    struct safetensors_tensor *tensors; /* sorted by name; names are owned by this struct */
+    struct safetensors_tensor *tensors; /* sorted by name; this struct owns the names */
     uint64_t data_begin;                /* file offset of the first tensor byte */
     void *names;
 };
 
-/* The bytes at `bytes` are the first n of a file of file_bytes; the whole header must be
- * among them (give the whole mapping, or read the first 8 bytes and then
- * safetensors_header_end).  `file` is the name for messages.  Nothing of `bytes` is kept.
- * deinit also after an error. */
+/* `bytes` are the first n bytes of a file of file_bytes, and must contain the whole header: pass
+ * the whole mapping, or read the first 8 bytes and ask safetensors_header_end.  `file` is the name
+ * in messages.  Nothing in `bytes` is kept. Call deinit also after an error. */
 int safetensors_parse(struct safetensors *out, const void *bytes, size_t n,
                       uint64_t file_bytes, const char *file, struct err *err);
 void safetensors_deinit(struct safetensors *s);
 
-/* NULL where there is no such tensor. Valid until deinit. */
+/* Returns NULL if there is no such tensor. The result is valid until deinit. */
 const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
                                                   const char *name);
 
-/* How many of a file's first bytes safetensors_parse needs, from its first 8; checked
- * against the file's size and the format's own limit of 100 MB. */
+/* Computes *end, the number of first bytes that safetensors_parse needs, from a file's first 8
+ * bytes. It is checked against the file's size and the format's own limit of 100 MB. */
 int safetensors_header_end(const void *bytes, size_t n, uint64_t file_bytes,
                            const char *file, uint64_t *end, struct err *err);
 
-/* The first bytes of a new file that holds these tensors in this order: name, dtype, n_dims
- * and shape are read, begin and end are set.  The header is padded so that the data begins
- * at a multiple of 64.  The caller frees *out, and then writes the tensors one behind the
- * other. Names must be different and sizes must fit: they are the caller's, so this is
- * checked, not reported. */
+/* Writes the first bytes of a new file that holds these tensors in this order.  It reads name,
+ * dtype, n_dims and shape, and sets begin and end.  The header is padded so that the data begins at
+ * a multiple of 64.  The caller frees *out and then writes the tensors one after another. Names
+ * must differ and sizes must fit; a violation is a bug and ends the program. */
 void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **out,
                               size_t *n_out);
 
@@ -99,7 +95,7 @@ struct safetensors_index {
     void *names;
 };
 
-/* Refuses a file name that would leave the folder.  deinit also after an error. */
+/* Refuses a file name that would leave the folder.  Call deinit also after an error. */
 int safetensors_index_parse(struct safetensors_index *out, const void *bytes, size_t n,
                             const char *file, struct err *err);
 void safetensors_index_deinit(struct safetensors_index *x);

@@ -1,5 +1,5 @@
-/* tokenizer_json.c - see tokenizer_json.h: vocabulary, merges and added tokens.  The steps around
- * them are tokenizer_steps.c's. */
+/* tokenizer_json.c - see tokenizer_json.h: vocabulary, merges and added tokens.  tokenizer_steps.c
+ * reads the other steps. */
 #include "format/tokenizer_steps.h"
 
 #include "base/mem.h"
@@ -10,14 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks double from the first to the second size: a small file is not to cost what
- * a large one does. */
+/* Block sizes double from the first to the second, so that a small file costs little memory. */
 #define FIRST_BLOCK_BYTES (1u << 12)
 #define BLOCK_BYTES       (1u << 20)
 
 /* --- strings ------------------------------------------------------------------------------ */
 
-/* Room for n bytes and a zero, in blocks, so that strings never move. */
+/* Returns room for n bytes and a final zero, in blocks, so that strings never move. */
 static char *take(struct tokenizer_json *t, size_t n)
 {
     if (t->n_blocks == 0 || t->block_cap - t->block_used < n + 1) {
@@ -62,7 +61,8 @@ void tokenizer_json_deinit(struct tokenizer_json *t)
 
 /* --- vocabulary --------------------------------------------------------------------------- */
 
-/* The highest id of the vocabulary and of the added tokens, all in range. */
+/* Sets n_ids from the highest id of the vocabulary and the added tokens; checks that all are in
+ * range. */
 static int find_n_ids(struct tokenizer_json *t, const struct json *vocab,
                       const struct json *added, struct err *err)
 {
@@ -107,7 +107,7 @@ static int read_vocab(struct tokenizer_json *t, const struct json *vocab, struct
     struct json_iter it = json_begin(vocab);
     while (json_next(&it)) {
         int64_t id = 0;
-        json_int_of(it.value, &id); /* checked in find_n_ids */
+        json_int_of(it.value, &id); /* find_n_ids has checked it */
         int rc = add_token(t, it.key, strlen(it.key), (int32_t)id, err);
         if (rc != 0)
             return rc;
@@ -146,7 +146,7 @@ static int add_merge(struct tokenizer_json *t, const char *a, size_t na, const c
     return rc;
 }
 
-/* "a b": one space, and something on either side of it. */
+/* line is "a b": one space with at least one byte on either side. */
 int tokenizer_json_add_merge(struct tokenizer_json *t, const char *line, size_t n,
                              struct err *err)
 {
@@ -159,7 +159,7 @@ int tokenizer_json_add_merge(struct tokenizer_json *t, const char *line, size_t 
     return add_merge(t, line, na, space + 1, n - na - 1, err);
 }
 
-/* Both forms: "a b", and ["a", "b"] of newer files. */
+/* Reads both forms: "a b", and ["a", "b"] of newer files. */
 static int read_merges(struct tokenizer_json *t, const struct json *merges, struct err *err)
 {
     t->merges = xcalloc(json_count(merges), sizeof *t->merges);
@@ -240,7 +240,7 @@ static struct tokenizer_added *find_added(struct tokenizer_json *t, int32_t id)
     return NULL;
 }
 
-/* Room for one id more, which has no text yet. */
+/* Makes room for one more id, which has no text yet. */
 static void grow_ids(struct tokenizer_json *t)
 {
     t->tokens = xrealloc(t->tokens, ((size_t)t->n_ids + 1) * sizeof *t->tokens);
@@ -258,7 +258,7 @@ int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a
                        (a->id >= 0 && a->id < t->n_ids && t->tokens[a->id].s == NULL);
         if (!is_free || a->id > TOKENIZER_MAX_ID)
             return err_set(err, ERR_MISMATCH,
-                           "token '%.80s' is to have id %d, but the next free one is %d",
+                           "token '%.80s' has id %d, but the next free one is %d",
                            a->text.s, a->id, t->n_ids);
         if (a->id == t->n_ids)
             grow_ids(t);
@@ -312,7 +312,7 @@ static int refuse_string(const struct json *o, const char *key, struct err *err)
     return rc;
 }
 
-/* Options of the model that change ids. */
+/* Reads the options of the model that change ids. */
 static int read_model_options(struct tokenizer_json *t, const struct json *m,
                               struct err *err)
 {
@@ -355,7 +355,8 @@ static int read_model(struct tokenizer_json *t, const struct json *root, struct 
     return read_model_options(t, m, err);
 }
 
-/* What this format has.  Truncation and padding change nothing: see the header. */
+/* Refuses fields that the format does not have.  Truncation and padding change nothing: see the
+ * header. */
 static int check_fields(const struct json *root, struct err *err)
 {
     static const char *const known[] = {"version",        "truncation", "padding",

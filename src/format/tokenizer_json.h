@@ -1,14 +1,15 @@
-/* tokenizer_json.h - what a tokenizer's files say, as plain data.
+/* tokenizer_json.h - reads a tokenizer's files into plain data.
  *
- * tokenizer.json (Hugging Face `tokenizers`), or the older pair vocab.json + merges.txt,
- * becomes one struct: a vocabulary, a ranked list of merges, added tokens, and short typed
- * lists of the steps around them.  Nested Sequences are flattened.  This module does not
- * tokenize: model/tokenizer does.
+ * The input is tokenizer.json (Hugging Face `tokenizers`), or the older pair vocab.json +
+ * merges.txt. The result is one struct: a vocabulary, a ranked list of merges, added tokens, and
+ * short typed lists of the other steps.  Nested Sequences are flattened.  This module does not
+ * tokenize; model/tokenizer does.
  *
- * Only BPE models are known.  A step, an option or a value that would change ids and is not listed
- * below is refused with ERR_UNSUPPORTED and its name.  `truncation` and `padding` are passed over,
- * as transformers does unless a call asks for them (tried with 5.23: of a file that truncates to 5
- * tokens and pads to 50 it gave all 27); the bare tokenizers library (0.23) obeys them.
+ * Only BPE models are supported.  A step, an option or a value that would change ids and is not
+ * listed below is refused with ERR_UNSUPPORTED and its name.  `truncation` and `padding` are
+ * ignored, as transformers ignores them unless a call asks for them (tried with 5.23: for a file
+ * that truncates to 5 tokens and pads to 50 it returned all 27 tokens).  The bare tokenizers
+ * library (0.23) obeys them.
  *
  * After a successful parse:
  *   1. every id lies in [0, n_ids) and names one token; ids may be unused;
@@ -30,7 +31,7 @@ enum {
     TOKENIZER_MAX_ID = (1 << 22) - 1,
 };
 
-/* n bytes and a final zero; s NULL: absent. Owned by the struct tokenizer_json. */
+/* n bytes and a final zero; s NULL: absent. The struct tokenizer_json owns it. */
 struct tokenizer_text {
     const char *s;
     size_t n;
@@ -44,14 +45,14 @@ struct tokenizer_added {
     struct tokenizer_text text;
     int32_t id;
     bool special;
-    bool lstrip, rstrip; /* swallows the white space before, behind */
-    bool normalized;     /* looked for behind the normalizer, not before */
-    bool in_vocab;       /* the model's own vocabulary has it, too */
+    bool lstrip, rstrip; /* absorbs the white space before the token; behind it */
+    bool normalized;     /* matched after normalization instead of before */
+    bool in_vocab;       /* also part of the model's own vocabulary */
 };
 
 enum normalizer_kind {
-    NORMALIZER_PREPEND, /* text */
-    NORMALIZER_REPLACE, /* pattern -> text */
+    NORMALIZER_PREPEND, /* uses text */
+    NORMALIZER_REPLACE, /* replaces pattern by text */
     NORMALIZER_NFC,
     NORMALIZER_NFD,
     NORMALIZER_NFKC,
@@ -64,11 +65,11 @@ struct normalizer_step {
 };
 
 enum pretokenizer_kind {
-    PRETOKENIZER_SPLIT,       /* pattern, is_regex, behavior, invert */
-    PRETOKENIZER_BYTE_LEVEL,  /* add_prefix_space, use_regex */
-    PRETOKENIZER_METASPACE,   /* text, prepend, split */
-    PRETOKENIZER_DIGITS,      /* individual */
-    PRETOKENIZER_PUNCTUATION, /* behavior */
+    PRETOKENIZER_SPLIT,       /* uses pattern, is_regex, behavior, invert */
+    PRETOKENIZER_BYTE_LEVEL,  /* uses add_prefix_space, use_regex */
+    PRETOKENIZER_METASPACE,   /* uses text, prepend, split */
+    PRETOKENIZER_DIGITS,      /* uses individual */
+    PRETOKENIZER_PUNCTUATION, /* uses behavior */
 };
 
 enum split_behavior {
@@ -90,20 +91,20 @@ struct pretokenizer_step {
     struct tokenizer_text pattern;
     bool is_regex, invert;
     enum split_behavior behavior;
-    bool add_prefix_space, use_regex; /* BYTE_LEVEL */
-    struct tokenizer_text text;       /* METASPACE: the replacement of a space */
+    bool add_prefix_space, use_regex; /* for BYTE_LEVEL */
+    struct tokenizer_text text;       /* for METASPACE: replaces a space */
     enum prepend_scheme prepend;
     bool split;
-    bool individual; /* DIGITS */
+    bool individual; /* for DIGITS */
 };
 
 enum decoder_kind {
-    DECODER_REPLACE, /* pattern -> text */
+    DECODER_REPLACE, /* replaces pattern by text */
     DECODER_BYTE_FALLBACK,
     DECODER_FUSE,
-    DECODER_STRIP, /* text, start, stop */
+    DECODER_STRIP, /* uses text, start, stop */
     DECODER_BYTE_LEVEL,
-    DECODER_METASPACE, /* text, prepend */
+    DECODER_METASPACE, /* uses text, prepend */
 };
 
 struct decoder_step {
@@ -114,18 +115,18 @@ struct decoder_step {
 };
 
 struct tokenizer_json {
-    /* Vocabulary: the model's tokens and the added ones. */
+    /* Vocabulary: the model's tokens and the added tokens. */
     int32_t n_ids;
     struct tokenizer_text *tokens; /* [n_ids] */
     struct strmap by_text;
     size_t n_merges;
-    struct tokenizer_merge *merges; /* in order of rank */
+    struct tokenizer_merge *merges; /* [n_merges], in order of rank */
     bool byte_fallback, fuse_unk, ignore_merges;
     int32_t unk_id; /* -1: none */
-    float *
-        scores; /* [n_ids]: pairs are merged by them, and `merges` is empty; NULL: by rank */
-    bool *
-        reserved; /* [n_ids]: text never becomes these, nor is it looked for them; NULL: none */
+    /* [n_ids] scores by which pairs are merged, `merges` is then empty; NULL: merges go by rank */
+    float *scores;
+    /* [n_ids] tokens that text never becomes and that are not matched in it; NULL: none */
+    bool *reserved;
     size_t n_added;
     struct tokenizer_added *added;
 
@@ -135,40 +136,42 @@ struct tokenizer_json {
     struct pretokenizer_step pretokenizers[TOKENIZER_MAX_STEPS];
     struct decoder_step decoders[TOKENIZER_MAX_STEPS];
 
-    /* Ids around the text. */
+    /* Ids that are put before and behind the text. */
     bool has_template;
     int n_prefix, n_suffix;
     int32_t prefix[TOKENIZER_MAX_TEMPLATE], suffix[TOKENIZER_MAX_TEMPLATE];
 
-    /* Owns every string. */
+    /* Memory of all strings. */
     char **blocks;
     size_t n_blocks, block_used, block_cap;
 };
 
-/* The bytes are not kept; `file` is the name for messages. deinit also after an error. */
+/* Parses n bytes, which need not live longer than the call; `file` is the name in messages. Call
+ * deinit also after an error. */
 int tokenizer_json_parse(struct tokenizer_json *out, const void *bytes, size_t n,
                          const char *file, struct err *err);
 
-/* The older pair, GPT-2's: byte-level with its regex, nothing added, no template. */
+/* Parses GPT-2's older pair of files: byte-level with GPT-2's regex, no added tokens, no template.
+ */
 int tokenizer_json_parse_vocab(struct tokenizer_json *out, const void *vocab,
                                size_t n_vocab, const char *vocab_file, const void *merges,
                                size_t n_merges, const char *merges_file, struct err *err);
 
-/* Makes `text` an added token with a's flags, as another file beside tokenizer.json lists it;
- * a's text is not kept.  A token that is known keeps its id.  A new one gets a->id, which must
- * be free: an id that is in use or leaves a gap behind the vocabulary is ERR_MISMATCH. */
+/* Makes `text` an added token with a's flags, as other files beside tokenizer.json list them; a's
+ * text is not kept.  A known token keeps its id.  A new one gets a->id.  ERR_MISMATCH: that id is
+ * in use, or would leave a gap behind the vocabulary. */
 int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a,
                        struct err *err);
 
-/* Returns the id that the reference gives to the next token that has none: one more than the
- * highest added token's, but at least the number of the vocabulary's tokens.  Where the
- * vocabulary leaves out ids it may be in use, and tokenizer_json_add refuses it. */
+/* Returns the id that the reference tokenizer gives to the next token without one: one more than
+ * the highest added token's, but at least the number of the vocabulary's tokens.  In a vocabulary
+ * with unused ids the result may be in use, and tokenizer_json_add then refuses it. */
 int32_t tokenizer_json_next_id(const struct tokenizer_json *t);
 bool tokenizer_json_is_added(const struct tokenizer_json *t, const char *text, size_t n);
 
 void tokenizer_json_deinit(struct tokenizer_json *t);
 
-/* -1 where there is no such token. */
+/* Returns the id, or -1 if there is no such token. */
 int32_t tokenizer_json_find(const struct tokenizer_json *t, const char *text, size_t n);
 
 #endif

@@ -1,7 +1,8 @@
-/* tokenizer_steps.c - the steps around the BPE model in a tokenizer.json.
+/* tokenizer_steps.c - the steps before and after the BPE model in a tokenizer.json.
  *
- * Four lists have the same form in the file: null, one object with a "type", or a Sequence of them.
- * Each type is read by one short function, in a table per list; a type without one is refused. */
+ * All four lists have the same form in the file: null, one object with a "type", or a Sequence of
+ * such objects. Each list has a table with one short function per type; an unknown type is refused.
+ */
 #include "format/tokenizer_steps.h"
 
 #include <string.h>
@@ -11,7 +12,7 @@ struct step_type {
     int (*read)(struct tokenizer_json *t, const struct json *o, struct err *err);
 };
 
-/* One list of the file: its key, the key of a Sequence's children, and its types. */
+/* Description of one list: its key in the file, the key of a Sequence's children, and its types. */
 struct step_list {
     const char *key;
     const char *children;
@@ -65,7 +66,7 @@ static int read_text(struct tokenizer_json *t, const struct json *o, const char 
     return rc;
 }
 
-/* {"String": "..."} or {"Regex": "..."}; is_regex NULL: only the former will do. */
+/* Reads {"String": "..."} or {"Regex": "..."}; if is_regex is NULL, only the former is allowed. */
 static int read_pattern(struct tokenizer_json *t, const struct json *o,
                         struct tokenizer_text *out, bool *is_regex, struct err *err)
 {
@@ -107,7 +108,7 @@ static int read_behavior(const struct json *o, enum split_behavior *out, struct 
     return err_set(err, ERR_UNSUPPORTED, "behavior '%s' is not supported", s);
 }
 
-/* Metaspace: prepend_scheme, or add_prefix_space in older files. */
+/* Reads Metaspace's prepend_scheme, or add_prefix_space of older files. */
 static int read_prepend(const struct json *o, enum prepend_scheme *out, struct err *err)
 {
     const char *s = NULL;
@@ -141,7 +142,7 @@ static bool room_for_step(int n_steps, struct err *err)
 
 /* --- normalizers -------------------------------------------------------------------------- */
 
-/* The next step of the list; NULL, with the message set, where there are too many. */
+/* Returns the next step of the list; NULL, with the message set, if there are too many. */
 static struct normalizer_step *push_normalizer(struct tokenizer_json *t,
                                                enum normalizer_kind kind, struct err *err)
 {
@@ -204,7 +205,7 @@ static const struct step_type normalizer_types[] = {
 
 /* --- pre-tokenizers ----------------------------------------------------------------------- */
 
-/* The next step of the list; NULL, with the message set, where there are too many. */
+/* Returns the next step of the list; NULL, with the message set, if there are too many. */
 static struct pretokenizer_step *
 push_pretokenizer(struct tokenizer_json *t, enum pretokenizer_kind kind, struct err *err)
 {
@@ -273,7 +274,7 @@ static const struct step_type pretokenizer_types[] = {
 
 /* --- decoders ----------------------------------------------------------------------------- */
 
-/* The next step of the list; NULL, with the message set, where there are too many. */
+/* Returns the next step of the list; NULL, with the message set, if there are too many. */
 static struct decoder_step *push_decoder(struct tokenizer_json *t, enum decoder_kind kind,
                                          struct err *err)
 {
@@ -374,7 +375,8 @@ static int add_special(struct tokenizer_json *t, const struct json *table, const
     return 0;
 }
 
-/* Only the template of a single text counts: special tokens, the text "A", special tokens. */
+/* Reads the template of a single text: special tokens, the text "A", special tokens. Others are not
+ * used. */
 static int read_template(struct tokenizer_json *t, const struct json *o, struct err *err)
 {
     const struct json *single = NULL, *table = NULL;
@@ -403,7 +405,7 @@ static int read_template(struct tokenizer_json *t, const struct json *o, struct 
     return rc;
 }
 
-/* Moves offsets, which we do not have, and no ids. */
+/* Accepts a step that changes only offsets, which this program does not use, and no ids. */
 static int read_offsets_only(struct tokenizer_json *t, const struct json *o,
                              struct err *err)
 {

@@ -1,19 +1,20 @@
-/* tokenizer_steps.h - what the files that fill a struct tokenizer_json share; nobody else includes
- * it. */
+/* tokenizer_steps.h - shared by the files that fill a struct tokenizer_json; only they include it.
+ */
 #ifndef FORMAT_TOKENIZER_STEPS_H
 #define FORMAT_TOKENIZER_STEPS_H
 
 #include "format/json.h"
 #include "format/tokenizer_json.h"
 
-/* Fills the normalizers, pre-tokenizers, decoders and the template; the vocabulary is there. */
+/* Reads the normalizers, pre-tokenizers, decoders and the template; the vocabulary is already read.
+ */
 int tokenizer_json_read_steps(struct tokenizer_json *t, const struct json *root,
                               struct err *err);
 
 struct tokenizer_text tokenizer_json_copy(struct tokenizer_json *t, const char *s,
                                           size_t n);
 
-/* "a b", the next merge in order of rank; t->merges has room for it. */
+/* Adds "a b" as the next merge in order of rank; t->merges must have room for it. */
 int tokenizer_json_add_merge(struct tokenizer_json *t, const char *line, size_t n,
                              struct err *err);
 

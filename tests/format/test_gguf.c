@@ -210,7 +210,7 @@ static void test_bad_values_are_refused_by_key(void **state)
         add_u32(&f, GGUF_U8);
         f.bytes[f.n++] = 1;
     }
-    expect(&f, ERR_FORMAT, "'twice' is there twice");
+    expect(&f, ERR_FORMAT, "'twice' appears twice");
     begin(&f, 3, 0, 1);
     add_text(&f, "");
     add_u32(&f, GGUF_U64);
@@ -236,11 +236,11 @@ static void test_bad_tensors_are_refused_by_name(void **state)
         {32, 1, 0, 99, ERR_UNSUPPORTED,
          "'t' has the unknown type 99; supported are F32, F16"},
         {32, 1, 0, 4, ERR_UNSUPPORTED, "'t' has the unknown type 4"},
-        {33, 1, 0, GGUF_TYPE_Q4_0, ERR_FORMAT, "no multiple of 32 as Q4_0 asks"},
-        {32, 1, 0, GGUF_TYPE_Q6_K, ERR_FORMAT, "no multiple of 256 as Q6_K asks"},
+        {33, 1, 0, GGUF_TYPE_Q4_0, ERR_FORMAT, "not a multiple of 32 as Q4_0 asks"},
+        {32, 1, 0, GGUF_TYPE_Q6_K, ERR_FORMAT, "not a multiple of 256 as Q6_K asks"},
         {0, 1, 0, GGUF_TYPE_F32, ERR_FORMAT, "'t': its shape is empty"},
         {1ull << 40, 1ull << 40, 0, GGUF_TYPE_F32, ERR_FORMAT, "too large"},
-        {8, 1, 8, GGUF_TYPE_F32, ERR_FORMAT, "no multiple of the alignment, 32"},
+        {8, 1, 8, GGUF_TYPE_F32, ERR_FORMAT, "not a multiple of the alignment, 32"},
         {8, 2, 0, GGUF_TYPE_F32, ERR_FORMAT, "truncated: tensor 't' ends behind"},
         {8, 1, UINT64_MAX - 31, GGUF_TYPE_F32, ERR_FORMAT, "'t'"},
     };
@@ -259,7 +259,7 @@ static void test_bad_tensors_are_refused_by_name(void **state)
     add_tensor(&f, "a", 8, 0, GGUF_TYPE_F32, 0);
     add_tensor(&f, "a", 8, 0, GGUF_TYPE_F32, 32);
     add_data(&f, 64);
-    expect(&f, ERR_FORMAT, "tensor 'a' is there twice");
+    expect(&f, ERR_FORMAT, "tensor 'a' appears twice");
     begin(&f, 3, 1, 0);
     add_text(&f, "a");
     add_u32(&f, 5);

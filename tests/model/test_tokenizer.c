@@ -720,8 +720,7 @@ static void test_listed_tokens(void **state)
     /* The reference would give it id 6, whatever the file says. */
     put_file(dir, "tokenizer_config.json",
              "{\"added_tokens_decoder\": {\"9\": {\"content\": \"<x>\"}}}");
-    expect_open_error(dir, ERR_MISMATCH,
-                      "'<x>' is to have id 9, but the next free one is 6");
+    expect_open_error(dir, ERR_MISMATCH, "'<x>' has id 9, but the next free one is 6");
     put_file(dir, "tokenizer_config.json",
              "{\"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\", \"single_word\": "
              "true}}}");
