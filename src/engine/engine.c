@@ -1,13 +1,13 @@
 /* engine.c - see engine.h: creation, admission, and the step.
  *
- *   schedule.c     who is ended, preempted, admitted; rows for each
+ *   schedule.c     ends, preempts and admits sequences; gives each its rows
  *   step_batch.c   one forward pass over those rows; zigzag.c: in mini-batches
- *   restore_phase.c    what comes back, in the rest of the step; fused.c: new tokens that follow it
+ *   restore_phase.c    restores, in the rest of the step; fused.c: new tokens that follow them
  *   seq.c          one sequence, and its phases
  *
- * Each file calls those below it only.  Invariants:
- *  1. A running sequence has blocks for the rows that it gets: schedule.c takes them.
- *  2. No memory is allocated in a step, but for what a sequence wants when it begins. */
+ * Each file calls only files below it. Invariants:
+ * 1. A running sequence has blocks for the rows that it gets: schedule.c takes them.
+ * 2. A step allocates no memory, except when a sequence begins. */
 #include "engine/engine.h"
 
 #include <stdlib.h>
@@ -63,7 +63,7 @@ static int reserve_restoring(struct engine *e, struct err *err)
     return restore_phase_init(&e->restores, &o, &e->shared, &e->next, err);
 }
 
-/* Rows of TOKENS blocks that a step may compute again beside its own. */
+/* Returns how many rows of TOKENS blocks a step may compute again beside its own rows. */
 static int rows_again(const struct engine_opts *o)
 {
     int context = o->model->max_ctx / KV_BLOCK_TOKENS + 1;
@@ -80,7 +80,7 @@ static struct zigzag_opts zigzag_opts_of(const struct engine_opts *o)
                                 .by_sequence = o->mixed != NULL};
 }
 
-/* Blocks with types and places, where they are wanted. */
+/* Reserves blocks with types and places if the options ask for them. */
 static int reserve_mixed(struct engine *e, struct err *err)
 {
     const struct mixed_opts *o = e->o.mixed;
@@ -134,7 +134,9 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
         rc = reserve_mixed(e, err);
     if (rc == 0)
         rc = reserve_pool(e, err);
-    if (rc == 0) /* twice as many that wait are worth one step of priority */
+    /* a block that twice as many waiting requests need counts as needed one priority step
+     * earlier */
+    if (rc == 0)
         kv_pool_set_step(e->shared.pool, (uint64_t)so.age_ns);
     if (rc == 0 && o->store != NULL)
         store_set_step(o->store, (uint64_t)so.age_ns);
@@ -217,8 +219,8 @@ void engine_stats(const struct engine *e, struct engine_stats *out)
 
 /* --- sequences -------------------------------------------------------------------------------- */
 
-/* Whether the moved tokens of a truncated context can come back: each layer but the first needs
- * records. */
+/* Returns whether the moved tokens of a truncated context can come back: every layer but the
+ * first needs records. */
 static bool saves_all(const struct engine *e, const struct request *r)
 {
     bool all = e->o.saver != NULL;
@@ -304,11 +306,11 @@ void engine_remove(struct engine *e, struct seq *s)
 
 /* --- the step --------------------------------------------------------------------------------- */
 
-/* Decodes come first, so that they never stall behind a long prompt; then prefill pieces, the best
- * rank first. Decodes never wait for the saver either: if all its buffers are on their way to the
- * store, a decode is saved no further. A decode of a truncated sequence waits for a later step
- * instead: what it sees must come back when its window moves. A prefill waits for a buffer; if
- * the step has other work, it waits for a later step. */
+/* Decodes come first, so they never stall behind a long prompt. Then come prefill pieces, the
+ * best rank first. Decodes never wait for the saver: if all its buffers are on their way to the
+ * store, the saver stops saving that sequence. A decode of a truncated sequence waits for a
+ * later step instead, because its state must come back when its window moves. A prefill waits
+ * for a buffer; if the step has other work, it waits for a later step. */
 static void make_batch(struct engine *e)
 {
     struct step_batch *b = &e->batch;
@@ -318,7 +320,7 @@ static void make_batch(struct engine *e)
         struct seq *s = c->seqs[i];
         if (s->phase != PHASE_DECODE || s->rows == 0)
             continue;
-        /* What a truncated sequence does not save is missing at the end of its stair. */
+        /* Chunks that a truncated sequence fails to save are missing at the end of its stair. */
         enum save_wait how = s->view.truncation.context > 0 ? SAVE_TRY : SAVE_SHED;
         if (save_reserve(s->save, seq_at(s), 1, how))
             step_batch_add(b, s, 1);
@@ -342,8 +344,7 @@ static int count_decodes(const struct step_batch *b)
 /* Pause of a step in which every sequence waits for the saver. */
 enum { IDLE_NS = 200000 };
 
-/* New sequences begin to restore; the batch goes forward; restores take what is left of the
- * step. */
+/* New sequences begin to restore; the batch goes forward; restores get the rest of the step. */
 int engine_step(struct engine *e, int *n_active, struct err *err)
 {
     schedule_step(&e->schedule);

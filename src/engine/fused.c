@@ -66,7 +66,7 @@ void fused_begin(struct fused *f, struct seq *s, int first, const struct store_h
                                                          .kv = kv_pool_layers(sh->pool),
                                                          .tap = &f->tap,
                                                          .checks_range = true});
-    f->t_begin = s->t_start + s->out.lookup_ns; /* when its restore began */
+    f->t_begin = s->t_start + s->out.lookup_ns; /* the time when its restore began */
     f->busy_ns = 0;
 }
 
@@ -85,7 +85,7 @@ bool fused_has_begun(const struct fused *f, const struct seq *s)
     return f->seq == s && (f->pass.layer > 0 || f->pass.row > 0);
 }
 
-/* The next n rows pass the present layer, and are saved. */
+/* Takes the next n rows through the present layer and saves them. */
 static int pass_rows(struct fused *f, int n)
 {
     const struct seq_shared *sh = f->shared;
@@ -108,7 +108,7 @@ static int pass_rows(struct fused *f, int n)
     return rc == 0 ? stream_sync(sh->stream) : rc;
 }
 
-/* All rows have passed the last layer. */
+/* Hands the sequence on: all rows have passed the last layer. */
 static int leave(struct fused *f)
 {
     const struct seq_shared *sh = f->shared;

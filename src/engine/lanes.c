@@ -20,8 +20,8 @@ static void take(struct hcache_lanes *out, struct hcache_span *span, int n, doub
     *out = (struct hcache_lanes){.span = span, .n = n, .total_ms = total_ms};
 }
 
-/* The new tokens' prefill, which the simulation has behind the restore, is left out; so are copies
- * to stages, which a measured restore does not tell of. */
+/* Leaves out the prefill of new tokens, which the simulation puts behind the restore, and copies
+ * to stages, which a measured restore does not report. */
 void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
                    const struct plan *plan)
 {

@@ -1,4 +1,5 @@
-/* lanes.h - the two lanes of a sequence's restore as pictures show them; private to src/engine. */
+/* lanes.h - the I/O and compute lane of a sequence's restore, for pictures; private to
+ * src/engine. */
 #ifndef ENGINE_LANES_H
 #define ENGINE_LANES_H
 
@@ -6,7 +7,7 @@
 #include "policy/plan.h"
 #include "state/restore.h"
 
-/* out->span: from malloc; earlier ones are freed. */
+/* out->span is from malloc; spans that out already has are freed. */
 void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
                    const struct plan *plan);
 void lanes_measure(struct hcache_lanes *out, struct restore *r);

@@ -1,7 +1,7 @@
 /* mixed.c - see mixed.h: memory, mini-batches, and the calls of a pass.
  *
- * Which blocks a mini-batch reads and writes is decided once a step (lay_out).  Each layer then
- * loads, projects and stores the same blocks (mixed_layer.c). */
+ * lay_out decides once a step which blocks a mini-batch reads and writes. Each layer then loads,
+ * projects and stores the same blocks (mixed_layer.c). */
 #include "engine/mixed_impl.h"
 
 #include <stdlib.h>
@@ -14,9 +14,10 @@
 #include "model/pass.h"
 
 enum {
-    PROJECT_BLOCKS = 8, /* 512 rows: products of so many are near their best on a CPU */
+    /* 512 rows: products of this many rows are near their best speed on a CPU */
+    PROJECT_BLOCKS = 8,
 };
-/* Of one buffer, unless a context needs more. */
+/* Size of one buffer, unless a context needs more. */
 #define BUFFER_BYTES ((size_t)64 << 20)
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -146,7 +147,7 @@ void mixed_deinit(struct mixed *x)
 
 /* --- which block is next ---------------------------------------------------------------------- */
 
-/* By the ratio; a block of the other type where there is none. */
+/* Returns the classes to try for the next block: the ratio's type first, then the other type. */
 static const int *order_by_ratio(void *arg, const struct kv_table *t)
 {
     static const int act_first[] = {PLACES_ACT_DEVICE, PLACES_ACT_HOST, PLACES_KV_DEVICE,
@@ -190,14 +191,14 @@ static int n_blocks_seen(const struct seq *s)
     return blocks_of(s->n_done + s->n_rows);
 }
 
-/* Whether the tail holds rows of the block that the first row belongs to. */
+/* Returns whether the sequence's tail holds rows of the block that the first row belongs to. */
 static bool begins_in_tail(const struct mixed *x, const struct seq *s)
 {
     return s->n_done % KV_BLOCK_TOKENS != 0 &&
            class_at(x, s, first_block(s)) != PLACES_KV_DEVICE;
 }
 
-/* Where a block lies that the step's rows are in, unless it has to be a scratch block: -1. */
+/* Returns the place of a block that the step's rows are in, or -1 if it must be a scratch block. */
 static int32_t written_place(const struct mixed *x, const struct seq *s, int block)
 {
     bool in_tail = begins_in_tail(x, s);
@@ -209,7 +210,7 @@ static int32_t written_place(const struct mixed *x, const struct seq *s, int blo
     return -1;
 }
 
-/* Blocks up to the last TOKENS block of those before the step's rows. */
+/* Returns the number of blocks up to the last TOKENS block before the step's rows. */
 static int blocks_again(const struct mixed *x, const struct seq *s)
 {
     int n = x->o.n[PLACES_TOKENS] > 0 ? first_block(s) : 0;
@@ -218,7 +219,8 @@ static int blocks_again(const struct mixed *x, const struct seq *s)
     return n;
 }
 
-/* Scratch blocks of a sequence: ACT and host KV blocks that it reads, and blocks that it writes. */
+/* Returns how many scratch blocks a sequence needs: for ACT and host KV blocks that it reads,
+ * and for blocks that it writes. */
 static int count_scratch(const struct mixed *x, const struct seq *s,
                          struct minibatch_request *r)
 {
@@ -234,7 +236,7 @@ static int count_scratch(const struct mixed *x, const struct seq *s,
     return (int)(r->n_act + r->n_kv) + n_written;
 }
 
-/* Fills x->of. */
+/* Assigns the sequences to mini-batches: fills x->of. */
 static void form(struct mixed *x, const struct step_batch *b)
 {
     const struct places_opts *po = &x->places.o;
@@ -243,7 +245,7 @@ static void form(struct mixed *x, const struct step_batch *b)
         (void)count_scratch(x, b->seqs[i], &x->requests[i]);
         x->of[i] = 0;
     }
-    /* Both types come into the same scratch blocks; ACT blocks are staged before. */
+    /* Both types are brought into the same scratch blocks; ACT blocks are staged first. */
     const struct minibatch_room room = {
         .n_act = po->n_staging, .n_kv = po->n_scratch, .n_both = po->n_scratch};
     if (m.kv_bytes == 0) {
@@ -271,7 +273,8 @@ static void reorder(struct mixed *x, struct step_batch *b)
         }
     }
     int *bins = x->of;
-    for (int i = 1; i < n; i++) /* ascending, as the sequences are now */
+    /* sorted: the sequences now stand in the order of their mini-batches */
+    for (int i = 1; i < n; i++)
         for (int j = i; j > 0 && bins[j] < bins[j - 1]; j--) {
             int t = bins[j];
             bins[j] = bins[j - 1];
@@ -286,7 +289,7 @@ static void reorder(struct mixed *x, struct step_batch *b)
     }
 }
 
-/* A mini-batch of the policy is cut where its written blocks or its rows do not fit. */
+/* Cuts a mini-batch of the policy where its written blocks or its rows do not fit. */
 static void cut_minis(struct mixed *x, const struct step_batch *b)
 {
     const struct places_opts *po = &x->places.o;
@@ -398,7 +401,8 @@ int mixed_before(void *arg, int layer, int piece)
         mixed_set_tables(x, m, layer, buffer);
         TRY(mixed_project(x, m, layer, buffer));
     }
-    x->zigzag->pieces[piece].r.id = ragged_new_id(); /* tables are those of this layer */
+    /* The block tables are those of this layer. */
+    x->zigzag->pieces[piece].r.id = ragged_new_id();
     return 0;
 }
 

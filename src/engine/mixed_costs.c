@@ -11,8 +11,8 @@
 
 enum {
     MOST = 16, /* blocks of a sample */
-    /* Of each sample, as far as there is time.  The fastest counts, since other
-     * work only adds time. */
+    /* Repetitions of each sample while there is time. The fastest one counts, since other work
+     * only adds time. */
     ROUNDS = 5,
     MOST_ROUNDS = 30,
     N_SIZES = 5,
@@ -23,7 +23,7 @@ enum {
 
 static const int sizes[N_SIZES] = {1, 2, 4, 8, MOST};
 
-/* A hybrid cache of MOST blocks of each type on the host, of no sequence. */
+/* A hybrid cache of MOST blocks of each type on the host, without sequences. */
 struct sampling {
     struct mixed x;
     struct mixed_act acts[MOST];
@@ -42,8 +42,7 @@ static int sampling_open(struct sampling *p, const struct model *m, struct model
     return rc;
 }
 
-/* ACT blocks are projected into scratch blocks; all samples use the positions of
- * the first block. */
+/* Projects n ACT blocks into scratch blocks. All samples use the positions of the first block. */
 static int project(struct sampling *p, int n)
 {
     struct mixed *x = &p->x;
@@ -65,7 +64,7 @@ static int copy(struct sampling *p, int n)
     return stream_sync(p->x.link);
 }
 
-/* The line through the fastest times of each size; unit: what of a block x counts. */
+/* Fits a line through the fastest time of each size. unit: the line's x for one block. */
 static int sample(struct sampling *p, int (*work)(struct sampling *, int), double unit,
                   struct hybrid_line *line, double *r2)
 {
@@ -73,7 +72,7 @@ static int sample(struct sampling *p, int (*work)(struct sampling *, int), doubl
     struct regress_fit fit = {0};
     for (int k = 0; k < N_SIZES; k++)
         s[k] = (struct regress_sample){.x = {1, sizes[k] * unit}, .y = 1e9};
-    TRY(work(p, MOST)); /* touches memory */
+    TRY(work(p, MOST)); /* first run touches the memory */
     int64_t end = clock_now_ns() + SAMPLE_NS;
     for (int round = 0; round < ROUNDS || (round < MOST_ROUNDS && clock_now_ns() < end);
          round++) {
@@ -84,9 +83,9 @@ static int sample(struct sampling *p, int (*work)(struct sampling *, int), doubl
             s[k].y = t > 0 && t < s[k].y ? t : s[k].y;
         }
     }
-    /* On a machine that is busy few blocks may take as long as many.  A line that
-     * does not fit is not used: the mean of the largest sample is an upper bound
-     * that other work disturbs least. */
+    /* On a busy machine few blocks may take as long as many. A line that does not fit is not
+     * used. The mean of the largest sample replaces it: an upper bound that other work disturbs
+     * least. */
     if (!regress(s, N_SIZES, 2, &fit) || fit.coef[1] <= 0 || fit.r2 < LEAST_R2) {
         double per_unit = s[N_SIZES - 1].y / s[N_SIZES - 1].x[1];
         fit = (struct regress_fit){.coef = {0, per_unit}, .r2 = fit.r2};
@@ -96,8 +95,8 @@ static int sample(struct sampling *p, int (*work)(struct sampling *, int), doubl
     return 0;
 }
 
-/* One layer of n rows, each the first of a sequence of its own: a tail each would be needed, so all
- * write scratch blocks by turns. */
+/* Runs one layer of n rows, each the first row of a sequence of its own. Each would need a tail,
+ * so the rows take turns in the scratch blocks. */
 static int forward(struct sampling *p, int n, double *seconds)
 {
     struct mixed *x = &p->x;

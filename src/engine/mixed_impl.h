@@ -21,31 +21,31 @@ static inline bool is_act(enum places_class c)
     return c == PLACES_ACT_DEVICE || c == PLACES_ACT_HOST;
 }
 
-/* Of entry `block` of a sequence's table. */
+/* Returns the class of entry `block` of a sequence's table. */
 static inline enum places_class class_at(const struct mixed *x, const struct seq *s,
                                          int block)
 {
     return places_class_of(&x->places, s->table.blocks[block]);
 }
 
-/* Whether the step computes the last row of a block. */
+/* Returns whether the step computes the last row of a block. */
 static inline bool is_finished(const struct seq *s, int block)
 {
     return s->n_done + s->n_rows >= (block + 1) * KV_BLOCK_TOKENS;
 }
 
-/* The host blocks of a mini-batch come into a buffer, behind what used it last. */
+/* Queues the load of a mini-batch's host blocks into a buffer, behind the buffer's last use. */
 int mixed_load(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
-/* Those of the mini-batch behind the present one: of this layer, or the first of the next. */
+/* Queues the load of the next mini-batch: of this layer, or the first one of the next layer. */
 int mixed_load_next(struct mixed *x, int layer, int buffer);
-/* The block tables of a mini-batch in a layer. */
+/* Sets the block tables of a mini-batch for a layer. */
 void mixed_set_tables(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
 /* Projects all ACT blocks of a mini-batch into scratch blocks. */
 int mixed_project(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
 /* Projects acts[at .. at + n), whose rows are staged: at most project_blocks. */
 int mixed_project_some(struct mixed *x, const struct mixed_act *acts, int layer, int buffer,
                        int at, int n);
-/* What the layer wrote goes to its place. */
+/* Takes the layer's results to their places. */
 int mixed_store(struct mixed *x, const struct mixed_mini *m, int layer);
 
 #endif

@@ -1,5 +1,5 @@
-/* mixed_layer.c - a mini-batch's way through one layer: its blocks come over the link, ACT
- * blocks are projected, and what the layer wrote goes to its place.  See mixed.h. */
+/* mixed_layer.c - a mini-batch's way through one layer: brings its blocks over the link,
+ * projects ACT blocks, and takes the layer's results to their places. See mixed.h. */
 #include "engine/mixed_impl.h"
 
 #include "base/check.h"
@@ -9,7 +9,7 @@ static int scratch_index(const struct mixed_seq *q, int block)
     return -1 - q->where[block];
 }
 
-/* The host blocks of a mini-batch come into a buffer. */
+/* Brings the host blocks of a mini-batch into a buffer. */
 int mixed_load(struct mixed *x, const struct mixed_mini *m, int layer, int buffer)
 {
     const struct places *p = &x->places;
@@ -37,7 +37,7 @@ int mixed_load(struct mixed *x, const struct mixed_mini *m, int layer, int buffe
     return event_record(x->link, x->loaded[buffer]);
 }
 
-/* The mini-batch behind the present one: of this layer, or the first of the next. */
+/* Loads the next mini-batch: of this layer, or the first one of the next layer. */
 int mixed_load_next(struct mixed *x, int layer, int buffer)
 {
     bool is_last = x->now + 1 == x->n_minis;
@@ -58,7 +58,7 @@ void mixed_set_tables(struct mixed *x, const struct mixed_mini *m, int layer, in
     }
 }
 
-/* ACT blocks [at, at + n) of the mini-batch, whose rows are staged. */
+/* Projects ACT blocks [at, at + n) of the mini-batch, whose rows are staged. */
 int mixed_project_some(struct mixed *x, const struct mixed_act *acts, int layer, int buffer,
                        int at, int n)
 {
@@ -103,7 +103,7 @@ int mixed_project(struct mixed *x, const struct mixed_mini *m, int layer, int bu
     return 0;
 }
 
-/* Block k of sequence i, of which this step has computed rows. */
+/* Stores block k of sequence i, of which this step has computed rows. */
 static int store_block(struct mixed *x, int i, int k, int layer)
 {
     const struct places *p = &x->places;

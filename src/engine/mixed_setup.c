@@ -45,11 +45,11 @@ bool mixed_must_measure(const struct mixed_job *j, struct mixed_choice *out)
 
 struct room {
     struct hybrid_machine machine;
-    struct hybrid_memory mem; /* of one layer */
+    struct hybrid_memory mem; /* memory of one layer */
     enum mixed_method method;
 };
 
-/* n blocks by the method; out->fits says whether there is room. */
+/* Splits n blocks by the method; out->fits says whether they have room. */
 static void split_by(const struct room *r, int64_t n, struct hybrid_split *out)
 {
     double x = r->machine.project.b_s / (r->machine.link.b_s * r->machine.kv_bytes);
@@ -59,7 +59,7 @@ static void split_by(const struct room *r, int64_t n, struct hybrid_split *out)
         hybrid_place(&r->machine, &r->mem, n, r->method == MIXED_ACT ? n : 0, out);
 }
 
-/* Algorithm 1 shares out memory; no more blocks than n are of use. */
+/* Splits by Algorithm 1, which shares out memory; more than n blocks are of no use. */
 static void split_as_printed(const struct room *r, int64_t n, struct hybrid_split *out)
 {
     struct hybrid_shares s;
@@ -73,7 +73,7 @@ static void split_as_printed(const struct room *r, int64_t n, struct hybrid_spli
                                  .fits = true};
 }
 
-/* The most blocks, up to n, that have room. */
+/* Splits the most blocks, up to n, that have room. */
 static void split_most(const struct room *r, int64_t n, struct hybrid_split *out)
 {
     int64_t low = 0, high = n;
@@ -98,7 +98,7 @@ static int64_t n_kv(const struct hybrid_split *s)
     return s->kv_device + s->kv_host;
 }
 
-/* Bytes of tails and buffers, which come before blocks. */
+/* Returns the bytes of tails and buffers, which are reserved before blocks. */
 static uint64_t fixed_bytes(const struct mixed_job *j, const struct model *m)
 {
     struct places_opts po;
@@ -166,7 +166,7 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
         .n = {(int)s->kv_device, (int)s->act_device, (int)s->kv_host, (int)s->act_host},
         .act_share = (double)n_act(s),
         .kv_share = (double)n_kv(s),
-        .buffer_blocks = 1, /* a context */
+        .buffer_blocks = 1, /* at least one context's blocks */
         .packing = j->method == MIXED_PRINTED ? MIXED_PAPER : MIXED_BALANCED,
         .machine = r.machine};
     tell(c, s, out);

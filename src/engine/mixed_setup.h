@@ -1,13 +1,13 @@
-/* mixed_setup.h - whether a job's contexts have blocks on the host, and how many of which type
- * (HybridServe, section 4.3.1).
+/* mixed_setup.h - decides whether a job's contexts have blocks on the host, and how many of
+ * which type (HybridServe, section 4.3.1).
  *
- *   off, recompute   all blocks are KV blocks on the device; what has no room is computed again
+ *   off, recompute   all blocks are KV blocks on the device; blocks without room are computed again
  *   kv, act          blocks of this type alone
  *   paper            Algorithm 1 as printed
- *   auto             hybrid_choose; no ACT blocks where the link outruns the projection, or heads are
- *                    grouped; off where the device computes in the host's memory
+ *   auto             hybrid_choose; no ACT blocks if the link outruns the projection, or heads are
+ *                    grouped; off if the device computes in the host's memory
  *
- * Pure but for mixed_measure, which the caller has called. */
+ * Pure, except that the caller has run mixed_measure. */
 #ifndef ENGINE_MIXED_SETUP_H
 #define ENGINE_MIXED_SETUP_H
 
@@ -23,37 +23,39 @@ enum mixed_method {
     MIXED_AUTO,
     MIXED_METHODS
 };
-extern const char
-    *const mixed_methods[MIXED_METHODS + 1]; /* as users name them; NULL ends them */
+/* names that users give; ends with NULL */
+extern const char *const mixed_methods[MIXED_METHODS + 1];
 
 /* Beyond this x (mixed_costs_x) `auto` uses no ACT blocks: they would gain less than 5 %. */
 #define MIXED_MOST_X 10.0
 
 struct mixed_job {
     enum mixed_method method;
-    bool
-        unified; /* the device computes in the host's memory, and nothing slows the link down */
+    /* The device computes in the host's memory, and nothing slows the link down. */
+    bool unified;
     bool is_group;  /* several devices */
-    bool has_store; /* contexts are saved: then blocks are KV blocks on the device */
-    int max_seqs;   /* that run at once */
-    uint64_t device_bytes, host_bytes; /* for blocks, tails and buffers; for blocks */
-    double weights_s; /* of one layer, over the same link; 0: they are resident */
+    bool has_store; /* contexts are saved, so all blocks are KV blocks on the device */
+    int max_seqs;   /* sequences that run at once */
+    /* memory for blocks, tails and buffers; host memory for blocks */
+    uint64_t device_bytes, host_bytes;
+    /* time of one layer's weights over the same link; 0: weights are resident */
+    double weights_s;
 };
 
-/* What was decided. */
+/* The decision. */
 struct mixed_choice {
     bool is_on;
-    struct mixed_opts opts;    /* where it is on */
-    struct hybrid_split split; /* of one layer, all blocks in use */
+    struct mixed_opts opts;    /* valid if is_on */
+    struct hybrid_split split; /* blocks of one layer when all are in use */
     char why[240];             /* for people: why it is off, or how blocks are shared out */
 };
 
-/* Returns ERR_LIMIT where device_bytes does not hold the buffers and a tail for each
- * sequence, or both memories hold no context.  A forced method on a job that is
- * saved is a bug of the caller. */
+/* Returns ERR_LIMIT if device_bytes does not hold the buffers and a tail for each sequence, or
+ * if both memories together hold no context. Forcing a method on a job that is saved is a bug of
+ * the caller. */
 int mixed_decide(const struct mixed_job *j, const struct model *m,
                  const struct mixed_costs *c, struct mixed_choice *out, struct err *err);
-/* Whether costs have to be measured for the decision; else out->why says why it is off. */
+/* Returns whether the decision needs measured costs. If not, out->why says why it is off. */
 bool mixed_must_measure(const struct mixed_job *j, struct mixed_choice *out);
 
 #endif

@@ -93,7 +93,7 @@ static bool any_is_shaped(const struct next_token *h, int n)
     return false;
 }
 
-/* at [n][vocab]: the logits as they came down, which stay. */
+/* Shapes the logits that came down. at [n][vocab] holds them and stays unchanged. */
 static int shape(struct next_token *h, struct stream *s, struct mat logits, const float *at,
                  int n)
 {
@@ -108,8 +108,9 @@ static int shape(struct next_token *h, struct stream *s, struct mat logits, cons
             continue;
         for (; !q->req.ignore_eos && n_ends < c->n_eos; n_ends++)
             ends[n_ends] = c->eos_ids[n_ends];
+        /* this token ends an answer, too */
         if (!q->req.ignore_eos)
-            ends[n_ends++] = c->bos_id; /* ends an answer, too */
+            ends[n_ends++] = c->bos_id;
         struct shaping_place place = {.tokens = q->tokens,
                                       .n_prompt = q->req.n_prompt,
                                       .n_tokens = q->n_tokens,
@@ -119,12 +120,13 @@ static int shape(struct next_token *h, struct stream *s, struct mat logits, cons
         shaping_apply(q->req.shaping, &place, (int)row, h->counts, h->shaped);
         rc = stream_copy(s, mat_rows(logits, i, 1).data, h->shaped, row * sizeof(float));
         if (rc == 0)
-            rc = stream_sync(s); /* h->shaped is the next one's */
+            rc = stream_sync(s); /* the next row reuses h->shaped */
     }
     return rc;
 }
 
-/* Where memory is unified, what came down is what will be changed: those who want it get a copy. */
+/* Keeps a copy of the logits at `at` and returns it. On unified memory shaping changes the
+ * original. */
 static const void *keep_raw(struct next_token *h, const void *at)
 {
     size_t row = (size_t)h->logits.cols * sizeof *h->raw;

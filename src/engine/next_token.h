@@ -1,12 +1,12 @@
-/* next_token.h - from the last layer's output to the next token, for the sequences of a batch that
- * have come to their end; private to src/engine.
+/* next_token.h - from the last layer's output to the next token, for the sequences of a batch
+ * whose last known token was computed; private to src/engine.
  *
  *   next_token_begin, next_token_add for each sequence in any order, next_token_run:
  *   then seq.next is known, and seq.logits where its request wants them
  *
- * Logits stay on the device, where the token is chosen (ops.sample): only its id comes down,
- * and the logits of sequences that ask for them.  Those of a sequence with shaping.h come down,
- * are changed, and go up again; what a request sees of its logits is what they were before. */
+ * Logits stay on the device, where the token is chosen (ops.sample). Only its id comes down, and
+ * the logits of sequences that ask for them. The logits of a sequence with shaping.h come down,
+ * are changed, and go up again; the request sees them as they were before the change. */
 #ifndef ENGINE_NEXT_TOKEN_H
 #define ENGINE_NEXT_TOKEN_H
 
@@ -17,31 +17,33 @@ struct seq;
 
 struct next_token {
     const struct model *model;
-    int n_wanted;            /* sequences that will want their logits: rows [0, n_wanted) */
-    int n_shown, n_other;    /* added so far: of those, and of the others, behind them */
+    int n_wanted; /* sequences that want their logits: rows [0, n_wanted) */
+    /* sequences added so far: that want logits, and the others, whose rows follow */
+    int n_shown, n_other;
     struct seq **seqs;       /* [max_rows] */
     struct sample_row *rows; /* [max_rows] */
-    struct buf mem;          /* of the device: */
+    struct buf mem;          /* device memory of in, logits and ids */
     struct mat in;           /* [max_rows][d] T */
     struct mat logits;       /* [max_rows][vocab] f32 */
     int32_t *ids;            /* [max_rows] */
     struct readback logits_back, ids_back;
     float *shaped;   /* [vocab] */
-    int32_t *counts; /* [vocab], of shaping_apply */
-    float *raw;      /* [max_rows][vocab], made when logits are both wanted and shaped */
+    int32_t *counts; /* [vocab], for shaping_apply */
+    /* [max_rows][vocab] unshaped logits; allocated when logits are both wanted and shaped */
+    float *raw;
 };
 
-/* Device memory of the last stage. */
+/* Returns the device memory that it takes on the last stage. */
 size_t next_token_bytes(const struct model *m, int max_rows);
 int next_token_init(struct next_token *h, const struct model *m, int max_rows,
                     struct err *err);
 void next_token_deinit(struct next_token *h);
 
-/* n_wanted of the sequences that will be added want their logits. */
+/* Begins a batch. n_wanted of the sequences that will be added want their logits. */
 void next_token_begin(struct next_token *h, int n_wanted);
 /* x: the last layer's output at the last known token of q. */
 int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x);
-/* Waits for the stream. What it brings is valid until the next next_token_begin. */
+/* Chooses the tokens; waits for the stream. Results are valid until the next next_token_begin. */
 int next_token_run(struct next_token *h, struct stream *s, struct model_work *work);
 
 /* Whether a sequence's request wants its logits. */

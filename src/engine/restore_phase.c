@@ -1,17 +1,17 @@
 /* restore_phase.c - the restoration phase of a sequence: look up, plan, restore.
  *
- *   restore_phase_begin     WAIT -> RESTORE: looks up; or -> PREFILL where nothing can come back
+ *   restore_phase_begin     WAIT -> RESTORE: looks up; or -> PREFILL if nothing can come back
  *   restore_phase_step      looked up: plans, starts the reads; all is back: -> PREFILL
  *   restore_phase_abandon   ends the restore of a sequence that leaves the phase another way
  *
- * A restore always leaves a right state behind: n_done tokens whose K and V are in the cache.
- * Prefill goes on from there. Fewer tokens than hoped for are a miss with a reason, not an error.
- * A forced plan uses the records that are there and says so in plan.deviation; with plan_strict a
- * deviation is an error.
+ * A restore always leaves a correct state: n_done tokens whose K and V are in the cache. Prefill
+ * continues from there. Fewer tokens than hoped for are a miss with a reason, not an error. A
+ * forced plan uses the records that exist and reports the difference in plan.deviation; with
+ * plan_strict a deviation is an error.
  *
- * Decodes never wait for I/O, and hardly for the restores' compute: beside them it gets
- * BESIDE_RESTORE_SHARE of the time that their forward passes take, kept as a credit.  An item that
- * took longer than there was credit is paid for by the steps that follow. */
+ * Decodes never wait for I/O, and hardly for the restores' compute. Beside decodes, restores get
+ * BESIDE_RESTORE_SHARE of the time of forward passes, kept as a credit. If an item takes longer
+ * than the credit, the next steps pay for it. */
 #include "engine/restore_phase.h"
 
 #include <limits.h>
@@ -84,9 +84,9 @@ size_t restore_phase_bytes(const struct restore_phase *g)
 
 /* --- one sequence's way through the phase ----------------------------------------------------- */
 
-/* The restore is over, or there was none; n_stored chunks are known to be in the store. Holding the
- * last of them pins all, so the chunks that the sequence continues are not evicted while it
- * lives. */
+/* Ends a restore, or a phase that needed none. n_stored chunks are known to be in the store. A
+ * hold on the last of them pins all, so the chunks that the sequence continues are not evicted
+ * while it lives. */
 static void end(struct restore_phase *g, struct seq *s, int n_stored)
 {
     if (n_stored > 0) {
@@ -99,8 +99,8 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
     s->restore = NULL;
     s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
     s->out.n_cached = seq_tokens_done(s);
-    /* If a chunk was lost, the new tokens begin elsewhere; if fused prefill has not begun, they go
-     * with the batch. */
+    /* If a chunk was lost, the new tokens begin elsewhere. If fused prefill has not begun, they
+     * go with the batch. */
     if (s->n_done != g->fused.first || !fused_has_begun(&g->fused, s))
         fused_cancel(&g->fused, s);
     if (s->phase == PHASE_RESTORE && s->n_done < view_moved(&s->view))
@@ -109,7 +109,7 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
         seq_enter_prefill(s);
 }
 
-/* Price of restoring n_tokens from the store, by the cheaper of the two kinds of records; 0: not
+/* Returns the time to restore n_tokens from the store by the cheaper kind of records; 0: not
  * measured yet. */
 static double restore_s(const struct restore_phase *g, int n_tokens)
 {
@@ -136,7 +136,7 @@ const char *restore_phase_why_not(const struct seq *s)
 
 void restore_phase_find(struct restore_phase *g, struct seq *s)
 {
-    /* The last prompt token must be computed in any case: its logits are wanted. */
+    /* The last prompt token is always computed: its logits are wanted. */
     const struct view *v = &s->view;
     int n_moved = view_moved(v) / STORE_CHUNK_TOKENS;
     struct restore_want want = {
@@ -171,8 +171,8 @@ static void go_on_staged(struct restore_phase *g, struct seq *s)
     int n_planned = s->n_planned;
     seq_enter_restore(s);
     s->n_planned = n_planned;
-    if (n_planned ==
-        0) /* it is looked up, and planned, from here on as if it had begun now */
+    /* Only looked up so far: it continues like a restore that begins now. */
+    if (n_planned == 0)
         return;
     const struct restore_found *f = restore_found(s->restore);
     tell_found(s, f);
@@ -200,7 +200,7 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
     restore_phase_find(g, s);
 }
 
-/* The look-up has ended: plans, and starts the reads. */
+/* Plans and starts the reads: the look-up has ended. */
 static void start(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                   bool beside_decodes)
 {
@@ -233,8 +233,8 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
     }
 }
 
-/* The new tokens of the first sequence whose layers come back follow them: at once, or as soon as
- * the place is free and its save has room. */
+/* Lets the new tokens of the first restoring sequence follow its layers: at once, or as soon as
+ * fused prefill is free and the saver has room. */
 static void fuse_next(struct restore_phase *g, struct seq_list l)
 {
     for (int i = 0; i < l.n && g->fused.seq == NULL; i++) {
@@ -248,7 +248,7 @@ static void fuse_next(struct restore_phase *g, struct seq_list l)
     }
 }
 
-/* Says so in plan.deviation if a forced plan lost chunks: their tokens are computed. */
+/* Notes in plan.deviation that a forced plan lost chunks: their tokens are computed. */
 static void tell_lost(struct seq *s, const struct restore_result *r)
 {
     struct plan *p = &s->out.plan;
@@ -259,7 +259,7 @@ static void tell_lost(struct seq *s, const struct restore_result *r)
                  n > 0 ? "; " : "", s->n_planned - r->n_chunks, s->n_planned, r->fault);
 }
 
-/* Fewer rows take as long as reading the weights, which the curves do not say. */
+/* A batch of fewer rows takes as long as reading the weights, which the curves do not model. */
 enum { LEAST_TEACHING_ROWS = 64 };
 
 double restore_phase_believes(const struct restore_phase *g, const struct step_batch *b)
@@ -282,8 +282,8 @@ void restore_phase_learns(struct restore_phase *g, double believed_s, int64_t ns
         correction_learn_prefill(g->o.platform, believed_s, (double)ns * 1e-9);
 }
 
-/* Says whether the prediction missed.  New tokens that were computed meanwhile are not part of the
- * restore. */
+/* Judges whether the prediction missed. New tokens that were computed meanwhile are not part of
+ * the restore. */
 static void judge_prediction(struct seq *s)
 {
     const struct restore_result *r = &s->out.restore;
@@ -303,8 +303,8 @@ static void judge_prediction(struct seq *s)
             measured.compute_s * 1e3, predicted.compute_s * 1e3);
 }
 
-/* The plan says what ran: layers that changed their kind of record, and a
- * recomputation that has won a race. */
+/* Updates the plan to what ran: layers that changed their kind of record, and recomputation that
+ * won a race. */
 static void tell_changed(struct seq *s, const struct restore_result *r)
 {
     struct plan *p = &s->out.plan;
@@ -322,7 +322,7 @@ static void tell_changed(struct seq *s, const struct restore_result *r)
                     : "changed between layers: a lane was slower than the platform says");
 }
 
-/* How a restore ended whose reads hung or crawled. */
+/* Notes how a restore ended whose reads hung or crawled. */
 static void judge_stall(struct restore_phase *g, struct seq *s)
 {
     static const char *const ends[STALL_ENDS] = {"", "its reads ended first",
@@ -340,14 +340,14 @@ static void judge_stall(struct restore_phase *g, struct seq *s)
              (double)r->total_ns * 1e-6, ends[e]);
 }
 
-/* Corrects the platform by the times that the restore of s took. One that was staged teaches
+/* Corrects the platform by the times that the restore of s took. A staged restore teaches
  * nothing. */
 static void teach(struct platform *p, const struct seq *s)
 {
     const struct restore_result *r = &s->out.restore;
     if (s->staging.is_placed)
         return;
-    /* Prefill is what fills the waiting. */
+    /* Fused prefill runs while the lanes wait, so it counts as waiting. */
     const struct correction_observed o = {.io_s = (double)r->io_ns * 1e-9,
                                           .compute_s = (double)r->compute_ns * 1e-9,
                                           .wait_s = (double)(r->wait_ns + r->prefill_ns) *
@@ -358,7 +358,7 @@ static void teach(struct platform *p, const struct seq *s)
         correction_learn(p, &s->expected, &o);
 }
 
-/* The restore has ended: every chunk has come back, or was lost. */
+/* Ends the restore: every chunk has come back, or was lost. */
 static void finish(struct restore_phase *g, struct seq *s)
 {
     int n_hits = restore_plan_usable(s, restore_found(s->restore));
@@ -407,7 +407,8 @@ void restore_phase_abandon(struct restore_phase *g, struct seq *s)
 
 /* --- reads that hang or crawl ----------------------------------------------------------------- */
 
-/* Judges the reads of a restore: they go on alone, recomputation races them, or they are left. */
+/* Judges the reads of a restore: they go on alone, recomputation races them, or the restore
+ * gives them up. */
 static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_decodes)
 {
     struct restore_reads r;
@@ -446,7 +447,7 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
 
 /* --- the phase within a step ------------------------------------------------------------------ */
 
-/* An error of fused prefill is its sequence's. */
+/* An error of fused prefill fails its sequence only. */
 static void settle_fused(struct restore_phase *g, int rc)
 {
     struct seq *s = g->fused.seq;
@@ -467,8 +468,8 @@ static bool fuse(struct restore_phase *g, int max_rows, int *n)
     return *n > 0;
 }
 
-/* A look-up that does not end for as long as reads may be silent is not waited for.  The first one
- * may have to measure the store.  A remote that sends is not silent. */
+/* Returns whether to give up a look-up: it is silent longer than reads may be. The first look-up
+ * may have to measure the store. A remote that sends is not silent. */
 static bool leaves_lookup(struct restore_phase *g, struct seq *s)
 {
     double again_s, price_s = restore_plan_price_s(g, s, s->view.n_tokens);
@@ -500,7 +501,7 @@ static void leave_lookup(struct restore_phase *g, struct seq *s)
 static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
 {
     const struct restore_found *f;
-    if (s->restore == NULL) { /* its new tokens are on their way */
+    if (s->restore == NULL) { /* fused prefill still computes its new tokens */
         settle_fused(g, fused_finish(&g->fused));
         return;
     }
@@ -515,7 +516,7 @@ static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
         finish(g, s);
 }
 
-/* Moves every sequence on that can go on; returns how many are still restoring. */
+/* Advances every sequence that can go on. Returns how many are still restoring. */
 static int poll(struct restore_phase *g, struct seq_list l)
 {
     g->again_ns = INT64_MAX;
@@ -527,8 +528,8 @@ static int poll(struct restore_phase *g, struct seq_list l)
     return seq_count(l, PHASE_RESTORE);
 }
 
-/* Beside decodes: restores as much as the credit allows and waits for nothing. New tokens get the
- * rows that the batch has left. */
+/* Beside decodes: restores as much as the credit allows and waits for nothing. New tokens get
+ * the rows that the batch has left. */
 static void work_beside(struct restore_phase *g, const struct restore_phase_budget *b)
 {
     beside_earn(&g->credit, b->batch_ns);

@@ -56,8 +56,8 @@ bool restore_plan_is_forced(const struct seq *s)
     return s->plan != NULL && strcmp(s->plan, "auto") != 0;
 }
 
-/* Finds out which of the chunks have copies in DRAM; ahead: all count as if they had.  Returns the
- * tier of these. */
+/* Finds the chunks that have copies in DRAM; with `ahead`, all count as copied. Returns the tier
+ * of the copies. */
 static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits,
                        bool is_ahead)
 {
@@ -71,8 +71,9 @@ static int find_copies(struct restore_phase *g, const struct store_hit *hits, in
     return any ? dram_tier(g->o.platform) : 0;
 }
 
-/* Makes one range of all chunks: the moved tokens of a truncated context come back together, or not
- * at all.  Where chunks of a layer share no kind, each is restored by the kind that it has. */
+/* Makes one range of all chunks, because the moved tokens of a truncated context come back
+ * together or not at all. If the chunks of a layer have no kind in common, each is restored from
+ * its own kind. */
 static int make_one_range(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
     int tier = find_copies(g, hits, n_hits, false);
@@ -95,10 +96,10 @@ static int make_one_range(struct restore_phase *g, const struct store_hit *hits,
     return n_hits > 0;
 }
 
-/* Merges neighbouring chunks with equal records in the same tier into ranges.  Chunks in DRAM are
- * read for nothing, so there keys and values are the best kind whatever the disk's chunks use:
- * each tier has its own letter (docs/RESTORATION.md).  Not so in a forced plan.  What is read ahead
- * counts as read. */
+/* Merges neighbouring chunks with equal records in the same tier into ranges. Reading from DRAM
+ * costs nothing, so there keys and values are the best kind, whatever kind the disk's chunks
+ * use: each tier has its own letter (docs/RESTORATION.md). A forced plan makes no such
+ * difference. Chunks that are read ahead count as read. */
 static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
                        bool is_forced, bool is_ahead)
 {
@@ -157,8 +158,8 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
         snprintf(s->out.plan.deviation, sizeof s->out.plan.deviation,
                  "the context is truncated: layers behind the first cannot be recomputed");
     }
-    if (rc == ERR_NOT_FOUND && moves &&
-        !s->req.plan_strict) { /* it is as if it was not stored */
+    /* the chunks count as not stored */
+    if (rc == ERR_NOT_FOUND && moves && !s->req.plan_strict) {
         s->out.err = (struct err){0};
         n_used = rc = 0;
     }
@@ -166,7 +167,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
         rc = err_set(&s->out.err, ERR_NOT_FOUND, "plan '%s' cannot be carried out: %s",
                      s->plan, s->out.plan.deviation);
     int64_t tokens = 0;
-    int tier = n_used > 0 ? g->ranges[0].tier : 0; /* 0 where any of them is on the disk */
+    int tier = n_used > 0 ? g->ranges[0].tier : 0; /* 0 if any chunk is on the disk */
     for (int i = 0; rc == 0 && i < n_used; i++) {
         tokens += g->ranges[i].n_tokens;
         tier = g->ranges[i].tier == 0 ? 0 : tier;

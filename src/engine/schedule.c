@@ -1,9 +1,9 @@
 /* schedule.c - see schedule.h.
  *
- * A sequence that gets a place takes what the KV cache knows of its tokens and blocks for the rest.
- * One that loses its place gives its blocks back; they stay known until they are wanted.  Its
- * chunks that were full are saved or on their way, and it is not admitted again before they have
- * arrived. */
+ * A sequence that gets a place takes the blocks that the KV cache knows for its tokens, and new
+ * blocks for the rest. A sequence that loses its place gives its blocks back; they stay known
+ * until they are evicted. Its full chunks are saved or on their way. It is not admitted again
+ * before they have arrived. */
 #include "engine/schedule.h"
 #include "engine/stairs.h"
 
@@ -72,8 +72,8 @@ static const enum sched_phase phases[] = {[PHASE_WAIT] = SCHED_WAITING,
                                           [PHASE_PREFILL] = SCHED_PREFILL,
                                           [PHASE_DECODE] = SCHED_DECODE};
 
-/* A saved sequence copies no part of a block: its chunks are saved whole.  A pool
- * of numbers copies none at all. */
+/* Describes the prompt. A saved sequence copies no part of a block, because its chunks are saved
+ * whole. A pool with block numbers of its own copies none at all. */
 static struct lead_request describe_prompt(const struct seq *s)
 {
     return (struct lead_request){.phase = phases[s->phase],
@@ -88,7 +88,8 @@ static struct lead_request describe_prompt(const struct seq *s)
                                              kv_pool_layers(s->shared->pool) != NULL};
 }
 
-/* Nothing is looked up while there is no place: it would be for nothing, in every step. */
+/* Describes a waiting sequence. While no place is free nothing is looked up: each step would
+ * repeat the look-up in vain. */
 static void describe_waiting(const struct schedule *c, int i, bool is_full,
                              struct sched_req *r)
 {
@@ -96,8 +97,8 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
     int n_unused = 0, n_known = is_full ? 0 : seq_find_known(s, &n_unused);
     r->rows = s->view.n_tokens - n_known * KV_BLOCK_TOKENS;
     r->blocks_needed = seq_blocks_wanted(s) - n_known + n_unused;
-    /* What it waits for may have settled since choose_views.  While no place is free no view is
-     * chosen: the sequence asks for a place, and chooses when it has one (admit). */
+    /* Its saves may have settled since choose_views. While no place is free it chooses no view:
+     * it asks for a place and chooses when it has one (admit). */
     bool must_choose = is_full ? stairs_must_wait(s) : s->stairs.must_choose;
     r->is_held = (s->save != NULL && !save_is_settled(s->save)) || must_choose;
     r->after = is_full ? -1 : lead_find(c->prompt, c->n_live, i, n_known);
@@ -117,7 +118,7 @@ static void describe(const struct schedule *c, int i, bool is_full, struct sched
         return;
     }
     r->blocks_freed = kv_table_own_blocks(c->shared->pool, &s->table);
-    if (s->phase == PHASE_RESTORE) /* its work is no part of the batch */
+    if (s->phase == PHASE_RESTORE) /* its compute is no part of the batch */
         r->rows = 0;
     if (s->phase == PHASE_DECODE)
         r->blocks_needed = s->n_done >= s->table.n_blocks * KV_BLOCK_TOKENS;
@@ -139,7 +140,7 @@ static void preempt(struct schedule *c, struct seq *s)
     seq_preempt(s);
 }
 
-/* Whether the store reaches further than the device. */
+/* Returns whether the store has more of the prompt than the device. */
 static bool store_has_more(struct seq *s)
 {
     int next = s->n_done / STORE_CHUNK_TOKENS + 1;
@@ -151,7 +152,7 @@ static bool store_has_more(struct seq *s)
     return found;
 }
 
-/* The store reaches no further than the device.  Says why the rest of the prompt is computed. */
+/* Sets the reason why the rest of the prompt is computed: the store has no more than the device. */
 static void tell_miss(struct seq *s)
 {
     if (s->n_done / STORE_CHUNK_TOKENS >= (s->n_tokens - 1) / STORE_CHUNK_TOKENS)
@@ -161,7 +162,7 @@ static void tell_miss(struct seq *s)
                                             s->tokens, s->n_tokens - 1);
 }
 
-/* From the device, and from the store where that reaches further. */
+/* Begins with the device's blocks, and restores if the store has more. */
 static void begin(struct schedule *c, struct seq *s)
 {
     if (s->n_done == 0 || s->n_done < view_moved(&s->view) || store_has_more(s)) {
@@ -179,12 +180,12 @@ static void begin(struct schedule *c, struct seq *s)
 
 static void admit(struct schedule *c, struct seq *s)
 {
-    /* Nobody chooses a view while all places are taken.  A place that a preemption
-     * or a time-out has just freed goes to the sequence in the next step, which
-     * begins with choosing. */
+    /* A sequence does not choose its view while all places are taken. If a preemption or a
+     * time-out has just freed a place, the sequence gets it in the next step, which begins with
+     * choosing. */
     if (s->stairs.must_choose)
         return;
-    if (!seq_take_place(s)) /* the next decision sees that the blocks are not there */
+    if (!seq_take_place(s)) /* the next decision sees that the blocks are missing */
         return;
     s->t_start = clock_now_ns();
     if (!s->was_preempted)
@@ -199,7 +200,8 @@ static void admit(struct schedule *c, struct seq *s)
 
 /* --- reading ahead ---------------------------------------------------------------------------- */
 
-/* What another one is about to have on the device need not come from the store. */
+/* Begins or advances staging, unless another sequence is about to bring the same chunks onto the
+ * device. */
 static void stage(struct schedule *c, int i, int n_live, bool beside_decodes)
 {
     struct seq *s = c->seqs[i];
@@ -217,8 +219,8 @@ static void stage(struct schedule *c, int i, int n_live, bool beside_decodes)
         staging_begin(c->restores, s, n_known);
 }
 
-/* The next waiting sequences own staging; those that wait and are not among them give it back.
- * One of those that decode now will have ended when the next one has its place. */
+/* Gives staging to the next waiting sequences, and takes it from those that are no longer next.
+ * One of the present decodes will have ended when the next one has its place. */
 static void stage_next(struct schedule *c, int n_live)
 {
     int next[STAGING_SEQS];
@@ -241,7 +243,8 @@ static void stage_next(struct schedule *c, int n_live)
 
 /* --- the step --------------------------------------------------------------------------------- */
 
-/* Those that have ended keep their blocks until the next step: tests look at them. */
+/* Returns the running sequences. Ended sequences keep their blocks until the next step, because
+ * tests look at them. */
 static int count_running(struct schedule *c)
 {
     int n = 0;
@@ -255,15 +258,14 @@ static int count_running(struct schedule *c)
     return n;
 }
 
-/* The sequences that have not ended, in order: the scheduler's requests. */
+/* Lists the sequences that have not ended, in order, as the scheduler's requests. */
 static int list_live(struct schedule *c)
 {
     int n = 0;
     for (int i = 0; i < c->n_seqs; i++) {
         struct seq *s = c->seqs[i];
         s->rows = 0;
-        if (s->phase !=
-            PHASE_DONE) { /* they move to the front, before those that have ended */
+        if (s->phase != PHASE_DONE) { /* sequences that have not ended move to the front */
             c->seqs[i] = c->seqs[n];
             c->seqs[n++] = s;
         }
@@ -271,7 +273,7 @@ static int list_live(struct schedule *c)
     return n;
 }
 
-/* Sequences that have come to the end of a stair wait for the next one. */
+/* Puts sequences at the end of a stair back into WAIT, for the next stair. */
 static void end_stairs(struct schedule *c)
 {
     for (int i = 0; i < c->n_seqs; i++) {
@@ -326,7 +328,7 @@ void schedule_step(struct schedule *c)
         s->rows = choice->rows;
         if (s->phase == PHASE_DECODE && choice->rows > 0) {
             int rc = kv_table_reserve(c->shared->pool, &s->table, s->n_done + 1, NULL);
-            CHECK(rc == 0); /* sched_decide counts blocks */
+            CHECK(rc == 0); /* sched_decide has counted the blocks */
         }
     }
     upcoming_fetch((struct seq_list){c->seqs, n});

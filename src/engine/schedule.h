@@ -12,7 +12,7 @@
 #include "policy/sched.h"
 
 struct schedule_opts {
-    int max_seqs;         /* that run at once */
+    int max_seqs;         /* sequences that run at once */
     int step_rows;        /* token budget of a step */
     bool no_limit_beside; /* prompts beside decodes may fill the step */
     int64_t age_ns;       /* waiting time that is worth one step of priority */
@@ -22,16 +22,16 @@ struct schedule {
     struct schedule_opts o;
     struct seq_shared *shared;
     struct restore_phase *restores;
-    struct seq **seqs; /* in the order in which they came */
+    struct seq **seqs; /* in the order of arrival */
     int n_seqs, cap_seqs;
-    int n_live; /* the first of them: those that had not ended when the step began */
+    int n_live; /* seqs[0, n_live) had not ended when the step began */
     /* The scheduler's view, filled anew in every step [cap_seqs]: */
     struct sched_req *view;
     struct lead_request *prompt;
     struct sched_choice *choice;
     int *order;
-    struct beside_speed speed; /* of its steps */
-    int rows_beside;           /* of prefill that a step with decodes may have */
+    struct beside_speed speed; /* speed of its steps */
+    int rows_beside;           /* prefill rows that a step with decodes may have */
 };
 
 void schedule_init(struct schedule *c, const struct schedule_opts *o, struct seq_shared *sh,
@@ -42,10 +42,10 @@ void schedule_add(struct schedule *c, struct seq *s);
 void schedule_remove(struct schedule *c, struct seq *s);
 struct seq_list schedule_list(const struct schedule *c);
 
-/* Begins a step: ends, preempts and admits sequences, and sets how many rows each may have
+/* Begins a step: ends, preempts and admits sequences, and sets each one's share of rows
  * (seq.rows). */
 void schedule_step(struct schedule *c);
-/* The i-th of the n_live sequences, the best rank first. */
+/* Returns the i-th of the n_live sequences, best rank first. */
 static inline struct seq *schedule_ranked(const struct schedule *c, int i)
 {
     return c->seqs[c->order[i]];

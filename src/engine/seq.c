@@ -45,7 +45,7 @@ static void enter(struct seq *s, enum phase to)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* What grows with the tokens. False where there is no memory. */
+/* Reserves all memory that grows with the tokens. Returns false if there is none. */
 static bool reserve_tokens(struct seq *s, int n_max)
 {
     s->tokens = mem_try_calloc((size_t)n_max, sizeof *s->tokens);
@@ -80,7 +80,7 @@ struct seq *seq_create(struct seq_shared *sh, const struct request *r)
     return s;
 }
 
-/* What s had saved before it was preempted is in the store: it is found there. */
+/* Forgets the save from before a preemption: its chunks are in the store and are found there. */
 static void forget_save(struct seq *s)
 {
     if (save_ended(s->save) != SAVE_GOES_ON)
@@ -134,7 +134,7 @@ int seq_blocks_wanted(const struct seq *s)
     return (n + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 }
 
-/* The last known token is computed in any case: its logits are wanted. */
+/* The last known token is always computed: its logits are wanted. */
 int seq_find_known(const struct seq *s, int *n_unused)
 {
     *n_unused = 0;
@@ -144,8 +144,9 @@ int seq_find_known(const struct seq *s, int *n_unused)
                             : 0;
 }
 
-/* Full blocks are shared.  The one in which the sequence diverges is copied, unless the sequence is
- * saved: then its rows are computed once more, since a chunk is saved whole. */
+/* Takes known blocks. Full blocks are shared. The block in which the sequence diverges is
+ * copied, unless the sequence is saved: then its rows are computed once more, since a chunk is
+ * saved whole. */
 static int take_known(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
@@ -177,7 +178,7 @@ bool seq_take_place(struct seq *s)
     return false;
 }
 
-/* Names known blocks by their chunks' keys, as far as these are known. */
+/* Names known blocks by their chunks' keys, as far as these keys are known. */
 static void name_blocks(struct seq *s)
 {
     struct kv_table *t = &s->table;
@@ -185,7 +186,7 @@ static void name_blocks(struct seq *s)
         kv_table_name(s->shared->pool, t, store_chunk_name(&s->view.keys[t->n_named]));
 }
 
-/* Names those behind the prompt, too.  A truncated context's may have other parents. */
+/* Names the blocks behind the prompt, too. Blocks of a truncated context may have other parents. */
 static void name_all_blocks(struct seq *s)
 {
     struct kv_table *t = &s->table;
@@ -209,7 +210,7 @@ static void keep(struct seq *s)
     name_blocks(s);
 }
 
-/* New full blocks, or a prompt's last one, become known in the KV cache. */
+/* Makes new full blocks, and a prompt's last one, known in the KV cache. */
 static void keep_new(struct seq *s)
 {
     bool prompt_ends = s->phase == PHASE_PREFILL && s->n_done == s->view.n_tokens;
@@ -219,7 +220,7 @@ static void keep_new(struct seq *s)
         kv_table_mark_saved(s->shared->pool, &s->table, s->n_done / KV_BLOCK_TOKENS);
 }
 
-/* What the request says of the next use, for the KV pool as for the store. */
+/* Returns the request's declared next use, for the KV pool as for the store. */
 static struct kv_use kv_use_of(const struct seq *s)
 {
     const struct store_use *use = &s->req.use;
@@ -275,8 +276,8 @@ bool seq_pin_chunks(struct seq *s, int n)
            store_pin(s->shared->store, &s->view.keys[n - 1], &s->pin);
 }
 
-/* What a sequence saves continues what it took over, which may still be on its way to the store:
- * until one of its own chunks is durable, the store is asked. */
+/* A sequence's save continues the chunks that it took over. These may still be on their way to
+ * the store. So until one of its own chunks is durable, ask the store. */
 int64_t seq_committed_tokens(const struct seq *s)
 {
     int64_t saved = save_committed_tokens(s->save), known = s->out.n_stored;
@@ -318,8 +319,8 @@ static void tell_first(struct seq *s)
     stats->recomputed_tokens += (uint64_t)(s->n_tokens - seq_at(s));
 }
 
-/* The state that a sequence takes over may still be on its way to the store; its own chunks follow
- * it there in order. */
+/* The state that a sequence takes over may still be on its way to the store. Its own chunks
+ * follow it there in order. */
 void seq_enter_prefill(struct seq *s)
 {
     int n = s->n_done / KV_BLOCK_TOKENS;
@@ -328,7 +329,8 @@ void seq_enter_prefill(struct seq *s)
     enter(s, PHASE_PREFILL);
     if (s->was_preempted)
         tell_first(s);
-    else if (s->out.n_device > seq_at(s)) /* a chunk over a copied tail was lost */
+    /* a lost chunk covered a copied tail, whose tokens are computed again, too */
+    else if (s->out.n_device > seq_at(s))
         s->out.n_device = seq_at(s);
     stairs_began(s);
     if (n > s->table.n_known)
@@ -339,7 +341,7 @@ void seq_enter_prefill(struct seq *s)
     seq_open_save(s, s->n_done, &s->pin);
 }
 
-/* Gives up place and blocks.  What is known of its tokens so far names its chunks. */
+/* Gives up place and blocks. The keys of all known tokens name its chunks. */
 static void leave(struct seq *s)
 {
     CHECK(s->restore == NULL);
@@ -364,7 +366,7 @@ static void leave_again(struct seq *s)
     s->out.truncation = truncation;
 }
 
-/* A forced plan may want records that the last chunks of s do not have: it is dropped. */
+/* Drops a forced plan: it may need records that the last chunks of s do not have. */
 void seq_preempt(struct seq *s)
 {
     leave_again(s);
@@ -415,7 +417,7 @@ void seq_fail_overflow(struct seq *s)
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
-/* Hashes what was hashed before and the logits that are there. */
+/* Extends the digest by the present logits. */
 static void digest_logits(struct seq *s, int vocab)
 {
     uint64_t link[2] = {s->out.logits_digest,
@@ -463,7 +465,7 @@ void seq_advance(struct seq *s)
     keep_new(s);
     stairs_advanced(s);
     if (seq_at(s) < s->n_tokens)
-        return; /* prefill goes on, maybe on the next stair */
+        return; /* prefill goes on, possibly on the next stair */
     if (s->phase == PHASE_PREFILL && s->t_first == 0 && s->out.n_preempted == 0)
         s->out.prefill_ns = clock_now_ns() - s->t_admit - s->out.lookup_ns -
                             s->out.restore_ns;

@@ -5,7 +5,7 @@
 
 #include "engine/restore_plan.h"
 
-/* Less than 256 tokens are not read ahead, as they are not fetched (store/fetch.c). */
+/* Contexts of less than 256 tokens are not read ahead, as they are not fetched (store/fetch.c). */
 enum { LEAST_TOKENS = 4 * STORE_CHUNK_TOKENS };
 
 bool staging_may_begin(const struct restore_phase *g, const struct seq *s)
@@ -26,8 +26,8 @@ void staging_begin(struct restore_phase *g, struct seq *s, int n_known)
         restore_phase_find(g, s);
 }
 
-/* Forgets the plan of a restore that was staged and is not used.  What came from the remote for it
- * stays in the store. */
+/* Forgets the plan of a staged restore that is not used. Chunks that the remote sent for it stay
+ * in the store. */
 static void drop(struct restore_phase *g, struct seq *s)
 {
     const struct restore_found *f = restore_found(s->restore);
@@ -39,7 +39,7 @@ static void drop(struct restore_phase *g, struct seq *s)
     s->out.err = (struct err){0};
 }
 
-/* Returns the prefill of what a plan leaves to compute, behind the first n_old tokens. */
+/* Returns the prefill time of the tokens behind the first n_old that a plan leaves to compute. */
 static double prefill_s(const struct restore_phase *g, const struct seq *s, int n_old)
 {
     const struct platform *p = g->o.platform;
@@ -47,7 +47,7 @@ static double prefill_s(const struct restore_phase *g, const struct seq *s, int 
            platform_prefill_s(p, n_old, s->view.n_tokens - n_old);
 }
 
-/* Returns what reading the records of a plan takes, of n_tokens, one after the other. */
+/* Returns the time to read the records of a plan for n_tokens, one after the other. */
 static double load_s(const struct restore_phase *g, const struct plan *plan, int n_tokens)
 {
     double s = 0;
@@ -66,9 +66,9 @@ static double room_of(const struct restore_phase *g, const struct plan *plan, in
     return n_groups > 0 ? (double)restore_stage_groups(g->pipeline) / n_groups : 0;
 }
 
-/* Plans the restore as if all reads were made ahead, and says what is gained over one that is not
- * read ahead.  A forced plan is carried out as it is.  Returns the share of its reads that is worth
- * making; 0: none. */
+/* Plans the restore as if all reads were made ahead, and computes the gain over a restore
+ * without reading ahead. A forced plan is carried out unchanged. Returns the share of its reads
+ * that is worth making; 0: none. */
 static double plan_ahead(struct restore_phase *g, struct seq *s,
                          const struct restore_found *f, bool beside_decodes)
 {
@@ -109,7 +109,8 @@ static bool stage(struct restore_phase *g, struct seq *s, const struct restore_f
     return true;
 }
 
-/* No chunk is erased before those that continue it, so the last one tells of all. */
+/* Returns whether a found chunk was erased. No chunk is erased before the chunks that continue
+ * it, so the last one tells for all. */
 static bool is_erased(const struct seq *s, const struct restore_found *f)
 {
     return !store_hits_stand(s->shared->store, &f->hits[f->n_hits - 1], 1);
@@ -126,7 +127,7 @@ void staging_step(struct restore_phase *g, struct seq *s, bool beside_decodes)
         staging_end(g, s);
 }
 
-/* Whether more chunks are stored than a look-up found: others have saved them since. */
+/* Returns whether more chunks are stored than the look-up found: others have saved them since. */
 static bool store_has_more(const struct seq *s, const struct restore_found *f)
 {
     int n_all = (s->view.n_tokens - 1) / STORE_CHUNK_TOKENS;
@@ -145,8 +146,8 @@ static double share_read(struct seq *s)
 bool staging_is_usable(const struct restore_phase *g, struct seq *s)
 {
     const struct restore_found *f = s->restore != NULL ? restore_found(s->restore) : NULL;
-    if (s->n_planned == 0 ||
-        f == NULL) /* it was not planned: that is done with the place */
+    /* it was not planned; the plan is made when it has its place */
+    if (s->n_planned == 0 || f == NULL)
         return s->restore != NULL;
     bool is_usable = s->n_done / STORE_CHUNK_TOKENS == s->staging.first &&
                      restore_stands(s->restore) && !store_has_more(s, f) &&

@@ -43,8 +43,8 @@ static void unpin_all(struct seq *s)
     s->stairs.n_pins = s->stairs.n_former = 0;
 }
 
-/* A pin keeps all chunks before it in its stair.  So those in view need one at each stair's
- * end, and one at the end of the kept chunks. */
+/* A pin keeps all chunks before it in its stair. So the view needs one pin at the end of each
+ * stair, and one at the end of the kept chunks. */
 static void pin_view(struct seq *s)
 {
     int n = view_moved(&s->view) / STORE_CHUNK_TOKENS;
@@ -56,7 +56,7 @@ static void pin_view(struct seq *s)
     }
 }
 
-/* The chunks that the present stair sees no more and the one before saw. */
+/* Pins the chunks that the stair before saw and the present stair has dropped. */
 static void pin_dropped(struct seq *s)
 {
     const struct truncation *t = truncation_of(s);
@@ -68,7 +68,7 @@ static void pin_dropped(struct seq *s)
     st->n_former = st->n_pins;
 }
 
-/* New pins come before the old ones go. */
+/* Sets the pins anew. New pins are set before old ones are released. */
 static void pin_anew(struct seq *s)
 {
     struct stairs old = s->stairs;
@@ -82,8 +82,8 @@ static void pin_anew(struct seq *s)
     free(old.pins);
 }
 
-/* The first chunk of the present stair is durable, so nobody needs the dropped ones to go on here.
- * Others that share them may. */
+/* Releases the dropped chunks: the first chunk of the present stair is durable, so this sequence
+ * does not need them to continue. Other sequences that share them may. */
 static void let_go(struct seq *s)
 {
     struct stairs *st = &s->stairs;
@@ -99,7 +99,7 @@ static void let_go(struct seq *s)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* The first stair's view, which is the only one of a context that is not long. */
+/* Sets the first stair's view, which is the only view of a context that is not long. */
 static void begin(struct seq *s)
 {
     view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
@@ -145,7 +145,7 @@ static bool is_stored(const struct seq *s, const struct sha256 *key)
     return found;
 }
 
-/* Positions of the view that the device or the store have. */
+/* Returns how many positions of the view the device or the store has. */
 static int count_there(const struct seq *s)
 {
     const struct view *v = &s->view;
@@ -156,7 +156,7 @@ static int count_there(const struct seq *s)
     return i * STORE_CHUNK_TOKENS;
 }
 
-/* What is asked to be recomputed begins with the first stair. */
+/* Returns whether the sequence begins with the first stair: its request asks for recomputation. */
 static bool begins_anew(const struct seq *s)
 {
     return s->n_reached == 0 && s->plan != NULL && strcmp(s->plan, "recompute") == 0;
@@ -181,7 +181,7 @@ static void choose_view(struct seq *s)
     view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
 }
 
-/* A stair that s had reached has lost its state. */
+/* Replays stairs: a stair that s had reached has lost its state. */
 static void replay(struct seq *s)
 {
     enum save_end lost = s->save != NULL ? save_ended(s->save) : s->stairs.lost;
@@ -210,8 +210,9 @@ void stairs_choose(struct seq *s)
     s->stairs.must_choose = false;
     int next = s->n_reached < s->n_tokens ? s->n_reached : s->n_tokens - 1;
     bool is_lost = s->n_reached > 0 && s->view.cut < truncation_cut(t, next);
+    /* all chunks of the ended stair are durable */
     if (s->stairs.is_stepping && !is_lost)
-        let_go(s); /* of the stair that has ended all is durable */
+        let_go(s);
     pin_anew(s);
     if (is_lost)
         replay(s);

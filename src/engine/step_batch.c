@@ -38,7 +38,7 @@ void step_batch_clear(struct step_batch *b)
     b->n_seqs = b->n_parts = b->n_rows = 0;
 }
 
-/* Rows of s at positions [position, position + n_rows); tokens of them from first_token on. */
+/* Adds rows of s at positions [position, position + n_rows); their tokens begin at first_token. */
 static void add_part(struct step_batch *b, struct seq *s, struct save_seq *save,
                      int first_token, int position, int n_rows)
 {
@@ -68,7 +68,7 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
 
 /* --- forward ---------------------------------------------------------------------------------- */
 
-/* The tap. */
+/* The tap of the forward pass. */
 static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct step_batch *b = arg;
@@ -76,7 +76,7 @@ static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* Whether this batch brings a sequence to its last known token. */
+/* Returns whether this batch computes a sequence's last known token. */
 static bool comes_to_end(const struct seq *s)
 {
     return seq_at(s) + s->n_rows == s->n_tokens;
@@ -90,7 +90,7 @@ static int count_wanted(const struct step_batch *b)
     return n;
 }
 
-/* The sequences whose last known token is in x: the batch's rows from first_row on. */
+/* Takes the sequences whose last known token is in x: the batch's rows from first_row on. */
 static int take_ends(struct step_batch *b, int first_row, struct mat x)
 {
     int rc = 0;
@@ -109,7 +109,7 @@ static void end_snapshots(struct step_batch *b)
         save_layers_end(b->shared->saver, b->shared->stream);
 }
 
-/* Piece by piece, each through all layers. */
+/* Takes piece by piece through all layers. */
 static int forward_pieces(struct step_batch *b, const struct model_tap *tap)
 {
     const struct seq_shared *sh = b->shared;
@@ -128,7 +128,7 @@ static int forward_pieces(struct step_batch *b, const struct model_tap *tap)
     return rc;
 }
 
-/* Snapshots are of this piece. */
+/* Snapshots belong to this piece. */
 static int set_now(void *arg, int layer, int piece)
 {
     struct step_batch *b = arg;
@@ -137,7 +137,7 @@ static int set_now(void *arg, int layer, int piece)
     return 0;
 }
 
-/* The next mini-batch overwrites what this one's snapshots are taken from. */
+/* Ends the snapshots of this piece: the next mini-batch overwrites their source. */
 static int end_piece(void *arg, int layer, int piece)
 {
     (void)layer;
@@ -163,7 +163,7 @@ static int pass_zigzag(struct step_batch *b, const struct model_tap *tap,
     return rc == 0 ? take_ends(b, 0, x) : rc;
 }
 
-/* Layer by layer, each with all pieces. */
+/* Takes all pieces through layer by layer. */
 static int forward_zigzag(struct step_batch *b, const struct model_tap *tap)
 {
     const struct zigzag_calls calls = {.before = set_now, .behind = end_piece, .arg = b};
@@ -217,9 +217,9 @@ struct step_fault step_fault(const struct seq_shared *sh, int rc)
     return f;
 }
 
-/* A value out of range is the fault of one sequence, and the batch does not say which: all its rows
- * are computed again, one sequence after another.  They have the same bits as before (ops.h), so
- * what the others have written and saved stays right. */
+/* A value out of range is the fault of one sequence, and the batch does not tell which. So all
+ * rows are computed again, one sequence after another. They have the same bits as before
+ * (ops.h), so the written and saved state of the other sequences stays right. */
 static int run_one_by_one(struct step_batch *b)
 {
     int n = b->n_seqs, rc = 0;
@@ -241,9 +241,9 @@ static int run_one_by_one(struct step_batch *b)
     return rc;
 }
 
-/* A step that failed may have moved the tails of its sequences (mixed.h), so none is computed again
- * from what it had.  Those whose rows left the range end; the others wait, and are computed from
- * their full blocks. */
+/* A failed step may have moved the tails of its sequences (mixed.h), so no sequence is computed
+ * again from its tail. The sequences whose rows left the range end. The others wait, and are
+ * computed again from their full blocks. */
 static int fail_overflowed(struct step_batch *b)
 {
     const struct zigzag *z = b->zigzag;

@@ -1,10 +1,10 @@
-/* step_batch.h - the rows that one step computes: gathered, passed forward, handed back to their
- * sequences; private to src/engine.
+/* step_batch.h - the rows of one step: gathered from sequences, passed forward, handed back to
+ * them; private to src/engine.
  *
  *   step_batch_clear, step_batch_add for each sequence, step_batch_run
  *
- * A fault of the device fails the sequences of the batch; the others go on if the device survives
- * it. */
+ * A fault of the device fails the sequences of the batch. All others go on if the device
+ * survives it. */
 #ifndef ENGINE_STEP_BATCH_H
 #define ENGINE_STEP_BATCH_H
 
@@ -20,40 +20,42 @@ struct step_batch {
     struct zigzag *zigzag;
     struct mixed *mixed;
     int n_seqs, n_rows;
-    int n_parts; /* a sequence has one, and one more before it for rows that are computed again */
-    /* All reserved at creation: */
+    /* parts of the batch: one per sequence, and one more before it for rows that are computed
+     * again */
+    int n_parts;
+    /* All arrays are reserved at creation. */
     struct seq **seqs;
     int32_t *ids, *pos;
     const int32_t **tables;
-    struct save_part *parts;  /* the batch, as the saver sees it */
-    struct flight flight;     /* a piece of it */
+    struct save_part *parts;  /* the batch as the saver sees it */
+    struct flight flight;     /* one piece of the batch */
     const struct flight *now; /* the piece that is being queued */
-    struct seq **again; /* of a batch that is computed again, one sequence after another */
+    struct seq **again; /* sequences of a batch that is computed again, one at a time */
 };
 
-/* zigzag, mixed: off, or for max_rows rows and max_seqs sequences. */
+/* zigzag and mixed are off, or have room for max_rows rows and max_seqs sequences. */
 void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
                      struct zigzag *zigzag, struct mixed *mixed, int max_rows,
                      int max_seqs);
 void step_batch_deinit(struct step_batch *b);
 
 void step_batch_clear(struct step_batch *b);
-/* Rows [0, n_rows) of s, whose state is not kept, before its new ones.  Nothing
- * where n_rows is 0. */
+/* Adds rows [0, n_rows) of s, whose K and V were not kept, before its new rows. Does nothing if
+ * n_rows is 0. */
 void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows);
-/* The next n_rows rows of s. */
+/* Adds the next n_rows rows of s. */
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
-/* One forward pass; its sequences advance, or fail.  An error that comes back concerns all
+/* Runs one forward pass. Its sequences advance, or fail. A returned error concerns all
  * sequences. */
 int step_batch_run(struct step_batch *b, struct err *err);
 
-/* What the device says of its fault; else why the weights could not be had; else
- * the code's name. */
+/* Returns the device's message for its fault; else the reason why weights could not be read;
+ * else the name of the code. */
 struct step_fault {
     char text[256];
 };
 struct step_fault step_fault(const struct seq_shared *sh, int rc);
-/* After a fault that sequences have failed with: the device goes on, or its error comes back. */
+/* Call after a fault that failed sequences. Returns 0 if the device can go on, else its error. */
 int step_recover(struct stream *s, struct err *err);
 
 #endif

@@ -4,15 +4,16 @@
 #include "engine/stairs.h"
 #include "policy/dram_tier.h"
 
-/* The scheduler admits by arrival, with a step of priority worth age_ns of waiting. */
+/* Returns the turn of a sequence. The scheduler admits by arrival; a step of priority is worth
+ * age_ns of waiting. */
 static uint64_t turn_of(const struct seq *s, int64_t age_ns)
 {
     int64_t turn = s->t_arrival + s->req.priority * age_ns;
     return turn > 0 ? (uint64_t)turn : 0;
 }
 
-/* The view that s was told of, or is to be told of. Only what it sees is needed: a truncated
- * context names neither the chunks that it has dropped nor their blocks. */
+/* Returns the view that s was, or will be, announced with. Only its tokens are needed: the
+ * chunks and blocks that a truncated context has dropped are not announced. */
 static struct view view_of(const struct seq *s)
 {
     struct view v;
@@ -29,7 +30,7 @@ static void tell_pool(struct seq *s, const struct view *v)
     s->upcoming.is_pool_told = true;
 }
 
-/* Restores correct the platform, so the prices are those of the moment. */
+/* Tells the present prices: restores correct the platform. */
 static void tell_prices(struct seq_shared *sh)
 {
     struct placement_price price;
@@ -41,7 +42,7 @@ static void tell_prices(struct seq_shared *sh)
         store_set_price(sh->store, &price);
 }
 
-/* Before the disk's speed is known, every fetch may gain. */
+/* Returns whether a fetch may gain time. Before the disk's speed is known, every fetch may. */
 static bool may_gain(const struct seq *s, const struct view *v, int n_stored)
 {
     const struct platform *p = s->shared->platform;
@@ -49,7 +50,7 @@ static bool may_gain(const struct seq *s, const struct view *v, int n_stored)
     return p->n_tiers == 0 || dram_tier_gains(p, n_tokens, v->n_tokens - n_tokens);
 }
 
-/* What the KV pool holds comes from there; the last token is computed in any case. */
+/* Asks for the chunks that the KV pool does not hold. The last token is computed in any case. */
 static void tell_fetcher(struct seq *s, const struct view *v)
 {
     int n = (v->n_tokens - 1) / STORE_CHUNK_TOKENS, n_unused = 0, n_held = 0;
@@ -94,7 +95,7 @@ static bool is_all_told(const struct seq *s)
            (s->shared->store == NULL || s->upcoming.n_chunks == s->upcoming.n_wanted);
 }
 
-/* Returns false where the store has no room for all chunks that the sequence needs. */
+/* Returns false if the store has no room for all chunks that the sequence needs. */
 static bool tell(struct seq *s, int64_t age_ns)
 {
     struct seq_upcoming *u = &s->upcoming;
@@ -119,7 +120,8 @@ static bool tell(struct seq *s, int64_t age_ns)
     return is_all_told(s);
 }
 
-/* What the store cannot take now is kept for the next step, and no more is taken from the pool. */
+/* Changes that the store cannot take now are kept for the next step. Until then no more changes
+ * are taken from the pool. */
 void upcoming_tell_held(struct seq_shared *sh)
 {
     enum { AT_ONCE = sizeof sh->held / sizeof sh->held[0] };
@@ -153,7 +155,7 @@ void upcoming_end(struct seq *s)
         if (u->n_chunks > 0)
             store_expect_use_no_more(s->shared->store, v.keys, u->n_chunks, u->turn);
         view_deinit(&v);
-        /* Its copies in DRAM may now give way to those of requests behind it. */
+        /* Its copies in DRAM may now give way to copies for requests behind it. */
         if (s->shared->fetcher != NULL)
             restore_pipeline_want_end(s->shared->fetcher, s);
     }

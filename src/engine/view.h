@@ -18,44 +18,46 @@
 struct view {
     struct truncation truncation;
     int cut;
-    struct sha256 root;        /* of the KV pool's tree for this view */
-    const int32_t *tokens;     /* [n_tokens], by position */
-    const struct sha256 *keys; /* [n_keys], of the full chunks, by position / 64 */
-    int n_tokens, n_keys;      /* known */
-    /* Memory for a view with cut > 0; NULL before the first one. */
+    struct sha256 root;        /* root of the KV pool's tree for this view */
+    const int32_t *tokens;     /* [n_tokens] by position */
+    const struct sha256 *keys; /* [n_keys] keys of the full chunks, by position / 64 */
+    int n_tokens, n_keys;      /* tokens and keys known so far */
+    /* Memory of a view with cut > 0; NULL before the first such view. */
     int32_t *own_tokens;
     struct sha256 *own_keys;
 };
 
-/* Sees nothing yet. */
+/* Makes an empty view. */
 void view_init(struct view *v, const struct truncation *t);
 void view_deinit(struct view *v);
 
-/* The view of the stair with this cut, of tokens[0, n_tokens), at least one of which is the
- * stair's.  The chain has the keys of all their full chunks.  Both must stay where they are. */
+/* Sets the view of the stair with this cut over tokens[0, n_tokens); at least one of them
+ * belongs to the stair. The chain has the keys of all their full chunks. Chain and tokens must
+ * outlive the view and stay in place. */
 void view_set(struct view *v, const struct chain *c, const int32_t *tokens, int n_tokens,
               int cut);
-/* Another token is known. One that belongs to a later stair is not added. */
+/* Adds the next known token. A token of a later stair is ignored. */
 void view_add(struct view *v, int32_t token);
 
-/* Positions that the view may have. */
+/* Returns how many positions the view may have. */
 int view_room(const struct view *v, int n_max);
-/* The token at a position; the position behind the last one stands for the next token. */
+/* Returns the index of the token at a position. The position behind the last one gives the next
+ * token's index. */
 static inline int view_token(const struct view *v, int position)
 {
     return (int)truncation_token(&v->truncation, v->cut, position);
 }
-/* The chunk whose tokens are at positions [64 i, 64 (i + 1)). */
+/* Returns the index of the chunk whose tokens are at positions [64 i, 64 (i + 1)). */
 static inline int view_chunk(const struct view *v, int i)
 {
     return view_token(v, i * STORE_CHUNK_TOKENS) / STORE_CHUNK_TOKENS;
 }
-/* Positions that were computed on earlier stairs: a view without them is of no use. */
+/* Returns the positions that earlier stairs have computed. The view is useless without them. */
 static inline int view_moved(const struct view *v)
 {
     return v->cut == 0 ? 0 : v->truncation.context - v->truncation.step;
 }
-/* Whether nothing more can be computed in this view. */
+/* Returns whether nothing more can be computed in this view. */
 static inline bool view_is_full(const struct view *v, int n_done)
 {
     return v->truncation.context > 0 && n_done == v->truncation.context;

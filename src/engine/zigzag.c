@@ -8,8 +8,8 @@
 #include "base/mem.h"
 #include "engine/step_batch.h"
 
-/* A tap's copy of a layer's input may run beside the next layer where the device has memory of its
- * own: the same number of buffers as model_forward has. */
+/* Returns the number of buffers. On a device with memory of its own a tap's copy of a layer's
+ * input may run beside the next layer, so there are as many buffers as in model_forward. */
 static int n_buffers(const struct model *m)
 {
     return m->dev->unified ? 2 : 3;
@@ -94,7 +94,7 @@ struct mat zigzag_output(const struct zigzag *z, int layer)
     return z->x.x[model_stage(z->model, layer)][(layer + 1) % z->x.n];
 }
 
-/* Piece i passes layer l. */
+/* Takes piece i through layer l. */
 static int pass_piece(struct zigzag *z, struct model_pass *p, int l, int i,
                       const struct zigzag_calls *c)
 {
