@@ -1,7 +1,7 @@
 /* bugs.h - known bugs that the tests can switch on, to show that they would be caught.
  *
- * A test program that defines state_test_bug chooses one (tests/state/test_lives.c).  In every
- * other program the symbol does not exist, and saving and restoring cannot be broken this way. */
+ * A test program that defines state_test_bug chooses one (tests/state/test_lives.c). No other
+ * program has the symbol, so no bug can be switched on there. */
 #ifndef STATE_BUGS_H
 #define STATE_BUGS_H
 
@@ -10,9 +10,9 @@
 
 enum state_bug {
     STATE_BUG_NONE,
-    STATE_BUG_TWO_READS,       /* n_good is read for the test, and again for the group */
-    STATE_BUG_LOST_NEWS,       /* the I/O thread sleeps although there is news */
-    STATE_BUG_EARLY_COMMITTED, /* tokens are told to be committed when they are appended */
+    STATE_BUG_TWO_READS, /* n_good is loaded once for the test and again for the group */
+    STATE_BUG_LOST_NEWS, /* the I/O thread sleeps although there is news */
+    STATE_BUG_EARLY_COMMITTED, /* tokens count as committed when they are appended */
     STATE_BUG_EARLY_ROWS,      /* a chunk is written before its rows have come down */
     STATE_BUGS
 };

@@ -10,11 +10,11 @@
 #include "model/pass.h"
 #include "tensor/readback.h"
 
-/* The probe's batch has two sequences: positions [0, N_NEAR), and N_FAR positions from FAR
- * on.  The far ones see one block of keys again and again, so that none of the positions
- * between need be computed.  FAR is in the fourth split of the CUDA backend's attention; the
- * arithmetic of a row repeats from there on.  It is fixed, so that the fingerprint does not
- * depend on the maximum context. */
+/* The probe's batch has two sequences: positions [0, N_NEAR), and N_FAR positions from FAR on.
+ * The far ones attend to one block of keys again and again, so the positions between need not be
+ * computed. FAR is in the fourth split of the CUDA backend's attention; from there on the
+ * arithmetic of a row repeats. It is fixed, so that the fingerprint does not depend on the
+ * maximum context. */
 enum { N_NEAR = 70, N_FAR = 6, FAR = 1984, N_BLOCKS = 3 };
 _Static_assert(N_NEAR + N_FAR == FINGERPRINT_PROBE_ROWS, "the probe's rows");
 _Static_assert(N_NEAR > KV_BLOCK_TOKENS, "the repeated block is full");
@@ -31,12 +31,13 @@ struct probe {
     struct buf mem[MAX_STAGES];
     struct readback rb;
     int n_near, n_far, far;
-    float *tables; /* host memory of tables that were made for the probe, or NULL */
+    float *tables; /* host memory of tables made for the probe, or NULL */
 };
 
 /* --- positions and memory --------------------------------------------------------------------- */
 
-/* Learned positions end with their table; rotations go on. */
+/* Returns the number of positions. Learned positions end with their table; rotations have no
+ * end. */
 static int n_positions(const struct model *m)
 {
     int n = FAR + N_FAR;
@@ -58,7 +59,7 @@ static bool needs_tables(const struct model *m)
     return m->cfg.position == POSITION_ROPE && m->max_ctx < n_positions(m);
 }
 
-/* cos and sin of all positions of the probe. */
+/* Returns the size of cos and sin for all positions of the probe. */
 static size_t table_floats(const struct model *m)
 {
     return needs_tables(m) ? (size_t)n_positions(m) * (size_t)m->cfg.d_rope : 0;
@@ -74,20 +75,20 @@ static size_t rows_bytes(const struct model *m)
     return FINGERPRINT_PROBE_ROWS * (model_hidden_bytes(m) + model_kv_bytes(m));
 }
 
-/* Of a stage: blocks, then rows, then rotation tables. */
+/* Returns a stage's memory: blocks, then rows, then rotation tables. */
 size_t fingerprint_device_bytes(const struct model *m)
 {
     return N_BLOCKS * block_bytes(m) + rows_bytes(m) + table_floats(m) * sizeof(float);
 }
 
-/* The residual stream of a stage, and behind it the projected rows. */
+/* Returns the residual stream of a stage; the projected rows follow it. */
 static struct mat stream_rows(const struct probe *p, int stage)
 {
     uint8_t *at = (uint8_t *)p->mem[stage].ptr + N_BLOCKS * block_bytes(p->m);
     return mat_of(at, p->m->dtype, p->n_near + p->n_far, p->m->cfg.n_embd);
 }
 
-/* A context shorter than the far positions has no tables for them. */
+/* Makes rotation tables for the far positions if the context is too short to have them. */
 static int extend_tables(struct probe *p)
 {
     const struct model *m = p->m;
@@ -144,7 +145,8 @@ static int add_mat(struct probe *p, const char *tag, struct mat a)
     return add_memory(p, tag, a.data, (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
 }
 
-/* The model's own row where it has one, else the row that a longer context would have. */
+/* Adds a row of the rotation tables: the model's own, or the row that a longer context would
+ * have. */
 static int add_rotation(struct probe *p, int32_t pos)
 {
     const struct rope *r = &p->m->rope[0];
@@ -178,7 +180,8 @@ static int add_rotations(struct probe *p)
 
 /* --- the forward pass ------------------------------------------------------------------------- */
 
-/* A kind of layers runs the same operations: all that differs is whether they have a window. */
+/* Returns whether layer l has a window. Layers of one kind run the same operations, and a window
+ * is the only difference between kinds. */
 static bool is_windowed(const struct model *m, int l)
 {
     return m->cfg.sliding_window > 0 && l >= m->cfg.window_layer;
@@ -192,12 +195,11 @@ static bool is_first_of_kind(const struct model *m, int l)
 static int tap_kv(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     (void)l;
-    (void)hidden; /* overwritten: the pass has one buffer */
+    (void)hidden; /* unused: add_layer reads the pass's only buffer afterwards */
     return add_mat(arg, "probe.kv", kv_rows);
 }
 
-/* Layer l alone, on all rows.  Its input is there already, but for that of layer 0,
- * which is embedded. */
+/* Runs layer l alone, on all rows. Its input is there already; layer 0's is embedded first. */
 static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ragged *r)
 {
     const struct model *m = &p->view;
@@ -230,7 +232,7 @@ static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ra
     return rc == 0 ? add_mat(p, "probe.hidden", stream_rows(p, stage)) : rc;
 }
 
-/* The residual stream, which layer `from` left, where layer `to` reads it. */
+/* Copies the residual stream from the stage of layer `from` to the stage of layer `to`. */
 static int cross(struct probe *p, int from, int to)
 {
     struct mat a = stream_rows(p, model_stage(p->m, from));
@@ -241,7 +243,7 @@ static int cross(struct probe *p, int from, int to)
                        (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
 }
 
-/* The projection of what layer `before` left: the kernels of the restoration. */
+/* Projects the output of layer `before`, by the kernels of the restoration. */
 static int add_projection(struct probe *p, int before)
 {
     const struct model *m = p->m;
@@ -287,13 +289,13 @@ static int run_probe(struct probe *p)
 
 /* --- all of it -------------------------------------------------------------------------------- */
 
-/* Whether sums over ranks are added in ascending order (tensor/collective.h). */
+/* Returns whether sums over ranks are added in ascending order (tensor/collective.h). */
 static bool in_order(const struct device *d)
 {
     return d->unified || d->shared;
 }
 
-/* The type of each matrix, where they differ. */
+/* Adds the type of each matrix, if they differ. */
 static void add_matrix_types(const struct model *m, struct sha256_ctx *h)
 {
     struct weights_matrix_list all;
@@ -303,7 +305,7 @@ static void add_matrix_types(const struct model *m, struct sha256_ctx *h)
     free(all.of);
 }
 
-/* What is declared, not computed. */
+/* Adds the declared fields. */
 static void add_declared(const struct model *m, struct sha256_ctx *h)
 {
     char *config = config_state_text(&m->cfg);
@@ -344,8 +346,9 @@ int fingerprint_make(const struct model *m, struct model_work *w, struct stream 
     if (rc == 0)
         rc = run_probe(&p);
     *out = sha256_end(p.h);
+    /* the tables may still be on their way up */
     if (p.tables != NULL)
-        (void)stream_sync(s); /* they may still be on their way up */
+        (void)stream_sync(s);
     free(p.tables);
     readback_deinit(&p.rb);
     stages_free(m->dev, p.mem);

@@ -1,23 +1,23 @@
-/* fingerprint.h - which saved states this process may use.
+/* fingerprint.h - decides which saved states this process may use.
  *
- * The fingerprint is a hash of everything that gives a state its bits:
+ * The fingerprint is a hash of everything that determines a state's bits:
  *
  *   layout     STATE_LAYOUT_VERSION
  *   arithmetic the backend's class ("ref", "cpu", "cuda fast", ...) and its declared version
  *              (device.numerics, device.numerics_version), MODEL_NUMERICS_VERSION, the ranks
  *   model      weights, the config's fields that change a state (config_state_text), weight format,
  *              state dtype
- *   probe      what this process computes for fixed tokens
+ *   probe      results that this process computes for fixed tokens
  *
- * The versions are the first line.  tests/state/golden holds digests of long runs of
- * every backend; a change of bits under an unchanged version fails
- * tests/state/test_numerics.  So an upgrade that changes no bits keeps its state, and
- * instruction sets whose bits are equal share it.
+ * The versions are the first line of defence. tests/state/golden holds digests of long runs of
+ * every backend. If bits change under an unchanged version, tests/state/test_numerics fails. So
+ * an upgrade that changes no bits keeps its state, and instruction sets with equal bits share
+ * it.
  *
- * The probe is the second line, against a build, a compiler or a machine that computes
- * something else than its version says.  It runs one layer of each kind over the first
- * positions and some far ones, and takes sample rows of the rotation tables, up to position
- * 2^20.  It depends neither on the maximum context nor on the number of threads. */
+ * The probe is the second line, against a build, a compiler or a machine whose results differ
+ * from its declared version. It runs one layer of each kind over the first positions and some
+ * far ones, and takes sample rows of the rotation tables, up to position 2^20. It depends
+ * neither on the maximum context nor on the number of threads. */
 #ifndef STATE_FINGERPRINT_H
 #define STATE_FINGERPRINT_H
 
@@ -30,11 +30,11 @@
 /* Rows of a forward pass that the probe needs. */
 enum { FINGERPRINT_PROBE_ROWS = 76 };
 
-/* Device memory that the probe takes on each stage, beside the work. */
+/* Returns the device memory that the probe takes on each stage, beside the work. */
 size_t fingerprint_device_bytes(const struct model *m);
 
-/* Computes the fingerprint.  `w` has room for FINGERPRINT_PROBE_ROWS rows.  The cost is that of
- * these rows through one layer of each kind. */
+/* Computes the fingerprint. `w` has room for FINGERPRINT_PROBE_ROWS rows. Costs as much as these
+ * rows through one layer of each kind. */
 int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
                      struct sha256 *out, struct err *err);
 

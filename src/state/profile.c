@@ -1,4 +1,4 @@
-/* profile.c - what a profile says of itself, and its file; see profile.h.  The measuring is in
+/* profile.c - a profile's contents and its file; see profile.h. The measurements are in
  * profile_compute.c, profile_io.c and profile_scratch.c. */
 #include "state/profile.h"
 
@@ -47,7 +47,7 @@ void profile_begin(struct platform *p, const struct model *m,
     snprintf(p->machine, sizeof p->machine, "%.24s, %.40s, %s, %d threads", u.nodename, cpu,
              m->dev->name, pool_threads(m->dev->pool));
     p->n_ranks = m->dev->n_ranks;
-    if (!m->dev->unified) /* those of a CPU have its cores in turn */
+    if (!m->dev->unified) /* stages of a CPU share its cores in turn */
         p->n_stages = m->dev->n_stages;
     sha256_hex(fingerprint, hex);
     snprintf(p->model, sizeof p->model, "%s", hex);
@@ -85,7 +85,7 @@ char *profile_path(const char *dir, const struct sha256 *fingerprint)
     return xasprintf("%s/profile-%.16s.txt", dir, hex);
 }
 
-/* Costs that were measured, or edited, for another shape: arrays are sized by the model's. */
+/* Refuses costs that were measured, or edited, for another shape: arrays have the model's sizes. */
 static int check_shape(const struct platform *p, const struct platform *expected,
                        struct err *err)
 {
@@ -111,7 +111,8 @@ int profile_load(struct platform *p, const char *path, const struct platform *ex
     int rc = file_read_regular(path, 1 << 20, &text, &n, err);
     if (rc != 0)
         return rc;
-    if (n == 0 || text[n - 1] != '\n') /* torn in its last number, it would still parse */
+    /* a file torn within its last number would still parse */
+    if (n == 0 || text[n - 1] != '\n')
         rc = err_set(err, ERR_FORMAT, "it is cut off");
     if (rc == 0)
         rc = platform_parse(text, n, p, err);

@@ -1,6 +1,6 @@
-/* profile_compute.c - what compute costs: samples of single layers, and curves fitted to them.
+/* profile_compute.c - measures compute: samples of single layers, and curves fitted to them.
  *
- * Every sample is the fastest of several runs: other work on the machine only ever adds. */
+ * Every sample is the fastest of several runs, since other work on the machine only adds time. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -18,20 +18,21 @@
 #include "state/restore.h"
 
 enum {
-    NEAR_ROWS = RESTORE_GROUP_CHUNKS *
-                STORE_CHUNK_TOKENS, /* of one call, as restores make them */
+    /* rows of one call, as in restores */
+    NEAR_ROWS = RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS,
     FEW_ROWS = 64,
-    FAR_PAST = 2048,  /* attention over this many keys is seen well above the noise */
-    FULL_PAST = 8192, /* and this far a full profile goes, where the model can */
-    LOAD_BYTES =
-        64 << 20, /* of records for the sample of loading: more than the caches hold */
-    LOAD_CHUNKS = 4 * RESTORE_GROUP_CHUNKS, /* shared out at once, as restores do */
+    FAR_PAST = 2048, /* attention over this many keys rises well above the noise */
+    /* a full profile samples up to this far, if the model's context allows */
+    FULL_PAST = 8192,
+    /* Bytes of records in the sample of loading: more than the caches hold. */
+    LOAD_BYTES = 64 << 20,
+    LOAD_CHUNKS = 4 * RESTORE_GROUP_CHUNKS, /* chunks shared out at once, as in restores */
 };
 
-/* A sample is repeated until it has taken this long; a slow layer's is run twice. */
+/* A sample is repeated until it has taken this long. A slow layer runs twice. */
 #define SAMPLE_NS 50000000
-/* Where the fastest run had less than this share of the processors, up to PATIENCE
- * times as long. */
+/* If the fastest run had less than this share of the processors, the sample goes on for up to
+ * PATIENCE times as long. */
 #define OURS     0.85
 #define PATIENCE 5
 
@@ -43,20 +44,21 @@ struct bench {
     struct stream *s;
     struct buf mem;
     struct kv_layer kv;
-    struct residual x; /* layer 0's, one buffer */
+    struct residual x; /* layer 0's residual stream, one buffer */
     struct mat kv_rows;
-    struct buf head_mem; /* on the last stage: */
+    struct buf head_mem; /* on the last stage */
     struct mat head_x, logits;
     int32_t *pos, *blocks, *ids;
     int32_t seq_row[2];
     const int32_t *tables[1];
-    int n_ctx; /* positions that there is room for */
+    int n_ctx; /* positions that have room */
     int past;  /* keys before the sampled rows */
     struct load *load;
-    double share; /* of the processors that the last sample had */
+    double share; /* share of the processors that the last sample had */
 };
 
-/* Positions that a context has room for, which begins with so many. */
+/* Returns the positions of a context with max_past keys and `rows` rows behind them, at most the
+ * model's maximum. */
 static int context_of(const struct model *m, int rows, int max_past)
 {
     return m->max_ctx < max_past + rows ? m->max_ctx : max_past + rows;
@@ -68,7 +70,7 @@ int profile_rows(const struct model *m, const struct model_work *w)
     return rows < m->max_ctx ? rows : m->max_ctx;
 }
 
-/* What a bench takes: K and V of one layer's context, a batch's rows, logits. */
+/* Sizes of a bench's memory: K and V of one layer's context, a batch's rows, logits. */
 struct bench_sizes {
     int n_blocks;
     size_t block, x, rows, logits;
@@ -84,7 +86,7 @@ static struct bench_sizes sizes_of(const struct model *m, int rows, int n_ctx)
         .logits = round_up((uint64_t)m->cfg.vocab_size * sizeof(float), 64)};
 }
 
-/* Records in the sample of loading. */
+/* Returns the number of records in the sample of loading. */
 static size_t n_loaded(const struct model *m)
 {
     size_t n = LOAD_BYTES / record_bytes(m, STORE_KV);
@@ -187,8 +189,8 @@ static int run_embed(struct bench *b, int n)
     return model_embed(b->m, b->w, b->s, mat_rows(b->x.x[0][0], 0, n), b->ids, &r);
 }
 
-/* One run: its time, and which share of the processor time that its threads were ready to use
- * they had. (Not of all processors: a small product is one thread's work.) */
+/* Measures one run: its time, and the share of processor time that its threads got while they
+ * were ready. (Not the share of all processors: a small product is one thread's work.) */
 static int run_once(struct bench *b, int (*fn)(struct bench *, int), int n, int64_t *ns,
                     double *share)
 {
@@ -205,8 +207,8 @@ static int run_once(struct bench *b, int (*fn)(struct bench *, int), int n, int6
     return rc;
 }
 
-/* The fastest of several runs, in seconds; of more of them while other work takes
- * the processors away. */
+/* Measures the fastest of several runs, in seconds; of more runs while other work takes the
+ * processors away. */
 static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double *seconds)
 {
     int64_t best = INT64_MAX, spent = 0, ns;
@@ -231,15 +233,15 @@ static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double
 struct load {
     struct bench *b;
     long first, n;            /* chunks of this share-out */
-    struct buf mem;           /* records, and blocks where memory is unified */
-    struct buf dev;           /* else the records' twins and the blocks */
-    uint8_t *records, *twins; /* twins NULL: operations take the records themselves */
-    uint64_t *sums;           /* there; NULL: the host checks */
+    struct buf mem;           /* records; also blocks where memory is unified */
+    struct buf dev;           /* else: the records' twins and the blocks */
+    uint8_t *records, *twins; /* twins is NULL if operations read the records themselves */
+    uint64_t *sums;           /* checksums on the device; NULL: the host checks */
     struct kv_layer kv;
     struct stream **streams; /* one per thread */
     int n_chunks;
     atomic_int rc;
-    atomic_ullong sum; /* keeps the checksums from being optimised away */
+    atomic_ullong sum; /* sum of the checksums, so that they are not optimised away */
 };
 
 static void load_share(void *arg, int thread_idx, int n_threads)
@@ -262,8 +264,9 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* On a device with memory of its own the records have gone up (which is I/O: profile_copy.c),
- * and are loaded from there in the order of the stream, and checked there on another. */
+/* On a device with memory of its own the records are already up (copying is I/O:
+ * profile_copy.c). They are loaded from there in the order of the stream, and checked there on
+ * another stream. */
 static void load_twins(struct load *ld)
 {
     const struct model *m = ld->b->m;
@@ -366,8 +369,8 @@ static int add_sample(struct samples *v, struct bench *b, int (*fn)(struct bench
     return rc;
 }
 
-/* The first term is the cost per token, which must be there: a fit that gave all to the others,
- * as a few noisy samples may, is made again with it alone. */
+/* Fits a curve whose first term, the cost per token, must be positive. A few noisy samples may
+ * give everything to the other terms; then the fit is made again with the first term alone. */
 static struct regress_fit fit(const struct samples *v, int n_terms)
 {
     struct regress_fit f = {0};
@@ -376,7 +379,7 @@ static struct regress_fit fit(const struct samples *v, int n_terms)
     return f;
 }
 
-/* A layer's rows [past, past + n): n rows of GEMM, one call, and the pairs that attention sees. */
+/* Samples a layer's rows [past, past + n): n rows of GEMM, one call, and the pairs of attention. */
 static int add_layer(struct samples *v, struct bench *b, int past, int n)
 {
     double p = past, m = n;
@@ -402,7 +405,7 @@ static int fit_layer(struct platform *p, struct bench *b, int rows, bool full)
         rc = add_layer(&v, b, 0, NEAR_ROWS);
     if (rc == 0 && !full && rows > FEW_ROWS)
         rc = add_layer(&v, b, 0, FEW_ROWS);
-    /* Far from position 0 a few rows show attention as well as many. */
+    /* Far from position 0 a few rows measure attention as well as many. */
     for (int past = full ? NEAR_ROWS : FAR_PAST; rc == 0 && past <= max_past; past *= 2) {
         rc = add_layer(&v, b, past, FEW_ROWS);
         if (rc == 0 && full)
@@ -490,7 +493,7 @@ int profile_compute(struct platform *p, const struct model *m, struct model_work
     int rc = bench_init(&b, m, w, s, full ? FULL_PAST : FAR_PAST, err);
     if (rc != 0)
         return rc;
-    /* Held, the layer's weights are there for every run: what is measured is computing. */
+    /* The layer's weights stay acquired during all runs, so that only compute is measured. */
     const struct layer_weights *held;
     rc = weights_acquire(&m->w, 0, s, &held);
     if (rc == 0) {

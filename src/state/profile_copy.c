@@ -1,15 +1,15 @@
-/* profile_copy.c - how fast a device with memory of its own is fed.
+/* profile_copy.c - measures how fast data comes up to a device with memory of its own.
  *
- * Restores copy up on a stream of their own while they read and compute.  The ranks of a group
- * bring up a share each and gather it on that same stream (tensor/group.h): a copy of the
- * group's is both, and the gathering alone is measured beside it. */
+ * Restores copy up on a stream of their own while they read and compute. Each rank of a group
+ * brings up its share and gathers the others' on that same stream (tensor/group.h). So a copy of
+ * the group contains both; the gathering alone is measured beside it. */
 #include <math.h>
 
 #include "base/clock.h"
 #include "state/profile.h"
 #include "tensor/collective.h"
 
-/* Several copies are queued before they are waited for, so that the wait does not count. */
+/* Several copies are queued before the wait, so that the wait does not count. */
 enum { RUNS = 5, QUEUED_BYTES = 64 << 20, MOST_QUEUED = 64 };
 
 struct copying {
@@ -32,7 +32,7 @@ static int gather(struct copying *c)
     return all_gather(c->s, all, mat_rows(all, 0, 1));
 }
 
-/* Seconds of one, the fastest of several. */
+/* Measures the seconds of one call, the fastest of several. */
 static int time_of(struct copying *c, int (*once)(struct copying *), double *seconds,
                    struct err *err)
 {
@@ -52,7 +52,7 @@ static int time_of(struct copying *c, int (*once)(struct copying *), double *sec
     return rc == 0 ? 0 : err_set(err, rc, "profile: %s", stream_fault(c->s));
 }
 
-/* Of the whole no more than this is gathering, whatever the two measurements say. */
+/* Gathering counts as at most this share of a copy, whatever the two measurements say. */
 static const double MOST_GATHERING = 0.9;
 
 static int measure(struct copying *c, struct platform_tier *t, struct err *err)

@@ -1,4 +1,4 @@
-/* profile_io.c - what reading stored records costs, alone and beside compute.
+/* profile_io.c - measures reads of stored records, alone and beside compute.
  *
  * Records are read as restores read them: layer by layer over all chunks, a bounded number in
  * flight, a new read for every one that is done. */
@@ -24,14 +24,15 @@ _Static_assert(PLATFORM_CHUNK_TOKENS == STORE_CHUNK_TOKENS, "a record's tokens")
 
 enum {
     MAX_DEPTH = 64,
-    STAGING_BYTES = 64 << 20, /* as an engine's, so that depth is bounded as there */
+    /* as an engine's, so that it bounds the depth in the same way */
+    STAGING_BYTES = 64 << 20,
     FULL_ROUNDS = 3,
 };
 
-/* A sample of reading ends with its records, or after this and what is in flight then. */
+/* A sample of reading ends with its records. After this time no more reads are submitted. */
 #define SAMPLE_NS 100000000
-/* A tier's samples end after a round of them, and the depths, each after this: a device that
- * takes longer is slow enough for few samples to show it. */
+/* The samples of a tier end after a round that ends later than this; the samples of depths, too.
+ * A slower device is slow enough for few samples to show it. */
 #define TIER_NS 3000000000
 
 /* --- a queue that is kept full ---------------------------------------------------------------- */
@@ -41,12 +42,12 @@ struct reads {
     const struct profile_source *from;
     struct store_reader *reader;
     struct buf staging;
-    size_t room;      /* of a record */
-    int depth;        /* that there is memory for */
-    int layer, chunk; /* of the next record */
+    size_t room;      /* bytes of a record's memory */
+    int depth;        /* most reads in flight that the memory has room for */
+    int layer, chunk; /* layer and chunk of the next record */
     struct store_read slot[MAX_DEPTH];
     bool in_place;                 /* the store hands out its own memory */
-    const struct store_read *last; /* that succeeded */
+    const struct store_read *last; /* last read that succeeded */
 };
 
 static int reads_open(struct reads *r, const struct model *m,
@@ -61,7 +62,7 @@ static int reads_open(struct reads *r, const struct model *m,
     int rc = buf_alloc(m->dev, MEM_PINNED, (size_t)r->depth * r->room, &r->staging, err);
     if (rc != 0)
         return err_wrap(err, "profile");
-    memset(r->staging.ptr, 0, r->staging.bytes); /* page faults now */
+    memset(r->staging.ptr, 0, r->staging.bytes); /* takes the page faults now */
     return store_reader_open(from->store, r->depth, r->staging.ptr, r->staging.bytes,
                              &r->reader, err);
 }
@@ -72,7 +73,7 @@ static void reads_close(struct reads *r)
     buf_free(r->m->dev, &r->staging);
 }
 
-/* The next record of this kind, round and round; false where there is none. */
+/* Finds the next record of this kind, round and round. Returns false if there is none. */
 static bool next_record(struct reads *r, enum store_kind kind, struct store_read *read)
 {
     int n_layers = r->m->cfg.n_layers;
@@ -101,21 +102,21 @@ static int submit(struct reads *r, enum store_kind kind, struct store_read *read
     return store_reader_submit(r->reader, &read, 1, err);
 }
 
-/* What a run of reads came to. */
+/* Result of a run of reads. */
 struct tally {
-    int n; /* that succeeded */
+    int n; /* reads that succeeded */
     uint64_t bytes;
     int64_t ns;
 };
 
-/* Whether a run that began at t0 is to go on. */
+/* Returns whether a run that began at t0 may continue. */
 static bool has_time(int64_t t0, const atomic_bool *stop)
 {
     return stop != NULL ? !atomic_load(stop) : clock_now_ns() - t0 < SAMPLE_NS;
 }
 
-/* Reads n records with `depth` in flight, or as many as there is time for (*stop, or SAMPLE_NS
- * where stop is NULL), submitting included: there are devices on which that blocks. */
+/* Reads n records with `depth` in flight, or as many as there is time for (until *stop, or for
+ * SAMPLE_NS if stop is NULL). The time includes submitting, since some devices block there. */
 static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
                         const atomic_bool *stop, struct tally *out, struct err *err)
 {
@@ -163,7 +164,7 @@ struct io_samples {
     int64_t ns;
 };
 
-/* time = bytes / bandwidth + latency + records * time per record */
+/* Adds a sample of: time = bytes / bandwidth + latency + records * time per record */
 static int add_sample(struct reads *r, enum store_kind kind, int n, struct io_samples *v,
                       struct err *err)
 {
@@ -182,7 +183,7 @@ static void fit_tier(const struct io_samples *v, struct platform_tier *t)
 {
     struct regress_fit f;
     bool good = regress(v->s, v->n, 3, &f) && f.coef[0] > 0;
-    if (!good) /* the time per record has taken all */
+    if (!good) /* the fit gave everything to the time per record */
         good = regress(v->s, v->n, 2, &f) && f.coef[0] > 0;
     if (!good)
         f = (struct regress_fit){.coef = {(double)v->ns * 1e-9 / (double)v->bytes}};
@@ -193,7 +194,7 @@ static void fit_tier(const struct io_samples *v, struct platform_tier *t)
     t->correction.spread_log2 = log2(1 + fmin(f.rms, 0.4));
 }
 
-/* Bandwidth by the number of reads in flight, of the larger records. */
+/* Measures the bandwidth by the number of reads in flight, on the larger records. */
 static int measure_depths(struct reads *r, enum store_kind kind, struct platform_tier *t,
                           struct err *err)
 {
@@ -209,7 +210,7 @@ static int measure_depths(struct reads *r, enum store_kind kind, struct platform
     return rc;
 }
 
-/* What is read goes on to the device: from staging, or from where a store in memory has it. */
+/* Measures the copy to the device: from staging, or from the memory of a store in memory. */
 static int measure_copies(struct reads *r, struct platform_tier *t, struct err *err)
 {
     const void *from = r->in_place ? r->last->bytes : r->staging.ptr;
@@ -217,7 +218,7 @@ static int measure_copies(struct reads *r, struct platform_tier *t, struct err *
     return profile_copies(r->m->dev, from, bytes, t, err);
 }
 
-/* A sample of each kind and number of records. */
+/* Takes a sample of each kind and number of records. */
 static int measure_round(struct reads *r, struct io_samples *v, struct err *err)
 {
     static const int counts[] = {1, 8, 64, 256};
@@ -302,10 +303,10 @@ struct projecting {
     struct stream *s;
     struct buf mem;
     struct mat hidden, kv_rows;
-    int n_layers; /* of the first stage, where they lie */
+    int n_layers; /* layers of the first stage, where the rows lie */
 };
 
-/* Projections per second over about PHASE_NS. */
+/* Measures projections per second over about PHASE_NS. */
 static int project_for_a_while(struct projecting *p, double *per_s)
 {
     int64_t t0 = clock_now_ns(), now = t0;
@@ -352,7 +353,7 @@ static double median_at_least_1(double *v, int n)
     return v[n / 2] > 1 ? v[n / 2] : 1;
 }
 
-/* Alone and together in turn, so that what changes on the machine meanwhile touches both alike. */
+/* Measures alone and together in turn, so that changes on the machine touch both alike. */
 static int measure_overlap(struct platform *p, struct beside *b, struct projecting *c,
                            struct err *err)
 {
@@ -392,13 +393,13 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
         struct beside b = {.r = &r,
                            .kind = has_kind(&r, STORE_HIDDEN) ? STORE_HIDDEN : STORE_KV};
         struct tally warm;
-        if (m->dev->unified) /* page faults now */
+        if (m->dev->unified) /* takes the page faults now */
             memset(c.mem.ptr, 0, c.mem.bytes);
         c.hidden = mat_of(c.mem.ptr, m->dtype, rows, m->cfg.n_embd);
         c.kv_rows = mat_of((uint8_t *)c.mem.ptr + hidden, m->dtype, rows,
                            2 * model_rank_kv_dim(m));
         rc = read_records(&r, b.kind, 1, 1, NULL, &warm, err);
-        if (rc == 0 && r.in_place) /* nothing is moved, so nothing is slowed */
+        if (rc == 0 && r.in_place) /* no bytes are moved, so reading slows nothing */
             p->io_overlap = p->comp_overlap = 1;
         else if (rc == 0)
             rc = measure_overlap(p, &b, &c, err);

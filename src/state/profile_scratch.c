@@ -1,8 +1,8 @@
-/* profile_scratch.c - a store of made-up state, to measure a device before it holds any.
+/* profile_scratch.c - a store of random state, to measure a device before it holds any.
  *
- * It is a real store with records of this model's sizes, written and read through the same code, so
- * what it shows is what restores will see.  It is removed when closed; what a crash leaves
- * is removed by the next profile. */
+ * It is a real store with records of this model's sizes, written and read by the same code, so
+ * it shows the speeds that restores will see. It is removed when closed. The next profile
+ * removes one that a crash has left. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,16 +16,16 @@
 #include "state/profile.h"
 #include "state/record.h"
 
-/* Larger than a device's own cache hides, small enough to be written in a second. */
+/* Larger than a device's own cache can hide, small enough to be written in a second. */
 #define SCRATCH_BYTES ((size_t)256 << 20)
 
 enum { MIN_CHUNKS = 4, MAX_CHUNKS = 64 };
-/* No more is written after this: what a slow device reads in a sample is less, too. */
+/* Writing ends after this time. A slow device also reads less in a sample. */
 #define FILL_NS 10000000000
 
 struct profile_scratch {
     struct io *io;
-    char **dirs; /* ours, below the caller's */
+    char **dirs; /* our folders, below the caller's */
     int n_dirs;
     struct store *store;
     struct chain chain;
@@ -62,7 +62,8 @@ static int open_store(struct profile_scratch *s, const char *const *dirs, struct
     return store_open(&o, &s->store, err);
 }
 
-/* Both kinds of as many layers as fit the size: what is measured is records, not models. */
+/* Returns how many layers with both kinds fit the size: the measurement needs records, not a
+ * model. */
 static int count_layers(const struct model *m, int n_dirs)
 {
     size_t layer = record_bytes(m, STORE_HIDDEN) + record_bytes(m, STORE_KV);
@@ -92,7 +93,7 @@ static int append(struct profile_scratch *s, const struct model *m, int n_layers
     return store_append(s->store, &chunk, err);
 }
 
-/* Bytes that no device can compress, so that it moves all of them. */
+/* Makes bytes that no device can compress, so that it moves all of them. */
 static uint8_t *make_bytes(size_t n)
 {
     struct rng r = {.s = 11};

@@ -1,11 +1,11 @@
-/* record.h - the size of what a chunk has of a layer; private to src/state. */
+/* record.h - the size of a chunk's record of a layer; private to src/state. */
 #ifndef STATE_RECORD_H
 #define STATE_RECORD_H
 
 #include "model/model.h"
 #include "store/store.h"
 
-/* Bytes of a full chunk's record, as stored. */
+/* Returns the bytes of a full chunk's record, as stored. */
 static inline size_t record_bytes(const struct model *m, enum store_kind kind)
 {
     return STORE_CHUNK_TOKENS *

@@ -68,7 +68,7 @@ static size_t record_room(const struct model *m, enum store_kind kind)
     return round_up(record_bytes(m, kind), STORE_ALIGN);
 }
 
-/* Room for a group of records of either kind. */
+/* Returns room for a group of records of either kind. */
 static size_t slot_bytes(const struct model *m)
 {
     size_t hidden = record_room(m, STORE_HIDDEN), kv = record_room(m, STORE_KV);
@@ -103,8 +103,8 @@ static int reserve_staging(struct restore_pipeline *r, struct err *err)
                        &r->staging, err);
     if (rc != 0)
         return err_wrap(err, "staging for restores");
-    memset(r->staging.ptr, 0,
-           r->staging.bytes); /* page faults now, not in the first restore */
+    /* Takes the page faults now, not in the first restore. */
+    memset(r->staging.ptr, 0, r->staging.bytes);
     r->groups = xcalloc((size_t)r->n_slots, sizeof *r->groups);
     for (int i = 0; i < r->n_slots; i++) {
         r->groups[i].slot = (uint8_t *)r->staging.ptr + (size_t)i * r->slot_bytes;
@@ -200,7 +200,7 @@ static void stop_thread(struct restore_pipeline *r)
     pthread_mutex_unlock(&r->lock);
     pthread_join(r->io, NULL);
     pthread_mutex_lock(&r->lock);
-    while (r->n_fetches > 0) /* cancelled: the remote lets go of them soon */
+    while (r->n_fetches > 0) /* they are cancelled, so the remote ends them soon */
         pthread_cond_wait(&r->for_io, &r->lock);
     pthread_mutex_unlock(&r->lock);
 }
@@ -291,8 +291,8 @@ bool restore_pipeline_wait(struct restore_pipeline *rr, int64_t timeout_ns)
 
 /* --- what is to be done ----------------------------------------------------------------------- */
 
-/* Does a failed read or check mean that the bytes on the medium are no good?  What is only a
- * trouble of this moment (no memory, no power) leaves them to the next restore. */
+/* Returns whether a failed read or check means that the bytes on the medium are damaged. A
+ * passing failure (no memory, no power) leaves them to the next restore. */
 static bool is_damage(int rc)
 {
     return rc == ERR_CORRUPT || rc == -EIO || rc == -ENODATA;
@@ -355,14 +355,14 @@ static int count_recomputed(const struct plan *p)
     return n == 0 && p->method[0] == 'H' ? 1 : n;
 }
 
-/* Whether layer l sees the last positions only. */
+/* Returns the window of layer l; 0: it sees all positions. */
 static int window_of(const struct restore *r, int l)
 {
     const struct model_config *c = &r->rr->o.model->cfg;
     return l < c->window_layer ? 0 : c->sliding_window;
 }
 
-/* The chunk with the first position that layer l sees from position pos on. */
+/* Returns the chunk with the first position that layer l sees from position pos on. */
 static int first_seen(const struct restore *r, int l, int pos)
 {
     int w = window_of(r, l),
@@ -370,8 +370,9 @@ static int first_seen(const struct restore *r, int l, int pos)
     return c > r->job.first_chunk ? c : r->job.first_chunk;
 }
 
-/* What the tokens behind the job's last chunk see, and what of a recomputed layer the one above it
- * wants: its input from where that begins, and so one window more of this one's K and V. */
+/* Finds the first wanted chunk of each layer: the tokens behind the job's last chunk attend to
+ * it. A recomputed layer also gives the layer above its input, from that layer's first wanted
+ * chunk on. So it needs one window more of its own K and V. */
 static void find_starts(struct restore *r)
 {
     int n_layers = r->job.plan->n_layers, n_tokens = restore_tokens(r, r->job.n_chunks);
@@ -391,7 +392,7 @@ bool restore_must_rewind(const struct restore *r)
     return c->sliding_window > 0 && n_good > r->job.first_chunk && n_good < r->job.n_chunks;
 }
 
-/* From the beginning of what is now wanted. */
+/* Sets the cursors to the beginning of the wanted chunks. */
 static void set_cursors(struct restore *r)
 {
     find_starts(r);
@@ -402,7 +403,7 @@ static void set_cursors(struct restore *r)
     r->re.row = r->n_recompute > 0 ? r->start[0] * STORE_CHUNK_TOKENS : 0;
 }
 
-/* The plan's order of reads; layers that it does not name come last. */
+/* Sets the plan's order of reads. Layers that the plan does not name come last. */
 static void make_order(struct restore *r)
 {
     const struct plan *p = r->job.plan;
@@ -418,7 +419,7 @@ static void make_order(struct restore *r)
     }
 }
 
-/* Chunks without a record that the plan can use, and all behind them, are left to prefill. */
+/* Leaves the first chunk without a usable record, and all behind it, to prefill. */
 static void check_records(struct restore *r)
 {
     for (int c = r->job.first_chunk; c < r->job.n_chunks; c++) {
@@ -433,7 +434,7 @@ static void check_records(struct restore *r)
 
 /* --- one restore ------------------------------------------------------------------------------ */
 
-/* A new restore at the end of the list. */
+/* Adds a new restore at the end of the list. */
 static struct restore *begin(struct restore_pipeline *rr, const struct restore_want *want,
                              enum restore_state state)
 {
@@ -448,7 +449,7 @@ static struct restore *begin(struct restore_pipeline *rr, const struct restore_w
     atomic_init(&r->has_lost_reads, 0);
     if (want != NULL) {
         size_t n = (size_t)want->n_tokens / STORE_CHUNK_TOKENS;
-        /* The look-up may go on when the restore, and whoever has the tokens, is over. */
+        /* The look-up may outlive the restore and the caller's tokens. */
         r->tokens = xmalloc((size_t)want->n_tokens * sizeof *r->tokens);
         memcpy(r->tokens, want->tokens, (size_t)want->n_tokens * sizeof *r->tokens);
         r->want = *want;
@@ -484,7 +485,7 @@ const struct restore_found *restore_found(const struct restore *r)
     return found ? &r->found : NULL;
 }
 
-/* Reads by the plan, if every chunk of a layer has one kind. */
+/* Counts the reads of the plan, as if every chunk of a layer had one kind. */
 static int count_groups(const struct restore *r)
 {
     int n = 0;
@@ -531,7 +532,8 @@ void restore_start(struct restore *r, const struct restore_job *job)
     pthread_mutex_unlock(&rr->lock);
 }
 
-/* Nothing of it is under way: what precedes the lost chunk is brought back with its own windows. */
+/* Begins again with n_chunks chunks and their own windows: a chunk was lost, and no work is
+ * under way. */
 static void rewind_to(struct restore *r, int n_chunks)
 {
     struct restore_pipeline *rr = r->rr;
@@ -544,8 +546,8 @@ static void rewind_to(struct restore *r, int n_chunks)
     pthread_mutex_unlock(&rr->lock);
 }
 
-/* A race ends when the last row is recomputed, whatever the reads do, or when the last group
- * has come back.  Rows that were kept out of such a group (invariant 5) are recomputed first. */
+/* Returns whether a race is over: the last row is recomputed, or the last group has come back
+ * and the rows that were kept out of such a group (invariant 5) are recomputed. */
 static bool race_is_over(struct restore *r, bool reads_done)
 {
     bool lacks_rows = r->re.row < r->re.kept_out;
@@ -598,7 +600,7 @@ void restore_free(struct restore *r)
     free(r);
 }
 
-/* [lock] Out of the list, and what has arrived for it is given back. */
+/* [lock] Takes a restore out of the list and gives back its arrived groups. */
 static void unlink_restore(struct restore_pipeline *rr, struct restore *r)
 {
     struct restore **p = &rr->runs;
@@ -634,7 +636,7 @@ double restore_bubble(const struct restore_result *r, int64_t makespan_ns)
     return busier_ns < makespan_ns ? 1 - (double)busier_ns / (double)makespan_ns : 0;
 }
 
-/* [lock] Tokens of the first n chunks whose records all came from copies in DRAM. */
+/* [lock] Returns the tokens of the first n chunks whose records all came from copies in DRAM. */
 static int dram_tokens(const struct restore *r, int n)
 {
     int tokens = 0;

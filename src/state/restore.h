@@ -1,49 +1,51 @@
-/* restore.h - bringing contexts back: reads and compute that hide each other (HCache §3, §4.1).
+/* restore.h - restores contexts: reads and compute hide each other (HCache §3, §4.1).
  *
  *   I/O thread   [find][K8 ][K9 ][H4 ][H5 ]..      store -> staging slots, in the plan's order
  *   compute lane [R0 r1][k8][k9][H4]..             staging -> KV blocks; recomputation fills gaps
  *
- * A restore pipeline owns the staging memory and one I/O thread, for as long as it lives.  A
- * *restore* is one context on its way back.  Several may be under way: their reads are
- * issued in the order in which they were started, one restore after the other, so that the
- * first is not delayed by the others.
+ * A restore pipeline owns the staging memory and one I/O thread, for as long as it lives. A
+ * *restore* brings back one context. Several may run at once: their reads are issued in the
+ * order of their start, one restore after the other, so that the first is not delayed by the
+ * others.
  *
  *   restore_find --> restore_found --> restore_start --> restore_pipeline_work ... restore_is_done --> restore_end
  *   (I/O thread      (the caller        (reads begin)     (the compute lane,
  *    looks up)        plans)                               a piece at a time)
  *
- * The compute lane is the caller's thread, and works only inside restore_pipeline_work: one work
- * item that fits the caller's budget, never waiting for I/O.  So a restore runs beside decodes,
- * which never wait for it; whoever has nothing else to do calls restore_pipeline_wait.
- * restore_end may be called at any moment, also while reads are stuck: it does not wait for them.
+ * The compute lane is the caller's thread, and works only inside restore_pipeline_work: each
+ * call does one work item that fits the caller's budget and never waits for I/O. So a restore
+ * runs beside decodes, and decodes never wait for it. A caller with nothing else to do calls
+ * restore_pipeline_wait. restore_end may be called at any moment, also while reads hang: it does
+ * not wait for them.
  *
- * A restore may be staged before its context has blocks: restore_stage reads ahead, restore_place
- * gives it its blocks.  Until then the compute lane does not touch it, and nothing that it has read
- * is checked.
+ * A restore may be staged before its context has blocks: restore_stage reads ahead,
+ * restore_place gives the restore its blocks. Until then the compute lane does not touch it, and
+ * no record is checked.
  *
- * The unit of I/O is a *group*: a run of up to RESTORE_GROUP_CHUNKS consecutive chunks of one layer
- * whose records are of one kind.  A slot of staging memory holds one group; the number of slots
- * bounds what is in flight.  Work items may come in any order and any size: each writes its own
+ * The unit of I/O is a *group*: up to RESTORE_GROUP_CHUNKS consecutive chunks of one layer whose
+ * records are of one kind. A slot of staging memory holds one group; the number of slots bounds
+ * the reads in flight. Work items may come in any order and any size: each writes its own
  * positions of its own layer, so the result has the same bits as a forward pass (ops.h).
  *
- * Layers whose attention has a sliding window get back only what that needs behind the context, and
- * a recomputed layer what those above it need: a window more for each.
+ * A layer whose attention has a sliding window gets back only the positions that this window
+ * needs behind the context. A recomputed layer gets back the positions that the layers above it
+ * need: one more window for each.
  *
- * Reads that hang or crawl need not be waited for (policy/stall.h decides).  restore_race
- * recomputes the context while they go on: rows that are recomputed are not read anymore, and the
- * restore is done when either lane has brought the last row.  Both write the same bits.
- * restore_stop ends the restore with the chunks that it has.  In both cases reads may still be in
- * flight when the restore is done: they end in staging memory, which stays theirs until then, and
- * never reach the cache.
+ * A restore need not wait for reads that hang or crawl (policy/stall.h decides). restore_race
+ * recomputes the context while the reads go on: rows that are recomputed are no longer read, and
+ * the restore is done when either lane has brought the last row. Both write the same bits.
+ * restore_stop ends the restore with the chunks that it has. In both cases reads may still be in
+ * flight when the restore is done. They keep their staging memory until they end, and never
+ * reach the cache.
  *
- * Every record is checked before anything relies on it: before it is used, or, where the device
- * checks (see restore_checks_on_device), before its layer counts as restored: until then what
- * it gave lies in blocks that nobody has been told of.  A bad or unreadable one does not fail
- * the restore: the context comes back up to that chunk, the chunk is condemned in the store,
- * and the caller prefills the rest.
+ * Every record is checked before any result relies on it. The host checks a record before it is
+ * used. If the device checks (restore_checks_on_device), the record's layer counts as restored
+ * only after the check; until then its results lie in blocks that no other code reads. A bad or
+ * unreadable record does not fail the restore: the context comes back up to that chunk, the
+ * chunk is condemned in the store, and the caller prefills the rest.
  *
- * Threads: everything belongs to one thread, the compute lane's; the I/O thread is
- * the restore pipeline's. */
+ * Threads: everything belongs to one thread, the compute lane's. The restore pipeline owns the
+ * I/O thread. */
 #ifndef STATE_RESTORE_H
 #define STATE_RESTORE_H
 
@@ -63,220 +65,229 @@ enum { RESTORE_GROUP_CHUNKS = 8 };
 struct restore_pipeline;
 struct restore;
 
-/* Whether what is read goes into the device's memory by itself (GPUDirect Storage): where it
- * can, never, or as a condition. */
+/* Whether reads go from the disk straight into device memory (GPUDirect Storage): AUTO if the
+ * device can, OFF never, ON or restore_pipeline_create fails. */
 enum restore_direct { RESTORE_DIRECT_AUTO, RESTORE_DIRECT_OFF, RESTORE_DIRECT_ON };
 
-/* "auto" (NULL: as well), "off", "on"; else ERR_USAGE. */
+/* Parses "auto" (also NULL), "off" or "on"; else returns ERR_USAGE. */
 int restore_direct_parse(const char *text, enum restore_direct *out, struct err *err);
 
 struct restore_pipeline_opts {
     const struct model *model;
     struct store *store;
     const struct kv_pool *pool;
-    /* at least RESTORE_GROUP_CHUNKS * 64 rows, so many at most are recomputed at once; used
-     * inside restore_pipeline_work only */
+    /* Room for at least RESTORE_GROUP_CHUNKS * 64 rows: the most rows that are recomputed at
+     * once. Used only inside restore_pipeline_work. */
     struct model_work *work;
-    struct stream *stream; /* likewise */
-    size_t staging_bytes;  /* bound on slots; raised to three of them */
-    int max_tokens;        /* of one context */
+    struct stream *stream; /* used only inside restore_pipeline_work */
+    size_t staging_bytes;  /* memory for slots; raised to three slots if it is less */
+    int max_tokens;        /* tokens of one context */
     enum restore_direct direct;
-    /* The I/O thread fetches what waiting requests need (store_fetch_want) into the store's
-     * DRAM tier, while no restore wants the disk. */
+    /* While no restore wants the disk, the I/O thread fetches state that waiting requests need
+     * (store_fetch_want) into the store's DRAM tier. */
     bool fetches;
-    struct remote
-        *remote; /* what the store lacks is fetched from there; NULL: there is none */
+    /* Chunks that the store lacks are fetched from it; NULL: there is no remote. */
+    struct remote *remote;
 };
 
-/* Reserves staging (registered with the store's I/O once) and scratch, and starts the I/O thread.
- * Everything in the options must outlive it. */
+/* Reserves staging memory (registered with the store's I/O once) and scratch, and starts the I/O
+ * thread. Everything in the options must outlive the pipeline. */
 int restore_pipeline_create(const struct restore_pipeline_opts *o,
                             struct restore_pipeline **out, struct err *err);
-/* Every restore was ended. Waits for reads that are still in flight. NULL is allowed. */
+/* Every restore must have been ended. Waits for reads that are still in flight. NULL is allowed. */
 void restore_pipeline_destroy(struct restore_pipeline *r);
-size_t restore_pipeline_bytes(
-    const struct restore_pipeline *r); /* for the table printed at start */
-/* Of each stage's own memory, what a restore pipeline takes; 0 where memory is unified. */
+/* Returns the bytes reserved, for the table printed at start. */
+size_t restore_pipeline_bytes(const struct restore_pipeline *r);
+/* Returns the device memory that a restore pipeline takes on each stage; 0 where memory is
+ * unified. */
 size_t restore_pipeline_device_bytes(const struct model *m, int max_rows,
                                      size_t staging_bytes);
 
-/* Whether records are checked by the device, from its own memory, and not by the host: where it
- * has memory of its own and is one rank of each stage, unless it was opened with checksums
- * "host".  "device" on another device fails restore_pipeline_create. */
+/* Returns whether the device checks records, not the host: it has memory of its own and each
+ * stage has one rank, unless it was opened with checksums "host". With "device" on any other
+ * device restore_pipeline_create fails. */
 bool restore_checks_on_device(const struct device *d);
 
-/* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of a
- * model that it holds; what is found (restore_found) then says that speed. */
+/* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of the
+ * model with this fingerprint. restore_found then reports the speed. */
 void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint);
 
-/* Whether it fetches into the store's DRAM tier: it was asked to, and there is one. */
+/* Returns whether the pipeline fetches into the store's DRAM tier: it was asked to, and there is
+ * one. */
 bool restore_pipeline_fetches(const struct restore_pipeline *r);
 
-/* A request that waits will need the chunks keys[0..n), which the KV pool does not hold; see
- * store_fetch_want.  It waits no longer, or what it was expected to use has become
- * room for others: the I/O thread looks for the next fetch.  Do nothing where the
- * pipeline does not fetch. */
+/* restore_pipeline_want: a waiting request will need the chunks keys[0..n), which the KV pool
+ * does not hold; see store_fetch_want. restore_pipeline_want_end: the request waits no longer,
+ * or others may have the room that its chunks use. The I/O thread then looks for the next fetch.
+ * Both do nothing if the pipeline does not fetch. */
 void restore_pipeline_want(struct restore_pipeline *r, const void *id,
                            const struct sha256 *keys, int n, uint64_t turn);
 void restore_pipeline_want_end(struct restore_pipeline *r, const void *id);
 
 /* --- one restore ------------------------------------------------------------------------------ */
 
-/* A context that is wanted back: what is needed to name its chunks. */
+/* A context to restore: everything needed to name its chunks. */
 struct restore_want {
     const struct sha256 *root, *keys; /* keys [n_tokens / 64]; copied */
     const int32_t *tokens;            /* [n_tokens]; copied */
     int n_tokens;                     /* > 0 */
-    /* Of a truncated context: the first n_moved keys do not all follow one another, so no partial
-     * chunk is looked for before them.  The chunk behind them is stored under the parent stair. */
+    /* For a truncated context: the first n_moved keys do not all follow one another, so no
+     * partial chunk is looked up before them. The chunk behind them is stored under the parent
+     * `stair`. */
     int n_moved;
     struct sha256 stair;
-    struct store_use use; /* of the chunks that are found */
+    struct store_use use; /* declared use of the chunks that are found */
     bool measure_io;
-    uint64_t owner;     /* of the chunks */
-    int n_have;         /* tokens whose K and V are in the cache already */
-    double recompute_s; /* price of computing the others; 0: the remote is waited for */
-    double recompute_half_s; /* and of computing the first half of them */
-    double
-        restore_s; /* price of restoring the others from the store, were all there; 0: not known */
+    uint64_t owner;          /* store owner of the chunks */
+    int n_have;              /* tokens whose K and V are already in the cache */
+    double recompute_s;      /* time to compute the other tokens; 0: wait for the remote */
+    double recompute_half_s; /* time to compute the first half of them */
+    /* Time to restore the other tokens from the store if it had them all; 0: unknown. */
+    double restore_s;
 };
 
-/* What the store has of it: the longest chain of full chunks, and the longest partial chunk behind
- * that, if any.  The chunks stay pinned until the restore ends. */
+/* Chunks of the context that the store has: the longest chain of full chunks, then the longest
+ * partial chunk behind it, if any. They stay pinned until the restore ends. */
 struct restore_found {
-    const struct store_hit
-        *hits; /* [n_hits], the restore's; only the last may be partial */
+    /* [n_hits] owned by the restore. Only the last one may be partial. */
+    const struct store_hit *hits;
     int n_hits;
-    int n_remote;  /* of these, the last ones that came from the remote for this restore */
+    int n_remote;  /* the last n_remote hits came from the remote for this restore */
     char why[200]; /* why the chain is not longer */
-    /* The first token where the context differs from the stored one that is
-     * nearest; -1: not known */
+    /* Index of the first token where the context differs from the nearest stored one; -1:
+     * unknown. */
     int differs_at;
-    bool measured; /* `tier` was measured, as asked for: ahead, else on these hits; */
-    struct platform_tier tier; /* only where there are any */
-    struct err err;            /* code != 0: nothing can be read, n_hits is 0 */
+    bool measured; /* `tier` was measured, as asked for: ahead, or on these hits */
+    struct platform_tier tier; /* valid if `measured` */
+    struct err err;            /* code != 0: nothing can be read, and n_hits is 0 */
 };
 
-/* Begins a restore: the I/O thread looks up, and, if `measure_io` and it has not done so
- * before, measures the store's read speed on the full chunks that it finds. */
+/* Begins a restore: the I/O thread looks up the context. If `measure_io` is set and the speed is
+ * unknown, it also measures the store's read speed on the full chunks that it finds. */
 struct restore *restore_find(struct restore_pipeline *rr, const struct restore_want *want);
-/* NULL while it is being looked up; then valid until restore_end. */
+/* Returns NULL during the look-up; then a result that is valid until restore_end. */
 const struct restore_found *restore_found(const struct restore *r);
-/* When the remote has sent anything for the look-up (clock_now_ns); 0: it was not asked. */
+/* Returns the time when the remote last sent anything for the look-up (clock_now_ns); 0: it was
+ * not asked. */
 int64_t restore_heard_ns(struct restore *r);
 
 struct restore_job {
-    const struct store_hit *hits; /* restore_run only: [n_chunks], pinned by the caller */
-    int n_chunks;                 /* > first_chunk, at most as many as were found */
-    int first_chunk;              /* those before it are in the table's blocks already */
-    const int32_t *tokens;        /* of these chunks */
-    const struct kv_table *table; /* has the blocks [0, n_chunks) */
+    /* for restore_run only: [n_chunks], pinned by the caller */
+    const struct store_hit *hits;
+    int n_chunks;          /* > first_chunk, at most the number found */
+    int first_chunk;       /* chunks [0, first_chunk) are already in the table's blocks */
+    const int32_t *tokens; /* tokens of all n_chunks chunks */
+    const struct kv_table *table; /* has blocks for chunks [0, n_chunks) */
     const struct plan *plan;      /* a letter per layer, and the order of reads */
-    /* [n_chunks - first_chunk], copied; NULL: none.  Of these chunks keys and values are
-     * used wherever they have them, whatever the plan's letter is: they lie in DRAM, where
-     * keys and values cost the least. */
+    /* [n_chunks - first_chunk], copied; NULL: none. For these chunks keys and values are used
+     * wherever they are stored, whatever the plan's letter is: the chunks lie in DRAM, where
+     * keys and values cost least. */
     const bool *takes_kv;
-    /* [n_layers], copied: what the plan was made from.  The restore may then change the kind of
-     * layers whose reads have not begun.  NULL: it is carried out as it is. */
+    /* [n_layers], copied: the plan's input. The restore may then change the kind of layers whose
+     * reads have not begun. NULL: the plan is carried out unchanged. */
     const struct plan_layer *layer;
 };
 
-/* Starts the reads of a restore that has found its chunks. The job is copied, what it points
- * to must stay until restore_end. */
+/* Starts the reads of a restore that has found its chunks. The job is copied; the data that it
+ * points to must stay valid until restore_end. */
 void restore_start(struct restore *r, const struct restore_job *job);
-/* Every layer of the chunks that could be used is in the cache, or the restore has failed. */
+/* Returns whether every layer of the usable chunks is in the cache, or the restore has failed. */
 bool restore_is_done(struct restore *r);
-/* Layers [0, n) are in the cache for every chunk of the job: new tokens may pass through them.  0
- * once a chunk was lost. */
+/* Returns n: layers [0, n) are in the cache for every chunk of the job, so new tokens may pass
+ * through them. Returns 0 once a chunk was lost. */
 int restore_layers_ready(const struct restore *r);
 
-/* Begins to read a restore that has found its chunks *ahead of its place*: a staged restore.  The
- * job has no table yet.  What is read, about `bytes` at most, stays in staging memory.  Staged
- * restores read while no restore with a place wants the disk, two groups at a time, and leave it a
- * quarter of the slots. */
+/* Begins a staged restore: one that has found its chunks reads *ahead of its place*. The job has
+ * no table yet. Up to about `bytes` are read and stay in staging memory. Staged restores read
+ * while no restore with a place wants the disk, two groups at a time, and leave it a quarter of
+ * the slots. */
 void restore_stage(struct restore *r, const struct restore_job *job, uint64_t bytes);
-/* Returns how many groups staged restores may own, all together. */
+/* Returns how many groups all staged restores together may own. */
 int restore_stage_groups(const struct restore_pipeline *r);
-/* Whether a look-up would find all chunks of the restore again. */
+/* Returns whether a look-up would find all chunks of the restore again. */
 bool restore_stands(const struct restore *r);
-/* Gives a staged restore its blocks.  From now on it is as if it was started, with what it has
- * read. */
+/* Gives a staged restore its blocks. From now on it is a started restore that keeps its reads. */
 void restore_place(struct restore *r, const struct kv_table *table);
 
 struct restore_result {
-    int n_chunks; /* there now: [0, n_chunks) of every layer, at least the job's first_chunk */
-    int n_tokens; /* in these chunks */
-    /* Where attention has a window, layers may have only the positions that it
-     * needs: all have those from here on. */
+    /* chunks [0, n_chunks) are in the cache in every layer; at least the job's first_chunk */
+    int n_chunks;
+    int n_tokens; /* tokens in these chunks */
+    /* With attention windows, layers may have only the positions that they need. All layers have
+     * the positions from first_token on. */
     int first_token;
-    uint64_t read_bytes, direct_bytes; /* of those, into the device's memory by itself */
-    uint64_t dram_bytes;   /* of read_bytes: from copies in the store's DRAM tier */
-    int dram_tokens;       /* tokens of chunks that were read from such copies alone */
-    uint64_t staged_bytes; /* of read_bytes: read before the restore had its place */
+    /* bytes read; those of them that went straight into device memory */
+    uint64_t read_bytes, direct_bytes;
+    uint64_t dram_bytes;   /* part of read_bytes: from copies in the store's DRAM tier */
+    int dram_tokens;       /* tokens of chunks that were read from DRAM copies alone */
+    uint64_t staged_bytes; /* part of read_bytes: read before the restore had its place */
     int64_t total_ns;      /* since restore_start, or restore_place */
-    int64_t compute_ns;    /* compute lane busy with it */
-    int64_t io_ns;         /* I/O lane busy: at least one of its reads in flight */
-    int64_t wait_ns;       /* in restore_pipeline_wait meanwhile */
-    int64_t prefill_ns;    /* compute lane busy with new tokens meanwhile: the caller's */
-    /* Idle share of the busier lane: of the restore, or of the restore and the
-     * prefill inside it. */
+    int64_t compute_ns;    /* time that the compute lane worked for it */
+    int64_t io_ns;         /* time with at least one of its reads in flight */
+    int64_t wait_ns;       /* time in restore_pipeline_wait meanwhile */
+    /* time that the compute lane worked on new tokens meanwhile; the caller sets it */
+    int64_t prefill_ns;
+    /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside
+     * it. */
     double bubble;
-    int n_by_method[3]; /* chunk-layers restored by R, H, K as it came to be */
-    int raced_layers; /* recomputation of layers [0, raced_layers) raced the reads; 0: none did */
-    bool won;         /* and ended first */
-    int n_replanned; /* layers that were changed to the other kind of record, with repeats */
-    char method[STORE_MAX_LAYERS + 1]; /* the letters as they came to be, but for a race */
-    char fault[160];                   /* why fewer chunks than asked for; empty else */
+    int n_by_method[3]; /* chunk-layers that were restored by R, H, K in the end */
+    /* recomputation of layers [0, raced_layers) raced the reads; 0: no race */
+    int raced_layers;
+    bool won;        /* recomputation won the race */
+    int n_replanned; /* changes of a layer to the other kind of record, repeats included */
+    /* the letters in the end, but without a race's changes */
+    char method[STORE_MAX_LAYERS + 1];
+    char fault[160]; /* why fewer chunks came back than asked for; else empty */
 };
 
-/* What its lanes did so far: copies [RESTORE_MAX_SPANS] each, and when it was started. */
+/* Copies the spans of both lanes so far, [RESTORE_MAX_SPANS] each, and the restore's start. */
 struct restore_trace;
 void restore_trace_of(struct restore *r, struct restore_trace *io,
                       struct restore_trace *compute, int64_t *t_start);
-/* What has become of it so far; final when it is done.  Returns 0 also when fewer chunks came
- * back; an error means that the device or memory failed. */
+/* Returns the result so far; final when the restore is done. The code is 0 also if fewer chunks
+ * came back; an error means that the device or memory failed. */
 int restore_result_of(struct restore *r, struct restore_result *out, struct err *err);
 
-/* How the reads of a running restore go.  A read is a group of records. */
+/* Progress of the reads of a running restore. A read is a group of records. */
 struct restore_reads {
     int64_t elapsed_ns; /* since restore_start, or restore_place */
-    /* Since any read of the pipeline was complete, while the store had a read to do; 0 where the
-     * restore itself keeps the I/O thread waiting */
+    /* Time since any read of the pipeline completed, while the store had a read to do; 0 if the
+     * restore itself keeps the I/O thread waiting. */
     int64_t silent_ns;
-    int n_read, n_left;               /* of this restore */
+    int n_read, n_left;               /* groups of this restore */
     bool can_race, is_idle, is_raced; /* see policy/stall.h */
 };
 void restore_reads_of(struct restore *r, struct restore_reads *out);
 
-/* Recomputes every layer up to the last one that is not yet in the cache, beside the reads.
- * Returns false where that cannot be done: where layers have a window, where the plan's own
- * recomputation has not ended, and where the restore is not running. */
+/* Starts a race: recomputes every layer up to the last one that is not yet in the cache, beside
+ * the reads. Returns false if that is impossible: layers have a window, the plan's own
+ * recomputation has not ended, or the restore is not running. */
 bool restore_race(struct restore *r);
-/* The restore is done, with the chunks that a race has recomputed, else with none. `why` is its
- * fault. Nothing where it is not running. */
+/* Ends the restore with the chunks that a race has recomputed, else with none. `why` becomes its
+ * fault. Does nothing if it is not running. */
 void restore_stop(struct restore *r, const char *why);
 
-/* The bubble over makespan_ns, 0..1. Pure. */
+/* Returns the bubble over makespan_ns, 0..1. Pure. */
 double restore_bubble(const struct restore_result *r, int64_t makespan_ns);
 
-/* Ends a restore in any state and frees it.  Reads that are still in flight are waited for, and
- * their pins released, by the I/O thread. */
+/* Ends a restore in any state and frees it. The I/O thread waits for its reads in flight and
+ * releases their pins. */
 void restore_end(struct restore *r);
 
 /* --- the compute lane ------------------------------------------------------------------------- */
 
-/* Does one work item of any restore, cut so that it is expected to take no longer than
- * budget_ns (but at least the smallest there is); false where nothing can be done now.  What
- * has arrived goes first, so that its slot is free again, then recomputation. */
+/* Does one work item of any restore, cut to take about budget_ns at most (but at least the
+ * smallest item). Returns false if there is nothing to do now. Arrived groups go first, to free
+ * their slots, then recomputation. */
 bool restore_pipeline_work(struct restore_pipeline *rr, int64_t budget_ns);
-/* What the last work item cost: its time, but no more than twice what such work lately took.  A
- * stall of the machine would have hit whatever ran: it is not the restore's. */
+/* Returns the cost of the last work item: its time, but at most twice the recent time of such
+ * work. A longer time was a stall of the machine, which is not charged to the restore. */
 int64_t restore_pipeline_cost_ns(const struct restore_pipeline *rr);
-/* Sleeps until there may be work, a restore has found its chunks or is done; false
+/* Sleeps until there may be work, or a restore has found its chunks or is done. Returns false
  * after timeout_ns. */
 bool restore_pipeline_wait(struct restore_pipeline *rr, int64_t timeout_ns);
 
-/* A whole restore of chunks that the caller has pinned, waiting as needed. */
+/* Runs a whole restore of chunks that the caller has pinned. Waits for reads. */
 int restore_run(struct restore_pipeline *rr, const struct restore_job *job,
                 struct restore_result *out, struct err *err);
 

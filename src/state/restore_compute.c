@@ -1,10 +1,10 @@
-/* restore_compute.c - the compute lane of a restore pipeline: from staging into the KV cache, and
- * recomputation.
+/* restore_compute.c - the compute lane of a restore pipeline: from staging into the KV cache,
+ * and recomputation.
  *
- * A work item is a part of the groups that have arrived, or one layer of one piece of the
- * recomputed prefix.  Recomputation goes depth first: a piece of at most a batch's rows
- * passes all R layers before the next piece begins, so that its hidden states need no more memory
- * than one piece; how the rows are cut never changes their bits. */
+ * A work item is a part of the arrived groups, or one layer of one piece of the recomputed
+ * prefix. Recomputation goes depth first: a piece of at most a batch's rows passes all R layers
+ * before the next piece begins, so its hidden states need the memory of one piece only. The cut
+ * of the rows never changes their bits. */
 #include <stdio.h>
 
 #include "base/check.h"
@@ -111,8 +111,8 @@ static void fail(struct restore *r, int rc)
 
 /* --- what has arrived ------------------------------------------------------------------------- */
 
-/* The part of a group that one work item does. It checks chunks [first, first + n), or queues their
- * check, and loads them if they are K and V; it projects rows up to project_to. */
+/* The part of a group that one work item does. It checks chunks [first, first + n), or queues
+ * their check, and loads them if they are K and V. It projects rows up to project_to. */
 struct part {
     struct group *g;
     int first, n;
@@ -184,8 +184,8 @@ static bool check_record(struct restore *r, const struct group *g, int i)
     return rc == 0;
 }
 
-/* A partial chunk holds K and V as rows, not laid out as a block. (The view is read only: the cast
- * away of const is contained.) */
+/* Fills the block from a partial chunk, whose K and V are plain rows, not laid out as a block.
+ * (The view is only read, so casting const away is safe.) */
 static int fill_partial(struct restore *r, const struct group *g, int i, struct stream *s)
 {
     struct one_seq q;
@@ -244,8 +244,8 @@ static void item_share(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Returns a view of hidden states [row, row + n) of a group. (The view is read only: the cast away
- * of const is contained.) */
+/* Returns a view of hidden states [row, row + n) of a group. (The view is only read, so casting
+ * const away is safe.) */
 static struct mat hidden_rows(const struct restore_pipeline *rr, const struct group *g,
                               int row, int n)
 {
@@ -255,7 +255,8 @@ static struct mat hidden_rows(const struct restore_pipeline *rr, const struct gr
     return mat_of((void *)(uintptr_t)bytes, m->dtype, n, m->cfg.n_embd);
 }
 
-/* Rows [row, n] that end before `end` and lie behind one another: records may have gaps between. */
+/* Returns how many rows from `row` on, before `end`, lie behind one another. Records may have
+ * gaps between them. */
 static int adjacent_rows(const struct restore_pipeline *rr, const struct group *g, int row,
                          int end)
 {
@@ -269,14 +270,15 @@ static int adjacent_rows(const struct restore_pipeline *rr, const struct group *
     return (to < end ? to : end) - row;
 }
 
-/* Where reads have failed in a race, nothing that arrives is used. */
+/* Returns the first row of a group that may be used. After a failed read in a race that is none
+ * of them. */
 static int first_wanted_row(const struct restore *r, const struct group *g)
 {
     int row = restore_race_row(r) - g->first_chunk * STORE_CHUNK_TOKENS;
     return row > 0 ? row : 0;
 }
 
-/* In a race: records of g were not used before row `first` of it. */
+/* In a race: notes that records of g were not used before its row `first`. */
 static void note_kept_out(struct restore *r, const struct group *g, int first)
 {
     int begin = g->first_chunk * STORE_CHUNK_TOKENS;
@@ -308,8 +310,8 @@ static int project_part(struct restore *r, const struct part *p)
     return rc;
 }
 
-/* On a device with memory of its own: the good records of a part go up, and K and V from there into
- * the cache. */
+/* On a device with memory of its own: copies the good records of a part up, and loads K and V
+ * from there into the cache. */
 static int bring_up(struct restore *r, const struct part *p)
 {
     int end = shared_load(&r->n_good) - p->g->first_chunk;
@@ -324,7 +326,7 @@ static int bring_up(struct restore *r, const struct part *p)
     return rc == 0 && loads ? load_chunks(r, p->g, first, end, r->rr->o.stream) : rc;
 }
 
-/* Gives the groups of mine[] back that are done. They count for their layers now, or when the
+/* Gives back the groups of mine[] that are done. They count for their layers now, or when the
  * device is done with them. */
 static void give_back(struct restore_pipeline *rr)
 {
@@ -360,7 +362,8 @@ static void trace_item(struct item *a, int64_t t0, int64_t ns)
     }
 }
 
-/* One item: the first of mine[], and the groups behind it of the same restore and kind. */
+/* Does one item: the first group of mine[], and the groups behind it of the same restore and
+ * kind. */
 static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
 {
     const struct group *first = rr->mine[0];
@@ -396,7 +399,7 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
         r->out.compute_ns += ns;
     }
     enum store_kind kind = first->kind;
-    give_back(rr); /* the groups are the I/O thread's again */
+    give_back(rr); /* the groups belong to the I/O thread again */
     if (rr->up == NULL) {
         r->kind_ns[kind] += clock_now_ns() - t0;
         r->kind_rows[kind] += a.n_rows;
@@ -456,7 +459,7 @@ static void begin_piece(struct restore_pipeline *rr, struct restore *r, int64_t 
                                                .kv = kv_pool_layers(rr->o.pool)});
 }
 
-/* The present piece passes one layer. Of the last one K and V only are wanted. */
+/* Takes the present piece through one layer. Of the last layer only K and V are computed. */
 static int recompute_layer(struct restore *r)
 {
     struct restore_pipeline *rr = r->rr;
@@ -471,7 +474,7 @@ static int recompute_layer(struct restore *r)
     return rc == 0 ? model_kv_fill(rr->o.model, rr->o.stream, kv, kv_rows, rows) : rc;
 }
 
-/* Accounts the layers up to `layer` that were queued since the device was last waited for; each
+/* Accounts the layers up to `layer` that were queued since the last wait for the device. Each
  * gets an equal share of the time. */
 static void account_recomputed(struct restore *r, int layer, int n_rows)
 {
@@ -559,7 +562,7 @@ void restore_drop_piece(struct restore_pipeline *rr)
 void restore_drop_work(struct restore_pipeline *rr, struct restore *r)
 {
     int n = 0;
-    restore_settle(rr, 0); /* the device reads what is to be given back */
+    restore_settle(rr, 0); /* the device may still read the groups that are given back */
     pthread_mutex_lock(&rr->lock);
     for (int i = 0; i < rr->n_mine; i++) {
         if (rr->mine[i]->run == r)

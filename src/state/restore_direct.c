@@ -1,17 +1,16 @@
-/* restore_direct.c - reads from the disk into the device's memory, past host memory
- * (GPUDirect Storage).
+/* restore_direct.c - reads from the disk straight into device memory (GPUDirect Storage).
  *
  *   I/O thread      store_read_place (which file, where) -> the device's reader -> the group's twin
- *   compute lane    checksum of the twin, then as for a group that came up
+ *   compute lane    checksum of the twin, then as for a group that was copied up
  *
- * The host never sees these bytes.  So the device must compute the checksums (restore_up.c), and
- * the store's records must be in files.  The I/O thread submits and collects in its step, and
+ * The host never sees these bytes. So the device must compute the checksums (restore_up.c), and
+ * the store's records must be in files. The I/O thread submits and collects in its step, and
  * waits behind it, a few milliseconds at a time: look-ups pass reads that hang.
  *
- * A read that the device's reader refuses or fails is read again in the ordinary way,
- * which then says what is wrong.  From then on all reads go the ordinary way, with one
- * line in the log.  If no read ends for as long as the store allows (store_opts.stuck_ns),
- * all are cancelled, and have failed. */
+ * A read that the device's reader refuses or fails is read again in the ordinary way, which then
+ * reports the cause. From then on all reads go the ordinary way, with one line in the log. If no
+ * read ends for as long as the store allows (store_opts.stuck_ns), all are cancelled and count
+ * as failed. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,7 +68,7 @@ void restore_direct_close(struct restore_pipeline *rr)
     rr->files = NULL;
 }
 
-/* From now on restores read in the ordinary way. */
+/* Ends direct reads: from now on restores read in the ordinary way. */
 static void give_up(struct restore_pipeline *rr, const char *why)
 {
     if (rr->is_direct)
@@ -103,7 +102,7 @@ bool restore_direct_submit(struct restore_pipeline *rr, struct group *g)
     return true;
 }
 
-/* Whether a read of g failed for another reason than a cancellation. */
+/* Returns whether a read of g failed for another reason than a cancellation. */
 static bool has_failed(const struct group *g)
 {
     for (int i = 0; i < g->n_chunks; i++)

@@ -1,11 +1,11 @@
-/* restore_io.c - the I/O thread of a restore pipeline: looks up, reads in the plan's order, hands
- * groups on.
+/* restore_io.c - the I/O thread of a restore pipeline: looks up, reads in the plan's order,
+ * hands groups on.
  *
- * It serves the restores in the order of their beginning: look-ups first, then the reads of the
- * oldest that has any left, as far as slots are free, then those of staged restores.  Where none
- * wants the disk, it fetches what waiting requests need into the store's DRAM tier.
- * restore_io_step does one of these and never waits.  restore_io_wait sleeps on a reader while
- * something is in flight, else on for_io.  The compute lane never waits for this thread. */
+ * It serves restores in the order of their beginning: look-ups first, then reads of the oldest
+ * restore that has any left, as far as slots are free, then reads of staged restores. If no
+ * restore wants the disk, it fetches state that waiting requests need into the store's DRAM
+ * tier. restore_io_step does one of these and never waits. restore_io_wait sleeps on a reader
+ * while reads are in flight, else on for_io. The compute lane never waits for this thread. */
 #include <stdio.h>
 #include <time.h>
 
@@ -15,17 +15,17 @@
 #include "state/profile.h"
 #include "state/restore_impl.h"
 
-/* How long a new restore may wait behind a fetch before its look-up begins. */
+/* A new restore may wait this long behind a fetch before its look-up begins. */
 enum { FETCH_WAIT_NS = 1000000 };
-/* After how long a fetch that found no room tries again. */
+/* A fetch that found no room tries again after this long. */
 enum { ROOM_WAIT_NS = 20000000 };
-/* Chunks that are read to measure the store before anything is restored. */
+/* Chunks that are read to measure the store ahead of the first restore. */
 enum { SAMPLE_CHUNKS = 32 };
 
-/* How long the thread waits for a read before it looks for news. */
+/* The thread waits this long for a read before it looks for news. */
 enum { LISTEN_NS = 5000000 };
 
-/* [lock] */
+/* [lock] Wakes the compute lane. */
 static void tell_compute(struct restore_pipeline *rr)
 {
     rr->n_news++;
@@ -34,8 +34,8 @@ static void tell_compute(struct restore_pipeline *rr)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
-/* The partial chunk behind the full ones that were found.  In a truncated context only behind the
- * moved ones: before, the chunk of the same key would belong to another context. */
+/* Finds the partial chunk behind the full ones. In a truncated context it looks only behind the
+ * moved chunks: a chunk of the same key before them would belong to another context. */
 static void find_tail(struct restore *r)
 {
     struct store *store = r->rr->o.store;
@@ -54,7 +54,7 @@ static void find_tail(struct restore *r)
         f->n_hits += n_found;
 }
 
-/* What these chunks say of the store's speed. */
+/* Measures the store's speed on these chunks. */
 static int measure(struct restore_pipeline *rr, const struct store_hit *hits, int n,
                    struct err *err)
 {
@@ -67,8 +67,8 @@ static int measure(struct restore_pipeline *rr, const struct store_hit *hits, in
     return rc;
 }
 
-/* [lock, released meanwhile] Ahead of the first restore.  Where nothing is stored yet, or it
- * cannot be read, the first hits are measured. */
+/* [lock, released meanwhile] Measures the store ahead of the first restore. If nothing is stored
+ * yet, or it cannot be read, the first hits are measured later. */
 static bool measure_ahead(struct restore_pipeline *rr)
 {
     struct store_hit hits[SAMPLE_CHUNKS];
@@ -86,7 +86,8 @@ static bool measure_ahead(struct restore_pipeline *rr)
     return true;
 }
 
-/* Where the chain ends for want of a chunk that never was stored: which token is another one. */
+/* Returns the index of the first differing token if the chain ends at a chunk that was never
+ * stored; else -1. */
 static int differs_at(const struct restore *r, int n_full)
 {
     int first = n_full * STORE_CHUNK_TOKENS;
@@ -98,7 +99,7 @@ static int differs_at(const struct restore *r, int n_full)
     return same < 0 ? -1 : first + same;
 }
 
-/* The full chunks; false where the remote is asked for more of them first. */
+/* Finds the full chunks. Returns false if the remote is asked for more of them first. */
 static bool find_full(struct restore *r)
 {
     struct restore_found *f = &r->found;
@@ -119,7 +120,7 @@ static bool find_full(struct restore *r)
     return !restore_remote_begin(r);
 }
 
-/* False where the look-up goes on when the remote has answered. */
+/* Runs the look-up. Returns false if it continues when the remote has answered. */
 static bool find(struct restore *r)
 {
     struct restore_pipeline *rr = r->rr;
@@ -128,7 +129,8 @@ static bool find(struct restore *r)
         return false;
     int n_full = f->n_hits;
     f->differs_at = f->err.code == 0 ? differs_at(r, n_full) : -1;
-    /* Where nothing is known of the store's speed, a tail alone is no measure of it. */
+    /* A tail alone does not measure the store's speed, so it is not looked up while that is
+     * unknown. */
     if (f->err.code == 0 && (n_full > 0 || rr->has_tier || !r->want.measure_io))
         find_tail(r);
     if (f->err.code == 0 && n_full > 0 && r->want.measure_io && !rr->has_tier)
@@ -145,7 +147,7 @@ static bool find(struct restore *r)
 
 /* --- what is read next ------------------------------------------------------------------------ */
 
-/* The chunks that are still to be read.  Both ends may move towards each other at any moment. The
+/* The chunks that are still to be read. Both ends may move towards each other at any moment. The
  * caller loads them once and uses these values for both the test and the cut; otherwise a group
  * can be empty and the restore never finishes. */
 struct good_chunks {
@@ -174,11 +176,11 @@ bool restore_reads_remain(struct restore *r)
     return reads_remain(r, load_good(r));
 }
 
-/* [lock] The next run of good chunks of one layer and kind, into g: there is one. */
+/* [lock] Takes the next run of good chunks of one layer and kind into g. There is one. */
 static void next_group(struct restore *r, struct group *g, struct good_chunks good)
 {
     int c = r->next_chunk, n_good = good.end;
-    if (c >= n_good) { /* on to the next layer */
+    if (c >= n_good) { /* go on to the next layer */
         r->next_layer++;
         c = r->start[r->order[r->next_layer]];
     }
@@ -198,8 +200,8 @@ static void next_group(struct restore *r, struct group *g, struct good_chunks go
     r->next_chunk = c;
 }
 
-/* [lock] Returns the oldest restore that has reads left and its place, else the oldest that is
- * staged and may read; NULL: none.  *good: its chunks. */
+/* [lock] Returns the oldest restore that has a place and reads left, else the oldest staged one
+ * that may read, else NULL. *good: its chunks. */
 static struct restore *next_to_read(struct restore_pipeline *rr, struct good_chunks *good)
 {
     struct restore *r;
@@ -216,7 +218,7 @@ static struct restore *next_to_read(struct restore_pipeline *rr, struct good_chu
     return NULL;
 }
 
-/* [lock] A group to be read, where there is a slot and a restore that wants it. */
+/* [lock] Takes a group to be read. Returns NULL if no slot is free or no restore wants one. */
 static struct group *take_group(struct restore_pipeline *rr)
 {
     struct good_chunks good = {0};
@@ -264,7 +266,7 @@ static int submit(struct restore_pipeline *rr, struct group *g, bool may_be_dire
     return store_reader_submit(rr->reader, reads, g->n_chunks, err);
 }
 
-/* [lock] */
+/* [lock] Counts a complete read. */
 static void count_read(struct restore *r, int chunk, const struct store_read *read)
 {
     if (read->status != 0)
@@ -285,7 +287,7 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
     restore_replan_read(r, g);
     if (--r->n_in_flight == 0)
         r->io_ns += now - r->io_since;
-    /* A staged restore has no time before its place. */
+    /* A staged restore's trace begins with its place. */
     restore_trace_add(&r->io_trace, g->t_issued > r->t_start ? g->t_issued : r->t_start,
                       now, g->layer, g->kind == STORE_HIDDEN ? 'H' : 'K');
     for (int i = 0; i < g->n_chunks; i++)
@@ -328,7 +330,7 @@ static int collect_direct(struct restore_pipeline *rr, bool *found, struct err *
     return 0;
 }
 
-/* Collects what is complete. A group whose reads are all complete goes to the compute lane. */
+/* Collects complete reads. A group whose reads are all complete goes to the compute lane. */
 static int collect(struct restore_pipeline *rr, bool *found, struct err *err)
 {
     struct store_read *done[2 * GROUP];
@@ -345,9 +347,9 @@ static int collect(struct restore_pipeline *rr, bool *found, struct err *err)
     return rc;
 }
 
-/* A fault that concerns the whole reader: no single chunk is to blame, but nothing that is in
- * flight is known to be complete, and so nothing of those restores is used.  What is in flight
- * is waited for; the next read opens a fresh reader. */
+/* Handles a fault of the whole reader. No single chunk is to blame, but no read in flight is
+ * known to be complete, so those restores use none of them. Reads in flight are waited for; the
+ * next read opens a new reader. */
 static void fail_all(struct restore_pipeline *rr, const struct err *why)
 {
     store_reader_close(rr->reader);
@@ -359,7 +361,7 @@ static void fail_all(struct restore_pipeline *rr, const struct err *why)
         struct group *g = &rr->groups[i];
         if (g->run == NULL || g->n_left == 0 || g->is_direct)
             continue;
-        for (int j = 0; j < g->n_chunks; j++) /* none of it was checked */
+        for (int j = 0; j < g->n_chunks; j++) /* no record of it was checked */
             g->reads[j].status = ERR_CRASHED;
         g->n_left = 0;
         restore_give_up(g->run, text);
@@ -372,7 +374,7 @@ static void fail_all(struct restore_pipeline *rr, const struct err *why)
 
 /* --- the step, and the thread ----------------------------------------------------------------- */
 
-/* [lock, released meanwhile] */
+/* [lock, released meanwhile] Does the next look-up. Returns false if there is none. */
 static bool find_next(struct restore_pipeline *rr)
 {
     struct restore *r = rr->runs;
@@ -380,7 +382,7 @@ static bool find_next(struct restore_pipeline *rr)
         r = r->next;
     if (r == NULL)
         return false;
-    r->n_in_flight++; /* it stays while it is looked up */
+    r->n_in_flight++; /* keeps the restore alive during the look-up */
     pthread_mutex_unlock(&rr->lock);
     bool found = find(r);
     pthread_mutex_lock(&rr->lock);
@@ -395,7 +397,7 @@ static bool find_next(struct restore_pipeline *rr)
     return true;
 }
 
-/* No restore wants the disk. */
+/* Does a piece of a fetch: no restore wants the disk. */
 static enum step fetch(struct restore_pipeline *rr)
 {
     bool worked = rr->fetcher != NULL &&
@@ -410,7 +412,8 @@ enum step restore_io_step(struct restore_pipeline *rr)
     rr->n_io_seen = rr->n_io_news;
     bool in_flight = rr->n_in_flight > 0, ends = rr->quit && !in_flight;
     bool worked = !ends && find_next(rr);
-    /* Under the same lock: only the first restore may be looked up before the measurement. */
+    /* Under the same lock, so that only the first restore can be looked up before the
+     * measurement. */
     worked = (!ends && measure_ahead(rr)) || worked;
     struct group *g = ends || worked ? NULL : take_group(rr);
     pthread_mutex_unlock(&rr->lock);
@@ -426,7 +429,8 @@ enum step restore_io_step(struct restore_pipeline *rr)
     return g != NULL || worked || rc != 0 ? STEP_WORKED : STEP_WAITS;
 }
 
-/* [lock, released meanwhile] Whoever makes room in DRAM tells nobody. */
+/* [lock, released meanwhile] Sleeps until a fetch may find room: no event tells that room in
+ * DRAM became free. */
 static void wait_for_room(struct restore_pipeline *rr)
 {
     int64_t until = clock_now_ns() + ROOM_WAIT_NS;
@@ -452,8 +456,8 @@ void restore_io_wait(struct restore_pipeline *rr)
     pthread_mutex_unlock(&rr->lock);
     if (!in_flight && fetches && !has_news)
         store_fetch_wait(rr->fetcher, FETCH_WAIT_NS);
-    /* No news can end this wait, so it is short: a disk that hangs must not keep
-     * look-ups waiting. */
+    /* News cannot end this wait, so it is short: a disk that hangs must not keep look-ups
+     * waiting. */
     if (rr->n_direct > 0)
         restore_direct_wait(rr, LISTEN_NS);
     else if (in_flight && store_reader_await(rr->reader, LISTEN_NS, &err) != 0)

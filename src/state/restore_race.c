@@ -1,13 +1,14 @@
-/* restore_race.c - a restore whose reads hang or crawl: what they do, recomputation that races
- * them, and an end without them.
+/* restore_race.c - a restore whose reads hang or crawl: the state of its reads, recomputation
+ * that races them, and ending without them.
  *
  *   reads        [K8 ][K9 ]. . . . . . . . . . . . . . . . . [K10]         late: staging only
  *   compute lane      [k8][k9]    [R0 .. R10 of rows 0..511][R0 .. R10 of rows 512..]
  *                             ^ silent: a race                                       ^ done
  *
- * A race makes all layers up to the last one that is missing a recomputed prefix and begins with
- * the first row.  Its pieces take rows through all these layers, so chunks before n_raced are
- * complete, and the I/O thread leaves them out.  Rows from there on may come from either lane.
+ * A race makes all layers up to the last missing one a recomputed prefix and begins with the
+ * first row. Its pieces take rows through all these layers, so chunks before n_raced are
+ * complete, and the I/O thread no longer reads them. Rows from there on may come from either
+ * lane.
  *
  * Everything here belongs to the compute lane. */
 #include <stdio.h>
@@ -22,7 +23,7 @@ static bool has_window(const struct restore *r)
     return r->rr->o.model->cfg.sliding_window > 0;
 }
 
-/* [lock] Since when the store owes a read; 0: it owes none. */
+/* [lock] Returns the time since when the store owes a read; 0: it owes none. */
 static int64_t waits_since(struct restore *r)
 {
     const struct restore_pipeline *rr = r->rr;
@@ -31,7 +32,7 @@ static int64_t waits_since(struct restore *r)
     /* No slot is free: the compute lane has them all. */
     if (rr->free.first == NULL || !restore_reads_remain(r))
         return 0;
-    /* The I/O thread does not issue them: something else of the store keeps it. */
+    /* Nothing is in flight: the I/O thread is kept by other work of the store. */
     return rr->t_heard > r->t_start ? rr->t_heard : r->t_start;
 }
 
@@ -60,7 +61,7 @@ void restore_reads_of(struct restore *r, struct restore_reads *out)
 
 /* --- a race ----------------------------------------------------------------------------------- */
 
-/* The last layer that is not in the cache for every chunk, or -1. */
+/* Returns the last layer that is not in the cache for every chunk, or -1. */
 static int last_missing(const struct restore *r)
 {
     int last = -1;
@@ -77,9 +78,10 @@ bool restore_race(struct restore *r)
         has_window(r) || last < 0 || shared_load(&r->n_good) <= first ||
         restore_recompute_remains(r))
         return false;
-    if (r->rr->recomputing == r) /* a piece behind a chunk that was lost meanwhile */
+    if (r->rr->recomputing == r) /* the piece lies behind a chunk that was lost meanwhile */
         restore_drop_piece(r->rr);
-    pthread_mutex_lock(&r->fault_lock); /* a chunk is lost before the race, or in it */
+    /* a chunk is lost either before the race or in it */
+    pthread_mutex_lock(&r->fault_lock);
     r->out.raced_layers = r->n_recompute = last + 1;
     r->re.row = first * STORE_CHUNK_TOKENS;
     shared_store(&r->n_raced, first);

@@ -1,17 +1,18 @@
-/* restore_remote.c - what the local store lacks of a context is fetched while its look-up waits.
+/* restore_remote.c - fetches the chunks of a context that the local store lacks, while its
+ * look-up waits.
  *
  *     I/O thread       look-up ends early -> remote_fetch_begin;  other look-ups and reads go on
  *     remote's reader  fetches into the store -> fetch_done: the I/O thread looks up again
  *
- * The chunks that were found stay pinned meanwhile, so that what is fetched can be reached.  A
- * restore that ends before its fetch is freed by the last of the two. */
+ * The chunks already found stay pinned meanwhile, so that the fetched ones can be reached. If a
+ * restore ends before its fetch, the last of the two frees it. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "state/restore_impl.h"
 
-/* On the remote's thread. */
+/* Runs on the remote's thread. */
 static void fetch_done(void *arg)
 {
     struct restore *r = arg;
@@ -29,12 +30,12 @@ static void fetch_done(void *arg)
         return;
     restore_free(r);
     pthread_mutex_lock(&rr->lock);
-    rr->n_fetches--; /* nobody frees the pipeline before */
+    rr->n_fetches--; /* until then the pipeline is not freed */
     restore_tell_io(rr);
     pthread_mutex_unlock(&rr->lock);
 }
 
-/* Whether the remote is asked for the chunks that a look-up did not find. */
+/* Returns whether to ask the remote for the chunks that a look-up did not find. */
 static bool is_wanted(const struct restore *r)
 {
     const struct restore_found *f = &r->found;
@@ -44,7 +45,7 @@ static bool is_wanted(const struct restore *r)
            strcmp(f->why, STORE_WHY_UNCOMMITTED) != 0;
 }
 
-/* Adds why the remote does not help either. */
+/* Adds the reason why the remote does not help either. */
 static void tell_why(struct restore *r, enum remote_miss why, const char *text)
 {
     struct restore_found *f = &r->found;
@@ -53,7 +54,7 @@ static void tell_why(struct restore *r, enum remote_miss why, const char *text)
         snprintf(f->why + n, sizeof f->why - n, "; %s", text);
 }
 
-/* Prices of what is asked for: the chunks behind the first n_hits. */
+/* Sets the prices of the chunks to fetch: those behind the first n_hits. */
 static void price(const struct restore *r, struct remote_want *w)
 {
     const struct restore_want *want = &r->want;
@@ -79,7 +80,7 @@ bool restore_remote_begin(struct restore *r)
                             .done = fetch_done,
                             .arg = r};
     price(r, &w);
-    pthread_mutex_lock(&rr->lock); /* fetch_done finds r->fetch set */
+    pthread_mutex_lock(&rr->lock); /* so that fetch_done finds r->fetch set */
     if (r->state == RESTORE_FINDING)
         r->fetch = remote_fetch_begin(rr->o.remote, &w, why, sizeof why);
     bool waits = r->fetch != NULL;

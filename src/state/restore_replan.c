@@ -1,16 +1,16 @@
-/* restore_replan.c - what the lanes of a running restore have taken so far, and another kind of
- * record for layers whose reads have not begun (policy/replan.h).
+/* restore_replan.c - measures the lanes of a running restore, and changes the kind of record of
+ * layers whose reads have not begun (policy/replan.h).
  *
- * It is judged behind each work item that had no budget: beside decodes a restore has a fixed
- * share of the compute, and its plan knows that.  A device with memory of its own does not say
- * what one kind of record costs, so plans stay as they are there. */
+ * It judges behind each work item that had no budget: beside decodes a restore has a fixed share
+ * of the compute, and its plan knows that. A device with memory of its own does not report the
+ * time of one kind of record, so plans stay unchanged there. */
 #include <string.h>
 
 #include "base/clock.h"
 #include "policy/replan.h"
 #include "state/restore_impl.h"
 
-/* Evidence: a lane has shown its speed when it has done so much of the work. */
+/* A lane has shown its speed when it has done this share of its work. */
 #define LEAST_SHARE 0.1
 
 static int rows_of_layer(const struct restore *r, int l)
@@ -54,7 +54,7 @@ void restore_replan_read(struct restore *r, const struct group *g)
                         chunks_of_layer(r, g->layer);
 }
 
-/* [lock] How many times as long as planned reads have taken; 1 where too few are done. */
+/* [lock] Returns the actual over the planned time of reads; 1 if too few are done. */
 static double io_factor(const struct restore *r, int64_t now)
 {
     int64_t ns = r->io_ns + (r->n_in_flight > 0 ? now - r->io_since : 0);
@@ -62,7 +62,7 @@ static double io_factor(const struct restore *r, int64_t now)
                                                         : 1;
 }
 
-/* Compute of a layer by one kind, as rows of this restore took, else as planned. */
+/* Returns the compute time of a layer by one kind: from this restore's rows, else as planned. */
 static double comp_s(const struct restore *r, int l, enum store_kind kind)
 {
     const struct layer_cost *c = &r->costs[l];
@@ -77,7 +77,8 @@ static enum store_kind kind_of(const struct restore *r, int l)
     return r->method[l] == 'H' ? STORE_HIDDEN : STORE_KV;
 }
 
-/* [lock] What is left, and in left[] the layers that may change, in the order of their reads. */
+/* [lock] Describes the remaining work. left[]: the layers that may change, in the order of their
+ * reads. */
 static struct replan_view look(const struct restore *r, int64_t now, int16_t *left)
 {
     struct replan_view v = {0};
@@ -96,7 +97,7 @@ static struct replan_view look(const struct restore *r, int64_t now, int16_t *le
                              chunks_of_layer(r, l);
             continue;
         }
-        /* Layers that may change have nearly equal costs: their sums become means below. */
+        /* Layers that may change have nearly equal costs; their sums become means below. */
         left[v.n_left++] = (int16_t)l;
         v.n_hidden += r->method[l] == 'H';
         v.io_h_s += slow * c->io_h_s;
@@ -114,8 +115,8 @@ static struct replan_view look(const struct restore *r, int64_t now, int16_t *le
     return v;
 }
 
-/* [lock] Layers that compute longer than they read begin earlier, so the last ones become K and
- * V, and the first ones hidden states. */
+/* [lock] Changes layers. A layer that computes longer than it reads must begin earlier, so the
+ * last layers become K and V, and the first ones hidden states. */
 static void change(struct restore *r, const int16_t *left, int n_left, int n_more_hidden)
 {
     char from = n_more_hidden > 0 ? 'K' : 'H', to = n_more_hidden > 0 ? 'H' : 'K';

@@ -3,10 +3,10 @@
  *
  *   restore_found --> restore_stage --> (reads are parked) --> restore_place --> as any other
  *
- * Staging memory belongs to restores with a place first.  So staged restores
- *  - read only while no restore with a place has reads left, STAGED_READS groups at a time: one
- *    that comes then waits for no more than these;
- *  - leave a quarter of the slots free, and at least KEPT_SLOTS. */
+ * Restores with a place have first use of staging memory. So staged restores
+ * - read only while no restore with a place has reads left, and STAGED_READS groups at a time: a
+ *   restore that gets its place waits for no more reads than these;
+ * - leave a quarter of the slots free, and at least KEPT_SLOTS. */
 #include "base/check.h"
 #include "base/clock.h"
 #include "state/restore_impl.h"
@@ -18,7 +18,7 @@ void restore_stage(struct restore *r, const struct restore_job *job, uint64_t by
     struct restore_pipeline *rr = r->rr;
     CHECK(job->table == NULL && r->owns_hits);
     restore_set_job(r, job);
-    /* What reads take ahead of the place says nothing about those that follow. */
+    /* The time of reads ahead of the place says nothing about later reads. */
     r->may_replan = false;
     pthread_mutex_lock(&rr->lock);
     CHECK(r->state == RESTORE_FOUND);
@@ -33,7 +33,7 @@ bool restore_stands(const struct restore *r)
     return store_hits_stand(r->rr->o.store, r->found.hits, r->found.n_hits);
 }
 
-/* The times of reads that were made before count for nothing: nobody waited for them. */
+/* Reads that were made ahead count no time: the sequence would have waited anyway. */
 void restore_place(struct restore *r, const struct kv_table *table)
 {
     struct restore_pipeline *rr = r->rr;
@@ -60,7 +60,7 @@ int restore_stage_groups(const struct restore_pipeline *r)
     return r->n_slots - kept;
 }
 
-/* [lock] Slots that staged restores have. */
+/* [lock] Returns how many slots staged restores have. */
 static int count_slots(const struct restore_pipeline *rr)
 {
     int n = 0;

@@ -1,7 +1,7 @@
 /* restore_trace.c - see restore_trace.h. */
 #include "state/restore_trace.h"
 
-enum { GAP_NS = 20000 }; /* less is no bubble that could be seen */
+enum { GAP_NS = 20000 }; /* shorter gaps would not be visible */
 
 void restore_trace_add(struct restore_trace *t, int64_t start_ns, int64_t end_ns, int layer,
                        char method)

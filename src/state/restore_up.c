@@ -1,23 +1,23 @@
-/* restore_up.c - from pinned staging to the device, where that has memory of its own
- * (paper section 5).
+/* restore_up.c - from pinned staging up to a device that has memory of its own (paper section
+ * 5).
  *
  *   copy stream    [ layer n ][ layer n+1 ][ layer n+2 ] ...
  *   compute stream            [ layer n   ][ layer n+1 ] ...     loaded (K and V) or projected (H)
  *
- * A group's slot has a twin in device memory, on each stage; what goes up lies on the stage that
- * has the layer, whose own bus brings it there, beside the other stages'.  Its records go up on
- * the copy stream, the compute stream waits for them by an event, and a second event says when the
- * compute is done: only then does the group go back to the I/O thread.  So nobody waits for the
- * device, but for when too many groups are leaving.
+ * A group's slot has a twin in device memory on each stage. Records go up to the stage that has
+ * their layer, over that stage's own bus, beside the other stages. They go up on the copy
+ * stream; the compute stream waits for them by an event. A second event marks the end of the
+ * compute: only then does the group go back to the I/O thread. So the host waits for the device
+ * only when too many groups are leaving.
  *
- * A third stream computes the checksums of what has come up, beside the projections (a checksum is
- * a chain, which leaves most of a GPU idle), and brings them down.  When a group has left they are
- * compared: a bad record is lost as it would be on the host, and what it gave is not believed, for
- * its layer counts from then on only.  So a byte of a record crosses the host's memory once, and
- * costs no processor anything.  With several ranks, whose copies are each others' shares, the host
- * checks before a group goes up.
+ * A third stream computes the checksums of the copied records, beside the projections (a
+ * checksum is a chain, which leaves most of a GPU idle), and brings them down. When a group has
+ * left, they are compared. A bad record is lost as it would be on the host. Its results are not
+ * used, since its layer counts only after the comparison. So each byte of a record crosses host
+ * memory once, and costs no processor time. With several ranks each rank's copy is a share of
+ * the whole, so the host checks before a group goes up.
  *
- * Where memory is unified nothing of this exists: records are used where they were read to. */
+ * Where memory is unified none of this exists: records are used where they were read to. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,7 +103,7 @@ const char *restore_up_fault(const struct restore_pipeline *rr)
     return up[0] != 0 || rr->check == NULL ? up : stream_fault(rr->check);
 }
 
-/* If the device is lost the compute stream says so. */
+/* If the device is lost, the compute stream reports it. */
 void restore_up_recover(struct restore_pipeline *rr)
 {
     if (rr->up != NULL && stream_fault(rr->up)[0] != 0)
@@ -126,8 +126,8 @@ const uint8_t *restore_record(const struct restore_pipeline *rr, const struct gr
                            : g->reads[i].bytes;
 }
 
-/* How many of the records from i on lie behind one another as in the twin, gaps included: all
- * that were read to the slot; those of a store in memory lie anywhere. */
+/* Returns how many records from i on lie behind one another as in the twin, gaps included. That
+ * is all of them if they were read to the slot; records of a store in memory lie anywhere. */
 static int adjacent(const struct restore_pipeline *rr, const struct group *g, int i,
                     int end)
 {
@@ -153,8 +153,9 @@ static int copy_to_one(struct restore_pipeline *rr, struct group *g, int first, 
     return stream_copy_all(rr->up, parts, n_parts);
 }
 
-/* n records, the last of which may be partial, that lie behind one another.  Every rank of a
- * stage needs hidden states whole; of K and V, where they are laid out by heads, its own. */
+/* Copies n records up that lie behind one another; the last may be partial. Every rank of a
+ * stage needs hidden states whole. Of K and V that are laid out by heads it needs its own heads
+ * only. */
 static int run_to_ranks(struct restore_pipeline *rr, struct group *g, int first, int n)
 {
     size_t room = rr->record_room[g->kind], bytes = rr->record_bytes[g->kind];
@@ -190,7 +191,7 @@ static uint64_t *device_sums_of(const struct restore_pipeline *rr, const struct 
     return (uint64_t *)there->ptr + (g - rr->groups) * GROUP;
 }
 
-/* Of chunks [first, end) of g, behind their way up. */
+/* Queues the checksums of chunks [first, end) of g, behind their copy up. */
 static int queue_sums(struct restore_pipeline *rr, struct group *g, int first, int end)
 {
     uint32_t n_bytes[GROUP];
@@ -219,7 +220,7 @@ int restore_up(struct restore_pipeline *rr, struct group *g, int first, int end)
     return rc == 0 && rr->check != NULL ? queue_sums(rr, g, first, end) : rc;
 }
 
-/* What was queued for g may have failed: a device that refuses to mark its end is waited for. */
+/* Work queued for g may have failed. If the device refuses to mark its end, wait for the device. */
 void restore_leave(struct restore_pipeline *rr, struct group *g)
 {
     g->t_left = clock_now_ns();
@@ -235,7 +236,7 @@ void restore_leave(struct restore_pipeline *rr, struct group *g)
     rr->n_leaving++;
 }
 
-/* The device is done with g. */
+/* Waits until the device is done with g. */
 static int await_end(struct restore_pipeline *rr, struct group *g)
 {
     int rc = g->end_rc;
@@ -252,7 +253,8 @@ static int await_end(struct restore_pipeline *rr, struct group *g)
     return rc;
 }
 
-/* What the device has computed of g, which is done: chunks before n_good were all checked there. */
+/* Compares the device's checksums of g, which is done. All chunks before n_good were checked
+ * there. */
 static void judge(struct restore_pipeline *rr, struct group *g)
 {
     struct restore *r = g->run;
@@ -266,8 +268,8 @@ static void judge(struct restore_pipeline *rr, struct group *g)
     }
 }
 
-/* The oldest that is leaving: its time on the device counts from when the one
- * before it was done. */
+/* Waits for the oldest leaving group. Its time on the device begins when the one before it was
+ * done. */
 static void await_first(struct restore_pipeline *rr)
 {
     struct group *g = group_get(&rr->leaving);

@@ -1,9 +1,9 @@
 /* save_down.c - see save_down.h.
  *
  * Invariants:
- *  1. Layers are done in the order in which they were queued; so the ring's free bytes are those
- *     between the end of the last and the beginning of the oldest that is not done.
- *  2. A layer's bytes lie in one piece of the ring: what is left at its end is skipped. */
+ * 1. Layers are done in the order in which they were queued. So the ring's free bytes lie
+ *    between the end of the last layer and the beginning of the oldest one that is not done.
+ * 2. A layer's bytes lie in one piece of the ring: the rest at the ring's end is skipped. */
 #include "state/save_down.h"
 
 #include <pthread.h>
@@ -27,7 +27,7 @@ struct move {
     atomic_bool *lost;
 };
 
-/* A layer on its way. */
+/* A layer on its way down. */
 struct job {
     uint64_t begin, end; /* ring positions, ever growing */
     struct event *is_down;
@@ -53,7 +53,7 @@ struct save_down {
     } copies[2];
     int n_copies;
 
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t changed;
     uint64_t n_queued, n_done;
     bool quit;
@@ -61,7 +61,8 @@ struct save_down {
 
 /* --- the sorter ------------------------------------------------------------------------------- */
 
-/* Chunks are filled without a lock: nobody reads these rows before n_done has grown. */
+/* Copies rows into chunks without a lock: no other thread reads these rows before n_done has
+ * grown. */
 static void sort_rows(struct job *j)
 {
     int rc = event_sync(j->is_down);
@@ -129,7 +130,7 @@ void save_down_await(struct save_down *d, uint64_t n)
 
 uint64_t save_down_queued(const struct save_down *d)
 {
-    return d->n_queued; /* written by the calling thread alone */
+    return d->n_queued; /* only the calling thread writes it */
 }
 
 /* --- life cycle ------------------------------------------------------------------------------- */
@@ -214,8 +215,8 @@ void save_down_begin(struct save_down *d)
     d->n_copies = 0;
 }
 
-/* Waits until ring positions up to `end` are free: until no job that is not done
- * begins a whole ring before it. */
+/* Waits until ring positions up to `end` are free: no unfinished job begins a whole ring before
+ * it. */
 static void await_room(struct save_down *d, uint64_t end)
 {
     pthread_mutex_lock(&d->lock);
@@ -233,8 +234,9 @@ const uint8_t *save_down_rows(struct save_down *d, struct mat m, bool is_rank_ow
     uint64_t bytes = round_up((uint64_t)(n * cols) * dtype_bytes(m.dtype), ALIGN);
     uint64_t ring = d->ring.bytes, at = j->end;
     CHECK(m.ld == m.cols && bytes <= ring && d->n_copies < 2);
+    /* does not fit in one piece: begin at the ring's start */
     if (at % ring + bytes > ring)
-        at = (at / ring + 1) * ring; /* not in one piece: from the start */
+        at = (at / ring + 1) * ring;
     await_room(d, at + bytes);
     uint8_t *to = (uint8_t *)d->ring.ptr + at % ring;
     d->copies[d->n_copies].m = mat_rows(m, row, n);

@@ -1,7 +1,7 @@
 /* save_memory.c - see save_memory.h.
  *
- * A few hundred runs at most, taken once per 64 tokens and sequence: walking them costs less than a
- * microsecond, and no list of gaps has to be kept. */
+ * There are a few hundred runs at most, and one is taken per 64 tokens and sequence. Walking
+ * them costs less than a microsecond, so there is no list of gaps. */
 #include "state/save_memory.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* save_policy.h - which records a model's layers are saved with:
- * policy/save_kinds.h for a model. */
+/* save_policy.h - the records that a model's layers are saved with: policy/save_kinds.h for a
+ * model. */
 #ifndef STATE_SAVE_POLICY_H
 #define STATE_SAVE_POLICY_H
 
@@ -7,11 +7,11 @@
 #include "policy/platform.h"
 #include "state/saver.h"
 
-/* save_kinds_choose of `text`.  A model with too many layers to be saved gets none:
- * the saver says why. */
+/* Runs save_kinds_choose on `text`. A model with too many layers to be saved gets no records;
+ * the saver then says why. */
 int save_policy_make(struct save_policy *out, const char *text, const struct model *m,
                      const struct platform *platform, int64_t max_tokens, struct err *err);
-/* Adds what plans want of it beside decodes. */
+/* Adds the records that plans use beside decodes. */
 int save_policy_add_beside(struct save_policy *p, const char *text, const struct model *m,
                            const struct platform *platform, int64_t max_tokens,
                            struct err *err);

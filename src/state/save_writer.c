@@ -1,8 +1,8 @@
 /* save_writer.c - stage two of saving: full chunks from all sequences into the store.
  *
- * save_writer_step writes one chunk of the queue, or commits.  save_writer_wait sleeps until
- * there is a chunk or a commit is due.  Chunks of one sequence are taken in their order, so
- * what is committed of a sequence is always a prefix of it. */
+ * save_writer_step writes one chunk of the queue, or commits. save_writer_wait sleeps until
+ * there is a chunk or a commit is due. Chunks of one sequence are taken in their order, so the
+ * committed chunks of a sequence are always a prefix of it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static void set_fault(struct saver *s, int rc, const struct err *e)
     }
 }
 
-/* Not a fault: the store goes on once there is room. */
+/* Notes that the disk is full. That is not a fault: the store continues once there is room. */
 static void note_full_disk(struct saver *s, const struct err *e)
 {
     pthread_mutex_lock(&s->lock);
@@ -49,7 +49,7 @@ static void note_full_disk(struct saver *s, const struct err *e)
     }
 }
 
-/* Bytes were committed, so there is room. */
+/* Notes that there is room: bytes were committed. */
 static void note_room(struct saver *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -64,7 +64,7 @@ static bool continues_tail(const struct save_chunk *c)
     return c->seq->tail.impl != NULL && c->chunk_idx == c->seq->tail_idx;
 }
 
-/* Reads one record of a stored tail into the first rows of the chunk's. */
+/* Reads one record of a stored tail into the first rows of the chunk's record. */
 static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
                             enum store_kind kind, struct err *err)
 {
@@ -92,7 +92,7 @@ static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
     return rc;
 }
 
-/* The rows that were saved before, into the chunk that continues them. */
+/* Fills in the rows that were saved before: the chunk continues a stored tail. */
 static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct err *err)
 {
     struct save_seq *q = c->seq;
@@ -114,8 +114,8 @@ static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct er
 
 /* --- one chunk -------------------------------------------------------------------------------- */
 
-/* Lays one layer's K and V out as a KV block, so that a restore need not transpose: when the store
- * asks for the record, which writes it while it is in the cache. */
+/* Lays one layer's K and V out as a KV block, so that a restore need not transpose them. The
+ * store calls it when it wants the record, and writes the result while it is in the cache. */
 static const void *pack(void *arg, const struct store_record *r)
 {
     const struct save_chunk *c = arg;
@@ -144,7 +144,7 @@ static bool wants_any(const struct saver *s, const struct save_chunk *c,
     return false;
 }
 
-/* The records that the policy asks for and `without` does not name; returns how many. */
+/* Makes the records that the policy asks for and `without` does not name. Returns how many. */
 static int make_records(struct saver *s, struct save_chunk *c,
                         const struct store_mask *without, struct store_record *records)
 {
@@ -177,22 +177,25 @@ static void hold_pin(struct saver *s, struct save_seq *q, const struct store_hit
     q->pin = *hit;
 }
 
-/* Once a damaged chunk of a context is saved again, the stored ones behind it are read and checked:
- * they are computed again in any case, so all damage heals in one pass, and `committed` counts
- * nothing that is damaged.  False: the chunk must be written again, too. */
+/* Returns whether a stored chunk is sound. It reads and checks the chunk only if a damaged chunk
+ * of the context before it was saved again. The chunks behind that one are computed again in any
+ * case, so all damage heals in one pass, and `committed` never counts a damaged chunk. False:
+ * the chunk must be written again, too. */
 static bool is_sound(struct saver *s, struct save_seq *q, const struct sha256 *key,
                      const struct store_hit *stored)
 {
     bool is_good = true;
     if (stored->impl == NULL)
         q->heals = q->heals || store_was_damaged(s->o.store, key);
+    /* the device failed: its fault shows when the chunk is read */
     else if (q->heals && store_verify_chunk(s->o.store, key, &is_good, NULL) != 0)
-        is_good = true; /* the device failed: its fault shows when the chunk is read */
+        is_good = true;
     return is_good;
 }
 
-/* What another sequence has stored under the same key is neither packed nor written again: equal
- * prefixes are stored once, and records of a kind that was not saved then are added. */
+/* Appends a chunk. Records that another sequence has stored under the same key are neither
+ * packed nor written again: equal prefixes are stored once. Records of kinds that were not saved
+ * then are added. */
 static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
                   enum save_end *end, bool *has_written, struct err *err)
 {
@@ -227,7 +230,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         rc = fill_from_tail(s, c, err);
         *end = rc != 0 ? SAVE_END_TAIL : SAVE_END_FAULT;
     }
-    if (rc == 0) { /* also with no records: it counts as a use */
+    if (rc == 0) { /* also with no records: the append counts as a use */
         chunk.n_records = make_records(s, c, &without, records);
         rc = store_append(s->o.store, &chunk, err);
         *end = rc == ERR_LIMIT       ? SAVE_END_CAP
@@ -239,7 +242,8 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
     if (rc == 0)
         atomic_fetch_add(&s->n_shared, chunk.n_records == 0);
     *has_written |= rc == 0 && chunk.n_records > 0;
-    if (rc == 0 && stored.impl != NULL) /* it must not be evicted before the commit */
+    /* the chunk must not be evicted before the commit */
+    if (rc == 0 && stored.impl != NULL)
         hold_pin(s, q, &stored);
     else if (stored.impl != NULL)
         store_release(s->o.store, &stored, 1);
@@ -248,8 +252,8 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
 
 /* --- the barrier ------------------------------------------------------------------------------ */
 
-/* Offers a full chunk to the remote, now or when the sequence ends.  A partial one
- * is superseded soon. */
+/* Offers a full chunk to the remote, now or when the sequence ends. A partial chunk is not
+ * offered, since it is soon superseded. */
 static void offer(struct saver *s, const struct written *w)
 {
     struct save_seq *q = w->seq;
@@ -266,8 +270,9 @@ static void offer(struct saver *s, const struct written *w)
     q->fresh[q->n_fresh++] = w->key;
 }
 
-/* What was reported committed must not be evicted under a sequence that goes on: its next chunk
- * could never be found.  So the last chunk is pinned, and with it all before it. */
+/* Notes a committed chunk and pins it. A chunk that was reported committed must not be evicted
+ * while its sequence goes on, or its next chunk could never be found. The pin on the last chunk
+ * holds all chunks before it. */
 static void committed(struct saver *s, const struct written *w)
 {
     struct store_hit hit = {0};
@@ -291,7 +296,7 @@ static void commit(struct saver *s, struct uncommitted *b)
 {
     struct err err = {0};
     int rc = store_commit(s->o.store, &err);
-    /* The store has kept what was appended, and goes on. */
+    /* The store has kept what was appended, and continues. */
     enum save_end end = rc == -ENOMEM   ? SAVE_END_MEMORY
                         : rc == -ENOSPC ? SAVE_END_SPACE
                                         : SAVE_END_FAULT;
@@ -326,7 +331,7 @@ static bool is_stored(struct saver *s, const struct sha256 *key)
     return found;
 }
 
-/* The parent was not stored for want of space, then. */
+/* Returns whether the disk is full. A missing parent was then not stored for want of space. */
 static bool is_full(struct saver *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -335,8 +340,8 @@ static bool is_full(struct saver *s)
     return full;
 }
 
-/* Whether a sequence's first chunk continues one that is stored.  One that another sequence
- * handed over was in the queue before it, and may want to be committed first. */
+/* Returns whether the chunk that a sequence's first chunk continues is stored. If another
+ * sequence handed it over, it was queued earlier and may have to be committed first. */
 static bool has_parent(struct saver *s, struct save_seq *q, struct uncommitted *b)
 {
     if (!q->parent_seen && !is_stored(s, &q->parent) && b->n > 0)
@@ -345,8 +350,8 @@ static bool has_parent(struct saver *s, struct save_seq *q, struct uncommitted *
     return q->parent_seen;
 }
 
-/* What is wrong with one chunk (no room under the cap, a parent or a tail that is gone) ends the
- * saving of its sequence; a fault of the store ends saving. */
+/* Writes one chunk. A problem of this chunk (no room under the cap, a missing parent or tail)
+ * ends the saving of its sequence. A fault of the store ends all saving. */
 static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitted *b)
 {
     struct err err = {0};
@@ -381,7 +386,7 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
     } else {
         save_end_seq(q, end);
         save_drop_ref_locked(q);
-        b->n_given_up += b->n > 0; /* settled in their order, so that marks hold */
+        b->n_given_up += b->n > 0; /* chunks settle in their order, so that marks hold */
         if (b->n == 0)
             settle_locked(s, 1);
     }
@@ -390,20 +395,20 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
     pthread_mutex_unlock(&s->lock);
 }
 
-/* [lock] Whether what was appended is to be committed before the next chunk comes. */
+/* [lock] Returns whether the appended chunks are to be committed before the next chunk comes. */
 static bool is_commit_due(const struct saver *s)
 {
     const struct uncommitted *b = &s->uncommitted;
     return b->n > 0 && (s->quit || s->is_awaited || clock_now_ns() >= b->due_ns);
 }
 
-/* [lock] */
+/* [lock] Returns whether the writer may take a chunk from the queue. */
 static bool may_take(const struct saver *s)
 {
     return s->queue != NULL && (!s->holds_back || s->quit);
 }
 
-/* [lock] Returns the next chunk of the queue if all its rows are in it, else NULL. */
+/* [lock] Returns the next chunk of the queue if all its rows have arrived, else NULL. */
 static struct save_chunk *take_chunk(struct saver *s)
 {
     struct save_chunk *c = may_take(s) ? s->queue : NULL;
@@ -416,15 +421,16 @@ static struct save_chunk *take_chunk(struct saver *s)
     return c;
 }
 
-/* Where every core computes, the writer takes what they leave: at their priority it cost each
- * step that it ran beside a half of a core (p99 + 28 % with a batch of 8, docs/perf/).  The
- * lowest one, and SCHED_IDLE, were no better, and starved it beside other programs: a commit of
- * a second's work took half a minute, and sequences were shed. */
+/* Lowers the writer's priority: it gets the processor time that computing leaves. At the same
+ * priority it cost each step that ran beside it half a core (p99 + 28 % with a batch of 8,
+ * docs/perf/). The lowest priority, and SCHED_IDLE, were no better, and starved the writer
+ * beside other programs: a commit of a second's work took half a minute, and sequences were
+ * shed. */
 static void step_back(void)
 {
     enum { NICE = 10 };
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(),
-                      NICE); /* this thread's alone, on Linux */
+    /* on Linux this sets the thread's own priority */
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
 }
 
 enum step save_writer_step(struct saver *s)
@@ -435,7 +441,7 @@ enum step save_writer_step(struct saver *s)
     bool is_empty = c == NULL && !may_take(s);
     bool is_due = is_empty && is_commit_due(s), ends = is_empty && b->n == 0 && s->quit;
     if (is_due)
-        s->is_awaited = false; /* all that was asked for is in the batch */
+        s->is_awaited = false; /* everything that was asked for is in the batch */
     pthread_mutex_unlock(&s->lock);
     if (c != NULL)
         write_chunk(s, c, b);

@@ -1,10 +1,10 @@
 /* saver.c - see saver.h: memory, sequences, and stage one. Stage two is save_writer.c.
  *
  * Invariants:
- *  1. A chunk is in exactly one place: a sequence's open chunks, the queue, or with the writer.
- *  2. Chunks of one sequence enter the queue in order, and the writer takes them in order.
- *  3. Whoever waits for memory waits for saver_is_busy to end: tails of sequences that go on never
- *     return what they hold until they are full, so nobody waits for those. */
+ * 1. A chunk is in exactly one place: a sequence's open chunks, the queue, or with the writer.
+ * 2. Chunks of one sequence enter the queue in order, and the writer takes them in order.
+ * 3. A caller that waits for memory waits until saver_is_busy is false. Tails of running
+ *    sequences keep their memory until they are full, so no caller waits for those. */
 #include "state/saver.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@
 #include "state/saver_impl.h"
 #include "tensor/group.h"
 
-/* Of pinned memory, for layers on their way down. */
+/* Pinned memory for layers on their way down. */
 #define DOWN_BYTES ((size_t)64 << 20)
 
 /* --- why saving ends -------------------------------------------------------------------------- */
@@ -111,7 +111,7 @@ static int reserve_memory(struct saver *s, struct err *err)
     struct save_layout full;
     memset(both.kinds, SAVE_HIDDEN | SAVE_KV, sizeof both.kinds);
     lay_out(s, &both, &full);
-    /* Of n rows of one sequence, the chunks before the first and after the last full one, too. */
+    /* n rows of one sequence touch at most n/64 full chunks plus a partial one at each end. */
     size_t least = ((size_t)s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2) * full.n_bytes;
     size_t bytes = s->o.buffer_bytes > least ? s->o.buffer_bytes : least;
     size_t smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_HIDDEN];
@@ -130,8 +130,9 @@ static int reserve_memory(struct saver *s, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 
-/* Of a layer: a row of every decode, or of prefill a piece per chunk; of K and V a row of every
- * rank, but for what comes down from devices, where the ranks' lie side by side already. */
+/* Returns the most copies for one layer: one per decode row, or one per chunk of a prefill
+ * piece. K and V take one per rank, unless they came down from devices: then the ranks' rows lie
+ * side by side. */
 static int max_copies(const struct saver *s)
 {
     const struct device *d = s->o.model->dev;
@@ -139,8 +140,8 @@ static int max_copies(const struct saver *s)
     return (1 + n_kv) * 2 * s->o.max_batch_rows;
 }
 
-/* The ring holds what a batch of decodes saves, and of a full batch as many layers as keep
- * the device and the sorter busy. */
+/* Makes the ring. It holds all layers of a batch of decodes, and of a full batch as many layers
+ * as keep the device and the sorter busy. */
 static int make_down(struct saver *s, struct err *err)
 {
     const struct model *m = s->o.model;
@@ -208,7 +209,7 @@ void saver_on_commit(struct saver *s, void (*fn)(void *arg), void *arg)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* [lock] */
+/* [lock] Makes the writer commit the queue soon. */
 static void hurry(struct saver *s)
 {
     s->is_awaited = saver_is_busy(s);
@@ -314,7 +315,7 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     q->max_open = s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2;
     q->open = xcalloc((size_t)q->max_open, sizeof *q->open);
     q->n_refs = 1;
-    q->parent_seen = b->first_token < STORE_CHUNK_TOKENS; /* the root */
+    q->parent_seen = b->first_token < STORE_CHUNK_TOKENS; /* true: its parent is the root */
     atomic_init(&q->committed, (long long)b->first_token);
     q->n_handed_over = b->first_token;
     if (b->first_token % STORE_CHUNK_TOKENS == 0)
@@ -339,7 +340,7 @@ void save_drop_ref_locked(struct save_seq *q)
     free(q);
 }
 
-/* Rows on their way to chunks that are given back must have arrived first. */
+/* Waits until no rows are on their way to chunks that are given back. */
 static void await_rows(const struct save_seq *q)
 {
     if (q->saver->down != NULL && q->n_open > 0)
@@ -393,8 +394,8 @@ int64_t save_committed_tokens(const struct save_seq *q)
 
 /* --- stage one -------------------------------------------------------------------------------- */
 
-/* Memory for one more chunk.  NULL: *end says why there is none, or, for SAVE_TRY, that the writer
- * will give some back (SAVE_GOES_ON). */
+/* Returns memory for one more chunk. If it returns NULL, *end is the reason, or SAVE_GOES_ON
+ * with SAVE_TRY if the writer will free some. */
 static struct save_chunk *take_chunk(struct save_seq *q, enum save_wait how,
                                      enum save_end *end)
 {
@@ -444,11 +445,10 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
     return true;
 }
 
-/* The rows of a batch, a kind at a time: where the host finds them, now or when
- * they have come down. */
+/* The rows of a batch, by kind: where the host finds them, now or when they have come down. */
 struct rows {
-    const uint8_t
-        *at[STORE_KINDS]; /* row `first` of the batch; NULL: not saved in this layer */
+    /* Row `first` of the batch; NULL: not saved in this layer. */
+    const uint8_t *at[STORE_KINDS];
     size_t row_bytes[STORE_KINDS];
     int64_t first;
 };
@@ -459,7 +459,7 @@ static void copy_later(struct saver *s, uint8_t *to, const uint8_t *at, size_t n
     s->copies[s->n_copies++] = (struct copy_part){to, at, n_bytes};
 }
 
-/* Rows [from, from + n) of each rank's own, side by side. */
+/* Copies rows [from, from + n) of all ranks, side by side. */
 static void copy_rows_of_ranks(struct saver *s, uint8_t *to, const uint8_t *own,
                                int64_t from, int64_t n, size_t row_bytes)
 {
@@ -473,7 +473,7 @@ static void copy_rows_of_ranks(struct saver *s, uint8_t *to, const uint8_t *own,
     }
 }
 
-/* Rows [from, from + n) of the batch become rows [row, row + n) of a chunk's record. */
+/* Copies rows [from, from + n) of the batch to rows [row, row + n) of a chunk's record. */
 static void copy_rows(struct save_chunk *c, int l, enum store_kind kind, int64_t row,
                       const struct rows *src, int64_t from, int64_t n)
 {
@@ -501,7 +501,7 @@ static void save_rows(const struct save_part *p, int l, const struct rows *src)
         n = STORE_CHUNK_TOKENS - row;
         n = n < p->n_rows - done ? n : p->n_rows - done;
         if (i >= q->n_open)
-            return; /* nothing was reserved: saving had ended */
+            return; /* nothing was reserved, since saving had ended */
         if (kinds & SAVE_HIDDEN)
             copy_rows(q->open[i], l, STORE_HIDDEN, row, src, p->row + done, n);
         if (kinds & SAVE_KV)
@@ -514,7 +514,7 @@ static bool is_saved(const struct save_part *p)
     return p->seq != NULL && p->n_rows > 0 && save_ended(p->seq) == SAVE_GOES_ON;
 }
 
-/* A device with memory of its own brings down the rows from the first that is saved to the last. */
+/* Brings down the rows from the first saved one to the last, on a device with memory of its own. */
 static void bring_down(struct save_down *d, const struct save_part *parts, int n_parts,
                        int l, struct rows *src, const struct mat m[STORE_KINDS])
 {
@@ -534,8 +534,8 @@ static void bring_down(struct save_down *d, const struct save_part *parts, int n
                                      : NULL;
 }
 
-/* What the device could not copy is missing in the chunks: they are not saved, nor
- * what is behind. */
+/* Ends saving for the sequences of a batch whose rows the device could not copy: this chunk and
+ * all behind it are missing. */
 static void end_all(const struct save_part *parts, int n_parts)
 {
     for (int i = 0; i < n_parts; i++) {
@@ -585,10 +585,10 @@ void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hi
 void save_layers_end(struct saver *saver, struct stream *s)
 {
     if (saver->down != NULL)
-        (void)save_down_join(saver->down, s); /* s keeps what it fails with */
+        (void)save_down_join(saver->down, s); /* s keeps its failure */
 }
 
-/* The first open chunk goes to the writer, with n_tokens rows. */
+/* Hands the first open chunk to the writer, with n_tokens rows. */
 static void enqueue(struct save_seq *q, const int32_t *tokens, int n_tokens)
 {
     struct saver *s = q->saver;
