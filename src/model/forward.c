@@ -5,8 +5,8 @@
  *
  * Invariants:
  *  1. A row's results depend on its own input and position and on the cache only.
- *  2. K is rounded to the state dtype before RoPE, in a layer and in a projection alike: project_kv
- *     computes both, which makes restoring from hidden states exact.
+ *  2. K is rounded to the state dtype before RoPE, in a layer and in a projection alike: kv_product
+ *     and round_kv compute both, which makes restoring from hidden states exact.
  *  3. The residual stream is rounded to the state dtype at the layer boundary, nowhere else. */
 #include <math.h>
 
@@ -81,19 +81,45 @@ static int norm(const struct model *m, struct stream *s, struct mat out, struct 
     return op->rmsnorm(s, out, x, weight, m->cfg.norm_eps);
 }
 
-/* kv_rows = K (before RoPE) and V of normalised rows, rounded to the state dtype. */
-static int project_kv(const struct model *m, const struct activations *a, struct stream *s,
-                      const struct layer_weights *lw, struct mat normed, struct mat kv_rows)
+/* The product with W_k and W_v: straight into kv_rows where there is nothing to round. */
+static struct product kv_product(const struct activations *a,
+                                 const struct layer_weights *lw, struct mat kv_rows)
+{
+    struct mat kv = first_rows(a->kv, kv_rows.rows);
+    bool straight = lw->k_norm == NULL && kv.dtype == kv_rows.dtype;
+    return (struct product){straight ? kv_rows : kv, &lw->wkv, lw->bkv};
+}
+
+/* kv_rows = K (before RoPE) and V of their product, rounded to the state dtype. */
+static int round_kv(const struct model *m, struct stream *s, const struct layer_weights *lw,
+                    struct mat kv, struct mat kv_rows)
 {
     const struct ops *op = m->dev->ops;
-    struct mat kv = first_rows(a->kv, normed.rows);
-    if (lw->k_norm == NULL && kv.dtype == kv_rows.dtype)
-        return op->matmul(s, kv_rows, normed, &lw->wkv, lw->bkv); /* nothing to round */
-    TRY(op->matmul(s, kv, normed, &lw->wkv, lw->bkv));
+    if (kv.data == kv_rows.data)
+        return 0;
     if (lw->k_norm != NULL)
         TRY(op->head_norm(s, mat_cols(kv, 0, model_rank_kv_dim(m)), m->cfg.d_head,
                           lw->k_norm, m->cfg.norm_eps));
     return op->convert(s, kv_rows, kv);
+}
+
+/* q and kv_rows, which layer_kv makes too, of normalised rows. */
+static int project_qkv(const struct model *m, const struct activations *a, struct stream *s,
+                       const struct layer_weights *lw, struct mat normed, struct mat q,
+                       struct mat kv_rows)
+{
+    const struct ops *op = m->dev->ops;
+    const struct product p[2] = {kv_product(a, lw, kv_rows), {q, &lw->wq, lw->bq}};
+    if (op->matmul_two != NULL) {
+        TRY(op->matmul_two(s, normed, p));
+    } else {
+        TRY(op->matmul(s, p[0].c, normed, p[0].w, p[0].bias));
+        TRY(op->matmul(s, p[1].c, normed, p[1].w, p[1].bias));
+    }
+    TRY(round_kv(m, s, lw, p[0].c, kv_rows));
+    if (lw->q_norm != NULL)
+        TRY(op->head_norm(s, q, m->cfg.d_head, lw->q_norm, m->cfg.norm_eps));
+    return 0;
 }
 
 int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
@@ -103,7 +129,9 @@ int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int 
     CHECK(h.rows <= w->max_rows && kv_rows.rows == h.rows);
     struct mat normed = first_rows(a->norm, h.rows);
     TRY(norm(m, s, normed, h, lw->norm1_w, lw->norm1_b));
-    return project_kv(m, a, s, lw, normed, kv_rows);
+    struct product p = kv_product(a, lw, kv_rows);
+    TRY(m->dev->ops->matmul(s, p.c, normed, p.w, p.bias));
+    return round_kv(m, s, lw, p.c, kv_rows);
 }
 
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
@@ -163,10 +191,7 @@ static int layer(void *arg)
     /* Attention: q, K and V of the normalised input; K and V enter the cache, q meets all that is
      * there. */
     TRY(norm(m, s, normed, c->x, lw->norm1_w, lw->norm1_b));
-    TRY(project_kv(m, a, s, lw, normed, c->kv_rows));
-    TRY(op->matmul(s, q, normed, &lw->wq, lw->bq));
-    if (lw->q_norm != NULL)
-        TRY(op->head_norm(s, q, cfg->d_head, lw->q_norm, cfg->norm_eps));
+    TRY(project_qkv(m, a, s, lw, normed, q, c->kv_rows));
     TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, &m->rope[c->kv->stage], c->r));
     TRY(op->attention(s, att, q, c->kv, c->r, scale, window));
     TRY(op->matmul(s, summand, att, &lw->wo, lw->bo));

@@ -1,6 +1,7 @@
 /* operations.h - the names of a host backend's operations, once for `cpu` and `ref`:
  * NAME_matmul and so on are declared by OPERATIONS_DECLARE(NAME), and put into a table by
- * OPERATIONS_TABLE(NAME).  What they do is said in ops.h. */
+ * OPERATIONS_TABLE(NAME, MORE), where MORE initialises what only this backend has.  ops.h says
+ * what they do. */
 #ifndef TENSOR_OPERATIONS_H
 #define TENSOR_OPERATIONS_H
 
@@ -44,7 +45,7 @@
 
 /* kv_pack works on host memory on every device; the host's fused operations are two, one after
  * the other, and checksum is base/hash.h's (host.c). */
-#define OPERATIONS_TABLE(name)               \
+#define OPERATIONS_TABLE(name, ...)          \
     {                                        \
         .weight_bytes = name##_weight_bytes, \
         .weight_pack = name##_weight_pack,   \
@@ -69,6 +70,7 @@
         .attention = name##_attention,       \
         .sample = name##_sample,             \
         .checksum = host_checksum,           \
+        __VA_ARGS__                          \
     }
 /* clang-format on */
 

@@ -127,6 +127,13 @@ enum activation {
     ACTIVATION_GELU_TANH, /* tanh approximation */
 };
 
+/* A product with weights, of rows that the operation is given. */
+struct product {
+    struct mat c; /* [m][n] f32 */
+    const struct weight *w;
+    const float *bias; /* [n], or NULL */
+};
+
 struct ops {
     /* --- weights: done once, at load --- */
     size_t (*weight_bytes)(enum dtype t, int64_t n, int64_t k);
@@ -155,6 +162,9 @@ struct ops {
     /* c [m][n] f32 = a [m][k] f32 . w^T (+ bias [n], may be NULL). */
     int (*matmul)(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
+    /* p[i].c = a . p[i].w^T (+ p[i].bias) for i of 0 and 1, the same bits as two of matmul: of a
+     * device that has threads to start for each, in one.  NULL: two of matmul are as fast. */
+    int (*matmul_two)(struct stream *s, struct mat a, const struct product *p);
     /* out = round_T(x): f32 -> T, also T -> f32 (exact). */
     int (*convert)(struct stream *s, struct mat out, struct mat x);
     /* out [n][d] = a + b in f32, rounded to out's dtype; a of T or f32, b f32. */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct ops cpu_ops = OPERATIONS_TABLE(cpu);
+static const struct ops cpu_ops = OPERATIONS_TABLE(cpu, .matmul_two = cpu_matmul_two);
 
 /* --- instruction sets ----------------------------------------------------------------------- */
 
@@ -134,4 +134,14 @@ void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn 
         fn(arg, 0, n_rows);
     else
         pool_run(s->pool, rows_share, &job);
+}
+
+void stretches_init(struct stretches *s, long n_items, int n_threads)
+{
+    s->n = n_threads < MAX_STRETCHES ? n_threads : MAX_STRETCHES;
+    for (int i = 0; i < s->n; i++) {
+        long begin;
+        pool_share(n_items, 1, i, s->n, &begin, &s->of[i].end);
+        atomic_store_explicit(&s->of[i].next, begin, memory_order_relaxed);
+    }
 }

@@ -156,6 +156,30 @@ static inline bool item_take(struct items *it, long *item)
     return *item < it->n;
 }
 
+/* The same for few rows of activations, where reading weights is all: each thread begins with a
+ * stretch of neighbouring items, so that it can ask for the next item's memory while it reads
+ * one, and helps with the others' stretches when its own is done. */
+#define MAX_STRETCHES 16
+struct stretches {
+    int n;
+    struct {
+        _Alignas(64) atomic_long next;
+        long end;
+    } of[MAX_STRETCHES];
+};
+void stretches_init(struct stretches *s, long n_items, int n_threads);
+/* `at`: the stretch that this thread is in; at first its own index.  False: no item is left. */
+static inline bool stretch_take(struct stretches *s, int thread_idx, int *at, long *item)
+{
+    for (; *at < thread_idx + s->n; ++*at) {
+        int i = *at % s->n;
+        *item = atomic_fetch_add_explicit(&s->of[i].next, 1, memory_order_relaxed);
+        if (*item < s->of[i].end)
+            return true;
+    }
+    return false;
+}
+
 /* Below this many elements a fork and join (2 to 5 us) costs more than the second core gains. */
 #define MIN_PARALLEL_ELEMENTS 16384
 
@@ -172,5 +196,6 @@ static inline void *row_ptr(struct mat a, int64_t row)
 /* --- the operations, see ops.h and operations.h ---------------------------------------------- */
 
 OPERATIONS_DECLARE(cpu)
+int cpu_matmul_two(struct stream *s, struct mat a, const struct product *p);
 
 #endif

@@ -214,3 +214,15 @@ int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight
     }
     return rc;
 }
+
+int cpu_matmul_two(struct stream *s, struct mat a, const struct product *p)
+{
+    for (int i = 0; i < 2; i++)
+        check_matmul(p[i].c, a, p[i].w);
+    CHECK(a.cols <= MATMUL_MAX_K);
+    bool q8 = p[0].w->dtype == DTYPE_Q8 && p[1].w->dtype == DTYPE_Q8;
+    if (q8 || (dtype_is_q4(p[0].w->dtype) && dtype_is_q4(p[1].w->dtype)))
+        return cpu_quant_matmul_two(s, a, p);
+    int rc = cpu_matmul(s, p[0].c, a, p[0].w, p[0].bias);
+    return rc != 0 ? rc : cpu_matmul(s, p[1].c, a, p[1].w, p[1].bias);
+}

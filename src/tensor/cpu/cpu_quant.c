@@ -13,6 +13,8 @@
 
 /* Rows by panels of one tile, as in cpu_matmul.c: a k-block of 192 rows is 96 KiB. */
 #define TILE_N_PANELS 8
+/* Panels of one tile of few rows: as many as a kernel reads at once. */
+#define DIRECT_N_PANELS 4
 
 size_t quant_panel_bytes(enum dtype t, int64_t k)
 {
@@ -43,19 +45,29 @@ const struct quant_kernels *quant_kernels_of(const struct quant_kernels *const *
 
 /* --- the product ------------------------------------------------------------------------------ */
 
+/* One matrix that the rounded rows meet. */
+struct part {
+    struct mat c;
+    const struct weight *w;
+    const float *bias;
+    long n_items;
+};
+
 struct quant_job {
     struct stream *s;
     const struct quant_kernels *kernels;
-    struct mat c, a;
-    const struct weight *w;
-    const float *bias;
+    struct mat a;
+    struct part part[2];
+    int n_parts;
     int64_t row0; /* rows [row0, row0 + m) are rounded */
     int m;
     int n_row_tiles;
+    int tile_panels;
     bool direct;
     int16_t *x; /* [k-blocks][m][256] */
     float *e;   /* [k-blocks][m] */
     struct items items;
+    struct stretches stretches; /* of direct products */
 };
 
 static void round_rows(void *arg, int64_t begin, int64_t end)
@@ -74,13 +86,15 @@ static void round_rows(void *arg, int64_t begin, int64_t end)
 
 static struct quant_tile tile_at(const struct quant_job *job, long item, int thread_idx)
 {
-    const struct weight *w = job->w;
+    const struct part *p = &job->part[item >= job->part[0].n_items];
+    const struct weight *w = p->w;
+    item -= p == job->part ? 0 : job->part[0].n_items;
     int rt = (int)(item % job->n_row_tiles);
     int r0 = job->m * rt / job->n_row_tiles, r1 = job->m * (rt + 1) / job->n_row_tiles;
-    int64_t panel = item / job->n_row_tiles * TILE_N_PANELS, col = panel * PANEL;
+    int64_t panel = item / job->n_row_tiles * job->tile_panels, col = panel * PANEL;
     int64_t n_panels = panels_of(w->n) - panel;
-    if (n_panels > TILE_N_PANELS)
-        n_panels = TILE_N_PANELS;
+    if (n_panels > job->tile_panels)
+        n_panels = job->tile_panels;
     return (struct quant_tile){
         .x = job->x + (int64_t)r0 * MATMUL_K_BLOCK,
         .e = job->e + r0,
@@ -91,60 +105,99 @@ static struct quant_tile tile_at(const struct quant_job *job, long item, int thr
         .w = quant_panel_at(w, col),
         .panel_bytes = quant_panel_bytes(w->dtype, w->k),
         .n_panels = (int)n_panels,
-        .c = (float *)job->c.data + (job->row0 + r0) * job->c.ld + col,
-        .ldc = job->c.ld,
+        .c = (float *)p->c.data + (job->row0 + r0) * p->c.ld + col,
+        .ldc = p->c.ld,
         .n_cols = w->n - col < n_panels * PANEL ? w->n - col : n_panels * PANEL,
-        .bias = job->bias != NULL ? job->bias + col : NULL,
+        .bias = p->bias != NULL ? p->bias + col : NULL,
         .scratch = scratch_thread(job->s, thread_idx),
     };
 }
 
-static void run_tiles(void *arg, int thread_idx, int n_threads)
+static void run_blocked(void *arg, int thread_idx, int n_threads)
 {
     struct quant_job *job = arg;
     (void)n_threads;
     for (long item; item_take(&job->items, &item);) {
         struct quant_tile t = tile_at(job, item, thread_idx);
-        if (job->direct)
-            job->kernels->direct(&t);
-        else
-            job->kernels->blocked(&t);
+        job->kernels->blocked(&t);
+    }
+}
+
+static void run_direct(void *arg, int thread_idx, int n_threads)
+{
+    struct quant_job *job = arg;
+    int at = thread_idx;
+    (void)n_threads;
+    for (long item; stretch_take(&job->stretches, thread_idx, &at, &item);) {
+        struct quant_tile t = tile_at(job, item, thread_idx);
+        job->kernels->direct(&t);
     }
 }
 
 /* Rows [row0, row0 + m), m <= PACK_ROWS. */
 static void multiply_rows(struct quant_job *job)
 {
-    int64_t k_blocks = (job->w->k + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;
+    int64_t k_blocks = (job->a.cols + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;
     job->x = (int16_t *)scratch_packed(job->s);
     job->e = (float *)(job->x + k_blocks * job->m * MATMUL_K_BLOCK);
     job->direct = job->m <= job->kernels->direct_rows;
     job->n_row_tiles = (job->m + TILE_ROWS - 1) / TILE_ROWS;
+    job->tile_panels = job->direct ? DIRECT_N_PANELS : TILE_N_PANELS;
     rows_run(job->s, job->m, job->m * job->a.cols, round_rows, job);
-    job->items.n = (panels_of(job->w->n) + TILE_N_PANELS - 1) / TILE_N_PANELS *
-                   job->n_row_tiles;
-    atomic_store(&job->items.next, 0);
-    pool_run(job->s->pool, run_tiles, job);
+    long n_items = 0;
+    for (int i = 0; i < job->n_parts; i++) {
+        struct part *p = &job->part[i];
+        p->n_items = (panels_of(p->w->n) + job->tile_panels - 1) / job->tile_panels *
+                     job->n_row_tiles;
+        n_items += p->n_items;
+    }
+    if (job->direct) {
+        stretches_init(&job->stretches, n_items, pool_threads(job->s->pool));
+    } else {
+        job->items.n = n_items;
+        atomic_store(&job->items.next, 0);
+    }
+    pool_run(job->s->pool, job->direct ? run_direct : run_blocked, job);
+}
+
+static int run_job(struct quant_job *job)
+{
+    int rc = stream_enter(job->s);
+    for (; rc == 0 && job->row0 < job->a.rows; job->row0 += job->m) {
+        int64_t left = job->a.rows - job->row0;
+        job->m = (int)(left < PACK_ROWS ? left : PACK_ROWS);
+        multiply_rows(job);
+    }
+    return rc;
 }
 
 int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struct mat c,
                     struct mat a, const struct weight *w, const float *bias)
 {
-    int rc = stream_enter(s);
     struct quant_job job = {
-        .s = s, .kernels = kernels, .c = c, .a = a, .w = w, .bias = bias};
-    for (; rc == 0 && job.row0 < c.rows; job.row0 += job.m) {
-        int64_t left = c.rows - job.row0;
-        job.m = (int)(left < PACK_ROWS ? left : PACK_ROWS);
-        multiply_rows(&job);
-    }
-    return rc;
+        .s = s, .kernels = kernels, .a = a, .part = {{c, w, bias, 0}}, .n_parts = 1};
+    return run_job(&job);
+}
+
+static const struct quant_kernels *kernels_for(enum dtype t, const struct stream *s)
+{
+    return quant_kernels_of(t == DTYPE_Q8 ? q8_all_kernels : q4_all_kernels, s);
 }
 
 int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                      const float *bias)
 {
-    const struct quant_kernels *const *all = w->dtype == DTYPE_Q8 ? q8_all_kernels
-                                                                  : q4_all_kernels;
-    return quant_matmul_by(quant_kernels_of(all, s), s, c, a, w, bias);
+    return quant_matmul_by(kernels_for(w->dtype, s), s, c, a, w, bias);
+}
+
+int cpu_quant_matmul_two(struct stream *s, struct mat a, const struct product *p)
+{
+    struct quant_job job = {
+        .s = s,
+        .kernels = kernels_for(p[0].w->dtype, s),
+        .a = a,
+        .part = {{p[0].c, p[0].w, p[0].bias, 0}, {p[1].c, p[1].w, p[1].bias, 0}},
+        .n_parts = 2};
+    CHECK(kernels_for(p[1].w->dtype, s) == job.kernels);
+    return run_job(&job);
 }

@@ -111,14 +111,16 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t 
 }
 
 /* Asks for the lines of block b a way ahead: its numbers, and now and then one of scales. */
-INLINE void direct_fetch(enum dtype t, const uint8_t *k_block, int b, int n_rows)
+INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype, const uint8_t *panel,
+                         const uint8_t *k_block, int b, int n_rows, int n_panels)
 {
-    const size_t scale_lines = (8 * q4_scale_bytes(t) + q4_shared_bytes(t)) / 64;
-    const uint8_t *at = k_block + b * Q4_BLOCK_BYTES + FETCH_BYTES(n_rows);
+    const size_t scale_lines = (8 * q4_scale_bytes(dtype) + q4_shared_bytes(dtype)) / 64;
+    const uint8_t *at = fetch_at(t, panel, k_block + b * Q4_BLOCK_BYTES, n_rows, n_panels);
     _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
         __builtin_prefetch(at + v * Q4_QUARTER_BYTES);
     if ((size_t)b < scale_lines)
-        __builtin_prefetch(k_block + 8 * Q4_BLOCK_BYTES + b * 64 + FETCH_BYTES(n_rows));
+        __builtin_prefetch(
+            fetch_at(t, panel, k_block + 8 * Q4_BLOCK_BYTES + b * 64, n_rows, n_panels));
 }
 
 /* acc[r][j] += the k-block at k. */
@@ -133,7 +135,8 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
     EACH_PANEL w[j] = panel[j] + q4_offset(dtype, k);
     EACH_PANEL scales[j] = w[j] + n_blocks * Q4_BLOCK_BYTES;
     for (int b = 0; b < n_blocks; b++) {
-        EACH_PANEL direct_fetch(dtype, w[j] - b * Q4_BLOCK_BYTES, b, n_rows);
+        EACH_PANEL direct_fetch(t, dtype, panel[j], w[j] - b * Q4_BLOCK_BYTES, b, n_rows,
+                                n_panels);
         direct_block(s, (const uint8_t *)x + b * Q4_BLOCK, w, n_rows, n_panels);
         EACH_PANEL
         {

@@ -82,14 +82,14 @@ static bool pack_row(uint8_t *panel, int column, const float *w, int64_t k)
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
-/* s[r][j] = the exact sums over one block of 32. */
+/* s[r][j] = the exact sums over one block of 32; `fetch` is what panel j will want soon. */
 INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *const *w,
-                         int n_rows, int n_panels)
+                         const uint8_t *const *fetch, int n_rows, int n_panels)
 {
     EACH_ROW EACH_PANEL s[r][j] = i_zero();
     for (int g = 0; g < Q8_GROUPS; g++) {
         i16x2 even[WIDE_MAX], odd[WIDE_MAX];
-        EACH_PANEL __builtin_prefetch(w[j] + g * PANEL * 4 + FETCH_BYTES(n_rows));
+        EACH_PANEL __builtin_prefetch(fetch[j] + g * PANEL * 4);
         EACH_PANEL i_widen(w[j] + g * PANEL * 4, &even[j], &odd[j]);
         EACH_ROW
         {
@@ -113,7 +113,9 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
     EACH_PANEL scales[j] = w[j] + n_blocks * Q8_BLOCK_BYTES;
     EACH_ROW EACH_PANEL p[r][j] = v_zero();
     for (int b = 0; b < n_blocks; b++) {
-        direct_block(s, x + b * Q8_BLOCK, w, n_rows, n_panels);
+        const uint8_t *fetch[WIDE_MAX];
+        EACH_PANEL fetch[j] = fetch_at(t, panel[j], w[j], n_rows, n_panels);
+        direct_block(s, x + b * Q8_BLOCK, w, fetch, n_rows, n_panels);
         EACH_PANEL
         {
             v16 d = v_load_f16((const uint16_t *)(scales[j] + b * Q8_SCALE_BYTES));

@@ -53,6 +53,18 @@ static int32_t whole(float f)
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
+/* Where a panel's memory is asked for while `at`, which is `ahead` bytes before it, is read: in the
+ * panel itself, or behind its end at the beginning of the panel that is read next.  Panels are read
+ * n_panels at a time, so that one lies n_panels further on.  Of a tile's last panels that is the
+ * next tile, which the same thread takes next (struct stretches). */
+INLINE const uint8_t *fetch_at(const struct quant_tile *t, const uint8_t *panel,
+                               const uint8_t *at, int n_rows, int n_panels)
+{
+    const uint8_t *ahead = at + FETCH_BYTES(n_rows);
+    return ahead < panel + t->panel_bytes ? ahead
+                                          : ahead + (size_t)(n_panels - 1) * t->panel_bytes;
+}
+
 /* C at panel p = the sums (+ bias); columns that do not exist are dropped. */
 static void direct_store(const struct quant_tile *t, int p, const float *sums, int n_panels)
 {

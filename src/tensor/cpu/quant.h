@@ -91,6 +91,8 @@ static inline uint8_t *quant_panel_at(const struct weight *w, int64_t row)
 size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k);
 int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                      const float *bias);
+/* ops.matmul_two, where both weights have 8 bits or both have 4. */
+int cpu_quant_matmul_two(struct stream *s, struct mat a, const struct product *p);
 /* With given kernels, for tests: the best of the device's instruction set are the default. */
 int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struct mat c,
                     struct mat a, const struct weight *w, const float *bias);
