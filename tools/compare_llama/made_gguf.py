@@ -1,0 +1,112 @@
+"""Writes a GGUF file of a known shape with random quantised weights, for speed and memory.
+
+    made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16] [--layers N]
+    SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M)
+
+The types of the tensors are those that llama-quantize chooses: in q4_k_m the head is Q6_K, and W_v and
+W_down are Q6_K in half of the layers.  The file has no vocabulary: prompts are token ids.  The values are
+small random numbers, so that no activation overflows; the texts that such a model writes mean nothing."""
+import argparse
+
+import gguf
+import numpy as np
+
+SHAPES = {
+    "135m": dict(layers=30, embd=576, ff=1536, heads=9, kv=3, d_head=64, vocab=49152, tied=True),
+    "1b": dict(layers=16, embd=2048, ff=8192, heads=32, kv=8, d_head=64, vocab=128256, tied=True),
+    "7b": dict(layers=32, embd=4096, ff=11008, heads=32, kv=32, d_head=128, vocab=32000, tied=False),
+}
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("shape", choices=SHAPES)
+parser.add_argument("out")
+parser.add_argument("--types", choices=("q4_k_m", "q4_1", "q4_0", "q8_0", "bf16"), default="q4_k_m")
+parser.add_argument("--layers", type=int)
+args = parser.parse_args()
+s = SHAPES[args.shape]
+n_layers = args.layers or s["layers"]
+Q = gguf.GGMLQuantizationType
+rng = np.random.default_rng(1)
+
+# Weights per block, bytes per block, and where the block has its f16 scales (the second one is the minimum).
+BLOCKS = {Q.Q4_0: (32, 18, [0]), Q.Q4_1: (32, 20, [0, 2]), Q.Q8_0: (32, 34, [0]), Q.Q4_K: (256, 144, [0, 2]),
+          Q.Q6_K: (256, 210, [208])}
+# A scale with which weights are near 0.02: the range of the numbers, times that of the second level.
+SCALE = {Q.Q4_0: 0.004, Q.Q4_1: 0.004, Q.Q8_0: 0.0003, Q.Q4_K: 0.0001, Q.Q6_K: 0.00001}
+
+
+def more_bits(layer):
+    return layer < n_layers // 8 or layer >= 7 * n_layers // 8 or (layer - n_layers // 8) % 3 == 2
+
+
+def kind_of(name, layer):
+    if args.types != "q4_k_m":
+        if args.types in ("q4_0", "q4_1") and (name == "output" or s["tied"] and name == "token_embd"):
+            return Q.Q8_0 if args.shape == "135m" else Q.Q6_K
+        return getattr(Q, args.types.upper())
+    if name == "output" or name == "token_embd" and s["tied"]:
+        return Q.Q6_K
+    return Q.Q6_K if name in ("attn_v", "ffn_down") and more_bits(layer) else Q.Q4_K
+
+
+def blocks(kind, rows, cols):
+    """rows x cols random weights in the type's blocks."""
+    if kind == Q.BF16:
+        values = rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(0.02)
+        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(rows, cols * 2)
+    of, size, scales = BLOCKS[kind]
+    n = rows * cols // of
+    raw = rng.integers(0, 256, (n, size), dtype=np.uint8)
+    for at in scales:
+        d = (SCALE[kind] * (0.5 + rng.random(n)) * (-7 if at == 2 and kind == Q.Q4_1 else 1)).astype(np.float16)
+        raw[:, at : at + 2] = d.view(np.uint8).reshape(n, 2)
+    return raw.reshape(rows, cols // of * size)
+
+
+w = gguf.GGUFWriter(args.out, "llama")
+w.add_block_count(n_layers)
+w.add_context_length(4096)
+w.add_embedding_length(s["embd"])
+w.add_feed_forward_length(s["ff"])
+w.add_head_count(s["heads"])
+w.add_head_count_kv(s["kv"])
+w.add_rope_dimension_count(s["d_head"])
+w.add_rope_freq_base(10000.0)
+w.add_layer_norm_rms_eps(1e-5)
+w.add_vocab_size(s["vocab"])
+w.add_tokenizer_model("no_vocab")
+
+todo = []
+
+
+def add(name, layer, rows, cols):
+    full = f"blk.{layer}.{name}.weight" if layer >= 0 else f"{name}.weight"
+    kind = Q.F32 if rows == 0 else kind_of(name, layer)
+    if kind == Q.F32:
+        w.add_tensor_info(full, (cols,), np.dtype(np.float32), cols * 4)
+    else:
+        bytes_a_row = cols * 2 if kind == Q.BF16 else cols // BLOCKS[kind][0] * BLOCKS[kind][1]
+        w.add_tensor_info(full, (rows, bytes_a_row), np.dtype(np.uint8), rows * bytes_a_row, raw_dtype=kind)
+    todo.append((kind, rows, cols))
+
+
+add("token_embd", -1, s["vocab"], s["embd"])
+add("output_norm", -1, 0, s["embd"])
+if not s["tied"]:
+    add("output", -1, s["vocab"], s["embd"])
+for l in range(n_layers):
+    q, kv = s["heads"] * s["d_head"], s["kv"] * s["d_head"]
+    add("attn_norm", l, 0, s["embd"])
+    add("attn_q", l, q, s["embd"])
+    add("attn_k", l, kv, s["embd"])
+    add("attn_v", l, kv, s["embd"])
+    add("attn_output", l, s["embd"], q)
+    add("ffn_norm", l, 0, s["embd"])
+    add("ffn_gate", l, s["ff"], s["embd"])
+    add("ffn_up", l, s["ff"], s["embd"])
+    add("ffn_down", l, s["embd"], s["ff"])
+w.write_header_to_file()
+w.write_kv_data_to_file()
+w.write_ti_data_to_file()
+for kind, rows, cols in todo:
+    w.write_tensor_data(np.ones(cols, np.float32) if kind == Q.F32 else blocks(kind, rows, cols))
+w.close()
