@@ -47,8 +47,11 @@ enum dtype matrix_type_of_file(const struct tensor_src *src)
     static const struct {
         const char *name;
         enum dtype type;
-    } known[] = {{"Q4_0", DTYPE_Q4_0}, {"Q4_1", DTYPE_Q4_1}, {"Q4_K", DTYPE_Q4_K}};
-    for (int i = 0; src->type != NULL && i < 3; i++)
+    } known[] = {{"Q4_0", DTYPE_Q4_0},
+                 {"Q4_1", DTYPE_Q4_1},
+                 {"Q4_K", DTYPE_Q4_K},
+                 {"Q6_K", DTYPE_Q6_K}};
+    for (int i = 0; src->type != NULL && i < 4; i++)
         if (strcmp(src->type->name, known[i].name) == 0)
             return known[i].type;
     return DTYPE_F32;
@@ -75,7 +78,7 @@ static enum dtype wanted(const struct tensor_src *src, enum slot s, bool file_ha
 /* Rows, and each rank's cut of them, are whole blocks. */
 static bool has_blocks(enum dtype t, const struct model_config *c, enum slot s, int n_ranks)
 {
-    return !dtype_is_q4(t) || share_cols(c, s, n_ranks) % q4_block_weights(t) == 0;
+    return !dtype_has_blocks(t) || share_cols(c, s, n_ranks) % q4_block_weights(t) == 0;
 }
 
 bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c,

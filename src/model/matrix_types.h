@@ -1,8 +1,8 @@
 /* matrix_types.h - the type that each matrix of a model is held in.  Private to src/model.
  *
  * Models held in f32, f16, bf16 or q8 have one type for all matrices.  In a model held in 4 bits
- * (DTYPE_Q4) each matrix has its own: the file's 4-bit type where all tensors that the matrix
- * is made of have it, q4_1 where the matrix is made into 4 bits here, else q8. */
+ * (DTYPE_Q4) each matrix has its own: the file's type of 4 or 6 bits where all tensors that the
+ * matrix is made of have it, q4_1 where the matrix is made into 4 bits here, else q8. */
 #ifndef MODEL_MATRIX_TYPES_H
 #define MODEL_MATRIX_TYPES_H
 
@@ -41,9 +41,9 @@ static inline enum dtype matrix_type(const struct matrix_types *t, int layer, en
                               : *matrix_type_at((struct matrix_types *)t, layer, s);
 }
 
-/* The 4-bit type of a GGUF tensor; DTYPE_F32: it has none. */
+/* The type of 4 or 6 bits of a GGUF tensor; DTYPE_F32: it has none. */
 enum dtype matrix_type_of_file(const struct tensor_src *src);
-/* Whether a matrix of a set has a 4-bit type. */
+/* Whether a matrix of a set has a type of 4 or 6 bits. */
 bool matrix_types_any_q4(const struct tensor_set *set);
 
 #endif

@@ -204,7 +204,7 @@ static int read_matrices(struct pack_file *f, const struct json *o, struct err *
                             at, err);
             if (rc != 0)
                 return rc;
-            if (*at != DTYPE_Q8 && !dtype_is_q4(*at))
+            if (*at != DTYPE_Q8 && !dtype_has_blocks(*at))
                 return damaged(f, "its list of matrices", err);
         }
     }
@@ -229,7 +229,7 @@ static int read_text(struct pack_file *f, const struct json *o, struct err *err)
     for (int i = 0; i < 2; i++)
         if (f->table_dtype[i] >= DTYPE_Q8 || f->file_dtype >= DTYPE_Q8)
             return damaged(f, "its description", err);
-    if (dtype_is_q4(f->dtype)) /* q4 says that each matrix has one of these */
+    if (dtype_has_blocks(f->dtype)) /* q4 says that each matrix has one of these */
         return damaged(f, "its description", err);
     f->n_layers = (int)n_layers;
     rc = read_matrices(f, o, err);

@@ -424,7 +424,7 @@ static const uint8_t *in_type(struct loader *ld, const struct loaded_rows *b, en
 /* Bytes of k columns of a row that weight_pack gets. */
 static size_t columns_bytes(enum dtype t, int64_t k)
 {
-    return dtype_is_q4(t) ? q4_row_bytes(t, k) : (size_t)k * dtype_bytes(t);
+    return dtype_has_blocks(t) ? q4_row_bytes(t, k) : (size_t)k * dtype_bytes(t);
 }
 
 /* A rank's columns of n rows, behind those of the ranks before it; all of them
@@ -493,7 +493,7 @@ static int deliver_matrix(struct loader *ld, const struct loaded_rows *b, enum s
                           int rank, const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     const struct weight *m = matrix_of(ld, b->t->layer, s);
-    bool q4 = dtype_is_q4(m->dtype);
+    bool q4 = dtype_has_blocks(m->dtype);
     enum dtype t = q4 ? m->dtype : packed_from(m->dtype);
     int rc = q4 ? make_blocks(ld, b, t, rows, n) : 0;
     if (rc != 0)
@@ -767,7 +767,7 @@ static int make_scratch(struct loader *ld)
         enum dtype to = slot_is_matrix(s)
                             ? packed_from(ld->w->dtype)
                             : tensor_table_dtype(&ld->set.src[i], ld->w->dtype);
-        size_t blocks = (size_t)rows * q4_row_bytes(DTYPE_Q4_1, t->cols);
+        size_t blocks = (size_t)rows * (size_t)t->cols; /* q6_k has 0.82 bytes a weight */
         if (ld->w->dtype == DTYPE_Q4 && slot_is_matrix(s) && blocks > ld->blocks_bytes)
             ld->blocks_bytes = blocks;
         raw = bytes > raw ? bytes : raw;

@@ -113,7 +113,7 @@ static uint64_t packed_bytes(enum dtype t, uint64_t n)
 {
     if (t == DTYPE_Q8) /* 32 numbers and a scale of 16 bits */
         return n + n / 16;
-    return dtype_is_q4(t) ? q4_row_bytes(t, (int64_t)n) : n * dtype_bytes(t);
+    return dtype_has_blocks(t) ? q4_row_bytes(t, (int64_t)n) : n * dtype_bytes(t);
 }
 
 static int describe_packed(struct weights_info *out, const char *source,

@@ -22,6 +22,9 @@
  *    exact sum of x q over a block, acc = fma(s * e, d, acc), then acc = fma(z, m, acc), from +0
  *    over the blocks in ascending k; s and s * e are rounded to f32; bias last.  A block of A
  *    whose largest |a| is below 2^-100 counts as zero; with an infinity or a NaN in it, e is NaN.
+ *    6-bit weights (q6_k) alike, but that every 16 weights of a block have a whole number t of 8
+ *    bits: s = sum of x t (q - 32) over a block, which is exact in f32, too, and acc = fma(s * e,
+ *    D, acc) is all.
  *    Weights are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve the speed
  *    of many rows: a product differs from that with f32 activations by about 0.4 % of the size of
  *    its terms' sum (tests/tensor/test_q4.c), a model's predictions as docs/MODELS.md says.
@@ -138,13 +141,13 @@ struct ops {
     /* --- weights: done once, at load --- */
     size_t (*weight_bytes)(enum dtype t, int64_t n, int64_t k);
     /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k] of dtype w->dtype; of f32
-     * where that is q8; of blocks (q4_blocks.h) where it has 4 bits: k is a multiple of a block
+     * where that is q8; of blocks (q4_blocks.h) where it has 4 or 6 bits: k is a multiple of a block
      * then.  Rows not packed are zero.  Panels are of 16 rows: row may be any number.  -ERANGE:
      * q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
     int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
                        int64_t n_rows);
     /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings). Exact; of q8, q * d
-     * rounded to T; of 4 bits, d * q + m rounded to f32 and then to T. */
+     * rounded to T; of 4 and 6 bits, the values of q4_blocks.h and then rounded to T. */
     int (*weight_rows)(struct stream *s, struct mat out, const struct weight *w,
                        const int32_t *ids);
 

@@ -3,6 +3,7 @@
 
 #include "base/bytes.h"
 
+#include <math.h>
 #include <string.h>
 
 /* s and t of part j of eight: six bits each, packed into twelve bytes. */
@@ -26,9 +27,26 @@ static void k_numbers(const uint8_t *q, int j, uint8_t out[16])
         out[i] = (uint8_t)((from[i] >> shift & 15) | (from[i + 16] >> shift & 15) << 4);
 }
 
+/* Of 128 weights, 64 bytes have the low bits (weights 64 and on in the high halves), and 32 bytes
+ * the high bits. */
+static struct q4_part k6_part(const uint8_t *b, int j)
+{
+    struct q4_part p = {.d = get_u16(b + 208), .s = b[192 + 2 * j], .t = b[193 + 2 * j]};
+    const uint8_t *low = b + 64 * (j / 4) + 32 * (j % 2), *high = b + 128 + 32 * (j / 4);
+    int shift = j % 4 / 2 * 4;
+    for (int i = 0; i < 16; i++)
+        p.q[i] = (uint8_t)((low[i] >> shift & 15) | (low[i + 16] >> shift & 15) << 4);
+    for (int i = 0; i < 32; i++)
+        p.high[i / 16][i % 4] |= (uint8_t)((high[i] >> 2 * (j % 4) & 3)
+                                           << 2 * (i % 16 / 4));
+    return p;
+}
+
 struct q4_part q4_part_read(enum dtype t, const uint8_t *row, int64_t part)
 {
     struct q4_part p = {0};
+    if (t == DTYPE_Q6_K)
+        return k6_part(row + part / 8 * 210, (int)(part % 8));
     if (t == DTYPE_Q4_K) {
         const uint8_t *b = row + part / 8 * 144;
         p.d = get_u16(b);
@@ -50,4 +68,14 @@ void q4_part_scales(enum dtype t, const struct q4_part *p, float *d, float *m)
     float first = f16_to_f32(p->d), second = f16_to_f32(p->m);
     *d = t == DTYPE_Q4_K ? first * (float)p->s : first;
     *m = t == DTYPE_Q4_0 ? -8 * first : t == DTYPE_Q4_K ? -second * (float)p->t : second;
+}
+
+float q4_part_value(enum dtype t, const struct q4_part *p, int i)
+{
+    float d, m;
+    if (t == DTYPE_Q6_K)
+        return f16_to_f32(p->d) * (float)(int8_t)(i < 16 ? p->s : p->t) *
+               (float)(q4_part_q(p, i) - 32);
+    q4_part_scales(t, p, &d, &m);
+    return fmaf((float)q4_part_q(p, i), d, m);
 }

@@ -25,13 +25,15 @@ enum dtype {
     DTYPE_Q4_0,   /* 4-bit numbers with a scale per block of 32 */
     DTYPE_Q4_1,   /* ... and a minimum */
     DTYPE_Q4_K,   /* ... both of two levels, per 32 and per 256 */
-    /* No type of one matrix: a model's matrices are of the three above and q8, each of its own. */
+    DTYPE_Q6_K,   /* 6-bit numbers with a scale of two levels, per 16 and per 256 */
+    /* No type of one matrix: a model's matrices are of the four above and q8, each of its own. */
     DTYPE_Q4,
 };
 
-static inline bool dtype_is_q4(enum dtype t)
+/* Whether a row is made of the blocks that GGUF files have (q4_blocks.h). */
+static inline bool dtype_has_blocks(enum dtype t)
 {
-    return t >= DTYPE_Q4_0 && t <= DTYPE_Q4_K;
+    return t >= DTYPE_Q4_0 && t <= DTYPE_Q6_K;
 }
 
 /* Of an element: for f32, f16 and bf16 alone. */
@@ -107,7 +109,7 @@ struct device {
     bool act_is_state;    /* instead, they have the model's state dtype (on a GPU) */
     bool unified;         /* device memory is host memory: staging needs no copy */
     bool k_by_token;      /* K of a block lies as V does, [n_kv][64][d_head]: see ops.h */
-    bool quantised;       /* its operations take weights of DTYPE_Q8 and of 4 bits */
+    bool quantised;       /* its operations take weights of DTYPE_Q8 and of blocks */
     int batch_rows;       /* of a forward pass, enough for products to be near their best */
     size_t stream_bytes;  /* device memory that a compute stream takes; 0 where unified */
     enum device_checksums checksums; /* as asked for */

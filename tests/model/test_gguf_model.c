@@ -209,6 +209,33 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
     solo_close(&b);
 }
 
+/* 6-bit tensors, too, the head that is the embedding table among them; W_k of 4 bits beside W_v of
+ * 6 is one matrix of two types, which has 8. */
+static void test_6_bit_tensors_are_held_as_they_are(void **state)
+{
+    (void)state;
+    struct solo a, b;
+    solo_open_held(&a, GGUF "six.gguf", NULL, "f32");
+    solo_open_held(&b, GGUF "six.gguf", NULL, "q4");
+    const struct layer_weights *la = a.m->w.layers, *lb = b.m->w.layers;
+    const struct weight *pairs[][2] = {{&a.m->w.head, &b.m->w.head},
+                                       {&la[0].wkv, &lb[0].wkv},
+                                       {&la[0].w_down, &lb[0].w_down}};
+    assert_int_equal(lb[0].wq.dtype, DTYPE_Q4_K);
+    assert_int_equal(lb[1].wkv.dtype, DTYPE_Q8);
+    assert_int_equal(lb[1].w_down.dtype, DTYPE_Q4_K);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(pairs[i][1]->dtype, DTYPE_Q6_K);
+        float *want = rows_of(&a, pairs[i][0]), *got = rows_of(&b, pairs[i][1]);
+        for (int64_t k = 0; k < pairs[i][0]->n * pairs[i][0]->k; k++)
+            assert_true(got[k] == want[k]);
+        free(want);
+        free(got);
+    }
+    solo_close(&a);
+    solo_close(&b);
+}
+
 /* Two ranks have the columns of W_o that are theirs: rows of blocks are cut between blocks. */
 static void test_ranks_have_their_columns(void **state)
 {
@@ -479,7 +506,7 @@ int main(void)
                                   "phi",        "phi3",      "gemma", "falcon-7b",
                                   "falcon-11b", "falcon-40b"};
     enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 10];
+    struct CMUnitTest tests[N + 11];
     for (int i = 0; i < N; i++)
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_family_is_the_folder_bit_for_bit,
@@ -500,5 +527,7 @@ int main(void)
     tests[N + 8] = (struct CMUnitTest)cmocka_unit_test(test_ranks_have_their_columns);
     tests[N + 9] = (struct CMUnitTest)cmocka_unit_test(
         test_values_that_change_nothing_pass);
+    tests[N + 10] = (struct CMUnitTest)cmocka_unit_test(
+        test_6_bit_tensors_are_held_as_they_are);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,6 +114,7 @@ static void a_packed_gguf_file_is_the_model(void **state)
     expect_same(GGUF "mixed.gguf", NULL);
     expect_same(GGUF "mixed.gguf", "q4");  /* q4_k, q4_0 and q8 */
     expect_same(GGUF "layers.gguf", "q4"); /* layers of different types, and sizes */
+    expect_same(GGUF "six.gguf", "q4");    /* q4_k and q6_k */
     (void)state;
 }
 

@@ -80,9 +80,9 @@ uint8_t *random_q4(enum dtype t, int64_t n, int64_t k, uint64_t seed)
         rows[i] = (uint8_t)rng_u64(&r);
     size_t b = 0;
     for (uint8_t *at = rows; at < rows + bytes; at += q4_block_bytes(t), b++) {
-        float size = t == DTYPE_Q4_K ? 1.0f / 64 : 1;
-        put_half(at, scales[2 * b] * size);
-        if (t != DTYPE_Q4_0)
+        float size = t == DTYPE_Q4_0 || t == DTYPE_Q4_1 ? 1 : 1.0f / 64;
+        put_half(t == DTYPE_Q6_K ? at + 208 : at, scales[2 * b] * size);
+        if (t == DTYPE_Q4_1 || t == DTYPE_Q4_K)
             put_half(at + 2, scales[2 * b + 1] * size);
     }
     free(scales);

@@ -10,7 +10,7 @@
 #include "tensor/cpu/q4.h"
 #include "tensor/q4_blocks.h"
 
-#define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_Q4_K; t++)
+#define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_Q6_K; t++)
 
 /* --- the product ------------------------------------------------------------------------------ */
 
@@ -32,8 +32,15 @@ static void test_extremes(void **state)
         float *x = a.data;
         uint8_t *rows = random_q4(t, N, K, 2);
         size_t bytes = q4_block_bytes(t), numbers = bytes - (size_t)q4_block_weights(t) / 2;
-        for (size_t at = 0; at < q4_row_bytes(t, K); at += bytes)
-            memset(rows + at + numbers, 0xff, bytes - numbers);
+        for (size_t at = 0; at < q4_row_bytes(t, K); at += bytes) {
+            if (t ==
+                DTYPE_Q6_K) { /* q = 0 and s = -128: sums of 16.6 million, below 2^24 */
+                memset(rows + at, 0, 192);
+                memset(rows + at + 192, 0x80, 16);
+            } else {
+                memset(rows + at + numbers, 0xff, bytes - numbers);
+            }
+        }
         for (int k = 0; k < K; k++) {
             x[0 * K + k] = 1; /* with the first row of W the largest sum there is */
             x[1 * K + k] = 0;
@@ -92,7 +99,8 @@ static void test_error(void **state)
 static void test_values_are_the_files(void **state)
 {
     (void)state;
-    static const uint32_t of_file[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K};
+    static const uint32_t of_file[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K,
+                                       GGUF_TYPE_Q6_K};
     enum { N = 37, K = 768 };
     int32_t ids[N];
     for (int i = 0; i < N; i++)
@@ -126,7 +134,7 @@ static void test_pack(void **state)
 {
     (void)state;
     enum { N = 45, K = 512 };
-    static const double bytes_a_weight[] = {0.5625, 0.625, 0.578125};
+    static const double bytes_a_weight[] = {0.5625, 0.625, 0.578125, 0.828125};
     EACH_TYPE(t)
     {
         uint8_t *rows = random_q4(t, N, K, 4);

@@ -1,7 +1,6 @@
-/* cpu_q4.c - packs 4-bit weights and reads rows of packed ones. */
+/* cpu_q4.c - packs 4-bit and 6-bit weights and reads rows of packed ones. */
 #include "tensor/cpu/q4.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "tensor/q4_blocks.h"
@@ -16,20 +15,25 @@ const struct quant_kernels *const q4_all_kernels[] = {
 
 /* Where the parts of one block of one column lie. */
 struct place {
-    uint8_t *numbers;         /* 4 bytes of each quarter */
-    uint8_t *scale, *minimum; /* f16; of q4_k the shared ones */
-    uint8_t *s, *t;           /* q4_k */
+    uint8_t *numbers;         /* 4 bytes of each quarter, and of q6_k of each half */
+    uint8_t *scale, *minimum; /* f16; of q4_k and q6_k the shared ones */
+    uint8_t *s, *t;           /* q4_k, q6_k */
 };
+
+static bool has_minimum(enum dtype t)
+{
+    return t == DTYPE_Q4_1 || t == DTYPE_Q4_K;
+}
 
 static struct place place_of(const struct weight *w, int64_t row, int64_t block)
 {
     int64_t kb = block * Q4_BLOCK / MATMUL_K_BLOCK * MATMUL_K_BLOCK,
             b = block - kb / Q4_BLOCK, column = row % PANEL;
     uint8_t *at = quant_panel_at(w, row) + q4_offset(w->dtype, kb);
-    uint8_t *scales = at + quant_blocks_at(kb, w->k) * Q4_BLOCK_BYTES;
+    uint8_t *scales = at + (size_t)quant_blocks_at(kb, w->k) * q4_number_bytes(w->dtype);
     size_t of_block = (size_t)b * q4_scale_bytes(w->dtype);
-    struct place p = {.numbers = at + b * Q4_BLOCK_BYTES + 4 * column};
-    if (w->dtype == DTYPE_Q4_K) {
+    struct place p = {.numbers = at + (size_t)b * q4_number_bytes(w->dtype) + 4 * column};
+    if (q4_shared_bytes(w->dtype) > 0) {
         p.scale = scales + 2 * column;
         p.s = scales + q4_shared_bytes(w->dtype) + of_block + column;
         p.t = p.s + PANEL;
@@ -48,12 +52,15 @@ static void pack_row(const struct weight *w, int64_t row, const uint8_t *src)
         for (int v = 0; v < 4; v++)
             memcpy(p.numbers + v * Q4_QUARTER_BYTES, part.q + 4 * v, 4);
         memcpy(p.scale, &part.d, 2);
-        if (w->dtype == DTYPE_Q4_K) {
-            part.m ^= 0x8000; /* it is subtracted */
+        if (q4_shared_bytes(w->dtype) > 0) {
             *p.s = part.s;
             *p.t = part.t;
         }
-        if (w->dtype != DTYPE_Q4_0)
+        if (w->dtype == DTYPE_Q4_K)
+            part.m ^= 0x8000; /* it is subtracted */
+        for (int h = 0; h < 2 && w->dtype == DTYPE_Q6_K; h++)
+            memcpy(p.numbers + (4 + h) * Q4_QUARTER_BYTES, part.high[h], 4);
+        if (has_minimum(w->dtype))
             memcpy(p.minimum, &part.m, 2);
     }
 }
@@ -90,20 +97,21 @@ static void read_block(const struct weight *w, int64_t row, int64_t block, float
 {
     struct place p = place_of(w, row, block);
     struct q4_part part = {0};
-    float d, m;
     memcpy(&part.d, p.scale, 2);
-    if (w->dtype != DTYPE_Q4_0)
+    if (has_minimum(w->dtype))
         memcpy(&part.m, p.minimum, 2);
-    if (w->dtype == DTYPE_Q4_K) {
-        part.m ^= 0x8000;
+    if (q4_shared_bytes(w->dtype) > 0) {
         part.s = *p.s;
         part.t = *p.t;
     }
+    if (w->dtype == DTYPE_Q4_K)
+        part.m ^= 0x8000;
+    for (int h = 0; h < 2 && w->dtype == DTYPE_Q6_K; h++)
+        memcpy(part.high[h], p.numbers + (4 + h) * Q4_QUARTER_BYTES, 4);
     for (int v = 0; v < 4; v++)
         memcpy(part.q + 4 * v, p.numbers + v * Q4_QUARTER_BYTES, 4);
-    q4_part_scales(w->dtype, &part, &d, &m);
     for (int i = 0; i < Q4_BLOCK; i++)
-        out[i] = fmaf((float)q4_part_q(&part, i), d, m);
+        out[i] = q4_part_value(w->dtype, &part, i);
 }
 
 int cpu_q4_rows(struct stream *s, struct mat out, const struct weight *w,

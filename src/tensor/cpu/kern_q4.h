@@ -1,5 +1,5 @@
-/* kern_q4.h - rounding, and the inner loops of the product with 4-bit weights for few rows:
- * weights are widened in registers, several panels (streams of memory) at a time. */
+/* kern_q4.h - rounding, and the inner loops of the product with 4-bit and 6-bit weights for few
+ * rows: weights are widened in registers, several panels (streams of memory) at a time. */
 #ifndef TENSOR_KERN_Q4_H
 #define TENSOR_KERN_Q4_H
 
@@ -10,16 +10,25 @@
 /* Largest magnitudes below this count as zero. */
 #define LEAST_BITS 0x0d800000u /* 2^-100 */
 
-/* x [32] of one block, and their sum. */
-INLINE int32_t round_block(const float *a, float scale, int8_t *x)
+/* x [16] of half a block, and their sum. */
+INLINE int32_t round_half(const float *a, float scale, int8_t *x)
 {
     int32_t sum = 0;
-    for (int i = 0; i < Q4_BLOCK; i++) {
+    for (int i = 0; i < Q4_BLOCK / 2; i++) {
         int32_t v = whole(a[i] * scale);
         x[i] = (int8_t)v;
         sum += v;
     }
     return sum;
+}
+
+/* x [32] of one block, their sum, and h of the halves. */
+INLINE float round_block(const float *a, float scale, int8_t *x, float *h)
+{
+    int32_t low = round_half(a, scale, x), high = round_half(a + 16, scale, x + 16);
+    h[0] = (float)(-32 * low);
+    h[1] = (float)(-32 * high);
+    return (float)(low + high);
 }
 
 /* Blocks one by one: some of them count as zero, or hold what is no number. */
@@ -29,12 +38,14 @@ static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, 
         int8_t *x = (int8_t *)at + b * Q4_BLOCK;
         float largest = float_of_bits(top[b]);
         memset(x, 0, Q4_BLOCK);
+        at[Q4_H + 2 * b] = at[Q4_H + 2 * b + 1] = 0;
         at[Q4_E + b] = at[Q4_Z + b] = top[b] >= INFINITY_BITS ? float_of_bits(0x7fc00000)
                                                               : 0;
         if (top[b] >= INFINITY_BITS || top[b] < LEAST_BITS)
             continue;
         at[Q4_E + b] = largest / 127.0f;
-        at[Q4_Z + b] = (float)round_block(a + b * Q4_BLOCK, 127.0f / largest, x) *
+        at[Q4_Z + b] = round_block(a + b * Q4_BLOCK, 127.0f / largest, x,
+                                   at + Q4_H + 2 * b) *
                        at[Q4_E + b];
     }
 }
@@ -58,8 +69,8 @@ static void round_k_block(const float *a, int n_blocks, float *at)
         at[Q4_E + b] = float_of_bits(top[b]) / 127.0f;
     }
     for (int b = 0; b < n_blocks; b++)
-        sum[b] = (float)round_block(a + b * Q4_BLOCK, scale[b],
-                                    (int8_t *)at + b * Q4_BLOCK);
+        sum[b] = round_block(a + b * Q4_BLOCK, scale[b], (int8_t *)at + b * Q4_BLOCK,
+                             at + Q4_H + 2 * b);
     for (int b = 0; b < QUANT_PER_K_BLOCK; b++)
         at[Q4_Z + b] = sum[b] * at[Q4_E + b];
 }
@@ -76,10 +87,16 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
 
 /* --- scales ---------------------------------------------------------------------------------- */
 
-/* d and m of block b of 16 columns; `scales` is where the k-block has its scales. */
+/* d and m of block b of 16 columns; `scales` is where the k-block has its scales.  Of q6_k the
+ * halves' s, of which D is no part. */
 INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16 *m)
 {
     const uint8_t *at = scales + q4_shared_bytes(t) + (size_t)b * q4_scale_bytes(t);
+    if (t == DTYPE_Q6_K) {
+        *d = v_load_i8(at);
+        *m = v_load_i8(at + PANEL);
+        return;
+    }
     if (t == DTYPE_Q4_K) {
         *d = v_mul(v_load_f16((const uint16_t *)scales), v_load_u8(at));
         *m = v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_load_u8(at + PANEL));
@@ -114,13 +131,51 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t 
 INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype, const uint8_t *panel,
                          const uint8_t *k_block, int b, int n_rows, int n_panels)
 {
-    const size_t scale_lines = (8 * q4_scale_bytes(dtype) + q4_shared_bytes(dtype)) / 64;
-    const uint8_t *at = fetch_at(t, panel, k_block + b * Q4_BLOCK_BYTES, n_rows, n_panels);
-    _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
-        __builtin_prefetch(at + v * Q4_QUARTER_BYTES);
+    const size_t scale_lines = (8 * q4_scale_bytes(dtype) + q4_shared_bytes(dtype)) / 64,
+                 bytes = q4_number_bytes(dtype);
+    const uint8_t *at = fetch_at(t, panel, k_block + (size_t)b * bytes, n_rows, n_panels);
+    _Pragma("GCC unroll 8") for (size_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(at + i);
     if ((size_t)b < scale_lines)
         __builtin_prefetch(
-            fetch_at(t, panel, k_block + 8 * Q4_BLOCK_BYTES + b * 64, n_rows, n_panels));
+            fetch_at(t, panel, k_block + 8 * bytes + b * 64, n_rows, n_panels));
+}
+
+/* The sum over half a block of x (q - 32), as floats; h: see q4.h. */
+INLINE v16 half_sum(const i8x4 q[4], const uint8_t *x, float h)
+{
+    i_part first = i_dot4(i_dot4(i_zero(), q[0], i_set4(x)), q[1], i_set4(x + 4)),
+           second = i_dot4(i_dot4(i_zero(), q[2], i_set4(x + 8)), q[3], i_set4(x + 12));
+    return v_add(i_sums2(first, second), v_set1(h));
+}
+
+/* acc[r][j] += block b of q6_k, of every panel; w: its numbers, x: the rows' k-block. */
+INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *const *w,
+                          const uint8_t *const *scales, int b, int n_rows, int n_panels)
+{
+    v16 s[Q4_DIRECT][WIDE_MAX];
+    EACH_ROW EACH_PANEL s[r][j] = v_zero();
+    for (int half = 0; half < 2; half++)
+        EACH_PANEL
+        {
+            i8x4 q[4];
+            v16 of_d, of_m;
+            i_sixes(w[j], half, q);
+            block_scales(DTYPE_Q6_K, scales[j], b, &of_d, &of_m);
+            EACH_ROW
+            {
+                const float *f = x + r * (Q4_ROW_BYTES / 4);
+                v16 sum = half_sum(q, (const uint8_t *)f + b * Q4_BLOCK + half * 16,
+                                   f[Q4_H + 2 * b + half]);
+                s[r][j] = v_fma(sum, half == 0 ? of_d : of_m, s[r][j]);
+            }
+        }
+    EACH_PANEL
+    {
+        v16 d = v_load_f16((const uint16_t *)scales[j]);
+        EACH_ROW acc[r][j] = v_fma(
+            v_mul(s[r][j], v_set1(x[r * (Q4_ROW_BYTES / 4) + Q4_E + b])), d, acc[r][j]);
+    }
 }
 
 /* acc[r][j] += the k-block at k. */
@@ -133,10 +188,16 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
     const uint8_t *w[WIDE_MAX], *scales[WIDE_MAX];
     i_part s[Q4_DIRECT][WIDE_MAX];
     EACH_PANEL w[j] = panel[j] + q4_offset(dtype, k);
-    EACH_PANEL scales[j] = w[j] + n_blocks * Q4_BLOCK_BYTES;
+    EACH_PANEL scales[j] = w[j] + (size_t)n_blocks * q4_number_bytes(dtype);
     for (int b = 0; b < n_blocks; b++) {
-        EACH_PANEL direct_fetch(t, dtype, panel[j], w[j] - b * Q4_BLOCK_BYTES, b, n_rows,
+        EACH_PANEL direct_fetch(t, dtype, panel[j],
+                                w[j] - (size_t)b * q4_number_bytes(dtype), b, n_rows,
                                 n_panels);
+        if (dtype == DTYPE_Q6_K) {
+            direct_block6(acc, x, w, scales, b, n_rows, n_panels);
+            EACH_PANEL w[j] += q4_number_bytes(dtype);
+            continue;
+        }
         direct_block(s, (const uint8_t *)x + b * Q4_BLOCK, w, n_rows, n_panels);
         EACH_PANEL
         {
@@ -183,6 +244,7 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
 DIRECT_ROWS(Q4_0)
 DIRECT_ROWS(Q4_1)
 DIRECT_ROWS(Q4_K)
+DIRECT_ROWS(Q6_K)
 #undef DIRECT_ROWS
 #undef DIRECT
 
@@ -191,21 +253,30 @@ static void direct(const struct quant_tile *t)
     static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = {
         {direct_Q4_0_1, direct_Q4_0_2, direct_Q4_0_3, direct_Q4_0_4},
         {direct_Q4_1_1, direct_Q4_1_2, direct_Q4_1_3, direct_Q4_1_4},
-        {direct_Q4_K_1, direct_Q4_K_2, direct_Q4_K_3, direct_Q4_K_4}};
+        {direct_Q4_K_1, direct_Q4_K_2, direct_Q4_K_3, direct_Q4_K_4},
+        {direct_Q6_K_1, direct_Q6_K_2, direct_Q6_K_3, direct_Q6_K_4}};
     by_type[t->dtype - DTYPE_Q4_0][t->m - 1](t);
 }
 
 /* --- many rows: a k-block of one panel widened ------------------------------------------------ */
 
-/* w: groups `step` bytes apart, in order of k; d, m: blocks `f_step` floats apart. */
+/* w: groups `step` bytes apart, in order of k; d, m: blocks `f_step` floats apart (of q6_k the
+ * halves' s; D is top_scale). */
 INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                         size_t step, float *d, float *m, size_t f_step)
 {
-    const uint8_t *scales = from + n_blocks * Q4_BLOCK_BYTES;
+    const uint8_t *scales = from + (size_t)n_blocks * q4_number_bytes(t);
     for (int b = 0; b < n_blocks; b++) {
-        for (int v = 0; v < 4; v++) {
+        const uint8_t *numbers = from + (size_t)b * q4_number_bytes(t);
+        for (int half = 0; half < 2 && t == DTYPE_Q6_K; half++) {
+            i8x4 q[4];
+            i_sixes(numbers, half, q);
+            for (int v = 0; v < 4; v++)
+                i_store4(w + (size_t)(b * 8 + half * 4 + v) * step, q[v]);
+        }
+        for (int v = 0; v < 4 && t != DTYPE_Q6_K; v++) {
             i8x4 low, high;
-            i_nibbles(from + b * Q4_BLOCK_BYTES + v * Q4_QUARTER_BYTES, &low, &high);
+            i_nibbles(numbers + v * Q4_QUARTER_BYTES, &low, &high);
             i_store4(w + (size_t)(b * 8 + v) * step, low);
             i_store4(w + (size_t)(b * 8 + v + 4) * step, high);
         }
@@ -216,6 +287,13 @@ INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t
     }
 }
 
+/* D of a k-block of q6_k. */
+INLINE v16 top_scale(const uint8_t *from, int n_blocks)
+{
+    return v_load_f16(
+        (const uint16_t *)(from + (size_t)n_blocks * q4_number_bytes(DTYPE_Q6_K)));
+}
+
 static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                       size_t step, float *d, float *m, size_t f_step)
 {
@@ -223,6 +301,8 @@ static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *
         widen_panel(DTYPE_Q4_0, from, n_blocks, w, step, d, m, f_step);
     else if (t == DTYPE_Q4_1)
         widen_panel(DTYPE_Q4_1, from, n_blocks, w, step, d, m, f_step);
+    else if (t == DTYPE_Q6_K)
+        widen_panel(DTYPE_Q6_K, from, n_blocks, w, step, d, m, f_step);
     else
         widen_panel(DTYPE_Q4_K, from, n_blocks, w, step, d, m, f_step);
 }

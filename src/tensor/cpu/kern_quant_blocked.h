@@ -15,6 +15,7 @@ struct micro {
     int n_blocks;
     float *c;
     int64_t ldc;
+    enum dtype dtype;  /* of the weights */
     bool first;        /* C is not read */
     const float *bias; /* added where not NULL: the last k-block */
 };
@@ -98,6 +99,7 @@ static void blocked(const struct quant_tile *t)
                                          .e = t->e + k / KB * t->x_rows,
                                          .w = wide,
                                          .n_blocks = n_blocks,
+                                         .dtype = t->dtype,
                                          .c = at_edge ? e.c : t->c + col,
                                          .ldc = at_edge ? GROUP_COLS : t->ldc,
                                          .first = k == 0,

@@ -1,6 +1,6 @@
 /* q4_amx.c - the kernels of 4-bit weights with AMX for many rows; few rows are those of VNNI.
  *
- * A tile multiplies 16 rows by 16 columns over a block of 32.  The sums are the same
+ * A tile multiplies 16 rows by 16 columns over a block of 32, of q6_k over half of one.  The sums are the same
  * integers that the other kernels find. */
 #include "tensor/cpu/q4.h"
 
@@ -32,25 +32,28 @@ enum { STRIP = 16, GROUP = 4 };
 struct panel {
     uint8_t w[KB / 4][PANEL][4];
     float d[QUANT_PER_K_BLOCK][PANEL], m[QUANT_PER_K_BLOCK][PANEL];
+    float top[PANEL]; /* q6_k */
 };
 
-/* A group of panels, and the sums of two blocks. */
+/* A group of panels, and the sums of two blocks, of q6_k of their four halves. */
 struct scratch {
     struct panel panel[GROUP];
     int32_t even[STRIP][PANEL], odd[STRIP][PANEL];
+    int32_t even_high[STRIP][PANEL], odd_high[STRIP][PANEL];
 };
 _Static_assert(sizeof(struct scratch) <= QUANT_SCRATCH, "scratch of a thread");
 
-/* Tiles 0 and 1 by turns: sums; 2: 16 rows of x; 3: a block of weights, 4 numbers to a lane. */
-static void tiles_configure(void)
+/* Tiles 0 and 1 by turns: sums; 2: 16 rows of x; 3: a block of weights, or half of one, 4 numbers
+ * to a lane. */
+static void tiles_configure(int weights)
 {
     struct amx_config c = {.palette = 1,
-                           .bytes = {64, 64, Q4_BLOCK, 64},
-                           .rows = {STRIP, STRIP, STRIP, Q4_BLOCK / 4}};
+                           .bytes = {64, 64, (uint16_t)weights, 64},
+                           .rows = {STRIP, STRIP, STRIP, (uint8_t)(weights / 4)}};
     amx_configure(&c);
 }
 
-/* sums [16][16] = those of one block of 32. */
+/* sums [16][16] = those of one block of 32, or of half of one. */
 #define TILES_MULTIPLY(SUM)                                                                \
     static inline void tiles_multiply_##SUM(void *sums, const uint8_t *x,                  \
                                             const uint8_t *w)                              \
@@ -99,6 +102,49 @@ INLINE void strip_sums(v16 acc[STRIP], struct scratch *s, const struct panel *p,
         strip_add(acc, s->even, p->d[n_blocks - 1], p->m[n_blocks - 1], f + n_blocks - 1);
 }
 
+/* The sums of the two halves of block b. */
+INLINE void halves_multiply(int32_t (*low)[PANEL], int32_t (*high)[PANEL], const uint8_t *x,
+                            const uint8_t *w, int b)
+{
+    const uint8_t *at = w + b * Q4_BLOCK * PANEL;
+    tiles_multiply_0(low, x + b * Q4_BLOCK, at);
+    tiles_multiply_1(high, x + b * Q4_BLOCK + 16, at + 16 * PANEL);
+}
+
+/* acc += block b of q6_k; f: row 0 of the k-block. */
+INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
+                       const int32_t (*high)[PANEL], const struct panel *p, const float *f,
+                       int b)
+{
+    v16 s = v_load(p->d[b]), t = v_load(p->m[b]), top = v_load(p->top);
+    _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
+    {
+        const float *of_row = f + r * (Q4_ROW_BYTES / 4);
+        v16 first = v_add(_mm512_cvtepi32_ps(_mm512_loadu_si512(low[r])),
+                          v_set1(of_row[Q4_H + 2 * b])),
+            second = v_add(_mm512_cvtepi32_ps(_mm512_loadu_si512(high[r])),
+                           v_set1(of_row[Q4_H + 2 * b + 1]));
+        v16 sum = v_fma(second, t, v_mul(first, s));
+        acc[r] = v_fma(v_mul(sum, v_set1(of_row[Q4_E + b])), top, acc[r]);
+    }
+}
+
+/* As strip_sums, for q6_k, whose k-blocks are whole. */
+INLINE void strip_sums6(v16 acc[STRIP], struct scratch *s, const struct panel *p,
+                        const uint8_t *x)
+{
+    const float *f = (const float *)(const void *)x;
+    const uint8_t *w = p->w[0][0];
+    halves_multiply(s->even, s->even_high, x, w, 0);
+    for (int b = 1; b < QUANT_PER_K_BLOCK; b += 2) {
+        halves_multiply(s->odd, s->odd_high, x, w, b);
+        strip_add6(acc, s->even, s->even_high, p, f, b - 1);
+        if (b + 1 < QUANT_PER_K_BLOCK)
+            halves_multiply(s->even, s->even_high, x, w, b + 1);
+        strip_add6(acc, s->odd, s->odd_high, p, f, b);
+    }
+}
+
 /* Rows [r0, r0 + n) by one panel: what C has of earlier k-blocks, plus this one. */
 static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int panel,
                   int r0, int n)
@@ -114,9 +160,11 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
             acc[r] = k == 0 || r >= n ? v_zero()
                                       : v_load_upto(c + r * t->ldc, DTYPE_F32, col, cols);
     }
-    strip_sums(acc, s, &s->panel[panel % GROUP],
-               (const uint8_t *)(t->x + k * t->x_rows + (int64_t)r0 * KB),
-               quant_blocks_at(k, t->k));
+    const uint8_t *x = (const uint8_t *)(t->x + k * t->x_rows + (int64_t)r0 * KB);
+    if (t->dtype == DTYPE_Q6_K)
+        strip_sums6(acc, s, &s->panel[panel % GROUP], x);
+    else
+        strip_sums(acc, s, &s->panel[panel % GROUP], x, quant_blocks_at(k, t->k));
     v16 bias = t->bias != NULL && k + KB >= t->k
                    ? v_load_upto(t->bias, DTYPE_F32, col, cols)
                    : v_zero();
@@ -132,8 +180,12 @@ static void widen_group(const struct quant_tile *t, struct scratch *s, int64_t k
     for (int i = 0; i < n; i++) {
         struct panel *p = &s->panel[i];
         const uint8_t *w = t->w + (size_t)(first + i) * t->panel_bytes;
-        widen_any(t->dtype, w + q4_offset(t->dtype, k), quant_blocks_at(k, t->k),
-                  p->w[0][0], sizeof p->w[0], p->d[0], p->m[0], PANEL);
+        const uint8_t *from = w + q4_offset(t->dtype, k);
+        int n_blocks = quant_blocks_at(k, t->k);
+        widen_any(t->dtype, from, n_blocks, p->w[0][0], sizeof p->w[0], p->d[0], p->m[0],
+                  PANEL);
+        if (t->dtype == DTYPE_Q6_K)
+            v_store(p->top, top_scale(from, n_blocks));
     }
 }
 
@@ -142,7 +194,7 @@ static void widen_group(const struct quant_tile *t, struct scratch *s, int64_t k
 static void blocked_amx(const struct quant_tile *t)
 {
     struct scratch *s = t->scratch;
-    tiles_configure();
+    tiles_configure(t->dtype == DTYPE_Q6_K ? Q4_BLOCK / 2 : Q4_BLOCK);
     for (int64_t k = 0; k < t->k; k += KB) {
         for (int first = 0; first < t->n_panels; first += GROUP) {
             int n = t->n_panels - first < GROUP ? t->n_panels - first : GROUP;

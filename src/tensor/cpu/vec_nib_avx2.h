@@ -1,7 +1,7 @@
 /* vec_nib_avx2.h - 16 lanes of four 8-bit numbers in two AVX2 registers.
  *
  * The sums of a block of 32 are kept in 16 bits, two to a lane: at most 8 x 2 x 15
- * x 127 = 30480. */
+ * x 127 = 30480.  Numbers of 6 bits take two parts for half a block: 2 x 2 x 63 x 127 = 32004. */
 #ifndef TENSOR_NIB_H
 #define TENSOR_NIB_H
 
@@ -56,7 +56,7 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
     high->lo = _mm256_and_si256(_mm256_srli_epi16(v.lo, 4), mask);
     high->hi = _mm256_and_si256(_mm256_srli_epi16(v.hi, 4), mask);
 }
-/* sum + w . x, lane by lane; w is from 0 to 15, x from -127 to 127. */
+/* sum + w . x, lane by lane; w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     return (i_part){_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo)),
@@ -68,6 +68,41 @@ static inline v16 i_sums(i_part a)
     const __m256i ones = _mm256_set1_epi16(1);
     return v_pair(_mm256_cvtepi32_ps(_mm256_madd_epi16(a.lo, ones)),
                   _mm256_cvtepi32_ps(_mm256_madd_epi16(a.hi, ones)));
+}
+/* The sums of two parts. */
+static inline v16 i_sums2(i_part a, i_part b)
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i lo = _mm256_add_epi32(_mm256_madd_epi16(a.lo, ones),
+                                  _mm256_madd_epi16(b.lo, ones)),
+            hi = _mm256_add_epi32(_mm256_madd_epi16(a.hi, ones),
+                                  _mm256_madd_epi16(b.hi, ones));
+    return v_pair(_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi));
+}
+static inline __m256i i_six(__m256i n, __m256i h, int half, int v)
+{
+    const __m256i low = _mm256_set1_epi8(15), high = _mm256_set1_epi8(48);
+    n = half == 0 ? n : _mm256_srli_epi16(n, 4);
+    h = v == 0   ? _mm256_slli_epi16(h, 4)
+        : v == 1 ? _mm256_slli_epi16(h, 2)
+        : v == 2 ? h
+                 : _mm256_srli_epi16(h, 2);
+    return _mm256_or_si256(_mm256_and_si256(n, low), _mm256_and_si256(h, high));
+}
+/* The 6-bit numbers of half a block (q4.h), in order of k. */
+static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
+{
+    i8x4 h = i_load4(p + 256 + 64 * half);
+    for (int v = 0; v < 4; v++) {
+        i8x4 n = i_load4(p + 64 * v);
+        q[v] = (i8x4){i_six(n.lo, h.lo, half, v), i_six(n.hi, h.hi, half, v)};
+    }
+}
+static inline v16 v_load_i8(const uint8_t *p)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return v_pair(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))));
 }
 static inline v16 v_load_u8(const uint8_t *p)
 {

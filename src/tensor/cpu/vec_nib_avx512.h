@@ -46,7 +46,7 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
     *low = _mm512_and_si512(v, mask);
     *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
 }
-/* sum + w . x, lane by lane; w is from 0 to 15, x from -127 to 127. */
+/* sum + w . x, lane by lane; w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     return i_dot4_512(sum, w, x);
@@ -55,6 +55,28 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 static inline v16 i_sums(i_part a)
 {
     return _mm512_cvtepi32_ps(i_whole_512(a));
+}
+/* The sums of two parts. */
+static inline v16 i_sums2(i_part a, i_part b)
+{
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(i_whole_512(a), i_whole_512(b)));
+}
+/* The 6-bit numbers of half a block (q4.h), in order of k. */
+static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
+{
+    const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(48);
+    __m512i h = _mm512_loadu_si512(p + 256 + 64 * half);
+    __m512i bits[4] = {_mm512_slli_epi16(h, 4), _mm512_slli_epi16(h, 2), h,
+                       _mm512_srli_epi16(h, 2)};
+    for (int v = 0; v < 4; v++) {
+        __m512i n = _mm512_loadu_si512(p + 64 * v);
+        n = half == 0 ? n : _mm512_srli_epi16(n, 4);
+        q[v] = _mm512_or_si512(_mm512_and_si512(n, low), _mm512_and_si512(bits[v], high));
+    }
+}
+static inline v16 v_load_i8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 static inline v16 v_load_u8(const uint8_t *p)
 {

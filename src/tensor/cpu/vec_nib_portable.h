@@ -57,7 +57,7 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
         high->of[i / 4][i % 4] = p[i] >> 4;
     }
 }
-/* sum + w . x, lane by lane; w is from 0 to 15, x from -127 to 127. */
+/* sum + w . x, lane by lane; w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     for (int i = 0; i < 16; i++)
@@ -71,6 +71,30 @@ static inline v16 i_sums(i_part a)
     v16 r;
     for (int i = 0; i < 16; i++)
         r.f[i] = (float)a.lane[i];
+    return r;
+}
+/* The sums of two parts. */
+static inline v16 i_sums2(i_part a, i_part b)
+{
+    v16 r;
+    for (int i = 0; i < 16; i++)
+        r.f[i] = (float)(a.lane[i] + b.lane[i]);
+    return r;
+}
+/* The 6-bit numbers of half a block (q4.h), in order of k. */
+static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
+{
+    const uint8_t *high = p + 256 + 64 * half;
+    for (int v = 0; v < 4; v++)
+        for (int i = 0; i < 64; i++)
+            q[v].of[i / 4][i % 4] = (uint8_t)((p[64 * v + i] >> 4 * half & 15) |
+                                              (high[i] >> 2 * v & 3) << 4);
+}
+static inline v16 v_load_i8(const uint8_t *p)
+{
+    v16 r;
+    for (int i = 0; i < 16; i++)
+        r.f[i] = (float)(int8_t)p[i];
     return r;
 }
 static inline v16 v_load_u8(const uint8_t *p)

@@ -8,7 +8,7 @@ size_t ref_weight_bytes(enum dtype t, int64_t n, int64_t k)
 {
     if (t == DTYPE_Q8)
         return ref_q8_bytes(n, k);
-    if (dtype_is_q4(t))
+    if (dtype_has_blocks(t))
         return ref_q4_bytes(t, n, k);
     return (size_t)n * (size_t)k * dtype_bytes(t);
 }
@@ -19,7 +19,7 @@ int ref_weight_pack(struct stream *s, struct weight *w, int64_t row, const void 
     check_weight_pack(w, row, n_rows);
     if (w->dtype == DTYPE_Q8)
         return ref_q8_pack(s, w, row, src, n_rows);
-    if (dtype_is_q4(w->dtype))
+    if (dtype_has_blocks(w->dtype))
         return ref_q4_pack(s, w, row, src, n_rows);
     size_t row_bytes = (size_t)w->k * dtype_bytes(w->dtype);
     memcpy((char *)w->mem.ptr + (size_t)row * row_bytes, src, (size_t)n_rows * row_bytes);
@@ -32,7 +32,7 @@ int ref_weight_rows(struct stream *s, struct mat out, const struct weight *w,
     CHECK(out.cols == w->k);
     if (w->dtype == DTYPE_Q8)
         return ref_q8_rows(s, out, w, ids);
-    if (dtype_is_q4(w->dtype))
+    if (dtype_has_blocks(w->dtype))
         return ref_q4_rows(s, out, w, ids);
     for (int64_t i = 0; i < out.rows; i++) {
         CHECK(ids[i] >= 0 && ids[i] < w->n);
@@ -59,7 +59,7 @@ int ref_matmul(struct stream *s, struct mat c, struct mat a, const struct weight
     check_matmul(c, a, w);
     if (w->dtype == DTYPE_Q8)
         return ref_q8_matmul(s, c, a, w, bias);
-    if (dtype_is_q4(w->dtype))
+    if (dtype_has_blocks(w->dtype))
         return ref_q4_matmul(s, c, a, w, bias);
     for (int64_t i = 0; i < c.rows; i++) {
         for (int64_t j = 0; j < c.cols; j++) {

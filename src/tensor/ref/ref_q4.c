@@ -1,4 +1,4 @@
-/* ref_q4.c - 4-bit weights as files have them, and the matrix product with them in the
+/* ref_q4.c - 4-bit and 6-bit weights as files have them, and the matrix product with them in the
  * order of ops.h.
  *
  * A weight lies as [n][k / block] of the blocks of q4_blocks.h. */
@@ -34,10 +34,8 @@ int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
         CHECK(ids[i] >= 0 && ids[i] < w->n);
         for (int64_t k = 0; k < w->k; k += Q4_BLOCK) {
             struct q4_part p = q4_part_read(w->dtype, row_at(w, ids[i]), k / Q4_BLOCK);
-            float d, m;
-            q4_part_scales(w->dtype, &p, &d, &m);
             for (int j = 0; j < Q4_BLOCK; j++)
-                mat_set(out, i, k + j, fmaf((float)q4_part_q(&p, j), d, m));
+                mat_set(out, i, k + j, q4_part_value(w->dtype, &p, j));
         }
     }
     return stream_enter(s);
@@ -63,6 +61,15 @@ static void round_block(const float *a, int32_t *x, float *e, float *z)
     *z = (float)sum * *e;
 }
 
+/* acc and a block of q6_k. */
+static float add_k6(const struct q4_part *p, const int32_t *x, float e, float acc)
+{
+    int32_t s = 0;
+    for (int i = 0; i < Q4_BLOCK; i++)
+        s += (int8_t)(i < 16 ? p->s : p->t) * x[i] * (q4_part_q(p, i) - 32);
+    return fmaf((float)s * e, f16_to_f32(p->d), acc);
+}
+
 static float row_product(const struct weight *w, int64_t row, const int32_t *x,
                          const float *e, const float *z)
 {
@@ -71,6 +78,10 @@ static float row_product(const struct weight *w, int64_t row, const int32_t *x,
         struct q4_part p = q4_part_read(w->dtype, row_at(w, row), b);
         float d, m;
         int32_t s = 0;
+        if (w->dtype == DTYPE_Q6_K) {
+            acc = add_k6(&p, x + b * Q4_BLOCK, e[b], acc);
+            continue;
+        }
         q4_part_scales(w->dtype, &p, &d, &m);
         for (int i = 0; i < Q4_BLOCK; i++)
             s += x[b * Q4_BLOCK + i] * q4_part_q(&p, i);
