@@ -1,46 +1,47 @@
 #!/usr/bin/env python3
-"""Hits of two servers behind HAProxy, with half the capacity each, beside those of one server with all of it.
+"""Hits of two servers behind HAProxy, with half the capacity each, beside those of one server with
+all of it.
 
-    bench/cluster_traces.py mooncake conversation_trace.jsonl [--requests 1000] [--capacity 1024]
+    bench/cluster_traces.py mooncake conversation_trace.jsonl [--requests 1000] [--capacity 512]
     bench/cluster_traces.py agents agents.jsonl [--requests 1000]
 
-The requests of a trace are sent one after the other, in its order, with one token as an answer.  A block of 512 tokens of
-the trace stands as one chunk of 64, so contexts of 131,072 tokens are 16,384 long here: what is stored and found is the
-same, and computing takes an eighth of the tokens.  Blocks of the same number have the same tokens.  Agents' requests have
-their session in X-Conversation; Mooncake's have no session, and are routed by how they begin.  The model is models/demo
-with a longer context.  Behind each arm stands a Redis with all of the capacity; --redis 0 leaves it out.  Nothing is kept
-on the device.  Prints the shares of prompt tokens whose state was found.  The goal: two servers find 0.95 of what one
-does."""
+The requests of a trace are sent one after the other, in its order, with one token as an answer.  A
+block of 512 tokens of the trace stands as one chunk of 64, so contexts of 131,072 tokens are 16,384
+long here: what is stored and found is the same, and computing takes an eighth of the tokens.
+Blocks of the same number have the same tokens.  Longer contexts are cut there.  Agents' requests
+have their session in X-Conversation; Mooncake's have no session, and are routed by how they begin.
+The model has two layers (the shape tiny-mha, random weights).  Behind each arm stands a Redis with
+all of the capacity; --redis 0 leaves it out.  Nothing is kept on the device.  Prints the shares of
+prompt tokens whose state was found.  The goal: two servers find 0.95 of what one does."""
 import argparse
 import json
 import os
 import random
-import shutil
 import subprocess
 
-from cluster_rig import Redis, Server, children, folder, free_port, request, until
+from cluster_rig import PROGRAM, Redis, Server, children, folder, free_port, request, until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CHUNK, BLOCK = 64, 512
+CHUNK, BLOCK, MOST = 64, 512, 16384
 
 p = argparse.ArgumentParser()
 p.add_argument("kind", choices=("mooncake", "agents"))
 p.add_argument("trace")
 p.add_argument("--requests", type=int, default=1000)
-p.add_argument("--capacity", type=int, default=1024, help="of all stores together, MiB")
+p.add_argument("--capacity", type=int, default=512, help="of all stores together, MiB")
 p.add_argument("--redis", type=int, help="its maxmemory, MiB; the capacity by default")
 a = p.parse_args()
 
 
 def model():
-    """models/demo with a context of 16,384 tokens and some for an answer."""
+    """Two layers, a context of 16,384 tokens and some for an answer; with its vocabulary."""
     to = folder()
-    for name in os.listdir(os.path.join(HERE, "..", "models", "demo")):
-        shutil.copy(os.path.join(HERE, "..", "models", "demo", name), to)
+    subprocess.run([PROGRAM, "model", "synth", "--shape", "tiny-mha", "--layers", "2", "--dtype",
+                    "bf16", "--out", to], check=True, stdout=subprocess.DEVNULL)
     path = os.path.join(to, "config.json")
     with open(path) as f:
         config = json.load(f)
-    config["max_position_embeddings"] = 16384 + CHUNK
+    config["max_position_embeddings"] = MOST + CHUNK
     with open(path, "w") as f:
         json.dump(config, f)
     return to, config["vocab_size"]
@@ -56,12 +57,12 @@ def blocks_of(line):
 
 def requests(vocabulary):
     """Prompts as token ids, and the sessions."""
-    out, first = [], 300  # ids below are bytes and special tokens
+    out, first = [], 3  # ids below are special tokens
     with open(a.trace) as f:
         for text in f:
             line = json.loads(text)
             ids = []
-            for block in blocks_of(line)[:16384 // CHUNK]:
+            for block in blocks_of(line)[:MOST // CHUNK]:
                 rng = random.Random(str(block))
                 ids += [rng.randrange(first, vocabulary) for _ in range(CHUNK)]
             if ids:
