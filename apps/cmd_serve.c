@@ -14,14 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "apps/api_keys.h"
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "base/clock.h"
-#include "base/file.h"
 #include "base/log.h"
 #include "base/opt.h"
 #include "base/plural.h"
@@ -265,103 +264,15 @@ static void wait_until_asked(struct stopping *st)
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-struct keys {
-    const char **items;
-    int n, n_admin; /* the last n_admin are administrators' */
-    char *text[2];  /* of the files */
-};
-
-static void add_key(struct keys *k, const char *key)
+/* The last *n_admin keys are administrators'. */
+static int read_keys(const struct serve_args *a, struct api_keys *k, int *n_admin,
+                     struct err *err)
 {
-    const char **grown = realloc(k->items, (size_t)(k->n + 1) * sizeof *grown);
-    if (grown == NULL) {
-        fprintf(stderr, "hcache serve: out of memory\n");
-        exit(1);
-    }
-    k->items = grown;
-    k->items[k->n++] = key;
-}
-
-static void warn_if_readable(const char *path)
-{
-    struct stat st;
-    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) &&
-        (st.st_mode & (S_IRGRP | S_IROTH)) != 0)
-        log_warn("%s holds API keys and others can read it (mode %04o): chmod 600 it", path,
-                 (unsigned)st.st_mode & 07777);
-}
-
-/* What a client can send in a header as one word.  A key that is read as several, or up to a
- * zero byte, would leave the server open to its parts. */
-static bool is_key(const char *key)
-{
-    if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* a mark of the order of bytes */
-        return false;
-    for (const char *p = key; *p != 0; p++)
-        if ((unsigned char)*p <= ' ' || *p == 0x7f)
-            return false;
-    return *key != 0;
-}
-
-/* The text of one line without white space at its ends. */
-static char *trimmed(char *line)
-{
-    static const char white[] = " \t\r";
-    line += strspn(line, white);
-    size_t n = strlen(line);
-    while (n > 0 && strchr(white, line[n - 1]) != NULL)
-        line[--n] = 0;
-    return line;
-}
-
-/* A file that was asked for and holds no key would leave the server open: that is an error. */
-static int read_key_file(const char *path, struct keys *k, char **text, struct err *err)
-{
-    size_t n;
-    char *next = NULL;
-    int rc = file_read(path, 1 << 20, text, &n, err), before = k->n, number = 0;
-    if (rc != 0)
-        return rc;
-    warn_if_readable(path);
-    if (strlen(*text) != n)
-        return err_set(err, ERR_USAGE, "%s holds a zero byte: it is no list of keys", path);
-    for (char *line = *text; line != NULL; line = next) {
-        next = strchr(line, '\n');
-        if (next != NULL)
-            *next++ = 0;
-        number++;
-        char *key = trimmed(line);
-        if (*key != 0 && !is_key(key))
-            return err_set(err, ERR_USAGE,
-                           "%s: line %d is no key: a key is one word, and a line holds one",
-                           path, number);
-        if (*key != 0)
-            add_key(k, key);
-    }
-    return k->n > before ? 0 : err_set(err, ERR_USAGE, "%s: there is no key in it", path);
-}
-
-static int read_some_keys(const struct opt_list *list, const char *option, const char *file,
-                          struct keys *k, char **text, struct err *err)
-{
-    for (int i = 0; i < list->n; i++) {
-        if (list->items[i][0] == 0)
-            return err_set(err, ERR_USAGE, "--%s: a key is empty", option);
-        if (!is_key(list->items[i]))
-            return err_set(err, ERR_USAGE, "--%s: a key is one word", option);
-        add_key(k, list->items[i]);
-    }
-    return file != NULL ? read_key_file(file, k, text, err) : 0;
-}
-
-static int read_keys(const struct serve_args *a, struct keys *k, struct err *err)
-{
-    int rc = read_some_keys(&a->api_key, "api-key", a->api_key_file, k, &k->text[0], err);
+    int rc = api_keys_add(k, &a->api_key, "api-key", a->api_key_file, err);
     int n_others = k->n;
     if (rc == 0)
-        rc = read_some_keys(&a->admin_key, "admin-key", a->admin_key_file, k, &k->text[1],
-                            err);
-    k->n_admin = k->n - n_others;
+        rc = api_keys_add(k, &a->admin_key, "admin-key", a->admin_key_file, err);
+    *n_admin = k->n - n_others;
     return rc;
 }
 
@@ -520,7 +431,8 @@ static int fail(int code, const char *message)
     return code == HCACHE_E_USAGE ? 2 : 1;
 }
 
-static int serve(const struct serve_args *a, const struct keys *keys, struct stopping *st)
+static int serve(const struct serve_args *a, const struct api_keys *keys, int n_admin_keys,
+                 struct stopping *st)
 {
     struct server *s = NULL;
     struct hcache *h = NULL;
@@ -537,7 +449,7 @@ static int serve(const struct serve_args *a, const struct keys *keys, struct sto
                              .model_name = name,
                              .api_keys = keys->items,
                              .n_api_keys = keys->n,
-                             .n_admin_keys = keys->n_admin,
+                             .n_admin_keys = n_admin_keys,
                              .origins = {.hosts = a->allow_host.items,
                                          .n_hosts = a->allow_host.n,
                                          .origins = a->allow_origin.items,
@@ -600,9 +512,9 @@ int cmd_serve(int argc, char **argv)
     struct serve_args a;
     struct opt_parsed *parsed;
     struct stopping st;
-    struct keys keys = {0};
+    struct api_keys keys = {0};
     struct err err = {0};
-    int code;
+    int code, n_admin_keys = 0;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     a.engine.o.verbose = true;
@@ -616,18 +528,16 @@ int cmd_serve(int argc, char **argv)
         err_set(&err, rc, "--%s", herr.msg);
     a.engine.o.truncates = a.truncation.ratio > 0;
     if (rc == 0)
-        rc = read_keys(&a, &keys, &err);
+        rc = read_keys(&a, &keys, &n_admin_keys, &err);
     if (rc != 0) {
         code = fail(rc, err.msg);
     } else if ((rc = catch_signals(&st)) != 0) {
         code = fail(rc, strerror(rc));
     } else {
         raise_descriptors(a.max_connections);
-        code = serve(&a, &keys, &st);
+        code = serve(&a, &keys, n_admin_keys, &st);
     }
-    free(keys.items);
-    free(keys.text[0]);
-    free(keys.text[1]);
+    api_keys_deinit(&keys);
     opt_end(parsed);
     return code;
 }

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "apps/api_keys.h"
 #include "apps/bytes_text.h"
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
@@ -28,7 +29,8 @@ struct store_args {
     struct opt_list dirs;
     struct opt_list keys;
     const char *file;
-    const char *conversation, *conversations;
+    const char *conversation, *conversations, *api_key_file;
+    struct opt_list api_key;
     bool all;
     bool chunks;
     bool why;
@@ -801,6 +803,14 @@ static const struct opt export_options[] = {
              "their chunks; no server may have the conversations open"},
     {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
      .help = "where it is kept; conversations.db in the first directory by default"},
+    {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
+     .help =
+         "of the client that the conversation belongs to; other users see it in the list "
+         "of processes: prefer the file or the environment"},
+    {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",
+     .help =
+         "with a key in each line, as for serve: the conversation may be of any of these "
+         "clients"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
@@ -823,6 +833,14 @@ static const struct opt import_options[] = {
      .help =
          "where a kept conversation in it goes; conversations.db in the first directory "
          "by default"},
+    {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
+     .help =
+         "of the client that the conversation belongs to; other users see it in the list "
+         "of processes: prefer the file or the environment"},
+    {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",
+     .help =
+         "with a key in each line, as for serve: the conversation may be of any of these "
+         "clients"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
@@ -894,6 +912,16 @@ static int open_kept(const struct store_args *a, const struct session *s,
     return rc;
 }
 
+static int read_tenants(const struct store_args *a, struct tenant_names *out,
+                        struct err *err)
+{
+    struct api_keys k = {0};
+    int rc = api_keys_add(&k, &a->api_key, "api-key", a->api_key_file, err);
+    tenant_names_make(&k, out);
+    api_keys_deinit(&k);
+    return rc;
+}
+
 /* Marks the chunks of a conversation that the store has; *turns is its text,
  * *n_turns their number. */
 static int mark_conversation(const struct store_args *a, const struct session *s,
@@ -901,15 +929,19 @@ static int mark_conversation(const struct store_args *a, const struct session *s
                              struct err *err)
 {
     struct conversations *c = NULL;
+    struct tenant_names tenants;
     struct sha256 *keys = NULL;
-    int n = 0, rc = open_kept(a, s, true, &c, err);
+    int n = 0, rc = read_tenants(a, &tenants, err);
     if (rc == 0)
-        rc = turns_export(c, "", a->conversation, turns, &keys, &n, n_turns, err);
+        rc = open_kept(a, s, true, &c, err);
+    if (rc == 0)
+        rc = turns_export(c, &tenants, a->conversation, turns, &keys, &n, n_turns, err);
     for (uint64_t i = 0; rc == 0 && i < l->n; i++)
         for (int k = 0; k < n && !marked[i]; k++)
             marked[i] = memcmp(&keys[k], &l->e[i].key, sizeof keys[k]) == 0;
     free(keys);
     conversations_close(c);
+    tenant_names_deinit(&tenants);
     return rc;
 }
 
@@ -958,10 +990,14 @@ static int import_turns(const struct store_args *a, const struct session *s,
                         const char *turns, int *n_added, struct err *err)
 {
     struct conversations *c = NULL;
-    int rc = open_kept(a, s, false, &c, err);
+    struct tenant_names tenants;
+    int rc = read_tenants(a, &tenants, err);
     if (rc == 0)
-        rc = turns_import(c, "", turns, strlen(turns), n_added, err);
+        rc = open_kept(a, s, false, &c, err);
+    if (rc == 0)
+        rc = turns_import(c, &tenants, turns, strlen(turns), n_added, err);
     conversations_close(c);
+    tenant_names_deinit(&tenants);
     return rc;
 }
 

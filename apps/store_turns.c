@@ -1,12 +1,14 @@
 /* store_turns.c - see store_turns.h. */
 #include "apps/store_turns.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "format/json.h"
+#include "store/store.h"
 
 /* --- out -------------------------------------------------------------------------------------- */
 
@@ -98,13 +100,36 @@ static int find_end(struct conversations *c, const char *tenant, const char *nam
     return 0;
 }
 
-int turns_export(struct conversations *c, const char *tenant, const char *name, char **text,
-                 struct sha256 **keys, int *n_keys, int *n_turns, struct err *err)
+static void owner_text(const char *tenant, char text[17])
+{
+    snprintf(text, 17, "%016" PRIx64, store_owner(tenant));
+}
+
+/* The same for the first of the tenants that has it: *tenant. */
+static int find_owner(struct conversations *c, const struct tenant_names *tenants,
+                      const char *name, const char **tenant, struct json *out, int64_t *row,
+                      struct err *err)
+{
+    char owner[17];
+    int rc = ERR_NOT_FOUND;
+    for (int i = 0; rc == ERR_NOT_FOUND && i < tenants->n; i++) {
+        *tenant = tenants->of[i];
+        rc = find_end(c, *tenant, name, out, row, err);
+    }
+    owner_text(*tenant, owner);
+    json_put_string(out, "owner", owner);
+    return rc;
+}
+
+int turns_export(struct conversations *c, const struct tenant_names *tenants,
+                 const char *name, char **text, struct sha256 **keys, int *n_keys,
+                 int *n_turns, struct err *err)
 {
     struct json *o = json_new_object(), *list = json_new_array();
     struct turn **path = NULL;
+    const char *tenant = "";
     int64_t row = 0;
-    int n = 0, rc = find_end(c, tenant, name, o, &row, err);
+    int n = 0, rc = find_owner(c, tenants, name, &tenant, o, &row, err);
     *keys = NULL;
     *n_keys = 0;
     if (rc == 0 && row != 0)
@@ -296,14 +321,34 @@ static int take_turn(struct import *m, const struct json *o, int i, struct err *
     return rc;
 }
 
-int turns_import(struct conversations *c, const char *tenant, const char *text, size_t n,
-                 int *n_added, struct err *err)
+/* Finds the tenant that the turns belong to.  Earlier builds exported those without a key only, and
+ * named no owner. */
+static int find_tenant(struct import *m, const struct tenant_names *tenants,
+                       const struct json *root, struct err *err)
+{
+    const char *owner = json_string_of(json_member(root, "owner"), NULL);
+    char one[17];
+    for (int i = 0; i < tenants->n; i++) {
+        m->tenant = tenants->of[i];
+        owner_text(m->tenant, one);
+        if (owner == NULL || strcmp(one, owner) == 0)
+            return 0;
+    }
+    return err_set(err, ERR_MISMATCH,
+                   "the conversation is that of a client with an API key: give its key by "
+                   "--api-key-file");
+}
+
+int turns_import(struct conversations *c, const struct tenant_names *tenants,
+                 const char *text, size_t n, int *n_added, struct err *err)
 {
     struct json *root = NULL;
-    struct import m = {.c = c, .tenant = tenant};
+    struct import m = {.c = c};
     int rc = json_parse(&root, text, n, "turns", err);
     const struct json *o = json_member(root, "conversation"),
                       *turns = json_member(root, "turns");
+    if (rc == 0)
+        rc = find_tenant(&m, tenants, root, err);
     if (rc == 0 && json_kind(o) == JSON_KIND_OBJECT)
         rc = find_begin(&m, o, err);
     for (size_t i = 0; rc == 0 && i < json_count(turns); i++)

@@ -44,13 +44,18 @@ static struct sha256 hmac(const char *key, const char *text)
     return digest_of(outer, sizeof outer, d.b, sizeof d.b);
 }
 
+void auth_salt(const char *key, char salt[65])
+{
+    struct sha256 d = hmac(key, "hcache: salt of saved state, 1");
+    sha256_hex(&d, salt);
+}
+
 void auth_create(const char *const *keys, int n, int n_admin, struct auth **out)
 {
     struct auth *a = xcalloc(1, sizeof *a + (size_t)n * sizeof a->key[0]);
     for (; a->n < n; a->n++) {
-        struct sha256 salt = hmac(keys[a->n], "hcache: salt of saved state, 1");
         a->key[a->n].digest = digest_of(keys[a->n], strlen(keys[a->n]), "", 0);
-        sha256_hex(&salt, a->key[a->n].salt);
+        auth_salt(keys[a->n], a->key[a->n].salt);
     }
     a->n_admin = n_admin;
     *out = a;

@@ -10,6 +10,9 @@
 
 struct auth;
 
+/* The salt of a key's state, which is also the name of its tenant in a server's files. */
+void auth_salt(const char *key, char salt[65]);
+
 /* The last n_admin of the n keys are an administrator's: they see all counters. */
 void auth_create(const char *const *keys, int n, int n_admin, struct auth **out);
 void auth_destroy(struct auth *a);

@@ -19,9 +19,9 @@ def start(name, *options):
     return Server(MODEL, "--store", os.path.join(tmp, name), "--no-reuse", "--server-name", name, *SAVING, *options)
 
 
-def say(s, text, **fields):
+def say(s, text, headers=None, **fields):
     status, _, r = s.post("/v1/responses", {"input": text, "temperature": 0, "max_output_tokens": 24,
-                                            "include": ["message.output_text.logprobs"], **fields})
+                                            "include": ["message.output_text.logprobs"], **fields}, headers)
     if status != 200:
         raise RuntimeError(f"{status} {r}")
     return r
@@ -95,6 +95,55 @@ def test_moved(talk, last):
     equal("where it is, and has gone on, an import changes nothing", (p.returncode, "0 turns" in p.stdout), (0, True))
 
 
+def goes_on(what, a, b, talk, headers=None, **fields):
+    """The same on both, and restored on both."""
+    here, there = (said_by(s, "And in the afternoon?", headers, conversation=talk, **fields) for s in (a, b))
+    equal(f"{what} goes on with equal bits", there[0], here[0])
+    check(f"its state was restored ({what})", there[1] == here[1] >= 64, (there, here))
+
+
+def said_by(s, text, headers, **fields):
+    r = say(s, text, headers, **fields)
+    return said(r), r["timings"]["restored_tokens"]
+
+
+def test_tenants():
+    """A conversation of a client with an API key moves to the same client; one with a salt of its own moves, too."""
+    keys = {name: os.path.join(tmp, name) for name in ("all.keys", "hers.keys", "his.keys")}
+    for name, text in zip(keys, ("her-key\nhis-key\n", "her-key\n", "his-key\n")):
+        with open(keys[name], "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as f:
+            f.write(text)
+    hers = {"Authorization": "Bearer her-key"}
+    a = start("keys-a", "--api-key-file", keys["all.keys"])
+    talk = a.post("/v1/conversations", {}, hers)[2]["id"]
+    salted = a.post("/v1/conversations", {}, hers)[2]["id"]
+    say(a, LONG, hers, conversation=talk)
+    say(a, LONG, hers, conversation=salted, cache_salt="pepper")
+    a.stop()
+    store, out = os.path.join(tmp, "keys-a"), os.path.join(tmp, "hers.hcb")
+    for what, options in (("no key", ()), ("another key", ("--api-key-file", keys["his.keys"]))):
+        p = hcache("export", store, "--out", out, "--conversation", talk, *options)
+        check(f"{what}: the conversation is not exported", p.returncode == 1 and "there is no conversation" in p.stderr, p)
+    for name, file in ((talk, out), (salted, os.path.join(tmp, "salted.hcb"))):
+        p = hcache("export", store, "--out", file, "--conversation", name, "--api-key-file", keys["all.keys"], "--json")
+        check("with it, it is", p.returncode == 0 and json.loads(p.stdout)["exported_chunks"] >= 2, p)
+        with open(file, "rb") as f:
+            text = f.read()
+        check("no API key is in the file", b"her-key" not in text and b"his-key" not in text)
+        for what, options in (("no key", ()), ("another key", ("--api-key-file", keys["his.keys"]))):
+            p = hcache("import", os.path.join(tmp, "keys-b"), "--in", file, *options)
+            check(f"{what}: the conversation is not imported", p.returncode == 1 and "--api-key-file" in p.stderr, p)
+        p = hcache("import", os.path.join(tmp, "keys-b"), "--in", file, "--api-key-file", keys["hers.keys"], "--json")
+        check("with it, it is", p.returncode == 0 and json.loads(p.stdout)["imported_turns"] == 1, p)
+    a, b = (start(name, "--api-key-file", keys["all.keys"]) for name in ("keys-a", "keys-b"))
+    path = f"/v1/conversations/{talk}"
+    equal("the other client does not see it", b.request("GET", path, None, {"Authorization": "Bearer his-key"})[0], 404)
+    goes_on("hers", a, b, talk, hers)
+    goes_on("hers with a salt", a, b, salted, hers, cache_salt="pepper")
+    a.stop()
+    b.stop()
+
+
 def test_damaged():
     with open(os.path.join(tmp, "talk.hcb"), "rb") as f:
         whole = bytearray(f.read())
@@ -113,6 +162,7 @@ first_server.post("/v1/cache/flush", {})
 first_server.stop()
 other.stop()
 test_moved(*moved)
+test_tenants()
 test_damaged()
 p = subprocess.run([HC, "serve", MODEL, "--port", "0", "--server-name", "Not Good"], capture_output=True, text=True,
                    timeout=PATIENCE)
