@@ -1,19 +1,28 @@
 #!/usr/bin/env python3
-"""Servers that share a Redis behind HAProxy, killed at random under load: no answer is wrong, and every conversation goes on.
+"""Servers that share a Redis behind HAProxy are killed at random under load: no answer is wrong,
+and every conversation goes on.
 
     tools/cluster_campaign.py [--minutes 10] [--seed 1] [--clients 4] [--direct]
+                              [--server-options "--store-cap 24M"]
 
-Clients hold conversations through the balancer and resend their history.  Meanwhile servers are killed (kill -9), stopped
-(SIGTERM) or suspended, and started again with the store that they had; now and then the Redis is killed, and starts
-empty.  Each answer, with the log-probabilities of its tokens, is compared with that of a server that has no state.  A
-client sends a request again until it is answered; a conversation that gets no answer for two minutes cannot go on.
+Clients hold conversations through the balancer and resend their history.  Meanwhile servers are
+killed (kill -9), stopped (SIGTERM) or suspended, and started again with the store that they had;
+now and then the Redis is killed, and starts empty.  A client sends a request again until it is
+answered; a conversation that gets no answer for two minutes cannot go on.
 
-A server remembers the tokens of its own answers, and others encode their text, which may give other tokens.  So clients
-put words of their own in place of most answers, and these conversations are compared to their end.  Others send the
-answers back; their first turn is compared.
+Each answer, with the log-probabilities of its tokens, is compared with that of a server that has no
+state.  A server remembers the tokens of its own answers, and others encode their text, which may
+give other tokens, and then other answers.  So clients put words of their own in place of most
+answers, and these conversations are compared to their end.  Others send the answers back; the text
+of their first turn is compared.
 
-Needs redis-server and haproxy (tools/setup.sh --test).  HCACHE_BUILD=build/release names the folder of the program,
-CLUSTER_MODEL another model.  Exit status 0: nothing was wrong, no conversation was left, and state came from the Redis."""
+Then the bytes of all saved state are compared (cluster_bytes.py): those of the same key in all
+stores, in the Redis (each second, too, since it loses them), and on a server that computes every
+chain of chunks again, from its token ids.  These include the chains of answers that were sent back.
+
+Needs redis-server and haproxy (tools/setup.sh --test).  HCACHE_BUILD=build/release names the folder
+of the program, CLUSTER_MODEL another model.  Exit status 0: nothing was wrong, no conversation was
+left, and state came from the Redis."""
 import argparse
 import http.client
 import json
@@ -27,6 +36,8 @@ import sys
 import tempfile
 import threading
 import time
+
+import cluster_bytes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tests", "e2e"))
@@ -42,15 +53,18 @@ p = argparse.ArgumentParser()
 p.add_argument("--minutes", type=float, default=10)
 p.add_argument("--seed", type=int, default=1)
 p.add_argument("--clients", type=int, default=4)
-p.add_argument("--direct", action="store_true", help="clients ask a server at random each time, not the balancer: more "
-               "state comes from the Redis")
+p.add_argument("--direct", action="store_true",
+               help="clients ask a server at random each time: more state comes from the Redis")
+p.add_argument("--server-options", default="", help="more options of the servers that are killed")
 a = p.parse_args()
 
 over = threading.Event()
 lock = threading.Lock()
-counts = dict.fromkeys(("answers", "compared", "sent again", "conversations", "restored tokens", "tokens from the Redis", "kills",
-                        "stops", "suspensions", "kills of the Redis"), 0)
+counts = dict.fromkeys(("answers", "compared", "sent again", "conversations", "restored tokens",
+                        "tokens from the Redis", "kills", "stops", "suspensions",
+                        "kills of the Redis"), 0)
 faults = []
+kept = cluster_bytes.Compare()
 
 
 def count(what, n=1):
@@ -64,14 +78,6 @@ def fault(text):
     print(f"FAULT: {text}", flush=True)
 
 
-def answers(port):
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        return True
-    except OSError:
-        return False
-
-
 def until(what, condition):
     stop = time.monotonic() + START_S
     while not condition():
@@ -80,22 +86,42 @@ def until(what, condition):
         time.sleep(0.05)
 
 
-class Child:
-    """A process on a port of its own, that can be killed and started again there."""
+def answers(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    except OSError:
+        return False
 
-    def __init__(self, name, args, env=None):
-        self.name, self.args, self.env, self.port, self.p = name, args, env or (lambda port: {}), free_port(), None
+
+class Child:
+    """A process on a port of its own, that can be killed and started again there.  It is up once it
+    has said so, or, where it says nothing, once its port answers."""
+
+    def __init__(self, name, args, env=None, says=None):
+        self.name, self.args, self.env, self.says = name, args, env or (lambda port: {}), says
+        self.port, self.p, self.n_starts = free_port(), None, 0
         self.start()
 
     def start(self):
         for _ in range(20):  # the port may be taken for a moment
-            self.p = subprocess.Popen(self.args(self.port), env={**os.environ, **self.env(self.port)},
-                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            until(self.name, lambda: self.p.poll() is not None or answers(self.port))
-            if self.p.poll() is None:
+            until(f"the port of {self.name} is free", lambda: not answers(self.port))
+            env = {**os.environ, **self.env(self.port)}
+            self.p = subprocess.Popen(self.args(self.port), env=env, stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT)
+            self.n_starts += 1
+            if self.is_up():
                 return
             time.sleep(0.5)
         raise RuntimeError(f"{self.name} does not start")
+
+    def is_up(self):
+        if self.says is None:
+            until(self.name, lambda: self.p.poll() is not None or answers(self.port))
+        elif not any(self.says in line for line in self.p.stdout):
+            self.p.wait()
+        threading.Thread(target=self.p.stdout.read, daemon=True).start()
+        return self.p.poll() is None
 
     def end(self, how):
         self.p.send_signal(how)
@@ -105,8 +131,8 @@ class Child:
 def ask(port, messages, key, timeout):
     """The status and the answer; raises OSError or HTTPException where there is none."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-    body = {"messages": messages, "temperature": 0, "seed": 1, "max_tokens": 24, "logprobs": True, "top_logprobs": 2,
-            "prompt_cache_key": key}
+    body = {"messages": messages, "temperature": 0, "seed": 1, "max_tokens": 24, "logprobs": True,
+            "top_logprobs": 2, "prompt_cache_key": key}
     try:
         c.request("POST", "/v1/chat/completions", json.dumps(body))
         r = c.getresponse()
@@ -146,7 +172,8 @@ def client(i, ports, alone):
     while not over.is_set():
         n += 1
         key = f"conversation {i}.{n}"
-        rules = f"You are friendly helper number {rng.randrange(3)}, who answers in short and simple words. " * 6
+        rules = (f"You are friendly helper number {rng.randrange(3)}, who answers in short and "
+                 "simple words. ") * 6
         messages = [{"role": "system", "content": rules}]
         keeps_answers = rng.random() < 0.25
         count("conversations")
@@ -154,7 +181,8 @@ def client(i, ports, alone):
             if over.is_set():
                 return
             name = rng.choice(("Biscuit", "Momo", "Bella", "Rex", "Luna"))
-            messages.append({"role": "user", "content": f"My dog is called {name}. Tell me about {name}'s day. " * 2})
+            asked = f"My dog is called {name}. Tell me about {name}'s day. " * 2
+            messages.append({"role": "user", "content": asked})
             got = goes_on(ports, messages, key)
             if got is None:
                 break
@@ -162,13 +190,15 @@ def client(i, ports, alone):
             if len(messages) == 2 or not keeps_answers:
                 want = answer_of(ask(alone.port, messages, key, START_S)[1])
                 if (text, logprobs) != want[:2]:
-                    fault(f"{key}, {len(messages)} messages, {t}: wrong text\n  {text!r}\n  {want[0]!r}")
+                    fault(f"{key}, {len(messages)} messages, {t}: wrong text\n"
+                          f"  {text!r}\n  {want[0]!r}")
                 count("compared")
             count("answers")
             count("restored tokens", t["restored_tokens"])
             count("tokens from the Redis", t["remote_tokens"])
             own = f"{name} slept in the sun until noon, and then we went to the river. "
-            messages.append({"role": "assistant", "content": text if keeps_answers else own * rng.randrange(1, 4)})
+            own *= rng.randrange(1, 4)
+            messages.append({"role": "assistant", "content": text if keeps_answers else own})
             time.sleep(rng.random() * 0.3)
 
 
@@ -207,31 +237,64 @@ def guarded(fn, *args):
     return t
 
 
+def watch(redis):
+    """Compares what the Redis has before it is killed and has lost it."""
+    known, start = set(), 0
+    while not over.wait(1):
+        if redis.n_starts != start:
+            known, start = set(), redis.n_starts
+        try:
+            chunks = list(cluster_bytes.of_redis(redis.port, known))
+        except (OSError, ValueError, IndexError):  # it was killed meanwhile
+            continue
+        known.update(b"hcache:1:chunk:" + c.key.hex().encode() for c in chunks)
+        kept.add(f"the Redis, start {start}", chunks)
+
+
+def compare_bytes(servers, redis, tmp):
+    for s in servers:
+        kept.add(s.name, cluster_bytes.of_store(s.store))
+    kept.add("the Redis", cluster_bytes.of_redis(redis.port))
+    n = cluster_bytes.compute(kept, MODEL)
+    for text in kept.differences[:20]:
+        print(text, flush=True)
+    print(f"{n} chains computed again; {kept.text()}")
+    if kept.differences:
+        fault(f"{len(kept.differences)} records differ; the stores stay in {tmp}")
+
+
 def run(tmp, children):
-    def child(*args):
-        children.append(Child(*args))
+    def child(*args, **more):
+        children.append(Child(*args, **more))
         return children[-1]
-    redis = child("redis-server", lambda port: ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "",
-                                                "--appendonly", "no", "--dir", tmp])
-    remote = f"redis://127.0.0.1:{redis.port}/0"
-    servers = [child(f"server {i + 1}", lambda port, i=i: [
-        HC, "serve", MODEL, "--port", str(port), "--plan", "kv", "--no-reuse", "--store", os.path.join(tmp, f"store{i + 1}"),
-        "--remote", remote]) for i in range(N_SERVERS)]
-    proxy = child("haproxy", lambda port: ["haproxy", "-db", "-f", os.path.join(HERE, "..", "examples", "cluster",
-                                                                               "haproxy.cfg")],
-                  lambda port: {"HCACHE_LISTEN": f"127.0.0.1:{port}",
-                                **{f"HCACHE_{i + 1}": f"127.0.0.1:{s.port}" for i, s in enumerate(servers)}})
-    alone = child("a server without state", lambda port: [HC, "serve", MODEL, "--port", str(port), "--no-reuse"])
+
+    def server(i, remote):
+        store = os.path.join(tmp, f"store{i}")
+        c = child(f"server {i}", lambda port: [
+            HC, "serve", MODEL, "--port", str(port), "--plan", "kv", "--no-reuse", "--store", store,
+            "--remote", remote, *a.server_options.split()], says=b"ready at http")
+        c.store = store
+        return c
+    redis = child("redis-server", lambda port: [
+        "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly",
+        "no", "--dir", tmp], says=b"Ready to accept connections")
+    servers = [server(i + 1, f"redis://127.0.0.1:{redis.port}/0") for i in range(N_SERVERS)]
+    proxy = child("haproxy", lambda port: ["haproxy", "-db", "-f", os.path.join(
+        HERE, "..", "examples", "cluster", "haproxy.cfg")], lambda port: {
+            "HCACHE_LISTEN": f"127.0.0.1:{port}",
+            **{f"HCACHE_{i + 1}": f"127.0.0.1:{s.port}" for i, s in enumerate(servers)}})
+    alone = child("a server without state", lambda port: [
+        HC, "serve", MODEL, "--port", str(port), "--no-reuse"], says=b"ready at http")
     ports = [s.port for s in servers] if a.direct else [proxy.port]
     clients = [guarded(client, i, ports, alone) for i in range(a.clients)]
-    harmer = guarded(harm, servers, redis)
+    others = [guarded(harm, servers, redis), guarded(watch, redis)]
     over.wait(a.minutes * 60)
     over.set()
-    harmer.join(START_S)
-    for t in clients:
+    for t in others + clients:
         t.join(START_S)
         if t.is_alive():
-            fault("a client does not end")
+            fault("a client, the harm or the watch does not end")
+    compare_bytes(servers, redis, tmp)
 
 
 def main():
@@ -246,12 +309,13 @@ def main():
         for c in children:
             c.p.kill()
             c.p.wait()
-        shutil.rmtree(tmp, ignore_errors=True)
+        if not kept.differences:
+            shutil.rmtree(tmp, ignore_errors=True)
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     wrong = sum("wrong text" in f for f in faults)
     left = sum("cannot go on" in f for f in faults)
-    print(f"seed {a.seed}, {a.minutes:g} minutes: {wrong} wrong texts, {left} conversations that cannot go on, "
-          f"{len(faults) - wrong - left} other faults")
+    print(f"seed {a.seed}, {a.minutes:g} minutes: {wrong} wrong texts, {left} conversations that "
+          f"cannot go on, {len(faults) - wrong - left} other faults")
     if counts["tokens from the Redis"] == 0:
         sys.exit("nothing came from the Redis: the run shows nothing")
     sys.exit(bool(faults))
