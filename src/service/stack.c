@@ -320,6 +320,7 @@ static int open_store(struct stack *k, struct err *err)
         .n_dirs = k->o.user.n_store,
         .cap_bytes = k->o.user.store_in_memory ? k->o.user.store_cap_bytes : 0,
         .files_cap_bytes = k->o.user.store_cap_bytes,
+        .memory_ahead = k->o.user.remote != NULL,
         .dram_bytes = k->o.user.dram_bytes,
         .dram_optional = k->is_dram_auto,
         .policy = k->policy,

@@ -1,5 +1,6 @@
 /* dram.c - media in memory (media.h): segments are anonymous maps, or what store_opts.memory gives;
- * reads need no copy.
+ * reads need no copy.  With store_opts.memory_ahead the newest segment's memory is provided before
+ * it is used (ahead.h), the first one's from the opening on.
  *
  * A segment's address never changes while the store is open, so a pointer into an extent is good
  * for as long as the extent is (the store's pins see to that). */
@@ -10,14 +11,18 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "store/ahead.h"
 #include "store/media.h"
 
 struct dram {
     struct media base;
     struct store_memory memory;
-    pthread_mutex_t lock; /* protects the two below; not the bytes */
+    struct ahead *ahead;  /* NULL: memory comes as it is used */
+    uint64_t most_bytes;  /* that are provided ahead; 0: no bound */
+    pthread_mutex_t lock; /* protects what follows; not the bytes */
     uint8_t **segments;
     uint32_t n_segments;
+    uint8_t *first; /* the first segment, before it is used; or NULL */
 };
 
 static struct dram *dram_of(struct media *m)
@@ -37,6 +42,29 @@ static void unmap(void *arg, void *p, size_t bytes)
     mem_unmap(p, bytes);
 }
 
+/* How much of a segment may be provided ahead. */
+static uint64_t ahead_bytes(const struct dram *d, uint32_t segment)
+{
+    uint64_t before = segment * d->base.segment_bytes;
+    uint64_t left = d->most_bytes == 0       ? d->base.segment_bytes
+                    : d->most_bytes > before ? d->most_bytes - before
+                                             : 0;
+    return left < d->base.segment_bytes ? left : d->base.segment_bytes;
+}
+
+/* [lock] */
+static uint8_t *segment_make(struct dram *d, uint32_t segment)
+{
+    uint8_t *p = d->first;
+    d->first = NULL;
+    if (p != NULL)
+        return p; /* it is followed since the opening */
+    p = d->memory.get(d->memory.arg, d->base.segment_bytes);
+    if (p != NULL)
+        ahead_follow(d->ahead, p, ahead_bytes(d, segment));
+    return p;
+}
+
 static uint8_t *segment_get(struct dram *d, uint32_t segment, bool create)
 {
     pthread_mutex_lock(&d->lock);
@@ -46,7 +74,7 @@ static uint8_t *segment_get(struct dram *d, uint32_t segment, bool create)
             d->segments[d->n_segments++] = NULL;
     }
     if (create && d->segments[segment] == NULL)
-        d->segments[segment] = d->memory.get(d->memory.arg, d->base.segment_bytes);
+        d->segments[segment] = segment_make(d, segment);
     uint8_t *p = segment < d->n_segments ? d->segments[segment] : NULL;
     pthread_mutex_unlock(&d->lock);
     return p;
@@ -55,6 +83,9 @@ static uint8_t *segment_get(struct dram *d, uint32_t segment, bool create)
 static void dram_close(struct media *m)
 {
     struct dram *d = dram_of(m);
+    ahead_destroy(d->ahead);
+    if (d->first != NULL)
+        d->memory.put(d->memory.arg, d->first, m->segment_bytes);
     for (uint32_t i = 0; i < d->n_segments; i++)
         if (d->segments[i] != NULL)
             d->memory.put(d->memory.arg, d->segments[i], d->base.segment_bytes);
@@ -73,6 +104,7 @@ static int dram_write(struct media *m, struct chunk_header *h,
     if (segment == NULL)
         return err_set(err, -ENOMEM, "no memory for another %llu bytes of saved state",
                        (unsigned long long)m->segment_bytes);
+    ahead_use(dram_of(m)->ahead, segment, h->offset + h->n_bytes);
     uint8_t *extent = segment + h->offset;
     for (int i = 0; i < h->n_records; i++) {
         struct chunk_record *r = &h->records[i];
@@ -137,6 +169,7 @@ static int dram_cut(struct media *m, int device, uint32_t segment, uint64_t end_
     struct dram *d = dram_of(m);
     pthread_mutex_lock(&d->lock);
     if (end_bytes == 0 && segment < d->n_segments && d->segments[segment] != NULL) {
+        ahead_leave(d->ahead, d->segments[segment]);
         d->memory.put(d->memory.arg, d->segments[segment], m->segment_bytes);
         d->segments[segment] = NULL;
     }
@@ -167,11 +200,24 @@ static const struct media_ops dram_ops = {
     .wipe = dram_wipe,
 };
 
-struct media *dram_open(uint64_t segment_bytes, struct store_memory memory)
+/* Memory that the caller gives is provided already. */
+static void begin_ahead(struct dram *d, uint64_t cap_bytes)
+{
+    d->most_bytes = cap_bytes;
+    d->ahead = ahead_create();
+    d->first = d->ahead != NULL ? map(NULL, d->base.segment_bytes) : NULL;
+    if (d->first != NULL)
+        ahead_follow(d->ahead, d->first, ahead_bytes(d, 0));
+}
+
+struct media *dram_open(uint64_t segment_bytes, const struct store_opts *o)
 {
     struct dram *d = xcalloc(1, sizeof *d);
-    d->memory = memory.get != NULL ? memory : (struct store_memory){map, unmap, NULL};
+    bool is_own = o->memory.get == NULL;
+    d->memory = is_own ? (struct store_memory){map, unmap, NULL} : o->memory;
     d->base = (struct media){&dram_ops, 1, segment_bytes};
     pthread_mutex_init(&d->lock, NULL);
+    if (o->memory_ahead && is_own)
+        begin_ahead(d, o->cap_bytes);
     return &d->base;
 }

@@ -71,8 +71,8 @@ static inline uint64_t media_record_checksum(const struct store_record *r,
     return r->has_checksum ? r->checksum : checksum64(bytes, r->n_bytes);
 }
 
-/* Memory, one device. Segments are mapped as they are needed. */
-struct media *dram_open(uint64_t segment_bytes, struct store_memory memory);
+/* Memory, one device. Segments are mapped as they are needed; o->memory says how. */
+struct media *dram_open(uint64_t segment_bytes, const struct store_opts *o);
 
 struct files_opts {
     struct io *io;

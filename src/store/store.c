@@ -121,9 +121,8 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
     if (rc == 0 && s->io != NULL)
         rc = store_recover(s, opts, err);
     else if (rc == 0) {
-        s->media = dram_open(opts->segment_bytes != 0 ? opts->segment_bytes
-                                                      : STORE_SEGMENT_BYTES,
-                             opts->memory);
+        s->media = dram_open(
+            opts->segment_bytes != 0 ? opts->segment_bytes : STORE_SEGMENT_BYTES, opts);
         alloc_init(&s->alloc[0], s->media->segment_bytes);
     }
     if (rc == 0)

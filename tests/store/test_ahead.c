@@ -1,0 +1,148 @@
+/* test_ahead.c - memory that the system provides before it is used: how far, for which region, and
+ * that a store in memory asks for it where it is told to. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "store/ahead.h"
+#include "store/store_impl.h"
+#include "tests/store/storetest.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+/* Whether the page there has memory. */
+static bool is_provided(const uint8_t *p)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char is_there = 0;
+    assert_int_equal(mincore((void *)((uintptr_t)p / page * page), page, &is_there), 0);
+    return is_there & 1;
+}
+
+static uint8_t *must_map(uint64_t n_bytes)
+{
+    uint8_t *p = mem_map(n_bytes);
+    assert_non_null(p);
+    return p;
+}
+
+static bool can_provide(void)
+{
+    uint8_t *p = must_map(2 * MIB);
+    mem_provide(p, 2 * MIB);
+    bool can = is_provided(p);
+    mem_unmap(p, 2 * MIB);
+    return can;
+}
+
+/* Skips the test where the system has no such call. */
+static struct ahead *begin(void)
+{
+    if (!can_provide())
+        skip();
+    struct ahead *a = ahead_create();
+    assert_non_null(a);
+    return a;
+}
+
+static void provides_64_mib_behind_what_is_used(void **state)
+{
+    (void)state;
+    struct ahead *a = begin();
+    uint8_t *p = must_map(256 * MIB);
+    assert_int_equal(ahead_await(a), 0);
+    ahead_follow(a, p, 256 * MIB);
+    assert_int_equal(ahead_await(a), 64 * MIB);
+    for (uint64_t at = 0; at < 64 * MIB; at += MIB)
+        assert_true(is_provided(p + at));
+    assert_false(is_provided(p + 66 * MIB));
+    ahead_use(a, p, 10 * MIB);
+    assert_int_equal(ahead_await(a), 74 * MIB);
+    ahead_use(a, p, 5 * MIB); /* less than before */
+    assert_int_equal(ahead_await(a), 74 * MIB);
+    assert_false(is_provided(p + 78 * MIB));
+    ahead_use(a, p, 200 * MIB);
+    assert_int_equal(ahead_await(a), 256 * MIB);
+    assert_false(is_provided(p + 100 * MIB)); /* that comes as it is used */
+    assert_true(is_provided(p + 255 * MIB));
+    ahead_destroy(a);
+    mem_unmap(p, 256 * MIB);
+}
+
+static void another_region_begins_anew(void **state)
+{
+    (void)state;
+    struct ahead *a = begin();
+    uint8_t *p = must_map(16 * MIB), *other = must_map(16 * MIB);
+    ahead_follow(a, p, 3 * MIB);
+    assert_int_equal(ahead_await(a), 3 * MIB);
+    assert_false(is_provided(p + 8 * MIB));
+    ahead_follow(a, other, 16 * MIB);
+    ahead_use(a, p, 16 * MIB); /* it is not followed any more */
+    assert_int_equal(ahead_await(a), 16 * MIB);
+    assert_false(is_provided(p + 8 * MIB));
+    ahead_leave(a, other);
+    mem_unmap(other, 16 * MIB);
+    ahead_use(a, other, 16 * MIB);
+    assert_int_equal(ahead_await(a), 0);
+    ahead_destroy(a);
+    mem_unmap(p, 16 * MIB);
+}
+
+static void without_a_thread_nothing_happens(void **state)
+{
+    (void)state;
+    uint8_t byte = 0;
+    ahead_follow(NULL, &byte, 1);
+    ahead_use(NULL, &byte, 1);
+    ahead_leave(NULL, &byte);
+    assert_int_equal(ahead_await(NULL), 0);
+    ahead_destroy(NULL);
+}
+
+/* Returns where the store's first segment lies.  It holds one context. */
+static const uint8_t *fill(struct store *s)
+{
+    static const struct st_ctx c = {.base = 1, .own = 1};
+    st_must_save(s, &c, 4);
+    assert_int_equal(st_n_right(s, &c, 4), 4);
+    return s->media->ops->at(s->media, 0, 0, 0);
+}
+
+static void a_store_in_memory_asks_for_it(void **state)
+{
+    (void)state;
+    struct st_place p;
+    assert_true(st_place_open(&p, "dram", 1));
+    p.opts.segment_bytes = 256 * MIB;
+    struct store *s = st_open(&p);
+    assert_false(is_provided(fill(s) + 48 * MIB));
+    store_close(s);
+    p.opts.memory_ahead = true;
+    p.opts.cap_bytes = 32 * MIB;
+    s = st_open(&p);
+    const uint8_t *first = fill(s);
+    while (can_provide() && !is_provided(first + 31 * MIB))
+        usleep(1000);
+    assert_false(is_provided(first + 48 * MIB)); /* no more than the cap */
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(provides_64_mib_behind_what_is_used),
+        cmocka_unit_test(another_region_begins_anew),
+        cmocka_unit_test(without_a_thread_nothing_happens),
+        cmocka_unit_test(a_store_in_memory_asks_for_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
