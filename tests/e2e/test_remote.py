@@ -180,6 +180,33 @@ def test_user_and_db(text):
     redis.stop()
 
 
+def test_ttl():
+    """Redis drops what nobody fetches; a fetch prolongs it.  A request's own time goes before."""
+    redis = Redis()
+
+    def seconds():
+        return [redis.ask("TTL", k) for k in redis.chunks()]
+    a = start(redis.url(), "--remote-ttl", "5000")
+    check("ttl: the remote is reached", is_up(a), a.log)
+    ask(a)
+    check("ttl: what is written has one", written(a) and len(seconds()) > 1 and
+          all(4000 < n <= 5000 for n in seconds()), seconds())
+    for k in redis.chunks():
+        redis.ask("EXPIRE", k, 1000)
+    b = start(redis.url(), "--remote-ttl", "5000")
+    check("ttl: another server reaches it", is_up(b), b.log)
+    check("ttl: it fetches", ask(b)[1]["remote_tokens"] >= 64)
+    check("ttl: that is a use", max(seconds()) > 4000, seconds())
+    check("ttl: nothing waits to be written", written(b), remote(b))
+    redis.ask("FLUSHALL")
+    ask(a, "A prompt of a request that names a time of its own. " + LONG, cache_ttl=2000)
+    check("ttl: a request's shorter time is taken", written(a) and len(seconds()) > 1 and
+          all(1000 < n <= 2000 for n in seconds()), seconds())
+    a.stop()
+    b.stop()
+    redis.stop()
+
+
 def test_modes():
     redis = Redis()
     a = start(redis.url(), "--remote-write", "idle")
@@ -214,6 +241,7 @@ if is_installed():
     test_absent_at_start(story)
     test_user_and_db(story)
     test_modes()
+    test_ttl()
     server.stop()
 shutil.rmtree(tmp)
 end()
