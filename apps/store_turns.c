@@ -1,6 +1,7 @@
 /* store_turns.c - see store_turns.h. */
 #include "apps/store_turns.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,6 +106,12 @@ static void owner_text(const char *tenant, char text[17])
     snprintf(text, 17, "%016" PRIx64, store_owner(tenant));
 }
 
+/* A name that tells another server is of nobody here, too. */
+static bool is_nobodys(int rc)
+{
+    return rc == ERR_NOT_FOUND || rc == -EAGAIN;
+}
+
 /* The same for the first of the tenants that has it: *tenant. */
 static int find_owner(struct conversations *c, const struct tenant_names *tenants,
                       const char *name, const char **tenant, struct json *out, int64_t *row,
@@ -112,13 +119,18 @@ static int find_owner(struct conversations *c, const struct tenant_names *tenant
 {
     char owner[17];
     int rc = ERR_NOT_FOUND;
-    for (int i = 0; rc == ERR_NOT_FOUND && i < tenants->n; i++) {
+    for (int i = 0; is_nobodys(rc) && i < tenants->n; i++) {
         *tenant = tenants->of[i];
         rc = find_end(c, *tenant, name, out, row, err);
     }
     owner_text(*tenant, owner);
     json_put_string(out, "owner", owner);
-    return rc;
+    if (!is_nobodys(rc))
+        return rc;
+    return err_set(err, ERR_NOT_FOUND, "there is no conversation or response '%.80s' of %s",
+                   name,
+                   tenants->n > 1 ? "clients with these keys, nor of one without a key"
+                                  : "a client without an API key: see --api-key-file");
 }
 
 int turns_export(struct conversations *c, const struct tenant_names *tenants,
