@@ -35,6 +35,8 @@
 #include "format/json.h"
 #include "service/stack.h"
 
+enum { MOST_BATCH = 256 };
+
 struct run_args {
     struct bench_common common;
     double x;
@@ -45,8 +47,8 @@ struct run_args {
 static const struct opt options[] = {
     {"ratio", OPT(struct run_args, x), .arg = "X", .def = "1.4", .min = 0, .max = 1000,
      .help = "d * link bandwidth / FLOP/s of the projection"},
-    {"batch", OPT(struct run_args, batch), .arg = "N", .def = "16", .min = 1, .max = 256,
-     .help = "requests that decode together"},
+    {"batch", OPT(struct run_args, batch), .arg = "N", .def = "16", .min = 1,
+     .max = MOST_BATCH, .help = "requests that decode together"},
     {"prompt", OPT(struct run_args, prompt), .arg = "N", .def = "512", .min = 64,
      .max = BENCH_MAX_TOKENS, .help = "tokens of each context, rounded up to whole blocks"},
     {"tokens", OPT(struct run_args, tokens), .arg = "N", .def = "8", .min = 2, .max = 60,
@@ -101,6 +103,19 @@ struct bench {
 };
 
 /* --- one arm ---------------------------------------------------------------------------------- */
+
+static int buffer_blocks(const struct bench *b)
+{
+    int least = b->n_full + 2; /* a context, and one more (mixed_places) */
+    int asked = b->a->buffer > 0 ? b->a->buffer : 4 * (b->n_full + 1);
+    return asked > least ? asked : least;
+}
+
+/* Requests of a mini-batch whose buffer is full. */
+static int requests_at_once(const struct bench *b)
+{
+    return buffer_blocks(b) / b->n_full;
+}
 
 static struct stack_opts stack_opts_of(const struct bench *b, const struct mixed_opts *mo)
 {
@@ -167,8 +182,7 @@ static struct mixed_opts blocks_of(const struct bench *b, enum arm arm, struct o
                                  [PLACES_ACT_HOST] = n_act},
                            .act_share = n_act,
                            .kv_share = n - n_act,
-                           .buffer_blocks = b->a->buffer > 0 ? b->a->buffer
-                                                             : 4 * (b->n_full + 1),
+                           .buffer_blocks = buffer_blocks(b),
                            .packing = arm == IN_ORDER ? MIXED_IN_ORDER : MIXED_BALANCED,
                            .machine = b->machine,
                            .weights_bytes = (size_t)b->weights_bytes,
@@ -238,21 +252,37 @@ static uint64_t count_bytes(const struct bench *b, struct stack *k, struct seq *
                                     (uint64_t)n_kv * (uint64_t)b->costs.kv_bytes);
 }
 
-/* A pipeline of two lanes: the first load and the last computation overlap nothing. */
-static double predict(const struct bench *b, enum arm arm, const struct row *r)
+/* Seconds of a layer where requests fill buffers as they come: the last mini-batch has the rest. */
+static double layer_in_order(const struct bench *b, double act_share)
 {
-    const struct hybrid_machine *m = &b->machine;
-    double n_blocks = (double)b->a->batch * b->n_full, n_act = r->act_share * n_blocks;
-    double n_tokens = arm == TOKENS ? (double)b->a->batch * (b->n_full / 2) : 0;
-    double mini = r->n_minibatches > 0 ? r->n_minibatches : 1, n = mini * b->n_layers;
-    double link = (m->weights_s + m->link.b_s * (double)r->policy_bytes / b->n_layers +
-                   m->link.a_s * mini) /
-                  mini;
-    double compute = (m->forward_s + m->project.b_s * n_act +
-                      m->project.b_s * b->layer_over_projection * n_tokens +
-                      (n_act > 0 ? m->project.a_s * mini : 0)) /
-                     mini;
-    return link + (n - 1) * fmax(link, compute) + compute;
+    struct minibatch minis[MOST_BATCH];
+    int n = b->machine.n_minibatches, per = requests_at_once(b);
+    for (int i = 0, left = b->a->batch; i < n; i++, left -= per) {
+        int size = left < per ? left : per;
+        int64_t blocks = (int64_t)size * b->n_full;
+        int64_t n_act = llround(act_share * (double)blocks);
+        minis[i] = (struct minibatch){n_act, blocks - n_act, 0, size};
+    }
+    return minibatch_layer_seconds(&b->machine, minis, n);
+}
+
+/* Seconds of a step by the policy's arithmetic.  Rows that are computed again take the time of all
+ * products of a layer. */
+static double predict(const struct bench *b, enum arm arm, double act_share)
+{
+    const struct hybrid_memory mem = {0, 1e30};
+    struct hybrid_machine m = b->machine;
+    struct hybrid_split s;
+    int64_t n = (int64_t)b->a->batch * b->n_full;
+    if (arm == IN_ORDER)
+        return b->n_layers * layer_in_order(b, act_share);
+    if (arm == TOKENS) {
+        int64_t again = (int64_t)b->a->batch * (b->n_full / 2);
+        m.forward_s += m.project.b_s * b->layer_over_projection * (double)again;
+        n -= again;
+    }
+    hybrid_place(&m, &mem, n, llround(act_share * (double)n), &s);
+    return b->n_layers * s.seconds;
 }
 
 static int decode(struct bench *b, struct stack *k, struct seq **s, struct row *r,
@@ -305,7 +335,7 @@ static int run_arm(struct bench *b, enum arm arm, struct err *err)
         b->weights_bytes = b->machine.weights_s / b->machine.link.b_s;
         r->predicted_s = r->step_s;
     } else if (rc == 0) {
-        r->predicted_s = predict(b, arm, r);
+        r->predicted_s = predict(b, arm, r->act_share);
     }
     return rc;
 }
@@ -342,11 +372,14 @@ static int measure(struct bench *b, struct err *err)
         b->layer_over_projection = (2 * q + kv + (c->mlp_gated ? 3.0 : 2.0) * c->n_ffn) /
                                    kv;
     }
+    int per = requests_at_once(b), n_minis = (b->a->batch + per - 1) / per;
     b->machine = (struct hybrid_machine){.project = b->costs.project,
                                          .link = {0, 1 / b->link_bytes_per_s},
                                          .kv_bytes = b->costs.kv_bytes,
                                          .act_bytes = b->costs.act_bytes,
-                                         .n_minibatches = 1};
+                                         .n_minibatches = n_minis,
+                                         .n_requests = b->a->batch,
+                                         .n_layers = b->n_layers};
     model_work_destroy(work);
     stream_destroy(s);
     stack_close(&k);
@@ -395,6 +428,11 @@ static int check(const struct bench *b, struct err *err)
                            arm_names[i], (unsigned long long)r->link_bytes,
                            (unsigned long long)r->policy_bytes);
     }
+    for (int i = KV; i < N_ARMS; i++)
+        if (i != TOKENS && b->rows[i].n_minibatches != b->machine.n_minibatches)
+            return err_set(err, ERR_MISMATCH, "%s: %d mini-batches, the policy says %d",
+                           arm_names[i], b->rows[i].n_minibatches,
+                           b->machine.n_minibatches);
     if (!b->a->check)
         return 0;
     if (fabs(b->a->x - 1.4) < 1e-9 && fabs(traffic(b) - 1.36) > 0.02)

@@ -105,6 +105,7 @@ int mixed_init(struct mixed *x, const struct mixed_opts *o, const struct model *
     x->acts = xcalloc(n * per_seq, sizeof *x->acts);
     x->numbers = xcalloc(2 * n * per_seq, sizeof *x->numbers);
     x->requests = xcalloc(n, sizeof *x->requests);
+    x->bins = xcalloc(n, sizeof *x->bins);
     x->of = xcalloc(n, sizeof *x->of);
     x->order = xcalloc(n, sizeof(struct seq *));
     x->order_rows = xcalloc(n, sizeof *x->order_rows);
@@ -139,6 +140,7 @@ void mixed_deinit(struct mixed *x)
     free(x->seq_row);
     free((void *)x->tables);
     free(x->requests);
+    free(x->bins);
     free(x->of);
     free((void *)x->order);
     free(x->order_rows);
@@ -224,16 +226,16 @@ static int blocks_again(const struct mixed *x, const struct seq *s)
 static int count_scratch(const struct mixed *x, const struct seq *s,
                          struct minibatch_request *r)
 {
-    int again = blocks_again(x, s), n_written = again;
-    *r = (struct minibatch_request){0};
+    int again = blocks_again(x, s);
+    *r = (struct minibatch_request){.n_written = again};
     for (int i = again; i < first_block(s); i++) {
         enum places_class c = class_at(x, s, i);
         r->n_act += is_act(c);
         r->n_kv += c == PLACES_KV_HOST;
     }
     for (int i = first_block(s); i < n_blocks_seen(s); i++)
-        n_written += written_place(x, s, i) < 0;
-    return (int)(r->n_act + r->n_kv) + n_written;
+        r->n_written += written_place(x, s, i) < 0;
+    return (int)(r->n_act + r->n_kv + r->n_written);
 }
 
 /* Assigns the sequences to mini-batches: fills x->of. */
@@ -246,8 +248,7 @@ static void form(struct mixed *x, const struct step_batch *b)
         x->of[i] = 0;
     }
     /* Both types are brought into the same scratch blocks; ACT blocks are staged first. */
-    const struct minibatch_room room = {
-        .n_act = po->n_staging, .n_kv = po->n_scratch, .n_both = po->n_scratch};
+    const struct minibatch_room room = {.n_act = po->n_staging, .n_blocks = po->n_scratch};
     if (m.kv_bytes == 0) {
         m.kv_bytes = (double)x->places.kv_bytes;
         m.act_bytes = (double)x->places.act_bytes;
@@ -257,7 +258,7 @@ static void form(struct mixed *x, const struct step_batch *b)
     if (x->o.packing != MIXED_IN_ORDER)
         minibatch_form(&m, &room, x->requests, b->n_seqs,
                        x->o.packing == MIXED_PAPER ? MINIBATCH_PAPER : MINIBATCH_BALANCED,
-                       x->of);
+                       x->of, x->bins);
 }
 
 /* Adds the batch's sequences anew, mini-batch by mini-batch. */

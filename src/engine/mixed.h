@@ -61,8 +61,8 @@ struct mixed_opts {
     struct hybrid_machine machine;
     /* Slows the link down to this speed; 0: the link's own speed. */
     double link_bytes_per_s;
-    /* For benchmarks: bytes that come over the link before each layer's blocks. They stand for
-     * streamed weights; nothing reads them. */
+    /* For benchmarks: bytes of each layer that come over the link, a part before the blocks of each
+     * mini-batch.  They stand for streamed weights of the next layer; nothing reads them. */
     size_t weights_bytes;
     /* For tests: overrides the ratio. Same contract as kv_pool_numbers.order. */
     const int *(*order)(void *arg, const struct kv_table *t);
@@ -130,6 +130,7 @@ struct mixed {
     const int32_t **tables;
     /* Scratch for forming mini-batches: [max_seqs] */
     struct minibatch_request *requests;
+    struct minibatch *bins;
     int *of;
     struct seq **order;
     int *order_rows;

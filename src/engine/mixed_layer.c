@@ -9,13 +9,23 @@ static int scratch_index(const struct mixed_seq *q, int block)
     return -1 - q->where[block];
 }
 
+/* Brings the mini-batch's part of the bytes that stand for weights. */
+static int load_weights(struct mixed *x, const struct mixed_mini *m)
+{
+    size_t n = (size_t)x->n_minis, i = (size_t)(m - x->minis);
+    size_t begin = x->o.weights_bytes * i / n, end = x->o.weights_bytes * (i + 1) / n;
+    if (begin == end)
+        return 0;
+    return stream_copy(x->link, (uint8_t *)x->weights.ptr + begin,
+                       (const uint8_t *)x->weights_host.ptr + begin, end - begin);
+}
+
 /* Brings the host blocks of a mini-batch into a buffer. */
 int mixed_load(struct mixed *x, const struct mixed_mini *m, int layer, int buffer)
 {
     const struct places *p = &x->places;
     TRY(event_wait(x->link, x->done[buffer]));
-    if (m == x->minis && x->o.weights_bytes > 0)
-        TRY(stream_copy(x->link, x->weights.ptr, x->weights_host.ptr, x->o.weights_bytes));
+    TRY(load_weights(x, m));
     for (int i = m->first_seq; i < m->end_seq; i++) {
         const struct seq *s = x->batch->seqs[i];
         const struct mixed_seq *q = &x->seqs[i];

@@ -98,15 +98,23 @@ static int64_t n_kv(const struct hybrid_split *s)
     return s->kv_device + s->kv_host;
 }
 
-/* Returns the bytes of tails and buffers, which are reserved before blocks. */
-static uint64_t fixed_bytes(const struct mixed_job *j, const struct model *m)
+/* Returns tails and buffers, which are reserved before blocks. */
+static struct places_opts fixed_places(const struct mixed_job *j, const struct model *m)
 {
     struct places_opts po;
     struct mixed_opts o = {.buffer_blocks = 1};
     if (j->method != MIXED_KV)
         o.n[PLACES_ACT_HOST] = 1;
     mixed_places(&o, m, j->max_seqs, &po);
-    return places_device_bytes(&po);
+    return po;
+}
+
+/* Mini-batches of all requests at their greatest length, whole requests each. */
+static int n_minibatches(const struct mixed_job *j, const struct places_opts *po,
+                         int context)
+{
+    int per = po->n_scratch / context;
+    return (j->max_seqs + per - 1) / per;
 }
 
 static void tell(const struct mixed_costs *c, const struct hybrid_split *s,
@@ -126,7 +134,8 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
 {
     int context = (m->max_ctx + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     double n_layers = m->cfg.n_layers;
-    uint64_t fixed = fixed_bytes(j, m);
+    struct places_opts po = fixed_places(j, m);
+    uint64_t fixed = places_device_bytes(&po);
     if (!mixed_must_measure(j, out))
         return 0;
     CHECK(!j->has_store);
@@ -144,7 +153,9 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
                                  .link = c->link,
                                  .kv_bytes = c->kv_bytes,
                                  .act_bytes = c->act_bytes,
-                                 .n_minibatches = 1},
+                                 .n_minibatches = n_minibatches(j, &po, context),
+                                 .n_requests = j->max_seqs,
+                                 .n_layers = m->cfg.n_layers},
                      .mem = {(double)(j->device_bytes - fixed) / n_layers,
                              (double)j->host_bytes / n_layers}};
     int64_t most = (int64_t)j->max_seqs * context;

@@ -21,6 +21,43 @@ static double compute_seconds(const struct hybrid_machine *m, int64_t n_act)
     return m->forward_s + line(&m->project, (double)n_act, m->n_minibatches);
 }
 
+/* --- mini-batches ----------------------------------------------------------------------------- */
+
+/* What mini-batches of the two sizes take of a lane's seconds. */
+struct sizes {
+    int n_large, n_small; /* large ones have one more request */
+    double large, small;
+};
+
+static struct sizes sizes_of(const struct hybrid_machine *m)
+{
+    int k = m->n_minibatches, n = m->n_requests;
+    if (n == 0)
+        return (struct sizes){.n_small = k, .small = 1.0 / k};
+    return (struct sizes){.n_large = n % k,
+                          .n_small = k - n % k,
+                          .large = (double)(n / k + 1) / n,
+                          .small = (double)(n / k) / n};
+}
+
+/* Seconds of a layer whose lanes take these.  The large mini-batches come first, so that there are
+ * two changes of size a layer. */
+static double overlap(const struct hybrid_machine *m, double link_s, double compute_s)
+{
+    struct sizes z = sizes_of(m);
+    double longer = fmax(link_s, compute_s), ends;
+    if (z.n_large == 0) {
+        ends = z.small * fmin(link_s, compute_s);
+        return longer + (m->n_layers > 0 ? ends / m->n_layers : 0);
+    }
+    double seconds = (z.n_large - 1) * z.large * longer +
+                     (z.n_small - 1) * z.small * longer +
+                     fmax(z.large * compute_s, z.small * link_s) +
+                     fmax(z.small * compute_s, z.large * link_s);
+    ends = fmin(z.small * compute_s, z.large * link_s);
+    return seconds + (m->n_layers > 0 ? ends / m->n_layers : 0);
+}
+
 static int64_t least(int64_t a, double b)
 {
     return (double)a < b ? a : (int64_t)b;
@@ -46,10 +83,10 @@ void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *me
     out->kv_host = n_kv - out->kv_device;
     out->link_s = link_seconds(m, host_bytes(m, out));
     out->compute_s = compute_seconds(m, n_act);
-    out->seconds = fmax(out->link_s, out->compute_s);
+    out->seconds = overlap(m, out->link_s, out->compute_s);
     int64_t device = least(n_blocks, floor(mem->device_bytes / m->kv_bytes));
     double kv_only = (double)(n_blocks - device) * m->kv_bytes;
-    out->kv_seconds = fmax(link_seconds(m, kv_only), m->forward_s);
+    out->kv_seconds = overlap(m, link_seconds(m, kv_only), m->forward_s);
     out->fits = host_bytes(m, out) <= mem->host_bytes;
     if (!out->fits)
         *out = (struct hybrid_split){.kv_seconds = out->kv_seconds};
@@ -57,35 +94,18 @@ void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *me
 
 /* --- choosing --------------------------------------------------------------------------------- */
 
-/* Whether the link is no longer the lane that is waited for. Holds for all larger n_act, too. */
-static bool is_enough(const struct hybrid_machine *m, const struct hybrid_memory *mem,
-                      int64_t n_blocks, int64_t n_act)
+/* Returns the least n_act in [0, n_blocks] with which the blocks fit and the link brings only
+ * weights, or takes at most `ratio` times as long as compute; infinite: with which they fit.
+ * n_blocks + 1: there is none.  All of these hold for all larger n_act, too. */
+static int64_t first_with(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                          int64_t n_blocks, double ratio)
 {
-    struct hybrid_split s;
-    hybrid_place(m, mem, n_blocks, n_act, &s);
-    return s.fits && s.link_s <= s.compute_s;
-}
-
-static bool fits(const struct hybrid_machine *m, const struct hybrid_memory *mem,
-                 int64_t n_blocks, int64_t n_act)
-{
-    struct hybrid_split s;
-    hybrid_place(m, mem, n_blocks, n_act, &s);
-    return s.fits;
-}
-
-typedef bool (*holds)(const struct hybrid_machine *, const struct hybrid_memory *, int64_t,
-                      int64_t);
-
-/* Returns the least n_act in [first, n_blocks] for which it holds, n_blocks + 1
- * where it never does. */
-static int64_t first_that(holds it, const struct hybrid_machine *m,
-                          const struct hybrid_memory *mem, int64_t n_blocks, int64_t first)
-{
-    int64_t low = first, high = n_blocks + 1;
+    int64_t low = 0, high = n_blocks + 1;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
-        if (it(m, mem, n_blocks, middle))
+        struct hybrid_split s;
+        hybrid_place(m, mem, n_blocks, middle, &s);
+        if (s.fits && s.link_s <= fmax(m->weights_s, ratio * s.compute_s))
             high = middle;
         else
             low = middle + 1;
@@ -104,23 +124,34 @@ static void try_one(const struct hybrid_machine *m, const struct hybrid_memory *
         *best = s;
 }
 
-/* The link's time falls with n_act and compute's rises, so the best is where they
- * cross, or the least number that fits.  Whole blocks on the device bend the link's
- * line by less than two blocks. */
+static void try_around(const struct hybrid_machine *m, const struct hybrid_memory *mem,
+                       int64_t n_blocks, double ratio, struct hybrid_split *best)
+{
+    int64_t at = first_with(m, mem, n_blocks, ratio);
+    for (int64_t n = at - 3; n <= at + 3; n++)
+        try_one(m, mem, n_blocks, n, best);
+}
+
+/* The link's time falls with n_act and compute's rises.  So the seconds of a layer fall, then rise,
+ * and bend where the lanes of two mini-batches that run beside each other cross.  The best is at
+ * such a bend, at the least number that fits, or at the least that leaves nothing on the host.
+ * Whole blocks on the device bend the link's line by less than two blocks. */
 void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                    int64_t n_blocks, struct hybrid_split *out)
 {
     struct hybrid_split plain;
+    struct sizes z = sizes_of(m);
     hybrid_place(m, mem, n_blocks, 0, &plain);
     *out = plain;
     if (m->act_bytes >= m->kv_bytes)
         return;
-    int64_t low = first_that(fits, m, mem, n_blocks, 0);
-    int64_t cross = first_that(is_enough, m, mem, n_blocks, low);
-    for (int64_t n = low; n <= low + 2; n++)
-        try_one(m, mem, n_blocks, n, out);
-    for (int64_t n = cross - 3; n <= cross + 3; n++)
-        try_one(m, mem, n_blocks, n, out);
+    try_around(m, mem, n_blocks, INFINITY, out);
+    try_around(m, mem, n_blocks, 0, out);
+    try_around(m, mem, n_blocks, 1, out);
+    if (z.n_large > 0) {
+        try_around(m, mem, n_blocks, z.large / z.small, out);
+        try_around(m, mem, n_blocks, z.small / z.large, out);
+    }
     try_one(m, mem, n_blocks, n_blocks, out);
     if (plain.fits && out->seconds > (1 - LEAST_GAIN) * plain.seconds)
         *out = plain;

@@ -10,6 +10,13 @@
  *
  * run beside each other, so a step takes the longer of the two.  Blocks on the device need no link.
  *
+ * Requests pass a layer in mini-batches (policy/minibatch.h).  While one computes, the next one's
+ * blocks come.  So a layer takes the sum of max(compute of a mini-batch, link of the next one), and
+ * that is the longer lane only where mini-batches are equal:
+ *
+ *     6 requests, at most 5 together   5 + 1: 5 of 6 parts beside 1 of 6, twice
+ *                                      3 + 3: as long as the longer lane
+ *
  * The printed equation 9 leaves out the transfer of ACT blocks that lie on the host.
  * hybrid_paper follows the print; hybrid_choose counts them.  In a balanced mixture of infinite
  * length with x = d * bandwidth / FLOP/s of the projection, KV : ACT is x : 1 by the print, and
@@ -35,6 +42,12 @@ struct hybrid_machine {
     struct hybrid_line link;    /* T_load, by bytes */
     double kv_bytes, act_bytes; /* of a block */
     int n_minibatches;          /* each pays a_s of link and project; at least 1 */
+    /* Requests of equal size, at least n_minibatches.  Mini-batches have whole requests, and their
+     * numbers of requests differ by at most one.  0: mini-batches are equal. */
+    int n_requests;
+    /* Layers of a step.  Its first load and its last computation overlap nothing.  0: so many that
+     * this does not count. */
+    int n_layers;
 };
 
 /* Room for the blocks of one layer, bytes. */
@@ -46,7 +59,7 @@ struct hybrid_memory {
 struct hybrid_split {
     int64_t act_device, kv_device, act_host, kv_host;
     double link_s, compute_s;
-    double seconds;    /* the longer of the two */
+    double seconds;    /* of a layer: at least the longer of the two */
     double kv_seconds; /* with KV blocks alone, whether they fit or not */
     bool fits;         /* false: no mixture of so many blocks fits, and the rest is 0 */
 };

@@ -2,6 +2,7 @@
 #include "policy/minibatch.h"
 
 #include <math.h>
+#include <stddef.h>
 
 static double project_seconds(const struct hybrid_machine *m, int64_t n_act)
 {
@@ -39,75 +40,127 @@ double minibatch_seconds(const struct hybrid_machine *m, int64_t n_act, int64_t 
     return fmax(project_seconds(m, n_act), load_both_seconds(m, n_act, n_kv));
 }
 
-struct bin {
-    int64_t n_act, n_kv;
-    bool is_empty;
-};
-
-static bool has_room(const struct bin *b, const struct minibatch_room *room,
-                     const struct minibatch_request *r)
+static double compute_seconds(const struct hybrid_machine *m, const struct minibatch *b,
+                              int n_requests)
 {
-    return b->is_empty ||
-           (b->n_act + r->n_act <= room->n_act && b->n_kv + r->n_kv <= room->n_kv &&
-            b->n_act + r->n_act + b->n_kv + r->n_kv <= room->n_both);
+    return m->forward_s * b->n_requests / n_requests + project_seconds(m, b->n_act);
 }
 
-static double imbalance_with(const struct hybrid_machine *m, const struct bin *b,
+static double link_seconds(const struct hybrid_machine *m, const struct minibatch *b, int n)
+{
+    return m->weights_s / n + load_both_seconds(m, b->n_act, b->n_kv);
+}
+
+double minibatch_layer_seconds(const struct hybrid_machine *m, const struct minibatch *b,
+                               int n)
+{
+    double seconds = 0;
+    int n_requests = 0;
+    for (int i = 0; i < n; i++)
+        n_requests += b[i].n_requests;
+    for (int i = 0; i < n; i++)
+        seconds += fmax(compute_seconds(m, &b[i], n_requests),
+                        link_seconds(m, &b[(i + 1) % n], n));
+    if (m->n_layers > 0 && n > 0)
+        seconds += fmin(compute_seconds(m, &b[n - 1], n_requests),
+                        link_seconds(m, &b[0], n)) /
+                   m->n_layers;
+    return seconds;
+}
+
+/* --- joining ---------------------------------------------------------------------------------- */
+
+static int64_t blocks_of(const struct minibatch *b)
+{
+    return b->n_act + b->n_kv;
+}
+
+static bool has_room(const struct minibatch *b, const struct minibatch_room *room,
+                     const struct minibatch_request *r)
+{
+    return b->n_requests == 0 ||
+           (b->n_act + r->n_act <= room->n_act &&
+            blocks_of(b) + b->n_written + r->n_act + r->n_kv + r->n_written <=
+                room->n_blocks);
+}
+
+static void put(struct minibatch *b, const struct minibatch_request *r)
+{
+    b->n_act += r->n_act;
+    b->n_kv += r->n_kv;
+    b->n_written += r->n_written;
+    b->n_requests++;
+}
+
+static double imbalance_with(const struct hybrid_machine *m, const struct minibatch *b,
                              const struct minibatch_request *r)
 {
     return minibatch_imbalance(m, b->n_act + r->n_act, b->n_kv + r->n_kv);
 }
 
-static void put(struct bin *b, const struct minibatch_request *r)
-{
-    b->n_act += r->n_act;
-    b->n_kv += r->n_kv;
-    b->is_empty = false;
-}
-
 /* --- the print -------------------------------------------------------------------------------- */
 
-/* Fills mini-batch k; returns how many requests joined. */
-static int fill_in_order(const struct hybrid_machine *m, const struct minibatch_room *room,
-                         const struct minibatch_request *r, int n, int k, int *of)
+static void fill_in_order(const struct hybrid_machine *m, const struct minibatch_room *room,
+                          const struct minibatch_request *r, int n, int k, int *of,
+                          struct minibatch *b)
 {
-    struct bin b = {0, 0, true};
-    int joined = 0;
     for (int i = 0; i < n; i++) {
-        if (of[i] >= 0 || !has_room(&b, room, &r[i]))
+        if (of[i] >= 0 || !has_room(b, room, &r[i]))
             continue;
-        if (!b.is_empty &&
-            imbalance_with(m, &b, &r[i]) > minibatch_imbalance(m, b.n_act, b.n_kv))
+        if (b->n_requests > 0 &&
+            imbalance_with(m, b, &r[i]) > minibatch_imbalance(m, b->n_act, b->n_kv))
             continue;
-        put(&b, &r[i]);
+        put(b, &r[i]);
         of[i] = k;
-        joined++;
     }
-    return joined;
+}
+
+static int form_in_order(const struct hybrid_machine *m, const struct minibatch_room *room,
+                         const struct minibatch_request *r, int n, int *of,
+                         struct minibatch *bins)
+{
+    int k = 0;
+    for (int i = 0; i < n; i++)
+        of[i] = -1;
+    for (int left = n; left > 0; left -= bins[k++].n_requests) {
+        bins[k] = (struct minibatch){0};
+        fill_in_order(m, room, r, n, k, of, &bins[k]);
+    }
+    return k;
 }
 
 /* --- balanced --------------------------------------------------------------------------------- */
 
 /* As minibatch_imbalance with the request in the bin, but with the transfer of ACT blocks. */
-static double whole_imbalance(const struct hybrid_machine *m, const struct bin *b,
+static double whole_imbalance(const struct hybrid_machine *m, const struct minibatch *b,
                               const struct minibatch_request *r)
 {
     int64_t n_act = b->n_act + r->n_act, n_kv = b->n_kv + r->n_kv;
     return ratio_of(project_seconds(m, n_act), load_both_seconds(m, n_act, n_kv));
 }
 
+/* Whether the request brings the mini-batch nearer to its share of the blocks. */
+static bool is_nearer(const struct minibatch *b, const struct minibatch_request *r,
+                      double share)
+{
+    double without = (double)blocks_of(b), with = without + (double)(r->n_act + r->n_kv);
+    return with <= share || with - share < share - without;
+}
+
 /* Returns the request that joins next, or -1: into an empty mini-batch the one that takes longest,
  * else the one that leaves the least imbalance, of several alike the longest. */
 static int next_to_join(const struct hybrid_machine *m, const struct minibatch_room *room,
-                        const struct minibatch_request *r, int n, const struct bin *b,
-                        const int *of)
+                        const struct minibatch_request *r, int n, const struct minibatch *b,
+                        double share, const int *of)
 {
     int best = -1;
     double best_imbalance = 0, best_seconds = 0;
     for (int i = 0; i < n; i++) {
-        if (of[i] >= 0 || !has_room(b, room, &r[i]))
+        bool is_first = b->n_requests == 0;
+        if (of[i] >= 0 || !has_room(b, room, &r[i]) ||
+            !(is_first || is_nearer(b, &r[i], share)))
             continue;
-        double imbalance = b->is_empty ? 1 : whole_imbalance(m, b, &r[i]);
+        double imbalance = is_first ? 1 : whole_imbalance(m, b, &r[i]);
         double seconds = minibatch_seconds(m, r[i].n_act, r[i].n_kv);
         if (best >= 0 && (imbalance > best_imbalance ||
                           (imbalance == best_imbalance && seconds <= best_seconds)))
@@ -119,28 +172,101 @@ static int next_to_join(const struct hybrid_machine *m, const struct minibatch_r
     return best;
 }
 
-static int fill_balanced(const struct hybrid_machine *m, const struct minibatch_room *room,
-                         const struct minibatch_request *r, int n, int k, int *of)
+/* Mini-batches that each take an equal share of the blocks that are left, of n_bins in all, and
+ * `slack` of the way from there to a full buffer.  There may be more than n_bins. */
+static int form_equal(const struct hybrid_machine *m, const struct minibatch_room *room,
+                      const struct minibatch_request *r, int n, int n_bins, double slack,
+                      int *of, struct minibatch *bins)
 {
-    struct bin b = {0, 0, true};
-    int joined = 0, i;
-    while ((i = next_to_join(m, room, r, n, &b, of)) >= 0) {
-        put(&b, &r[i]);
-        of[i] = k;
-        joined++;
+    int k = 0;
+    int64_t blocks_left = 0;
+    for (int i = 0; i < n; i++) {
+        of[i] = -1;
+        blocks_left += r[i].n_act + r[i].n_kv;
     }
-    return joined;
+    for (int left = n; left > 0; left -= bins[k++].n_requests) {
+        struct minibatch *b = &bins[k];
+        double most = (double)room->n_blocks;
+        double share = k + 1 < n_bins ? (double)blocks_left / (n_bins - k) : most;
+        int i;
+        *b = (struct minibatch){0};
+        share += slack * fmax(most - share, 0);
+        while ((i = next_to_join(m, room, r, n, b, share, of)) >= 0) {
+            put(b, &r[i]);
+            of[i] = k;
+        }
+        blocks_left -= blocks_of(b);
+    }
+    return k;
+}
+
+/* Puts the mini-batches in the order of their load: there are as few changes of size as can be. */
+static void sort_by_load(const struct hybrid_machine *m, struct minibatch *bins, int n_bins,
+                         int *of, int n)
+{
+    for (int a = 0; a + 1 < n_bins; a++) {
+        int longest = a;
+        for (int b = a + 1; b < n_bins; b++)
+            if (load_both_seconds(m, bins[b].n_act, bins[b].n_kv) >
+                load_both_seconds(m, bins[longest].n_act, bins[longest].n_kv))
+                longest = b;
+        if (longest == a)
+            continue;
+        struct minibatch t = bins[a];
+        bins[a] = bins[longest];
+        bins[longest] = t;
+        for (int i = 0; i < n; i++)
+            of[i] = of[i] == a ? longest : of[i] == longest ? a : of[i];
+    }
+}
+
+static int form_balanced(const struct hybrid_machine *m, const struct minibatch_room *room,
+                         const struct minibatch_request *r, int n, double slack, int n_bins,
+                         int *of, struct minibatch *bins)
+{
+    int k = form_equal(m, room, r, n, n_bins, slack, of, bins);
+    sort_by_load(m, bins, k, of, n);
+    return k;
+}
+
+/* Sum of the longer lanes: each mini-batch beside its own load. */
+static double lanes_seconds(const struct hybrid_machine *m, const struct minibatch *b,
+                            int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += minibatch_seconds(m, b[i].n_act, b[i].n_kv);
+    return sum;
+}
+
+/* Full buffers say how many mini-batches are needed.  Whole requests seldom fill exact shares, so
+ * several shares are tried.  The shortest layer wins, of several alike the one whose mini-batches
+ * are balanced by themselves. */
+static int form_best(const struct hybrid_machine *m, const struct minibatch_room *room,
+                     const struct minibatch_request *r, int n, int *of,
+                     struct minibatch *bins)
+{
+    static const double slacks[] = {0, 0.0625, 0.125, 0.25, 0.5, 1};
+    double best_slack = 1, best = INFINITY, best_lanes = INFINITY;
+    int n_bins = form_balanced(m, room, r, n, 1, 1, of, bins);
+    for (size_t i = 0; i < sizeof slacks / sizeof slacks[0] && n_bins > 1; i++) {
+        int k = form_balanced(m, room, r, n, slacks[i], n_bins, of, bins);
+        double seconds = minibatch_layer_seconds(m, bins, k);
+        double lanes = lanes_seconds(m, bins, k);
+        if (k > n_bins || seconds > best || (seconds == best && lanes >= best_lanes))
+            continue;
+        best = seconds;
+        best_lanes = lanes;
+        best_slack = slacks[i];
+    }
+    return form_balanced(m, room, r, n, best_slack, n_bins, of, bins);
 }
 
 int minibatch_form(const struct hybrid_machine *m, const struct minibatch_room *room,
                    const struct minibatch_request *r, int n, enum minibatch_method method,
-                   int *of)
+                   int *of, struct minibatch *bins)
 {
-    int n_bins = 0;
-    for (int i = 0; i < n; i++)
-        of[i] = -1;
-    for (int left = n; left > 0; n_bins++)
-        left -= method == MINIBATCH_PAPER ? fill_in_order(m, room, r, n, n_bins, of)
-                                          : fill_balanced(m, room, r, n, n_bins, of);
-    return n_bins;
+    if (method == MINIBATCH_PAPER)
+        return form_in_order(m, room, r, n, of, bins);
+    return form_best(m, room, r, n, of, bins);
 }

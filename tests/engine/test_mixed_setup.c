@@ -132,6 +132,10 @@ static void auto_mixes_where_it_pays(void **state)
     assert_true(o->act_share == (double)n_act(&c) && o->kv_share == (double)n_kv(&c));
     assert_true(places_device_bytes(&po) <= j.device_bytes);
     assert_true(places_host_bytes(&po) <= j.host_bytes);
+    /* A buffer holds one context. */
+    assert_int_equal(o->machine.n_requests, N_SEQS);
+    assert_int_equal(o->machine.n_minibatches, N_SEQS);
+    assert_int_equal(o->machine.n_layers, L);
     assert_int_equal(n_act((c = choose(&j, &m, 10.5), &c)), 0);
     assert_true(c.is_on && c.split.kv_host > 0);
     assert_int_equal(n_act((c = choose(&j, &grouped, 1.4), &c)), 0);

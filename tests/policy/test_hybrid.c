@@ -99,6 +99,65 @@ static void act_blocks_come_to_the_device_first(void **state)
     assert_true(s.link_s == 63 && s.compute_s == 30);
 }
 
+/* --- mini-batches of whole requests ----------------------------------------------------------- */
+
+/* Three requests in two mini-batches, x = 2.  A balanced mixture, 2 of 5 blocks ACT, computes the
+ * two requests beside the load of one, and is slower than KV blocks alone.  2 of 9 blocks are as
+ * many as are projected beside the smaller load. */
+static void a_small_mini_batch_hides_little(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(2);
+    struct hybrid_split s;
+    m.n_minibatches = 2;
+    hybrid_choose(&m, &no_device, 9000, &s);
+    assert_int_equal(s.act_host, 3600);
+    assert_true(s.seconds == 7200);
+    m.n_requests = 3;
+    hybrid_place(&m, &no_device, 9000, 3600, &s);
+    assert_true(fabs(s.seconds - 7200 * 4 / 3.0) < 1e-6 && s.seconds > s.kv_seconds);
+    hybrid_choose(&m, &no_device, 9000, &s);
+    assert_int_equal(s.act_host, 2000);
+    assert_true(fabs(s.seconds - 8000) < 1e-6 && fabs(s.kv_seconds - 9000) < 1e-6);
+    m.n_requests = 4;
+    hybrid_choose(&m, &no_device, 9000, &s);
+    assert_int_equal(s.act_host, 3600);
+}
+
+/* A forward pass of three fifths of the link's time: the large mini-batch's takes longer than the
+ * small one's load, so each ACT block makes it longer.  Equal mini-batches gain 5 %. */
+static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(4);
+    struct hybrid_split s;
+    m.forward_s = 600;
+    m.n_minibatches = 2;
+    hybrid_choose(&m, &no_device, 1000, &s);
+    assert_true(s.act_host > 0 && s.seconds < 0.96 * s.kv_seconds);
+    m.n_requests = 3;
+    hybrid_choose(&m, &no_device, 1000, &s);
+    assert_int_equal(s.act_host, 0);
+}
+
+/* The first load and the last computation of a step overlap nothing: in one layer of one
+ * mini-batch nothing overlaps, and an ACT block only costs time. */
+static void a_step_of_few_layers_overlaps_little(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(1);
+    struct hybrid_split s;
+    m.n_layers = 1;
+    hybrid_place(&m, &no_device, 900, 600, &s);
+    assert_true(s.seconds == 600 + 600);
+    hybrid_choose(&m, &no_device, 900, &s);
+    assert_int_equal(s.act_host, 0);
+    m.n_layers = 12;
+    hybrid_choose(&m, &no_device, 900, &s);
+    assert_int_equal(s.act_host, 600);
+    assert_true(s.seconds == 600 + 600 / 12.0);
+}
+
 /* --- Algorithm 1 ------------------------------------------------------------------------------ */
 
 static void algorithm_1_as_printed(void **state)
@@ -162,7 +221,10 @@ static void draw(struct rng *r, struct hybrid_machine *m, struct hybrid_memory *
         .link = {between(r, 0.1, 10) * block_s, block_s / 2},
         .kv_bytes = 2,
         .act_bytes = rng_below(r, 4) == 0 ? between(r, 0.5, 2.5) : 1,
-        .n_minibatches = 1 + (int)rng_below(r, 8)};
+        .n_minibatches = 1 + (int)rng_below(r, 8),
+        .n_layers = rng_below(r, 2) == 0 ? 0 : 1 + (int)rng_below(r, 40)};
+    if (rng_below(r, 2) == 0)
+        m->n_requests = m->n_minibatches + (int)rng_below(r, 20);
     *mem = (struct hybrid_memory){
         rng_below(r, 2) == 0 ? 0 : rng_unit(r) * (double)*n_blocks,
         rng_below(r, 3) == 0 ? between(r, 0.5, 2) * (double)*n_blocks : 1e18};
@@ -199,23 +261,31 @@ static void no_fixed_ratio_is_better(void **state)
     assert_true(n_mixed > 1000 && n_plain > 500 && n_none > 500);
 }
 
+/* The part of the requests that mini-batch i has; the larger ones come first. */
+static double share_of(const struct hybrid_machine *m, int i)
+{
+    int n = m->n_requests, k = m->n_minibatches;
+    return n == 0 ? 1.0 / k : (double)(n / k + (i < n % k)) / n;
+}
+
 /* Seconds of n_layers layers with double buffers.  The weights of the next layer come in pieces
  * between the loads of this one, so that neither waits for the whole of the other. */
 static double simulate(const struct hybrid_machine *m, const struct hybrid_split *s,
                        int n_layers)
 {
-    enum { MOST = 256 };
+    enum { MOST = 512 };
     double done[MOST], link = m->weights_s, compute = 0, weights = link;
     int n = m->n_minibatches, at = 0;
-    double bytes = ((double)s->act_host * m->act_bytes + (double)s->kv_host * m->kv_bytes) /
-                   n;
-    double n_act = (double)(s->act_device + s->act_host) / n;
-    double load = bytes > 0 ? m->link.a_s + m->link.b_s * bytes : 0;
-    double work = m->forward_s / n +
-                  (n_act > 0 ? m->project.a_s + m->project.b_s * n_act : 0);
+    double bytes = (double)s->act_host * m->act_bytes + (double)s->kv_host * m->kv_bytes;
+    double n_act = (double)(s->act_device + s->act_host);
+    assert_true(n * n_layers <= MOST);
     for (int l = 0; l < n_layers; l++) {
         double next_weights = weights;
         for (int i = 0; i < n; i++, at++) {
+            double share = share_of(m, i);
+            double load = bytes > 0 ? m->link.a_s + m->link.b_s * bytes * share : 0;
+            double work = m->forward_s * share +
+                          (n_act > 0 ? m->project.a_s + m->project.b_s * n_act * share : 0);
             link = fmax(link, at >= 2 ? done[at - 2] : 0) + load;
             compute = fmax(fmax(compute, link), weights) + work;
             done[at] = compute;
@@ -240,15 +310,16 @@ static void an_event_simulation_finds_hardly_better(void **state)
         int64_t n;
         draw(&r, &m, &mem, &n);
         n = n % 200 + 1;
+        m.n_layers = 24;
         double least = INFINITY;
         hybrid_choose(&m, &mem, n, &best);
         if (!best.fits)
             continue;
-        double ours = simulate(&m, &best, 24);
+        double ours = simulate(&m, &best, m.n_layers);
         for (int64_t n_act = 0; n_act <= n; n_act++) {
             hybrid_place(&m, &mem, n, n_act, &s);
             if (s.fits)
-                least = fmin(least, simulate(&m, &s, 24));
+                least = fmin(least, simulate(&m, &s, m.n_layers));
         }
         worst = fmax(worst, ours / least);
         sum += ours / least;
@@ -299,6 +370,9 @@ int main(void)
         cmocka_unit_test(little_gain_or_grouped_heads_mean_no_act_blocks),
         cmocka_unit_test(memory_asks_for_act_blocks_that_time_does_not),
         cmocka_unit_test(act_blocks_come_to_the_device_first),
+        cmocka_unit_test(a_small_mini_batch_hides_little),
+        cmocka_unit_test(unequal_mini_batches_may_have_nothing_to_gain),
+        cmocka_unit_test(a_step_of_few_layers_overlaps_little),
         cmocka_unit_test(algorithm_1_as_printed),
         cmocka_unit_test(the_next_block_keeps_the_ratio),
         cmocka_unit_test(no_fixed_ratio_is_better),

@@ -10,7 +10,7 @@
 #include "base/rng.h"
 #include "policy/minibatch.h"
 
-enum { MOST = 8 };
+enum { MOST = 8, MOST_REQUESTS = 40 };
 
 static struct hybrid_machine machine_of(double x, double fixed_s)
 {
@@ -21,104 +21,207 @@ static struct hybrid_machine machine_of(double x, double fixed_s)
                                    .n_minibatches = 1};
 }
 
-/* Seconds of all mini-batches; checks that each fits its buffer, or has one request. */
-static double seconds_of(const struct hybrid_machine *m, const struct minibatch_room *room,
-                         const struct minibatch_request *r, int n, const int *of,
-                         int n_bins)
+static int64_t blocks_of(const struct minibatch *b)
+{
+    return b->n_act + b->n_kv + b->n_written;
+}
+
+static bool fits(const struct minibatch_room *room, const struct minibatch *b)
+{
+    return b->n_requests == 1 ||
+           (b->n_act <= room->n_act && blocks_of(b) <= room->n_blocks);
+}
+
+/* The mini-batches of a partition into n_bins. */
+static void sum_up(const struct minibatch_request *r, int n, const int *of, int n_bins,
+                   struct minibatch *bins)
+{
+    for (int k = 0; k < n_bins; k++)
+        bins[k] = (struct minibatch){0};
+    for (int i = 0; i < n; i++) {
+        struct minibatch *b = &bins[of[i]];
+        b->n_act += r[i].n_act;
+        b->n_kv += r[i].n_kv;
+        b->n_written += r[i].n_written;
+        b->n_requests++;
+    }
+}
+
+/* Forms mini-batches; checks that `bins` has them, that each fits its buffer, or has one request. */
+static int form(const struct hybrid_machine *m, const struct minibatch_room *room,
+                const struct minibatch_request *r, int n, enum minibatch_method method,
+                int *of, struct minibatch *bins)
+{
+    struct minibatch want[MOST_REQUESTS];
+    int n_bins = minibatch_form(m, room, r, n, method, of, bins);
+    assert_in_range(n_bins, n > 0, n);
+    for (int i = 0; i < n; i++)
+        assert_in_range(of[i], 0, n_bins - 1);
+    sum_up(r, n, of, n_bins, want);
+    for (int k = 0; k < n_bins; k++) {
+        assert_memory_equal(&bins[k], &want[k], sizeof want[k]);
+        assert_true(bins[k].n_requests > 0 && fits(room, &bins[k]));
+    }
+    return n_bins;
+}
+
+/* --- beside the best of all ------------------------------------------------------------------- */
+
+/* The sum of the longer lanes: each mini-batch beside its own load. */
+static double lanes_of(const struct hybrid_machine *m, const struct minibatch *b, int n)
 {
     double sum = 0;
-    for (int k = 0; k < n_bins; k++) {
-        int64_t n_act = 0, n_kv = 0;
-        int members = 0;
-        for (int i = 0; i < n; i++) {
-            if (of[i] != k)
-                continue;
-            n_act += r[i].n_act;
-            n_kv += r[i].n_kv;
-            members++;
-        }
-        assert_true(members > 0);
-        assert_true(members == 1 || (n_act <= room->n_act && n_kv <= room->n_kv));
-        sum += minibatch_seconds(m, n_act, n_kv);
-    }
+    for (int k = 0; k < n; k++)
+        sum += minibatch_seconds(m, b[k].n_act, b[k].n_kv);
     return sum;
 }
 
-static bool fits(const struct minibatch_room *room, const struct minibatch_request *r,
-                 int n, const int *of, int n_bins)
+/* The least seconds of a layer over the orders of the mini-batches from `at` on. */
+static double best_order(const struct hybrid_machine *m, struct minibatch *b, int n, int at)
 {
-    for (int k = 0; k < n_bins; k++) {
-        int64_t n_act = 0, n_kv = 0;
-        int members = 0;
-        for (int i = 0; i < n; i++) {
-            n_act += of[i] == k ? r[i].n_act : 0;
-            n_kv += of[i] == k ? r[i].n_kv : 0;
-            members += of[i] == k;
-        }
-        if (members > 1 && (n_act > room->n_act || n_kv > room->n_kv))
-            return false;
-    }
-    return true;
-}
-
-/* The least seconds over all partitions: request i joins one of the bins before it,
- * or opens one. */
-static double best_of(const struct hybrid_machine *m, const struct minibatch_room *room,
-                      const struct minibatch_request *r, int n, int *of, int i, int n_bins)
-{
-    if (i == n)
-        return fits(room, r, n, of, n_bins) ? seconds_of(m, room, r, n, of, n_bins)
-                                            : INFINITY;
+    if (at >= n - 1)
+        return minibatch_layer_seconds(m, b, n);
     double best = INFINITY;
-    for (int k = 0; k <= n_bins; k++) {
-        of[i] = k;
-        best = fmin(best, best_of(m, room, r, n, of, i + 1, k == n_bins ? k + 1 : n_bins));
+    for (int k = at; k < n; k++) {
+        struct minibatch t = b[at];
+        b[at] = b[k];
+        b[k] = t;
+        best = fmin(best, best_order(m, b, n, at + 1));
+        b[k] = b[at];
+        b[at] = t;
     }
     return best;
+}
+
+struct best {
+    double layer_s, lanes_s;
+};
+
+/* The least of both over all partitions: request i joins one of the bins before it, or opens one. */
+static void find_best(const struct hybrid_machine *m, const struct minibatch_room *room,
+                      const struct minibatch_request *r, int n, int *of, int i, int n_bins,
+                      struct best *best)
+{
+    if (i == n) {
+        struct minibatch bins[MOST];
+        sum_up(r, n, of, n_bins, bins);
+        for (int k = 0; k < n_bins; k++)
+            if (!fits(room, &bins[k]))
+                return;
+        best->lanes_s = fmin(best->lanes_s, lanes_of(m, bins, n_bins));
+        best->layer_s = fmin(best->layer_s, best_order(m, bins, n_bins, 1));
+        return;
+    }
+    for (int k = 0; k <= n_bins; k++) {
+        of[i] = k;
+        find_best(m, room, r, n, of, i + 1, k == n_bins ? k + 1 : n_bins, best);
+    }
 }
 
 static void balanced_mini_batches_are_near_the_best(void **state)
 {
     (void)state;
     struct rng rng = {500};
-    double worst = 0, worst_print = 0, mean = 0, mean_print = 0;
+    double worst = 0, worst_lanes = 0, worst_print = 0, mean = 0, mean_print = 0;
     for (int t = 0; t < 500; t++) {
         struct minibatch_request r[MOST];
+        struct minibatch bins[MOST];
         int of[MOST], n = 2 + (int)rng_below(&rng, MOST - 2);
         struct hybrid_machine m = machine_of(0.25 + 4 * rng_unit(&rng),
                                              rng_below(&rng, 2) ? 0 : 10 * rng_unit(&rng));
-        struct minibatch_room room = {20 + (int64_t)rng_below(&rng, 60),
-                                      20 + (int64_t)rng_below(&rng, 60), 0};
-        room.n_both = room.n_act + room.n_kv;
+        struct minibatch_room room = {20 + (int64_t)rng_below(&rng, 60), 0};
+        room.n_blocks = room.n_act + 20 + (int64_t)rng_below(&rng, 60);
         for (int i = 0; i < n; i++)
             r[i] = (struct minibatch_request){(int64_t)rng_below(&rng, 30),
-                                              1 + (int64_t)rng_below(&rng, 30)};
-        double best = best_of(&m, &room, r, n, of, 0, 0);
-        int k = minibatch_form(&m, &room, r, n, MINIBATCH_BALANCED, of);
-        double ours = seconds_of(&m, &room, r, n, of, k) / best;
-        k = minibatch_form(&m, &room, r, n, MINIBATCH_PAPER, of);
-        double print = seconds_of(&m, &room, r, n, of, k) / best;
+                                              1 + (int64_t)rng_below(&rng, 30), 0};
+        struct best best = {INFINITY, INFINITY};
+        find_best(&m, &room, r, n, of, 0, 0, &best);
+        int k = form(&m, &room, r, n, MINIBATCH_BALANCED, of, bins);
+        double ours = minibatch_layer_seconds(&m, bins, k) / best.layer_s;
+        worst_lanes = fmax(worst_lanes, lanes_of(&m, bins, k) / best.lanes_s);
+        k = form(&m, &room, r, n, MINIBATCH_PAPER, of, bins);
+        double print = minibatch_layer_seconds(&m, bins, k) / best.layer_s;
         worst = fmax(worst, ours);
         worst_print = fmax(worst_print, print);
         mean += ours / 500;
         mean_print += print / 500;
     }
-    print_message(
-        "beside the best partition: balanced worst %.3f, mean %.3f; the print %.3f, "
-        "%.3f\n",
-        worst, mean, worst_print, mean_print);
-    assert_true(worst <= 1.1);
+    print_message("beside the best partition in its best order: balanced worst %.3f, mean "
+                  "%.4f, lanes alone %.3f; the print %.3f, %.4f\n",
+                  worst, mean, worst_lanes, worst_print, mean_print);
+    assert_true(worst <= 1.3 && mean <= 1.02 && worst_lanes <= 1.3);
 }
+
+/* --- equal sizes ------------------------------------------------------------------------------ */
+
+/* Requests alike: as few mini-batches as hold them, whose numbers differ by at most one. */
+static void requests_alike_make_equal_mini_batches(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(2, 0);
+    for (int per = 1; per <= 9; per++) {
+        for (int n = 1; n <= MOST_REQUESTS; n++) {
+            struct minibatch_request r[MOST_REQUESTS];
+            struct minibatch bins[MOST_REQUESTS];
+            int of[MOST_REQUESTS];
+            const struct minibatch_room room = {4 * per + 3, 4 * per + 3};
+            for (int i = 0; i < n; i++)
+                r[i] = (struct minibatch_request){1, 3, 0};
+            int k = form(&m, &room, r, n, MINIBATCH_BALANCED, of, bins);
+            assert_int_equal(k, (n + per - 1) / per);
+            for (int b = 0; b < k; b++)
+                assert_in_range(bins[b].n_requests, n / k, (n + k - 1) / k);
+            for (int b = 1; b < k; b++) /* the large ones come first */
+                assert_true(bins[b].n_requests <= bins[b - 1].n_requests);
+        }
+    }
+}
+
+/* One mini-batch computes beside the load of the next. */
+static void a_layer_computes_beside_the_next_load(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(
+        1, 0); /* a KV block comes in 1 s, is projected in 1 s */
+    const struct minibatch unequal[] = {{5, 5, 0, 5}, {1, 1, 0, 1}};
+    const struct minibatch equal[] = {{3, 3, 0, 3}, {3, 3, 0, 3}};
+    assert_true(minibatch_layer_seconds(&m, unequal, 2) == 5 + 7.5);
+    assert_true(minibatch_layer_seconds(&m, equal, 2) == 4.5 + 4.5);
+    assert_true(minibatch_layer_seconds(&m, equal, 1) == 4.5);
+    m.forward_s = 12; /* ten of them in the mini-batch of five requests */
+    m.weights_s = 2;  /* one beside each */
+    assert_true(minibatch_layer_seconds(&m, unequal, 2) == (10 + 5) + 8.5);
+}
+
+/* Written blocks take room. */
+static void written_blocks_take_room_but_no_time(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(1, 0);
+    const struct minibatch_room room = {20, 20};
+    struct minibatch_request r[] = {{4, 4, 0}, {4, 4, 0}, {0, 0, 4}, {0, 0, 2}};
+    struct minibatch bins[4];
+    int of[4];
+    assert_int_equal(form(&m, &room, r, 3, MINIBATCH_BALANCED, of, bins), 1);
+    assert_int_equal(form(&m, &room, r, 4, MINIBATCH_BALANCED, of, bins), 2);
+    r[2].n_written = 40; /* alone, whatever its size */
+    assert_int_equal(form(&m, &room, r, 3, MINIBATCH_BALANCED, of, bins), 2);
+    assert_int_not_equal(of[2], of[0]);
+    assert_int_equal(of[0], of[1]);
+}
+
+/* --- which requests --------------------------------------------------------------------------- */
 
 static void the_print_takes_requests_in_their_order(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 0);
-    const struct minibatch_room room = {99, 99, 198};
+    const struct minibatch_room room = {99, 198};
     /* The second makes the first more lopsided, the third balances it, the fourth does not fit. */
-    const struct minibatch_request r[] = {{10, 2}, {5, 0}, {0, 10}, {95, 95}};
+    const struct minibatch_request r[] = {{10, 2, 0}, {5, 0, 0}, {0, 10, 0}, {95, 95, 0}};
+    struct minibatch bins[4];
     int of[4];
-    assert_int_equal(minibatch_form(&m, &room, r, 4, MINIBATCH_PAPER, of), 3);
+    assert_int_equal(form(&m, &room, r, 4, MINIBATCH_PAPER, of, bins), 3);
     assert_int_equal(of[0], 0);
     assert_int_equal(of[2], 0);
     assert_int_equal(of[1], 1);
@@ -129,30 +232,32 @@ static void requests_of_one_kind_share_mini_batches(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 1);
-    const struct minibatch_room room = {10, 10, 20};
+    const struct minibatch_room room = {10, 20};
     struct minibatch_request r[8];
+    struct minibatch bins[8];
     int of[8];
     for (int i = 0; i < 8; i++)
-        r[i] = (struct minibatch_request){2, 2};
-    assert_int_equal(minibatch_form(&m, &room, r, 8, MINIBATCH_PAPER, of), 2);
-    assert_int_equal(minibatch_form(&m, &room, r, 8, MINIBATCH_BALANCED, of), 2);
+        r[i] = (struct minibatch_request){2, 2, 0};
+    assert_int_equal(form(&m, &room, r, 8, MINIBATCH_PAPER, of, bins), 2);
+    assert_int_equal(form(&m, &room, r, 8, MINIBATCH_BALANCED, of, bins), 2);
     r[3].n_kv =
         50; /* larger than the buffer: alone, and not for ever in front of the others */
-    int n = minibatch_form(&m, &room, r, 8, MINIBATCH_BALANCED, of);
+    int n = form(&m, &room, r, 8, MINIBATCH_BALANCED, of, bins);
     assert_int_equal(n, 3);
     for (int i = 0; i < 8; i++)
         assert_true(i == 3 || of[i] != of[3]);
-    assert_int_equal(minibatch_form(&m, &room, r, 0, MINIBATCH_BALANCED, of), 0);
+    assert_int_equal(form(&m, &room, r, 0, MINIBATCH_BALANCED, of, bins), 0);
 }
 
 static void opposites_are_put_together(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 0);
-    const struct minibatch_room room = {10, 10, 20};
-    const struct minibatch_request r[] = {{10, 0}, {0, 10}, {8, 2}, {2, 8}};
+    const struct minibatch_room room = {10, 20};
+    const struct minibatch_request r[] = {{10, 0, 0}, {0, 10, 0}, {8, 2, 0}, {2, 8, 0}};
+    struct minibatch bins[4];
     int of[4];
-    assert_int_equal(minibatch_form(&m, &room, r, 4, MINIBATCH_BALANCED, of), 2);
+    assert_int_equal(form(&m, &room, r, 4, MINIBATCH_BALANCED, of, bins), 2);
     assert_int_equal(of[0], of[1]);
     assert_int_equal(of[2], of[3]);
 }
@@ -163,10 +268,11 @@ static void balance_counts_the_transfer_of_act_blocks(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 0);
-    const struct minibatch_room room = {10, 10, 20};
-    const struct minibatch_request r[] = {{10, 0}, {0, 10}, {0, 5}};
+    const struct minibatch_room room = {10, 20};
+    const struct minibatch_request r[] = {{10, 0, 0}, {0, 10, 0}, {0, 5, 0}};
+    struct minibatch bins[3];
     int of[3];
-    assert_int_equal(minibatch_form(&m, &room, r, 3, MINIBATCH_BALANCED, of), 2);
+    assert_int_equal(form(&m, &room, r, 3, MINIBATCH_BALANCED, of, bins), 2);
     assert_int_equal(of[0], of[2]);
     assert_int_not_equal(of[0], of[1]);
 }
@@ -176,12 +282,14 @@ static void types_share_a_buffer(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1.4, 0);
-    const struct minibatch_room room = {36, 36, 36};
+    const struct minibatch_room room = {36, 36};
     struct minibatch_request r[12];
+    struct minibatch bins[12];
     int of[12], members[3] = {0};
     for (int i = 0; i < 12; i++)
-        r[i] = i < 10 ? (struct minibatch_request){5, 3} : (struct minibatch_request){0, 8};
-    assert_int_equal(minibatch_form(&m, &room, r, 12, MINIBATCH_BALANCED, of), 3);
+        r[i] = i < 10 ? (struct minibatch_request){5, 3, 0}
+                      : (struct minibatch_request){0, 8, 0};
+    assert_int_equal(form(&m, &room, r, 12, MINIBATCH_BALANCED, of, bins), 3);
     for (int i = 0; i < 12; i++)
         members[of[i]]++;
     for (int k = 0; k < 3; k++)
@@ -205,6 +313,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(balanced_mini_batches_are_near_the_best),
+        cmocka_unit_test(requests_alike_make_equal_mini_batches),
+        cmocka_unit_test(a_layer_computes_beside_the_next_load),
+        cmocka_unit_test(written_blocks_take_room_but_no_time),
         cmocka_unit_test(the_print_takes_requests_in_their_order),
         cmocka_unit_test(requests_of_one_kind_share_mini_batches),
         cmocka_unit_test(opposites_are_put_together),
