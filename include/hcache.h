@@ -776,6 +776,12 @@ struct hcache_stats {
 };
 void hcache_stats(struct hcache *h, struct hcache_stats *out);
 
+/* How far the present step is, where weights are streamed and a step may take seconds.  *layer is
+ * the number of the layer that it has reached, from 1, of *n_layers; between two steps it is the
+ * last step's.  Returns false where no step has begun, or all layers stay in memory.  Any thread;
+ * it waits for nothing. */
+bool hcache_step_progress(const struct hcache *h, int *layer, int *n_layers);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

@@ -99,6 +99,11 @@ struct weights_stream_stats {
 };
 void weights_stats(const struct weights *w, struct weights_stream_stats *out);
 
+/* Returns how many layers the present pass has reached, the last pass where none is under way: the
+ * number of the layer that was acquired last, from 1.  0: no pass has begun, or all layers are
+ * resident.  Any thread; waits for nothing. */
+int weights_reached(const struct weights *w);
+
 /* Stops: every pass fails with ERR_CANCELLED at its next layer, and one that waits for a layer
  * fails now, so that a step that takes seconds ends within one layer.  Nothing where all layers
  * are resident.  stops false: passes go on.  Any thread. */

@@ -4,8 +4,10 @@
 int weights_acquire(const struct weights *w, int l, struct stream *s,
                     const struct layer_weights **out)
 {
-    if (w->source != NULL)
+    if (w->source != NULL) {
+        atomic_store_explicit(&w->source->n_reached, l + 1, memory_order_relaxed);
         return w->source->acquire(w->source->arg, l, s, out);
+    }
     *out = &w->layers[l];
     return 0;
 }
@@ -36,6 +38,13 @@ void weights_stats(const struct weights *w, struct weights_stream_stats *out)
     *out = (struct weights_stream_stats){0};
     if (w->source != NULL && w->source->stats != NULL)
         w->source->stats(w->source->arg, out);
+}
+
+int weights_reached(const struct weights *w)
+{
+    return w->source != NULL
+               ? atomic_load_explicit(&w->source->n_reached, memory_order_relaxed)
+               : 0;
 }
 
 void weights_stop(const struct weights *w, bool stops)

@@ -20,6 +20,8 @@
 #ifndef MODEL_WEIGHTS_USE_H
 #define MODEL_WEIGHTS_USE_H
 
+#include <stdatomic.h>
+
 #include "model/weights.h"
 
 /* Where layers come from. The functions are called by the thread that owns s. */
@@ -30,6 +32,8 @@ struct layer_source {
     /* The layer's memory may be overwritten once the operations that are queued on s have run. */
     void (*release)(void *arg, int l, struct stream *s);
     void *arg;
+    /* The layer that a pass acquired last, plus 1; 0: none was. Written by weights_acquire. */
+    atomic_int n_reached;
     /* What K and V need of every layer is in weights.layers, for as long as the weights live. */
     bool keeps_kv;
     /* What has happened so far. NULL: nothing is counted. */

@@ -310,6 +310,16 @@ static void expect_silence(struct call *c)
         watch_alarm(c->watch, (int64_t)seconds * 1000000000, keep_alive, c);
 }
 
+/* A comment for a stream that is silent; clients pass over it.  Where weights are streamed a second
+ * one says how far the step is. */
+static void keep_stream_alive(struct call *c)
+{
+    int layer, n_layers;
+    textbuf_addf(&c->out, ": keep-alive\n\n");
+    if (hcache_step_progress(call_model(c), &layer, &n_layers))
+        textbuf_addf(&c->out, ": layer %d of %d\n\n", layer, n_layers);
+}
+
 /* The library wants more of a stream. */
 static ssize_t stream_read(void *arg, uint64_t pos, char *buf, size_t max)
 {
@@ -327,7 +337,7 @@ static ssize_t stream_read(void *arg, uint64_t pos, char *buf, size_t max)
             return MHD_CONTENT_READER_END_OF_STREAM;
         generation_stream(c->gen, &c->out);
         if (atomic_exchange(&c->is_silent, false) && c->out.n == 0)
-            textbuf_addf(&c->out, ": keep-alive\n\n"); /* a comment: clients pass over it */
+            keep_stream_alive(c);
         if (c->out.n == 0)
             expect_silence(c);
         if (c->out.n == 0 && !generation_is_over(c->gen) && call_sleep(c))

@@ -345,6 +345,15 @@ static void tenant_metrics(struct textbuf *b, struct call *c)
            "Requests with less restored than their prompt's chunks.", (double)t.n_misses);
 }
 
+static void step_metrics(struct textbuf *b, const struct hcache *h)
+{
+    int layer, n_layers;
+    if (!hcache_step_progress(h, &layer, &n_layers))
+        return;
+    metric(b, "gauge", "step_layer", "The layer that the present step has reached.", layer);
+    metric(b, "gauge", "step_layers", "The layers of a step.", n_layers);
+}
+
 static void all_metrics(struct textbuf *b, struct call *c)
 {
     struct hcache_stats st;
@@ -362,6 +371,7 @@ static void all_metrics(struct textbuf *b, struct call *c)
     dram_metrics(b, &st.dram);
     remote_metrics(b, &st, &k.remote);
     answer_metrics(b, c->s->answers);
+    step_metrics(b, call_model(c));
 }
 
 void api_metrics(struct call *c)

@@ -601,3 +601,10 @@ void hcache_stats(struct hcache *h, struct hcache_stats *out)
 {
     service_stats(h->service, out);
 }
+
+bool hcache_step_progress(const struct hcache *h, int *layer, int *n_layers)
+{
+    *layer = weights_reached(&h->k.model->w);
+    *n_layers = h->k.model->cfg.n_layers;
+    return *layer > 0;
+}

@@ -1,6 +1,7 @@
 """Streams that are silent for long, and a server whose weights are streamed."""
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -32,12 +33,14 @@ second = server.open()
 text = json.dumps({**body, "max_tokens": 4}).encode()
 second.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
 got = b""
-while b": keep-alive\n\n" not in got and b"data: " not in got:
+while b": layer " not in got and b"data: " not in got:
     more = second.recv(4096)
     if not more:
         break
     got += more
 check("a stream that waits gets comments", b": keep-alive\n\n" in got, got)
+check("... and one that says how far the step is", re.search(rb"\n\n: layer [1-4] of 4\n\n", got), got)
+equal("metrics have the layers of a step", server.metric("hcache_step_layers"), 4)
 second.close()
 equal("SIGTERM with no time to drain ends it in mid-answer", server.stop(), 0)
 first.close()

@@ -119,6 +119,11 @@ static void a_stop_does_not_wait_for_streamed_weights(void **state)
     struct hcache_ticket *t = submit(&r.k, r.s);
     while (io_sim_fault_hits(r.disk) == 0)
         usleep(1000);
+    /* The pass of the fingerprint's probe has reached all four layers.  This step reaches those that
+     * were read before the disk ceased to answer, and the one that it waits for. */
+    while (weights_reached(&r.k.model->w) == 4)
+        usleep(1000);
+    assert_in_range(weights_reached(&r.k.model->w), 1, 3);
     service_stop(r.s);
     hcache_ticket_free(t);
     io_sim_fault_clear(r.disk);
@@ -128,6 +133,7 @@ static void a_stop_does_not_wait_for_streamed_weights(void **state)
     hcache_ticket_wait(t);
     assert_int_equal(hcache_ticket_result(t, &result, &why), 0);
     assert_int_equal(result.n_tokens, 4);
+    assert_int_equal(weights_reached(&r.k.model->w), 4);
     hcache_result_free(&result);
     hcache_ticket_free(t);
     service_stop(r.s);
