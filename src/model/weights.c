@@ -40,7 +40,7 @@
 
 /* Bytes of a block: large enough for a checksum at full speed, small enough for a core's cache. */
 #define BLOCK_BYTES ((uint64_t)1 << 20)
-/* Blocks in flight: a multiple of any sensible number of threads. */
+/* Blocks in flight, at most. */
 enum { BATCH_BLOCKS = 16 };
 
 struct loader {
@@ -94,6 +94,14 @@ static const float **vector_of(const struct loader *ld, int layer, enum slot s)
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
+
+/* Blocks in flight: two for each thread.  They are the memory that loading takes beside the
+ * weights: the peak of a model that is loaded and used for a short text. */
+static int64_t batch_blocks(const struct loader *ld)
+{
+    int n = 2 * pool_threads(ld->dev->pool);
+    return n < BATCH_BLOCKS ? n : BATCH_BLOCKS;
+}
 
 static int stage_for(const struct loader *ld, const struct tensor_spec *t, enum slot s)
 {
@@ -641,7 +649,7 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
     int rc = 0;
     for (int64_t row = 0; row < b.t->rows && rc == 0; row += b.n_rows) {
         b.row = row;
-        b.n_rows = BATCH_BLOCKS * b.cut.block_rows;
+        b.n_rows = batch_blocks(ld) * b.cut.block_rows;
         if (b.n_rows > b.t->rows - row)
             b.n_rows = b.t->rows - row;
         rc = load_rows(ld, &b);
@@ -760,8 +768,9 @@ static int make_scratch(struct loader *ld)
     for (size_t i = 0; i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
         struct cut c = cut_of(t, ld->set.src[i].dtype);
-        int64_t rows = c.block_rows * BATCH_BLOCKS < t->rows ? c.block_rows * BATCH_BLOCKS
-                                                             : t->rows;
+        int64_t rows = c.block_rows * batch_blocks(ld) < t->rows
+                           ? c.block_rows * batch_blocks(ld)
+                           : t->rows;
         size_t bytes = (size_t)rows * c.row_bytes;
         enum slot s = t->parts[0].slot;
         enum dtype to = slot_is_matrix(s)
