@@ -306,7 +306,8 @@ class Campaign:
         self.families = [os.path.join(FAMILIES, n) for n in sorted(os.listdir(FAMILIES))]
         self.ggufs = [os.path.join(GGUFS, n) for n in sorted(os.listdir(GGUFS)) if n.endswith(".gguf") and "split" not in n]
         self.ggufs.append(self.demo_gguf())
-        self.packed = [self.pack(f) for f in self.families + [os.path.join(ROOT, "models/demo")]]
+        six = os.path.join(GGUFS, "six.gguf")  # held as q4 and as q6_k
+        self.packed = [self.pack(f) for f in self.families + [six, os.path.join(ROOT, "models/demo")]]
         self.tokenizers = [os.path.join(TOKENIZERS, n) for n in sorted(os.listdir(TOKENIZERS))
                            if os.path.isfile(os.path.join(TOKENIZERS, n, "tokenizer.json"))]
         self.sound = self.run(["run", os.path.join(ROOT, "models/demo"), "-p", "Once", *RUN])
