@@ -4,30 +4,39 @@
     tools/mutants.py --seed 7 --count 20 src/policy src/engine/schedule.c
     tools/mutants.py --seed 7 --per-folder 10 --wide 60      a sample of every folder of src/
 
-Mutants are drawn from .c files and headers; those of GPU sources are judged on the emulated GPU, and
-cuda_blas.c, which no test runs, has none.  A mutant changes one operator, constant, condition, field or
-statement of one line.  It *dies* when a test fails, crashes or takes ten times as long as without it.  A
-mutant that does not compile is drawn again, and so is one that no test can judge, with a line that says
-why.  A survivor is a missing test, or equivalent: the line decides nothing differently.  Mutants in tools/mutants_equivalent.txt are known to be equivalent and are drawn
-again.  The work happens in a copy, build/mutants, so the working tree stays as it is.  The file
-build/mutants/results.tsv keeps the verdicts: an interrupted run continues where it was.  --again
-tries the recorded survivors of the seed once more.
+Mutants are drawn from .c files and headers. The emulated GPU judges GPU sources; cuda_blas.c, which no
+test runs, has no mutants.  A mutant changes one operator, constant, condition, field or statement of one
+line.  It *dies* when a test fails, crashes or takes ten times as long as without it.  A mutant that does
+not compile is drawn again, and so is one that no test can judge.  A survivor is a missing test, or
+equivalent: the line decides nothing differently.  Mutants in tools/mutants_equivalent.txt are known to be
+equivalent and are drawn again.
+
+The tool keeps a copy of the tree in build/mutants and builds it there once.  A mutant's object is compiled
+beside that build and linked with each test, so --jobs mutants are judged side by side.  A test ends at its
+first failure.  The file build/mutants/results.tsv keeps the verdicts: an interrupted run continues where
+it was.  --seconds S draws nothing after S seconds.  --again judges the recorded survivors of the seed once
+more.
 
 The nearest tests of src/A/b_c.c are tests/A/test_b_c*, else tests/A/test_b* and test_c*, else those of
 tests/A that include its header, else all of tests/A.  Those of src/A/B/ for a backend B of src/tensor are
-those that compare backends.  --wide S judges survivors again, by all tests of the folder
-and then by tests that include a header of the folder, the quickest first, until S seconds are used."""
+those that compare backends.  --wide S judges survivors again for at most S seconds: by all tests of the
+folder, by tests that include a header of the folder, then by end-to-end tests, the quickest first."""
 import argparse
 import collections
+import concurrent.futures
 import filecmp
 import glob
+import hashlib
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 # Each replaces one match in a line; comments and strings are left alone.
@@ -47,22 +56,14 @@ OPERATORS = [
 SKIP = re.compile(r"^\s*(#|//|/?\*|enum|static const|extern|typedef|struct \w+;|CHECK\(|assert)|\bsizeof\b|\bfor \(.*\+\+\)?\s*$")
 EQUIVALENT = "tools/mutants_equivalent.txt"
 RESULTS = "build/mutants/results.tsv"
-
-
-def run(argv, cwd, timeout=None):
-    """Returns the exit code, 124 if it took too long. Nothing that it started is left."""
-    p = subprocess.Popen(argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                         start_new_session=True)
-    try:
-        return p.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return 124
-    finally:
-        try:
-            os.killpg(p.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        p.wait()
+SECONDS = "build/mutants/seconds.tsv"
+MOST_OBJECTS = 60  # a header that more of them include is not judged: that would take minutes
+# The end-to-end tests that judge a folder after its own tests, by their names.
+END_TO_END = {
+    "server": "serve", "service": "serve|stateful", "sessions": "stateful|retoken|moved", "requests": "serve|stateful|shaping|zero",
+    "batch": "batch", "remote": "remote", "store": "store_cmd|heal|owed", "sim": "bench_tiers", "report": "_plan",
+    "model": "golden|bad_input|packed|gguf", "policy": "forced_plans|_plan|hybrid",
+}
 
 
 def code_lines(text):
@@ -130,24 +131,54 @@ def wide_tests(path):
     """Returns the other tests of the folder, then those of other folders that include its headers."""
     folder = folder_of(path)
     if "/cuda/" in path:
-        return sorted(glob.glob("tests/engine/test_*_emulated.c")), []
+        return sorted(glob.glob("tests/engine/test_*_emulated.c")),
     own = runnable(sorted(glob.glob(f"tests/{folder}/test_*.c")))
+    ends = [t for t in sorted(glob.glob("tests/e2e/test_*")) if re.search(END_TO_END.get(folder, "^$"), t[15:])]
     others = [t for t in runnable(sorted(glob.glob("tests/*/test_*.c")))
               if t not in own and f'"{folder}/' in text_of(t)]
     if folder in ("engine", "state"):  # some faults are those of a device with memory of its own
         others += sorted(glob.glob("tests/engine/test_*_emulated.c"))
-    return own, others
+    return own, others, ends
+
+
+def run(argv, cwd, env=None, timeout=None):
+    """Returns whether a command ends well in time.  A test is ended at its first "not ok".  Nothing that it
+    started is left."""
+    p = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                         start_new_session=True)
+    late = threading.Timer(timeout, os.killpg, (p.pid, signal.SIGKILL)) if timeout else None
+    try:
+        if late:
+            late.start()
+        failed = any(line.startswith(b"not ok") and b"# SKIP" not in line for line in p.stdout)
+        return not failed and p.wait() == 0
+    finally:
+        if late:
+            late.cancel()
+        try:
+            os.killpg(p.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        p.wait()
+        p.stdout.close()
 
 
 class Lab:
-    """A copy of the tree in which mutants are built."""
+    """A copy of the tree that is built once.  Mutants are compiled and linked in folders beside it."""
 
     def __init__(self, make, slowest):
-        self.make, self.slowest = make, slowest
-        self.dir = "build/mutants"
-        self.seconds = {}
+        self.make, self.slowest, self.dir = make, slowest, "build/mutants"
         for path in git("ls-files", "-co", "--exclude-standard").splitlines():
             self.copy(path)
+        # A test must not depend on the caller's options (tools/run_tests.sh).
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("HCACHE_")}
+        self.env |= {"HCACHE_DRAM": "0", "CMOCKA_MESSAGE_OUTPUT": "TAP", "HCACHE_SHARED": os.path.realpath("../shared")}
+        self.learn_commands()
+        if not self.build(sorted(o for o in self.compiles if "/test_" in o) + ["build/release/hcache", "build/release/tests/libtests.a"]):
+            sys.exit("the tree does not build")
+        self.learn_sources()
+        self.seconds, self.lock = {}, threading.Lock()
+        self.known = dict(line.rsplit("\t", 1) for line in text_of(SECONDS).splitlines()) if os.path.exists(SECONDS) else {}
 
     def copy(self, path):
         """Files that are the same keep their time, so that nothing is built again."""
@@ -156,59 +187,113 @@ class Lab:
             os.makedirs(os.path.dirname(to), exist_ok=True)
             shutil.copy(path, to)
 
-    def build(self, tests):
-        return run([*self.make, *(self.program(t) for t in tests)], self.dir) == 0
+    def build(self, targets):
+        return run([*self.make, *targets], self.dir)
+
+    def learn_commands(self):
+        """Has make print how it would compile each object and link each program."""
+        said = subprocess.run([*self.make, "-n", "-B", "all", "tests"], cwd=self.dir, capture_output=True, text=True, check=True)
+        self.compiles, self.links = {}, {}
+        for line in said.stdout.splitlines():
+            argv = shlex.split(line) if " -o " in line and not line.startswith("echo") else []
+            if "-o" in argv:
+                of = self.compiles if "-c" in argv else self.links
+                of[argv[argv.index("-o") + 1]] = argv
+
+    def learn_sources(self):
+        """Reads from the compiler's notes which objects each source goes into."""
+        self.objects = collections.defaultdict(list)
+        for o in self.compiles:
+            notes = os.path.join(self.dir, o[:-2] + ".d")
+            for path in text_of(notes).split(":", 1)[1].split("\n\n")[0].split() if os.path.exists(notes) else []:
+                if path.startswith("src/"):
+                    self.objects[path.rstrip(":")].append(o)
 
     @staticmethod
     def program(test):
-        return "build/release/" + test[:-2]
+        return "build/release/" + (test[:-2] if test.endswith(".c") else "hcache")
+
+    def passes(self, test, build, timeout):
+        env = self.env | {"HCACHE_BUILD": build}
+        argv = [f"{build}/{self.program(test)[14:]}"] if test.endswith(".c") else \
+            ["bash" if test.endswith(".sh") else "python3", test]
+        return run(argv, self.dir, env, timeout)
 
     def judges(self, tests):
         """Returns the tests that can judge, the quickest first: they pass without a mutant, and are not too slow."""
-        new = [t for t in tests if t not in self.seconds]
-        if new and not self.build(new) and not self.build(new):
-            sys.exit("the tree does not build")
-        for t in new:
-            start = time.monotonic()
-            code = run(["./" + self.program(t)], self.dir, self.slowest)
-            self.seconds[t] = time.monotonic() - start if code == 0 else None
-            if code != 0:
-                print(f"# {t} judges nothing: without a mutant its status is {code} (124: over {self.slowest:.0f} s)", flush=True)
-        return sorted((t for t in tests if self.seconds[t] is not None), key=self.seconds.get)
+        with self.lock:
+            for t in (t for t in tests if t not in self.seconds):
+                self.seconds[t] = self.time(t)
+            return sorted((t for t in tests if self.seconds[t] is not None), key=self.seconds.get)
 
-    def killer(self, tests):
-        """Returns the first test that fails, or None."""
-        for t in tests:
-            if run(["./" + self.program(t)], self.dir, 20 + 10 * self.seconds[t]) != 0:
-                return t
+    def time(self, test):
+        """Returns the seconds that a test takes without a mutant, or None where it cannot judge.  They are kept until
+        the test changes."""
+        key = f"{test}\t{hashlib.sha1(text_of(test).encode()).hexdigest()}\t{self.slowest:.0f}"
+        if key not in self.known:
+            if not self.build([self.program(test)]):
+                sys.exit(f"{test} does not build")
+            start = time.monotonic()
+            well = self.passes(test, "build/release", self.slowest)
+            self.known[key] = f"{time.monotonic() - start:.2f}" if well else "-"
+            with open(SECONDS, "a", encoding="utf-8") as f:
+                f.write(f"{key}\t{self.known[key]}\n")
+            if not well:
+                print(f"# {test} judges nothing: it fails without a mutant, or takes over {self.slowest:.0f} s", flush=True)
+        return None if self.known[key] == "-" else float(self.known[key])
+
+    def mutant(self, path, text):
+        """Returns a Mutant, or None if it does not compile or is in too many objects.  The caller closes it."""
+        m = Mutant(self, path, text)
+        wanted = [o for o in self.objects[path] if o.startswith("build/release/emu/" if "/cuda/" in path else "build/release/src/")]
+        if 0 < len(wanted) <= MOST_OBJECTS and all(m.compile(o) for o in wanted):
+            return m
+        m.close()
         return None
 
-    def judge(self, mutant, near, wide_s):
-        """Returns what kills the mutant, None if nothing does, or False if it cannot be built."""
-        path, i, _, new = mutant
-        where = os.path.join(self.dir, path)
-        wide = [self.judges(group) for group in wide_tests(path)] if wide_s > 0 else []
-        original = text_of(where)
-        lines = original.split("\n")
-        lines[i] = new
-        try:
-            self.write(where, "\n".join(lines))
-            if not self.build(near):
-                return False
-            found, used = self.killer(near), 0
-            for t in [t for group in wide for t in group if t not in near]:
-                used += self.seconds[t]
-                if found is not None or used > wide_s:
-                    break
-                found = self.killer([t]) if self.build([t]) else None
-            return found
-        finally:
-            self.write(where, original)
 
-    @staticmethod
-    def write(where, text):
-        with open(where, "w", encoding="utf-8") as f:
+class Mutant:
+    """The objects of one changed source, and programs linked with them."""
+
+    def __init__(self, lab, path, text):
+        self.lab, self.path = lab, path
+        self.dir = tempfile.mkdtemp(prefix="mutant-", dir=lab.dir)
+        self.here = os.path.basename(self.dir)
+        self.made = {}
+        os.makedirs(os.path.dirname(os.path.join(self.dir, path)))
+        with open(os.path.join(self.dir, path), "w", encoding="utf-8") as f:
             f.write(text)
+
+    def compile(self, o):
+        """Compiles an object from the changed source, or with the changed header."""
+        to = self.made[o] = f"{self.here}/{o.replace('/', '-')}"
+        argv = [a for a in self.lab.compiles[o] if a not in ("-g", "-MMD", "-MP")]
+        argv = [f"{self.here}/{a}" if a == self.path else to if a == o else a for a in argv]
+        i = argv.index("-Isrc")
+        return run([*argv[:i], f"-I{self.here}/src", *argv[i:]], self.lab.dir)
+
+    def link(self, program):
+        """Links a program: the changed objects stand before the archives that hold the old ones."""
+        to = f"{self.here}/{program[14:]}"
+        os.makedirs(os.path.join(self.lab.dir, os.path.dirname(to)), exist_ok=True)
+        argv = []
+        for a in self.lab.links[program]:
+            if a.endswith("libhcache.a"):
+                argv += [new for o, new in self.made.items() if o.startswith("build/release/src/")]
+            argv.append(to if a == program else self.made.get(a, a))
+        return run(argv, self.lab.dir)
+
+    def fails(self, test):
+        program = self.lab.program(test)
+        for o in self.lab.objects[self.path]:  # a changed header is in the test, too
+            if o == f"{program}.o" and o not in self.made and not self.compile(o):
+                return False
+        if not os.path.exists(os.path.join(self.dir, program[14:])) and not self.link(program):
+            sys.exit(f"{test} cannot be linked with a changed {self.path}")
+        return not self.lab.passes(test, self.here, 20 + 10 * self.lab.seconds[test])
+
+    def close(self):
+        shutil.rmtree(self.dir, ignore_errors=True)
 
 
 def git(*argv):
@@ -243,42 +328,86 @@ def recorded():
     return {tuple(r[:3]): r[3] for r in rows}
 
 
+def default_make():
+    """The quick linker and the compiler's cache where they are installed."""
+    found = ["make", "-s", "CUDA=0", "-j2"]
+    if shutil.which("ccache"):
+        found += ["CC=ccache cc", "CXX=ccache c++"]
+    if shutil.which("mold"):
+        found += ["LDFLAGS=-pthread -fuse-ld=mold"]
+    return found
+
+
 class Session:
     def __init__(self, o):
-        self.o, self.lab = o, Lab(o.make.split(), o.slowest)
+        self.o, self.start = o, time.monotonic()
+        self.lab = Lab(shlex.split(o.make) if o.make else default_make(), o.slowest)
         self.equivalent, self.results = known_equivalents(), recorded()
         self.tally = collections.defaultdict(lambda: [0, 0])
 
     def verdict(self, mutant):
+        """Returns the test that kills a mutant, or SURVIVES, "no build" or "no judge"."""
         known = self.results.get(key_of(mutant))
         if known is not None and not (self.o.again and known == "SURVIVES"):
             return known
-        near = self.lab.judges(nearest_tests(mutant[0]))
+        path, i, _, new = mutant
+        near = self.lab.judges(nearest_tests(path))
         if not near:
             return "no judge"
-        found = self.lab.judge(mutant, near, self.o.wide)
-        said = "no build" if found is False else found or "SURVIVES"
+        lines = text_of(path).split("\n")
+        lines[i] = new
+        m = self.lab.mutant(path, "\n".join(lines))
+        if not m:
+            said = "no build"
+        else:
+            try:
+                said = next((t for t in near if m.fails(t)), None) or self.wide(m, path, near) or "SURVIVES"
+            finally:
+                m.close()
         with open(RESULTS, "a", encoding="utf-8") as f:
             f.write("\t".join((*key_of(mutant), said)) + "\n")
         return said
 
+    def wide(self, m, path, near):
+        used = 0
+        for group in wide_tests(path) if self.o.wide > 0 else []:
+            for t in self.lab.judges(group):
+                used += self.lab.seconds[t] * (t not in near)
+                if used > self.o.wide:
+                    return None
+                if t not in near and m.fails(t):
+                    return t
+        return None
+
+    def in_time(self):
+        return not self.o.seconds or time.monotonic() - self.start < self.o.seconds
+
     def sample(self, name, files, count):
-        n = 0
-        for mutant in draw(files, random.Random(f"{self.o.seed} {name}")):
-            if n == count:
-                break
-            if key_of(mutant) in self.equivalent:
-                continue
-            said = self.verdict(mutant)
-            if said == "no judge":
-                print(f"# no test judges {mutant[0]}", flush=True)
-            if said in ("no build", "no judge"):
-                continue
-            n += 1
-            self.tally[name][0] += 1
-            self.tally[name][1] += said == "SURVIVES"
-            path, i, old, new = mutant
-            print(f"{said:8} {path}:{i + 1}\n  - {old.strip()}\n  + {new.strip()}", flush=True)
+        drawn = (m for m in draw(files, random.Random(f"{self.o.seed} {name}")) if key_of(m) not in self.equivalent)
+        n, running = 0, collections.deque()
+        with concurrent.futures.ThreadPoolExecutor(self.o.jobs) as pool:
+            while n < count:
+                while len(running) < self.o.jobs and self.in_time():
+                    mutant = next(drawn, None)
+                    if not mutant:
+                        break
+                    running.append((mutant, pool.submit(self.verdict, mutant)))
+                if not running:
+                    break
+                mutant, said = running.popleft()
+                n += self.tell(name, mutant, said.result())
+
+    def tell(self, name, mutant, said):
+        """Prints a verdict and returns whether it counts."""
+        path, i, old, new = mutant
+        if said == "no judge":
+            print(f"# no test judges {path}", flush=True)
+        if said in ("no build", "no judge"):
+            return False
+        self.tally[name][0] += 1
+        self.tally[name][1] += said == "SURVIVES"
+        print(f"{said:8} {path}:{i + 1}\n  - {old.strip()}\n  + {new.strip()}", flush=True)
+        return True
 
     def close(self):
         for name, (n, alive) in self.tally.items():
@@ -293,8 +422,10 @@ def main():
     a.add_argument("--per-folder", type=int, default=0, help="so many of each folder, instead of --count of all")
     a.add_argument("--wide", type=float, default=0, help="seconds of further tests for what the nearest ones miss")
     a.add_argument("--slowest", type=float, default=120, help="tests that take longer do not judge")
+    a.add_argument("--seconds", type=float, default=0, help="nothing is drawn after so many seconds")
+    a.add_argument("--jobs", type=int, default=2, help="mutants that are judged side by side")
     a.add_argument("--again", action="store_true", help="judge recorded survivors once more")
-    a.add_argument("--make", default="make -s CUDA=0 -j2", help="how to build")
+    a.add_argument("--make", help="how to build")
     o = a.parse_args()
     os.chdir(git("rev-parse", "--show-toplevel"))
     paths = o.paths or (sorted(glob.glob("src/*")) if o.per_folder else ["src/policy"])
