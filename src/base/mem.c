@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "base/mem_left.h"
 
 static _Noreturn void out_of_memory(size_t n)
 {
@@ -256,6 +257,8 @@ static void *map_once(size_t n)
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
+static atomic_int n_mappings;
+
 void *mem_map(size_t n)
 {
     if (is_denied(n, MEM_MAY_FAIL))
@@ -267,6 +270,7 @@ void *mem_map(size_t n)
         return NULL;
     /* Huge pages, if the system grants them: panels and KV blocks are walked in long strides. */
     madvise(p, n, MADV_HUGEPAGE);
+    atomic_fetch_add(&n_mappings, 1);
     return p;
 }
 
@@ -282,6 +286,13 @@ void mem_provide(void *p, size_t n)
 
 void mem_unmap(void *p, size_t n)
 {
-    if (p != NULL)
-        munmap(p, n);
+    if (p == NULL)
+        return;
+    munmap(p, n);
+    atomic_fetch_sub(&n_mappings, 1);
+}
+
+int mem_mappings(void)
+{
+    return atomic_load(&n_mappings);
 }

@@ -1,0 +1,8 @@
+/* mem_left.h - what a program has not given back, for its tests. */
+#ifndef BASE_MEM_LEFT_H
+#define BASE_MEM_LEFT_H
+
+/* Returns how many mappings of mem_map have not been unmapped. */
+int mem_mappings(void);
+
+#endif
