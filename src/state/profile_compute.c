@@ -29,8 +29,10 @@ enum {
     LOAD_CHUNKS = 4 * RESTORE_GROUP_CHUNKS, /* chunks shared out at once, as in restores */
 };
 
-/* A sample is repeated until it has taken this long. A slow layer runs twice. */
-#define SAMPLE_NS 50000000
+/* A sample is repeated until it has taken this long. A slow layer runs twice. Opening a new store
+ * takes nine quick samples, and restores correct what they miss. */
+#define QUICK_SAMPLE_NS 12000000
+#define FULL_SAMPLE_NS  50000000
 /* If the fastest run had less than this share of the processors, the sample goes on for up to
  * PATIENCE times as long. */
 #define OURS     0.85
@@ -54,7 +56,8 @@ struct bench {
     int n_ctx; /* positions that have room */
     int past;  /* keys before the sampled rows */
     struct load *load;
-    double share; /* share of the processors that the last sample had */
+    int64_t sample_ns; /* least time of a sample */
+    double share;      /* share of the processors that the last sample had */
 };
 
 /* Returns the positions of a context with max_past keys and `rows` rows behind them, at most the
@@ -214,7 +217,8 @@ static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double
     int64_t best = INT64_MAX, spent = 0, ns;
     double share, best_share = 0;
     for (int i = 0;
-         i < 2 || (i < 50 && spent < (best_share < OURS ? PATIENCE : 1) * SAMPLE_NS); i++) {
+         i < 2 || (i < 50 && spent < (best_share < OURS ? PATIENCE : 1) * b->sample_ns);
+         i++) {
         int rc = run_once(b, fn, n, &ns, &share);
         if (rc != 0)
             return rc;
@@ -493,6 +497,7 @@ int profile_compute(struct platform *p, const struct model *m, struct model_work
     int rc = bench_init(&b, m, w, s, full ? FULL_PAST : FAR_PAST, err);
     if (rc != 0)
         return rc;
+    b.sample_ns = full ? FULL_SAMPLE_NS : QUICK_SAMPLE_NS;
     /* The layer's weights stay acquired during all runs, so that only compute is measured. */
     const struct layer_weights *held;
     rc = weights_acquire(&m->w, 0, s, &held);
