@@ -1,9 +1,10 @@
 /* test_dialogues.c - the demo model talks, forgets nothing, and would show it if it did.
  *
- * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine twice.  One run
- * never uses a store: every turn computes the whole conversation.  The other one keeps nothing
- * in the KV cache between turns: it restores what the turn before has saved, by another plan
- * every time.  All answers must be the same, token by token.  Then one layer's K and V are
+ * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine. It keeps nothing
+ * in the KV cache between turns: each turn restores the state that the turn before has saved, by
+ * another plan every time. A sequence that is computed once from its first token to its last, by
+ * the model alone, judges the answers: each token must be the likeliest behind those before it,
+ * and each answer must end where an end token is the likeliest. Then one layer's K and V are
  * served as zeros, under checksums that are right: answers must change, or this test could not
  * fail. */
 #include <setjmp.h>
@@ -23,6 +24,7 @@
 #include "format/json.h"
 #include "model/tokenizer.h"
 #include "state/chain.h"
+#include "tests/model/solo.h"
 
 #define MODEL "models/demo"
 
@@ -44,8 +46,8 @@ enum { N_PLANS = sizeof plans / sizeof plans[0] };
 struct talk {
     int32_t tokens[MAX_CTX];
     int n;
-    int32_t answers[MAX_CTX]; /* of all turns, one after another */
-    int n_answers;
+    bool chosen[MAX_CTX]; /* by the model: the tokens of answers, their ends included */
+    int plan[MAX_CTX];    /* the turn's, of chosen tokens */
 };
 
 static struct tokenizer *tokenizer;
@@ -65,9 +67,10 @@ static void say(struct talk *t, const char *text)
     free(ids);
 }
 
-/* The user's turn, then the model's; the answer's end is part of the conversation. */
+/* The user's turn, then the model's; the answer's end is part of the conversation. `plan` is one
+ * of plans[]. */
 static void turn(struct talk *t, struct stack *k, const char *text, const char *save,
-                 const char *plan, struct et_run *r)
+                 int plan, struct et_run *r)
 {
     char *line = xasprintf("%s<|user|>%s<|end|><|assistant|>", t->n == 0 ? "<|begin|>" : "",
                            text);
@@ -78,14 +81,38 @@ static void turn(struct talk *t, struct stack *k, const char *text, const char *
                          .max_tokens = MAX_CTX - 1 - t->n < MAX_ANSWER ? MAX_CTX - 1 - t->n
                                                                        : MAX_ANSWER,
                          .save = save,
-                         .plan = plan};
+                         .plan = plans[plan]};
     if (et_run(k, &ask, r) != 0)
-        fail_msg("plan %s: %s", plan, r->err.msg);
+        fail_msg("plan %s: %s", plans[plan], r->err.msg);
+    int n_chosen = r->n_tokens + (r->finish == FINISH_EOS);
+    assert_true(r->finish == FINISH_EOS || r->n_tokens == ask.max_tokens);
+    for (int p = t->n; p < t->n + n_chosen; p++) {
+        t->chosen[p] = true;
+        t->plan[p] = plan;
+    }
     memcpy(t->tokens + t->n, r->tokens, (size_t)r->n_tokens * sizeof *r->tokens);
     t->n += r->n_tokens;
-    memcpy(t->answers + t->n_answers, r->tokens, (size_t)r->n_tokens * sizeof *r->tokens);
-    t->n_answers += r->n_tokens;
-    say(t, "<|end|>");
+    say(t, "<|end|>"); /* the end token that the model has chosen, if it has */
+}
+
+/* Fails where a chosen token is not the likeliest one of a sequence that was never evicted. */
+static void judge(struct solo *never, const struct talk *t, int dialogue)
+{
+    static float logits[SOLO_MAX_ROWS * 4096];
+    int vocab = never->m->cfg.vocab_size;
+    assert_true(vocab <= 4096);
+    solo_forget(never);
+    for (int at = 0, n; at + 1 < t->n; at += n) {
+        n = t->n - 1 - at < SOLO_MAX_ROWS ? t->n - 1 - at : SOLO_MAX_ROWS;
+        solo_feed(never, t->tokens + at, n, logits);
+        for (int i = 0; i < n; i++) {
+            int p = at + i + 1;
+            int32_t best = solo_best(never, logits + (size_t)i * (size_t)vocab);
+            if (t->chosen[p] && best != t->tokens[p])
+                fail_msg("dialogue %d, position %d, plan %s: %d instead of %d", dialogue, p,
+                         plans[t->plan[p]], t->tokens[p], best);
+        }
+    }
 }
 
 static void open_demo(struct stack *k)
@@ -181,7 +208,7 @@ static bool zeroed_differs(struct stack *from, const struct talk *t,
     static struct et_run r;
     open_demo(&k);
     copy_zeroed(from, &k, t, layer);
-    turn(&again, &k, text, "none", "kv", &r);
+    turn(&again, &k, text, "none", 0, &r); /* kv */
     assert_true(r.n_cached > 0);
     stack_close(&k);
     return again.n != t->n || memcmp(again.tokens, t->tokens, (size_t)t->n * 4) != 0;
@@ -190,42 +217,42 @@ static bool zeroed_differs(struct stack *from, const struct talk *t,
 static void restored_between_turns(void **state)
 {
     (void)state;
-    static struct talk never, restored, before;
+    static struct talk restored, before;
     static struct et_run r;
+    struct solo never;
     const struct json *list;
-    int n_turns = 0, n_restored = 0, n_changed = 0;
+    int n_turns = 0, n_restored = 0, n_changed = 0, n_chosen = 0;
     assert_int_equal(json_get_array(dialogues, "dialogues", &list, NULL), 0);
     assert_int_equal(count(list), 20);
+    solo_open(&never, MODEL, "cpu", "f32", 1);
     for (int d = 0; d < N_DIALOGUES; d++) {
-        struct stack plain, k;
+        struct stack k;
         const struct json *turns = turns_of(d);
-        memset(&never, 0, sizeof never);
         memset(&restored, 0, sizeof restored);
-        open_demo(&plain);
         open_demo(&k);
         int last = 0;
-        for (int i = 0; i < count(turns) && never.n + LONGEST_TURN < MAX_CTX;
+        for (int i = 0; i < count(turns) && restored.n + LONGEST_TURN < MAX_CTX;
              i++, n_turns++) {
             last = i;
-            turn(&never, &plain, user_text(turns, i), "none", "recompute", &r);
             before = restored;
-            turn(&restored, &k, user_text(turns, i), "both", plans[n_turns % N_PLANS], &r);
+            turn(&restored, &k, user_text(turns, i), "both", n_turns % N_PLANS, &r);
             n_restored += r.n_cached > 0;
-            if (never.n != restored.n ||
-                memcmp(never.tokens, restored.tokens, (size_t)never.n * 4) != 0)
-                fail_msg("dialogue %d, turn %d, plan %s: another answer", d, i,
-                         plans[n_turns % N_PLANS]);
         }
+        assert_int_equal(k.model->dtype, never.m->dtype);
+        judge(&never, &restored, d);
+        for (int p = 0; p < restored.n; p++)
+            n_chosen += restored.chosen[p];
         n_changed += zeroed_differs(&k, &restored, &before, user_text(turns, last),
                                     1 + d % (k.model->cfg.n_layers - 1));
-        stack_close(&plain);
         stack_close(&k);
     }
-    print_message(
-        "%d turns, %d restored, all answers equal; with a layer zeroed %d of %d last "
-        "answers changed\n",
-        n_turns, n_restored, n_changed, N_DIALOGUES);
+    solo_close(&never);
+    print_message("%d turns, %d restored, all %d tokens of answers equal; with a layer "
+                  "zeroed %d of %d "
+                  "last answers changed\n",
+                  n_turns, n_restored, n_chosen, n_changed, N_DIALOGUES);
     assert_true(n_restored > n_turns / 2);
+    assert_true(n_chosen > 2 * n_turns);
     assert_true(n_changed >= N_DIALOGUES * 3 / 5);
 }
 

@@ -5,7 +5,7 @@
 #include "kvcache/kvcache.h"
 #include "model/model.h"
 
-enum { SOLO_MAX_ROWS = 128, SOLO_MAX_TOKENS = 1024 };
+enum { SOLO_MAX_ROWS = 128, SOLO_MAX_TOKENS = 2048 };
 
 struct solo {
     struct pool *pool;
