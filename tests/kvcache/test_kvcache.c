@@ -64,6 +64,22 @@ static void test_reserve_and_cut(void **state)
     assert_int_equal(kv_pool_free_blocks(pool), 16);
 }
 
+/* Cuts a table whose counts of known, saved and named blocks are random: none of them passes the
+ * blocks that are left, and none changes otherwise. */
+static void cut_with_counts(struct kv_table *t, int n_blocks, struct rng *rng)
+{
+    int known = t->n_known = (int)rng_below(rng, (uint64_t)t->n_blocks + 1);
+    int saved = t->n_saved = (int)rng_below(rng, (uint64_t)t->n_blocks + 1);
+    int named = t->n_named = (int)rng_below(rng, (uint64_t)t->n_blocks + 1);
+    int left = t->n_blocks < n_blocks ? t->n_blocks : n_blocks;
+    kv_table_cut(pool, t, n_blocks);
+    assert_int_equal(t->n_blocks, left);
+    assert_int_equal(t->n_known, known < left ? known : left);
+    assert_int_equal(t->n_saved, saved < left ? saved : left);
+    assert_int_equal(t->n_named, named < left ? named : left);
+    t->n_known = t->n_saved = t->n_named = 0;
+}
+
 /* Random reserve, cut: the number of distinct blocks in tables is what is not free. */
 static void test_random_walk(void **state)
 {
@@ -74,7 +90,7 @@ static void test_random_walk(void **state)
     for (int step = 0; step < 5000; step++) {
         struct kv_table *x = &t[rng_below(&rng, N)];
         if (rng_below(&rng, 3) == 0)
-            kv_table_cut(pool, x, (int)rng_below(&rng, 4));
+            cut_with_counts(x, (int)rng_below(&rng, 4), &rng);
         else
             (void)kv_table_reserve(pool, x, (int64_t)rng_below(&rng, 6 * 64), NULL);
         bool used[16] = {false};

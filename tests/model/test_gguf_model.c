@@ -54,6 +54,20 @@ static void test_family_is_the_folder_bit_for_bit(void **state)
     assert_int_equal(memcmp(&ha, &hb, sizeof ha) == 0, strcmp(name, "llama") == 0);
 }
 
+/* A state dtype that is asked for is taken, whatever the file holds. */
+static void test_asked_dtype(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"f32", "bf16", "f16"};
+    static const enum dtype want[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+    for (int i = 0; i < 3; i++) {
+        struct solo t;
+        solo_open(&t, GGUF "llama.gguf", "cpu", names[i], 2);
+        assert_int_equal(t.m->dtype, want[i]);
+        solo_close(&t);
+    }
+}
+
 /* The file has a factor for each frequency, rounded to f32, in place of Llama 3.1's formula. */
 static void test_rope_factors_are_the_formula(void **state)
 {
@@ -506,7 +520,7 @@ int main(void)
                                   "phi",        "phi3",      "gemma", "falcon-7b",
                                   "falcon-11b", "falcon-40b"};
     enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 11];
+    struct CMUnitTest tests[N + 12];
     for (int i = 0; i < N; i++)
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_family_is_the_folder_bit_for_bit,
@@ -529,5 +543,6 @@ int main(void)
         test_values_that_change_nothing_pass);
     tests[N + 10] = (struct CMUnitTest)cmocka_unit_test(
         test_6_bit_tensors_are_held_as_they_are);
+    tests[N + 11] = (struct CMUnitTest)cmocka_unit_test(test_asked_dtype);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

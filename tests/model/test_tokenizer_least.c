@@ -133,12 +133,46 @@ static void space_that_a_token_swallows_is_not_counted(void **state)
     tokenizer_close(t);
 }
 
+static void expect_ids(const struct tokenizer *t, const char *text, const int32_t *want,
+                       size_t n_want)
+{
+    int32_t *ids;
+    size_t n_ids;
+    assert_int_equal(tokenizer_encode(t, text, strlen(text), TOKENIZER_PARSE_SPECIAL, &ids,
+                                      &n_ids, NULL),
+                     0);
+    assert_int_equal(n_ids, n_want);
+    assert_memory_equal(ids, want, n_want * sizeof *want);
+    free(ids);
+}
+
+/* Each run of unknown bytes or letters is one token where they are fused, also at the beginning and
+ * behind a known one; else each is one. */
+static void unknown_runs(void **state)
+{
+    (void)state;
+    static const char *const bytes =
+        ", \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
+        "\"trim_offsets\": true, \"use_regex\": false}";
+    for (int by_bytes = 0; by_bytes < 2; by_bytes++) {
+        struct tokenizer *t = make(UNKNOWN ", \"fuse_unk\": true", by_bytes ? bytes : "",
+                                   "");
+        expect_ids(t, "x", (int32_t[]){1}, 1);
+        expect_ids(t, "xyaxyzaax", (int32_t[]){1, 0, 1, 0, 0, 1}, 6);
+        tokenizer_close(t);
+        t = make(UNKNOWN, by_bytes ? bytes : "", "");
+        expect_ids(t, "xyax", (int32_t[]){1, 1, 0, 1}, 4);
+        tokenizer_close(t);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_longest_token_bounds_it),
         cmocka_unit_test(what_a_normalizer_shortens_is_counted_short),
         cmocka_unit_test(what_has_no_bound_has_none),
+        cmocka_unit_test(unknown_runs),
         cmocka_unit_test(space_that_a_token_swallows_is_not_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

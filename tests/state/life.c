@@ -1,9 +1,12 @@
 /* life.c - see life.h. */
 #include "tests/state/life.h"
 
+#include <string.h>
+
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "state/restore_impl.h"
 #include "store/store_impl.h"
 #include "tests/state/life_device.h"
 #include "tests/state/life_impl.h"
@@ -82,6 +85,27 @@ static void move(struct life *f, struct slot *s)
     }
 }
 
+/* Runs a work item.  Counts it if it ended groups of several layers: an item takes all groups of
+ * one restore and kind that its budget allows. */
+static bool work_item(struct life *f, int64_t budget)
+{
+    int before[N_SLOTS][STORE_MAX_LAYERS], most = 0;
+    for (int i = 0; i < N_SLOTS; i++)
+        if (f->slot[i].r != NULL)
+            memcpy(before[i], f->slot[i].r->layer_left, sizeof before[i]);
+    if (!restore_pipeline_work(f->pipeline, budget))
+        return false;
+    for (int i = 0; i < N_SLOTS; i++) {
+        const struct restore *r = f->slot[i].r;
+        int n = 0;
+        for (int l = 0; r != NULL && l < f->w->m->cfg.n_layers; l++)
+            n += r->layer_left[l] < before[i][l];
+        most = n > most ? n : most;
+    }
+    f->counts->n_joint += most > 1 && !f->w->is_split;
+    return true;
+}
+
 /* Runs a few work items of the compute lane, and sometimes waits for one.  Budgets are small
  * because the simulated clock hardly moves during compute. */
 static void work(struct life *f)
@@ -90,7 +114,7 @@ static void work(struct life *f)
     for (uint64_t n = 1 + life_below(f, f->burst); n > 0; n--) {
         int64_t budget = most == RESTORE_NO_LIMIT ? most
                                                   : (int64_t)life_below(f, (uint64_t)most);
-        if (!restore_pipeline_work(f->pipeline, budget) &&
+        if (!work_item(f, budget) &&
             (life_below(f, 4) == 0 || !restore_pipeline_wait(f->pipeline, 1000000)))
             break;
     }

@@ -58,6 +58,7 @@ struct life_counts {
      * flight then; and restores that left their reads */
     uint64_t n_read, n_recomputed, n_late, n_left;
     uint64_t n_replanned; /* restores that changed kinds of records between layers */
+    uint64_t n_joint;     /* work items that ended groups of several layers at once */
     /* Staged restores that got their blocks; that were given up because a chunk was erased,
      * damaged or superseded meanwhile */
     uint64_t n_placed, n_gone;

@@ -72,6 +72,7 @@ static void print_counts(FILE *f, const struct life_counts *c)
     fprintf(f, "  of these with reads in flight: %llu\n", (unsigned long long)c->n_late);
     fprintf(f, "  restores that left their reads: %llu\n", (unsigned long long)c->n_left);
     fprintf(f, "  changed between layers: %llu\n", (unsigned long long)c->n_replanned);
+    fprintf(f, "  work items of several layers: %llu\n", (unsigned long long)c->n_joint);
     fprintf(f, "  windows restored anew: %llu\n", (unsigned long long)c->n_rewound);
     fprintf(f, "  staged and placed: %llu\n", (unsigned long long)c->n_placed);
     fprintf(f, "  staged, and a chunk was gone: %llu\n", (unsigned long long)c->n_gone);
@@ -100,7 +101,7 @@ static void assert_reached(const struct life_counts *c)
         if (c->n_cancelled[i] == 0)
             fail_msg("no restore was cancelled at stage %d", i);
     assert_true(c->n_calm > 0 && c->n_short > 0 && c->n_rewound > 0);
-    assert_true(c->n_replanned > 0);
+    assert_true(c->n_replanned > 0 && c->n_joint > 0);
     assert_true(c->n_read > 0 && c->n_recomputed > 0 && c->n_late > 0 && c->n_left > 0);
     assert_true(c->n_placed > 0 && c->n_gone > 0);
     assert_true(c->n_erased_while_read > 0 && c->n_save_ended > 0 && c->n_committed > 0);

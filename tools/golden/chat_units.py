@@ -787,6 +787,7 @@ true ~ True ~ false ~ False ~ none ~ None
 true.real
 (1, 2) | tojson ~ [(1, 2), [3]] | string
 9223372036854775807 + 0
+'\0' == '\x00' ~ '\0' | length ~ '\07' | length ~ '\1234' ~ '\8' ~ '\18' | length
 """.strip("\n").split("\n")
 
 # [template, or (template, extra variables)]
@@ -889,6 +890,8 @@ STATEMENTS = [
     "{% for x in xs | map('string') %}{{ x }}{{ loop.last }}{{ loop.length }} {% endfor %}",
     "{% set g = xs | map('string') %}{% for x in g %}{{ x }}{% endfor %}|{% for x in g %}{{ x }}{% endfor %}|{{ g | list }}",
     "{% set g = xs | map('string') %}{{ g | first }}{{ g | list }}",
+    "{% set g = xs | map('string') %}{{ g | first }}{% for x in g %}{{ loop.length }}{% endfor %}",
+    "{% set g = xs | map('string') %}{% for x in g %}{{ loop.length }}{% for y in g %}{{ loop.length }}{% endfor %}{% endfor %}",
     "{% set g = xs | map('string') %}{% for x in g %}{{ x }}{% break %}{% endfor %}|{{ g | join }}",
     "{% set g = xs | map('string') %}{{ '1' in g }}{{ g | list }}",
     "{% set v = d.keys() %}{{ v | list }}{{ v | list }}{{ v | length }}",
