@@ -141,8 +141,8 @@ struct ops {
     /* --- weights: done once, at load --- */
     size_t (*weight_bytes)(enum dtype t, int64_t n, int64_t k);
     /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k] of dtype w->dtype; of f32
-     * where that is q8; of blocks (q4_blocks.h) where it has 4 or 6 bits: k is a multiple of a block
-     * then.  Rows not packed are zero.  Panels are of 16 rows: row may be any number.  -ERANGE:
+     * where that is q8; of blocks (q4_blocks.h) where it has 4 or 6 bits: k is then a multiple
+     * of one.  Rows not packed are zero.  Panels are of 16 rows: row may be any number.  -ERANGE:
      * q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
     int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
                        int64_t n_rows);

@@ -19,8 +19,8 @@
  * where n_blocks is 8, less in the last one of q4_0 and q4_1.  A weight takes 0.5625,
  * 0.625, 0.578 and 0.828 bytes.  q6_k's 32 bytes keep all vectors of 64 bytes within lines.
  *
- * Rounded activations: [k-blocks][rows][512] bytes; a row has x [256] of 8 bits, e [8] and z
- * [8] of f32, and h [8][2] of f32: -32 times the sum of 16 numbers x, for q6_k.  Few and many rows read the same form. */
+ * Rounded activations: [k-blocks][rows][512] bytes. A row has x [256] of 8 bits, e [8], z [8] and
+ * h [8][2] of f32: h is -32 times the sum of 16 numbers x, for q6_k. All kernels read this form. */
 #ifndef TENSOR_Q4_H
 #define TENSOR_Q4_H
 

@@ -1,7 +1,7 @@
 /* q4_amx.c - the kernels of 4-bit weights with AMX for many rows; few rows are those of VNNI.
  *
- * A tile multiplies 16 rows by 16 columns over a block of 32, of q6_k over half of one.  The sums are the same
- * integers that the other kernels find. */
+ * A tile multiplies 16 rows by 16 columns over a block of 32, of q6_k over half of one.  The sums
+ * are the same integers that the other kernels find. */
 #include "tensor/cpu/q4.h"
 
 #include "tensor/cpu/amx.h"
