@@ -47,7 +47,7 @@ static void sum_up(const struct minibatch_request *r, int n, const int *of, int 
     }
 }
 
-/* Forms mini-batches; checks that `bins` has them, that each fits its buffer, or has one request. */
+/* Forms mini-batches. `bins` must have them, and each fits its buffer or has one request. */
 static int form(const struct hybrid_machine *m, const struct minibatch_room *room,
                 const struct minibatch_request *r, int n, enum minibatch_method method,
                 int *of, struct minibatch *bins)
@@ -97,7 +97,7 @@ struct best {
     double layer_s, lanes_s;
 };
 
-/* The least of both over all partitions: request i joins one of the bins before it, or opens one. */
+/* The least of both over all partitions: request i joins one of the bins, or opens a new one. */
 static void find_best(const struct hybrid_machine *m, const struct minibatch_room *room,
                       const struct minibatch_request *r, int n, int *of, int i, int n_bins,
                       struct best *best)

@@ -119,8 +119,8 @@ static void a_stop_does_not_wait_for_streamed_weights(void **state)
     struct hcache_ticket *t = submit(&r.k, r.s);
     while (io_sim_fault_hits(r.disk) == 0)
         usleep(1000);
-    /* The pass of the fingerprint's probe has reached all four layers.  This step reaches those that
-     * were read before the disk ceased to answer, and the one that it waits for. */
+    /* The pass of the fingerprint's probe has reached all four layers.  This step reaches those
+     * that were read before the disk ceased to answer, and the one that it waits for. */
     while (weights_reached(&r.k.model->w) == 4)
         usleep(1000);
     assert_in_range(weights_reached(&r.k.model->w), 1, 3);
