@@ -194,6 +194,10 @@ static void the_holder_is_named(void **state)
         fail_msg("%s", err.msg);
     assert_int_equal(write(done[1], "x", 1), 1);
     assert_int_equal(waitpid(child, NULL, 0), child);
+    for (int i = 0; i < 2; i++) {
+        close(ready[i]);
+        close(done[i]);
+    }
     st_place_close(&p);
 }
 
