@@ -84,32 +84,92 @@ static uint64_t number_in(const char *path, const char *label, uint64_t unit)
     return found ? (uint64_t)n * unit : UINT64_MAX;
 }
 
-/* Returns how many bytes this process's control group (version 2) has left. */
-static uint64_t group_memory_left(void)
+/* --- control groups --------------------------------------------------------------------------- */
+
+/* The names of one version's files. */
+struct group_files {
+    const char *folder, *most, *used, *cache; /* cache: the label in memory.stat */
+};
+static const struct group_files versions[] = {
+    {"", "memory.max", "memory.current", "inactive_file "},
+    {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
+};
+
+static uint64_t number_of_group(const char *dir, const char *file, const char *label)
 {
-    char line[PATH_MAX], path[2 * PATH_MAX];
-    uint64_t least = UINT64_MAX;
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    bool found = f != NULL && fgets(line, sizeof line, f) != NULL &&
-                 strncmp(line, "0::", 3) == 0;
-    if (f != NULL)
-        fclose(f);
-    if (!found)
-        return least;
-    line[strcspn(line, "\n")] = 0;
-    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", line + 3);
-    uint64_t most = number_in(path, "", 1);
-    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", line + 3);
-    uint64_t used = number_in(path, "", 1);
+    char path[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%s", dir, file);
+    return number_in(path, label, 1);
+}
+
+/* Pages of files that nobody has used lately make room for others, so they count as left. */
+static uint64_t left_in(const struct group_files *f, const char *dir)
+{
+    uint64_t most = number_of_group(dir, f->most, "");
+    uint64_t used = number_of_group(dir, f->used, "");
+    uint64_t cache = number_of_group(dir, "memory.stat", f->cache);
     if (most == UINT64_MAX || used == UINT64_MAX)
-        return least;
+        return UINT64_MAX;
+    used -= cache < used ? cache : 0;
     return used < most ? most - used : 0;
 }
+
+/* The group at `path` and all above it bound the process.  A container may see its own group at the
+ * top alone, under a path that is the host's. */
+static uint64_t least_upwards(const struct group_files *f, const char *root, char *path)
+{
+    uint64_t least = UINT64_MAX;
+    for (;;) {
+        char dir[PATH_MAX];
+        snprintf(dir, sizeof dir, "%s%s%s", root, f->folder, path);
+        uint64_t left = left_in(f, dir);
+        least = left < least ? left : least;
+        char *end = strrchr(path, '/');
+        if (end == NULL)
+            return least;
+        *end = 0;
+    }
+}
+
+/* Whether the controllers between the two first colons have memory. */
+static bool has_memory(const char *controllers)
+{
+    size_t n = strlen("memory");
+    for (const char *c = controllers; *c != 0 && *c != ':'; c++)
+        if ((c == controllers || c[-1] == ',') && strncmp(c, "memory", n) == 0 &&
+            (c[n] == ',' || c[n] == ':'))
+            return true;
+    return false;
+}
+
+uint64_t process_group_memory_left(const char *groups, const char *root)
+{
+    char line[PATH_MAX / 2];
+    uint64_t least = UINT64_MAX;
+    FILE *f = fopen(groups, "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        line[strcspn(line, "\n")] = 0;
+        char *controllers = strchr(line, ':');
+        char *path = controllers == NULL ? NULL : strchr(controllers + 1, ':');
+        if (path == NULL)
+            continue;
+        bool is_v2 = strncmp(line, "0::", 3) == 0;
+        if (!is_v2 && !has_memory(controllers + 1))
+            continue;
+        uint64_t left = least_upwards(&versions[is_v2 ? 0 : 1], root, path + 1);
+        least = left < least ? left : least;
+    }
+    if (f != NULL)
+        fclose(f);
+    return least;
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
 
 uint64_t process_memory_left(void)
 {
     uint64_t free_bytes = number_in("/proc/meminfo", "MemAvailable:", 1024);
-    uint64_t group = group_memory_left();
+    uint64_t group = process_group_memory_left("/proc/self/cgroup", "/sys/fs/cgroup");
     uint64_t least = free_bytes < group ? free_bytes : group;
     return least == UINT64_MAX ? 0 : least;
 }
