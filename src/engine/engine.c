@@ -344,16 +344,27 @@ static int count_decodes(const struct step_batch *b)
 /* Pause of a step in which every sequence waits for the saver. */
 enum { IDLE_NS = 200000 };
 
+/* Runs the batch.  *free_ns: see beside_free_ns. */
+static int run_batch(struct engine *e, int64_t *free_ns, struct err *err)
+{
+    struct weights_stream_stats before, after;
+    weights_stats(&e->o.model->w, &before);
+    int rc = step_batch_run(&e->batch, err);
+    weights_stats(&e->o.model->w, &after);
+    *free_ns = beside_free_ns(after.wait_ns - before.wait_ns, after.ahead_ns);
+    return rc;
+}
+
 /* New sequences begin to restore; the batch goes forward; restores get the rest of the step. */
 int engine_step(struct engine *e, int *n_active, struct err *err)
 {
     schedule_step(&e->schedule);
     make_batch(e);
-    int64_t t0 = clock_now_ns(), batch_ns = 0;
+    int64_t t0 = clock_now_ns(), batch_ns = 0, free_ns = 0;
     int n_decodes = count_decodes(&e->batch), n_rows = e->batch.n_rows;
     if (n_rows > 0) {
         double believed_s = restore_phase_believes(&e->restores, &e->batch);
-        int rc = step_batch_run(&e->batch, err);
+        int rc = run_batch(e, &free_ns, err);
         if (rc != 0)
             return rc;
         batch_ns = clock_now_ns() - t0;
@@ -367,6 +378,7 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
             &e->restores, l,
             &(struct restore_phase_budget){
                 .batch_ns = batch_ns,
+                .free_ns = free_ns,
                 .n_decodes = n_decodes,
                 .rows_left = beside_rows_left(e->o.step_rows, e->schedule.rows_beside,
                                               n_decodes, n_rows)});

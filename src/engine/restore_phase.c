@@ -532,7 +532,7 @@ static int poll(struct restore_phase *g, struct seq_list l)
  * the rows that the batch has left. */
 static void work_beside(struct restore_phase *g, const struct restore_phase_budget *b)
 {
-    beside_earn(&g->credit, b->batch_ns);
+    beside_earn(&g->credit, b->batch_ns, b->free_ns);
     while (beside_may_work(&g->credit) && restore_pipeline_work(g->pipeline, g->credit.ns))
         beside_pay(&g->credit, restore_pipeline_cost_ns(g->pipeline));
     int n_layers = g->shared->model->cfg.n_layers;

@@ -93,6 +93,7 @@ struct weights_stream_stats {
     /* Of the disk, the loading of what stays included; 0: layers come from host memory. */
     double disk_bytes_per_s;
     int64_t wait_ns;   /* that passes have waited for layers */
+    int64_t ahead_ns;  /* how long the source reads ahead of a pass, at its present speed */
     int64_t verify_ns; /* of checksums */
     uint64_t n_failed; /* layers that could not be had */
     char fault[200];   /* why the last one could not; empty after one that could */

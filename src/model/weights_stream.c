@@ -364,6 +364,9 @@ static void stats(void *arg, struct weights_stream_stats *out)
     if (ns > 0)
         out->disk_bytes_per_s = (double)(out->read_bytes + st->o.load_bytes) / (double)ns *
                                 1e9;
+    if (out->disk_bytes_per_s > 0)
+        out->ahead_ns = (int64_t)((double)st->o.n_slots * (double)out->layer_bytes /
+                                  out->disk_bytes_per_s * 1e9);
     pthread_mutex_unlock(&st->lock);
 }
 

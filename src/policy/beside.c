@@ -3,12 +3,17 @@
 
 #include "policy/sched.h"
 
-void beside_earn(struct beside_credit *c, int64_t pass_ns)
+void beside_earn(struct beside_credit *c, int64_t pass_ns, int64_t free_ns)
 {
-    int64_t earned = (int64_t)(BESIDE_RESTORE_SHARE * (double)pass_ns);
+    int64_t earned = (int64_t)(BESIDE_RESTORE_SHARE * (double)pass_ns) + free_ns;
     c->ns += earned;
     if (c->ns > earned)
         c->ns = earned;
+}
+
+int64_t beside_free_ns(int64_t wait_ns, int64_t ahead_ns)
+{
+    return wait_ns < ahead_ns ? wait_ns : ahead_ns;
 }
 
 void beside_pay(struct beside_credit *c, int64_t cost_ns)

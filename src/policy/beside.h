@@ -4,7 +4,9 @@
  *
  * - Restores compute behind the forward pass, within a *credit*: BESIDE_RESTORE_SHARE of the
  *   time of the passes.  An item of work may cost more than the credit; the steps that follow
- *   pay for it.  Credit that was not used is lost, so a pause never becomes a burst.
+ *   pay for it.  Credit that was not used is lost, so a pause never becomes a burst.  Where passes
+ *   wait for streamed weights, the disk reads ahead of the next pass while a restore computes.  So
+ *   much of the time behind a pass costs decodes nothing, and is given in full.
  * - Prompts get as many rows as stretch a step to BESIDE_STRETCH times what the decodes take alone.
  *
  * A plan for a restore beside decodes assumes both shares (beside_slow).  Without decodes a step
@@ -45,8 +47,12 @@ struct beside_credit {
     int64_t ns; /* that restores may compute; negative: they owe it */
 };
 
-/* A forward pass with decodes took pass_ns. */
-void beside_earn(struct beside_credit *c, int64_t pass_ns);
+/* A forward pass with decodes took pass_ns; free_ns of the time behind it costs the next pass
+ * nothing (beside_free_ns). */
+void beside_earn(struct beside_credit *c, int64_t pass_ns, int64_t free_ns);
+/* A pass waited wait_ns for weights, which are read up to ahead_ns before a pass wants them: what
+ * was read meanwhile, the next pass does not wait for. */
+int64_t beside_free_ns(int64_t wait_ns, int64_t ahead_ns);
 void beside_pay(struct beside_credit *c, int64_t cost_ns);
 bool beside_may_work(const struct beside_credit *c);
 

@@ -17,7 +17,7 @@ static void restores_earn_three_percent_of_a_pass(void **state)
     (void)state;
     struct beside_credit c = {0};
     assert_false(beside_may_work(&c));
-    beside_earn(&c, 100 * MS);
+    beside_earn(&c, 100 * MS, 0);
     assert_int_equal(c.ns, 3 * MS);
     assert_true(beside_may_work(&c));
     beside_pay(&c, 3 * MS);
@@ -30,9 +30,9 @@ static void unused_credit_is_lost(void **state)
     (void)state;
     struct beside_credit c = {0};
     for (int i = 0; i < 1000; i++)
-        beside_earn(&c, 100 * MS);
+        beside_earn(&c, 100 * MS, 0);
     assert_int_equal(c.ns, 3 * MS);
-    beside_earn(&c, 10 * MS); /* a short pass allows no more than its own share */
+    beside_earn(&c, 10 * MS, 0); /* a short pass allows no more than its own share */
     assert_int_equal(c.ns, 3 * MS / 10);
 }
 
@@ -40,13 +40,13 @@ static void later_steps_pay_for_a_long_item(void **state)
 {
     (void)state;
     struct beside_credit c = {0};
-    beside_earn(&c, 100 * MS);
+    beside_earn(&c, 100 * MS, 0);
     beside_pay(&c, 10 * MS); /* 7 ms are owed: two steps earn 6, the third has 2 over */
     for (int i = 0; i < 2; i++) {
-        beside_earn(&c, 100 * MS);
+        beside_earn(&c, 100 * MS, 0);
         assert_false(beside_may_work(&c));
     }
-    beside_earn(&c, 100 * MS);
+    beside_earn(&c, 100 * MS, 0);
     assert_int_equal(c.ns, 2 * MS);
 }
 
@@ -59,7 +59,7 @@ static void restores_never_exceed_their_share(void **state)
     double passes = 0, paid = 0, longest = 0;
     for (int step = 0; step < 20000; step++) {
         int64_t pass_ns = (int64_t)rng_below(&r, 200 * MS);
-        beside_earn(&c, pass_ns);
+        beside_earn(&c, pass_ns, 0);
         passes += (double)pass_ns;
         while (beside_may_work(&c)) {
             int64_t cost_ns = 1 + (int64_t)rng_below(&r, 8 * MS);
@@ -70,6 +70,20 @@ static void restores_never_exceed_their_share(void **state)
         assert_true(paid <= BESIDE_RESTORE_SHARE * passes + longest);
     }
     assert_true(paid > 0.99 * BESIDE_RESTORE_SHARE * passes); /* and they get it */
+}
+
+/* A pass of 4 s waited 3 s for weights, of which the ring holds those of 0.4 s: so long the disk
+ * reads on while a restore computes.  A pass that hardly waited gives as much as it waited. */
+static void time_in_which_weights_are_read_is_free(void **state)
+{
+    (void)state;
+    struct beside_credit c = {0};
+    assert_int_equal(beside_free_ns(3000LL * MS, 400 * MS), 400 * MS);
+    assert_int_equal(beside_free_ns(10 * MS, 400 * MS), 10 * MS);
+    assert_int_equal(beside_free_ns(3000LL * MS, 0), 0);
+    for (int i = 0; i < 3; i++) /* unused, it is lost as well */
+        beside_earn(&c, 4000LL * MS, 400 * MS);
+    assert_int_equal(c.ns, 120 * MS + 400 * MS);
 }
 
 static void alone_a_step_restores_for_a_while(void **state)
@@ -145,6 +159,7 @@ int main(void)
         cmocka_unit_test(unused_credit_is_lost),
         cmocka_unit_test(later_steps_pay_for_a_long_item),
         cmocka_unit_test(restores_never_exceed_their_share),
+        cmocka_unit_test(time_in_which_weights_are_read_is_free),
         cmocka_unit_test(alone_a_step_restores_for_a_while),
         cmocka_unit_test(plans_count_on_the_shares),
         cmocka_unit_test(speeds_are_learned_from_the_steps_that_show_them),
