@@ -435,6 +435,10 @@ static int check(const struct bench *b, struct err *err)
                            b->machine.n_minibatches);
     if (!b->a->check)
         return 0;
+    if (b->costs.project_r2 < 0.98 || b->costs.link_r2 < 0.98)
+        return err_set(err, ERR_LIMIT,
+                       "R2 of the projection is %.3f, of the link %.3f, not 0.98",
+                       b->costs.project_r2, b->costs.link_r2);
     if (fabs(b->a->x - 1.4) < 1e-9 && fabs(traffic(b) - 1.36) > 0.02)
         return err_set(err, ERR_LIMIT, "%.3f times less traffic than kv, not 1.36",
                        traffic(b));
