@@ -330,8 +330,11 @@ static int run_arm(struct bench *b, enum arm arm, struct err *err)
         /* The head and the sampler overlap nothing, but belong to every arm's step. */
         double kv_s = (double)b->a->batch * b->n_full * b->costs.kv_bytes *
                       b->machine.link.b_s;
-        b->machine.forward_s = r->step_s / b->n_layers;
-        b->machine.weights_s = fmin(b->machine.forward_s, kv_s / 3);
+        struct hybrid_machine *m = &b->machine;
+        m->forward_s = r->step_s / b->n_layers;
+        m->forward_mini_s = m->forward_s * b->costs.forward_mini_s / b->costs.forward_s;
+        double forward_s = m->forward_s + m->forward_mini_s * (m->n_minibatches - 1);
+        m->weights_s = fmin(forward_s, kv_s / 3);
         b->weights_bytes = b->machine.weights_s / b->machine.link.b_s;
         r->predicted_s = r->step_s;
     } else if (rc == 0) {

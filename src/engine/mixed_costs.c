@@ -54,9 +54,12 @@ static int project(struct sampling *p, int n)
     return stream_sync(x->stream);
 }
 
+/* Begins as mixed_load does, so that a link that is slowed down starts anew: where a copy was late,
+ * the next one does not make up for it. */
 static int copy(struct sampling *p, int n)
 {
     const struct places *pl = &p->x.places;
+    TRY(event_wait(p->x.link, p->x.done[0]));
     for (int i = 0; i < n; i++)
         TRY(stream_copy(p->x.link, places_view(pl, LAYER, places_scratch(pl, LAYER, 0, i)),
                         places_kv_host(pl, LAYER, pl->first[PLACES_KV_HOST] + i),
@@ -150,6 +153,14 @@ static int forward(struct sampling *p, int n, double *seconds)
     return rc;
 }
 
+/* The seconds at no rows of the line through both times: those of reading the layer. */
+static double forward_mini(int n_rows, double forward_s, double one_row_s)
+{
+    double per_row = n_rows > 1 ? (forward_s - one_row_s) / (n_rows - 1) : 0;
+    double at_none = one_row_s - (per_row > 0 ? per_row : 0);
+    return at_none < 0 ? 0 : at_none < forward_s ? at_none : forward_s;
+}
+
 int mixed_measure(const struct model *m, struct model_work *work, struct stream *s,
                   double link_bytes_per_s, int n_rows, struct mixed_costs *out,
                   struct err *err)
@@ -162,8 +173,12 @@ int mixed_measure(const struct model *m, struct model_work *work, struct stream 
         rc = sample(&p, project, 1, &out->project, &out->project_r2);
     if (rc == 0)
         rc = sample(&p, copy, (double)p.x.places.kv_bytes, &out->link, &out->link_r2);
+    double one_row_s = 0;
     if (rc == 0)
         rc = forward(&p, n_rows, &out->forward_s);
+    if (rc == 0)
+        rc = forward(&p, 1, &one_row_s);
+    out->forward_mini_s = forward_mini(n_rows, out->forward_s, one_row_s);
     out->kv_bytes = (double)p.x.places.kv_bytes;
     out->act_bytes = (double)p.x.places.act_bytes;
     mixed_deinit(&p.x);

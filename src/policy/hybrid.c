@@ -18,7 +18,8 @@ static double link_seconds(const struct hybrid_machine *m, double bytes)
 
 static double compute_seconds(const struct hybrid_machine *m, int64_t n_act)
 {
-    return m->forward_s + line(&m->project, (double)n_act, m->n_minibatches);
+    return m->forward_s + m->forward_mini_s * (m->n_minibatches - 1) +
+           line(&m->project, (double)n_act, m->n_minibatches);
 }
 
 /* --- mini-batches ----------------------------------------------------------------------------- */
@@ -86,7 +87,7 @@ void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *me
     out->seconds = overlap(m, out->link_s, out->compute_s);
     int64_t device = least(n_blocks, floor(mem->device_bytes / m->kv_bytes));
     double kv_only = (double)(n_blocks - device) * m->kv_bytes;
-    out->kv_seconds = overlap(m, link_seconds(m, kv_only), m->forward_s);
+    out->kv_seconds = overlap(m, link_seconds(m, kv_only), compute_seconds(m, 0));
     out->fits = host_bytes(m, out) <= mem->host_bytes;
     if (!out->fits)
         *out = (struct hybrid_split){.kv_seconds = out->kv_seconds};

@@ -40,15 +40,18 @@ double minibatch_seconds(const struct hybrid_machine *m, int64_t n_act, int64_t 
     return fmax(project_seconds(m, n_act), load_both_seconds(m, n_act, n_kv));
 }
 
+/* Seconds of both lanes of mini-batch i of n. */
 static double compute_seconds(const struct hybrid_machine *m, const struct minibatch *b,
-                              int n_requests)
+                              int n, int i, int n_requests)
 {
-    return m->forward_s * b->n_requests / n_requests + project_seconds(m, b->n_act);
+    double forward = m->forward_s + m->forward_mini_s * (n - 1);
+    return forward * b[i].n_requests / n_requests + project_seconds(m, b[i].n_act);
 }
 
-static double link_seconds(const struct hybrid_machine *m, const struct minibatch *b, int n)
+static double link_seconds(const struct hybrid_machine *m, const struct minibatch *b, int n,
+                           int i)
 {
-    return m->weights_s / n + load_both_seconds(m, b->n_act, b->n_kv);
+    return m->weights_s / n + load_both_seconds(m, b[i].n_act, b[i].n_kv);
 }
 
 double minibatch_layer_seconds(const struct hybrid_machine *m, const struct minibatch *b,
@@ -59,11 +62,11 @@ double minibatch_layer_seconds(const struct hybrid_machine *m, const struct mini
     for (int i = 0; i < n; i++)
         n_requests += b[i].n_requests;
     for (int i = 0; i < n; i++)
-        seconds += fmax(compute_seconds(m, &b[i], n_requests),
-                        link_seconds(m, &b[(i + 1) % n], n));
+        seconds += fmax(compute_seconds(m, b, n, i, n_requests),
+                        link_seconds(m, b, n, (i + 1) % n));
     if (m->n_layers > 0 && n > 0)
-        seconds += fmin(compute_seconds(m, &b[n - 1], n_requests),
-                        link_seconds(m, &b[0], n)) /
+        seconds += fmin(compute_seconds(m, b, n, n - 1, n_requests),
+                        link_seconds(m, b, n, 0)) /
                    m->n_layers;
     return seconds;
 }

@@ -36,7 +36,8 @@ static struct mixed_costs costs_of(const struct model *m, double x)
                                 .link_r2 = 1,
                                 .kv_bytes = kv,
                                 .act_bytes = act,
-                                .forward_s = 1e-3};
+                                .forward_s = 1e-3,
+                                .forward_mini_s = 1e-5};
 }
 
 static struct mixed_job job_of(enum mixed_method method)
@@ -136,6 +137,7 @@ static void auto_mixes_where_it_pays(void **state)
     assert_int_equal(o->machine.n_requests, N_SEQS);
     assert_int_equal(o->machine.n_minibatches, N_SEQS);
     assert_int_equal(o->machine.n_layers, L);
+    assert_true(o->machine.forward_mini_s == 1e-5);
     assert_int_equal(n_act((c = choose(&j, &m, 10.5), &c)), 0);
     assert_true(c.is_on && c.split.kv_host > 0);
     assert_int_equal(n_act((c = choose(&j, &grouped, 1.4), &c)), 0);

@@ -140,6 +140,25 @@ static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
     assert_int_equal(s.act_host, 0);
 }
 
+/* Each mini-batch but one reads the layer again: at x = 1 and 600 blocks ACT blocks of 400 s stand
+ * beside a load of 400 s; 2 further mini-batches of 30 s leave 360 s for them. */
+static void further_mini_batches_read_the_layer_again(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(1);
+    struct hybrid_split s;
+    m.n_minibatches = 3;
+    hybrid_choose(&m, &no_device, 600, &s);
+    assert_int_equal(s.act_host, 400);
+    m.forward_mini_s = 30;
+    hybrid_choose(&m, &no_device, 600, &s);
+    assert_int_equal(s.act_host, 360);
+    assert_true(s.link_s == 420 && s.compute_s == 420);
+    m.n_minibatches = 1;
+    hybrid_choose(&m, &no_device, 600, &s);
+    assert_int_equal(s.act_host, 400);
+}
+
 /* The first load and the last computation of a step overlap nothing: in one layer of one
  * mini-batch nothing overlaps, and an ACT block only costs time. */
 static void a_step_of_few_layers_overlaps_little(void **state)
@@ -221,6 +240,7 @@ static void draw(struct rng *r, struct hybrid_machine *m, struct hybrid_memory *
         .link = {between(r, 0.1, 10) * block_s, block_s / 2},
         .kv_bytes = 2,
         .act_bytes = rng_below(r, 4) == 0 ? between(r, 0.5, 2.5) : 1,
+        .forward_mini_s = rng_below(r, 2) == 0 ? 0 : between(r, 0.001, 0.1) * all_s,
         .n_minibatches = 1 + (int)rng_below(r, 8),
         .n_layers = rng_below(r, 2) == 0 ? 0 : 1 + (int)rng_below(r, 40)};
     if (rng_below(r, 2) == 0)
@@ -284,7 +304,8 @@ static double simulate(const struct hybrid_machine *m, const struct hybrid_split
         for (int i = 0; i < n; i++, at++) {
             double share = share_of(m, i);
             double load = bytes > 0 ? m->link.a_s + m->link.b_s * bytes * share : 0;
-            double work = m->forward_s * share +
+            double forward = m->forward_s + m->forward_mini_s * (n - 1);
+            double work = forward * share +
                           (n_act > 0 ? m->project.a_s + m->project.b_s * n_act * share : 0);
             link = fmax(link, at >= 2 ? done[at - 2] : 0) + load;
             compute = fmax(fmax(compute, link), weights) + work;
@@ -372,6 +393,7 @@ int main(void)
         cmocka_unit_test(act_blocks_come_to_the_device_first),
         cmocka_unit_test(a_small_mini_batch_hides_little),
         cmocka_unit_test(unequal_mini_batches_may_have_nothing_to_gain),
+        cmocka_unit_test(further_mini_batches_read_the_layer_again),
         cmocka_unit_test(a_step_of_few_layers_overlaps_little),
         cmocka_unit_test(algorithm_1_as_printed),
         cmocka_unit_test(the_next_block_keeps_the_ratio),

@@ -191,6 +191,9 @@ static void a_layer_computes_beside_the_next_load(void **state)
     m.forward_s = 12; /* ten of them in the mini-batch of five requests */
     m.weights_s = 2;  /* one beside each */
     assert_true(minibatch_layer_seconds(&m, unequal, 2) == (10 + 5) + 8.5);
+    m.forward_mini_s = 6; /* the second mini-batch reads the layer again: 15 and 3 of 18 */
+    assert_true(minibatch_layer_seconds(&m, unequal, 2) == (15 + 5) + 8.5);
+    assert_true(minibatch_layer_seconds(&m, equal, 1) == 12 + 3);
 }
 
 /* Written blocks take room. */
