@@ -126,7 +126,7 @@ struct hcache_opts {
     /* limit on all files of the store, or on the size of a store in memory; 0: none */
     uint64_t store_cap_bytes;
     /* Memory for copies of saved state, in front of the store's disk.  0: none.  HCACHE_DRAM_AUTO:
-     * a part of the machine's free memory, on machines where copies pay (docs/PLACEMENT.md). 
+     * a part of the machine's free memory, on machines where copies pay (docs/PLACEMENT.md).
      * Dropping a copy loses nothing.  Ignored without a store, and with a store in DRAM. */
     uint64_t dram_bytes;
     /* URL of a Redis that shares saved state between servers, behind the store:
@@ -228,8 +228,8 @@ int64_t hcache_least_tokens(const struct hcache *h, const char *text, size_t n);
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err);
 /* Renders a conversation with the model's own chat template, ready for an answer.  request is a
- * JSON object with messages and optionally tools and chat_template_kwargs, as in OpenAI's API. 
- * *text is the caller's; encode it with HCACHE_PARSE_SPECIAL and no other flag. 
+ * JSON object with messages and optionally tools and chat_template_kwargs, as in OpenAI's API.
+ * *text is the caller's; encode it with HCACHE_PARSE_SPECIAL and no other flag.
  * HCACHE_E_UNSUPPORTED: the model has no template.  HCACHE_E_USAGE: the template refuses the
  * messages. */
 int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
@@ -301,7 +301,7 @@ struct hcache_truncation {
 int hcache_truncation_parse(const char *text, struct hcache_truncation *out,
                             struct hcache_err *err);
 /* Returns 0 if this model and this KV cache can truncate as t says.  HCACHE_E_USAGE: a number does
- * not fit, and the message has the numbers; HCACHE_E_UNSUPPORTED: the message has the reason. 
+ * not fit, and the message has the numbers; HCACHE_E_UNSUPPORTED: the message has the reason.
  * *step (step may be NULL) gets the number of tokens dropped at once. */
 int hcache_truncation_check(const struct hcache *h, const struct hcache_truncation *t,
                             int *step, struct hcache_err *err);

@@ -84,7 +84,7 @@ struct opt {
     /* the default, as a user would write it; NULL: zero, NULL, or an empty list */
     const char *def;
     const char *const *choices; /* NULL-terminated; NULL: anything */
-    /* Bounds of integers and sizes, and of the number of items in a list.  max 0: no upper bound. 
+    /* Bounds of integers and sizes, and of the number of items in a list.  max 0: no upper bound.
      * An option that allows negative values needs a min below 0. */
     int64_t min, max;
     /* Bounds of doubles; hi 0: no upper bound. */

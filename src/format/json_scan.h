@@ -11,7 +11,7 @@
 
 #include "base/err.h"
 
-/* Returns 0, or ERR_FORMAT if the text is not JSON or is nested deeper than json_parse allows. 
+/* Returns 0, or ERR_FORMAT if the text is not JSON or is nested deeper than json_parse allows.
  * *cost is an upper bound on the bytes that json_parse takes for the tree; after an error, for the
  * part before it.  A member of the outermost object whose name ignores(arg, name, n) accepts is
  * checked like the others, and its value is then overwritten with 0 and spaces; ignores NULL: none.
