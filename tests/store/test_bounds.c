@@ -1,7 +1,7 @@
 /* test_bounds.c - metadata whose checksum holds and whose fields do not fit: what a bug,
  * another build or somebody with the format's description could write.  Every length and number
  * is refused or bounded, nothing wrong is served, and what can be known from elsewhere is not
- * lost.  docs/TESTING.md has the table of bounds. */
+ * lost.  docs/PROMISES.md has the table of bounds. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

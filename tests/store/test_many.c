@@ -1,5 +1,5 @@
 /* Opening a store of a million chunks: that it takes less than two seconds of processor
- * time is measured with this program (docs/TESTING.md); what is tested is that it grows no
+ * time is measured with this program (docs/PROMISES.md); what is tested is that it grows no
  * faster than the number of chunks.
  *
  * HCACHE_MANY=N makes N chunks instead of 200,000 (a million takes a while to make);
@@ -144,7 +144,7 @@ static void opens_quickly(void **state)
     print_message("%llu chunks: opened in %.2f s of processor time (%.2f s by the clock)\n",
                   (unsigned long long)n, (double)best_ns * 1e-9, (double)wall_ns * 1e-9);
 #if !defined(HC_DEBUG)
-    /* Ten times what is promised, measured and written down (docs/TESTING.md): this is to
+    /* Ten times what is promised, measured and written down (docs/PROMISES.md): this is to
      * notice work that grows faster than the number of chunks, on a slow machine, too. */
     assert_true(best_ns < (int64_t)(20000.0 * (double)n));
 #endif
