@@ -1,7 +1,7 @@
-/* backoff.h - how long to rest between attempts at something that fails.
+/* backoff.h - how long to wait between attempts at an operation that keeps failing.
  *
- * Rests double up to a bound.  Half of each is random, so that many servers that lost the same
- * remote do not come back to it in the same moment.  Pure: the seed is the caller's. */
+ * Waits double up to a bound. Half of each wait is random, so that many servers that lost the
+ * same remote do not come back to it in the same moment. Pure: the caller provides the seed. */
 #ifndef POLICY_BACKOFF_H
 #define POLICY_BACKOFF_H
 
@@ -10,8 +10,9 @@
 #define BACKOFF_FIRST_S 0.25
 #define BACKOFF_MOST_S  30.0
 
-/* Returns the rest in seconds behind the n-th failure in a row, n >= 1: between a half and all of
- * BACKOFF_FIRST_S * 2^(n - 1), and of BACKOFF_MOST_S at most. */
+/* Returns the wait in seconds after the n-th failure in a row, n >= 1. The full wait is
+ * BACKOFF_FIRST_S * 2^(n - 1), at most BACKOFF_MOST_S; the result is between a half and all of
+ * it. */
 double backoff_s(int n_failures, uint64_t seed);
 
 #endif

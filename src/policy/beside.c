@@ -37,7 +37,7 @@ void beside_slow(struct plan_request *req)
     req->prefill_slow = BESIDE_PREFILL_SLOW;
 }
 
-/* A running mean over some eight steps; the first is taken as it is. */
+/* Updates a running mean over about eight steps. The first value is taken as it is. */
 static void average(double *mean, double x)
 {
     *mean += (x - *mean) * (*mean == 0 ? 1 : 0.125);

@@ -1,15 +1,16 @@
-/* beside.h - what restores and prompts may take from a step in which others decode.
+/* beside.h - the share of a step that restores and prompts may take while other sequences
+ * decode.
  *
- * Decodes come first.  Beside them:
- *
+ * Decodes come first. Beside them:
  * - Restores compute behind the forward pass, within a *credit*: BESIDE_RESTORE_SHARE of the
- *   time of the passes.  An item of work may cost more than the credit; the steps that follow
- *   pay for it.  Credit that was not used is lost, so a pause never becomes a burst.  Where passes
- *   wait for streamed weights, the disk reads ahead of the next pass while a restore computes.  So
- *   much of the time behind a pass costs decodes nothing, and is given in full.
- * - Prompts get as many rows as stretch a step to BESIDE_STRETCH times what the decodes take alone.
+ *   time of the passes. A work item may cost more than the credit; the next steps pay for it.
+ *   Unused credit is lost, so a pause never becomes a burst. Where passes wait for streamed
+ *   weights, the disk reads ahead of the next pass while a restore computes. That part of the
+ *   time behind a pass costs the decodes nothing, and restores get all of it.
+ * - Prompts get as many rows as stretch a step to BESIDE_STRETCH times the time of its decodes
+ *   alone.
  *
- * A plan for a restore beside decodes assumes both shares (beside_slow).  Without decodes a step
+ * A plan for a restore beside decodes assumes both shares (beside_slow). A step without decodes
  * may restore for beside_alone_ns.
  *
  * Pure: no clock, no allocation. */
@@ -24,63 +25,64 @@
 /* Share of decode-step time that restore compute may use: the paper's 4 % minus the slowdown
  * from restore I/O (docs/perf/). */
 #define BESIDE_RESTORE_SHARE 0.03
-/* A prompt beside decodes may make a step take this many times what they take alone: the promise
- * is 3 at the 99th percentile, and steps vary. */
+/* A prompt may stretch a step with decodes to this many times the time of the decodes alone. The
+ * promise is 3 at the 99th percentile, and steps vary. */
 #define BESIDE_STRETCH 2.5
-/* Prefill beside decodes takes this many times as long. */
+/* Prefill beside decodes takes this many times as long as alone. */
 #define BESIDE_PREFILL_SLOW (BESIDE_STRETCH / (BESIDE_STRETCH - 1))
 
 enum {
     /* A prompt gets at least this many rows: below 16 a GEMM takes hardly less time. */
     BESIDE_LEAST_ROWS = 16,
-    /* Fewer new tokens than these are not fused with their restore beside decodes, but wait for
-     * the batch: by themselves they would read the layers' weights for hardly any work, which
+    /* Fewer new tokens than this are not fused with their restore beside decodes, but wait for
+     * the batch: on their own they would read the layers' weights for hardly any work, which
      * takes as long as a step. */
     BESIDE_LEAST_FUSED = 64,
-    /* A step without decodes restores, or waits, for at least so long. */
+    /* A step without decodes restores, or waits, for at least this long. */
     BESIDE_ALONE_NS = 20 * 1000 * 1000,
 };
 
 /* ---- restores ---- */
 
 struct beside_credit {
-    int64_t ns; /* that restores may compute; negative: they owe it */
+    int64_t ns; /* time that restores may compute; negative: time that they owe */
 };
 
-/* A forward pass with decodes took pass_ns; free_ns of the time behind it costs the next pass
- * nothing (beside_free_ns). */
+/* Adds what a forward pass with decodes earns, which took pass_ns. free_ns is the part of the
+ * time behind it that costs the next pass nothing (beside_free_ns). */
 void beside_earn(struct beside_credit *c, int64_t pass_ns, int64_t free_ns);
-/* A pass waited wait_ns for weights, which are read up to ahead_ns before a pass wants them: what
- * was read meanwhile, the next pass does not wait for. */
+/* Returns the time behind a pass that costs the next pass nothing. The pass waited wait_ns for
+ * weights, which are read up to ahead_ns before a pass needs them. The next pass does not wait
+ * for weights that were read in that time. */
 int64_t beside_free_ns(int64_t wait_ns, int64_t ahead_ns);
 void beside_pay(struct beside_credit *c, int64_t cost_ns);
 bool beside_may_work(const struct beside_credit *c);
 
-/* How long a step without decodes may restore or wait: as long as a new request may be kept
- * waiting, or as long as the prompts in it took, so that both get half of the machine.  pass_ns:
- * 0 where there was no forward pass. */
+/* Returns how long a step without decodes may restore or wait: as long as a new request may
+ * wait, or as long as the step's prompts took, so that both get half of the machine. pass_ns: 0
+ * if there was no forward pass. */
 int64_t beside_alone_ns(int64_t pass_ns);
 
-/* A plan that is carried out beside decodes has these shares of compute. */
+/* Sets the shares of compute for a plan that is carried out beside decodes. */
 void beside_slow(struct plan_request *req);
 
 /* ---- prompts ---- */
 
-/* What steps took lately. 0: not known. */
+/* Recent times of steps; 0: unknown. */
 struct beside_speed {
-    double decode_ns; /* a step of decodes alone */
-    double row_ns;    /* each row of prefill */
+    double decode_ns; /* time of a step of decodes alone */
+    double row_ns;    /* time of each row of prefill */
 };
 
-/* A step of n_rows, n_decodes of them decodes, took ns. */
+/* Learns that a step of n_rows rows, n_decodes of them decodes, took ns. */
 void beside_learn(struct beside_speed *s, int n_decodes, int n_rows, int64_t ns);
-/* Rows of prefill that a step with decodes may have. */
+/* Returns the prefill rows that a step with decodes may have. */
 int beside_rows(const struct beside_speed *s);
-/* Rows of new tokens that a step may still compute behind its batch of n_rows, n_decodes of them
- * decodes. */
+/* Returns the rows of new tokens that a step may still compute behind its batch of n_rows,
+ * n_decodes of them decodes. */
 int beside_rows_left(int step_rows, int rows_beside, int n_decodes, int n_rows);
-/* Returns how many rows times layers of n_new fused tokens a step with decodes may still compute,
- * where rows_left is what beside_rows_left returned. 0: they wait for the batch. */
+/* Returns how many rows times layers of n_new fused tokens a step with decodes may still
+ * compute; rows_left is the result of beside_rows_left. 0: they wait for the batch. */
 int beside_fused_rows(int n_new, int rows_left, int n_layers);
 
 #endif

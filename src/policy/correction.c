@@ -7,16 +7,16 @@
 #include "policy/pipeline.h"
 #include "policy/plan_parts.h"
 
-/* What a surprise may be at first, and at most, in log2: a fifth, then any. */
+/* Largest first step of a surprise, in log2: a factor of 1.2. It doubles while surprises go on. */
 #define FIRST_STEP 0.26
 enum { RUN_MAX = 4 };
 
-/* Below this there is more clock and wake-up than cost in a measurement. */
+/* A shorter measurement contains more clock and wake-up time than cost. */
 #define LEAST_S 0.5e-3
 
-/* Of a lane, so that it can be told what it did. */
+/* Share of a lane's work that one kind must have, so that the lane teaches that kind. */
 #define MOST 0.8
-/* Of the whole, that compute must wait for the I/O lane to be the bottleneck. */
+/* The I/O lane is the bottleneck if compute waits for it during this share of the whole. */
 #define IO_BOUND 0.2
 
 static double clamp(double x, double limit)
@@ -37,7 +37,7 @@ void correction_observe(struct platform_correction *c, double expected_s, double
         c->run = direction;
     else if (c->run * direction < RUN_MAX)
         c->run += direction;
-    /* 0.26, 0.52, 1.04, 2.08: from the fourth in a row on, anything is believed. */
+    /* 0.26, 0.52, 1.04, 2.08: from the fourth surprise in a row on, any size is believed. */
     double step = c->run == 0 ? FIRST_STEP : FIRST_STEP * exp2(abs(c->run) - 1);
     double gain = fmax(CORRECTION_GAIN_MIN, 1.0 / (c->n_observed + 2));
     c->spread_log2 += gain * (fmin(fabs(surprise), CORRECTION_SPREAD_MAX) - c->spread_log2);
@@ -46,7 +46,7 @@ void correction_observe(struct platform_correction *c, double expected_s, double
         c->n_observed++;
 }
 
-/* Compute of the plan's layers by kind, as the descriptors say (corrections included). */
+/* Sums the compute of the plan's layers by kind, from the descriptors (corrections included). */
 static void sum_kinds(const struct plan_request *req, const struct plan *plan,
                       double *gemm_s, double *kv_s)
 {
@@ -81,7 +81,7 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
     double sum = e.gemm_s + e.kv_s, slowed = sum > 0 ? lanes.comp_busy_s / sum : 1;
     e.gemm_s *= slowed / platform_correction_factor(&p->gemm_correction);
     e.kv_s *= slowed / platform_correction_factor(&p->kv_correction);
-    /* Where a bus is slower than the store, what reading took says nothing of the store. */
+    /* If a bus is slower than the store, the time of reads says nothing about the store. */
     const struct platform_tier *t = &p->tier[tier];
     bool is_store_bound = req->n_stages > 1 ||
                           platform_io_bytes_per_s(p, tier) >= t->bytes_per_s;

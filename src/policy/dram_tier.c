@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A copy is used where it lies.  So reading moves no bytes: a record costs its way
- * through the queue of the restores' I/O thread.  What its bytes cost is part of
- * the compute that uses them. */
+/* A copy is used where it lies, so reading moves no bytes. A record costs its way through the
+ * queue of the restores' I/O thread. The cost of its bytes is part of the compute that uses
+ * them. */
 #define RECORD_S    2e-6
 #define BYTES_PER_S 1e12
 
@@ -27,7 +27,7 @@ int dram_tier(struct platform *p)
     return p->n_tiers++;
 }
 
-/* Seconds until the last of n equal layers has been read and computed, by two lanes. */
+/* Returns the seconds until the last of n equal layers has been read and computed by two lanes. */
 static double two_lanes_s(int n, double io_s, double comp_s)
 {
     return fmax(n * io_s + comp_s, io_s + n * comp_s);

@@ -1,8 +1,8 @@
-/* dram_tier.h - the platform's tier for copies of chunks in DRAM, in front of the disk.  Pure.
+/* dram_tier.h - the platform's tier for copies of chunks in DRAM, in front of the disk. Pure.
  *
- * Tier 0 of a platform is where stored chunks lie: the disk.  Ranges of chunks that have
- * copies in DRAM carry the tier "dram" (plan_range.tier), so plans price each range by
- * the place that it is read from. */
+ * Tier 0 of a platform is the home of stored chunks: the disk. Ranges of chunks that have copies
+ * in DRAM carry the tier "dram" (plan_range.tier), so plans price each range by the place that
+ * it is read from. */
 #ifndef POLICY_DRAM_TIER_H
 #define POLICY_DRAM_TIER_H
 
@@ -11,14 +11,14 @@
 
 #include "policy/platform.h"
 
-/* Returns the number of the platform's tier "dram" behind tier 0.  Where the profile has none,
- * one is added; 0 where there is no tier 0, or no room. */
+/* Returns the number of the platform's tier "dram", which is behind tier 0. Adds one if the
+ * profile has none. Returns 0 if there is no tier 0, or no room. */
 int dram_tier(struct platform *p);
 
-/* Whether a request with n_tokens of history and n_new tokens behind them would have its first
- * token sooner from DRAM than from tier 0: by more than 1/32, which is less than predictions
- * are wrong by.  The new tokens follow the layers as they come back, so a long prompt hides its
- * own load.  False where the platform has no tier. */
+/* Returns whether a request with n_tokens of history and n_new new tokens would have its first
+ * token sooner from DRAM than from tier 0, by more than 1/32, which is less than the error of
+ * predictions. New tokens follow the layers as they come back, so a long prompt hides its own
+ * load. Returns false if the platform has no tier. */
 bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new);
 
 #endif

@@ -8,7 +8,7 @@ static bool is_equal(const struct sha256 *x, const struct sha256 *y)
     return memcmp(x, y, sizeof *x) == 0;
 }
 
-/* The key of what comes before chunk n. */
+/* Returns the key of the chunk before chunk n. */
 static const struct sha256 *parent_of(const struct lead_request *r, int n)
 {
     return n == 0 ? r->root : &r->keys[n - 1];

@@ -1,13 +1,12 @@
 /* pipeline.c - see pipeline.h.
  *
  * Invariants of the simulation:
- * 1. The I/O lane works on one read at a time, in order, without gaps, from time 0; a bus copies
+ * 1. The I/O lane works on one read at a time, in order, without gaps, from time 0. A bus copies
  *    the records of its stage in the order in which they were read.
- * 2. A compute lane idles only when nothing is ready; so the amount of work that one stage has
+ * 2. A compute lane idles only when nothing is ready. So the amount of work that one stage has
  *    done by any moment, and with one stage the makespan, does not depend on which ready job it
  *    takes.
- * 3. Progress is a pair of remaining times "as if alone"; an overlap factor divides its
- * speed. */
+ * 3. Progress is a pair of remaining times "as if alone"; an overlap factor divides the speed. */
 #include "policy/pipeline.h"
 
 #include <math.h>
@@ -24,12 +23,13 @@ struct job_queue {
     int first, last; /* NOTHING: empty */
 };
 
-/* A stage's own. */
+/* Lanes of one stage. */
 struct stage_lanes {
-    struct job_queue read, ready; /* wait for the bus; for compute */
-    int going_up;                 /* job, or NOTHING */
+    /* jobs that wait for the bus; jobs that wait for compute */
+    struct job_queue read, ready;
+    int going_up; /* job on the bus, or NOTHING */
     double up_left_s, up_start_s;
-    struct pipe_item busy; /* what computes; layer NOTHING when idle */
+    struct pipe_item busy; /* item that computes; layer NOTHING when idle */
     double comp_left_s;
     int next_readless; /* the next job without a read */
 };
@@ -40,18 +40,18 @@ struct lanes {
     double t;
     int n_stages;
     /* I/O */
-    int reading; /* index of the job being read, NOTHING when all are */
+    int reading; /* index of the job being read; NOTHING after the last */
     double read_left_s, read_start_s;
-    /* read but, because of the latency, not yet here: a queue in job order */
+    /* A queue in job order: jobs that are read, but not yet here because of the latency. */
     int n_read, n_arrived;
-    /* what passes through the stages */
-    int n_recomputed; /* layers 0..n_recomputed-1 are, of the R */
+    /* work that passes through the stages */
+    int n_recomputed; /* R layers 0..n_recomputed-1 are recomputed */
     int next_prefill;
     bool is_prefilling, head_done;
     int n_restored_jobs;
     int n_prefix; /* layers 0..n_prefix-1 are restored */
     struct stage_lanes stage[PLAN_MAX_STAGES];
-    uint8_t jobs_left[PLAN_MAX_LAYERS]; /* of each layer, until it is restored */
+    uint8_t jobs_left[PLAN_MAX_LAYERS]; /* jobs of each layer left until it is restored */
     int read[PIPE_MAX_JOBS];
     double arrives_s[PIPE_MAX_JOBS];
     int16_t next[PIPE_MAX_JOBS];
@@ -93,7 +93,7 @@ static void record(struct lanes *s, struct pipe_item item)
     s->out->item[s->out->n_items++] = item;
 }
 
-/* What job i did from start_s until now. */
+/* Returns the item of job i from start_s until now. */
 static struct pipe_item item_of(const struct lanes *s, int i, double start_s, uint8_t lane)
 {
     const struct pipe_job *j = &s->load->job[i];
@@ -167,7 +167,7 @@ static void start_prefill(struct lanes *s, struct stage_lanes *k, double comp_s,
                                  .stage = (uint8_t)(k - s->stage)};
 }
 
-/* Layers whose new tokens may be prefilled now: 0..n-1. */
+/* Returns n: the new tokens may now be prefilled in layers 0..n-1. */
 static int prefill_allowed(const struct lanes *s)
 {
     const struct pipe_load *l = s->load;
@@ -178,7 +178,7 @@ static int prefill_allowed(const struct lanes *s)
     return s->n_restored_jobs == l->n_jobs ? l->n_layers : 0;
 }
 
-/* The stage's next job without a read that may start: recomputation goes up the layers. */
+/* Returns the stage's next job without a read that may start. Recomputation goes up the layers. */
 static int next_readless(struct lanes *s, struct stage_lanes *k)
 {
     const struct pipe_load *l = s->load;
@@ -266,7 +266,7 @@ static void count_busy(struct lanes *s, double dt, bool comp)
     }
 }
 
-/* How long until something ends or arrives. */
+/* Returns the time until a job ends or a read arrives. */
 static double time_to_event(const struct lanes *s, double slow_io, double slow_comp)
 {
     double dt = INFINITY;
@@ -284,7 +284,7 @@ static double time_to_event(const struct lanes *s, double slow_io, double slow_c
     return dt;
 }
 
-/* Of a stage; what ends now ends. */
+/* Advances a stage by dt; jobs that end now end. */
 static void advance_stage(struct lanes *s, struct stage_lanes *k, double dt,
                           double slow_comp)
 {
@@ -316,7 +316,7 @@ static void advance(struct lanes *s)
         arrive(s);
     for (int k = 0; k < s->n_stages; k++)
         advance_stage(s, &s->stage[k], dt, slow_comp);
-    /* A read without latency is here at once, before compute chooses. */
+    /* A read without latency arrives at once, before compute chooses. */
     while (s->n_arrived < s->n_read && s->arrives_s[s->n_arrived] <= s->t)
         arrive(s);
 }
@@ -365,7 +365,7 @@ static double run_events(const struct pipe_load *load, struct pipeline *out)
 /* ---- one stage: only the makespan is wanted ----
  *
  * By invariant 2 the compute lane is a backlog: an arrival adds its own compute and the prefill
- * that it unlocks, and the lane works while there is some. */
+ * that it unlocks, and the lane works while the backlog is not empty. */
 
 struct backlog {
     const struct pipe_load *load;
@@ -398,7 +398,7 @@ static void backlog_add(struct backlog *b, const struct pipe_job *j)
         b->ready_s += b->load->prefill_s[b->n_prefix++];
 }
 
-/* Jobs without a read are ready from the start. */
+/* Adds jobs without a read, which are ready from the start. */
 static void backlog_add_readless(struct backlog *b)
 {
     for (int i = 0; i < b->load->n_jobs; i++)
@@ -406,7 +406,7 @@ static void backlog_add_readless(struct backlog *b)
             backlog_add(b, &b->load->job[i]);
 }
 
-/* Work behind the restore: the head, and prefill that is not fused. */
+/* Returns the work behind the restore: the head, and prefill that is not fused. */
 static double work_behind_s(const struct pipe_load *l)
 {
     double sum = l->head_s;
@@ -416,7 +416,7 @@ static double work_behind_s(const struct pipe_load *l)
     return sum;
 }
 
-/* Without mutual slow-down: compute is busy from max(arrival, busy so far). */
+/* Without mutual slow-down: compute is busy from max(arrival, end of its work so far). */
 static double run_recurrence(const struct pipe_load *l)
 {
     struct backlog b;
@@ -443,7 +443,8 @@ static int next_with_read(const struct pipe_load *l, int from)
     return from;
 }
 
-/* With mutual slow-down: from one end of a read, arrival, or end of the backlog to the next. */
+/* With mutual slow-down: steps from one event to the next: a read ends, arrives, or the backlog
+ * ends. */
 static double run_slowed(const struct pipe_load *l)
 {
     struct backlog b;

@@ -1,17 +1,17 @@
-/* pipeline.h - the lanes of a restore, simulated event by event.
+/* pipeline.h - simulates the lanes of a restore, event by event.
  *
- * A job is one layer's restoration: a read (maybe of no length) and the compute that needs
- * it. Reads run one after another in the given order; compute never idles while something
- * is ready and takes, in this order of preference: a layer whose read has arrived, the next
- * layer that needs no read (recomputation is the filler: so few arrived layers wait in
- * staging buffers), the next layer of the new tokens' prefill.  Which ready job goes first
- * does not change the makespan; which read goes first does.
+ * A job is one layer's restoration: a read (possibly of length 0) and the compute that needs it.
+ * Reads run one after another in the given order. Compute never idles while a job is ready. It
+ * prefers, in this order: a layer whose read has arrived; the next layer that needs no read
+ * (recomputation is the filler, so few arrived layers wait in staging buffers); the next layer
+ * of the new tokens' prefill. The order of ready jobs does not change the makespan; the order of
+ * reads does.
  *
  * While both lanes work, I/O advances at 1/io_overlap and compute at 1/comp_overlap of its
  * speed.
  *
  * On several devices each *stage* has a run of the layers, a compute lane, and a bus of its own,
- * over which what has been read goes up; all read from one store:
+ * over which read records go up. All stages read from one store:
  *
  *   I/O           [H0 ][H3 ][H1 ][H4 ] ...          one lane: the store
  *   bus 0              [H0][H1] ...                 a stage's own copies up
@@ -19,7 +19,7 @@
  *   bus 1                   [H3][H4] ...
  *   compute 1                   [H3 ][H4 ] ...
  *
- * Recomputation and prefill pass through the stages, a layer after the other.
+ * Recomputation and prefill pass through the stages, one layer after the other.
  *
  * Pure, no allocation. */
 #ifndef POLICY_PIPELINE_H
@@ -31,14 +31,14 @@
 #include "policy/plan.h"
 
 struct pipe_job {
-    double io_s; /* 0, and up_s 0: no read */
-    double up_s; /* on the bus of the layer's stage, behind the read */
+    double io_s; /* read time; io_s and up_s both 0: no read */
+    double up_s; /* time on the bus of the layer's stage, after the read */
     double comp_s;
     int16_t layer;
     char method; /* 'R', 'H', 'K' */
 };
 
-/* What the lanes have to do. */
+/* The work of the lanes. */
 struct pipe_load {
     const struct pipe_job *job; /* [n_jobs], in the order in which their reads are issued */
     int n_jobs;                 /* at most PIPE_MAX_JOBS */
@@ -53,28 +53,30 @@ enum pipe_lane { PIPE_IO, PIPE_RESTORE, PIPE_PREFILL, PIPE_UP };
 struct pipe_item {
     double start_s, end_s;
     int16_t layer;
-    char method;  /* of the layer; 'P' for prefill, 'L' for the head (layer n_layers) */
+    /* method of the layer; 'P' for prefill, 'L' for the head (layer n_layers) */
+    char method;
     uint8_t lane; /* enum pipe_lane: PIPE_RESTORE and PIPE_PREFILL share the compute lane */
-    uint8_t stage; /* whose lane it is; of I/O: whose layer */
+    uint8_t stage; /* the lane's stage; for I/O: the layer's stage */
 };
 
-/* Token-wise plans have two jobs a layer, of which one or both read. */
+/* Token-wise plans have two jobs a layer, one or both with a read. */
 enum { PIPE_MAX_JOBS = 2 * PLAN_MAX_LAYERS, PIPE_MAX_ITEMS = 7 * PLAN_MAX_LAYERS + 1 };
 
 struct pipeline {
     double makespan_s, restore_s;
-    double io_busy_s, comp_busy_s; /* comp: while any stage computes */
+    double io_busy_s, comp_busy_s; /* comp_busy_s: while any stage computes */
     int n_stages;
-    double stage_up_s[PLAN_MAX_STAGES], stage_comp_s[PLAN_MAX_STAGES]; /* each one's */
+    /* busy times of each stage */
+    double stage_up_s[PLAN_MAX_STAGES], stage_comp_s[PLAN_MAX_STAGES];
     int n_items;
     struct pipe_item item[PIPE_MAX_ITEMS]; /* by end time */
 };
 
-/* Runs the lanes; returns the makespan.  out may be NULL: then only the makespan is wanted, and
- * with one stage it takes a single pass over the jobs.  Both ways agree to rounding. */
+/* Runs the lanes and returns the makespan. With out NULL it computes only the makespan; with one
+ * stage that takes a single pass over the jobs. Both ways agree to rounding. */
 double pipe_run(const struct pipe_load *load, struct pipeline *out);
 
-/* The simulation of `plan` under `req`, with everything a timeline needs. */
+/* Simulates `plan` under `req`, with everything that a timeline needs. */
 void pipeline_simulate(const struct plan_request *req, const struct plan *plan,
                        struct pipeline *out);
 

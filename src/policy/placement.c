@@ -44,9 +44,10 @@ static bool goes_before(enum order by, const struct placement_item *x,
     return x->used_at < y->used_at;
 }
 
-/* Where `ours` may not depart from LRU's order any further, it follows it.  To evict the policy's
- * victim all the same where LRU would not hold it was tried: an adversary who asks for what LRU is
- * about to evict made that 9.6 points worse than LRU, and no trace gained. */
+/* Returns the order in which the tier evicts. When `ours` may not depart from LRU's order any
+ * further, it follows LRU. An alternative was tried: evict the policy's victim if LRU would not
+ * hold it either. An adversary who asks for the content that LRU is about to evict made that 9.6
+ * points worse than LRU, and no trace gained. */
 static enum order order_of(const struct placement *p)
 {
     bool is_bound = p != NULL && p->kind == PLACEMENT_OURS && p->learn != NULL &&
@@ -122,7 +123,7 @@ static void reorder_by(struct placement_part *h, enum order by,
     move_down(h, by, place_of(item, by) - 1);
 }
 
-/* The item's rank, order or last use has changed. */
+/* Call when the item's rank, order or last use has changed. */
 static void reorder(struct placement_part *h, const struct placement_item *item)
 {
     reorder_by(h, BY_POLICY, item);
@@ -157,7 +158,8 @@ void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
 
 /* --- the policies ----------------------------------------------------------------------------- */
 
-/* The turn at which content counts as needed: the earlier the more requests need it, under ours. */
+/* Returns the turn at which content counts as needed. Under `ours` it is earlier if more
+ * requests need the content. */
 static uint64_t turn_of(const struct placement *p, uint64_t id)
 {
     const struct placement_window *w = p->window;
@@ -171,8 +173,9 @@ static uint64_t turn_of(const struct placement *p, uint64_t id)
     return turn > ahead ? turn - ahead : 0;
 }
 
-/* An item whose next use is known gives its value once in the time until then.  Where that is
- * less than the price it is worth nothing; else it is kept until twice that time has passed. */
+/* Returns until when an item with a known next use is worth keeping. It gives its value once in
+ * the time until that use. If that is less than the price, it is worth nothing; otherwise it is
+ * kept until twice that time has passed. */
 static uint64_t worth_until(const struct placement *p, const struct placement_item *item,
                             double value)
 {
@@ -191,8 +194,8 @@ static uint64_t worth_of(const struct placement *p, const struct placement_item 
                : 0;
 }
 
-/* Sets the order that follows from what the item remembers.  That of fifo, lfu and belady follows
- * from the use alone (order_at_use), and stays. */
+/* Sets the order that follows from the item's own fields. The order of fifo, lfu and belady
+ * follows from the use alone (order_at_use), and stays. */
 static void order_from_memory(const struct placement *p, struct placement_item *item)
 {
     if (p->kind == PLACEMENT_LRU || p->kind == PLACEMENT_ATTENTIONSTORE)
@@ -212,7 +215,7 @@ static void order_at_use(const struct placement *p, struct placement_item *item,
         item->order = ~use->next;
 }
 
-/* The rank, and the order within the upcoming ones or that of the policy. */
+/* Sets the rank, and the order: within the upcoming items, or the policy's. */
 static void rank(const struct placement *p, struct placement_item *item)
 {
     uint64_t turn = turn_of(p, item->id);

@@ -4,8 +4,8 @@
  * stand in one or more *parts* (`struct placement_part`), for example one for each owner of a
  * store. The victim of a tier is the first of its parts' victims (placement_goes_before).
  *
- * The owner inserts leaves only, that is items that nothing in the tier continues. So a chain loses
- * its tail before its head under every policy.
+ * The owner inserts only leaves: items that no other item in the tier continues. So a chain
+ * loses its tail before its head under every policy.
  *
  * Items are ordered by rank first, then by the order that the policy gives:
  *
@@ -15,9 +15,9 @@
  *     UPCOMING   waiting requests need them               the last request's first
  *     KEPT       a lasting pin                            the policy's
  *
- * Only attentionstore and ours look at the waiting requests (placement_window.h).  attentionstore
- * counts the first request that needs an item.  ours counts all of them: an item that twice as many
- * requests need counts as needed window.step turns earlier.
+ * Only attentionstore and ours look at the waiting requests (placement_window.h). attentionstore
+ * counts the first request that needs an item. ours counts all of them: an item that twice as
+ * many requests need counts as needed window.step turns earlier.
  *
  *     policy          order of ordinary items
  *     lru             last use
@@ -25,18 +25,18 @@
  *     lfu             number of uses + order of the last victim (dynamic aging)
  *     attentionstore  last use
  *     ours            last use + the time that an item of this class and value is worth keeping
- *                     (placement_learn.h), or what a client said of the next use
+ *                     (placement_learn.h), or a client's hint of the next use
  *     belady          next use, the latest first; for simulations that know the future
  *
- * `ours` never falls more than 1 point of hits behind LRU over any 10,000 requests: it departs from
- * LRU's order only as far as placement_guard.h allows, and evicts the least recently used item
- * else. For this a part orders its items twice.
+ * `ours` never falls more than 1 point of hits behind LRU over any 10,000 requests: it departs
+ * from LRU's order only as far as placement_guard.h allows, and otherwise evicts the least
+ * recently used item. For this a part orders its items twice.
  *
- * Each operation takes O(log n); the victim is there at once.
+ * Each operation takes O(log n); the victim is found in O(1).
  *
- * Pure: no clock, no I/O, no allocation. An item lies inside the owner's node; the owner provides
- * the array of slots and the memory of the window. Times are in any unit that the owner counts in
- * (seconds, or uses). */
+ * Pure: no clock, no I/O, no allocation. An item lies inside the owner's node; the owner
+ * provides the array of slots and the memory of the window. Times are in any unit that the owner
+ * counts in (seconds, or uses). */
 #ifndef POLICY_PLACEMENT_H
 #define POLICY_PLACEMENT_H
 
@@ -52,13 +52,13 @@ enum placement_kind {
     PLACEMENT_LFU,
     PLACEMENT_ATTENTIONSTORE,
     PLACEMENT_OURS,
-    PLACEMENT_BELADY, /* simulations only */
+    PLACEMENT_BELADY, /* for simulations only */
 };
 #define PLACEMENT_KINDS 6
-/* Of the store and the KV pool, where --policy does not name another. */
+/* Policy of the store and the KV pool unless --policy names another. */
 #define PLACEMENT_DEFAULT PLACEMENT_LRU
 
-/* "lru", ...: the words of --policy, NULL at the end; belady is the last. */
+/* The words of --policy ("lru", ...), belady last, then NULL. */
 extern const char *const placement_names[PLACEMENT_KINDS + 1];
 /* Returns the policy of a name, or -1. */
 int placement_kind_of(const char *name);
@@ -71,41 +71,43 @@ enum placement_rank {
 };
 
 struct placement_item {
-    uint64_t id;      /* of the content, the same for every tier; 0: no window knows it */
-    uint64_t order;   /* within its rank: the lower goes first; the policy's */
+    uint64_t id;    /* id of the content, the same in every tier; 0: no window knows it */
+    uint64_t order; /* set by the policy: within a rank the lowest order is evicted first */
     uint64_t used_at; /* the owner's counter of uses; 0: never used */
     uint32_t used_time;
-    uint32_t due_time; /* of the next use, by a client's hint; 0: none */
+    uint32_t due_time; /* time of the next use, by a client's hint; 0: none */
     uint32_t worth;    /* time that `ours` holds it after its last use */
-    uint32_t slot;     /* 1 + its position in its part; 0: it may not be evicted */
-    uint32_t age_slot; /* ours: likewise in the order of last use */
+    /* 1 + its position in its part; 0: in no part, so it may not be evicted */
+    uint32_t slot;
+    uint32_t age_slot; /* ours: 1 + its position in the order of last use */
     uint16_t n_uses;
-    uint8_t class; /* of its last use: PLACEMENT_CLASSES (placement_learn.h) */
+    uint8_t class; /* class of its last use: PLACEMENT_CLASSES (placement_learn.h) */
     uint8_t rank : 2;
     bool is_kept : 1, is_dropped : 1;
 };
 
 /* One use of an item. */
 struct placement_use {
-    uint64_t at;       /* counter of uses: larger is later; breaks ties, and orders lru */
-    uint32_t time;     /* now */
+    /* the owner's counter of uses: larger is later; breaks ties, and orders lru */
+    uint64_t at;
+    uint32_t time;     /* the present time */
     uint8_t class;     /* placement_class() of the request */
     uint64_t lot;      /* a number that all items of one request share */
-    uint32_t reuse_in; /* a client's hint: the time until the next use; 0: none */
+    uint32_t reuse_in; /* a client's hint: time until the next use; 0: none */
     double value;      /* ours: seconds saved for each byte (placement_price.h); 0: as 1 */
-    uint64_t next;     /* belady only: the time of the next use, UINT64_MAX: never */
+    uint64_t next;     /* belady only: time of the next use; UINT64_MAX: never */
 };
 
-/* Two heaps, the victim on top. */
+/* Two heaps with the victim on top. */
 struct placement_slot {
-    struct placement_item *item;   /* in the policy's order */
-    struct placement_item *oldest; /* ours: in the order of last use */
+    struct placement_item *item;   /* heap in the policy's order */
+    struct placement_item *oldest; /* ours: heap in the order of last use */
 };
 
 struct placement_part {
     struct placement_slot *slot; /* [max], the owner's */
     uint32_t n, max;
-    const struct placement *policy; /* of the items; set by placement_insert */
+    const struct placement *policy; /* policy of the items; set by placement_insert */
 };
 
 struct placement {
@@ -115,48 +117,50 @@ struct placement {
     struct placement_learn *learn; /* ours; NULL: items of all classes are worth the same */
 };
 
-/* Whether a policy looks at the waiting requests. */
+/* Returns whether a policy looks at the waiting requests. */
 bool placement_looks_ahead(enum placement_kind kind);
 
-/* Any of the two pointers may be NULL; both stay the caller's. */
+/* Both pointers may be NULL; the caller keeps ownership. */
 void placement_init(struct placement *p, enum placement_kind kind,
                     struct placement_window *window, struct placement_learn *learn);
-/* Provides an array with the part's n items; the owner frees the former one. */
+/* Provides a larger array, into which the part's n items are copied. The owner frees the former
+ * one. */
 void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
                          uint32_t max);
 
-/* The item may be evicted from now on. It is in no part yet, and there is a free slot. */
+/* Adds an item: it may be evicted from now on. It is in no part yet, and there is a free slot. */
 void placement_insert(struct placement *p, struct placement_part *h,
                       struct placement_item *item);
-/* It may not be evicted any more. */
+/* Takes an item out: it may no longer be evicted. */
 void placement_remove(struct placement_part *h, struct placement_item *item);
-/* An item was used.  h is its part; NULL, or one that does not hold it, where it is in none. */
+/* Notes a use of an item. h is its part. If the item is in no part, h is NULL or any part. */
 void placement_touch(struct placement *p, struct placement_part *h,
                      struct placement_item *item, const struct placement_use *use);
-/* Sets whether an item has a lasting pin; whether it is of no use any more. */
+/* Set whether an item has a lasting pin (keep), and whether it has become useless (drop). */
 void placement_keep(struct placement *p, struct placement_part *h,
                     struct placement_item *item, bool is_kept);
 void placement_drop(struct placement *p, struct placement_part *h,
                     struct placement_item *item, bool is_dropped);
-/* The window has changed for the item: a waiting request that needs it came or went. */
+/* Call when the window changed for the item: a waiting request that needs it came or went. */
 void placement_review(struct placement *p, struct placement_part *h,
                       struct placement_item *item);
-/* The policy learns that an item that was the victim is evicted from a tier of n_items items. */
+/* Tells the policy that the victim is evicted from a tier of n_items items. */
 void placement_evicted(struct placement *p, const struct placement_item *item,
                        uint64_t n_items);
 
-/* Returns the item that goes next; NULL where none may be evicted. */
+/* Returns the item to evict next; NULL if none may be evicted. */
 struct placement_item *placement_victim(const struct placement_part *h);
-/* Returns whether content that the tier does not have may push the victim out.  ours: what a
- * waiting request needs stays where the newcomer is needed later, or by nobody that is known.
- * belady: what is used sooner stays; next is the newcomer's next use. */
+/* Returns whether content that the tier does not have may push the victim out. ours: an item
+ * that a waiting request needs stays if the newcomer is needed later, or by no known request.
+ * belady: the item that is used sooner stays; next is the newcomer's next use. */
 bool placement_admits(const struct placement *p, const struct placement_item *victim,
                       uint64_t id, uint64_t next);
-/* Whether x goes before y: among the victims of several parts. */
+/* Returns whether x is evicted before y. Compares the victims of several parts. */
 bool placement_goes_before(const struct placement *p, const struct placement_item *x,
                            const struct placement_item *y);
 
-/* Whether the item stands where it says, in the right order. Takes O(1), for audits. */
+/* Returns whether the item is at its recorded position, and in the right order. Takes O(1), for
+ * audits. */
 bool placement_audit(const struct placement_part *h, const struct placement_item *item);
 
 #endif

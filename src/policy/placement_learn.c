@@ -9,35 +9,35 @@
 
 /* Events between two updates: an update takes about 0.2 ms. */
 #define UPDATE_EVENTS 2048
-/* Events between two counts of the debt, which take about 10 us: debts end by themselves when LRU
- * lets go of the content. */
+/* Events between two counts of the debt, which take about 10 us. Debts also end by themselves,
+ * when LRU evicts the content. */
 #define DEBT_EVENTS 256
-/* A use that the tier missed counts as LRU's hit until so many times the age at which LRU would
- * evict, by the sample. Without this margin an adversary who asks for what LRU is about to evict
- * goes unseen: the tier was 7.8 points behind. */
+/* A use that the tier missed counts as LRU's hit up to this many times the age at which LRU
+ * would evict, by the sample. Without this margin an adversary who asks for the content that LRU
+ * is about to evict goes unseen: the tier was 7.8 points behind. */
 #define LRU_MARGIN 1.15
-/* Ended observations of all classes after which all counts are halved, so that old
- * behaviour fades. */
+/* After this many ended observations of all classes all counts are halved, so that old behaviour
+ * fades. */
 #define MOST_ENDED 100000.0
-/* A class's hazard is mixed with that of all classes together, times the class's factor, which
- * counts as so many uses; so is the factor with 1. */
+/* A class's hazard is mixed with the hazard of all classes together times the class's factor,
+ * which counts as this many uses. The factor itself is mixed with 1 in the same way. */
 #define PRIOR_USES 16.0
-/* Less than this many uses at an age tell nothing of it. */
+/* An age with fewer uses than this tells nothing. */
 #define LEAST_USES 8.0
-/* Before the first update; any value does, since all classes have it. */
+/* Worth before the first update; any value does, since all classes have it. */
 #define FIRST_WORTH 64
-/* Indices from price * (1 - this) to price * (1 + this): a share of requests is held. */
+/* Indices from price * (1 - this) to price * (1 + this): a share of the requests is held. */
 #define PRICE_BAND 0.3
-/* Prices that can be told apart: from a use in ten years to a thousand a second. */
+/* Bounds of a price: from one use in ten years to a thousand a second. */
 #define LEAST_PRICE 1e-9
 #define MOST_PRICE  1e3
-/* Content is observed until so many times the age at which lru would evict it. */
+/* Content is observed until this many times the age at which lru would evict it. */
 #define OBSERVED_LIVES 16
 #define LEAST_OBSERVED 256
-/* Share of the tier that what is held may take by the sample.  Held items must not crowd each other
- * out: the first to go would be those that are about to be used.  And a held leaf keeps its
- * whole chain.  Hit rates of the first half of Mooncake's trace, 10,000 blocks: 1: 13.9, 0.9: 17.5,
- * 0.75: 20.0, 0.6: 19.6, 0.45: 20.5; agents, 30,000 blocks: 81.3, 83.1, 87.4, 87.8, 87.8. */
+/* Share of the tier that held items may take, by the sample. Held items must not crowd each
+ * other out: the first victims would be items that are about to be used. And a held leaf keeps
+ * its whole chain. Hit rates of the first half of Mooncake's trace, 10,000 blocks: 1: 13.9, 0.9:
+ * 17.5, 0.75: 20.0, 0.6: 19.6, 0.45: 20.5; agents, 30,000 blocks: 81.3, 83.1, 87.4, 87.8, 87.8. */
 #define HELD_SHARE 0.5
 
 void placement_learn_init(struct placement_learn *l)
@@ -119,8 +119,8 @@ static void sample_clear(struct placement_learn *l, struct placement_sample *s)
     l->n_samples--;
 }
 
-/* Ends observations that have lasted long enough.  Where the table is still more than half
- * full, one id in two is observed no longer. */
+/* Ends observations that have lasted long enough. If the table is still more than half full, one
+ * id in two is no longer observed. */
 static void sample_sweep(struct placement_learn *l, uint32_t time)
 {
     double longest = OBSERVED_LIVES * l->lru_age;
@@ -143,7 +143,7 @@ static void sample_sweep(struct placement_learn *l, uint32_t time)
 
 /* --- hazards and indices ---------------------------------------------------------------------- */
 
-/* Time that all items of the class stood at each age. */
+/* Fills out with the time that all items of the class spent at each age. */
 static void exposures(const struct placement_counts *n, double out[PLACEMENT_AGES])
 {
     double older = 0;
@@ -151,7 +151,8 @@ static void exposures(const struct placement_counts *n, double out[PLACEMENT_AGE
         out[a] = n->stay[a] + older * age_width(a);
 }
 
-/* Hazards of all classes together.  Where too little was seen, they fall as 1 / age. */
+/* Fills in the hazards of all classes together. Ages with too few uses get a hazard that falls
+ * as 1 / age. */
 static void hazards_together(const struct placement_counts *count,
                              double out[PLACEMENT_AGES])
 {
@@ -170,8 +171,8 @@ static void hazards_together(const struct placement_counts *count,
     }
 }
 
-/* The index of each age from the hazards: the most that [1 - S(end)] / integral of S gives over
- * all ends, S being the share of items not used yet. */
+/* Computes the index of each age from the hazards: the maximum over all ends of [1 - S(end)] /
+ * integral of S. S is the share of items not used yet. */
 static void indices(const double hazard[PLACEMENT_AGES], double out[PLACEMENT_AGES])
 {
     double left[PLACEMENT_AGES], time[PLACEMENT_AGES];
@@ -191,7 +192,7 @@ static void indices(const double hazard[PLACEMENT_AGES], double out[PLACEMENT_AG
     }
 }
 
-/* The greatest age at which the index is above the price. */
+/* Returns the greatest age at which the index is above the price. */
 static uint32_t age_of_price(const double index[PLACEMENT_AGES], double price)
 {
     int a = PLACEMENT_AGES - 1;
@@ -224,9 +225,9 @@ static void halve_old(struct placement_learn *l)
         }
 }
 
-/* The class's hazards.  Where it has few observations at an age, they follow those of all classes
- * times the class's factor: its uses at all ages for those expected of a mean class (Cox's model of
- * proportional hazards). */
+/* Fills in the class's hazards. Ages with few observations get the hazards of all classes times
+ * the class's factor: its uses at all ages over the uses expected of a mean class (Cox's model
+ * of proportional hazards). */
 static void hazards_of(const struct placement_counts *n,
                        const double together[PLACEMENT_AGES], double out[PLACEMENT_AGES])
 {
@@ -242,7 +243,7 @@ static void hazards_of(const struct placement_counts *n,
                  (exposure[a] + PRIOR_USES / (factor * together[a]));
 }
 
-/* How much sampled content there is of each class and age, and what it is worth in the mean. */
+/* The amount of sampled content of each class and age, and its mean value. */
 struct population {
     double n[PLACEMENT_CLASSES][PLACEMENT_AGES];
     double value[PLACEMENT_CLASSES];
@@ -268,7 +269,7 @@ static void population_count(const struct placement_learn *l, uint32_t time,
         p->value[c] = n[c] > 0 ? p->value[c] / (n[c] * PLACEMENT_VALUE_ONE) : 1;
 }
 
-/* Content younger than `age`; within a step of age it is spread evenly. */
+/* Returns the content younger than `age`; within a step of age it is spread evenly. */
 static double younger(const double n[PLACEMENT_AGES], double age)
 {
     double sum = 0;
@@ -278,7 +279,7 @@ static double younger(const double n[PLACEMENT_AGES], double age)
     return a < PLACEMENT_AGES ? sum + n[a] * (age - age_from(a)) / age_width(a) : sum;
 }
 
-/* The age below which there is as much content as the tier holds. */
+/* Returns the age below which there is as much content as the tier holds. */
 static double age_of_content(const double n[PLACEMENT_AGES], double content)
 {
     double sum = 0;
@@ -290,22 +291,23 @@ static double age_of_content(const double n[PLACEMENT_AGES], double content)
     return HUGE_VAL;
 }
 
-/* Share of the requests whose items of a class are held, where a use has the value 1. */
+/* Returns the share of the requests whose items of a class are held, if a use has the value 1. */
 static double share_of(const struct placement_learn *l, int class, double price)
 {
     double share = (l->index[class][0] / price - (1 - PRICE_BAND)) / (2 * PRICE_BAND);
     return share < 0 ? 0 : share > 1 ? 1 : share;
 }
 
-/* Where a share of a class is held below the price, it is held as at the price. */
+/* Returns how long items of a class are held at a price. If only a share of a class is held
+ * below the price, that share is held as at the price. */
 static uint32_t worth_at(const struct placement_learn *l, int class, double price)
 {
     double index = l->index[class][0];
     return age_of_price(l->index[class], index < price ? index * 0.999 : price);
 }
 
-/* Sampled content that is held at a price.  A use of the value v at a price is like one of
- * the value 1 at 1/v of the price. */
+/* Returns the sampled content that is held at a price. A use of value v at a price is like one
+ * of value 1 at 1/v of the price. */
 static double demand(const struct placement_learn *l, const struct population *p,
                      double price)
 {
@@ -318,7 +320,7 @@ static double demand(const struct placement_learn *l, const struct population *p
     return sum;
 }
 
-/* The price at which the content that is held fills the tier: demand falls with the price. */
+/* Finds the price at which the held content fills the tier; demand falls with the price. */
 static double solve_price(const struct placement_learn *l, const struct population *p,
                           double content)
 {
@@ -333,7 +335,8 @@ static double solve_price(const struct placement_learn *l, const struct populati
     return high;
 }
 
-/* Hazards and indices. What is observed at present has been so until now: its time counts, too. */
+/* Learns hazards and indices. Present observations have lasted until now, so their time counts,
+ * too. */
 static void learn_indices(struct placement_learn *l, uint32_t time)
 {
     static const struct placement_counts none;
@@ -362,7 +365,7 @@ static bool lru_may_have(const struct placement_learn *l, const struct placement
     return age_at(s, time) <= l->lru_age;
 }
 
-/* Content that LRU would hold and the tier does not. */
+/* Counts content that LRU would hold and the tier does not. */
 static void count_debt(struct placement_learn *l, uint32_t time)
 {
     uint64_t n = 0;
@@ -396,7 +399,7 @@ static bool is_sampled(const struct placement_learn *l, uint64_t hash)
     return (hash & (((uint64_t)1 << l->shift) - 1)) == 0;
 }
 
-/* Compares the tier with LRU, which has what was used within lru_age. */
+/* Compares the tier with LRU, which has the content used within lru_age. */
 static void compare(struct placement_learn *l, const struct placement_sample *s,
                     const struct placement_learn_use *use)
 {
@@ -426,7 +429,7 @@ void placement_learn_used(struct placement_learn *l, const struct placement_lear
     if (s->id == use->id) {
         compare(l, s, use);
         note_used(&l->count[s->class], age_at(s, use->time));
-    } else if (s->id != 0) { /* another one's place */
+    } else if (s->id != 0) { /* the place belongs to another id */
         note_end(&l->count[s->class], age_at(s, use->time));
     } else {
         l->n_samples++;

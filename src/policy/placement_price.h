@@ -1,17 +1,16 @@
-/* placement_price.h - what it is worth to hold state: the seconds that one use saves,
- * for each byte.
+/* placement_price.h - the value of held state: the seconds that one use saves, per byte.
  *
- * A tier is full of bytes, and its owner wants seconds.  Hidden states save about as much time as
+ * A tier is full of bytes, and its owner wants seconds. Hidden states save about as much time as
  * keys and values and have half of their bytes in models without grouped heads.
  *
  *     a chunk in a store    computing its tokens - reading its bytes     for each byte, relative to
  *     a block of the pool   computing its tokens, or reading them        computing a chunk of keys and
- *                           where the store has them, too                values
+ *                           if the store has them, too                   values
  *
- * A token deep in a context takes longer to compute than one at its beginning.  This is left out on
- * purpose: docs/PLACEMENT.md has the measurements.
+ * A token deep in a context takes longer to compute than one at its beginning. This is left out
+ * on purpose: docs/PLACEMENT.md has the measurements.
  *
- * Pure.  The prices follow from a platform, and with it from what restores have corrected. */
+ * Pure. The prices follow from a platform, and so include the corrections by restores. */
 #ifndef POLICY_PLACEMENT_PRICE_H
 #define POLICY_PLACEMENT_PRICE_H
 
@@ -25,18 +24,18 @@
 #define PLACEMENT_MOST_VALUE  64.0
 
 struct placement_price {
-    double token_s;     /* computing a token, of all layers; 0: nothing is known */
-    double read_byte_s; /* reading a byte from the store; 0: not known */
-    double chunk_bytes; /* of a full chunk's keys and values */
+    double token_s;     /* seconds to compute a token in all layers; 0: unknown */
+    double read_byte_s; /* seconds to read a byte from the store; 0: unknown */
+    double chunk_bytes; /* bytes of a full chunk's keys and values */
 };
 
 void placement_price_make(const struct platform *p, struct placement_price *out);
 
-/* Returns the value of a stored chunk of n_tokens tokens in n_bytes; 1 where nothing is known. */
+/* Returns the value of a stored chunk of n_tokens tokens in n_bytes; 1 if no price is known. */
 double placement_price_stored(const struct placement_price *x, int n_tokens,
                               uint64_t n_bytes);
-/* Returns the value of a block of the pool with n_tokens tokens, whose state the
- * store has or not. */
+/* Returns the value of a block of the pool with n_tokens tokens. is_stored: the store has its
+ * state. */
 double placement_price_held(const struct placement_price *x, int n_tokens, bool is_stored);
 
 #endif

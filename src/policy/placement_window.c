@@ -17,7 +17,7 @@ void placement_window_init(struct placement_window *w, struct placement_upcoming
         .place = place, .wait = wait, .n_places = n_places, .n_waits = n_waits};
 }
 
-/* Returns 1 + a wait that is free; 0: there is none. */
+/* Takes a free wait and returns 1 + its index; 0: there is none. */
 static uint32_t wait_take(struct placement_window *w)
 {
     uint32_t i = w->free;
@@ -33,7 +33,7 @@ static uint32_t home_of(const struct placement_window *w, uint64_t id)
     return (uint32_t)rng_mix(id) & (w->n_places - 1);
 }
 
-/* The place of an id, or the free one where it belongs. There is always a free one. */
+/* Returns the place of an id, or the free place where it belongs. There is always a free one. */
 static uint32_t place_of(const struct placement_window *w, uint64_t id)
 {
     uint32_t at = home_of(w, id);

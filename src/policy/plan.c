@@ -1,5 +1,5 @@
-/* plan.c - see plan.h.  Each mode writes a letter per layer; what follows is the same for
- * all: check the letters against the records, order the reads, simulate, explain. */
+/* plan.c - see plan.h. Each mode writes a letter per layer. The other steps are the same for all
+ * modes: check the letters against the records, order the reads, simulate, explain. */
 #include "policy/plan.h"
 
 #include <math.h>
@@ -31,7 +31,7 @@ const char *plan_mode_name(enum plan_mode mode)
 
 /* ---- forced plans as text ---- */
 
-/* "r1,h30,k1" in any order; each kind at most once. */
+/* Parses "r1,h30,k1" in any order; each kind at most once. */
 static int parse_counts(const char *text, struct plan_request *req, struct err *e)
 {
     int *count[3] = {&req->forced_r, &req->forced_h, &req->forced_k};
@@ -182,7 +182,7 @@ static void measure(const struct plan_request *req, struct plan *out)
     out->bubble = lanes.makespan_s > 0 ? fmax(0, 1 - busiest / lanes.makespan_s) : 0;
 }
 
-/* Fills mode, n_layers and what choose_method fills. */
+/* Fills mode, n_layers and the fields that choose_method fills. */
 static int choose(const struct plan_request *req, const struct plan_effort *effort,
                   struct plan *out, struct err *e)
 {

@@ -1,15 +1,15 @@
 /* plan_bound.c - lower bounds of the makespan for every length of the recomputed prefix.
  *
  * While an assignment runs for T seconds, u * reads + v * compute <= T * D(u, v) for any weights
- * u and v, where D is the most that a second of both lanes can do.  The bound is the best of a
- * few (u, v), each with the least weighted work that every layer can have.  Compute also idles
- * until the first read is there, and I/O while the last layer is computed; both are counted
- * where every layer must be read.
+ * u and v, where D is the most that a second of both lanes can do. The bound is the best of a
+ * few (u, v), each with the least weighted work that every layer can have. Compute also idles
+ * until the first read has arrived, and I/O while the last layer is computed; both idle times
+ * count if every layer must be read.
  *
- * With fused prefill the new tokens' layer j waits for the reads of all layers up to j, and all
- * later layers of theirs follow it.
+ * With fused prefill, layer j of the new tokens waits for the reads of all layers up to j, and
+ * all later layers of the new tokens follow it.
  *
- * Several stages: their compute is counted as shared evenly. */
+ * With several stages, their compute counts as shared evenly. */
 #include <math.h>
 
 #include "policy/plan_parts.h"

@@ -1,20 +1,17 @@
-/* plan_branch.c - which layers by which method where layers differ: records that only some
+/* plan_branch.c - chooses the method of each layer when layers differ: records that only some
  * layers have, sliding windows, tiers.
  *
- * For each length r of the recomputed prefix, every other layer has at most two options (H,
- * K).
- * 1. A good plan first: of the layers with a real choice, as many are moved from the option
- * that computes less to the one that reads less as it takes for the lanes to balance, best
- * exchange rate first (the linear relaxation, rounded both ways); then single changes while
- * they help.
- * 2. Then depth-first over the options, cut by lower bounds (plan_bound.c).  Layers with
- * equal descriptors are tried in one order only (not with fused prefill: there positions
- * matter).
- * 3. A budget of steps keeps it near a millisecond; `exact` says whether the search was
- * complete. Up to about 12 layers it always is.
+ * For each length r of the recomputed prefix, every other layer has at most two options (H, K).
+ * 1. First a good plan: layers with a real choice move from the option that computes less to the
+ *    one that reads less, best exchange rate first, until the lanes balance (the linear
+ *    relaxation, rounded both ways). Then single changes while they help.
+ * 2. Then a depth-first search over the options, cut by lower bounds (plan_bound.c). Layers with
+ *    equal descriptors are tried in one order only (not with fused prefill: there positions
+ *    matter).
+ * 3. A budget of steps keeps it near a millisecond; `exact` tells whether the search was
+ *    complete. Up to about 12 layers it always is.
  *
- * Leaves are scheduled by the order of plan_order.c and timed by the pipeline simulation.
- */
+ * Leaves are scheduled by the order of plan_order.c and timed by the pipeline simulation. */
 #include <math.h>
 #include <string.h>
 
@@ -24,7 +21,7 @@
 enum { N_WEIGHTS = PLAN_WEIGHTS };
 
 struct option {
-    double a, b; /* read, compute */
+    double a, b; /* time of the read, and of the compute */
     int16_t layer;
     char method;
 };
@@ -34,16 +31,16 @@ struct branch {
     const struct plan_request *q;
     int n;
     bool fused,
-        both[PLAN_MAX_LAYERS]; /* both[i]: layer i has two options, neither better in all */
+        both[PLAN_MAX_LAYERS];  /* Layer i has two options, neither better in both times. */
     char only[PLAN_MAX_LAYERS]; /* otherwise: its better option, or 0 */
     int n_by_rank, n_by_rate;
     struct option by_rank[2 * PLAN_MAX_LAYERS]; /* in Johnson's order */
-    int16_t by_rate[PLAN_MAX_LAYERS];  /* layers with a choice, most read saved per compute
-                                          first */
-    int16_t by_class[PLAN_MAX_LAYERS]; /* equal descriptors side by side */
+    /* Layers with a choice, most read saved per compute first. */
+    int16_t by_rate[PLAN_MAX_LAYERS];
+    int16_t by_class[PLAN_MAX_LAYERS]; /* layers with equal descriptors side by side */
     struct plan_bounds bounds;
     long steps, steps_max;
-    /* of the current r */
+    /* Values for the current r: */
     int r, n_seq;
     int16_t seq[PLAN_MAX_LAYERS];
     bool same[PLAN_MAX_LAYERS]; /* seq[i] and seq[i - 1] are interchangeable */
@@ -79,7 +76,7 @@ static void rank_option(struct branch *b, struct option o)
     b->by_rank[at] = o;
 }
 
-/* With a budget on bytes even an option that is worse in both times may be wanted. */
+/* With a budget on bytes even an option that is worse in both times may be the best. */
 static bool dominates(const struct branch *b, struct option x, struct option y)
 {
     if (b->q->budget_bytes_per_token > 0 &&
@@ -108,7 +105,7 @@ static void prepare_layer(struct branch *b, int i)
         rank_option(b, k);
 }
 
-/* The option that reads less, of a layer with a choice. */
+/* Returns the option that reads less, for a layer with a choice. */
 static char reads_less(const struct branch *b, int i)
 {
     return option_of(b, i, 'H').a < option_of(b, i, 'K').a ? 'H' : 'K';
@@ -175,7 +172,7 @@ static void prepare_classes(struct branch *b)
 
 /* ---- bounds ---- */
 
-/* Candidates that recompute r layers. */
+/* Begins the candidates that recompute r layers. */
 static void begin_r(struct branch *b, int r)
 {
     b->r = r;
@@ -183,7 +180,7 @@ static void begin_r(struct branch *b, int r)
     b->method[b->n] = 0;
 }
 
-/* And the tree of all of them. */
+/* Begins the tree of all these candidates. */
 static void begin_tree(struct branch *b, int r)
 {
     begin_r(b, r);
@@ -222,7 +219,8 @@ static double bound_at(const struct branch *b, int i, double io_s, double comp_s
 
 /* ---- candidates ---- */
 
-/* One pass over the jobs; composites are slower, and mutual slow-down takes more events. */
+/* Returns the steps of a leaf: one pass over the jobs. Composites are slower, and mutual
+ * slow-down takes more events. */
 static long leaf_steps(const struct branch *b)
 {
     bool overlap = b->s->io_f > 1 || b->s->comp_f > 1;
@@ -262,13 +260,13 @@ static void offer(struct branch *b, const char *method)
     search_offer(b->s, method, pipe_run(&load, NULL), work);
 }
 
-/* A `share`th of the steps is used up. */
+/* Returns whether 1/share of the steps is used up. */
 static bool out_of_steps(const struct branch *b, int share)
 {
     return b->steps > b->steps_max / share;
 }
 
-/* The rounded relaxation for the current r. */
+/* Offers the rounded relaxation for the current r. */
 static void offer_balanced(struct branch *b)
 {
     double io = 0, comp = b->bounds.recompute_s[b->r], io_f = b->s->io_f,
@@ -287,8 +285,9 @@ static void offer_balanced(struct branch *b)
             continue;
         char m = reads_less(b, l);
         struct option x = option_of(b, l, other_option(m)), y = option_of(b, l, m);
+        /* the last one on this side of the balance */
         if ((io - x.a + y.a) * io_f <= (comp - x.b + y.b) * comp_f)
-            offer(b, b->method); /* the last one on this side of the balance */
+            offer(b, b->method);
         b->method[l] = m;
         io += y.a - x.a;
         comp += y.b - x.b;
@@ -296,7 +295,7 @@ static void offer_balanced(struct branch *b)
     offer(b, b->method);
 }
 
-/* Of layers with a choice those before `end` get the option that reads less, the others the one
+/* Gives layers with a choice before `end` the option that reads less, and the others the option
  * that computes less. */
 static void set_lean_before(struct branch *b, int end)
 {
@@ -306,7 +305,7 @@ static void set_lean_before(struct branch *b, int end)
     }
 }
 
-/* Whether, when reads go up the layers, compute waits for one behind layer `end`. */
+/* Returns whether, with reads going up the layers, compute waits for a read behind layer `end`. */
 static bool waits_behind(const struct branch *b, int end)
 {
     double io_s = b->q->io_latency_s, comp_s = b->bounds.recompute_s[b->r];
@@ -326,9 +325,9 @@ static bool waits_behind(const struct branch *b, int end)
     return false;
 }
 
-/* With fused prefill the early reads are the urgent ones: each layer of the new tokens waits for
- * all before it.  The fewest lean layers, all in front, with which compute waits for nothing
- * behind them. */
+/* Offers the fewest lean layers, all in front, with which compute waits for no read behind them.
+ * With fused prefill the early reads are the urgent ones: each layer of the new tokens waits for
+ * all before it. */
 static void offer_lean_front(struct branch *b)
 {
     int lo = b->r, hi = b->n;
@@ -346,8 +345,8 @@ static void offer_lean_front(struct branch *b)
     }
 }
 
-/* Each kind wherever it can be, with as little and as much recomputation as possible: a
- * search that is cut short must not lose to a single method. */
+/* Offers each kind wherever it is possible, with as little and as much recomputation as
+ * possible: a search that is cut short must not lose to a single method. */
 static void offer_single_kinds(struct branch *b)
 {
     for (int most = 0; most < 2; most++) {
@@ -404,7 +403,7 @@ static void offer_variant(struct branch *b, const struct variant *v)
         offer(b, v->method);
 }
 
-/* Single changes and exchanges of neighbours in rate, while they help. */
+/* Tries single changes, and exchanges of neighbours in rate, while they help. */
 static void improve(struct branch *b)
 {
     for (int round = 0; round < 8 && !out_of_steps(b, 3); round++) {
@@ -437,7 +436,7 @@ static void improve(struct branch *b)
 
 /* ---- the tree ---- */
 
-/* False once the steps are used up. */
+/* Searches the tree. Returns false once the steps are used up. */
 static bool descend(struct branch *b, int i, double io_s, double comp_s, double bytes)
 {
     if (b->steps++ > b->steps_max)
@@ -453,8 +452,9 @@ static bool descend(struct branch *b, int i, double io_s, double comp_s, double 
     for (const char *m = "HK"; *m; m++) {
         if (!b->both[l] && b->only[l] != *m)
             continue;
+        /* among equals, H first */
         if (*m == 'H' && b->both[l] && b->same[i] && b->method[b->seq[i - 1]] == 'K')
-            continue; /* among equals, H first */
+            continue;
         struct option o = option_of(b, l, *m);
         b->method[l] = *m;
         if (!descend(b, i + 1, io_s + o.a, comp_s + o.b, bytes + bytes_of(b, l, *m)))
@@ -463,7 +463,7 @@ static bool descend(struct branch *b, int i, double io_s, double comp_s, double 
     return true;
 }
 
-/* Prefix lengths, the most promising first; returns their number. */
+/* Orders the prefix lengths, the most promising first. Returns their number. */
 static int rank_lengths(const struct branch *b, int *order, double *bound)
 {
     int n_r = 0;

@@ -1,4 +1,5 @@
-/* plan_check.c - requests and forced plans that make no sense, each named. */
+/* plan_check.c - refuses requests and forced plans that make no sense, with a message for each
+ * case. */
 #include <math.h>
 #include <string.h>
 

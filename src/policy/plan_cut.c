@@ -1,16 +1,16 @@
 /* plan_cut.c - how many of a chain's ranges to restore.
  *
- * Each cut, a number of leading ranges, has its own best plan.  A full search for each takes 0.1
- * to 0.5 s for 300 ranges of an 80-layer model, and decodes wait for it.  So:
- *
- * 1. Sample: cuts at most 1/64 of the tokens apart, and those before which one more layer loses
- *    its last record.  Between two of them the best time changes by little.  The sums over the
- *    ranges move from one cut to the next in O(layers).
- * 2. Bound: the least time that any plan of the sample can take (plan_bound.c), in O(layers).
- * 3. Estimate: a quick search at the samples of least bound, until no bound is below the best by
+ * Each cut, a number of leading ranges, has its own best plan. A full search for each takes 0.1
+ * to 0.5 s for 300 ranges of an 80-layer model, and decodes wait for it. So:
+ * 1. Sample: take cuts at most 1/64 of the tokens apart, and cuts just before a range that costs
+ *    one more layer its last record. Between two such cuts the best time changes little. The
+ *    sums over the ranges move from one cut to the next in O(layers).
+ * 2. Bound: compute the least time that any plan of the sample can take (plan_bound.c), in
+ *    O(layers).
+ * 3. Estimate: search quickly at the samples of least bound, until no bound is below the best by
  *    SLACK.
- * 4. Refine: bounds and estimates of the cuts beside the best sample.
- * 5. Plan: one search at the best cut.
+ * 4. Refine: bound and estimate the cuts beside the best sample.
+ * 5. Plan: search once at the best cut.
  *
  * Searches are few and take a bounded number of steps; nothing depends on a clock.
  * tests/policy/test_plan_cut.c compares with a full search for every cut, `make plan-check` at
@@ -23,10 +23,11 @@
 #include "policy/plan_parts.h"
 
 enum {
-    SAMPLES = 64,                                /* by tokens, */
-    SAMPLES_MAX = SAMPLES + PLAN_MAX_LAYERS + 2, /* and those before a layer is lost */
+    SAMPLES = 64, /* samples by tokens */
+    /* plus the samples before a layer loses its records */
+    SAMPLES_MAX = SAMPLES + PLAN_MAX_LAYERS + 2,
     REFINED_MAX = 12,
-    /* Estimates that are kept for refining.  With hedging, where estimates are few, more go to the
+    /* Estimates that are kept for refining. With hedging estimates are few, and more go to the
      * samples: with four kept, one of 100 chains of 80 layers and 300 ranges missed by 4.5 %. */
     REFINED_ESTIMATES = 4,
     REFINED_HEDGED_ESTIMATES = 2,
@@ -35,19 +36,19 @@ enum {
 /* A cut whose bound is not below the best time by this share is left out. */
 static const double SLACK = 0.004;
 
-/* Few layers are searched through in no time. */
+/* A search of at most this many layers takes hardly any time. */
 enum { FEW_LAYERS = 16 };
 static const struct plan_effort estimate_few_effort = {
     .slack = 0.002, .regret_slack = 0.01, .steps = 3000};
-/* 80 layers: some 60 us, three times as much with hedging. */
+/* 80 layers: about 60 us, three times as much with hedging. */
 static const struct plan_effort estimate_effort = {
     .slack = 0.002, .regret_slack = 0.01, .steps = 2000, .quick = true};
-/* For the chosen cut; a hedged plan takes three searches. */
+/* The chosen cut's search; a hedged plan takes three searches. */
 static const struct plan_effort final_effort = {.regret_slack = 0.01, .steps = 12000},
                                 final_hedged_effort = {.regret_slack = 0.01, .steps = 3400};
 
-/* Few for many layers: there a bound is near its plan, and an estimate takes long; three times
- * as long with hedging. */
+/* Returns how many estimates to make. Few for many layers: there a bound is near its plan, and
+ * an estimate takes long; three times as long with hedging. */
 static int estimates_for(const struct platform *p, bool hedged)
 {
     int n = 6 + 320 / p->n_layers;
@@ -63,7 +64,7 @@ int plan_at_cut(const struct stored_ranges *c, int n_used, const struct plan_eff
     return plan_make_within(req, effort, out, e);
 }
 
-/* Prefill of the tokens that are not restored: all layers, one after another. */
+/* Returns the prefill time of the tokens that are not restored: all layers, one after another. */
 static double prefill_all_s(const struct platform *p, int64_t n_past, int64_t n_new)
 {
     if (n_new <= 0)
@@ -81,14 +82,14 @@ struct cuts {
     const struct stored_ranges *c;
     struct plan_request *req;
     int estimates_left, kept_for_refining;
-    int best;                   /* ranges; 0: none */
-    double best_s, restoring_s; /* of all; of restores */
+    int best;                   /* number of ranges of the best cut; 0: none */
+    double best_s, restoring_s; /* the whole time; the part for restoring */
     struct range_sums sums;
     int n_samples;
     struct sample sample[SAMPLES_MAX];
 };
 
-/* No plan for the request ends earlier; infinite where there is none. */
+/* Returns a time that no plan for the request undercuts; infinite if no plan is possible. */
 static double bound_of(const struct plan_request *req)
 {
     struct plan_bounds b;
@@ -129,7 +130,7 @@ static bool is_worth(const struct cuts *k, const struct sample *x)
 
 /* ---- sampling ---- */
 
-/* The last layer that lacks all records in this range, or -1. */
+/* Returns the last layer that lacks all records in this range, or -1. */
 static int last_lost(const struct plan_range *r, int n_layers)
 {
     int i = n_layers - 1;
@@ -221,7 +222,7 @@ static void refine(struct cuts *k)
 
 /* ---- the whole ---- */
 
-/* The best cut in k->best. */
+/* Finds the best cut: k->best. */
 static void find_cut(struct cuts *k)
 {
     take_samples(k);
@@ -233,7 +234,8 @@ static void find_cut(struct cuts *k)
         refine(k);
 }
 
-/* Whether range g has every kind that the plan's letters name, for the tokens from `begin` on. */
+/* Returns whether range g has every kind that the plan's letters name, for the tokens from
+ * `begin` on. */
 static bool range_suits(const struct stored_ranges *c, const struct plan *p, int g,
                         int64_t begin, int64_t used)
 {
@@ -248,8 +250,8 @@ static bool range_suits(const struct stored_ranges *c, const struct plan *p, int
     return true;
 }
 
-/* What the letters of a forced plan do not show: ranges that use the other kind, and those behind
- * the restored prefix. */
+/* Describes what the letters of a forced plan do not show: ranges that use the other kind, and
+ * ranges behind the restored prefix. */
 static void tell_ranges(const struct stored_ranges *c, int n_used, struct plan *out)
 {
     int64_t used = 0, begin = 0, other = 0;
@@ -278,9 +280,8 @@ static int choose_forced(struct cuts *k, int g, struct plan *out, struct err *e)
     return plan_estimate(k->req, &plan_effort_full, out, e);
 }
 
-/* The longest prefix that the mode can restore, and that adds no more recomputed layers than the
- * first range does.  Whether it can is known from the letters, so only the plan that is chosen
- * is simulated. */
+/* Finds the longest prefix that the mode can restore and that adds no more recomputed layers
+ * than the first range does. The letters decide that, so only the chosen plan is simulated. */
 static int longest_prefix(struct cuts *k, struct plan *out, int *n_used, struct err *e)
 {
     int n_ranges = k->c->n_ranges, rc = choose_forced(k, 1, out, e);
@@ -343,7 +344,7 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
         explain_nothing(&k, nothing_s, out);
         return 0;
     }
-    /* Where nothing can be restored the first range says why. */
+    /* If nothing can be restored, the first range gives the reason. */
     const struct plan_effort *effort = plan_wants_hedge(req) ? &final_hedged_effort
                                                              : &final_effort;
     return plan_at_cut(&c, k.best > 0 ? k.best : 1, effort, req, out, e);

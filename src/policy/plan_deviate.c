@@ -1,9 +1,9 @@
-/* plan_deviate.c - forced plans that the store's records do not allow.
+/* plan_deviate.c - adapts forced plans to the store's records.
  *
- * A forced plan is kept as far as the records go.  A layer without the wanted kind takes the other
- * kind.  A layer without any record is recomputed, and so is every layer before it.  The text in
- * plan.deviation names what differs.  It stays empty where the plan is carried out
- * as it was forced. */
+ * A forced plan is kept as far as the records go. A layer without the wanted kind takes the
+ * other kind. A layer without any record is recomputed, and so is every layer before it. The
+ * text in plan.deviation names the differences. It stays empty if the plan is carried out as
+ * forced. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,7 +23,7 @@ void plan_tell_deviation(struct plan *out, const char *fmt, ...)
     va_end(ap);
 }
 
-/* The method that layer i is restored by where `wanted` is forced; 0 where it has no record. */
+/* Returns the method that restores layer i if `wanted` is forced; 0 if it has no record. */
 static char possible(const struct plan_request *q, int i, char wanted)
 {
     const struct plan_layer *l = &q->layer[i];

@@ -1,11 +1,11 @@
-/* plan_hedge.c - a plan that is still good when the disk is faster or slower than was measured.
+/* plan_hedge.c - a plan that is still good if the disk is faster or slower than measured.
  *
- * A mixture balances two lanes, so it is sensitive to their ratio: one recomputed layer in front
+ * A mixture balances two lanes, so it is sensitive to their ratio. One recomputed layer in front
  * of KV pays while the disk is slow, and costs its whole projection once the disk is fast again
- * (a plan of R + 11 K on a disk whose speed drifted lost 10.7 % to plain KV).  Where reading is
- * known only within a factor f, auto takes the plan whose worst regret is least: its time over
- * the best plan's, with reads at 1/f, 1 and f times what was measured.  Candidates are the best
- * plan of each case and every single method. */
+ * (a plan of R + 11 K on a disk whose speed drifted lost 10.7 % to plain KV). If the read speed
+ * is known only within a factor f, auto takes the plan with the least worst regret: its time
+ * over the best plan's, with reads at 1/f, 1 and f times the measured time. Candidates are the
+ * best plan of each case and every single method. */
 #include <math.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ struct candidate {
     double time_s[CASES];
 };
 
-/* Below this much the factor is noise, and so is what hedging could win. */
+/* A smaller factor is noise, and so is the gain from hedging. */
 static const double LEAST_SPREAD = 1.02;
 
 bool plan_wants_hedge(const struct plan_request *req)
@@ -37,7 +37,7 @@ static void scale_io(const struct plan_request *req, double factor,
     }
 }
 
-/* The time of these letters in every case, their reads ordered for what was measured. */
+/* Finds the time of these letters in every case, with reads in the order for the measured speed. */
 static void find_times(const struct plan_request *req, const double *factor,
                        struct candidate *c)
 {
@@ -103,8 +103,8 @@ static double worst_regret(const struct candidate *c, const double *best)
     return worst;
 }
 
-/* The least worst regret; among candidates within `slack` of it the least time for what was
- * measured. */
+/* Returns the candidate with the least worst regret; among candidates within `slack` of it, the
+ * fastest at the measured speed. */
 static const struct candidate *choose(const struct candidate *c, int n, const double *best,
                                       double slack)
 {
@@ -112,7 +112,8 @@ static const struct candidate *choose(const struct candidate *c, int n, const do
     double least = INFINITY;
     for (int k = 0; k < n; k++)
         least = fmin(least, worst_regret(&c[k], best));
-    for (int k = 0; k < n; k++) /* the first, the plan for what was measured, wins a tie */
+    /* the first candidate, the plan for the measured speed, wins a tie */
+    for (int k = 0; k < n; k++)
         if (worst_regret(&c[k], best) <= least * (1 + slack + 1e-9) &&
             (chosen == NULL || (slack > 0 && c[k].time_s[0] < chosen->time_s[0])))
             chosen = &c[k];

@@ -1,28 +1,25 @@
 /* plan_order.c - the order of the reads.
  *
- * For a fixed method per layer, restoring is a two-machine flow shop: first the read (a),
- * then the compute (b).  Without prefill to overlap, Johnson's rule gives an optimal order:
- * layers with a <= b first by rising a, then the others by falling b.  Recomputed layers
- * have a = 0, so they come first on the compute lane and their own prefix order costs
- * nothing.
+ * For a fixed method per layer, restoring is a two-machine flow shop: first the read (a), then
+ * the compute (b). Without fused prefill, Johnson's rule gives an optimal order: layers with a
+ * <= b first by rising a, then the others by falling b. Recomputed layers have a = 0, so they
+ * come first on the compute lane, and the fixed order of the prefix costs nothing.
  *
- * With fused prefill, the new tokens' layer i is a job without read that needs layer i
- * restored and layer i - 1 prefilled: the precedences form an in-tree
+ * With fused prefill, the new tokens' layer i is a job without read that needs layer i restored
+ * and layer i - 1 prefilled. The precedences form an in-tree
  *
  *      restore 0 -> prefill 0 -> prefill 1 -> prefill 2 ...
  *                   restore 1 ---^            ^
  *                   restore 2 ----------------+
  *
- * and Johnson's rule extends to series-parallel precedences by joining jobs that must
- * follow each other into composite jobs (Sidney 1979, Monma 1979).  A constant latency
- * between the end of a read and its compute shifts all arrivals alike and changes neither
- * argument.
+ * and Johnson's rule extends to series-parallel precedences by joining jobs that must follow
+ * each other into composite jobs (Sidney 1979, Monma 1979). A constant latency between the end
+ * of a read and its compute shifts all arrivals alike and changes neither argument.
  *
  * Several stages: plan_stages.c.
  *
- * Both are compared with every order in tests/policy/test_plan_exact.c.  Where the lanes
- * slow each other, the rule is applied to the slowed times; there it is a heuristic (see
- * RESTORATION.md). */
+ * tests/policy/test_plan_exact.c compares both with every order. If the lanes slow each other,
+ * the rule is applied to the slowed times; there it is a heuristic (see RESTORATION.md). */
 #include "policy/plan_parts.h"
 
 #include <math.h>
@@ -50,15 +47,15 @@ int plan_prefix_r(const char *method)
     return r;
 }
 
-/* A factor that slows: 0 counts as 1. */
+/* Returns a slow-down factor: 0 counts as 1. */
 static double factor(double x)
 {
     return x > 1 ? x : 1;
 }
 
-/* Cost of a recomputed layer that lies d layers below the last one: only the rows in the d
- * windows above it pass through the whole layer (*share of its time); the rows of its own window
- * before those need K and V only. */
+/* Computes the cost of a recomputed layer that lies d layers below the last one. Only the rows
+ * in the d windows above it pass through the whole layer (*share of its time). The rows of its
+ * own window before them need only K and V. */
 static void recompute_parts(const struct plan_request *req, int d, bool windowed,
                             double *share, double *kv_only_s)
 {
@@ -104,7 +101,7 @@ void plan_recompute_sums(const struct plan_request *req, double *sum_s)
         for (int i = w->layer > 1 ? w->layer - 1 : 0; windows && i < r - 1; i++)
             sum_s[r] += share[r - 1 - i] * l[i].comp_tok_s +
                         below_s[i >= w->layer][r - 1 - i];
-        if (!windows || r < w->layer) /* the layer is whole below any longer prefix, too */
+        if (!windows || r < w->layer) /* below any longer prefix the layer is whole, too */
             whole_s += l[r - 1].comp_tok_s;
     }
 }
@@ -161,7 +158,7 @@ static void order_johnson(const struct plan_request *req, struct pipe_job *job, 
     }
 }
 
-/* Jobs that stay together, as one job (a, b), and the list of their layers. */
+/* Jobs that stay together, as one job (a, b), with the list of their layers. */
 struct composite {
     double a, b;
     int16_t head, tail;
@@ -194,7 +191,7 @@ static void order_in_tree(const struct plan_request *req, struct pipe_job *job, 
         for (; at > 0 && johnson_before(c.a, c.b, s[at - 1].a, s[at - 1].b); at--)
             s[at] = s[at - 1];
         s[at] = c;
-        /* Prefill of layer i, a job (0, p), follows everything so far. */
+        /* Prefill of layer i, a job (0, p), follows all jobs so far. */
         s[m - 1].b += req->prefill_s[i] * fb;
         while (m >= 2 && johnson_before(s[m - 1].a, s[m - 1].b, s[m - 2].a, s[m - 2].b)) {
             s[m - 2] = join(s[m - 2], s[m - 1], next);

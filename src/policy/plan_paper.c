@@ -2,32 +2,31 @@
  *
  * Section 4.1.2, with its ceiling:
  *
- *   L_H = ceil(L * IO_KV / (IO_KV + C_H - IO_H)) where C_H > IO_H: H first, then KV
+ *   L_H = ceil(L * IO_KV / (IO_KV + C_H - IO_H)) if C_H > IO_H: H first, then KV
  *
  *   L_H = ceil(L * C_tok / (C_tok + IO_H - C_H)) otherwise: R first, then H
  *
- * What it ignores, and plan_make (auto) does not: that the last recomputed layer is a
- * projection, that layer 0 needs no read, that the lanes fill and drain, and that the
- * ceiling may cost a whole C_H or IO_H.  The predicted time is still that of our pipeline,
- * which does profit from a free layer 0.
+ * Unlike plan_make (auto), it ignores that the last recomputed layer is a projection, that layer
+ * 0 needs no read, that the lanes fill and drain, and that the ceiling may cost a whole C_H or
+ * IO_H. The predicted time is still that of our pipeline, which does profit from a free layer 0.
  *
- * Section 6.3.2, token-wise: every layer is split at the same token.  Its 794 of 1024
- * tokens are 31/40 of 1024 (793.6), that is the layer-wise ratio after the ceiling, so that
- * is how it is computed here; the rounded variant takes the nearest multiple of the GEMM's
- * tile (768). Recomputed tokens are the first ones (they need no others), so their
- * attention is cheaper than the same share of layers would be: at long histories this can
- * beat every layer-wise plan. */
+ * Section 6.3.2, token-wise: every layer is split at the same token. The paper's 794 of 1024
+ * tokens are 31/40 of 1024 (793.6), which is the layer-wise ratio after the ceiling, so it is
+ * computed that way here. The rounded variant takes the nearest multiple of the GEMM's tile
+ * (768). Recomputed tokens are the first ones (they need no others), so their attention is
+ * cheaper than that of the same share of layers. At long histories this can beat every
+ * layer-wise plan. */
 #include <math.h>
 #include <string.h>
 
 #include "policy/plan_parts.h"
 
-/* Costs averaged over the layers, as the formula has one of each. */
+/* Costs averaged over the layers, since the formula has one cost of each kind. */
 struct means {
     double io_h, io_kv, c_h, c_tok;
 };
 
-/* Of several stages each has a share of the store, and a bus. */
+/* With several stages, each has a share of the store's bandwidth, and a bus. */
 static struct means mean_costs(const struct plan_request *q)
 {
     struct means m = {0};
@@ -49,7 +48,7 @@ static int closed_form_h(int n_layers, struct means m, char *other)
     double gap = fabs(m.c_h - m.io_h);
     if (per_layer + gap <= 0)
         return n_layers;
-    /* 31.000000000000004 is 31. */
+    /* Treats 31.000000000000004 as 31. */
     int h = (int)ceil(n_layers * per_layer / (per_layer + gap) - 1e-9);
     return h < 0 ? 0 : h > n_layers ? n_layers : h;
 }

@@ -1,36 +1,37 @@
-/* plan_parts.h - what the planner's files share; nobody else includes it. */
+/* plan_parts.h - shared by the planner's files; no other file includes it. */
 #ifndef POLICY_PLAN_PARTS_H
 #define POLICY_PLAN_PARTS_H
 
 #include "policy/pipeline.h"
 #include "policy/plan.h"
 
-/* How long a search may look.  It ends as soon as no candidate can be faster by more than
- * `slack`, a share of the best time; and after `steps` of about 20 ns.  `quick` leaves out what
- * only completes a search. */
+/* Bounds of a search. It ends as soon as no candidate can be faster by more than `slack`, a
+ * share of the best time, or after `steps` steps of about 20 ns. `quick` leaves out work that
+ * only proves the search complete. */
 struct plan_effort {
     double slack;
-    double regret_slack; /* hedging: a worst regret may be larger by this, for less time */
+    /* hedging: accepts a worst regret that is larger by this share, to save time */
+    double regret_slack;
     long steps;
     bool quick;
 };
 /* ---- plan_order.c: an assignment's jobs, and the best order to read them in ---- */
 
-/* One layer's restoration by `method`; r layers are recomputed. */
+/* Returns one layer's restoration by `method`, if r layers are recomputed. */
 struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r);
-/* Compute of layer `layer` of a recomputed prefix of r. */
+/* Returns the compute of one layer of a recomputed prefix of r. */
 double plan_recompute_s(const struct plan_request *req, int layer, int r);
-/* sum_s[r], for r from 0 to n_layers: compute of the whole recomputed prefix of r. */
+/* Fills sum_s[r], for r from 0 to n_layers, with the compute of the whole recomputed prefix of
+ * r. */
 void plan_recompute_sums(const struct plan_request *req, double *sum_s);
-/* The request's lanes without jobs. */
+/* Returns the request's lanes without jobs. */
 struct pipe_load plan_load_empty(const struct plan_request *req);
-/* Jobs of method[n_layers] in the best read order; returns their number (one a layer). */
+/* Makes the jobs of method[n_layers] in the best read order. Returns their number (one a layer). */
 int plan_jobs_ordered(const struct plan_request *req, const char *method,
                       struct pipe_job *job);
-/* Johnson's rule: may (a1, b1) not come after (a2, b2)?  Strict: false where they are
- * equal. */
+/* Johnson's rule: returns whether (a1, b1) must come before (a2, b2). False if they are equal. */
 bool johnson_before(double a1, double b1, double a2, double b2);
-/* Bytes per token that a layer stores to be restored by `method`. */
+/* Returns the bytes per token that a layer stores to be restored by `method`. */
 static inline double plan_layer_bytes(const struct plan_layer *l, char method)
 {
     return method == 'K' ? l->kv_bytes : method == 'H' && !l->h_free ? l->h_bytes : 0;
@@ -39,65 +40,65 @@ static inline bool plan_within_budget(const struct plan_request *req, double byt
 {
     return req->budget_bytes_per_token <= 0 || bytes <= req->budget_bytes_per_token;
 }
-/* Whether new tokens are prefilled inside the restore. */
+/* Returns whether new tokens are prefilled inside the restore. */
 bool plan_is_fused(const struct plan_request *req);
-/* The number of leading R. */
+/* Returns the number of leading R. */
 int plan_prefix_r(const char *method);
 
-/* The load of a finished plan, its reads in io_order (or layer order, token-wise). */
+/* Makes the load of a finished plan, with its reads in io_order (token-wise: in layer order). */
 void plan_load(const struct plan_request *req, const struct plan *plan,
                struct pipe_job *job, struct pipe_load *load);
 
 /* ---- plan_range.c: what records cost on a platform ---- */
 
-/* The ranges of a stored chain. The first ones are restored; the tokens of the others are
+/* The ranges of a stored chain. The first ones are restored. The tokens of the others are
  * prefilled with the new tokens. */
 struct stored_ranges {
     const struct platform *platform;
     const struct plan_range *range;
     int n_ranges;
-    int64_t n_tokens, n_new; /* tokens of all ranges, and new ones behind them */
+    int64_t n_tokens, n_new; /* n_tokens: of all ranges; n_new: tokens behind them */
     bool can_recompute;
     struct plan_window window;
-    struct plan_layer *layer; /* the caller's [n_layers], as prefill_s */
+    struct plan_layer *layer; /* the caller's arrays [n_layers]: layer and prefill_s */
     double *prefill_s;
 };
 
-/* What a layer's tokens are restored from under one letter. */
+/* How a layer's tokens are restored under one letter. */
 struct range_share {
-    int64_t h_tokens, kv_tokens, lost_tokens; /* lost: no record */
+    int64_t h_tokens, kv_tokens, lost_tokens; /* lost: tokens without a record */
     double io_s, up_s;
 };
 
-/* The shares of all layers over the ranges up to a cut.  Tokens before a layer's window have no
- * share. */
+/* The shares of all layers over the ranges up to a cut. Tokens before a layer's window count in
+ * no share. */
 struct range_sums {
     int n_ranges;
-    int64_t n_tokens, n_skipped; /* before the windows */
+    int64_t n_tokens, n_skipped; /* n_skipped: tokens before the windows */
     struct range_share h[PLAN_MAX_LAYERS], kv[PLAN_MAX_LAYERS];
 };
 
-/* Tokens before the window behind n tokens, in whole chunks. */
+/* Returns the tokens before the window behind n tokens, in whole chunks. */
 int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n);
 void range_sums_init(struct range_sums *s);
 /* Adds the next range. */
 void range_sums_next(const struct stored_ranges *c, struct range_sums *s);
-/* Moves to the first n_ranges, from wherever it is. */
+/* Moves to the first n_ranges ranges, from any state. */
 void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_ranges);
-/* The same from the start: without the rounding errors of what was taken away again. */
+/* The same from the start, without the rounding errors of subtracted ranges. */
 void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sums *s);
-/* The request that restores the ranges of `s`. */
+/* Makes the request that restores the ranges of `s`. */
 void range_request(const struct stored_ranges *c, const struct range_sums *s,
                    struct plan_request *req);
 
-/* On the lane that all stages share, which of one stage is all of its I/O; on the
- * bus of its own. */
+/* plan_io_s returns the time on the lane that all stages share; with one stage that is all of
+ * its I/O. plan_up_s returns the time on the bus of the layer's stage. */
 double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
 double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
 
 /* ---- plan_cut.c: how much of a chain ---- */
 
-/* The plan that restores the first n_used ranges. */
+/* Plans to restore the first n_used ranges. */
 int plan_at_cut(const struct stored_ranges *c, int n_used, const struct plan_effort *effort,
                 struct plan_request *req, struct plan *out, struct err *e);
 
@@ -105,14 +106,14 @@ int plan_at_cut(const struct stored_ranges *c, int n_used, const struct plan_eff
 
 extern const struct plan_effort plan_effort_full;
 
-/* The best assignment; without_h: as if no layer had hidden states.  Fills method and
+/* Finds the best assignment; without_h: as if no layer had hidden states. Fills method and
  * exact. */
 int plan_search(const struct plan_request *req, const struct plan_effort *effort,
                 bool without_h, struct plan *out, struct err *e);
 /* plan_make with less effort. */
 int plan_make_within(const struct plan_request *req, const struct plan_effort *effort,
                      struct plan *out, struct err *e);
-/* Only mode, letters and predicted_s of plan_make_within for auto, and without its checks of the
+/* Fills only mode, letters and predicted_s, as plan_make_within for auto, without checking the
  * request. */
 int plan_estimate(const struct plan_request *req, const struct plan_effort *effort,
                   struct plan *out, struct err *e);
@@ -128,11 +129,11 @@ void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int
 /* ---- plan_hedge.c: when reading may be faster or slower than was measured ---- */
 
 bool plan_wants_hedge(const struct plan_request *req);
-/* As plan_search, with the least worst regret over req->io_spread. Fills hedged_s too. */
+/* As plan_search, with the least worst regret over req->io_spread. Also fills hedged_s. */
 int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,
                struct plan *out, struct err *e);
 
-/* A search in progress: the best so far, and what all candidates share. */
+/* A search in progress: the best candidate so far, and values that all candidates share. */
 struct search {
     const struct plan_request *req;
     const struct plan_effort *effort;
@@ -145,19 +146,19 @@ struct search {
     char best[PLAN_MAX_LAYERS + 1];
 };
 
-/* Finds r_min and r_max; whether there is such a length. */
+/* Finds r_min and r_max. Returns false if no length is possible. */
 bool search_is_possible(struct search *s);
-/* Layer i may be restored with method m ('H' or 'K') behind r recomputed layers. */
+/* Returns whether layer i may be restored with method m ('H' or 'K') behind r recomputed layers. */
 bool search_allows(const struct search *s, int i, char m);
-/* No schedule of total read time io_s and total compute comp_s ends earlier than this. */
+/* Returns a lower bound on the end of every schedule with total read time io_s and total compute
+ * comp_s. */
 double search_bound(const struct search *s, double io_s, double comp_s);
-/* Whether a candidate that cannot end before bound_s is worth looking at. */
+/* Returns whether a candidate that cannot end before bound_s may still be the best. */
 bool search_worth(const struct search *s, double bound_s);
-/* Takes the candidate where it is better; equally fast candidates are judged by total work.
- */
+/* Takes the candidate if it is better; total work decides between equally fast ones. */
 void search_offer(struct search *s, const char *method, double makespan_s, double work_s);
 
-/* ---- plan_bound.c: what no assignment undercuts ---- */
+/* ---- plan_bound.c: lower bounds on the time of every assignment ---- */
 
 enum { PLAN_WEIGHTS = 9 };
 
@@ -166,24 +167,26 @@ struct plan_bounds {
     int n, n_stages;
     double u[PLAN_WEIGHTS], v[PLAN_WEIGHTS], most[PLAN_WEIGHTS]; /* D(u, v) */
     double most_inverse[PLAN_WEIGHTS];
-    double least[PLAN_MAX_LAYERS][PLAN_WEIGHTS];    /* weighted work of each layer */
-    double rest[PLAN_MAX_LAYERS + 1][PLAN_WEIGHTS]; /* and of all layers from this one on */
+    double least[PLAN_MAX_LAYERS][PLAN_WEIGHTS]; /* weighted work of each layer */
+    /* weighted work of all layers from this one on */
+    double rest[PLAN_MAX_LAYERS + 1][PLAN_WEIGHTS];
     double least_bytes[PLAN_MAX_LAYERS];
     double min_io_s[PLAN_MAX_LAYERS + 1],
-        min_comp_s[PLAN_MAX_LAYERS + 1]; /* from this one on */
-    /* fused: of the reads from this layer on, and the new tokens' layers that wait for them */
+        min_comp_s[PLAN_MAX_LAYERS + 1]; /* sums over the layers from this one on */
+    /* fused: time of the reads from this layer on, and of the new tokens' layers that wait for
+     * them. */
     double front_s[PLAN_MAX_LAYERS + 1], prefill_behind_s;
     double recompute_s[PLAN_MAX_LAYERS + 1];
     double latency_s, last_prefill_s, prefill_s, end_s;
 };
 
-/* `s` has been found possible; its best need not be known. */
+/* `s` must have been found possible; its best may still be unknown. */
 void plan_bounds_init(struct plan_bounds *b, const struct search *s);
-/* No plan that recomputes r layers ends earlier. */
+/* Returns a time that no plan with r recomputed layers undercuts. */
 double plan_bound_of(const struct plan_bounds *b, int r);
-/* No plan that recomputes r_min to r_max layers does. */
+/* Returns a time that no plan with r_min to r_max recomputed layers undercuts. */
 double plan_bound_least(const struct plan_bounds *b, int r_min, int r_max);
-/* How long compute idles at least before the first read, and I/O behind the last one. */
+/* Returns the least time that compute idles before the first read, and I/O behind the last one. */
 void plan_bounds_idle(const struct plan_bounds *b, int r, double *head_s, double *tail_s);
 
 /* ---- plan_branch.c: layers that differ ---- */
@@ -192,31 +195,31 @@ void search_branch(struct search *s);
 
 /* ---- plan_paper.c ---- */
 
-/* The paper's closed form: fills method and other. */
+/* Applies the paper's closed form: fills method and other. */
 int plan_paper(const struct plan_request *req, struct plan *out, struct err *e);
 /* Token-wise modes: fills method, other, tokens_h, tokens_other. */
 int plan_tokenwise(const struct plan_request *req, struct plan *out, struct err *e);
-/* Two jobs a layer. */
+/* Makes two jobs a layer. */
 int plan_tokenwise_jobs(const struct plan_request *req, const struct plan *plan,
                         struct pipe_job *job);
 
 /* ---- plan_check.c ---- */
 
 int plan_check_request(const struct plan_request *req, struct err *e);
-/* Whether every layer can be restored by its letter. */
+/* Checks that every layer can be restored by its letter. */
 int plan_check_method(const struct plan_request *req, const char *method, struct err *e);
 
 /* ---- plan_deviate.c ---- */
 
-/* Changes out->method to what the records allow, and says so in out->deviation. */
+/* Adapts out->method to the existing records, and describes the change in out->deviation. */
 void plan_deviate(const struct plan_request *req, struct plan *out);
-/* Adds a clause to out->deviation. */
+/* Appends a clause to out->deviation. */
 void plan_tell_deviation(struct plan *out, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* ---- plan_reason.c ---- */
 
-/* Writes out->reason; everything else of the plan is there. */
+/* Writes out->reason; all other fields of the plan must be filled. */
 void plan_explain(const struct plan_request *req, struct plan *out);
 
 #endif

@@ -1,11 +1,10 @@
 /* plan_range.c - requests from a platform, and chains whose chunks have different records.
  *
- * A layer's descriptor over several ranges: under the letter H, tokens with hidden states
- * cost what hidden states cost and the others what KV costs, and the reverse under K.  So a
- * chain that was saved under changing policies still has two options per layer, and the
- * search need not know. Token counts are added per kind before the cost curves are applied:
- * a layer is projected once, not once per range.  Reads add up over tiers, as one I/O lane.
- */
+ * A layer's descriptor over several ranges: under the letter H, tokens with hidden states cost a
+ * read of hidden states and the others a read of KV; under K the reverse. So a chain that was
+ * saved under changing policies still has two options per layer, and the search need not know
+ * about ranges. Token counts are added per kind before the cost curves are applied, because a
+ * layer is projected once, not once per range. Reads add up over tiers, as one I/O lane. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -70,7 +69,7 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
         req->prefill_s = prefill_s;
         req->head_s = platform_ends_s(p, 0);
     }
-    if (n_fused < n_new) /* in batches of their own, behind the others */
+    if (n_fused < n_new) /* the others go in batches of their own, behind these */
         req->head_s += p->n_layers *
                        platform_prefill_s(p, n_past + n_fused, n_new - n_fused);
     req->io_latency_s = p->tier[tier].latency_s;
@@ -108,9 +107,9 @@ char plan_range_method(char method, uint8_t mask, bool h_free)
 
 /* ---- sums over the ranges ---- */
 
-enum { TOKENS = 64 }; /* of a chunk: a restore begins at one */
+enum { TOKENS = 64 }; /* tokens of a chunk; a restore begins at a multiple */
 
-/* Seconds of the I/O lane and of the bus, by record. */
+/* Seconds of the I/O lane and of the bus, per kind of record. */
 struct record_cost {
     double io_s[2], up_s[2];
 };
@@ -125,7 +124,7 @@ static struct record_cost cost_of(const struct platform *p, int tier, int64_t n_
     return c;
 }
 
-/* n_tokens whose records are those of `mask`, under a letter. */
+/* Returns the share of n_tokens with the records of `mask`, under a letter. */
 static struct range_share share_of(char letter, uint8_t mask, int64_t n_tokens,
                                    const struct record_cost *cost)
 {
@@ -158,7 +157,7 @@ static inline void share_add(struct range_share *s, const struct range_share *x)
     s->up_s += x->up_s;
 }
 
-/* n_tokens of range g, for layers first_layer to end_layer - 1; sign -1 takes them away again. */
+/* Adds n_tokens of range g to layers first_layer to end_layer - 1; sign -1 subtracts them. */
 static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
                      int first_layer, int end_layer, int64_t n_tokens, int sign)
 {
@@ -191,11 +190,11 @@ int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n)
     return w->tokens > 0 && n >= w->tokens ? (n + 1 - w->tokens) / TOKENS * TOKENS : 0;
 }
 
-/* Takes what has fallen out of the window from the layers that have one. */
+/* Subtracts the tokens that have left the window from the layers that have one. */
 static void slide_window(const struct stored_ranges *c, struct range_sums *s,
                          int64_t n_skipped)
 {
-    int64_t first = 0; /* token of range g */
+    int64_t first = 0; /* first token of range g */
     for (int g = 0; g < s->n_ranges && first < n_skipped; g++) {
         int64_t end = first + c->range[g].n_tokens;
         int64_t from = first > s->n_skipped ? first : s->n_skipped;
@@ -267,13 +266,13 @@ static bool same_tokens(const struct range_share *x, const struct range_share *y
     return x->h_tokens == y->h_tokens && x->kv_tokens == y->kv_tokens;
 }
 
-/* *l from its shares; `like` has the costs of the same numbers of tokens, or is NULL. */
+/* Makes *l from its shares. `like` has the costs of the same numbers of tokens, or is NULL. */
 static void layer_from_shares(const struct platform *p, const struct range_share *h,
                               const struct range_share *kv, const struct plan_layer *like,
                               struct plan_layer *l)
 {
     bool possible = h->lost_tokens == 0;
-    /* Where no range has the preferred kind, the letter is the other one's. */
+    /* If no range has the preferred kind, the letter equals the other one. */
     l->has_h = possible && h->h_tokens > 0;
     l->has_kv = possible && kv->kv_tokens > 0;
     l->io_h_s = h->io_s;
@@ -312,7 +311,7 @@ static double slow(double factor)
     return factor > 1 ? factor : 1;
 }
 
-/* Decodes beside the restore leave its compute, and the prefill, a share of the machine. */
+/* Slows the restore's compute and the prefill to their share of the machine beside decodes. */
 static void slow_down(struct plan_request *req, struct plan_layer *layer, double *prefill_s)
 {
     double comp = slow(req->comp_slow), prefill = slow(req->prefill_slow);
@@ -327,8 +326,8 @@ static void slow_down(struct plan_request *req, struct plan_layer *layer, double
     req->head_s *= prefill;
 }
 
-/* The tier among the ranges of `s` that takes the longest to begin: its latency is the
- * request's, and how far off its reads may be. */
+/* Returns the tier with the longest latency among the ranges of `s`. Its latency, and the spread
+ * of its reads, become the request's. */
 static int slowest_tier(const struct stored_ranges *c, const struct range_sums *s)
 {
     int tier = c->range[0].tier;

@@ -1,5 +1,5 @@
-/* plan_reason.c - one line that says why a plan is what it is.  Operators read it after a
- * slow restore, so it names the cause (bytes, which lane is full), not the search. */
+/* plan_reason.c - one line that explains a plan. Operators read it after a slow restore, so it
+ * names the cause (bytes, which lane is full), not the search. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,7 +19,8 @@ static void say(struct plan *out, const char *fmt, ...)
     va_end(ap);
 }
 
-/* In every layer where both exist, KV costs no more than hidden states on either lane. */
+/* Returns whether KV costs no more than hidden states on either lane, in every layer that has
+ * both. */
 static bool kv_dominates(const struct plan_request *q, double *bytes_ratio)
 {
     bool any = false;

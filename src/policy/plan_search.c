@@ -1,17 +1,16 @@
-/* plan_search.c - which layers by which method.
+/* plan_search.c - chooses the method of each layer.
  *
- * Layers that are alike: only the counts (r, h, k) matter, and where prefill is fused also
- * which of H and K is read first.  Without fusion any positions give the same lanes; they
- * are R..RH..HK..K. With fusion, reading in rising layer order unlocks prefill earliest
- * whatever the sequence of kinds is, so the sequence of kinds is Johnson's over (read,
- * compute + prefill), laid out upwards. All (r, h) pairs, about L*L/2, are bounded in O(1)
- * by the lanes' total work; the few that could win are run through the pipeline.
+ * Equal layers: only the counts (r, h, k) matter, and with fused prefill also which of H and K
+ * is read first. Without fusion any positions give the same lanes; here they are R..RH..HK..K.
+ * With fusion, reading in rising layer order unlocks prefill earliest for any sequence of kinds.
+ * So the sequence of kinds is Johnson's over (read, compute + prefill), laid out upwards. All
+ * (r, h) pairs, about L*L/2, are bounded in O(1) by the lanes' total work; the few that could
+ * win are run through the pipeline.
  *
  * Layers that differ go to plan_branch.c, several stages to plan_stages.c.
  *
- * r = 0 with a free layer 0: reading K there while some other layer is read as H is never
- * better than the reverse, so only all-K is tried (the exchange argument is in
- * RESTORATION.md). */
+ * r = 0 with a free layer 0: reading K there while another layer is read as H is never better
+ * than the reverse, so only all-K is tried (the exchange argument is in RESTORATION.md). */
 #include <math.h>
 #include <string.h>
 
@@ -28,14 +27,14 @@ bool search_allows(const struct search *s, int i, char m)
 
 double search_bound(const struct search *s, double io_s, double comp_s)
 {
-    /* A second of both lanes together does 1/io_f of reading and 1/comp_f of computing, and
-     * saves 1/io_f + 1/comp_f - 1 seconds against doing the same in turn. */
+    /* A second of both lanes together does 1/io_f of reading and 1/comp_f of computing. It saves
+     * 1/io_f + 1/comp_f - 1 seconds against doing the same in turn. */
     double together = fmin(io_s * s->io_f, comp_s * s->comp_f);
     double saved = fmax(0, 1 / s->io_f + 1 / s->comp_f - 1);
     return io_s + comp_s - together * saved;
 }
 
-/* Differences below this are rounding, not plans. */
+/* Smaller differences are rounding errors. */
 static const double TIE = 1e-9;
 
 const struct plan_effort plan_effort_full = {.steps = 30000};
@@ -71,19 +70,19 @@ static bool alike(const struct plan_layer *x, const struct plan_layer *y)
            x->has_kv == y->has_kv && x->can_recompute == y->can_recompute;
 }
 
-/* Whether the counts say everything (see the top of the file). */
+/* Returns whether the counts describe the plan completely (see the top of the file). */
 static bool is_uniform(const struct plan_request *req)
 {
     const struct plan_layer *l = req->layer;
-    if (req->window.tokens >
-        0) /* a recomputed layer's cost depends on how many are above it */
+    /* a recomputed layer's cost depends on the number of layers above it */
+    if (req->window.tokens > 0)
         return false;
     for (int i = 1; i < req->n_layers; i++) {
         if (!alike(&l[0], &l[i]) || l[i].h_free)
             return false;
         if (i > 1 && l[i].has_h != l[1].has_h)
             return false;
-        /* The first layer's prefill may differ where the layer itself is free or all-K. */
+        /* The first layer's prefill may differ if the layer itself is free or all layers are K. */
         if (plan_is_fused(req) && req->prefill_s[i] != req->prefill_s[l[0].h_free ? 1 : 0])
             return false;
     }
@@ -140,7 +139,7 @@ static double counts_comp_s(const struct plan_layer *l, struct counts c)
     return s;
 }
 
-/* Lower bound of the makespan: the lanes' work, and the compute behind the last read. */
+/* Returns a lower bound of the makespan: the lanes' work, and the compute behind the last read. */
 static double counts_bound(const struct search *s, struct counts c)
 {
     const struct plan_request *q = s->req;
@@ -209,14 +208,14 @@ static void search_counts(struct search *s)
             }
         if (first.r < 0)
             return;
-        if (pass == 0) /* the most promising pair first: it rules most others out */
+        if (pass == 0) /* the most promising pair first: it rules out most others */
             counts_try(s, first);
     }
     s->exact = true;
 }
 
-/* A search that was cut short must still not lose to KV + recompute, the baseline of every
- * claim. */
+/* Searches again without H: a search that was cut short must not lose to KV + recompute, the
+ * baseline of every claim. */
 static void search_again_without_h(struct search *s)
 {
     struct plan_effort less = *s->effort;
@@ -257,8 +256,9 @@ int plan_search(const struct plan_request *req, const struct plan_effort *effort
         return err_set(e, ERR_NOT_FOUND, "no plan stores at most %.0f bytes per token",
                        req->budget_bytes_per_token);
     memcpy(out->method, s.best, sizeof s.best);
+    /* the same work under the letter that plan.h prescribes */
     if (out->method[0] == 'H' && req->layer[0].h_free)
-        out->method[0] = 'R'; /* the same work by its canonical name: see plan.h */
+        out->method[0] = 'R';
     out->predicted_s = s.best_s;
     out->exact = s.exact;
     return 0;

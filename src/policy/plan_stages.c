@@ -1,23 +1,24 @@
-/* plan_stages.c - which layers by which method, and the order of the reads, where several stages
- * restore their layers beside each other (pipeline.h): one store, and a bus and a compute lane a
- * stage.
+/* plan_stages.c - the method of each layer, and the order of the reads, if several stages
+ * restore their layers beside each other (pipeline.h): one store, and a bus and a compute lane
+ * per stage.
  *
- * **Letters.**  For each length r of the recomputed prefix: the least time T within which all
- * lanes can do their work.  Each stage chooses by itself, beginning with the letters that
- * compute least, and takes the one that reads less, most read saved per second of compute first,
- * as long as its compute stays within T; so the store and the buses have as little to do as T
- * allows.  T is found by bisection.  Where layers are alike that is the least T there is.  What
- * a lane idles until its first and after its last read is seen by the simulation only: the plan
- * is then improved by single changes and exchanges between two stages, while they help.
+ * **Letters.** For each length r of the recomputed prefix, find the least time T within which
+ * all lanes can do their work. Each stage chooses by itself. It begins with the letters that
+ * compute least. Then it changes layers to the letter that reads less, most read saved per
+ * second of compute first, while its compute stays within T. So the store and the buses have as
+ * little to do as T allows. T is found by bisection; with equal layers it is the least possible.
+ * Only the simulation sees how long a lane idles before its first and after its last read. So
+ * the plan is then improved by single changes, and by exchanges between two stages, while they
+ * help.
  *
- * **Order.**  Within a stage Johnson's rule.  Among stages the read goes first behind which its
- * stage has most left to compute: with the stages' own orders given, that is the order of due
- * dates, which is optimal for the longest of them (Jackson 1955).  With fused prefill, which
- * climbs through all stages, reads in rising order of layers are tried too, and the better of
- * the two is taken.
+ * **Order.** Within a stage: Johnson's rule. Among stages: first the read behind which its stage
+ * has most left to compute. With the stages' own orders given, that is the order of due dates,
+ * which is optimal for the longest of them (Jackson 1955). With fused prefill, which climbs
+ * through all stages, reads in rising order of layers are tried too, and the better of the two
+ * is taken.
  *
- * Neither is exact: which reads of one stage go first matters to the others, and with dedicated
- * second machines the flow shop is NP-hard.  tests/policy/test_plan_stages.c compares with all
+ * Neither is exact. The order of one stage's reads matters to the others, and with dedicated
+ * second machines the flow shop is NP-hard. tests/policy/test_plan_stages.c compares with all
  * assignments and all orders. */
 #include <math.h>
 #include <string.h>
@@ -33,8 +34,8 @@ static int stage_of_layer(const struct plan_request *q, int layer)
 
 /* ---- order ---- */
 
-/* Reads and bus are one lane to Johnson, the bus and compute another: Johnson's rule for three
- * machines. */
+/* Returns whether x comes before y by Johnson's rule for three machines: reads and bus are one
+ * lane, bus and compute the other. */
 static bool job_before(const struct pipe_job *x, const struct pipe_job *y)
 {
     return johnson_before(x->io_s + x->up_s, x->up_s + x->comp_s, y->io_s + y->up_s,
@@ -52,7 +53,7 @@ static void sort_stage(struct pipe_job *job, int n)
     }
 }
 
-/* What is left to do behind the read of each job when the jobs come in this order. */
+/* Computes the work left behind the read of each job if the jobs come in this order. */
 static void find_tails(const struct pipe_job *job, int n, double *tail_s)
 {
     double comp = 0, tail = 0;
@@ -63,7 +64,7 @@ static void find_tails(const struct pipe_job *job, int n, double *tail_s)
     }
 }
 
-/* job[] has the layers in rising order, so a stage's are neighbours. */
+/* job[] has the layers in rising order, so the layers of a stage are neighbours. */
 static void order_by_due(const struct plan_request *q, struct pipe_job *job, int n)
 {
     struct pipe_job sorted[PLAN_MAX_LAYERS];
@@ -106,14 +107,15 @@ void plan_order_stages(const struct plan_request *q, struct pipe_job *job, int n
 
 /* ---- letters ---- */
 
-/* A layer that has two options, neither better in all. */
+/* A layer with two options, neither better in all times. */
 struct choice {
-    double rate; /* read saved per second of compute */
+    double rate; /* read time saved per second of compute */
     int16_t layer;
     int stage;
-    char lean, quick; /* the option that reads less; the other one, which computes less, */
-    double more_comp_s, less_io_s,
-        less_up_s; /* and what the lean one has of each beside it */
+    /* lean: the option that reads less; quick: the one that computes less */
+    char lean, quick;
+    /* Compute that the lean option adds; read and bus time that it saves. */
+    double more_comp_s, less_io_s, less_up_s;
 };
 
 struct staged {
@@ -121,12 +123,12 @@ struct staged {
     const struct plan_request *q;
     int n, n_choices;
     struct choice choice[PLAN_MAX_LAYERS]; /* by falling rate */
-    char only[PLAN_MAX_LAYERS];            /* of the other layers; 0: none */
+    char only[PLAN_MAX_LAYERS];            /* method of layers without a choice; 0: none */
     int n_offers;
     char method[PLAN_MAX_LAYERS + 1];
 };
 
-/* What the lanes have to do. */
+/* Work of the lanes. */
 struct work {
     double io_s, up_s[PLAN_MAX_STAGES], comp_s[PLAN_MAX_STAGES];
 };
@@ -180,7 +182,7 @@ static void prepare_layer(struct staged *g, int i)
     add_choice(g, c);
 }
 
-/* No schedule of this work ends earlier. */
+/* Returns a time that no schedule of this work undercuts. */
 static double longest_lane(const struct staged *g, const struct work *w)
 {
     double longest = w->io_s;
@@ -189,7 +191,7 @@ static double longest_lane(const struct staged *g, const struct work *w)
     return longest;
 }
 
-/* Work that no choice changes, and the quick option of the others. */
+/* Returns the work that no choice changes, plus the quick option of the other layers. */
 static struct work quick_work(struct staged *g, int r)
 {
     struct work w = {0};
@@ -213,8 +215,8 @@ static struct work quick_work(struct staged *g, int r)
     return w;
 }
 
-/* The letters that read least of those that compute within limit_s, from the quick ones and
- * their work; whether all lanes keep to it. */
+/* Finds the letters that read least among those that compute within limit_s, starting from the
+ * quick ones and their work. Returns whether all lanes keep within limit_s. */
 static bool fit(struct staged *g, int r, double limit_s, struct work w)
 {
     for (int c = 0; c < g->n_choices; c++) {
@@ -232,10 +234,10 @@ static bool fit(struct staged *g, int r, double limit_s, struct work w)
     return longest_lane(g, &w) <= limit_s;
 }
 
-/* Leaves the letters in g->method. */
+/* Returns the least limit that fits. Leaves its letters in g->method. */
 static double least_limit(struct staged *g, int r)
 {
-    enum { HALVINGS = 24 }; /* to a 10^7th: below what anybody measures */
+    enum { HALVINGS = 24 }; /* to a 10^7th, finer than any measurement */
     struct work quick = quick_work(g, r);
     double lo = 0, hi = longest_lane(g, &quick);
     for (int i = 0; i < HALVINGS; i++) {
@@ -282,8 +284,8 @@ static void offer(struct staged *g, const char *method)
     search_offer(g->s, method, pipe_run(&load, NULL), work);
 }
 
-/* Each kind wherever it can be, with as little and as much recomputation as possible: no plan
- * may lose to a single method; and the fewest bytes, for a budget. */
+/* Offers each kind wherever it is possible, with as little and as much recomputation as
+ * possible: no plan may lose to a single method. Also offers the fewest bytes, for a budget. */
 static void offer_simple(struct staged *g)
 {
     static const char kinds[] = {'H', 'K', 'b'};
@@ -309,8 +311,8 @@ static void turn(const struct choice *o, char *method)
     method[o->layer] = method[o->layer] == o->lean ? o->quick : o->lean;
 }
 
-/* Layers that can be told apart by nothing but their place are turned in the order of their
- * rates: one more or one less that is lean. */
+/* Layers that differ only in their place are changed in the order of their rates: one more or
+ * one less of them is lean. */
 static bool is_next_turn(const struct staged *g, int x, const char *method)
 {
     const struct choice *o = &g->choice[x];
@@ -325,7 +327,8 @@ static bool is_next_turn(const struct staged *g, int x, const char *method)
     return true;
 }
 
-/* Every single turn of the best, and pairs of turns on two stages, as many as there is time for. */
+/* Offers every single change of the best, and pairs of changes on two stages, as far as time
+ * allows. */
 static void offer_turns(struct staged *g, const char *best)
 {
     char one[PLAN_MAX_LAYERS + 1], two[PLAN_MAX_LAYERS + 1];
@@ -351,7 +354,7 @@ static void offer_turns(struct staged *g, const char *best)
         }
 }
 
-/* A recomputed layer more, or one less. */
+/* Offers one recomputed layer more, and one less. */
 static void offer_lengths(struct staged *g, const char *best)
 {
     char m[PLAN_MAX_LAYERS + 1];
@@ -402,8 +405,8 @@ static void search(struct search *s)
         improve(&g);
 }
 
-/* A search that is not complete must still not lose to KV + recompute, the baseline
- * of every claim. */
+/* A search that is not complete must still not lose to KV + recompute, the baseline of every
+ * claim. */
 void plan_search_stages(struct search *s)
 {
     bool without_h = s->without_h;

@@ -1,7 +1,7 @@
 /* platform.c - costs, validation and text of a platform; see platform.h.
  *
- * One table describes every key: its name, where it lies, and which numbers are nonsense.
- * Parsing, formatting and validation all walk it, so that they cannot disagree. */
+ * One table describes every key: its name, its field, and which numbers are impossible. Parsing,
+ * formatting and validation all walk it, so they cannot disagree. */
 #include "policy/platform.h"
 
 #include <math.h>
@@ -14,8 +14,8 @@
 
 enum key_type { KEY_TEXT, KEY_INT, KEY_NUMBER };
 
-/* Least admissible value; POSITIVE excludes 0 itself, a SIGNED number lies within
- * +-CORRECTION_LOG2_MAX, and a FRACTION within 0 and 1. */
+/* Least allowed value. POSITIVE also excludes 0, a SIGNED number lies within
+ * +-CORRECTION_LOG2_MAX, and a FRACTION between 0 and 1. */
 #define POSITIVE (-1.0)
 #define SIGNED   (-2.0)
 #define FRACTION (-3.0)
@@ -72,7 +72,7 @@ static const struct key keys[] = {
     {"n_tiers", KEY_INT, AT(n_tiers), 1},
 };
 
-/* Of tier i; "tier0_name" and so on. */
+/* Keys of tier i: "tier0_name" and so on. */
 static const struct key tier_keys[] = {
     {"name", KEY_TEXT, AT(tier[0].name), 0},
     {"latency_s", KEY_NUMBER, AT(tier[0].latency_s), 0},
@@ -106,7 +106,7 @@ int platform_gemm_rows(int i)
     return gemm_rows[i];
 }
 
-/* The key of index i over all keys, tiers included: its full name and its place. */
+/* Finds the key of index i over all keys, tiers included: its full name and its field. */
 static bool key_at(int i, struct key *out, char *name, size_t cap)
 {
     if (i < N_KEYS) {
@@ -227,8 +227,7 @@ static void trim(const char **s, size_t *n)
         (*n)--;
 }
 
-/* Splits "key = value"; false where there is no '='. Blank and comment lines give n_key 0.
- */
+/* Splits "key = value". Returns false if there is no '='. Blank and comment lines give n_key 0. */
 static bool split_line(const char *s, size_t n, struct line *out)
 {
     *out = (struct line){0};
@@ -354,7 +353,7 @@ int platform_format(const struct platform *p, char *out, size_t cap)
         size_t room = (size_t)n < cap ? cap - (size_t)n : 0;
         if (k.type == KEY_TEXT)
             n += snprintf(at, room, "%s = %s\n", name, text_of(p, &k));
-        else /* 17 digits give the same double back */
+        else /* 17 digits reproduce the double */
             n += snprintf(at, room, "%s = %.17g\n", name, number_of(p, &k));
     }
     return n;
@@ -402,7 +401,7 @@ static double curve_tiled(const struct platform *p, const struct cost_curve *c, 
     return (double)n_pieces * c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;
 }
 
-/* A piece of whole layers waits for their weights where computing it takes less time. */
+/* A piece of whole layers waits for their weights if computing it takes less time. */
 static double with_weights(const struct platform *p, int64_t n, double compute_s)
 {
     int64_t n_pieces = p->piece_tokens > 0 ? (n + p->piece_tokens - 1) / p->piece_tokens
@@ -464,8 +463,9 @@ double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
            platform_correction_factor(&t->correction);
 }
 
-/* Of one byte; 0 where memory is unified.  Of K and V each rank brings up its own heads, of
- * hidden states, which each needs whole, a share that the ranks then gather. */
+/* Returns the time to bring one byte up; 0 where memory is unified. Of K and V each rank brings
+ * up its own heads. Of hidden states, which every rank needs whole, it brings up a share, and
+ * the ranks then gather the shares. */
 static double up_byte_s(const struct platform *p, int tier, enum platform_record kind)
 {
     double up = p->tier[tier].up_bytes_per_s, gather = p->tier[tier].gather_bytes_per_s;

@@ -1,27 +1,24 @@
-/* platform_builtin.c - the paper's machines (Table 2), calibrated from the paper's own
- * numbers.
+/* platform_builtin.c - the paper's machines (Table 2), calibrated from the paper's own numbers.
  *
- * Nothing here was measured by us.  The calibration, all of it:
+ * None of these numbers was measured here. The whole calibration:
+ * - I/O: an SSD reads 6.9 GB/s (6.2.2). Four saturate the link: 26 GB/s effective of a nominal
+ *   32, so a link is taken at 26/32 of its nominal rate, for DRAM too.
+ * - Projection: hidden states balance at 24 GB/s for Llama-2-7B and 21 GB/s for 13B (6.1.3). At
+ *   balance F = 2 * d * BW for f16 MHA, which is 63.0 % (d = 4096) and 68.9 % (d = 5120) of 312
+ *   TFLOP/s. The share is linear in d between them and constant beyond them; other GPUs have the
+ *   same shares. A whole layer's GEMMs are taken at the same speed.
+ * - Attention of a recomputation, causal, runs at 78 % of that: then a 7B recomputation's speed
+ *   drops by 28 % from 1K to 16K tokens, as 6.2.3 says.
+ * - OPT-30B on four A100s balances at 37 GB/s (6.1.3), 42.5 % of 4 x 312 TFLOP/s. Table 3's 40 H
+ *   + 8 RE then needs 15.4 to 16.7 GB/s of effective reads for the four SSDs together, not 26:
+ *   `a100x4-4ssd` has 16.
+ * - Each of several devices (platform_shape) has such a link. Ranks share products and buses
+ *   evenly. They exchange over NVLink if the machine has it, else over the link, at its nominal
+ *   rate in one direction. A ring sends each byte (n - 1) / n times, twice for a sum, and a
+ *   layer has two sums. Host memory is read at 200 GB/s (eight channels), which binds only above
+ *   seven links.
  *
- * - I/O: an SSD reads 6.9 GB/s (6.2.2).  Four saturate the link: 26 GB/s effective of a
- * nominal 32, so a link is taken at 26/32 of its nominal rate, for DRAM too.
- * - Projection: hidden states balance at 24 GB/s for Llama-2-7B and 21 GB/s for 13B
- * (6.1.3).  At balance F = 2 * d * BW for f16 MHA, which is 63.0 % (d = 4096) and 68.9 % (d
- * = 5120) of 312 TFLOP/s; between them linear in d, beyond them constant; the same shares
- * on other GPUs. A whole layer's GEMMs are taken at the same speed.
- * - Attention of a recomputation, causal, runs at 78 % of that: then a 7B recomputation's
- * speed drops by 28 % from 1K to 16K tokens, as 6.2.3 says.
- * - OPT-30B on four A100s balances at 37 GB/s (6.1.3), 42.5 % of 4 x 312 TFLOP/s.  Table
- * 3's 40 H + 8 RE then needs 15.4 to 16.7 GB/s of effective reads for the four SSDs
- * together, not 26: `a100x4-4ssd` has 16.
- *
- * - Of several devices (platform_shape) each has such a link.  Ranks share products
- *   and buses evenly; what
- * they exchange goes over NVLink where the machine has it, else over the link, at its nominal rate
- * in one direction: a ring sends each byte (n - 1) / n times, twice for a sum, of which a layer
- * has two.  Host memory is read at 200 GB/s (eight channels), which binds only above seven links.
- *
- * GPU kernels of small sizes are not modelled but for the 128-token tile of their GEMMs. */
+ * GPU kernels of small sizes are not modelled, except the 128-token tile of their GEMMs. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,8 +28,8 @@
 struct machine {
     const char *name;
     double flops, link_bytes_per_s, hbm_bytes_per_s;
-    double gemm_share;       /* of flops; 0: from the model's width */
-    double ssd_bytes_per_s;  /* each */
+    double gemm_share;       /* share of peak FLOP/s; 0: from the model's width */
+    double ssd_bytes_per_s;  /* of each SSD */
     double peer_bytes_per_s; /* between two devices */
 };
 
@@ -96,7 +93,7 @@ static void fill_costs(const struct machine *m, const struct platform_shape *s,
     int n_ranks = at_least_1(s->n_ranks);
     double flops = n_ranks * m->flops * gemm_share(m, s->d_model);
     double memory = n_ranks * m->hbm_bytes_per_s;
-    /* What a byte that ranks exchange takes: each sends what the others lack. */
+    /* Time of a byte that ranks exchange: each sends what the others lack. */
     double peer_s = (n_ranks - 1.0) / n_ranks / m->peer_bytes_per_s;
     double layer_weights = 2 * d * q + d * kv + (s->gated_ffn ? 3 : 2) * d * s->d_ffn;
     p->h_bytes = d * s->elem_bytes;

@@ -1,7 +1,8 @@
 /* prefix_order.c - see prefix_order.h.
  *
- * Sorted by tokens, the item that shares the most with any prompt stands beside the place of
- * that prompt. What two items share is the least of what neighbours between them share. */
+ * In the list sorted by tokens, the item that shares the most with a prompt stands beside the
+ * place of that prompt. Two items share the least number of tokens that any neighbours between
+ * them share. */
 #include "policy/prefix_order.h"
 
 #include <stddef.h>
@@ -19,7 +20,7 @@ int prefix_shared(const struct prefix_item *a, const struct prefix_item *b)
     return i;
 }
 
-/* By group, then by tokens, a prefix before what continues it; then by number. */
+/* Orders by group, then by tokens, a prefix before its continuations; then by number. */
 static int compare(const struct prefix_item *a, const struct prefix_item *b)
 {
     if (a->group != b->group)
@@ -32,7 +33,7 @@ static int compare(const struct prefix_item *a, const struct prefix_item *b)
     return a->number < b->number ? -1 : a->number > b->number;
 }
 
-/* The first place whose item is not before `item`. */
+/* Returns the first place whose item is not before `item`. */
 static int place_of(const struct prefix_order *o, const struct prefix_item *item)
 {
     int lo = 0, hi = o->n;
@@ -79,8 +80,8 @@ static struct prefix_item *take_at(struct prefix_order *o, int at)
     return item;
 }
 
-/* The place of the better of two neighbours: by `left` and `right` tokens shared,
- * then by number. */
+/* Returns the place of the better of two neighbours: by `left` and `right` tokens shared, then
+ * by number. */
 static int better(const struct prefix_order *o, int at, int left, int right)
 {
     if (at == 0 || at == o->n)
@@ -90,8 +91,8 @@ static int better(const struct prefix_order *o, int at, int left, int right)
     return o->items[at - 1]->number < o->items[at]->number ? at - 1 : at;
 }
 
-/* The place of an item that begins a new path: of the two neighbours that share the most the
- * earlier one; where none share a block, the earliest of all. */
+/* Returns the place of an item that begins a new path: of the two neighbours that share the
+ * most, the earlier one. If none share a block, the earliest of all. */
 static int begin_path(const struct prefix_order *o)
 {
     int best = 0, first = 0;

@@ -1,22 +1,23 @@
-/* prefix_order.h - which of many waiting prompts is computed next: the longest common prefix first.
+/* prefix_order.h - which of many waiting prompts is computed next: the longest common prefix
+ * first.
  *
- * A prompt that is computed leaves its state on the device, until others need the room.  So
- * the next prompt is the one that shares the most tokens with the prompt before it.  Where
- * none shares a whole block with it, the next is one of the two waiting prompts that share
- * the most tokens with each other.
+ * The state of a computed prompt stays on the device until others need the room. So the next
+ * prompt is the one that shares the most tokens with the prompt before it. If none shares a
+ * whole block with it, the next is one of the two waiting prompts that share the most tokens
+ * with each other.
  *
  * Taken in this order, prompts walk the tree of their prefixes depth first: all prompts below a
- * common prefix are taken before the walk leaves it.  So each prefix is computed once if the
+ * common prefix are taken before the walk leaves it. So each prefix is computed once if the
  * device has room for one path of the tree, and no other order computes fewer tokens.
  *
- * Pure: no clock, no allocation.  Times: n waiting prompts, their tokens compared
- * O(log n) times. */
+ * Pure: no clock, no allocation. Taking all of n prompts compares each prompt's tokens O(log n)
+ * times. */
 #ifndef POLICY_PREFIX_ORDER_H
 #define POLICY_PREFIX_ORDER_H
 
 #include <stdint.h>
 
-/* State is shared in blocks of so many tokens. */
+/* State is shared in blocks of this many tokens. */
 enum { PREFIX_BLOCK_TOKENS = 64 };
 
 struct prefix_item {
@@ -33,14 +34,14 @@ struct prefix_order {
 };
 
 void prefix_order_init(struct prefix_order *o, struct prefix_item **items, int cap);
-/* Adds a waiting prompt, which is borrowed until it is taken.  o->n < o->cap. */
+/* Adds a waiting prompt, which is borrowed until it is taken. Needs o->n < o->cap. */
 void prefix_order_add(struct prefix_order *o, struct prefix_item *item);
-/* The next prompt, which leaves the order; NULL: there is none.  last: the prompt taken
- * before it, also a copy; NULL: none. */
+/* Returns the next prompt, which leaves the order; NULL: there is none. last: the prompt taken
+ * before it, which may be a copy; NULL: none. */
 struct prefix_item *prefix_order_take(struct prefix_order *o,
                                       const struct prefix_item *last);
 
-/* Tokens that a and b have in common from the first one on. */
+/* Returns how many tokens a and b have in common from the first one on. */
 int prefix_shared(const struct prefix_item *a, const struct prefix_item *b);
 
 #endif

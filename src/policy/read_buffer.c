@@ -8,7 +8,8 @@ double read_buffer_bytes(double bytes_per_s, double load_s, double prefill_s)
     return load_s > prefill_s ? bytes_per_s * (load_s - prefill_s) : 0;
 }
 
-/* Seconds until the new tokens are computed where a share of the reads was made before. */
+/* Returns the seconds until the new tokens are computed, if a share of the reads was made
+ * before. */
 static double ends_s(const struct read_ahead *a, double share)
 {
     return fmax(a->load_s * (1 - share), a->compute_s);
@@ -16,7 +17,7 @@ static double ends_s(const struct read_ahead *a, double share)
 
 double read_ahead_share(const struct read_ahead *a, double room)
 {
-    const double margin = 1.0 / 32; /* less than predictions are wrong by */
+    const double margin = 1.0 / 32; /* less than the error of predictions */
     if (ends_s(a, fmin(room, 1)) * (1 + margin) > a->alone_s)
         return 0;
     double bytes = read_buffer_bytes(1, a->load_s * (1 + 1.0 / 8), a->prefill_s);
@@ -31,7 +32,7 @@ bool read_ahead_pays(const struct read_ahead *a, double share)
 int read_buffer_layers(double buffer_bytes, double bytes_per_s, double load_s, int n_layers)
 {
     double layer_bytes = bytes_per_s * load_s / n_layers;
-    /* A buffer of exactly n layers holds n, whatever the sums were rounded to. */
+    /* A buffer of exactly n layers holds n, despite rounding in the sums. */
     double n = layer_bytes > 0 ? floor(buffer_bytes / layer_bytes + 1e-9) : n_layers;
     return n < n_layers ? (int)n : n_layers;
 }

@@ -1,8 +1,8 @@
 /* regress.c - see regress.h.
  *
- * With at most three terms every subset of them is tried: the best fit whose coefficients are all
- * positive is the answer of the constrained problem (it is a fit of the subset that
- * is not zero). */
+ * With at most three terms every subset of them is tried. The best fit whose coefficients are
+ * all positive is the answer of the constrained problem, because that answer is the fit of its
+ * non-zero terms. */
 #include "policy/regress.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@
 
 enum { T = REGRESS_TERMS_MAX };
 
-/* Solves a x = b for n <= T by elimination with pivots; false where a is singular. */
+/* Solves a x = b for n <= T by elimination with pivots. Returns false if a is singular. */
 static bool solve(double a[T][T], double b[T], int n, double *x)
 {
     for (int i = 0; i < n; i++) {
@@ -45,14 +45,14 @@ static bool solve(double a[T][T], double b[T], int n, double *x)
     return true;
 }
 
-/* The unconstrained fit of the terms in `set`, in relative errors: rows are x / y against 1, and
+/* Fits the terms in `set` without constraint, in relative errors. Rows are x / y against 1, and
  * columns are scaled to a largest value of 1, since terms differ by many powers of ten. */
 static bool fit_set(const struct regress_sample *s, int n, unsigned set, double *coef)
 {
     double a[T][T] = {{0}}, b[T] = {0}, x[T], scale[T];
     int term[T], k = 0;
     for (int j = 0; j < T; j++) {
-        coef[j] = 0; /* also of terms that are not asked for */
+        coef[j] = 0; /* also terms outside the set */
         if (set >> j & 1)
             term[k++] = j;
     }
@@ -99,7 +99,7 @@ static double relative_error2(const struct regress_sample *s, int n, int n_terms
     return sum;
 }
 
-/* R² in seconds, as people know it: 1 - residual / what the mean leaves. */
+/* Computes R² in seconds, as people know it: 1 - residual / variance around the mean. */
 static void judge(const struct regress_sample *s, int n, int n_terms,
                   struct regress_fit *out)
 {

@@ -34,7 +34,7 @@ double remote_rest_s(double all_s, double half_s, double share)
     return fmin(fmax(rest, 0), all_s);
 }
 
-/* How long the remote may be silent. */
+/* Returns how long the remote may be silent. */
 static double patience_s(const struct remote_view *v)
 {
     double s = v->recompute_s > 0
@@ -43,7 +43,7 @@ static double patience_s(const struct remote_view *v)
     return fmin(s, v->most_s);
 }
 
-/* Whether what is left takes longer, at the pace so far, than computing it. */
+/* Returns whether the rest takes longer, at the pace so far, than computing it. */
 static bool crawls(const struct remote_view *v)
 {
     double all = (double)v->done_bytes + (double)v->left_bytes;
@@ -52,7 +52,7 @@ static bool crawls(const struct remote_view *v)
            v->elapsed_s / (double)v->done_bytes * (double)v->left_bytes > again;
 }
 
-/* fetch_s: 0 where it is not known: then it is tried once. */
+/* fetch_s: 0 if unknown; then a fetch is tried once. */
 static bool is_dear(const struct remote_view *v, double fetch_s)
 {
     return fetch_s > 0 && fetch_s + v->restore_s > REMOTE_WORTH_SHARE * v->recompute_s;

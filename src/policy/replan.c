@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* The longer lane, with n_hidden layers from hidden states. */
+/* Returns the time of the longer lane, with n_hidden layers from hidden states. */
 static double left_s(const struct replan_view *v, int n_hidden)
 {
     int n_kv = v->n_left - n_hidden;

@@ -5,10 +5,10 @@
 
 #include "policy/beside.h"
 
-/* Lengths double from here, since what plans want changes slowly. */
+/* First length; lengths double from here, since plans change slowly with length. */
 enum { FIRST_TOKENS = 512 };
 
-/* The records that the best plan reads for this many tokens. */
+/* Adds the records that the best plan reads for this many tokens. */
 static int add_wanted(const struct save_kinds_from *from, int64_t n_tokens, uint8_t *kinds,
                       struct err *err)
 {

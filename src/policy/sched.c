@@ -1,9 +1,10 @@
 /* sched.c - see sched.h.
  *
  * Invariants, which tests/policy/test_sched.c checks over simulated loads:
- *  1. The rows of a step are at most step_rows, the requests with a place at most max_running.
- *  2. Blocks handed out are at most those free and those that preempted requests give back.
- *  3. Nobody is preempted for a request with a worse rank. */
+ * 1. The rows of a step are at most step_rows, the requests with a place at most max_running.
+ * 2. The blocks handed out are at most the free ones plus those that preempted requests give
+ *    back.
+ * 3. No request is preempted for a request with a worse rank. */
 #include "policy/sched.h"
 
 struct decision {
@@ -27,7 +28,7 @@ static bool is_before(const struct sched_limits *l, const struct sched_req *req,
     return x != y ? x < y : a < b;
 }
 
-/* Insertion: the engine's list is nearly sorted by arrival already. */
+/* Insertion sort: the engine's list is nearly sorted by arrival already. */
 static void sort(const struct sched_limits *l, const struct sched_req *req, int n,
                  int *order)
 {
@@ -39,7 +40,7 @@ static void sort(const struct sched_limits *l, const struct sched_req *req, int 
     }
 }
 
-/* With its place and blocks, it gives back what this step had given it already. */
+/* Takes a request's place and blocks, and what this step had already given it. */
 static void give_up(struct decision *d, int i, enum sched_verdict why)
 {
     if (d->choice[i].what == SCHED_RUN) {
@@ -67,8 +68,9 @@ static bool has_place(const struct decision *d, int i)
            d->choice[i].what != SCHED_TIME_OUT;
 }
 
-/* The last in rank behind order[at] that has a place and may lose it; a waiting request takes
- * it from a worse priority only, or equals would take each other's places.  -1: nobody. */
+/* Returns the last request in rank behind order[at] that has a place and may lose it; -1: none.
+ * A waiting request takes a place only from a worse priority, or equals would take each other's
+ * places. */
 static int victim_of(const struct decision *d, int at)
 {
     const struct sched_req *asks = &d->req[d->order[at]];
@@ -81,7 +83,7 @@ static int victim_of(const struct decision *d, int at)
     return -1;
 }
 
-/* Preempts until there are that many blocks; false where nobody is left to be preempted. */
+/* Preempts until n_blocks blocks are free. Returns false if no more requests can be preempted. */
 static bool make_room(struct decision *d, int at, int n_blocks)
 {
     while (d->free_blocks < n_blocks) {
@@ -107,15 +109,16 @@ static void run_decodes(struct decision *d)
     }
 }
 
-/* The request whose beginning this one shares is at work on it, or will be from this step on. */
+/* Returns whether the request whose beginning this one shares is computing it, or will from this
+ * step on. */
 static bool is_ahead(const struct decision *d, int i)
 {
     return i >= 0 && (d->choice[i].what == SCHED_ADMIT ||
                       (has_place(d, i) && d->req[i].phase != SCHED_DECODE));
 }
 
-/* What a newcomer needs: with a free block for each that decodes, or it would be
- * preempted at once. */
+/* Returns the blocks that a newcomer needs, plus a free block for each decoding request, or it
+ * would be preempted at once. */
 static int wanted_blocks(const struct decision *d, int i)
 {
     int n = d->req[i].blocks_needed;
@@ -124,7 +127,8 @@ static int wanted_blocks(const struct decision *d, int i)
     return n;
 }
 
-/* Whether a place and enough blocks can be had, so that nobody is preempted in vain. */
+/* Returns whether a place and enough blocks can be freed, so that no request is preempted in
+ * vain. */
 static bool can_fit(const struct decision *d, int at)
 {
     int i = d->order[at], blocks = d->free_blocks, places = d->free_places;
@@ -138,7 +142,8 @@ static bool can_fit(const struct decision *d, int at)
     return places > 0 && blocks >= wanted_blocks(d, i);
 }
 
-/* In rank order; the first that does not fit ends it, or small requests would starve large ones. */
+/* Admits in rank order. The first request that does not fit ends it, or small requests would
+ * starve large ones. */
 static void admit(struct decision *d)
 {
     for (int k = 0; k < d->n; k++) {

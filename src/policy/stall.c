@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* How long one read takes: as the plan expects, or as reads of this restore have taken until the
+/* Returns the time of one read: as the plan expects, or as reads of this restore took before the
  * present silence. */
 static double expected_read_s(const struct stall_view *v)
 {
@@ -17,7 +17,7 @@ static double patience_s(const struct stall_view *v, double share, double least_
     return fmax(s, STALL_READS * expected_read_s(v));
 }
 
-/* Whether the reads that are left take too long at the pace of the whole restore so far. */
+/* Returns whether the remaining reads take too long at the pace of the whole restore so far. */
 static bool crawls(const struct stall_view *v)
 {
     return v->n_read > 0 && v->elapsed_s >= STALL_RACE_SHARE * v->recompute_s &&
@@ -33,7 +33,7 @@ enum stall_choice stall_choose(const struct stall_view *v, double *again_s)
     double patience = races ? patience_s(v, STALL_RACE_SHARE, STALL_RACE_LEAST_S)
                             : patience_s(v, STALL_LEAVE_SHARE, STALL_LEAVE_LEAST_S);
     if (races && !v->is_idle) {
-        *again_s = 0; /* the lane is at work: its next item may make it idle */
+        *again_s = 0; /* the lane is at work; its next item may make it idle */
         return STALL_WAIT;
     }
     if (v->silent_s >= patience)

@@ -1,21 +1,21 @@
 /* stall.h - when a restore stops relying on reads that hang or crawl.
  *
- * A restore normally waits for its reads, since its plan says that they are cheaper than computing.
- * A disk that hangs makes this wrong.  Three answers are possible:
- *
+ * A restore normally waits for its reads, since its plan says that they are cheaper than
+ * computing. A disk that hangs makes this wrong. Three answers are possible:
  * - WAIT: the reads go on as planned.
  * - RACE: the compute lane recomputes the context from its tokens, first rows first, while the
- *   reads go on.  Rows that are recomputed are not read anymore.  The restore ends when one of the
- *   two has brought the last row.  A race costs only compute that would be idle, so little
+ *   reads go on. Rows that are recomputed are no longer read. The restore ends when one of the
+ *   two has brought the last row. A race costs only compute that would be idle, so little
  *   evidence suffices.
- * - LEAVE: the restore ends with the rows that it has, and prefill computes the others.  This is
- *   the answer where others decode, since a restore then has only a small share of the compute,
- *   and where recomputation cannot race.  What the reads have brought so far is lost, so it takes
+ * - LEAVE: the restore ends with the rows that it has, and prefill computes the others. This is
+ *   the answer beside decodes, since a restore then has only a small share of the compute, and
+ *   if recomputation cannot race. Rows that the reads have brought since are lost, so it takes
  *   more evidence.
  *
- * The evidence is a silence, longer than a share of the price of recomputation and than reads take
- * by the plan or by this restore's own pace; or a pace at which the reads that are left would take
- * longer than STALL_CRAWL of that price.
+ * The evidence is a silence or a slow pace. A silence counts if it is longer than a share of the
+ * recomputation time, and longer than reads take by the plan or by this restore's own pace. A
+ * pace is slow if the remaining reads would take longer than STALL_CRAWL of the recomputation
+ * time.
  *
  * Pure: no clock, no allocation. */
 #ifndef POLICY_STALL_H
@@ -23,24 +23,24 @@
 
 #include <stdbool.h>
 
-/* Share of the price of recomputation for which a restore hears nothing before it races.  A disk
- * that hangs from the start then costs 1.1 times what recomputation costs. */
+/* A restore races after a silence of this share of the recomputation time. So a disk that hangs
+ * from the start costs 1.1 times the recomputation. */
 #define STALL_RACE_SHARE 0.1
-/* The same before it leaves its reads. */
+/* A restore leaves its reads after a silence of this share of the recomputation time. */
 #define STALL_LEAVE_SHARE 0.15
-/* Shorter silences are the machine's scheduling: a thread that lost its core.  A race that was not
- * needed costs little; reads that are left for nothing cost a restore.  A healthy store in memory
- * has been silent for 250 ms on two processors with a load of 25. */
+/* Shorter silences are the machine's scheduling: a thread that lost its core. A needless race
+ * costs little; needlessly left reads cost a restore. A healthy store in memory has been silent
+ * for 250 ms on two processors with a load of 25. */
 #define STALL_RACE_LEAST_S  0.002
 #define STALL_LEAVE_LEAST_S 1.0
-/* A silence is at least as long as this many reads are expected to take. */
+/* A silence counts only if it is at least as long as this many reads are expected to take. */
 #define STALL_READS 2
-/* Reads crawl where those that are left would take this share of the price of recomputation. */
+/* Reads crawl if the remaining ones would take this share of the recomputation time. */
 #define STALL_CRAWL 0.5
 
 enum stall_choice { STALL_WAIT, STALL_RACE, STALL_LEAVE };
 
-/* How a restore ended that did not only wait. */
+/* How a restore ended that did more than wait. */
 enum stall_end {
     STALL_NONE,
     STALL_READ,       /* it raced, and the reads ended first */
@@ -51,22 +51,22 @@ enum stall_end {
 /* "", "read", "recomputed", "left". */
 const char *stall_end_name(enum stall_end e);
 
-/* What is known of a restore.  A read is a group of records that is read as one. */
+/* State of a restore. A read is a group of records that is read as one. */
 struct stall_view {
-    double
-        recompute_s; /* computing all its tokens, with the compute that they would get now */
+    /* Time to compute all its tokens, with the compute that they would get now. */
+    double recompute_s;
     double elapsed_s; /* since its reads began */
-    double silent_s;  /* since the store has completed any read, while it had reads to do */
-    double read_s;    /* one read, as the plan expects */
-    int n_read, n_left; /* reads of this restore that are complete, and that are not */
+    double silent_s; /* since the store last completed any read, while it had reads to do */
+    double read_s;   /* time of one read, as the plan expects */
+    int n_read, n_left; /* reads of this restore: complete, and not complete */
     bool may_recompute; /* false: its past is gone, or its plan was forced */
     bool can_race;      /* its layers can be recomputed while they are read */
-    bool is_idle;       /* the compute lane has nothing left of it to do but wait */
-    bool is_beside;     /* others decode */
+    bool is_idle;       /* the compute lane has no other work of this restore */
+    bool is_beside;     /* other sequences decode */
     bool is_raced;      /* recomputation races already */
 };
 
-/* Returns what to do.  *again_s: the choice is the same for at least so long, if no read
+/* Returns what to do. *again_s: the choice stays the same for at least this long if no read
  * completes. */
 enum stall_choice stall_choose(const struct stall_view *v, double *again_s);
 

@@ -1,8 +1,8 @@
 /* surprise.h - why a restore took another time than its plan predicted.
  *
- * A prediction misses where the restore took less than half or more than twice the predicted time,
- * and the two differ by more than SURPRISE_FLOOR_S.  The cause is the lane that explains at least
- * half of the extra time.  Where no lane does, both lanes waited: for decodes, for other restores,
+ * A prediction misses if the restore took less than half or more than twice the predicted time,
+ * and the two differ by more than SURPRISE_FLOOR_S. The cause is the lane that explains at least
+ * half of the extra time. If no lane does, both lanes waited: for decodes, for other restores,
  * or for other programs.
  *
  * Pure. */
@@ -29,10 +29,10 @@ struct surprise_times {
     double total_s, io_s, compute_s;
 };
 
-/* is_whole: every chunk of the plan came back. */
+/* Returns the kind of surprise. is_whole: every chunk of the plan came back. */
 enum surprise surprise_of(const struct surprise_times *predicted,
                           const struct surprise_times *measured, bool is_whole);
-/* "", "faster", "lost", "reads", "compute", "shared". */
+/* Returns "", "faster", "lost", "reads", "compute" or "shared". */
 const char *surprise_name(enum surprise s);
 
 #endif

@@ -38,33 +38,33 @@ struct truncation {
     int32_t keep;    /* K */
 };
 
-/* What a truncation is asked to be. */
+/* Options from which a truncation is made. */
 struct truncation_ask {
     int64_t context; /* tokens that the model sees; rounded down to 64 */
     double ratio;    /* S = 64 * floor(ratio * C / 64); 0 < ratio < 1 */
     int64_t keep;    /* K */
 };
 
-/* Makes a truncation.  ERR_USAGE with the numbers where S < 64, or K is not a multiple of 64,
- * or not 64 <= K <= C - S - 64.  `may_keep_none` also allows K = 0: for measurements only,
+/* Makes a truncation. Returns ERR_USAGE with the numbers if S < 64, if K is not a multiple of
+ * 64, or unless 64 <= K <= C - S - 64. `may_keep_none` also allows K = 0: for measurements only,
  * since models lose most of their quality without their first tokens. */
 int truncation_make(const struct truncation_ask *ask, bool may_keep_none,
                     struct truncation *out, struct err *err);
 
-/* Tokens that are dropped where token p is computed; 0 where nothing is truncated. */
+/* Returns how many tokens are dropped when token p is computed; 0 if nothing is truncated. */
 int64_t truncation_cut(const struct truncation *t, int64_t p);
-/* The first token of the stair with this cut; 0 for cut 0. */
+/* Returns the first token of the stair with this cut; 0 for cut 0. */
 int64_t truncation_first(const struct truncation *t, int64_t cut);
-/* The first token behind that stair; INT64_MAX where nothing is truncated. */
+/* Returns the first token behind that stair; INT64_MAX if nothing is truncated. */
 int64_t truncation_end(const struct truncation *t, int64_t cut);
 
-/* Whether the stair with this cut sees token p. Does not ask whether p has been computed. */
+/* Returns whether the stair with this cut sees token p, computed or not. */
 bool truncation_sees(const struct truncation *t, int64_t cut, int64_t p);
-/* The position of a token that the stair sees, and the token at a position. */
+/* Return the position of a token that the stair sees, and the token at a position. */
 int64_t truncation_position(const struct truncation *t, int64_t cut, int64_t p);
 int64_t truncation_token(const struct truncation *t, int64_t cut, int64_t position);
 
-/* Whether a new stair begins with token p. Token 0 begins none. */
+/* Returns whether a new stair begins with token p. Token 0 begins none. */
 bool truncation_begins(const struct truncation *t, int64_t p);
 
 #endif
