@@ -133,7 +133,7 @@ void placement_insert(struct placement *p, struct placement_part *h,
                       struct placement_item *item);
 /* Takes an item out: it may no longer be evicted. */
 void placement_remove(struct placement_part *h, struct placement_item *item);
-/* Notes a use of an item. h is its part. If the item is in no part, h is NULL or any part. */
+/* Notes a use of an item. h is its part; NULL, or another part, if the item is in none. */
 void placement_touch(struct placement *p, struct placement_part *h,
                      struct placement_item *item, const struct placement_use *use);
 /* Set whether an item has a lasting pin (keep), and whether it has become useless (drop). */

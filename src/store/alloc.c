@@ -1,9 +1,9 @@
 /* alloc.c - see alloc.h.
  *
- * Invariants: 1. free ranges of a segment are sorted, non-empty, and separated by used bytes.
- * 2. used_bytes = n_segments * segment_bytes - the sum of all free ranges.  3.
- *    `largest` is an upper
- * bound, made exact by a search that fails. */
+ * Invariants:
+ * 1. Free ranges of a segment are sorted, non-empty, and separated by used bytes.
+ * 2. used_bytes = n_segments * segment_bytes - the sum of all free ranges.
+ * 3. `largest` is an upper bound. A search that fails makes it exact. */
 #include "store/alloc.h"
 
 #include <stdlib.h>
@@ -45,7 +45,7 @@ static void range_remove(struct alloc_segment *s, uint32_t at)
     memmove(&s->free[at], &s->free[at + 1], (s->n_free - at) * sizeof s->free[0]);
 }
 
-/* The first free range that ends after `offset`. */
+/* Returns the index of the first free range that ends after `offset`. */
 static uint32_t range_find(const struct alloc_segment *s, uint64_t offset)
 {
     uint32_t lo = 0, hi = s->n_free;

@@ -33,33 +33,33 @@ struct alloc {
 void alloc_init(struct alloc *a, uint64_t segment_bytes);
 void alloc_deinit(struct alloc *a);
 
-/* Takes n_bytes (> 0, in whole blocks). ERR_LIMIT where that is more than a segment or no segment
- * may be added. */
+/* Takes n_bytes (> 0, in whole blocks), adding a segment if needed. Returns ERR_LIMIT if that is
+ * more than a segment, or if no segment may be added. */
 int alloc_take(struct alloc *a, uint64_t n_bytes, uint32_t *segment, uint64_t *offset);
 
 /* Adds empty segments at the end. */
 void alloc_add_segments(struct alloc *a, uint32_t n);
-/* Takes n_bytes likewise, but in the segments that there are; false where they have no room. */
+/* Takes n_bytes in the existing segments. Returns false if they have no room. */
 bool alloc_take_within(struct alloc *a, uint64_t n_bytes, uint32_t *segment,
                        uint64_t *offset);
-/* Whether alloc_take_within(n_bytes) would find room. */
+/* Returns whether alloc_take_within(n_bytes) would find room. */
 bool alloc_fits(const struct alloc *a, uint64_t n_bytes);
 
-/* Takes exactly this range; for recovery, so the arguments may be anything.  ERR_CORRUPT where it
- * is out of bounds, not in whole blocks, or not entirely free. */
+/* Takes exactly this range. For recovery, so the arguments may have any value. Returns
+ * ERR_CORRUPT if the range is out of bounds, not in whole blocks, or not entirely free. */
 int alloc_claim(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
 
-/* Gives a range back, which must be in use. */
+/* Gives back a range, which must be in use. */
 void alloc_give(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
 
-/* Notes that free ranges of the segment may hold bytes of former extents; adds the segment where
- * it is missing. */
+/* Notes that free ranges of the segment may hold bytes of former extents. Adds the segment if it
+ * is missing. */
 void alloc_soil(struct alloc *a, uint32_t segment);
 
-/* The end of the last used byte of a segment; 0 where it is empty or does not exist. */
+/* Returns the end of the last used byte of a segment; 0 if it is empty or does not exist. */
 uint64_t alloc_end(const struct alloc *a, uint32_t segment);
 
-/* Recounts everything: false where free and used do not add up or an array is out of order. */
+/* Recounts everything. Returns false if free and used do not add up or an array is out of order. */
 bool alloc_audit(const struct alloc *a);
 
 #endif

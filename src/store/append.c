@@ -1,7 +1,7 @@
-/* append.c - records into extents: what is missing, where it goes, writing it.
+/* append.c - appends chunks: finds the missing records, places their extents, writes them.
  *
- * One append of a key runs at a time (has_writer), so two threads that save the same chunk store it
- * once: the second waits and then finds nothing missing.  Space is reserved before the lock is
+ * One append of a key runs at a time (has_writer), so two threads that save the same chunk store
+ * it once: the second waits and then finds nothing missing. Space is reserved before the lock is
  * dropped for the write, so the cap holds at every moment. */
 #include <errno.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static int chunk_check(const struct store_chunk *c, struct err *err)
     return 0;
 }
 
-/* What is stored or on its way: the records that need not be written again. */
+/* Returns the records that are stored or on their way, which need not be written again. */
 static struct store_mask mask_of(const struct chunk_node *n)
 {
     struct store_mask m = n->mask;
@@ -94,7 +94,7 @@ static struct draft *draft_new(const struct store *s, const struct store_chunk *
     return d;
 }
 
-/* One draft per device that misses records; returns the bytes of all. */
+/* Makes one draft per device that misses records. Returns the bytes of all. */
 static uint64_t drafts_plan(const struct store *s, const struct store_chunk *c,
                             const struct store_mask *have, struct draft **drafts)
 {
@@ -131,9 +131,8 @@ static struct extent *extent_new(struct chunk_header *h)
     return x;
 }
 
-/* [lock, dropped while the index commits] Makes sure that, when it returns 0, there is room in the
- * owner's quota and under the cap, and there are ids that no extent, committed or
- * not, has ever had. */
+/* [lock, dropped while the index commits] When it returns 0, there is room in the owner's quota
+ * and under the cap, and there are ids that no extent, committed or not, has ever had. */
 static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
                    const struct sha256 *newcomer, struct err *err)
 {
@@ -148,7 +147,7 @@ static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
         if (rc == 0)
             rc = store_make_room(s, n_bytes, newcomer, err);
     } while (rc == 0 && s->id_limit - s->next_id < n_ids);
-    /* Last, for it does not drop the lock: nothing comes between it and the reservation. */
+    /* Last, because it does not drop the lock: nothing comes between it and the reservation. */
     return rc == 0 ? store_make_owner_room(s, owner_idx, n_bytes, newcomer, err) : rc;
 }
 
@@ -188,7 +187,7 @@ static int drafts_write(struct store *s, struct draft **drafts, struct err *err)
     return 0;
 }
 
-/* [lock] Gives back what was reserved and is not attached. */
+/* [lock] Gives back reserved space that is not attached. */
 static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **drafts)
 {
     for (int i = 0; i < s->media->n_devices; i++) {
@@ -202,13 +201,13 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
     }
 }
 
-/* How often a full disk is answered by evicting, each time twice as much: holes may
- * be too small. */
+/* After a full disk it evicts and tries again this often, each time evicting twice as much:
+ * holes may be too small. */
 enum { SPACE_ROUNDS = 4 };
 
-/* [lock, dropped meanwhile] Finds room for the drafts and writes them.  Where free space lies in
- * holes that are too small, the files would have to grow: beyond the disk or, with
- * ERR_LIMIT, beyond the cap. */
+/* [lock, dropped meanwhile] Finds room for the drafts and writes them. If free space lies only
+ * in holes that are too small, the files would have to grow beyond the disk or, with ERR_LIMIT,
+ * beyond the cap. */
 static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **drafts,
                         uint64_t n_bytes, const struct sha256 *newcomer, struct err *err)
 {
@@ -243,7 +242,8 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
             continue;
         size_t n_bytes = d->h.n_records * sizeof d->h.records[0];
         d->x->records = memcpy(xmalloc(n_bytes), d->h.records, n_bytes);
-        s->catalog.owners[n->owner_idx].used_bytes -= d->h.n_bytes; /* counted by attach */
+        /* attaching counts it again */
+        s->catalog.owners[n->owner_idx].used_bytes -= d->h.n_bytes;
         catalog_attach(&s->catalog, n, d->x, NULL);
         tier_enter(s->tier, d->x, TIER_WRITTEN);
         s->appended_bytes += d->h.n_bytes;
@@ -256,7 +256,7 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
     }
 }
 
-/* [lock] */
+/* [lock] Frees the drafts. */
 static void drafts_free(struct store *s, uint16_t owner_idx, struct draft **drafts)
 {
     drafts_return(s, owner_idx, drafts);
@@ -264,7 +264,7 @@ static void drafts_free(struct store *s, uint16_t owner_idx, struct draft **draf
         free(drafts[i]);
 }
 
-/* [lock] Waits until nobody else writes this key, then becomes its writer. */
+/* [lock] Waits until no other thread writes this key, then becomes its writer. */
 static int writer_enter(struct store *s, const struct store_chunk *c,
                         struct chunk_node **out, struct err *err)
 {
@@ -300,7 +300,7 @@ static void writer_leave(struct store *s, struct chunk_node *n)
     pthread_cond_broadcast(&s->writer_left);
 }
 
-/* [lock] The partial chunk goes once n is committed: at once where it is already. */
+/* [lock] Has the partial chunk removed once n is committed, or at once if it is. */
 static void supersede(struct store *s, struct chunk_node *n, const struct sha256 *key)
 {
     if (n->n_pending == 0) {
@@ -338,8 +338,9 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     if (n_bytes > 0) {
         rc = drafts_place(s, n->owner_idx, drafts, n_bytes,
                           chunk->may_be_refused ? &chunk->key : NULL, err);
+        /* a commit may have failed for good meanwhile */
         if (rc == 0)
-            rc = store_can_save(s, err); /* a commit may have failed for good meanwhile */
+            rc = store_can_save(s, err);
         if (rc == 0)
             drafts_attach(s, n, drafts);
     }

@@ -1,7 +1,7 @@
 /* bugs.h - known bugs that the tests can switch on, to show that they would be caught.
  *
- * A test program that defines store_test_bug chooses one; in every other program the symbol does
- * not exist and the store cannot be broken this way. */
+ * A test program that defines store_test_bug chooses one. No other program has the symbol, so no
+ * bug can be switched on there. */
 #ifndef STORE_BUGS_H
 #define STORE_BUGS_H
 
@@ -14,7 +14,7 @@ enum store_bug {
     STORE_BUG_NO_CHECK,    /* a record's checksum is not compared */
     STORE_BUG_INDEX_FIRST, /* the index is committed before its data is synced */
     STORE_BUG_NO_BOUND,    /* the number of records in a header is not bounded */
-    STORE_BUG_EARLY_REUSE, /* space is given away before the index has let go of it */
+    STORE_BUG_EARLY_REUSE, /* space is reused while the index still names it */
 };
 
 extern enum store_bug store_test_bug(void) __attribute__((weak));

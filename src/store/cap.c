@@ -1,4 +1,4 @@
-/* cap.c - the shares of a bound on all files of a store.
+/* cap.c - divides a bound on all files of a store into shares.
  *
  *   files_cap_bytes
  *   = superblocks      2 blocks in each directory
@@ -8,8 +8,8 @@
  *                      which writes each page of index.db at most once
  *   + segment files    the rest: the cap on extents (evict.c, files.c)
  *
- * The index stays in its share because an append evicts where its rows might not fit
- * (store_index_has_room).  A file that grew under a higher cap is not shortened. */
+ * The index stays in its share because an append evicts chunks when its rows might not fit
+ * (store_index_has_room). A file that grew under a higher cap is not shortened. */
 #include <stdlib.h>
 
 #include "base/bytes.h"
@@ -21,14 +21,14 @@ enum {
     MAX_LOG_FRAMES = 1000, /* SQLite's default */
     PAD_FRAMES = 2,        /* a commit ends at the end of a sector */
 };
-/* Bytes of the index for each extent: its rows in pages that are not full; and a
- * row that it may get later without an append (a place to be wiped), with room for
- * pages that split when rows grow. */
+/* Bytes of the index for each extent. ROW_BYTES: its rows, in pages that are not full.
+ * LATER_BYTES: a row that it may get later without an append (a place to be wiped), with room
+ * for pages that split when rows grow. */
 enum { ROW_BYTES = 320, LATER_BYTES = 160 };
-/* A pin's row, in pages that are two thirds full; and the bytes of the index's
- * share that allow one pin. */
+/* PIN_BYTES: a pin's row, in pages that are two thirds full. BYTES_FOR_PIN: the bytes of the
+ * index's share that allow one pin. */
 enum { PIN_BYTES = 96, BYTES_FOR_PIN = 1024 };
-/* For each block of an extent: the entry of a record in its table, in pages that are half full. */
+/* For each block of an extent: a record's entry in its table, in pages that are half full. */
 enum { RECORD_BYTES = 2 * CHUNK_RECORD_CODE };
 
 static uint64_t log_frames(uint64_t cap)

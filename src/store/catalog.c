@@ -1,10 +1,13 @@
 /* catalog.c - see catalog.h.
  *
- * Invariants: 1. n->mask is the union of the masks of n's LIVE extents, and n_live, n_pending count
- * them.  2. n_children counts the nodes whose parent is n.  3. n is in the heap exactly when it may
- * be evicted: in that of its owner.  4. A node that nothing needs does not exist.  5. An owner's
- * used_bytes are those of the extents on its nodes; guaranteed_bytes are those on its nodes with
- * n_guarded > 0.  6. n_guarded counts the guaranteed nodes among n and its descendants. */
+ * Invariants:
+ * 1. n->mask is the union of the masks of n's LIVE extents, and n_live, n_pending count them.
+ * 2. n_children counts the nodes whose parent is n.
+ * 3. n is in its owner's heap exactly when it may be evicted.
+ * 4. A node without extents, children, pins or a writer does not exist.
+ * 5. An owner's used_bytes sum the extents on its nodes; guaranteed_bytes sum those on its nodes
+ *    with n_guarded > 0.
+ * 6. n_guarded counts the guaranteed nodes among n and its descendants. */
 #include "store/catalog.h"
 
 #include <stddef.h>
@@ -40,10 +43,10 @@ static struct chunk_node *node_take(struct catalog *c)
     return n;
 }
 
-/* Chunks that the waiting requests need, at most: 4 million tokens of prompts, 4 MiB. */
+/* Most chunks that waiting requests need: 4 million tokens of prompts, 4 MiB. */
 enum { WINDOW_WAITS = 1 << 16, WINDOW_PLACES = 2 * WINDOW_WAITS };
 
-/* Without memory for it nobody looks ahead, and that is all. */
+/* Makes the window. Without memory for it the policy does not look ahead; nothing else changes. */
 static void window_make(struct catalog *c)
 {
     struct placement_upcoming *place = mem_try_calloc(WINDOW_PLACES, sizeof place[0]);
@@ -121,8 +124,8 @@ static void place_add(struct catalog *c, struct chunk_node *n)
     placement_insert(&c->policy, h, &n->place);
 }
 
-/* Returns the part with n's owner's leaves. NULL where nothing was ever stored: a chunk can be
- * pinned before, and is in no part then. */
+/* Returns the part with the leaves of n's owner. Returns NULL if n never had an extent: a chunk
+ * can be pinned before it is stored, and is in no part then. */
 static struct placement_part *place_of(struct catalog *c, const struct chunk_node *n)
 {
     return c->owners != NULL ? &c->owners[n->owner_idx].place : NULL;
@@ -135,7 +138,7 @@ static struct chunk_node **bucket_of(const struct catalog *c, const struct sha25
     return &c->buckets[get_u64(key->b) & (c->n_buckets - 1)]; /* keys are uniform already */
 }
 
-/* Without memory for it the chains get longer, and that is all. */
+/* Grows the hash table. Without memory for it the chains get longer; nothing else changes. */
 static void buckets_grow(struct catalog *c, uint64_t n_buckets)
 {
     struct catalog old = *c;
@@ -184,13 +187,13 @@ struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *ke
     return n;
 }
 
-/* The name of a key's content in the window of the waiting requests; never 0. */
+/* Returns the id of a key's content in the window of the waiting requests; never 0. */
 static uint64_t id_of(const struct sha256 *key)
 {
     return store_chunk_name(key);
 }
 
-/* An id has lost its key's lowest bit. */
+/* An id has the lowest bit of the key set, so it names the key without this bit. */
 struct chunk_node *catalog_named(const struct catalog *c, uint64_t id)
 {
     for (uint64_t bit = 0; bit < 2; bit++) {
@@ -217,8 +220,8 @@ static struct chunk_node *node_new(struct catalog *c, const struct sha256 *key)
     return n;
 }
 
-/* Whether it has a place in the tree of parents. A lasting pin alone gives it none, or a pinned
- * chunk that is gone would keep its parents from being evicted. */
+/* Returns whether a node has a place in the tree of parents. A lasting pin alone gives it none,
+ * or a pinned chunk that is gone would keep its parents from being evicted. */
 static bool is_in_tree(const struct chunk_node *n)
 {
     return n->extents != NULL || n->n_children > 0 || n->n_pins > 0 || n->has_writer;
@@ -257,14 +260,15 @@ static void guaranteed_change(struct catalog *c, const struct chunk_node *n,
                               uint64_t n_bytes, bool is_more)
 {
     if (n_bytes == 0)
-        return; /* a name: there may be no owner yet */
+        return; /* a mere name may have no owner yet */
     uint64_t *of_owner = &c->owners[n->owner_idx].guaranteed_bytes;
     *of_owner = is_more ? *of_owner + n_bytes : *of_owner - n_bytes;
     c->guaranteed_bytes = is_more ? c->guaranteed_bytes + n_bytes
                                   : c->guaranteed_bytes - n_bytes;
 }
 
-/* n_ends guaranteed chunks have come behind n (or n is one), or have gone. */
+/* Updates n_guarded when n_ends guaranteed chunks have been added behind n (or n is one), or
+ * removed. */
 static void guards_change(struct catalog *c, struct chunk_node *n, uint32_t n_ends,
                           bool is_more)
 {
@@ -399,14 +403,15 @@ int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node 
         child_add(c, p, n);
         catalog_settle(c, p);
     }
-    if (n->extents == NULL) { /* was only a name: what it is comes from its first extent */
+    /* it was only a name, so its identity comes from its first extent */
+    if (n->extents == NULL) {
         n->chunk_idx = id->chunk_idx;
         n->n_tokens = (uint8_t)id->n_tokens;
         n->yields = id->yields;
         n->fingerprint_idx = fingerprint_idx;
         n->owner_idx = owner_idx;
     }
-    n->yields = n->yields && id->yields; /* who wants it to stay is not overruled */
+    n->yields = n->yields && id->yields; /* one append that wants it to stay is enough */
     *out = n;
     return 0;
 }
@@ -564,7 +569,7 @@ void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s)
     n->ttl_s = ttl_s;
     if (ttl_s == 0)
         expiry_clear(&c->expiry, n);
-    else if (n->expiry_at == 0) /* else its entry is early enough */
+    else if (n->expiry_at == 0) /* otherwise its entry is early enough */
         expiry_set(&c->expiry, n, n->place.used_time + ttl_s);
 }
 
@@ -577,7 +582,7 @@ static uint8_t class_of(const struct catalog *c, const struct chunk_node *n,
                                  c->owners != NULL ? c->owners[n->owner_idx].tag : 0);
 }
 
-/* What holding the node's chunk saves for each of its bytes. */
+/* Returns the time saved by holding the node's chunk, per byte. */
 static double value_of(const struct catalog *c, const struct chunk_node *n)
 {
     uint64_t n_bytes = 0;
@@ -612,7 +617,7 @@ void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
 
 static uint32_t ttl_after(const struct chunk_node *n, uint32_t ttl_s)
 {
-    if (n->n_live == 0) /* it is new */
+    if (n->n_live == 0) /* the chunk is new */
         return ttl_s;
     if (n->ttl_s == 0 || ttl_s == 0)
         return 0;
@@ -745,7 +750,7 @@ static bool node_audit(const struct catalog *c, const struct chunk_node *n)
             (n->expiry_at <= c->expiry.n && c->expiry.entry[n->expiry_at - 1].node == n));
 }
 
-/* Chunks and bytes of each owner, and how many guarantees there are. */
+/* Checks chunks and bytes of each owner, and the number of guarantees. */
 static bool owners_audit(const struct catalog *c)
 {
     bool good = true;

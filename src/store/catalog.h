@@ -1,17 +1,19 @@
-/* catalog.h - the chunks in memory: a hash table by key, the tree of parents, and who may be
- * evicted.  Pure: no files, no locks (the store's lock protects it).
+/* catalog.h - the chunks in memory: a hash table by key, the tree of parents, and the chunks
+ * that may be evicted. Pure: no files, no locks (the store's lock protects it).
  *
- * A *node* stands for a key.  It may have extents, or be only a name: the root of a context, or
- * a parent whose data is gone (a hole).  A node without extents, children, pins or a writer is
- * freed.  A *lasting pin* (store_pin_until) keeps a node, and puts it behind all that have none.
- * A *guarantee* (store_guarantee) is a lasting pin under which the chunk is never evicted.  All
- * chunks before it stay, too, since they are no leaves; their extents count as guaranteed.
- * Only leaves are evicted, so a stored chunk's parent is normally stored; where it is not, the
- * chunk is merely unreachable until the parent is stored again, since keys hash their whole
- * past.
+ * A *node* stands for a key. It may have extents, or be only a name: the root of a context, or a
+ * parent whose data is gone (a hole). A node without extents, children, pins or a writer is
+ * freed.
  *
- * Use is ordered by `tick`, a counter.  policy/placement.h decides which of an owner's evictable
- * nodes goes first. About 340 bytes a chunk on one device. */
+ * A *lasting pin* (store_pin_until) keeps a node, and evicts its chunk after all chunks without
+ * one. A *guarantee* (store_guarantee) is a lasting pin under which the chunk is never evicted.
+ * All chunks before it stay, too, since they are no leaves; their extents count as guaranteed.
+ *
+ * Only leaves are evicted, so a stored chunk's parent is normally stored. If it is not, the
+ * chunk cannot be reached until the parent is stored again, since keys hash their whole past.
+ *
+ * Uses are ordered by `tick`, a counter. policy/placement.h decides which of an owner's
+ * evictable nodes is evicted first. A chunk takes about 340 bytes on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
@@ -23,18 +25,19 @@
 enum extent_state {
     EXTENT_PENDING, /* written, not committed: invisible */
     EXTENT_LIVE,    /* named by the index */
-    EXTENT_DEAD,    /* condemned; still there because a hit pins its chunk */
-    EXTENT_FREEING, /* off its node; its space is free once the index has let go of it */
+    EXTENT_DEAD,    /* condemned, and kept only because a hit pins its chunk */
+    /* off its node; its space becomes free when the index no longer names it */
+    EXTENT_FREEING,
 };
 
 /* chunk_node.pin_at: 1 + a position; 0: none. */
 
 struct extent {
-    struct extent *next;          /* on the node, or in the list of those being freed */
-    struct extent *pending_next;  /* in the list of those to be committed */
+    struct extent *next; /* next on the node, or in the list of extents being freed */
+    struct extent *pending_next;  /* next in the list of extents to be committed */
     struct chunk_node *node;      /* NULL once FREEING */
-    struct chunk_record *records; /* n_records, or NULL where not loaded */
-    struct tier_copy *copy;       /* in DRAM, tier.c's; NULL: none */
+    struct chunk_record *records; /* [n_records]; NULL: not loaded */
+    struct tier_copy *copy;       /* copy in DRAM (tier.c); NULL: none */
     uint64_t id;
     uint64_t offset;
     uint32_t segment;
@@ -42,58 +45,61 @@ struct extent {
     uint16_t n_records;
     uint8_t device;
     uint8_t state : 7;
-    uint8_t
-        wipe : 1; /* FREEING: its bytes must be gone before its space is free (store_erase) */
+    /* FREEING: its bytes must be wiped before its space is free (store_erase). */
+    uint8_t wipe : 1;
 };
 
-/* Two bits for each token, of it and all before it (nearest.c). */
+/* Two bits for each token, a hash of it and all tokens before it (nearest.c). */
 struct chunk_marks {
     uint64_t bits[2];
 };
 
 struct chunk_node {
     struct sha256 key;
-    struct store_mask mask; /* the records of LIVE extents */
+    struct store_mask mask; /* records of its LIVE extents */
     struct chunk_node *parent;
-    struct chunk_node *child;         /* its newest */
+    struct chunk_node *child;         /* its newest child */
     struct chunk_node *older, *newer; /* other children of its parent */
-    struct chunk_node *next;          /* in its hash bucket */
+    struct chunk_node *next;          /* next in its hash bucket */
     struct extent *extents;
-    struct chunk_marks marks;    /* where has_marks */
-    struct placement_item place; /* among its owner's chunks that may be evicted */
-    struct tier_chunk *copied;   /* in DRAM, tier.c's; NULL: no extent has a copy */
+    struct chunk_marks marks; /* valid if has_marks */
+    /* its place among the owner's chunks that may be evicted */
+    struct placement_item place;
+    struct tier_chunk *copied; /* its copies in DRAM (tier.c); NULL: no extent has a copy */
     uint32_t n_children, n_pins;
     uint32_t pin_at;    /* 0: no lasting pin */
-    uint32_t ttl_s;     /* it expires so long after its last use; 0: it does not */
-    uint32_t expiry_at; /* 1 + its place in catalog.expiry; 0: none */
-    uint32_t n_guarded; /* guaranteed chunks: this one and those that continue it */
+    uint32_t ttl_s;     /* time to live after its last use; 0: it does not expire */
+    uint32_t expiry_at; /* 1 + its index in catalog.expiry; 0: none */
+    /* number of guaranteed chunks among it and all chunks that continue it */
+    uint32_t n_guarded;
     uint32_t chunk_idx;
     uint32_t n_live, n_pending;
-    uint32_t n_copied_children; /* tier.c's */
+    uint32_t n_copied_children; /* set by tier.c */
     uint16_t fingerprint_idx, owner_idx;
     uint8_t n_tokens;
     bool has_writer : 1; /* an append of this key is under way */
     bool has_marks : 1;
-    bool reachable : 1; /* gc's mark */
-    bool yields : 1;    /* a partial chunk that goes when its context goes on */
-    bool doomed : 1;    /* erased while in use: missing, and wiped when it is free */
-    bool
-        has_header_noted : 1; /* its headers were read since open, or are to be (headers.c) */
-    bool is_guaranteed : 1;   /* its lasting pin is a guarantee: it is never evicted */
+    bool reachable : 1; /* mark of the garbage collection */
+    bool yields : 1;    /* a partial chunk that is removed when its context goes on */
+    /* erased while in use: missing for lookups, and wiped when it is no longer used */
+    bool doomed : 1;
+    /* Its headers were read since open, or are noted to be read (headers.c). */
+    bool has_header_noted : 1;
+    bool is_guaranteed : 1; /* its lasting pin is a guarantee: it is never evicted */
 };
 
 struct catalog_fingerprint {
     struct sha256 value;
-    uint64_t n_nodes; /* with live extents */
+    uint64_t n_nodes; /* nodes with live extents */
 };
 
 struct catalog_owner {
-    uint64_t tag; /* store_owner */
+    uint64_t tag; /* tag from store_owner */
     uint64_t used_bytes;
     uint64_t quota_bytes;      /* 0: the store's default */
-    uint64_t guaranteed_bytes; /* of used_bytes: extents that are not evicted */
+    uint64_t guaranteed_bytes; /* part of used_bytes: extents that are not evicted */
     uint64_t n_chunks;
-    struct placement_part place; /* of its chunks */
+    struct placement_part place; /* its evictable chunks */
 };
 
 struct catalog_pin {
@@ -104,33 +110,34 @@ struct catalog_pin {
 struct node_block;
 
 struct catalog {
-    struct node_block *blocks;     /* all memory of nodes */
-    struct chunk_node *free_nodes; /* of it, linked by next */
+    struct node_block *blocks;     /* memory of all nodes */
+    struct chunk_node *free_nodes; /* free nodes in `blocks`, linked by next */
     struct chunk_node **buckets;
     uint64_t n_buckets, n_nodes;
     uint64_t n_chunks;  /* nodes with live extents */
-    uint64_t n_partial; /* of them, with fewer than STORE_CHUNK_TOKENS tokens */
+    uint64_t n_partial; /* part of n_chunks: fewer than STORE_CHUNK_TOKENS tokens */
     uint64_t n_live;    /* live extents */
     struct catalog_fingerprint *fingerprints;
     uint32_t n_fingerprints;
     struct catalog_owner *owners;
     uint32_t n_owners;
-    uint32_t *owner_slots; /* open addressing: 1 + index by tag; a power of two of them */
+    /* open addressing by tag: 1 + index of an owner; [n_owner_slots], a power of two */
+    uint32_t *owner_slots;
     uint32_t n_owner_slots;
     struct catalog_pin *pins;
     uint32_t n_pins;
-    uint32_t n_guaranteed;     /* of the pins */
-    uint64_t guaranteed_bytes; /* of all owners */
+    uint32_t n_guaranteed;     /* part of n_pins */
+    uint64_t guaranteed_bytes; /* guaranteed bytes of all owners */
     uint64_t tick;
-    struct expiry expiry; /* of the nodes with a time to live */
-    struct placement_price
-        price; /* of chunks that are used; all 0: all are worth the same */
+    struct expiry expiry; /* nodes with a time to live */
+    /* Price of holding chunks when they are used; all 0: all are worth the same. */
+    struct placement_price price;
     struct placement policy;
-    struct placement_learn *learn;   /* of the policy `ours`; else NULL */
-    struct placement_window *window; /* NULL: nobody looks ahead */
+    struct placement_learn *learn;   /* for the policy `ours`; else NULL */
+    struct placement_window *window; /* NULL: waiting requests are not known */
 };
 
-/* What a node is called and stands for. */
+/* The identity of a chunk. */
 struct chunk_id {
     const struct sha256 *key, *parent, *fingerprint;
     uint64_t owner;
@@ -139,87 +146,89 @@ struct chunk_id {
     bool yields;
 };
 
-/* has_window: waiting requests are known, also where the policy does not look at them. */
+/* Makes an empty catalog. has_window: it keeps the waiting requests' chunks, even if the policy
+ * does not look at them. */
 void catalog_init(struct catalog *c, enum placement_kind policy, bool has_window);
-/* Makes room for this many nodes at once: growing step by step visits them all each time. */
+/* Makes room for this many nodes at once. Growing step by step would visit all nodes each time. */
 void catalog_reserve(struct catalog *c, uint64_t n_nodes);
-void catalog_deinit(
-    struct catalog *c); /* frees all nodes and extents, whatever their state */
+/* Frees all nodes and extents, whatever their state. */
+void catalog_deinit(struct catalog *c);
 
 static inline uint64_t extent_bytes(const struct extent *x)
 {
     return (uint64_t)x->n_blocks * STORE_ALIGN;
 }
 
-/* Two hints that a key will be looked for soon: first where its chain is, somewhat later, its
- * nodes. */
+/* Hints that a key will be looked up soon. Call prefetch_chain first, and somewhat later
+ * prefetch_node. */
 void catalog_prefetch_chain(const struct catalog *c, const struct sha256 *key);
 void catalog_prefetch_node(const struct catalog *c, const struct sha256 *key);
 struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key);
-/* The node whose place.id this is; NULL: there is none. */
+/* Returns the node with this place.id; NULL: there is none. */
 struct chunk_node *catalog_named(const struct catalog *c, uint64_t id);
-/* Finds or adds the node of a key, and links it to its parent's node, which is added too where it
- * is missing. ERR_LIMIT after 65,535 different fingerprints, or as many owners. */
+/* Finds or adds the node of a key, and links it to its parent's node, which is added too if
+ * missing. Returns ERR_LIMIT after 65,535 different fingerprints, or as many owners. */
 int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node **out);
-/* Finds or adds the place of an owner; ERR_LIMIT likewise. */
+/* Finds or adds an owner. Returns ERR_LIMIT after 65,535 owners. */
 int catalog_owner(struct catalog *c, uint64_t tag, uint16_t *idx);
 
-/* A lasting pin of a key, stored or not; a second one replaces the first. */
+/* Sets a lasting pin of a key, stored or not. A second pin replaces the first. */
 void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall_s);
 /* Makes the node's lasting pin a guarantee, or an ordinary pin again. Takes O(chunks before it). */
 void catalog_guarantee(struct catalog *c, struct chunk_node *n, bool is_guaranteed);
-/* Ends the node's lasting pin, if it has one; the node may be gone afterwards. */
+/* Ends the node's lasting pin, if any. The node may be freed. */
 void catalog_unpin(struct catalog *c, struct chunk_node *n);
 
-/* Puts an extent (state PENDING or LIVE, records loaded or `mask` given) on its node. */
+/* Puts an extent (state PENDING or LIVE, with records loaded or `mask` given) on its node. */
 void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
                     const struct store_mask *mask);
 /* PENDING -> LIVE. */
 void catalog_publish(struct catalog *c, struct extent *x);
-/* Takes an extent off its node, which is then the caller's; the node may be gone afterwards.  LIVE
- * extents leave together, since the mask is their union. */
+/* Takes an extent off its node and gives it to the caller. The node may be freed. LIVE extents
+ * must leave together, since the mask is their union. */
 void catalog_detach(struct catalog *c, struct extent *x);
 /* LIVE -> DEAD for all extents of the node. */
 void catalog_kill(struct catalog *c, struct chunk_node *n);
 
-/* Marks as most recently used.  A chunk that is new gets the time to live of its use; another keeps
- * the longest one of its uses, of which none is the longest. use NULL: a use that says nothing. */
+/* Marks a node as most recently used. A new chunk gets the time to live of this use. Any other
+ * chunk keeps the longest time to live of its uses; none counts as the longest. use NULL: no
+ * hints. */
 void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,
                    const struct store_use *use);
 /* ttl_s 0: the chunk does not expire. */
 void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s);
 /* The node was the victim and goes: the policy learns. */
 void catalog_evicted(struct catalog *c, const struct chunk_node *n);
-/* A waiting request that needs the chunk of a key comes or goes; the key may be stored or not.
- * Returns false where the window has no room for it. */
+/* Notes that a waiting request needs the chunk of a key, stored or not; expect_no_more withdraws
+ * it. Returns false if the window has no room. */
 bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn);
 void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_t turn);
-/* Was used then, as the index remembers; an older use changes nothing. */
+/* Sets the last use as the index recorded it. An older use changes nothing. */
 void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
                      uint32_t wall_s);
-/* The node is the first to be evicted, until it is used again. */
+/* Makes the node the first to be evicted, until it is used again. */
 void catalog_drop(struct catalog *c, struct chunk_node *n);
-/* After n_pins or has_writer changed: updates whether n may be evicted, or frees it. */
+/* Call after n_pins or has_writer changed: updates whether n may be evicted, or frees it. */
 void catalog_settle(struct catalog *c, struct chunk_node *n);
-/* The leaf that the policy evicts next, of all or of one owner; NULL where nothing can be
+/* Returns the leaf that the policy evicts next, of all owners or of one; NULL if nothing may be
  * evicted. */
 struct chunk_node *catalog_victim(const struct catalog *c);
-/* Whether a chunk may push the victim out.  newcomer: its key; NULL: it may in any case. */
+/* Returns whether a chunk may push the victim out. newcomer: its key; NULL: it always may. */
 bool catalog_admits(const struct catalog *c, const struct chunk_node *victim,
                     const struct sha256 *newcomer);
-/* Finds up to `most` chunks that may be evicted, have no lasting pin, and were last used before a
- * time; returns how many. */
+/* Finds up to `most` chunks that may be evicted, have no lasting pin, and were last used before
+ * a time. Returns how many. */
 int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_node **out,
                  int most);
 struct chunk_node *catalog_victim_of(const struct catalog *c, uint16_t owner_idx);
 
-/* Whether any live chunk has this fingerprint. */
+/* Returns whether any live chunk has this fingerprint. */
 bool catalog_knows(const struct catalog *c, const struct sha256 *fingerprint);
 
-/* The bytes of all extents on nodes, in whatever state. Slow, for audits. */
+/* Returns the bytes of all extents on nodes, in any state. Slow; for audits. */
 uint64_t catalog_bytes(const struct catalog *c);
 
-/* Recounts everything; false where an invariant does not hold. Slow, for tests and verify. */
+/* Recounts everything. Returns false if an invariant is broken. Slow; for tests and verify. */
 bool catalog_audit(const struct catalog *c);
 
 #endif

@@ -1,7 +1,9 @@
-/* chunk.c - see chunk.h. Knows bytes only: no files, no index.
+/* chunk.c - see chunk.h. Knows only bytes: no files, no index.
  *
- * Invariants: 1. decode(encode(h)) == h.  2. Every length and index that decode lets through is
- * within the bounds of chunk.h, so that later code may use them without looking again. */
+ * Invariants:
+ * 1. decode(encode(h)) == h.
+ * 2. Every decoded length and index is within the bounds of chunk.h, so later code may use them
+ *    without another check. */
 #include "store/chunk.h"
 
 #include <string.h>
@@ -97,7 +99,7 @@ struct store_mask chunk_mask(const struct chunk_record *records, int n)
     return m;
 }
 
-/* The checksum covers all 4096 bytes, its own field taken as zero. */
+/* Returns the checksum of all 4096 bytes, with its own field taken as zero. */
 static uint64_t header_checksum(const uint8_t in[CHUNK_HEADER_BYTES])
 {
     uint8_t copy[CHUNK_HEADER_BYTES];
@@ -133,7 +135,7 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
     put_u64(out + H_CHECKSUM, header_checksum(out));
 }
 
-/* What only follows from several fields together. */
+/* Checks conditions on several fields together. */
 static int header_check(const struct chunk_header *h, struct err *err)
 {
     if (h->chunk_idx >= CHUNK_MAX_IDX || h->offset % STORE_ALIGN != 0 ||

@@ -5,14 +5,13 @@
  *   3. one index transaction: rows added, rows dropped, uses noted
  *   4. lock: publish, and give freed space back to the allocator
  *
- * The order 2 before 3 is what makes the index never name bytes that are not durable; 3 before 4 is
- * what keeps freed space from being overwritten while a crash could still bring its row back.
+ * Step 2 before 3: the index never names bytes that are not durable. Step 3 before 4: freed
+ * space is not overwritten while a crash could still bring its row back.
  *
- * A failed sync is final: Linux reports a lost write once and then forgets it, so
- * trying again would look like success.  Everything not committed is dropped and saving
- * is off until the store is opened anew.  Reading goes on.  A full disk under the
- * index, or no memory for it, is the exception: nothing has happened, everything stays
- * appended, and the next commit tries again. */
+ * A failed sync is final: Linux reports a lost write once and then forgets it, so a second try
+ * would look like success. Everything uncommitted is dropped, and saving is off until the store
+ * is opened anew. Reading goes on. A full disk under the index, or no memory for it, is the
+ * exception: nothing has happened, everything stays appended, and the next commit tries again. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -23,7 +22,7 @@
 /* Changes that one commit makes durable. It owns its arrays until it has ended. */
 struct commit {
     struct extent *pending;
-    struct index_row *rows; /* [n_rows] of pending, in that order */
+    struct index_row *rows; /* [n_rows] rows of the pending extents, in their order */
     uint64_t n_rows;
     struct extent *freeing;
     struct store_touch *touched;
@@ -69,7 +68,7 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
     };
 }
 
-/* [lock] */
+/* [lock] Takes the changes to be committed. */
 static void commit_take(struct store *s, unsigned what, struct commit *b)
 {
     *b = (struct commit){.freeing = s->freeing,
@@ -99,7 +98,8 @@ static void commit_take(struct store *s, unsigned what, struct commit *b)
         b->rows[i++] = row_of(s, x);
 }
 
-/* The records of a PENDING extent are stable: only a commit changes its state. */
+/* Writes one index transaction. The records of a PENDING extent are stable: only a commit
+ * changes its state. */
 static int commit_index(struct store *s, const struct commit *b, struct err *err)
 {
     int rc = index_begin(s->index, err);
@@ -119,7 +119,7 @@ static int commit_index(struct store *s, const struct commit *b, struct err *err
     return rc == 0 ? index_commit(s->index, b->id_limit, err) : rc;
 }
 
-/* Whether a commit that failed so can be tried again. */
+/* Returns whether a failed commit can be tried again. */
 static bool is_passing(int rc)
 {
     return rc == -ENOSPC || rc == -ENOMEM;
@@ -132,9 +132,9 @@ static int commit_write(struct store *s, const struct commit *b, struct err *err
     bool sync = b->pending != NULL && !store_has_bug(STORE_BUG_NO_SYNC);
     if (sync && !index_first)
         rc = s->media->ops->sync(s->media, err);
+    /* a failed sync is final, whatever its code */
     if (rc != 0)
-        return is_passing(rc) ? -EIO
-                              : rc; /* a sync that failed is final, whatever its code */
+        return is_passing(rc) ? -EIO : rc;
     if (s->index != NULL) {
         pthread_mutex_lock(&s->index_lock);
         rc = commit_index(s, b, err);
@@ -149,7 +149,7 @@ static int commit_write(struct store *s, const struct commit *b, struct err *err
     return rc;
 }
 
-/* [lock] x is committed: what it makes needless goes. */
+/* [lock] Removes the partial chunks that x supersedes: x is committed. */
 static void superseded_drop(struct store *s, const struct extent *x)
 {
     for (uint32_t i = s->n_supersedes; i-- > 0;) {
@@ -161,7 +161,7 @@ static void superseded_drop(struct store *s, const struct extent *x)
     }
 }
 
-/* [lock] */
+/* [lock] Publishes the committed changes. */
 static void commit_succeeds(struct store *s, struct commit *b)
 {
     for (struct extent *x = b->pending, *next; x != NULL; x = next) {
@@ -194,8 +194,7 @@ static void commit_succeeds(struct store *s, struct commit *b)
     }
 }
 
-/* [lock] Puts changes of pins back in front of those that came since: the last one
- * of a key counts. */
+/* [lock] Puts changes of pins back in front of later ones: the last change of a key counts. */
 static void pin_changes_return(struct store *s, struct commit *b)
 {
     if (b->n_pin_changes == 0)
@@ -210,7 +209,7 @@ static void pin_changes_return(struct store *s, struct commit *b)
     free(newer);
 }
 
-/* [lock] Puts everything back for the next try, in front of what has come since. */
+/* [lock] Puts everything back for the next try, in front of later changes. */
 static void commit_returns(struct store *s, struct commit *b)
 {
     if (b->pending != NULL) {
@@ -230,8 +229,8 @@ static void commit_returns(struct store *s, struct commit *b)
     pin_changes_return(s, b);
 }
 
-/* [lock] Forgets what was appended and not committed. Its space is not given out again: saving is
- * off, or the store is being closed. */
+/* [lock] Forgets uncommitted appends. Their space is not given out again: saving is off, or the
+ * store is being closed. */
 static void pending_drop(struct store *s)
 {
     for (struct extent *x = s->pending, *next; x != NULL; x = next) {
@@ -287,7 +286,9 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
         free(b.rows);
         free(b.touched);
         free(b.pin_changes);
-        if (damaged) /* in a part that opening does not read: it would be found again and again */
+        /* The damage is in a part that opening does not read, so it would be found again and
+         * again. */
+        if (damaged)
             store_want_rebuild(s);
     }
     pthread_mutex_unlock(&s->commit_lock);

@@ -1,10 +1,11 @@
-/* continued.c - erasing the chunks that continue an erased text, and that nobody else knows of.
+/* continued.c - erases the chunks that continue an erased text and that no other caller knows
+ * of.
  *
- * An answer that was interrupted (a killed process, a client that left) leaves committed chunks
- * which begin with the end of the turn before.  No turn names them, and they keep the chunks that
- * they continue from being erased.  When that turn is erased, the caller has its keys, and among
- * them those of its unfinished end, the *partial* keys.  A stored chunk whose first tokens hash to
- * one of these holds the whole erased text, so it is erased too, with all that continues it.
+ * An interrupted answer (a killed process, a client that left) leaves committed chunks which
+ * begin with the end of the turn before. No turn names them, and they keep the chunks that they
+ * continue from being erased. When that turn is erased, the caller has its keys, among them the
+ * keys of its unfinished end, the *partial* keys. A stored chunk whose first tokens hash to one
+ * of these holds the whole erased text, so it is erased too, with all that continues it.
  *
  * Chunks that continue only a part of the text (a system prompt that many share) stay. */
 #include <stdlib.h>
@@ -38,12 +39,12 @@ static bool keys_have(const struct keys *sorted, const struct sha256 *key)
            bsearch(key, sorted->at, sorted->n, sizeof *key, by_bytes) != NULL;
 }
 
-/* [lock] Whether any of the keys is continued by a chunk that is none of them. *has_full:
- * some key is that of a full chunk. */
+/* [lock] Returns whether a chunk outside the keys continues any of them. *has_full: some key
+ * belongs to a full chunk. */
 static bool has_others(const struct store *s, const struct keys *set, bool *has_full)
 {
-    uint64_t n_children = 0,
-             n_inside = 0; /* children of the keys; of these, keys themselves */
+    /* children of the keys; children that are keys themselves */
+    uint64_t n_children = 0, n_inside = 0;
     *has_full = false;
     for (size_t i = 0; i < set->n; i++) {
         const struct chunk_node *node = catalog_find(&s->catalog, &set->at[i]);
@@ -58,8 +59,8 @@ static bool has_others(const struct store *s, const struct keys *set, bool *has_
     return n_children > n_inside;
 }
 
-/* [lock] The chunks that continue one of the keys and are none of them; at_root: also all that
- * begin a context, for an erased text of less than a chunk has no other parent. */
+/* [lock] Finds the chunks that continue one of the keys and are none of them. at_root: also all
+ * chunks that begin a context, since an erased text of less than a chunk has no other parent. */
 static void candidates_find(const struct store *s, const struct keys *set, bool at_root,
                             struct keys *out)
 {
@@ -73,7 +74,7 @@ static void candidates_find(const struct store *s, const struct keys *set, bool 
         }
 }
 
-/* Whether the chunk begins with the end of an erased text. */
+/* Returns whether the chunk begins with the end of an erased text. */
 static bool is_whole(struct store *s, const struct keys *set, const struct sha256 *key,
                      void *block, struct chunk_header *h)
 {
@@ -96,21 +97,21 @@ static bool is_whole(struct store *s, const struct keys *set, const struct sha25
 }
 
 struct subtree {
-    struct keys roots; /* sorted: the chunks that were found */
+    struct keys roots; /* the chunks that were found, sorted */
     struct keys all;   /* these and all that continue them, parents first */
-    struct keys
-        path; /* from the first chunk of a context to the one that was listed last */
-    size_t n_outside; /* of the path: the chunks before the first root in it */
+    struct keys path;  /* From the first chunk of a context to the last listed one. */
+    size_t n_outside;  /* chunks of the path before the first root in it */
 };
 
-/* The listing is depth first, so a chunk's parent is on the path, or is not stored. */
+/* Adds a listed chunk. The listing is depth first, so a chunk's parent is on the path, or is not
+ * stored. */
 static int subtree_add(void *arg, const struct store_entry *e)
 {
     struct subtree *t = arg;
     while (t->path.n > 0 &&
            memcmp(&t->path.at[t->path.n - 1], &e->parent, sizeof e->parent) != 0)
         t->path.n--;
-    bool inside = t->path.n > t->n_outside; /* its parent is */
+    bool inside = t->path.n > t->n_outside; /* true if its parent is inside */
     if (!inside)
         t->n_outside = t->path.n + !keys_have(&t->roots, &e->key);
     keys_add(&t->path, &e->key);

@@ -1,9 +1,9 @@
-/* dram.c - media in memory (media.h): segments are anonymous maps, or what store_opts.memory gives;
- * reads need no copy.  With store_opts.memory_ahead the newest segment's memory is provided before
- * it is used (ahead.h), the first one's from the opening on.
+/* dram.c - media in memory (media.h): segments are anonymous maps, or memory from
+ * store_opts.memory. Reads need no copy. With store_opts.memory_ahead the newest segment's memory
+ * is provided before it is used (ahead.h), the first segment's from the opening on.
  *
- * A segment's address never changes while the store is open, so a pointer into an extent is good
- * for as long as the extent is (the store's pins see to that). */
+ * A segment's address never changes while the store is open, so a pointer into an extent is
+ * valid for as long as the extent exists (the store's pins keep it). */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -18,8 +18,8 @@ struct dram {
     struct media base;
     struct store_memory memory;
     struct ahead *ahead;  /* NULL: memory comes as it is used */
-    uint64_t most_bytes;  /* that are provided ahead; 0: no bound */
-    pthread_mutex_t lock; /* protects what follows; not the bytes */
+    uint64_t most_bytes;  /* most bytes that are provided ahead; 0: no bound */
+    pthread_mutex_t lock; /* protects the fields below, but not the bytes */
     uint8_t **segments;
     uint32_t n_segments;
     uint8_t *first; /* the first segment, before it is used; or NULL */

@@ -1,17 +1,17 @@
-/* erase.c - forgetting for good: chunks that must leave no readable remains.
+/* erase.c - erases chunks so that no readable remains are left.
  *
- *   1. what is pending is committed, so that every extent of the chunks has a row
+ *   1. uncommitted appends are committed, so that every extent of the chunks has a row
  *   2. a marker says that free space must be wiped (remains.c)
  *   3. lock: the chunks are taken off the catalog; their extents are marked to be wiped
  *   4. one index transaction: rows dropped, their places entered into `wipe`
  *   5. the places are wiped, and synced
  *   6. one index transaction: the places leave `wipe`; their space may be used again
- *   7. free space that may hold older bytes is wiped, and synced; the marker goes
+ *   7. free space that may hold older bytes is wiped, and synced; the marker is removed
  *   8. the chunks' copies in DRAM, which 3 has taken away, are zeroed
  *
- * A crash before 4 leaves the chunks as they were; a crash after 4 leaves them absent, and the next
- * open goes on with 5.  A chunk in use is doomed: it is missing for lookups, and 3 happens when its
- * last user leaves. */
+ * A crash before 4 leaves the chunks as they were. A crash after 4 leaves them absent, and the
+ * next open continues with 5. A chunk in use is doomed: it is missing for lookups, and 3 happens
+ * when its last user leaves. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,7 @@ static bool in_use(const struct chunk_node *n)
     return n->n_pins > 0 || n->n_pending > 0 || n->has_writer;
 }
 
-/* [lock] The node may be gone afterwards. */
+/* [lock] Ends the node's lasting pin. The node may be freed. */
 static void pin_end(struct store *s, struct chunk_node *n)
 {
     if (n->pin_at == 0)
@@ -45,19 +45,19 @@ static void pin_end(struct store *s, struct chunk_node *n)
     catalog_unpin(&s->catalog, n);
 }
 
-/* [lock] Takes the extents of a node that nothing uses; the node may be gone afterwards. */
+/* [lock] Takes the extents of a node that is not in use. The node may be freed. */
 static void node_erase(struct store *s, struct chunk_node *n)
 {
     for (struct extent *x = n->extents; x != NULL; x = x->next)
         x->wipe = 1;
     n->doomed = false;
-    n->n_pins++; /* one that was damaged has no extents to keep it while its lasting pin ends */
+    n->n_pins++; /* a damaged chunk has no extents to keep it while its lasting pin ends */
     pin_end(s, n);
     n->n_pins--;
     store_evict_node(s, n, STORE_EVICT_ERASED);
 }
 
-/* One between that was damaged has no extents left, and goes with n. */
+/* A damaged node between the two has no extents left, and is freed with n. */
 struct chunk_node *store_doomed_above(const struct chunk_node *n)
 {
     struct chunk_node *up = n->parent;
@@ -78,7 +78,8 @@ void store_settle_doomed(struct store *s, struct chunk_node *n)
 int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out)
 {
-    const struct chunk_node *child = NULL; /* in keys[], still there because it is in use */
+    /* a child in keys[] that still exists because it is in use */
+    const struct chunk_node *child = NULL;
     int n_taken = 0;
     for (int i = n; i-- > 0;) {
         struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
@@ -100,8 +101,8 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_
         if (has_more || continued || in_use(node)) {
             node->doomed = true;
             tier_forget_node(s->tier, node);
-            pin_end(s,
-                    node); /* now: damaged, it may go by itself, and would leave its pin */
+            /* Now, because a damaged chunk may be freed by itself and would leave its pin. */
+            pin_end(s, node);
             out->n_busy++;
             child = node;
             continue;
@@ -117,12 +118,12 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_
     return n_taken;
 }
 
-/* Of one erase: the chunks that have left the catalog. */
+/* The chunks that one erase has taken off the catalog. */
 struct taking {
     struct sha256 *keys;
     int n;
     bool is_done;
-    bool is_all; /* of an owner: what continues them goes too */
+    bool is_all; /* an owner's erase: chunks that continue them are taken too */
 };
 
 static void chain_take(struct store *s, const struct sha256 *keys, int n, struct taking *t,
@@ -157,7 +158,7 @@ static int erase_now(struct store *s, const struct sha256 *keys, int n, struct t
     return rc;
 }
 
-/* [erase_lock] The disk is full: the chunks have left the catalog, and store_settle
+/* [erase_lock] Notes that the disk is full: the chunks have left the catalog, and store_settle
  * does the rest. */
 static void wait_for_room(struct store *s, const struct taking *t, struct store_erased *out)
 {
@@ -167,7 +168,7 @@ static void wait_for_room(struct store *s, const struct taking *t, struct store_
                                  .n_owed = (uint64_t)t->n - out->n_busy};
 }
 
-/* owner: NULL, or whose chunks keys[] are all. */
+/* owner: NULL, or the owner to which all keys[] belong. */
 static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
                         const uint64_t *owner, struct store_erased *out, struct err *err)
 {
@@ -226,7 +227,7 @@ static void erased_add(struct store_erased *sum, const struct store_erased *part
 int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
                       struct err *err)
 {
-    enum { ROUNDS = 4 }; /* chunks that were appended meanwhile need another one */
+    enum { ROUNDS = 4 }; /* chunks that were appended meanwhile need another round */
     int rc = 0, n = 1;
     *out = (struct store_erased){0};
     for (int round = 0; rc == 0 && n > 0 && round < ROUNDS; round++) {
@@ -255,7 +256,7 @@ static int places_wipe(struct store *s, const struct extent *list, struct err *e
     if (rc != 0)
         return rc;
     rc = m->ops->sync(m, &why);
-    if (rc != 0) { /* what was appended may be among what was lost */
+    if (rc != 0) { /* appended bytes may be among those that were lost */
         pthread_mutex_lock(&s->lock);
         store_end_saving(s, rc, &why);
         pthread_mutex_unlock(&s->lock);
@@ -264,7 +265,7 @@ static int places_wipe(struct store *s, const struct extent *list, struct err *e
     return rc;
 }
 
-/* [index_lock] */
+/* [index_lock] Removes the places of a list from the index. */
 static int rows_forget(struct store *s, const struct extent *list, uint64_t id_limit,
                        struct err *err)
 {
@@ -274,7 +275,7 @@ static int rows_forget(struct store *s, const struct extent *list, uint64_t id_l
     return rc == 0 ? index_commit(s->index, id_limit, err) : rc;
 }
 
-/* [commit_lock] The places leave the index. */
+/* [commit_lock] Removes the places from the index. */
 static int places_forget(struct store *s, const struct extent *list, uint64_t id_limit,
                          struct err *err)
 {
@@ -288,7 +289,7 @@ static int places_forget(struct store *s, const struct extent *list, uint64_t id
     return rc;
 }
 
-/* [lock] Where it failed, the places wait for the next time. */
+/* [lock] Frees the space of wiped places. If wiping failed, they wait for the next time. */
 static void places_settle(struct store *s, struct extent *list, bool done)
 {
     for (struct extent *x = list, *next; x != NULL; x = next) {
@@ -309,8 +310,8 @@ int store_wipe(struct store *s, struct err *err)
     pthread_mutex_lock(&s->lock);
     bool wanted = s->wiping != NULL;
     pthread_mutex_unlock(&s->lock);
-    /* What the index said at open may be gone after the next crash: the end of a log that was
-     * cut off is not durable, only readable. */
+    /* The index's content at open may be gone after the next crash: the end of a log that was
+     * cut off is readable, but not durable. */
     int rc = wanted ? store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err)
                     : 0;
     if (rc != 0 || !wanted)
@@ -345,7 +346,7 @@ void store_wipe_rest(struct store *s)
 
 /* --- at open ---------------------------------------------------------------------------------- */
 
-/* A place that overlaps something stored cannot be true. */
+/* Enters a place. One that overlaps a stored extent is damage. */
 static int place_enter(void *arg, const struct index_place *place)
 {
     struct store *s = arg;

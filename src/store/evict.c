@@ -1,10 +1,11 @@
-/* evict.c - room under the cap, on a full disk, and in an owner's quota.  policy/placement.h
- * chooses the leaf that goes first.
+/* evict.c - makes room under the cap, on a full disk, and in an owner's quota.
+ * policy/placement.h chooses the leaf that is evicted first.
  *
- * A leaf is a chunk that nothing stored continues; chunks that are pinned, being written, or not
- * yet committed are never evicted.  An evicted chunk is a miss at once; its space is free only when
- * the index has durably let go of it.  A lasting pin puts a leaf behind all that have none, and no
- * further: the bounds hold at all times.  Guaranteed chunks (guarantee.c) are no candidates. */
+ * A leaf is a chunk that no stored chunk continues. Chunks that are pinned, being written, or
+ * not yet committed are never evicted. An evicted chunk is a miss at once. Its space is free
+ * only when the index no longer names it, durably. A lasting pin only moves a leaf behind all
+ * without one: the bounds hold at all times. Guaranteed chunks (guarantee.c) are never
+ * candidates. */
 #include <stdlib.h>
 
 #include "base/bytes.h"
@@ -18,7 +19,7 @@ void store_give_extent(struct store *s, struct extent *x)
     CHECK(x->node == NULL && x->copy == NULL && s->used_bytes >= extent_bytes(x));
     if (x->n_blocks > 0)
         alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
-    if (!x->wipe) /* else its bytes are gone */
+    if (!x->wipe) /* otherwise its bytes are already gone */
         alloc_soil(&s->alloc[x->device], x->segment);
     s->used_bytes -= extent_bytes(x);
     free(x->records);
@@ -59,7 +60,7 @@ void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict wh
         *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1; /* never 0 */
     s->evictions[why]++;
     s->n_evicted_pinned += kept && n->pin_at != 0;
-    n->n_pins++; /* keeps the node while its extents go */
+    n->n_pins++; /* keeps the node while its extents are freed */
     while (n->extents != NULL)
         store_free_extent(s, n->extents);
     n->n_pins--;
@@ -77,8 +78,8 @@ void store_drop_superseded(struct store *s, const struct sha256 *key)
         store_evict_node(s, n, STORE_EVICT_SUPERSEDED);
         return;
     }
-    /* A miss from now on; whoever holds it, as whoever continues it does, can still read it, and
-     * its space is given back when the last lets go. */
+    /* The chunk is a miss from now on. Its holders, for example a sequence that continues it,
+     * can still read it; the last release frees its space. */
     s->evictions[STORE_EVICT_SUPERSEDED]++;
     tier_forget_node(s->tier, n);
     catalog_kill(&s->catalog, n);
@@ -98,26 +99,27 @@ void store_drop(struct store *s, const struct sha256 *keys, int n)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* [lock] Evicts a leaf; a parent that was only waiting for it to be erased goes, too. */
+/* [lock] Evicts a leaf. Also erases a doomed parent that only this leaf kept. */
 static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     struct chunk_node *waits = store_doomed_above(n);
+    /* the policy chose it */
     if (why != STORE_EVICT_IDLE && why != STORE_EVICT_EXPIRED)
-        catalog_evicted(&s->catalog, n); /* the policy chose it */
+        catalog_evicted(&s->catalog, n);
     store_evict_node(s, n, why);
     store_settle_doomed(s, waits);
 }
 
 /* --- times to live ---------------------------------------------------------------------------- */
 
-/* A chunk that has expired and cannot go yet is looked at again after so long. */
+/* Returns when to look again at a chunk that has expired and cannot be evicted yet. */
 static uint32_t retry_of(uint32_t ttl_s)
 {
     enum { LEAST_S = 5 };
     return ttl_s / 16 > LEAST_S ? ttl_s / 16 : LEAST_S;
 }
 
-/* [lock] The node has expired: it goes, and its parent is looked at next. */
+/* [lock] Evicts an expired node, and then looks at its parent. */
 static void expired_evict(struct store *s, struct chunk_node *n, uint32_t now_s)
 {
     struct chunk_node *parent = n->parent;
@@ -149,7 +151,7 @@ static bool expire_some(struct store *s, uint32_t now_s, int most, uint64_t *n_g
     return true;
 }
 
-enum { EXPIRE_AT_ONCE = 256 }; /* what other threads wait for is short */
+enum { EXPIRE_AT_ONCE = 256 }; /* bounds the time that other threads wait */
 
 int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err)
 {
@@ -180,7 +182,7 @@ void store_expire_at_open(struct store *s)
 /* --- room ------------------------------------------------------------------------------------- */
 
 /* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted.
- * newcomer: the chunk that wants the room, where it may be refused; else NULL. */
+ * newcomer: the chunk that wants the room, if it may be refused; else NULL. */
 static void evict(struct store *s, uint64_t want_bytes, enum store_evict why,
                   const struct sha256 *newcomer)
 {
@@ -194,9 +196,9 @@ static void evict(struct store *s, uint64_t want_bytes, enum store_evict why,
         victim_evict(s, n, why);
 }
 
-enum { IDLE_AT_ONCE = 256 }; /* what other threads wait for is short */
+enum { IDLE_AT_ONCE = 256 }; /* bounds the time that other threads wait */
 
-/* [lock] Returns how many chunks went. */
+/* [lock] Evicts up to IDLE_AT_ONCE idle chunks. Returns how many. */
 static int evict_some_idle(struct store *s, uint32_t before_wall_s)
 {
     struct chunk_node *leaves[IDLE_AT_ONCE];
@@ -215,7 +217,7 @@ int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
                                                    : (uint32_t)before_wall_s;
     int n, rc = 0;
     *n_chunks = 0;
-    do { /* the parents of those that went are leaves now */
+    do { /* the parents of evicted chunks are leaves now */
         pthread_mutex_lock(&s->lock);
         rc = store_can_save(s, err);
         n = rc == 0 ? evict_some_idle(s, before) : 0;
@@ -324,7 +326,7 @@ int store_each_owner(struct store *s, int (*fn)(void *arg, const struct store_ow
     return rc;
 }
 
-/* [lock] What must not happen, for STORE_BUG_EARLY_REUSE: the index still names these bytes. */
+/* [lock] The bug of STORE_BUG_EARLY_REUSE: frees bytes that the index still names. */
 static void reuse_early(struct store *s)
 {
     for (struct extent *x = s->freeing; x != NULL; x = x->next) {
@@ -337,8 +339,8 @@ static void reuse_early(struct store *s)
     }
 }
 
-/* [lock, dropped meanwhile] Makes the space of what was evicted free: the index lets go of it,
- * its bytes go. */
+/* [lock, dropped meanwhile] Frees the space of evicted chunks: the index drops their rows, and
+ * their bytes are wiped if they must be. */
 static int evicted_free(struct store *s, struct err *err)
 {
     pthread_mutex_unlock(&s->lock);
@@ -349,7 +351,7 @@ static int evicted_free(struct store *s, struct err *err)
     return rc;
 }
 
-/* [lock] Why n_bytes have no room although all was evicted that can be. */
+/* [lock] Returns the error why n_bytes have no room although everything evictable was evicted. */
 static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
 {
     if (catalog_victim(&s->catalog) != NULL)
@@ -372,7 +374,7 @@ static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
                    (unsigned long long)s->catalog.guaranteed_bytes);
 }
 
-/* [lock] Evicts a 16th, for the rows of small extents lie in pages with those of others. */
+/* [lock] Evicts a 16th, because the rows of small extents share pages with others. */
 static void evict_for_index(struct store *s, const struct sha256 *newcomer)
 {
     uint64_t leaving = s->freeing_bytes + s->wiping_bytes;
@@ -388,7 +390,8 @@ int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newc
            !store_index_has_room(s, n_bytes)) {
         uint64_t limit = n_bytes > s->cap_bytes ? UINT64_MAX : s->cap_bytes - n_bytes;
         uint64_t over = s->used_bytes > limit ? s->used_bytes - limit : 0;
-        /* Each round costs an fsync of the index, so a large store makes room for several. */
+        /* Each round costs an fsync of the index, so a large store makes room for several
+         * chunks. */
         uint64_t slack = s->cap_bytes / 64;
         if (over > 0)
             evict(s, over, STORE_EVICT_CAP, newcomer);
@@ -409,8 +412,8 @@ int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newc
     return 0;
 }
 
-/* What frees the space is the index letting go of it, which costs an fsync and, on a disk that
- * has not a block left, may fail itself: then the next append or commit tries again. */
+/* Space becomes free when the index drops the rows. That costs an fsync and may itself fail on a
+ * disk without a free block: then the next append or commit tries again. */
 bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
                       const struct sha256 *newcomer)
 {

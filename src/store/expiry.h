@@ -1,7 +1,7 @@
 /* expiry.h - when chunks with a time to live expire: a heap of nodes, the earliest on top.
  *
- * A node's entry may be too early, since uses put its expiry off and do not move the entry. Whoever
- * takes the first node looks at its last use, and sets a later time where there is one.
+ * A node's entry may be too early: uses postpone its expiry without moving the entry. The caller
+ * that takes the first node checks its last use and enters a later time if needed.
  *
  * Pure; each operation takes O(log n). */
 #ifndef STORE_EXPIRY_H
@@ -13,7 +13,7 @@ struct chunk_node;
 
 struct expiry_entry {
     struct chunk_node *node;
-    uint32_t at_s; /* not before this time, in seconds since 1970 */
+    uint32_t at_s; /* earliest expiry, in seconds since 1970 */
 };
 
 struct expiry {

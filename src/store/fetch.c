@@ -1,18 +1,20 @@
-/* fetch.c - reading ahead: what waiting requests need goes from the disk to DRAM before they are
- * served (AttentionStore, section 3.3.1).
+/* fetch.c - reads ahead: state that waiting requests need goes from the disk to DRAM before they
+ * are served (AttentionStore, section 3.3.1).
  *
  *     store_fetch_want       a request waits: its chunks join the list, ordered by turn
  *     store_fetch_step       starts, continues or ends the fetch of one chunk; never waits
  *     store_fetch_want_end   the request waits no longer, or was cancelled
  *
- * The next fetch is the first chunk of the earliest turn that is on the disk alone.  It is not made
- *  - where fewer than FETCH_MIN_CHUNKS of a request's chunks are on the disk alone;
- *  - of chunks whose state the caller holds in memory of its own (store_tell_held);
- *  - where it would take the room of what an earlier request needs (tier_may_take);
- *  - twice for one request, where a copy was dropped again; nor for a request whose fetch has
- *    failed: its restore finds out what is wrong.
- * Every record's checksum is compared before the copy is found.  A chunk that fails is
- * condemned, and so is on no list any more. */
+ * The next fetch is the first chunk of the earliest turn that is only on the disk. It is not
+ * made
+ * - if fewer than FETCH_MIN_CHUNKS of a request's chunks are only on the disk;
+ * - for chunks whose state the caller holds in memory of its own (store_tell_held);
+ * - if it would take the room of chunks that an earlier request needs (tier_may_take);
+ * - twice for one request, if a copy was dropped again; nor for a request whose fetch has
+ *   failed: its restore finds out the cause.
+ *
+ * Every record's checksum is compared before the copy can be found. A chunk that fails is
+ * condemned, and leaves the list. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -25,15 +27,16 @@
 #include "store/store_impl.h"
 
 enum {
-    FETCH_MIN_CHUNKS = 4, /* 256 tokens: less is not worth a request to the disk */
+    FETCH_MIN_CHUNKS = 4, /* 256 tokens: fewer are not worth a request to the disk */
     MAX_WANTS = 1024,
-    PIECES = 4, /* in flight; so much a restore may have to wait for */
+    PIECES = 4, /* pieces in flight; a restore may have to wait for them */
 };
 #define PIECE_BYTES ((uint64_t)1 << 20)
 
-/* What a waiting request needs. */
+/* Chunks that a waiting request needs. */
 struct store_want {
-    struct store_want *next; /* of a later turn, or as early and later told of */
+    /* next in the list: of a later turn, or of the same turn and announced later */
+    struct store_want *next;
     const void *id;
     uint64_t turn;
     int n, at; /* keys[0, at) were fetched, or had copies: once is enough */
@@ -44,12 +47,12 @@ struct store_want {
 struct store_fetcher {
     struct store *store;
     struct io_queue *queue;
-    struct store_hit hit; /* impl NULL: nothing is being fetched */
-    bool waits_for_room;  /* there was none for the next fetch */
-    const void *id;       /* of the want that it is for */
+    struct store_hit hit; /* chunk being fetched; impl NULL: none */
+    bool waits_for_room;  /* there was no room for the next fetch */
+    const void *id;       /* id of the want that it serves */
     struct extent *x;
     struct tier_copy *copy;
-    uint64_t done_bytes, asked_bytes, all_bytes; /* of the copy */
+    uint64_t done_bytes, asked_bytes, all_bytes; /* bytes of the copy */
     int64_t t_asked; /* when the disk was last asked, or last answered */
     int status;
     struct io_req reqs[PIECES];
@@ -66,7 +69,7 @@ static struct store_want **want_find(struct store *s, const void *id)
     return p;
 }
 
-/* [lock] */
+/* [lock] Removes a request's want. */
 static void want_remove(struct store *s, const void *id)
 {
     struct store_want **p = want_find(s, id), *w = *p;
@@ -132,7 +135,7 @@ void store_free_wants(struct store *s)
 
 /* --- the next fetch --------------------------------------------------------------------------- */
 
-/* [lock] The first extent of a stored chunk that has no copy, or NULL. */
+/* [lock] Returns the first extent of a stored chunk that has no copy, or NULL. */
 static struct extent *extent_alone(const struct chunk_node *n)
 {
     struct extent *x = n->extents;
@@ -141,8 +144,8 @@ static struct extent *extent_alone(const struct chunk_node *n)
     return x;
 }
 
-/* [lock] The first chunk of the want that is on the disk alone, keys[*at], or NULL.  Chunks
- * that are missing end the context. */
+/* [lock] Returns the first chunk of the want that is only on the disk, keys[*at], or NULL. A
+ * missing chunk ends the context. */
 static struct chunk_node *want_next(const struct store *s, struct store_want *w, int *at)
 {
     struct chunk_node *first = NULL;
@@ -162,7 +165,8 @@ static struct chunk_node *want_next(const struct store *s, struct store_want *w,
     return w->has_begun || n_alone >= FETCH_MIN_CHUNKS ? first : NULL;
 }
 
-/* [lock] Takes room for the next fetch and pins its chunk; false where there is none. */
+/* [lock] Takes room for the next fetch and pins its chunk. Returns false if there is no next
+ * fetch. */
 static bool fetch_choose(struct store_fetcher *f)
 {
     struct store *s = f->store;
@@ -176,10 +180,12 @@ static bool fetch_choose(struct store_fetcher *f)
         if (w->has_failed)
             continue;
         f->waits_for_room = true;
+        /* later turns have less right to the room */
         if (!tier_may_take(s->tier, extent_bytes(x), w->turn))
-            return false; /* later turns have less right to it */
+            return false;
+        /* the tier's thread makes room */
         if (!tier_has_room(s->tier, extent_bytes(x)))
-            return false; /* the tier's thread makes some */
+            return false;
         f->waits_for_room = false;
         struct tier_copy *copy = tier_take(s->tier, extent_bytes(x));
         CHECK(copy != NULL);
@@ -217,13 +223,13 @@ static void pieces_submit(struct store_fetcher *f)
     }
 }
 
-/* Collects what is complete; false where nothing was. */
+/* Collects complete pieces. Returns false if there were none. */
 static bool pieces_collect(struct store_fetcher *f)
 {
     struct io_req *done[PIECES];
     unsigned n = 0;
     int rc = io_queue_wait(f->queue, 0, PIECES, 0, done, &n, NULL);
-    if (rc != 0) { /* the queue is broken: closing it waits for what is in flight */
+    if (rc != 0) { /* the queue is broken; closing it waits for pieces in flight */
         io_queue_close(f->queue);
         f->queue = NULL;
         f->status = rc;
@@ -240,7 +246,7 @@ static bool pieces_collect(struct store_fetcher *f)
     return n > 0;
 }
 
-/* Whether the fetched bytes are those that were written. */
+/* Returns whether the fetched bytes are those that were written. */
 static bool is_good(const struct store_fetcher *f)
 {
     const struct extent *x = f->x;
@@ -253,7 +259,7 @@ static bool is_good(const struct store_fetcher *f)
     return true;
 }
 
-/* [lock] The request of the fetch gets on, or gets no further fetches. */
+/* [lock] After a fetch: its request goes on to the next chunk, or gets no further fetches. */
 static void want_settle(struct store_fetcher *f, bool stays)
 {
     struct store_want *w = *want_find(f->store, f->id);
@@ -265,7 +271,7 @@ static void want_settle(struct store_fetcher *f, bool stays)
         w->at++;
 }
 
-/* Everything that was asked for has come back. */
+/* Ends a fetch: all pieces have come back. */
 static void fetch_end(struct store_fetcher *f)
 {
     struct store *s = f->store;
@@ -322,7 +328,7 @@ enum store_fetch store_fetch_step(struct store_fetcher *f)
     if (any)
         f->t_asked = now;
     if (!any && now - f->t_asked > f->store->stuck_ns) {
-        io_queue_cancel(f->queue); /* what comes back has failed */
+        io_queue_cancel(f->queue); /* pieces that come back now have failed */
         f->t_asked = now;
     }
     if (f->status == 0 && f->asked_bytes < f->all_bytes)

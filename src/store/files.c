@@ -1,12 +1,14 @@
 /* files.c - media in files (media.h): per device a folder of segments seg-000000.hc,
  * seg-000001.hc..
  *
- * Owns the segment files and the writers (a queue with a ring of aligned buffers each).  Files grow
- * in steps, preallocated, so that a full disk shows before data is written.
+ * Owns the segment files and the writers (a queue with a ring of aligned buffers each). Files
+ * grow in preallocated steps, so that a full disk shows before data is written.
  *
- * Invariants: 1. A segment's `dirty` is set after its write has completed and before the writer
- * returns; sync clears it before it syncs, and sets it again if that fails.  2. A file, once
- * open, stays open until close, or until cut to nothing, when no extent lies in it. */
+ * Invariants:
+ * 1. A segment's `dirty` is set after its write has completed and before the writer returns.
+ *    sync clears it before it syncs, and sets it again if that fails.
+ * 2. An open file stays open until close, or until it is cut to nothing, when no extent lies in
+ *    it. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,7 +24,7 @@
 #include "store/alloc.h"
 #include "store/media.h"
 
-/* Measured best: 1 MiB requests at depth 4 to 8 (DESIGN 8). The first piece is held back, for it
+/* Measured best: 1 MiB requests at depth 4 to 8. The first piece is written last, because it
  * begins with the header, which holds the checksums of everything behind it. */
 #define WRITER_PIECES 8
 
@@ -34,10 +36,10 @@ struct segment {
 
 struct device {
     char *dir;
-    struct segment **segments; /* NULL where there is no file */
+    struct segment **segments; /* NULL: there is no file */
     uint32_t n_segments;
-    /* A name in the folder may not be durable.  True at open, too: a process that was killed leaves
-     * files behind whose names nobody has synced. */
+    /* A name in the folder may not be durable. Also true at open: a killed process leaves files
+     * whose names were never synced. */
     bool dir_dirty;
 };
 
@@ -55,8 +57,8 @@ struct files {
     unsigned open_flags;
     uint64_t max_step_bytes, max_bytes;
     int64_t stuck_ns;
-    /* grow_lock, taken first, is held while files are made, grow or are cut.  lock protects
-     * everything below and is never held during I/O: readers need it. */
+    /* grow_lock, taken first, is held while files are made, grow or are cut. lock protects
+     * everything below and is never held during I/O, since readers need it. */
     pthread_mutex_t grow_lock, lock;
     struct device devices[STORE_MAX_DEVICES];
     struct writer *idle;
@@ -74,7 +76,8 @@ static char *segment_path(const struct device *d, uint32_t segment)
     return xasprintf("%s/seg-%06u.hc", d->dir, segment);
 }
 
-/* A segment per GiB is soon more than the usual soft limit of 1024 descriptors. */
+/* Raises the limit on descriptors. With one segment per GiB the usual soft limit of 1024 is soon
+ * reached. */
 static bool descriptors_raise(void)
 {
     struct rlimit limit;
@@ -98,9 +101,9 @@ static int segment_open(struct files *f, struct device *d, uint32_t segment, uns
         rc = io_file_size(seg->file, &seg->size_bytes, err);
 
     pthread_mutex_lock(&f->lock);
-    d->dir_dirty =
-        true; /* behind the creation, or a sync could pass between; and even if it
-                            failed, for the name may be there */
+    /* Set after the creation, or a sync could pass between; and set even if the creation failed,
+     * since the name may exist. */
+    d->dir_dirty = true;
     if (rc == 0 && segment >= d->n_segments) {
         d->segments = xrealloc(d->segments, (segment + 1) * sizeof d->segments[0]);
         while (d->n_segments <= segment)
@@ -133,24 +136,25 @@ static void segment_resized(struct files *f, struct segment *seg, uint64_t size_
     pthread_mutex_unlock(&f->lock);
 }
 
-/* How far to preallocate: in proportion to the file, so that a small store stays small and a large
- * one does not ask for space with every chunk. */
+/* Returns how far to preallocate: in proportion to the file, so that a small store stays small
+ * and a large one does not ask for space with every chunk. */
 static uint64_t step_of(const struct files *f, uint64_t end_bytes)
 {
     uint64_t step = round_up(end_bytes / 4, STORE_ALIGN);
     return step < f->max_step_bytes ? step : f->max_step_bytes;
 }
 
-/* What data leaves free on the device of the index: its log grows to 4 MiB before it begins
- * again, and a disk without room for that could not even let go of what is evicted. */
+/* Space that data leaves free on the index's device. The index's log grows to 4 MiB before it
+ * begins again, and a disk without room for that could not even free evicted chunks. */
 #define INDEX_RESERVE_BYTES ((uint64_t)8 << 20)
 
 static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct err *err)
 {
     uint64_t free_bytes, total_bytes;
+    /* the write itself will report it */
     if (device != 0 ||
         io_space(f->io, f->devices[0].dir, &free_bytes, &total_bytes, NULL) != 0)
-        return 0; /* the write itself will tell */
+        return 0;
     uint64_t reserve = total_bytes / 16 < INDEX_RESERVE_BYTES ? total_bytes / 16
                                                               : INDEX_RESERVE_BYTES;
     if (free_bytes >= reserve && free_bytes - reserve >= n_bytes)
@@ -162,7 +166,7 @@ static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct e
                    (unsigned long long)reserve >> 10);
 }
 
-/* [grow_lock] By how much the files may still grow. */
+/* [grow_lock] Returns how much the files may still grow. */
 static uint64_t growth_left(struct files *f)
 {
     uint64_t n_bytes = 0;
@@ -175,7 +179,7 @@ static uint64_t growth_left(struct files *f)
     return n_bytes < f->max_bytes ? f->max_bytes - n_bytes : 0;
 }
 
-/* [grow_lock] Makes the file reach end_bytes, and a step more if there is room. */
+/* [grow_lock] Makes the file reach end_bytes, and one step further if there is room. */
 static int segment_grow(struct files *f, int device, struct segment *seg,
                         uint64_t end_bytes, struct err *err)
 {
@@ -279,11 +283,11 @@ static void writer_put(struct files *f, struct writer *w)
 struct stream {
     struct writer *w;
     struct io_file *file;
-    uint64_t offset;   /* in the file, of the current piece */
-    unsigned piece;    /* being filled */
-    size_t fill_bytes; /* of it */
+    uint64_t offset;   /* offset of the current piece in the file */
+    unsigned piece;    /* piece that is being filled */
+    size_t fill_bytes; /* bytes of it that are filled */
     int status;        /* the first error */
-    uint8_t *copy;     /* where the next record's bytes go as well; NULL: nowhere */
+    uint8_t *copy;     /* receives the next record's bytes as well; NULL: no copy */
     int64_t stuck_ns;
     struct err *err;
 };
@@ -302,8 +306,8 @@ static void stream_reap(struct stream *st, bool all)
         struct err queue_err = {0};
         int rc = io_queue_wait(st->w->queue, 1, WRITER_PIECES, st->stuck_ns, done, &n,
                                &queue_err);
-        if (rc == 0 &&
-            n == 0) { /* what the device lets go of comes back with the next wait */
+        /* requests that the device releases come back with the next wait */
+        if (rc == 0 && n == 0) {
             if (st->status == 0)
                 st->status = err_set(st->err, -ETIMEDOUT, "%s does not answer",
                                      io_file_path(st->file));
@@ -336,7 +340,7 @@ static void stream_submit(struct stream *st, unsigned piece, uint64_t offset,
     io_queue_submit(st->w->queue, &req, 1);
 }
 
-/* The current piece is full: on to a free one. Piece 0 stays back. */
+/* Goes on to a free piece: the current one is full. Piece 0 is kept for the end. */
 static void stream_next(struct stream *st)
 {
     if (st->piece != 0)
@@ -356,7 +360,7 @@ static void stream_next(struct stream *st)
     }
 }
 
-/* Appends n bytes (zeros where bytes is NULL). */
+/* Appends n bytes (zeros if bytes is NULL). */
 static void stream_put(struct stream *st, const uint8_t *bytes, size_t n)
 {
     while (n > 0 && st->status == 0) {
@@ -379,7 +383,7 @@ static void stream_put(struct stream *st, const uint8_t *bytes, size_t n)
     }
 }
 
-/* Make, checksum, copy, pad: one record while it is in the cache. */
+/* Makes, checksums, copies and pads one record while it is in the cache. */
 static void stream_record(struct stream *st, struct chunk_record *r,
                           const struct store_record *from)
 {
@@ -440,7 +444,7 @@ static int files_write(struct media *m, struct chunk_header *h,
         memset(w->busy, 0, sizeof w->busy);
         writer_put(f, w);
     } else {
-        writer_free(w); /* waits for what is in flight */
+        writer_free(w); /* waits for requests in flight */
     }
     dirty_set(f, &seg->dirty);
     return rc;
@@ -448,7 +452,7 @@ static int files_write(struct media *m, struct chunk_header *h,
 
 /* --- syncing ---------------------------------------------------------------------------------- */
 
-/* The next dirty segment, no longer marked; NULL where there is none. */
+/* Returns the next dirty segment, no longer marked; NULL if there is none. */
 static struct segment *dirty_take(struct files *f)
 {
     struct segment *found = NULL;
@@ -538,7 +542,7 @@ static uint64_t files_segment_size(struct media *m, int device, uint32_t segment
 
 /* --- giving space back to the file system ----------------------------------------------------- */
 
-/* [grow_lock] */
+/* [grow_lock] Removes a segment's file. */
 static int segment_remove(struct files *f, struct device *d, uint32_t segment,
                           struct err *err)
 {
@@ -579,8 +583,8 @@ static int files_wipe(struct media *m, int device, uint32_t segment, uint64_t be
     int rc = 0;
     pthread_mutex_lock(&f->grow_lock);
     struct segment *seg = segment_get(f, device, segment);
-    if (seg != NULL &&
-        end > seg->size_bytes) /* the end of a damaged file may lie anywhere */
+    /* the end of a damaged file may lie anywhere */
+    if (seg != NULL && end > seg->size_bytes)
         end = round_up(seg->size_bytes, STORE_ALIGN);
     if (seg != NULL && begin < end) {
         rc = io_file_punch(seg->file, begin, end - begin, err);
@@ -627,7 +631,7 @@ static const struct media_ops files_ops = {
     .wipe = files_wipe,
 };
 
-/* The number in "seg-000000.hc"; false for every other name. */
+/* Parses the number in "seg-000000.hc". Returns false for every other name. */
 static bool segment_of_name(const char *name, uint32_t *segment)
 {
     unsigned n;

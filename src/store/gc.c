@@ -1,5 +1,5 @@
-/* gc.c - garbage collection: chunks that cannot be reached go, erased chunks are wiped, files are
- * cut behind their last used byte, their free space is wiped, and the index folds its log.
+/* gc.c - garbage collection: removes chunks that cannot be reached, wipes erased chunks, cuts
+ * files behind their last used byte, wipes their free space, and folds the index's log.
  *
  * After it no byte of an evicted or erased chunk is left in a file of the store. */
 #include <errno.h>
@@ -15,7 +15,7 @@ static int by_chunk_idx(const void *a, const void *b)
     return x->chunk_idx < y->chunk_idx ? -1 : x->chunk_idx > y->chunk_idx;
 }
 
-/* [lock] Frees chunks that no lookup can reach because one before them is gone. */
+/* [lock] Frees chunks that no lookup can reach because a chunk before them is gone. */
 static int orphans_free(struct store *s, struct err *err)
 {
     struct catalog *c = &s->catalog;
@@ -57,7 +57,7 @@ static int segments_trim(struct store *s, struct err *err)
 
 void store_cut_files(struct store *s)
 {
-    (void)segments_trim(s, NULL); /* a file that is not cut stays as it is */
+    (void)segments_trim(s, NULL); /* a file that cannot be cut stays as it is */
 }
 
 void store_cut_to_cap(struct store *s)
@@ -69,14 +69,15 @@ void store_cut_to_cap(struct store *s)
     for (int d = 0; d < m->n_devices; d++)
         for (uint32_t i = 0; i < m->ops->n_segments(m, d); i++)
             n_bytes += m->ops->segment_size(m, d, i);
+    /* otherwise the next opening tries again */
     if (n_bytes <= s->cap_bytes || store_commit_run(s, STORE_COMMIT_FRESH, NULL) != 0)
-        return; /* else the next opening tries again */
+        return;
     pthread_mutex_lock(&s->lock);
     store_cut_files(s);
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Cuts the files, once nothing is on its way out of the index. */
+/* Cuts the files, once the index has dropped all freed extents. */
 static int files_trim(struct store *s, struct err *err)
 {
     struct err why = {0};

@@ -1,12 +1,11 @@
 /* guarantee.c - pins that are never broken: whether one can be promised, and its sums.
  *
  * A guaranteed chunk is no candidate for eviction (catalog.h), and neither are the chunks before
- * it, which are no leaves. So a promise is kept as long as the guaranteed bytes fit under every
- * bound. They are counted as extents come and go, and a promise is made only while they stay below
- * a share of each bound. The rest of the room is for what the running requests save.
+ * it, which are no leaves. So a promise holds as long as the guaranteed bytes fit under every
+ * bound. They are counted as extents come and go, and a promise is made only while they stay
+ * below a share of each bound. The rest of the room is for state that running requests save.
  *
- * Invariant: nothing but store_unpin_keys, store_erase and the end of its time takes a guarantee
- * away. */
+ * Invariant: only store_unpin_keys, store_erase and the end of its time end a guarantee. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -15,8 +14,8 @@
 #include "base/plural.h"
 #include "store/store_impl.h"
 
-/* Share of a bound that may be guaranteed, in quarters. A store that is guaranteed as a whole could
- * save nothing new. */
+/* Share of a bound that may be guaranteed, in quarters. A store that is guaranteed as a whole
+ * could not save anything new. */
 enum { SHARE_QUARTERS = 3 };
 
 uint64_t store_guarantee_limit(uint64_t cap_bytes)
@@ -24,7 +23,7 @@ uint64_t store_guarantee_limit(uint64_t cap_bytes)
     return cap_bytes / 4 * SHARE_QUARTERS;
 }
 
-/* The least of two bounds, of which 0 is none. */
+/* Returns the lesser of two bounds; 0 means no bound. */
 static uint64_t least(uint64_t x, uint64_t y)
 {
     return x == 0 ? y : y == 0 || x < y ? x : y;
@@ -55,7 +54,7 @@ int store_check_guarantees(const struct store *s, struct err *err)
         (unsigned long long)s->cap_bytes, (unsigned long long)all);
 }
 
-/* [lock] Whether all chunks are there. */
+/* [lock] Returns 0 if all chunks are stored, else ERR_NOT_FOUND. */
 static int check_stored(const struct store *s, const struct sha256 *keys, int n,
                         struct err *err)
 {
@@ -77,7 +76,7 @@ static int check_stored(const struct store *s, const struct sha256 *keys, int n,
         n_missing, n, STORE_CHUNK_TOKENS, first, n_pending);
 }
 
-/* [lock] The lasting pin of a chunk; until_wall_s 0: it has none. */
+/* [lock] Returns the lasting pin of a chunk; until_wall_s 0: it has none. */
 static struct index_pin pin_of(const struct store *s, const struct chunk_node *n)
 {
     return (struct index_pin){
@@ -86,8 +85,8 @@ static struct index_pin pin_of(const struct store *s, const struct chunk_node *n
         .is_guaranteed = n->is_guaranteed};
 }
 
-/* [lock] Guarantees the chunks that no other of keys[] continues. The others stay with them.
- * before[]: their pins until now; returns how many there are. */
+/* [lock] Guarantees the chunks that no other of keys[] continues; the others stay with them.
+ * before[] receives their former pins. Returns how many. */
 static int ends_set(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
                     struct index_pin *before)
 {
@@ -105,7 +104,7 @@ static int ends_set(struct store *s, const struct sha256 *keys, int n, int64_t u
     return n_ends;
 }
 
-/* [lock] Puts the pins back as they were. */
+/* [lock] Restores the former pins. */
 static void ends_undo(struct store *s, const struct index_pin *before, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -117,7 +116,7 @@ static void ends_undo(struct store *s, const struct index_pin *before, int n)
     }
 }
 
-/* [lock] Has the next commit write the pins of the same keys as they are now. */
+/* [lock] Has the next commit write the present pins of the same keys. */
 static void ends_note(struct store *s, const struct index_pin *before, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -129,7 +128,7 @@ static void ends_note(struct store *s, const struct index_pin *before, int n)
     }
 }
 
-/* [lock] The sums after the change; ERR_LIMIT where one exceeds its bound. */
+/* [lock] Computes the sums after the change. Returns ERR_LIMIT if one exceeds its bound. */
 static int check_sums(const struct store *s, const struct catalog_owner *o,
                       struct store_guaranteed *g, struct err *err)
 {
@@ -150,7 +149,7 @@ static int check_sums(const struct store *s, const struct catalog_owner *o,
                    is_all ? "" : "to this owner ", (unsigned long long)limit);
 }
 
-/* [lock] */
+/* [lock] Makes the guarantee, or refuses it. */
 static int promise(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
                    struct index_pin *before, int *n_ends, struct store_guaranteed *g,
                    struct err *err)

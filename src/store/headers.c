@@ -1,10 +1,10 @@
-/* headers.c - headers of chunks that are served.
+/* headers.c - checks headers of chunks that are served.
  *
- * Restoring reads records, not headers, so a header that is damaged alone would stay
- * unnoticed until the index is lost: a rebuild drops the chunk.  Lookups note the chunks that
- * they find, each once since open.  store_settle reads their headers and condemns what is
- * damaged.  The next request of that context computes the chunk again, and the saver then
- * checks all that is stored behind it. */
+ * Restoring reads records, not headers, so damage in a header alone would stay unnoticed until
+ * the index is lost: a rebuild drops the chunk. Lookups note the chunks that they find, each
+ * once since open. store_settle reads their headers and condemns damaged chunks. The next
+ * request of that context computes the chunk again, and the saver then checks all that is stored
+ * behind it. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -24,7 +24,7 @@ void store_note_headers(struct store *s, struct chunk_node *n)
     s->headers[s->n_headers++] = n->key;
 }
 
-/* The n-th LIVE extent of a pinned chunk; NULL: there are no more. */
+/* Returns the n-th LIVE extent of a pinned chunk; NULL: there are no more. */
 static const struct extent *extent_nth(struct store *s, const struct store_hit *hit, int n)
 {
     const struct chunk_node *node = hit->impl;
@@ -37,7 +37,8 @@ static const struct extent *extent_nth(struct store *s, const struct store_hit *
     return x;
 }
 
-/* An error of the device is no damage: it shows when the chunk is read. */
+/* Checks the headers of a chunk. An error of the device is no damage: it shows when the chunk is
+ * read. */
 static void headers_check(struct store *s, const struct store_hit *hit, void *block,
                           struct chunk_header *h)
 {
@@ -54,7 +55,7 @@ static void headers_check(struct store *s, const struct store_hit *hit, void *bl
     }
 }
 
-/* [lock inside] */
+/* Takes the next noted key. Takes lock. */
 static bool headers_take(struct store *s, struct sha256 *key)
 {
     pthread_mutex_lock(&s->lock);
@@ -73,7 +74,7 @@ void store_check_headers(struct store *s, int most)
     struct chunk_header *h = mem_try(sizeof *h);
     for (int i = 0; i < most && block != NULL && h != NULL && headers_take(s, &key); i++) {
         if (!store_pin(s, &key, &hit))
-            continue; /* gone since */
+            continue; /* the chunk is gone meanwhile */
         headers_check(s, &hit, block, h);
         store_release(s, &hit, 1);
     }

@@ -1,5 +1,5 @@
-/* held.c - see held.h.  Open addressing: a name lies at the first free place from its own on,
- * and no free place is between the two. */
+/* held.c - see held.h. Open addressing: a name lies at the first free place from its own on, so
+ * there is no free place between the two. */
 #include "store/held.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static uint32_t first_place(const struct held *h, uint64_t name)
     return (uint32_t)(name >> 1) & (h->n_places - 1);
 }
 
-/* Returns the name's place, or the free one where it would lie.  There is a free one. */
+/* Returns the name's place, or the free place where it would lie. There is always a free one. */
 static uint32_t find(const struct held *h, uint64_t name)
 {
     uint32_t i = first_place(h, name);
@@ -57,7 +57,7 @@ void held_add(struct held *h, uint64_t name)
     p->n++;
 }
 
-/* Fills the place that has become free with a later name that could not lie there before. */
+/* Fills the freed place with a later name that could not lie there before. */
 static void close_gap(struct held *h, uint32_t gap)
 {
     uint32_t mask = h->n_places - 1;

@@ -1,8 +1,9 @@
-/* held.h - names of chunks whose state somebody holds in memory of its own; private to src/store.
+/* held.h - names of chunks whose state the store's caller holds in its own memory; private to
+ * src/store.
  *
- * A counted set: a name that came twice has to go twice.  Pure, but for its memory; the store's
- * lock protects it.  Where there is no memory for another name, the name is not known, and
- * nothing else changes: only the order depends on it in which copies are dropped. */
+ * A counted set: a name that was added twice must be removed twice. Pure, except for its memory;
+ * the store's lock protects it. If there is no memory for another name, the name is not known,
+ * and nothing else changes: the set only affects the order in which copies are dropped. */
 #ifndef STORE_HELD_H
 #define STORE_HELD_H
 
@@ -22,7 +23,7 @@ struct held {
 void held_deinit(struct held *h);
 /* The name is not 0. */
 void held_add(struct held *h, uint64_t name);
-/* Nothing where the name is not known. */
+/* Does nothing if the name is not known. */
 void held_remove(struct held *h, uint64_t name);
 bool held_has(const struct held *h, uint64_t name);
 

@@ -1,11 +1,12 @@
 /* index.c - see index.h. The only file of the store, besides the VFS, that knows SQLite.
  *
- * Invariants: 1. meta's n_rows and sum describe exactly the extent rows of the same transaction.
- * 2. Nothing that SQLite returns is used before its length and checksum have been
- *    checked.  3. No frame
- * is appended to a log that was there at open: its end may be torn in the middle of a sector, and a
- * power failure while that sector is written again would take the last commit before it along.
- * So the first transaction folds the log into the database and begins a new one. */
+ * Invariants:
+ * 1. meta's n_rows and sum describe exactly the extent rows of the same transaction.
+ * 2. No data from SQLite is used before its length and checksum have been checked.
+ * 3. No frame is appended to a log that existed at open. Its end may be torn in the middle of a
+ *    sector, and a power failure while that sector is written again would destroy the last
+ *    commit before it. So the first transaction folds the log into the database and begins a new
+ *    one. */
 #include "store/index.h"
 
 #include <errno.h>
@@ -64,13 +65,13 @@ enum {
     WIPE_BYTES = 40
 };
 
-/* Added to the time of a pin that is a guarantee. A build that does not know guarantees reads a pin
- * that does not end. */
+/* Added to the time of a pin that is a guarantee. A build that does not know guarantees reads it
+ * as a pin that does not end. */
 #define PIN_GUARANTEED (INT64_C(1) << 62)
 
-/* The column used_wall_s holds the time of the last use in its lower half, the time to live in the
- * upper one, and in the highest bit whether the chunk was dropped.  A build that does not know
- * times to live or drops ignores these bits. */
+/* The column used_wall_s holds three values: the time of the last use in its lower half, the
+ * time to live in the upper half, and in the highest bit whether the chunk was dropped. A build
+ * that does not know times to live or drops ignores these bits. */
 #define USE_DROPPED (UINT64_C(1) << 63)
 
 static sqlite3_int64 use_encode(uint32_t used_wall_s, uint32_t ttl_s, bool is_dropped)
@@ -114,7 +115,7 @@ static const char *const statement_sql[N_STATEMENTS] = {
     [SET_META] = "INSERT OR REPLACE INTO meta(id, row) VALUES(1, ?1)",
 };
 
-/* What version 2 has beyond version 1. */
+/* Tables that version 2 adds to version 1. */
 #define VERSION_2_SQL                                                                      \
     "CREATE TABLE pin(key BLOB PRIMARY KEY, until_wall_s INTEGER NOT NULL) WITHOUT ROWID;" \
     "CREATE TABLE wipe(id INTEGER PRIMARY KEY, row BLOB NOT NULL)"
@@ -136,8 +137,8 @@ struct index {
 static int db_err(struct index *ix, const char *what, struct err *err)
 {
     int rc = err_of_sqlite(sqlite3_extended_errcode(ix->db));
-    /* A file that was opened for writing, and whose header says that it is not to
-     * be written, is damaged. */
+    /* A file that was opened for writing, and whose header says that it must not be written, is
+     * damaged. */
     if (rc == -EROFS && !ix->read_only)
         rc = ERR_CORRUPT;
     if (rc == ERR_BUSY)
@@ -152,7 +153,7 @@ static int exec(struct index *ix, const char *what, const char *sql, struct err 
                                                                     : db_err(ix, what, err);
 }
 
-/* Runs a bound statement that gives no rows. */
+/* Runs a bound statement that returns no rows. */
 static int run(struct index *ix, enum statement which, struct err *err)
 {
     int step = sqlite3_step(ix->st[which]);
@@ -269,14 +270,15 @@ static int db_open(struct index *ix, int flags, struct err *err)
         return db_err(ix, "open", err);
     sqlite3_extended_result_codes(ix->db, 1);
     return exec(ix, "open",
+                /* no remains of dropped rows in the pages */
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY;"
                 "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
-                "PRAGMA secure_delete = ON;" /* no remains of dropped rows in the pages */
+                "PRAGMA secure_delete = ON;"
                 "PRAGMA cache_size = -16384",
                 err);
 }
 
-/* Prepares what is not prepared yet and can be: version 1 lacks two tables. */
+/* Prepares the statements that are not prepared yet, if possible: version 1 lacks two tables. */
 static int db_prepare(struct index *ix, struct err *err)
 {
     bool has_all = !sqlite3_get_autocommit(ix->db) || ix->meta.version >= 2;
@@ -314,7 +316,7 @@ void index_close(struct index *ix)
     for (int i = 0; i < N_STATEMENTS; i++)
         sqlite3_finalize(ix->st[i]);
     int rc = sqlite3_close(ix->db);
-    CHECK(rc == SQLITE_OK); /* nothing of ours is left open */
+    CHECK(rc == SQLITE_OK); /* all our statements are finalized */
     if (ix->vfs_name != NULL)
         vfs_unregister(ix->vfs_name);
     free(ix->vfs_name);
@@ -349,7 +351,7 @@ static int count_pages(struct index *ix, enum statement which, uint64_t *out,
     return rc;
 }
 
-/* As the open transaction leaves them, if there is one. */
+/* Measures the pages as the open transaction leaves them, if there is one. */
 static int measure(struct index *ix, uint64_t *live_bytes, struct err *err)
 {
     uint64_t all, spare;
@@ -383,8 +385,8 @@ int index_open(struct io *io, const char *path, bool read_only, struct index **o
     if (rc != 0)
         return rc;
     rc = db_open(ix, read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE, err);
-    if (rc == 0 &&
-        read_only) { /* recovery of the WAL happens in memory, and nothing is folded back */
+    /* the WAL is recovered in memory, and nothing is folded back */
+    if (rc == 0 && read_only) {
         sqlite3_db_config(ix->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
         rc = exec(ix, "open", "PRAGMA wal_autocheckpoint = 0; PRAGMA query_only = ON", err);
     }
@@ -481,7 +483,7 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
     return rc;
 }
 
-/* A table blob ends with a checksum over the table and the id. */
+/* Returns the checksum of a table and its id, with which a table blob ends. */
 static uint64_t table_checksum(const uint8_t *table, size_t n, uint64_t id)
 {
     return checksum64(table, n) ^ (id * 0x9e3779b97f4a7c15u);
@@ -589,7 +591,8 @@ static int rollback(struct index *ix, int rc)
     return rc;
 }
 
-/* Rolling back needs memory, too: where there was none, it is done before anything else. */
+/* Rolls back a failed transaction. That needs memory, too; if there was none, it is done before
+ * the next operation. */
 static int rollback_rest(struct index *ix, struct err *err)
 {
     rollback(ix, 0);
@@ -620,7 +623,7 @@ int index_begin(struct index *ix, struct err *err)
     if (rc == 0 && ix->meta.version < FORMAT_VERSION)
         rc = exec(ix, "upgrade", VERSION_2_SQL, err);
     if (rc == 0)
-        rc = db_prepare(ix, err); /* what needed the new tables */
+        rc = db_prepare(ix, err); /* statements that needed the new tables */
     return rc == 0 ? 0 : rollback(ix, rc);
 }
 

@@ -1,7 +1,7 @@
-/* key.c - the names of things: root keys and chunk keys (store.h).
+/* key.c - root keys and chunk keys (store.h).
  *
- * Every field is tagged and length-prefixed, tokens are little-endian: the same text gives the same
- * key on every machine, and no two different chains meet. */
+ * Every field is tagged and length-prefixed, and tokens are little-endian. So the same text
+ * gives the same key on every machine, and different chains have different keys. */
 #include <string.h>
 
 #include "base/bytes.h"

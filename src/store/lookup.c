@@ -1,8 +1,8 @@
-/* lookup.c - finding chains, pinning them, and giving up on damaged chunks.
+/* lookup.c - finds chains, pins them, and condemns damaged chunks.
  *
- * A hit pins its node: no extent that it had is freed before the last release.  The tables of
- * records are loaded while a chunk is pinned and dropped after (they are most of a chunk's
- * metadata).  Deeper chunks are marked as used before their parents, so that among chunks of one
+ * A hit pins its node: none of its extents is freed before the last release. The tables of
+ * records are loaded while a chunk is pinned and dropped afterwards (they are most of a chunk's
+ * metadata). Deeper chunks are marked as used before their parents, so among chunks of one
  * context the deepest is always the least recently used. */
 #include <errno.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ void store_note_use(struct store *s, const struct chunk_node *n)
                     .used_wall_s = n->place.used_time,
                     .ttl_s = n->ttl_s,
                     .is_dropped = n->place.is_dropped}};
-        return; /* one row speaks for the chunk */
+        return; /* one row is enough for the chunk */
     }
 }
 
@@ -70,7 +70,7 @@ void store_unpin(struct store *s, struct chunk_node *n)
         store_settle_doomed(s, n);
     } else {
         struct chunk_node *waits = store_doomed_above(n);
-        catalog_settle(&s->catalog, n); /* n may have been damaged, and be gone now */
+        catalog_settle(&s->catalog, n); /* n may have been damaged, and be freed now */
         store_settle_doomed(s, waits);
     }
 }
@@ -182,7 +182,7 @@ int store_load_node(struct store *s, struct chunk_node *n, struct err *err)
 
 /* --- lookup ----------------------------------------------------------------------------------- */
 
-/* The newest reason of the key; NULL where there is none. */
+/* Returns the newest reason of the key; NULL if there is none. */
 static const struct store_reason *reason_of(const struct store *s, const struct sha256 *key)
 {
     for (uint32_t i = 0; i < STORE_MAX_REASONS && i < s->n_reasons; i++) {
@@ -222,7 +222,7 @@ const char *store_miss_name(enum store_miss why)
     return miss_names[why];
 }
 
-/* [lock] Why this key is not there. */
+/* [lock] Returns why this key is missing. */
 static enum store_miss why_missing(const struct store *s, const struct sha256 *key,
                                    bool is_first, char *why, size_t why_bytes)
 {
@@ -310,7 +310,7 @@ bool store_hits_stand(struct store *s, const struct store_hit *hits, int n)
     return stand;
 }
 
-/* [lock] Pins the longest chain; returns its length. */
+/* [lock] Pins the longest chain. Returns its length. */
 static int chain_pin(struct store *s, const struct sha256 *keys, int n,
                      struct store_hit *hits, enum store_miss *miss, char *why,
                      size_t why_bytes)
@@ -398,7 +398,8 @@ bool store_find_partial(struct store *s, const struct sha256 *parent, const int3
 
 /* --- samples ---------------------------------------------------------------------------------- */
 
-/* A chunk that is continued cannot be evicted anyway: pinned, it keeps fewer others. */
+/* Returns whether a chunk may be sampled. A chunk that is continued cannot be evicted anyway, so
+ * a pin on it keeps fewer others. */
 static bool is_sample(const struct store *s, const struct chunk_node *n,
                       const struct sha256 *fingerprint, bool continued)
 {
@@ -408,7 +409,7 @@ static bool is_sample(const struct store *s, const struct chunk_node *n,
            memcmp(of->b, fingerprint->b, sizeof of->b) == 0;
 }
 
-/* [lock] Adds to hits[0..n_pinned), up to n; returns how many there are then. */
+/* [lock] Adds hits to hits[0..n_pinned), up to n. Returns how many there are then. */
 static int sample_pin(struct store *s, const struct sha256 *fingerprint, bool continued,
                       struct store_hit *hits, int n_pinned, int n)
 {

@@ -1,22 +1,22 @@
-/* nearest.c - where a context leaves what is stored.
+/* nearest.c - finds the place where a context leaves the stored ones.
  *
- * A parent may have thousands of children, and their tokens are in the extents' headers only.  So a
- * node has *marks* of its tokens: two bits for each token, made from this token and all before it.
- * Two chunks have equal marks as far as their tokens are equal; behind that a mark is equal by
- * chance, one in four.  The number of equal marks is thus never less than the common beginning, and
- * seldom more than a token longer.
+ * A parent may have thousands of children, and their tokens are only in the extents' headers. So
+ * a node has *marks* of its tokens: two bits for each token, a hash of this token and all before
+ * it. Two chunks have equal marks as far as their tokens are equal. Behind that a mark is equal
+ * by chance, one in four. So the number of equal marks is never less than the common beginning,
+ * and seldom more than a token longer.
  *
- * A search looks at the marks of up to MAX_CHILDREN children, the newest first, and reads headers
- * only of the children with the most equal marks.  A node that was loaded from the index has no
- * marks.  Each search reads the headers of some of these nodes, too, and gives them marks. */
+ * A search compares the marks of up to MAX_CHILDREN children, the newest first, and reads
+ * headers only of the children with the most equal marks. A node that was loaded from the index
+ * has no marks. Each search also reads the headers of some of these nodes, and gives them marks. */
 #include <stdlib.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "store/store_impl.h"
 
-/* The store's lock is held while they are visited: about 50 us for 4,096, measured in a
- * store in memory on a busy machine. */
+/* The store's lock is held while they are visited: about 50 us for 4,096, measured in a store in
+ * memory on a busy machine. */
 enum { MAX_CHILDREN = 4096 };
 
 struct chunk_marks store_marks_of(const int32_t *tokens, int n)
@@ -31,7 +31,7 @@ struct chunk_marks store_marks_of(const int32_t *tokens, int n)
     return m;
 }
 
-/* How many marks are equal, of the first n. */
+/* Returns how many of the first n marks are equal. */
 static int marks_common(const struct chunk_marks *a, const struct chunk_marks *b, int n)
 {
     uint64_t differ = (a->bits[0] ^ b->bits[0]) | (a->bits[1] ^ b->bits[1]);
@@ -45,8 +45,9 @@ struct candidates {
     int n, n_unmarked;
     struct {
         struct chunk_node *node;
-        int at_most;         /* the length of the common beginning */
-    } marked[STORE_NEAREST]; /* by at_most, the greatest first; the newer of equals first */
+        int at_most; /* upper bound of the common beginning */
+        /* by at_most, the greatest first; among equals the newest first */
+    } marked[STORE_NEAREST];
     struct chunk_node *unmarked[STORE_NEAREST];
 };
 
@@ -62,7 +63,7 @@ static void candidate_put(struct candidates *c, struct chunk_node *x, int at_mos
     }
 }
 
-/* [lock] */
+/* [lock] Finds the candidates among the parent's children. */
 static void candidates_find(const struct store *s, const struct sha256 *parent,
                             const int32_t *tokens, int n, struct candidates *c)
 {
@@ -81,7 +82,7 @@ static void candidates_find(const struct store *s, const struct sha256 *parent,
     }
 }
 
-/* [lock] Pins them all: marked ones first. */
+/* [lock] Pins all candidates, marked ones first. */
 static int candidates_pin(struct store *s, const struct candidates *c,
                           struct store_hit *hits)
 {
@@ -95,7 +96,7 @@ static int candidates_pin(struct store *s, const struct candidates *c,
 
 /* --- comparing -------------------------------------------------------------------------------- */
 
-/* The tokens of a chunk that is pinned, from the header of one of its extents. */
+/* Reads the tokens of a pinned chunk from the header of one of its extents. */
 static int read_tokens(struct store *s, const struct store_hit *hit, void *block,
                        struct chunk_header *out)
 {
@@ -116,7 +117,7 @@ static int read_tokens(struct store *s, const struct store_hit *hit, void *block
     return rc;
 }
 
-/* The longest common beginning so far, and where the context goes on differently; -1: nowhere. */
+/* The longest common beginning so far, and where the context continues differently; -1: nowhere. */
 struct nearest {
     int same, differs;
 };

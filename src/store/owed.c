@@ -1,17 +1,16 @@
 /* owed.c - erasures that wait because the store cannot be written.
  *
- * A store cannot be written where it was opened for reading only (a full or denied disk), or where
- * a device has failed since.  An erase is then an error, but it is not forgotten:
+ * A store cannot be written if it was opened for reading only (a full or denied disk), or if a
+ * device has failed since. An erase then returns an error, but it is not forgotten:
  *
  *   1. the chunks leave the catalog, so that no lookup of this process finds them again
- *   2. they are noted in the file `erase.owed` in the first directory, as far as that
- *      can be written
- *   3. the next open for writing erases what the file names, and then removes it, before anything
- *      is appended; an open for reading only does step 1
+ *   2. they are noted in the file `erase.owed` in the first directory, if that can be written
+ *   3. the next open for writing erases the chunks that the file names, and then removes it, before
+ *      anything is appended; an open for reading only does step 1
  *
  * The file is a row of entries of 64 bytes (docs/STORE_FORMAT.md), each with a checksum: a torn
- * entry at its end, or a damaged one, is passed over.  It needs a block or a few, for which the
- * reserve is given up on a full disk.
+ * entry at its end, or a damaged one, is skipped. It needs a few blocks, for which the reserve
+ * is given up on a full disk.
  *
  * A full disk under a store that can save is another case: the rows of the erased chunks wait
  * for the next commit that finds room (commit.c). */
@@ -46,7 +45,7 @@ static void entry_encode(const struct entry *e, uint8_t out[ENTRY_BYTES])
     put_u64(out, checksum64(out + 8, ENTRY_BYTES - 8));
 }
 
-/* False for an entry that does not hold, or of a kind that this build does not know. */
+/* Decodes an entry. Returns false if it is damaged, or of a kind that this build does not know. */
 static bool entry_decode(const uint8_t in[ENTRY_BYTES], struct entry *out)
 {
     uint32_t kind = get_u32(in + 8);
@@ -99,7 +98,7 @@ static int note_once(struct store *s, const char *path, struct err *err)
     return rc == 0 ? io_dir_sync(s->io, s->dirs[0], err) : rc;
 }
 
-/* [erase_lock] Writes what the file does not have yet. */
+/* [erase_lock] Writes the entries that the file does not have yet. */
 static int note(struct store *s, struct err *err)
 {
     if (s->owed.n_noted == s->owed.n)
@@ -138,8 +137,8 @@ void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_
         snprintf(out->not_noted_because, sizeof out->not_noted_because, "%.190s", why.msg);
 }
 
-/* [erase_lock] Does what erases have left undone on a full disk.  What was pending then is
- * committed first, so that the second commit can let go of it. */
+/* [erase_lock] Finishes erasures that a full disk stopped. Appends that were uncommitted then
+ * are committed first, so that the second commit can drop their rows. */
 static int settle_erases(struct store *s, struct err *err)
 {
     unsigned what = STORE_COMMIT_RESERVE | STORE_COMMIT_PINS;
@@ -191,8 +190,9 @@ static int file_read(struct store *s, const char *path, struct err *err)
             rc = io_file_pread_some(f, block, (size_t)READ_ENTRIES * ENTRY_BYTES,
                                     (uint64_t)o->n_noted * ENTRY_BYTES, &got, err);
         for (size_t i = 0; rc == 0 && i < got / ENTRY_BYTES; i++) {
+            /* no chunk has this key */
             if (!entry_decode(block + i * ENTRY_BYTES, &e))
-                e = (struct entry){.kind = ENTRY_CHUNK}; /* no chunk has this key */
+                e = (struct entry){.kind = ENTRY_CHUNK};
             owed_add(o, &e);
             o->n_noted++;
         }
@@ -262,8 +262,8 @@ int store_load_owed(struct store *s, struct err *err)
     return rc;
 }
 
-/* The file goes last: where an open is cut off, the next one begins again.  Nothing may be appended
- * before the file is gone for good, or the next open would erase that, too. */
+/* The file is removed last: if an open is cut off, the next one begins again. Nothing may be
+ * appended before the file is gone for good, or the next open would erase that, too. */
 int store_pay_owed(struct store *s, struct err *err)
 {
     struct store_owed *o = &s->owed;

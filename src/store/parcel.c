@@ -36,7 +36,8 @@ int parcel_reserve(struct parcel *p, size_t n, struct err *err)
 
 /* --- verifying -------------------------------------------------------------------------------- */
 
-/* A header that says where it lies is a piece of some store's file. */
+/* Returns whether a header belongs to no store: one with a place is a piece of some store's
+ * file. */
 static bool is_of_no_store(const struct chunk_header *h)
 {
     static const uint8_t none[STORE_UUID_BYTES];
@@ -67,7 +68,7 @@ int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struc
 
 /* --- from a store ----------------------------------------------------------------------------- */
 
-/* Adds a record to its place in (kind, layer) order; one that is there already stays. */
+/* Adds a record at its place in (kind, layer) order; an existing record stays. */
 static void record_insert(struct chunk_header *h, const struct chunk_record *r)
 {
     int at = 0, order = r->kind * STORE_MAX_LAYERS + r->layer;
@@ -83,8 +84,8 @@ static void record_insert(struct chunk_header *h, const struct chunk_record *r)
     h->n_records++;
 }
 
-/* Fills in *h from the header of one extent, and the records of all of them.  The chunk
- * is pinned, so its extents stay. */
+/* Fills in *h from the header of one extent, and the records of all extents. The chunk is
+ * pinned, so its extents stay. */
 static int describe(struct store *s, const struct store_hit *hit, struct parcel *block,
                     struct chunk_header *h, struct err *err)
 {
@@ -111,7 +112,7 @@ static int describe(struct store *s, const struct store_hit *hit, struct parcel 
     return h->n_records > 0 ? 0 : err_set(err, ERR_NOT_FOUND, "the chunk has no records");
 }
 
-/* The bytes of a completed read go to their place, with zeros behind them. */
+/* Moves the bytes of a completed read to their place, with zeros behind them. */
 static int take_record(struct store_read *read, struct chunk_record *r, struct err *err)
 {
     int rc = store_read_check(read, err);
@@ -147,7 +148,7 @@ static int read_some(struct store_reader *r, const struct store_hit *hit, struct
     for (int left = rc == 0 ? n : 0; left > 0; left -= n_done) {
         struct err why = {0};
         int failed = store_reader_wait(r, done, AT_ONCE, &n_done, &why);
-        if (failed != 0) /* the reader is broken: its owner opens another one */
+        if (failed != 0) /* the reader is broken; its owner opens another one */
             return err_set(err, failed, "%s", why.msg);
         for (int i = 0; i < n_done; i++) {
             int one = take_record(done[i], done[i]->user, &why);

@@ -1,6 +1,6 @@
-/* parcel.h - one whole chunk as bytes outside of a store: what a shared tier holds.
+/* parcel.h - one whole chunk as bytes outside of a store, as a shared tier holds it.
  *
- * A parcel is an extent (chunk.h) of no store.  Its UUID, id, device, segment and offset are 0,
+ * A parcel is an extent (chunk.h) of no store. Its UUID, id, device, segment and offset are 0,
  * and it has all records that the chunk had on all devices:
  *
  *   0        4096                4096 + round_up(n_bytes[0], 4096)
@@ -9,9 +9,9 @@
  *   +--------+-------------------+-------------------+----
  *
  * The header names key, parent, fingerprint, owner, position and tokens, and has a checksum of
- * itself and of each record.  So a parcel proves what it is: bytes of another chunk, another
- * model or another salt are recognised, and so is every flipped bit.  Checksums are no
- * signatures: who may write parcels is trusted as who may write the store's files is. */
+ * itself and of each record. So a parcel identifies itself: bytes of another chunk, another
+ * model or another salt are recognised, and so is every flipped bit. Checksums are no
+ * signatures: writers of parcels must be trusted like writers of the store's files. */
 #ifndef STORE_PARCEL_H
 #define STORE_PARCEL_H
 
@@ -23,23 +23,23 @@ struct parcel {
     size_t n_bytes, max_bytes;
 };
 void parcel_deinit(struct parcel *p);
-/* Makes room for n bytes; what was there is gone.  -ENOMEM. */
+/* Makes room for n bytes; the old content is lost. Returns 0 or -ENOMEM. */
 int parcel_reserve(struct parcel *p, size_t n, struct err *err);
 
-/* Verifies every byte that counts: the header, that it belongs to no store, that n is its size,
- * and the checksum of each record.  0 with *out; ERR_FORMAT, ERR_CORRUPT or ERR_UNSUPPORTED. */
+/* Verifies the header, that it belongs to no store, that n is its size, and the checksum of each
+ * record. Returns 0 with *out; ERR_FORMAT, ERR_CORRUPT or ERR_UNSUPPORTED. */
 int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struct err *err);
 
-/* Reads a committed chunk with all its records from a store.  The read is no use of the
- * chunk: neither its place among victims nor any count of hits changes.  `r` is a reader of
- * the same store, with no read in flight.  ERR_NOT_FOUND: not stored.  ERR_CORRUPT:
- * damaged; the chunk is condemned. */
+/* Reads a committed chunk with all its records from a store. The read does not count as a use:
+ * neither its place among victims nor any count of hits changes. `r` is a reader of the same
+ * store, with no read in flight. Returns ERR_NOT_FOUND if it is not stored; ERR_CORRUPT if it is
+ * damaged, and then the chunk is condemned. */
 int parcel_read(struct store *s, struct store_reader *r, const struct sha256 *key,
                 struct parcel *out, struct err *err);
 
-/* Appends the chunk of a parcel that parcel_check has accepted, as store_append
- * does.  The records keep their checksums, so that bytes which change after
- * parcel_check are found when they are read. */
+/* Appends the chunk of a parcel that parcel_check has accepted, as store_append does. The
+ * records keep their checksums, so bytes that change after parcel_check are found when they are
+ * read. */
 int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_header *h,
                   const struct store_use *use, struct err *err);
 

@@ -1,7 +1,7 @@
-/* pins.c - pins that last: which keys eviction leaves for the end, and until when.
+/* pins.c - lasting pins: which keys eviction leaves for the end, and until when.
  *
- * The catalog holds them by node, a node standing for a key whether it is stored or not.  Changes
- * are queued for the index and written by the next commit, or at once where the caller asked. */
+ * The catalog holds them by node; a node stands for a key whether it is stored or not. Changes
+ * are queued for the index and written by the next commit, or at once if the caller asked. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -19,7 +19,7 @@ void store_note_pin(struct store *s, const struct index_pin *pin)
     s->pin_changes[s->n_pin_changes++] = *pin;
 }
 
-/* [lock] */
+/* [lock] Ends the node's lasting pin. */
 static void pin_end(struct store *s, struct chunk_node *n)
 {
     store_note_pin(s, &(struct index_pin){.key = n->key});
@@ -33,8 +33,8 @@ void store_expire_pins(struct store *s)
     if (c->n_pins == 0 || now_s < s->next_expiry_wall_s)
         return;
     s->next_expiry_wall_s = INT64_MAX;
-    for (uint32_t i = c->n_pins;
-         i-- > 0;) { /* the last one takes the place of one that ends */
+    /* the last pin takes the place of one that ends */
+    for (uint32_t i = c->n_pins; i-- > 0;) {
         if (c->pins[i].until_wall_s <= now_s)
             pin_end(s, c->pins[i].node);
         else if (c->pins[i].until_wall_s < s->next_expiry_wall_s)
@@ -52,7 +52,7 @@ struct chunk_node *store_set_pin(struct store *s, const struct index_pin *pin)
     return n;
 }
 
-/* [lock] Whether a guarantee of the key holds: an ordinary pin must not weaken it. */
+/* [lock] Returns whether a guarantee of the key holds: an ordinary pin must not weaken it. */
 static bool is_guaranteed(const struct store *s, const struct sha256 *key)
 {
     const struct chunk_node *n = catalog_find(&s->catalog, key);

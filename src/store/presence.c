@@ -1,7 +1,7 @@
-/* presence.c - whether the store is still where it was opened.
+/* presence.c - checks whether the store is still where it was opened.
  *
  * A folder that is removed or replaced under a running process keeps taking writes through open
- * files, and all of them are lost when the process ends.  So each commit compares device and
+ * files, and all of them are lost when the process ends. So each commit compares device and
  * inode of the superblocks and the index with those at open. */
 #include <errno.h>
 #include <stdlib.h>
@@ -32,8 +32,9 @@ static bool is_gone(struct store *s, const char *dir, const char *name,
 {
     struct store_file_id now;
     int rc = file_id(s, dir, name, &now);
+    /* a fault of the disk is no proof */
     if (!was->known || (rc != 0 && rc != -ENOENT))
-        return false; /* a fault of the disk is no sign */
+        return false;
     return rc == -ENOENT || now.device != was->device || now.inode != was->inode;
 }
 

@@ -1,10 +1,10 @@
-/* reader.c - reading records: one I/O queue per reader, requests to all devices at once.
+/* reader.c - reads records: one I/O queue per reader, requests to all devices at once.
  *
  * A record in DRAM (that backend, or a copy in the tier) is handed out where it lies and
- * completes at once; a record in a file becomes one request of whole blocks.  Requests live in
- * slots, of which a reader has as many as were ever in flight together.  The hit pins the
- * record's extent, so it stays where it is until the caller releases the hit, which must not
- * happen before the read has come back. */
+ * completes at once. A record in a file becomes one request of whole blocks. Requests live in
+ * slots; a reader has as many slots as were ever in flight together. The hit pins the record's
+ * extent, so the extent stays until the caller releases the hit, which must not happen before
+ * the read has come back. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -27,7 +27,8 @@ struct store_reader {
     struct slot *idle;
     struct slot *done, **done_end; /* complete without I/O, oldest first */
     bool uses_dram;                /* reads copies in the tier */
-    int64_t silent_ns; /* that store_reader_await has waited since a read was complete */
+    /* time that store_reader_await has waited since the last completion */
+    int64_t silent_ns;
 };
 
 int store_reader_open(struct store *s, int depth, void *staging, size_t staging_bytes,
@@ -71,7 +72,7 @@ void store_reader_close(struct store_reader *r)
     struct io_req *done[16];
     unsigned n = 1;
     if (r->queue != NULL)
-        io_queue_cancel(r->queue); /* nobody wants it anymore */
+        io_queue_cancel(r->queue); /* the results are no longer needed */
     while (r->queue != NULL && n > 0 && io_queue_outstanding(r->queue) > 0) {
         if (io_queue_wait(r->queue, 1, 16, -1, done, &n, NULL) != 0)
             break;
@@ -93,7 +94,7 @@ static struct slot *slot_take(struct store_reader *r)
     return slot;
 }
 
-/* [lock] The extent and record that a read names, LIVE before DEAD. */
+/* [lock] Returns the extent and record that a read names, LIVE before DEAD. */
 static const struct chunk_record *record_find(const struct store_read *read,
                                               const struct extent **extent)
 {
@@ -113,7 +114,7 @@ static const struct chunk_record *record_find(const struct store_read *read,
     return found;
 }
 
-/* Completes without I/O: the DRAM backend, or a fault. */
+/* Completes a read without I/O: the DRAM backend, or a fault. */
 static void slot_done(struct store_reader *r, struct slot *slot, int status)
 {
     slot->read->status = status;
@@ -122,7 +123,7 @@ static void slot_done(struct store_reader *r, struct slot *slot, int status)
     r->done_end = &slot->next;
 }
 
-/* [lock] Finds the record of a read, and what is known of it. */
+/* [lock] Finds the record of a read, and fills in its fields. */
 static int locate(struct store *s, struct store_read *read, const struct extent **x,
                   uint64_t *offset)
 {
@@ -141,7 +142,7 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
     return 0;
 }
 
-/* [lock] Serves a read from the extent's copy in DRAM; false where there is none. */
+/* [lock] Serves a read from the extent's copy in DRAM. Returns false if there is none. */
 static bool copy_take(struct store *s, struct store_read *read, const struct extent *x,
                       uint64_t offset)
 {
@@ -151,7 +152,7 @@ static bool copy_take(struct store *s, struct store_read *read, const struct ext
     return read->copy != NULL;
 }
 
-/* [lock] Turns a read into a request; false where it is complete already. */
+/* [lock] Turns a read into a request. Returns false if it is complete already. */
 static bool read_start(struct store_reader *r, struct slot *slot)
 {
     struct store *s = r->store;
@@ -215,7 +216,7 @@ static void slot_give(struct store_reader *r, struct slot *slot)
     r->idle = slot;
 }
 
-/* Hands out what was complete at once. */
+/* Hands out reads that completed at once. */
 static int done_take(struct store_reader *r, struct store_read **done, int max)
 {
     int n = 0;
@@ -230,8 +231,8 @@ static int done_take(struct store_reader *r, struct store_read **done, int max)
     return n;
 }
 
-/* A device that does not answer is not waited for: what it lets go of has failed.  Its silence is
- * added up over the calls. */
+/* A device that does not answer is not waited for: requests that it releases have failed. Its
+ * silence is added up over the calls. */
 int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err)
 {
     bool is_done = r->done != NULL || r->queue == NULL ||
@@ -328,7 +329,8 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     int rc = locate(s, read, &x, &out->offset);
     struct io_file *file = rc == 0 ? s->media->ops->file(s->media, x->device, x->segment)
                                    : NULL;
-    bool has_copy = rc == 0 && x->copy != NULL; /* a reader takes it from there */
+    /* a reader takes the record from the copy */
+    bool has_copy = rc == 0 && x->copy != NULL;
     pthread_mutex_unlock(&s->lock);
     if (file != NULL)
         out->fd = io_file_fd(file);

@@ -3,13 +3,13 @@
  *   1. a marker file, durable: until it is gone, every open starts the rebuild anew
  *   2. remove index and WAL (together: an old WAL must never meet a new database)
  *   3. scan all segments for headers of this store that stand where they say they stand
- *   4. newest first: take an extent if its space is untaken and every record of it holds
- *   5. one transaction with all rows; then the marker goes
+ *   4. newest first: take an extent if its space is untaken and every record of it is intact
+ *   5. one transaction with all rows; then the marker is removed
  *
- * What is found need not be what was in the index: extents that were written and never committed,
- * or evicted and not overwritten, come back.  That is harmless, because a chunk is named by what it
- * is and every record is checked here.  Old and new extents may overlap; ids tell
- * which is newer. */
+ * The result may differ from the lost index: extents that were written and never committed, or
+ * evicted and not overwritten, come back. That is harmless, because a chunk's key names its
+ * content and every record is checked here. Old and new extents may overlap; ids tell which is
+ * newer. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ struct scan {
     uint64_t n_rows, next_id;
 };
 
-/* Whether h, read at this place, is an extent of this store. */
+/* Returns whether h, read at this place, is an extent of this store. */
 static bool header_fits(const struct store *s, const struct chunk_header *h, int device,
                         uint32_t segment, uint64_t offset)
 {
@@ -85,7 +85,8 @@ static int newest_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* Reads every record of sc->h: *good says whether all hold. The error is the device's. */
+/* Reads every record of sc->h: *good says whether all are intact. A returned error is the
+ * device's. */
 static int records_check(struct scan *sc, bool *good, struct err *err)
 {
     struct media *m = sc->s->media;
@@ -131,7 +132,7 @@ static int row_write(struct scan *sc, struct err *err)
         .owner = h->owner,
         .n_tokens = (uint32_t)h->n_tokens,
         .yields = h->yields,
-        .tick = h->id, /* the order of use is lost; that of writing comes closest */
+        .tick = h->id, /* the order of use is lost; the order of writing comes closest */
         .used_wall_s = (uint32_t)clock_wall_s(),
     };
     sc->n_rows++;
@@ -143,7 +144,7 @@ static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t l
 {
     struct media *m = sc->s->media;
     bool good = false;
-    if (c->id == last_id) /* two extents with one id: the first one that held has it */
+    if (c->id == last_id) /* two extents with one id: the first intact one has it */
         return 0;
     int rc = m->ops->read(m, c->device, c->segment, c->offset, sc->buffer, STORE_ALIGN,
                           err);
@@ -155,8 +156,9 @@ static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t l
     rc = records_check(sc, &good, err);
     if (rc != 0 || !good)
         return rc;
+    /* a newer extent lies here: this one was evicted and partly overwritten */
     if (alloc_claim(&sc->taken[c->device], c->segment, c->offset, sc->h->n_bytes) != 0)
-        return 0; /* something newer lies here: this is what is left of an evicted extent */
+        return 0;
     return row_write(sc, err);
 }
 
@@ -209,7 +211,7 @@ void store_want_rebuild(struct store *s)
     free(marker);
 }
 
-/* Step 1 and 2. */
+/* Steps 1 and 2. */
 static int old_index_remove(struct store *s, const char *dir, const char *marker,
                             struct err *err)
 {

@@ -4,11 +4,10 @@
  *   2. read all superblocks; write the missing ones of a store that was never finished
  *      (superblocks.c)
  *   3. open the segment files
- *   4. open the index; where it is missing or in doubt, rebuild it from the extents' headers
- *   5. a node per chunk, a claim per extent; what no row names is free space
+ *   4. open the index; if it is missing or in doubt, rebuild it from the extents' headers
+ *   5. a node per chunk, a claim per extent; space that no row names is free
  *
- * Nothing that is read here is trusted: two rows that claim the same bytes put the
- * whole index in doubt. */
+ * No input is trusted: two rows that claim the same bytes put the whole index in doubt. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,8 +25,9 @@
 
 /* --- lock ------------------------------------------------------------------------------------- */
 
-/* Two names of one folder (a link, a trailing slash, a bind mount) would make two devices of it,
- * which overwrite each other.  Names of folders that do not exist yet are compared as texts. */
+/* Refuses two names of one folder (a link, a trailing slash, a bind mount): they would make two
+ * devices that overwrite each other. Names of folders that do not exist yet are compared as
+ * texts. */
 static int dirs_differ(const struct store_opts *opts, struct err *err)
 {
     struct io_stat st[STORE_MAX_DEVICES];
@@ -47,7 +47,7 @@ static int dirs_differ(const struct store_opts *opts, struct err *err)
     return 0;
 }
 
-/* Who owns the folder can replace every file in it. */
+/* Refuses folders of other owners: the owner of a folder can replace every file in it. */
 static int dirs_are_ours(const struct store_opts *opts, struct err *err)
 {
     struct io_stat st;
@@ -74,7 +74,7 @@ static int dirs_exist(const struct store_opts *opts, struct err *err)
     return rc;
 }
 
-/* All or none: a store that is refused leaves no folders behind. */
+/* Makes all folders or none: a refused store leaves no folders behind. */
 static int dirs_make(const struct store_opts *opts, struct err *err)
 {
     int n_made[STORE_MAX_DEVICES], n = 0, rc = dirs_are_ours(opts, err);
@@ -107,8 +107,8 @@ static int tell_holder(struct store *s, struct err *err)
         s->dirs[0], s->holder[0] != 0 ? s->holder : "which one cannot be seen");
 }
 
-/* The lock is on a file of its own name, since it must be held before there is anything else.
- * Those that only read share it, on a medium that cannot be written too. */
+/* Takes the lock. It is on a file of its own, since it must be held before any other file
+ * exists. Readers share it, also on a medium that cannot be written. */
 static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
 {
     char *path = store_path(opts->dirs[0], "lock");
@@ -116,7 +116,8 @@ static int lock_take(struct store *s, const struct store_opts *opts, struct err 
     int rc = io_file_open(opts->io, path, flags, &s->lock_file, err);
     if (rc == 0)
         rc = io_file_lock(s->lock_file, err);
-    if (rc == -ENOENT) /* reading only, and no store: the superblocks will say it better */
+    /* reading only, and no store: the superblocks give the better message */
+    if (rc == -ENOENT)
         rc = 0;
     if (rc == ERR_BUSY) {
         io_file_close(s->lock_file);
@@ -150,8 +151,8 @@ bool store_row_is_in_file(const struct store *s, const struct index_row *row)
     return s->media->ops->segment_size(s->media, row->device, row->segment) >= end;
 }
 
-/* Enters one row. Whatever it says, the store stays consistent: a row that cannot be true ends the
- * load with ERR_CORRUPT. */
+/* Enters one row. The store stays consistent for any content: an impossible row ends the load
+ * with ERR_CORRUPT. */
 static int row_enter(void *arg, const struct index_row *row)
 {
     struct store *s = arg;
@@ -179,8 +180,8 @@ static int row_enter(void *arg, const struct index_row *row)
     return 0;
 }
 
-/* Rows on their way into the catalog.  A million chunks are a million random places in memory: with
- * rows entered some time after they were seen, the places are in the cache by then. */
+/* Rows on their way into the catalog. A million chunks are a million random places in memory.
+ * Rows are prefetched when seen and entered some rows later, when their places are in the cache. */
 enum { ROWS_AHEAD = 16 };
 
 struct loader {
@@ -209,12 +210,11 @@ static int loader_see(void *arg, const struct index_row *row)
     return l->n_seen - l->n_entered == ROWS_AHEAD ? loader_enter(l) : 0;
 }
 
-/* All rows of the index into catalog and allocators. */
+/* Loads all rows of the index into catalog and allocators. */
 static int rows_load(struct store *s, struct err *err)
 {
     struct loader l = {.s = s};
-    uint64_t n_rows = index_n_rows(
-        s->index); /* a hint: a wrong one costs no more than memory */
+    uint64_t n_rows = index_n_rows(s->index); /* a hint: a wrong one costs only memory */
     catalog_reserve(&s->catalog, n_rows < MAX_RESERVE ? n_rows : MAX_RESERVE);
     int rc = index_load(s->index, loader_see, &l, err);
     while (rc == 0 && l.n_entered < l.n_seen)

@@ -1,13 +1,13 @@
 /* remains.c - bytes of former extents in free space, and wiping them.
  *
  * The space of an extent that is evicted, superseded, damaged or never committed is given back
- * without being wiped, because wiping costs a sync.  Its segment is then *soiled*: its free ranges
- * may hold state and token ids.  Every erase wipes the free ranges of all soiled segments, so that
- * a deleted conversation leaves no older copy behind.  A process that was killed may have left
+ * without being wiped, because wiping costs a sync. Its segment is then *soiled*: its free
+ * ranges may hold state and token ids. Every erase wipes the free ranges of all soiled segments,
+ * so that a deleted conversation leaves no older copy behind. A killed process may have left
  * bytes anywhere, so all segments are soiled at open.
  *
  * The marker (the empty file wipe.free) lies in the first directory from before the erase's
- * transaction until free space is wiped.  While it exists, opening wipes all free space.
+ * transaction until free space is wiped. While it exists, opening wipes all free space.
  *
  * Memory (the DRAM backend) is not wiped: it is no file, and ends with the process. */
 #include <errno.h>
@@ -26,7 +26,7 @@ static bool in_files(const struct store *s)
     return s->index != NULL;
 }
 
-/* [lock] */
+/* [lock] Returns whether free space may hold bytes of former extents. */
 static bool has_remains(const struct store *s)
 {
     for (int d = 0; d < s->media->n_devices; d++)
@@ -119,7 +119,7 @@ static uint32_t n_segments_of(struct store *s, int device)
     return n;
 }
 
-/* A failed sync is final: appended bytes may be among those that were lost. */
+/* Syncs wiped space. A failed sync is final: appended bytes may be among those that were lost. */
 static int wiped_sync(struct store *s, struct err *err)
 {
     struct err why = {0};
@@ -151,7 +151,8 @@ int store_wipe_remains(struct store *s, struct err *err)
     if (rc != 0)
         return rc;
     char *path = marker_path(s);
-    rc = io_unlink(s->io, path, err); /* one that comes back has the work done twice */
+    /* a marker that comes back only causes the work to be done twice */
+    rc = io_unlink(s->io, path, err);
     free(path);
     return rc == -ENOENT ? 0 : rc;
 }

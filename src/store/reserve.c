@@ -9,7 +9,7 @@
 #include "io/io.h"
 #include "store/store_impl.h"
 
-/* Small disks and small caps get a small reserve. */
+/* Returns the reserve's size: small disks and small caps get a small one. */
 static uint64_t reserve_bytes(const struct store *s)
 {
     uint64_t free_bytes, total_bytes, want = STORE_RESERVE_BYTES;
@@ -20,7 +20,7 @@ static uint64_t reserve_bytes(const struct store *s)
     return want / STORE_ALIGN * STORE_ALIGN;
 }
 
-/* Missing space is no error: the next call tries again. */
+/* Fills the reserve. Missing space is no error: the next call tries again. */
 void store_fill_reserve(struct store *s)
 {
     struct io_file *file = NULL;

@@ -1,11 +1,12 @@
-/* snapshot.c - reading a store beside the process that has it open.
+/* snapshot.c - reads a store beside the process that has it open.
  *
- * The index is copied into memory and opened there, so that nothing of it is locked or changed.
- * The copy is consistent: the database is copied before its log.  A checkpoint that runs meanwhile
- * writes only pages that the log holds, and the log holds them until it begins anew, with another
- * salt.  So equal log headers before and after the copying prove that the two belong together.
+ * The index is copied into memory and opened there, so that no part of it is locked or changed.
+ * The copy is consistent, because the database is copied before its log. A checkpoint that runs
+ * meanwhile writes only pages that the log holds, and the log holds them until it begins anew
+ * with another salt. So equal log headers before and after the copying prove that the two belong
+ * together.
  *
- * Extents are read from the segment files as they are.  One that was evicted since may be
+ * Extents are read from the segment files as they are. One that was evicted since may be
  * overwritten; store_verify then calls it damaged, and the caller looks again. */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 
 enum { LOG_HEADER = 32, TRIES = 50, COPY_BYTES = 1 << 20 };
 
-/* The header of the log; zeros where there is none. */
+/* Reads the header of the log; zeros if there is none. */
 static int log_header(struct io *io, const char *path, uint8_t out[LOG_HEADER],
                       struct err *err)
 {
@@ -39,7 +40,7 @@ static int file_copy(struct io *from, const char *path, struct io *to, const cha
     uint8_t *bytes = xmalloc(COPY_BYTES);
     size_t got = COPY_BYTES;
     int rc = io_file_open(from, path, IO_READ_ONLY, &in, err);
-    if (rc == -ENOENT) { /* a log that is not there is an empty one */
+    if (rc == -ENOENT) { /* a missing log counts as empty */
         free(bytes);
         return 0;
     }

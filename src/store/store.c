@@ -1,4 +1,4 @@
-/* store.c - life cycle, keys to numbers: open, close, statistics, listing.
+/* store.c - life cycle: open, close, statistics, listing.
  *
  * The rest of the store is in the files that store_impl.h lists. */
 #include "store/store.h"
@@ -38,7 +38,7 @@ static struct store *store_new(const struct store_opts *opts)
     return s;
 }
 
-/* Also for a store that was opened halfway. */
+/* Frees a store, also one that was opened halfway. */
 static void store_free(struct store *s)
 {
     store_free_wants(s);
@@ -70,8 +70,8 @@ static void store_free(struct store *s)
     free(s);
 }
 
-/* The cap may be lower than it was.  On a full disk that waits: the next append makes room, or is
- * refused. */
+/* Evicts down to the cap, which may be lower than before. On a full disk that waits: the next
+ * append makes room, or is refused. */
 static int store_shrink(struct store *s, struct err *err)
 {
     if (s->read_only)
@@ -85,7 +85,7 @@ static int store_shrink(struct store *s, struct err *err)
     return rc == -ENOSPC ? 0 : rc;
 }
 
-/* Fewer copies than this are not worth a tier that nobody has asked for. */
+/* A smaller tier is not worth its memory, unless the user asked for it. */
 #define LEAST_OPTIONAL_DRAM ((uint64_t)64 << 20)
 
 static int open_tier(struct store *s, const struct store_opts *opts, struct err *err)
@@ -144,8 +144,8 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
     return 0;
 }
 
-/* A full disk keeps an index from being rebuilt, for example: the reserve has room
- * for a small one. */
+/* A full disk may keep an index from being rebuilt, for example; the reserve has room for a
+ * small one. */
 int store_open(const struct store_opts *opts, struct store **out, struct err *err)
 {
     int rc = open_once(opts, out, err);
@@ -164,7 +164,7 @@ void store_close(struct store *s)
 {
     if (s == NULL)
         return;
-    /* When chunks were last used is worth keeping, not worth an error. */
+    /* The times of last use are worth keeping, but not worth an error. */
     if (!s->read_only && s->saving_err.code == 0)
         (void)store_commit_run(s, STORE_COMMIT_TOUCHED | STORE_COMMIT_PINS, NULL);
     store_free(s);
@@ -306,13 +306,13 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
     return e;
 }
 
-/* with_pending: also where nothing of it is committed yet. */
+/* Returns whether a chunk is listed. with_pending: also if all its extents are uncommitted. */
 static bool is_listed(const struct chunk_node *n, bool with_pending)
 {
     return !n->doomed && (n->n_live > 0 || (with_pending && n->n_pending > 0));
 }
 
-/* [lock] */
+/* [lock] Returns how many chunks are listed. */
 static uint64_t count_listed(const struct catalog *c, bool with_pending)
 {
     uint64_t n = 0;
@@ -322,7 +322,7 @@ static uint64_t count_listed(const struct catalog *c, bool with_pending)
     return n;
 }
 
-/* [lock] All such chunks, sorted by parent; NULL where there is no memory. */
+/* [lock] Lists these chunks, sorted by parent; NULL if there is no memory. */
 static struct leaf *leaves_take(struct store *s, bool with_pending, uint64_t *n_out)
 {
     const struct catalog *c = &s->catalog;
@@ -340,7 +340,7 @@ static struct leaf *leaves_take(struct store *s, bool with_pending, uint64_t *n_
     return leaves;
 }
 
-/* The first leaf whose parent is not below `parent`. */
+/* Returns the first leaf whose parent is not below `parent`. */
 static uint64_t children_begin(const struct leaf *leaves, uint64_t n,
                                const struct chunk_node *parent)
 {
@@ -355,8 +355,8 @@ static uint64_t children_begin(const struct leaf *leaves, uint64_t n,
     return lo;
 }
 
-/* The order in which to list: depth first, so that a chain stands together. It has room for n
- * numbers, behind it there is room for n more: the stack. */
+/* Computes the order of listing: depth first, so that a chain stands together. The array has
+ * room for n numbers, and behind them for n more: the stack. */
 static uint64_t leaves_order(const struct leaf *leaves, uint64_t n, bool with_pending,
                              uint64_t *order)
 {

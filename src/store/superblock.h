@@ -1,8 +1,9 @@
-/* superblock.h - what a store directory says about itself: pure functions over bytes.
+/* superblock.h - the description of a store in each of its directories: pure functions over
+ * bytes.
  *
- * The file holds the same 4096 bytes twice, so one damaged copy does no harm.  It is written
- * when the store is created, and once more, one copy after the other, when a later build first
- * opens it for writing: from then on older builds refuse the store. */
+ * The file holds the same 4096 bytes twice, so one damaged copy does no harm. It is written when
+ * the store is created, and again, one copy after the other, when a later build first opens it
+ * for writing. From then on older builds refuse the store. */
 #ifndef STORE_SUPERBLOCK_H
 #define STORE_SUPERBLOCK_H
 
@@ -21,15 +22,15 @@ struct superblock {
     uint32_t device; /* position of this directory, 0 <= device < n_devices */
     uint32_t n_devices;
     uint64_t segment_bytes;
-    uint32_t version; /* of the format; encoding takes 0 as the current one */
+    uint32_t version; /* version of the format; encoding takes 0 as the current one */
 };
 
 void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_BYTES]);
 
-/* ERR_CORRUPT where neither copy holds, ERR_UNSUPPORTED for a later format version. */
+/* Returns ERR_CORRUPT if both copies are damaged, ERR_UNSUPPORTED for a later format version. */
 int superblock_decode(const uint8_t in[SUPERBLOCK_FILE_BYTES], struct superblock *out,
                       struct err *err);
-/* The copy, 0 or 1, that does not hold where the other one does; else -1. */
+/* Returns the index of the copy, 0 or 1, that is damaged while the other is not; else -1. */
 int superblock_bad_copy(const uint8_t in[SUPERBLOCK_FILE_BYTES]);
 
 #endif

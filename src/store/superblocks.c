@@ -1,10 +1,10 @@
-/* superblocks.c - the superblocks of a store's directories: read, compared, mended,
- * raised, first written.
+/* superblocks.c - the superblocks of a store's directories: read, compared, repaired, upgraded,
+ * first written.
  *
- * A store exists once its index does or a segment does; before that, a crash left at most some
- * superblocks, and creation simply goes on.  Where one is lost, or both its copies are damaged,
- * what it said is found elsewhere: in another directory or in the index, and that the directory
- * is the one it was, in an extent's header. */
+ * A store exists once its index or a segment exists. Before that, a crash left at most some
+ * superblocks, and creation simply continues. If one is lost, or both its copies are damaged,
+ * its content is taken from another directory or the index. An extent's header proves that the
+ * directory is the right one. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,13 +20,13 @@ enum sb_state { SB_GOOD, SB_MISSING, SB_DAMAGED };
 
 struct sb_found {
     enum sb_state state;
-    int bad_copy; /* -1: both hold, or neither */
+    int bad_copy; /* -1: both are intact, or neither */
     bool found_elsewhere;
     struct superblock sb;
     struct err err;
 };
 
-/* Only faults of the device are errors; what the file says is in *out. */
+/* Reads a superblock. Only faults of the device are errors; the file's content is in *out. */
 static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
                            struct err *err)
 {
@@ -74,7 +74,7 @@ static int superblock_write(struct io *io, const char *dir, const struct superbl
 
 /* --- lost, or both copies damaged ------------------------------------------------------------- */
 
-/* Whether a segment file holds an extent of this directory of this store. */
+/* Returns whether a segment file holds an extent of this directory of this store. */
 static int segment_tells(struct io *io, const char *path, const struct superblock *sb,
                          bool *told, struct err *err)
 {
@@ -138,8 +138,8 @@ static int index_tells(struct io *io, const char *dir, struct superblock *out, b
     return 0;
 }
 
-/* What the superblock of directory i said; left as it is where nothing tells.  The index lies
- * in the first directory, and so speaks for that one. */
+/* Recovers the superblock of directory i; leaves it unchanged if nothing proves it. The index
+ * lies in the first directory, so it proves that one. */
 static int superblock_find(const struct store_opts *opts, int i,
                            const struct superblock *good, struct sb_found *found,
                            struct err *err)
@@ -180,7 +180,7 @@ static int superblocks_find(const struct store_opts *opts, struct sb_found *foun
 
 /* --- a store's directories -------------------------------------------------------------------- */
 
-/* Whether the directory holds an index or segments. */
+/* Returns whether the directory holds an index or segments. */
 static int dir_has_data(struct io *io, const char *dir, bool *out, struct err *err)
 {
     struct io_names names;
@@ -195,7 +195,7 @@ static int dir_has_data(struct io *io, const char *dir, bool *out, struct err *e
     return 0;
 }
 
-/* All good superblocks must agree with each other and with where they were found. */
+/* Checks that all good superblocks agree with each other and with their directories. */
 static int superblocks_agree(const struct store_opts *opts, const struct sb_found *found,
                              const struct superblock **first, struct err *err)
 {
@@ -227,9 +227,8 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
     return 0;
 }
 
-/* An empty folder that was given becomes what one that is made here is.  One with
- * other files is somebody's (/tmp, a home), and stays as it is; the store's files
- * are private by themselves. */
+/* Makes an empty folder private, like one that is made here. A folder with other files belongs
+ * to the user (/tmp, a home) and stays unchanged; the store's files are private by themselves. */
 static void dir_make_private(struct io *io, const char *dir)
 {
     struct io_names names;
@@ -247,7 +246,7 @@ static void dir_make_private(struct io *io, const char *dir)
         log_warn("%s may be open to others: %s", dir, why.msg);
 }
 
-/* Writes all superblocks of a store that is being made: also those that are there, since whoever
+/* Writes all superblocks of a store that is being made, also existing ones: the process that
  * wrote them may have been killed before the sync. */
 static int superblocks_write(const struct store_opts *opts, const struct superblock *like,
                              struct superblock *out, struct err *err)
@@ -304,8 +303,8 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
     return 0;
 }
 
-/* Writes one copy, durably. The other one is left alone, so that at any moment one
- * of them is whole. */
+/* Writes one copy, durably, and leaves the other alone, so that at any moment one of them is
+ * intact. */
 static int superblock_copy_write(struct io *io, const char *dir,
                                  const struct superblock *sb, int copy, struct err *err)
 {
@@ -324,8 +323,8 @@ static int superblock_copy_write(struct io *io, const char *dir,
     return rc;
 }
 
-/* What is lost or damaged is written again, before the rest goes, too: without either copy much
- * may be lost.  Where it cannot be, the store does without. */
+/* Writes lost or damaged superblocks again, before the other copy is lost, too: without either,
+ * much may be lost. If that fails, the store goes on without. */
 static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
 {
     for (int i = 0; i < opts->n_dirs; i++) {
@@ -346,9 +345,8 @@ static void superblocks_mend(const struct store_opts *opts, const struct sb_foun
     }
 }
 
-/* The format is raised when a newer build first opens a store for writing:
- * superblocks first, so that older builds keep away, then, with the first commit, the
- * index.  Extents stay as they are. */
+/* Upgrades the format when a newer build first opens a store for writing: superblocks first, so
+ * that older builds refuse it, then, with the first commit, the index. Extents stay unchanged. */
 static int superblocks_upgrade(const struct store_opts *opts, struct superblock *sb,
                                struct err *err)
 {
@@ -432,8 +430,9 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
     if (!has_data && !opts->read_only)
         return superblocks_write(opts, first, out, err);
     *out = found[0].sb;
+    /* an upgrade was cut off */
     for (int i = 0; i < opts->n_dirs; i++)
-        if (found[i].sb.version < out->version) /* an upgrade was cut off */
+        if (found[i].sb.version < out->version)
             out->version = found[i].sb.version;
     if (opts->read_only)
         return 0;

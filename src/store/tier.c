@@ -14,15 +14,15 @@
 #include "store/alloc.h"
 #include "store/held.h"
 
-/* Share of the arena that the thread keeps free: one part of this many. */
+/* The thread keeps one part in this many of the arena free. */
 enum { FREE_PART = 16 };
-/* The arena's segments have at most this size: the allocator moves arrays of free ranges. */
+/* Largest segment of the arena: the allocator moves arrays of free ranges. */
 #define SEGMENT_BYTES ((uint64_t)1 << 30)
 
 struct tier_copy {
-    struct tier_copy *next;   /* of the same chunk, or waiting to be zeroed */
+    struct tier_copy *next;   /* next copy of the same chunk, or next one to be zeroed */
     struct tier_chunk *chunk; /* NULL: not entered yet, or forgotten */
-    struct extent *x;         /* likewise */
+    struct extent *x;         /* NULL: not entered yet, or forgotten */
     uint64_t n_bytes, offset;
     uint32_t segment;
     uint32_t n_users; /* readers, and the caller of tier_take before tier_enter */
@@ -34,7 +34,7 @@ struct tier_chunk {
     struct placement_item place;
     struct chunk_node *node;
     struct tier_copy *copies;
-    uint32_t n_readers; /* of all copies */
+    uint32_t n_readers; /* readers of all its copies */
 };
 
 struct tier {
@@ -43,20 +43,20 @@ struct tier {
     uint64_t arena_bytes;
     struct alloc alloc;
     uint32_t n_segments;
-    uint64_t largest_bytes; /* of any copy so far */
+    uint64_t largest_bytes; /* largest copy so far */
     struct placement policy;
     struct placement_part victims;
     struct held held;       /* names of chunks that the caller holds */
     struct tier_copy *zero; /* forgotten copies without readers, to be zeroed */
-    int n_zeroing;          /* taken off that list by the thread */
+    int n_zeroing;          /* copies that the thread has taken off that list */
     uint64_t n_chunks;
     pthread_t thread;
     bool has_thread, quit, is_idle;
-    pthread_t provider; /* asks for the arena's pages, and ends when it has all */
+    pthread_t provider; /* touches the arena's pages, and ends when it has touched all */
     bool has_provider;
-    uint64_t end_bytes;     /* of the arena: what is behind was never used */
-    pthread_cond_t advance; /* for the provider: end_bytes has grown, or it is to end */
-    pthread_cond_t news, progress; /* for the thread; from the thread */
+    uint64_t end_bytes;     /* end of the part of the arena that was ever used */
+    pthread_cond_t advance; /* to the provider: end_bytes has grown, or it is to end */
+    pthread_cond_t news, progress; /* news: to the thread; progress: from the thread */
     struct store_dram counts;
 };
 
@@ -82,7 +82,7 @@ static bool is_victim(const struct tier_chunk *c)
     return c->n_readers == 0 && c->node->n_copied_children == 0;
 }
 
-/* Whether c may be dropped has changed.  c may be NULL. */
+/* Call when it may have changed whether c may be dropped. c may be NULL. */
 static void chunk_settle(struct tier *t, struct tier_chunk *c)
 {
     if (c == NULL)
@@ -100,7 +100,7 @@ bool tier_is_held(const struct tier *t, const struct chunk_node *n)
     return t != NULL && held_has(&t->held, n->place.id);
 }
 
-/* Whether the node's copies go before all others. */
+/* Returns whether the node's copies are dropped before all others. */
 static bool is_needless(const struct tier *t, const struct chunk_node *n)
 {
     return n->place.is_dropped || tier_is_held(t, n);
@@ -109,13 +109,13 @@ static bool is_needless(const struct tier *t, const struct chunk_node *n)
 static void use_as_store_does(struct tier *t, struct tier_chunk *c)
 {
     const struct placement_item *of = &c->node->place;
-    /* A hint counts here where the store believes it. */
+    /* A hint counts here if the store believes it. */
     bool has_hint = of->due_time > of->used_time && of->worth > 0;
     struct placement_use use = {.at = of->used_at,
                                 .time = of->used_time,
                                 .class = of->class,
                                 .reuse_in = has_hint ? of->due_time - of->used_time : 0};
-    c->place.is_dropped = is_needless(t, c->node); /* the store's chunk may have been */
+    c->place.is_dropped = is_needless(t, c->node); /* the store's own item may be dropped */
     placement_touch(&t->policy, &t->victims, &c->place, &use);
 }
 
@@ -174,7 +174,7 @@ void tier_hold(struct tier *t, uint64_t name, bool is_held, const struct chunk_n
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* The records of an extent, without its header. */
+/* Returns the bytes of an extent's records, without its header. */
 static uint64_t records_bytes(uint64_t extent_bytes)
 {
     return extent_bytes - CHUNK_HEADER_BYTES;
@@ -186,7 +186,7 @@ static bool lacks_room(const struct tier *t)
            !alloc_fits(&t->alloc, t->largest_bytes);
 }
 
-/* The thread has something to do. */
+/* Wakes the thread: it has something to do. */
 static void tell(struct tier *t)
 {
     if (t->zero != NULL || lacks_room(t)) {
@@ -195,7 +195,7 @@ static void tell(struct tier *t)
     }
 }
 
-/* One that is larger than what stays free would empty the arena each time. */
+/* A copy larger than the part that stays free would empty the arena each time. */
 uint64_t tier_most_bytes(const struct tier *t)
 {
     uint64_t most = t->arena_bytes / FREE_PART;
@@ -212,7 +212,7 @@ bool tier_has_room(struct tier *t, uint64_t extent_bytes)
     return alloc_fits(&t->alloc, n_bytes);
 }
 
-/* The arena was never used up to here before. */
+/* Notes that the arena is now used up to here. */
 static void note_end(struct tier *t, uint64_t end_bytes)
 {
     if (end_bytes <= t->end_bytes)
@@ -293,7 +293,7 @@ void tier_enter(struct tier *t, struct extent *x, enum tier_how how)
     }
 }
 
-/* The last user has left a copy that is forgotten. */
+/* Queues a forgotten copy for zeroing: its last user has left. */
 static void zero_later(struct tier *t, struct tier_copy *copy)
 {
     copy->next = t->zero;
@@ -308,7 +308,7 @@ void tier_forget(struct tier *t, struct extent *x)
         return;
     x->copy = NULL;
     struct tier_chunk *c = copy->chunk;
-    if (c == NULL) /* it is being filled: that ends with tier_abandon */
+    if (c == NULL) /* it is still being filled, which ends with tier_abandon */
         return;
     struct tier_copy **p = &c->copies;
     while (*p != copy)
@@ -385,7 +385,7 @@ void tier_release(struct tier *t, struct tier_copy *copy)
 
 /* --- the thread ------------------------------------------------------------------------------- */
 
-/* [lock, released meanwhile] */
+/* [lock, released meanwhile] Zeroes one forgotten copy. */
 static void zero_one(struct tier *t)
 {
     struct tier_copy *copy = t->zero;
@@ -400,7 +400,7 @@ static void zero_one(struct tier *t)
     pthread_cond_broadcast(&t->progress);
 }
 
-/* [lock] Drops the policy's next victim; false where there is none. */
+/* [lock] Drops the policy's next victim. Returns false if there is none. */
 static bool demote_one(struct tier *t)
 {
     struct placement_item *item = placement_victim(&t->victims);
@@ -444,9 +444,9 @@ void tier_settle(struct tier *t)
 
 /* --- the arena's memory ----------------------------------------------------------------------- */
 
-/* What is asked for at once: a huge page takes up to a millisecond. */
+/* Bytes provided at once: a huge page takes up to a millisecond. */
 #define PROVIDE_BYTES ((uint64_t)2 << 20)
-/* How far behind the last byte that was ever used memory is provided. */
+/* Memory is provided this far beyond the last byte that was ever used. */
 #define AHEAD_BYTES ((uint64_t)256 << 20)
 
 static void *map(void *arg, size_t bytes)
@@ -473,8 +473,8 @@ static void *provide_main(void *arg)
     enum { NICE = 19 };
     struct tier *t = arg;
     uint64_t at = 0;
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(),
-                      NICE); /* this thread's alone, on Linux */
+    /* on Linux this sets the thread's own priority */
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     pthread_mutex_lock(t->o.lock);
     while (!t->quit && at < t->arena_bytes) {
         uint64_t left = wanted_bytes(t) > at ? wanted_bytes(t) - at : 0;
@@ -492,7 +492,7 @@ static void *provide_main(void *arg)
     return NULL;
 }
 
-/* Without the thread, memory comes as it is used. */
+/* Starts the provider. Without it, memory comes as it is used. */
 static void provide_begin(struct tier *t)
 {
     t->has_provider = t->o.memory.get == map &&
@@ -595,7 +595,7 @@ void tier_stats(const struct tier *t, struct store_dram *out)
     out->n_chunks = t->n_chunks;
 }
 
-/* Adds the bytes of n's copies; false where they are not n's. */
+/* Adds the bytes of n's copies. Returns false if a copy does not belong to n. */
 static bool copies_audit(const struct chunk_node *n, uint64_t *n_bytes)
 {
     uint32_t n_readers = 0, n_copies = 0;

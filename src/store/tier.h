@@ -1,8 +1,8 @@
 /* tier.h - copies of extents in DRAM, in front of the disk; private to src/store.
  *
- * The disk is the home of every chunk.  A *copy* holds the records of one extent in an arena of
- * fixed size, byte for byte as they lie on the disk.  No index names a copy, so dropping one loses
- * nothing.  A chunk is *copied* while at least one of its extents has a copy.
+ * The disk is the home of every chunk. A *copy* holds the records of one extent in an arena of
+ * fixed size, byte for byte as they lie on the disk. No index names a copy, so dropping one
+ * loses nothing. A chunk is *copied* while at least one of its extents has a copy.
  *
  *     tier_take --> filled by the caller --> tier_enter --> found by tier_read
  *         |                                      |               |  tier_release
@@ -12,29 +12,31 @@
  *                   zeroed by the tier's thread --> free again
  *
  * Invariants:
- *  1. The caller of tier_take sets extent.copy; tier_forget clears it.  A forgotten copy is found
- *     by nobody, and its bytes are zeroed once its last reader, or who fills it, has left.
- *  2. Free bytes of the arena are zero, except those of copies that wait to be zeroed.
- *  3. A copied chunk is in the heap of possible victims exactly when nobody reads its copies and no
- *     copied chunk continues it.  So a context loses its tail in DRAM before its head.
- *  4. Nobody waits for room.  The tier's thread drops the policy's next victim while less than 1/16
- *     of the arena is free, or no free range holds the largest copy so far.  Where there is no room
- *     all the same, a copy is not made, and n_full counts it.
+ * 1. The caller of tier_take sets extent.copy; tier_forget clears it. tier_read does not find a
+ *    forgotten copy. Its bytes are zeroed once its last reader, or the caller that fills it, has
+ *    left.
+ * 2. Free bytes of the arena are zero, except those of copies that wait to be zeroed.
+ * 3. A copied chunk is in the heap of possible victims exactly when its copies have no reader
+ *    and no copied chunk continues it. So a context loses its tail in DRAM before its head.
+ * 4. No caller waits for room. The tier's thread drops the policy's next victim while less than
+ *    1/16 of the arena is free, or no free range holds the largest copy so far. If there is
+ *    still no room, a copy is not made, and n_full counts it.
  *
- * The system provides memory page by page as it is first used, and zeroes it then: for the
- * arena of a cold server that took 40 times the processor time of all else in a fetch,
- * beside decodes (docs/perf/).  So another thread of the lowest priority asks for it 256
- * MiB ahead of what was ever used.
+ * The system provides and zeroes memory page by page at its first use. For the arena of a cold
+ * server, beside decodes, that took 40 times the processor time of the rest of a fetch
+ * (docs/perf/). So another thread, of the lowest priority, touches the arena 256 MiB ahead of
+ * the part used so far.
  *
- * A copy of a chunk whose state the caller holds itself (tier_hold) serves nobody.  It goes before
- * all others as soon as no copied chunk continues its own.
+ * A copy is needless if the caller holds the chunk's state itself (tier_hold). It is dropped
+ * before all others as soon as no copied chunk continues its chunk.
  *
- * The order of victims is attentionstore's (policy/placement.h): what a waiting request needs goes
- * last, or what was fetched for it could go first.  Under `ours` it is that policy's.  It does not
- * learn here: the store's own part learns from the same uses.
+ * The order of victims is attentionstore's (policy/placement.h): chunks that a waiting request
+ * needs are dropped last, otherwise chunks fetched for it could be dropped first. Under `ours`
+ * it is that policy's order. The policy does not learn here: the store's own part learns from
+ * the same uses.
  *
- * Functions marked [lock] are called with the store's lock held.  Every function takes a NULL tier,
- * does nothing, and returns NULL or 0. */
+ * Functions marked [lock] are called with the store's lock held. Every function takes a NULL
+ * tier, does nothing, and returns NULL or 0. */
 #ifndef STORE_TIER_H
 #define STORE_TIER_H
 
@@ -46,74 +48,74 @@ struct tier;
 struct tier_copy;
 
 struct tier_opts {
-    uint64_t bytes;             /* of the arena */
+    uint64_t bytes;             /* size of the arena */
     struct store_memory memory; /* get NULL: ordinary memory */
     enum placement_kind policy;
-    struct placement_window *window; /* the catalog's; may be NULL */
-    pthread_mutex_t *lock;           /* the store's */
+    struct placement_window *window; /* the catalog's window; may be NULL */
+    pthread_mutex_t *lock;           /* the store's lock */
 };
 
-/* Maps the arena and starts the tier's thread.  -ENOMEM where the memory cannot be had. */
+/* Maps the arena and starts the tier's thread. Returns -ENOMEM if there is not enough memory. */
 int tier_open(const struct tier_opts *o, struct tier **out, struct err *err);
-/* Ends the thread and gives the arena back without zeroing it.  Takes all copies
- * off the catalog. */
+/* Ends the thread and gives back the arena without zeroing it. Takes all copies off the catalog. */
 void tier_close(struct tier *t, struct catalog *c);
 
-/* [lock] Returns room for the copy of an extent, or NULL where there is none.  The copy is the
- * caller's until tier_enter or tier_abandon. */
+/* [lock] Returns room for the copy of an extent, or NULL if there is none. The caller owns the
+ * copy until tier_enter or tier_abandon. */
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
-/* [lock] Whether a copy for a waiting request of this turn may take room: there is some, or the
- * next victim is needed later or by nobody.  t is not NULL. */
+/* [lock] Returns whether a copy for a waiting request of this turn may take room: room is free,
+ * or the next victim is needed later or not at all. t is not NULL. */
 bool tier_may_take(const struct tier *t, uint64_t extent_bytes, uint64_t turn);
-/* [lock] Whether tier_take would find room now.  Where it would not, the tier's
- * thread makes some. */
+/* [lock] Returns whether tier_take would find room now. If not, the tier's thread makes some. */
 bool tier_has_room(struct tier *t, uint64_t extent_bytes);
 /* Returns the bytes of the largest extent that gets a copy. */
 uint64_t tier_most_bytes(const struct tier *t);
-/* [lock] The caller of tier_take gives the copy of x up, which it has not entered.  Another
- * thread may have forgotten it already.  NULL does nothing. */
+/* [lock] Gives up the copy of x from tier_take, before tier_enter. Another thread may have
+ * forgotten it already. NULL does nothing. */
 void tier_abandon(struct tier *t, struct extent *x, struct tier_copy *copy);
-/* Returns where the record at this offset of the extent lies in its copy. */
+/* Returns the address in the copy of the record at this offset of the extent. */
 uint8_t *tier_at(const struct tier *t, const struct tier_copy *copy, uint64_t offset);
 
 enum tier_how { TIER_WRITTEN, TIER_PROMOTED };
-/* [lock] The copy that x->copy names is filled and belongs to x, which is on its node. */
+/* [lock] Enters the filled copy x->copy of x, which is on its node: tier_read finds it from now
+ * on. */
 void tier_enter(struct tier *t, struct extent *x, enum tier_how how);
-/* [lock] The extent has no copy from now on.  Call it before x leaves its node. */
+/* [lock] Forgets the extent's copy. Call it before x leaves its node. */
 void tier_forget(struct tier *t, struct extent *x);
 /* [lock] The same for all extents of a node. */
 void tier_forget_node(struct tier *t, struct chunk_node *n);
 
-/* [lock] The copy is damaged: its extent has none from now on.  The caller reads it. */
+/* [lock] Forgets a damaged copy, which the caller is reading. */
 void tier_distrust(struct tier *t, struct tier_copy *copy);
 
-/* [lock] Returns the extent's copy for one more reader of n_bytes, or NULL where it
- * has none that is filled. */
+/* [lock] Returns the extent's copy for one more reader of n_bytes, or NULL if it has no filled
+ * copy. */
 struct tier_copy *tier_read(struct tier *t, const struct extent *x, uint32_t n_bytes);
-/* [lock] The reader is done with the copy. */
+/* [lock] Call when a reader is done with the copy. */
 void tier_release(struct tier *t, struct tier_copy *copy);
 
-/* [lock] Whether every committed extent of the node has a copy that is filled. */
+/* [lock] Returns whether every committed extent of the node has a filled copy. */
 bool tier_has_all(const struct tier *t, const struct chunk_node *n);
 
-/* [lock] The caller's own memory holds the state of chunks of this name (placement_item.id)
- * from now on, or no longer.  n is the chunk's node, or NULL. */
+/* [lock] Notes that the caller's own memory holds the state of chunks of this name
+ * (placement_item.id) from now on, or no longer. n is the chunk's node, or NULL. */
 void tier_hold(struct tier *t, uint64_t name, bool is_held, const struct chunk_node *n);
-/* [lock] Whether it does. */
+/* [lock] Returns whether the caller holds the state of the node's chunk. */
 bool tier_is_held(const struct tier *t, const struct chunk_node *n);
 
-/* [lock] The node was used; what the policy knows of it has changed otherwise.  n may be NULL. */
+/* [lock] touch: call when the node was used. review: call when the policy's knowledge of it
+ * changed in another way. n may be NULL. */
 void tier_touch(struct tier *t, const struct chunk_node *n);
 void tier_review(struct tier *t, const struct chunk_node *n);
 
-/* [lock, released meanwhile] Waits until every forgotten copy that nobody reads is zeroed. */
+/* [lock, released meanwhile] Waits until every forgotten copy without readers is zeroed. */
 void tier_wait_zeroed(struct tier *t);
-/* [lock, released meanwhile] Waits until the tier's thread has nothing to do.  For tests. */
+/* [lock, released meanwhile] Waits until the tier's thread has nothing to do. For tests. */
 void tier_settle(struct tier *t);
 
 /* [lock] */
 void tier_stats(const struct tier *t, struct store_dram *out);
-/* [lock] Recounts everything; false where an invariant does not hold.  Slow, for tests. */
+/* [lock] Recounts everything. Returns false if an invariant is broken. Slow; for tests. */
 bool tier_audit(const struct tier *t, const struct catalog *c);
 
 #endif

@@ -1,6 +1,6 @@
-/* verify.c - scrub: it reads everything that the index names and checks it: superblocks, that
- * each row's extent lies in a file, each extent's header against its row and table of records,
- * each record.  What is bad is reported and, in a store opened for writing, condemned. */
+/* verify.c - scrub: reads everything that the index names and checks it: superblocks, that each
+ * row's extent lies in a file, each extent's header against its row and table of records, and
+ * each record. Bad chunks are reported and, in a store opened for writing, condemned. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,12 +20,12 @@ struct verify {
     struct store_verify *out;
     void (*report)(void *arg, const char *what);
     void *arg;
-    uint8_t *window; /* WINDOW_BYTES: where records are read to */
-    uint8_t *block;  /* a header */
+    uint8_t *window; /* WINDOW_BYTES of memory that records are read to */
+    uint8_t *block;  /* memory for a header */
     struct chunk_header *h;
     struct store_hit hit;
     struct store_read reads[CHUNK_MAX_RECORDS];
-    bool is_bad; /* the chunk under way */
+    bool is_bad; /* the present chunk is bad */
 };
 
 static void report_chunk(struct verify *v, const struct sha256 *key, uint32_t chunk_idx,
@@ -121,7 +121,7 @@ static int extent_verify(struct verify *v, const struct extent *x, struct err *e
     return records_verify(v, table, x->n_records, err);
 }
 
-/* The n-th LIVE extent of the pinned chunk, its records loaded for the reader. */
+/* Returns the n-th LIVE extent of the pinned chunk, with its records loaded for the reader. */
 static const struct extent *extent_nth(struct verify *v, int n)
 {
     struct store *s = v->s;
@@ -141,7 +141,7 @@ static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *
     struct err why = {0};
     v->is_bad = false;
     if (!store_pin(v->s, key, &v->hit))
-        return 0; /* evicted since */
+        return 0; /* evicted meanwhile */
     v->out->n_chunks++;
     if (store_load_node(v->s, v->hit.impl, &why) != 0)
         report_bad(v, why.msg);
@@ -164,8 +164,8 @@ static int row_verify(void *arg, const struct index_row *row)
     return 0;
 }
 
-/* Opening has given such chunks up, so that they are not among those that are stored: the
- * index's rows still tell of them, until the next commit. */
+/* Reports chunks that opening has given up because they are not in their files. The catalog no
+ * longer has them, but the index keeps their rows until the next commit. */
 static int rows_verify(struct verify *v, struct err *err)
 {
     struct store *s = v->s;
@@ -190,7 +190,7 @@ static int rows_verify(struct verify *v, struct err *err)
 struct todo {
     struct {
         struct sha256 key;
-        uint64_t n_bytes; /* of its extents */
+        uint64_t n_bytes; /* bytes of the chunk's extents */
     } * at;
     uint64_t n, all_bytes;
 };

@@ -1,15 +1,14 @@
-/* vfs.c - an SQLite VFS whose files are io files.  See vfs.h.
+/* vfs.c - an SQLite VFS whose files are io files. See vfs.h.
  *
- * It owns the translation and nothing else.  Invariants:
- *   1. A file that this VFS created has its name synced with its first xSync, and a
- * deletion is synced where SQLite asks: no committed transaction hangs on a name that a
- * crash can take.
- *   2. The lock on the database is taken whole at the first SHARED and given up at NONE;
- * there are no levels in between, since nobody else can be inside.
- *   3. Reads past the end are zero-filled, as SQLite requires.
- *   4. A VFS for reading only changes nothing: SQLite makes a log for each database in
- *      WAL mode, and
- * here one that is not there is a file without io_file, empty. */
+ * It owns only the translation. Invariants:
+ * 1. The name of a file that this VFS created is synced with the file's first xSync, and a
+ *    deletion is synced when SQLite asks. So no committed transaction depends on a name that a
+ *    crash can remove.
+ * 2. The lock on the database is taken whole at the first SHARED and given up at NONE. There are
+ *    no levels in between, since no other user can be inside.
+ * 3. Reads past the end are zero-filled, as SQLite requires.
+ * 4. A VFS for reading only changes nothing. SQLite makes a log for each database in WAL mode;
+ *    here a missing log is an empty file without io_file. */
 #include "store/vfs.h"
 
 #include <errno.h>
@@ -33,7 +32,7 @@ struct vfs {
 struct vfs_file { /* in SQLite's memory */
     sqlite3_file base;
     struct vfs *vfs;
-    struct io_file *file; /* NULL: a log that is not there, and only read */
+    struct io_file *file; /* NULL: a missing log, opened for reading only */
     bool name_unsynced;   /* its folder has not been synced since it was opened */
     bool locked;
 };
@@ -53,7 +52,7 @@ static bool vfs_is_read_only(sqlite3_file *f)
     return file_of(f)->vfs->read_only;
 }
 
-/* What went wrong stays visible in SQLite's log and in sqlite3_system_errno. */
+/* Code of the last failure, for SQLite's log and sqlite3_system_errno. */
 static _Thread_local int last_code;
 
 static int failed(int sqlite_code, const struct err *err)
@@ -63,8 +62,7 @@ static int failed(int sqlite_code, const struct err *err)
     return sqlite_code;
 }
 
-/* ---- Files
- * ------------------------------------------------------------------------------- */
+/* ---- Files ------------------------------------------------------------------------------- */
 
 static int file_close(sqlite3_file *base)
 {
@@ -158,7 +156,7 @@ static int file_unlock(sqlite3_file *base, int level)
                                               : failed(SQLITE_IOERR_UNLOCK, &err);
 }
 
-/* Asked only by the holder of the lock: nobody else can have reserved anything. */
+/* Only the holder of the lock asks, so no other user can have reserved anything. */
 static int file_check_reserved(sqlite3_file *base, int *reserved)
 {
     (void)base;
@@ -180,7 +178,7 @@ static int file_sector_size(sqlite3_file *base)
     return IO_ALIGN;
 }
 
-/* Nothing is promised: no atomic write, no order, no safe neighbours of a write (io.h). */
+/* Promises nothing: no atomic write, no order, no safe neighbours of a write (io.h). */
 static int file_characteristics(sqlite3_file *base)
 {
     (void)base;
@@ -203,8 +201,7 @@ static const sqlite3_io_methods file_methods = {
     .xDeviceCharacteristics = file_characteristics,
 };
 
-/* ---- The file system
- * --------------------------------------------------------------------- */
+/* ---- The file system --------------------------------------------------------------------- */
 
 static unsigned open_flags(const struct vfs *v, int flags)
 {
@@ -252,7 +249,7 @@ static int vfs_delete(sqlite3_vfs *base, const char *path, int sync_folder)
     return SQLITE_OK;
 }
 
-/* An empty journal counts as none, as in SQLite's own VFS. */
+/* Returns whether a file exists. An empty journal counts as missing, as in SQLite's own VFS. */
 static int vfs_access(sqlite3_vfs *base, const char *path, int flags, int *result)
 {
     struct io_stat st;
@@ -264,8 +261,7 @@ static int vfs_access(sqlite3_vfs *base, const char *path, int flags, int *resul
     return SQLITE_OK;
 }
 
-/* Paths stay as they are given: the store names its files absolutely or never changes its
- * folder. */
+/* Copies the path unchanged: the store names its files absolutely or never changes its folder. */
 static int vfs_full_path(sqlite3_vfs *base, const char *path, int room, char *out)
 {
     (void)base;
@@ -313,8 +309,7 @@ static int vfs_last_error(sqlite3_vfs *base, int n, char *out)
     return last_code;
 }
 
-/* ---- Registration
- * ------------------------------------------------------------------------ */
+/* ---- Registration ------------------------------------------------------------------------ */
 
 int vfs_register(struct io *io, const char *name, bool read_only, struct err *err)
 {
