@@ -1,14 +1,14 @@
 /* kvcache.c - see kvcache.h.
  *
  * A block's memory holds all layers, one after the other: [n_blocks][n_layers][block_bytes], so
- * that an evicted block frees one stretch; on each stage of a device group those that are its.
- * Free blocks form a stack: the block freed last, whose lines are most likely still in a cache, is
- * used first.  A pool of numbers has a stack for each class.
+ * that an evicted block frees one stretch. Each stage of a device group has its own layers. Free
+ * blocks form a stack: the block freed last, whose lines are most likely still in a cache, is
+ * used first. A pool of numbers has a stack for each class.
  *
  * Invariants:
- *  1. refs[b] is the number of tables that name b; where it is 0, b is on the free stack or, if it
- *     is known, among the kept of the prefix tree, never both.
- *  2. The known blocks of a table are a path of the tree from its root, one after another. */
+ * 1. refs[b] is the number of tables that name b. If it is 0, b is either on the free stack or,
+ *    if it is known, among the kept nodes of the prefix tree.
+ * 2. The known blocks of a table are a path of the tree from its root. */
 #include "kvcache/kvcache.h"
 
 #include <stdlib.h>
@@ -31,14 +31,14 @@ struct kv_pool {
     struct kv_layer *layers; /* [n_layers] */
     struct kv_pool_numbers numbers;
     bool has_memory;
-    /* Of each class: a stack of its free blocks, the next to be used last. */
+    /* Stack of a class's free blocks; the last one is used next. */
     struct free_stack {
         int32_t *blocks;
         int first, n;
     } free[KV_POOL_CLASSES];
-    int32_t *free_blocks; /* [n_blocks]: the stacks */
+    int32_t *free_blocks; /* [n_blocks] memory of the stacks */
     int32_t *refs;        /* [n_blocks] */
-    int n_free;           /* of all classes */
+    int n_free;           /* free blocks of all classes */
     int *free_tails, n_free_tails;
     struct prefix *prefix; /* NULL: nothing is kept */
 };
@@ -97,7 +97,7 @@ static int reserve_layers(struct kv_pool *p, struct err *err)
     return 0;
 }
 
-/* All blocks are free: the lowest number of a class is used first. */
+/* Makes all blocks free. The lowest number of a class is used first. */
 static void fill_stacks(struct kv_pool *p)
 {
     int first = 0, n_blocks = p->opts.n_blocks;
@@ -195,7 +195,7 @@ static const int *order_of(const struct kv_pool *p, const struct kv_table *t)
     return p->numbers.order != NULL ? p->numbers.order(p->numbers.arg, t) : in_order;
 }
 
-/* There is a free block. */
+/* Takes a free block; there is one. */
 static int32_t pop_free(struct kv_pool *p, const struct kv_table *t)
 {
     const int *order = order_of(p, t);
@@ -216,7 +216,7 @@ static void push_free(struct kv_pool *p, int32_t b)
     p->n_free++;
 }
 
-/* For the next entry of t. */
+/* Takes a block for the next entry of t. */
 static int32_t block_take(struct kv_pool *p, const struct kv_table *t)
 {
     int32_t b = p->n_free > 0 ? pop_free(p, t) : prefix_evict(p->prefix);
@@ -236,7 +236,7 @@ static void block_share(struct kv_pool *p, int32_t b)
         prefix_claim(p->prefix, b);
 }
 
-/* A user of the block has left it. */
+/* Drops a user of the block. */
 static void block_drop(struct kv_pool *p, int32_t b, const struct kv_use *use)
 {
     CHECK(b >= 0 && b < p->opts.n_blocks && p->refs[b] > 0);
@@ -298,7 +298,7 @@ int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
     return 0;
 }
 
-/* From its end: the children of a block that nobody uses are used by nobody, either (prefix.h). */
+/* Cuts from the end: the children of a block without users have no users, either (prefix.h). */
 void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
 {
     CHECK(n_blocks >= 0);
@@ -330,7 +330,7 @@ int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t)
 
 /* --- reuse ------------------------------------------------------------------------------------ */
 
-/* The known block that continues b; PREFIX_NONE: there is none, or not such a one. */
+/* Returns the known block that continues b, or PREFIX_NONE. With saved_only it must be saved. */
 static int32_t next_known(const struct kv_pool *p, const struct sha256 *root, int32_t b,
                           const int32_t *tokens, bool saved_only)
 {
@@ -402,9 +402,9 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
     if (b == PREFIX_NONE)
         return 0;
-    block_share(p, b); /* or it could be the one that is evicted for its copy */
-    /* Where b is the last block that could be evicted there is none for its copy.  Then b gives
-     * way, and its rows are computed; to wait for another block would be to wait for ever. */
+    block_share(p, b); /* Otherwise b could be evicted for its own copy. */
+    /* If b is the last block that could be evicted, there is no room for its copy. Then b is
+     * given up, and its rows are computed. Waiting for another block would never end. */
     bool has_room = kv_table_reserve(p, t, from + 1, NULL) == 0;
     int rc = has_room ? copy_block(p, s, t->blocks[t->n_blocks - 1], b) : 0;
     block_drop(p, b, &t->use);
@@ -423,7 +423,7 @@ int kv_table_differs_at(const struct kv_pool *p, const struct kv_table *t,
     return same < 0 ? -1 : (int)from + same;
 }
 
-/* The block of one entry becomes known, or gives way to one that is. */
+/* Makes the block of one entry known, or replaces it by a known one. */
 static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                       const int32_t *tokens)
 {
@@ -433,7 +433,7 @@ static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256
         prefix_put(p->prefix, own, root, last_known(t), tokens, KV_BLOCK_TOKENS);
     } else if (known != own) {
         block_share(p, known);
-        if (is_known(p, own)) /* for the tokens that it had before it was full */
+        if (is_known(p, own)) /* known for the tokens that it had before it was full */
             prefix_forget(p->prefix, own);
         block_drop(p, own, &t->use);
         t->blocks[t->n_known] = known;
@@ -450,8 +450,8 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
     while ((int64_t)(t->n_known + 1) * KV_BLOCK_TOKENS <= n_done)
         keep_full(p, t, root, tokens + (int64_t)t->n_known * KV_BLOCK_TOKENS);
     int64_t from = (int64_t)t->n_known * KV_BLOCK_TOKENS;
-    if (n_done == from ||
-        !p->has_memory) /* nothing copies an unfinished block of numbers */
+    /* no code copies an unfinished block of a pool of numbers */
+    if (n_done == from || !p->has_memory)
         return;
     int32_t own = t->blocks[t->n_known];
     if (p->prefix->node[own].n_tokens < (int)(n_done - from))

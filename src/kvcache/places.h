@@ -1,23 +1,24 @@
 /* places.h - the memory of blocks that have a type and a place (HybridServe, section 4.2).
  *
- * A block's number says its class.  A KV block holds keys and values; an ACT block holds the rows
- * of a layer's input, from which keys and values are projected again.  On the device KV blocks are
- * used where they lie; all others come into a scratch block in each layer of each step.
+ * A block's number determines its class. A KV block holds keys and values. An ACT block holds
+ * the rows of a layer's input, from which keys and values are projected again. KV blocks on the
+ * device are used where they lie; all others are brought into a scratch block in each layer of
+ * each step.
  *
  *   numbers   [KV, device][ACT, device][KV, host][ACT, host][TOKENS]
  *   device    layer 0 [KV blocks][tails]  layer 1 [KV blocks][tails]  ..  [scratch 0][scratch 1]
  *             layer 0 [ACT blocks]  layer 1 ..  [staging 0][staging 1]
  *   host      [KV block: all layers] ..  [ACT block: all layers] ..
  *
- * Scratch is shared by all layers.  It lies behind the last layer, so operations reach it from
- * every layer's view by a block number of that layer (places_scratch): attention reads all blocks
- * through an ordinary block table.  Scratch and staging are double: one of the two is filled by
- * the link while the other is used.
+ * All layers share the scratch. It lies behind the last layer, so operations reach it from every
+ * layer's view by a block number of that layer (places_scratch): attention reads all blocks
+ * through an ordinary block table. Scratch and staging are double: the link fills one of the two
+ * while the other is used.
  *
- * A *tail* is where a running sequence's unfinished block lies, if that block's own place is not a
- * KV block on the device.
+ * A *tail* is the memory of a running sequence's unfinished block, if that block's own place is
+ * not a KV block on the device.
  *
- * This module owns memory and arithmetic.  It moves nothing.  One device, no group. */
+ * This module owns memory and arithmetic. It moves no data. One device, no group. */
 #ifndef KVCACHE_PLACES_H
 #define KVCACHE_PLACES_H
 
@@ -29,7 +30,7 @@ enum places_class {
     PLACES_ACT_DEVICE,
     PLACES_KV_HOST,
     PLACES_ACT_HOST,
-    PLACES_TOKENS, /* no memory: the tokens are enough to compute it again */
+    PLACES_TOKENS, /* no memory: the block is computed again from its tokens */
     PLACES_CLASSES
 };
 
@@ -45,7 +46,7 @@ struct places_opts {
 struct places {
     struct places_opts o;
     struct device *dev;
-    size_t kv_bytes, act_bytes; /* of a block of one layer */
+    size_t kv_bytes, act_bytes; /* bytes of a block of one layer */
     int first[PLACES_CLASSES];  /* number of each class's first block */
     int row;                    /* device KV blocks and tails of one layer */
     struct buf device_kv, device_act, host;
@@ -69,18 +70,18 @@ static inline int places_n_blocks(const struct places_opts *o)
 
 enum places_class places_class_of(const struct places *p, int32_t block);
 
-/* Numbers in a layer's view: of a KV block on the device, of a tail, of scratch
- * block i of a buffer. */
+/* Return numbers in a layer's view: of a KV block on the device, of a tail, and of scratch block
+ * i of a buffer. */
 int32_t places_device(const struct places *p, int32_t block);
 int32_t places_tail(const struct places *p, int tail);
 int32_t places_scratch(const struct places *p, int layer, int buffer, int i);
 
-/* Memory of a block of a layer's view. */
+/* Returns the memory of a block of a layer's view. */
 void *places_view(const struct places *p, int layer, int32_t number);
-/* Memory of a KV block on the host, and of an ACT block anywhere, in a layer. */
+/* Return the memory in a layer of a KV block on the host, and of any ACT block. */
 void *places_kv_host(const struct places *p, int layer, int32_t block);
 void *places_act(const struct places *p, int layer, int32_t block);
-/* Staging ACT blocks [i, n_staging) of a buffer: rows one behind the other. */
+/* Returns staging ACT blocks [i, n_staging) of a buffer: their rows lie one behind the other. */
 void *places_staging(const struct places *p, int buffer, int i);
 
 #endif

@@ -7,12 +7,12 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-/* Children that are compared in search of the longest tail: a copy saves at most 63 tokens. */
+/* Most children compared in search of the longest tail: a copy saves at most 63 tokens. */
 enum { MAX_SCAN = 64 };
-/* Children that are compared to say where a history differs: a few hundred microseconds. */
+/* Most children compared to find where a history differs: a few hundred microseconds. */
 enum { MAX_DIFFER_SCAN = 4096 };
 
-/* Blocks that waiting requests need, as many as the pool has. */
+/* Makes the window of blocks that waiting requests need, as large as the pool. */
 static void window_init(struct prefix *x)
 {
     uint32_t n_waits = (uint32_t)x->n_nodes, n_places = 2;
@@ -85,7 +85,7 @@ static bool is_child(const struct prefix_node *n, const struct sha256 *root, int
            (parent != PREFIX_NONE || memcmp(&n->root, root, sizeof *root) == 0);
 }
 
-/* A hash of all tokens of n behind its parent (NULL: the root); never 0. */
+/* Returns a hash of the n tokens and all tokens of its parent (NULL: the root); never 0. */
 static uint64_t id_of(const struct sha256 *root, const struct prefix_node *parent,
                       const int32_t *tokens, int n)
 {
@@ -305,12 +305,12 @@ int32_t prefix_evict(struct prefix *x)
 /* --- waiting requests ------------------------------------------------------------------------- */
 
 /* Calls fn for the id of each full block of the tokens, until it returns false, and reviews the
- * blocks that are there. */
+ * present blocks. */
 static void each_id(struct prefix *x, const struct sha256 *root, const int32_t *tokens,
                     int64_t n_tokens, uint64_t turn,
                     bool (*fn)(struct placement_window *w, uint64_t id, uint64_t turn))
 {
-    struct prefix_node behind = {0}; /* stands for blocks that are not there */
+    struct prefix_node behind = {0}; /* stands for missing blocks */
     int32_t b = PREFIX_NONE;
     for (int64_t i = 0; i < n_tokens / KV_BLOCK_TOKENS; i++) {
         const int32_t *t = tokens + i * KV_BLOCK_TOKENS;

@@ -1,21 +1,21 @@
 /* prefix.h - which block holds which tokens: a tree of blocks; private to src/kvcache.
  *
- * A node is a block; its number is the block's.  Its parent holds the 64 tokens before; nodes
- * without a parent carry their root.  Full nodes are found by a hash of parent and tokens, which
- * is then compared; those that are not full, by their parent's list of children.
+ * A node is a block and has the block's number. Its parent holds the 64 tokens before; nodes
+ * without a parent carry their root. Full nodes are found by a hash of parent and tokens, which
+ * are then compared. Partial nodes are found in their parent's list of children.
  *
  *     root --> [64 tokens] --> [64 tokens] --> [17 tokens]
  *                        \---> [64 tokens]
  *
- * A node whose block nobody uses is *kept*.  A user of a block also uses its parent, so the
- * children of a kept node are kept, too.  Kept nodes without children may be evicted;
+ * A node whose block has no user is *kept*. A user of a block also uses its parent, so the
+ * children of a kept node are kept, too. Kept nodes without children may be evicted;
  * policy/placement.h chooses among them.
  *
- * Each node has an id, a hash of all tokens up to its last.  So requests that wait can name the
- * nodes that they need, present or not.  No memory is asked for after creation.
+ * Each node has an id, a hash of all tokens up to its last. So waiting requests can name the
+ * nodes that they need, present or not. No memory is allocated after creation.
  *
- * A full node may have a *name*, a number that somebody else knows the same state by.  Each
- * name that comes or goes with its node is reported once (prefix_changes). */
+ * A full node may have a *name*, the number by which another module knows the same state. Each
+ * name that is added or removed with its node is reported once (prefix_changes). */
 #ifndef KVCACHE_PREFIX_H
 #define KVCACHE_PREFIX_H
 
@@ -33,14 +33,14 @@ struct prefix_node {
     struct sha256 root;
     uint64_t id;
     int32_t parent, first_child, next_sibling, prev_sibling;
-    struct placement_item place; /* among those that may be evicted */
+    struct placement_item place; /* its place among the nodes that may be evicted */
     int32_t next_in_bucket;
     int n_tokens;        /* 0: no node */
-    bool saved, is_kept; /* kept: nobody uses the block */
+    bool saved, is_kept; /* kept: no sequence uses the block */
     int32_t tokens[KV_BLOCK_TOKENS];
 };
 
-/* A block's name, and the one that prefix_changes has last reported.  0: none. */
+/* A block's name, and the name that prefix_changes has last reported. 0: none. */
 struct prefix_name {
     uint64_t name, reported;
     bool is_listed;
@@ -48,19 +48,19 @@ struct prefix_name {
 
 struct prefix {
     int n_nodes;
-    int32_t top; /* the first of all nodes without a parent */
+    int32_t top; /* first of all nodes without a parent */
     struct placement policy;
     struct placement_part leaves;   /* kept nodes without children */
-    struct placement_learn *learn;  /* of the policy `ours`; else NULL */
-    struct placement_window window; /* of the waiting requests */
+    struct placement_learn *learn;  /* for the policy `ours`; else NULL */
+    struct placement_window window; /* blocks that waiting requests need */
     struct placement_price price;
     int n_kept;
-    uint64_t n_uses; /* counts the times that a block was left */
+    uint64_t n_uses; /* how many times a block was left */
     int32_t *buckets;
-    uint64_t n_buckets, n_evicted; /* a power of two */
+    uint64_t n_buckets, n_evicted; /* n_buckets is a power of two */
     struct prefix_node *node;      /* [n_nodes] */
     struct prefix_name *names;     /* [n_nodes] */
-    int32_t *listed; /* [n_nodes], n_listed of them: blocks whose names have changed */
+    int32_t *listed; /* [n_nodes], n_listed in use: blocks whose names have changed */
     int n_listed;
 };
 
@@ -68,36 +68,37 @@ struct prefix *prefix_create(int n_blocks, enum placement_kind policy);
 void prefix_destroy(struct prefix *x); /* NULL is allowed */
 
 bool prefix_has(const struct prefix *x, int32_t block);
-/* The full node of tokens[64] under parent. PREFIX_NONE: there is none. */
+/* Returns the full node of tokens[64] under parent, or PREFIX_NONE. */
 int32_t prefix_find(const struct prefix *x, const struct sha256 *root, int32_t parent,
                     const int32_t *tokens);
-/* The first of the n tokens at which they leave the child of parent that agrees with them the
- * longest; -1: there is no child, or that child ends first. */
+/* Compares the n tokens with the child of parent that agrees with them longest. Returns the
+ * index of the first token that differs; -1: there is no child, or that child ends first. */
 int prefix_differs_at(const struct prefix *x, const struct sha256 *root, int32_t parent,
                       const int32_t *tokens, int n);
-/* The child of parent that agrees with the first n tokens the longest: *n_same > 0 of them. */
+/* Returns the child of parent that agrees longest with the n tokens, in *n_same > 0 tokens, or
+ * PREFIX_NONE. */
 int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int32_t parent,
                          const int32_t *tokens, int n, int *n_same);
-/* Makes block a node, or says that it has more tokens now. */
+/* Makes the block a node, or extends its tokens. */
 void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int32_t parent,
                 const int32_t *tokens, int n);
-/* The last user has left the block; somebody uses it again. */
+/* leave: the last user has left the block. claim: a sequence uses it again. */
 void prefix_leave(struct prefix *x, int32_t block, const struct kv_use *use);
 void prefix_claim(struct prefix *x, int32_t block);
-/* A waiting request of the given turn (placement_window.h) that begins with these tokens comes, or
- * goes. */
+/* Notes that a waiting request of the given turn (placement_window.h) begins with these tokens;
+ * expect_no_more withdraws it. */
 void prefix_expect(struct prefix *x, const struct sha256 *root, const int32_t *tokens,
                    int64_t n_tokens, uint64_t turn);
 void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
                            const int32_t *tokens, int64_t n_tokens, uint64_t turn);
-/* Forgets the kept leaf that policy/placement.h chooses; its block is the caller's. There must be a
- * kept node. */
+/* Forgets the kept leaf that policy/placement.h chooses, and returns its block, which is the
+ * caller's. There must be a kept node. */
 int32_t prefix_evict(struct prefix *x);
 /* Forgets a leaf that is in use. */
 void prefix_forget(struct prefix *x, int32_t block);
-/* Gives a full node its name, not 0.  It ends with the node. */
+/* Gives a full node its name, not 0. The name ends with the node. */
 void prefix_set_name(struct prefix *x, int32_t block, uint64_t name);
-/* Reports up to max changes of names, at least two; returns how many. */
+/* Reports up to max changes of names (at least two). Returns how many. */
 int prefix_changes(struct prefix *x, struct kv_change *out, int max);
 
 #endif

@@ -10,37 +10,37 @@
 #include "base/mem.h"
 
 enum { MOST_REDIRECTIONS = 5, MOST_COPIED_BYTES = 4096 };
-/* How long a server that another one has named may take to be connected, in the
- * middle of a fetch. */
+/* Time to connect to a server that another one has named, in the middle of a fetch. */
 #define FOLLOW_NS ((int64_t)1000 * 1000 * 1000)
 
 /* A command whose answer has not come. */
 struct flight {
     int node;
-    struct redis_arg *args; /* NULL: it is not followed elsewhere */
+    struct redis_arg *args; /* NULL: it is not sent again elsewhere */
     int n_args;
-    bool is_borrowed; /* args are the caller's, who waits */
+    bool is_borrowed; /* args belong to the caller, who waits for the answer */
 };
 
 struct cluster {
     struct redis_opts o;
     bool is_cluster, is_old;
-    int n_masters; /* of slots.node, that are connected; those behind were named by redirections */
+    /* slots.node[0, n_masters) are connected; later nodes were named by redirections */
+    int n_masters;
     struct slots slots;
-    struct redis *redis[SLOTS_MAX_NODES]; /* of slots.node */
-    struct redis *
-        side[SLOTS_MAX_NODES]; /* for commands that were redirected; NULL: not opened yet */
-    struct flight *flight;     /* [n_flight from first on, max_flight], a ring */
+    struct redis *redis[SLOTS_MAX_NODES]; /* connection to each slots.node */
+    /* Second connections, for redirected commands; NULL: not opened yet. */
+    struct redis *side[SLOTS_MAX_NODES];
+    struct flight *flight; /* [max_flight] a ring: n_flight from first on */
     size_t first, n_flight, max_flight;
-    /* The oldest command was redirected to this node; -1: it was not. */
+    /* Node to which the oldest command was redirected; -1: it was not. */
     int follows;
-    int n_redirections, n_to_skip; /* of the oldest command; answers that are ASKING's */
+    /* redirections of the oldest command; answers to ASKING that are skipped */
+    int n_redirections, n_to_skip;
 };
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-/* Asks a server for the cluster; *out is filled in, and c->is_cluster set, where it
- * belongs to one. */
+/* Asks a server for its cluster. If it belongs to one, fills in *out and sets c->is_cluster. */
 static int learn(struct cluster *c, struct redis *redis, const struct slots_node *self,
                  int64_t deadline_ns, struct err *err)
 {
@@ -103,7 +103,8 @@ int cluster_open(const struct redis_opts *o, struct cluster_seeds *seeds,
     int rc = -1;
     memcpy(url.host, o->url->host, sizeof url.host);
     for (int i = -1; i < seeds->n && rc != 0 && rc != ERR_CANCELLED; i++) {
-        int64_t now = clock_now_ns(); /* the last one gets all that is left, others half */
+        /* the last seed gets all the time that is left, each other half of it */
+        int64_t now = clock_now_ns();
         int64_t share_ns = (deadline_ns - now) / (i + 1 < seeds->n ? 2 : 1);
         cluster_close(c);
         c = cluster_new(o);
@@ -149,7 +150,7 @@ static void flight_pop(struct cluster *c)
     c->n_redirections = 0;
 }
 
-/* A copy of the arguments in one block. */
+/* Returns a copy of the arguments in one block. */
 static struct redis_arg *args_copy(const struct redis_arg *args, int n_args)
 {
     size_t n = 0;
@@ -192,7 +193,7 @@ int cluster_n_nodes(const struct cluster *c)
 
 /* --- out -------------------------------------------------------------------------------------- */
 
-/* XINFO STREAM key is the one command whose key is not its first argument. */
+/* Returns a command's key. XINFO STREAM is the one command whose key is not its first argument. */
 static const struct redis_arg *key_of(const struct redis_arg *args, int n_args)
 {
     bool is_xinfo = args[0].n_bytes == 5 && memcmp(args[0].bytes, "XINFO", 5) == 0;
@@ -321,7 +322,8 @@ int cluster_receive(struct cluster *c, int64_t timeout_ns, struct redis_answer *
         rc = cluster_flush(c, deadline_ns, err);
         if (rc == 0)
             rc = cluster_receive_some(c, deadline_ns, out, &complete, err);
-        if (rc == 0 && !complete && clock_now_ns() >= deadline_ns) /* it drips in */
+        /* the answer comes in small pieces */
+        if (rc == 0 && !complete && clock_now_ns() >= deadline_ns)
             rc = err_set(err, -ETIMEDOUT, "the remote does not end its answer");
     }
     return rc;

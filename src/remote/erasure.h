@@ -1,10 +1,10 @@
-/* erasure.h - what one server has erased, as all others read it: an entry of a stream
- * in the remote.  Pure.
+/* erasure.h - one server's erasure, as all others read it: an entry of a stream in the remote.
+ * Pure.
  *
  *     "HCERASE1" | server u64 | is_owner u64 | owner u64 | n u64 | n keys of 32 bytes | checksum64 of all before
  *
- * Numbers are little-endian.  With is_owner 1 all chunks of an owner are erased; else the keys,
- * parents before the chunks that continue them. */
+ * Numbers are little-endian. With is_owner 1 all chunks of an owner are erased; otherwise the
+ * keys, parents before the chunks that continue them. */
 #ifndef REMOTE_ERASURE_H
 #define REMOTE_ERASURE_H
 
@@ -16,17 +16,17 @@
 enum { ERASURE_MAX_KEYS = 1024 };
 
 struct erasure {
-    uint64_t server; /* that has erased: a random number of its process */
+    uint64_t server; /* the server that has erased: a random number of its process */
     bool is_owner;
     uint64_t owner;
-    int n; /* of keys */
+    int n; /* number of keys */
     struct sha256 *keys;
 };
 
-/* Bytes of the entry. */
+/* Returns the bytes of the entry. */
 size_t erasure_bytes(int n_keys);
 void erasure_encode(const struct erasure *e, uint8_t *out);
-/* out->keys [ERASURE_MAX_KEYS] is the caller's.  0, ERR_FORMAT or ERR_CORRUPT. */
+/* out->keys [ERASURE_MAX_KEYS] is the caller's. Returns 0, ERR_FORMAT or ERR_CORRUPT. */
 int erasure_decode(const uint8_t *in, size_t n_bytes, struct erasure *out, struct err *err);
 
 #endif

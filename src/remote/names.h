@@ -1,8 +1,8 @@
-/* names.h - how things are called in the remote.  Pure.
+/* names.h - the names of keys in the remote. Pure.
  *
  *     hcache:1:chunk:KEY    a parcel (store/parcel.h); KEY: the chunk's key, hexadecimal
- *     hcache:1:erased       a stream: what servers have erased, oldest first (erasure.h), in a field "e"
- *     hcache:1:servers      a hash: how far in that stream each server is, and when it said so
+ *     hcache:1:erased       a stream of erasures, oldest first (erasure.h), in a field "e"
+ *     hcache:1:servers      a hash: each server's position in that stream, and when it wrote it
  *
  * 1 is the version of these names. */
 #ifndef REMOTE_NAMES_H
@@ -13,7 +13,7 @@
 #define NAME_CHUNKS  "hcache:1:chunk:"
 #define NAME_ERASED  "hcache:1:erased"
 #define NAME_SERVERS "hcache:1:servers"
-/* How many entries of the stream are kept, about. */
+/* Approximate number of entries that the stream keeps. */
 #define ERASED_ENTRIES "16384"
 
 enum { NAME_BYTES = 96 };

@@ -16,28 +16,28 @@
 /* Arguments up to this size are gathered and sent together. */
 enum { SMALL_BYTES = 4096 };
 enum { RECEIVE_BYTES = 256 << 10 };
-/* A string of this size or more is received into its answer, without a copy in between. */
+/* A string of this size or more is received directly into its answer. */
 enum { LARGE_BYTES = 64 << 10 };
-/* Where a large string has just ended, another one probably begins.  A short receive reads its
- * header and leaves the rest to be received in place. */
+/* After a large string another one probably follows. A short receive reads its header and leaves
+ * the rest to be received in place. */
 enum { SNIFF_BYTES = 64 };
-/* "$", the digits of a size, and the end of the line. */
+/* A header: "$", the digits of a size, and the end of the line. */
 enum { HEADER_BYTES = 24, MOST_DIGITS = 15 };
 
 struct redis {
     struct wire wire;
     size_t max_answer_bytes;
     struct textbuf out;
-    size_t n_sent; /* of out */
+    size_t n_sent; /* bytes of `out` that were sent */
     redisReader *reader;
-    struct redis_answer *to; /* where the answer that is being read goes */
-    char *receive; /* [RECEIVE_BYTES]: bytes [at, end) came and were not read yet */
+    struct redis_answer *to; /* answer that is being filled */
+    char *receive; /* [RECEIVE_BYTES] bytes [at, end) have come and were not read yet */
     size_t at, end;
-    /* Bytes of a large string that is being received, with the end of its line; 0: none
-     * is.  And how many of them came. */
+    /* Bytes of a large string that is being received, with the end of its line, or 0; how many
+     * of them have come. */
     size_t large_bytes, n_large;
     bool sniffs;      /* the last answer was a large string */
-    bool is_too_long; /* what hiredis refused to go on with was longer than is allowed */
+    bool is_too_long; /* hiredis refused a string because it is longer than allowed */
     uint64_t n_come;  /* bytes received since the last answer was complete */
 };
 
@@ -49,8 +49,8 @@ void redis_answer_deinit(struct redis_answer *a)
     *a = (struct redis_answer){0};
 }
 
-/* Makes room for n bytes and a zero; what the answer had is gone.  False where
- * there is no memory. */
+/* Makes room for n bytes and a zero; the old content is lost. Returns false if there is no
+ * memory. */
 static bool answer_reserve(struct redis_answer *a, size_t n)
 {
     if (n < a->max_bytes)
@@ -61,7 +61,7 @@ static bool answer_reserve(struct redis_answer *a, size_t n)
     return a->bytes != NULL;
 }
 
-/* Appends n bytes and a zero that does not count; false where there is no memory. */
+/* Appends n bytes and a zero that is not counted. Returns false if there is no memory. */
 static bool answer_add(struct redis_answer *a, const void *bytes, size_t n)
 {
     size_t need = a->n_bytes + n + 1;
@@ -91,14 +91,14 @@ bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
     return true;
 }
 
-/* What hiredis builds for us is no object: it says that the answer's bytes are
- * taken.  NULL: no memory. */
+/* Returns the result that tells hiredis that the bytes were taken, in place of an object. NULL:
+ * no memory. */
 static void *taken(const struct redis *r, bool ok)
 {
     return ok ? r->to : NULL;
 }
 
-/* A refusal goes into logs and answers: only printable ASCII is left of it. */
+/* Replaces all but printable ASCII, because a refusal goes into logs and answers. */
 static void make_printable(struct redis_answer *a)
 {
     for (size_t i = 0; i < a->n_bytes; i++)
@@ -136,7 +136,7 @@ static void *take_number(const redisReadTask *t, long long n)
     struct redis *r = t->privdata;
     char text[32];
     int n_text = snprintf(text, sizeof text, "%lld", n);
-    if (t->parent != NULL) /* a list has strings only */
+    if (t->parent != NULL) /* a list contains only strings */
         return list_add(r, text, (size_t)n_text);
     r->to->kind = REDIS_NUMBER;
     r->to->number = n;
@@ -151,7 +151,7 @@ static void *take_nil(const redisReadTask *t)
     return r->to;
 }
 
-/* Lists are flat here: no array is built, so none is too large. */
+/* Lists are flat here: no array is built, so no list is too large. */
 static redisReplyObjectFunctions functions = {
     .createString = take_string, .createInteger = take_number, .createNil = take_nil};
 
@@ -188,8 +188,7 @@ int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
 
 /* --- in --------------------------------------------------------------------------------------- */
 
-/* Returns the size that the header of a string names, or -1 where hiredis is to
- * read these bytes. */
+/* Returns the size in the header of a string, or -1 if hiredis must read these bytes. */
 static int64_t string_bytes(const char *p, size_t n, size_t *n_header)
 {
     int64_t size = 0;
@@ -210,13 +209,13 @@ static int too_long(const struct redis *r, struct err *err)
                    r->max_answer_bytes);
 }
 
-/* Whether the next byte begins an answer: hiredis has read all that it was given. */
+/* Returns whether the next byte begins an answer: hiredis has read all that it was given. */
 static bool is_between_answers(const struct redis *r)
 {
     return r->reader->ridx == -1 && r->reader->pos == r->reader->len;
 }
 
-/* Where a large string begins, its first bytes go to *out, and large_bytes is set. */
+/* If a large string begins, moves its first bytes to *out and sets large_bytes. */
 static int large_begin(struct redis *r, struct redis_answer *out, struct err *err)
 {
     size_t n_header = 0, n_here = r->end - r->at;
@@ -251,8 +250,8 @@ static int large_end(struct redis *r, struct redis_answer *out, struct err *err)
     return 0;
 }
 
-/* Returns how many of the bytes that came hiredis gets: those of one short answer where that
- * can be told, so that a large string behind it is not copied. */
+/* Returns how many of the received bytes hiredis gets: one short answer, if its end is known, so
+ * that a large string behind it is not copied. */
 static size_t short_answer_bytes(const struct redis *r)
 {
     const char *p = r->receive + r->at;
@@ -272,8 +271,8 @@ static int parse_short(struct redis *r, bool *complete, struct err *err)
 {
     void *object = NULL;
     size_t n = short_answer_bytes(r);
-    if (n == 0 &&
-        is_between_answers(r)) /* hiredis would take it for the beginning of an answer */
+    /* hiredis would take these bytes for the beginning of an answer */
+    if (n == 0 && is_between_answers(r))
         return 0;
     if (redisReaderFeed(r->reader, r->receive + r->at, n) != REDIS_OK)
         return err_set(err, -ENOMEM, "no memory for the remote's answer");
@@ -290,7 +289,7 @@ static int parse_short(struct redis *r, bool *complete, struct err *err)
     return 0;
 }
 
-/* Takes the next answer out of what has come. */
+/* Takes the next answer from the received bytes. */
 static int parse(struct redis *r, struct redis_answer *out, bool *complete, struct err *err)
 {
     int rc = 0;
@@ -314,7 +313,7 @@ static int receive(struct redis *r, int64_t deadline_ns, struct redis_answer *ou
                    struct err *err)
 {
     bool is_large = r->large_bytes != 0;
-    CHECK(is_large || r->at == r->end); /* parse_short takes all, or a whole answer */
+    CHECK(is_large || r->at == r->end); /* parse_short takes all bytes, or a whole answer */
     r->at = r->end = 0;
     uint8_t *to = is_large ? out->bytes + r->n_large : (uint8_t *)r->receive;
     size_t room = is_large    ? r->large_bytes - r->n_large
@@ -340,7 +339,7 @@ int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer
     return rc == 0 && !*complete ? parse(r, out, complete, err) : rc;
 }
 
-/* An answer begins: a list grows from nothing. */
+/* Begins an answer: a list grows from nothing. */
 static void answer_begin(struct redis_answer *a)
 {
     a->kind = REDIS_NONE;
@@ -357,7 +356,7 @@ int redis_receive(struct redis *r, int64_t timeout_ns, struct redis_answer *out,
     answer_begin(out);
     while (rc == 0 && !complete) {
         rc = redis_receive_some(r, deadline_ns, out, &complete, err);
-        /* Bytes that drip in keep nobody waiting for longer than silence does. */
+        /* An answer in small pieces may take no longer than a silent one. */
         if (rc == 0 && !complete && clock_now_ns() >= deadline_ns)
             rc = err_set(err, -ETIMEDOUT, "the remote does not end its answer");
     }
@@ -373,7 +372,7 @@ int redis_ask(struct redis *r, const struct redis_arg *args, int n_args, int64_t
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* One command of the greeting, which the remote must accept. */
+/* Sends one command of the greeting, which the remote must accept. */
 static int greet(struct redis *r, const struct redis_arg *args, int n_args,
                  int64_t deadline_ns, struct err *err)
 {
@@ -417,7 +416,8 @@ int redis_open(const struct redis_opts *o, const char *host, int port, int64_t d
     int rc = r->reader == NULL ? err_set(err, -ENOMEM, "no memory for a connection") : 0;
     if (rc == 0) {
         r->reader->privdata = r;
-        r->reader->maxbuf = 0; /* its buffer stays, or each value would be mapped anew */
+        /* keeps its buffer; otherwise each value would be mapped anew */
+        r->reader->maxbuf = 0;
         rc = wire_open(&r->wire, host, port, o->stop_fd, o->tls, deadline_ns, err);
     }
     if (rc == 0)

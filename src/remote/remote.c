@@ -17,7 +17,7 @@
 #include "remote/remote_impl.h"
 #include "remote/tls.h"
 
-/* How long the end of a process waits for the writer. */
+/* Longest wait for the writer at the end of the process. */
 #define DRAIN_NS ((int64_t)10 * 1000 * 1000 * 1000)
 
 static const char *const miss_names[REMOTE_MISSES] = {
@@ -77,7 +77,8 @@ void remote_offer(struct remote *r, const struct sha256 *key, uint32_t ttl_s)
 
 /* --- fetches ---------------------------------------------------------------------------------- */
 
-/* A remote that does not answer is asked by nobody, so that nobody waits while it is tried. */
+/* Returns whether the remote rests. A remote that does not answer gets no requests, so that no
+ * caller waits while the reader tries it. */
 static bool is_resting(struct remote *r, char *why, int n_why)
 {
     pthread_mutex_lock(&r->lock);
@@ -227,8 +228,8 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     return 0;
 }
 
-/* What was saved at the end of a short process is worth the time, as long as the
- * remote takes it. */
+/* Waits for the writer: chunks saved at the end of a short process are worth the time, while the
+ * remote takes them. */
 static void drain(struct remote *r)
 {
     int64_t until = clock_now_ns() + DRAIN_NS;

@@ -1,15 +1,16 @@
-/* remote_erase.c - what this server erases leaves the remote, and every other server hears of it.
+/* remote_erase.c - removes this server's erased chunks from the remote, and tells every other
+ * server.
  *
- *     remote_erase_begin   no fetch that has begun before stores anything from now on
- *     store_erase ...      the caller's; the store tells which chunks it has taken away
+ *     remote_erase_begin   from now on no fetch that began before stores anything
+ *     store_erase ...      the caller's; the store reports the chunks that it has taken away
  *     remote_erase_end     the erasure is queued for the writer
  *     writer               UNLINK of the chunks; an entry at the end of the stream NAME_ERASED
  *
- * remote_follow.c does the same on the other servers.  While an erasure waits to be published
- * nothing is fetched.  For BAN_NS nobody fetches what was erased: until then another server that
- * has not heard of it may have written it again.
+ * remote_follow.c carries it out on the other servers. While an erasure waits to be published,
+ * nothing is fetched. For BAN_NS erased chunks are not fetched: until then a server that has not
+ * read the erasure may have written them again.
  *
- * The stream keeps about ERASED_ENTRIES entries: the oldest go when another one is added. */
+ * The stream keeps about ERASED_ENTRIES entries: adding one drops the oldest. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,10 +22,10 @@
 #include "base/mem.h"
 #include "remote/remote_impl.h"
 
-/* Longer than every server that is up takes to hear of an erasure. */
+/* Longer than any running server takes to read an erasure. */
 #define BAN_NS ((int64_t)60 * 1000 * 1000 * 1000)
 enum { SCAN_AT_ONCE = 500 };
-/* Where the owner stands in a parcel: docs/STORE_FORMAT.md. */
+/* Offset of the owner in a parcel: docs/STORE_FORMAT.md. */
 #define OWNER_FIRST "432"
 #define OWNER_LAST  "439"
 
@@ -36,7 +37,7 @@ void remote_ban(struct remote *r, const struct erasure *e)
     int64_t now = clock_now_ns();
     for (int i = 0; i < e->n; i++) {
         struct banned *slot = &b->key[b->n_keys++ % MAX_BANS];
-        if (slot->until_ns > now) /* too many to know them all */
+        if (slot->until_ns > now) /* too many to remember all */
             b->all_until_ns = now + BAN_NS;
         *slot = (struct banned){e->keys[i], now + BAN_NS};
     }
@@ -48,7 +49,7 @@ void remote_ban(struct remote *r, const struct erasure *e)
     *slot = (struct banned_owner){e->owner, now + BAN_NS};
 }
 
-/* [lock] */
+/* [lock] Returns whether a chunk was erased lately. */
 static bool is_banned(const struct remote *r, const struct sha256 *key, uint64_t owner)
 {
     const struct bans *b = &r->bans;
@@ -75,7 +76,7 @@ bool remote_may_store(struct remote *r, const struct remote_fetch *f,
 
 /* --- what this server erases ------------------------------------------------------------------ */
 
-/* What a fetch is about to append, it has appended, or it will not. */
+/* Waits for running appends of fetched chunks; later appends of earlier fetches are refused. */
 static void stop_fetches(struct remote *r)
 {
     pthread_mutex_lock(&r->append_lock);
@@ -91,7 +92,7 @@ static void taken_add(void *arg, const struct sha256 *keys, int n)
 {
     struct remote *r = arg;
     pthread_mutex_lock(&r->lock);
-    if (r->n_erasing > 0) { /* else the store does what an earlier erasure has left */
+    if (r->n_erasing > 0) { /* otherwise the store finishes an earlier erasure */
         r->taken = xrealloc(r->taken, (size_t)(r->n_taken + n) * sizeof r->taken[0]);
         memcpy(r->taken + r->n_taken, keys, (size_t)n * sizeof keys[0]);
         r->n_taken += n;
@@ -119,7 +120,7 @@ void remote_erase_begin(struct remote *r)
         remote_erase_enter(r);
 }
 
-/* [lock] */
+/* [lock] Queues an erasure for publishing. */
 static void publish(struct remote *r, const uint64_t *owner, const struct sha256 *keys,
                     int n)
 {
@@ -138,7 +139,7 @@ static void publish(struct remote *r, const uint64_t *owner, const struct sha256
     *last = p;
 }
 
-/* The store takes children first; others want parents first. */
+/* Reverses the order: the store takes children first; other servers need parents first. */
 static void turn_around(struct sha256 *keys, int n)
 {
     for (int i = 0; i < n / 2; i++) {
@@ -201,7 +202,7 @@ int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
     return rc;
 }
 
-/* Removes the chunk of that name where it is the owner's. */
+/* Removes the chunk of that name if the owner matches. */
 static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t owner,
                         struct redis_answer *a, struct err *err)
 {
@@ -213,8 +214,7 @@ static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t
     return unlink_chunk(r, name, a, err);
 }
 
-/* One step of a walk over the chunks' names that one server has.  *cursor is "0"
- * behind the last. */
+/* Does one step of a walk over the names of one server's chunks. *cursor is "0" behind the last. */
 static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner,
                      struct redis_answer *a, struct redis_answer *one, struct err *err)
 {
@@ -244,7 +244,7 @@ static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner
     return rc;
 }
 
-/* Removes all chunks of an owner: no name tells whose a chunk is, so all are looked at. */
+/* Removes all chunks of an owner. Names do not show the owner, so it checks all chunks. */
 static int unlink_owner(struct remote *r, uint64_t owner, struct redis_answer *a,
                         struct err *err)
 {
@@ -291,7 +291,7 @@ int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err
     int rc = 0;
     for (;;) {
         pthread_mutex_lock(&r->lock);
-        struct published *p = r->publish; /* only this thread takes entries off */
+        struct published *p = r->publish; /* only this thread removes entries */
         pthread_mutex_unlock(&r->lock);
         if (p == NULL || (rc = publish_one(r, &p->e, a, err)) != 0)
             return rc;
@@ -331,7 +331,7 @@ void remote_erase_init(struct remote *r)
     pthread_mutex_init(&r->append_lock, NULL);
     r->bans.key = xcalloc(MAX_BANS, sizeof *r->bans.key);
     store_stats(r->o.store, &st);
-    /* What was erased before cannot be in a store that is empty. */
+    /* Erasures from before cannot concern an empty store. */
     r->is_current = st.n_chunks == 0;
     remote_follow_init(r, st.n_chunks == 0);
     store_on_erased(r->o.store, taken_add, r);

@@ -1,13 +1,13 @@
 /* remote_fetch.c - the reader's thread: brings chains of chunks into the store.
  *
- *     STRLEN of every key    one round trip: how much of the chain is there, and its size
+ *     STRLEN of every key    one round trip: how much of the chain exists, and its size
  *     GETEX of each of these in one go, as far as WINDOW_BYTES allow
- *         each value: parcel_check, compare with what was asked for, store_append
+ *         each value: parcel_check, compare with the request, store_append
  *     store_commit           once, for all that came
  *
- * A value that is wrong ends the chain, and is removed from the remote.  Whatever ends a
- * fetch, the chunks before are committed and used.  One fetch at a time; those that wait are
- * ended when their time is over. */
+ * A wrong value ends the chain, and is removed from the remote. However a fetch ends, the chunks
+ * before are committed and used. One fetch runs at a time; waiting fetches end when their time
+ * is over. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,22 +18,22 @@
 #include "base/mem.h"
 #include "remote/remote_impl.h"
 
-/* Values that were asked for and have not come: a bound on memory of both sides. */
+/* Values requested and not yet received: bounds the memory of both sides. */
 #define WINDOW_BYTES ((uint64_t)32 << 20)
-/* How long the reader waits before it looks for a cancelled fetch, and whose time is over. */
+/* The reader looks this often for cancelled fetches, and for fetches whose time is over. */
 #define LOOK_NS ((int64_t)20 * 1000 * 1000)
-/* An idle connection is tried so often. */
+/* An idle connection is probed this often. */
 #define PROBE_EVERY_NS ((int64_t)1000 * 1000 * 1000)
 
-/* One fetch under way. */
+/* The running fetch. */
 struct work {
     struct remote *r;
     struct remote_fetch *f;
-    uint64_t *length;     /* [n]: of the values */
-    int n;                /* of the chain, that the remote has */
-    int n_asked, n_come;  /* of these */
-    uint64_t asked_bytes; /* not come yet */
-    int n_flight;         /* answers that are to come */
+    uint64_t *length;     /* [n] lengths of the values */
+    int n;                /* length of the chain that the remote has */
+    int n_asked, n_come;  /* of these n: asked for, and received */
+    uint64_t asked_bytes; /* bytes asked for and not received */
+    int n_flight;         /* answers that are still to come */
     int n_round_trips;
     struct remote_view view;
     int64_t t_transfer;
@@ -56,7 +56,7 @@ static double since_s(int64_t t)
 
 /* --- how long it may take --------------------------------------------------------------------- */
 
-/* Whether the fetch goes on; else it has its reason. */
+/* Returns whether the fetch goes on. If not, it has its reason. */
 static bool goes_on(struct remote_fetch *f, struct remote_view *v,
                     const struct remote_pace *pace, int64_t *again_ns)
 {
@@ -78,7 +78,7 @@ static bool goes_on(struct remote_fetch *f, struct remote_view *v,
     return true;
 }
 
-/* Takes the fetches off the list whose time is over while another one runs. */
+/* Takes waiting fetches off the list whose time is over. */
 static struct remote_fetch *take_overdue(struct remote *r)
 {
     pthread_mutex_lock(&r->lock);
@@ -113,7 +113,7 @@ static void finish(struct remote_fetch *f)
         log_info("%d of %d chunks came from the remote in %.1f ms%s%s", f->out.n_chunks,
                  f->want.n, since_s(f->t_begin) * 1e3, f->out.text[0] != 0 ? ": " : "",
                  f->out.text);
-    done(arg); /* f may be gone now */
+    done(arg); /* f may be freed now */
 }
 
 /* Ends the fetches whose time is over. */
@@ -123,7 +123,7 @@ static void end_overdue(struct remote *r)
         finish(f);
 }
 
-/* The next answer, within the time that the fetch has. */
+/* Receives the next answer, within the time that the fetch has. */
 static bool receive(struct work *w)
 {
     struct err err = {0};
@@ -168,7 +168,7 @@ static bool ask(struct work *w, const struct redis_arg *args, int n)
     return miss(w->f, REMOTE_MISS_FAILED, err.msg);
 }
 
-/* The remote does not do what it was asked for. */
+/* Ends the fetch: the remote refuses a command. */
 static bool refused(struct work *w)
 {
     struct err err = {0};
@@ -179,7 +179,7 @@ static bool refused(struct work *w)
     return miss(w->f, REMOTE_MISS_FAILED, err.msg);
 }
 
-/* Whether a value of this size may be a chunk that this server takes. */
+/* Returns whether a value of this size may be a chunk that this server takes. */
 static bool is_chunk_size(const struct remote *r, int64_t n)
 {
     return n > CHUNK_HEADER_BYTES && n % STORE_ALIGN == 0 &&
@@ -223,15 +223,15 @@ static bool look(struct work *w)
 
 /* --- bringing it ------------------------------------------------------------------------------ */
 
-/* The reason why less came than the remote seemed to have goes before "absent". */
+/* Sets the reason why less came than the remote seemed to have. It replaces "absent". */
 static bool instead(struct work *w, enum remote_miss why, const char *text)
 {
     w->f->out.why = REMOTE_MISS_NONE;
     return miss(w->f, why, text);
 }
 
-/* What came is no answer to what was asked: it is removed, so that whoever has the
- * chunk writes it anew. */
+/* Ends the chain at a wrong value, and has it removed, so that a server that has the chunk
+ * writes it anew. */
 static bool is_wrong(struct work *w, const char *why)
 {
     char text[160];
@@ -272,7 +272,7 @@ static bool take_chunk(struct work *w)
     return true;
 }
 
-/* Asks for as many values as the window has room for, one at least. */
+/* Asks for as many values as the window has room for, at least one. */
 static bool ask_values(struct work *w)
 {
     char name[NAME_BYTES], ttl[16];
@@ -305,7 +305,7 @@ static bool bring(struct work *w)
     return true;
 }
 
-/* Makes what came durable and visible. */
+/* Makes the received chunks durable and visible. */
 static void commit(struct work *w)
 {
     struct err err = {0};
@@ -319,8 +319,7 @@ static void commit(struct work *w)
     instead(w, REMOTE_MISS_STORE, err.msg);
 }
 
-/* A connection stays where nothing is in flight on it.  One that is silent is not
- * tried again at once. */
+/* Keeps the connection if nothing is in flight on it. A silent one is not tried again at once. */
 static void settle_link(struct work *w)
 {
     static const struct err silent = {-ETIMEDOUT, "it did not answer in time"};
@@ -371,7 +370,8 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
             rc = cluster_receive_some(l->cluster, look, &a, &complete, err);
         if (rc == -ETIMEDOUT && look < until)
             rc = 0;
-        else if (rc == 0 && !complete && look >= until) /* the answer drips in */
+        /* the answer comes in small pieces */
+        else if (rc == 0 && !complete && look >= until)
             rc = err_set(err, -ETIMEDOUT, "the remote does not end its answer");
         end_overdue(l->r);
     }
@@ -381,7 +381,7 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
     return rc;
 }
 
-/* Finds out that the remote is gone before a request does.  Fetches that come
+/* Probes the remote, to find out that it is gone before a request does. Fetches that come
  * meanwhile keep their time. */
 static void probe(struct link *l)
 {
@@ -399,7 +399,7 @@ static void probe(struct link *l)
 
 /* --- the thread ------------------------------------------------------------------------------- */
 
-/* [lock] The next fetch; NULL where there is none. */
+/* [lock] Takes the next fetch; NULL if there is none. */
 static struct remote_fetch *take(struct remote *r)
 {
     struct remote_fetch *f = r->fetches;

@@ -1,15 +1,15 @@
-/* remote_follow.c - what other servers have erased is erased here, and every server
- * tells how far it has come.
+/* remote_follow.c - carries out other servers' erasures here, and publishes how far each server
+ * has read.
  *
  *     writer, each second   XINFO STREAM, XRANGE: entries of NAME_ERASED that this server has not seen
  *                           each is erased in its own store, and UNLINKed once more, since this
- *                           server may have written one of the chunks meanwhile HSET, HGETALL of
- *                           NAME_SERVERS: how far this server is, and all others
+ *                           server may have written one of the chunks meanwhile
+ *                           HSET, HGETALL of NAME_SERVERS: positions of this server, and of all others
  *
- * The place in the stream survives a restart, in a file beside the store.  A server whose store
- * is not empty at open uses none of its state before it has read the stream to its end:
- * remote_is_current.  A server whose place is older than the oldest entry that the stream has
- * kept does not know what was erased, and erases all that it has. */
+ * The position in the stream survives a restart, in a file beside the store. A server whose
+ * store is not empty at open uses none of its state before it has read the stream to its end:
+ * remote_is_current. If its position is older than the oldest entry that the stream has kept, it
+ * cannot know what was erased, and erases all its chunks. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -26,15 +26,15 @@
 #include "base/mem.h"
 #include "remote/remote_impl.h"
 
-/* How often others are asked. */
+/* How often the writer reads the stream. */
 #define POLL_NS ((int64_t)1000 * 1000 * 1000)
-/* A server that has told nothing for so long is not waited for: it reads the stream
- * before it serves. */
+/* A server without a report for this time is not waited for: it reads the stream before it
+ * serves. */
 enum { GONE_S = 30 };
-/* Entries that one command reads: one that is known, and new ones. */
+/* Entries that one command reads: one known entry, and new ones. */
 #define READ_AT_ONCE "9"
-/* Commands that read, and the time for chunks behind them: a stream without an end
- * keeps no chunk from being written. */
+/* Longest time for reading before chunks are written: a stream without an end must not keep
+ * chunks from being written. */
 #define TURN_NS ((int64_t)20 * 1000 * 1000)
 enum { READS_A_TURN = 128 };
 #define FIRST_ID "0-0"
@@ -52,7 +52,8 @@ static void keep_place(const struct remote *r)
     bool ok = fd >= 0 && write(fd, text, (size_t)n) == n;
     if (fd >= 0)
         ok = close(fd) == 0 && ok;
-    if (!ok || rename(tmp, r->place_path) != 0) /* the same entries are read once more */
+    /* the same entries are then read once more */
+    if (!ok || rename(tmp, r->place_path) != 0)
         log_debug("%s: %s", tmp, strerror(errno));
     free(tmp);
 }
@@ -91,7 +92,7 @@ void remote_follow_init(struct remote *r, bool is_empty)
 /* --- the stream ------------------------------------------------------------------------------- */
 
 struct stream_info {
-    uint64_t n_added, n_kept; /* entries: ever, and those that are still there */
+    uint64_t n_added, n_kept; /* entries: ever added, and still kept */
     char last_id[STREAM_ID_BYTES];
 };
 
@@ -107,7 +108,7 @@ static void copy_text(char *out, size_t n_out, const char *p, size_t n)
     out[n] = 0;
 }
 
-/* A stream that nobody has added to yet is empty. */
+/* Reads the stream's state. A stream that does not exist yet is empty. */
 static int stream_look(struct remote *r, struct stream_info *out, struct redis_answer *a,
                        struct err *err)
 {
@@ -143,7 +144,7 @@ static int stream_look(struct remote *r, struct stream_info *out, struct redis_a
     return 0;
 }
 
-/* Asks for the entry that was seen last and those behind it. */
+/* Asks for the entry seen last and the entries behind it. */
 static int stream_read(struct remote *r, struct redis_answer *a, struct err *err)
 {
     const struct redis_arg args[] = {REDIS_TEXT("XRANGE"),   REDIS_TEXT(NAME_ERASED),
@@ -157,8 +158,8 @@ static int stream_read(struct remote *r, struct redis_answer *a, struct err *err
 
 /* --- erasing here ----------------------------------------------------------------------------- */
 
-/* Erases a list of chunks of several chains, parents first, as far as nothing else
- * continues them. */
+/* Erases a list of chunks of several chains, parents first, except chunks that other chunks
+ * continue. */
 static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *any,
                       struct err *err)
 {
@@ -170,7 +171,7 @@ static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *
         *any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
         if (gone.n_shared == 0)
             break;
-        n = (int)gone.n_shared - 1; /* keys[n] is continued by something else */
+        n = (int)gone.n_shared - 1; /* another chunk continues keys[n] */
     }
     return rc;
 }
@@ -183,7 +184,7 @@ static int erase_owner(struct remote *r, uint64_t owner, bool *any, struct err *
     return rc;
 }
 
-/* [erase_lock] */
+/* [erase_lock] Reports an erasure to on_erased. */
 static void erased(struct remote *r, bool any, int rc, const struct err *why)
 {
     if (any && r->on_erased != NULL)
@@ -230,7 +231,7 @@ static int add_owner(void *arg, const struct store_owner_use *u)
     return 0;
 }
 
-/* Nobody can tell this server which of its chunks were erased, so it erases all. */
+/* Erases all chunks: no record tells this server which of them were erased. */
 static void erase_all(struct remote *r)
 {
     struct owners all = {0};
@@ -254,7 +255,7 @@ static void erase_all(struct remote *r)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* An entry's bytes; a bad one is passed over. */
+/* Carries out an entry; skips a bad one. */
 static int take_entry(struct remote *r, const char *bytes, size_t n, struct erasure *e,
                       struct redis_answer *a, struct err *err)
 {
@@ -267,8 +268,8 @@ static int take_entry(struct remote *r, const char *bytes, size_t n, struct eras
     return e->server != r->server ? apply(r, e, a, err) : 0;
 }
 
-/* Does what the entries of one answer say, which begin with the one that was seen last where
- * the stream still has it (*has_last).  *n_new: new ones. */
+/* Carries out the entries of one answer. It begins with the one seen last if the stream still
+ * has it (*has_last). *n_new: number of new entries. */
 static int take_entries(struct remote *r, const struct redis_answer *list, bool *has_last,
                         uint64_t *n_new, struct err *err)
 {
@@ -297,14 +298,14 @@ static int take_entries(struct remote *r, const struct redis_answer *list, bool 
     return rc;
 }
 
-/* Where the stream stands against this server's place. */
+/* The stream's state compared with this server's position. */
 enum stand {
     STAND_OK,
-    STAND_OTHER, /* the stream is another one than the one that was read before */
-    STAND_GAP    /* entries that this server has not seen are not kept any more */
+    STAND_OTHER, /* it is another stream than the one read before */
+    STAND_GAP    /* entries that this server has not seen are no longer kept */
 };
 
-/* s was asked for before the entries were read; n_seen: entries seen before that;
+/* Compares them. s was asked for before the entries were read; n_seen: entries seen before that;
  * n_new: read now. */
 static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_t n_new,
                            bool has_last)
@@ -312,7 +313,7 @@ static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_
     uint64_t n_gone = s->n_added > s->n_kept ? s->n_added - s->n_kept : 0;
     if (n_seen > s->n_added || (n_seen > n_gone && !has_last))
         return STAND_OTHER;
-    /* The second: they went after s was asked for. */
+    /* The second case: they were dropped after s was asked for. */
     return n_seen < n_gone || (n_new == 0 && n_seen < s->n_added) ? STAND_GAP : STAND_OK;
 }
 
@@ -322,8 +323,8 @@ static void see(struct remote *r, uint64_t n_seen, const char *id)
     copy_text(r->seen_id, sizeof r->seen_id, id, strlen(id));
 }
 
-/* Goes on from where the stream stands.  A server without a place was no member before: what is
- * not kept any more concerns it as little as what was erased before it was installed. */
+/* Continues from the stream's state. A server without a position was no member before, so
+ * dropped entries concern it as little as erasures from before it was installed. */
 static void settle(struct remote *r, const struct stream_info *s, enum stand stand,
                    uint64_t n_new, bool *more)
 {
@@ -341,7 +342,7 @@ static void settle(struct remote *r, const struct stream_info *s, enum stand sta
     }
 }
 
-/* Reads some entries; *more where there may be others. */
+/* Reads some entries. *more: there may be others. */
 static int read_some(struct remote *r, bool *more, struct redis_answer *a, struct err *err)
 {
     struct stream_info s;
@@ -366,7 +367,8 @@ static int read_some(struct remote *r, bool *more, struct redis_answer *a, struc
     return rc;
 }
 
-/* Entries concern a server that has state, also where the remote was not there when it began. */
+/* Entries concern a server that has state, also if the remote could not be reached when it
+ * began. */
 static void leave_off_skipping(struct remote *r)
 {
     struct store_stats st;
@@ -376,7 +378,7 @@ static void leave_off_skipping(struct remote *r)
     r->skips = st.n_chunks == 0;
 }
 
-/* Reads what this server has not seen; *at_end where it has seen all of it now. */
+/* Reads unseen entries. *at_end: it has now seen all. */
 static int read_turn(struct remote *r, bool *at_end, struct redis_answer *a,
                      struct err *err)
 {

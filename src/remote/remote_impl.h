@@ -1,16 +1,16 @@
-/* remote_impl.h - what the files of the remote share; private to src/remote.
+/* remote_impl.h - shared by the files of the remote; private to src/remote.
  *
  *   remote.c        life, the queue of offers, statistics
- *   remote_link.c   a connection that comes back by itself, with rests in between
+ *   remote_link.c   a connection that reopens by itself, with rests in between
  *   remote_fetch.c  the reader's thread
  *   remote_write.c  the writer's thread
- *   remote_erase.c  what this server erases; all but its beginning and end on the writer's thread
- *   remote_follow.c what others erase, on the writer's thread
+ *   remote_erase.c  this server's erasures; all but begin and end on the writer's thread
+ *   remote_follow.c other servers' erasures, on the writer's thread
  *
- * Locks: remote.lock protects everything but the links, which belong to their threads.  Nothing
- * is sent, received, read or written under it.  erase_lock: one erasure at a time; held while
- * the store erases.  append_lock: a fetched chunk goes into the store, or an erasure begins;
- * within erase_lock.  Both are taken before remote.lock. */
+ * Locks: remote.lock protects everything but the links, which belong to their threads. No I/O is
+ * done under it. erase_lock: one erasure at a time; held while the store erases. append_lock,
+ * taken within erase_lock: held while a fetched chunk goes into the store, or an erasure begins.
+ * Both are taken before remote.lock. */
 #ifndef REMOTE_REMOTE_IMPL_H
 #define REMOTE_REMOTE_IMPL_H
 
@@ -28,41 +28,42 @@ enum {
     MAX_BANS = 16384,
     MAX_BANNED_OWNERS = 64,
     STREAM_ID_BYTES = 48,
-    LINK_OPEN_S = 5, /* for connecting, where nobody waits for it */
+    LINK_OPEN_S = 5, /* time for connecting when no request waits */
 };
 
 /* A connection of one thread. */
 struct link {
     struct remote *r;
-    bool tells;              /* the remote's state is what this link says */
+    bool tells;              /* this link sets the reported state of the remote */
     struct cluster *cluster; /* NULL: there is none */
     struct cluster_seeds seeds;
-    int n_failures; /* in a row; what the remote has answered ends the row */
+    int n_failures; /* failures in a row; an answer of the remote ends the row */
     int64_t rest_until_ns;
 };
 
-/* What the writer is to do with a chunk. */
+/* The writer's work on a chunk. */
 struct offer {
     struct sha256 key;
     uint32_t ttl_s;
-    bool removes; /* what the remote has under this name is wrong */
+    bool removes; /* remove it: the remote's value of this name is wrong */
 };
 
-/* Chunks that were erased lately.  They are not fetched. */
+/* Recently erased chunks. They are not fetched. */
 struct bans {
     struct banned {
         struct sha256 key;
         int64_t until_ns;
-    } * key; /* [MAX_BANS], a ring */
+    } * key; /* [MAX_BANS] a ring */
     struct banned_owner {
         uint64_t owner;
         int64_t until_ns;
-    } owner[MAX_BANNED_OWNERS]; /* likewise */
-    uint64_t n_keys, n_owners;  /* ever */
-    int64_t all_until_ns;       /* more was erased than the rings hold */
+    } owner[MAX_BANNED_OWNERS]; /* also a ring */
+    uint64_t n_keys, n_owners;  /* counts since open */
+    /* more was erased than the rings hold, so nothing is fetched until then */
+    int64_t all_until_ns;
 };
 
-/* An erasure of this server's that waits to be published. */
+/* An erasure by this server that waits to be published. */
 struct published {
     struct published *next;
     struct erasure e;
@@ -71,7 +72,7 @@ struct published {
 
 struct remote_fetch {
     struct remote_fetch *next;
-    uint64_t epoch; /* remote.epoch at its beginning */
+    uint64_t epoch; /* remote.epoch when the fetch began */
     struct remote *r;
     struct remote_want want;
     int64_t t_begin;
@@ -93,47 +94,50 @@ struct remote {
 
     pthread_mutex_t lock;
     pthread_cond_t for_reader, for_writer;
-    pthread_cond_t drained; /* the writer has settled a batch, or has failed */
+    /* signalled when the writer has settled a batch, or has failed */
+    pthread_cond_t drained;
     bool quit;
-    struct remote_fetch *fetches; /* that wait, oldest first */
-    struct offer *offers;         /* [MAX_OFFERS], a ring: n_offers from first_offer on */
+    struct remote_fetch *fetches; /* waiting fetches, oldest first */
+    struct offer *offers;         /* [MAX_OFFERS] a ring: n_offers from first_offer on */
     uint32_t first_offer, n_offers;
     struct remote_stats stats;
-    uint64_t
-        epoch; /* erasures that have begun here: fetches from before store nothing more */
-    int n_erasing;        /* that have begun and not ended */
-    struct sha256 *taken; /* [n_taken]: chunks that the store has taken away meanwhile */
+    /* Counts erasures that have begun here. Fetches from before an erasure store nothing more. */
+    uint64_t epoch;
+    int n_erasing;        /* erasures that have begun and not ended */
+    struct sha256 *taken; /* [n_taken] chunks that the store has taken away meanwhile */
     int n_taken;
-    struct published *publish; /* oldest first */
+    struct published *publish; /* erasures to publish, oldest first */
     struct bans bans;
-    bool is_current; /* all erasures of others were heard of, once since open */
+    bool is_current; /* all erasures by others were read once since open */
 
     pthread_mutex_t erase_lock, append_lock;
-    void (*on_erased)(void *arg); /* under erase_lock */
+    void (*on_erased)(void *arg); /* guarded by erase_lock */
     void *on_erased_arg;
 
     /* The writer's: */
-    uint64_t server; /* a random number: this process */
-    uint64_t n_seen; /* entries of the stream of erasures, from its very first on */
-    char seen_id[STREAM_ID_BYTES]; /* of the last of them */
-    bool has_place;                /* this server has read the stream to its end once */
-    bool
-        skips; /* the store was empty: entries that are there at first concern nobody here */
-    char *place_path; /* file in which both survive a restart; NULL: they do not */
+    uint64_t server; /* a random number that identifies this process */
+    /* number of entries seen in the stream of erasures, from its very first on */
+    uint64_t n_seen;
+    char seen_id[STREAM_ID_BYTES]; /* id of the last entry seen */
+    bool has_place;                /* this server has once read the stream to its end */
+    /* The store was empty at open, so the entries of the stream at that time do not concern this
+     * server. */
+    bool skips;
+    char *place_path; /* file that keeps seen_id and n_seen across a restart; NULL: none */
     int64_t t_polled;
 };
 
 /* --- remote_link.c --- */
-/* Whether the link may be used: it is open, or could be opened within timeout_ns.  A
- * link that rests is not opened. */
+/* Returns whether the link may be used: it is open, or could be opened within timeout_ns. A link
+ * that rests is not opened. */
 bool link_ready(struct link *l, int64_t timeout_ns);
-/* It has failed: it is closed, and rests. */
+/* Closes a failed link; it rests. */
 void link_fail(struct link *l, const struct err *why);
-/* It is closed without blame: answers that nobody wants are in flight. */
+/* Closes a link that has not failed: answers in flight are no longer needed. */
 void link_drop(struct link *l);
-/* The remote has done what it was asked for. */
+/* Call when the remote has done what it was asked: ends the row of failures. */
 void link_praise(struct link *l);
-/* Nanoseconds until a link that is not open may be opened; 0: now. */
+/* Returns the nanoseconds until a closed link may be opened; 0: now. */
 int64_t link_rest_ns(const struct link *l);
 
 /* --- remote.c --- */
@@ -144,16 +148,16 @@ void remote_wait(struct remote *r, pthread_cond_t *c, int64_t ns);
 /* --- remote_erase.c --- */
 void remote_erase_init(struct remote *r);
 void remote_erase_deinit(struct remote *r);
-/* [append_lock] Whether a chunk that a fetch has brought may be stored: nothing was erased
- * since it began, nor this chunk lately. */
+/* [append_lock] Returns whether a fetched chunk may be stored: nothing was erased since its
+ * fetch began, and this chunk was not erased lately. */
 bool remote_may_store(struct remote *r, const struct remote_fetch *f,
                       const struct sha256 *key);
-/* Around an erasure in the store.  erase_lock is held in between. */
+/* Call these around an erasure in the store. erase_lock is held in between. */
 void remote_erase_enter(struct remote *r);
 void remote_erase_leave(struct remote *r);
-/* [lock] What the erasure names is not fetched for a while. */
+/* [lock] Keeps the chunks of an erasure from being fetched for a while. */
 void remote_ban(struct remote *r, const struct erasure *e);
-/* One command of the writer's.  An answer of another kind is an error. */
+/* Runs one command of the writer. An answer of another kind than expected is an error. */
 int remote_ask(struct remote *r, const struct redis_arg *args, int n_args,
                enum redis_kind kind, struct redis_answer *a, struct err *err);
 int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
@@ -163,10 +167,10 @@ int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err
 /* --- remote_follow.c --- */
 /* is_empty: the store has no chunk. */
 void remote_follow_init(struct remote *r, bool is_empty);
-/* [lock] Nanoseconds until the writer has to run the next one; 0: now. */
+/* [lock] Returns the nanoseconds until the writer has to run remote_erasures_run; 0: now. */
 int64_t remote_erasures_due_ns(const struct remote *r);
-/* Publishes what was erased here, and does what others have erased.  False where
- * the link was closed. */
+/* Publishes erasures made here, and carries out those of others. Returns false if the link was
+ * closed. */
 bool remote_erasures_run(struct remote *r);
 
 /* --- the threads --- */

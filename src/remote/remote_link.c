@@ -22,7 +22,7 @@ static void tell_state(struct link *l, bool is_up, const char *why)
         log_warn("the remote %s is not used until it answers again: %s", r->stats.url, why);
 }
 
-/* Random by the server and by the moment. */
+/* Returns a seed that differs by server and by moment. */
 static uint64_t seed_of(const struct link *l)
 {
     return (uint64_t)clock_now_ns() ^ (uint64_t)(uintptr_t)l;
@@ -37,13 +37,13 @@ void link_drop(struct link *l)
 void link_fail(struct link *l, const struct err *why)
 {
     link_drop(l);
-    if (why->code == ERR_CANCELLED) /* it ends */
+    if (why->code == ERR_CANCELLED) /* the process ends */
         return;
     double rest_s = backoff_s(++l->n_failures, seed_of(l));
     l->rest_until_ns = clock_now_ns() + (int64_t)(rest_s * 1e9);
     pthread_mutex_lock(&l->r->lock);
     l->r->stats.n_failures++;
-    pthread_cond_broadcast(&l->r->drained); /* it is not worth waiting for */
+    pthread_cond_broadcast(&l->r->drained); /* not worth waiting for any longer */
     pthread_mutex_unlock(&l->r->lock);
     tell_state(l, false, why->msg);
 }

@@ -1,11 +1,11 @@
 /* remote_write.c - the writer's thread: takes offers to the remote.
  *
- *     STRLEN of up to BATCH keys      what the remote has already is not written again
- *     parcel_read, SETEX              one chunk after the other: the only memory is one chunk's
+ *     STRLEN of up to BATCH keys      chunks that the remote has are not written again
+ *     parcel_read, SETEX              one chunk after the other: memory for only one chunk
  *
- * An offer leaves the queue when the remote has answered.  A connection that fails keeps it
- * there until the remote is back; where the remote says no (it is full), the offer is
- * dropped, and the writer rests. */
+ * An offer leaves the queue when the remote has answered. If a connection fails, it stays there
+ * until the remote is back. If the remote refuses it (it is full), the offer is dropped, and the
+ * writer rests. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "remote/remote_impl.h"
 
-/* A chunk on which the connection fails so often is dropped: it may be the chunk's fault. */
+/* A chunk on which the connection fails this often is dropped: it may be the cause. */
 enum { MOST_TRIES = 3 };
 enum { BATCH = 64, READS_IN_FLIGHT = 16, WRITER_NICE = 10 };
 
@@ -28,7 +28,7 @@ struct batch {
     struct offer offer[BATCH];
     bool is_there[BATCH];
     int n, n_done;
-    bool writes; /* the first n_done of them are settled; the next one is being written */
+    bool writes;    /* the first n_done are settled; the next one is being written */
     struct err err; /* code != 0: the connection has failed, or the remote refuses */
 };
 
@@ -41,7 +41,7 @@ static void count(struct remote *r, uint64_t *what, uint64_t n)
 
 /* --- one offer -------------------------------------------------------------------------------- */
 
-/* Asks, and waits; false where the connection failed. */
+/* Sends a command and waits for its answer. Returns false if the connection failed. */
 static bool ask(struct batch *b, const struct redis_arg *args, int n_args)
 {
     return cluster_ask(b->r->write_link.cluster, args, n_args, b->r->o.stuck_ns, &b->answer,
@@ -56,7 +56,7 @@ static bool remove_value(struct batch *b, const struct offer *o)
     return ask(b, args, 2);
 }
 
-/* Reads the chunk from the store; false where it is not to be had. */
+/* Reads the chunk from the store. Returns false if it cannot. */
 static bool read_chunk(struct batch *b, const struct offer *o)
 {
     struct remote *r = b->r;
@@ -66,7 +66,7 @@ static bool read_chunk(struct batch *b, const struct offer *o)
                  : 0;
     if (rc == 0)
         rc = parcel_read(r->o.store, *b->reader, &o->key, b->parcel, &err);
-    if (rc != 0 && rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) { /* the device's */
+    if (rc != 0 && rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) { /* a fault of the device */
         store_reader_close(*b->reader);
         *b->reader = NULL;
     }
@@ -108,7 +108,7 @@ static bool write_chunk(struct batch *b, const struct offer *o)
 
 /* --- a batch ---------------------------------------------------------------------------------- */
 
-/* Learns which of the chunks the remote has. */
+/* Asks which of the chunks the remote has. */
 static bool look(struct batch *b)
 {
     struct cluster *cluster = b->r->write_link.cluster;
@@ -136,7 +136,7 @@ static bool is_erasure_due(struct remote *r)
     return is_due;
 }
 
-/* Does the batch, as far as the remote goes along. */
+/* Processes the batch, until the remote fails or refuses. */
 static void work(struct batch *b)
 {
     struct remote *r = b->r;
@@ -195,7 +195,8 @@ void *remote_writer_main(void *remote)
     struct link *l = &r->write_link;
     struct store_reader *reader = NULL;
     struct parcel parcel = {0};
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE); /* decodes go first */
+    /* decodes have priority */
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     pthread_mutex_lock(&r->lock);
     while (!r->quit) {
         int64_t rest_ns = l->cluster == NULL ? link_rest_ns(l) : 0;

@@ -70,7 +70,7 @@ static bool word_is(struct word w, const char *text)
     return w.n == strlen(text) && memcmp(w.p, text, w.n) == 0;
 }
 
-/* Whether a list with commas has an item. */
+/* Returns whether a comma-separated list has an item. */
 static bool has_item(struct word list, const char *item)
 {
     while (list.n > 0) {
@@ -85,7 +85,7 @@ static bool has_item(struct word list, const char *item)
     return false;
 }
 
-/* A whole number from 0 to max, the whole word. */
+/* Parses a whole number from 0 to max that takes the whole word. */
 static bool number_of(struct word w, int max, int *out)
 {
     int n = 0;
@@ -109,7 +109,7 @@ static bool copy_host(struct word w, struct slots_node *out)
     return true;
 }
 
-/* Reads "host:port"; where the host is missing it is self's. */
+/* Reads "host:port"; a missing host is self's. */
 static bool address_of(struct word w, const struct slots_node *self, struct slots_node *out)
 {
     size_t colon = w.n;
@@ -136,7 +136,7 @@ int slots_node_index(struct slots *s, const struct slots_node *node)
     return s->n_nodes++;
 }
 
-/* Reads "host:port@bus[,name[,...]]", the bus being optional. */
+/* Reads "host:port@bus[,name[,...]]"; the bus is optional. */
 static bool node_address(struct word w, const struct slots_node *self, bool by_name,
                          struct slots_node *out)
 {
@@ -156,8 +156,8 @@ static bool node_address(struct word w, const struct slots_node *self, bool by_n
     return name.n == 0 || copy_host(name, out);
 }
 
-/* Reads "first-last" or one slot.  Slots that move, in brackets, are named without brackets
- * as well where they still are. */
+/* Reads "first-last" or one slot. A moving slot appears in brackets, and also without them at
+ * the server that still has it. */
 static bool take_slots(struct slots *s, struct word w, int owner)
 {
     const char *dash = memchr(w.p, '-', w.n);
@@ -174,7 +174,7 @@ static bool take_slots(struct slots *s, struct word w, int owner)
     return true;
 }
 
-/* id address flags master ping pong epoch link slots... */
+/* Reads: id address flags master ping pong epoch link slots... */
 static int take_line(struct slots *s, struct word line, const struct slots_node *self,
                      bool by_name, struct err *err)
 {
@@ -192,7 +192,7 @@ static int take_line(struct slots *s, struct word line, const struct slots_node 
     for (int i = 0; i < UNUSED_WORDS; i++)
         (void)next_word(&line);
     struct word slots = next_word(&line);
-    if (slots.n == 0) /* it may just be gone, and has nothing */
+    if (slots.n == 0) /* the server may just have left, and has no slots */
         return 0;
     int owner = slots_node_index(s, &node);
     if (owner < 0)

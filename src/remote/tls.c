@@ -19,7 +19,7 @@
 
 struct tls {
     SSL_CTX *ctx;
-    BIO_METHOD *socket; /* a socket's, but a peer that is gone raises no SIGPIPE */
+    BIO_METHOD *socket; /* like OpenSSL's socket BIO, but a closed peer raises no SIGPIPE */
 };
 
 struct tls_session {
@@ -34,7 +34,7 @@ static int fd_of(BIO *b)
     return (int)(intptr_t)BIO_get_data(b);
 }
 
-/* The result of send or recv, as OpenSSL wants it. */
+/* Converts the result of send or recv to OpenSSL's convention. */
 static int moved(BIO *b, ssize_t n, int retry)
 {
     BIO_clear_retry_flags(b);
@@ -72,7 +72,7 @@ static BIO_METHOD *socket_method(void)
 
 /* --- certificates ----------------------------------------------------------------------------- */
 
-/* Why the last call of OpenSSL failed. */
+/* Returns why the last call of OpenSSL failed. */
 static const char *reason(void)
 {
     unsigned long code = ERR_peek_last_error();
@@ -139,7 +139,7 @@ void tls_close(struct tls *t)
 
 /* --- a session -------------------------------------------------------------------------------- */
 
-/* The certificate must be made out to this host. */
+/* Requires a certificate that was issued for this host. */
 static bool expect_host(SSL *ssl, const char *host)
 {
     uint8_t address[16];
@@ -180,7 +180,7 @@ void tls_session_close(struct tls_session *s)
     free(s);
 }
 
-/* Judges a call that has moved n bytes. */
+/* Interprets a call that has moved n bytes. */
 static ssize_t judge(struct tls_session *s, int n, short *events, struct err *err)
 {
     if (n > 0)

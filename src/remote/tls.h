@@ -1,9 +1,9 @@
 /* tls.h - TLS under a connection to a remote, by OpenSSL.
  *
- * A `struct tls` says which certificates are trusted and which one this process shows.  Many
- * connections of many threads use one.  A connection is used only after the peer's certificate
- * was verified: signed by a trusted authority, valid today, and made out to the host's name or
- * address.  TLS 1.2 is the least. */
+ * A `struct tls` holds the trusted certificates and this process's own certificate. Many
+ * connections of many threads share one. A connection is used only after the peer's certificate
+ * was verified: signed by a trusted authority, valid today, and issued for the host's name or
+ * address. TLS 1.2 is the minimum. */
 #ifndef REMOTE_TLS_H
 #define REMOTE_TLS_H
 
@@ -15,12 +15,12 @@
 struct tls;
 
 struct tls_opts {
-    const char *ca_file; /* PEM: authorities that are trusted; NULL: those of the system */
-    /* PEM: the certificate and the key that this process shows; NULL: none. */
+    const char *ca_file; /* PEM: trusted authorities; NULL: those of the system */
+    /* PEM: this process's own certificate and key; NULL: none. */
     const char *cert_file, *key_file;
 };
 
-/* ERR_USAGE where a file cannot be used; the message names it. */
+/* Returns ERR_USAGE if a file cannot be used; the message names it. */
 int tls_open(const struct tls_opts *o, struct tls **out, struct err *err);
 void tls_close(struct tls *t); /* NULL is allowed */
 
@@ -30,9 +30,8 @@ int tls_session_open(const struct tls *t, int fd, const char *host,
                      struct tls_session **out, struct err *err);
 void tls_session_close(struct tls_session *s); /* NULL is allowed */
 
-/* Each returns how much was done (tls_shake: 1 where the session is ready), a code,
- * or 0 where the socket must first be ready for *events (of poll).  -EPIPE: the
- * peer has closed the connection. */
+/* Each returns the bytes moved (tls_shake: 1 when the session is ready), a code, or 0 if the
+ * socket must first be ready for *events (of poll). -EPIPE: the peer has closed the connection. */
 ssize_t tls_shake(struct tls_session *s, short *events, struct err *err);
 ssize_t tls_send(struct tls_session *s, const void *bytes, size_t n, short *events,
                  struct err *err);

@@ -19,7 +19,8 @@ static int hex(char c)
                                   : -1;
 }
 
-/* Copies [from, end) with its percent signs resolved; false where it is too long or malformed. */
+/* Copies [from, end) with percent escapes resolved. Returns false if it is too long or
+ * malformed. */
 static bool decode(const char *from, const char *end, char out[REMOTE_URL_BYTES])
 {
     int n = 0;
@@ -39,7 +40,7 @@ static bool decode(const char *from, const char *end, char out[REMOTE_URL_BYTES]
     return from == end;
 }
 
-/* A whole number from min to max that ends at `end`. */
+/* Parses a whole number from min to max that ends at `end`. */
 static bool number(const char *from, const char *end, int min, int max, int *out)
 {
     long n = 0;
@@ -91,7 +92,7 @@ static int parse_host(const char *from, const char *end, struct remote_url *out,
     return 0;
 }
 
-/* What follows the scheme; NULL where the text has none that is known. */
+/* Returns the text behind the scheme; NULL if the scheme is not known. */
 static const char *behind_scheme(const char *text, bool *has_tls)
 {
     static const char plain[] = "redis://", tls[] = "rediss://";

@@ -1,8 +1,8 @@
-/* url.h - where a shared tier is: redis://[user:password@]host[:port][/db], or
- * rediss:// over TLS.  Pure.
+/* url.h - the address of a shared tier: redis://[user:password@]host[:port][/db], or rediss://
+ * over TLS. Pure.
  *
- * User and password may be written with percent signs (%40 is @).  An address of IPv6 stands in
- * brackets.  No message has the password. */
+ * User and password may contain percent escapes (%40 is @). An IPv6 address stands in brackets.
+ * No message contains the password. */
 #ifndef REMOTE_URL_H
 #define REMOTE_URL_H
 
@@ -20,9 +20,9 @@ struct remote_url {
     bool has_tls;
 };
 
-/* 0, or ERR_USAGE with what is wrong. */
+/* Returns 0, or ERR_USAGE with a message. */
 int remote_url_parse(const char *text, struct remote_url *out, struct err *err);
-/* "redis://host:port/db" or "rediss://...", for messages. */
+/* Writes "redis://host:port/db" or "rediss://...", for messages. */
 void remote_url_text(const struct remote_url *u, char *out, int n_out);
 
 #endif

@@ -36,7 +36,7 @@ static int await(const struct wire *w, short events, int64_t deadline_ns, struct
     }
 }
 
-/* ERR_CANCELLED once the stop is there.  A peer that always has something to say is never
+/* Returns ERR_CANCELLED once the stop descriptor is readable. A peer that always sends is never
  * waited for, so waiting alone would not notice the stop. */
 static int check_stop(const struct wire *w, struct err *err)
 {
@@ -66,7 +66,7 @@ static int connect_to(struct wire *w, const struct addrinfo *a, int64_t deadline
                                  : err_set(err, -fault, "connecting: %s", strerror(fault));
 }
 
-/* Makes the connection one of TLS: the peer has shown who it is. */
+/* Starts TLS: the peer proves its identity. */
 static int shake(struct wire *w, const struct tls *tls, const char *host,
                  int64_t deadline_ns, struct err *err)
 {
@@ -115,8 +115,7 @@ void wire_close(struct wire *w)
     w->fd = -1;
 }
 
-/* Returns how many bytes were sent, a code, or 0 where the socket must first be
- * ready for *events. */
+/* Returns how many bytes were sent, a code, or 0 if the socket must first be ready for *events. */
 static ssize_t send_some(struct wire *w, const void *bytes, size_t n, short *events,
                          struct err *err)
 {

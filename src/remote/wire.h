@@ -1,8 +1,8 @@
-/* wire.h - a connection to a remote that never waits longer than it is told to.
+/* wire.h - a connection to a remote that never waits beyond its deadline.
  *
- * Every call has a deadline (of clock_now_ns) and ends at once when the stop descriptor becomes
- * readable: -ETIMEDOUT, ERR_CANCELLED.  After any other error than -ETIMEDOUT the connection is
- * of no use any more.  One thread at a time. */
+ * Every call has a deadline (of clock_now_ns), after which it returns -ETIMEDOUT. It returns
+ * ERR_CANCELLED at once when the stop descriptor becomes readable. After any error but
+ * -ETIMEDOUT the connection can no longer be used. One thread at a time. */
 #ifndef REMOTE_WIRE_H
 #define REMOTE_WIRE_H
 
@@ -17,16 +17,16 @@ struct tls_session;
 
 struct wire {
     int fd, stop_fd;
-    struct tls_session *session; /* NULL: bytes pass as they are */
+    struct tls_session *session; /* NULL: no TLS */
 };
 
-/* tls: NULL for none.  The system resolves the host's name, which may take longer
- * than the deadline. */
+/* tls: NULL for none. The system resolves the host's name, which may take longer than the
+ * deadline. */
 int wire_open(struct wire *w, const char *host, int port, int stop_fd,
               const struct tls *tls, int64_t deadline_ns, struct err *err);
 void wire_close(struct wire *w);
 
-/* Sends bytes [*n_sent, n), and counts *n_sent up: behind -ETIMEDOUT it may be called again. */
+/* Sends bytes [*n_sent, n), and increases *n_sent. After -ETIMEDOUT it may be called again. */
 int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
               int64_t deadline_ns, struct err *err);
 /* Returns how many bytes came, at least one, or a code. */

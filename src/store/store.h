@@ -33,16 +33,14 @@
 #include "policy/placement_price.h"
 
 #define STORE_CHUNK_TOKENS 64
-#define STORE_WHY_ABSENT                                                                   \
-    "not stored" /* store_lookup's reason for a chunk that was never stored */
-#define STORE_WHY_UNCOMMITTED                                                              \
-/* store_lookup's reason for a chunk that is on its way to the disk */
-"not committed yet"
-#define STORE_MAX_LAYERS  128
-#define STORE_MAX_DEVICES 16
-#define STORE_ALIGN       4096
+/* store_lookup's reasons: the chunk was never stored; it is on its way to the disk. */
+#define STORE_WHY_ABSENT      "not stored"
+#define STORE_WHY_UNCOMMITTED "not committed yet"
+#define STORE_MAX_LAYERS      128
+#define STORE_MAX_DEVICES     16
+#define STORE_ALIGN           4096
 
-    struct io;
+struct io;
 struct store;
 struct store_reader;
 
