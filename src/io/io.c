@@ -1,9 +1,9 @@
-/* io.c - the front of a file system: checks, full transfers, messages.  See io.h.
+/* io.c - the front of a file system: checks, full transfers, messages. See io.h.
  *
- * It knows no system call and no backend.  Invariants:
- *   1. A transfer that breaks the alignment of its file never reaches a backend.
- *   2. A short transfer is continued; only the end of the file or a code ends it early.
- *   3. A file whose sync has failed once never reports a successful sync again. */
+ * It knows no system call and no backend. Invariants:
+ * 1. A transfer that breaks the alignment of its file never reaches a backend.
+ * 2. A short transfer is continued; only the end of the file or a code ends it early.
+ * 3. A file whose sync has failed once never reports a successful sync again. */
 #include "io/io_impl.h"
 
 #include <errno.h>
@@ -60,8 +60,7 @@ int io_random(struct io *io, void *buf, size_t n, struct err *err)
     return rc == 0 ? 0 : err_set(err, rc, "random bytes: %s", err_name(rc));
 }
 
-/* ---- Files
- * ------------------------------------------------------------------------------- */
+/* ---- Files ------------------------------------------------------------------------------- */
 
 int io_code(int rc)
 {
@@ -167,7 +166,7 @@ int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t o
                    why);
 }
 
-/* Returns a code; *done counts what was transferred in any case. */
+/* Transfers n bytes. Returns a code; *done counts the transferred bytes in any case. */
 static int transfer(struct io_file *f, enum io_op op, uint8_t *buf, size_t n,
                     uint64_t offset, size_t *done)
 {

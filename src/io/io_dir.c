@@ -12,7 +12,7 @@ static int path_err(const char *verb, const char *path, int rc, struct err *err)
     return rc == 0 ? 0 : err_set(err, io_code(rc), "%s %s: %s", verb, path, err_name(rc));
 }
 
-/* The folder that holds the last component of a path; free it. */
+/* Returns the folder that holds the last component of a path; the caller frees it. */
 static char *parent_of(const char *path)
 {
     char *s = xstrdup(path);
@@ -37,7 +37,7 @@ int io_make_private(struct io *io, const char *path, struct err *err)
     return path_err("chmod", path, io->ops->make_private(io, path), err);
 }
 
-/* Creates `path`, whose parent exists, and counts it; an existing folder is fine. */
+/* Creates `path`, whose parent exists, and counts it. An existing folder is no error. */
 static int mkdir_one(struct io *io, const char *path, int *n_made, struct err *err)
 {
     struct io_stat st;

@@ -1,12 +1,11 @@
-/* io_impl.h - what an implementation of `struct io` provides (private to src/io).
+/* io_impl.h - the interface of an implementation of `struct io`; private to src/io.
  *
- * The front (io.c, io_dir.c, io_queue.c) owns everything that is the same for all: argument
- * and alignment checks, continuing short transfers, cutting requests into pieces, the
- * throttle, and the messages.  A backend makes single attempts and returns plain codes:
+ * The front (io.c, io_dir.c, io_queue.c) owns everything that is the same for all: argument and
+ * alignment checks, continuing short transfers, cutting requests into pieces, the throttle, and
+ * the messages. A backend makes single attempts and returns plain codes:
  *
  *   io.c  io_dir.c ----> struct io_ops        io_posix.c (uring and pread)   io_sim.c
- *   io_queue.c     ----> struct io_queue_ops  io_uring.c   io_pread.c        io_sim_queue.c
- */
+ *   io_queue.c     ----> struct io_queue_ops  io_uring.c   io_pread.c        io_sim_queue.c */
 #ifndef IO_IO_IMPL_H
 #define IO_IO_IMPL_H
 
@@ -22,8 +21,9 @@ struct io_ops {
 
     int (*file_open)(struct io *io, const char *path, unsigned flags, struct io_file **out);
     void (*file_close)(struct io_file *f);
-    int (*file_fd)(const struct io_file *f); /* NULL: has none */
-    /* One attempt: bytes transferred (0 at the end of the file), or a negative code. */
+    int (*file_fd)(const struct io_file *f); /* NULL: files have no descriptor */
+    /* Make one attempt. Return the bytes transferred (0 at the end of the file), or a negative
+     * code. */
     ssize_t (*file_pread)(struct io_file *f, void *buf, size_t n, uint64_t offset);
     ssize_t (*file_pwrite)(struct io_file *f, const void *buf, size_t n, uint64_t offset);
     int (*file_sync)(struct io_file *f);
@@ -54,7 +54,7 @@ struct io_piece {
     size_t length;
     uint64_t offset;
     int buffer_idx;   /* the registered buffer that holds buf, or -1 */
-    int64_t ready_ns; /* the throttle: not complete before */
+    int64_t ready_ns; /* the throttle: it completes no earlier */
     ssize_t result;   /* as file_pread */
     struct io_piece *next;
 };
@@ -64,15 +64,14 @@ struct io_queue_ops {
     void (*close)(struct io_queue *q);
     int (*register_buffers)(struct io_queue *q, const struct io_buffer *buffers,
                             unsigned n);
-    /* Takes one piece; there is always room for `depth` of them. It is under way after
-     * flush. */
+    /* Takes one piece; there is always room for `depth` of them. flush starts it. */
     void (*start)(struct io_queue *q, struct io_piece *p);
     void (*flush)(struct io_queue *q);
-    /* Flushes, waits at most timeout_ns (negative: for ever) for at least one piece to end,
-     * and returns a list of those that did (NULL: none in time). Called only while one is
+    /* Flushes, waits at most timeout_ns (negative: for ever) for at least one piece to end, and
+     * returns a list of the ended pieces (NULL: none in time). Called only while a piece is
      * started. */
     int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
-    /* Asks for an early end of all that is started; NULL: nothing ever waits on its own. */
+    /* Asks for an early end of all started pieces; NULL: pieces never wait on their own. */
     void (*cancel)(struct io_queue *q);
 };
 
@@ -93,16 +92,16 @@ struct io_file {
     struct io *io;
     char *path;
     unsigned flags;
-    bool direct; /* really: the file system may have refused */
+    bool direct; /* the file system really does direct I/O; it may have refused */
     atomic_int sync_failed;
 };
 
-/* How an attempt of `n` bytes that transferred r goes on: 0 with *step bytes of progress
+/* Returns how an attempt of `n` bytes that transferred r goes on: 0 with *step bytes of progress
  * (n: done), or the code of the failure. */
 int io_attempt_result(const struct io_file *f, enum io_op op, size_t n, ssize_t r,
                       size_t *step);
-/* What the system's code is to callers: a quota that is used up is a full disk, and so is
- * a file that may not grow. */
+/* Converts a code of the system: an exhausted quota, and a file that may not grow, count as a
+ * full disk. */
 int io_code(int rc);
 int io_check_transfer(const struct io_file *f, const void *buf, size_t n, uint64_t offset);
 int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t offset,
@@ -115,10 +114,11 @@ struct io_queue {
     unsigned depth;
     struct io_piece *pieces;      /* [depth] */
     struct io_piece *free_pieces; /* list */
-    struct io_piece *held;        /* list: transferred, but the throttle says not yet */
+    struct io_piece *held;        /* list: transferred, but held back by the throttle */
     unsigned n_started;           /* given to ops and not reaped */
-    struct io_req *waiting, **waiting_tail; /* not wholly issued; only the first is begun */
-    struct io_req *done, **done_tail;       /* complete, not yet returned */
+    /* requests not wholly issued; only the first is begun */
+    struct io_req *waiting, **waiting_tail;
+    struct io_req *done, **done_tail; /* complete, not yet returned */
     unsigned n_done;
     unsigned n_outstanding; /* submitted and not yet returned, done ones included */
     struct io_buffer *buffers;

@@ -1,9 +1,9 @@
 /* io_posix.c - struct io_ops over Linux system calls.
  *
- * One attempt per call, codes only; the front does the rest.  Files are made 0600 and
- * folders 0700, whatever the umask would allow.  The lock is an open-file-description lock
- * over all bytes: it excludes other openings in this process too, as POSIX record locks do
- * not, and conflicts with the record locks of an sqlite3 shell, as flock does not. */
+ * One attempt per call, only codes; the front does the rest. Files are made 0600 and folders
+ * 0700, whatever the umask allows. The lock is an open-file-description lock over all bytes.
+ * Unlike POSIX record locks it also excludes other openings in this process, and unlike flock it
+ * conflicts with the record locks of an sqlite3 shell. */
 #include "io/io_posix.h"
 
 #include <dirent.h>
@@ -67,10 +67,9 @@ static int posix_random(struct io *io, void *buf, size_t n)
     return 0;
 }
 
-/* ---- Files
- * ------------------------------------------------------------------------------- */
+/* ---- Files ------------------------------------------------------------------------------- */
 
-/* O_NONBLOCK: a pipe of this name would wait for another process. */
+/* Opens with O_NONBLOCK, because opening a pipe would wait for another process. */
 static int open_retrying(const char *path, int flags)
 {
     int fd;
@@ -80,8 +79,8 @@ static int open_retrying(const char *path, int flags)
     return fd;
 }
 
-/* A folder opens like a file and fails only when it is read; say so at once.  With O_NONBLOCK
- * io_uring would not wait for a regular file either. */
+/* Refuses a folder at once; it opens like a file and fails only when it is read. Also clears
+ * O_NONBLOCK, since with it io_uring would not wait for a regular file either. */
 static int check_and_wait(int fd)
 {
     struct stat st;
@@ -101,8 +100,8 @@ static int posix_file_open(struct io *io, const char *path, unsigned flags,
     int excl = (flags & IO_EXCL) != 0 ? O_EXCL : 0;
     int fd = open_retrying(path, o | excl | (direct ? O_DIRECT : 0));
     if (fd < 0 && errno == EINVAL && direct) {
-        /* No direct I/O here. The refused open may have created the file, so O_EXCL must
-         * go; that it was not there before is what the first attempt has checked. */
+        /* There is no direct I/O here. The refused open may have created the file, so the next
+         * one must be without O_EXCL. The first attempt has checked that the file did not exist. */
         direct = false;
         fd = open_retrying(path, o);
     }
@@ -162,7 +161,7 @@ static int posix_file_allocate(struct io_file *f, uint64_t offset, uint64_t leng
     return code(fallocate(fd_of(f), 0, (off_t)offset, (off_t)length));
 }
 
-/* Overwrites what exists of a range. */
+/* Overwrites the existing part of a range. */
 static int write_zeros(struct io_file *f, uint64_t offset, uint64_t length)
 {
     static const _Alignas(IO_ALIGN) uint8_t zeros[16 * IO_ALIGN];
@@ -189,8 +188,8 @@ static int posix_file_punch(struct io_file *f, uint64_t offset, uint64_t length)
 
 static int set_lock(struct io_file *f, short type)
 {
-    struct flock l = {.l_type = type,
-                      .l_whence = SEEK_SET}; /* length 0: to the end of time */
+    /* length 0: the whole file, however long */
+    struct flock l = {.l_type = type, .l_whence = SEEK_SET};
     if (fcntl(fd_of(f), F_OFD_SETLK, &l) == 0)
         return 0;
     return errno == EAGAIN || errno == EACCES ? ERR_BUSY : -errno;
@@ -206,8 +205,7 @@ static int posix_file_unlock(struct io_file *f)
     return set_lock(f, F_UNLCK);
 }
 
-/* ---- Folders
- * ----------------------------------------------------------------------------- */
+/* ---- Folders ----------------------------------------------------------------------------- */
 
 static int posix_mkdir(struct io *io, const char *path)
 {
@@ -295,7 +293,8 @@ static int posix_space(struct io *io, const char *path, uint64_t *free_bytes,
     struct statvfs s;
     if (statvfs(path, &s) != 0)
         return -errno;
-    *free_bytes = (uint64_t)s.f_bavail * s.f_frsize; /* without what is reserved for root */
+    /* without the part reserved for root */
+    *free_bytes = (uint64_t)s.f_bavail * s.f_frsize;
     *total_bytes = (uint64_t)s.f_blocks * s.f_frsize;
     return 0;
 }

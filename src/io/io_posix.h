@@ -6,7 +6,7 @@
 
 extern const struct io_ops io_posix_ops;
 
-/* A struct io on the heap over io_posix_ops; its close frees it. */
+/* Returns a struct io on the heap over io_posix_ops. Its close frees it. */
 struct io *io_posix_create(const char *name, const struct io_queue_ops *queue_ops);
 
 int io_posix_fd(const struct io_file *f);

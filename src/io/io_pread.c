@@ -1,7 +1,7 @@
 /* io_pread.c - io_pread_open: works everywhere.
  *
- * Its queues have no kernel behind them: a piece is transferred when the owner waits, one
- * per reap, in order.  The same program runs, without overlap. */
+ * Its queues have no kernel behind them: a piece is transferred when the owner waits, one per
+ * reap, in order. A program runs unchanged, but without overlap. */
 #include "io/io_posix.h"
 
 #include <stdlib.h>

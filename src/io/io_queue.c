@@ -1,15 +1,12 @@
-/* io_queue.c - requests in, pieces out: the part of an asynchronous queue that backends
- * share.
+/* io_queue.c - requests in, pieces out: the part of an asynchronous queue that backends share.
  *
- *   submit -> waiting (requests) -> started (pieces, at most depth) -> held? -> done
- * (requests)
+ *   submit -> waiting (requests) -> started (pieces, at most depth) -> held? -> done (requests)
  *
- * A request is cut into pieces of IO_PIECE_BYTES as pieces become free; only the first
- * waiting request is ever partly cut.  A piece that came back short goes out again for the
- * rest; a piece that came back before its throttle allows is held and keeps its place, as
- * on a device of that speed.  A request is done when it is wholly cut and its last piece
- * has ended; after a first failure nothing more of it is started.  All memory is taken at
- * open, or is the caller's. */
+ * A request is cut into pieces of IO_PIECE_BYTES as pieces become free; only the first waiting
+ * request is ever partly cut. A piece that came back short goes out again for the rest. A piece
+ * that came back before its throttle allows is held and keeps its place, as on a device of that
+ * speed. A request is done when it is wholly cut and its last piece has ended; after a first
+ * failure no more of its pieces are started. All memory is taken at open, or is the caller's. */
 #include "io/io_impl.h"
 
 #include <errno.h>
@@ -187,7 +184,7 @@ static void start_waiting(struct io_queue *q)
     }
 }
 
-/* The request has failed: what has not been cut of it stays undone. */
+/* Abandons a failed request: its uncut part is not transferred. */
 static void abandon(struct io_queue *q, struct io_req *req)
 {
     if (req->issued_bytes == req->length)
@@ -210,7 +207,7 @@ static void finish_piece(struct io_queue *q, struct io_piece *p, int rc)
         finish_req(q, req);
 }
 
-/* One piece has come back from the backend. */
+/* Takes one piece that has come back from the backend. */
 static void take_piece(struct io_queue *q, struct io_piece *p, int64_t now_ns)
 {
     size_t step;
@@ -230,7 +227,7 @@ static void take_piece(struct io_queue *q, struct io_piece *p, int64_t now_ns)
     }
 }
 
-/* Lets go of the pieces whose time has come; returns when the next one's does, or -1. */
+/* Releases held pieces whose time has come. Returns the time of the next one, or -1. */
 static int64_t release_held(struct io_queue *q, int64_t now_ns)
 {
     int64_t next_ns = -1;
@@ -285,7 +282,7 @@ static int reap(struct io_queue *q, int64_t until_ns)
 {
     int64_t now_ns = clock_now_ns();
     int64_t timeout_ns = until_ns < 0 ? -1 : until_ns > now_ns ? until_ns - now_ns : 0;
-    if (q->n_started == 0) { /* all are held by the throttle */
+    if (q->n_started == 0) { /* the throttle holds all pieces */
         clock_sleep_ns(timeout_ns);
         return 0;
     }
@@ -309,7 +306,8 @@ static int64_t earlier(int64_t a_ns, int64_t b_ns) /* negative: never */
     return a_ns < b_ns ? a_ns : b_ns;
 }
 
-/* Lets everything move that can without waiting; returns when a held piece will, or -1. */
+/* Moves everything that can move without waiting. Returns the time of the next held piece, or
+ * -1. */
 static int64_t settle(struct io_queue *q)
 {
     int64_t held_ns = release_held(q, clock_now_ns());

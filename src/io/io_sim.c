@@ -1,12 +1,11 @@
-/* io_sim.c - the simulated disk as a struct io: handles, locks, power and faults.  See
- * io_sim.h.
+/* io_sim.c - the simulated disk as a struct io: handles, locks, power and faults. See io_sim.h.
  *
- * Every operation is: enter (lock, power, fault, count), the bookkeeping in io_sim_disk,
- * leave (the crash that was due in the middle of it, unlock).  Invariants:
- *   1. A handle whose epoch is not the disk's was opened before a crash: it is dead for
- * ever, and its node belongs to no disk.
- *   2. An operation in whose middle power fails has noted its change as unsynced, a sync
- * has made nothing durable, and the caller gets ERR_CRASHED. */
+ * Every operation consists of: enter (lock, power, fault, count), the bookkeeping in
+ * io_sim_disk, leave (the crash that was due in the middle of it, unlock). Invariants:
+ * 1. A handle whose epoch is not the disk's was opened before a crash: it is dead for ever, and
+ *    its node belongs to no disk.
+ * 2. If power fails in the middle of an operation, its change is noted as unsynced, a sync has
+ *    made nothing durable, and the caller gets ERR_CRASHED. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,17 +21,17 @@
 struct sim {
     struct io base;
     uint64_t seed;
-    pthread_mutex_t lock; /* guards all below, and the nodes of all handles */
+    pthread_mutex_t lock; /* guards all fields below, and the nodes of all handles */
     struct sim_disk disk;
     struct sim_faults faults;
-    struct rng rng; /* faults, random bytes */
+    struct rng rng; /* for faults and random bytes */
     uint64_t epoch; /* number of crashes */
     uint64_t n_unsticks;
     uint64_t n_seeds;
     bool crashed;
-    bool crash_due;       /* the operation under way is the one to crash in */
+    bool crash_due;       /* the present operation is the one to crash in */
     uint64_t count[2];    /* operations so far, by enum io_sim_point */
-    uint64_t crash_at[2]; /* at this count; 0: never */
+    uint64_t crash_at[2]; /* crash at this count; 0: never */
 };
 
 struct sim_file {
@@ -92,8 +91,7 @@ uint64_t io_sim_next_seed(struct io *io)
     return seed;
 }
 
-/* ---- Power
- * ------------------------------------------------------------------------------- */
+/* ---- Power ------------------------------------------------------------------------------- */
 
 static void crash_locked(struct sim *s)
 {
@@ -163,8 +161,7 @@ int io_sim_fork(struct io *io, uint64_t seed, struct io **out, struct err *err)
     return 0;
 }
 
-/* ---- Entering and leaving an operation
- * --------------------------------------------------- */
+/* ---- Entering and leaving an operation --------------------------------------------------- */
 
 static int check_power(const struct sim *s, const struct sim_file *f)
 {
@@ -181,8 +178,8 @@ static void count(struct sim *s, unsigned on)
         s->crash_due = true;
 }
 
-/* Power, fault and count of one operation, under the lock.  *fault is what the operation
- * itself has to act out, or NULL. */
+/* Checks power, faults and counts of one operation, under the lock. *fault is the fault that the
+ * operation itself has to carry out, or NULL. */
 static int gate(struct sim *s, const struct sim_file *f, unsigned on, const char *path,
                 const struct io_sim_fault **fault)
 {
@@ -194,7 +191,7 @@ static int gate(struct sim *s, const struct sim_file *f, unsigned on, const char
         return (*fault)->code;
     if (*fault != NULL && (*fault)->kind == IO_SIM_SLOW) {
         int64_t ns = (*fault)->slow_ns;
-        *fault = NULL; /* the rules may change while the lock is away */
+        *fault = NULL; /* the rules may change while the lock is released */
         pthread_mutex_unlock(&s->lock);
         clock_sleep_ns(ns);
         pthread_mutex_lock(&s->lock);
@@ -205,7 +202,7 @@ static int gate(struct sim *s, const struct sim_file *f, unsigned on, const char
     return rc;
 }
 
-/* Locked when it returns 0; then leave() ends the operation. */
+/* Begins an operation; the lock is held when it returns 0. leave() ends it. */
 static int enter(struct sim *s, const struct sim_file *f, unsigned on, const char *path,
                  const struct io_sim_fault **fault)
 {
@@ -231,8 +228,7 @@ static bool is(const struct io_sim_fault *fault, enum io_sim_fault_kind kind)
     return fault != NULL && fault->kind == kind;
 }
 
-/* ---- Files
- * ------------------------------------------------------------------------------- */
+/* ---- Files ------------------------------------------------------------------------------- */
 
 /* Finds or makes the node of a file, under the lock. */
 static int open_node(struct sim *s, const char *path, unsigned flags, struct sim_node **out)
@@ -298,7 +294,7 @@ static void sim_file_close(struct io_file *base)
     free(f);
 }
 
-/* Part of a transfer, as whole sectors for a direct file. */
+/* Returns a part of a transfer, in whole sectors for a direct file. */
 static size_t shortened(struct sim *s, const struct sim_file *f, size_t n)
 {
     size_t unit = f->base.direct ? IO_ALIGN : 1;
@@ -434,11 +430,9 @@ static int sim_file_unlock(struct io_file *base)
     return rc;
 }
 
-/* ---- Names
- * ------------------------------------------------------------------------------- */
+/* ---- Names ------------------------------------------------------------------------------- */
 
-/* Enters an operation on a path, which it makes normal; *normal is the caller's when it
- * returns 0. */
+/* Enters an operation on a path, which it normalizes; *normal is the caller's when it returns 0. */
 static int enter_path(struct sim *s, unsigned on, const char *path, char **normal,
                       const struct io_sim_fault **fault)
 {
@@ -451,7 +445,7 @@ static int enter_path(struct sim *s, unsigned on, const char *path, char **norma
     return rc;
 }
 
-/* There are no modes here. */
+/* Does nothing: the simulated disk has no modes. */
 static int sim_make_private(struct io *io, const char *path)
 {
     struct io_stat unused;
@@ -588,8 +582,7 @@ static int sim_random(struct io *io, void *buf, size_t n)
     return 0;
 }
 
-/* ---- Faults and damage
- * ------------------------------------------------------------------- */
+/* ---- Faults and damage ------------------------------------------------------------------- */
 
 int io_sim_fault_add(struct io *io, const struct io_sim_fault *fault)
 {

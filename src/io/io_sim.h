@@ -1,25 +1,22 @@
-/* io_sim.h - a disk in memory that crashes and fails on demand, the same way for the same
- * seed.
+/* io_sim.h - a disk in memory that crashes and fails on demand, the same way for the same seed.
  *
- * It is a `struct io` like any other (io.h), with its own namespace of absolute paths, in
- * which only
- * "/" exists at first.  For every file it keeps
+ * It is a `struct io` like any other (io.h), with its own namespace of absolute paths, in which
+ * only "/" exists at first. For every file it keeps
  *
  *   current   what reads see
  *   durable   what has been synced
  *   unsynced  the list of writes, truncates and punches that lead from durable to current
  *
- * and likewise for the names of every folder.  A crash starts from `durable` and, for each
- * unsynced write and each of its 4 KiB sectors, decides by seed whether the sector is
- * applied, dropped, torn (some of its eight 512-byte parts applied) or filled with garbage;
- * each unsynced change of a name is applied or dropped, half of the time in journal order
- * (a prefix survives), half of the time each by itself.  Syncing a file does not make its
- * name durable.
+ * and likewise for the names of every folder. A crash starts from `durable`. For each 4 KiB
+ * sector of each unsynced write it decides by seed whether the sector is applied, dropped, torn
+ * (some of its eight 512-byte parts applied) or filled with garbage. Each unsynced change of a
+ * name is applied or dropped: half of the time in journal order (a prefix survives), half of the
+ * time each by itself. Syncing a file does not make its name durable.
  *
- * After a crash all handles, and new opens, fail with ERR_CRASHED until io_sim_restart;
- * handles from before stay dead and must still be closed.  All functions may be called from
- * any thread.  The order in which queued requests execute and complete is seeded too, so a
- * single-threaded program behaves identically in each run. */
+ * After a crash all handles, and new opens, fail with ERR_CRASHED until io_sim_restart. Handles
+ * from before stay dead and must still be closed. Any thread may call all functions. The order
+ * in which queued requests execute and complete is seeded too, so a single-threaded program
+ * behaves identically in each run. */
 #ifndef IO_IO_SIM_H
 #define IO_IO_SIM_H
 
@@ -32,47 +29,46 @@ struct io_sim_opts {
 
 int io_sim_open(const struct io_sim_opts *opts, struct io **out, struct err *err);
 
-/* ---- Crashes
- * ----------------------------------------------------------------------------- */
+/* ---- Crashes ----------------------------------------------------------------------------- */
 
 enum io_sim_point {
-    IO_SIM_AT_OP, /* write, truncate, allocate, punch, create, unlink, rename, mkdir, sync
-                   */
+    /* Write, truncate, allocate, punch, create, unlink, rename, mkdir, or sync. */
+    IO_SIM_AT_OP,
     IO_SIM_AT_BARRIER, /* file sync, directory sync */
 };
 
-/* Power is lost now. */
+/* Cuts the power now. */
 void io_sim_crash(struct io *io);
-/* Power will be lost in the middle of the n-th operation of that kind from now (n = 1: the
- * next): it returns ERR_CRASHED, and a write or name change may or may not have happened, a
- * sync has not completed.  n = 0 takes the order back. */
+/* Cuts the power in the middle of the n-th operation of that kind from now (n = 1: the next).
+ * That operation returns ERR_CRASHED; a write or name change may or may not have happened, and a
+ * sync has not completed. n = 0 cancels it. */
 void io_sim_crash_at(struct io *io, enum io_sim_point point, uint64_t n);
 bool io_sim_crashed(struct io *io);
 void io_sim_restart(struct io *io);
-/* Operations of that kind since io_sim_open: run once, then crash at each of them. */
+/* Returns the operations of that kind since io_sim_open: run once, then crash at each of them. */
 uint64_t io_sim_count(struct io *io, enum io_sim_point point);
-/* A new, independent disk that holds what this one would hold if power failed now, the
- * damage being chosen by `seed`; this one goes on undisturbed.  Many images can be taken of
- * one moment. */
+/* Makes a new, independent disk with the content that this one would have if power failed now;
+ * `seed` chooses the damage. This disk goes on undisturbed. Many images can be taken of one
+ * moment. */
 int io_sim_fork(struct io *io, uint64_t seed, struct io **out, struct err *err);
 
-/* ---- Faults
- * ------------------------------------------------------------------------------ */
+/* ---- Faults ------------------------------------------------------------------------------ */
 
 enum io_sim_fault_kind {
     IO_SIM_FAIL,  /* the operation returns `code` (-EIO, -ENOSPC, -EROFS, -EMFILE, ...) */
-    IO_SIM_SHORT, /* transfers only part; the layer above continues it */
-    IO_SIM_LOST,  /* a write (or, where `on` says so, a sync) returns success and does
-                     nothing */
+    IO_SIM_SHORT, /* transfers only a part; the layer above continues it */
+    /* A write (or a sync, if `on` says so) returns success and does nothing. */
+    IO_SIM_LOST,
     IO_SIM_MISDIRECTED, /* a write lands some sectors away in the same file */
-    IO_SIM_READ_FLIP,   /* a read returns one wrong bit, once; the content is sound */
-    IO_SIM_SLOW,        /* takes `slow_ns` longer */
-    IO_SIM_STUCK,     /* a queued transfer does not end until io_queue_cancel or _unstick */
-    IO_SIM_SYNC_LIES, /* a sync fails with -EIO and drops what was unsynced; later ones say
-                         0 */
+    /* a read returns one wrong bit, once; the medium keeps the right one */
+    IO_SIM_READ_FLIP,
+    IO_SIM_SLOW,  /* takes `slow_ns` longer */
+    IO_SIM_STUCK, /* a queued transfer does not end until io_queue_cancel or _unstick */
+    /* A sync fails with -EIO and drops unsynced changes; later syncs return 0. */
+    IO_SIM_SYNC_LIES,
 };
 
-enum { /* which operations a fault hits, or-ed */
+enum { /* operations that a fault hits, or-ed */
        IO_SIM_ON_READ = 1 << 0,
        IO_SIM_ON_WRITE = 1 << 1,
        IO_SIM_ON_SYNC = 1 << 2, /* io_file_sync */
@@ -83,7 +79,7 @@ enum { /* which operations a fault hits, or-ed */
        IO_SIM_ON_ALL = 0x7f,
 };
 
-#define IO_SIM_MAX_CODES 8 /* different codes that are counted apart */
+#define IO_SIM_MAX_CODES 8 /* different codes that are counted separately */
 
 struct io_sim_fault {
     enum io_sim_fault_kind kind;
@@ -91,28 +87,28 @@ struct io_sim_fault {
     const char *path; /* only paths that contain this; NULL: all. Copied. */
     uint64_t skip;    /* lets this many matching operations pass first */
     uint64_t count;   /* then hits this many; 0: for ever */
-    double chance;    /* of the matching ones, by seed; 0 means 1 */
+    double chance;    /* share of the matching operations, by seed; 0 means 1 */
     int code;         /* IO_SIM_FAIL; 0 means -EIO */
     int64_t slow_ns;  /* IO_SIM_SLOW */
 };
 
-/* Several faults may be active; the first that matches an operation hits.  Size, stat,
- * list, space and locks fail only without power.  What a fault has refused does not count
- * as an operation. At most 16: ERR_LIMIT. */
+/* Adds a fault. Several may be active; the first that matches an operation hits. Size, stat,
+ * list, space and locks fail only without power. A refused operation does not count as an
+ * operation. At most 16: ERR_LIMIT. */
 int io_sim_fault_add(struct io *io, const struct io_sim_fault *fault);
 void io_sim_fault_clear(struct io *io);
-uint64_t
-io_sim_fault_hits(struct io *io); /* how often any fault has hit since io_sim_open */
+/* Returns how often any fault has hit since io_sim_open. */
+uint64_t io_sim_fault_hits(struct io *io);
 #define IO_SIM_FAULT_KINDS (IO_SIM_SYNC_LIES + 1)
-/* How often one kind has; of IO_SIM_FAIL those with this code. */
+/* Returns how often one kind has hit; for IO_SIM_FAIL only hits with this code. */
 uint64_t io_sim_fault_count(struct io *io, enum io_sim_fault_kind kind, int code);
 /* Lets every stuck transfer go on. */
 void io_sim_unstick(struct io *io);
 
-/* Flips one bit (0 to 7) of a byte on the medium; -ENOENT, -EINVAL past the end. */
+/* Flips one bit (0 to 7) of a byte on the medium. Returns -ENOENT, or -EINVAL past the end. */
 int io_sim_flip(struct io *io, const char *path, uint64_t offset, unsigned bit);
 
-/* A digest over names and durable content, for tests of determinism. */
+/* Returns a digest of names and durable content, for tests of determinism. */
 uint64_t io_sim_digest(struct io *io);
 
 #endif

@@ -1,4 +1,4 @@
-/* io_sim_disk.c - the names of a simulated disk, and its crash.  See io_sim_disk.h. */
+/* io_sim_disk.c - the names of a simulated disk, and its crash. See io_sim_disk.h. */
 #include "io/io_sim_disk.h"
 
 #include <errno.h>
@@ -12,14 +12,13 @@ enum name_change_kind { SIM_LINK, SIM_UNLINK, SIM_RENAME };
 
 struct sim_name_change {
     enum name_change_kind kind;
-    char *folder; /* whose sync makes it durable; of a rename, the new name's */
-    char *path;   /* of a rename, the new name */
+    char *folder; /* folder whose sync makes it durable; for a rename, the new name's */
+    char *path;   /* for a rename, the new name */
     struct sim_node *node;
     struct sim_name_change *next;
 };
 
-/* ---- Paths
- * ------------------------------------------------------------------------------- */
+/* ---- Paths ------------------------------------------------------------------------------- */
 
 char *sim_disk_path(const char *path)
 {
@@ -53,10 +52,9 @@ static char *folder_of(const char *path)
     return s;
 }
 
-/* ---- Sorted names
- * ------------------------------------------------------------------------ */
+/* ---- Sorted names ------------------------------------------------------------------------ */
 
-/* The index of a path, or of where it would be put. */
+/* Finds the index of a path, or of the place where it would be inserted. */
 static bool names_find(const struct sim_names *t, const char *path, size_t *idx)
 {
     size_t lo = 0, hi = t->n;
@@ -117,9 +115,8 @@ static void names_deinit(struct sim_names *t)
     *t = (struct sim_names){0};
 }
 
-/* Makes a change of a name durable.  A rename takes the node away from whatever name it has
- * there: where the changes before it were lost, that need not be the one it was renamed
- * from. */
+/* Makes a change of a name durable. A rename takes the node away from its present durable name.
+ * If earlier changes were lost, that may differ from the name that it was renamed from. */
 static void names_apply(struct sim_names *t, const struct sim_name_change *c)
 {
     if (c->kind == SIM_UNLINK) {
@@ -133,8 +130,7 @@ static void names_apply(struct sim_names *t, const struct sim_name_change *c)
     names_set(t, c->path, c->node);
 }
 
-/* ---- The disk
- * ---------------------------------------------------------------------------- */
+/* ---- The disk ---------------------------------------------------------------------------- */
 
 static void name_change_free(struct sim_name_change *c)
 {
@@ -185,7 +181,7 @@ struct sim_node *sim_disk_find(const struct sim_disk *d, const char *path)
     return names_find(&d->current, path, &idx) ? d->current.entry[idx].node : NULL;
 }
 
-/* 0 where a name may be made in the folder of path. */
+/* Returns 0 if a name may be made in the folder of path. */
 static int check_folder(const struct sim_disk *d, const char *path)
 {
     char *folder = folder_of(path);
@@ -311,10 +307,9 @@ int sim_disk_change(struct sim_disk *d, struct sim_node *n, enum sim_change_kind
     return 0;
 }
 
-/* ---- Crash
- * ------------------------------------------------------------------------------- */
+/* ---- Crash ------------------------------------------------------------------------------- */
 
-/* The durable names after a crash, still leading to the nodes from before. */
+/* Computes the durable names after a crash; they still refer to the nodes from before. */
 static void names_after_crash(const struct sim_disk *d, struct rng *rng,
                               struct sim_names *out)
 {
@@ -352,8 +347,9 @@ void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_di
     sim_disk_init(out, d->capacity_bytes);
     for (size_t i = 0; i < left.n; i++) {
         const char *path = left.entry[i].path;
+        /* the content of a lost folder is lost */
         if (strcmp(path, "/") == 0 || !has_folder(&out->current, path))
-            continue; /* what a lost folder held is lost */
+            continue;
         struct sim_node *n = sim_node_after_crash(left.entry[i].node, mode, &rng);
         n->n_live = 1;
         names_set(&out->current, path, n);

@@ -1,9 +1,9 @@
-/* io_sim_disk.h - what is on a simulated disk, and what a crash makes of it (private to
- * src/io).
+/* io_sim_disk.h - the content of a simulated disk, and its state after a crash; private to
+ * src/io.
  *
- * Pure bookkeeping: no locks, no faults, no handles.  A disk is a set of names that lead to
- * nodes (files and folders); both are kept twice, as the running system sees them and as
- * they are durable, with the list of changes in between.
+ * Pure bookkeeping: no locks, no faults, no handles. A disk is a set of names that lead to nodes
+ * (files and folders). Both are kept twice, as the running system sees them and as they are
+ * durable, with the list of changes in between.
  *
  *      names  (here)            current <--- changes of names, by folder ---- durable
  *      node   (io_sim_node.h)   current <--- changes of content ------------- durable
@@ -20,7 +20,7 @@ struct sim_name {
 };
 
 struct sim_names {
-    struct sim_name *entry; /* sorted by path, so a folder comes before what it holds */
+    struct sim_name *entry; /* sorted by path, so a folder comes before its content */
     size_t n, room;
 };
 
@@ -28,36 +28,36 @@ struct sim_name_change;
 
 struct sim_disk {
     uint64_t capacity_bytes;
-    uint64_t used_sectors; /* of live nodes */
+    uint64_t used_sectors; /* sectors of live nodes */
     struct sim_names current, durable;
     struct sim_name_change *changes, **changes_tail;
 };
 
 void sim_disk_init(struct sim_disk *d, uint64_t capacity_bytes);
-void sim_disk_deinit(struct sim_disk *d); /* nodes that handles still hold live on */
+void sim_disk_deinit(struct sim_disk *d); /* Nodes that handles still hold stay alive. */
 
-/* What is there after power has failed, chosen by seed; `d` itself is left as it is. */
+/* Makes the disk after a power failure, chosen by seed. `d` itself is not changed. */
 void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_disk *out);
-/* Over all durable names and bytes. */
+/* Returns a digest of all durable names and bytes. */
 uint64_t sim_disk_digest(const struct sim_disk *d);
 
-/* A normal absolute path on the heap; NULL where there is "..". */
+/* Returns a normal absolute path on the heap; NULL if it contains "..". */
 char *sim_disk_path(const char *path);
 
-/* ---- Names.  Paths are normal; results are 0 or the code that the system call would give.
- */
-struct sim_node *sim_disk_find(const struct sim_disk *d, const char *path); /* or NULL */
+/* ---- Names. Paths are normal; results are 0 or the code of the corresponding system call. */
+/* Returns NULL if there is none. */
+struct sim_node *sim_disk_find(const struct sim_disk *d, const char *path);
 int sim_disk_create(struct sim_disk *d, const char *path, bool is_dir);
 int sim_disk_unlink(struct sim_disk *d, const char *path);
 int sim_disk_rename(struct sim_disk *d, const char *from, const char *to); /* files only */
 int sim_disk_sync_folder(struct sim_disk *d, const char *path);
-/* The next name directly in a folder, *at counting from 0; NULL at the end. */
+/* Returns the next name directly in a folder, *at counting from 0; NULL at the end. */
 const char *sim_disk_next_name(const struct sim_disk *d, const char *folder, size_t *at);
 
 /* ---- Handles and content. */
 void sim_disk_hold(struct sim_node *n);
 void sim_disk_release(struct sim_disk *d, struct sim_node *n);
-/* sim_node_change within the capacity: -ENOSPC, -EFBIG. */
+/* Applies sim_node_change within the capacity. Returns 0, -ENOSPC or -EFBIG. */
 int sim_disk_change(struct sim_disk *d, struct sim_node *n, enum sim_change_kind kind,
                     const void *bytes, uint64_t offset, uint64_t length);
 

@@ -16,16 +16,16 @@ struct sim_faults {
     struct {
         int code;
         uint64_t n;
-    } fail[IO_SIM_MAX_CODES]; /* of IO_SIM_FAIL, by code */
+    } fail[IO_SIM_MAX_CODES]; /* counts of IO_SIM_FAIL, by code */
 };
 
 int sim_faults_add(struct sim_faults *fs, const struct io_sim_fault *fault);
 void sim_faults_clear(struct sim_faults *fs);
 
-/* The rule that hits this operation (one of IO_SIM_ON_), or NULL; counts it. */
+/* Returns the rule that hits this operation (one of IO_SIM_ON_), or NULL. Counts the hit. */
 const struct io_sim_fault *sim_faults_match(struct sim_faults *fs, unsigned on,
                                             const char *path, struct rng *rng);
-/* Whether a queued transfer gets stuck: rules of that kind hit nothing else. */
+/* Returns whether a queued transfer gets stuck. Rules of that kind hit no other operation. */
 bool sim_faults_stuck(struct sim_faults *fs, unsigned on, const char *path,
                       struct rng *rng);
 uint64_t sim_faults_count(const struct sim_faults *fs, enum io_sim_fault_kind kind,

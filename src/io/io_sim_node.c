@@ -8,8 +8,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 
-/* ---- Images
- * ------------------------------------------------------------------------------ */
+/* ---- Images ------------------------------------------------------------------------------ */
 
 static void image_grow(struct sim_image *im, uint64_t end)
 {
@@ -108,8 +107,7 @@ static void image_deinit(struct sim_image *im)
     free(im->allocated);
 }
 
-/* ---- Nodes
- * ------------------------------------------------------------------------------- */
+/* ---- Nodes ------------------------------------------------------------------------------- */
 
 struct sim_node *sim_node_create(bool is_dir)
 {
@@ -189,8 +187,7 @@ int sim_node_flip(struct sim_node *n, uint64_t offset, unsigned bit)
     return 0;
 }
 
-/* ---- Crashes
- * ----------------------------------------------------------------------------- */
+/* ---- Crashes ----------------------------------------------------------------------------- */
 
 static bool coin(struct rng *rng)
 {
@@ -203,7 +200,7 @@ static void fill_garbage(uint8_t *p, size_t n, struct rng *rng)
         p[i] = (uint8_t)rng_u64(rng);
 }
 
-/* The part of a write that falls into [begin, end). */
+/* Applies the part of a write that falls into [begin, end). */
 static void put_range(struct sim_image *im, const struct sim_change *c, uint64_t begin,
                       uint64_t end)
 {
@@ -223,8 +220,8 @@ static void put_torn(struct sim_image *im, const struct sim_change *c, uint64_t 
             put_range(im, c, at, at + SIM_PART);
 }
 
-/* The whole sector, or the whole 512 B part, in which the write falls: neighbours suffer
- * too. */
+/* Fills the whole sector, or the whole 512-byte part, that the write touches: its neighbours
+ * suffer too. */
 static void put_garbage(struct sim_image *im, const struct sim_change *c, uint64_t sector,
                         struct rng *rng)
 {

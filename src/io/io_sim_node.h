@@ -1,5 +1,5 @@
-/* io_sim_node.h - one file of the simulated disk: content, what of it is durable, and what
- * a crash leaves (private to src/io). See io_sim_disk.h for where it stands. */
+/* io_sim_node.h - one file of the simulated disk: its content, the durable part, and the result
+ * of a crash; private to src/io. See io_sim_disk.h. */
 #ifndef IO_IO_SIM_NODE_H
 #define IO_IO_SIM_NODE_H
 
@@ -12,7 +12,7 @@
 #define SIM_SECTOR 4096u
 #define SIM_PART   512u /* the unit of tearing */
 
-/* Content, and which sectors of it take space. */
+/* Content, and the sectors that take space. */
 struct sim_image {
     uint8_t *bytes;     /* [n_sectors * SIM_SECTOR], zero past size */
     uint8_t *allocated; /* [n_sectors], 0 or 1 */
@@ -32,8 +32,8 @@ struct sim_change {
 };
 
 struct sim_node {
-    unsigned n_refs; /* names, unsynced changes of names, and handles that lead here */
-    /* current names and handles: while there are any, its space is taken */
+    unsigned n_refs; /* names, unsynced changes of names, and handles that refer to it */
+    /* Current names and handles; its space is taken while there are any. */
     unsigned n_live;
     bool is_dir;
     struct sim_image current, durable;
@@ -41,26 +41,26 @@ struct sim_node {
     unsigned n_exclusive, n_shared;             /* locks held by handles */
 };
 
-/* How a crash treats what was not synced. */
+/* Treatment of unsynced changes in a crash. */
 enum sim_crash_mode {
-    SIM_CRASH_DROP,   /* nothing of it survives */
+    SIM_CRASH_DROP,   /* none of them survives */
     SIM_CRASH_PREFIX, /* the oldest changes survive whole, as behind a journal */
     SIM_CRASH_MIX,    /* each sector applied, dropped or torn */
-    SIM_CRASH_GARBAGE /* as MIX, and some sectors hold what was never written */
+    SIM_CRASH_GARBAGE /* as MIX, and some sectors hold bytes that were never written */
 };
 
-struct sim_node *sim_node_create(bool is_dir); /* with one reference */
+struct sim_node *sim_node_create(bool is_dir); /* Returns a node with one reference. */
 void sim_node_unref(struct sim_node *n);
 
-/* A new node that holds what is left of n after a crash. */
+/* Returns a new node with the content of n after a crash. */
 struct sim_node *sim_node_after_crash(const struct sim_node *n, enum sim_crash_mode mode,
                                       struct rng *rng);
 
 size_t sim_node_read(const struct sim_node *n, void *buf, size_t length, uint64_t offset);
-/* Sectors that a write or allocation of this range would newly take. */
+/* Returns how many sectors a write or allocation of this range would newly take. */
 uint64_t sim_node_sectors_needed(const struct sim_node *n, uint64_t offset,
                                  uint64_t length);
-/* Applies to current and notes as unsynced; bytes is NULL but for SIM_WRITE. */
+/* Applies a change to current and notes it as unsynced. bytes is NULL except for SIM_WRITE. */
 void sim_node_change(struct sim_node *n, enum sim_change_kind kind, const void *bytes,
                      uint64_t offset, uint64_t length);
 void sim_node_sync(struct sim_node *n);

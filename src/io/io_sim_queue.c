@@ -1,8 +1,8 @@
-/* io_sim_queue.c - pieces execute and come back in an order that the seed decides.
+/* io_sim_queue.c - queues whose pieces execute and come back in an order that the seed decides.
  *
- * Some execute when they are started and some when they are reaped, so that a crash finds
- * writes that have happened and were never reported, and reports arrive out of order.  A stuck
- * piece does neither until the disk is unstuck, or it is cancelled. */
+ * Some pieces execute when they are started and some when they are reaped. So a crash finds
+ * writes that have happened and were never reported, and reports arrive out of order. A stuck
+ * piece neither executes nor comes back until the disk is unstuck, or the piece is cancelled. */
 #include "io/io_sim_queue.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ struct slot {
 
 struct shuffle {
     struct rng rng;
-    uint64_t n_unsticks; /* as far as this queue has noticed */
+    uint64_t n_unsticks; /* the unsticks that this queue has noticed */
     unsigned n;
     struct slot slot[]; /* [depth] */
 };
@@ -93,7 +93,8 @@ static void shuffle_cancel(struct io_queue *q)
     }
 }
 
-/* Waits for a piece that is not stuck; false where there is none in time. */
+/* Picks a piece that is not stuck; waits for one if needed. Returns false if there is none in
+ * time. */
 static bool pick(struct io_queue *q, int64_t timeout_ns, unsigned *at)
 {
     struct shuffle *s = q->backend;

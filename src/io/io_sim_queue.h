@@ -7,8 +7,9 @@
 extern const struct io_queue_ops io_sim_queue_ops;
 
 /* io_sim.c: */
-uint64_t io_sim_next_seed(struct io *io); /* another for each queue */
+uint64_t io_sim_next_seed(struct io *io); /* Returns a different seed for each queue. */
 bool io_sim_gets_stuck(const struct io_piece *p);
-uint64_t io_sim_unsticks(struct io *io); /* calls of io_sim_unstick, and crashes */
+/* Returns the number of io_sim_unstick calls and crashes. */
+uint64_t io_sim_unsticks(struct io *io);
 
 #endif

@@ -3,9 +3,9 @@
 
 #include "base/clock.h"
 
-/* How much idle time counts as if it had been used.  One synchronous reader oversleeps by
- * 50 to 100 us per transfer, which would cost half of the bandwidth at 4 KiB; 1 ms of
- * credit absorbs that and is 1 % of the 100 ms over which the limit has to be accurate. */
+/* Idle time that counts as if it had been used. One synchronous reader oversleeps by 50 to 100
+ * us per transfer, which would cost half of the bandwidth at 4 KiB. 1 ms of credit absorbs that
+ * and is 1 % of the 100 ms over which the limit has to be accurate. */
 #define CREDIT_NS 1000000
 
 void io_throttle_init(struct io_throttle *t)
@@ -36,8 +36,9 @@ int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
     pthread_mutex_lock(&t->lock);
     if (t->next_ns < earliest_ns)
         t->next_ns = earliest_ns;
+    /* a byte a second: in 292 years */
     if (__builtin_add_overflow(t->next_ns, took_ns, &t->next_ns))
-        t->next_ns = INT64_MAX; /* a byte a second: in 292 years */
+        t->next_ns = INT64_MAX;
     int64_t end_ns = t->next_ns;
     pthread_mutex_unlock(&t->lock);
     return end_ns;

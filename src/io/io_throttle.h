@@ -1,9 +1,9 @@
 /* io_throttle.h - a device of limited bandwidth, as arithmetic on the clock.
  *
- * A transfer of n bytes occupies the device for n / rate seconds; transfers follow one
- * another. throttle_reserve books one and returns when it ends: the caller must not report
- * completion before. Booking instead of counting tokens keeps the error from accumulating:
- * a late wake-up delays one report, not the transfers booked behind it. */
+ * A transfer of n bytes occupies the device for n / rate seconds; transfers follow one another.
+ * io_throttle_reserve books one and returns its end: the caller must not report completion
+ * earlier. Booking instead of counting tokens keeps errors from accumulating: a late wake-up
+ * delays one report, not the transfers booked behind it. */
 #ifndef IO_IO_THROTTLE_H
 #define IO_IO_THROTTLE_H
 
@@ -13,14 +13,14 @@
 struct io_throttle {
     pthread_mutex_t lock; /* guards next_ns */
     uint64_t bytes_per_s; /* 0: no limit */
-    int64_t next_ns;      /* when the device is free again */
+    int64_t next_ns;      /* time when the device is free again */
 };
 
 void io_throttle_init(struct io_throttle *t);
 void io_throttle_deinit(struct io_throttle *t);
 void io_throttle_set(struct io_throttle *t, uint64_t bytes_per_s);
 
-/* The time (clock_now_ns) at which a transfer that begins now ends; 0 without a limit. */
+/* Returns the time (clock_now_ns) at which a transfer that begins now ends; 0 without a limit. */
 int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes);
 
 #endif

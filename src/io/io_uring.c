@@ -1,9 +1,9 @@
-/* io_uring.c - io_uring_open: queues over io_uring.  The only file that sees liburing.
+/* io_uring.c - io_uring_open: queues over io_uring. The only file that includes liburing.
  *
- * One ring per queue, with as many entries as the queue has pieces, so neither side can
- * overflow. start only writes the submission entry, flush hands all of them over, reap also
- * waits in the same system call. Registered buffers stay pinned, which saves a page-table
- * walk per request. */
+ * There is one ring per queue, with as many entries as the queue has pieces, so neither side can
+ * overflow. start only writes the submission entry. flush submits all of them. reap also waits
+ * in the same system call. Registered buffers stay pinned, which saves a page-table walk per
+ * request. */
 #include "io/io_posix.h"
 
 #include <errno.h>
@@ -15,13 +15,13 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* A new ring may get the addresses of one that another thread has just closed.  The kernel
- * orders the two; the lock says so to those who watch threads (the thread sanitizer does not
- * see liburing's system calls). */
+/* A new ring may get the addresses of one that another thread has just closed. The kernel orders
+ * the two. The lock makes this order visible to the thread sanitizer, which does not see
+ * liburing's system calls. */
 static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
 
-/* Rings count against RLIMIT_MEMLOCK, which a user without privileges has little of.  A queue that
- * gets no ring works without one. */
+/* Opens a queue that works without a ring. Rings count against RLIMIT_MEMLOCK, of which an
+ * unprivileged user has little. */
 static int open_without_ring(struct io_queue *q)
 {
     static atomic_bool said;
@@ -101,13 +101,13 @@ static struct io_piece *collect(struct io_uring *ring)
     return list;
 }
 
-/* An error here comes back from the next reap. */
+/* Submits all entries. The next reap returns an error from here. */
 static void ring_flush(struct io_queue *q)
 {
     io_uring_submit(q->backend);
 }
 
-/* Nothing has gone wrong: interrupted, out of time, or the kernel is short of memory for a
+/* Returns whether a code is no failure: interrupted, timed out, or the kernel lacks memory for a
  * moment and takes the rest with the next call. */
 static bool is_benign(int rc)
 {
@@ -132,7 +132,8 @@ static int ring_reap(struct io_queue *q, int64_t timeout_ns, struct io_piece **d
     return *done != NULL || is_benign(rc) ? 0 : rc;
 }
 
-/* The answer to the request itself carries no piece; collect passes it over. */
+/* Cancels everything. The answer to the cancel request itself carries no piece; collect skips
+ * it. */
 static void ring_cancel(struct io_queue *q)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(q->backend);

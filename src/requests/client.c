@@ -17,6 +17,6 @@ char *client_state_salt(const struct client *c, const char *cache_salt)
 {
     if (cache_salt == NULL || cache_salt[0] == 0)
         return c->salt != NULL ? xstrdup(c->salt) : NULL;
-    /* A key's salt has no "/", so no two pairs read alike. */
+    /* A key's salt has no "/", so different pairs give different texts. */
     return xasprintf("%s/%s", c->salt != NULL ? c->salt : "", cache_salt);
 }

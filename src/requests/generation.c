@@ -1,4 +1,4 @@
-/* generation.c - see generation.h: submitting, streaming, answering.  The shapes are in shape.c. */
+/* generation.c - see generation.h: submitting, streaming, answering. The forms are in shape.c. */
 #include "requests/generation.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ static void wake(const struct client *c)
         c->calls->wake(c->arg);
 }
 
-/* On the engine's thread, with its lock held. */
+/* Called on the engine's thread, with its lock held. */
 static void on_notify(void *arg, bool ended)
 {
     struct choice *ch = arg;
@@ -39,8 +39,8 @@ static uint64_t random_u64(void)
     return v;
 }
 
-/* Clients look for "maximum context length" (OpenAI's) and "prompt is too long" (Anthropic's), and
- * shorten their history. */
+/* Makes the fault for a prompt that is too long. Clients look for "maximum context length"
+ * (OpenAI's) and "prompt is too long" (Anthropic's), and shorten their history. */
 static int too_long(const struct gen_params *p, int n_prompt, int max_context,
                     struct fault *f)
 {
@@ -52,8 +52,8 @@ static int too_long(const struct gen_params *p, int n_prompt, int max_context,
                      n_prompt, wanted);
 }
 
-/* How the request is truncated.  Where a conversation cannot be, with its system's message, it
- * is as if it had not been meant to. */
+/* Returns how the request is truncated. If a conversation cannot be truncated, because of its
+ * system message, it counts as one that did not ask for it. */
 static struct hcache_truncation truncation_of(const struct generation *g)
 {
     const struct gen_params *p = &g->params;
@@ -89,7 +89,7 @@ static int check_fit(const struct gen_params *p, bool truncates,
     return 0;
 }
 
-/* What the engine says, as the API tells it. */
+/* Converts an error of the engine to a fault of the API. */
 static void fault_of(const struct hcache_err *err, bool submitting, struct fault *f)
 {
     if (err->code == HCACHE_E_LIMIT && submitting)
@@ -104,7 +104,8 @@ static void fault_of(const struct hcache_err *err, bool submitting, struct fault
         fault_set(f, 500, NULL, NULL, "%s", err->msg);
 }
 
-/* A plan that the server is bound to is for comparisons: what it cannot use is not saved. */
+/* Returns what is saved. A plan that is forced on the server is for comparisons: records that it
+ * cannot use are not saved. */
 static const char *saved_for(const char *plan)
 {
     return plan == NULL || strcmp(plan, "recompute") != 0 ? plan : "none";
@@ -183,7 +184,7 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
     return 0;
 }
 
-/* To try again later would not help. */
+/* Refuses more requests than the queue can ever hold: trying again later would not help. */
 static int never_fits_queue(int n, int max_queue, struct fault *f)
 {
     return fault_set(f, 400, NULL, "n",
@@ -226,7 +227,7 @@ int generation_start(const struct client *c, const struct dialect *dialect, void
     if (text != NULL) {
         g->text = *text;
         g->prompt = prompts[0];
-        n_prompts = 0; /* kept */
+        n_prompts = 0; /* they were taken */
     }
     for (int i = 0; i < n_prompts; i++)
         hcache_free(prompts[i].ids);
@@ -258,7 +259,7 @@ bool generation_is_over(const struct generation *g)
     return g->is_over;
 }
 
-/* What of the answer are tool calls. */
+/* Finds the tool calls in the answer. */
 static void read_calls(struct generation *g, struct choice *ch)
 {
     char *text;
@@ -288,7 +289,7 @@ static enum answer_end end_of(const struct hcache_result *r)
                                                : ANSWER_DONE;
 }
 
-/* 0, or -1 where it failed or was cut off by the server's end. */
+/* Takes a result. Returns 0, or -1 if it failed or was cut off by the server's end. */
 static int take_result(struct choice *ch, struct fault *f)
 {
     struct hcache_err err = {0};
@@ -325,8 +326,9 @@ static int no_memory(struct fault *f)
                         "fewer tokens or log-probabilities at once");
 }
 
-/* A whole answer is built as values and then as text: by measure at most 300 bytes for each
- * log-probability, and 8 times its text. Whoever sends the answer ends the pledge. */
+/* Reserves memory for a whole answer, which is built as values and then as text: measured at
+ * most 300 bytes for each log-probability, and 8 times its text. The code that sends the answer
+ * ends the pledge. */
 static int pledge_answer(const struct generation *g, struct fault *f)
 {
     enum { FREE_BYTES = 64 << 10, LOGPROB_BYTES = 400, TEXT_TIMES = 8 };
@@ -347,8 +349,8 @@ static int keep(struct generation *g, struct fault *f)
     return g->dialect->keep != NULL ? g->dialect->keep(g, f) : 0;
 }
 
-/* The client has gone, or the server stops: what is there of the answer is kept.
- * Nobody can be told of a fault. */
+/* Keeps the part of an answer that exists: the client has gone, or the server stops. A fault
+ * cannot be reported to anyone. */
 static void keep_unfinished(struct generation *g)
 {
     struct fault f;
@@ -391,8 +393,7 @@ static void stream_fault(struct generation *g, const struct fault *f, struct tex
     generation_cancel(g);
 }
 
-/* Where tools may be called, only what cannot become a call goes out; at the end,
- * all that is none. */
+/* With tools, sends only text that cannot become a call; at the end, all text that is none. */
 static void hold_back(struct choice *ch, struct hcache_delta *d)
 {
     struct hcache *h = ch->gen->client.h;
@@ -408,7 +409,7 @@ static void hold_back(struct choice *ch, struct hcache_delta *d)
     ch->n_sent = sure;
 }
 
-/* Text goes out as it comes; a token without visible text waits for one that has some, so that no
+/* Streams text as it comes. A token without visible text waits for one that has some, so that no
  * chunk is empty, above all not the first (clients take it for the first token). */
 static void stream_choice(struct generation *g, struct choice *ch, struct textbuf *out)
 {
@@ -468,7 +469,7 @@ void generation_free(struct generation *g)
         return;
     keep_unfinished(g);
     for (int i = 0; i < g->n; i++) {
-        if (g->choice[i].ticket != NULL) /* nobody waits for it any more */
+        if (g->choice[i].ticket != NULL) /* no client waits for it any more */
             tell_end(&g->choice[i], ANSWER_CANCELLED, NULL);
         hcache_ticket_free(g->choice[i].ticket);
         textbuf_free(&g->choice[i].logprobs);

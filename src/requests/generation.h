@@ -1,9 +1,9 @@
-/* generation.h - one completion request at work: its tickets, and the answer made of them.
+/* generation.h - one completion request at work: its tickets, and the answer made from them.
  *
- * A request for n answers to m prompts is m*n tickets ("choices"), which the engine runs like any
- * others.  APIs differ in the form of the answer and in what they keep (struct
- * dialect).  Any thread may start it; then one thread at a time may use it.
- * generation_cancel may run on any thread. */
+ * A request for n answers to m prompts is m*n tickets ("choices"), which the engine runs like
+ * any others. APIs differ in the form of the answer and in what they keep (struct dialect). Any
+ * thread may start it; then one thread at a time may use it. generation_cancel may run on any
+ * thread. */
 #ifndef REQUESTS_GENERATION_H
 #define REQUESTS_GENERATION_H
 
@@ -15,26 +15,27 @@
 struct choice;
 struct generation;
 
-/* How one API tells of a generation.  A stream is begin, then piece and end of every choice, close;
- * functions that are NULL say nothing. */
+/* The form of a generation in one API. A stream is begin, then piece and end of every choice,
+ * then close. Functions that are NULL write nothing. */
 struct dialect {
     struct json *(*answer)(struct generation *g); /* every choice has its result */
-    void (*begin)(struct generation *g, struct textbuf *out); /* at once */
+    void (*begin)(struct generation *g, struct textbuf *out); /* called at once */
     void (*piece)(struct generation *g, struct choice *ch, const char *text, size_t n,
                   struct textbuf *out);
     void (*end)(struct generation *g, struct choice *ch, struct textbuf *out);
     void (*close)(struct generation *g, struct textbuf *out);
     void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);
-    /* Every choice has ended well, and nobody was told: makes it durable. 0, or -1 with *f. */
+    /* Every choice has ended well, and the client has not been told yet: makes it durable.
+     * Returns 0, or -1 with *f. */
     int (*keep)(struct generation *g, struct fault *f);
-    /* keep is called, too, for an answer whose client has gone, with what there is of it. */
+    /* keep is also called for an answer whose client has gone, with the part that exists. */
     bool keeps_unfinished;
-    void (*drop)(void *own); /* frees what the route gave to generation_start */
+    void (*drop)(void *own); /* frees the data that the route gave to generation_start */
 };
 
-/* 0; or -1 with *f, *out NULL and nothing submitted.  Takes the prompts and own, which is the
- * dialect's, in both cases.  text: of the only prompt, also taken, where its answers are to be
- * remembered; NULL: not.  what: a miss reason that tokenizing found, or "". */
+/* Returns 0; or -1 with *f, *out NULL and nothing submitted. Takes the prompts and own, which is
+ * the dialect's, in both cases. text: of the only prompt, if its answers are to be remembered,
+ * also taken; NULL: not. what: a miss reason that tokenizing found, or "". */
 int generation_start(const struct client *c, const struct dialect *dialect, void *own,
                      const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
                      struct prompt_text *text, const char *what, struct generation **out,
@@ -44,16 +45,18 @@ const struct client *generation_client(const struct generation *g);
 
 bool generation_is_stream(const struct generation *g);
 bool generation_has_ended(struct generation *g); /* all choices: an answer can be made */
-bool generation_is_over(
-    const struct generation *g); /* a stream: all of it has been written */
-void generation_stream(struct generation *g,
-                       struct textbuf *out); /* what is new, as events */
-/* All choices have ended: 0 with the answer, which is the caller's; or -1 with *f. */
+/* A stream: all of it has been written. */
+bool generation_is_over(const struct generation *g);
+/* Writes new content as events. */
+void generation_stream(struct generation *g, struct textbuf *out);
+/* Call when all choices have ended. Returns 0 with the answer, which the caller owns; or -1 with
+ * *f. */
 int generation_answer(struct generation *g, struct json **answer, struct fault *f);
-/* Any thread.  NULL is allowed, here and below. */
+/* Any thread. NULL is allowed, here and below. */
 void generation_cancel(struct generation *g);
-/* Ends what still runs.  An answer that nobody was told of is kept as far as it is there, where
- * its dialect keeps unfinished ones: that waits for one step of the engine, and for the disk. */
+/* Ends running choices. If the dialect keeps unfinished answers, it keeps the part that exists
+ * of an answer that the client was not told of. That waits for one step of the engine, and for
+ * the disk. */
 void generation_free(struct generation *g);
 
 #endif

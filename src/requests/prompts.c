@@ -1,9 +1,9 @@
 /* prompts.c - see prompts.h.
  *
  * A chat is rendered by the model's template; its earlier answers have the tokens that were
- * generated (sessions/retoken.h).  The `prompt` of a text completion is one of: a text, a list
- * of token ids, a list of texts, a list of lists of ids.  Special tokens written in such a text
- * count as special tokens, because the user of that route writes the prompt format. */
+ * generated (sessions/retoken.h). The `prompt` of a text completion is one of: a text, a list of
+ * token ids, a list of texts, a list of lists of ids. Special tokens written in it count as
+ * special tokens, because the user of that route writes the prompt format. */
 #include "requests/prompts.h"
 
 #include "sessions/retoken.h"

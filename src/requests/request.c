@@ -12,10 +12,10 @@ enum field_kind {
     F_INT,
     F_REAL,
     F_BOOL,
-    F_STRING,  /* without zero bytes: a name */
+    F_STRING,  /* a name, without zero bytes */
     F_BYTES,   /* a text that is part of the prompt */
-    F_TREE,    /* looked at elsewhere */
-    F_LIST,    /* of objects */
+    F_TREE,    /* checked elsewhere */
+    F_LIST,    /* a list of objects */
     F_CHOICE,  /* tool_choice */
     F_STOP,    /* text, or a list of texts */
     F_OPTIONS, /* stream_options */
@@ -25,7 +25,7 @@ enum field_kind {
     F_BIAS,    /* logit_bias: an object of numbers by token ids */
     F_IDS,     /* a list of token ids */
     F_PAIRS,   /* metadata: at most 16 short texts by short names */
-    F_ONE_OF,  /* a text among those in `help`, which changes nothing */
+    F_ONE_OF,  /* a text among those in `help`; it changes nothing */
     F_IGNORED, /* accepted; it changes nothing here */
     F_NEUTRAL, /* not supported: null, false, "none", an empty list or object, or the number `lo` */
 };
@@ -43,7 +43,7 @@ struct field {
 #define RESP  REQUEST_RESPONSE
 #define MSG   REQUEST_MESSAGE
 #define MSGS  (REQUEST_MESSAGE | REQUEST_COUNT)
-#define GEN   (BOTH | RESP | MSG) /* all that generate */
+#define GEN   (BOTH | RESP | MSG) /* all kinds that generate */
 #define ANY   (GEN | REQUEST_COUNT)
 #define AT(f) offsetof(struct gen_params, f)
 
@@ -166,7 +166,7 @@ static int read_real(const struct field *d, const struct json *v, double *out,
 {
     if (!json_real_of(v, out))
         return wrong_type(f, d->name, "a number", v);
-    if (!(*out >= d->lo && *out <= d->hi)) /* also NaN */
+    if (!(*out >= d->lo && *out <= d->hi)) /* also refuses NaN */
         return fault_field(f, d->name, "is %g; it must be %g to %g", *out, d->lo, d->hi);
     return 0;
 }
@@ -300,7 +300,7 @@ static int read_text_format(const struct field *d, const struct json *v, struct 
     return 0;
 }
 
-/* The original API's bounds. */
+/* Reads metadata, with the original API's bounds. */
 static int read_pairs(const struct field *d, const struct json *v, const struct json **out,
                       struct fault *f)
 {
@@ -361,7 +361,7 @@ int request_metadata(const struct json *v, const struct json **out, struct fault
                : read_pairs(find("metadata", REQUEST_RESPONSE), v, out, f);
 }
 
-/* A text, or an object whose type it is. */
+/* Reads a text, or an object with the text as its type. */
 static int read_one_of(const struct field *d, const struct json *v, struct fault *f)
 {
     const struct json *type = json_kind(v) == JSON_KIND_OBJECT ? json_member(v, "type") : v;
@@ -393,7 +393,7 @@ static bool is_neutral(const struct field *d, const struct json *v)
     }
 }
 
-/* A decimal number without anything around it; -1: it is none. */
+/* Returns a decimal number that takes the whole key; -1: it is none. */
 static int64_t id_of(const char *key)
 {
     size_t n = strlen(key);
@@ -520,7 +520,7 @@ bool request_ignores(unsigned kind, const char *name, size_t n)
     return false;
 }
 
-/* Returns 1 + the answers in a chat's messages; 0: there are no messages. */
+/* Returns 1 + the number of answers in a chat's messages; 0: there are no messages. */
 static int turn_of(const struct json *messages)
 {
     int turn = json_count(messages) > 0 ? 1 : 0;
@@ -552,7 +552,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
             return fault_set(f, 400, "unknown_parameter", it.key,
                              "unknown parameter '%.100s'", it.key);
         if (json_kind(it.value) == JSON_KIND_NULL)
-            continue; /* as if it were not there */
+            continue; /* treated as absent */
         if (read_field(d, it.value, out, f) != 0)
             return -1;
     }

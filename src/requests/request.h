@@ -1,8 +1,8 @@
 /* request.h - the body of a completion request: every field's type and range in one table. Pure.
  *
- * What is not in the table is refused by name, as the original API does: a misspelt "temprature"
- * must not pass silently.  A field that is known but not supported passes with its neutral value
- * (null, false, {}, 0 ...), which load clients like to send, and is refused otherwise. */
+ * A field outside the table is refused by name, as the original API does: a misspelt
+ * "temprature" must not pass silently. A field that is known but not supported passes with its
+ * neutral value (null, false, {}, 0 ...), which many clients send, and is refused otherwise. */
 #ifndef REQUESTS_REQUEST_H
 #define REQUESTS_REQUEST_H
 
@@ -26,14 +26,14 @@ enum { REQUEST_MAX_N = 16 };
 
 struct gen_params {
     unsigned kind;     /* one of REQUEST_ */
-    const char *model; /* NULL: not given. Strings are the JSON tree's */
-    /* what is to be answered; of a response, `prompt` is its input */
+    const char *model; /* NULL: not given. Strings belong to the JSON tree. */
+    /* The content to answer; for a response, `prompt` is its input. */
     const struct json *messages, *prompt;
-    const struct json *tools;  /* NULL: none are to be used */
-    const struct json *kwargs; /* of the chat template */
+    const struct json *tools;  /* NULL: no tools may be used */
+    const struct json *kwargs; /* arguments of the chat template */
     bool no_tools;
     int64_t max_tokens;            /* -1: not given */
-    int64_t max_completion_tokens; /* request_parse puts it in place of max_tokens */
+    int64_t max_completion_tokens; /* request_parse copies it to max_tokens */
     int64_t n, top_k, n_top, priority, timeout_ms;
     double temperature, top_p, min_p;
     double frequency_penalty, presence_penalty, repetition_penalty; /* 0: not given */
@@ -46,8 +46,8 @@ struct gen_params {
     const char *cache_salt;  /* NULL: none */
     int64_t cache_ttl;       /* seconds; -1: not given */
     int64_t expect_reuse_in; /* seconds; 0: not known */
-    int turn;                /* of the conversation, by its answers; 0: not known */
-    bool durable;            /* it ends when its state is on disk */
+    int turn;     /* number of the turn in the conversation, from its answers; 0: unknown */
+    bool durable; /* the request ends when its state is on disk */
 
     /* of a response: */
     const struct json *instructions; /* a string that may contain zero bytes; NULL: none */
@@ -55,19 +55,20 @@ struct gen_params {
     const struct json *conversation, *metadata;
     bool store;
     const char *truncation; /* "auto" or "disabled"; NULL: not given */
-    int n_system; /* first tokens that are never dropped: the system's messages are among them */
+    /* the first n_system tokens are never dropped; they include the system's messages */
+    int n_system;
     /* of a message: */
     const struct json *system, *cache_control;
 };
 
-/* 0, or -1 with *f. */
+/* Returns 0, or -1 with *f. */
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f);
 
-/* Whether a request of that kind has a field of that name that changes nothing. */
+/* Returns whether a request of that kind has a field of that name that changes nothing. */
 bool request_ignores(unsigned kind, const char *name, size_t n);
 
-/* What of p changes the logits, for hcache_request; points to itself. */
+/* The fields of p that change the logits, for hcache_request. Contains pointers to itself. */
 struct request_shaping {
     struct hcache_shaping shaping;
     struct hcache_bias bias[HCACHE_MAX_BIAS];
@@ -75,29 +76,29 @@ struct request_shaping {
 };
 void request_shaping(const struct gen_params *p, struct request_shaping *out);
 
-/* For small bodies, without that table: an object whose members are all among `names`,
- * which NULL ends. 0, or -1 with *f. */
+/* Checks small bodies without that table: an object whose members are all among `names`, which
+ * NULL ends. Returns 0, or -1 with *f. */
 int request_known(const struct json *body, const char *const *names, struct fault *f);
 
-/* Whether a request goes on past its window: it asks for it, or is part of a conversation and
- * does not say otherwise.  False where `how` has no ratio. */
+/* Returns whether a request continues past its window: it asks for it, or is part of a
+ * conversation and does not say otherwise. False if `how` has no ratio. */
 bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how);
-/* 0, or -1 with *f where the request asks for truncation and `how` has no ratio. */
+/* Returns 0, or -1 with *f if the request asks for truncation and `how` has no ratio. */
 int request_check_truncation(const struct gen_params *p,
                              const struct hcache_truncation *how, struct fault *f);
 
-/* A list of token ids, which stands in the field `name`: *out is malloc'd, also where it fails.
- * 0, or -1 with *f. */
+/* Reads a list of token ids from the field `name`. *out is malloc'd, also on failure. Returns 0,
+ * or -1 with *f. */
 int request_ids(const struct json *list, const char *name, int32_t **out, int *n,
                 struct fault *f);
 
-/* Metadata that stands alone: *out is v, or NULL for null. 0, or -1 with *f. */
+/* Reads metadata that stands alone: *out is v, or NULL for null. Returns 0, or -1 with *f. */
 int request_metadata(const struct json *v, const struct json **out, struct fault *f);
 
-/* The field that holds what is to be answered: "messages", "prompt", "input". */
+/* Returns the field with the content to answer: "messages", "prompt", "input". */
 const char *request_prompt_name(unsigned kind);
 
-/* The bounds table as JSON Schema properties, for /openapi.json. */
+/* Returns the table of bounds as JSON Schema properties, for /openapi.json. */
 struct json *request_schema(unsigned kind);
 
 #endif

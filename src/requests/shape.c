@@ -26,7 +26,7 @@ static struct json *envelope(const struct generation *g, const char *object)
 
 /* --- log-probabilities ------------------------------------------------------------------------ */
 
-/* A token as text; one that is no whole character as the original API shows it:
+/* Writes a token as text. One that is no whole character is written as in the original API:
  * "bytes:\xe2\x82". */
 static void token_text(struct hcache *h, int32_t id, struct textbuf *out)
 {
@@ -58,7 +58,7 @@ static struct json *chat_token(struct hcache *h, const struct hcache_logprob *lp
     return o;
 }
 
-/* A list that may be long is kept as text: a value costs ten times its text. */
+/* Adds to a list as text, since a long list of values would cost ten times its text. */
 static void list_add(struct textbuf *list, struct json *v)
 {
     textbuf_add(list, list->n == 0 ? "[" : ", ", list->n == 0 ? 1 : 2);
@@ -106,7 +106,8 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
     struct textbuf text = {0}, tokens = {0}, chosen = {0}, tops = {0}, offsets = {0};
     for (int t = 0; t < n; t++, lp += 1 + n_top) {
         struct json *top = json_new_object();
-        for (int i = n_top; i >= 1; i--) { /* of two that read alike the likelier stays */
+        /* of two with the same text the likelier stays */
+        for (int i = n_top; i >= 1; i--) {
             token_text(h, lp[i].id, &text);
             if (lp[i].id >= 0)
                 json_put_real(top, text.p, (double)lp[i].logprob);
@@ -126,13 +127,13 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
     return o;
 }
 
-/* Moves what was not yet sent into the answer. */
+/* Moves unsent log-probabilities into the answer. */
 static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
 {
     int width = 1 + (int)g->params.n_top;
     struct hcache *h = g->client.h;
-    const struct hcache_logprob *lp =
-        (const void *)ch->logprobs.p; /* from malloc: aligned */
+    /* from malloc: aligned */
+    const struct hcache_logprob *lp = (const void *)ch->logprobs.p;
     int n = (int)(ch->logprobs.n / sizeof *lp) / width;
     if (!g->params.logprobs)
         json_put_null(o, "logprobs");
@@ -161,9 +162,10 @@ void shape_context(struct json *usage, const struct generation *g)
     json_put_int(usage, "truncated_tokens", n_truncated);
     json_put_int(usage, "context_used", used);
     json_put_int(usage, "context_window", info.max_context);
+    /* a truncated context is never full */
     if (request_truncates(&g->params, &g->client.truncation) ||
         !fullness_warns(used, info.max_context))
-        return; /* a context that is truncated never is full */
+        return;
     snprintf(
         text, sizeof text,
         "%lld of %d tokens of the context are used (%lld %%): start a new conversation "
@@ -172,7 +174,8 @@ void shape_context(struct json *usage, const struct generation *g)
     json_put_string(usage, "context_warning", text);
 }
 
-/* The answers to one prompt share it: it counts once, with the best of what was restored. */
+/* Makes the usage. The answers to one prompt share it, so it counts once, with the best
+ * restoration among them. */
 static struct json *usage(const struct generation *g)
 {
     struct json *o = json_new_object(), *details = json_new_object();
@@ -243,7 +246,7 @@ void shape_id(const struct choice *ch, int call_idx, char out[80])
     snprintf(out, 80, "call_%s_%d_%d", ch->gen->id, ch->index, call_idx);
 }
 
-/* In a stream every call is whole, with its place. */
+/* Makes the tool calls. In a stream every call is whole, with its index. */
 static struct json *tool_calls(const struct choice *ch, bool in_stream)
 {
     const struct json *calls = json_member(ch->calls, "tool_calls");
@@ -310,7 +313,7 @@ static struct json *chunk_envelope(struct generation *g)
     return envelope(g, is_chat(g) ? "chat.completion.chunk" : "text_completion");
 }
 
-/* A piece of text, or (last) the end of a choice with its reason. */
+/* Makes a chunk: a piece of text, or (last) the end of a choice with its reason. */
 static struct json *chunk(struct generation *g, struct choice *ch, const char *text,
                           size_t n, bool last)
 {

@@ -1,5 +1,5 @@
-/* shape.h - what completions look like on the wire, and a generation's insides; for
- * the files that make answers. */
+/* shape.h - the form of completions on the wire, and a generation's insides; for the files that
+ * make answers. */
 #ifndef REQUESTS_SHAPE_H
 #define REQUESTS_SHAPE_H
 
@@ -11,18 +11,19 @@ struct choice {
     struct generation *gen;
     struct hcache_ticket *ticket;
     int index, n_prompt;
-    int n_cached; /* of the prompt, once a token was read */
+    int n_cached; /* cached tokens of the prompt, once a token was read */
     bool started; /* its first chunk was sent */
-    bool is_told; /* to the tenant's counters: it has ended */
+    bool is_told; /* the tenant's counters know that it has ended */
     bool finished;
     struct hcache_result result;
-    struct textbuf text; /* with tools, of a stream: all of it, of which n_sent went out */
+    /* with tools, in a stream: all of its text, of which n_sent bytes were sent */
+    struct textbuf text;
     size_t n_sent;
     struct json *calls; /* content and tool_calls; NULL: none, or not known yet */
-    /* read, and not yet sent: struct hcache_logprob [][1 + n_top] */
+    /* Read and not yet sent: struct hcache_logprob [][1 + n_top]. */
     struct textbuf logprobs;
     bool lacks_logprobs; /* there was no memory for them */
-    int64_t n_chars;     /* of all tokens sent: text_offset */
+    int64_t n_chars;     /* characters of all tokens sent: text_offset */
 };
 
 struct generation {
@@ -30,27 +31,27 @@ struct generation {
     const struct dialect *dialect;
     void *own; /* the dialect's */
     struct gen_params params;
-    char *salt; /* of its state; NULL: none */
+    char *salt; /* salt of its state; NULL: none */
     char id[48], miss[200];
     int64_t created_s;
     atomic_int n_ended;
     bool has_begun, is_over; /* of a stream */
-    bool is_kept;            /* or keeping it has failed */
-    /* The conversation's text and tokens; text NULL: its answers are not remembered. */
+    bool is_kept;            /* true also if keeping it has failed */
+    /* The conversation's text and tokens. text NULL: its answers are not remembered. */
     struct prompt_text text;
     struct prompt_ids prompt;
     int n;
     struct choice choice[];
 };
 
-/* Chats and text completions, as OpenAI's API has them. */
+/* Chats and text completions, as in OpenAI's API. */
 extern const struct dialect shape_completions;
 
-/* Of one choice, for any API. */
+/* Returns the timings of one choice, for any API. */
 struct json *shape_timings(const struct generation *g, const struct choice *ch);
 /* Adds to a usage object how full the context of the fullest choice is: context_used,
  * context_window, and from 80 % on context_warning, a sentence. */
 void shape_context(struct json *usage, const struct generation *g);
-void shape_id(const struct choice *ch, int call_idx, char out[80]); /* of a tool call */
+void shape_id(const struct choice *ch, int call_idx, char out[80]); /* id of a tool call */
 
 #endif

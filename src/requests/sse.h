@@ -6,8 +6,8 @@
 
 struct json;
 
-/* Appends "data: TEXT\n\n". A line break inside the text begins another data line, as the standard
- * says. */
+/* Appends "data: TEXT\n\n". A line break inside the text begins another data line, as the
+ * standard requires. */
 void sse_event(struct textbuf *b, const char *text);
 /* Appends v as one event, and frees v. */
 void sse_json(struct textbuf *b, struct json *v);

@@ -1,19 +1,20 @@
 /* answers.c - see answers.h.
  *
- * One pass over the asked text gives a short hash of each of its beginnings; a scan of the entries
- * (a few thousand) compares theirs with it, and SHA-256 of the longest candidate decides.  So
- * nothing has to be known of where a conversation's turns end.
+ * One pass over the given text computes a short hash of each of its beginnings. A scan of the
+ * entries (a few thousand) compares their hashes with it, and SHA-256 of the longest candidate
+ * decides. So the ends of a conversation's turns need not be known.
  *
  *     seal = SHA-256(salt, text)      name = SHA-256(seal)      sealed ids = ids ^ SHA-256(seal, 0, 1..)
  *
- * Of the short hash 32 bits are kept: they find candidates, and say as little of the text.
+ * Of the short hash 32 bits are kept: enough to find candidates, and they reveal little of the
+ * text.
  *
  *     file:    magic [8]  vocabulary [32]  record ...
  *     record:  n_bytes of the text u64  short hash u32  n_ids u32  name [32]  sealed ids [n_ids] u32
  *              checksum64 of all that u64                              (little-endian)
  *
- * Records are appended; a later one of the same name replaces the earlier.  The file is written
- * anew when it has grown to twice what is remembered. */
+ * Records are appended; a later one of the same name replaces the earlier. The file is rewritten
+ * when it has grown to twice the remembered entries. */
 #include "sessions/answers.h"
 
 #include <errno.h>
@@ -35,7 +36,7 @@ enum {
     HEAD_BYTES = sizeof magic + sizeof(struct sha256),
     RECORD_HEAD = 8 + 4 + 4 + sizeof(struct sha256),
     RECORD_TAIL = 8,
-    MAX_IDS = 1 << 24, /* of a record: what says more is damaged */
+    MAX_IDS = 1 << 24, /* most ids of a record: more is damage */
     SLACK_BYTES = 1 << 20,
 };
 
@@ -54,13 +55,14 @@ struct answers {
     pthread_mutex_t lock; /* protects everything below */
     uint64_t clock, n_used, n_unusable;
     size_t bytes, file_bytes;
-    int fd; /* -1: no file, or no longer */
+    int fd; /* -1: no file, or no longer one */
     struct entry entry[];
 };
 
 /* --- names and seals -------------------------------------------------------------------------- */
 
-/* A polynomial in the bytes, modulo 2^64: the hash of n + 1 bytes follows from that of n. */
+/* Extends a hash, a polynomial in the bytes modulo 2^64: the hash of n + 1 bytes follows from
+ * that of n. */
 static uint64_t hash_step(uint64_t h, char byte)
 {
     return h * 0x9e3779b97f4a7c15u + (unsigned char)byte + 1;
@@ -71,8 +73,8 @@ static uint32_t hash_short(uint64_t h)
     return (uint32_t)(h >> 32);
 }
 
-/* What is hashed: the salt, a zero byte, and a text of up to two parts.  It is not copied
- * together: a text may have megabytes. */
+/* The hashed bytes: the salt, a zero byte, and a text of up to two parts. The parts are not
+ * copied together, since a text may have megabytes. */
 enum { KEY_PARTS = 4 };
 
 struct key {
@@ -96,7 +98,7 @@ static struct sha256 digest(const char *tag, const void *bytes, size_t n)
     return sha256_end(c);
 }
 
-/* Of the key's first n bytes. */
+/* Returns the digest of the key's first n bytes. */
 static struct sha256 digest_key(const struct key *k, size_t n)
 {
     struct sha256_ctx *c = sha256_begin();
@@ -110,7 +112,7 @@ static struct sha256 digest_key(const struct key *k, size_t n)
     return sha256_end(c);
 }
 
-/* Walks over the key's bytes: the hash of its first `at`. */
+/* A walk over the key's bytes, with the hash of its first `at` bytes. */
 struct key_hash {
     const struct key *k;
     size_t at, in_part;
@@ -135,7 +137,7 @@ static struct sha256 name_of(const struct sha256 *seal)
     return digest("answer name", seal, sizeof *seal);
 }
 
-/* Sealing twice gives the ids back. */
+/* Seals ids; sealing twice gives the ids back. */
 static void seal_ids(const struct sha256 *seal, uint32_t *to, const uint32_t *from, int n)
 {
     uint8_t block[sizeof *seal + 4];
@@ -164,7 +166,7 @@ static void entry_drop(struct answers *m, struct entry *e)
     *e = (struct entry){0};
 }
 
-/* The same name, else a free place, else the least recently used. */
+/* Returns the entry of the same name, else a free one, else the least recently used. */
 static struct entry *place_for(struct answers *m, const struct sha256 *name)
 {
     struct entry *best = &m->entry[0];
@@ -189,7 +191,8 @@ static struct entry *oldest(struct answers *m)
     return best;
 }
 
-/* Takes new->sealed. False where it is larger than everything together may be. */
+/* Adds an entry and takes new->sealed. Returns false if it is larger than the bound on all
+ * entries. */
 static bool remember(struct answers *m, const struct entry *new)
 {
     if (record_bytes(new) > m->o.max_bytes) {
@@ -264,7 +267,7 @@ static int write_entries(struct answers *m, int fd)
     return rc == 0 && fdatasync(fd) != 0 ? -errno : rc;
 }
 
-/* What is remembered now, in a new file in place of the old. */
+/* Writes all entries to a new file, which replaces the old one. */
 static int write_anew(struct answers *m, struct err *err)
 {
     char *temp = xasprintf("%s.new", m->path);
@@ -278,7 +281,7 @@ static int write_anew(struct answers *m, struct err *err)
         rc = err_set(err, -errno, "%s: %s", m->path, strerror(errno));
     if (rc != 0 && fd >= 0) {
         close(fd);
-        (void)unlink(temp); /* on a full disk its blocks are wanted */
+        (void)unlink(temp); /* on a full disk its blocks are needed */
     }
     free(temp);
     if (rc != 0)
@@ -290,7 +293,7 @@ static int write_anew(struct answers *m, struct err *err)
     return 0;
 }
 
-/* A file that fails is given up: the memory goes on without it. */
+/* Appends a record. A file that fails is given up: the memory goes on without it. */
 static void append(struct answers *m, const struct entry *e)
 {
     struct err err = {0};
@@ -309,7 +312,7 @@ static void append(struct answers *m, const struct entry *e)
     m->fd = -1;
 }
 
-/* The record at p; how many bytes it has, 0 where there is none that is whole. */
+/* Reads the record at p. Returns its bytes, or 0 if there is no whole record. */
 static size_t read_record(const uint8_t *p, size_t n, struct entry *out)
 {
     *out = (struct entry){0};
@@ -329,7 +332,7 @@ static size_t read_record(const uint8_t *p, size_t n, struct entry *out)
     return all;
 }
 
-/* Behind a record that is not whole nothing is known of where the next one begins. */
+/* Loads the file up to the first damaged record: behind it the next beginning is unknown. */
 static int load(struct answers *m, struct err *err)
 {
     char *text = NULL;
@@ -339,7 +342,7 @@ static int load(struct answers *m, struct err *err)
         return 0;
     int rc = file_read_regular(m->path, 4 * m->o.max_bytes + SLACK_BYTES, &text, &n, err);
     const uint8_t *bytes = (const uint8_t *)text;
-    if (rc == ERR_LIMIT) /* not one that was written by this */
+    if (rc == ERR_LIMIT) /* not written by this module */
         rc = 0;
     bool ours = text != NULL && n >= HEAD_BYTES &&
                 memcmp(bytes, magic, sizeof magic) == 0 &&
@@ -421,8 +424,9 @@ void answers_put(struct answers *m, const char *salt, const struct answers_text 
     if (record_bytes(&new) > m->o.max_bytes)
         return;
     new.sealed = mem_try(((size_t)n_ids + 1) * sizeof *new.sealed);
+    /* not remembered: its text is tokenized when it comes back */
     if (new.sealed == NULL)
-        return; /* it is not remembered: its text is tokenized when it comes back */
+        return;
     memcpy(new.sealed, ids->prompt, (size_t)ids->n_prompt * sizeof *ids->prompt);
     if (ids->n_answer > 0)
         memcpy(new.sealed + ids->n_prompt, ids->answer,
@@ -446,7 +450,8 @@ static int by_length(const void *a, const void *b)
     return x->n < y->n ? -1 : x->n > y->n;
 }
 
-/* Those beginnings of the key that are as long as an entry, in order: *out is the caller's. */
+/* Hashes the beginnings of the key that are as long as some entry, in order. The caller frees
+ * *out. */
 static int hash_beginnings(struct answers *m, const struct key *key, struct beginning **out)
 {
     struct beginning *list = xcalloc((size_t)m->o.max_entries + 1, sizeof *list);
@@ -465,7 +470,8 @@ static int hash_beginnings(struct answers *m, const struct key *key, struct begi
     return n_list;
 }
 
-/* [lock] The longest entry that is shorter than `below` and looks like a beginning of the text. */
+/* [lock] Returns the longest entry that is shorter than `below` and looks like a beginning of
+ * the text. */
 static struct entry *candidate(struct answers *m, const struct beginning *list, int n_list,
                                size_t below)
 {
@@ -499,7 +505,7 @@ bool answers_find(struct answers *m, const char *salt, const char *text, size_t 
             continue;
         uint32_t *open = mem_try(((size_t)e->n_ids + 1) * sizeof *open);
         if (open == NULL)
-            break; /* as if it were not remembered */
+            break; /* treated as not remembered */
         found = true;
         e->used = ++m->clock;
         *n_found = e->n - (key.n - n_text);

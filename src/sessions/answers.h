@@ -1,18 +1,17 @@
-/* answers.h - which tokens our own answers consisted of.
+/* answers.h - remembers the tokens of our own answers.
  *
- * Clients send a conversation back as text, and tokenizing the text of an answer often gives other
- * tokens than those that were generated: saved state, which is found by tokens, would be
- * missed from there on.  So every answer is remembered: (the conversation's text up to
- * its end) -> its tokens.  When a conversation begins with a text that is remembered,
- * its tokens are taken from here.
+ * Clients send a conversation back as text. Tokenizing the text of an answer often gives other
+ * tokens than those that were generated; saved state, which is found by tokens, would be missed
+ * from there on. So every answer is remembered: (the conversation's text up to its end) -> its
+ * tokens. When a conversation begins with a remembered text, its tokens are taken from here.
  *
- * It outlives the process where it has a file.  A record there is a name and sealed
- * tokens: both are made from the whole text (and salt), so whoever has the text finds and
- * reads it, and nobody else learns more than lengths.  A record that was cut off or
- * damaged is a text that is not remembered.
+ * With a file it outlives the process. A record in the file is a name and sealed tokens. Both
+ * are made from the whole text (and salt): only a process that has the text can find and read
+ * it, and no other learns more than lengths. A truncated or damaged record counts as a text that
+ * is not remembered.
  *
- * Conversations of different salts never meet.  Bounded in entries and bytes, the least
- * recently used go first.  Any thread. */
+ * Conversations of different salts never meet. Entries and bytes are bounded; the least recently
+ * used are dropped first. Any thread. */
 #ifndef SESSIONS_ANSWERS_H
 #define SESSIONS_ANSWERS_H
 
@@ -28,14 +27,14 @@ struct answers;
 struct answers_opts {
     int max_entries;
     size_t max_bytes;
-    const char *path; /* of its file, 0600; NULL: it ends with the process */
-    struct sha256
-        vocabulary; /* what token ids mean; a file for another one is begun anew */
+    const char *path; /* path of its file, mode 0600; NULL: it ends with the process */
+    /* Identifies the meaning of token ids. A file for another vocabulary is begun anew. */
+    struct sha256 vocabulary;
 };
 
-/* A file that cannot be read or written is an error; one that is no such file is replaced. */
+/* Returns an error if the file cannot be read or written. A file of another format is replaced. */
 int answers_open(const struct answers_opts *o, struct answers **out, struct err *err);
-/* What was put is in the file, and durable. NULL is allowed. */
+/* Closes it; all entries are durable in the file. NULL is allowed. */
 void answers_close(struct answers *m);
 
 /* A text in two parts: a prompt, and the answer behind it. */
@@ -43,22 +42,22 @@ struct answers_text {
     const char *text, *more;
     size_t n_text, n_more;
 };
-/* Its tokens, in two parts. */
+/* The tokens of the text, in two parts. */
 struct answers_ids {
     const int32_t *prompt, *answer;
     int n_prompt, n_answer;
 };
-/* Copies the tokens.  A text that is there already gets the new ones. salt NULL: none.  Without
+/* Remembers a copy of the tokens. A known text gets the new tokens. salt NULL: none. Without
  * memory nothing is remembered. */
 void answers_put(struct answers *m, const char *salt, const struct answers_text *text,
                  const struct answers_ids *ids);
 
-/* The longest remembered beginning of the text: *n_found bytes of it are *ids (the caller frees
- * them). False where there is none. */
+/* Finds the longest remembered beginning of the text: *n_found bytes of it are *ids, which the
+ * caller frees. Returns false if there is none. */
 bool answers_find(struct answers *m, const char *salt, const char *text, size_t n_text,
                   size_t *n_found, int32_t **ids, int *n_ids);
 
-/* What became of a text that begins with a remembered one: its tokens were used, or
+/* Counts the outcome for a text that begins with a remembered one: its tokens were used, or
  * could not be. */
 void answers_count(struct answers *m, bool used);
 

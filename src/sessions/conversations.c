@@ -1,9 +1,10 @@
 /* conversations.c - see conversations.h: the file, and the conversations in it.
  *
  * Invariants:
- *  1. turn.n_refs counts the turns whose parent it is and the conversations whose head it is.
- *  2. A turn that is not visible and has no references is not there.
- *  3. chunk.n_turns counts the turns that name the chunk; at 0 it is not there, but doomed. */
+ * 1. turn.n_refs counts the turns whose parent it is and the conversations whose head it is.
+ * 2. A turn that is not visible and has no references does not exist.
+ * 3. chunk.n_turns counts the turns that name the chunk. At 0 the row does not exist, and the
+ *    chunk is doomed. */
 #include "sessions/conversations.h"
 
 #include <errno.h>
@@ -23,11 +24,11 @@
 #include "base/process.h"
 #include "sessions/conversations_db.h"
 
-static const char IN_MEMORY[] = ":memory:"; /* as SQLite names it */
+static const char IN_MEMORY[] = ":memory:"; /* SQLite's name for it */
 
 #define FORMAT_VERSION 1
 
-/* EXCLUSIVE is the two-process lock, too.  secure_delete overwrites what is erased. */
+/* EXCLUSIVE is also the two-process lock. secure_delete overwrites erased content. */
 static const char schema[] =
     "PRAGMA journal_mode = WAL;"
     "PRAGMA synchronous = FULL;"
@@ -58,7 +59,7 @@ static const char schema[] =
 
 /* --- statements ------------------------------------------------------------------------------- */
 
-/* Names the process that has the file. */
+/* Makes the error that names the process with the file. */
 static int busy(const struct conversations *c, struct err *err)
 {
     char holder[200];
@@ -157,7 +158,7 @@ bool conversations_server_ok(const char *text)
     return n > 0 && n < SERVER_BYTES && text[n] == 0;
 }
 
-/* The server in "PREFIX_SERVER-32 digits"; false where the name has none. */
+/* Finds the server in "PREFIX_SERVER-32 digits". Returns false if the name has none. */
 static bool server_of(const char *name, char out[SERVER_BYTES])
 {
     const char *from = strchr(name, '_'), *end = strrchr(name, '-');
@@ -257,7 +258,8 @@ static int check_version(struct conversations *c, struct err *err)
     return rc;
 }
 
-/* A file that has a version is not written to: the disk may be full. */
+/* Sets the version of a new file. A file with a version is not written, since the disk may be
+ * full. */
 static int set_version(struct conversations *c, struct err *err)
 {
     int64_t version;
@@ -267,7 +269,7 @@ static int set_version(struct conversations *c, struct err *err)
                : db_exec(c, "PRAGMA user_version = 1", err);
 }
 
-/* The log of a killed process may hold texts that it was deleting.  On a full disk
+/* Cuts the log: the log of a killed process may hold texts that it was deleting. On a full disk
  * the next deletion cuts it. */
 static void cut_log(struct conversations *c)
 {
@@ -296,9 +298,9 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     int rc = o->path != NULL ? db_file_check(path, err) : 0;
     if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK)
         rc = db_err(c, "open", err);
-    if (rc == 0) /* before the first read: then there is no file for shared memory */
+    if (rc == 0) /* before the first read, so that no file for shared memory is made */
         rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE", err);
-    if (rc == 0) /* a database that is refused keeps its log as it is */
+    if (rc == 0) /* the log of a refused database stays as it is */
         sqlite3_db_config(c->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
     if (rc == 0)
         rc = db_tables_check(c, err);
@@ -548,7 +550,7 @@ int conversation_set(struct conversations *c, int64_t row, const char *title,
     return db_end(c, st == NULL ? err->code : rc, err);
 }
 
-/* (updated_s, id) of the conversation `after`. */
+/* Finds (updated_s, id) of the conversation `after`. */
 static int position_of(struct conversations *c, const char *tenant, const char *after,
                        int64_t *updated_s, int64_t *row, struct err *err)
 {

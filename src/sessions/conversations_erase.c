@@ -1,8 +1,9 @@
-/* conversations_erase.c - see conversations.h: what is deleted, and what may go with it.
+/* conversations_erase.c - see conversations.h: deleting, and the turns and chunks that go with
+ * it.
  *
- * A turn is erased when its name is gone and nothing refers to it; then its parent may follow.  The
- * chunks that no turn names any more are written down as doomed in the same transaction, so that a
- * process that is killed before it has taken them out of the store finds them again. */
+ * A turn is erased when it has no name and no references; then its parent may follow. Chunks
+ * that no turn names any more are recorded as doomed in the same transaction. So a process that
+ * is killed before it has erased them from the store finds them again. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,8 @@ static int drop_chunk(struct conversations *c, const uint8_t *key, struct err *e
     return rc;
 }
 
-/* From the last to the first: whoever buries them takes children before their parents. */
+/* Dooms chunks from the last to the first, so that children are erased from the store before
+ * their parents. */
 static int drop_chunks(struct conversations *c, const uint8_t *keys, size_t n,
                        struct err *err)
 {
@@ -75,7 +77,7 @@ static int look(struct conversations *c, int64_t row, struct gone *g, struct err
     return rc < 0 ? rc : 0;
 }
 
-/* Erases the turn and then its parents as far as nothing holds them. */
+/* Erases the turn and then its parents, up to one that is still held. */
 static int collect(struct conversations *c, int64_t row, struct erased *out,
                    struct err *err)
 {
@@ -105,7 +107,7 @@ int db_release(struct conversations *c, int64_t row, struct erased *out, struct 
     return rc != 0 ? rc : collect(c, row, out, err);
 }
 
-/* The row of a name; db_unknown. */
+/* Finds the row of a name; else db_unknown. */
 static int row_of(struct conversations *c, const char *sql, const char *what,
                   const char *tenant, const char *name, int64_t *row, struct err *err)
 {
@@ -131,7 +133,7 @@ static int hide(struct conversations *c, int64_t row, struct erased *out, struct
     return rc;
 }
 
-/* It would stay in the write-ahead log until that is overwritten some day. */
+/* Overwrites erased content, which would otherwise stay in the write-ahead log. */
 int db_end_and_overwrite(struct conversations *c, int rc, struct err *err)
 {
     rc = db_end(c, rc, err);
@@ -167,7 +169,7 @@ static int erase_once(struct conversations *c, const char *find, const char *wha
     return db_end_and_overwrite(c, rc, err);
 }
 
-/* A full disk must not keep anybody from freeing space. */
+/* Erases, also on a full disk, which must not prevent freeing space. */
 static int erase_named(struct conversations *c, const char *find, const char *what,
                        const char *tenant, const char *name,
                        int (*erase)(struct conversations *c, int64_t row,
@@ -189,7 +191,7 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
 
 /* --- a conversation --------------------------------------------------------------------------- */
 
-/* From the last to the first, so that each is free when its turn comes. */
+/* From the last to the first, so that each turn has lost its references when it is reached. */
 int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
                 struct err *err)
 {

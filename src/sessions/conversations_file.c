@@ -1,8 +1,10 @@
-/* conversations_file.c - whether a file may hold conversations, decided before anything is changed.
+/* conversations_file.c - checks whether a file may hold conversations, before anything is
+ * changed.
  *
- * The path comes from the command line, so it may name anything: a device, a link, another user's
- * file, a picture, another program's database.  All of these are refused as they are.  Nothing is
- * opened for writing, and no mode is set, before the file is known to be ours. */
+ * The path comes from the command line, so it may name anything: a device, a link, another
+ * user's file, a picture, another program's database. All of these are refused and stay
+ * unchanged. No file is opened for writing, and no mode is set, before the file is known to be
+ * ours. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -13,8 +15,8 @@
 #include "base/mem.h"
 #include "sessions/conversations_db.h"
 
-/* SQLite's header: the format's name, and at bytes 18 and 19 a 2 where there is a write-ahead log,
- * as in every database that conversations_open has made. */
+/* SQLite's header: the format's name, and at bytes 18 and 19 a 2 for a write-ahead log, as in
+ * every database made by conversations_open. */
 enum { HEADER_BYTES = 20 };
 
 static int refuse(const char *path, const char *what, struct err *err)
@@ -60,7 +62,8 @@ static int stat_check(int fd, const char *path, struct err *err)
     return content_check(fd, path, err);
 }
 
-/* Made here, because SQLite would use the process's umask; its logs get the mode of the file. */
+/* Makes the file, because SQLite would use the process's umask. Its logs get the mode of the
+ * file. */
 static int file_make(const char *path, struct err *err)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -90,7 +93,7 @@ int db_file_make_private(const char *path, struct err *err)
     return rc == 0 ? 0 : cannot_open(path, rc, err);
 }
 
-/* A process that was killed while it made the database leaves one without tables. */
+/* Accepts a database without tables: a process was killed while it made the database. */
 int db_tables_check(struct conversations *c, struct err *err)
 {
     int64_t n_all, n_ours = 0;
@@ -108,7 +111,7 @@ int db_tables_check(struct conversations *c, struct err *err)
 
 /* --- space for deleting ----------------------------------------------------------------------- */
 
-/* A deletion writes the pages that it overwrites into the log before any space is free. */
+/* A deletion writes overwritten pages into the log before any space is free. */
 enum { RESERVE_BYTES = 512 << 10 };
 
 static char *reserve_path(const struct conversations *c)
@@ -123,9 +126,10 @@ void db_reserve_fill(struct conversations *c)
         return;
     char *path = reserve_path(c);
     int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    /* its part is more useful as free space */
     if (fd >= 0 && fstat(fd, &st) == 0 && st.st_blocks * 512 < RESERVE_BYTES &&
         fallocate(fd, 0, 0, RESERVE_BYTES) != 0)
-        (void)unlink(path); /* the part that was there is better used by others */
+        (void)unlink(path);
     if (fd >= 0)
         close(fd);
     free(path);

@@ -10,9 +10,10 @@
 #include "sessions/conversations_db.h"
 
 enum {
-    MARK_BYTES = 40,        /* n_bytes, n_tokens, digest */
-    MAX_DEPTH = 100000,     /* a path longer than this is damage */
-    TURN_OVERHEAD = 4 << 10 /* pages that a turn may touch beyond its own content */
+    MARK_BYTES = 40,    /* n_bytes, n_tokens, digest */
+    MAX_DEPTH = 100000, /* a longer path is damage */
+    /* bytes of pages that a turn may touch beyond its own content */
+    TURN_OVERHEAD = 4 << 10
 };
 
 void turn_free(struct turn *t)
@@ -66,7 +67,7 @@ static uint8_t *tokens_encode(const struct turn *t, size_t *n)
     return out;
 }
 
-/* A bad row is damage, not a bug: it is refused. */
+/* Decodes a turn's tokens. A bad row is damage, not a bug, so it is an error. */
 static int tokens_decode(struct turn *t, const uint8_t *p, size_t n, struct err *err)
 {
     int64_t count = (int64_t)t->n_tokens - t->n_kept;
@@ -178,7 +179,8 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
     return rc;
 }
 
-/* A chunk that comes back before it was buried is not doomed any more. */
+/* Adds a turn's chunks. A doomed chunk that is named again before it was erased is no longer
+ * doomed. */
 static int add_chunks(struct conversations *c, const struct turn *t, struct err *err)
 {
     static const char *const sql[] = {
@@ -215,7 +217,7 @@ static int refer_to_parent(struct conversations *c, struct turn *t, struct err *
                             t->parent, t->created_s, 0, err);
 }
 
-/* Before the turn is inserted: may it become the head? */
+/* Checks whether a turn may become the head, before it is inserted. */
 static int check_head(struct conversations *c, struct turn *t, bool *has_branched,
                       struct err *err)
 {
@@ -233,9 +235,9 @@ static int check_head(struct conversations *c, struct turn *t, bool *has_branche
     return rc;
 }
 
-/* Times of use never go back: a machine that starts with its clock behind would leave what it
- * uses to be erased as soon as the clock is right. The old head's reference by the conversation
- * ends; that of its child has come. */
+/* Moves the head. Times of use never go back: on a machine that starts with its clock behind,
+ * the conversations in use would expire as soon as the clock is right. The conversation's
+ * reference to the old head ends; the new child's reference has been added. */
 static int move_head(struct conversations *c, const struct turn *t, const char *title,
                      struct err *err)
 {
@@ -301,7 +303,7 @@ int conversation_rewrite(struct conversations *c, const char *tenant, int64_t he
     err = err != NULL ? err : &local;
     CHECK(t->parent == 0 && row != 0);
     t->created_s = clock_wall_s();
-    t->parent = head; /* for the check of the head only */
+    t->parent = head; /* only for the check of the head */
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;
@@ -384,7 +386,7 @@ int turn_find(struct conversations *c, const char *tenant, const char *name,
     return rc;
 }
 
-/* What a path is read for is in input and output: the answer says the output once more. */
+/* Drops the answer: callers of a path need input and output, and the answer repeats the output. */
 static void drop_answer(struct turn *t)
 {
     free(t->answer);
@@ -423,7 +425,7 @@ static int read_path(struct conversations *c, int64_t row, struct turn ***path, 
     return rc;
 }
 
-/* Who keeps more of its parent's tokens than there are is damaged. */
+/* Refuses a turn that keeps more of its parent's tokens than there are: that is damage. */
 static int check_path(struct turn *const *path, int n, struct err *err)
 {
     for (int i = 0; i < n; i++) {
@@ -445,7 +447,7 @@ int turn_path(struct conversations *c, int64_t row, struct turn ***out, int *n,
     pthread_mutex_lock(&c->lock);
     int rc = read_path(c, row, &path, n, err);
     pthread_mutex_unlock(&c->lock);
-    for (int i = 0; i < *n / 2; i++) { /* it was read from its end */
+    for (int i = 0; i < *n / 2; i++) { /* the path was read from its end */
         struct turn *t = path[i];
         path[i] = path[*n - 1 - i];
         path[*n - 1 - i] = t;
@@ -465,8 +467,8 @@ int32_t *turn_path_tokens(struct turn *const *path, int n)
 {
     int total = n > 0 ? path[n - 1]->n_tokens : 0, until = total;
     int32_t *ids = xmalloc(((size_t)total + 1) * sizeof *ids);
-    for (int i = n - 1; i >= 0 && until > 0;
-         i--) { /* each fills what lies before the next */
+    /* each turn fills the part before the next one's */
+    for (int i = n - 1; i >= 0 && until > 0; i--) {
         const struct turn *t = path[i];
         if (t->n_kept < until)
             memcpy(ids + t->n_kept, t->tokens, (size_t)(until - t->n_kept) * sizeof *ids);

@@ -9,7 +9,8 @@
 #include "sessions/items.h"
 #include "sessions/retoken.h"
 
-enum { MAX_MARKS_TRIED = 24 }; /* each is a digest over the text: of the last turns only */
+/* each is a digest over the text; only those of the last turns are tried */
+enum { MAX_MARKS_TRIED = 24 };
 
 void draft_deinit(struct draft *d)
 {
@@ -51,8 +52,8 @@ struct json *draft_items(struct turn *const *path, int n)
     return list;
 }
 
-/* The items of all turns.  Their texts go as soon as they are read: a long
- * conversation's are large. */
+/* Returns the items of all turns. Frees their texts as soon as they are read, since they are
+ * large in a long conversation. */
 static struct json *take_items(struct draft *d)
 {
     struct json *list = json_new_array();
@@ -105,7 +106,7 @@ static struct sha256 digest_of(const char *text, size_t n)
     return sha256_end(c);
 }
 
-/* The longest beginning of the text whose tokens are known: a mark, and the turn that it is of. */
+/* Finds the longest beginning of the text whose tokens are known: a mark, and its turn. */
 static const struct turn_mark *find_mark(const struct draft *d, size_t n_text, int *turn)
 {
     int n_tried = 0;
@@ -126,7 +127,7 @@ static const struct turn_mark *find_mark(const struct draft *d, size_t n_text, i
     return NULL;
 }
 
-/* The last turn that the model has seen, or -1: items may have been put in after it. */
+/* Returns the last turn that the model has seen, or -1. Items may have been inserted after it. */
 static int last_seen(const struct draft *d)
 {
     int i = d->n_path - 1;
@@ -135,7 +136,7 @@ static int last_seen(const struct draft *d)
     return i;
 }
 
-/* Tokens of another model are numbers without meaning here. */
+/* Returns whether a turn's tokens belong to another model; they have no meaning here. */
 static bool is_other_model(const struct turn *t, const struct hcache *h)
 {
     struct hcache_model_info info;
@@ -214,7 +215,7 @@ static void add_marks(const struct draft *d, const struct hcache *h,
     }
 }
 
-/* The key of chunk i as the turns before named it; NULL: none did. */
+/* Returns the key of chunk i as an earlier turn named it; NULL: none did. */
 static const struct sha256 *old_key(const struct draft *d, int i)
 {
     for (int k = d->n_path - 1; k >= 0; k--) {
@@ -226,7 +227,8 @@ static const struct sha256 *old_key(const struct draft *d, int i)
     return NULL;
 }
 
-/* How many tokens are the parent's, as are their chunks: state under another salt is another. */
+/* Returns how many tokens equal the parent's, as do their chunks. State under another salt
+ * differs. */
 static int count_kept(const struct draft *d, const int32_t *ids, int n,
                       const struct sha256 *keys)
 {

@@ -18,9 +18,8 @@ static const char *type_of(int status)
                            : "invalid_request_error";
 }
 
-/* Writes fmt with "%.0s..." in place of each "%s" or "%.80s", so that the text is
- * printed as "...".  "%-s" stays, and so do numbers.  A format that does not fit is
- * cut before a conversion. */
+/* Writes fmt with "%.0s..." in place of each "%s" or "%.80s", so that the text is printed as
+ * "...". "%-s" and numbers stay. A format that does not fit is cut before a conversion. */
 static void hide_texts(const char *fmt, char *out, size_t out_bytes)
 {
     static const char hidden[] = "%.0s...";
@@ -42,7 +41,7 @@ static void hide_texts(const char *fmt, char *out, size_t out_bytes)
     out[n] = 0;
 }
 
-/* Both texts begin with `begin`, which is short. */
+/* Sets both texts; they begin with `begin`, which is short. */
 static void set_texts(struct fault *f, const char *begin, const char *fmt, va_list ap)
 {
     char format[sizeof f->message];

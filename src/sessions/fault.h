@@ -1,28 +1,28 @@
-/* fault.h - why a request is refused, as the API tells it. Pure. */
+/* fault.h - why a request is refused, in the API's terms. Pure. */
 #ifndef SESSIONS_FAULT_H
 #define SESSIONS_FAULT_H
 
 #include "format/json.h"
 
 struct fault {
-    int status;       /* of HTTP */
+    int status;       /* HTTP status */
     const char *type; /* "invalid_request_error" ... */
     const char *code; /* NULL: null */
     char param[64];   /* "": null */
     char message[400];
-    char reason[160]; /* the message for a log: a user's texts are "..." */
+    char reason[160]; /* the message for a log, with "..." in place of a user's texts */
 };
 
-/* Returns -1. Fills *f; the type follows from the status. param NULL: none.  Texts that
- * a client may have sent are printed by %s, which `reason` hides; the program's own
- * words by %-s, which it shows. */
+/* Fills *f and returns -1. The type follows from the status. param NULL: none. Print texts that
+ * a client may have sent by %s, which `reason` hides, and the program's own words by %-s, which
+ * it shows. */
 int fault_set(struct fault *f, int status, const char *code, const char *param,
               const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 /* The same for a request that failed with the code rc: 503 out_of_memory for -ENOMEM, else 400. */
 int fault_refuse(struct fault *f, int rc, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* Returns -1: 400 for a field of the request.  The message is the field's name, quoted, and
- * fmt.  No part of the name comes from the client. */
+/* Returns -1: 400 for a field of the request. The message is the field's name, quoted, and fmt.
+ * No part of the name comes from the client. */
 int fault_field(struct fault *f, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* Returns {"error": {...}}. */

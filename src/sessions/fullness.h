@@ -1,4 +1,4 @@
-/* fullness.h - from where on a conversation counts as nearly full. Terminal, page and API agree. */
+/* fullness.h - when a conversation counts as nearly full. Terminal, page and API agree on it. */
 #ifndef SESSIONS_FULLNESS_H
 #define SESSIONS_FULLNESS_H
 

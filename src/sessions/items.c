@@ -23,7 +23,7 @@ static struct json *new_item(const char *prefix, const char *id, const char *typ
     return o;
 }
 
-/* text: taken. */
+/* Takes text. */
 static struct json *output_part(struct json *text)
 {
     struct json *part = json_new_object();
@@ -85,7 +85,7 @@ static bool is_text_part(const struct json *part)
     return false;
 }
 
-/* The text is shared, because it may be as large as a body. */
+/* Adds a part. The text is shared, because it may be as large as a body. */
 static void push_part(struct json *content, const char *role, const struct json *text)
 {
     if (strcmp(role, "assistant") == 0) {
@@ -98,7 +98,7 @@ static void push_part(struct json *content, const char *role, const struct json 
     json_push(content, part);
 }
 
-/* A text, or a list of parts that are text. */
+/* Reads a text, or a list of parts that are text. */
 static int read_parts(const struct json *v, const char *role, const char *param, size_t i,
                       struct json *content, struct fault *f)
 {
@@ -151,7 +151,8 @@ static int read_call(const struct json *v, const char *param, size_t i, struct j
     return 0;
 }
 
-/* The texts of all parts in a row; shared where there is one. The caller's. */
+/* Returns the texts of all parts in a row, shared if there is only one. The caller owns the
+ * result. */
 static struct json *joined(const struct json *parts)
 {
     const struct json *one = json_member(json_at(parts, 0), "text");
@@ -169,7 +170,7 @@ static struct json *joined(const struct json *parts)
     return v;
 }
 
-/* The output is a text, or parts of text: all of them in a row. */
+/* Reads an output: a text, or parts of text, joined. */
 static int read_output(const struct json *v, const char *param, size_t i, struct json **out,
                        struct fault *f)
 {
@@ -265,7 +266,7 @@ static struct json *chat_message(const struct json *item)
         json_put(m, "content", json_share(json_member(item, "output")));
         return m;
     }
-    /* Few templates know a developer; to all of them it is the system that speaks. */
+    /* Few templates know a developer; it becomes the system for all of them. */
     json_put_string(m, "role",
                     role == NULL                     ? "assistant"
                     : strcmp(role, "developer") == 0 ? "system"
@@ -292,8 +293,9 @@ void items_to_messages(const struct json *items, struct json *messages)
         }
         if (is_call)
             json_push(calls, chat_call(item));
+        /* a call after it begins a new message */
         else if (role == NULL || strcmp(role, "assistant") != 0)
-            last = NULL; /* a call after it begins a message of its own */
+            last = NULL;
     }
 }
 
@@ -310,8 +312,9 @@ char *items_title(const struct json *items, size_t max)
         if (role == NULL || strcmp(role, "user") != 0 || text == NULL)
             continue;
         n = n < max ? n : max;
+        /* no half characters */
         while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
-            n--; /* no half characters */
+            n--;
         char *title = xmalloc(n + 1);
         memcpy(title, text, n);
         title[n] = 0;

@@ -17,7 +17,7 @@ static bool is_role(const char *role)
     return false;
 }
 
-/* Text, null, or a list of parts {"type": "text", "text": "..."}: all of them in a row. */
+/* Reads text, null, or a list of parts {"type": "text", "text": "..."}, joined. */
 static int read_content(const struct json *v, struct textbuf *out, struct fault *f)
 {
     size_t n;
@@ -45,7 +45,8 @@ static int read_content(const struct json *v, struct textbuf *out, struct fault 
     return 0;
 }
 
-/* Messages as every template understands them: role and text. The caller frees *out. */
+/* Converts messages to the form that every template understands: role and text. The caller frees
+ * *out. */
 static int normalize(const struct json *messages, struct json **out, struct fault *f)
 {
     struct json *list = json_new_array();
@@ -105,9 +106,9 @@ static int render_plain(const struct chat_source *s, struct prompt_text *out,
     return rc;
 }
 
-/* Tokenizing takes seconds for megabytes, so what can never fit is refused here.  Every prompt
- * that is given as text passes here once, whole and not yet tokenized: whatever would make a
- * long history shorter belongs here. */
+/* Tokenizing takes seconds for megabytes, so prompts that can never fit are refused here. Every
+ * prompt that is given as text passes here once, whole and not yet tokenized. Code that shortens
+ * a long history belongs here. */
 int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t n,
                 const char *param, struct fault *f)
 {
@@ -130,7 +131,7 @@ int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t
         n, (long long)least, info.max_context);
 }
 
-/* Tokens that a template writes around a system message, at most. */
+/* Upper bound of the tokens that a template writes around a system message. */
 enum { AROUND_SYSTEM = 32 };
 
 static int text_tokens(const struct hcache *h, const struct json *content)
@@ -184,7 +185,7 @@ void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,
     *n_out = n;
 }
 
-/* The fewest tokens of all texts inside v. */
+/* Returns the fewest tokens that all texts inside v can have. */
 static int64_t least_tokens(const struct hcache *h, const struct json *v)
 {
     size_t n = 0;
@@ -200,9 +201,9 @@ static int64_t least_tokens(const struct hcache *h, const struct json *v)
     return sum;
 }
 
-/* A template may leave out parts of a history, such as earlier reasoning, so only its output shows
- * whether it fits.  But rendering takes several times the memory of the messages: what is far
- * beyond the context is refused before it. */
+/* A template may leave out parts of a history, such as earlier reasoning, so only its output
+ * shows whether it fits. But rendering takes several times the memory of the messages. So a
+ * history far beyond the context is refused before rendering. */
 enum { MAX_HISTORY_CONTEXTS = 16 };
 
 static int check_history(const struct hcache *h, const struct chat_source *s,

@@ -1,5 +1,5 @@
-/* provenance.h - where the state of an answer came from, as JSON (docs/STATEFUL.md): what was
- * restored, by which plan, how long it took, and why no more was restored.  Pure. */
+/* provenance.h - the origin of an answer's state, as JSON (docs/STATEFUL.md): what was restored,
+ * by which plan, how long it took, and why no more was restored. Pure. */
 #ifndef SESSIONS_PROVENANCE_H
 #define SESSIONS_PROVENANCE_H
 
@@ -10,11 +10,10 @@
  * chunks before the last token came back. `what`: the reason that tokenizing found, "": none. */
 const char *provenance_miss(const struct hcache_result *r, const char *what);
 
-/* Returns a new object, the caller's. `what` as above. */
+/* Returns a new object, which the caller owns. `what` as above. */
 struct json *provenance_json(const struct hcache_result *r, const char *what);
 
-/* Puts the plan under `key`: the method of each layer, and the reason. null: nothing was
- * restored. */
+/* Adds the plan as `key`: the method of each layer, and the reason. null: nothing was restored. */
 void provenance_put_plan(struct json *o, const char *key, const struct hcache_plan *p);
 
 #endif

@@ -5,9 +5,9 @@
  *     tokenized |a b c w v u t             |r s t         |     boundary: where both agree
  *     used      |a b c x y z|               r s t
  *
- * The rest is cut out of the tokens of the whole text, not tokenized by itself: the first
- * tokens of a text differ from those of its middle in some tokenizers.  Where no token ends at
- * the boundary the text's own tokens are used, all of them. */
+ * The rest is taken from the tokens of the whole text, not tokenized on its own: in some
+ * tokenizers the first tokens of a text differ from those in its middle. If no token ends at the
+ * boundary, all of the text's own tokens are used. */
 #include "sessions/retoken.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 #include "base/textbuf.h"
 #include "format/json.h"
 
-/* Moves *at behind the k bytes, where the text goes on with them but for guards. */
+/* Moves *at behind the k bytes if the text continues with them, except for guards. */
 static bool take(const char *text, size_t n, size_t *at, const char *bytes, size_t k)
 {
     size_t i = *at;
@@ -33,7 +33,7 @@ static bool take(const char *text, size_t n, size_t *at, const char *bytes, size
     return true;
 }
 
-/* How many tokens the first `want` bytes of the text are; -1 where none ends there. */
+/* Returns how many tokens the first `want` bytes of the text are; -1 if none ends there. */
 static int boundary(const struct hcache *h, const struct prompt_ids *p, const char *text,
                     size_t n, size_t want)
 {
@@ -50,7 +50,7 @@ static int boundary(const struct hcache *h, const struct prompt_ids *p, const ch
             take(text, n, &at, bytes + 1, k - 1))
             continue;
         if (at > 0)
-            return -1; /* else it is what the tokenizer puts before a text: BOS */
+            return -1; /* otherwise it is the tokenizer's BOS before a text */
     }
     return at == want ? p->n : -1;
 }
@@ -64,7 +64,7 @@ static int no_memory(size_t n_tokens, struct hcache_err *err)
     return -ENOMEM;
 }
 
-/* In place where it fits. */
+/* Replaces the tokens, in place if they fit. */
 static int use_remembered(struct prompt_ids *p, const int32_t *ids, int n_ids, int from,
                           struct hcache_err *err)
 {
@@ -116,7 +116,7 @@ int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
     return rc;
 }
 
-/* Some tokenizers put a space before a text: here it is none. */
+/* Tokenizes the rest on its own, without the space that some tokenizers put before a text. */
 static int encode_rest(const struct hcache *h, const struct prompt_text *text, size_t from,
                        struct prompt_ids *out, struct hcache_err *err)
 {
@@ -137,7 +137,8 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
 {
     int rc = encode(h, text, &out->ids, &out->n, err);
     int from = rc == 0 ? boundary(h, out, text->text, text->n, n_known) : 0;
-    if (rc == 0 && from < 0) { /* a token reaches over the boundary: the rest by itself */
+    /* a token reaches over the boundary, so the rest is tokenized on its own */
+    if (rc == 0 && from < 0) {
         hcache_free(out->ids);
         rc = encode_rest(h, text, n_known, out, err);
         from = 0;
@@ -145,7 +146,8 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
     return rc == 0 ? use_remembered(out, ids, n_ids, from, err) : rc;
 }
 
-/* As it goes out, and so will come back: JSON has U+FFFD in place of what is no UTF-8. */
+/* Returns the text as it is sent, and so will come back: JSON has U+FFFD in place of invalid
+ * UTF-8. */
 static char *as_shown(const char *text, size_t n, size_t *n_shown)
 {
     struct json *o = json_new_object();
@@ -157,7 +159,7 @@ static char *as_shown(const char *text, size_t n, size_t *n_shown)
     return out;
 }
 
-/* How many tokens of the answer were shown whole, and in how many bytes. */
+/* Returns how many tokens of the answer were shown whole, and their bytes. */
 static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
                         size_t *n_bytes)
 {
@@ -204,7 +206,7 @@ int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
     return is_trimmed ? 2 : 1;
 }
 
-/* What was shown is all that was generated: no stop string has cut it. */
+/* Returns whether all generated text was shown: no stop string has cut it. */
 static bool is_whole(const struct hcache *h, const struct hcache_result *r)
 {
     size_t total = 0, n;

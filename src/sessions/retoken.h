@@ -1,4 +1,4 @@
-/* retoken.h - the tokens of a conversation: of our own answers those that were generated. */
+/* retoken.h - the tokens of a conversation, with the generated tokens for our own answers. */
 #ifndef SESSIONS_RETOKEN_H
 #define SESSIONS_RETOKEN_H
 
@@ -6,28 +6,29 @@
 #include "sessions/answers.h"
 #include "sessions/prompt.h"
 
-/* Tokenizes the text, with what m remembers (NULL: nothing) of its beginning in place of
- * its own tokens. what [200]: a miss reason, "retokenised at N", where that was not
- * possible; "" else. 0, or the code. */
+/* Tokenizes the text. If m (NULL: none) remembers a beginning of it, the remembered tokens
+ * replace that beginning's own tokens. what [200]: the miss reason "retokenised at N" if that
+ * was impossible; else "". Returns 0, or the code. */
 int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
                    const struct prompt_text *text, struct prompt_ids *out, char *what,
                    struct hcache_err *err);
 
-/* The same, where the first n_known bytes of the text are known to be the tokens ids[0..n_ids):
- * these are what the result begins with. */
+/* The same if the first n_known bytes of the text are known to be the tokens ids[0..n_ids): the
+ * result begins with these. */
 int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size_t n_known,
                      const struct prompt_text *text, struct prompt_ids *out,
                      struct hcache_err *err);
 
-/* The beginnings of a conversation's text whose tokens are known once it has been answered: */
+/* A beginning of a conversation's text whose tokens are known once it has been answered. */
 struct retoken_mark {
-    int n_tokens; /* of prompt and answer: the first n_tokens of them are */
-    char *text;   /* what follows the prompt's text then, from malloc */
+    int n_tokens; /* its tokens: the first n_tokens of prompt and answer */
+    char *text;   /* text behind the prompt's text, from malloc */
     size_t n_text;
 };
 enum { RETOKEN_MAX_MARKS = 2 };
-/* Where the answer ends as it was shown, up to the last token of which all was shown; and in
- * the form that templates give it, trimmed.  The caller frees the texts. */
+/* Makes up to two marks: the end of the answer as it was shown, up to the last token that was
+ * shown whole; and the end in the form that templates give it, trimmed. The caller frees the
+ * texts. */
 int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
                   const struct hcache_result *answer, int n_prompt,
                   struct retoken_mark out[RETOKEN_MAX_MARKS]);

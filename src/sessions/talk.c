@@ -11,11 +11,11 @@
 #include "sessions/items.h"
 #include "sessions/provenance.h"
 
-enum { TITLE_BYTES = 80 }; /* of the first words */
+enum { TITLE_BYTES = 80 }; /* title from the first words */
 
 struct talk {
     struct talk_opts o;
-    struct conversation v; /* row 0: nothing was said yet, and it has no name */
+    struct conversation v; /* row 0: no turn yet, and no name */
 };
 
 static const char *tenant_of(const struct talk_opts *o)
@@ -91,7 +91,7 @@ char *talk_last_answer(const struct talk *t)
 
 /* --- a turn ----------------------------------------------------------------------------------- */
 
-/* The response object of the server's API, without its output. */
+/* Returns the response object of the server's API, without its output. */
 static char *response_json(const struct talk *t, const struct turn *turn,
                            const struct hcache_request *q, const struct hcache_result *r)
 {
@@ -129,7 +129,7 @@ static char *response_json(const struct talk *t, const struct turn *turn,
     return text;
 }
 
-/* Makes a conversation that nobody has named: only one in which something was said is kept. */
+/* Makes a conversation that was not named by the user: only one with a turn is kept. */
 static int begin(struct talk *t, struct draft *d, struct err *err)
 {
     char id[NAME_BYTES], *title = items_title(d->input, TITLE_BYTES);
@@ -163,7 +163,7 @@ static int keep(struct talk *t, struct draft *d, const struct hcache_request *q,
     turn->restoration = json_text(told, 0);
     turn->answer = response_json(t, turn, q, r);
     rc = turn_add(t->o.conversations, tenant_of(&t->o), turn, NULL, &has_branched, err);
-    if (rc == 0) { /* nobody else moves the head: the file is ours */
+    if (rc == 0) { /* no other process moves the head: the file is ours */
         t->v.head = turn->row;
         t->v.n_turns = turn->depth + 1;
     }
@@ -181,7 +181,7 @@ static void add_said(struct json *said, const char *role, const char *text, size
     json_push(said, message);
 }
 
-/* The draft of a turn behind the head; said: a list of messages. */
+/* Makes the draft of a turn behind the head; said: a list of messages. */
 static int make_draft(struct talk *t, const struct json *said, bool truncates,
                       struct draft *d, struct err *err)
 {
@@ -195,7 +195,7 @@ static int make_draft(struct talk *t, const struct json *said, bool truncates,
     return rc;
 }
 
-/* Where the system's messages leave no room for a step, the conversation is not truncated. */
+/* Turns truncation off if the system's messages leave no room for a step. */
 static void keep_system(const struct talk *t, int n_system, struct hcache_truncation *tr)
 {
     if (n_system == 0 || tr->ratio == 0)
@@ -205,7 +205,7 @@ static void keep_system(const struct talk *t, int n_system, struct hcache_trunca
         tr->ratio = 0;
 }
 
-/* Bounds max_tokens by what is left of the context. */
+/* Bounds max_tokens by the rest of the context. */
 static int check_room(const struct talk *t, struct hcache_request *q, struct err *err)
 {
     struct hcache_model_info info;
@@ -226,7 +226,7 @@ static int check_room(const struct talk *t, struct hcache_request *q, struct err
     return 0;
 }
 
-/* One turn: what is said goes in, the answer is kept. */
+/* Runs one turn and keeps the answer. */
 static int answer(struct talk *t, const struct json *said,
                   const struct hcache_request *sampling, struct hcache_result *out,
                   struct err *err)
@@ -268,7 +268,7 @@ int talk_say(struct talk *t, const char *text, size_t n,
     return rc;
 }
 
-/* The same conversation up to `head`, as a branch of its own; t is in it from then on. */
+/* Branches the same conversation at `head`; t is in the branch from then on. */
 static int branch(struct talk *t, int64_t head, struct err *err)
 {
     struct conversation v;

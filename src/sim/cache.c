@@ -41,7 +41,7 @@ static bool is_leaf(const struct cache_block *b)
     return b->n_pins == 0 && (b->tier == 1 ? b->n_above == 0 : b->n_children == 0);
 }
 
-/* The block's children, pins or tier have changed. in: the tier in which it stood. */
+/* Call when the block's children, pins or tier have changed. in: the tier in which it was. */
 static void settle(struct cache *c, struct cache_block *b)
 {
     int t = b->tier - 1;
@@ -90,7 +90,8 @@ static void enter_tier(struct cache *c, struct cache_block *b, int t)
 
 static uint32_t number_of(const struct cache *c, const struct placement_item *item)
 {
-    return (uint32_t)((const struct cache_block *)item - c->block); /* its first member */
+    /* `place` is the first member */
+    return (uint32_t)((const struct cache_block *)item - c->block);
 }
 
 static bool make_room(struct cache *c, int t, uint32_t time)
@@ -101,8 +102,8 @@ static bool make_room(struct cache *c, int t, uint32_t time)
             return false;
         struct cache_block *b = &c->block[number_of(c, item)];
         bool goes_down = t + 1 < c->o.n_tiers && !item->is_dropped;
-        /* Where the lower tier has no room a block of tier 0 with children below
-         * cannot go at all. */
+        /* If the lower tier has no room, a block of tier 0 with children below cannot leave at
+         * all. */
         if (goes_down && !make_room(c, t + 1, time)) {
             if (b->n_children > 0)
                 return false;
@@ -111,7 +112,7 @@ static bool make_room(struct cache *c, int t, uint32_t time)
         if (!goes_down && b->n_children > 0)
             return false;
         if (b->tier != t + 1)
-            continue; /* it went while room was made below */
+            continue; /* it was evicted while room was made below */
         if (!goes_down)
             placement_evicted(&c->policy[t], item, c->n_in[0] + c->n_in[1]);
         leave_tier(c, b);
@@ -146,7 +147,7 @@ void cache_touch(struct cache *c, uint32_t block, const struct placement_use *us
     touch(c, &c->block[block], use);
 }
 
-/* Whether a block that is not there may take the room of the victim. */
+/* Returns whether a block that is not in the cache may take the victim's room. */
 static bool admits(const struct cache *c, const struct cache_block *b,
                    const struct placement_use *use)
 {
@@ -160,8 +161,9 @@ bool cache_add(struct cache *c, uint32_t block, uint32_t parent,
 {
     struct cache_block *b = &c->block[block];
     CHECK(b->tier == 0 && (parent == CACHE_NONE || c->block[parent].tier != 0));
+    /* otherwise it could be evicted itself */
     if (parent != CACHE_NONE)
-        cache_pin(c, parent); /* or it could be the one that goes */
+        cache_pin(c, parent);
     bool has_room = admits(c, b, use) && make_room(c, 0, use->time);
     if (has_room) {
         b->parent = parent;

@@ -1,15 +1,16 @@
-/* cache.h - a simulated cache of blocks in one tier or two, which asks policy/placement.h.
+/* cache.h - a simulated cache of blocks in one tier or two, with the policies of
+ * policy/placement.h.
  *
- * Blocks are numbers.  A block's parent holds the tokens before it; blocks form trees, and a block
- * is in the cache only if its parent is.  With two tiers (memory and disk) a block is in one of
- * them; when memory is full a block goes down to disk, when disk is full a block goes.
+ * Blocks are numbers. A block's parent holds the tokens before it; blocks form trees, and a
+ * block is in the cache only if its parent is. With two tiers (memory and disk) a block is in
+ * one of them. When memory is full a block moves to disk; when disk is full a block is evicted.
  *
  *     tier 0 (memory)   loses blocks without children in it, to tier 1, or for good if it is alone
  *     tier 1 (disk)     loses blocks without any children, for good
  *
- * A request pins the last block of its path, and with it all before it: a block with a child is no
- * leaf.  This is how src/store treats chunks, and tests/store/test_victims.c checks that both
- * choose the same victims.
+ * A request pins the last block of its path, and with it all before it: a block with a child is
+ * no leaf. src/store treats chunks in the same way, and tests/store/test_victims.c checks that
+ * both choose the same victims.
  *
  * Pure: no clock, no I/O; memory is taken at creation. */
 #ifndef SIM_CACHE_H
@@ -26,13 +27,13 @@
 struct cache_block {
     struct placement_item place;
     uint32_t parent;
-    uint32_t n_children, n_above; /* in the cache; of these in tier 0 */
+    uint32_t n_children, n_above; /* children in the cache; children in tier 0 */
     uint32_t n_pins;
     uint8_t tier; /* 1 + the tier; 0: not in the cache */
 };
 
 struct cache_opts {
-    uint32_t n_blocks; /* that exist: numbers below it */
+    uint32_t n_blocks; /* existing blocks: numbers below it */
     int n_tiers;
     uint64_t max_blocks[CACHE_TIERS];
     enum placement_kind policy;
@@ -45,12 +46,12 @@ struct cache {
     struct cache_block *block; /* [n_blocks] */
     struct placement policy[CACHE_TIERS];
     struct placement_part part[CACHE_TIERS];
-    struct placement_learn *learn; /* of both tiers */
+    struct placement_learn *learn; /* learns for both tiers */
     uint64_t n_in[CACHE_TIERS];
     uint64_t tick;
-    uint64_t n_evicted, n_added, n_down,
-        n_up; /* blocks that went, came, went down, came up */
-    /* Called before a block goes for good; NULL: nobody wants to know. */
+    /* Blocks evicted, added, moved down, and moved up. */
+    uint64_t n_evicted, n_added, n_down, n_up;
+    /* Called before a block is evicted for good; NULL: not called. */
     void (*on_evict)(void *arg, uint32_t block);
     void *arg;
 };
@@ -63,23 +64,23 @@ static inline bool cache_has(const struct cache *c, uint32_t block)
     return c->block[block].tier != 0;
 }
 
-/* A block that is there is used; its counter of uses (use->at) is set here. */
+/* Notes a use of a block in the cache. Its counter of uses (use->at) is set here. */
 void cache_touch(struct cache *c, uint32_t block, const struct placement_use *use);
-/* Puts a block that is not there into tier 0, behind its parent (CACHE_NONE: a first block),
- * which is there; evicts where the tier is full.  The block is pinned once.  Returns false
- * where nothing may be evicted. */
+/* Puts a block into tier 0, behind its parent (CACHE_NONE: it has none), which is in the cache;
+ * evicts if the tier is full. The block gets one pin. Returns false if nothing may be evicted. */
 bool cache_add(struct cache *c, uint32_t block, uint32_t parent,
                const struct placement_use *use);
-/* Moves a block of tier 1, whose parent is in tier 0, up; evicts likewise. It must be pinned. */
+/* Moves a block of tier 1, whose parent is in tier 0, up; evicts if tier 0 is full. It must be
+ * pinned. */
 bool cache_raise(struct cache *c, uint32_t block, uint32_t time);
 void cache_pin(struct cache *c, uint32_t block);
 void cache_unpin(struct cache *c, uint32_t block);
-/* The window has changed for a block. */
+/* Call when the window has changed for a block. */
 void cache_review(struct cache *c, uint32_t block);
-/* Marks a block as of no use any more: it goes first.  Its children become first blocks. */
+/* Marks a block as useless: it is evicted first. Its children become first blocks. */
 void cache_drop(struct cache *c, uint32_t block, uint32_t child);
 
-/* Whether everything adds up. Slow, for tests. */
+/* Returns whether all counts add up. Slow; for tests. */
 bool cache_audit(const struct cache *c);
 
 #endif

@@ -7,9 +7,9 @@
 #include "base/mem.h"
 #include "sim/cache.h"
 
-/* Prefill: 65B takes 360 ms for 2,048 tokens on four A100s (section 2.3), the others by
- * parameters a GPU.  Decode: by weights a GPU; 0.70 ms for 13B makes some 3,000 jobs wait in
- * the mean at one session a second. */
+/* Prefill: 65B takes 360 ms for 2,048 tokens on four A100s (section 2.3), the others in
+ * proportion to parameters per GPU. Decode: in proportion to weights per GPU; with 0.70 ms for
+ * 13B about 3,000 jobs wait on average at one session a second. */
 const struct closed_model closed_models[CLOSED_MODELS] = {
     {"LLaMA-13B", 0.78e6, 0.0703e-3, 0.70e-3, 2, 4096},
     {"LLaMA-65B", 2.5e6, 0.1758e-3, 1.75e-3, 4, 2048},
@@ -24,11 +24,12 @@ const struct closed_model closed_models[CLOSED_MODELS] = {
 #define GB           1e9
 
 struct session {
-    uint32_t first_job, n_jobs, next_job; /* of load.request */
-    uint32_t base, start,
-        n_blocks;        /* its blocks [base + start, base + n_blocks) are valid */
-    uint32_t cut_tokens; /* before `start` */
-    uint32_t n_recent;   /* its jobs of the last hour */
+    /* its jobs: load.request[first_job, first_job + n_jobs) */
+    uint32_t first_job, n_jobs, next_job;
+    /* Its blocks [base + start, base + n_blocks) are valid. */
+    uint32_t base, start, n_blocks;
+    uint32_t cut_tokens; /* tokens cut before `start` */
+    uint32_t n_recent;   /* its jobs in the last hour */
 };
 
 struct job {
@@ -44,10 +45,10 @@ struct closed {
     struct cache cache;
     struct placement_window window;
     struct session *session;
-    struct job *queue; /* [n_requests]: from head to tail, used once */
+    struct job *queue; /* [n_requests] from head to tail; each entry is used once */
     uint32_t head, tail, n_known, next_arrival;
-    uint32_t first_recent,
-        n_recent; /* the first job of the last hour; sessions served in it */
+    /* First job of the last hour; sessions served in that hour. */
+    uint32_t first_recent, n_recent;
     double now, block_bytes, disk_budget_bytes, mean_blocks;
     bool has_cache, looks;
 };
@@ -73,7 +74,7 @@ static void sessions_find(struct closed *c)
     }
 }
 
-/* History that outgrows the context loses its older half, in whole blocks. */
+/* Drops the older half, in whole blocks, of a history that outgrows the context. */
 static void truncate(struct closed *c, struct session *s, uint32_t n_tokens)
 {
     uint32_t context = c->o->model->context, block = c->l->block_tokens;
@@ -91,8 +92,8 @@ static void truncate(struct closed *c, struct session *s, uint32_t n_tokens)
     }
 }
 
-/* The question is known with the job.  So what the job will not see of the history goes now,
- * not after some thousands of others. */
+/* Enqueues a session's next job. The question is known with the job, so the history that the job
+ * will not see is dropped now, not after thousands of other jobs. */
 static void enqueue(struct closed *c, uint32_t session)
 {
     struct session *s = &c->session[session];
@@ -114,7 +115,7 @@ static void arrivals(struct closed *c)
 
 /* --- looking ahead ---------------------------------------------------------------------------- */
 
-/* Tells the policy of a job's blocks, or that it waits no longer. */
+/* Announces a job's blocks to the policy, or withdraws them. */
 static void expect(struct closed *c, uint32_t at, bool joins)
 {
     const struct session *s = &c->session[c->queue[at].session];
@@ -134,8 +135,8 @@ static uint32_t jobs_of(const struct closed *c, double bytes)
     return n < 1 ? 1 : n > 1e9 ? 1000000000 : (uint32_t)n;
 }
 
-/* All jobs of the queue are known, not only those that fit into the cache: of two jobs behind that
- * window the later one's state must go first, and lru would evict the earlier one's. */
+/* Announces all jobs of the queue, not only those that fit into the cache. Of two jobs behind
+ * that window the later one's state must be evicted first; lru would evict the earlier one's. */
 static void window_fill(struct closed *c)
 {
     if (c->n_known < c->head)
@@ -144,12 +145,12 @@ static void window_fill(struct closed *c)
         expect(c, c->n_known++, true);
 }
 
-/* Raises what the first jobs need, in their order, as far as the disk gets in the time. */
+/* Raises blocks that the first jobs need, in their order, as far as the disk gets in the time. */
 static void read_ahead(struct closed *c, double seconds)
 {
     uint32_t length = jobs_of(c, c->o->memory_bytes);
     c->disk_budget_bytes += seconds * c->o->disk_bytes_per_s;
-    double most = 4 * c->o->disk_bytes_per_s; /* an idle disk saves no time up */
+    double most = 4 * c->o->disk_bytes_per_s; /* an idle disk does not save up time */
     c->disk_budget_bytes = c->disk_budget_bytes < most ? c->disk_budget_bytes : most;
     for (uint32_t at = c->head; at < c->tail && at - c->head < length; at++) {
         const struct session *s = &c->session[c->queue[at].session];
@@ -176,7 +177,7 @@ struct service {
     uint32_t n_found, n_in_memory, n_history;
 };
 
-/* Counts what is there of the session's history and uses it. */
+/* Counts the present blocks of the session's history and uses them. */
 static struct service look_up(struct closed *c, const struct session *s, uint8_t class,
                               uint32_t lot)
 {
@@ -192,7 +193,7 @@ static struct service look_up(struct closed *c, const struct session *s, uint8_t
     return v;
 }
 
-/* The session's state is in memory after the job: old blocks come up, new ones come. */
+/* Puts the session's state into memory after the job: old blocks move up, new ones are added. */
 static void save(struct closed *c, struct session *s, uint32_t n_blocks, uint8_t class,
                  uint32_t lot)
 {
@@ -220,7 +221,7 @@ static void save(struct closed *c, struct session *s, uint32_t n_blocks, uint8_t
     s->n_blocks = n_blocks;
 }
 
-/* The job has been served now: counts the distinct sessions of the last hour. */
+/* Counts the distinct sessions of the last hour: the job has been served now. */
 static void count_session(struct closed *c, uint32_t at)
 {
     c->queue[at].served_s = c->now;
@@ -237,8 +238,8 @@ static void serve(struct closed *c)
     uint32_t at = c->head++, n_jobs = at + 1;
     struct session *s = &c->session[c->queue[at].session];
     const struct load_request *r = &c->l->request[s->next_job++];
-    uint32_t block = c->l->block_tokens,
-             n_history = r->n_in; /* the prompt: history and question */
+    /* the prompt: history and question */
+    uint32_t block = c->l->block_tokens, n_history = r->n_in;
     bool is_judged = n_jobs > c->o->n_warm && c->tail - c->head >= CLOSED_LEAST_QUEUE,
          is_last = s->next_job == s->first_job + s->n_jobs;
     uint8_t class = placement_class(r->turn, false, false);

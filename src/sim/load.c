@@ -15,7 +15,7 @@ enum { AGENT_BLOCK_TOKENS = 64, MOONCAKE_BLOCK_TOKENS = 512, CHAT_BLOCK_TOKENS =
 
 /* --- building --------------------------------------------------------------------------------- */
 
-/* Arrays grow at powers of two. */
+/* Returns whether an array must grow: it grows at powers of two. */
 static bool is_full(uint32_t n)
 {
     return (n & (n - 1)) == 0;
@@ -32,7 +32,7 @@ static struct load_request *add_request(struct load *l)
     return r;
 }
 
-/* Adds blocks to the newest request; joins them with its last run where they continue it. */
+/* Adds blocks to the newest request. Joins them with its last run if they continue it. */
 static void add_run(struct load *l, uint32_t first, uint32_t n)
 {
     struct load_request *r = &l->request[l->n_requests - 1];
@@ -76,7 +76,7 @@ void load_sort(struct load *l)
 
 /* --- traces ----------------------------------------------------------------------------------- */
 
-/* Calls fn for each line, parsed. */
+/* Parses each line and calls fn for it. */
 static int each_line(struct load *l, const char *text, size_t n, void *arg,
                      int (*fn)(struct load *l, const struct json *o, void *arg,
                                struct err *err),
@@ -154,7 +154,7 @@ struct agents_state {
     double gap_s, start_s; /* of the present session */
     char session[64];
     uint32_t n_seen; /* sessions in the file so far */
-    uint32_t base;   /* its first block's number - 1: blocks count from 1 */
+    uint32_t base;   /* the number of its first block - 1: blocks count from 1 */
     uint16_t turn;
 };
 
@@ -163,7 +163,7 @@ static double exponential(struct rng *r, double mean)
     return -mean * log(1 - rng_unit(r));
 }
 
-/* The next session of the file. Each takes its random start, counted or not. */
+/* Begins the next session of the file. Each session draws a random start, counted or not. */
 static void session_begin(struct load *l, struct agents_state *a, const char *name)
 {
     snprintf(a->session, sizeof a->session, "%s", name);
@@ -244,15 +244,15 @@ static double normal(struct rng *r)
 /* Lognormal through the two quantiles: z(0.47) = 0.0753, z(0.30) = 0.5244. */
 #define LENGTH_SIGMA (0.69314718056 / (0.5244 - 0.0753))
 #define LENGTH_MU    (7.62461898616 - 0.0753 * LENGTH_SIGMA)
-/* Of the normal numbers behind a session's length and its turns. */
+/* Correlation of the normal numbers behind a session's length and its number of turns. */
 #define TURNS_CORRELATION 0.7
-/* P(one turn), and the mean of the others: 0.27 + 0.73 * 7.507 = 5.75. */
+/* P(one turn). With the mean of the others the total is 0.27 + 0.73 * 7.507 = 5.75. */
 #define SINGLE_SHARE 0.27
 #define MANY_MEAN    7.507
-/* Of a turn's tokens, the user's. */
+/* Share of a turn's tokens that the user writes. */
 #define USER_SHARE 0.3
 
-/* The quantile of the number of turns: one, or 2 + a geometric number. */
+/* Returns the quantile of the number of turns: one, or 2 + a geometric number. */
 static uint32_t turns_of(double z)
 {
     double p = 0.5 * erfc(-z / sqrt(2));

@@ -1,13 +1,14 @@
-/* load.h - a list of requests and the blocks that each one's prompt refers to.
+/* load.h - a list of requests with the blocks that each prompt refers to.
  *
- * Blocks are numbers below n_blocks.  A request's path is a list of runs of consecutive numbers, so
- * that a conversation of a thousand blocks takes a few bytes.  Equal prefixes have equal numbers.
+ * Blocks are numbers below n_blocks. A request's path is a list of runs of consecutive numbers,
+ * so that a conversation of a thousand blocks takes a few bytes. Equal prefixes have equal
+ * numbers.
  *
  *   mooncake   one JSON object a line: timestamp (ms), input_length, output_length, hash_ids
  *   agents     one JSON object a line: session, t (s), in, out, stop, blocks (inclusive ranges)
  *   chats      made from a seed: sessions of ShareGPT's lengths (AttentionStore, section 4.1)
  *
- * Pure but for memory; the caller reads the file. */
+ * Pure, except for memory; the caller reads the file. */
 #ifndef SIM_LOAD_H
 #define SIM_LOAD_H
 
@@ -22,12 +23,12 @@ struct load_run {
 };
 
 struct load_request {
-    double time_s; /* of arrival */
+    double time_s; /* time of arrival */
     uint32_t session;
-    uint32_t run, n_runs; /* of load.runs */
-    uint32_t n_blocks;    /* references: the sum of its runs */
+    uint32_t run, n_runs; /* its runs: load.run[run, run + n_runs) */
+    uint32_t n_blocks;    /* references: the sum of its runs' lengths */
     uint32_t n_in, n_out; /* tokens */
-    uint16_t turn;        /* of its session, from 1; 0: not known */
+    uint16_t turn;        /* number of the turn in its session, from 1; 0: unknown */
     bool is_tool_pending; /* it ends with a tool call */
     bool is_partial;      /* its last block is not full */
 };
@@ -37,38 +38,36 @@ struct load {
     uint32_t n_requests;
     struct load_run *run;
     uint32_t n_runs;
-    uint32_t n_blocks; /* numbers that exist */
+    uint32_t n_blocks; /* existing blocks are numbers below it */
     uint32_t n_sessions;
     uint32_t block_tokens;
     uint64_t n_references;
 };
 
-enum load_part {
-    LOAD_ALL,
-    LOAD_ODD,
-    LOAD_EVEN
-}; /* sessions by their place in the file, from 1 */
+/* All sessions, or those with an odd or even place in the file, counted from 1. */
+enum load_part { LOAD_ALL, LOAD_ODD, LOAD_EVEN };
 
-/* ERR_FORMAT with the line's number where a line is not as described. */
+/* Returns ERR_FORMAT with the line's number if a line is malformed. */
 int load_mooncake(struct load *l, const char *text, size_t n, struct err *err);
 /* Sessions begin by a Poisson process with the given mean gap; requests are in order of time. */
 int load_agents(struct load *l, const char *text, size_t n, enum load_part part,
                 double gap_s, uint64_t seed, struct err *err);
 
-/* How chats are made.  Lengths of sessions are lognormal, through P(> 2,048 tokens) = 0.47 and
- * P(> 4,096) = 0.30; their numbers of turns have a mean of 5.75, with 27 % of a single turn,
- * and are the larger the longer the session is. */
+/* Options of made chats. Lengths of sessions are lognormal, through P(> 2,048 tokens) = 0.47 and
+ * P(> 4,096) = 0.30. Their numbers of turns have a mean of 5.75, with 27 % of a single turn, and
+ * grow with the session's length. */
 struct chats_opts {
     uint64_t seed;
     uint32_t n_sessions;
     double sessions_per_s; /* Poisson */
-    double think_s;        /* mean of a lognormal pause between turns; 0: none is set */
-    uint32_t max_tokens;   /* of a session's length */
+    double think_s;        /* mean of a lognormal pause between turns; 0: no pauses */
+    uint32_t max_tokens;   /* most tokens of a session */
 };
-/* Requests of a session follow each other in the list; sessions are in order of arrival.  time_s is
- * that of the session's arrival + its pauses. Without pauses all requests have the first one's. */
+/* Makes chats. Requests of a session follow each other in the list; sessions are in order of
+ * arrival. time_s is the session's arrival + its pauses. Without pauses all its requests have
+ * the time of the first. */
 void load_chats(struct load *l, const struct chats_opts *o);
-/* Sorts the requests by time, each session's in their order. */
+/* Sorts the requests by time; the requests of a session keep their order. */
 void load_sort(struct load *l);
 
 void load_free(struct load *l);

@@ -12,13 +12,13 @@ struct replay {
     struct replay_result *out;
     struct cache cache;
     struct placement_window window;
-    /* belady: for each reference, in order, the request that refers to the block next */
+    /* For belady, per reference in order: the request that refers to the block next. */
     uint32_t *next, *at_next;
     bool *was_seen; /* [n_blocks]; NULL: every block is admitted at once */
 };
 
-/* LLaMA-13B on two A100s, as AttentionStore's section 2.3 gives for 65B on four: 0.07 ms a
- * token, and attention to each token before it: 2 * 40 layers * 2 * 5,120 FLOP on 368 TFLOP/s. */
+/* LLaMA-13B on two A100s, from AttentionStore's figures for 65B on four (section 2.3): 0.07 ms a
+ * token, plus attention to each token before it: 2 * 40 layers * 2 * 5,120 FLOP on 368 TFLOP/s. */
 #define TOKEN_S     7.06e-5
 #define ATTENTION_S 2.2e-9
 
@@ -30,7 +30,7 @@ double replay_block_s(uint32_t block_tokens, uint32_t at)
 
 /* --- the future ------------------------------------------------------------------------------- */
 
-/* Walks backwards: the last request seen that refers to a block is its next use. */
+/* Finds each block's next use by walking backwards. */
 static void find_next(struct replay *p)
 {
     const struct load *l = p->l;
@@ -79,7 +79,7 @@ static void expect(struct replay *p, uint32_t request, bool joins)
     }
 }
 
-/* The most references that window + 1 requests in a row have. */
+/* Returns the most references that window + 1 requests in a row have. */
 static uint32_t most_waits(const struct load *l, uint32_t window)
 {
     uint64_t sum = 0, most = 0;
@@ -103,16 +103,17 @@ static void window_make(struct replay *p)
 
 /* --- requests --------------------------------------------------------------------------------- */
 
-/* A request's way down its path. */
+/* A request's walk down its path. */
 struct walk {
     struct placement_use use;
-    uint32_t n_done, last; /* blocks used or stored so far, the last of them */
-    bool is_missing;       /* a block was not there: those behind are not, either */
-    bool is_full;          /* no block may go: the rest is not stored */
+    /* n_done: blocks used or stored so far; last: the last of them */
+    uint32_t n_done, last;
+    bool is_missing; /* a block was missing, and so are all behind it */
+    bool is_full;    /* no block may be evicted, so the rest is not stored */
     bool is_judged;
 };
 
-/* Whether a block that is missing may be stored. */
+/* Returns whether a missing block may be stored. */
 static bool admit(struct replay *p, uint32_t block)
 {
     if (p->was_seen == NULL)
@@ -127,8 +128,9 @@ static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class
     w->use.next = take_next(p);
     w->use.class = class;
     w->is_missing = w->is_missing || !cache_has(&p->cache, block);
+    /* its continuations could not be found, either */
     if (w->is_missing && !admit(p, block))
-        w->is_full = true; /* what continues it could not be found, either */
+        w->is_full = true;
     if (!w->is_missing) {
         cache_touch(&p->cache, block, &w->use);
         if (w->is_judged) {
@@ -152,7 +154,7 @@ static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class
     w->n_done++;
 }
 
-/* The last block that is there is pinned before anything is stored. */
+/* Pins the last present block before any block is stored. */
 static void pin_found(struct replay *p, const struct load_request *r)
 {
     uint32_t last = CACHE_NONE;

@@ -1,8 +1,8 @@
-/* replay.h - requests of a trace, one after the other, against a cache of one tier.
+/* replay.h - replays the requests of a trace, one after the other, against a cache of one tier.
  *
- * Each request looks its path up, which counts one reference a block, uses the blocks that are
- * there from the first on, and stores the others.  The next `window` requests of the list are known
- * to the policy: they wait.  Time is the trace's. */
+ * Each request looks up its path, which counts one reference per block, uses the blocks that are
+ * present from the first on, and stores the others. The policy knows the next `window` requests
+ * of the list: they wait. Time is the trace's. */
 #ifndef SIM_REPLAY_H
 #define SIM_REPLAY_H
 
@@ -13,21 +13,21 @@ struct replay_opts {
     enum placement_kind policy;
     uint64_t max_blocks;
     uint32_t window;     /* requests */
-    double judge_from_s; /* references before count as warming up */
-    /* A block is written when it is referred to for the second time: content that is used once
-     * costs no write. */
+    double judge_from_s; /* earlier references count as warm-up */
+    /* A block is written only at its second reference, so content that is used once costs no
+     * write. */
     bool admits_second_use;
 };
 
 struct replay_result {
-    uint64_t n_references, n_hits; /* judged ones */
+    uint64_t n_references, n_hits; /* judged references and hits */
     double seconds_saved;          /* of recomputation, by hits (replay_block_s) */
-    uint64_t n_written, n_evicted; /* blocks, of the whole run */
-    uint64_t n_seen;               /* references of the whole run */
+    uint64_t n_written, n_evicted; /* blocks in the whole run */
+    uint64_t n_seen;               /* references in the whole run */
 };
 
-/* Returns the seconds that recomputing block `at` of a path takes: tokens times the cost of a
- * token, which grows with the tokens before it. */
+/* Returns the seconds to recompute block `at` of a path: tokens times the cost of a token, which
+ * grows with the tokens before it. */
 double replay_block_s(uint32_t block_tokens, uint32_t at);
 
 void replay_run(const struct load *l, const struct replay_opts *o,
