@@ -61,7 +61,7 @@ static struct json *batch_object(const struct shelf_batch *b)
     json_put_string(o, "error_file_id", b->has_errors ? b->errors : NULL);
     json_put_int(o, "created_at", b->head.created_s);
     put_time(o, "in_progress_at", b->at_s[BATCH_IN_PROGRESS]);
-    json_put_null(o, "expires_at"); /* none expires */
+    json_put_null(o, "expires_at"); /* batches do not expire */
     put_time(o, "finalizing_at", b->at_s[BATCH_FINALIZING]);
     put_time(o, "completed_at", b->at_s[BATCH_COMPLETED]);
     put_time(o, "failed_at", b->at_s[BATCH_FAILED]);
@@ -173,7 +173,7 @@ void api_batches(struct call *c)
         list_batches(c, shelf);
 }
 
-/* GET /v1/batches/ID, POST /v1/batches/ID/cancel */
+/* GET /v1/batches/ID, POST /v1/batches/ID/cancel. */
 void api_batch(struct call *c)
 {
     struct shelf *shelf = shelves_of(c);

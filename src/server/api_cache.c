@@ -1,10 +1,9 @@
-/* api_cache.c - /v1/cache: what of a prompt is stored, and what is to become of it.
+/* api_cache.c - /v1/cache: looks up, pins, erases and bounds the stored state of prompts.
  *
- * A prompt is given as `prompt` (a text or token ids, as /v1/completions has it), as
- * `messages` (with tools and chat_template_kwargs, as chats have them), or as `response_id`:
- * all that was said up to a kept response.  Everything is about the state of the key that is
- * shown, under `cache_salt`.  A prompt is truncated where `truncation` is auto, as in
- * /v1/responses; a response as it was. */
+ * A prompt is given as `prompt` (a text or token ids, as in /v1/completions), as `messages`
+ * (with tools and chat_template_kwargs, as in chats), or as `response_id`: all texts up to a
+ * kept response. Everything concerns the state of the key that is sent, under `cache_salt`. A
+ * prompt is truncated if `truncation` is auto, as in /v1/responses; a response as it was. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +21,7 @@ enum { MAX_TTL_S = 10 * 366 * 86400 };
 
 struct subject {
     struct prompt_ids prompt;
-    struct hcache_truncation truncation; /* ratio 0: it is not truncated */
+    struct hcache_truncation truncation; /* ratio 0: not truncated */
     char *salt;                          /* NULL: none */
     const char *cache_salt;
     int64_t ttl_s, bytes; /* -1: not given */
@@ -83,7 +82,8 @@ static int from_messages(struct call *c, const struct json *body, struct subject
     return rc;
 }
 
-/* How a kept response was truncated: with the server's numbers, and as many kept tokens as then. */
+/* Returns how a kept response was truncated: with the server's numbers, and with its own number
+ * of kept tokens. */
 static int truncation_of(const struct call *c, const struct turn *t,
                          struct hcache_truncation *out, struct fault *f)
 {
@@ -141,7 +141,7 @@ static int read_numbers(const struct json *body, struct subject *s, struct fault
     return fault_set(f, 400, NULL, NULL, "%s", err.msg);
 }
 
-/* Whether a prompt or messages are truncated. What a response was is known. */
+/* Reads whether a prompt or messages are truncated. For a response that is known. */
 static int read_truncation(const struct call *c, const struct json *body, struct subject *s,
                            struct fault *f)
 {
@@ -167,7 +167,8 @@ static int read_truncation(const struct call *c, const struct json *body, struct
                : 0;
 }
 
-/* Every member of `names` may be there. needs_prompt: one of those that tell a prompt must. */
+/* Reads the subject. Every member of `names` may be present. needs_prompt: one of the members
+ * that give a prompt must be. */
 static int read_subject(struct call *c, const char *const *names, bool needs_prompt,
                         struct subject *s, struct fault *f)
 {
@@ -311,7 +312,7 @@ static struct json *tier(const struct hcache_cache_stats *k)
     return o;
 }
 
-/* Copies in memory, in front of the disk. */
+/* Statistics of the copies in memory, in front of the disk. */
 static struct json *dram_tier(const struct hcache_dram *d)
 {
     struct json *o = json_new_object();
@@ -329,7 +330,7 @@ static struct json *dram_tier(const struct hcache_dram *d)
     return o;
 }
 
-/* What servers share, behind the store. */
+/* Statistics of the tier that servers share, behind the store. */
 static struct json *remote_tier(const struct hcache_remote *r)
 {
     struct json *o = json_new_object();
@@ -369,7 +370,7 @@ static struct json *salt_use(const struct hcache_cache_stats *k)
     return o;
 }
 
-/* Of one key. */
+/* Statistics of one key. */
 static struct json *tenant_rates(struct call *c)
 {
     struct tenant_counts t;
@@ -391,7 +392,7 @@ static struct json *tenant_rates(struct call *c)
     return o;
 }
 
-/* Of a tier, what concerns everybody. */
+/* The part of a tier's statistics that concerns all keys. */
 static struct json *tenant_tier(const struct hcache_cache_stats *k)
 {
     struct json *o = json_new_object();
@@ -552,7 +553,7 @@ void api_cache_pin(struct call *c)
     subject_deinit(&s);
 }
 
-/* The store cannot be written, so the bytes of the chunks are still in its files. */
+/* Answers that the store cannot be written, so the bytes of the chunks are still in its files. */
 static void answer_owed(struct call *c, const char *name, const struct hcache_erased *gone,
                         const struct hcache_err *err)
 {
@@ -592,7 +593,7 @@ static void answer_erased(struct call *c, const char *name,
     call_json(c, 200, o);
 }
 
-/* What came of erasing, with the code rc. */
+/* Answers with the result of erasing, with the code rc. */
 static void answer_erasing(struct call *c, const char *name, int rc,
                            const struct hcache_erased *gone, const struct hcache_err *err)
 {
@@ -625,7 +626,8 @@ void api_cache_evict(struct call *c)
         return;
     }
     const struct hcache_context context = context_of(&s);
-    hcache_cache_flush(call_model(c)); /* what is on its way is erased, too */
+    /* chunks on their way to the store are erased, too */
+    hcache_cache_flush(call_model(c));
     int rc = hcache_cache_erase_context(call_model(c), &context, &gone, &err);
     answer_erasing(c, "cache.evict", rc, &gone, &err);
     subject_deinit(&s);
@@ -659,7 +661,7 @@ void api_cache_flush(struct call *c)
     call_json(c, 200, o);
 }
 
-/* A client may bound itself, but not lift the bound that the server was started with. */
+/* A client may bound itself, but not exceed the bound that the server was started with. */
 void api_cache_quota(struct call *c)
 {
     static const char *const names[] = {"cache_salt", "bytes", NULL};

@@ -1,6 +1,6 @@
-/* api_chat.c - POST /v1/chat/completions and POST /v1/completions: the next
- * message, or the text that follows a prompt.  requests/ reads, generates and
- * answers; here is the way in from HTTP. */
+/* api_chat.c - POST /v1/chat/completions and POST /v1/completions: the next message, or the
+ * continuation of a prompt. requests/ reads, generates and answers; this file is the way in from
+ * HTTP. */
 #include "server/call.h"
 
 #include "requests/prompts.h"

@@ -1,14 +1,14 @@
-/* api_conversations.c - /v1/conversations: names for what was said, with its items.
+/* api_conversations.c - /v1/conversations: names for kept conversations, with their items.
  *
  *     GET, POST          /v1/conversations            list (ours), make
  *     GET, POST, DELETE  /v1/conversations/ID         look at, change metadata and title, erase
- *     GET, POST          /v1/conversations/ID/items   list, put in by hand
+ *     GET, POST          /v1/conversations/ID/items   list, insert by hand
  *     GET, DELETE        /v1/conversations/ID/items/ITEM
  *     POST               /v1/conversations/ID/branch  another one with the same beginning (ours)
  *
- * The items of a conversation are those of the turns up to its head.  Taking one out makes all that
- * was said after it another text: what stays becomes one turn without tokens, and the responses
- * that were made there are erased. */
+ * The items of a conversation are those of the turns up to its head. Removing one changes the
+ * text of everything after it. So the remaining items become one turn without tokens, and the
+ * responses that were made there are erased. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@
 #include "sessions/draft.h"
 #include "server/keep.h"
 
-enum { MAX_NEW_ITEMS = 20 }; /* as the original API has it */
+enum { MAX_NEW_ITEMS = 20 }; /* as in the original API */
 
 /* --- shapes ----------------------------------------------------------------------------------- */
 
@@ -43,7 +43,7 @@ static void fail(struct call *c, const struct err *err)
     call_fault(c, &f);
 }
 
-/* It has changed: what it is now is the answer. */
+/* Answers with the changed conversation. */
 static void answer_anew(struct call *c, struct conversation *v)
 {
     struct err err = {0};
@@ -98,7 +98,7 @@ struct change {
     const char *title, *at;
 };
 
-/* names: what this request may have. */
+/* names: members that this request may have. */
 static int read_change(struct call *c, const char *const *names, struct change *out,
                        struct fault *f)
 {
@@ -129,7 +129,7 @@ static int read_change(struct call *c, const char *const *names, struct change *
                      HCACHE_MAX_CACHE_TTL_S);
 }
 
-/* Items become a turn that no answer belongs to. */
+/* Adds items as a turn without an answer. */
 static int add_items(struct call *c, const struct conversation *v, const struct json *items,
                      struct fault *f)
 {
@@ -243,7 +243,7 @@ static void put_origin(struct json *list, const char *items, const struct turn *
     json_free(parsed);
 }
 
-/* Every item with the response that it went into or came out of. */
+/* Reads every item with the response to which it belongs, as input or output. */
 static int read_items(struct call *c, const struct conversation *v, struct json **out,
                       struct fault *f)
 {
@@ -308,7 +308,7 @@ static const char *id_of(const struct json *item)
     return json_string_of(json_member(item, "id"), NULL);
 }
 
-/* The place of an item; -1 with *f. */
+/* Returns the index of an item; -1 with *f. */
 static int find_item(const struct json *items, const char *id, size_t *at, struct fault *f)
 {
     for (*at = 0; *at < json_count(items); ++*at) {
@@ -333,7 +333,7 @@ static void get_item(struct call *c, const struct conversation *v, const char *i
     json_free(items);
 }
 
-/* All items but one, as one turn. */
+/* Replaces the turns by one turn with all items but one. */
 static int rewrite(struct call *c, const struct conversation *v, size_t without,
                    struct fault *f)
 {
@@ -351,7 +351,7 @@ static int rewrite(struct call *c, const struct conversation *v, size_t without,
     struct turn *t = xcalloc(1, sizeof *t);
     conversations_name_kept(c->s->conversations, "turn", t->name);
     t->conversation = v->row;
-    turn_path_free(path, n); /* what is large is held once */
+    turn_path_free(path, n); /* frees the large texts, so that they exist only once */
     t->input = json_text(left, 0);
     json_free(all);
     json_free(left);
@@ -395,7 +395,7 @@ static bool has_item(const char *items, const char *id)
     return found;
 }
 
-/* The turn of that name, or with that item; NULL: the last. */
+/* Finds the turn of that name, or with that item; NULL: the last one. */
 static int find_turn(struct call *c, const struct conversation *v, const char *at,
                      int64_t *row, struct fault *f)
 {

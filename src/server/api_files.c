@@ -69,16 +69,16 @@ void shelves_list(struct call *c, struct json *data, bool has_more)
 
 /* --- uploading -------------------------------------------------------------------------------- */
 
-/* What a form holds. */
+/* Content of a form. */
 struct form {
     struct textbuf file, purpose;
     char name[SHELF_NAME_BYTES], unknown[64];
     int n_files;
-    bool has_unknown; /* a part that is neither */
+    bool has_unknown; /* a part with another name */
     bool no_memory;
 };
 
-/* Whole characters of valid UTF-8: a record holds nothing else. */
+/* Sets the name from whole characters of valid UTF-8, since a record may contain nothing else. */
 static void set_name(struct form *form, const char *name)
 {
     snprintf(form->name, sizeof form->name, "%s", name);
@@ -210,7 +210,7 @@ static void delete_file(struct call *c, struct shelf *shelf, const char *id)
     call_json(c, 200, o);
 }
 
-/* GET /v1/files/ID, GET /v1/files/ID/content, DELETE /v1/files/ID */
+/* GET /v1/files/ID, GET /v1/files/ID/content, DELETE /v1/files/ID. */
 void api_file(struct call *c)
 {
     struct shelf *shelf = shelves_of(c);

@@ -1,9 +1,8 @@
-/* api_messages.c - /v1/messages: Anthropic's shape of a chat, and how many tokens one has.
+/* api_messages.c - /v1/messages: Anthropic's form of a chat, and counting its tokens.
  *
- * Stateless, as in the original: the whole conversation comes with every request.
- * cache_control marks a beginning of the prompt whose state is to be kept: it is pinned
- * for its TTL when the answer ends.  What is not marked is saved and restored all the
- * same; it is only evicted earlier. */
+ * Stateless, as in the original: the whole conversation comes with every request. cache_control
+ * marks a beginning of the prompt whose state must be kept: it is pinned for its TTL when the
+ * answer ends. Other state is saved and restored all the same; it is only evicted earlier. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,13 +18,13 @@
 enum { MAX_BREAKPOINTS = 4 }; /* as in the original API */
 
 struct breakpoint {
-    size_t n_messages; /* chat messages that it comes after */
+    size_t n_messages; /* number of chat messages before the breakpoint */
     int ttl_s;
-    int n_tokens; /* of the prompt's beginning */
+    int n_tokens; /* tokens of the prompt up to the breakpoint */
 };
 
 struct dialog_text {
-    struct json *messages, *tools; /* as chats have them; tools NULL: none */
+    struct json *messages, *tools; /* in the chat API's form; tools NULL: none */
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
 };
@@ -50,7 +49,7 @@ static int bad(struct fault *f, const char *param, const char *what)
     return fault_set(f, 400, NULL, param, "'%-s': %-s", param, what);
 }
 
-/* {"type": "ephemeral", "ttl": "5m"}; n_messages: how many it comes after. */
+/* Reads {"type": "ephemeral", "ttl": "5m"}; n_messages: the messages before it. */
 static int read_mark(const struct json *v, size_t n_messages, struct dialog_text *d,
                      struct fault *f)
 {
@@ -76,7 +75,7 @@ static const char *type_of(const struct json *block)
     return type != NULL ? type : "";
 }
 
-/* A text, or blocks that are text, one behind the other. */
+/* Reads a text, or blocks that are text, joined. */
 static int read_texts(const struct json *v, const char *param, size_t n_messages,
                       struct textbuf *out, struct dialog_text *d, struct fault *f)
 {
@@ -113,7 +112,7 @@ static void push_message(struct dialog_text *d, const char *role,
     json_push(d->messages, m);
 }
 
-/* What a tool gave: a message of its own. */
+/* Reads a tool's result, which becomes a message of its own. */
 static int read_tool_result(const struct json *block, struct dialog_text *d,
                             struct fault *f)
 {
@@ -202,7 +201,7 @@ static int read_message(const struct json *m, struct dialog_text *d, struct faul
     return rc;
 }
 
-/* {"name", "description", "input_schema"} as chats have it. */
+/* Converts {"name", "description", "input_schema"} to the chat API's form. */
 static int read_tool(const struct json *tool, struct dialog_text *d, struct fault *f)
 {
     const char *type = json_string_of(json_member(tool, "type"), NULL);
@@ -274,9 +273,9 @@ static int render(struct call *c, const struct json *messages, const struct dial
     return prompt_render(call_model(c), &source, out, f);
 }
 
-/* How many of the prompt's tokens come before a breakpoint: as far as the prompt of the
- * messages before it reads alike.  Where those alone are no conversation that the
- * template takes, all of them do. */
+/* Returns how many of the prompt's tokens come before a breakpoint: those that equal the prompt
+ * of the messages before it alone. If the template accepts no conversation of these messages
+ * alone, all tokens count. */
 static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_messages,
                          const struct gen_params *p, const struct prompt_ids *prompt)
 {
@@ -309,8 +308,7 @@ static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_m
     return rc == 0 ? same : prompt->n;
 }
 
-/* The text is there: what it was made of is not wanted any more, unless a part of
- * it is rendered again. */
+/* Frees the messages once the text is made, unless a part of them is rendered again. */
 static void forget_messages(struct call *c, struct gen_params *p, struct dialog_text *d)
 {
     if (d->n > 0)
@@ -352,7 +350,7 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
 
 /* --- the answer ------------------------------------------------------------------------------- */
 
-/* The stop string that ended the text; NULL: none did. */
+/* Returns the stop string that ended the text; NULL: none did. */
 static const char *stop_of(const struct generation *g, const struct choice *ch)
 {
     struct textbuf all = {0};
@@ -383,8 +381,8 @@ static void put_stop(struct json *o, const struct generation *g, const struct ch
     json_put_string(o, "stop_sequence", ch->calls == NULL ? stop : NULL);
 }
 
-/* Every token of the prompt counts once: read from the cache, put into it by
- * cache_control, or else. */
+/* Makes the usage. Every token of the prompt counts once: read from the cache, put into it by
+ * cache_control, or neither. */
 static struct json *usage(const struct generation *g, int n_cached, int n_output)
 {
     const struct message *m = g->own;
@@ -416,7 +414,7 @@ static struct json *text_block(const char *text, size_t n)
     return o;
 }
 
-/* with_input: else it follows as a delta. */
+/* with_input: includes the input; else it follows as a delta. */
 static struct json *tool_block(const struct choice *ch, int i, bool with_input)
 {
     const struct json *call = json_at(json_member(ch->calls, "tool_calls"), (size_t)i);
@@ -474,7 +472,7 @@ static void event(const char *type, struct json *o, struct textbuf *out)
     sse_json(out, o);
 }
 
-/* With the first token, since only then it is known what came from the cache. */
+/* Begins the stream with the first token: only then the number of cached tokens is known. */
 static void start(struct generation *g, struct textbuf *out)
 {
     struct message *m = g->own;
@@ -581,7 +579,8 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
     event("error", api_messages_fault(f), out);
 }
 
-/* A pin that cannot be set harms no answer: without it state is evicted earlier. */
+/* Pins the marked state. A pin that cannot be set harms no answer: the state is only evicted
+ * earlier. */
 static int keep(struct generation *g, struct fault *f)
 {
     const struct message *m = g->own;
@@ -607,7 +606,7 @@ static const struct dialect messages = {.answer = answer,
 
 /* --- the routes ------------------------------------------------------------------------------- */
 
-/* What is asked, and its prompt; false where that was refused, and answered. */
+/* Reads the request and its prompt. Returns false if it was refused, and answered. */
 static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,
                         struct dialog_text *d, struct prompt_ids *prompt,
                         struct prompt_text *text, char *what)

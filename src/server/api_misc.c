@@ -1,5 +1,5 @@
-/* api_misc.c - the routes, and the small ones among them: models, tokens, health,
- * the API itself. */
+/* api_misc.c - the table of routes, and the small routes: models, tokens, health, the API's
+ * description. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,7 +111,8 @@ static int read_flag(const struct json *body, const char *name, bool *io, struct
                : fault_set(f, 400, NULL, name, "%s", err.msg);
 }
 
-/* As text at once: a value for each of a million ids would take ten times as much. */
+/* Writes the list as text at once: a value for each of a million ids would take ten times as
+ * much. */
 static void answer_tokens(struct call *c, const int32_t *ids, int n)
 {
     struct hcache_model_info info;
@@ -137,13 +138,13 @@ static void answer_tokens(struct call *c, const int32_t *ids, int n)
     call_fault(c, &f);
 }
 
-/* Longer texts than a prompt can be may be counted, within reason. */
+/* Refuses texts that are far longer than a prompt can be. */
 static int check_text(const struct hcache *h, const char *text, size_t n, struct fault *f)
 {
     return n <= MAX_TEXT_BYTES ? 0 : prompt_fits(h, false, text, n, "content", f);
 }
 
-/* The text is called "content" by some clients and "prompt" by others. */
+/* Some clients call the text "content" and others "prompt". */
 void api_tokenize(struct call *c)
 {
     static const char *const names[] = {
@@ -182,8 +183,8 @@ void api_tokenize(struct call *c)
     hcache_free(ids);
 }
 
-/* Ids of a few bytes may stand for long tokens: the text is bounded by the body
- * that asks for it. */
+/* Ids of a few bytes may stand for long tokens, so the size of the body bounds the size of the
+ * text. */
 enum { MOST_GROWTH = 8 };
 
 static int check_growth(struct call *c, const int32_t *ids, int n_ids, struct fault *f)
@@ -221,7 +222,7 @@ void api_detokenize(struct call *c)
         rc = check_growth(c, ids, n_ids, &f);
     if (rc == 0 && hcache_decode(call_model(c), ids, n_ids, &text, &n, &err) != 0)
         rc = fault_refuse(&f, err.code, "tokens", "%s", err.msg);
-    /* Twice a value, and a text that doubles: a control character has six bytes there. */
+    /* A value twice, and a text that doubles: a control character takes six bytes there. */
     if (rc == 0 && mem_pledge(16 * n + (64 << 10), NULL) != 0)
         rc = fault_refuse(&f, -ENOMEM, NULL, "there is no memory for a text of %zu bytes",
                           n);
@@ -239,8 +240,8 @@ void api_detokenize(struct call *c)
 
 /* --- health and the API ----------------------------------------------------------------------- */
 
-/* Whether state is being saved, where a store was asked for.  The reason may name paths, so it is
- * told by /v1/cache/stats only. */
+/* Adds whether state is being saved, if a store was asked for. The reason may name paths, so
+ * only /v1/cache/stats tells it. */
 static void put_saving(struct json *o, struct call *c)
 {
     struct hcache_cache_stats k;
@@ -318,7 +319,7 @@ static const char *verb_of(const struct route *r)
     return strcmp(r->method, "GET") == 0 ? "get" : r->method[0] == 'D' ? "delete" : "post";
 }
 
-/* All methods of a path stand in a row among the routes. */
+/* Adds a path; all its methods are neighbours in the table of routes. */
 static void put_path(struct json *paths, const struct route *r)
 {
     struct json *item = json_new_object();

@@ -1,9 +1,9 @@
 /* api_responses.c - /v1/responses: answers that are kept, and can be continued by their name.
  *
- * A response is a turn (conversations.h).  It goes on from a response or a conversation
- * with the exact tokens of what was said (draft.h).  It is told as completed only when it
- * is durable: who has seen the end of a stream finds the response after any crash, and
- * who has not finds none of it. */
+ * A response is a turn (conversations.h). It continues a response or a conversation with the
+ * exact tokens of earlier turns (draft.h). It is reported as completed only when it is durable.
+ * So a client that has seen the end of a stream finds the response after any crash, and a client
+ * that has not finds no part of it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +24,9 @@ struct response {
     char conversation[NAME_BYTES]; /* "": none */
     char *title;
     bool has_branched; /* the conversation had gone on meanwhile */
-    char *not_kept;   /* why the disk did not take it; NULL: it is kept, or was not to be */
-    int64_t sequence; /* of events */
+    /* why the disk did not take it; NULL: it is kept, or was not to be kept */
+    char *not_kept;
+    int64_t sequence; /* sequence number of events */
     bool is_open;     /* the message's events have begun */
     int n_open;       /* items whose events have begun */
 };
@@ -62,7 +63,7 @@ static struct json *usage(const struct generation *g)
     return o;
 }
 
-/* The items of the answer. */
+/* Returns the items of the answer. */
 static struct json *output(const struct generation *g)
 {
     const struct choice *ch = &g->choice[0];
@@ -76,7 +77,7 @@ static struct json *output(const struct generation *g)
     if (ch->calls == NULL || n > 0)
         json_push(list, item_message(r->message_id, status_of(ch), text, n));
     for (size_t i = 0; i < json_count(calls); i++) {
-        char call_id[80], id[NAME_BYTES + 16]; /* the same whenever it is told */
+        char call_id[80], id[NAME_BYTES + 16]; /* the same id every time */
         struct json *call = json_new_object();
         shape_id(ch, (int)i, call_id);
         json_put_string(call, "call_id", call_id);
@@ -110,7 +111,7 @@ static void put_text_format(struct json *o)
     json_put(o, "text", text);
 }
 
-/* What was asked for, with the defaults. */
+/* Adds the request's fields, with the defaults. */
 static void put_request(struct json *o, const struct generation *g)
 {
     const struct gen_params *p = &g->params;
@@ -135,7 +136,7 @@ static void put_request(struct json *o, const struct generation *g)
     put_text_format(o);
 }
 
-/* Without its output. is_done: every choice has its result. */
+/* Makes the response without its output. is_done: every choice has its result. */
 static struct json *head(const struct generation *g, bool is_done)
 {
     const struct response *r = g->own;
@@ -208,7 +209,8 @@ static int keep(struct generation *g, struct fault *f)
     json_free(o);
     json_free(items);
     json_free(told);
-    if (!err_is_of_disk(rc)) /* else the answer is given all the same, and says so */
+    /* otherwise the answer is given all the same, and tells that it is not kept */
+    if (!err_is_of_disk(rc))
         return rc == 0 ? 0 : keep_fault(&err, f);
     log_warn("an answer was not kept: %s", err.msg);
     r->not_kept = xstrdup(err.msg);
@@ -218,7 +220,7 @@ static int keep(struct generation *g, struct fault *f)
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-/* "event: TYPE" and the object, which is taken. */
+/* Writes "event: TYPE" and the object, which is taken. */
 static void event(struct response *r, const char *type, struct json *o, struct textbuf *out)
 {
     json_put_string(o, "type", type);
@@ -301,7 +303,7 @@ static void close_message(struct response *r, const struct json *item, struct te
     event_item(r, "response.output_item.done", 0, json_share(item), out);
 }
 
-/* A call comes whole: begun, all of its arguments, ended. */
+/* Writes a call's events: begun, all of its arguments, ended. */
 static void tell_call(struct response *r, const struct json *item, struct textbuf *out)
 {
     int index = r->n_open++;
@@ -386,8 +388,8 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     return 0;
 }
 
-/* A conversation's metadata may have a time to live for the state of its responses, in seconds. A
- * request's own wins. */
+/* Takes the time to live from a conversation's metadata, in seconds. A request's own value has
+ * priority. */
 static void take_ttl(const struct conversation *v, struct gen_params *p)
 {
     struct json *metadata = NULL;
@@ -400,7 +402,7 @@ static void take_ttl(const struct conversation *v, struct gen_params *p)
     json_free(metadata);
 }
 
-/* Where it goes on from. */
+/* Finds the turn that it continues. */
 static int find_parent(struct call *c, struct gen_params *p, struct response *r,
                        int64_t *parent, struct fault *f)
 {
@@ -433,7 +435,7 @@ static int find_parent(struct call *c, struct gen_params *p, struct response *r,
     return 0;
 }
 
-/* Tools as chats have them: {"type", "function": {...}}. */
+/* Converts tools to the chat API's form: {"type", "function": {...}}. */
 static int read_tools(const struct json *tools, struct json **out, struct fault *f)
 {
     *out = NULL;
@@ -518,7 +520,8 @@ void api_responses(struct call *c)
     r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);
     struct prompt_ids prompt = {.ids = r->draft.ids, .n = r->draft.n_ids};
     struct prompt_text text = r->draft.text;
-    r->draft.is_lent = true; /* the generation has them, and drops r before it frees them */
+    /* the generation owns them, and drops r before it frees them */
+    r->draft.is_lent = true;
     call_generate(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }
 

@@ -90,7 +90,7 @@ void auth_destroy(struct auth *a)
     free(a);
 }
 
-/* Digests have one length, so neither length nor content of a key shows in the time. */
+/* Compares digests of one length, so the time reveals neither length nor content of a key. */
 static bool same(const struct sha256 *a, const struct sha256 *b)
 {
     volatile uint8_t diff = 0;
@@ -109,7 +109,7 @@ bool auth_check(const struct auth *a, const char *authorization, const char **sa
     const char *given = authorization + 7;
     given += strspn(given, " ");
     struct sha256 digest = digest_of(given, strlen(given), "", 0);
-    for (int i = 0; i < a->n; i++) { /* all of them, always */
+    for (int i = 0; i < a->n; i++) { /* always all of them */
         if (same(&digest, &a->key[i].digest))
             *salt = a->key[i].salt;
     }

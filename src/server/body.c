@@ -10,17 +10,17 @@
 #include "server/worker.h"
 
 enum {
-    /* Of a text to here the parser itself says what is wrong, by line and column. */
+    /* The parser itself reports errors in texts up to this size, by line and column. */
     SMALL_TEXT_BYTES = 64 << 10,
-    /* Trees to here are freed by the thread that ends the call: it takes less than
-     * a millisecond. */
+    /* Trees up to this size are freed by the thread that ends the call: it takes less than a
+     * millisecond. */
     SMALL_TREE_BYTES = 256 << 10,
 };
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
-/* A body without a length can be refused only when it has ended: it is dropped until then, and cut
- * off where it does not end. */
+/* Takes more of a body. A body without a length can be refused only when it has ended. Until
+ * then it is dropped; one that does not end is cut off. */
 enum MHD_Result body_add(struct call *c, const char *bytes, size_t n)
 {
     uint64_t total = atomic_fetch_add(&c->s->body_bytes, n) + n;
@@ -73,7 +73,7 @@ static bool is_ignored(const void *arg, const char *name, size_t n)
     return request_ignores(*(const unsigned *)arg, name, n);
 }
 
-/* Counts what the values will take, before they are there. */
+/* Counts the memory of the values before they are built. */
 static int reserve(struct call *c, size_t cost, struct fault *f)
 {
     if (cost > c->body.n + BODY_FREE_BYTES)
@@ -89,9 +89,9 @@ static int reserve(struct call *c, size_t cost, struct fault *f)
     return 0;
 }
 
-/* For all that the answer makes of a large body, until the worker has answered (run_job).  The
- * factors are above what was measured: texts and their tokens 6 times the body, prepared
- * messages twice the values.  Small bodies live on the process's reserve. */
+/* Reserves memory for everything that the answer makes of a large body, until the worker has
+ * answered (run_job). The factors are above the measured ones: texts and their tokens 6 times
+ * the body, prepared messages twice the values. Small bodies use the process's reserve. */
 static int pledge(size_t n_body, size_t cost, struct err *err)
 {
     enum { FREE_BYTES = 64 << 10, BODY_TIMES = 8, VALUE_TIMES = 3 };
@@ -100,7 +100,8 @@ static int pledge(size_t n_body, size_t cost, struct err *err)
                : mem_pledge(BODY_TIMES * n_body + VALUE_TIMES * cost, err);
 }
 
-/* The log shows the name that the message begins with, and nothing of the body. */
+/* Makes the fault for a bad body. The log shows the name at the beginning of the message, and no
+ * part of the body. */
 static int bad_body(struct fault *f, int rc, const char *name, const struct err *err)
 {
     size_t n = strlen(name);
@@ -137,7 +138,7 @@ const struct json *call_body(struct call *c, unsigned kind)
         c->json = NULL;
         call_fault(c, &f);
     }
-    free_bytes(c); /* the values have copies of all that is in it */
+    free_bytes(c); /* the values have copies of everything in it */
     return c->json;
 }
 

@@ -1,8 +1,8 @@
 /* gate.c - see gate.h.
  *
- * Order: where a page asks (origin.h), then lengths (head.h), then the key, then whether there
- * is the path.  A page that may not ask learns nothing of keys and paths.  Without a right key
- * nothing but the public routes is told apart. */
+ * Order of checks: the page's origin (origin.h), lengths (head.h), the key, whether the path
+ * exists. A page that may not ask learns nothing about keys and paths. Without a right key all
+ * paths but the public ones get the same answer. */
 #include "server/gate.h"
 
 #include <stdio.h>
@@ -17,8 +17,8 @@
 #include "server/head.h"
 #include "server/origin.h"
 
-/* The page's own files and what they ask for come from here; nothing else is loaded, and no
- * other page may show this one in a frame. */
+/* The page loads only its own files and makes requests only to this server. No other page may
+ * show it in a frame. */
 #define PAGE_POLICY                                                                        \
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "        \
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -57,8 +57,8 @@ void gate_preflight_headers(const struct call *c, struct MHD_Response *r)
 {
     const char *wanted = header(c, "Access-Control-Request-Headers");
     put(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
-    if (wanted !=
-        NULL) /* official clients send dozens of their own: all are harmless here */
+    /* official clients send dozens of headers of their own; all are harmless here */
+    if (wanted != NULL)
         put(r, "Access-Control-Allow-Headers", wanted);
     if (header(c, "Access-Control-Request-Private-Network") != NULL)
         put(r, "Access-Control-Allow-Private-Network", "true");
@@ -104,7 +104,7 @@ int gate_state(struct call *c, struct fault *f)
 
 /* --- the key ---------------------------------------------------------------------------------- */
 
-/* Counts a wrong key; the answer to it is held back. */
+/* Counts a wrong key and sets the delay of its answer. */
 static void note_guess(struct call *c)
 {
     struct guess g;
@@ -120,7 +120,7 @@ static void note_guess(struct call *c)
                  g.address, (unsigned long long)g.n_untold);
 }
 
-/* Shown as a bearer, or as Anthropic's clients show it. */
+/* Checks the key, sent as a bearer token, or as Anthropic's clients send it. */
 static bool key_is_right(struct call *c, bool *is_shown)
 {
     const char *bearer = header(c, MHD_HTTP_HEADER_AUTHORIZATION);
@@ -168,9 +168,10 @@ enum gate gate_check(struct call *c, const char *url, const char *method, struct
         return GATE_REFUSE;
     if (head_check(&h.lengths, c->s->o.max_body_bytes, f) != 0)
         return GATE_REFUSE;
+    /* a preflight never has a key */
     if (allowed != NULL && strcmp(method, "OPTIONS") == 0 &&
         header(c, "Access-Control-Request-Method") != NULL)
-        return GATE_PREFLIGHT; /* it never shows a key */
+        return GATE_PREFLIGHT;
     if (!key_is_right(c, &is_shown) && (rc != 0 || !c->route->is_public)) {
         if (is_shown)
             note_guess(c);

@@ -1,25 +1,25 @@
-/* gate.h - whether a request may come in, judged by its head alone. */
+/* gate.h - decides by its head alone whether a request may come in. */
 #ifndef SERVER_GATE_H
 #define SERVER_GATE_H
 
 #include "server/call.h"
 
-/* What the head of a request leads to. */
+/* Result for the head of a request. */
 enum gate {
     GATE_OPEN,
-    GATE_REFUSE,    /* *f says why */
+    GATE_REFUSE,    /* *f has the reason */
     GATE_PREFLIGHT, /* a browser asks whether a page may send a request: yes */
 };
 
-/* Finds the route, the key's salt, and the Origin that the answer must name; all of them the
- * call's. A wrong key also sets c->hold_ns. */
+/* Finds the route, the key's salt, and the Origin that the answer must name, and stores them in
+ * the call. A wrong key also sets c->hold_ns. */
 enum gate gate_check(struct call *c, const char *url, const char *method, struct fault *f);
-/* Whether the server's state lets the route answer now. 0, or -1 with *f. */
+/* Checks whether the server's state lets the route answer now. Returns 0, or -1 with *f. */
 int gate_state(struct call *c, struct fault *f);
 
-/* The headers that every answer has, for browsers; route NULL: there is none. */
+/* Adds the headers that every answer has, for browsers. route NULL: there is none. */
 void gate_headers(const struct call *c, struct MHD_Response *r);
-/* The headers of an answer to a preflight. */
+/* Adds the headers of an answer to a preflight. */
 void gate_preflight_headers(const struct call *c, struct MHD_Response *r);
 
 #endif

@@ -20,15 +20,15 @@ enum {
 };
 
 struct place {
-    int64_t last_ns; /* of the last wrong key */
-    int64_t free_ns; /* when the last held answer goes out */
+    int64_t last_ns; /* time of the last wrong key */
+    int64_t free_ns; /* when the last delayed answer is sent */
     int n;           /* wrong keys, each within the window after the one before */
 };
 
 struct guesses {
-    pthread_mutex_t lock; /* protects all below */
+    pthread_mutex_t lock; /* protects all fields below */
     uint64_t n, n_untold;
-    int64_t told_ns; /* 0: nothing was told yet */
+    int64_t told_ns; /* time of the last log line; 0: none yet */
     struct place place[N_PLACES];
 };
 

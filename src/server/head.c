@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* More digits than any length has, and no overflow. */
+/* More digits than any length has, without overflow. */
 enum { MAX_DIGITS = 18 };
 
 static void add_length(struct head *h, const char *value)
@@ -29,9 +29,10 @@ static bool begins_with(const char *name, const char *with)
     return strncasecmp(name, with, strlen(with)) == 0;
 }
 
-/* The library adds a folded line (one that begins with white space) to the *name* of the header
- * before it: "Content-Length:\r\n 16" is called "Content-Length16", and the length is lost.  A
- * proxy in front may have read it, and would take the body for the next request. */
+/* Returns whether a header's name is valid. The library adds a folded line (one that begins with
+ * white space) to the *name* of the header before it: "Content-Length:\r\n 16" becomes
+ * "Content-Length16", and the length is lost. A proxy in front may have read it, and would take
+ * the body for the next request. */
 static bool is_name(const char *name)
 {
     bool has_more = (begins_with(name, "Content-Length") && name[14] != 0) ||

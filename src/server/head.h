@@ -1,8 +1,8 @@
-/* head.h - what is ours to judge of the head of an HTTP request: its lengths and its path. Pure.
+/* head.h - judges the head of an HTTP request: its lengths and its path. Pure.
  *
- * The library splits the head into lines; what they mean together is decided here,
- * since it would answer requests whose length is told in two ways, and a proxy in front
- * may have read them otherwise. */
+ * The library splits the head into lines; their meaning together is decided here. The library
+ * would answer requests whose length is given in two ways, and a proxy in front may have read
+ * them differently. */
 #ifndef SERVER_HEAD_H
 #define SERVER_HEAD_H
 
@@ -16,20 +16,21 @@ enum { HEAD_MAX_URI_BYTES = 4 << 10 };
 
 struct head {
     size_t uri_bytes;
-    bool uri_has_zero; /* an escaped one, %00: it would cut the path, or a parameter */
-    int n_length, n_encoding; /* headers of that name */
+    bool uri_has_zero; /* an escaped zero, %00: it would cut the path, or a parameter */
+    int n_length, n_encoding; /* number of Content-Length and Transfer-Encoding headers */
     bool bad_length, bad_encoding;
     bool bad_name; /* no name at all, or one with a folded line at its end */
     uint64_t length;
 };
 
-/* One header; value NULL: it has none. */
+/* Adds one header. value NULL: it has none. */
 void head_add(struct head *h, const char *name, const char *value);
-/* 0, or -1 and why the request is refused and its connection closed. */
+/* Returns 0, or -1 and the reason; the request is then refused and its connection closed. */
 int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f);
-/* Whether a route's path is that of a URL; "/v1/models/" matches what follows it, too. */
+/* Returns whether a route's path is that of a URL. "/v1/models/" also matches longer paths below
+ * it. */
 bool head_path_is(const char *route, const char *path);
-/* Whether a URL's path is `prefix` or lies below it. */
+/* Returns whether a URL's path is `prefix` or lies below it. */
 bool head_path_is_below(const char *prefix, const char *path);
 
 #endif

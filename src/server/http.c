@@ -1,13 +1,13 @@
 /* http.c - the HTTP side: the daemons, a request's way in, its limits, and its answer's way out.
  *
  * Invariants:
- *  1. A request whose length is told in two ways is refused and its connection closed: the library
- *     would answer it, and a proxy in front may have read it otherwise.
- *  2. Nothing of a request's body is looked at before its head has passed the gate (gate.h).
- *  3. A connection sleeps (suspended) only while something will wake it: its generation,
- *     the worker, or the watcher.
- *  4. No path, header or body reaches the log at the default level; with -v the
- *     route's path does. */
+ * 1. A request whose length is given in two ways is refused and its connection closed: the
+ *    library would answer it, and a proxy in front may have read it differently.
+ * 2. No part of a request's body is read before its head has passed the gate (gate.h).
+ * 3. A connection sleeps (suspended) only while something will wake it: its generation, a
+ *    worker, or the watcher.
+ * 4. No path, header or body reaches the log at the default level; with -v the route's path
+ *    does. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <math.h>
@@ -39,20 +39,20 @@
 #include "server/worker.h"
 
 enum {
-    /* The library's buffer of a connection: bounds the request line and all headers together. */
+    /* The library's buffer of a connection; bounds the request line and all headers together. */
     CONNECTION_BYTES = 32 << 10,
     BACKLOG = 1024, /* connections that wait to be accepted */
     MAX_RETRY_S = 3600,
-    TIDY_PERIOD_S = 5,       /* how late what has expired is erased */
-    MAX_WAITING_CALLS = 256, /* for a worker; others get 503 */
+    TIDY_PERIOD_S = 5,       /* most delay until expired content is erased */
+    MAX_WAITING_CALLS = 256, /* per worker; further calls get 503 */
     MAX_PLAIN_BODY = 4 << 10,
-    /* Of remembered answers: turns of a few thousand conversations. */
+    /* Bounds of remembered answers: turns of a few thousand conversations. */
     MEMORY_ENTRIES = 4096,
     MEMORY_BYTES = 64 << 20,
 };
 
-/* The threads of the text worker.  Streams and /health come before large bodies where the
- * processors are busy; small bodies are as short as they. */
+/* The threads of the text worker. On busy processors streams and /health have priority over
+ * large bodies; small bodies are as short as they. */
 static const struct worker_thread_opts text_threads[] = {
     {.max_bytes = 64 << 10, .nice = 0},
     {.max_bytes = 1 << 20, .nice = 5},
@@ -86,7 +86,7 @@ void call_json(struct call *c, int status, struct json *v)
     json_free(v);
 }
 
-/* In whole seconds, as Retry-After has it. */
+/* Returns the expected wait in whole seconds, for Retry-After. */
 static int expected_wait_s(struct hcache *h)
 {
     struct hcache_stats st;
@@ -98,8 +98,8 @@ void call_fault(struct call *c, const struct fault *f)
 {
     if (f->status == 429)
         c->retry_after_s = expected_wait_s(call_model(c));
-    else if (f->status ==
-             503) /* it loads, stops or is short of memory: nobody knows how long */
+    /* It loads, stops or is short of memory: the wait is unknown. */
+    else if (f->status == 503)
         c->retry_after_s = 1;
     /* A message that is all hidden says less than the code. */
     const char *reason = strcmp(f->reason, "...") != 0 ? f->reason
@@ -132,7 +132,7 @@ struct hcache *call_model(struct call *c)
 
 /* --- generations ------------------------------------------------------------------------------ */
 
-/* On the engine's thread, with its lock held. */
+/* Called on the engine's thread, with its lock held. */
 static void wake_client(void *arg)
 {
     call_wake(arg);
@@ -224,7 +224,7 @@ void call_done(struct call *c)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* False where there was news in the meantime: look again. */
+/* Puts the call to sleep. Returns false if there was news in the meantime: look again. */
 static bool call_sleep(struct call *c)
 {
     pthread_mutex_lock(&c->lock);
@@ -279,7 +279,7 @@ static enum MHD_Result send_file(struct call *c)
         return MHD_NO;
     struct MHD_Response *r = MHD_create_response_from_fd64((uint64_t)st.st_size, c->file);
     if (r != NULL)
-        c->has_file = false; /* the library's now */
+        c->has_file = false; /* the library owns it now */
     return send_response(c, r);
 }
 
@@ -290,11 +290,11 @@ static enum MHD_Result send_answer(struct call *c)
     struct MHD_Response *r = MHD_create_response_from_buffer(c->out.n, c->out.p,
                                                              MHD_RESPMEM_MUST_FREE);
     if (r != NULL)
-        c->out = (struct textbuf){0}; /* the library's now */
+        c->out = (struct textbuf){0}; /* the library owns it now */
     return send_response(c, r);
 }
 
-/* The stream has been silent for a while: it wakes to say that it lives. */
+/* Called when the stream has been silent for a while: wakes it to send a comment. */
 static void keep_alive(void *arg)
 {
     struct call *c = arg;
@@ -302,7 +302,8 @@ static void keep_alive(void *arg)
     call_wake(c);
 }
 
-/* While the server drains alarms ring at once, and streams end soon. */
+/* Sets the alarm for a silent stream. While the server drains, alarms ring at once, and streams
+ * end soon. */
 static void expect_silence(struct call *c)
 {
     int seconds = c->s->o.keep_alive_s;
@@ -351,7 +352,7 @@ static enum MHD_Result send_stream(struct call *c)
     c->content_type = "text/event-stream";
     struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10,
                                                                stream_read, c, NULL);
-    if (r != NULL) /* proxies are not to collect it */
+    if (r != NULL) /* proxies must not buffer it */
         (void)MHD_add_response_header(r, "X-Accel-Buffering", "no");
     return send_response(c, r);
 }
@@ -375,10 +376,10 @@ static enum MHD_Result send_when_done(struct call *c)
 
 /* --- a request -------------------------------------------------------------------------------- */
 
-/* What lives as long as a connection. */
+/* State that lives as long as a connection. */
 struct peer {
     struct watch *watch;
-    size_t uri_bytes; /* of the present request */
+    size_t uri_bytes; /* bytes of the present request's URI */
     bool uri_has_zero;
 };
 
@@ -389,7 +390,7 @@ static struct peer *peer_of(struct MHD_Connection *m)
     return i != NULL ? i->socket_context : NULL;
 }
 
-/* By the watcher: the answer to a wrong key may go out. */
+/* Called by the watcher: the answer to a wrong key may be sent. */
 static void hold_ended(void *arg)
 {
     struct call *c = arg;
@@ -399,7 +400,7 @@ static void hold_ended(void *arg)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Sends the answer to a refused request, or sleeps until it may go out. */
+/* Sends the answer to a refused request, or sleeps until it may be sent. */
 static enum MHD_Result send_refusal(struct call *c)
 {
     for (;;) {
@@ -417,11 +418,11 @@ static enum MHD_Result send_refusal(struct call *c)
 
 static enum MHD_Result refuse(struct call *c, const struct fault *f)
 {
-    c->close = true; /* a body may follow that nobody is going to read */
+    c->close = true; /* a body may follow that will not be read */
     call_fault(c, f);
     if (c->hold_ns > 0) {
         c->is_held = true;
-        watch_answer(c->watch); /* it has arrived */
+        watch_answer(c->watch); /* the request has arrived */
         watch_alarm(c->watch, c->hold_ns, hold_ended, c);
     }
     return send_refusal(c);
@@ -467,8 +468,8 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     return refuse(c, &f);
 }
 
-/* An HTTP thread serves streams: it takes only what has no body to speak of.  A large body is
- * not left to the disk's one thread either. */
+/* Returns the thread for a call. An HTTP thread serves streams, so it takes only calls with a
+ * small body. The disk's one thread does not take large bodies, either. */
 static enum call_thread thread_for(const struct call *c)
 {
     if (c->route->has_text || c->body.n > MAX_PLAIN_BODY)
@@ -480,7 +481,8 @@ static void dispatch(struct call *c)
 {
     struct fault f;
     c->begun = true;
-    if (body_check(c, &f) == 0 && gate_state(c, &f) == 0) { /* again: time has passed */
+    /* again, because time has passed */
+    if (body_check(c, &f) == 0 && gate_state(c, &f) == 0) {
         enum call_thread thread = thread_for(c);
         atomic_fetch_add(&c->s->n_active, 1);
         tenants_request(c->s->tenants, auth_tenant(c->s->auth, c->salt));
@@ -543,7 +545,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     watch_on_gone(c->watch, NULL, NULL);
     watch_alarm(c->watch, 0, NULL, NULL);
     watch_idle(c->watch, s->o.idle_timeout_s);
-    generation_free(c->gen); /* cancels what still runs */
+    generation_free(c->gen); /* cancels running choices */
     if (c->is_counted)
         atomic_fetch_sub(&s->n_active, 1);
     body_release(c);
@@ -551,7 +553,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     if (c->has_file)
         close(c->file);
     free(c->allowed_origin);
-    pthread_mutex_lock(&c->lock); /* call_done may still be on its way out */
+    pthread_mutex_lock(&c->lock); /* call_done may still hold it */
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_destroy(&c->lock);
     free(c);
@@ -578,7 +580,7 @@ static void on_connection(void *arg, struct MHD_Connection *m, void **context,
     }
 }
 
-/* The request line is there: the rest has to follow in time. */
+/* Called when the request line has arrived: the rest must follow in time. */
 static void *on_uri(void *arg, const char *uri, struct MHD_Connection *m)
 {
     struct server *s = arg;
@@ -611,7 +613,7 @@ static int listen_on(struct server *s, struct err *err)
     char port[16];
     int one = 1, rc = 0;
     snprintf(port, sizeof port, "%d", s->o.port);
-    /* One address, not whichever of its addresses a resolver names first. */
+    /* A fixed address, not the one that a resolver happens to name first. */
     const char *host = strcmp(s->o.host, "localhost") == 0 ? "127.0.0.1" : s->o.host;
     if (getaddrinfo(host, port, &hints, &a) != 0)
         return err_set(err, ERR_USAGE,
@@ -724,7 +726,7 @@ void server_truncate(struct server *s, const struct hcache_truncation *t)
     s->truncation = *t;
 }
 
-/* What the ids in a file of answers mean. */
+/* Returns the hash that identifies the meaning of ids in a file of answers. */
 static struct sha256 vocabulary_of(const struct hcache *h)
 {
     struct hcache_model_info info;

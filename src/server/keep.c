@@ -80,7 +80,8 @@ int keep_guarantee(struct call *c, const struct hcache_context *context,
                    int64_t until_wall_s, struct hcache_guarantee *out, struct fault *f)
 {
     struct hcache_err err = {0};
-    hcache_cache_flush(call_model(c)); /* what was just computed is on its way */
+    /* state that was just computed is on its way to the store */
+    hcache_cache_flush(call_model(c));
     int rc = hcache_cache_guarantee(call_model(c), context, until_wall_s, out, &err);
     if (rc == 0)
         return 0;
@@ -105,14 +106,15 @@ bool keep_ttl(const char *text, int64_t *ttl_s)
 
 enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
 
-/* What is written down is done by the next server that can write: for this one it is settled. */
+/* Returns 0 if the erasure is noted: the next server that can write carries it out, so it is
+ * settled for this one. */
 static int keep_noted(int rc, const struct hcache_erased *gone)
 {
     return gone->is_noted ? 0 : rc;
 }
 
-/* Doomed chunks stand with children before their parents: the last ones of a list are tried first
- * when it is turned around.  Where one is shared, those before it in its chain are,
+/* Erases a run of doomed chunks. They are listed with children before their parents, so the
+ * turned list is tried from its end. If one is shared, those before it in its chain are shared,
  * too; others are not. */
 static int erase_run(struct hcache *h, struct sha256 *keys, int n,
                      struct hcache_erased *sum, struct hcache_err *err)
@@ -134,13 +136,13 @@ static int erase_run(struct hcache *h, struct sha256 *keys, int n,
         if (gone.n_shared == 0)
             break;
         sum->n_shared++;
-        n = (int)gone.n_shared - 1; /* keys[n] is continued by something else */
+        n = (int)gone.n_shared - 1; /* another chunk continues keys[n] */
     }
     return rc;
 }
 
-/* Interrupted answers have saved chunks that no turn names, and that hold the end
- * of an erased one. */
+/* Interrupted answers have saved chunks that no turn names, and that contain the end of an
+ * erased turn. Erases them. */
 static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_erased *sum,
                   struct hcache_err *err)
 {
@@ -153,7 +155,7 @@ static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_er
     return keep_noted(rc, &gone);
 }
 
-/* One batch of the doomed; *n of them were there. 0, or a code that was told. */
+/* Erases one batch of doomed chunks; *n of them existed. Returns 0, or a code that was logged. */
 static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, int *n,
                      struct hcache_erased *sum)
 {
@@ -165,12 +167,12 @@ static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, in
     struct sha256 *copy = xmalloc((size_t)*n * sizeof *copy);
     memcpy(copy, keys, (size_t)*n * sizeof *keys);
     int forgot = forget(h, copy, *n, sum, &herr);
-    rc = erase_run(h, copy, *n, sum,
-                   &herr); /* what cannot be erased is at least not found */
+    /* Chunks that cannot be erased are at least not found. */
+    rc = erase_run(h, copy, *n, sum, &herr);
     rc = forgot != 0 ? forgot : rc;
     if (rc == HCACHE_E_UNSUPPORTED)
         rc = 0;                      /* there is no store */
-    if (rc == 0 && sum->n_busy == 0) /* else they are tried again */
+    if (rc == 0 && sum->n_busy == 0) /* otherwise they are tried again */
         rc = conversations_buried(s->conversations, keys, *n, &err);
     if (rc != 0)
         log_warn_once(&s->said_owed,
@@ -187,7 +189,7 @@ struct hcache_erased keep_bury(struct server *s)
     struct sha256 *keys = xmalloc(BURY_AT_ONCE * sizeof *keys);
     int n = 0, rc = conversations_doomed(s->conversations, keys, 1, &n, NULL);
     if (rc == 0 && n > 0) {
-        hcache_cache_flush(h); /* what is on its way is erased, too */
+        hcache_cache_flush(h); /* chunks on their way to the store are erased, too */
         n = BURY_AT_ONCE;
     }
     while (rc == 0 && n == BURY_AT_ONCE && sum.n_busy == 0)
@@ -196,7 +198,8 @@ struct hcache_erased keep_bury(struct server *s)
     return sum;
 }
 
-/* Ages go on as if nothing had happened (clock_wall_s); whoever set the clock is to know. */
+/* Logs a changed clock. Ages continue as if it had not changed (clock_wall_s), but the
+ * administrator must know. */
 static void note_clock(struct server *s)
 {
     enum { WORTH_SAYING_S = 60 };
@@ -225,7 +228,7 @@ static void evict_idle(struct server *s)
                  (unsigned long long)n, (long long)s->o.idle_ttl_s);
 }
 
-/* A store without chunks that expire answers at once. */
+/* Evicts expired chunks. Costs nothing in a store without chunks that expire. */
 static void evict_expired(struct server *s)
 {
     struct hcache_err err = {0};

@@ -1,4 +1,4 @@
-/* keep.h - what the routes of kept conversations share; private to src/server. */
+/* keep.h - shared by the routes of kept conversations; private to src/server. */
 #ifndef SERVER_KEEP_H
 #define SERVER_KEEP_H
 
@@ -8,43 +8,43 @@
 
 enum { KEEP_TITLE_BYTES = 80 };
 
-/* What the store of conversations says, as the API tells it; -1. */
+/* Converts an error of the conversations' store to a fault of the API. Returns -1. */
 int keep_fault(const struct err *err, struct fault *f);
-/* This server keeps none; -1. */
+/* Makes the fault for a server that keeps no conversations. Returns -1. */
 int keep_none(struct fault *f);
 
-/* The query's limit (default_limit; 1 to 100), order (desc) and after. */
+/* Reads the query's limit (default_limit; 1 to 100), order (desc) and after. */
 int keep_page(struct call *c, int default_limit, struct items_page *out, struct fault *f);
 
-/* Cuts "ID/REST" in two; returns REST, "" where there is none. */
+/* Cuts "ID/REST" in two. Returns REST, "" if there is none. */
 const char *keep_split(char *tail);
 
-/* Keeps the state of a context until then (0: ends that): of *n_tokens, in full
- * chunks. 0, or -1. */
+/* Pins the state of a context until the given time (0: ends the pin): *n_tokens tokens, in full
+ * chunks. Returns 0, or -1. */
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
              int *n_tokens, struct fault *f);
 
-/* The member of a conversation's metadata that holds a time to live for the state of its
- * responses. */
+/* The member of a conversation's metadata with the time to live for the state of its responses. */
 #define KEEP_TTL_NAME "cache_ttl"
-/* Reads seconds as decimal digits, at most HCACHE_MAX_CACHE_TTL_S. Returns false where it is
- * something else. */
+/* Reads seconds as decimal digits, at most HCACHE_MAX_CACHE_TTL_S. Returns false for any other
+ * text. */
 bool keep_ttl(const char *text, int64_t *ttl_s);
 
-/* Guarantees the state of a context until then, after all that was computed before is durable. 0,
- * or -1: 409 with the reason and the sums where it cannot be promised. */
+/* Guarantees the state of a context until the given time, once everything computed before is
+ * durable. Returns 0, or -1: 409 with the reason and the sums if it cannot be guaranteed. */
 int keep_guarantee(struct call *c, const struct hcache_context *context,
                    int64_t until_wall_s, struct hcache_guarantee *out, struct fault *f);
 
-/* Takes the chunks out of the store that belonged to what was erased, now and before. */
+/* Erases from the store the chunks of erased conversations, now and earlier. */
 struct hcache_erased keep_bury(struct server *s);
-/* Erases what is older than the TTL, and buries. arg: a struct server. On the worker's thread. */
+/* Erases content older than the TTL, then its chunks. arg: a struct server. On the worker's
+ * thread. */
 void keep_tidy(void *arg);
 
-/* Adds "erased": "local" to the answer of an erasure, where other servers hear of it later. */
+/* Adds "erased": "local" to the answer of an erasure if other servers learn of it later. */
 void keep_put_where(struct json *o, struct call *c);
 
-/* Buries, and is the answer: {"id", "object", "deleted", ...}. */
+/* Erases the doomed chunks and returns the answer: {"id", "object", "deleted", ...}. */
 struct json *keep_deleted(struct call *c, const char *id, const char *object,
                           const struct erased *gone);
 

@@ -18,16 +18,17 @@
 #include "base/thread.h"
 
 enum {
-    MAX_ACCEPTED = 4, /* in one turn: the others are for another loop, or the next turn */
-    ACCEPT_PAUSE_MS = 100 /* where the system has no room for one more */
+    /* connections accepted in one turn; the others are for another loop, or the next turn */
+    MAX_ACCEPTED = 4,
+    ACCEPT_PAUSE_MS = 100 /* pause when the system has no room for one more */
 };
 
 struct loop {
     struct loops *owner;
     pthread_t thread;
     struct MHD_Daemon *daemon;
-    int epoll; /* the daemon's */
-    int wake;  /* an eventfd */
+    int epoll; /* the daemon's epoll */
+    int wake;  /* eventfd that wakes the loop */
     atomic_bool is_woken;
     int64_t pause_until_ns;
 };
@@ -36,7 +37,8 @@ struct loops {
     struct loops_opts o;
     atomic_bool refuses, stops, has_warned;
     atomic_int_fast64_t longest_ns;
-    pthread_mutex_t accept_lock; /* from the look at n_connections until it has counted */
+    /* held from reading n_connections until the new one is counted */
+    pthread_mutex_t accept_lock;
     int n;
     struct loop loop[];
 };
@@ -51,8 +53,9 @@ static bool may_accept(struct loop *p)
 static void accept_failed(struct loop *p, int error)
 {
     struct loops *l = p->owner;
+    /* no connection waits, or it has gone again */
     if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)
-        return; /* nobody there (any more), or one that has gone again */
+        return;
     p->pause_until_ns = clock_now_ns() + ACCEPT_PAUSE_MS * (int64_t)1000000;
     if (!atomic_exchange(&l->has_warned, true))
         log_warn(
@@ -61,7 +64,7 @@ static void accept_failed(struct loop *p, int error)
             atomic_load(l->o.n_connections), strerror(error));
 }
 
-/* False where there is no further one now. */
+/* Accepts one connection. Returns false if no further one can be accepted now. */
 static bool accept_one(struct loop *p)
 {
     struct loops *l = p->owner;
@@ -74,7 +77,7 @@ static bool accept_one(struct loop *p)
                         SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (s < 0)
             accept_failed(p, errno);
-        /* Where the library has no memory for it, it has closed it. */
+        /* If the library has no memory for it, it has closed it. */
         accepted = s >= 0 &&
                    MHD_add_connection(p->daemon, s, (struct sockaddr *)&from, n) == MHD_YES;
     }
@@ -82,7 +85,8 @@ static bool accept_one(struct loop *p)
     return accepted;
 }
 
-/* Until the daemon, or one who pauses, has something to do; -1: only a socket can tell. */
+/* Returns the time until the daemon, or a pause, has something to do; -1: only a socket can
+ * tell. */
 static int timeout_ms(const struct loop *p)
 {
     unsigned long long library = 0;
@@ -94,7 +98,7 @@ static int timeout_ms(const struct loop *p)
     return (int)ms;
 }
 
-/* Processor time of this thread: what other programs do to it is not in it. */
+/* Returns the processor time of this thread, which excludes other programs' work. */
 static int64_t thread_ns(void)
 {
     struct timespec t;
@@ -122,7 +126,8 @@ static void *loop_main(void *arg)
         (void)poll(fd, sizeof fd / sizeof fd[0], timeout_ms(p));
         if (fd[0].revents != 0)
             (void)!read(p->wake, &n, sizeof n);
-        atomic_store(&p->is_woken, false); /* whoever comes now is too late for this turn */
+        /* a wake-up from now on counts for the next turn */
+        atomic_store(&p->is_woken, false);
         for (int i = 0; i < MAX_ACCEPTED && fd[2].revents != 0 && accept_one(p); i++) {
         }
         int64_t begin_ns = thread_ns();
@@ -180,7 +185,7 @@ void loops_resume(struct loops *l, struct MHD_Connection *c)
     struct loop *p = l->loop;
     while (p->daemon != of->daemon)
         p++;
-    MHD_resume_connection(c); /* from here on it may end */
+    MHD_resume_connection(c); /* the connection may end from here on */
     wake(p);
 }
 
@@ -192,7 +197,7 @@ int64_t loops_longest_ns(const struct loops *l)
 void loops_refuse(struct loops *l)
 {
     atomic_store(&l->refuses, true);
-    (void)shutdown(l->o.listen_socket, SHUT_RDWR); /* wakes the loops as well */
+    (void)shutdown(l->o.listen_socket, SHUT_RDWR); /* also wakes the loops */
 }
 
 void loops_stop(struct loops *l)

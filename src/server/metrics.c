@@ -102,7 +102,7 @@ static void token_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->kv_blocks_evicted);
 }
 
-/* Of a restore's time, the share in which compute waited for I/O. */
+/* Returns the share of restore time in which compute waited for I/O. */
 static double bubble_share(const struct hcache_stats *st)
 {
     return st->restore_measured_s > 0 ? st->restore_wait_s / st->restore_measured_s : 0;
@@ -315,7 +315,7 @@ static void http_metrics(struct textbuf *b, struct server *s)
                  atomic_load(&s->n_status[i]));
 }
 
-/* Of one key, under the names that the same figures have for all. */
+/* Writes one key's metrics, under the same names as the metrics of all keys. */
 static void tenant_metrics(struct textbuf *b, struct call *c)
 {
     static const char *const ends[] = {[ANSWER_DONE] = "done",

@@ -13,7 +13,7 @@
 enum { MAX_NAME = 253 }; /* of a DNS name */
 
 struct authority {
-    char name[MAX_NAME + 1]; /* lower case; an address as inet_ntop writes it */
+    char name[MAX_NAME + 1]; /* lower case; an address in the form of inet_ntop */
     bool is_address;
     int port; /* -1: none given */
 };
@@ -35,7 +35,7 @@ static bool read_port(const char *p, const char *end, int *port)
     return *port <= 65535;
 }
 
-/* "[::1]"; a zone, as in "[fe80::1%eth0]", says nothing about the name. */
+/* Reads "[::1]". A zone, as in "[fe80::1%eth0]", is not part of the name. */
 static bool read_v6(const char *p, const char *end, struct authority *a)
 {
     char text[INET6_ADDRSTRLEN + 1];
@@ -61,7 +61,7 @@ static bool is_name_byte(char c)
            c == '_';
 }
 
-/* HOST[:PORT]. False where it is none. */
+/* Reads HOST[:PORT]. Returns false if the text is none. */
 static bool read_authority(const char *text, struct authority *a)
 {
     struct in_addr bytes;
@@ -76,7 +76,8 @@ static bool read_authority(const char *text, struct authority *a)
             return false;
         a->name[n++] = c;
     }
-    if (n > 0 && a->name[n - 1] == '.') /* the root of all names: it names the same host */
+    /* with the DNS root at its end it names the same host */
+    if (n > 0 && a->name[n - 1] == '.')
         a->name[--n] = 0;
     a->is_address = inet_pton(AF_INET, a->name, &bytes) == 1;
     return n > 0 && read_port(p, end, &a->port);
@@ -87,7 +88,7 @@ static int port_or_default(const struct authority *a, bool is_tls)
     return a->port >= 0 ? a->port : is_tls ? 443 : 80;
 }
 
-/* The authority of an http or https origin. False where it is another one. */
+/* Reads the authority of an http or https origin. Returns false for another one. */
 static bool read_origin(const char *origin, struct authority *a, bool *is_tls)
 {
     *is_tls = strncasecmp(origin, "https://", 8) == 0;
@@ -98,7 +99,8 @@ static bool read_origin(const char *origin, struct authority *a, bool *is_tls)
 
 /* --- rules ------------------------------------------------------------------------------------ */
 
-/* SCHEME://ANYTHING without a path, for applications that have a scheme of their own. */
+/* Returns whether the text is SCHEME://ANYTHING without a path, for applications with a scheme
+ * of their own. */
 static bool is_other_origin(const char *text)
 {
     const char *name = strstr(text, "://");
@@ -160,8 +162,9 @@ static bool origin_is_allowed(const struct origin_rules *r, const char *origin)
     return false;
 }
 
-/* Behind a proxy for TLS the page is https and this server http, so the scheme is not compared:
- * a port that is not written is the default one of the page's scheme, for both. */
+/* Returns whether the page is this server's own. Behind a TLS proxy the page is https and this
+ * server http, so the scheme is not compared. An omitted port is the default one of the page's
+ * scheme, for both. */
 static bool is_own_origin(const struct origin_head *h, const struct authority *host)
 {
     struct authority a;
@@ -199,7 +202,7 @@ void origin_add(struct origin_head *h, const char *name, const char *value)
     }
 }
 
-/* application/json, or application/KIND+json, with any parameters. */
+/* Returns whether it is application/json, or application/KIND+json, with any parameters. */
 static bool is_json(const char *type)
 {
     static const char tree[] = "application/";
@@ -228,7 +231,8 @@ static int check_host(const struct origin_rules *r, const struct origin_head *h,
                      h->host);
 }
 
-/* A link leads to the page itself: it shows nothing before its own requests are answered. */
+/* Returns whether a link leads to the page itself. The page shows nothing before its own
+ * requests are answered. */
 static bool is_link(const struct origin_head *h, bool is_page)
 {
     return is_page && h->mode != NULL && strcmp(h->mode, "navigate") == 0 &&

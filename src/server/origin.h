@@ -1,17 +1,16 @@
 /* origin.h - decides whether a request may come from the web page that sent it. Pure.
  *
- * A browser lets any page send requests to this server.  Three headers, which pages
- * cannot forge, tell them apart:
+ * A browser lets any page send requests to this server. Three headers, which pages cannot forge,
+ * tell them apart:
  *
- *     Host             the name that the browser asked for.  A foreign page can point a name of its own at
- *                      our address (DNS rebinding), and its requests then count as its own
- *                      origin's.  So only address literals, "localhost" and the names of
- *                      --allow-host are served.
- *     Origin           the page that asks.  It must be this server's own page, or one of --allow-origin.
- *     Sec-Fetch-Site   the browser's own judgement.  It is there where Origin is not: images, scripts, links.
+ *     Host             the name that the browser asked for. A foreign page can point a name of its own at
+ *                      our address (DNS rebinding), and its requests then count as its own origin's.
+ *                      So only address literals, "localhost" and the names of --allow-host are served.
+ *     Origin           the page that asks. It must be this server's own page, or one of --allow-origin.
+ *     Sec-Fetch-Site   the browser's own judgement. It comes with requests without Origin: images, scripts, links.
  *
  * A body that a page sends must be declared as JSON: a page can send other types without a
- * preflight (the OPTIONS request in which a browser asks for leave first). */
+ * preflight (the OPTIONS request in which a browser first asks for permission). */
 #ifndef SERVER_ORIGIN_H
 #define SERVER_ORIGIN_H
 
@@ -27,10 +26,10 @@ struct origin_rules {
     int n_origins;
 };
 
-/* 0, or ERR_USAGE and which of the rules is not one. */
+/* Returns 0, or ERR_USAGE with the malformed rule. */
 int origin_rules_check(const struct origin_rules *r, struct err *err);
 
-/* The headers of one request that matter here; the strings are borrowed. */
+/* The headers of one request that matter here. The strings are borrowed. */
 struct origin_head {
     int n_host, n_origin, n_site, n_type;
     const char *host, *origin, *site, *mode, *dest, *type;
@@ -39,9 +38,9 @@ struct origin_head {
 
 void origin_add(struct origin_head *h, const char *name, const char *value);
 
-/* Returns 0, or -1 and *f: 400, 403 or 415.  *allowed is the request's Origin where
- * CORS headers are due, borrowed from the head; else NULL.  is_page: the request GETs a
- * page, to which others may link. */
+/* Returns 0, or -1 and *f: 400, 403 or 415. *allowed is the request's Origin, borrowed from the
+ * head, if the answer needs CORS headers; else NULL. is_page: the request GETs a page, to which
+ * other pages may link. */
 int origin_check(const struct origin_rules *r, const struct origin_head *h, bool is_page,
                  const char **allowed, struct fault *f);
 

@@ -1,4 +1,4 @@
-/* page.c - the built-in page at "/": the files of src/server/page, as they are, inside the program.
+/* page.c - the built-in page at "/": the files of src/server/page, embedded unchanged.
  *
  * The files hold no user's data, so they need no key. The page's own requests do. */
 #include <string.h>
@@ -40,7 +40,8 @@ static const struct {
 void api_page(struct call *c)
 {
     size_t i = 0;
+    /* every route of the page has a file */
     while (strcmp(files[i].path, c->route->path) != 0)
-        i++; /* every route of the page has a file */
+        i++;
     call_text(c, 200, files[i].type, files[i].text);
 }

@@ -8,7 +8,7 @@
 #include "server/call.h"
 #include "requests/shape.h"
 
-/* How the cached tokens of an answer came back: "device", "disk R0 H0 K4". */
+/* Writes how the cached tokens of an answer came back: "device", "disk R0 H0 K4". */
 static void how(const struct hcache_result *r, struct textbuf *out)
 {
     if (r->device_tokens > 0)
@@ -19,7 +19,7 @@ static void how(const struct hcache_result *r, struct textbuf *out)
                      r->plan.kv);
 }
 
-/* Of several answers to one prompt the first says what was cached. */
+/* Writes the token counts. Of several answers to one prompt the first one's cached tokens count. */
 static void tell_tokens(const struct generation *g, struct textbuf *out)
 {
     const struct hcache_result *first = &g->choice[0].result;
@@ -37,7 +37,7 @@ static void tell_tokens(const struct generation *g, struct textbuf *out)
     textbuf_addf(out, ", generated %d", generated);
 }
 
-/* Monitors and the page ask for these every few seconds. */
+/* Returns whether the request is a poll: monitors and the page send these every few seconds. */
 static bool is_poll(const struct call *c)
 {
     static const char *const paths[] = {"/health", "/metrics", "/v1/cache/stats"};

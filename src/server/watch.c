@@ -15,25 +15,27 @@
 #include "base/mem.h"
 #include "base/thread.h"
 
-/* Deadlines are checked this often: they are seconds, a scan of the table microseconds. */
+/* Deadlines are checked this often: they are seconds, and a scan of the table takes
+ * microseconds. */
 enum { TICK_MS = 250, MAX_EVENTS = 64 };
 
-/* Where more than three quarters of the places are taken, connections that hold theirs
- * without asking for anything go sooner: a client that opens all and sends a byte now and
- * then would keep the others out. */
+/* If more than three quarters of the places are in use, connections that send no request are
+ * closed sooner. Otherwise a client that takes all places and sends a byte now and then would
+ * keep others out. */
 enum { PRESSED_REQUEST_S = 5 };
 
 struct watch {
     struct watcher *owner;
     int socket;
-    uint32_t generation; /* an event of a former socket in this place is ignored */
+    /* lets the watcher ignore an event of a former socket in this place */
+    uint32_t generation;
     bool used, is_gone;
     int64_t deadline_ns; /* 0: none */
-    int64_t pressed_ns;  /* the deadline where places are short; 0: none */
+    int64_t pressed_ns;  /* deadline if places are short; 0: none */
     void (*gone)(void *arg);
     void *arg;
     int64_t alarm_ns;
-    void (*alarm)(void *arg); /* NULL: none is set */
+    void (*alarm)(void *arg); /* NULL: not set */
     void *alarm_arg;
 };
 
@@ -41,9 +43,9 @@ struct watcher {
     pthread_t thread;
     pthread_mutex_t lock; /* protects the table */
     int epoll, wake;
-    bool stop, rings; /* rings: no alarm waits any more */
+    bool stop, rings; /* rings: alarms no longer wait */
     int n, n_used;
-    /* that a connection may stay open between requests where places are short */
+    /* Time that a connection may stay open between requests if places are short. */
     int pressed_idle_s;
     struct watch place[];
 };
@@ -155,7 +157,7 @@ static int64_t after(int seconds)
     return seconds > 0 ? clock_now_ns() + seconds * (int64_t)1000000000 : 0;
 }
 
-/* [lock] */
+/* [lock] Sets both deadlines. */
 static void set_deadline(struct watch *p, int seconds, int pressed_s)
 {
     p->deadline_ns = after(seconds);

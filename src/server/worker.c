@@ -13,7 +13,7 @@
 #include "base/thread.h"
 #include "server/call.h"
 
-/* A call that is to be answered, or something else to be run. */
+/* A call to be answered, or a function to be run. */
 struct job {
     struct call *call; /* NULL: run(arg) */
     void (*run)(void *arg);
@@ -29,16 +29,16 @@ struct worker_thread {
 struct worker {
     struct worker_opts o;
     struct worker_thread *threads; /* [o.n_threads] */
-    int n_threads;                 /* that run */
+    int n_threads;                 /* running threads */
 
-    pthread_mutex_t lock; /* protects: */
+    pthread_mutex_t lock; /* protects the next fields */
     pthread_cond_t change;
     struct job *jobs; /* in order of arrival */
     int n, cap, n_calls;
     bool stopping;
 };
 
-/* Bodies of more leave so much behind that it is worth while to give it back to the system. */
+/* A larger body leaves so much free memory that it is returned to the system. */
 enum { LARGE_BYTES = 1 << 20 };
 
 static size_t bytes_of(const struct job *j)
@@ -46,7 +46,7 @@ static size_t bytes_of(const struct job *j)
     return j->call != NULL ? j->call->body.n : SIZE_MAX;
 }
 
-/* [lock] The oldest job for this thread. */
+/* [lock] Takes the oldest job for this thread. */
 static bool take_job(struct worker_thread *t, struct job *out)
 {
     struct worker *w = t->owner;
@@ -61,7 +61,7 @@ static bool take_job(struct worker_thread *t, struct job *out)
     return false;
 }
 
-/* The next job; false where it is time to tidy up, or (*end) to end. */
+/* Waits for the next job. Returns false if it is time to tidy up, or (*end) to end. */
 static bool next_job(struct worker_thread *t, const struct timespec *until, struct job *out,
                      bool *end)
 {
@@ -94,7 +94,7 @@ static void run_job(const struct job *j)
         mem_trim();
 }
 
-/* By the clock that nobody can set. */
+/* By the monotonic clock, which cannot be set. */
 static bool is_past(const struct timespec *t)
 {
     struct timespec now;
@@ -108,7 +108,8 @@ static void *worker_main(void *arg)
     struct worker *w = t->owner;
     struct timespec at = {0}, *until = NULL;
     bool end = false;
-    /* On Linux a thread has a priority of its own.  Where that is not allowed nothing is lost. */
+    /* On Linux a thread has a priority of its own. If setting it is not allowed, nothing is
+     * lost. */
     if (t->o.nice != 0)
         (void)setpriority(PRIO_PROCESS, (id_t)gettid(), t->o.nice);
     if (w->o.tidy != NULL && t == &w->threads[0])
@@ -173,7 +174,7 @@ void worker_destroy(struct worker *w)
     free(w);
 }
 
-/* [lock] Every thread is told: not each may take it. */
+/* [lock] Adds a job and wakes every thread, since not every thread may take it. */
 static void add_job(struct worker *w, struct job j)
 {
     if (w->n == w->cap) {

@@ -1,8 +1,9 @@
-/* context.c - the public interface's view of one context's state: what is stored of
- * it, pins, erasing.
+/* context.c - the public interface's view of one context's state: its stored part, pins,
+ * erasing.
  *
  * A truncated context is stored in stairs (policy/truncation.h), each a chain of its own. A
- * look-up and a pin are about what the context's last token sees; erasing is about all stairs. */
+ * look-up and a pin concern the tokens that the context's last token sees; erasing concerns all
+ * stairs. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,12 +12,12 @@
 #include "service/miss.h"
 #include "state/chain.h"
 
-/* The keys of a context, and which of its chunks its last token sees. */
+/* The keys of a context, and the chunks that its last token sees. */
 struct keys {
     struct truncation truncation;
     int64_t cut;
-    struct sha256 *all;  /* [n_all], of all chunks, and of an unfinished last one */
-    struct sha256 *seen; /* [n_seen], of the full chunks that are seen */
+    struct sha256 *all;  /* [n_all] keys of all chunks, and of an unfinished last one */
+    struct sha256 *seen; /* [n_seen] keys of the full chunks that are seen */
     int n_all, n_seen;
 };
 
@@ -26,7 +27,7 @@ static int chunk_seen(const struct keys *k, int i)
     return (int)(truncation_token(&k->truncation, k->cut, position) / STORE_CHUNK_TOKENS);
 }
 
-/* Fails where nothing is stored, or the truncation is refused. The caller frees *k
+/* Makes the keys. Fails if there is no store, or the truncation is refused. The caller frees *k
  * in both cases. */
 static int keys_make(const struct hcache *h, const struct hcache_context *c, struct keys *k,
                      struct hcache_err *err)
@@ -70,7 +71,8 @@ static void describe_layers(const struct store_hit *hits, int n, int n_layers, c
     }
 }
 
-/* Which token of the prompt no stored history has there. Not told of a truncated context. */
+/* Sets the first token of the prompt that differs from stored histories. Not for a truncated
+ * context. */
 static void tell_where(struct hcache *h, const struct keys *k, int n_hits,
                        const struct hcache_context *c, struct hcache_found *out)
 {
@@ -121,9 +123,9 @@ int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
 
 /* --- pins and erasing ------------------------------------------------------------------------- */
 
-/* A chunk is evicted after all that continue it: to pin the last one of a stair is
- * to pin the stair. The kept chunks are pinned by their own last one, since other
- * stairs may not continue them. */
+/* Collects the chunks to pin. A chunk is evicted after all that continue it, so a pin on the
+ * last chunk of a stair pins the stair. The kept chunks are pinned by their own last one, since
+ * other stairs may not continue them. */
 static int collect_pins(const struct keys *k, uint8_t (*out)[32])
 {
     const struct truncation *t = &k->truncation;

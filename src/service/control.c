@@ -1,4 +1,4 @@
-/* control.c - the public interface's control of saved state: keys, pins, erasing, what there is. */
+/* control.c - the public interface's control of saved state: keys, pins, erasing, statistics. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,8 @@ static int need_store(const struct hcache *h, struct err *err)
                : err_set(err, ERR_UNSUPPORTED, "no state is stored (--store)");
 }
 
-/* What a sequence generated last has no state yet when it ends: its tail may lack one token. */
+/* The last generated token of a sequence has no state when it ends, so the saved tail may lack
+ * one token. */
 int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
                           const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32])
 {
@@ -67,7 +68,7 @@ int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until
 
 /* --- erasing ---------------------------------------------------------------------------------- */
 
-/* Tells the engine and the caller what became of an erasure. */
+/* Tells the engine and the caller the result of an erasure. */
 static void erased_tell(struct hcache *h, const struct store_erased *gone,
                         struct hcache_erased *out)
 {
@@ -113,7 +114,7 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
     return rc;
 }
 
-/* Nobody else's chunk continues one of a salt's, so that all of them can go. */
+/* No other salt's chunk continues one of these, so all of them can be erased. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err)
 {

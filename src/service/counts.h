@@ -1,5 +1,5 @@
-/* counts.h - what a server tells of itself (struct hcache_stats): counted as requests end, and
- * read from the engine, the saver and the store.
+/* counts.h - a server's statistics (struct hcache_stats): counted as requests end, and read from
+ * the engine, the saver and the store.
  *
  * Nothing here locks: the service's lock protects struct counts. */
 #ifndef SERVICE_COUNTS_H
@@ -17,24 +17,24 @@ struct hcache_ticket;
 struct saver;
 
 struct counts {
-    struct hcache_stats now; /* what is counted here; the rest is read */
-    uint64_t n_plans[8];     /* by the methods in it, as bits */
+    struct hcache_stats now; /* fields that are counted here; the others are read */
+    uint64_t n_plans[8];     /* by the set of methods in the plan, as bits */
     uint64_t n_surprises[SURPRISES];
 };
 
-/* Between two tokens of one answer. */
+/* Notes the time between two tokens of one answer. */
 void counts_gap(struct counts *c, double seconds);
-/* A request has ended: what its result says. */
+/* Counts the result of an ended request. */
 void counts_end(struct counts *c, const struct hcache_ticket *t);
 
-/* Sets *out to all that was counted, and what the engine says. */
+/* Sets *out to everything counted, and the engine's statistics. */
 void counts_read(const struct counts *c, const struct engine_stats *e,
                  struct hcache_stats *out);
-/* Returns the public form of what the store says of its DRAM tier. */
+/* Returns the public form of the store's statistics of its DRAM tier. */
 struct hcache_dram counts_dram(const struct store_dram *d);
-/* All 0 where r is NULL. */
+/* Returns zeros if r is NULL. */
 struct hcache_remote counts_remote(struct remote *r);
-/* Add to *out; any thread, no lock needed. */
+/* Add the statistics to *out. Any thread, no lock needed. */
 void counts_read_saver(struct saver *saver, struct hcache_stats *out);
 void counts_read_store(struct store *store, struct hcache_stats *out);
 

@@ -1,6 +1,6 @@
-/* dialog.h - chats: the model's template around messages, and tool calls out of answers.
+/* dialog.h - chats: applies the model's template to messages, and finds tool calls in answers.
  *
- * What of a chat has to do with the model and not with HTTP.  Immutable: any thread. */
+ * It covers the model's side of a chat, not HTTP. Immutable: any thread. */
 #ifndef SERVICE_DIALOG_H
 #define SERVICE_DIALOG_H
 
@@ -13,7 +13,7 @@
 
 struct dialog;
 
-/* *out NULL and 0 where the tokenizer has no template. The tokenizer is borrowed. */
+/* Returns 0 with *out NULL if the tokenizer has no template. The tokenizer is borrowed. */
 int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err);
 void dialog_close(struct dialog *k); /* NULL is allowed */
 

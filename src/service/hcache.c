@@ -1,6 +1,6 @@
 /* hcache.c - the public interface: text and requests in front of the stack.
  *
- * Refuses to know: how the parts below are put together (stack.c). */
+ * It does not know how the parts below are put together (stack.c). */
 #include "hcache.h"
 
 #include <errno.h>
@@ -34,7 +34,7 @@ static int open_tokenizer(struct hcache *h, const struct model *m, struct err *e
         return 0;
     int rc = tokenizer_open(&h->tokenizer, m->source, err);
     if (rc == -ENOENT)
-        return 0; /* token ids only */
+        return 0; /* only token ids */
     int vocab = m->cfg.vocab_size;
     if (rc == 0 && tokenizer_n_listed(h->tokenizer) > vocab)
         rc = err_set(
@@ -46,7 +46,7 @@ static int open_tokenizer(struct hcache *h, const struct model *m, struct err *e
 
 static int check_plan(const struct plan_request *q, const char *text, struct err *err);
 
-/* The options of a request that can be judged without the weights. */
+/* Checks the options of a request that can be checked without the weights. */
 static int check_ahead(const struct hcache_request *r, const struct model *m,
                        struct err *err)
 {
@@ -86,7 +86,7 @@ static void say_memory(const struct hcache_opts *o, const struct stack *k)
     say(o, text);
 }
 
-/* A longer context than the model's own is not made room for. */
+/* Warns if the context is longer than the model's own: no room is made for it. */
 static void warn_context(const struct hcache_opts *o, const struct stack *k)
 {
     char text[160];
@@ -101,7 +101,7 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
         log_warn("%s", text);
 }
 
-/* Below, it would seem to hang: an empty store has 40 KB to read. */
+/* With a lower throttle it would seem to hang: an empty store has 40 KB to read. */
 enum { MIN_THROTTLE = 65536, DEFAULT_HISTORY_CONTEXTS = 16 };
 
 _Static_assert((int)HCACHE_MAX_DEVICES == (int)MAX_RANKS &&
@@ -145,15 +145,16 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     return 0;
 }
 
-/* What one request can have: a KV cache smaller than the model's context bounds it. */
+/* Returns the longest context of one request: a KV cache smaller than the model's context bounds
+ * it. */
 static int context_of(const struct hcache *h)
 {
     int64_t pool = (int64_t)kv_pool_n_blocks(engine_pool(h->k.engine)) * KV_BLOCK_TOKENS;
     return pool < h->k.model->max_ctx ? (int)pool : h->k.model->max_ctx;
 }
 
-/* What requests that run, and the writer of the store, may still need when memory has run out:
- * a few KiB for each of some dozens, and room for the index's transaction. */
+/* Memory that running requests and the writer of the store may still need when memory has run
+ * out: a few KiB for each of some dozens, and room for the index's transaction. */
 enum { RESERVE_BYTES = 8 << 20 };
 
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
@@ -174,7 +175,8 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         hcache_close(h);
         return rc;
     }
-    (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err); /* chats will be told */
+    /* the error is reported to chats */
+    (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err);
     struct service_opts vo = {.weights = &h->k.model->w,
                               .engine = h->k.engine,
                               .saver = h->k.saver,
@@ -326,11 +328,12 @@ int hcache_chat_render_guarded(const struct hcache *h, const char *request, size
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,
                   size_t *n_out)
 {
-    CHECK(h->tokenizer != NULL); /* there is no chat without one */
+    CHECK(h->tokenizer != NULL); /* chats need a tokenizer */
     *out = xmemdup(text, n);
     *n_out = n;
+    /* No memory: a text without guards must not be taken for one with them. */
     if (tokenizer_guard(h->tokenizer, out, n_out, NULL, NULL) != 0)
-        *n_out = 0; /* no memory: a text without guards must not pass for one with them */
+        *n_out = 0;
 }
 
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json)
@@ -424,7 +427,7 @@ static bool is_forced(const char *plan)
     return plan != NULL && strcmp(plan, "auto") != 0 && strcmp(plan, "recompute") != 0;
 }
 
-/* What is wrong in itself is refused even where there is nothing to restore. */
+/* Refuses a plan that makes no sense even if there is nothing to restore. */
 static int check_plan(const struct plan_request *q, const char *text, struct err *err)
 {
     int n = q->n_layers;
@@ -516,7 +519,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
     return rc;
 }
 
-/* Passes on what has arrived, token by token; the text of several belongs to the last. */
+/* Passes on arrived tokens one by one. If several came, their text belongs to the last. */
 static bool pass_on(const struct hcache_request *r, const struct hcache_delta *d)
 {
     bool cancel = false;

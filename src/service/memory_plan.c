@@ -16,20 +16,21 @@
 #include "state/restore.h"
 #include "tensor/group.h"
 
-/* What the device's libraries and a stream for loading take beside the plan, at most. */
+/* Upper bound of the device memory that its libraries and a stream for loading take beside the
+ * plan. */
 #define LIBRARY_BYTES ((size_t)256 << 20)
 /* Parts of memory are rounded up to pages; there are some tens beside the weights. */
 #define PART_BYTES ((size_t)4096)
 
 enum { N_OTHER_PARTS = 64 };
 
-/* Of one rank of one stage. */
+/* Needs of one rank of one stage. */
 struct needs {
     size_t model;   /* weights, rotation tables */
-    size_t work;    /* activations, logits, what streams have */
+    size_t work;    /* activations, logits, memory of streams */
     size_t kv;      /* the KV cache */
     size_t restore; /* staging, scratch, new tokens inside restores */
-    size_t probes;  /* of the start, when there is no KV cache yet */
+    size_t probes;  /* probes at start, before there is a KV cache */
 };
 
 static int layers_of(const struct model *m, int stage)
@@ -75,7 +76,7 @@ static size_t total_of(const struct needs *n)
     return n->model + n->work + (later > n->probes ? later : n->probes);
 }
 
-/* What each stage takes [n_stages], and the parts of the one that takes the most. */
+/* Computes the need of each stage [n_stages]. Returns the parts of the stage that needs most. */
 static struct needs stages_need(const struct memory_ask *a, size_t *bytes)
 {
     struct needs most = {0};
@@ -111,10 +112,10 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
 
 /* --- a budget --------------------------------------------------------------------------------- */
 
-/* Of a process beside what is planned: program, libraries, stacks, scratch of operations. */
+/* Memory of a process outside the plan: program, libraries, stacks, scratch of operations. */
 #define PROCESS_BYTES ((uint64_t)64 << 20)
 
-/* All that is not weights and not KV. */
+/* Returns everything except weights and KV. */
 static uint64_t other_bytes(const struct memory_ask *a, size_t save_bytes)
 {
     const struct model *m = a->model;
@@ -133,7 +134,7 @@ static uint64_t other_bytes(const struct memory_ask *a, size_t save_bytes)
                : other;
 }
 
-/* What "auto" is: nearly all that nobody has. */
+/* Returns the budget for "auto": nearly all free memory. */
 static uint64_t budget_left(const struct memory_ask *a)
 {
     size_t unused, total;
@@ -144,7 +145,7 @@ static uint64_t budget_left(const struct memory_ask *a)
     return (left > 0 ? left : total) / 10 * 9;
 }
 
-/* Percent of the layers, without a budget for the rest. */
+/* Parses a percentage of the layers; such a text sets no budget for the rest. */
 static bool parse_percent(const char *text, int *percent)
 {
     int n = 0;
@@ -152,7 +153,7 @@ static bool parse_percent(const char *text, int *percent)
            *percent >= 0 && *percent <= 100;
 }
 
-/* What KV and weights share. */
+/* The memory that KV and weights share. */
 struct budget {
     uint64_t all, other, kept, layer, context, kv;
     int64_t context_tokens, kv_tokens;
@@ -249,15 +250,15 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
     return 0;
 }
 
-/* Where all of it is the host's, the kernel grants weights that do not fit and ends a
- * process when they are touched, minutes later; with memory and swap too small for them
- * alone, nothing can come of it. */
+/* If all memory is the host's, the kernel grants weights that do not fit and ends the process
+ * minutes later, when they are touched. If memory and swap are too small for the weights alone,
+ * refuse them now. */
 static int host_can_hold(const struct memory_ask *a, struct err *err)
 {
     struct sysinfo s;
     uint64_t weights = a->model->w.bytes * (uint64_t)a->model->dev->n_ranks;
     if (sysinfo(&s) != 0)
-        return 0; /* not to be known */
+        return 0; /* unknown */
     uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
     if (weights + a->store_bytes <= all)
         return 0;
@@ -280,7 +281,7 @@ static int host_can_hold(const struct memory_ask *a, struct err *err)
               "layers as they are needed (hcache model pack, --weights-memory)");
 }
 
-/* What the host's memory holds beside copies in DRAM. */
+/* Host memory in use beside copies in DRAM. */
 struct host_needs {
     uint64_t weights, kv, buffers;
 };
@@ -311,8 +312,8 @@ uint64_t memory_plan_dram_bytes(const struct memory_ask *a)
     return bytes >= least ? bytes : 0;
 }
 
-/* The arena of copies in DRAM is filled while the server runs.  So what does not fit beside the
- * rest is refused at the start, with the sums. */
+/* The arena of copies in DRAM is filled while the server runs. So an arena that does not fit
+ * beside the rest is refused at the start, with the sums. */
 static int host_can_hold_copies(const struct memory_ask *a, struct err *err)
 {
     struct sysinfo s;

@@ -5,11 +5,11 @@
 #include <string.h>
 
 enum {
-    MAX_TOKENS = 12, /* shown of the prompt */
+    MAX_TOKENS = 12, /* tokens of the prompt that are shown */
     MAX_BYTES = 48,
 };
 
-/* Whole characters of the tokens, without control characters and quotation marks. */
+/* Writes the whole characters of the tokens, without control characters and quotation marks. */
 static size_t excerpt(const struct tokenizer *t, const int32_t *ids, int n, char *out)
 {
     size_t at = 0, k;
@@ -21,8 +21,9 @@ static size_t excerpt(const struct tokenizer *t, const int32_t *ids, int n, char
             out[at++] = is_plain ? bytes[b] : ' ';
         }
     }
+    /* the last character may be cut */
     while (at > 0 && ((unsigned char)out[at - 1] & 0xc0) == 0x80)
-        at--; /* a character that may be cut */
+        at--;
     if (at > 0 && (unsigned char)out[at - 1] >= 0xc0)
         at--;
     return at;

@@ -1,12 +1,13 @@
 /* service.c - see service.h.
  *
  * Invariants:
- *  1. A ticket is in exactly one place: the queue (submitted, not seen by the engine yet), the live
- *     list (its sequence waits or runs in the engine), among the settling (its sequence has
- *     finished, and what it saved is to be durable before anybody is told), or nowhere (ENDED).
- *  2. The engine and every sequence are touched by the stepping thread only.  It never waits for
- *     the store while there is something to step.
- *  3. A ticket that was given up (freed while it ran) is destroyed by the loop when it ends. */
+ * 1. A ticket is in exactly one place: the queue (submitted, not seen by the engine yet), the
+ *    live list (its sequence waits or runs in the engine), the settling list (its sequence has
+ *    finished, and its saved state must be durable before its end is reported), or in no list
+ *    (ENDED).
+ * 2. Only the stepping thread touches the engine and its sequences. It never waits for the store
+ *    while there is something to step.
+ * 3. A ticket that was given up (freed while it ran) is destroyed by the loop when it ends. */
 #include "service/service.h"
 
 #include <errno.h>
@@ -34,20 +35,22 @@ struct service {
     /* Protects everything below and the shared fields of every ticket. */
     pthread_mutex_t lock;
     pthread_cond_t work;     /* for the loop: a submission, a cancellation, the end */
-    pthread_cond_t progress; /* for those who wait for a ticket */
+    pthread_cond_t progress; /* for threads that wait for a ticket */
     bool has_thread, stopping;
-    uint64_t forget_asked, forget_done; /* that state was erased: the engine is to know */
+    /* erasures of state reported, and passed on to the engine */
+    uint64_t forget_asked, forget_done;
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live, *settling;
-    bool may_settle; /* the settling are worth a look */
+    bool may_settle; /* some settling tickets may have settled */
     struct counts counts;
     struct engine_stats engine; /* as of the last step */
-    double held_s;              /* that requests lately held a place; 0: none has ended */
+    double held_s; /* average time that recent requests held a place; 0: none has ended */
 };
 
 /* --- how long requests wait ------------------------------------------------------------------- */
 
-/* [lock] Of a ticket whose sequence has finished. An average over some tens of requests. */
+/* [lock] Updates held_s by a ticket whose sequence has finished: an average over some tens of
+ * requests. */
 static void learn_held(struct service *s, const struct hcache_ticket *t)
 {
     if (t->state != TICKET_RUNNING)
@@ -56,8 +59,8 @@ static void learn_held(struct service *s, const struct hcache_ticket *t)
     s->held_s += (seconds - s->held_s) * (s->held_s == 0 ? 1 : 1.0 / 16);
 }
 
-/* [lock] Before any request has ended: they last at least as long as the first of
- * them has until now. */
+/* [lock] Returns the expected wait. Before any request has ended, requests last at least as long
+ * as the oldest running one so far. */
 static double expected_wait_s(const struct service *s)
 {
     double held_s = s->held_s;
@@ -93,7 +96,7 @@ static void tell(struct hcache_ticket *t, bool ended)
     pthread_cond_broadcast(&t->service->progress);
 }
 
-/* In the middle of a step: one token of one sequence. */
+/* Called in the middle of a step: one token of one sequence. */
 static int on_token(void *arg, int32_t id)
 {
     struct hcache_ticket *t = arg;
@@ -134,8 +137,8 @@ static void finish_text(struct hcache_ticket *t)
     pthread_mutex_unlock(&t->service->lock);
 }
 
-/* Returns where the restored tokens came from; NULL: there are none.  home: the
- * store's own tier. */
+/* Returns the tier that the restored tokens came from; NULL: there are none. home: the store's
+ * own tier. */
 static const char *tier_of(const struct hcache_result *r, const char *home)
 {
     int restored = r->cached_tokens - r->device_tokens;
@@ -146,7 +149,7 @@ static const char *tier_of(const struct hcache_result *r, const char *home)
     return r->restored_dram_bytes == r->restored_bytes ? "dram" : "dram+disk";
 }
 
-/* The stepping thread; the ticket is in no list. */
+/* Ends a ticket, which is in no list. The stepping thread's. */
 static void ticket_end(struct service *s, struct hcache_ticket *t)
 {
     if (t->state == TICKET_WAITING)
@@ -183,13 +186,14 @@ static bool has_finished(const struct hcache_ticket *t)
            (t->seq != NULL && seq_outcome(t->seq)->finish != FINISH_NONE);
 }
 
-/* Whether nobody has to wait for the disk any more. A fault of it was reported when it happened. */
+/* Returns whether the ticket need no longer wait for the disk. A fault of the disk was reported
+ * when it happened. */
 static bool is_settled(const struct hcache_ticket *t)
 {
     return t->cancel || saver_reached(t->service->o.saver, t->mark);
 }
 
-/* [lock] Moves those that are so from *list to *done. */
+/* [lock] Moves the tickets for which is_so holds from *list to *done. */
 static void take(struct hcache_ticket **list, bool (*is_so)(const struct hcache_ticket *),
                  struct hcache_ticket **done)
 {
@@ -205,7 +209,8 @@ static void take(struct hcache_ticket **list, bool (*is_so)(const struct hcache_
     }
 }
 
-/* What it saved has been handed over.  Whether its end has to wait for that to be durable. */
+/* Returns whether a ticket's end must wait for its saved state to be durable. The state has been
+ * handed over. */
 static bool settles(struct service *s, struct hcache_ticket *t)
 {
     if (!t->wants_durable || s->o.saver == NULL || t->err.code != 0 ||
@@ -249,7 +254,7 @@ static void end_finished(struct service *s)
     }
 }
 
-/* In the middle of a step: the sequence has a place. */
+/* Called in the middle of a step: the sequence has a place. */
 static void on_admit(void *arg)
 {
     struct hcache_ticket *t = arg;
@@ -277,7 +282,8 @@ static struct hcache_ticket *queue_take(struct service *s)
     return t;
 }
 
-/* To the engine, which decides who is first.  What can never fit ends with its error. */
+/* Passes queued tickets to the engine, which decides their order. A request that can never fit
+ * ends with its error. */
 static void pass_to_engine(struct service *s)
 {
     struct hcache_ticket *t;
@@ -288,7 +294,7 @@ static void pass_to_engine(struct service *s)
     end_finished(s);
 }
 
-/* A fault that concerns all sequences ends them all: their state is not known any more. */
+/* Ends all sequences: a fault concerns them all, and their state is unknown. */
 static void fail_all(struct service *s, const struct err *err)
 {
     pthread_mutex_lock(&s->lock);
@@ -297,7 +303,7 @@ static void fail_all(struct service *s, const struct err *err)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* [lock] How far the prompts are of those who asked. */
+/* [lock] Reports how far prompts are to the tickets that asked. */
 static void tell_progress(struct service *s)
 {
     for (struct hcache_ticket *t = s->live; t != NULL; t = t->next) {
@@ -313,7 +319,7 @@ static void service_step(struct service *s)
 {
     struct err err = {0};
     int n_active = 0;
-    end_finished(s); /* what was cancelled while nothing was stepped */
+    end_finished(s); /* ends tickets that were cancelled while nothing was stepped */
     pass_to_engine(s);
     if (s->live == NULL)
         return;
@@ -328,7 +334,7 @@ static void service_step(struct service *s)
     end_finished(s);
 }
 
-/* The saver's writer, with its lock held. */
+/* Called on the saver's writer, with its lock held. */
 static void on_commit(void *arg)
 {
     struct service *s = arg;
@@ -340,11 +346,12 @@ static void on_commit(void *arg)
 
 void service_flush(struct service *s)
 {
+    /* a fault was reported when it happened */
     if (s->o.saver != NULL)
-        (void)saver_flush(s->o.saver, NULL); /* a fault was reported when it happened */
+        (void)saver_flush(s->o.saver, NULL);
 }
 
-/* [lock] The engine belongs to the stepping thread. */
+/* [lock] Passes reported erasures on to the engine, which belongs to the stepping thread. */
 static void forget_erased(struct service *s)
 {
     uint64_t asked = s->forget_asked;
@@ -376,13 +383,13 @@ void service_forget_erased_soon(void *service)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* [lock] Something can be stepped, or ended. */
+/* [lock] Returns whether a ticket can be stepped, or ended. */
 static bool has_work(const struct service *s)
 {
     return s->queue != NULL || s->live != NULL || (s->settling != NULL && s->may_settle);
 }
 
-/* [lock] Until there is something to do: for the caller, or, once all is done, to stop. */
+/* [lock] Waits for work: for the caller, or, once all is done, for the stop. */
 static void wait_for_work(struct service *s)
 {
     while (!has_work(s) && s->forget_asked == s->forget_done &&
@@ -412,7 +419,7 @@ static void *service_main(void *arg)
     pthread_mutex_lock(&s->lock);
     if (s->forget_asked != s->forget_done)
         forget_erased(s);
-    s->has_thread = false; /* who asks from here on flushes himself */
+    s->has_thread = false; /* later callers flush on their own thread */
     pthread_cond_broadcast(&s->progress);
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -435,7 +442,7 @@ void service_create(const struct service_opts *o, struct service **out)
     *out = s;
 }
 
-/* [lock, or no thread] */
+/* [lock, or no thread] Cancels all tickets. */
 static void cancel_all(struct service *s)
 {
     for (struct hcache_ticket *t = s->queue; t != NULL; t = t->next)
@@ -449,7 +456,7 @@ void service_destroy(struct service *s)
     if (s == NULL)
         return;
     service_stop(s);
-    cancel_all(s); /* what was submitted and given up, with no thread to end it */
+    cancel_all(s); /* tickets submitted and given up, with no thread to end them */
     while (s->queue != NULL || s->live != NULL || s->settling != NULL) {
         pthread_mutex_lock(&s->lock);
         wait_for_work(s);
@@ -492,7 +499,7 @@ void service_stop(struct service *s)
     cancel_all(s);
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
-    if (s->o.weights != NULL) /* a step may take seconds: it ends within a layer */
+    if (s->o.weights != NULL) /* a step may take seconds; this ends it within a layer */
         weights_stop(s->o.weights, true);
     pthread_join(s->thread, NULL);
     if (s->o.weights != NULL)
@@ -502,8 +509,8 @@ void service_stop(struct service *s)
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* The text goes on from the prompt's: some tokenizers drop a space at the beginning of a text, and
- * this is none. Four tokens are more than a character has. */
+/* Begins the text as a continuation of the prompt's: some tokenizers drop a space at the
+ * beginning of a text, and this is none. Four tokens are more than a character has. */
 static void prime_text(struct hcache_ticket *t)
 {
     const char *text;
@@ -532,11 +539,12 @@ static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g
     t->req.shaping = &t->shaping;
 }
 
-/* What grows with the prompt and the answer. False where there is no memory. */
+/* Reserves all memory that grows with prompt and answer. Returns false if there is none. */
 static bool reserve_tokens(struct hcache_ticket *t, const struct request *q,
                            const struct hcache_request *r)
 {
-    /* More than the context holds is refused at admission; it must not cost memory until then. */
+    /* A longer request than the context is refused at admission; until then it must not cost
+     * memory. */
     bool bounded = q->truncation.context == 0 && q->max_tokens > t->service->o.max_context;
     size_t max = (size_t)(bounded ? t->service->o.max_context : q->max_tokens);
     size_t width = 1 + (size_t)r->n_top, n = (size_t)q->n_prompt * sizeof *t->prompt;
@@ -550,7 +558,7 @@ static bool reserve_tokens(struct hcache_ticket *t, const struct request *q,
     return true;
 }
 
-/* NULL where there is no memory for its tokens. */
+/* Returns NULL if there is no memory for its tokens. */
 static struct hcache_ticket *ticket_create(struct service *s, const struct request *q,
                                            const struct hcache_request *r)
 {
@@ -633,8 +641,7 @@ static bool has_news(const struct hcache_ticket *t)
            t->n_visible > t->n_text_read || t->n_prompt_done > t->n_prompt_read;
 }
 
-/* Waits for progress that another thread makes, or ASK_NS where somebody wants to
- * be asked meanwhile. */
+/* Waits for progress by another thread, at most ASK_NS if is_cancelled must be called meanwhile. */
 static void wait_for_progress(struct service *s, bool is_asked)
 {
     enum { ASK_NS = 50000000, SECOND_NS = 1000000000 };
@@ -653,7 +660,7 @@ bool service_run(struct service *s, struct hcache_ticket *t,
     bool goes_on = true;
     pthread_mutex_lock(&s->lock);
     while (goes_on && !has_news(t)) {
-        if (is_cancelled != NULL) { /* it may take a while: without the lock */
+        if (is_cancelled != NULL) { /* called without the lock, since it may take a while */
             pthread_mutex_unlock(&s->lock);
             goes_on = !is_cancelled(arg);
             pthread_mutex_lock(&s->lock);

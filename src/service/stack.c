@@ -1,7 +1,7 @@
 /* stack.c - see stack.h.
  *
- * Threads are created here or in what is created here: compute workers (pool), the saver's writer,
- * the restore pipeline's I/O thread.  docs/ARCHITECTURE.md lists them. */
+ * Threads are created here or in parts that are opened here: compute workers (pool), the saver's
+ * writer, the restore pipeline's I/O thread. docs/ARCHITECTURE.md lists them. */
 #include "service/stack.h"
 
 #include <errno.h>
@@ -22,7 +22,7 @@
 #include "state/profile.h"
 #include "tensor/group.h"
 
-/* For restores, unless it is told. */
+/* Staging memory for restores, by default. */
 #define STAGING_BYTES ((size_t)64 << 20)
 
 static void say(const struct stack *k, const char *text)
@@ -56,9 +56,9 @@ static size_t save_buffer_bytes(const struct stack *k)
 
 static int open_store(struct stack *k, struct err *err);
 
-/* Bytes of the store in memory that truncated contexts need where there is no other: two
- * windows of the model's own size, with all kinds of records.  One holds what a context sees.
- * The other holds what it has dropped, until the store evicts that. */
+/* Returns the size of the store in memory for truncated contexts, used if there is no other
+ * store: two windows of the model's own size, with all kinds of records. One holds the tokens
+ * that a context sees. The other holds dropped tokens until the store evicts them. */
 static uint64_t window_store_bytes(const struct model *m)
 {
     uint64_t chunks = 2 * (uint64_t)(m->cfg.max_ctx / STORE_CHUNK_TOKENS);
@@ -67,7 +67,7 @@ static uint64_t window_store_bytes(const struct model *m)
     return chunks * ((uint64_t)m->cfg.n_layers * layer + STORE_ALIGN);
 }
 
-/* Truncated contexts move through a store. */
+/* Makes a store in memory: truncated contexts move through a store. */
 static void make_window_store(struct stack *k, const struct model *m)
 {
     struct hcache_opts *o = &k->o.user;
@@ -78,15 +78,15 @@ static void make_window_store(struct stack *k, const struct model *m)
     o->store_cap_bytes = k->window_store_bytes = window_store_bytes(m);
 }
 
-/* Whether some of the contexts' blocks may lie on the host. */
+/* Returns whether some of the contexts' blocks may lie on the host. */
 static bool has_host_blocks(const struct stack *k)
 {
     return k->method != MIXED_OFF && k->method != MIXED_RECOMPUTE &&
            k->o.user.host_bytes > 0;
 }
 
-/* Returns how much memory copies in DRAM get; a.dram_bytes is not looked at.  A budget for
- * weights, and contexts on the host, say that memory is short. */
+/* Returns the memory for copies in DRAM; a.dram_bytes is ignored. A budget for weights, and
+ * contexts on the host, mean that memory is short. */
 static uint64_t dram_bytes(const struct stack *k, const struct memory_ask *a)
 {
     const struct hcache_opts *u = &k->o.user;
@@ -114,7 +114,7 @@ static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                .store_bytes = k->window_store_bytes};
 }
 
-/* model_opts.share: how many layers of a packed model stay. */
+/* model_opts.share: sets how many layers of a packed model stay. */
 static int share_memory(void *arg, const struct model *m, const struct weights_sizes *z,
                         int *n_resident, struct err *err)
 {
@@ -135,8 +135,9 @@ static int share_memory(void *arg, const struct model *m, const struct weights_s
     return 0;
 }
 
-/* Does all that can fail without the weights, whose loading may take minutes: the caller's
- * checks, the memory that the engine will need, and the store, which another process may have. */
+/* Does everything that can fail without the weights, whose loading may take minutes: the
+ * caller's checks, the memory that the engine will need, and the store, which another process
+ * may have. */
 static int before_weights(void *arg, const struct model *m, const struct model_need *need,
                           struct err *err)
 {
@@ -145,7 +146,7 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
     struct memory_ask a = ask_of(k, m, need);
     if (a.kv_tokens > 0)
         k->kv_tokens = a.kv_tokens;
-    else if (k->kv_tokens == 0) /* else a budget has decided */
+    else if (k->kv_tokens == 0) /* otherwise a budget has decided */
         k->kv_tokens = memory_plan_kv_tokens(&a);
     a.kv_tokens = k->kv_tokens;
     k->is_dram_auto = k->o.user.dram_bytes == HCACHE_DRAM_AUTO;
@@ -226,9 +227,9 @@ static int open_io(struct stack *k, struct err *err)
     return rc;
 }
 
-/* A device with memory of its own copies from pinned memory, at twice and more the
- * speed.  Pinning takes time, so less is taken at once than of ordinary memory; a
- * chunk of a large model has 80 MB. */
+/* A device with memory of its own copies from pinned memory, at least twice as fast. Pinning
+ * takes time, so less is allocated at once than of ordinary memory; a chunk of a large model has
+ * 80 MB. */
 #define PINNED_SEGMENT_BYTES ((uint64_t)256 << 20)
 
 static void *pinned_get(void *dev, size_t bytes)
@@ -242,9 +243,9 @@ static void pinned_put(void *dev, void *p, size_t bytes)
     buf_free(dev, &(struct buf){p, bytes, MEM_PINNED});
 }
 
-/* What is found is told to be durable, so it is made so; of a disk that fails, the
- * saver tells.  An index that shows only then that it is damaged is made anew by
- * opening it once more. */
+/* Opens a store and commits once, since lookups report chunks as durable. Sync errors surface
+ * later through the saver. If the commit shows that the index is damaged, opening again rebuilds
+ * it. */
 static int open_durable(const struct store_opts *o, struct store **out, struct err *err)
 {
     int rc = store_open(o, out, err);
@@ -255,8 +256,8 @@ static int open_durable(const struct store_opts *o, struct store **out, struct e
     return store_open(o, out, err);
 }
 
-/* True for a fault that ends without a change of the command (space, repair, permissions),
- * false for wrong arguments and for a store in use. */
+/* Returns true for a fault that can end without a change of the command (space, repair,
+ * permissions), false for wrong arguments and for a store in use. */
 static bool is_fault_of_disk(int rc)
 {
     switch (rc) {
@@ -276,8 +277,8 @@ static bool is_fault_of_disk(int rc)
     }
 }
 
-/* Generation goes on.  A store that can be read is still restored from, unless its folder
- * belongs to another user (-EPERM), who could have replaced its files. */
+/* Opens the store for reading only: generation goes on, and stored state is still restored. Not
+ * if its folder belongs to another user (-EPERM), who could have replaced its files. */
 static int open_without_saving(struct stack *k, struct store_opts *so,
                                const struct err *why)
 {
@@ -293,7 +294,7 @@ static int open_without_saving(struct stack *k, struct store_opts *so,
     return 0;
 }
 
-/* Says so where copies in DRAM that nobody has asked for have less memory than they should. */
+/* Logs if copies in DRAM that the user has not asked for get less memory than intended. */
 static void say_less_dram(const struct stack *k)
 {
     struct store_dram dram = {0};
@@ -301,8 +302,8 @@ static void say_less_dram(const struct stack *k)
     const double mb = 1e-6;
     if (k->store != NULL)
         store_dram_stats(k->store, &dram);
-    bool is_whole = dram.cap_bytes >
-                    k->o.user.dram_bytes / 2; /* but for what segments leave over */
+    /* segments may leave a small part unused */
+    bool is_whole = dram.cap_bytes > k->o.user.dram_bytes / 2;
     if (k->store == NULL || k->store_err.code != 0 || k->o.user.dram_bytes == 0 || is_whole)
         return;
     snprintf(text, sizeof text,
@@ -345,7 +346,7 @@ static int open_store(struct stack *k, struct err *err)
     return rc;
 }
 
-/* What restores have taught a platform so far (policy/correction.h). */
+/* Returns how many restores have corrected the platform so far (policy/correction.h). */
 static int64_t count_observed(const struct platform *p)
 {
     int64_t n = (int64_t)p->gemm_correction.n_observed + p->kv_correction.n_observed;
@@ -354,7 +355,8 @@ static int64_t count_observed(const struct platform *p)
     return n;
 }
 
-/* The cached profile, or a new one. The cache lies beside the state that it describes. */
+/* Loads the cached profile, or measures a new one. The cache lies beside the state that it
+ * describes. */
 static int open_profile(struct stack *k, struct model_work *work, struct stream *s,
                         struct err *err)
 {
@@ -382,13 +384,13 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
     return profile_compute(&k->platform, k->model, work, s, PROFILE_QUICK, err);
 }
 
-/* Of one step. */
+/* Returns the most rows of one step. */
 static int most_rows(const struct stack *k)
 {
     return k->step_rows > k->batch_rows ? k->step_rows : k->batch_rows;
 }
 
-/* Bytes of a chunk with all kinds of records, as a value of the remote. */
+/* Returns the bytes of a chunk with all kinds of records, as a value of the remote. */
 static size_t chunk_bytes(const struct model *m)
 {
     size_t layer = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN) +
@@ -430,7 +432,8 @@ static int open_saver(struct stack *k, struct err *err)
     return saver_create(&so, &k->saver, err);
 }
 
-/* Seconds until a layer's weights have come up, the mean of all layers (platform.weights_s). */
+/* Returns the seconds until a layer's weights have come up, the mean of all layers
+ * (platform.weights_s). */
 static double mean_weights_s(const struct model *m)
 {
     struct weights_stream_stats s;
@@ -449,7 +452,8 @@ static int open_state(struct stack *k, struct err *err)
         rc = model_work_create(k->model, k->batch_rows, &work, err);
     if (rc == 0)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
-    if (rc == 0 && k->store != NULL) { /* so that a miss can say "state of another model" */
+    /* so that a miss can report "state of another model" */
+    if (rc == 0 && k->store != NULL) {
         store_expect(k->store, &k->fingerprint);
         rc = open_profile(k, work, s, err);
         k->platform.weights_s = mean_weights_s(k->model);
@@ -498,7 +502,7 @@ static int measure_costs(struct stack *k, struct mixed_costs *c, struct err *err
     return rc;
 }
 
-/* Where the blocks of contexts lie. */
+/* Decides where the blocks of contexts lie. */
 static int choose_blocks(struct stack *k, struct mixed_choice *c, struct err *err)
 {
     const struct hcache_opts *o = &k->o.user;
@@ -581,7 +585,7 @@ static int check_remote(const struct stack *k, struct err *err)
     return remote_url_parse(u->remote, &url, err);
 }
 
-/* A pass over streamed weights cannot be faster than the disk. */
+/* Logs the least time of a step: a pass over streamed weights cannot be faster than the disk. */
 static void say_step(const struct stack *k)
 {
     struct weights_stream_stats s;
@@ -624,8 +628,8 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
     return rc;
 }
 
-/* A new profile is kept, and what restores have corrected in it; one that a throttle distorted is
- * not. */
+/* Keeps a new profile, and the corrections by restores. A profile that a throttle distorted is
+ * not kept. */
 static void keep_profile(struct stack *k)
 {
     struct err err = {0};
@@ -662,7 +666,7 @@ void stack_close(struct stack *k)
     *k = (struct stack){0};
 }
 
-/* Appends "name 1.5" in MiB; items that would read 0.0 are left out. */
+/* Appends "name 1.5" in MiB. Items that would show 0.0 are left out. */
 static void describe_item(char *out, size_t n, const char *name, size_t bytes)
 {
     size_t used = strlen(out);

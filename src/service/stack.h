@@ -1,7 +1,7 @@
 /* stack.h - every part of a running engine, opened in order and closed in reverse.
  *
- * The public interface, the benchmarks and the tests all stand on this one way of putting the parts
- * together.  Fields may be read by anyone; the stack owns them all. */
+ * The public interface, the benchmarks and the tests all open the parts in this one way. Any
+ * code may read the fields; the stack owns them all. */
 #ifndef SERVICE_STACK_H
 #define SERVICE_STACK_H
 
@@ -18,18 +18,19 @@ enum {
     STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS /* each may decode in every step */
 };
 
-/* What a user may set, and what only tests and benchmarks do. */
+/* The options of a user, and those that only tests and benchmarks set. */
 struct stack_opts {
-    struct hcache_opts user; /* the stack keeps what its pointers point to */
+    struct hcache_opts user; /* the stack keeps the data that its pointers refer to */
 
-    struct io *io;  /* a simulated disk, borrowed; NULL: the machine's best */
-    int step_rows;  /* token budget of a step; 0: as user.mini_batches says */
+    struct io *io;  /* a simulated disk, borrowed; NULL: the machine's best io */
+    int step_rows;  /* token budget of a step; 0: by user.mini_batches */
     int piece_rows; /* as engine_opts.piece_rows */
-    const struct mixed_opts *mixed; /* as engine_opts.mixed: borrowed while it opens */
-    int64_t stuck_ns; /* of a device that does not answer, see store_opts; 0: 30 s */
-    bool no_profile;  /* the caller fills the platform itself */
-    /* Called when the model's configuration is known and before its weights are loaded.  A code
-     * other than 0 ends the opening.  NULL: nothing to check. */
+    const struct mixed_opts *mixed; /* as engine_opts.mixed; borrowed while it opens */
+    /* silence after which a device counts as dead, see store_opts; 0: 30 s */
+    int64_t stuck_ns;
+    bool no_profile; /* the caller fills the platform itself */
+    /* Called when the model's configuration is known and before its weights are loaded. A code
+     * other than 0 ends the opening. NULL: not called. */
     int (*check)(void *arg, const struct model *m, struct err *err);
     void *check_arg;
 };
@@ -45,37 +46,40 @@ struct stack {
     struct engine *engine;
     struct sha256 fingerprint;
     struct platform platform;
-    struct err
-        store_err; /* code != 0: nothing is saved, because the store could not be opened */
+    /* code != 0: nothing is saved, because the store could not be opened. */
+    struct err store_err;
 
     /* private */
     enum mixed_method method;
-    struct io *weights_io; /* of streamed weights, which go first on the disk; NULL: none */
+    /* io of streamed weights, with priority on the disk; NULL: none */
+    struct io *weights_io;
     struct io_turn turn;
     bool owns_io, profile_changed;
-    bool is_dram_auto;           /* hcache_opts.dram_bytes was HCACHE_DRAM_AUTO */
-    uint64_t window_store_bytes; /* of a store in memory for truncated contexts; 0: none */
+    bool is_dram_auto; /* hcache_opts.dram_bytes was HCACHE_DRAM_AUTO */
+    /* size of a store in memory for truncated contexts; 0: none */
+    uint64_t window_store_bytes;
     int batch_rows, step_rows;
-    int64_t kv_tokens; /* that the KV cache holds */
+    int64_t kv_tokens; /* tokens that the KV cache holds */
     enum placement_kind policy;
     int64_t n_observed; /* restores that had corrected the profile when it was read */
-    char *profile_path; /* NULL: not cached */
+    char *profile_path; /* NULL: the profile is not cached */
     struct stack_opts o;
 };
 
-/* *out must stay where it is until it is closed: its parts point at each other. */
+/* Opens the stack. *out must stay in place until it is closed: its parts point at each other. */
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err);
-/* Flushes what is being saved; keeps a new profile beside the store. Also after a failed open. */
+/* Flushes what is being saved, keeps a new profile beside the store, and closes all parts. Also
+ * after a failed open. */
 void stack_close(struct stack *k);
 
-/* Returns how the options open a device. */
+/* Returns the options with which the device is opened. */
 struct device_opts stack_device_opts(const struct hcache_opts *o);
 
-/* Returns the bytes that restores read into: --staging, or its default. */
+/* Returns the size of the memory that restores read into: --staging, or its default. */
 size_t stack_staging_bytes(const struct stack *k);
 
-/* Writes one line: the memory that each part has reserved, threads, device, types. A part that
- * has reserved nothing is left out. */
+/* Writes one line: reserved memory of each part, threads, device, types. A part that has
+ * reserved nothing is left out. */
 void stack_describe(const struct stack *k, char *out, size_t n);
 
 #endif

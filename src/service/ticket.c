@@ -11,7 +11,7 @@
 
 /* --- text ------------------------------------------------------------------------------------- */
 
-/* Bytes at the end of the text that begin a stop string. */
+/* Returns how many bytes at the end of the text begin a stop string. */
 static size_t held_back(const char *text, size_t n, const char *stop, size_t stop_bytes)
 {
     size_t most = stop_bytes - 1 < n ? stop_bytes - 1 : n;
@@ -76,8 +76,8 @@ void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top
     for (int i = 0; i < n_vocab; i++)
         sum += exp((double)(logits[i] - max));
     float log_sum = max + (float)log(sum);
-    for (int32_t i = 0; n_top > 0 && i < n_vocab;
-         i++) { /* insertion into a short sorted list */
+    /* insertion into a short sorted list */
+    for (int32_t i = 0; n_top > 0 && i < n_vocab; i++) {
         if (n == n_top && !is_likelier(logits, i, top[n - 1].id))
             continue;
         int at = n < n_top ? n++ : n - 1;
@@ -85,7 +85,7 @@ void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top
             top[at] = top[at - 1];
         top[at].id = i;
     }
-    for (int i = n; i < n_top; i++) /* a vocabulary smaller than n_top */
+    for (int i = n; i < n_top; i++) /* for a vocabulary smaller than n_top */
         top[i] = (struct hcache_logprob){.id = -1};
     for (int i = 0; i < n; i++)
         top[i].logprob = logits[top[i].id] - log_sum;
@@ -143,7 +143,7 @@ static void describe_timings(const struct outcome *o, int64_t queue_ns,
         t->decode_tokens_per_s = (o->n_generated - 1) / ((double)o->decode_ns * 1e-9);
 }
 
-/* No text where the model has no tokenizer; else the text as it was shown, and its tokens. */
+/* Fills in the text as it was shown, and its tokens; no text if the model has no tokenizer. */
 static int describe_text(const struct hcache_ticket *t, struct hcache_result *r,
                          struct err *err)
 {

@@ -1,17 +1,16 @@
-/* ticket.h - one submitted request, from its copy of the prompt to its result; private
- * to src/engine.
+/* ticket.h - one submitted request, from its copy of the prompt to its result; private to
+ * src/service.
  *
  *     WAITING -> RUNNING -> ENDED
  *
- * Who may touch what:
- *   fixed      set at creation, read by anyone
- *   engine     the thread that steps the engine, and nobody else
+ * Which thread may use which fields:
+ *   fixed      set at creation, read by any thread
+ *   engine     only the thread that steps the engine
  *   shared     under service.lock; the engine's thread, their only writer while the ticket runs, may
- *              read them without
+ *              read them without it
  *   reader     the one thread that calls hcache_ticket_read
  *
- * All memory that grows with the tokens is reserved at creation, but for the text,
- * which doubles. */
+ * All memory that grows with the tokens is reserved at creation, except the text, which doubles. */
 #ifndef SERVICE_TICKET_H
 #define SERVICE_TICKET_H
 
@@ -25,13 +24,14 @@ struct service;
 enum ticket_state {
     TICKET_WAITING,
     TICKET_RUNNING,
-    TICKET_SETTLING, /* has finished, and waits for the disk: it takes no place */
+    TICKET_SETTLING, /* has finished, and waits for the disk: it holds no place */
     TICKET_ENDED,
 };
 
 struct hcache_ticket {
     struct service *service;
-    struct hcache_ticket *next; /* shared: in the queue, or among the running */
+    /* shared: next in the queue, or among the running tickets */
+    struct hcache_ticket *next;
 
     /* fixed */
     struct request req;
@@ -40,11 +40,11 @@ struct hcache_ticket {
     char *stop[HCACHE_MAX_STOP];
     size_t stop_bytes[HCACHE_MAX_STOP];
     int n_stop;
-    struct shaping
-        shaping; /* its arrays are the ticket's; req.shaping points here, or is NULL */
+    /* Its arrays are the ticket's; req.shaping points here, or is NULL. */
+    struct shaping shaping;
     bool wants_logprobs;
-    bool wants_progress; /* of its prompt */
-    bool wants_durable;  /* the end waits until what was saved is durable: */
+    bool wants_progress; /* wants the progress of its prompt */
+    bool wants_durable;  /* its end waits until its saved state is durable */
     int n_top;
     void (*notify)(void *arg, bool ended); /* shared: NULL once the ticket was given up */
     void *notify_arg;
@@ -56,7 +56,7 @@ struct hcache_ticket {
     struct seq *seq;
     int n_vocab;
     int64_t t_admit, t_last;
-    uint64_t mark; /* for this one of the saver, once the sequence has finished */
+    uint64_t mark; /* the saver's mark for it, once the sequence has finished */
 
     /* shared */
     enum ticket_state state;
@@ -67,7 +67,7 @@ struct hcache_ticket {
     struct hcache_logprob *logprobs; /* [max_tokens][1 + n_top] */
     char *text;
     size_t n_text, text_cap;
-    size_t n_visible; /* what can no longer become part of a stop string */
+    size_t n_visible; /* bytes that can no longer become part of a stop string */
     struct hcache_result result;
     struct err err;
 
@@ -78,20 +78,21 @@ struct hcache_ticket {
     size_t piece_cap;
 };
 
-/* What of a text may be shown: the first stop string ends it, and a tail that may become one waits.
- * n_old bytes were there at the last call.  Returns whether a stop string was found, with
- * *n_text cut before it. A pure function. */
+/* Finds the visible part of a text: the first stop string ends it, and an end that may become
+ * one waits. n_old bytes existed at the last call. Returns whether a stop string was found;
+ * *n_text is then cut before it. Pure. */
 bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *const *stop,
                       const size_t *stop_bytes, int n_stop, size_t *n_visible);
 
-/* The chosen token's and the n_top likeliest tokens' log-probabilities: out [1 + n_top]. Pure. */
+/* Computes the log-probabilities of the chosen token and of the n_top likeliest tokens: out [1 +
+ * n_top]. Pure. */
 void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top,
                      struct hcache_logprob *out);
 
 /* Appends text, under the service's lock. */
 void ticket_append(struct hcache_ticket *t, const char *text, size_t n);
 
-/* The result of an ended sequence; t->result.timings.load_ms is the caller's. */
+/* Fills t->result for an ended sequence; the caller sets t->result.timings.load_ms. */
 void ticket_describe(struct hcache_ticket *t);
 
 void ticket_destroy(struct hcache_ticket *t);

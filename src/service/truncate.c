@@ -1,4 +1,4 @@
-/* truncate.c - the public interface's truncation: its words and its bounds. */
+/* truncate.c - the public interface's truncation: its texts and its bounds. */
 #include <stdlib.h>
 #include <string.h>
 
