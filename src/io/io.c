@@ -85,7 +85,7 @@ int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file
         return err_set(err, io_code(rc), "open %s: %s", path,
                        rc == ERR_CRASHED ? "the simulated disk has lost power"
                        : rc == -ELOOP    ? "it is a symbolic link, which is not followed"
-                       : rc == -ESPIPE || rc == -ENXIO ? "it is no regular file"
+                       : rc == -ESPIPE || rc == -ENXIO ? "it is not a regular file"
                                                        : err_name(rc));
     f->io = io;
     f->path = xstrdup(path);

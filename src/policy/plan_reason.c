@@ -50,7 +50,7 @@ static bool has_any(const struct plan_request *q, bool kv)
 static void explain_recompute(const struct plan_request *q, struct plan *out)
 {
     if (!has_any(q, true) && !has_any(q, false)) {
-        say(out, "recompute: no records");
+        say(out, "recomputing: no records are stored");
         return;
     }
     double io = INFINITY;
@@ -61,27 +61,29 @@ static void explain_recompute(const struct plan_request *q, struct plan *out)
                 sum += kv ? q->layer[i].io_kv_s : q->layer[i].io_h_s;
             io = fmin(io, sum);
         }
-    say(out, "recompute: reading alone would take %.1fx as long", io / out->restore_s);
+    say(out, "recomputing is fastest here (reading alone would take %.1fx as long)",
+        io / out->restore_s);
 }
 
 static void explain_kv(const struct plan_request *q, struct plan *out, int n_r)
 {
     double ratio;
     if (q->mode == PLAN_KV_RECOMPUTE) {
-        say(out, "kv, hidden left out");
+        say(out, "keys and values, without hidden states");
     } else if (kv_dominates(q, &ratio)) {
-        say(out, "kv dominates hidden");
+        say(out, "loading keys and values is fastest here");
         if (ratio > 0)
-            say(out, ": hidden is %.2gx the bytes", ratio);
+            say(out, " (hidden states have %.2gx the bytes)", ratio);
     } else if (!has_any(q, false)) {
-        say(out, "kv: no hidden states");
+        say(out, "loading keys and values (no hidden states are stored)");
     } else {
-        say(out, "kv: projecting hidden states would take longer");
+        say(out,
+            "loading keys and values is fastest here (hidden states would take longer)");
     }
     if (n_r > 1)
-        say(out, "; %d recomputed layers fill the compute bubble", n_r);
+        say(out, "; %d layers are recomputed in idle compute time", n_r);
     else if (n_r == 1)
-        say(out, "; layer 0 is free");
+        say(out, "; layer 0 costs no extra time");
 }
 
 static void explain_mixture(const struct plan_request *q, struct plan *out)
@@ -92,13 +94,18 @@ static void explain_mixture(const struct plan_request *q, struct plan *out)
     } else if (out->n_h == 0) {
         explain_kv(q, out, r);
     } else if (out->n_k == 0 && r <= 1) {
-        say(out, has_any(q, true) ? "hidden: no mixture is faster" : "hidden: no KV");
+        say(out, has_any(q, true)
+                     ? "projecting hidden states is fastest here"
+                     : "projecting hidden states (no keys and values are stored)");
     } else if (out->n_k > 0 && r <= 1) {
-        say(out, "hidden + %d KV fill the I/O bubble", out->n_k);
+        say(out, "hidden states, and KV for %d layers in idle I/O time", out->n_k);
     } else if (out->n_k == 0) {
-        say(out, "hidden + %d recomputed fill the compute bubble", r);
+        say(out, "hidden states, and %d layers recomputed in idle compute time", r);
     } else {
-        say(out, "hidden + %d recomputed + %d KV balance the lanes", r, out->n_k);
+        say(out,
+            "hidden states, %d layers recomputed, keys and values for %d: both lanes are "
+            "balanced",
+            r, out->n_k);
     }
 }
 
@@ -126,13 +133,13 @@ void plan_explain(const struct plan_request *q, struct plan *out)
         say(out, "%s only", plan_mode_name(q->mode));
     }
     if (q->n_stages > 1)
-        say(out, "; %d stages beside each other", q->n_stages);
+        say(out, "; %d stages work at the same time", q->n_stages);
     if (out->predicted_s > 0)
         say(out, "; I/O %.0f %%, compute %.0f %% busy",
             100 * out->io_busy_s / out->predicted_s,
             100 * out->comp_busy_s / out->predicted_s);
     if (out->hedged_s > 0)
-        say(out, "; %.2g ms for being safe if the disk is %.2g times as fast or slow",
+        say(out, "; %.2g ms slower, in case the disk is %.2g times as fast or slow",
             out->hedged_s * 1e3, q->io_spread);
     if (q->mode == PLAN_AUTO && !out->exact && q->n_stages <= 1)
         say(out, " (search cut short)");

@@ -267,7 +267,7 @@ static int follow(struct cluster *c, const struct redirection *to, struct err *e
     int node = slots_node_index(&c->slots, &to->to), rc = 0;
     int64_t deadline_ns = clock_now_ns() + FOLLOW_NS;
     if (node < 0 || ++c->n_redirections > MOST_REDIRECTIONS)
-        return err_set(err, ERR_LIMIT, "the cluster redirects without an end");
+        return err_set(err, ERR_LIMIT, "the cluster keeps redirecting");
     c->is_old |= to->is_for_good || node >= c->n_masters;
     if (to->is_for_good && node < c->n_masters)
         c->slots.owner[to->slot] = (uint8_t)node;
@@ -324,7 +324,7 @@ int cluster_receive(struct cluster *c, int64_t timeout_ns, struct redis_answer *
             rc = cluster_receive_some(c, deadline_ns, out, &complete, err);
         /* the answer comes in small pieces */
         if (rc == 0 && !complete && clock_now_ns() >= deadline_ns)
-            rc = err_set(err, -ETIMEDOUT, "the remote does not end its answer");
+            rc = err_set(err, -ETIMEDOUT, "the end of the remote's answer does not come");
     }
     return rc;
 }

@@ -85,7 +85,7 @@ static bool is_resting(struct remote *r, char *why, int n_why)
     bool erases = r->n_erasing > 0 || r->publish != NULL;
     bool rests = !r->stats.is_up || erases;
     if (rests) {
-        snprintf(why, (size_t)n_why, "the remote is not there: %s", r->stats.why_down);
+        snprintf(why, (size_t)n_why, "the remote cannot be reached: %s", r->stats.why_down);
         if (r->stats.is_up)
             snprintf(why, (size_t)n_why, "an erasure is on its way to the remote");
         r->stats.n_fetches++;
@@ -210,7 +210,7 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     r->read_link.r = r->write_link.r = r;
     r->read_link.tells = true;
     remote_url_text(&url, r->stats.url, sizeof r->stats.url);
-    snprintf(r->stats.why_down, sizeof r->stats.why_down, "it was not reached yet");
+    snprintf(r->stats.why_down, sizeof r->stats.why_down, "it has not been reached yet");
     pthread_mutex_init(&r->lock, NULL);
     clock_cond_init(&r->for_reader);
     clock_cond_init(&r->for_writer);

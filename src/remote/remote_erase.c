@@ -179,7 +179,7 @@ int remote_ask(struct remote *r, const struct redis_arg *args, int n_args,
         return rc;
     return err_set(err, -EACCES, "the remote refuses: %.120s",
                    a->kind == REDIS_REFUSED ? (const char *)a->bytes
-                                            : "an answer of another kind");
+                                            : "an answer of an unexpected kind");
 }
 
 static int unlink_chunk(struct remote *r, const struct redis_arg *name,
@@ -232,7 +232,7 @@ static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner
     if (rc == 0 && (!redis_next(a, &at, &item, &n) || n >= 32))
         rc = err_set(err, -EACCES, "the remote refuses: %.120s",
                      a->kind == REDIS_REFUSED ? (const char *)a->bytes
-                                              : "an answer of another kind");
+                                              : "an answer of an unexpected kind");
     if (rc != 0)
         return rc;
     memcpy(cursor, item, n);

@@ -174,7 +174,7 @@ static bool refused(struct work *w)
     struct err err = {0};
     err_set(&err, -EACCES, "the remote refuses: %.120s",
             w->answer.kind == REDIS_REFUSED ? (const char *)w->answer.bytes
-                                            : "an answer of another kind");
+                                            : "an answer of an unexpected kind");
     link_fail(&w->r->read_link, &err);
     return miss(w->f, REMOTE_MISS_FAILED, err.msg);
 }
@@ -372,7 +372,7 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
             rc = 0;
         /* the answer comes in small pieces */
         else if (rc == 0 && !complete && look >= until)
-            rc = err_set(err, -ETIMEDOUT, "the remote does not end its answer");
+            rc = err_set(err, -ETIMEDOUT, "the end of the remote's answer does not come");
         end_overdue(l->r);
     }
     if (rc == 0 && a.kind == REDIS_REFUSED)

@@ -190,7 +190,8 @@ static void erased(struct remote *r, bool any, int rc, const struct err *why)
     if (any && r->on_erased != NULL)
         r->on_erased(r->on_erased_arg);
     if (rc != 0)
-        log_warn("what another server has erased cannot be erased here yet: %s", why->msg);
+        log_warn("chunks that another server has erased cannot be erased here yet: %s",
+                 why->msg);
 }
 
 static int apply(struct remote *r, const struct erasure *e, struct redis_answer *a,
@@ -261,8 +262,7 @@ static int take_entry(struct remote *r, const char *bytes, size_t n, struct eras
 {
     struct err why = {0};
     if (erasure_decode((const uint8_t *)bytes, n, e, &why) != 0) {
-        log_debug("an entry of the remote's stream of erasures is passed over: %s",
-                  why.msg);
+        log_debug("an entry of the remote's stream of erasures is skipped: %s", why.msg);
         return 0;
     }
     return e->server != r->server ? apply(r, e, a, err) : 0;

@@ -60,7 +60,7 @@ static int parse_user(const char *from, const char *end, struct remote_url *out,
 {
     const char *colon = memchr(from, ':', (size_t)(end - from));
     if (colon == NULL)
-        return bad(err, "a user stands without a password");
+        return bad(err, "a user needs a password");
     if (!decode(from, colon, out->user) || !decode(colon + 1, end, out->password))
         return bad(err, "user or password is too long, or has a bad percent sign");
     return out->password[0] != 0 ? 0 : bad(err, "the password is empty");
@@ -88,7 +88,7 @@ static int parse_host(const char *from, const char *end, struct remote_url *out,
     if (out->host[0] == 0)
         return bad(err, "the host is missing");
     if (colon != end && (*colon != ':' || !number(colon + 1, end, 1, 65535, &out->port)))
-        return bad(err, "the port is no number from 1 to 65535");
+        return bad(err, "the port is not a number from 1 to 65535");
     return 0;
 }
 
@@ -113,7 +113,7 @@ int remote_url_parse(const char *text, struct remote_url *out, struct err *err)
         at = *p == '@' ? p : at;
     if (*end == '/' && end[1] != 0 &&
         !number(end + 1, end + strlen(end), 0, REMOTE_MAX_DB, &out->db))
-        return bad(err, "the database is no number");
+        return bad(err, "the database is not a number");
     int rc = at != NULL ? parse_user(from, at, out, err) : 0;
     return rc == 0 ? parse_host(at != NULL ? at + 1 : from, end, out, err) : rc;
 }

@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "remote/tls.h"
 
-#define STOPPED "the remote is not waited for any more"
+#define STOPPED "stopped waiting for the remote"
 
 /* Waits until the socket is ready for `events`. */
 static int await(const struct wire *w, short events, int64_t deadline_ns, struct err *err)

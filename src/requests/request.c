@@ -62,9 +62,9 @@ static const struct field fields[] = {
     {"conversation", F_TREE, 0, 0, AT(conversation), RESP, "an id, or {\"id\": ...}"},
     {"store", F_BOOL, 0, 0, AT(store), RESP, "keep the response; default true"},
     {"metadata", F_PAIRS, 0, 16, AT(metadata), RESP, "at most 16 texts by names"},
-    {"max_output_tokens", F_INT, 1, 1 << 24, AT(max_tokens), RESP, "tokens to generate at most"},
-    {"max_tokens", F_INT, 0, 1 << 24, AT(max_tokens), BOTH | MSG, "tokens to generate at most"},
-    {"max_completion_tokens", F_INT, 0, 1 << 24, AT(max_completion_tokens), REQUEST_CHAT, "the same; wins over max_tokens"},
+    {"max_output_tokens", F_INT, 1, 1 << 24, AT(max_tokens), RESP, "most tokens to generate"},
+    {"max_tokens", F_INT, 0, 1 << 24, AT(max_tokens), BOTH | MSG, "most tokens to generate"},
+    {"max_completion_tokens", F_INT, 0, 1 << 24, AT(max_completion_tokens), REQUEST_CHAT, "same as max_tokens, which it overrides"},
     {"n", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "answers"},
     {"temperature", F_REAL, 0, 100, AT(temperature), GEN, "0 is greedy"},
     {"top_p", F_REAL, 0, 1, AT(top_p), GEN, "nucleus sampling"},
@@ -75,10 +75,10 @@ static const struct field fields[] = {
     {"stop_sequences", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, MSG, "a list of at most 16"},
     {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), GEN, "go on to max_tokens"},
     {"priority", F_INT, -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY, AT(priority), GEN, "lower runs earlier; default 0"},
-    {"timeout_ms", F_INT, 0, HCACHE_MAX_TIMEOUT_MS, AT(timeout_ms), GEN, "ends it, with what there is; 0: never"},
+    {"timeout_ms", F_INT, 0, HCACHE_MAX_TIMEOUT_MS, AT(timeout_ms), GEN, "ends the answer after this time, keeping the text so far; 0: never"},
     {"cache_salt", F_STRING, 0, 256, AT(cache_salt), GEN, "saved state is shared only under one salt"},
     {"cache_ttl", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(cache_ttl), GEN, "seconds without a use after which saved state expires; 0: never"},
-    {"expect_reuse_in", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(expect_reuse_in), GEN, "seconds until this context is probably used again; 0: not known"},
+    {"expect_reuse_in", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(expect_reuse_in), GEN, "seconds until this context is probably used again; 0: unknown"},
     {"stream", F_BOOL, 0, 0, AT(stream), GEN, "server-sent events"},
     {"stream_options", F_OPTIONS, 0, 0, 0, BOTH | RESP, "{\"include_usage\": true}"},
     {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "chat: true or false; else a number"},
@@ -91,11 +91,11 @@ static const struct field fields[] = {
     {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"logit_bias", F_BIAS, -100, 100, AT(logit_bias), BOTH, "by token id: added to its logit"},
-    {"frequency_penalty", F_REAL, -2, 2, AT(frequency_penalty), BOTH, "for each time a token occurs in the answer"},
-    {"presence_penalty", F_REAL, -2, 2, AT(presence_penalty), BOTH, "where a token occurs in the answer"},
-    {"repetition_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "a factor where a token occurs in prompt or answer; 1 is none"},
+    {"frequency_penalty", F_REAL, -2, 2, AT(frequency_penalty), BOTH, "subtracted from a token's logit for each time it occurs in the answer"},
+    {"presence_penalty", F_REAL, -2, 2, AT(presence_penalty), BOTH, "subtracted from a token's logit if it occurs in the answer"},
+    {"repetition_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "makes tokens that occur in prompt or answer less likely by this factor; 1: no penalty"},
     {"stop_token_ids", F_IDS, 0, HCACHE_MAX_STOP_IDS, AT(stop_ids), BOTH, "tokens that end the answer"},
-    {"min_tokens", F_INT, 0, 1 << 24, AT(min_tokens), BOTH, "no token ends the answer before it has so many"},
+    {"min_tokens", F_INT, 0, 1 << 24, AT(min_tokens), BOTH, "least tokens of the answer"},
     {"length_penalty", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
     {"best_of", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
     {"use_beam_search", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
@@ -346,7 +346,7 @@ int request_ids(const struct json *list, const char *name, int32_t **out, int *n
     for (int i = 0; i < *n; i++) {
         int64_t id;
         if (!json_int_of(json_at(list, (size_t)i), &id) || id < 0 || id > INT32_MAX)
-            return fault_set(f, 400, NULL, name, "'%-s' element %d is no token id", name,
+            return fault_set(f, 400, NULL, name, "'%-s' element %d is not a token id", name,
                              i);
         (*out)[i] = (int32_t)id;
     }
@@ -435,7 +435,7 @@ static int read_id_list(const struct field *d, const struct json *v,
                            json_count(v), d->hi);
     for (size_t i = 0; i < json_count(v); i++)
         if (!json_int_of(json_at(v, i), &id) || id < 0 || id > INT32_MAX)
-            return fault_field(f, d->name, "element %zu is no token id", i);
+            return fault_field(f, d->name, "element %zu is not a token id", i);
     *out = v;
     return 0;
 }

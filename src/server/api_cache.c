@@ -559,12 +559,11 @@ static void answer_owed(struct call *c, const char *name, const struct hcache_er
 {
     if (!gone->is_noted) {
         struct fault f;
-        fault_set(
-            &f, 503, "not_erased", NULL,
-            "%lld chunks are used no more, but cannot be overwritten: %.120s. After a "
-            "restart they are found again, since this could not be written down either "
-            "(%.90s): erase them then",
-            (long long)gone->n_owed, err->msg, gone->not_noted_because);
+        fault_set(&f, 503, "not_erased", NULL,
+                  "%lld chunks are no longer used, but cannot be overwritten: %.120s. "
+                  "After a restart they are found again, because the erasure could not be "
+                  "noted on disk (%.90s): erase them again then",
+                  (long long)gone->n_owed, err->msg, gone->not_noted_because);
         call_fault(c, &f);
         return;
     }
@@ -602,8 +601,8 @@ static void answer_erasing(struct call *c, const char *name, int rc,
         answer_erased(c, name, gone);
     } else if (rc == -ENOSPC) {
         fault_set(&f, 507, "disk_full", NULL,
-                  "%.240s: the state is used no more, and is erased as soon as the disk "
-                  "has room; a server that is killed before finds it again",
+                  "%.240s: the state is no longer used, and is erased as soon as the disk "
+                  "has room; after a kill before that it is found again",
                   err->msg);
         call_fault(c, &f);
     } else if (gone->n_owed > 0 || gone->is_noted) {

@@ -175,9 +175,10 @@ static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, in
     if (rc == 0 && sum->n_busy == 0) /* otherwise they are tried again */
         rc = conversations_buried(s->conversations, keys, *n, &err);
     if (rc != 0)
-        log_warn_once(&s->said_owed,
-                      "saved state of erased conversations: %s; it is tried again",
-                      err.code != 0 ? err.msg : herr.msg);
+        log_warn_once(
+            &s->said_owed,
+            "saved state of erased conversations is not erased yet: %s; trying again later",
+            err.code != 0 ? err.msg : herr.msg);
     free(copy);
     return rc;
 }
@@ -224,7 +225,7 @@ static void evict_idle(struct server *s)
     if (hcache_cache_evict_idle(atomic_load(&s->h), s->o.idle_ttl_s, &n, &err) != 0)
         log_warn_once(&s->said_idle, "idle chunks are not evicted: %s", err.msg);
     else if (n > 0)
-        log_info("%llu chunks were evicted: nobody used them for %lld s",
+        log_info("%llu chunks were evicted: they were not used for %lld s",
                  (unsigned long long)n, (long long)s->o.idle_ttl_s);
 }
 
@@ -253,7 +254,7 @@ void keep_tidy(void *arg)
     evict_idle(s);
     evict_expired(s);
     if (hcache_cache_settle(atomic_load(&s->h), &herr) != 0)
-        log_warn_once(&s->said_owed, "what is to be erased is not written down yet: %s",
+        log_warn_once(&s->said_owed, "chunks to be erased are not noted on disk yet: %s",
                       herr.msg);
     if (s->conversations == NULL)
         return;

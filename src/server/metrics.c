@@ -54,22 +54,24 @@ static void histogram(struct textbuf *b, const char *name, const char *help,
 
 static void request_metrics(struct textbuf *b, const struct hcache_stats *st)
 {
-    metric(b, "gauge", "requests_waiting", "Requests that have no place yet.",
+    metric(b, "gauge", "requests_waiting", "Requests that wait for a place.",
            st->n_waiting);
     metric(b, "gauge", "queue_wait_expected_seconds",
-           "How long a request that comes now would wait for a place, about.", st->wait_s);
+           "Estimated wait of a new request for a place.", st->wait_s);
     metric(b, "gauge", "requests_running", "Sequences in the engine.", st->n_running);
-    head(b, "counter", "requests_total", "Sequences, by how they ended.");
+    head(b, "counter", "requests_total", "Ended sequences, by how they ended.");
     labelled(b, "requests_total", "end", "done",
              st->n_ended - st->n_cancelled - st->n_failed - st->n_timed_out);
     labelled(b, "requests_total", "end", "cancelled", st->n_cancelled);
     labelled(b, "requests_total", "end", "failed", st->n_failed);
     labelled(b, "requests_total", "end", "timeout", st->n_timed_out);
     labelled(b, "requests_total", "end", "refused", st->n_refused);
-    metric(b, "counter", "preemptions_total", "Sequences that made room for others.",
+    metric(b, "counter", "preemptions_total",
+           "Preemptions: sequences that gave up their place to others.",
            (double)st->n_preempted);
     head(b, "counter", "resumed_tokens_total",
-         "Tokens of preempted sequences that went on, by how they came back.");
+         "Tokens of preempted sequences that continued: restored (recovered) or "
+         "recomputed.");
     labelled(b, "resumed_tokens_total", "how", "recovered", st->recovered_tokens);
     labelled(b, "resumed_tokens_total", "how", "recomputed", st->recomputed_tokens);
     metric(b, "counter", "truncation_steps_total",
@@ -77,7 +79,7 @@ static void request_metrics(struct textbuf *b, const struct hcache_stats *st)
     metric(b, "counter", "truncation_stall_seconds_total",
            "Time from the end of a stair until its state was at its new positions.",
            st->stairs_s);
-    histogram(b, "queue_seconds", "Wait for a place.", &st->queue);
+    histogram(b, "queue_seconds", "Time that requests waited for a place.", &st->queue);
     histogram(b, "ttft_seconds", "Time to the first token, queueing included.", &st->ttft);
     histogram(b, "tbt_seconds", "Time between tokens of a sequence.", &st->tbt);
 }
@@ -86,7 +88,7 @@ static void token_metrics(struct textbuf *b, const struct hcache_stats *st)
 {
     bool dram = st->tier != NULL && strcmp(st->tier, "dram") == 0;
     head(b, "counter", "prompt_tokens_total",
-         "Prompt tokens, by where their state came from.");
+         "Prompt tokens, by the source of their state.");
     labelled(b, "prompt_tokens_total", "source", "device", st->device_tokens);
     uint64_t from_dram = dram ? st->restored_tokens : st->dram_tokens;
     labelled(b, "prompt_tokens_total", "source", "dram", from_dram);
@@ -95,10 +97,13 @@ static void token_metrics(struct textbuf *b, const struct hcache_stats *st)
     metric(b, "counter", "generated_tokens_total", "Generated tokens.",
            (double)st->generated_tokens);
     metric(b, "gauge", "kv_blocks", "Blocks of 64 tokens in the KV cache.", st->kv_blocks);
-    metric(b, "gauge", "kv_blocks_free", "Of those: for the taking.", st->kv_blocks_free);
-    metric(b, "gauge", "kv_blocks_kept", "Of the free ones: still with state.",
+    metric(b, "gauge", "kv_blocks_free",
+           "Blocks of the KV cache that can be taken: free ones and kept ones.",
+           st->kv_blocks_free);
+    metric(b, "gauge", "kv_blocks_kept",
+           "Kept blocks: they can be taken, but still have the state of ended sequences.",
            st->kv_blocks_kept);
-    metric(b, "counter", "kv_blocks_evicted_total", "Kept blocks whose state was dropped.",
+    metric(b, "counter", "kv_blocks_evicted_total", "Kept blocks that were evicted.",
            (double)st->kv_blocks_evicted);
 }
 
@@ -110,75 +115,80 @@ static double bubble_share(const struct hcache_stats *st)
 
 static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
 {
-    metric(b, "counter", "restores_total", "Requests of which something was restored.",
+    metric(b, "counter", "restores_total", "Requests with restored state.",
            (double)st->n_restores);
-    counts(b, "restores_by_plan_total", "plan", "Those, by the methods of their plans.",
+    counts(b, "restores_by_plan_total", "plan", "Restores, by the methods of their plans.",
            &st->plans);
-    head(b, "counter", "restore_layers_total", "Layers of all restores, by method.");
+    head(b, "counter", "restore_layers_total", "Restored layers, by method.");
     labelled(b, "restore_layers_total", "method", "recompute", st->layers_recompute);
     labelled(b, "restore_layers_total", "method", "hidden", st->layers_hidden);
     labelled(b, "restore_layers_total", "method", "kv", st->layers_kv);
     metric(b, "counter", "restore_bytes_total", "Bytes read by restores.",
            (double)st->restored_bytes);
-    histogram(b, "restore_seconds", "What restores took.", &st->restore);
-    histogram(b, "restore_predicted_seconds", "What their plans predicted.",
+    histogram(b, "restore_seconds", "Measured time of restores.", &st->restore);
+    histogram(b, "restore_predicted_seconds", "Predicted time of restores.",
               &st->restore_predicted);
     counts(b, "restore_predictions_missed_total", "cause",
            "Restores that took less than half or more than twice the predicted time.",
            &st->surprises);
     metric(b, "counter", "restores_replanned_total",
-           "Restores that changed kinds of records between layers.",
+           "Restores that changed the kind of record of some layers while they ran.",
            (double)st->n_replanned);
     metric(b, "counter", "restores_staged_total",
-           "Restores that read ahead of their requests' places.", (double)st->n_staged);
+           "Restores that began to read before their request had a place.",
+           (double)st->n_staged);
     metric(b, "counter", "restores_staged_used_total",
-           "Of those: used when the place came.", (double)st->n_staged_used);
+           "Staged restores that were used when their request got its place.",
+           (double)st->n_staged_used);
     counts(b, "restore_stalls_total", "end",
            "Restores whose reads hung or crawled, by how they ended.", &st->stalls);
     metric(b, "counter", "restore_wait_seconds_total",
-           "Time of restores in which compute waited for I/O (bubbles).",
-           st->restore_wait_s);
-    metric(b, "gauge", "restore_bubble_share", "Of all time of restores, since the start.",
+           "Restore time in which compute waited for I/O (bubbles).", st->restore_wait_s);
+    metric(b, "gauge", "restore_bubble_share",
+           "Share of restore time in which compute waited for I/O, since the start.",
            bubble_share(st));
     metric(b, "counter", "requests_missed_total",
-           "Requests with less restored than their prompt's chunks.", (double)st->n_misses);
+           "Requests that restored fewer chunks than their prompt has.",
+           (double)st->n_misses);
 }
 
 static void saving_metrics(struct textbuf *b, const struct hcache_cache_stats *k)
 {
     metric(b, "gauge", "store_saves",
-           "1: state is being saved; 0: no store, a fault, or a full disk->",
+           "1: state is being saved; 0: no store, a fault, or a full disk.",
            k->tier != NULL && k->saving_fault == 0);
     metric(b, "gauge", "expiring_chunks", "Chunks with a time to live.",
            (double)k->n_expiring);
     metric(b, "gauge", "guarantees", "Guaranteed contexts: pins that are never broken.",
            (double)k->n_guarantees);
-    metric(b, "gauge", "guaranteed_bytes", "Saved state that is not evicted.",
+    metric(b, "gauge", "guaranteed_bytes",
+           "Bytes of guaranteed state, which is never evicted.",
            (double)k->guaranteed_bytes);
-    metric(b, "gauge", "guarantee_limit_bytes", "Bound on it; 0: none.",
+    metric(b, "gauge", "guarantee_limit_bytes", "Bound on guaranteed bytes; 0: none.",
            (double)k->guarantee_limit_bytes);
-    metric(b, "counter", "guarantees_broken_total", "Guarantees that damage has broken.",
-           (double)k->n_guarantees_broken);
+    metric(b, "counter", "guarantees_broken_total",
+           "Guarantees broken by damage on the disk.", (double)k->n_guarantees_broken);
 }
 
 static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
 {
-    counts(b, "misses_total", "reason", "Look-ups that ended early, by why.", &st->misses);
-    counts(b, "evictions_total", "reason", "Chunks that left the store, by why.",
+    counts(b, "misses_total", "reason", "Look-ups that missed chunks, by reason.",
+           &st->misses);
+    counts(b, "evictions_total", "reason", "Chunks removed from the store, by reason.",
            &st->evictions);
-    metric(b, "counter", "checksum_failures_total", "Records that were read and wrong.",
+    metric(b, "counter", "checksum_failures_total", "Records whose checksum was wrong.",
            (double)st->n_checksum_failures);
     metric(b, "counter", "read_failures_total", "Records that could not be read.",
            (double)st->n_read_failures);
-    metric(b, "gauge", "store_bytes", "Saved state.", (double)st->store_bytes);
-    metric(b, "gauge", "store_cap_bytes", "Its bound; 0: none.",
+    metric(b, "gauge", "store_bytes", "Bytes of saved state.", (double)st->store_bytes);
+    metric(b, "gauge", "store_cap_bytes", "Bound on saved state; 0: none.",
            (double)st->store_cap_bytes);
     metric(b, "counter", "store_read_bytes_total", "Bytes read from the store.",
            (double)st->store_read_bytes);
     metric(b, "counter", "store_written_bytes_total", "Bytes written to the store.",
            (double)st->store_written_bytes);
     head(b, "counter", "saves_ended_total",
-         "Sequences whose saving ended before they did, by why.");
+         "Sequences whose saving ended early, by reason.");
     labelled(b, "saves_ended_total", "reason", "writer_behind", st->shed_behind);
     labelled(b, "saves_ended_total", "reason", "no_memory", st->shed_memory);
     labelled(b, "saves_ended_total", "reason", "store_cap", st->shed_cap);
@@ -187,15 +197,16 @@ static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
     labelled(b, "saves_ended_total", "reason", "tail_unreadable", st->shed_tail);
     labelled(b, "saves_ended_total", "reason", "store_fault", st->shed_fault);
     head(b, "counter", "saved_chunks_total",
-         "Chunks made durable, by whether the store had them already.");
+         "Chunks made durable: written, or already in the store (shared).");
     labelled(b, "saved_chunks_total", "how", "written",
              st->saved_chunks - st->shared_chunks);
     labelled(b, "saved_chunks_total", "how", "shared", st->shared_chunks);
     metric(b, "counter", "saved_tails_total",
-           "Of these, partial ones, at the ends of sessions.", (double)st->saved_tails);
+           "Saved partial chunks, at the ends of sessions.", (double)st->saved_tails);
     metric(b, "gauge", "save_buffer_bytes", "Memory for chunks on their way to the store.",
            (double)st->save_buffer_bytes);
-    metric(b, "gauge", "save_buffer_used_bytes", "Of that: taken now.",
+    metric(b, "gauge", "save_buffer_used_bytes",
+           "Used memory for chunks on their way to the store.",
            (double)st->save_buffer_used_bytes);
 }
 
@@ -203,23 +214,24 @@ static void dram_metrics(struct textbuf *b, const struct hcache_dram *d)
 {
     if (d->cap_bytes == 0)
         return;
-    metric(b, "gauge", "dram_bytes", "Memory of copies of saved state that is taken.",
+    metric(b, "gauge", "dram_bytes", "Used memory for copies of saved state.",
            (double)d->used_bytes);
-    metric(b, "gauge", "dram_cap_bytes", "All memory for such copies.",
+    metric(b, "gauge", "dram_cap_bytes", "Memory reserved for copies of saved state.",
            (double)d->cap_bytes);
     metric(b, "gauge", "dram_chunks", "Chunks with a copy in memory.", (double)d->n_chunks);
-    head(b, "counter", "dram_copies_total", "Copies that were made, by how.");
+    head(b, "counter", "dram_copies_total",
+         "Copies made when chunks were written, or promoted from the disk.");
     labelled(b, "dram_copies_total", "how", "written", d->n_written);
     labelled(b, "dram_copies_total", "how", "promoted", d->n_promoted);
     metric(b, "counter", "dram_promoted_bytes_total",
-           "Bytes that were read from the disk ahead of requests.",
+           "Bytes read from the disk ahead for waiting requests.",
            (double)d->promoted_bytes);
     metric(b, "counter", "dram_promotions_unused_total",
            "Promoted copies that were dropped before a request read them.",
            (double)d->n_unused);
     metric(b, "counter", "dram_demotions_total",
            "Chunks whose copies were dropped to keep room.", (double)d->n_demoted);
-    metric(b, "counter", "dram_full_total", "Copies that were not made for want of room.",
+    metric(b, "counter", "dram_full_total", "Copies not made because there was no room.",
            (double)d->n_full);
     metric(b, "counter", "dram_read_bytes_total", "Bytes that restores read from copies.",
            (double)d->read_bytes);
@@ -237,17 +249,17 @@ static void remote_metrics(struct textbuf *b, const struct hcache_stats *st,
     metric(b, "counter", "remote_fetches_total", "Look-ups that asked the remote.",
            (double)r->n_fetches);
     metric(b, "counter", "remote_round_trips_total",
-           "Times that a look-up asked the remote and had to wait for its first byte.",
+           "Round trips to the remote for which a look-up waited.",
            (double)r->n_round_trips);
     counts(b, "remote_misses_total", "reason",
-           "Look-ups that got less from the remote than they asked for, by why.",
+           "Look-ups that got fewer chunks from the remote than they asked for, by reason.",
            &r->misses);
-    metric(b, "counter", "remote_fetched_chunks_total", "Chunks that came, and were right.",
-           (double)r->n_fetched);
-    metric(b, "counter", "remote_fetched_bytes_total", "Their bytes.",
-           (double)r->fetched_bytes);
+    metric(b, "counter", "remote_fetched_chunks_total",
+           "Chunks fetched from the remote and verified.", (double)r->n_fetched);
+    metric(b, "counter", "remote_fetched_bytes_total",
+           "Bytes of chunks fetched from the remote.", (double)r->fetched_bytes);
     head(b, "counter", "remote_offered_chunks_total",
-         "Chunks for the remote, by what became of them.");
+         "Chunks offered to the remote, by result.");
     labelled(b, "remote_offered_chunks_total", "end", "written", r->n_written);
     labelled(b, "remote_offered_chunks_total", "end", "known", r->n_known);
     labelled(b, "remote_offered_chunks_total", "end", "dropped", r->n_dropped);
@@ -255,20 +267,20 @@ static void remote_metrics(struct textbuf *b, const struct hcache_stats *st,
     labelled(b, "remote_offered_chunks_total", "end", "refused", r->n_refused);
     metric(b, "counter", "remote_written_bytes_total", "Bytes written to the remote.",
            (double)r->written_bytes);
-    metric(b, "gauge", "remote_queued_chunks", "Chunks that wait to be written there.",
-           (double)r->n_queued);
+    metric(b, "gauge", "remote_queued_chunks",
+           "Chunks that wait to be written to the remote.", (double)r->n_queued);
     metric(b, "counter", "remote_failures_total", "Connections to the remote that failed.",
            (double)r->n_failures);
     metric(b, "gauge", "remote_erasures_to_publish",
-           "Erasures that other servers do not know of yet.", (double)r->n_unpublished);
+           "Erasures not yet published to other servers.", (double)r->n_unpublished);
     metric(b, "gauge", "remote_erasures_behind",
-           "Erasures that some running server has not done yet.",
+           "Erasures that some running server has not carried out yet.",
            (double)(r->n_erasures - r->n_erasures_everywhere));
     metric(b, "gauge", "remote_servers", "Servers that use the remote now.",
            (double)r->n_servers);
-    metric(b, "gauge", "remote_latency_seconds", "Until its first answer, as seen lately.",
+    metric(b, "gauge", "remote_latency_seconds", "Recent latency of the remote.",
            r->latency_s);
-    metric(b, "gauge", "remote_bytes_per_second", "Its bandwidth, as seen lately.",
+    metric(b, "gauge", "remote_bytes_per_second", "Recent bandwidth of the remote.",
            r->bytes_per_s);
 }
 
@@ -279,10 +291,10 @@ static void answer_metrics(struct textbuf *b, struct answers *m)
     metric(b, "gauge", "answers_kept", "Answers whose tokens are remembered.",
            st.n_entries);
     metric(b, "counter", "answers_recognised_total",
-           "Chats with an answer of ours, as the tokens that were generated.",
+           "Chats whose earlier answers were found as the generated tokens.",
            (double)st.n_used);
     metric(b, "counter", "retokenised_total",
-           "Chats with an answer of ours whose tokens could not be used.",
+           "Chats whose earlier answers' generated tokens could not be used.",
            (double)st.n_unusable);
 }
 
@@ -298,14 +310,15 @@ static void http_metrics(struct textbuf *b, struct server *s)
     metric(b, "counter", "http_requests_total", "Requests.",
            (double)atomic_load(&s->n_requests));
     head(b, "counter", "http_requests_answered_total",
-         "Requests, by the kind of thread that answered them.");
+         "Requests, by the kind of thread that answered.");
     for (int i = 0; i < N_CALL_THREADS; i++)
         labelled(b, "http_requests_answered_total", "thread", threads[i],
                  atomic_load(&s->n_by_thread[i]));
     metric(b, "gauge", "http_turn_cpu_seconds_max",
            "Most processor time that an HTTP thread took between two waits.",
            (double)loops_longest_ns(s->loops) * 1e-9);
-    metric(b, "gauge", "http_body_bytes", "Bodies and their values in memory.",
+    metric(b, "gauge", "http_body_bytes",
+           "Bytes of request bodies and their parsed values.",
            (double)atomic_load(&s->body_bytes));
     metric(b, "counter", "wrong_keys_total", "Requests with a wrong API key.",
            (double)guesses_count(s->guesses));
@@ -325,24 +338,25 @@ static void tenant_metrics(struct textbuf *b, struct call *c)
     struct tenant_counts t;
     tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &t);
     metric(b, "counter", "http_requests_total", "Requests.", (double)t.n_http);
-    metric(b, "gauge", "requests_open", "Sequences of this key that have not ended.",
+    metric(b, "gauge", "requests_open", "Sequences of this key that wait or run.",
            (double)t.n_open);
-    head(b, "counter", "requests_total", "Sequences, by how they ended.");
+    head(b, "counter", "requests_total", "Ended sequences, by how they ended.");
     for (int i = 0; i < ANSWER_ENDS; i++)
         labelled(b, "requests_total", "end", ends[i], t.n_ended[i]);
     head(b, "counter", "prompt_tokens_total",
-         "Prompt tokens, by where their state came from.");
+         "Prompt tokens, by the source of their state.");
     labelled(b, "prompt_tokens_total", "source", "device", t.device_tokens);
     labelled(b, "prompt_tokens_total", "source", "restored", t.restored_tokens);
     labelled(b, "prompt_tokens_total", "source", "computed", t.computed_tokens);
     metric(b, "counter", "generated_tokens_total", "Generated tokens.",
            (double)t.generated_tokens);
-    metric(b, "counter", "restores_total", "Requests of which something was restored.",
+    metric(b, "counter", "restores_total", "Requests with restored state.",
            (double)t.n_restores);
     metric(b, "counter", "restore_bytes_total", "Bytes read by restores.",
            (double)t.restored_bytes);
     metric(b, "counter", "requests_missed_total",
-           "Requests with less restored than their prompt's chunks.", (double)t.n_misses);
+           "Requests that restored fewer chunks than their prompt has.",
+           (double)t.n_misses);
 }
 
 static void step_metrics(struct textbuf *b, const struct hcache *h)

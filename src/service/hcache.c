@@ -93,7 +93,7 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
     if (o->max_context <= k->model->max_ctx)
         return;
     snprintf(text, sizeof text,
-             "a context of %d tokens was asked for; the model's own, %d, is the most",
+             "a context of %d tokens was asked for; the model's own maximum of %d is used",
              o->max_context, k->model->max_ctx);
     if (o->warn != NULL)
         o->warn(o->warn_arg, text);

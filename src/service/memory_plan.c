@@ -162,16 +162,15 @@ struct budget {
 
 static int refuse_budget(const struct budget *b, uint64_t need, struct err *err)
 {
-    return err_set(err, ERR_LIMIT,
-                   "--weights-memory %.2f GB does not hold the least, %.2f GB: embeddings, "
-                   "head, W_k and "
-                   "W_v %.2f; %d layers %.2f; KV of %lld tokens %.2f; activations and "
-                   "buffers %.2f: give "
-                   "more, or a shorter --max-context",
-                   (double)b->all / 1e9, (double)need / 1e9, (double)b->kept / 1e9,
-                   b->n_slots, (double)b->layer * b->n_slots / 1e9,
-                   (long long)(b->kv > 0 ? b->kv_tokens : b->context_tokens),
-                   (double)(b->kv > 0 ? b->kv : b->context) / 1e9, (double)b->other / 1e9);
+    return err_set(
+        err, ERR_LIMIT,
+        "--weights-memory %.2f GB is less than the minimum of %.2f GB: embeddings, head, "
+        "W_k and W_v %.2f; %d layers %.2f; KV of %lld tokens %.2f; activations and buffers "
+        "%.2f: give more, or a shorter --max-context",
+        (double)b->all / 1e9, (double)need / 1e9, (double)b->kept / 1e9, b->n_slots,
+        (double)b->layer * b->n_slots / 1e9,
+        (long long)(b->kv > 0 ? b->kv_tokens : b->context_tokens),
+        (double)(b->kv > 0 ? b->kv : b->context) / 1e9, (double)b->other / 1e9);
 }
 
 static int share_budget(const struct memory_ask *a, const struct weights_sizes *z,

@@ -158,7 +158,7 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     if (finish == FINISH_ERROR && t->err.code == 0)
         t->err = seq_outcome(t->seq)->err;
     if (finish == FINISH_TIMEOUT && t->n_ids == 0)
-        err_set(&t->err, -ETIMEDOUT, "its time was over before the first token came");
+        err_set(&t->err, -ETIMEDOUT, "its timeout passed before the first token");
     finish_text(t);
     ticket_describe(t);
     t->result.timings.load_ms = s->o.load_ms;

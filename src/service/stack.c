@@ -288,7 +288,7 @@ static int open_without_saving(struct stack *k, struct store_opts *so,
     if (why->code == -EPERM || store_open(so, &k->store, NULL) != 0)
         k->store = NULL;
     snprintf(text, sizeof text, "nothing is saved until a restart%s: %s",
-             k->store != NULL ? "; what is saved is used" : ", and nothing is restored",
+             k->store != NULL ? "; saved state is still used" : ", and nothing is restored",
              why->msg);
     say(k, text);
     return 0;
@@ -307,7 +307,7 @@ static void say_less_dram(const struct stack *k)
     if (k->store == NULL || k->store_err.code != 0 || k->o.user.dram_bytes == 0 || is_whole)
         return;
     snprintf(text, sizeof text,
-             "--dram auto: %.0f MB of the %.0f MB wanted could be had for copies in DRAM",
+             "--dram auto: %.0f MB of the %.0f MB wanted are available for copies in DRAM",
              (double)dram.cap_bytes * mb, (double)k->o.user.dram_bytes * mb);
     say(k, text);
 }
@@ -581,7 +581,7 @@ static int check_remote(const struct stack *k, struct err *err)
         return 0;
     if (u->n_store == 0 && !u->store_in_memory)
         return err_set(err, ERR_USAGE,
-                       "--remote needs --store: what comes from it is stored here, too");
+                       "--remote needs --store: chunks from the remote are kept there");
     return remote_url_parse(u->remote, &url, err);
 }
 

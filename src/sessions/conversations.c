@@ -69,7 +69,7 @@ static int busy(const struct conversations *c, struct err *err)
     return err_set(err, ERR_BUSY,
                    "the conversations in %s are in use by another process: %s. Ask its API "
                    "instead, or stop it first",
-                   c->path, found ? holder : "which one cannot be seen");
+                   c->path, found ? holder : "it cannot be identified");
 }
 
 int db_err(struct conversations *c, const char *what, struct err *err)
@@ -177,8 +177,8 @@ int db_unknown(const struct conversations *c, const char *what, const char *name
     if (c->stands_in_because != NULL)
         return err_set(
             err, -EAGAIN,
-            "whether there is a %s '%.80s' is not known, and nothing was changed: "
-            "%.200s. Ask again after a restart that can open the conversations",
+            "it is unknown whether the %s '%.80s' exists, and nothing was changed: %.200s. "
+            "Try again after a restart that can open the conversations",
             what, name, c->stands_in_because);
     char server[SERVER_BYTES];
     if (server_of(name, server) && (c->server == NULL || strcmp(server, c->server) != 0))

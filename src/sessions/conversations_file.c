@@ -22,8 +22,8 @@ enum { HEADER_BYTES = 20 };
 static int refuse(const char *path, const char *what, struct err *err)
 {
     return err_set(err, ERR_CORRUPT,
-                   "%s %s; it is left as it is: give a new file for the conversations",
-                   path, what);
+                   "%s %s; it is not changed: give a new file for the conversations", path,
+                   what);
 }
 
 static int cannot_open(const char *path, int code, struct err *err)
@@ -44,7 +44,7 @@ static int content_check(int fd, const char *path, struct err *err)
     if (n == 0)
         return 0;
     if (n < HEADER_BYTES || memcmp(header, magic, sizeof magic) != 0)
-        return refuse(path, "is no database", err);
+        return refuse(path, "is not a database", err);
     return header[18] == 2 && header[19] == 2
                ? 0
                : refuse(path, "is a database of another program", err);
@@ -56,7 +56,7 @@ static int stat_check(int fd, const char *path, struct err *err)
     if (fstat(fd, &st) != 0)
         return cannot_open(path, -errno, err);
     if (!S_ISREG(st.st_mode))
-        return refuse(path, "is no regular file", err);
+        return refuse(path, "is not a regular file", err);
     if (st.st_uid != geteuid())
         return refuse(path, "belongs to another user", err);
     return content_check(fd, path, err);

@@ -208,7 +208,7 @@ static int refer_to_parent(struct conversations *c, struct turn *t, struct err *
     int rc = db_int(c, "SELECT depth + 1 FROM turn WHERE id = ?1", t->parent, &depth, err);
     if (rc == 0 && depth == 0)
         return err_set(err, ERR_NOT_FOUND,
-                       "what was to be continued was deleted in the meantime");
+                       "the turn to continue was deleted in the meantime");
     t->depth = (int)depth;
     return rc != 0 ? rc
                    : db_run(c,

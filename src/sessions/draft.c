@@ -168,10 +168,9 @@ static int tokenize(struct draft *d, const struct hcache *h, struct hcache_err *
                  "%.12s..): its text is kept, its state is computed anew",
                  d->path[seen]->fingerprint);
     else if (turn < seen)
-        snprintf(
-            d->what, sizeof d->what,
-            "the conversation's text is another one from byte %u on: retokenised at %u",
-            mark != NULL ? mark->n_bytes : 0, mark != NULL ? mark->n_tokens : 0);
+        snprintf(d->what, sizeof d->what,
+                 "the conversation's text has changed from byte %u on: retokenised at %u",
+                 mark != NULL ? mark->n_bytes : 0, mark != NULL ? mark->n_tokens : 0);
     return rc;
 }
 

@@ -174,11 +174,10 @@ static bool check_record(struct restore *r, const struct group *g, int i)
     size_t n_bytes = r->rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
                      (size_t)read->hit->n_tokens;
     if (rc == 0 && read->n_bytes != n_bytes)
-        rc = err_set(&e, ERR_CORRUPT, "record of %u bytes where %zu belong", read->n_bytes,
+        rc = err_set(&e, ERR_CORRUPT, "a record has %u bytes instead of %zu", read->n_bytes,
                      n_bytes);
     else if (rc == ERR_MISMATCH)
-        rc = err_set(&e, ERR_CORRUPT, "record of more than the %zu bytes that belong",
-                     n_bytes);
+        rc = err_set(&e, ERR_CORRUPT, "a record has more than %zu bytes", n_bytes);
     if (rc != 0)
         restore_lose_chunk(r, g->first_chunk + i, rc, e.msg[0] != 0 ? e.msg : err_name(rc));
     return rc == 0;

@@ -85,7 +85,7 @@ static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
     if (rc == 0)
         rc = store_read_check(&read, err);
     if (rc == 0 && read.n_bytes != n_bytes)
-        rc = err_set(err, ERR_CORRUPT, "record of %u bytes where %zu belong", read.n_bytes,
+        rc = err_set(err, ERR_CORRUPT, "a record has %u bytes instead of %zu", read.n_bytes,
                      n_bytes);
     if (rc == 0)
         memcpy(save_record(c, l, kind), read.bytes, n_bytes);

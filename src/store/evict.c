@@ -288,7 +288,7 @@ int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
         return 0;
     return err_set(err, ERR_LIMIT,
                    "%llu bytes do not fit into the owner's quota of %llu: %llu are in use "
-                   "(%llu guaranteed) and nothing of it can be evicted",
+                   "(%llu guaranteed) and none of them can be evicted",
                    (unsigned long long)n_bytes, (unsigned long long)quota,
                    (unsigned long long)used,
                    (unsigned long long)c->owners[owner_idx].guaranteed_bytes);
@@ -355,11 +355,10 @@ static int evicted_free(struct store *s, struct err *err)
 static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
 {
     if (catalog_victim(&s->catalog) != NULL)
-        return err_set(
-            err, ERR_LIMIT,
-            "%llu bytes do not fit under the store's cap of %llu: waiting requests "
-            "need sooner what could be evicted",
-            (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes);
+        return err_set(err, ERR_LIMIT,
+                       "%llu bytes do not fit under the store's cap of %llu: waiting "
+                       "requests need the other chunks sooner",
+                       (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes);
     if (n_bytes <= s->cap_bytes && s->used_bytes <= s->cap_bytes - n_bytes)
         return err_set(
             err, ERR_LIMIT,

@@ -243,8 +243,7 @@ static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, stru
 {
     if (n_bytes != META_BYTES ||
         get_u64(in + M_CHECKSUM) != checksum64(in + M_VERSION, META_BYTES - M_VERSION))
-        return err_set(err, ERR_CORRUPT, "index %s: its description does not hold",
-                       ix->path);
+        return err_set(err, ERR_CORRUPT, "index %s: its description is damaged", ix->path);
     ix->meta.version = get_u32(in + M_VERSION);
     if (ix->meta.version < 1 || ix->meta.version > FORMAT_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
@@ -462,7 +461,7 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
                         row.device >= ix->meta.n_devices || row.id >= ix->meta.next_id))
             rc = ERR_CORRUPT;
         if (rc != 0) {
-            err_set(err, rc, "index %s: a row does not hold", ix->path);
+            err_set(err, rc, "index %s: a row is damaged", ix->path);
             break;
         }
         row.tick = (uint64_t)sqlite3_column_int64(st, 1);
@@ -506,7 +505,7 @@ int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_
     if (step != SQLITE_ROW && step != SQLITE_DONE)
         rc = db_err(ix, "records", err);
     else if (rc != 0)
-        err_set(err, rc, "index %s: the records of extent %llu do not hold", ix->path,
+        err_set(err, rc, "index %s: the records of extent %llu are damaged", ix->path,
                 (unsigned long long)id);
     sqlite3_reset(st);
     return rc;
@@ -526,7 +525,7 @@ int index_load_pins(struct index *ix, int (*fn)(void *arg, const struct index_pi
         struct index_pin pin;
         int64_t until = sqlite3_column_int64(st, 1);
         if (sqlite3_column_bytes(st, 0) != sizeof pin.key.b) {
-            rc = err_set(err, ERR_CORRUPT, "index %s: a pin does not hold", ix->path);
+            rc = err_set(err, ERR_CORRUPT, "index %s: a pin is damaged", ix->path);
             break;
         }
         memcpy(pin.key.b, sqlite3_column_blob(st, 0), sizeof pin.key.b);
@@ -574,7 +573,7 @@ int index_load_wipes(struct index *ix,
         if (rc == 0)
             rc = fn(arg, &place);
         else
-            err_set(err, rc, "index %s: a place to be wiped does not hold", ix->path);
+            err_set(err, rc, "index %s: a place to be wiped is damaged", ix->path);
     }
     if (rc == 0 && step != SQLITE_DONE)
         rc = db_err(ix, "wipes", err);

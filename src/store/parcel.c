@@ -48,7 +48,7 @@ static bool is_of_no_store(const struct chunk_header *h)
 int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struct err *err)
 {
     if (n < CHUNK_HEADER_BYTES)
-        return err_set(err, ERR_FORMAT, "%zu bytes are no chunk", n);
+        return err_set(err, ERR_FORMAT, "%zu bytes are not a chunk", n);
     int rc = chunk_header_decode(bytes, out, err);
     if (rc != 0)
         return rc;

@@ -104,7 +104,7 @@ static int tell_holder(struct store *s, struct err *err)
         "the store in %s is in use by another process: %s. Where it is a server, use its "
         "API (/v1/cache/..., /v1/conversations) or hcache run -i --url URL. Otherwise stop "
         "that process first",
-        s->dirs[0], s->holder[0] != 0 ? s->holder : "which one cannot be seen");
+        s->dirs[0], s->holder[0] != 0 ? s->holder : "it cannot be identified");
 }
 
 /* Takes the lock. It is on a file of its own, since it must be held before any other file
@@ -336,7 +336,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
                        STORE_MAX_DEVICES, opts->n_dirs);
     if (opts->segment_bytes != 0 && (opts->segment_bytes < MIN_SEGMENT_BYTES ||
                                      opts->segment_bytes > SUPERBLOCK_MAX_SEGMENT_BYTES))
-        return err_set(err, ERR_USAGE, "segments of %llu bytes cannot be had",
+        return err_set(err, ERR_USAGE, "segments of %llu bytes are not possible",
                        (unsigned long long)opts->segment_bytes);
     for (; s->n_dirs < opts->n_dirs; s->n_dirs++)
         s->dirs[s->n_dirs] = xstrdup(opts->dirs[s->n_dirs]);

@@ -295,8 +295,8 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
         if (got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
             continue;
         char what[256];
-        snprintf(what, sizeof what,
-                 "%s/superblock: a copy, or all of it, is not what it must be", s->dirs[i]);
+        snprintf(what, sizeof what, "%s/superblock: one or both copies are damaged",
+                 s->dirs[i]);
         report(arg, what);
         (*n_bad)++;
     }
@@ -341,7 +341,7 @@ static void superblocks_mend(const struct store_opts *opts, const struct sb_foun
         if (rc == 0)
             log_info("%s: %s was written again", dir, what);
         else
-            log_warn("%s: %s stays so (%s)", dir, what, why.msg);
+            log_warn("%s: %s could not be repaired (%s)", dir, what, why.msg);
     }
 }
 
@@ -417,12 +417,11 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
     if (rc != 0)
         return rc;
     if (bad >= 0 && has_data && found[bad].state == SB_DAMAGED)
-        return err_set(err, ERR_CORRUPT,
-                       "%s: both copies of the superblock are damaged, and nothing else "
-                       "tells what they "
-                       "said, so that the state there cannot be used; empty the directory "
-                       "to begin anew",
-                       opts->dirs[bad]);
+        return err_set(
+            err, ERR_CORRUPT,
+            "%s: both copies of the superblock are damaged and cannot be recovered, so the "
+            "state there cannot be used; empty the directory to begin anew",
+            opts->dirs[bad]);
     if (bad >= 0 && has_data)
         return no_superblock(opts->dirs[bad], err);
     if (bad >= 0 && opts->read_only)

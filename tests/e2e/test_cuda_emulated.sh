@@ -36,7 +36,7 @@ HCACHE_CUDA_RANKS=shared run_hc profile "$model" "${cuda[@]}" --tensor-parallel 
 check "profile: of a group, its buses and what gathering takes" \
     grep -qE '^ +to a stage [0-9.]+ GB/s over its buses, then H gathered by 2 ranks at [0-9.]+ GB/s$' "$tmp/out"
 run_hc plan --platform "$tmp/group.platform" --history 512
-check "profile: plan knows its stages" grep -q '; 2 stages beside each other;' "$tmp/out"
+check "profile: plan knows its stages" grep -q '; 2 stages work at the same time;' "$tmp/out"
 
 "$hc" serve models/demo --device cuda --port 0 --store "$tmp/served" --threads 1 >"$tmp/serve.log" 2>&1 &
 server=$!

@@ -73,7 +73,7 @@ for budget in (380, 470):
     check(f"{budget} MB: the table is printed", "layers stay" in said and "are read for each pass" in said, said)
 r, said, peak = measured("--weights-memory", "200MB")
 check("a budget that does not hold the least is refused with the table",
-      r is None and "does not hold the least" in said and "2 layers" in said, said)
+      r is None and "is less than the minimum" in said and "2 layers" in said, said)
 os.unlink(path("synth"))
 
 # --- the model, to the bit ------------------------------------------------------------------------------------------------

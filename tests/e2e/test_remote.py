@@ -118,7 +118,7 @@ def test_hang(redis, text):
     equal("hang: the answer is right", (again, t["remote_tokens"]), (text, 0))
     check("hang: the remote is given up", until(lambda: not remote(b)["up"]), remote(b))
     again, t = ask(b, prompt="Of another prompt nothing is being saved. " * 12)
-    check("hang: the next request does not ask it", "remote is not there" in t["miss"], t)
+    check("hang: the next request does not ask it", "remote cannot be reached" in t["miss"], t)
     proxy.harm = None
     check("hang: it is used again when it answers", is_up(b), remote(b))
     b.stop()
@@ -160,7 +160,7 @@ def test_absent_at_start(text):
     s = start("redis://127.0.0.1:1/0")
     again, t = ask(s)
     equal("no Redis at all: the answer is right", again, text)
-    check("and the miss says why", "remote is not there" in t["miss"], t["miss"])
+    check("and the miss says why", "remote cannot be reached" in t["miss"], t["miss"])
     equal("and so does the metric", s.metric("hcache_remote_up"), 0)
     equal("and the server ends well", s.stop(), 0)
 

@@ -98,7 +98,7 @@ static void test_no_regular_file(void **state)
         return;
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_int_equal(io_file_open(t->io, path, IO_READ_ONLY, &f, &err), -ESPIPE);
-    assert_non_null(strstr(err.msg, "no regular file"));
+    assert_non_null(strstr(err.msg, "not a regular file"));
     assert_int_equal(io_file_open(t->io, path, IO_CREATE, &f, NULL), -ESPIPE);
     assert_int_equal(io_file_open(t->io, path, IO_DIRECT, &f, NULL), -ESPIPE);
     assert_int_equal(io_unlink(t->io, path, NULL), 0);

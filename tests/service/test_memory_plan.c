@@ -186,7 +186,7 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
     assert_int_equal(s.kv_tokens, 1024);
     snprintf(text, sizeof text, "%llu", (unsigned long long)least - 1);
     assert_int_equal(share(text, 8, 0, &s, &err), ERR_LIMIT);
-    assert_non_null(strstr(err.msg, "does not hold the least"));
+    assert_non_null(strstr(err.msg, "is less than the minimum"));
     assert_non_null(strstr(err.msg, "2 layers 0.02"));
     assert_non_null(strstr(err.msg, "KV of 1024 tokens"));
     /* A KV cache that was asked for is part of the least. */

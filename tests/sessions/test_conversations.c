@@ -416,13 +416,13 @@ static void files_of_others_stay_as_they_are(void **state)
     snprintf(link, sizeof link, "%s/link", x->dir);
     snprintf(db, sizeof db, "%s/other.db", x->dir);
     assert_int_equal(stat("/dev/null", &before), 0);
-    not_opened("/dev/null", "is no regular file");
+    not_opened("/dev/null", "is not a regular file");
     assert_int_equal(stat("/dev/null", &after), 0);
     assert_int_equal(after.st_mode, before.st_mode);
 
     file_write(text, "shopping: milk, bread, tea");
     assert_int_equal(chmod(text, 0644), 0);
-    not_opened(text, "is no database");
+    not_opened(text, "is not a database");
     assert_int_equal(symlink(text, link), 0);
     not_opened(link, "is a symbolic link");
     assert_int_equal(stat(text, &after), 0);
