@@ -12,7 +12,7 @@ const char *const mixed_methods[MIXED_METHODS + 1] = {
     [MIXED_ACT] = "act", [MIXED_PRINTED] = "paper",       [MIXED_AUTO] = "auto",
 };
 
-/* --- off -------------------------------------------------------------------------------------- */
+/* --- why there are no host blocks ------------------------------------------------------------- */
 
 static bool is_forced(const struct mixed_job *j)
 {
@@ -41,7 +41,7 @@ bool mixed_must_measure(const struct mixed_job *j, struct mixed_choice *out)
     return why == NULL;
 }
 
-/* --- how many --------------------------------------------------------------------------------- */
+/* --- numbers of blocks ------------------------------------------------------------------------ */
 
 struct room {
     struct hybrid_machine machine;

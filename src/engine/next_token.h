@@ -18,8 +18,8 @@ struct seq;
 struct next_token {
     const struct model *model;
     int n_wanted; /* sequences that want their logits: rows [0, n_wanted) */
-    /* sequences added so far: that want logits, and the others, whose rows follow */
-    int n_shown, n_other;
+    int n_shown;  /* sequences added so far that want their logits */
+    int n_other;  /* other sequences added so far; their rows follow from n_wanted on */
     struct seq **seqs;       /* [max_rows] */
     struct sample_row *rows; /* [max_rows] */
     struct buf mem;          /* device memory of in, logits and ids */

@@ -294,7 +294,7 @@ int64_t seq_committed_tokens(const struct seq *s)
     return known;
 }
 
-/* --- into a phase ----------------------------------------------------------------------------- */
+/* --- entering a phase ------------------------------------------------------------------------- */
 
 void seq_enter_restore(struct seq *s)
 {

@@ -248,7 +248,7 @@ static void block_drop(struct kv_pool *p, int32_t b, const struct kv_use *use)
         push_free(p, b);
 }
 
-/* --- tables ----------------------------------------------------------------------------------- */
+/* --- block tables ----------------------------------------------------------------------------- */
 
 static int grown_cap(const struct kv_table *t, int n_blocks)
 {

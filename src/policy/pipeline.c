@@ -416,7 +416,8 @@ static double work_behind_s(const struct pipe_load *l)
     return sum;
 }
 
-/* Without mutual slow-down: compute is busy from max(arrival, end of its work so far). */
+/* Returns the makespan without mutual slow-down: compute is busy from max(arrival, end of its
+ * work so far). */
 static double run_recurrence(const struct pipe_load *l)
 {
     struct backlog b;

@@ -69,7 +69,7 @@ struct placement_learn {
     uint64_t n_updates;
 };
 
-/* Before anything is learned, all classes have the same worth. */
+/* Makes an empty one: all classes have the same worth until observations differ. */
 void placement_learn_init(struct placement_learn *l);
 
 /* Returns the class of a request's items, without the bits of the uses. turn: 1 is a

@@ -220,7 +220,7 @@ static void refine(struct cuts *k)
     }
 }
 
-/* ---- the whole ---- */
+/* ---- choosing a cut ---- */
 
 /* Finds the best cut: k->best. */
 static void find_cut(struct cuts *k)

@@ -191,7 +191,7 @@ int cluster_n_nodes(const struct cluster *c)
     return c->n_masters;
 }
 
-/* --- out -------------------------------------------------------------------------------------- */
+/* --- sending commands ------------------------------------------------------------------------- */
 
 /* Returns a command's key. XINFO STREAM is the one command whose key is not its first argument. */
 static const struct redis_arg *key_of(const struct redis_arg *args, int n_args)
@@ -251,7 +251,7 @@ int cluster_flush(struct cluster *c, int64_t deadline_ns, struct err *err)
     return rc;
 }
 
-/* --- in --------------------------------------------------------------------------------------- */
+/* --- receiving answers ------------------------------------------------------------------------ */
 
 static void answer_begin(struct redis_answer *a)
 {

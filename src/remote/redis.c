@@ -155,7 +155,7 @@ static void *take_nil(const redisReadTask *t)
 static redisReplyObjectFunctions functions = {
     .createString = take_string, .createInteger = take_number, .createNil = take_nil};
 
-/* --- out -------------------------------------------------------------------------------------- */
+/* --- sending commands ------------------------------------------------------------------------- */
 
 int redis_flush(struct redis *r, int64_t deadline_ns, struct err *err)
 {
@@ -186,7 +186,7 @@ int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
     return rc;
 }
 
-/* --- in --------------------------------------------------------------------------------------- */
+/* --- receiving answers ------------------------------------------------------------------------ */
 
 /* Returns the size in the header of a string, or -1 if hiredis must read these bytes. */
 static int64_t string_bytes(const char *p, size_t n, size_t *n_header)

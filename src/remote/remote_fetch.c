@@ -54,7 +54,7 @@ static double since_s(int64_t t)
     return (double)(clock_now_ns() - t) * 1e-9;
 }
 
-/* --- how long it may take --------------------------------------------------------------------- */
+/* --- when a fetch is given up ----------------------------------------------------------------- */
 
 /* Returns whether the fetch goes on. If not, it has its reason. */
 static bool goes_on(struct remote_fetch *f, struct remote_view *v,
@@ -154,7 +154,7 @@ static bool receive(struct work *w)
     return true;
 }
 
-/* --- what is there ---------------------------------------------------------------------------- */
+/* --- finding the chain's length --------------------------------------------------------------- */
 
 static bool ask(struct work *w, const struct redis_arg *args, int n)
 {
@@ -221,7 +221,7 @@ static bool look(struct work *w)
     return true;
 }
 
-/* --- bringing it ------------------------------------------------------------------------------ */
+/* --- fetching the chunks ---------------------------------------------------------------------- */
 
 /* Sets the reason why less came than the remote seemed to have. It replaces "absent". */
 static bool instead(struct work *w, enum remote_miss why, const char *text)

@@ -391,7 +391,7 @@ static int read_turn(struct remote *r, bool *at_end, struct redis_answer *a,
     return rc;
 }
 
-/* --- how far all have come -------------------------------------------------------------------- */
+/* --- the servers' positions ------------------------------------------------------------------- */
 
 static int tell_place(struct remote *r, struct redis_answer *a, struct err *err)
 {

@@ -92,7 +92,7 @@ static int read_texts(struct hcache *h, bool truncates, const struct json *v,
     return rc;
 }
 
-/* --- both ------------------------------------------------------------------------------------- */
+/* --- chats and text completions --------------------------------------------------------------- */
 
 int prompts_read(const struct client *c, struct gen_params *p, struct json *body,
                  struct prompts *out, struct fault *f)

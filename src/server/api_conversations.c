@@ -57,7 +57,7 @@ static void answer_anew(struct call *c, struct conversation *v)
     free(name);
 }
 
-/* --- all of them ------------------------------------------------------------------------------ */
+/* --- /v1/conversations ------------------------------------------------------------------------ */
 
 static void list(struct call *c)
 {
@@ -192,7 +192,7 @@ void api_conversations(struct call *c)
     }
 }
 
-/* --- one of them ------------------------------------------------------------------------------ */
+/* --- /v1/conversations/ID --------------------------------------------------------------------- */
 
 static void change(struct call *c, struct conversation *v)
 {

@@ -184,7 +184,7 @@ static struct json *answer(struct generation *g)
     return whole(g, true);
 }
 
-/* --- keeping it ------------------------------------------------------------------------------- */
+/* --- keeping a response ----------------------------------------------------------------------- */
 
 static int keep(struct generation *g, struct fault *f)
 {
@@ -367,7 +367,7 @@ static const struct dialect responses = {.answer = answer,
                                          .keeps_unfinished = true,
                                          .drop = drop};
 
-/* --- a new one -------------------------------------------------------------------------------- */
+/* --- a new response --------------------------------------------------------------------------- */
 
 static int check(struct call *c, const struct gen_params *p, struct fault *f)
 {
@@ -525,7 +525,7 @@ void api_responses(struct call *c)
     call_generate(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }
 
-/* --- one that is there ------------------------------------------------------------------------ */
+/* --- a kept response -------------------------------------------------------------------------- */
 
 static void put_parsed(struct json *o, const char *key, const char *text)
 {

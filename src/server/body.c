@@ -66,7 +66,7 @@ static void free_bytes(struct call *c)
     textbuf_free(&c->body);
 }
 
-/* --- values ----------------------------------------------------------------------------------- */
+/* --- parsing into values ---------------------------------------------------------------------- */
 
 static bool is_ignored(const void *arg, const char *name, size_t n)
 {

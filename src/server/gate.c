@@ -135,7 +135,7 @@ static bool key_is_right(struct call *c, bool *is_shown)
     return right;
 }
 
-/* --- all of it -------------------------------------------------------------------------------- */
+/* --- the gate --------------------------------------------------------------------------------- */
 
 struct heads {
     struct head lengths;

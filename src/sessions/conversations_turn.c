@@ -36,7 +36,7 @@ void turn_path_free(struct turn **path, int n)
     free(path);
 }
 
-/* --- coding ----------------------------------------------------------------------------------- */
+/* --- encoding --------------------------------------------------------------------------------- */
 
 static void marks_encode(const struct turn *t, uint8_t out[TURN_MAX_MARKS * MARK_BYTES])
 {

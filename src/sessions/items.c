@@ -8,7 +8,7 @@
 #include "sessions/conversations.h"
 #include "base/textbuf.h"
 
-/* --- making ----------------------------------------------------------------------------------- */
+/* --- making items ----------------------------------------------------------------------------- */
 
 static struct json *new_item(const char *prefix, const char *id, const char *type,
                              const char *status)
@@ -299,7 +299,7 @@ void items_to_messages(const struct json *items, struct json *messages)
     }
 }
 
-/* --- for people ------------------------------------------------------------------------------- */
+/* --- titles and lists ------------------------------------------------------------------------- */
 
 char *items_title(const struct json *items, size_t max)
 {

@@ -13,7 +13,7 @@
 
 enum { AGENT_BLOCK_TOKENS = 64, MOONCAKE_BLOCK_TOKENS = 512, CHAT_BLOCK_TOKENS = 64 };
 
-/* --- building --------------------------------------------------------------------------------- */
+/* --- building a load -------------------------------------------------------------------------- */
 
 /* Returns whether an array must grow: it grows at powers of two. */
 static bool is_full(uint32_t n)

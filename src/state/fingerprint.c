@@ -287,7 +287,7 @@ static int run_probe(struct probe *p)
     return rc == 0 ? add_projection(p, before) : rc;
 }
 
-/* --- all of it -------------------------------------------------------------------------------- */
+/* --- the fingerprint -------------------------------------------------------------------------- */
 
 /* Returns whether sums over ranks are added in ascending order (tensor/collective.h). */
 static bool in_order(const struct device *d)
@@ -305,7 +305,7 @@ static void add_matrix_types(const struct model *m, struct sha256_ctx *h)
     free(all.of);
 }
 
-/* Adds the declared fields. */
+/* Adds the declared fields to the hash. */
 static void add_declared(const struct model *m, struct sha256_ctx *h)
 {
     char *config = config_state_text(&m->cfg);

@@ -289,7 +289,7 @@ bool restore_pipeline_wait(struct restore_pipeline *rr, int64_t timeout_ns)
     return news;
 }
 
-/* --- what is to be done ----------------------------------------------------------------------- */
+/* --- the job ---------------------------------------------------------------------------------- */
 
 /* Returns whether a failed read or check means that the bytes on the medium are damaged. A
  * passing failure (no memory, no power) leaves them to the next restore. */

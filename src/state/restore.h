@@ -221,7 +221,7 @@ struct restore_result {
     uint64_t dram_bytes;   /* part of read_bytes: from copies in the store's DRAM tier */
     int dram_tokens;       /* tokens of chunks that were read from DRAM copies alone */
     uint64_t staged_bytes; /* part of read_bytes: read before the restore had its place */
-    int64_t total_ns;      /* since restore_start, or restore_place */
+    int64_t total_ns;      /* from restore_start, or restore_place, to the end */
     int64_t compute_ns;    /* time that the compute lane worked for it */
     int64_t io_ns;         /* time with at least one of its reads in flight */
     int64_t wait_ns;       /* time in restore_pipeline_wait meanwhile */

@@ -109,7 +109,7 @@ static void fail(struct restore *r, int rc)
     }
 }
 
-/* --- what has arrived ------------------------------------------------------------------------- */
+/* --- arrived groups --------------------------------------------------------------------------- */
 
 /* The part of a group that one work item does. It checks chunks [first, first + n), or queues
  * their check, and loads them if they are K and V. It projects rows up to project_to. */

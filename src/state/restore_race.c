@@ -107,7 +107,7 @@ int restore_race_row(const struct restore *r)
     return r->re.row + (keeps_out ? rr->pass.o.n_rows : 0);
 }
 
-/* --- an end without the reads ----------------------------------------------------------------- */
+/* --- ending without the reads ----------------------------------------------------------------- */
 
 void restore_stop(struct restore *r, const char *why)
 {

@@ -57,7 +57,7 @@ static void note_room(struct saver *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* --- what a tail continues -------------------------------------------------------------------- */
+/* --- continuing a stored tail ----------------------------------------------------------------- */
 
 static bool continues_tail(const struct save_chunk *c)
 {
@@ -112,7 +112,7 @@ static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct er
     return rc;
 }
 
-/* --- one chunk -------------------------------------------------------------------------------- */
+/* --- writing one chunk ------------------------------------------------------------------------ */
 
 /* Lays one layer's K and V out as a KV block, so that a restore need not transpose them. The
  * store calls it when it wants the record, and writes the result while it is in the cache. */

@@ -59,7 +59,7 @@ struct store_fetcher {
     bool busy[PIECES];
 };
 
-/* --- wants ------------------------------------------------------------------------------------ */
+/* --- the waiting requests' wants -------------------------------------------------------------- */
 
 static struct store_want **want_find(struct store *s, const void *id)
 {

@@ -163,7 +163,7 @@ static int run(struct index *ix, enum statement which, struct err *err)
     return rc;
 }
 
-/* --- coding ----------------------------------------------------------------------------------- */
+/* --- encoding --------------------------------------------------------------------------------- */
 
 static void row_encode(const struct index_row *r, uint8_t out[ROW_BYTES])
 {

@@ -113,7 +113,7 @@ static int note(struct store *s, struct err *err)
     return rc;
 }
 
-/* --- owing ------------------------------------------------------------------------------------ */
+/* --- noting an erasure ------------------------------------------------------------------------ */
 
 bool store_is_unwritable(struct store *s)
 {

@@ -66,7 +66,7 @@ int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struc
     return 0;
 }
 
-/* --- from a store ----------------------------------------------------------------------------- */
+/* --- reading from a store --------------------------------------------------------------------- */
 
 /* Adds a record at its place in (kind, layer) order; an existing record stays. */
 static void record_insert(struct chunk_header *h, const struct chunk_record *r)
@@ -196,7 +196,7 @@ int parcel_read(struct store *s, struct store_reader *r, const struct sha256 *ke
     return 0;
 }
 
-/* --- into a store ----------------------------------------------------------------------------- */
+/* --- appending to a store --------------------------------------------------------------------- */
 
 int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_header *h,
                   const struct store_use *use, struct err *err)

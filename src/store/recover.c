@@ -319,7 +319,7 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
     return rc;
 }
 
-/* --- all of it -------------------------------------------------------------------------------- */
+/* --- recovery --------------------------------------------------------------------------------- */
 
 static uint64_t max_step_of(uint64_t cap_bytes)
 {

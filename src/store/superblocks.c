@@ -72,7 +72,7 @@ static int superblock_write(struct io *io, const char *dir, const struct superbl
     return rc;
 }
 
-/* --- lost, or both copies damaged ------------------------------------------------------------- */
+/* --- recovering a superblock ------------------------------------------------------------------ */
 
 /* Returns whether a segment file holds an extent of this directory of this store. */
 static int segment_tells(struct io *io, const char *path, const struct superblock *sb,

@@ -154,7 +154,7 @@ static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *
     return rc;
 }
 
-/* --- what lies behind the end of its file ----------------------------------------------------- */
+/* --- extents beyond the end of their file ----------------------------------------------------- */
 
 static int row_verify(void *arg, const struct index_row *row)
 {
