@@ -134,8 +134,8 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
         rc = reserve_mixed(e, err);
     if (rc == 0)
         rc = reserve_pool(e, err);
-    /* a block that twice as many waiting requests need counts as needed one priority step
-     * earlier */
+    /* A block that twice as many waiting requests need counts as needed one priority step
+     * earlier. */
     if (rc == 0)
         kv_pool_set_step(e->shared.pool, (uint64_t)so.age_ns);
     if (rc == 0 && o->store != NULL)

@@ -99,7 +99,7 @@ struct request {
     const char *plan;              /* as --plan; NULL: auto. Outlives the sequence */
     bool plan_strict; /* a forced plan that the records do not allow is an error */
     struct save_policy save;
-    /* use of the chunks that it finds and saves; the engine sets its lot */
+    /* Use of the chunks that it finds and saves; the engine sets its lot. */
     struct store_use use;
     /* How the context continues beyond its window; context 0: it may not outgrow the model's
      * window. */
@@ -121,7 +121,7 @@ struct outcome_truncation {
     int64_t n_dropped;        /* tokens that are no longer seen at the end */
     int64_t n_computed_again; /* tokens that this sequence had computed before */
     int n_steps;              /* stairs begun after the first one */
-    /* time from the end of each stair until its state had moved, summed */
+    /* Time from the end of each stair until its state had moved, summed. */
     int64_t stall_ns;
 };
 
@@ -136,13 +136,13 @@ struct outcome {
     int n_device;    /* those of n_cached that the KV cache had; the others were restored */
     int n_remote;    /* prompt tokens whose chunks the remote sent for this sequence */
     int n_preempted; /* times that it lost its place */
-    /* tokens that were done when it lost its place, and were not computed again */
+    /* Tokens that were done when it lost its place, and were not computed again. */
     int n_recovered;
     /* Over the f32 logits of every generated position; set if request.digest. */
     uint64_t logits_digest;
     struct plan plan; /* n_layers 0 where nothing was restored */
     char miss[200];   /* why not more was restored */
-    /* index of the first token that differs from every stored history; 0 or less: unknown */
+    /* Index of the first token that differs from every stored history; 0 or less: unknown. */
     int differs_at;
     struct restore_result restore;
     enum surprise surprise; /* whether the plan's prediction missed, and why */
@@ -197,14 +197,14 @@ struct engine_stats {
     uint64_t n_evicted; /* blocks */
     uint64_t n_preempted, n_timed_out;
     uint64_t fused_rows; /* rows of new tokens computed inside restores, times layers */
-    /* tokens of preempted sequences: restored, or computed again */
+    /* Tokens of preempted sequences: restored, or computed again. */
     uint64_t recovered_tokens, recomputed_tokens;
     uint64_t n_replanned; /* restores that changed a layer's kind of record on the way */
     /* Restores that began to read before their sequence had a place; those that continued at the
      * place. */
     uint64_t n_staged, n_staged_used;
     uint64_t n_stairs; /* times that the window of a truncated context moved */
-    /* time from the end of each stair until its state had moved, summed */
+    /* Time from the end of each stair until its state had moved, summed. */
     int64_t stairs_ns;
     uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */
     uint64_t link_bytes, link_down_bytes; /* transfers of blocks on the host (mixed.h) */

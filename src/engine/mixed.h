@@ -57,7 +57,7 @@ struct mixed_opts {
      * 64 MiB. */
     int buffer_blocks;
     enum mixed_packing packing;
-    /* costs, for mini-batches; all 0: blocks are counted instead */
+    /* Costs, for mini-batches; all 0: blocks are counted instead. */
     struct hybrid_machine machine;
     /* Slows the link down to this speed; 0: the link's own speed. */
     double link_bytes_per_s;
@@ -72,7 +72,7 @@ struct mixed_opts {
 struct mixed_stats {
     uint64_t n_steps, n_minibatches;
     uint64_t up_bytes; /* from the host over the link */
-    /* to the host over the link: finished KV blocks and rows of ACT blocks */
+    /* To the host over the link: finished KV blocks and rows of ACT blocks. */
     uint64_t down_bytes;
     uint64_t n_projected; /* ACT blocks times layers */
     uint64_t n_again;     /* rows of TOKENS blocks that were computed again */
@@ -97,7 +97,7 @@ struct mixed_act {
 struct mixed_mini {
     int first_seq, end_seq, first_row, first_piece, end_piece;
     int first_act, n_act; /* range of mixed.acts */
-    /* scratch blocks: ACT blocks, then KV blocks of the host, then written ones */
+    /* Scratch blocks: ACT blocks, then KV blocks of the host, then written ones. */
     int n_scratch;
 };
 
@@ -106,7 +106,7 @@ struct mixed {
     const struct model *model; /* NULL: the pool's blocks are all KV on the device */
     struct model_work *work;
     struct stream *stream, *link;
-    /* of each buffer: its load has ended; its last use has ended */
+    /* Of each buffer: its load has ended; its last use has ended. */
     struct event *loaded[2], *done[2];
     struct places places;
     struct buf weights_host, weights; /* opts.weights_bytes each */

@@ -15,7 +15,7 @@ struct mixed_costs {
     /* R^2 of the regressions, 0..1. Below 0.9 the mean of the largest sample replaces the line. */
     double project_r2, link_r2;
     double kv_bytes, act_bytes; /* bytes of one block of one layer */
-    /* seconds of one layer for n_rows rows that attend to one block each */
+    /* Seconds of one layer for n_rows rows that attend to one block each. */
     double forward_s;
     double forward_mini_s; /* the part of it that does not depend on the rows */
 };

@@ -23,7 +23,7 @@ enum mixed_method {
     MIXED_AUTO,
     MIXED_METHODS
 };
-/* names that users give; ends with NULL */
+/* Names that users give; ends with NULL. */
 extern const char *const mixed_methods[MIXED_METHODS + 1];
 
 /* Beyond this x (mixed_costs_x) `auto` uses no ACT blocks: they would gain less than 5 %. */
@@ -36,9 +36,9 @@ struct mixed_job {
     bool is_group;  /* several devices */
     bool has_store; /* contexts are saved, so all blocks are KV blocks on the device */
     int max_seqs;   /* sequences that run at once */
-    /* memory for blocks, tails and buffers; host memory for blocks */
+    /* Memory for blocks, tails and buffers; host memory for blocks. */
     uint64_t device_bytes, host_bytes;
-    /* time of one layer's weights over the same link; 0: weights are resident */
+    /* Time of one layer's weights over the same link; 0: weights are resident. */
     double weights_s;
 };
 

@@ -18,8 +18,9 @@ struct seq;
 struct next_token {
     const struct model *model;
     int n_wanted; /* sequences that want their logits: rows [0, n_wanted) */
-    int n_shown;  /* sequences added so far that want their logits */
-    int n_other;  /* other sequences added so far; their rows follow from n_wanted on */
+    /* Sequences added so far: n_shown of them want their logits, n_other do not. Rows of the
+     * latter begin at n_wanted. */
+    int n_shown, n_other;
     struct seq **seqs;       /* [max_rows] */
     struct sample_row *rows; /* [max_rows] */
     struct buf mem;          /* device memory of in, logits and ids */

@@ -32,7 +32,7 @@ struct restore_phase {
     struct restore_pipeline *pipeline; /* NULL: there is no store, so nothing is restored */
     bool stages; /* the next waiting sequences may own staging (staging.h) */
     struct fused fused;
-    /* compute time that restores may still take beside decodes */
+    /* Compute time that restores may still take beside decodes. */
     struct beside_credit credit;
     int64_t again_ns; /* Time from the last poll until silent reads are judged again. */
     /* Scratch of one plan: */

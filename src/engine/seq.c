@@ -329,7 +329,7 @@ void seq_enter_prefill(struct seq *s)
     enter(s, PHASE_PREFILL);
     if (s->was_preempted)
         tell_first(s);
-    /* a lost chunk covered a copied tail, whose tokens are computed again, too */
+    /* If a lost chunk covered a copied tail, the tail's tokens are computed again, too. */
     else if (s->out.n_device > seq_at(s))
         s->out.n_device = seq_at(s);
     stairs_began(s);

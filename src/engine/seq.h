@@ -41,7 +41,7 @@ struct seq_shared {
     struct store *store; /* NULL: nothing is restored or saved */
     /* Fetches ahead what waiting sequences need; NULL: nothing is fetched ahead. */
     struct restore_pipeline *fetcher;
-    /* speeds from which the gain of a fetch is predicted */
+    /* Speeds from which the gain of a fetch is predicted. */
     const struct platform *platform;
     struct saver *saver; /* NULL: nothing is saved */
     struct kv_pool *pool;
@@ -83,7 +83,7 @@ struct seq_staging {
 struct stairs {
     bool must_choose; /* WAIT: it chooses its view when its saves have settled */
     bool is_stepping; /* WAIT, RESTORE: a stair has ended, the next one has not begun */
-    /* the saver's mark at its arrival: what others had handed over by then */
+    /* The saver's mark at its arrival: what others had handed over by then. */
     uint64_t mark;
     int limit; /* chunks from this one on could not be restored; INT_MAX: no such limit */
     int n_replays;      /* times that stairs were replayed because their state was lost */
@@ -109,14 +109,14 @@ struct seq {
     int n_reached;    /* tokens [0, n_reached) were done at some time */
     int rows;         /* most rows that this step gives it */
     int row, n_rows;  /* its first row in the present batch, and its rows there */
-    /* keys of the prompt's chunks; after a preemption, of all known tokens' chunks */
+    /* Keys of the prompt's chunks; after a preemption, of all known tokens' chunks. */
     struct chain chain;
     struct kv_table table;
-    /* its restore, between restore_find and restore_end; else NULL */
+    /* Its restore, between restore_find and restore_end; else NULL. */
     struct restore *restore;
     struct seq_staging staging;
     int n_planned; /* chunks that it restores; 0: not planned yet */
-    /* time to compute them instead; 0: the restore must wait for its reads */
+    /* Time to compute them instead; 0: the restore must wait for its reads. */
     double recompute_s;
     struct save_seq *save; /* in WAIT: the save from before its preemption */
     int n_before_save;     /* index of the first token that `save` saves */
@@ -126,14 +126,14 @@ struct seq {
     struct stairs stairs;
     struct hcache_lanes predicted, measured; /* lanes of its first restore */
     struct outcome out;
-    /* prediction for its restore, by the profile alone */
+    /* Prediction for its restore, by the profile alone. */
     struct correction_expected expected;
     const float *logits; /* [vocab], a row in host memory of the engine; NULL: not wanted */
     int32_t next;        /* the next token, just chosen, or SAMPLE_NO_TOKEN */
     int64_t t_arrival, t_first;
     int64_t t_admit, t_start; /* time of its first admission, and of its last one */
     bool was_preempted;
-    /* statistics of its first admission; reported once it was preempted */
+    /* Statistics of its first admission; reported once it was preempted. */
     struct outcome first;
 };
 

@@ -210,7 +210,7 @@ void stairs_choose(struct seq *s)
     s->stairs.must_choose = false;
     int next = s->n_reached < s->n_tokens ? s->n_reached : s->n_tokens - 1;
     bool is_lost = s->n_reached > 0 && s->view.cut < truncation_cut(t, next);
-    /* all chunks of the ended stair are durable */
+    /* The next stair begins: all chunks of the ended stair are durable. */
     if (s->stairs.is_stepping && !is_lost)
         let_go(s);
     pin_anew(s);

@@ -20,8 +20,8 @@ struct step_batch {
     struct zigzag *zigzag;
     struct mixed *mixed;
     int n_seqs, n_rows;
-    /* parts of the batch: one per sequence, and one more before it for rows that are computed
-     * again */
+    /* Parts of the batch: one per sequence, and one more before it for rows that are computed
+     * again. */
     int n_parts;
     /* All arrays are reserved at creation. */
     struct seq **seqs;
@@ -33,7 +33,7 @@ struct step_batch {
     struct seq **again; /* sequences of a batch that is computed again, one at a time */
 };
 
-/* zigzag and mixed are off, or have room for max_rows rows and max_seqs sequences. */
+/* Zigzag and mixed are off, or have room for max_rows rows and max_seqs sequences. */
 void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
                      struct zigzag *zigzag, struct mixed *mixed, int max_rows,
                      int max_seqs);

@@ -58,9 +58,9 @@ void zigzag_add(struct zigzag *z, const struct step_batch *b, int begin, int end
 
 /* Calls around each mini-batch in each layer. A code other than 0 ends the pass. */
 struct zigzag_calls {
-    /* the mini-batch is about to pass the layer */
+    /* The mini-batch is about to pass the layer. */
     int (*before)(void *arg, int layer, int piece);
-    /* the mini-batch has passed the layer */
+    /* The mini-batch has passed the layer. */
     int (*behind)(void *arg, int layer, int piece);
     void *arg;
 };

@@ -116,7 +116,7 @@ struct io_queue {
     struct io_piece *free_pieces; /* list */
     struct io_piece *held;        /* list: transferred, but held back by the throttle */
     unsigned n_started;           /* given to ops and not reaped */
-    /* requests not wholly issued; only the first is begun */
+    /* Requests not wholly issued; only the first is begun. */
     struct io_req *waiting, **waiting_tail;
     struct io_req *done, **done_tail; /* complete, not yet returned */
     unsigned n_done;

@@ -188,7 +188,7 @@ static int posix_file_punch(struct io_file *f, uint64_t offset, uint64_t length)
 
 static int set_lock(struct io_file *f, short type)
 {
-    /* length 0: the whole file, however long */
+    /* An l_len of 0 locks the whole file, whatever its length. */
     struct flock l = {.l_type = type, .l_whence = SEEK_SET};
     if (fcntl(fd_of(f), F_OFD_SETLK, &l) == 0)
         return 0;
@@ -293,7 +293,7 @@ static int posix_space(struct io *io, const char *path, uint64_t *free_bytes,
     struct statvfs s;
     if (statvfs(path, &s) != 0)
         return -errno;
-    /* without the part reserved for root */
+    /* Without the part reserved for root. */
     *free_bytes = (uint64_t)s.f_bavail * s.f_frsize;
     *total_bytes = (uint64_t)s.f_blocks * s.f_frsize;
     return 0;

@@ -60,7 +60,7 @@ enum io_sim_fault_kind {
     /* A write (or a sync, if `on` says so) returns success and does nothing. */
     IO_SIM_LOST,
     IO_SIM_MISDIRECTED, /* a write lands some sectors away in the same file */
-    /* a read returns one wrong bit, once; the medium keeps the right one */
+    /* A read returns one wrong bit, once; the medium keeps the right one. */
     IO_SIM_READ_FLIP,
     IO_SIM_SLOW,  /* takes `slow_ns` longer */
     IO_SIM_STUCK, /* a queued transfer does not end until io_queue_cancel or _unstick */

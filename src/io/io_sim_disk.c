@@ -347,7 +347,7 @@ void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_di
     sim_disk_init(out, d->capacity_bytes);
     for (size_t i = 0; i < left.n; i++) {
         const char *path = left.entry[i].path;
-        /* the content of a lost folder is lost */
+        /* The content of a lost folder is lost. */
         if (strcmp(path, "/") == 0 || !has_folder(&out->current, path))
             continue;
         struct sim_node *n = sim_node_after_crash(left.entry[i].node, mode, &rng);

@@ -450,7 +450,7 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
     while ((int64_t)(t->n_known + 1) * KV_BLOCK_TOKENS <= n_done)
         keep_full(p, t, root, tokens + (int64_t)t->n_known * KV_BLOCK_TOKENS);
     int64_t from = (int64_t)t->n_known * KV_BLOCK_TOKENS;
-    /* no code copies an unfinished block of a pool of numbers */
+    /* In a pool of numbers an unfinished block is not known: no code copies it. */
     if (n_done == from || !p->has_memory)
         return;
     int32_t own = t->blocks[t->n_known];

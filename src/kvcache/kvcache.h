@@ -70,7 +70,7 @@ struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
 /* A sequence's hints about the next use of the blocks that it leaves, for the policy `ours`.
  * They correspond to store_use for chunks. All 0: no hints. */
 struct kv_use {
-    /* present time, in units of 1/KV_TIME_PER_S seconds since any fixed moment */
+    /* Present time, in units of 1/KV_TIME_PER_S seconds since any fixed moment. */
     uint32_t time;
     /* A client's guess of the time until the next use, in the same unit; 0: none. */
     uint32_t reuse_in;
@@ -113,7 +113,7 @@ int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t);
 /* Returns how many full blocks of tokens[0..n_tokens) are known. *n_unused of them have no user. */
 int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
                  int64_t n_tokens, bool saved_only, int *n_unused);
-/* t (empty) takes those blocks. Returns how many. */
+/* T (empty) takes those blocks. Returns how many. */
 int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                   const int32_t *tokens, int64_t n_tokens, bool saved_only);
 /* Adds a copy of a known block to t, whose blocks are all known and hold the tokens' beginning.

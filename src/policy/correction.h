@@ -46,7 +46,7 @@ void correction_observe(struct platform_correction *c, double expected_s,
 struct correction_expected {
     int tier;
     double io_s; /* the I/O lane, slowed by the measured overlap with compute */
-    /* the compute lane's two kinds of work, slowed by the overlap with I/O */
+    /* The compute lane's two kinds of work, slowed by the overlap with I/O. */
     double gemm_s, kv_s;
 };
 

@@ -25,7 +25,7 @@ struct job_queue {
 
 /* Lanes of one stage. */
 struct stage_lanes {
-    /* jobs that wait for the bus; jobs that wait for compute */
+    /* Jobs that wait for the bus; jobs that wait for compute. */
     struct job_queue read, ready;
     int going_up; /* job on the bus, or NOTHING */
     double up_left_s, up_start_s;
@@ -44,7 +44,7 @@ struct lanes {
     double read_left_s, read_start_s;
     /* A queue in job order: jobs that are read, but not yet here because of the latency. */
     int n_read, n_arrived;
-    /* work that passes through the stages */
+    /* Work that passes through the stages. */
     int n_recomputed; /* R layers 0..n_recomputed-1 are recomputed */
     int next_prefill;
     bool is_prefilling, head_done;
@@ -444,8 +444,8 @@ static int next_with_read(const struct pipe_load *l, int from)
     return from;
 }
 
-/* With mutual slow-down: steps from one event to the next: a read ends, arrives, or the backlog
- * ends. */
+/* Returns the makespan with mutual slow-down: steps from one event to the next: a read ends,
+ * arrives, or the backlog ends. */
 static double run_slowed(const struct pipe_load *l)
 {
     struct backlog b;

@@ -53,7 +53,7 @@ enum pipe_lane { PIPE_IO, PIPE_RESTORE, PIPE_PREFILL, PIPE_UP };
 struct pipe_item {
     double start_s, end_s;
     int16_t layer;
-    /* method of the layer; 'P' for prefill, 'L' for the head (layer n_layers) */
+    /* Method of the layer; 'P' for prefill, 'L' for the head (layer n_layers). */
     char method;
     uint8_t lane; /* enum pipe_lane: PIPE_RESTORE and PIPE_PREFILL share the compute lane */
     uint8_t stage; /* the lane's stage; for I/O: the layer's stage */
@@ -66,7 +66,7 @@ struct pipeline {
     double makespan_s, restore_s;
     double io_busy_s, comp_busy_s; /* comp_busy_s: while any stage computes */
     int n_stages;
-    /* busy times of each stage */
+    /* Busy times of each stage. */
     double stage_up_s[PLAN_MAX_STAGES], stage_comp_s[PLAN_MAX_STAGES];
     int n_items;
     struct pipe_item item[PIPE_MAX_ITEMS]; /* by end time */

@@ -88,7 +88,7 @@ struct placement_item {
 
 /* One use of an item. */
 struct placement_use {
-    /* the owner's counter of uses: larger is later; breaks ties, and orders lru */
+    /* The owner's counter of uses: larger is later; breaks ties, and orders lru. */
     uint64_t at;
     uint32_t time;     /* the present time */
     uint8_t class;     /* placement_class() of the request */

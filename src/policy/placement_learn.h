@@ -40,7 +40,7 @@
 
 struct placement_counts {
     double used[PLACEMENT_AGES]; /* items used again at this age */
-    /* items used again at this age, or observed only up to it */
+    /* Items used again at this age, or observed only up to it. */
     double ended[PLACEMENT_AGES];
     double stay[PLACEMENT_AGES]; /* time that these items spent at this age */
 };

@@ -42,12 +42,12 @@ enum { PLAN_MAX_LAYERS = 256, PLAN_MAX_STAGES = PLATFORM_MAX_STAGES };
  * method, whose numbers are ignored. */
 struct plan_layer {
     double io_h_s, io_kv_s; /* read of the hidden states; read of K and V */
-    /* several stages: copy over the bus of the layer's stage, after the read */
+    /* Several stages: copy over the bus of the layer's stage, after the read. */
     double up_h_s, up_kv_s;
     double comp_h_s, comp_kv_s; /* compute after the read */
     double comp_tok_s;          /* recomputing the whole layer */
     double comp_tok_last_s; /* norm and K, V projection only: the last recomputed layer */
-    /* stored bytes per token, for the budget and the reason text */
+    /* Stored bytes per token, for the budget and the reason text. */
     double h_bytes, kv_bytes;
     bool has_h, has_kv; /* records exist for every token of the request */
     bool can_recompute; /* false for truncated contexts: their past is gone */
@@ -59,7 +59,7 @@ enum plan_mode {
     PLAN_HIDDEN,    /* every layer from hidden states (the paper's HCache-O) */
     PLAN_KV,        /* every layer from KV (KV offload, AttentionStore) */
     PLAN_RECOMPUTE, /* every layer from tokens */
-    /* the best mixture without hidden states (the paper's naive hybrid) */
+    /* The best mixture without hidden states (the paper's naive hybrid). */
     PLAN_KV_RECOMPUTE,
     PLAN_PAPER,     /* the closed form of the paper's section 4.1.2, with its ceiling */
     PLAN_TOKENWISE, /* the paper's 6.3.2: every layer split by tokens; needs `platform` */
@@ -79,7 +79,7 @@ struct plan_window {
 struct plan_request {
     int n_layers;                   /* 1..PLAN_MAX_LAYERS */
     const struct plan_layer *layer; /* [n_layers] */
-    /* stages that restore their layers beside each other (pipeline.h); 0: 1 */
+    /* Stages that restore their layers beside each other (pipeline.h); 0: 1. */
     int n_stages;
     /* [n_layers] seconds of compute per layer to prefill the new tokens; NULL: no prefill. */
     const double *prefill_s;
@@ -132,7 +132,7 @@ struct plan {
     double io_busy_s, comp_busy_s; /* time that each lane works, slow-down included */
     double bubble; /* idle share of the busiest lane over predicted_s, 0..1 */
     double stored_bytes_per_token;
-    /* extra time, by its own prediction, that auto pays for being safe (io_spread) */
+    /* Extra time, by its own prediction, that auto pays for being safe (io_spread). */
     double hedged_s;
     /* auto: the search was complete (optimal if overlap factors are 1, up to hedged_s). */
     bool exact;

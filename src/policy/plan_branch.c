@@ -285,7 +285,7 @@ static void offer_balanced(struct branch *b)
             continue;
         char m = reads_less(b, l);
         struct option x = option_of(b, l, other_option(m)), y = option_of(b, l, m);
-        /* the last one on this side of the balance */
+        /* Offers the last assignment on this side of the balance. */
         if ((io - x.a + y.a) * io_f <= (comp - x.b + y.b) * comp_f)
             offer(b, b->method);
         b->method[l] = m;
@@ -452,7 +452,7 @@ static bool descend(struct branch *b, int i, double io_s, double comp_s, double 
     for (const char *m = "HK"; *m; m++) {
         if (!b->both[l] && b->only[l] != *m)
             continue;
-        /* among equals, H first */
+        /* Among equals, H first. */
         if (*m == 'H' && b->both[l] && b->same[i] && b->method[b->seq[i - 1]] == 'K')
             continue;
         struct option o = option_of(b, l, *m);

@@ -24,7 +24,7 @@
 
 enum {
     SAMPLES = 64, /* samples by tokens */
-    /* plus the samples before a layer loses its records */
+    /* Plus the samples before a layer loses its records. */
     SAMPLES_MAX = SAMPLES + PLAN_MAX_LAYERS + 2,
     REFINED_MAX = 12,
     /* Estimates that are kept for refining. With hedging estimates are few, and more go to the

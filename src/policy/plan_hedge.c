@@ -112,7 +112,7 @@ static const struct candidate *choose(const struct candidate *c, int n, const do
     double least = INFINITY;
     for (int k = 0; k < n; k++)
         least = fmin(least, worst_regret(&c[k], best));
-    /* the first candidate, the plan for the measured speed, wins a tie */
+    /* The first candidate, the plan for the measured speed, wins a tie. */
     for (int k = 0; k < n; k++)
         if (worst_regret(&c[k], best) <= least * (1 + slack + 1e-9) &&
             (chosen == NULL || (slack > 0 && c[k].time_s[0] < chosen->time_s[0])))

@@ -168,7 +168,7 @@ struct plan_bounds {
     double u[PLAN_WEIGHTS], v[PLAN_WEIGHTS], most[PLAN_WEIGHTS]; /* D(u, v) */
     double most_inverse[PLAN_WEIGHTS];
     double least[PLAN_MAX_LAYERS][PLAN_WEIGHTS]; /* weighted work of each layer */
-    /* weighted work of all layers from this one on */
+    /* Weighted work of all layers from this one on. */
     double rest[PLAN_MAX_LAYERS + 1][PLAN_WEIGHTS];
     double least_bytes[PLAN_MAX_LAYERS];
     double min_io_s[PLAN_MAX_LAYERS + 1],

@@ -74,7 +74,7 @@ static bool alike(const struct plan_layer *x, const struct plan_layer *y)
 static bool is_uniform(const struct plan_request *req)
 {
     const struct plan_layer *l = req->layer;
-    /* a recomputed layer's cost depends on the number of layers above it */
+    /* With a window a recomputed layer's cost depends on the number of layers above it. */
     if (req->window.tokens > 0)
         return false;
     for (int i = 1; i < req->n_layers; i++) {
@@ -256,7 +256,7 @@ int plan_search(const struct plan_request *req, const struct plan_effort *effort
         return err_set(e, ERR_NOT_FOUND, "no plan stores at most %.0f bytes per token",
                        req->budget_bytes_per_token);
     memcpy(out->method, s.best, sizeof s.best);
-    /* the same work under the letter that plan.h prescribes */
+    /* H in a free layer 0 is the same work as R, which plan.h prescribes. */
     if (out->method[0] == 'H' && req->layer[0].h_free)
         out->method[0] = 'R';
     out->predicted_s = s.best_s;

@@ -42,7 +42,7 @@ enum {
     PLATFORM_MAX_STAGES = 16,
 };
 
-/* seconds = a_s + b_s * n + c_s * n * n for n > 0 tokens; 0 for n = 0. */
+/* Seconds = a_s + b_s * n + c_s * n * n for n > 0 tokens; 0 for n = 0. */
 struct cost_curve {
     double a_s, b_s, c_s;
 };
@@ -79,7 +79,7 @@ struct platform {
     char model[PLATFORM_TEXT_MAX];
     char commit[PLATFORM_TEXT_MAX];
     char date[PLATFORM_TEXT_MAX];
-    /* of the device group; stages that share processors count as 1 */
+    /* Of the device group; stages that share processors count as 1. */
     int n_ranks, n_stages;
     int n_layers;
     double h_bytes;  /* one token's hidden state of one layer, in state dtype */
@@ -91,7 +91,7 @@ struct platform {
     int piece_tokens, h_piece_tokens;
     /* FLOP/s of the K/V projection, by rows; 0: not measured */
     double gemm_flops[PLATFORM_GEMM_SIZES];
-    /* factor of C_tok, C_H, embedding and head */
+    /* Factor of C_tok, C_H, embedding and head. */
     struct platform_correction gemm_correction;
     struct platform_correction kv_correction; /* factor of C_KV */
     /* Least share of the processors that a measurement had; 0: unknown. */

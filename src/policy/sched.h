@@ -43,9 +43,9 @@ struct sched_req {
     int64_t arrival_ns;
     int64_t deadline_ns; /* 0: none */
     int rows;            /* known tokens that are not computed yet; a decode has 1 */
-    /* blocks needed. WAITING: to be admitted; DECODE: for its next row, 0 or 1 */
+    /* Blocks needed. WAITING: to be admitted; DECODE: for its next row, 0 or 1. */
     int blocks_needed;
-    /* blocks that its preemption frees: those that no other request shares */
+    /* Blocks that its preemption frees: those that no other request shares. */
     int blocks_freed;
     bool is_pinned; /* it must not be preempted now */
     /* WAITING: not to be admitted now, since its saved state is still on its way to the store */
@@ -59,7 +59,7 @@ struct sched_limits {
     int64_t now_ns;
     int64_t age_ns; /* waiting time that is worth one step of priority */
     int step_rows;
-    /* most prefill rows in a step with decodes; 0: bounded by step_rows only */
+    /* Most prefill rows in a step with decodes; 0: bounded by step_rows only. */
     int rows_beside;
     int max_running; /* number of places */
     int free_blocks;

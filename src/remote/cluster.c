@@ -34,7 +34,7 @@ struct cluster {
     size_t first, n_flight, max_flight;
     /* Node to which the oldest command was redirected; -1: it was not. */
     int follows;
-    /* redirections of the oldest command; answers to ASKING that are skipped */
+    /* Redirections of the oldest command; answers to ASKING that are skipped. */
     int n_redirections, n_to_skip;
 };
 
@@ -103,7 +103,7 @@ int cluster_open(const struct redis_opts *o, struct cluster_seeds *seeds,
     int rc = -1;
     memcpy(url.host, o->url->host, sizeof url.host);
     for (int i = -1; i < seeds->n && rc != 0 && rc != ERR_CANCELLED; i++) {
-        /* the last seed gets all the time that is left, each other half of it */
+        /* The last seed gets all the time that is left, each other half of it. */
         int64_t now = clock_now_ns();
         int64_t share_ns = (deadline_ns - now) / (i + 1 < seeds->n ? 2 : 1);
         cluster_close(c);
@@ -322,7 +322,7 @@ int cluster_receive(struct cluster *c, int64_t timeout_ns, struct redis_answer *
         rc = cluster_flush(c, deadline_ns, err);
         if (rc == 0)
             rc = cluster_receive_some(c, deadline_ns, out, &complete, err);
-        /* the answer comes in small pieces */
+        /* An answer in small pieces may take no longer than a silent one. */
         if (rc == 0 && !complete && clock_now_ns() >= deadline_ns)
             rc = err_set(err, -ETIMEDOUT, "the end of the remote's answer does not come");
     }

@@ -416,7 +416,7 @@ int redis_open(const struct redis_opts *o, const char *host, int port, int64_t d
     int rc = r->reader == NULL ? err_set(err, -ENOMEM, "no memory for a connection") : 0;
     if (rc == 0) {
         r->reader->privdata = r;
-        /* keeps its buffer; otherwise each value would be mapped anew */
+        /* Keeps its buffer; otherwise each value would be mapped anew. */
         r->reader->maxbuf = 0;
         rc = wire_open(&r->wire, host, port, o->stop_fd, o->tls, deadline_ns, err);
     }

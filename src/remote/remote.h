@@ -49,7 +49,7 @@ struct remote_opts {
     struct sha256 fingerprint;
     uint32_t ttl_s; /* Chunks that no server has fetched for this time are dropped; > 0. */
     size_t max_chunk_bytes; /* a larger value is not fetched */
-    /* a silence this long ends every fetch, also one that is waited for; 0: 5 s */
+    /* A silence this long ends every fetch, also one that is waited for; 0: 5 s. */
     int64_t stuck_ns;
     /* Folder for the file with the server's position in the stream of erasures; NULL: not kept. */
     const char *place_dir;
@@ -95,7 +95,7 @@ struct remote_want {
     int n;
     uint64_t owner;
     struct store_use use;
-    /* time to compute all of these chunks; 0: the fetch is waited for */
+    /* Time to compute all of these chunks; 0: the fetch is waited for. */
     double recompute_s;
     /* Time to restore all of them once they are in the store; 0: unknown. */
     double restore_s;
@@ -162,7 +162,7 @@ struct remote_stats {
     uint64_t n_unpublished, n_erasures, n_erasures_everywhere, n_servers;
     struct remote_pace pace;
 };
-/* r may be NULL: all fields are 0. */
+/* R may be NULL: all fields are 0. */
 void remote_stats(struct remote *r, struct remote_stats *out);
 
 #endif

@@ -370,7 +370,7 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
             rc = cluster_receive_some(l->cluster, look, &a, &complete, err);
         if (rc == -ETIMEDOUT && look < until)
             rc = 0;
-        /* the answer comes in small pieces */
+        /* An answer in small pieces may take no longer than a silent one. */
         else if (rc == 0 && !complete && look >= until)
             rc = err_set(err, -ETIMEDOUT, "the end of the remote's answer does not come");
         end_overdue(l->r);

@@ -52,7 +52,7 @@ static void keep_place(const struct remote *r)
     bool ok = fd >= 0 && write(fd, text, (size_t)n) == n;
     if (fd >= 0)
         ok = close(fd) == 0 && ok;
-    /* the same entries are then read once more */
+    /* After a failure the same entries are read once more at the next start. */
     if (!ok || rename(tmp, r->place_path) != 0)
         log_debug("%s: %s", tmp, strerror(errno));
     free(tmp);

@@ -59,7 +59,7 @@ struct bans {
         int64_t until_ns;
     } owner[MAX_BANNED_OWNERS]; /* also a ring */
     uint64_t n_keys, n_owners;  /* counts since open */
-    /* more was erased than the rings hold, so nothing is fetched until then */
+    /* More was erased than the rings hold, so nothing is fetched until then. */
     int64_t all_until_ns;
 };
 
@@ -94,7 +94,7 @@ struct remote {
 
     pthread_mutex_t lock;
     pthread_cond_t for_reader, for_writer;
-    /* signalled when the writer has settled a batch, or has failed */
+    /* Signalled when the writer has settled a batch, or has failed. */
     pthread_cond_t drained;
     bool quit;
     struct remote_fetch *fetches; /* waiting fetches, oldest first */
@@ -116,7 +116,7 @@ struct remote {
 
     /* The writer's: */
     uint64_t server; /* a random number that identifies this process */
-    /* number of entries seen in the stream of erasures, from its very first on */
+    /* Number of entries seen in the stream of erasures, from its very first on. */
     uint64_t n_seen;
     char seen_id[STREAM_ID_BYTES]; /* id of the last entry seen */
     bool has_place;                /* this server has once read the stream to its end */

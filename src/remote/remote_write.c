@@ -195,7 +195,7 @@ void *remote_writer_main(void *remote)
     struct link *l = &r->write_link;
     struct store_reader *reader = NULL;
     struct parcel parcel = {0};
-    /* decodes have priority */
+    /* Decodes have priority. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     pthread_mutex_lock(&r->lock);
     while (!r->quit) {

@@ -28,7 +28,7 @@ struct dialect {
     /* Every choice has ended well, and the client has not been told yet: makes it durable.
      * Returns 0, or -1 with *f. */
     int (*keep)(struct generation *g, struct fault *f);
-    /* keep is also called for an answer whose client has gone, with the part that exists. */
+    /* Keep is also called for an answer whose client has gone, with the part that exists. */
     bool keeps_unfinished;
     void (*drop)(void *own); /* frees the data that the route gave to generation_start */
 };

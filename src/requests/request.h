@@ -55,7 +55,7 @@ struct gen_params {
     const struct json *conversation, *metadata;
     bool store;
     const char *truncation; /* "auto" or "disabled"; NULL: not given */
-    /* the first n_system tokens are never dropped; they include the system's messages */
+    /* The first n_system tokens are never dropped; they include the system's messages. */
     int n_system;
     /* of a message: */
     const struct json *system, *cache_control;

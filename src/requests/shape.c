@@ -106,7 +106,7 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
     struct textbuf text = {0}, tokens = {0}, chosen = {0}, tops = {0}, offsets = {0};
     for (int t = 0; t < n; t++, lp += 1 + n_top) {
         struct json *top = json_new_object();
-        /* of two with the same text the likelier stays */
+        /* From the least likely on, so that of two with the same text the likelier stays. */
         for (int i = n_top; i >= 1; i--) {
             token_text(h, lp[i].id, &text);
             if (lp[i].id >= 0)
@@ -132,7 +132,7 @@ static void put_logprobs(struct json *o, struct generation *g, struct choice *ch
 {
     int width = 1 + (int)g->params.n_top;
     struct hcache *h = g->client.h;
-    /* from malloc: aligned */
+    /* From malloc: aligned. */
     const struct hcache_logprob *lp = (const void *)ch->logprobs.p;
     int n = (int)(ch->logprobs.n / sizeof *lp) / width;
     if (!g->params.logprobs)
@@ -162,7 +162,7 @@ void shape_context(struct json *usage, const struct generation *g)
     json_put_int(usage, "truncated_tokens", n_truncated);
     json_put_int(usage, "context_used", used);
     json_put_int(usage, "context_window", info.max_context);
-    /* a truncated context is never full */
+    /* A truncated context is never full. */
     if (request_truncates(&g->params, &g->client.truncation) ||
         !fullness_warns(used, info.max_context))
         return;

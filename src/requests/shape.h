@@ -16,7 +16,7 @@ struct choice {
     bool is_told; /* the tenant's counters know that it has ended */
     bool finished;
     struct hcache_result result;
-    /* with tools, in a stream: all of its text, of which n_sent bytes were sent */
+    /* With tools, in a stream: all of its text, of which n_sent bytes were sent. */
     struct textbuf text;
     size_t n_sent;
     struct json *calls; /* content and tool_calls; NULL: none, or not known yet */

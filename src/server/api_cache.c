@@ -625,7 +625,7 @@ void api_cache_evict(struct call *c)
         return;
     }
     const struct hcache_context context = context_of(&s);
-    /* chunks on their way to the store are erased, too */
+    /* Chunks on their way to the store are erased, too. */
     hcache_cache_flush(call_model(c));
     int rc = hcache_cache_erase_context(call_model(c), &context, &gone, &err);
     answer_erasing(c, "cache.evict", rc, &gone, &err);

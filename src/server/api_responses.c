@@ -24,7 +24,7 @@ struct response {
     char conversation[NAME_BYTES]; /* "": none */
     char *title;
     bool has_branched; /* the conversation had gone on meanwhile */
-    /* why the disk did not take it; NULL: it is kept, or was not to be kept */
+    /* Why the disk did not take it; NULL: it is kept, or was not to be kept. */
     char *not_kept;
     int64_t sequence; /* sequence number of events */
     bool is_open;     /* the message's events have begun */
@@ -209,7 +209,7 @@ static int keep(struct generation *g, struct fault *f)
     json_free(o);
     json_free(items);
     json_free(told);
-    /* otherwise the answer is given all the same, and tells that it is not kept */
+    /* After a fault of the disk the answer is given all the same, and tells that it is not kept. */
     if (!err_is_of_disk(rc))
         return rc == 0 ? 0 : keep_fault(&err, f);
     log_warn("an answer was not kept: %s", err.msg);
@@ -520,7 +520,7 @@ void api_responses(struct call *c)
     r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);
     struct prompt_ids prompt = {.ids = r->draft.ids, .n = r->draft.n_ids};
     struct prompt_text text = r->draft.text;
-    /* the generation owns them, and drops r before it frees them */
+    /* The generation owns them, and drops r before it frees them. */
     r->draft.is_lent = true;
     call_generate(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }

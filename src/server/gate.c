@@ -57,7 +57,7 @@ void gate_preflight_headers(const struct call *c, struct MHD_Response *r)
 {
     const char *wanted = header(c, "Access-Control-Request-Headers");
     put(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
-    /* official clients send dozens of headers of their own; all are harmless here */
+    /* Official clients send dozens of headers of their own; all are harmless here. */
     if (wanted != NULL)
         put(r, "Access-Control-Allow-Headers", wanted);
     if (header(c, "Access-Control-Request-Private-Network") != NULL)
@@ -168,7 +168,7 @@ enum gate gate_check(struct call *c, const char *url, const char *method, struct
         return GATE_REFUSE;
     if (head_check(&h.lengths, c->s->o.max_body_bytes, f) != 0)
         return GATE_REFUSE;
-    /* a preflight never has a key */
+    /* A preflight never has a key, so it passes without one. */
     if (allowed != NULL && strcmp(method, "OPTIONS") == 0 &&
         header(c, "Access-Control-Request-Method") != NULL)
         return GATE_PREFLIGHT;

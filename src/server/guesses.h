@@ -17,7 +17,7 @@
 struct guesses;
 
 enum {
-    /* wrong keys within GUESSES_WINDOW_S of each other that are not delayed */
+    /* Wrong keys within GUESSES_WINDOW_S of each other that are not delayed. */
     GUESSES_FREE = 5,
     GUESSES_WINDOW_S = 60,
     GUESSES_MAX_HOLD_S = 30,

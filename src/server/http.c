@@ -481,7 +481,7 @@ static void dispatch(struct call *c)
 {
     struct fault f;
     c->begun = true;
-    /* again, because time has passed */
+    /* Checks again, because time has passed. */
     if (body_check(c, &f) == 0 && gate_state(c, &f) == 0) {
         enum call_thread thread = thread_for(c);
         atomic_fetch_add(&c->s->n_active, 1);

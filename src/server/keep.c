@@ -80,7 +80,7 @@ int keep_guarantee(struct call *c, const struct hcache_context *context,
                    int64_t until_wall_s, struct hcache_guarantee *out, struct fault *f)
 {
     struct hcache_err err = {0};
-    /* state that was just computed is on its way to the store */
+    /* State that was just computed is on its way to the store. */
     hcache_cache_flush(call_model(c));
     int rc = hcache_cache_guarantee(call_model(c), context, until_wall_s, out, &err);
     if (rc == 0)

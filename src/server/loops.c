@@ -18,7 +18,7 @@
 #include "base/thread.h"
 
 enum {
-    /* connections accepted in one turn; the others are for another loop, or the next turn */
+    /* Connections accepted in one turn; the others are for another loop, or the next turn. */
     MAX_ACCEPTED = 4,
     ACCEPT_PAUSE_MS = 100 /* pause when the system has no room for one more */
 };
@@ -37,7 +37,7 @@ struct loops {
     struct loops_opts o;
     atomic_bool refuses, stops, has_warned;
     atomic_int_fast64_t longest_ns;
-    /* held from reading n_connections until the new one is counted */
+    /* Held from reading n_connections until the new one is counted. */
     pthread_mutex_t accept_lock;
     int n;
     struct loop loop[];
@@ -53,7 +53,7 @@ static bool may_accept(struct loop *p)
 static void accept_failed(struct loop *p, int error)
 {
     struct loops *l = p->owner;
-    /* no connection waits, or it has gone again */
+    /* For any other error: no connection waits, or it has gone again. */
     if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)
         return;
     p->pause_until_ns = clock_now_ns() + ACCEPT_PAUSE_MS * (int64_t)1000000;
@@ -126,7 +126,7 @@ static void *loop_main(void *arg)
         (void)poll(fd, sizeof fd / sizeof fd[0], timeout_ms(p));
         if (fd[0].revents != 0)
             (void)!read(p->wake, &n, sizeof n);
-        /* a wake-up from now on counts for the next turn */
+        /* A wake-up from now on counts for the next turn. */
         atomic_store(&p->is_woken, false);
         for (int i = 0; i < MAX_ACCEPTED && fd[2].revents != 0 && accept_one(p); i++) {
         }

@@ -76,7 +76,7 @@ static bool read_authority(const char *text, struct authority *a)
             return false;
         a->name[n++] = c;
     }
-    /* with the DNS root at its end it names the same host */
+    /* A dot at the end (the DNS root) names the same host. */
     if (n > 0 && a->name[n - 1] == '.')
         a->name[--n] = 0;
     a->is_address = inet_pton(AF_INET, a->name, &bytes) == 1;

@@ -51,7 +51,7 @@ struct server_opts {
     bool store_required; /* An unusable file of answers is an error, not a warning. */
     /* Stored chunks without a use for this time are evicted; 0: never. */
     int64_t idle_ttl_s;
-    /* as given to hcache_open; no request may set more; 0: no bound */
+    /* As given to hcache_open; no request may set more; 0: no bound. */
     uint64_t salt_quota_bytes;
 };
 

@@ -27,7 +27,7 @@ enum { PRESSED_REQUEST_S = 5 };
 struct watch {
     struct watcher *owner;
     int socket;
-    /* lets the watcher ignore an event of a former socket in this place */
+    /* Lets the watcher ignore an event of a former socket in this place. */
     uint32_t generation;
     bool used, is_gone;
     int64_t deadline_ns; /* 0: none */

@@ -175,7 +175,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         hcache_close(h);
         return rc;
     }
-    /* the error is reported to chats */
+    /* The error is reported to chats. */
     (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err);
     struct service_opts vo = {.weights = &h->k.model->w,
                               .engine = h->k.engine,

@@ -21,7 +21,7 @@ static size_t excerpt(const struct tokenizer *t, const int32_t *ids, int n, char
             out[at++] = is_plain ? bytes[b] : ' ';
         }
     }
-    /* the last character may be cut */
+    /* Drops a last character that may be cut. */
     while (at > 0 && ((unsigned char)out[at - 1] & 0xc0) == 0x80)
         at--;
     if (at > 0 && (unsigned char)out[at - 1] >= 0xc0)

@@ -37,7 +37,7 @@ struct service {
     pthread_cond_t work;     /* for the loop: a submission, a cancellation, the end */
     pthread_cond_t progress; /* for threads that wait for a ticket */
     bool has_thread, stopping;
-    /* erasures of state reported, and passed on to the engine */
+    /* Erasures of state reported, and passed on to the engine. */
     uint64_t forget_asked, forget_done;
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live, *settling;
@@ -346,7 +346,7 @@ static void on_commit(void *arg)
 
 void service_flush(struct service *s)
 {
-    /* a fault was reported when it happened */
+    /* A fault was reported when it happened. */
     if (s->o.saver != NULL)
         (void)saver_flush(s->o.saver, NULL);
 }

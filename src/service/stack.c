@@ -302,7 +302,7 @@ static void say_less_dram(const struct stack *k)
     const double mb = 1e-6;
     if (k->store != NULL)
         store_dram_stats(k->store, &dram);
-    /* segments may leave a small part unused */
+    /* Segments may leave a small part unused. */
     bool is_whole = dram.cap_bytes > k->o.user.dram_bytes / 2;
     if (k->store == NULL || k->store_err.code != 0 || k->o.user.dram_bytes == 0 || is_whole)
         return;
@@ -452,7 +452,7 @@ static int open_state(struct stack *k, struct err *err)
         rc = model_work_create(k->model, k->batch_rows, &work, err);
     if (rc == 0)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
-    /* so that a miss can report "state of another model" */
+    /* Tells the store the fingerprint, so that a miss can report "state of another model". */
     if (rc == 0 && k->store != NULL) {
         store_expect(k->store, &k->fingerprint);
         rc = open_profile(k, work, s, err);

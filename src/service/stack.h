@@ -26,7 +26,7 @@ struct stack_opts {
     int step_rows;  /* token budget of a step; 0: by user.mini_batches */
     int piece_rows; /* as engine_opts.piece_rows */
     const struct mixed_opts *mixed; /* as engine_opts.mixed; borrowed while it opens */
-    /* silence after which a device counts as dead, see store_opts; 0: 30 s */
+    /* Silence after which a device counts as dead, see store_opts; 0: 30 s. */
     int64_t stuck_ns;
     bool no_profile; /* the caller fills the platform itself */
     /* Called when the model's configuration is known and before its weights are loaded. A code
@@ -46,7 +46,7 @@ struct stack {
     struct engine *engine;
     struct sha256 fingerprint;
     struct platform platform;
-    /* code != 0: nothing is saved, because the store could not be opened. */
+    /* Code != 0: nothing is saved, because the store could not be opened. */
     struct err store_err;
 
     /* private */
@@ -56,7 +56,7 @@ struct stack {
     struct io_turn turn;
     bool owns_io, profile_changed;
     bool is_dram_auto; /* hcache_opts.dram_bytes was HCACHE_DRAM_AUTO */
-    /* size of a store in memory for truncated contexts; 0: none */
+    /* Size of a store in memory for truncated contexts; 0: none. */
     uint64_t window_store_bytes;
     int batch_rows, step_rows;
     int64_t kv_tokens; /* tokens that the KV cache holds */

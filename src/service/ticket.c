@@ -76,7 +76,7 @@ void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top
     for (int i = 0; i < n_vocab; i++)
         sum += exp((double)(logits[i] - max));
     float log_sum = max + (float)log(sum);
-    /* insertion into a short sorted list */
+    /* Inserts each token into a short sorted list. */
     for (int32_t i = 0; n_top > 0 && i < n_vocab; i++) {
         if (n == n_top && !is_likelier(logits, i, top[n - 1].id))
             continue;

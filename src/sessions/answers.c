@@ -424,7 +424,7 @@ void answers_put(struct answers *m, const char *salt, const struct answers_text 
     if (record_bytes(&new) > m->o.max_bytes)
         return;
     new.sealed = mem_try(((size_t)n_ids + 1) * sizeof *new.sealed);
-    /* not remembered: its text is tokenized when it comes back */
+    /* Without memory the answer is not remembered: its text is tokenized when it comes back. */
     if (new.sealed == NULL)
         return;
     memcpy(new.sealed, ids->prompt, (size_t)ids->n_prompt * sizeof *ids->prompt);

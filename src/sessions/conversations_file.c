@@ -126,7 +126,7 @@ void db_reserve_fill(struct conversations *c)
         return;
     char *path = reserve_path(c);
     int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    /* its part is more useful as free space */
+    /* An incomplete reserve is more useful as free space. */
     if (fd >= 0 && fstat(fd, &st) == 0 && st.st_blocks * 512 < RESERVE_BYTES &&
         fallocate(fd, 0, 0, RESERVE_BYTES) != 0)
         (void)unlink(path);

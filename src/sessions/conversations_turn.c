@@ -12,7 +12,7 @@
 enum {
     MARK_BYTES = 40,    /* n_bytes, n_tokens, digest */
     MAX_DEPTH = 100000, /* a longer path is damage */
-    /* bytes of pages that a turn may touch beyond its own content */
+    /* Bytes of pages that a turn may touch beyond its own content. */
     TURN_OVERHEAD = 4 << 10
 };
 
@@ -467,7 +467,7 @@ int32_t *turn_path_tokens(struct turn *const *path, int n)
 {
     int total = n > 0 ? path[n - 1]->n_tokens : 0, until = total;
     int32_t *ids = xmalloc(((size_t)total + 1) * sizeof *ids);
-    /* each turn fills the part before the next one's */
+    /* Each turn fills the part before the next one's. */
     for (int i = n - 1; i >= 0 && until > 0; i--) {
         const struct turn *t = path[i];
         if (t->n_kept < until)

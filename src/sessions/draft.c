@@ -9,7 +9,7 @@
 #include "sessions/items.h"
 #include "sessions/retoken.h"
 
-/* each is a digest over the text; only those of the last turns are tried */
+/* Each is a digest over the text; only those of the last turns are tried. */
 enum { MAX_MARKS_TRIED = 24 };
 
 void draft_deinit(struct draft *d)

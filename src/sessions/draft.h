@@ -19,13 +19,13 @@ struct draft {
     int n_path;
     struct json *input; /* a list of items, owned by the draft */
 
-    /* set by draft_render: */
+    /* Set by draft_render: */
     struct prompt_text text; /* the prompt */
     int32_t *ids;
     int n_ids;
     /* Text and ids are borrowed; their owner keeps them longer than the draft. */
     bool is_lent;
-    /* upper bound of the tokens of the system's messages; 0 unless it truncates */
+    /* Upper bound of the tokens of the system's messages; 0 unless it truncates. */
     int n_system;
     char what[200]; /* why saved state of earlier turns may not fit; "": it fits */
 };

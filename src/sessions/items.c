@@ -293,7 +293,7 @@ void items_to_messages(const struct json *items, struct json *messages)
         }
         if (is_call)
             json_push(calls, chat_call(item));
-        /* a call after it begins a new message */
+        /* A call after a message of another role begins a new message. */
         else if (role == NULL || strcmp(role, "assistant") != 0)
             last = NULL;
     }
@@ -312,7 +312,7 @@ char *items_title(const struct json *items, size_t max)
         if (role == NULL || strcmp(role, "user") != 0 || text == NULL)
             continue;
         n = n < max ? n : max;
-        /* no half characters */
+        /* Cuts no character in half. */
         while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
             n--;
         char *title = xmalloc(n + 1);

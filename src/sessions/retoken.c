@@ -137,7 +137,7 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
 {
     int rc = encode(h, text, &out->ids, &out->n, err);
     int from = rc == 0 ? boundary(h, out, text->text, text->n, n_known) : 0;
-    /* a token reaches over the boundary, so the rest is tokenized on its own */
+    /* If a token reaches over the boundary, the rest is tokenized on its own. */
     if (rc == 0 && from < 0) {
         hcache_free(out->ids);
         rc = encode_rest(h, text, n_known, out, err);

@@ -161,7 +161,7 @@ bool cache_add(struct cache *c, uint32_t block, uint32_t parent,
 {
     struct cache_block *b = &c->block[block];
     CHECK(b->tier == 0 && (parent == CACHE_NONE || c->block[parent].tier != 0));
-    /* otherwise it could be evicted itself */
+    /* The pin keeps the parent from being evicted itself. */
     if (parent != CACHE_NONE)
         cache_pin(c, parent);
     bool has_room = admits(c, b, use) && make_room(c, 0, use->time);

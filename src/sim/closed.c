@@ -24,7 +24,7 @@ const struct closed_model closed_models[CLOSED_MODELS] = {
 #define GB           1e9
 
 struct session {
-    /* its jobs: load.request[first_job, first_job + n_jobs) */
+    /* Its jobs: load.request[first_job, first_job + n_jobs). */
     uint32_t first_job, n_jobs, next_job;
     /* Its blocks [base + start, base + n_blocks) are valid. */
     uint32_t base, start, n_blocks;
@@ -238,7 +238,7 @@ static void serve(struct closed *c)
     uint32_t at = c->head++, n_jobs = at + 1;
     struct session *s = &c->session[c->queue[at].session];
     const struct load_request *r = &c->l->request[s->next_job++];
-    /* the prompt: history and question */
+    /* The prompt: history and question. */
     uint32_t block = c->l->block_tokens, n_history = r->n_in;
     bool is_judged = n_jobs > c->o->n_warm && c->tail - c->head >= CLOSED_LEAST_QUEUE,
          is_last = s->next_job == s->first_job + s->n_jobs;

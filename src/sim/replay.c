@@ -128,7 +128,7 @@ static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class
     w->use.next = take_next(p);
     w->use.class = class;
     w->is_missing = w->is_missing || !cache_has(&p->cache, block);
-    /* its continuations could not be found, either */
+    /* After a block that is not admitted its continuations could not be found, either. */
     if (w->is_missing && !admit(p, block))
         w->is_full = true;
     if (!w->is_missing) {

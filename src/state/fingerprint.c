@@ -346,7 +346,7 @@ int fingerprint_make(const struct model *m, struct model_work *w, struct stream 
     if (rc == 0)
         rc = run_probe(&p);
     *out = sha256_end(p.h);
-    /* the tables may still be on their way up */
+    /* The tables may still be on their way up. */
     if (p.tables != NULL)
         (void)stream_sync(s);
     free(p.tables);

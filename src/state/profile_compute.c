@@ -18,11 +18,11 @@
 #include "state/restore.h"
 
 enum {
-    /* rows of one call, as in restores */
+    /* Rows of one call, as in restores. */
     NEAR_ROWS = RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS,
     FEW_ROWS = 64,
     FAR_PAST = 2048, /* attention over this many keys rises well above the noise */
-    /* a full profile samples up to this far, if the model's context allows */
+    /* A full profile samples up to this far, if the model's context allows. */
     FULL_PAST = 8192,
     /* Bytes of records in the sample of loading: more than the caches hold. */
     LOAD_BYTES = 64 << 20,

@@ -24,7 +24,7 @@ _Static_assert(PLATFORM_CHUNK_TOKENS == STORE_CHUNK_TOKENS, "a record's tokens")
 
 enum {
     MAX_DEPTH = 64,
-    /* as an engine's, so that it bounds the depth in the same way */
+    /* As an engine's, so that it bounds the depth in the same way. */
     STAGING_BYTES = 64 << 20,
     FULL_ROUNDS = 3,
 };

@@ -172,7 +172,7 @@ const struct restore_found *restore_found(const struct restore *r);
 int64_t restore_heard_ns(struct restore *r);
 
 struct restore_job {
-    /* for restore_run only: [n_chunks], pinned by the caller */
+    /* For restore_run only: [n_chunks], pinned by the caller. */
     const struct store_hit *hits;
     int n_chunks;          /* > first_chunk, at most the number found */
     int first_chunk;       /* chunks [0, first_chunk) are already in the table's blocks */
@@ -210,13 +210,13 @@ bool restore_stands(const struct restore *r);
 void restore_place(struct restore *r, const struct kv_table *table);
 
 struct restore_result {
-    /* chunks [0, n_chunks) are in the cache in every layer; at least the job's first_chunk */
+    /* Chunks [0, n_chunks) are in the cache in every layer; at least the job's first_chunk. */
     int n_chunks;
     int n_tokens; /* tokens in these chunks */
     /* With attention windows, layers may have only the positions that they need. All layers have
      * the positions from first_token on. */
     int first_token;
-    /* bytes read; those of them that went straight into device memory */
+    /* Bytes read; those of them that went straight into device memory. */
     uint64_t read_bytes, direct_bytes;
     uint64_t dram_bytes;   /* part of read_bytes: from copies in the store's DRAM tier */
     int dram_tokens;       /* tokens of chunks that were read from DRAM copies alone */
@@ -225,17 +225,17 @@ struct restore_result {
     int64_t compute_ns;    /* time that the compute lane worked for it */
     int64_t io_ns;         /* time with at least one of its reads in flight */
     int64_t wait_ns;       /* time in restore_pipeline_wait meanwhile */
-    /* time that the compute lane worked on new tokens meanwhile; the caller sets it */
+    /* Time that the compute lane worked on new tokens meanwhile; the caller sets it. */
     int64_t prefill_ns;
     /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside
      * it. */
     double bubble;
     int n_by_method[3]; /* chunk-layers that were restored by R, H, K in the end */
-    /* recomputation of layers [0, raced_layers) raced the reads; 0: no race */
+    /* Recomputation of layers [0, raced_layers) raced the reads; 0: no race. */
     int raced_layers;
     bool won;        /* recomputation won the race */
     int n_replanned; /* changes of a layer to the other kind of record, repeats included */
-    /* the letters in the end, but without a race's changes */
+    /* The letters in the end, but without a race's changes. */
     char method[STORE_MAX_LAYERS + 1];
     char fault[160]; /* why fewer chunks came back than asked for; else empty */
 };

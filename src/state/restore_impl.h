@@ -64,7 +64,7 @@ struct group {
     int n_taken;
     int n_projected; /* rows [0, n_projected) of hidden states are in the cache */
 
-    /* read straight into the twin, and into no other memory: restore_direct.c */
+    /* Read straight into the twin, and into no other memory: restore_direct.c. */
     bool is_direct;
     struct file_read from[GROUP];
 
@@ -81,7 +81,7 @@ struct group_list {
 void group_put(struct group_list *l, struct group *g);
 struct group *group_get(struct group_list *l); /* Returns NULL if the list is empty. */
 
-/* from a copy in the store's DRAM tier; from the chunk's home */
+/* From a copy in the store's DRAM tier; from the chunk's home. */
 enum { SOURCE_DRAM = 1, SOURCE_STORE = 2 };
 
 enum restore_state {
@@ -96,10 +96,10 @@ struct restore {
     struct restore_pipeline *rr;
     struct restore *next;
 
-    /* guarded by rr->lock */
+    /* Guarded by rr->lock. */
     enum restore_state state;
     int n_out; /* groups that are not free */
-    /* of n_out, groups of the I/O thread; plus a running look-up, plus a fetch */
+    /* Of n_out, groups of the I/O thread; plus a running look-up, plus a fetch. */
     int n_in_flight;
     bool is_fetching;              /* the remote works on r->fetch */
     int64_t t_heard;               /* when the fetch ended */
@@ -159,13 +159,13 @@ struct restore {
     char why[160]; /* the device's message for rc */
     struct {
         int row; /* rows [0, row) are recomputed; the present piece begins at row */
-        /* arrived records were not used up to this row, so recomputation must reach it */
+        /* Arrived records were not used up to this row, so recomputation must reach it. */
         int kept_out;
         int last; /* last layer that the piece passes; of it only K and V are computed */
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */
     int64_t rows_by_method[3];
-    /* time and rows of arrived records */
+    /* Time and rows of arrived records. */
     int64_t kind_ns[STORE_KINDS], kind_rows[STORE_KINDS];
     struct restore_trace compute_trace;
     struct restore_result out;
@@ -182,12 +182,12 @@ struct restore_pipeline {
 
     pthread_t io;
     bool has_thread;
-    /* guards the lists, n_news, quit, and the fields of restores marked with it */
+    /* Guards the lists, n_news, quit, and the fields of restores marked with it. */
     pthread_mutex_t lock;
     pthread_cond_t for_io; /* n_io_news has grown: a restore, a free slot, or the end */
     pthread_cond_t for_compute; /* n_news has grown */
     struct group_list free, ready;
-    /* restores that have not ended, in the order of their beginning */
+    /* Restores that have not ended, in the order of their beginning. */
     struct restore *runs;
     int n_in_flight; /* groups that the I/O thread reads */
     int n_fetches;   /* look-ups that wait for the remote, abandoned ones included */
@@ -197,7 +197,7 @@ struct restore_pipeline {
     uint64_t n_io_seen; /* part of n_io_news that the I/O thread has seen */
     uint64_t n_news;    /* counts events that the compute lane may have to look at */
     bool quit;
-    /* measure the store's speed on chunks of the model with `fingerprint` */
+    /* Measure the store's speed on chunks of the model with `fingerprint`. */
     bool wants_measure;
     struct sha256 fingerprint;
 
@@ -220,7 +220,7 @@ struct restore_pipeline {
     int n_mine;
     struct stream *up; /* stream of copies to the device; NULL where memory is unified */
     struct buf twins[MAX_STAGES]; /* twins of the slots, on each stage */
-    /* computes checksums of records in device memory; NULL: the host does */
+    /* Computes checksums of records in device memory; NULL: the host does. */
     struct stream *check;
     struct buf sums[MAX_STAGES]; /* [n_slots][GROUP] uint64_t checksums on each stage */
     struct buf sums_host;        /* the same, brought down (pinned) */

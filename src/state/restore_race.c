@@ -80,7 +80,7 @@ bool restore_race(struct restore *r)
         return false;
     if (r->rr->recomputing == r) /* the piece lies behind a chunk that was lost meanwhile */
         restore_drop_piece(r->rr);
-    /* a chunk is lost either before the race or in it */
+    /* A chunk is lost either before the race or in it. */
     pthread_mutex_lock(&r->fault_lock);
     r->out.raced_layers = r->n_recompute = last + 1;
     r->re.row = first * STORE_CHUNK_TOKENS;

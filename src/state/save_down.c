@@ -234,7 +234,7 @@ const uint8_t *save_down_rows(struct save_down *d, struct mat m, bool is_rank_ow
     uint64_t bytes = round_up((uint64_t)(n * cols) * dtype_bytes(m.dtype), ALIGN);
     uint64_t ring = d->ring.bytes, at = j->end;
     CHECK(m.ld == m.cols && bytes <= ring && d->n_copies < 2);
-    /* does not fit in one piece: begin at the ring's start */
+    /* Does not fit in one piece: begin at the ring's start. */
     if (at % ring + bytes > ring)
         at = (at / ring + 1) * ring;
     await_room(d, at + bytes);

@@ -187,7 +187,7 @@ static bool is_sound(struct saver *s, struct save_seq *q, const struct sha256 *k
     bool is_good = true;
     if (stored->impl == NULL)
         q->heals = q->heals || store_was_damaged(s->o.store, key);
-    /* the device failed: its fault shows when the chunk is read */
+    /* If the device fails here, its fault shows when the chunk is read. */
     else if (q->heals && store_verify_chunk(s->o.store, key, &is_good, NULL) != 0)
         is_good = true;
     return is_good;
@@ -242,7 +242,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
     if (rc == 0)
         atomic_fetch_add(&s->n_shared, chunk.n_records == 0);
     *has_written |= rc == 0 && chunk.n_records > 0;
-    /* the chunk must not be evicted before the commit */
+    /* The chunk must not be evicted before the commit. */
     if (rc == 0 && stored.impl != NULL)
         hold_pin(s, q, &stored);
     else if (stored.impl != NULL)
@@ -429,7 +429,7 @@ static struct save_chunk *take_chunk(struct saver *s)
 static void step_back(void)
 {
     enum { NICE = 10 };
-    /* on Linux this sets the thread's own priority */
+    /* On Linux this sets the thread's own priority. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
 }
 

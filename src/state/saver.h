@@ -96,7 +96,7 @@ struct saver_stats {
     uint64_t n_ended[SAVE_ENDS]; /* sequences by the reason why their saving ended early */
     uint64_t n_chunks;           /* committed chunks */
     uint64_t n_tails;            /* part of n_chunks: partial chunks */
-    /* part of n_chunks: the store already had them, so they were not written */
+    /* Part of n_chunks: the store already had them, so they were not written. */
     uint64_t n_shared;
     size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and its bound */
     /* 0; the code of the store's fault that ended saving for all; or -ENOSPC while the disk is

@@ -53,9 +53,9 @@ struct save_seq {
 
     /* The writer's: */
     struct sha256 parent; /* parent of the next chunk to be written */
-    /* pin on the last committed chunk, which stays while it may be continued */
+    /* Pin on the last committed chunk, which stays while it may be continued. */
     struct store_hit pin;
-    /* a damaged chunk of it was saved again, so the chunks behind it are checked */
+    /* A damaged chunk of it was saved again, so the chunks behind it are checked. */
     bool heals;
     bool parent_seen; /* the parent of its first chunk is in the store */
     /* The partial chunk that the first chunk continues, pinned; impl NULL: none. */
@@ -91,7 +91,7 @@ struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
     struct save_down *down; /* NULL where memory is unified */
-    /* copies of one layer's snapshot, where memory is unified; the compute thread's */
+    /* Copies of one layer's snapshot, where memory is unified; the compute thread's. */
     struct copy_part *copies;
     int n_copies;
 
@@ -118,7 +118,7 @@ struct saver {
     bool quit;
     int fault; /* first code that the store returned: saving has ended for all */
     struct err fault_err;
-    /* a write has failed for want of space and none has succeeded since */
+    /* A write has failed for want of space and none has succeeded since. */
     bool disk_is_full;
     struct err full_err;
 

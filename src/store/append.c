@@ -242,7 +242,7 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
             continue;
         size_t n_bytes = d->h.n_records * sizeof d->h.records[0];
         d->x->records = memcpy(xmalloc(n_bytes), d->h.records, n_bytes);
-        /* attaching counts it again */
+        /* Attaching counts it again. */
         s->catalog.owners[n->owner_idx].used_bytes -= d->h.n_bytes;
         catalog_attach(&s->catalog, n, d->x, NULL);
         tier_enter(s->tier, d->x, TIER_WRITTEN);
@@ -338,7 +338,7 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     if (n_bytes > 0) {
         rc = drafts_place(s, n->owner_idx, drafts, n_bytes,
                           chunk->may_be_refused ? &chunk->key : NULL, err);
-        /* a commit may have failed for good meanwhile */
+        /* Checks again: a commit may have failed for good meanwhile. */
         if (rc == 0)
             rc = store_can_save(s, err);
         if (rc == 0)

@@ -403,7 +403,7 @@ int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node 
         child_add(c, p, n);
         catalog_settle(c, p);
     }
-    /* it was only a name, so its identity comes from its first extent */
+    /* A node that was only a name gets its identity from its first extent. */
     if (n->extents == NULL) {
         n->chunk_idx = id->chunk_idx;
         n->n_tokens = (uint8_t)id->n_tokens;

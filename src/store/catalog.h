@@ -26,7 +26,7 @@ enum extent_state {
     EXTENT_PENDING, /* written, not committed: invisible */
     EXTENT_LIVE,    /* named by the index */
     EXTENT_DEAD,    /* condemned, and kept only because a hit pins its chunk */
-    /* off its node; its space becomes free when the index no longer names it */
+    /* Off its node; its space becomes free when the index no longer names it. */
     EXTENT_FREEING,
 };
 
@@ -63,14 +63,14 @@ struct chunk_node {
     struct chunk_node *next;          /* next in its hash bucket */
     struct extent *extents;
     struct chunk_marks marks; /* valid if has_marks */
-    /* its place among the owner's chunks that may be evicted */
+    /* Its place among the owner's chunks that may be evicted. */
     struct placement_item place;
     struct tier_chunk *copied; /* its copies in DRAM (tier.c); NULL: no extent has a copy */
     uint32_t n_children, n_pins;
     uint32_t pin_at;    /* 0: no lasting pin */
     uint32_t ttl_s;     /* time to live after its last use; 0: it does not expire */
     uint32_t expiry_at; /* 1 + its index in catalog.expiry; 0: none */
-    /* number of guaranteed chunks among it and all chunks that continue it */
+    /* Number of guaranteed chunks among it and all chunks that continue it. */
     uint32_t n_guarded;
     uint32_t chunk_idx;
     uint32_t n_live, n_pending;
@@ -81,7 +81,7 @@ struct chunk_node {
     bool has_marks : 1;
     bool reachable : 1; /* mark of the garbage collection */
     bool yields : 1;    /* a partial chunk that is removed when its context goes on */
-    /* erased while in use: missing for lookups, and wiped when it is no longer used */
+    /* Erased while in use: missing for lookups, and wiped when it is no longer used. */
     bool doomed : 1;
     /* Its headers were read since open, or are noted to be read (headers.c). */
     bool has_header_noted : 1;
@@ -121,7 +121,7 @@ struct catalog {
     uint32_t n_fingerprints;
     struct catalog_owner *owners;
     uint32_t n_owners;
-    /* open addressing by tag: 1 + index of an owner; [n_owner_slots], a power of two */
+    /* Open addressing by tag: 1 + index of an owner; [n_owner_slots], a power of two. */
     uint32_t *owner_slots;
     uint32_t n_owner_slots;
     struct catalog_pin *pins;

@@ -132,7 +132,7 @@ static int commit_write(struct store *s, const struct commit *b, struct err *err
     bool sync = b->pending != NULL && !store_has_bug(STORE_BUG_NO_SYNC);
     if (sync && !index_first)
         rc = s->media->ops->sync(s->media, err);
-    /* a failed sync is final, whatever its code */
+    /* A failed sync is final, whatever its code. */
     if (rc != 0)
         return is_passing(rc) ? -EIO : rc;
     if (s->index != NULL) {

@@ -78,7 +78,7 @@ void store_settle_doomed(struct store *s, struct chunk_node *n)
 int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out)
 {
-    /* a child in keys[] that still exists because it is in use */
+    /* A child in keys[] that still exists because it is in use. */
     const struct chunk_node *child = NULL;
     int n_taken = 0;
     for (int i = n; i-- > 0;) {

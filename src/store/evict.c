@@ -103,7 +103,7 @@ void store_drop(struct store *s, const struct sha256 *keys, int n)
 static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     struct chunk_node *waits = store_doomed_above(n);
-    /* the policy chose it */
+    /* The policy learns only from victims that it chose. */
     if (why != STORE_EVICT_IDLE && why != STORE_EVICT_EXPIRED)
         catalog_evicted(&s->catalog, n);
     store_evict_node(s, n, why);

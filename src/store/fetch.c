@@ -35,7 +35,7 @@ enum {
 
 /* Chunks that a waiting request needs. */
 struct store_want {
-    /* next in the list: of a later turn, or of the same turn and announced later */
+    /* Next in the list: of a later turn, or of the same turn and announced later. */
     struct store_want *next;
     const void *id;
     uint64_t turn;
@@ -180,10 +180,10 @@ static bool fetch_choose(struct store_fetcher *f)
         if (w->has_failed)
             continue;
         f->waits_for_room = true;
-        /* later turns have less right to the room */
+        /* Later turns have less right to the room. */
         if (!tier_may_take(s->tier, extent_bytes(x), w->turn))
             return false;
-        /* the tier's thread makes room */
+        /* The tier's thread makes room. */
         if (!tier_has_room(s->tier, extent_bytes(x)))
             return false;
         f->waits_for_room = false;

@@ -151,7 +151,7 @@ static uint64_t step_of(const struct files *f, uint64_t end_bytes)
 static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct err *err)
 {
     uint64_t free_bytes, total_bytes;
-    /* the write itself will report it */
+    /* Without a figure for free space the write itself reports a full disk. */
     if (device != 0 ||
         io_space(f->io, f->devices[0].dir, &free_bytes, &total_bytes, NULL) != 0)
         return 0;
@@ -306,7 +306,7 @@ static void stream_reap(struct stream *st, bool all)
         struct err queue_err = {0};
         int rc = io_queue_wait(st->w->queue, 1, WRITER_PIECES, st->stuck_ns, done, &n,
                                &queue_err);
-        /* requests that the device releases come back with the next wait */
+        /* Requests that the device releases come back with the next wait. */
         if (rc == 0 && n == 0) {
             if (st->status == 0)
                 st->status = err_set(st->err, -ETIMEDOUT, "%s does not answer",
@@ -583,7 +583,7 @@ static int files_wipe(struct media *m, int device, uint32_t segment, uint64_t be
     int rc = 0;
     pthread_mutex_lock(&f->grow_lock);
     struct segment *seg = segment_get(f, device, segment);
-    /* the end of a damaged file may lie anywhere */
+    /* The end of a damaged file may lie anywhere. */
     if (seg != NULL && end > seg->size_bytes)
         end = round_up(seg->size_bytes, STORE_ALIGN);
     if (seg != NULL && begin < end) {

@@ -69,7 +69,7 @@ void store_cut_to_cap(struct store *s)
     for (int d = 0; d < m->n_devices; d++)
         for (uint32_t i = 0; i < m->ops->n_segments(m, d); i++)
             n_bytes += m->ops->segment_size(m, d, i);
-    /* otherwise the next opening tries again */
+    /* If the commit fails, the next opening tries again. */
     if (n_bytes <= s->cap_bytes || store_commit_run(s, STORE_COMMIT_FRESH, NULL) != 0)
         return;
     pthread_mutex_lock(&s->lock);

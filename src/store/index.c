@@ -269,7 +269,7 @@ static int db_open(struct index *ix, int flags, struct err *err)
         return db_err(ix, "open", err);
     sqlite3_extended_result_codes(ix->db, 1);
     return exec(ix, "open",
-                /* no remains of dropped rows in the pages */
+                /* No remains of dropped rows in the pages. */
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY;"
                 "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
                 "PRAGMA secure_delete = ON;"
@@ -384,7 +384,7 @@ int index_open(struct io *io, const char *path, bool read_only, struct index **o
     if (rc != 0)
         return rc;
     rc = db_open(ix, read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE, err);
-    /* the WAL is recovered in memory, and nothing is folded back */
+    /* The WAL is recovered in memory, and nothing is folded back. */
     if (rc == 0 && read_only) {
         sqlite3_db_config(ix->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
         rc = exec(ix, "open", "PRAGMA wal_autocheckpoint = 0; PRAGMA query_only = ON", err);

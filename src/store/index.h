@@ -36,7 +36,7 @@ struct index_meta {
     uint32_t n_devices;
     uint64_t segment_bytes;
     uint64_t next_id; /* the id of the next extent */
-    /* version found in the file; the first index_begin upgrades an older one */
+    /* Version found in the file; the first index_begin upgrades an older one. */
     uint32_t version;
 };
 
@@ -52,7 +52,7 @@ struct index_row {
     bool yields;
     uint64_t tick; /* order of last use; has no checksum, since a wrong one does no harm */
     uint32_t used_wall_s; /* time of last use; no checksum either */
-    /* seconds after the last use, 0: it does not expire; no checksum either */
+    /* Seconds after the last use, 0: it does not expire; no checksum either. */
     uint32_t ttl_s;
     bool is_dropped; /* first to be evicted; no checksum either */
 };

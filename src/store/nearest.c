@@ -46,7 +46,7 @@ struct candidates {
     struct {
         struct chunk_node *node;
         int at_most; /* upper bound of the common beginning */
-        /* by at_most, the greatest first; among equals the newest first */
+        /* By at_most, the greatest first; among equals the newest first. */
     } marked[STORE_NEAREST];
     struct chunk_node *unmarked[STORE_NEAREST];
 };

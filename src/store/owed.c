@@ -190,7 +190,7 @@ static int file_read(struct store *s, const char *path, struct err *err)
             rc = io_file_pread_some(f, block, (size_t)READ_ENTRIES * ENTRY_BYTES,
                                     (uint64_t)o->n_noted * ENTRY_BYTES, &got, err);
         for (size_t i = 0; rc == 0 && i < got / ENTRY_BYTES; i++) {
-            /* no chunk has this key */
+            /* A bad entry becomes a key that no chunk has. */
             if (!entry_decode(block + i * ENTRY_BYTES, &e))
                 e = (struct entry){.kind = ENTRY_CHUNK};
             owed_add(o, &e);

@@ -27,7 +27,7 @@ struct store_reader {
     struct slot *idle;
     struct slot *done, **done_end; /* complete without I/O, oldest first */
     bool uses_dram;                /* reads copies in the tier */
-    /* time that store_reader_await has waited since the last completion */
+    /* Time that store_reader_await has waited since the last completion. */
     int64_t silent_ns;
 };
 
@@ -329,7 +329,7 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     int rc = locate(s, read, &x, &out->offset);
     struct io_file *file = rc == 0 ? s->media->ops->file(s->media, x->device, x->segment)
                                    : NULL;
-    /* a reader takes the record from the copy */
+    /* A reader takes the record from the copy. */
     bool has_copy = rc == 0 && x->copy != NULL;
     pthread_mutex_unlock(&s->lock);
     if (file != NULL)

@@ -156,7 +156,7 @@ static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t l
     rc = records_check(sc, &good, err);
     if (rc != 0 || !good)
         return rc;
-    /* a newer extent lies here: this one was evicted and partly overwritten */
+    /* If a newer extent lies here, this one was evicted and partly overwritten. */
     if (alloc_claim(&sc->taken[c->device], c->segment, c->offset, sc->h->n_bytes) != 0)
         return 0;
     return row_write(sc, err);

@@ -116,7 +116,7 @@ static int lock_take(struct store *s, const struct store_opts *opts, struct err 
     int rc = io_file_open(opts->io, path, flags, &s->lock_file, err);
     if (rc == 0)
         rc = io_file_lock(s->lock_file, err);
-    /* reading only, and no store: the superblocks give the better message */
+    /* A reader without a store goes on: the superblocks give the better message. */
     if (rc == -ENOENT)
         rc = 0;
     if (rc == ERR_BUSY) {

@@ -151,7 +151,7 @@ int store_wipe_remains(struct store *s, struct err *err)
     if (rc != 0)
         return rc;
     char *path = marker_path(s);
-    /* a marker that comes back only causes the work to be done twice */
+    /* A marker that comes back only causes the work to be done twice. */
     rc = io_unlink(s->io, path, err);
     free(path);
     return rc == -ENOENT ? 0 : rc;

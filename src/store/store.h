@@ -345,9 +345,9 @@ int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct e
  * guaranteed: ERR_LIMIT. */
 struct store_guaranteed {
     uint64_t n_bytes; /* bytes that this guarantee adds */
-    /* guaranteed in the whole store, and their bound; 0: none */
+    /* Guaranteed in the whole store, and their bound; 0: none. */
     uint64_t all_bytes, limit_bytes;
-    /* guaranteed for the owner, and their bound; 0: none */
+    /* Guaranteed for the owner, and their bound; 0: none. */
     uint64_t owner_bytes, owner_limit_bytes;
 };
 int store_guarantee(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
@@ -458,7 +458,7 @@ void store_set_quota(struct store *s, uint64_t owner, uint64_t quota_bytes);
 
 struct store_owner_use {
     uint64_t owner;
-    /* bytes of extents, appended ones included; their bound, 0: none */
+    /* Bytes of extents, appended ones included; their bound, 0: none. */
     uint64_t used_bytes, quota_bytes;
     uint64_t guaranteed_bytes; /* part of used_bytes */
     uint64_t n_chunks;
@@ -652,14 +652,14 @@ struct store_stats {
     uint64_t freeing_bytes; /* part of used_bytes: evicted or erased, not reusable yet */
     uint64_t n_expiring;    /* chunks with a time to live */
     uint64_t n_pins, n_guarantees; /* n_guarantees: part of n_pins */
-    /* part of used_bytes that is guaranteed; its bound, 0: none */
+    /* Part of used_bytes that is guaranteed; its bound, 0: none. */
     uint64_t guaranteed_bytes, guarantee_limit_bytes;
     int n_devices;
     /* Since open: */
     uint64_t appended_bytes, read_bytes;
     uint64_t n_hits, n_misses, n_evicted, n_corrupt; /* chunks; n_corrupt: condemned */
     uint64_t misses[STORE_MISSES]; /* n_misses by the reason of the first miss in a chain */
-    /* chunks; n_evicted counts all reasons up to SUPERSEDED */
+    /* Chunks; n_evicted counts all reasons up to SUPERSEDED. */
     uint64_t evictions[STORE_EVICTS];
     uint64_t n_evicted_pinned;    /* part of n_evicted: nothing else could be evicted */
     uint64_t n_guarantees_broken; /* guarantees broken by damage */
@@ -680,7 +680,7 @@ struct store_entry {
     struct store_mask mask;
     uint64_t bytes;
     int64_t used_wall_s; /* last use */
-    /* orders uses: of two leaves the one with the lower tick was used earlier */
+    /* Orders uses: of two leaves the one with the lower tick was used earlier. */
     uint64_t tick;
     int64_t pinned_until_wall_s; /* 0: not pinned */
     int64_t expires_wall_s;      /* expiry unless it is used before; 0: none */

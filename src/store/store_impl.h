@@ -99,7 +99,7 @@ struct store {
     char holder[200]; /* the other process, or "" */
     struct media *media;
     struct tier *tier; /* copies of disk extents in DRAM; NULL: none */
-    /* chunks that waiting requests need, the earliest turn first (fetch.c) */
+    /* Chunks that waiting requests need, the earliest turn first (fetch.c). */
     struct store_want *wants;
     int n_wants;
     struct index *index; /* NULL: DRAM */
@@ -109,19 +109,19 @@ struct store {
     uint32_t sb_version;
     uint64_t cap_bytes, files_cap_bytes; /* bounds on extents, and on all files; 0: none */
     uint64_t index_cap_bytes; /* share of files_cap_bytes for the index; 0: no bound */
-    /* frames of the index's log before it is folded; 0: SQLite's default */
+    /* Frames of the index's log before it is folded; 0: SQLite's default. */
     uint32_t log_frames;
     uint64_t quota_bytes, guarantee_bytes; /* store_opts */
     int64_t stuck_ns;
     bool read_only;
 
     pthread_mutex_t erase_lock, commit_lock, index_lock, lock;
-    /* used with lock; signalled when a node lost its has_writer */
+    /* Used with lock; signalled when a node lost its has_writer. */
     pthread_cond_t writer_left;
 
     struct catalog catalog;
     struct alloc alloc[STORE_MAX_DEVICES];
-    /* written extents, oldest first, which the next commit publishes */
+    /* Written extents, oldest first, which the next commit publishes. */
     struct extent *pending;
     struct extent **pending_end;
     struct store_supersede *supersedes;
@@ -141,7 +141,7 @@ struct store {
     bool was_rebuilt; /* the index was damaged at open, and was rebuilt */
     struct store_touch *touched;
     uint32_t n_touched;
-    /* changes of pins that the next commit writes to the index */
+    /* Changes of pins that the next commit writes to the index. */
     struct index_pin *pin_changes;
     uint32_t n_pin_changes;
     int64_t next_expiry_wall_s; /* no lasting pin ends earlier */
@@ -157,7 +157,7 @@ struct store {
     struct sha256 expected; /* the caller's fingerprint, see store_expect */
     bool has_expected;
     struct store_reason reasons[STORE_MAX_REASONS];
-    /* count since open; the ring's next slot is n_reasons % STORE_MAX_REASONS */
+    /* Count since open; the ring's next slot is n_reasons % STORE_MAX_REASONS. */
     uint32_t n_reasons;
 
     uint64_t evicted[STORE_EVICTED_SLOTS]; /* 0: none */

@@ -429,7 +429,7 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
     if (!has_data && !opts->read_only)
         return superblocks_write(opts, first, out, err);
     *out = found[0].sb;
-    /* an upgrade was cut off */
+    /* Finishes an upgrade that was cut off. */
     for (int i = 0; i < opts->n_dirs; i++)
         if (found[i].sb.version < out->version)
             out->version = found[i].sb.version;

@@ -473,7 +473,7 @@ static void *provide_main(void *arg)
     enum { NICE = 19 };
     struct tier *t = arg;
     uint64_t at = 0;
-    /* on Linux this sets the thread's own priority */
+    /* On Linux this sets the thread's own priority. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     pthread_mutex_lock(t->o.lock);
     while (!t->quit && at < t->arena_bytes) {
