@@ -20,7 +20,7 @@ function button(text, className, onclick, label) {
 
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 
-// The server's refusal, or (status 0) no answer at all.
+// An error answer of the server; status 0: there was no answer.
 class Fault extends Error {
   constructor(status, message, code) {
     super(message);
@@ -41,7 +41,7 @@ async function ask(method, path, body, signal) {
     throw new Fault(0, "The server does not answer. " + (keptIn === "file" ? "Your conversations are saved. " : "") + "Try again when it is back.");
   }
   if (answer.ok) return answer;
-  try { error = (await answer.json()).error; } catch { /* no JSON: the status is all there is */ }
+  try { error = (await answer.json()).error; } catch { /* no JSON: only the status is known */ }
   if (answer.status === 401) $("key").hidden = false;
   throw new Fault(answer.status, error.message || "HTTP status " + answer.status, error.code);
 }

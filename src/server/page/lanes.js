@@ -1,4 +1,4 @@
-// lanes.js - the picture of a restoration: where the parts of the prompt came from, and when each lane worked.
+// lanes.js - the picture of a restoration: the source of each part of the prompt, and when each lane worked.
 "use strict";
 
 const METHODS = {R: "recomputed", H: "from hidden states", K: "keys and values read"};
@@ -50,7 +50,7 @@ const Lanes = (() => {
 
   const runsOf = (r) => [["predicted", r.predicted], ["measured", r.measured]].filter(([, t]) => t && t.spans.length);
 
-  // The drawn lanes in words.
+  // Describes the drawn lanes in words.
   const percent = (t, which) => Math.round(100 * busy(t.spans, which, t.ms)) + " %";
   const told = (r) => runsOf(r).map(([name, t]) => `${name} ${ms(t.ms)} (I/O ${percent(t, "io")} busy, compute ${percent(t, "compute")})`).join(", ");
 
@@ -72,15 +72,15 @@ const Lanes = (() => {
     return svg;
   }
 
-  // The parts of the prompt, with the words that text and picture use for them.
+  // Returns the parts of the prompt, with their names for text and picture.
   const SOURCES = {device: "still in memory", dram: "restored from the DRAM tier", disk: "restored from disk", computed: "computed"};
   const kindOf = (part) => (part.source === "device" || part.source === "computed" ? part.source : "restored");
 
-  // One time for a restoration, in text and picture alike.
+  // Returns the time of a restoration, the same for text and picture.
   const restoreMs = (r) => (r.measured ? r.measured.ms : r.timings.restore_ms);
   const predictedMs = (r) => (r.predicted ? r.predicted.ms : r.plan.predicted_ms);
 
-  // Where each part of the prompt came from, as one bar.
+  // Draws one bar with the source of each part of the prompt.
   function prefix(r, WIDTH) {
     const scale = (WIDTH - LEFT - RIGHT) / Math.max(1, r.prompt_tokens);
     const told = r.prefix.map((p) => `tokens ${p.from} to ${p.to} ${SOURCES[p.source]}`).join("; ");
@@ -115,7 +115,7 @@ const Lanes = (() => {
     return `Prompt tokens: ${parts.join(", ")}. Answer: ${plural(n, "token")}${speed}.`;
   }
 
-  // `width`: pixels that there are; text keeps its size on a phone.
+  // `width`: available pixels; text keeps its size on a phone.
   function figure(r, width) {
     const inner = Math.max(280, width - 26), box = make("div", "restoration"), svg = draw(r, inner), t = r.timings;
     const add = (text) => box.append(make("p", "", text));
@@ -124,7 +124,7 @@ const Lanes = (() => {
       const kinds = Object.entries(METHODS).filter(([k]) => r.plan && r.plan.layers.includes(k));
       box.append(svg, legend([...kinds, ["idle", "idle"]]));
     }
-    if (r.plan && r.plan.layers) { // the reason's own shares of busy time count the new tokens, too, which are not drawn
+    if (r.plan && r.plan.layers) { // the reason's shares of busy time include the new tokens, which are not drawn, so they are left out
       const reason = r.plan.reason.replace(/; I\/O \d+ %, compute \d+ % busy/, "");
       add(`Plan ${r.plan.layers}: ${reason}. ` + (svg ? `The restoration: ${told(r)}.` : `Predicted ${ms(predictedMs(r))}, measured ${ms(restoreMs(r))}.`));
     }

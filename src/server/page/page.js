@@ -4,15 +4,15 @@
 // address) which conversation is open. So a reload, or a restart of the server, goes on where it was.
 "use strict";
 
-let open = null;          // the open conversation's object; null: a new one, that the server does not know yet
+let open = null;          // the open conversation's object; null: a new one that the server does not know yet
 let oldest = null;        // the last id in the list, for "Older conversations"
 let limit = 0;            // tokens of the model's context
 let keptIn = "file";      // where the server keeps conversations: "file", "memory" or "none"
 let fresh = {};           // settings of the new conversation
-const sending = new Map(); // by conversation's id ("new": not known yet): the answer that is on its way
+const sending = new Map(); // running answers by conversation id ("new": no id yet)
 
-const WARN_SHARE = 0.8;   // of the context, as terminal and API have it
-const UNUSED_S = 3600;    // a conversation of this page that has no turn after so long is removed
+const WARN_SHARE = 0.8;   // share of the context at which it warns, as in terminal and API
+const UNUSED_S = 3600;    // seconds after which a conversation of this page without a turn is removed
 
 // On a touch screen Enter starts a line, since its keyboard has no Shift+Enter. The keyboard covers half the screen: it
 // goes when a message is sent, and comes only when the user wants it.
@@ -175,7 +175,7 @@ $("naming").onsubmit = () => attempt(async () => {
   await list();
 });
 
-// Called with the tokens that the last answer and all before it take.
+// Called with the number of tokens up to the end of the last answer.
 function used(tokens) {
   const isFull = limit > 0 && tokens >= WARN_SHARE * limit;
   $("room").hidden = !isFull;
@@ -184,7 +184,7 @@ function used(tokens) {
       `(${Math.floor(100 * tokens / limit)} %). Start a new conversation soon, or branch from an earlier answer.`), ...waysOut());
 }
 
-// What can be done with a conversation that is full. The draft goes along.
+// Shows the choices for a full conversation. The draft moves to the new one.
 function waysOut() {
   const move = async (f) => {
     const text = $("text").value;
@@ -278,7 +278,7 @@ async function request(id, input, s, signal) {
   if (s.length) body.max_output_tokens = Number(s.length);
   try {
     return await ask("POST", "/v1/responses", body, signal);
-  } catch (e) { // an answer may be shorter than its longest length: what is left of the context
+  } catch (e) { // the context may have less room than the longest answer: then ask for a shorter one
     if (e.code !== "context_length_exceeded" || !body.max_output_tokens) throw e;
     delete body.max_output_tokens;
     return ask("POST", "/v1/responses", body, signal);
@@ -428,7 +428,7 @@ async function stats() {
   return n;
 }
 
-// What /health says: "ok", "loading", "stopping"; "away": no answer.
+// State by /health: "ok", "loading", "stopping"; "away": no answer.
 async function health() {
   try {
     return (await (await fetch("/health", {cache: "no-store"})).json()).status;
@@ -444,7 +444,7 @@ let state = "ok", hasStarted = false;
 async function showState() {
   const seen = state, isLive = seen === "ok" && hasStarted && !document.hidden;
   const n = isLive ? await stats().catch(() => 0) : 0;
-  if (state !== seen) return 0; // it has changed meanwhile, and is shown
+  if (state !== seen) return 0; // the state has changed meanwhile, and the new one is shown
   if (seen !== "ok") $("stats").replaceChildren(); // old figures are not the server's state
   $("alive").textContent = n ? plural(n, "answer") + " running" : STATES[seen] || seen;
   $("alive").className = seen === "ok" ? "" : "bad";

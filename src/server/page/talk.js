@@ -1,4 +1,4 @@
-// talk.js - the messages of the open conversation as elements, and what can be done with each.
+// talk.js - the messages of the open conversation as elements, with the actions for each.
 //
 // A list element has `said` (its text), data-turn (the response that it belongs to, once the server has kept it)
 // and data-item (its item, where it came from the server).
@@ -59,7 +59,7 @@ const Talk = (() => {
 
   // --- turns: what "try again" and "edit" need ---
 
-  // Returns the input of li's turn, with `text` in place of the user's last message, and where it goes on from (null: it is the first).
+  // Returns the input of li's turn, with `text` in place of the user's last message, and the turn that it continues (null: none).
   function turnOf(li, text) {
     const id = li.dataset.turn, input = [];
     let e = li;
@@ -128,7 +128,7 @@ const Talk = (() => {
     used(0);
   }
 
-  // Which turn the answer is, how its state came to be, and what can be done with it.
+  // Adds the answer's turn, the source of its state, and its actions.
   function foot(li, response) {
     const bar = make("div", "foot"), line = make("span", "line", " "), details = button("Restoration", "quiet", toggle);
     const b = button("Copy", "quiet", () => copy(li.said, b), "Copy this answer");
@@ -148,7 +148,7 @@ const Talk = (() => {
         if (!li.isConnected || li.nextElementSibling) return;
         if (r.truncated_tokens) await markWindow(li, r);
         else used(r.prompt_tokens + r.generated_tokens);
-      } catch (e) { // the restorations of turns that an old version has kept are not known
+      } catch (e) { // turns kept by an old version have no restoration
         details.hidden = true;
         line.textContent = e.status === 404 || e.status === 0 ? "" : e.message;
       }
