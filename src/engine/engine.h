@@ -83,7 +83,7 @@ enum finish {
     FINISH_LENGTH,
     FINISH_CANCELLED,
     FINISH_TIMEOUT, /* its deadline has passed */
-    FINISH_ERROR,   /* see outcome.err */
+    FINISH_ERROR,   /* an error: outcome.err has it */
 };
 
 struct request {

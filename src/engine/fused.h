@@ -27,7 +27,7 @@ struct fused {
     struct next_token *next;
     int max_rows;
     struct seq *seq; /* sequence whose tokens are here; NULL: none */
-    int first, n;    /* its positions [first, first + n) */
+    int first, n;    /* the rows are positions [first, first + n) of seq */
     struct model_pass pass;
     struct model_tap tap;
     struct save_part part; /* the rows that are passing, as the saver sees them */

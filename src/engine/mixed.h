@@ -71,7 +71,7 @@ struct mixed_opts {
 
 struct mixed_stats {
     uint64_t n_steps, n_minibatches;
-    uint64_t up_bytes; /* from the host over the link */
+    uint64_t up_bytes; /* bytes that came from the host over the link */
     /* To the host over the link: finished KV blocks and rows of ACT blocks. */
     uint64_t down_bytes;
     uint64_t n_projected; /* ACT blocks times layers */
@@ -106,7 +106,7 @@ struct mixed {
     const struct model *model; /* NULL: the pool's blocks are all KV on the device */
     struct model_work *work;
     struct stream *stream, *link;
-    /* Of each buffer: its load has ended; its last use has ended. */
+    /* Per buffer: the event behind its load, and the event behind its last use. */
     struct event *loaded[2], *done[2];
     struct places places;
     struct buf weights_host, weights; /* opts.weights_bytes each */

@@ -108,7 +108,7 @@ struct seq {
     int n_done;       /* positions [0, n_done) have K and V in the cache */
     int n_reached;    /* tokens [0, n_reached) were done at some time */
     int rows;         /* most rows that this step gives it */
-    int row, n_rows;  /* its first row in the present batch, and its rows there */
+    int row, n_rows; /* the present batch: index of its first row, and number of its rows */
     /* Keys of the prompt's chunks; after a preemption, of all known tokens' chunks. */
     struct chain chain;
     struct kv_table table;
@@ -118,8 +118,9 @@ struct seq {
     int n_planned; /* chunks that it restores; 0: not planned yet */
     /* Time to compute them instead; 0: the restore must wait for its reads. */
     double recompute_s;
-    struct save_seq *save; /* in WAIT: the save from before its preemption */
-    int n_before_save;     /* index of the first token that `save` saves */
+    /* PHASE_WAIT: the save from before its preemption; else the present one */
+    struct save_seq *save;
+    int n_before_save; /* index of the first token that `save` saves */
     bool has_gap; /* blocks before a window were not restored, so they must not be shared */
     struct seq_upcoming upcoming;
     struct store_hit pin; /* pin on the last stored chunk of its prompt; impl NULL: none */

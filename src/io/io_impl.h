@@ -36,7 +36,8 @@ struct io_ops {
 
     int (*mkdir)(struct io *io, const char *path);
     int (*make_private)(struct io *io, const char *path);
-    int (*list)(struct io *io, const char *path, struct io_names *out); /* in any order */
+    /* fills in the names in any order */
+    int (*list)(struct io *io, const char *path, struct io_names *out);
     int (*stat)(struct io *io, const char *path, struct io_stat *out);
     int (*unlink)(struct io *io, const char *path);
     int (*rename)(struct io *io, const char *from, const char *to);
@@ -55,7 +56,7 @@ struct io_piece {
     uint64_t offset;
     int buffer_idx;   /* the registered buffer that holds buf, or -1 */
     int64_t ready_ns; /* the throttle: it completes no earlier */
-    ssize_t result;   /* as file_pread */
+    ssize_t result;   /* bytes transferred or a code, as from file_pread */
     struct io_piece *next;
 };
 
@@ -79,7 +80,7 @@ struct io {
     const char *name;
     const struct io_ops *ops;
     const struct io_queue_ops *queue_ops;
-    struct io_throttle throttle[2]; /* by enum io_op */
+    struct io_throttle throttle[2]; /* throttles, by enum io_op */
     struct io_turn *turn;           /* NULL: the disk is not shared */
     bool goes_first;
 };

@@ -86,7 +86,7 @@ struct io_sim_fault {
     unsigned on;      /* 0: all operations that the kind can hit */
     const char *path; /* only paths that contain this; NULL: all. Copied. */
     uint64_t skip;    /* lets this many matching operations pass first */
-    uint64_t count;   /* then hits this many; 0: for ever */
+    uint64_t count;   /* number of operations to hit after these; 0: all */
     double chance;    /* share of the matching operations, by seed; 0 means 1 */
     int code;         /* IO_SIM_FAIL; 0 means -EIO */
     int64_t slow_ns;  /* IO_SIM_SLOW */

@@ -37,8 +37,9 @@ struct sim_node {
     unsigned n_live;
     bool is_dir;
     struct sim_image current, durable;
-    struct sim_change *changes, **changes_tail; /* from durable to current, oldest first */
-    unsigned n_exclusive, n_shared;             /* locks held by handles */
+    /* changes that lead from durable to current, oldest first */
+    struct sim_change *changes, **changes_tail;
+    unsigned n_exclusive, n_shared; /* locks held by handles */
 };
 
 /* Treatment of unsynced changes in a crash. */

@@ -59,7 +59,7 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
 
 /* Measured times of a restore. */
 struct correction_observed {
-    double io_s;      /* at least one read was in flight */
+    double io_s;      /* time with at least one read in flight */
     double compute_s; /* the compute lane was busy */
     double wait_s;    /* the compute lane waited for I/O */
     double total_s;

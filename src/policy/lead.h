@@ -26,8 +26,8 @@ struct lead_request {
     const int32_t *tokens; /* [n_tokens] */
     int n_tokens;
     int n_done;     /* tokens that are restored or computed */
-    bool may_reuse; /* it uses state that others have computed */
-    bool may_copy;  /* it also uses a part of a chunk */
+    bool may_reuse; /* the request uses state that others have computed */
+    bool may_copy;  /* the request also uses a part of a chunk */
 };
 
 /* Returns whether x will have the tokens that s lacks first behind its n_known known chunks: the

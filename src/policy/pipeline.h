@@ -69,7 +69,7 @@ struct pipeline {
     /* Busy times of each stage. */
     double stage_up_s[PLAN_MAX_STAGES], stage_comp_s[PLAN_MAX_STAGES];
     int n_items;
-    struct pipe_item item[PIPE_MAX_ITEMS]; /* by end time */
+    struct pipe_item item[PIPE_MAX_ITEMS]; /* sorted by end time */
 };
 
 /* Runs the lanes and returns the makespan. With out NULL it computes only the makespan; with one

@@ -41,7 +41,7 @@ struct placement_guard_epoch {
 struct placement_guard {
     uint64_t lot; /* lot of the present request */
     bool has_lot;
-    uint32_t n_requests; /* in the present epoch */
+    uint32_t n_requests; /* requests in the present epoch */
     uint32_t n_epochs;   /* epochs begun; the present one is (n_epochs - 1) % EPOCHS */
     struct placement_guard_epoch epoch[PLACEMENT_GUARD_EPOCHS];
     double regret, debt;

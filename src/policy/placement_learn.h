@@ -50,11 +50,11 @@ struct placement_sample { /* content that is observed */
     uint32_t time;        /* time of its last use */
     uint8_t class;        /* class of its last use, with the bits of its uses */
     bool is_there;        /* the tier has it */
-    uint16_t value;       /* in units of 1/PLACEMENT_VALUE_ONE */
+    uint16_t value;       /* value in units of 1/PLACEMENT_VALUE_ONE */
 };
 
 struct placement_learn {
-    struct placement_sample sample[PLACEMENT_SAMPLES]; /* by a hash of the id */
+    struct placement_sample sample[PLACEMENT_SAMPLES]; /* a hash table by id */
     int n_samples, shift;                              /* one id in 2^shift is observed */
     struct placement_counts count[PLACEMENT_CLASSES];
     double index[PLACEMENT_CLASSES][PLACEMENT_AGES];

@@ -63,7 +63,7 @@ enum plan_mode {
     PLAN_KV_RECOMPUTE,
     PLAN_PAPER,     /* the closed form of the paper's section 4.1.2, with its ceiling */
     PLAN_TOKENWISE, /* the paper's 6.3.2: every layer split by tokens; needs `platform` */
-    PLAN_TOKENWISE_ROUNDED, /* the same, rounded to a good GEMM size */
+    PLAN_TOKENWISE_ROUNDED, /* token-wise, rounded to a good GEMM size */
     PLAN_FORCED_COUNTS,     /* forced_r, forced_h, forced_k: R prefix, then H, then K */
     PLAN_FORCED_LAYERS,     /* forced_layers: a letter per layer */
 };
@@ -179,7 +179,7 @@ enum { PLAN_HAS_H = 1, PLAN_HAS_KV = 2 };
 
 struct plan_range {
     int64_t n_tokens;    /* > 0 */
-    int tier;            /* where its records lie */
+    int tier;            /* tier with the range's records */
     const uint8_t *mask; /* [n_layers] of PLAN_HAS_ bits */
 };
 

@@ -24,7 +24,7 @@ struct prefix_item {
     const int32_t *tokens; /* [n] */
     int n;
     uint64_t group;  /* prompts of different groups share nothing */
-    uint64_t number; /* its place in the order of arrival; no two are equal */
+    uint64_t number; /* index in the order of arrival; no two are equal */
     int with_left;   /* tokens shared with the item before it in the sorted order */
 };
 

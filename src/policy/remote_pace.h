@@ -46,8 +46,8 @@ struct remote_view {
     double recompute_s;
     /* Time to restore the same tokens from the local store, once they are there. */
     double restore_s;
-    double elapsed_s; /* since the transfer began */
-    double silent_s;  /* since the remote last sent anything */
+    double elapsed_s; /* time since the transfer began */
+    double silent_s;  /* time since the remote last sent anything */
     double most_s; /* a silence this long ends every fetch, also one that is waited for */
     /* Bytes that have come, and that are to come. Both 0: unknown so far. */
     uint64_t done_bytes, left_bytes;

@@ -43,9 +43,9 @@ enum stall_choice { STALL_WAIT, STALL_RACE, STALL_LEAVE };
 /* How a restore ended that did more than wait. */
 enum stall_end {
     STALL_NONE,
-    STALL_READ,       /* it raced, and the reads ended first */
-    STALL_RECOMPUTED, /* it raced, and recomputation ended first */
-    STALL_LEFT,       /* it left its reads */
+    STALL_READ,       /* recomputation raced the reads, and the reads ended first */
+    STALL_RECOMPUTED, /* recomputation raced the reads, and ended first */
+    STALL_LEFT,       /* the restore gave up its reads */
     STALL_ENDS
 };
 /* "", "read", "recomputed", "left". */
@@ -55,12 +55,13 @@ const char *stall_end_name(enum stall_end e);
 struct stall_view {
     /* Time to compute all its tokens, with the compute that they would get now. */
     double recompute_s;
-    double elapsed_s; /* since its reads began */
-    double silent_s; /* since the store last completed any read, while it had reads to do */
-    double read_s;   /* time of one read, as the plan expects */
+    double elapsed_s; /* time since the restore's reads began */
+    /* time since the store last completed any read, while it had reads to do */
+    double silent_s;
+    double read_s;      /* time of one read, as the plan expects */
     int n_read, n_left; /* reads of this restore: complete, and not complete */
     bool may_recompute; /* false: its past is gone, or its plan was forced */
-    bool can_race;      /* its layers can be recomputed while they are read */
+    bool can_race;      /* the restore's layers can be recomputed while they are read */
     bool is_idle;       /* the compute lane has no other work of this restore */
     bool is_beside;     /* other sequences decode */
     bool is_raced;      /* recomputation races already */

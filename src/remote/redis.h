@@ -16,8 +16,8 @@ struct redis;
 struct redis_opts {
     const struct remote_url *url; /* user, password, database */
     const struct tls *tls;        /* NULL: none */
-    int stop_fd;                  /* see wire.h */
-    size_t max_answer_bytes;      /* a larger answer is ERR_LIMIT */
+    int stop_fd; /* descriptor that stops every call when it is readable (wire.h) */
+    size_t max_answer_bytes; /* a larger answer is ERR_LIMIT */
 };
 
 /* Connects, authenticates, selects the database, and waits for an answer. */

@@ -79,7 +79,7 @@ enum remote_miss {
     REMOTE_MISS_NONE,
     REMOTE_MISS_ABSENT,    /* the remote does not have it */
     REMOTE_MISS_RESTING,   /* the remote cannot be reached, or has failed lately */
-    REMOTE_MISS_SILENT,    /* it did not answer in time */
+    REMOTE_MISS_SILENT,    /* the remote did not answer in time */
     REMOTE_MISS_SLOW,      /* recomputing is faster */
     REMOTE_MISS_FAILED,    /* the connection failed in the middle */
     REMOTE_MISS_WRONG,     /* the value is another chunk, or damaged */
@@ -116,7 +116,7 @@ struct remote_fetched {
     int n_chunks; /* keys[0, n_chunks) are in the store */
     uint64_t n_bytes;
     enum remote_miss why; /* why there are not more */
-    char text[160];       /* the same in words */
+    char text[160];       /* why, in words */
 };
 /* Fills *out with the result of a fetch and frees f.  Call it after `done` was called. */
 void remote_fetch_end(struct remote_fetch *f, struct remote_fetched *out);

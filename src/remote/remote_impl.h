@@ -57,7 +57,7 @@ struct bans {
     struct banned_owner {
         uint64_t owner;
         int64_t until_ns;
-    } owner[MAX_BANNED_OWNERS]; /* also a ring */
+    } owner[MAX_BANNED_OWNERS]; /* [MAX_BANNED_OWNERS] a ring */
     uint64_t n_keys, n_owners;  /* counts since open */
     /* More was erased than the rings hold, so nothing is fetched until then. */
     int64_t all_until_ns;

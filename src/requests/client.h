@@ -38,9 +38,10 @@ struct client {
     const char *model_name;
     /* Remembers the tokens of earlier answers; NULL: nothing is remembered. */
     struct answers *answers;
-    const char *salt;                            /* salt of its key; NULL: none */
-    const char *plan;                            /* plan of every restore; NULL: auto */
-    bool plan_strict, plain_chat, parse_special; /* as in struct server_opts */
+    const char *salt; /* salt of its key; NULL: none */
+    const char *plan; /* plan of every restore; NULL: auto */
+    /* as in struct server_opts (server/server.h) */
+    bool plan_strict, plain_chat, parse_special;
     struct hcache_truncation truncation; /* for requests that truncate; ratio 0: none can */
     /* The answer is a function of the request alone. Its id, time and seed come from the fields
      * below. It leaves out timings and cached tokens, which depend on earlier runs. */

@@ -44,7 +44,8 @@ int generation_start(const struct client *c, const struct dialect *dialect, void
 const struct client *generation_client(const struct generation *g);
 
 bool generation_is_stream(const struct generation *g);
-bool generation_has_ended(struct generation *g); /* all choices: an answer can be made */
+/* Returns whether all choices have ended, so an answer can be made. */
+bool generation_has_ended(struct generation *g);
 /* A stream: all of it has been written. */
 bool generation_is_over(const struct generation *g);
 /* Writes new content as events. */

@@ -49,7 +49,7 @@ struct gen_params {
     int turn;     /* number of the turn in the conversation, from its answers; 0: unknown */
     bool durable; /* the request ends when its state is on disk */
 
-    /* of a response: */
+    /* Fields of a response: */
     const struct json *instructions; /* a string that may contain zero bytes; NULL: none */
     const char *previous;
     const struct json *conversation, *metadata;
@@ -57,7 +57,7 @@ struct gen_params {
     const char *truncation; /* "auto" or "disabled"; NULL: not given */
     /* The first n_system tokens are never dropped; they include the system's messages. */
     int n_system;
-    /* of a message: */
+    /* Fields of a message: */
     const struct json *system, *cache_control;
 };
 

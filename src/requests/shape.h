@@ -12,7 +12,7 @@ struct choice {
     struct hcache_ticket *ticket;
     int index, n_prompt;
     int n_cached; /* cached tokens of the prompt, once a token was read */
-    bool started; /* its first chunk was sent */
+    bool started; /* the first chunk of this choice was sent */
     bool is_told; /* the tenant's counters know that it has ended */
     bool finished;
     struct hcache_result result;
@@ -35,8 +35,9 @@ struct generation {
     char id[48], miss[200];
     int64_t created_s;
     atomic_int n_ended;
-    bool has_begun, is_over; /* of a stream */
-    bool is_kept;            /* true also if keeping it has failed */
+    /* for a stream: its first event was written; its last event was written */
+    bool has_begun, is_over;
+    bool is_kept; /* true also if keeping it has failed */
     /* The conversation's text and tokens. text NULL: its answers are not remembered. */
     struct prompt_text text;
     struct prompt_ids prompt;

@@ -23,8 +23,8 @@ struct route {
     void (*answer)(struct call *c);
     bool is_public;   /* needs no key */
     bool needs_model; /* 503 while the model is loading or the server is draining */
-    bool waits;       /* it waits for the disk */
-    bool has_text;    /* it has text to render or tokenize */
+    bool waits;       /* the route waits for the disk */
+    bool has_text;    /* the route has text to render or tokenize */
 };
 
 /* The thread that answers a call. */
@@ -75,10 +75,10 @@ struct call {
     struct watch *watch;
     const struct route *route;
     char method[16];  /* as it was sent, possibly cut */
-    int64_t begun_ns; /* when its head had arrived */
+    int64_t begun_ns; /* time when its head had arrived */
     char tail[256];   /* rest of the path, behind a route that ends with "/" */
     size_t uri_bytes;
-    bool uri_has_zero; /* see struct head */
+    bool uri_has_zero; /* see struct head: an escaped zero in the URI */
     bool is_anthropic; /* its faults have the form of Anthropic's API, else of OpenAI's */
     const char *salt;  /* salt of its key */
     char *allowed_origin; /* origin of the page that may read the answer; NULL: none */

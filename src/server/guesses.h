@@ -36,6 +36,7 @@ void guesses_destroy(struct guesses *g); /* NULL is allowed */
 /* Notes a wrong key from that address (NULL: unknown) at now_ns. */
 void guesses_add(struct guesses *g, const struct sockaddr *from, int64_t now_ns,
                  struct guess *out);
-uint64_t guesses_count(struct guesses *g); /* since the start */
+/* Returns the number of wrong keys since the start. */
+uint64_t guesses_count(struct guesses *g);
 
 #endif

@@ -44,7 +44,7 @@ struct server_opts {
     uint64_t max_body_bytes;
     uint64_t max_bodies_bytes; /* bound on the bodies of all requests together */
     const char *plan;    /* plan of every restore: auto (NULL), hidden, kv, recompute */
-    bool plan_strict;    /* see hcache_request */
+    bool plan_strict;    /* as hcache_request.plan_strict */
     bool plain_chat;     /* chat without a chat template: see docs/SERVER.md */
     bool parse_special;  /* special tokens spelled in messages count as special tokens */
     const char *answers; /* file that remembers our answers' tokens; NULL: no file */

@@ -19,7 +19,7 @@ struct worker;
 
 struct worker_thread_opts {
     size_t max_bytes; /* largest body that it takes */
-    int nice;         /* its priority: 0 as the process, more is lower */
+    int nice;         /* nice value of its priority: 0 as the process; more is lower */
 };
 
 struct worker_opts {

@@ -18,7 +18,7 @@ struct saver;
 
 struct counts {
     struct hcache_stats now; /* fields that are counted here; the others are read */
-    uint64_t n_plans[8];     /* by the set of methods in the plan, as bits */
+    uint64_t n_plans[8];     /* plans by the set of their methods, as bits */
     uint64_t n_surprises[SURPRISES];
 };
 

@@ -32,7 +32,7 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a);
 struct memory_share {
     int n_resident;    /* layers that stay in memory */
     int64_t kv_tokens; /* 0: memory_plan_kv_tokens decides */
-    char table[400];   /* for people; empty if all layers stay */
+    char table[400];   /* a sentence for people; empty if all layers stay */
 };
 
 /* Shares the memory of hcache_opts.weights_memory between KV and weights. a->kv_tokens: the

@@ -22,7 +22,7 @@ struct service_opts {
     /* Weights of the engine's model; NULL: a stop waits for the step. */
     const struct weights *weights;
     int n_vocab, max_sequences, max_context;
-    double load_ms;   /* for results */
+    double load_ms;   /* time that the model took to load, for results */
     const char *tier; /* for results: the tier that restores read from; NULL: no store */
 };
 

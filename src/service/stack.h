@@ -15,7 +15,7 @@ struct pool;
 enum {
     STACK_MIN_BATCH_ROWS = 512, /* a group of restored chunks is projected at once */
     STACK_MAX_BATCH_ROWS = 16384,
-    STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS /* each may decode in every step */
+    STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS /* each sequence may decode in every step */
 };
 
 /* The options of a user, and those that only tests and benchmarks set. */

@@ -16,8 +16,8 @@ enum { DB_MAX_STATEMENTS = 64 };
 struct conversations {
     struct conversations_opts o;
     char *path;
-    char *stands_in_because; /* see conversations_opts */
-    char *server;            /* likewise */
+    char *stands_in_because; /* copy of conversations_opts.stands_in_because */
+    char *server;            /* copy of conversations_opts.server */
     /* Protects everything below; held for whole transactions. */
     pthread_mutex_t lock;
     sqlite3 *db;

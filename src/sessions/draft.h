@@ -39,7 +39,7 @@ int draft_continue(struct draft *d, struct conversations *c, int64_t parent,
 struct draft_opts {
     const struct json *instructions; /* a string, the system's message; NULL: none */
     const struct json *tools, *kwargs;
-    bool plain, parse_special, truncates; /* as in prompt.h */
+    bool plain, parse_special, truncates; /* as in struct chat_source (prompt.h) */
     const char *param;                    /* the field that a fault names */
 };
 /* Makes text and tokens of all turns and d->input, once. Afterwards the turns of d->path have no

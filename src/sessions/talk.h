@@ -15,9 +15,9 @@ struct talk;
 struct talk_opts {
     struct hcache *h;
     struct conversations *conversations;
-    const char *model_name; /* as responses show it */
+    const char *model_name; /* name of the model in responses */
     const char *salt;       /* salt of the conversations and of their state; NULL: none */
-    bool plain;             /* as in prompt.h */
+    bool plain;             /* as chat_source.plain (prompt.h) */
     const char *system;     /* system message of a new conversation; NULL: none */
 };
 

@@ -21,7 +21,7 @@ struct replay_opts {
 
 struct replay_result {
     uint64_t n_references, n_hits; /* judged references and hits */
-    double seconds_saved;          /* of recomputation, by hits (replay_block_s) */
+    double seconds_saved;          /* recomputation time that hits saved (replay_block_s) */
     uint64_t n_written, n_evicted; /* blocks in the whole run */
     uint64_t n_seen;               /* references in the whole run */
 };

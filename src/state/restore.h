@@ -60,7 +60,7 @@
 
 enum { RESTORE_GROUP_CHUNKS = 8 };
 
-#define RESTORE_NO_LIMIT INT64_MAX /* as a budget */
+#define RESTORE_NO_LIMIT INT64_MAX /* budget of a work item without a limit */
 
 struct restore_pipeline;
 struct restore;
@@ -250,7 +250,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
 
 /* Progress of the reads of a running restore. A read is a group of records. */
 struct restore_reads {
-    int64_t elapsed_ns; /* since restore_start, or restore_place */
+    int64_t elapsed_ns; /* time since restore_start, or restore_place */
     /* Time since any read of the pipeline completed, while the store had a read to do; 0 if the
      * restore itself keeps the I/O thread waiting. */
     int64_t silent_ns;

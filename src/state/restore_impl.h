@@ -72,7 +72,7 @@ struct group {
     uint8_t *twin; /* the slot in device memory */
     struct event *is_up, *is_done, *is_checked;
     int end_rc;     /* code of marking is_done and is_checked */
-    int64_t t_left; /* when its work was queued */
+    int64_t t_left; /* when its last work was queued on the device */
 };
 
 struct group_list {
@@ -99,7 +99,7 @@ struct restore {
     /* Guarded by rr->lock. */
     enum restore_state state;
     int n_out; /* groups that are not free */
-    /* Of n_out, groups of the I/O thread; plus a running look-up, plus a fetch. */
+    /* Groups of n_out that the I/O thread has; plus 1 during a look-up, plus 1 during a fetch. */
     int n_in_flight;
     bool is_fetching;              /* the remote works on r->fetch */
     int64_t t_heard;               /* when the fetch ended */
@@ -132,7 +132,8 @@ struct restore {
     struct restore_job job;
     bool may_replan;
     struct layer_cost {
-        double io_h_s, io_kv_s, comp_h_s, comp_kv_s; /* as planned */
+        /* planned seconds of I/O and compute, by kind */
+        double io_h_s, io_kv_s, comp_h_s, comp_kv_s;
         bool has_both;
     } costs[STORE_MAX_LAYERS];
     double io_planned_s; /* planned time of all reads */
@@ -223,7 +224,7 @@ struct restore_pipeline {
     /* Computes checksums of records in device memory; NULL: the host does. */
     struct stream *check;
     struct buf sums[MAX_STAGES]; /* [n_slots][GROUP] uint64_t checksums on each stage */
-    struct buf sums_host;        /* the same, brought down (pinned) */
+    struct buf sums_host;        /* host copy of sums (pinned) */
     struct group_list leaving;   /* groups queued on the device, in order */
     int n_leaving;
     int64_t t_last_done;

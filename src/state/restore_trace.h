@@ -10,7 +10,7 @@
 enum { RESTORE_MAX_SPANS = 512 }; /* per lane */
 
 struct restore_span {
-    int64_t start_ns, end_ns; /* of clock_now_ns */
+    int64_t start_ns, end_ns; /* times of clock_now_ns */
     int16_t layer;
     char method; /* 'R', 'H', 'K' */
 };

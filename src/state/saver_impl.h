@@ -19,11 +19,12 @@
 #include "state/saver.h"
 
 struct save_chunk {
-    struct save_chunk *next; /* in the queue */
+    struct save_chunk *next; /* next in the queue */
     struct save_seq *seq;
     int chunk_idx;
-    int n_tokens;   /* 64, or fewer in a tail */
-    uint64_t after; /* its rows are complete when the first `after` layers have come down */
+    int n_tokens; /* 64, or fewer in a tail */
+    /* number of layers that must have come down before its rows are complete */
+    uint64_t after;
     atomic_bool lost; /* one of these layers failed to come down */
     int32_t tokens[STORE_CHUNK_TOKENS];
 };

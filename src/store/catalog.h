@@ -99,7 +99,7 @@ struct catalog_owner {
     uint64_t quota_bytes;      /* 0: the store's default */
     uint64_t guaranteed_bytes; /* part of used_bytes: extents that are not evicted */
     uint64_t n_chunks;
-    struct placement_part place; /* its evictable chunks */
+    struct placement_part place; /* the owner's evictable chunks */
 };
 
 struct catalog_pin {

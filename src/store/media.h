@@ -85,7 +85,7 @@ struct files_opts {
     uint64_t max_step_bytes; /* most bytes by which a file is preallocated at a time */
     uint64_t max_bytes;      /* bound on all files together; 0: none */
     bool read_only, no_direct;
-    int64_t stuck_ns; /* see store_opts */
+    int64_t stuck_ns; /* as store_opts.stuck_ns */
 };
 /* Opens the segment files of existing store directories, all of them. */
 int files_open(const struct files_opts *opts, struct media **out, struct err *err);

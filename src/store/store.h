@@ -641,7 +641,7 @@ struct store_dram {
 };
 
 struct store_stats {
-    const char *tier; /* where the bytes are: "dram" or "disk" */
+    const char *tier; /* "dram" or "disk": where the chunks are */
     /* n_partial: part of n_chunks that are not full */
     uint64_t n_chunks, n_extents, n_partial;
     /* Bytes of extents; their bound; bytes that the segment files occupy. */

@@ -46,7 +46,7 @@
 #define STORE_ID_RESERVE 65536
 /* Holds space for erasing on a full disk (reserve.c). */
 #define STORE_RESERVE_FILE  "reserve"
-#define STORE_RESERVE_BYTES ((uint64_t)1 << 20) /* at most */
+#define STORE_RESERVE_BYTES ((uint64_t)1 << 20) /* the reserve's largest size */
 /* While this file exists, opening wipes all free space (remains.c). */
 #define STORE_WIPE_MARKER "wipe.free"
 /* Erasures that wait for the store to be writable (owed.c). */
@@ -92,7 +92,7 @@ struct store {
     struct io *io; /* NULL: DRAM */
     char *dirs[STORE_MAX_DEVICES];
     int n_dirs;
-    struct io_file *lock_file; /* in the first directory */
+    struct io_file *lock_file; /* lock file in the first directory */
     /* If reading beside another process: memory with a copy of the index; else NULL. */
     struct io *snapshot;
     bool is_beside;
@@ -131,9 +131,10 @@ struct store {
     /* Extents out of the index, whose bytes must be wiped before their space is free. */
     struct extent *wiping;
     uint64_t wiping_bytes;
-    uint64_t pending_bytes, n_pending; /* of extents in `pending` */
+    uint64_t pending_bytes, n_pending; /* bytes and number of the extents in `pending` */
     uint64_t index_bytes;              /* pages of the index in use, as committed */
-    uint64_t used_bytes; /* all extents, reserved ones included; never above cap_bytes */
+    /* bytes of all extents, reserved ones included; never above cap_bytes */
+    uint64_t used_bytes;
     uint64_t next_id, id_limit; /* next_id <= id_limit */
     /* Nothing was committed since open. The index that a killed process left may be visible and
      * yet not durable, so the first commit is never skipped. */
@@ -144,7 +145,7 @@ struct store {
     /* Changes of pins that the next commit writes to the index. */
     struct index_pin *pin_changes;
     uint32_t n_pin_changes;
-    int64_t next_expiry_wall_s; /* no lasting pin ends earlier */
+    int64_t next_expiry_wall_s; /* earliest time at which a lasting pin may end */
 
     struct err saving_err;  /* code != 0: saving has ended; the message says why */
     struct store_owed owed; /* guarded by erase_lock, as are the next two fields */
