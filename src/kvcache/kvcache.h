@@ -153,8 +153,8 @@ void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price);
  * (placement_window.h). */
 void kv_pool_set_step(struct kv_pool *p, uint64_t turns);
 /* Notes that a waiting request begins with these tokens and is served before those of a later
- * turn; expect_no_more withdraws it. Policies that look ahead evict its blocks after all blocks
- * that no request needs. */
+ * turn; kv_pool_expect_no_more withdraws it. Policies that look ahead evict its blocks after
+ * all blocks that no request needs. */
 void kv_pool_expect(struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
                     int64_t n_tokens, uint64_t turn);
 void kv_pool_expect_no_more(struct kv_pool *p, const struct sha256 *root,

@@ -49,12 +49,13 @@ struct placement_guard {
 
 /* Notes a reference by the request `lot`. All references of a request follow one another. */
 void placement_guard_used(struct placement_guard *g, uint64_t lot);
-/* Notes a hit that only LRU had (lost), or only the tier (gained). weight: how many references
- * this one stands for. */
+/* Notes a hit that only LRU had. weight: how many references this one stands for. */
 void placement_guard_lost(struct placement_guard *g, double weight);
+/* Notes a hit that only the tier had; weight as above. */
 void placement_guard_gained(struct placement_guard *g, double weight);
-/* set_debt sets the debt from a new estimate; departed adds an eviction that LRU would not do. */
+/* Sets the debt to a new estimate. */
 void placement_guard_set_debt(struct placement_guard *g, double debt);
+/* Adds an eviction that LRU would not do to the debt. weight: how many evictions it stands for. */
 void placement_guard_departed(struct placement_guard *g, double weight);
 
 /* Returns how many more evictions may depart from LRU; 0 or less: none. */

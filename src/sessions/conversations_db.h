@@ -41,9 +41,9 @@ int db_tables_check(struct conversations *c, struct err *err);
  * SQLite's lock on it. */
 int db_file_make_private(const char *path, struct err *err);
 
-/* Space for deleting on a full disk, in the file PATH-reserve. fill fills it, as far as there is
- * space. release gives it up, and returns false if there was none. */
+/* Fills the file PATH-reserve, as far as there is space: space for deleting on a full disk. */
 void db_reserve_fill(struct conversations *c);
+/* Gives the reserve's space up. Returns false if there was none. */
 bool db_reserve_release(struct conversations *c);
 
 int db_err(struct conversations *c, const char *what, struct err *err);

@@ -27,7 +27,8 @@
  * 5. A race breaks invariant 2: recomputation passes layers that are also read. A record that
  *    the host has checked has the bits that recomputation gives, in any order. A record that the
  *    device has yet to check may be bad, so it must not reach rows that a later row attends to:
- *    the rows before race_row(), which the present piece and the pieces before it have written.
+ *    the rows before restore_race_row(), which the present piece and the pieces before it have
+ *    written.
  * 6. A failed read does not lower n_good in a race, since the chunk is recomputed. */
 #ifndef STATE_RESTORE_IMPL_H
 #define STATE_RESTORE_IMPL_H

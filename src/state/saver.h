@@ -162,7 +162,7 @@ struct save_part {
     int row, n_rows;
 };
 /* Takes the snapshot of layer l for the whole batch: its input `hidden` [n][d] T, and its K
- * (before RoPE) and V, kv_rows [n][2 * rank_kv_dim] T of each rank, as `s` computes them. If
+ * (before RoPE) and V, kv_rows [n][2 * model_rank_kv_dim] T of each rank, as `s` computes them. If
  * device memory is host memory, each row is copied once into its chunk, and both matrices are
  * free when it returns. On a device with memory of its own each matrix comes down as a whole on
  * another stream (save_down.h): s may overwrite it behind the *next* save_layer, or

@@ -159,8 +159,8 @@ static inline uint64_t extent_bytes(const struct extent *x)
     return (uint64_t)x->n_blocks * STORE_ALIGN;
 }
 
-/* Hints that a key will be looked up soon. Call prefetch_chain first, and somewhat later
- * prefetch_node. */
+/* Hints that a key will be looked up soon. Call catalog_prefetch_chain first, and somewhat later
+ * catalog_prefetch_node. */
 void catalog_prefetch_chain(const struct catalog *c, const struct sha256 *key);
 void catalog_prefetch_node(const struct catalog *c, const struct sha256 *key);
 struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key);
@@ -197,10 +197,10 @@ void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,
                    const struct store_use *use);
 /* ttl_s 0: the chunk does not expire. */
 void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s);
-/* The node was the victim and goes: the policy learns. */
+/* Tells the policy that the node, its victim, is evicted. */
 void catalog_evicted(struct catalog *c, const struct chunk_node *n);
-/* Notes that a waiting request needs the chunk of a key, stored or not; expect_no_more withdraws
- * it. Returns false if the window has no room. */
+/* Notes that a waiting request needs the chunk of a key, stored or not. Returns false if the
+ * window has no room. catalog_expect_no_more withdraws it. */
 bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn);
 void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_t turn);
 /* Sets the last use as the index recorded it. An older use changes nothing. */

@@ -34,7 +34,7 @@ struct media_ops {
                 size_t n, struct err *err);
 
     /* Returns the address of the bytes in memory (DRAM), or NULL: they must be read from
-     * media_file. */
+     * the file that `file` returns. */
     const uint8_t *(*at)(struct media *m, int device, uint32_t segment, uint64_t offset);
     struct io_file *(*file)(struct media *m, int device, uint32_t segment);
 

@@ -268,9 +268,9 @@ void store_wipe_rest(struct store *s);
 int store_mark_remains(struct store *s, struct err *err);
 /* Wipes the free space that may hold bytes of former extents, syncs, and removes the mark. */
 int store_wipe_remains(struct store *s, struct err *err);
-/* At open. soil_all: treats every free byte of the segment files as a possible remain.
- * finish_erase: wipes them if the mark exists. */
+/* At open: treats every free byte of the segment files as a possible remain. */
 void store_soil_all(struct store *s);
+/* At open: wipes the possible remains if the mark exists. */
 void store_finish_erase(struct store *s);
 /* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one on: each is
  * erased or doomed, until the first one that another chunk continues; that one and the ones
@@ -286,9 +286,9 @@ bool store_is_unwritable(struct store *s);
  * if owner is not NULL, and fills in *out. */
 void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_t *owner,
                struct store_erased *out);
-/* At open. load_owed: takes the chunks whose erasure waits off the catalog. pay_owed: erases
- * them in the files. */
+/* At open: takes the chunks whose erasure waits off the catalog. */
 int store_load_owed(struct store *s, struct err *err);
+/* At open: erases these chunks in the files. */
 int store_pay_owed(struct store *s, struct err *err);
 /* Lists the keys of an owner's chunks, parents first. The caller frees them. */
 int store_owned_keys(struct store *s, uint64_t owner, struct sha256 **keys, int *n,
@@ -327,9 +327,9 @@ int store_load_records(struct store *s, const struct extent *x, struct chunk_rec
 /* Copies the index of a store that another process has open into s->snapshot. */
 #define STORE_SNAPSHOT_PATH "/index.db"
 int store_snapshot_index(struct store *s, struct err *err);
-/* note_files remembers which files the store's names refer to. check_present returns -ENOENT if
- * that has changed. */
+/* Remembers which files the store's names refer to. */
 void store_note_files(struct store *s);
+/* Returns -ENOENT if one of these names has gone or refers to another file, else 0. */
 int store_check_present(struct store *s, struct err *err);
 /* [lock] Cuts the files behind their last used bytes. */
 void store_cut_files(struct store *s);

@@ -103,9 +103,9 @@ void tier_hold(struct tier *t, uint64_t name, bool is_held, const struct chunk_n
 /* [lock] Returns whether the caller holds the state of the node's chunk. */
 bool tier_is_held(const struct tier *t, const struct chunk_node *n);
 
-/* [lock] touch: call when the node was used. review: call when the policy's knowledge of it
- * changed in another way. n may be NULL. */
+/* [lock] Call when the node was used. n may be NULL. */
 void tier_touch(struct tier *t, const struct chunk_node *n);
+/* [lock] Call when the policy's knowledge of the node changed in another way. n may be NULL. */
 void tier_review(struct tier *t, const struct chunk_node *n);
 
 /* [lock, released meanwhile] Waits until every forgotten copy without readers is zeroed. */
