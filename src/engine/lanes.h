@@ -7,7 +7,7 @@
 #include "policy/plan.h"
 #include "state/restore.h"
 
-/* Out->span is from malloc; spans that out already has are freed. */
+/* `out->span` is from malloc; spans that out already has are freed. */
 void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
                    const struct plan *plan);
 void lanes_measure(struct hcache_lanes *out, struct restore *r);

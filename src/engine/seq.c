@@ -134,7 +134,7 @@ int seq_blocks_wanted(const struct seq *s)
     return (n + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 }
 
-/* The last known token is always computed: its logits are wanted. */
+/* Leaves out the last known token, which is always computed: its logits are wanted. */
 int seq_find_known(const struct seq *s, int *n_unused)
 {
     *n_unused = 0;

@@ -26,7 +26,8 @@ struct erasure {
 /* Returns the bytes of the entry. */
 size_t erasure_bytes(int n_keys);
 void erasure_encode(const struct erasure *e, uint8_t *out);
-/* Out->keys [ERASURE_MAX_KEYS] is the caller's. Returns 0, ERR_FORMAT or ERR_CORRUPT. */
+/* Decodes an entry. The caller provides out->keys [ERASURE_MAX_KEYS]. Returns 0, ERR_FORMAT or
+ * ERR_CORRUPT. */
 int erasure_decode(const uint8_t *in, size_t n_bytes, struct erasure *out, struct err *err);
 
 #endif

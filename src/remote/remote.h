@@ -140,8 +140,7 @@ void remote_on_erased(struct remote *r, void (*fn)(void *arg), void *arg);
  * older state must not be used before. True if r is NULL. */
 bool remote_is_current(struct remote *r);
 
-/* --- statistics
- * -------------------------------------------------------------------------------------- */
+/* --- statistics ----------------------------------------------------------------------------- */
 
 struct remote_stats {
     char url[300]; /* without the password */

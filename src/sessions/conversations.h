@@ -45,7 +45,7 @@ struct conversations_opts {
     int64_t max_turns;  /* most turns; 0 in this and the next fields: no bound */
     uint64_t max_bytes; /* most bytes of the file's content */
     int64_t ttl_s;      /* content that was not used for this time is erased */
-    /* Set if this one, in memory, replaces a file that cannot be opened: the reason; else NULL.
+    /* Why a file cannot be opened, if this database is in memory in its place; else NULL.
      * Copied. A name that is unknown here may be in that file, so it is -EAGAIN, not
      * ERR_NOT_FOUND. */
     const char *stands_in_because;

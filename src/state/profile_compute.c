@@ -231,9 +231,10 @@ static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double
     return 0;
 }
 
-/* --- loading: as restore.c does it, chunk by chunk on every core, over more than
- * the caches hold */
+/* --- loading -------------------------------------------------------------------------------- */
 
+/* The sample of loading: chunk by chunk on every core, as restores do, over more than the caches
+ * hold. */
 struct load {
     struct bench *b;
     long first, n;            /* chunks of this share-out */

@@ -31,7 +31,7 @@ enum {
 
 /* A sample of reading ends with its records. After this time no more reads are submitted. */
 #define SAMPLE_NS 100000000
-/* The samples of a tier end after a round that ends later than this; the samples of depths, too.
+/* The samples of a tier end after a round that ends later than this. So do the samples of depths.
  * A slower device is slow enough for few samples to show it. */
 #define TIER_NS 3000000000
 

@@ -372,8 +372,7 @@ void store_set_step(struct store *s, uint64_t turns);
  * stay, and a later lookup of a chunk undoes it. Written with the next commit, as uses are. */
 void store_drop(struct store *s, const struct sha256 *keys, int n);
 
-/* --- erasing
- * ------------------------------------------------------------------------------------ */
+/* --- erasing -------------------------------------------------------------------------------- */
 
 struct store_erased {
     uint64_t n_chunks, n_bytes; /* erased */
@@ -594,8 +593,7 @@ bool store_fetch_lacks_room(const struct store_fetcher *f);
  * passed. */
 void store_fetch_wait(struct store_fetcher *f, int64_t timeout_ns);
 
-/* --- contents and statistics
- * ---------------------------------------------------------------------- */
+/* --- contents and statistics ---------------------------------------------------------------- */
 
 /* Why a lookup missed a chunk. */
 enum store_miss {
