@@ -11,26 +11,29 @@ PKGS    := liburing sqlite3 jansson libmicrohttpd libpcre2-8 libutf8proc libssl 
 
 WARN     := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
             -Wmissing-prototypes -Wvla -Werror=implicit -Werror=int-conversion
-# Messages are cut to their buffers on purpose; CHECK(!"reason") is an idiom; tests hold tables of
-# long strings; each compiler is to accept the other's names.
+# Messages may be truncated to their buffers; CHECK(!"reason") is an idiom; tests have tables of
+# long strings; each compiler must accept the other's names of warnings.
 WARN     += -Wno-format-truncation -Wno-string-conversion -Wno-string-concatenation \
             -Wno-unknown-warning-option
-# -ffp-contract=off: the compiler must not fuse what the kernels leave unfused, or results would
-# depend on the compiler.  Fused steps are written as fma.
+# -ffp-contract=off: if the compiler fused operations, results would depend on it.  Fused steps are
+# written as fma.
 COMMON   := -std=c11 -D_GNU_SOURCE -I. -Isrc -Iinclude -I$(B)/gen -MMD -MP -g -pthread \
             -ffp-contract=off -fno-math-errno $(WARN)
-# The shared library is made of the same objects as the program, so they are compiled once.  Hidden symbols are called
-# and addressed directly, as in a program: the kernels' machine code is the same as without -fPIC.
+# The shared library and the program use the same objects, so that they are compiled once.  Hidden
+# symbols are called and addressed directly, as in a program: the kernels' machine code is the same
+# as without -fPIC.
 LIBRARY  := -fPIC -fvisibility=hidden
-# -fno-var-tracking: with it one file of kernels takes gcc minutes under the sanitizers.
+# -fno-var-tracking: with variable tracking, gcc needs minutes for one file of kernels under the
+# sanitizers.
 OPT_release := -O2
 OPT_debug   := -O1 -DHC_DEBUG
 OPT_asan    := -O1 -DHC_DEBUG -fsanitize=address,undefined -fno-sanitize-recover=undefined \
                -fno-omit-frame-pointer -fno-var-tracking
 OPT_tsan    := -O1 -DHC_DEBUG -fsanitize=thread -fno-omit-frame-pointer -fno-var-tracking
 OPT_cov     := -O0 -DHC_DEBUG --coverage
-# For clang: build/fuzz/fuzz looks for inputs that break a parser (tests/fuzz, make fuzz).  FUZZ_TRACE=0 does not
-# trace comparisons: an input teaches less, and there are 1.3 to 2.2 times as many in the same time.
+# For clang: build/fuzz/fuzz looks for inputs that break a parser (tests/fuzz, make fuzz).
+# FUZZ_TRACE=0 does not trace comparisons: the fuzzer learns less from an input, and runs 1.3 to 2.2
+# times as many in the same time.
 FUZZ_TRACE  ?= 1
 FUZZ_COVER  := $(if $(filter 0,$(FUZZ_TRACE)),-fsanitize-coverage=inline-8bit-counters \
                -fsanitize-coverage=pc-table,-fsanitize=fuzzer-no-link)
@@ -54,8 +57,9 @@ ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 ARCH_vnni   := $(ARCH_avx512) -mavx512vnni
 ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8
 
-# The CUDA backend is built where nvcc is (CUDA=0: not), into the release program. It holds machine code for GPUs of
-# CUDA_ARCHS; later GPUs than these compile it from PTX when they load it. Each of them takes a third of nvcc's time.
+# The CUDA backend is built into the release program if nvcc exists (CUDA=0: it is not).  It has
+# machine code for the GPUs of CUDA_ARCHS; later GPUs compile it from PTX when they load it.  Each
+# of the three architectures takes a third of nvcc's time.
 CUDA_ARCHS  ?= 80 89 90
 NVCC        := $(shell command -v nvcc 2>/dev/null)
 CUDA        ?= $(if $(and $(NVCC),$(filter release,$(VARIANT))),1,0)
@@ -68,21 +72,22 @@ NVCC_FLAGS  := -std=c++17 -O3 -Isrc -MD -MP --fmad=true -Xcompiler -fPIC,-fvisib
 CUDA_LIBS   := $(if $(filter 1,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt)
 LDLIBS      += $(CUDA_LIBS)
 
-# The same backend on an emulated GPU, for tests (tests/cuda_emu); sanitizers do not follow its coroutines.
+# The same backend on an emulated GPU, for tests (tests/cuda_emu).  Not built with sanitizers, which
+# cannot follow its coroutines.
 EMULATED    := $(if $(filter x86_64,$(shell uname -m)),$(if $(filter release debug,$(VARIANT)),1))
 EMU_SRC     := $(filter-out src/tensor/cuda/cuda_blas.c,$(CUDA_SRC))
 EMU_OBJ     := $(EMU_SRC:%.c=$(B)/emu/%.o) $(CUDA_KERNEL:%.cu=$(B)/emu/%.o) \
                $(patsubst %.cc,$(B)/emu/%.o,$(wildcard tests/cuda_emu/*.cc))
 EMU_FLAGS   := -DHCACHE_CUDA_EMULATED -Itests/cuda_emu
-# (Without the instruction every fmaf is a call.)
+# (Without the fma instruction every fmaf is a call.)
 EMU_ARCH    := $(if $(shell grep -m1 -wo fma /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
 
 SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
 SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
 SRC   := $(if $(filter fuzz,$(VARIANT)),src/tensor/dtype.c $(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/% io/%),$(SRC)),$(SRC))
-# FOLDERS limits a build of tests to some folders of src/ and their own tests: a sanitizer's quick run, and coverage.
-# Tests in them that need other folders, too, are left out.
+# FOLDERS limits a build of tests to some directories of src/ and their tests.  A quick run of a
+# sanitizer uses it, and so does coverage.  Tests that also need other directories are left out.
 FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store)
 NEED_OTHERS := tests/sessions/test_retoken.c tests/sessions/test_talk.c tests/store/test_victims.c
 SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%),$(SRC)),$(SRC))
@@ -99,7 +104,7 @@ APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
 
-# Both cores unless the caller has said how many jobs.
+# One job per processor, unless the caller has chosen the number.
 JOBS = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 2))
 
 all: $(B)/hcache $(if $(filter release,$(VARIANT)),build/hcache)
@@ -107,15 +112,15 @@ all: $(B)/hcache $(if $(filter release,$(VARIANT)),build/hcache)
 build/hcache: $(B)/hcache
 	@ln -sfn release/hcache build/hcache
 
-# --- stamps: files that change only when what they say does -------------------------------------
+# --- stamps: files that are rewritten only when their text changes ------------------------------
 
-# $(call stamp,FILE,TEXT): rewrites FILE where its text is another one.
+# $(call stamp,FILE,TEXT): rewrites FILE if its text differs from TEXT.
 define stamp
 mkdir -p $(dir $(1)); printf '%s\n' '$(2)' | cmp -s - $(1) || printf '%s\n' '$(2)' >$(1)
 endef
 
-# Other flags rebuild everything; another set of files relinks (a deleted one must leave the library).
-# A machine that lacks a compiler or a library is told what to do, once.
+# Changed flags rebuild everything.  A changed set of files relinks, so that a deleted file leaves
+# the library.  If the compiler or a library is missing, one message says what to do.
 $(B)/flags.stamp: FORCE
 	@command -v $(firstword $(CC)) >/dev/null && pkg-config --exists $(PKGS) || \
 	    { echo 'make: the compiler or a library is missing: run tools/setup.sh' >&2; exit 1; }
@@ -126,7 +131,7 @@ $(B)/gen/build_id.h: FORCE
 	@$(call stamp,$@,#define BUILD_ID "$(shell git describe --always --dirty 2>/dev/null || echo unknown)")
 $(B)/apps/main.o $(B)/apps/cmd_profile.o: $(B)/gen/build_id.h
 
-# The page is inside the program as it is.
+# The page is embedded in the program unchanged.
 $(B)/src/server/page.o: $(wildcard src/server/page/*)
 
 # --- rules --------------------------------------------------------------------------------------
@@ -168,8 +173,9 @@ $(B)/emu/%.o: %.cc $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@$(CXX) -std=c++17 -g -O2 -Isrc -MMD -MP $(EMU_FLAGS) -c -o $@ $<
 
-# What tests share is an archive: a test is linked with the files that it uses, and is 1 MB instead of 22.  No test
-# names linewise.c and strict.c, which act before and after main, so they are linked by themselves.
+# The files that tests share are an archive, so that a test is linked only with those that it uses,
+# and has 1 MB instead of 22.  linewise.c and strict.c act before and after main and no test refers
+# to them, so they are linked explicitly.
 TEST_MAIN := $(filter %/linewise.o %/strict.o,$(TESTLIB_OBJ))
 STRICT_LOCKS := $(filter %/strict_locks.o,$(TESTLIB_OBJ))
 TESTLIB := $(B)/tests/libtests.a
@@ -182,41 +188,44 @@ $(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB) $(B)/libhca
 	@echo "  LINK $@"
 	@$(CXX) $(LDFLAGS) -o $@ $< $(TEST_MAIN) $(EMU_OBJ) $(TESTLIB) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
-# A libnccl.so.2 that the emulated GPUs exchange by.
+# A libnccl.so.2 through which the emulated GPUs exchange data.
 NCCL_FAKE := $(B)/tests/cuda_emu/libnccl.so.2
 $(NCCL_FAKE): tests/cuda_emu/nccl/nccl_fake.c tests/cuda_emu/nccl/nccl_fake.h $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $<
 $(B)/tests/engine/test_nccl_emulated: | $(NCCL_FAKE)
 
-# A libcufile.so.0 that reads into their memory.
+# A libcufile.so.0 that reads into the memory of emulated GPUs.
 CUFILE_FAKE := $(B)/tests/cuda_emu/libcufile.so.0
 $(CUFILE_FAKE): tests/cuda_emu/cufile/cufile_fake.c tests/cuda_emu/cufile/cufile_fake.h $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,libcufile.so.0 -o $@ $<
 $(B)/tests/engine/test_direct_emulated: | $(CUFILE_FAKE)
 
-# The whole program on the emulated GPU: for the tests of its commands.
+# The whole program on the emulated GPU, for the tests of its commands.
 $(B)/hcache_emulated: $(APP_OBJ) $(EMU_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
-# Tests of a release build say at their end what they have not freed, and fail: the allocator of the leak sanitizer
-# needs no other object files. Where the compiler has none, they end without that. (make VARIANT=asan finds leaks, too.)
+# Tests of a release build report at their end what they have not freed, and fail: the leak
+# sanitizer's allocator needs no other object files.  Without one in the compiler, leaks are not
+# checked here.  (make VARIANT=asan finds leaks, too.)
 LEAKS := $(if $(filter release,$(VARIANT)),$(if $(filter /%,$(shell $(CC) -print-file-name=liblsan.so)),-fsanitize=leak))
-# One ends children that leak on purpose, the others count allocations themselves.
+# Not checked: the first of these ends children that leak on purpose, the others count allocations
+# themselves.
 $(addprefix $(B)/tests/,base/test_mem format/test_json_scan engine/test_no_malloc): private LEAKS :=
 
 $(B)/tests/%: $(B)/tests/%.o $(TESTLIB) $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CC) $(LDFLAGS) $(LEAKS) $(WRAP) -o $@ $< $(TEST_MAIN) $(TESTLIB) $(B)/libhcache.a $(LDLIBS) -lcmocka
 
-# The linker gives the locks of tests to tests/base/strict_locks.c.
+# The linker redirects the tests' calls of locks to tests/base/strict_locks.c.
 wrapped = $(addprefix -Wl$(COMMA)--wrap=,$(1))
 WRAP := $(call wrapped,$(addprefix pthread_,mutex_init mutex_lock mutex_unlock mutex_destroy cond_wait cond_timedwait)) \
         $(STRICT_LOCKS)
 
-# These programs run all threads in one: the linker gives their locks and clocks to tests/state/turns.c.
+# These programs run all threads in one: the linker redirects their calls of locks and clocks to
+# tests/state/turns.c.
 TURNS := $(addprefix $(B)/tests/state/test_,lives life_memory copies)
 $(TURNS): private WRAP := $(call wrapped,clock_now_ns clock_sleep_ns clock_wall_s \
          pthread_cond_broadcast pthread_cond_signal pthread_cond_timedwait pthread_cond_wait \
@@ -225,10 +234,10 @@ $(TURNS): private WRAP := $(call wrapped,clock_now_ns clock_sleep_ns clock_wall_
 
 tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)/hcache_emulated)
 
-# --- the library for other programs, and installing ------------------------------------------------
+# --- the library for other programs, and installing ---------------------------------------------
 
-# What the public functions need and no more: the server stays out.  Both libraries export hcache_* alone
-# (include/hcache.h makes these visible, $(LIBRARY) hides the rest).
+# The libraries have only what the public functions need: the server is left out.  Both export only
+# hcache_* (include/hcache.h makes these visible, $(LIBRARY) hides the rest).
 VERSION  := $(shell sed -n 's/^.define HCACHE_VERSION "\(.*\)"/\1/p' include/hcache.h)
 SONAME   := libhcache.so.$(firstword $(subst ., ,$(VERSION)))
 PUBLIC   := $(patsubst %.c,$(B)/%.o,$(filter src/service/%,$(SRC)))
@@ -257,7 +266,7 @@ install: setup
 	@$(MAKE) --no-print-directory $(JOBS) all libs
 	@$(INSTALL) install $(B)
 
-# For packagers and tests: what is built is installed as it is.
+# For packagers and tests: installs what is built, without building.
 install-built:
 	@$(INSTALL) install $(B)
 
@@ -283,7 +292,7 @@ demo-cluster: setup # three servers, Redis and HAProxy on loopback
 	@$(MAKE) --no-print-directory $(JOBS) all
 	@python3 tools/demo_cluster.py
 
-# A whole run wants the browser and the real model, too, and goes on without them.
+# A whole run also uses the browser and the real model, and continues without them.
 test: setup
 	@$(if $(TESTS),,tools/setup.sh --test || echo 'make test: goes on; tests that need what is missing are skipped')
 	@tools/run_tests.sh --build $(VARIANT)
@@ -294,7 +303,7 @@ check:
 	@tools/tidy.sh
 	@$(MAKE) --no-print-directory VARIANT=asan test
 
-# What tools/gpu_check.sh needs on a machine that has a GPU and little else.
+# Collects what tools/gpu_check.sh needs on a machine with a GPU and little software.
 gpu-bundle:
 	@$(MAKE) --no-print-directory $(JOBS) CUDA=1 build/release/hcache build/release/tests/tensor/test_cuda
 	@tools/gpu_bundle.sh build/gpu build/release/hcache build/release/tests/tensor/test_cuda
@@ -303,18 +312,20 @@ $(B)/fuzz: tests/fuzz/libfuzzer/main.c $(B)/tests/fuzz/targets.o $(B)/libhcache.
 	@echo "  LINK $@"
 	@$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
 
-# FUZZ_SECONDS for each target (FUZZ: a pattern of their names).
+# Runs each target for FUZZ_SECONDS (FUZZ: a pattern of their names).
 FUZZ_SECONDS ?= 20
 fuzz:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=fuzz CC=clang build/fuzz/fuzz
 	@tools/fuzz.sh $(FUZZ_SECONDS) '$(FUZZ)'
 
-# Harmed models and tokenizers under the sanitizers: half an hour (DAMAGE: options of tools/damage.py).
+# Loads damaged models and tokenizers under the sanitizers, for half an hour (DAMAGE: options of
+# tools/damage.py).
 damage:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=asan build/asan/hcache
 	@tools/damage.py build/asan $(DAMAGE)
 
-# Minutes instead of an hour: the parts that read bytes from outside, without the kernels.
+# A part of the asan run, in minutes instead of an hour: the code that reads bytes from outside,
+# without the kernels.
 SMOKE := base io format jinja policy store remote sessions
 SMOKE_TESTS := ^(base|io|format|jinja|remote)/|^sessions/test_(answers|conversations|items|provenance)$$|^policy/test_(plan|sched|platform|correction|placement|remote_pace)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel)$$
 SMOKE_BIN = $(shell cd tests && printf '%s\n' */test_*.c | sed 's/\.c$$//' | grep -E '$(SMOKE_TESTS)' | sed 's,^,build/smoke/tests/,')
@@ -332,7 +343,7 @@ coverage:
 cluster: all # MINUTES=1 SEED=2
 	@HCACHE_BUILD=$(B) python3 tools/cluster_campaign.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
-# A hundred times kill -9 in the middle of a turn (the test suite does it a dozen times).
+# Kills a server in the middle of a turn a hundred times (the test suite does it a dozen times).
 kill-turns: all
 	@KILL_CYCLES=100 KILL_SEED=$$(date +%s) HCACHE_BUILD=$(B) python3 tests/e2e/test_stateful.py kill
 
@@ -345,27 +356,30 @@ crash: $(B)/hcache $(CRASH_TESTS)
 crash-long: $(B)/hcache $(CRASH_TESTS)
 	@tools/crash.sh $(B) long
 
-# 100,000 random histories: the simulated cache and a store choose the same victims.
+# Checks with 100,000 random histories that the simulated cache and a store evict the same chunks.
 placement-check: $(B)/tests/store/test_victims
 	HCACHE_TEST_HISTORIES=100000 $(B)/tests/store/test_victims
 
-# How much of a chain is restored, at full size, and how long planning takes (tests/policy/test_plan_cut.c).
+# Prints how much of a chain is restored, at full size, and how long planning takes
+# (tests/policy/test_plan_cut.c).
 plan-check: $(B)/tests/policy/test_plan_cut
 	@$< check
 
-# The figures of the papers that need no GPU, on one page. ONLY=fig3,tab1: some of them.
+# Makes a page with the papers' figures that need no GPU.  ONLY=fig3,tab1 selects some of them.
 papers: all
 	@python3 bench/papers.py --program $(B)/hcache $(if $(ONLY),--only $(ONLY))
 
-# One-line mutants of FILES (files or folders), COUNT of them drawn with SEED: which do the nearest tests miss?
-# PER_FOLDER=N draws N of each folder of src/ instead. WIDE=S judges survivors by further tests for S seconds.
+# Draws COUNT one-line mutants of FILES (files or directories) with SEED and lists those that the
+# nearest tests miss.  PER_FOLDER=N draws N from each directory of src/ instead.  WIDE=S runs
+# further tests on the survivors for S seconds.
 FILES ?= $(if $(PER_FOLDER),,src/policy)
 COUNT ?= 20
 SEED  ?= 1
 mutants:
 	@tools/mutants.py --seed $(SEED) --count $(COUNT) $(PER_FOLDER:%=--per-folder %) $(WIDE:%=--wide %) $(FILES)
 
-# The files that one chat turn with a restore goes through (docs/ARCHITECTURE.md); needs valgrind.
+# Counts the files that one chat turn with a restore runs through (docs/ARCHITECTURE.md); needs
+# valgrind.
 walk: $(B)/hcache
 	@tools/walk.py --hcache $(B)/hcache
 
@@ -383,36 +397,36 @@ clean:
 
 help:
 	@echo 'make            build build/hcache'
-	@echo 'make demo       set up, build, and show the main job (half a minute after the build)'
-	@echo 'make demo-real  the same with a real model of 135M parameters, fetched once (98 MB)'
-	@echo 'make demo-cluster three servers share their memory behind a balancer; one is killed'
+	@echo 'make demo       set up, build, and show the main feature (half a minute after the build)'
+	@echo 'make demo-real  the same with a real model of 135M parameters, downloaded once (98 MB)'
+	@echo 'make demo-cluster three servers share saved state behind a balancer; one is killed'
 	@echo 'make test       set up, build, and run every test; TESTS=REGEX runs some of them'
 	@echo 'make tests      build the tests without running them'
 	@echo 'make check      tidy, and every test under the address and undefined sanitizers'
 	@echo 'make asan-smoke parsers, store and I/O under the address sanitizer: minutes'
 	@echo 'make tsan       every test under the thread sanitizer'
-	@echo 'make coverage   branch coverage of src/store and src/io: a table, under 90 % is a failure'
+	@echo 'make coverage   branch coverage of src/store and src/io: a table; less than 90 % is a failure'
 	@echo 'make cluster    servers that share a Redis are killed at random for ten minutes (docs/CLUSTER.md)'
 	@echo 'make kill-turns a server is killed in mid-turn, 100 times (docs/STATEFUL.md)'
-	@echo 'make crash      what crashes, faults, damage and interleavings do: one table, 6 minutes'
+	@echo 'make crash      tests crashes, faults, damage and interleavings: one table, 6 minutes'
 	@echo 'make crash-long the same for hours'
 	@echo 'make placement-check compares simulator and store on 100,000 random histories: 3 minutes'
-	@echo 'make plan-check plans for 300 ranges of 80 layers against full searches, and their time: 2 minutes'
-	@echo 'make papers     the papers'"'"' figures that need no GPU, on one page: hours (ONLY=fig3,tab1: some)'
-	@echo 'make mutants    COUNT one-line mutants of FILES with SEED, and which the nearest tests miss'
-	@echo 'make walk       the files that one chat turn with a restore goes through (valgrind)'
+	@echo 'make plan-check compares plans for 300 ranges of 80 layers with full searches: 2 minutes'
+	@echo 'make papers     a page with the papers'"'"' figures that need no GPU: hours (ONLY=fig3,tab1: some)'
+	@echo 'make mutants    draw COUNT one-line mutants of FILES with SEED, list those that tests miss'
+	@echo 'make walk       list the files that one chat turn with a restore runs through (valgrind)'
 	@echo 'make gpu-bundle programs and libraries for a machine with a GPU (tools/gpu_check.sh)'
-	@echo 'make fuzz       every parser against new inputs, FUZZ_SECONDS each (FUZZ=PATTERN: some)'
-	@echo 'make damage     2,000 harmed models and tokenizers under the sanitizers: half an hour'
+	@echo 'make fuzz       try new inputs on every parser, FUZZ_SECONDS each (FUZZ=PATTERN: some)'
+	@echo 'make damage     load 2,000 damaged models and tokenizers under the sanitizers: half an hour'
 	@echo 'make tidy       layering, third-party headers, format, warnings on gcc and clang'
 	@echo 'make format     clang-format over the tree'
 	@echo 'make options    every option of every command, as Markdown'
 	@echo 'make setup      install missing distribution packages (tools/setup.sh --test, --dev: more)'
 	@echo 'make install    build, and install program, libraries, man pages (PREFIX=/usr/local DESTDIR=)'
-	@echo 'make uninstall  remove what make install has put there (the same PREFIX and DESTDIR)'
+	@echo 'make uninstall  remove the installed files (with the same PREFIX and DESTDIR)'
 	@echo 'make clean      remove build/'
-	@echo 'CUDA=0          leave the CUDA backend out although nvcc is there'
-	@echo 'CUDA_ARCHS=L    GPUs that get machine code of their own (80 89 90); later ones compile PTX'
+	@echo 'CUDA=0          leave out the CUDA backend although nvcc exists'
+	@echo 'CUDA_ARCHS=L    GPU architectures to make machine code for (80 89 90); later ones compile PTX'
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 

@@ -25,11 +25,11 @@ static void warn_if_readable(const char *path)
                  (unsigned)st.st_mode & 07777);
 }
 
-/* What a client can send in a header as one word.  A key that is read as several, or up to a
- * zero byte, would leave the server open to its parts. */
+/* Returns whether a client can send the key in a header, as one word.  A key with blanks or zero
+ * bytes could be read as several, and the server would accept a part of it. */
 static bool is_key(const char *key)
 {
-    if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* a mark of the order of bytes */
+    if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* a byte order mark */
         return false;
     for (const char *p = key; *p != 0; p++)
         if ((unsigned char)*p <= ' ' || *p == 0x7f)
@@ -37,7 +37,7 @@ static bool is_key(const char *key)
     return *key != 0;
 }
 
-/* The text of one line without white space at its ends. */
+/* Returns one line's text without white space at its ends. */
 static char *trimmed(char *line)
 {
     static const char white[] = " \t\r";
@@ -48,7 +48,8 @@ static char *trimmed(char *line)
     return line;
 }
 
-/* A file that was asked for and holds no key would leave the server open: that is an error. */
+/* Reads a key file.  A file without a key is an error, because the server would be open without
+ * keys. */
 static int read_file(const char *path, struct api_keys *k, struct err *err)
 {
     size_t n;
@@ -60,7 +61,8 @@ static int read_file(const char *path, struct api_keys *k, struct err *err)
     k->files[k->n_files++] = text;
     warn_if_readable(path);
     if (strlen(text) != n)
-        return err_set(err, ERR_USAGE, "%s holds a zero byte: it is no list of keys", path);
+        return err_set(err, ERR_USAGE, "%s holds a zero byte: it is not a list of keys",
+                       path);
     for (char *line = text; line != NULL; line = next) {
         next = strchr(line, '\n');
         if (next != NULL)
@@ -69,12 +71,12 @@ static int read_file(const char *path, struct api_keys *k, struct err *err)
         char *key = trimmed(line);
         if (*key != 0 && !is_key(key))
             return err_set(err, ERR_USAGE,
-                           "%s: line %d is no key: a key is one word, and a line holds one",
+                           "%s: line %d is not a key: each line holds one key of one word",
                            path, number);
         if (*key != 0)
             add_key(k, key);
     }
-    return k->n > before ? 0 : err_set(err, ERR_USAGE, "%s: there is no key in it", path);
+    return k->n > before ? 0 : err_set(err, ERR_USAGE, "%s: contains no key", path);
 }
 
 int api_keys_add(struct api_keys *k, const struct opt_list *list, const char *option,

@@ -1,4 +1,4 @@
-/* bytes_text.h - sizes for people: "512 B", "1.5 GiB". */
+/* bytes_text.h - prints sizes for people: "512 B", "1.5 GiB". */
 #ifndef APPS_BYTES_TEXT_H
 #define APPS_BYTES_TEXT_H
 

@@ -1,8 +1,8 @@
 /* cmd_batch.c - `hcache batch`: answers a file of requests, in OpenAI's batch format.
  *
- * Wiring, options, progress and the summary; batch/job.h does the work.  The first SIGTERM or
- * SIGINT stops the job after the engine's present step, the second ends the process at once.
- * Both lose nothing that was written. */
+ * This file has wiring, options, progress and the summary; batch/job.h does the work.  The first
+ * SIGTERM or SIGINT stops the job after the engine's present step; the second ends the process at
+ * once.  Neither loses anything that was written. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -25,8 +25,8 @@
 #include "hcache.h"
 #include "requests/prompts.h"
 
-/* With streamed weights.  More would gain little: prompts are read eight times less often than by
- * themselves, and a step of decodes has few rows. */
+/* The default with streamed weights.  More would gain little: with 8, prompts read the weights an
+ * eighth as often, and a step of decodes has few rows. */
 enum { MINI_BATCHES_STREAMED = 8 };
 
 struct batch_args {
@@ -47,15 +47,13 @@ static const struct opt positionals[] = {
 
 static const struct opt options[] = {
     {"in", OPT(struct batch_args, in), .required = true, .arg = "FILE",
-     .help = "the requests, one JSON object a line, as OpenAI's batch API has them; - is "
-             "standard input"},
+     .help = "file with the requests, one JSON object per line in OpenAI's batch format; - "
+             "is standard input"},
     {"out", OPT(struct batch_args, out), .required = true, .arg = "FILE",
-     .help =
-         "where the answers go, one line each; a file of an earlier run is continued; - "
-         "is standard output"},
+     .help = "file for the answers, one line each; a file of an earlier run is continued; "
+             "- is standard output"},
     {"errors", OPT(struct batch_args, errors), .arg = "FILE",
-     .help = "where the lines of requests that failed go; the file of the answers by "
-             "default"},
+     .help = "file for the lines of failed requests; by default they go to the answers"},
     {"max-sequences", OPT(struct batch_args, engine.o.max_sequences), .arg = "N",
      .def = "8", .min = 1, .max = 256, .help = "answers that are generated at once"},
     {"lookahead", OPT(struct batch_args, lookahead), .arg = "N", .def = "4096", .min = 1,
@@ -63,7 +61,7 @@ static const struct opt options[] = {
      .help =
          "requests that are read ahead, to compute the beginnings that they share once"},
     {"served-name", OPT(struct batch_args, name), .arg = "NAME",
-     .help = "of the model, as requests name it; its folder's name by default"},
+     .help = "name of the model in requests; its folder's name by default"},
     OPT_STORE(struct batch_args,
               "where state is kept and found, one directory per device; \"memory\" for "
               "DRAM; without it shared beginnings stay in the KV cache only"),
@@ -73,8 +71,8 @@ static const struct opt options[] = {
     OPT_PREFETCH(struct batch_args),
     OPT_MAX_CONTEXT(struct batch_args),
     {"kv-tokens", OPT(struct batch_args, engine.o.kv_tokens), .arg = "N", .def = "0",
-     .help = "tokens that the KV cache holds for all sequences together; 0: a context for "
-             "each, in a quarter of this machine's memory at most"},
+     .help = "capacity of the KV cache in tokens, all sequences together; 0: a context for "
+             "each, but at most a quarter of this machine's memory"},
     {"plain-chat", OPT(struct batch_args, plain_chat),
      .help = "allow chats where the model has no chat template, as lines \"role: text\""},
     {"parse-special", OPT(struct batch_args, parse_special),
@@ -82,23 +80,21 @@ static const struct opt options[] = {
     OPT_COMPUTE(struct batch_args),
     {"method", OPT(struct batch_args, engine.o.cache_method), .choices = methods,
      .def = "auto",
-     .help =
-         "how contexts that have no room on the device are kept on the host: as keys and "
-         "values (kv), as activations (act), as Algorithm 1 of HybridServe says (paper), "
-         "or "
-         "as is fastest (auto); recompute, off: not at all"},
+     .help = "how contexts that do not fit on the device are kept on the host: as keys and "
+             "values (kv), as activations (act), by Algorithm 1 of HybridServe (paper), or "
+             "by the fastest mixture (auto); recompute, off: not at all"},
     {"host-memory", OPT(struct batch_args, engine.o.host_bytes), .arg = "BYTES", .def = "0",
-     .help = "memory for contexts on the host, which come to the device in each step; 0 is "
+     .help = "host memory for contexts, which are copied to the device in each step; 0 is "
              "none"},
     {"link", OPT(struct batch_args, engine.o.link_bytes_per_s), .arg = "BYTES_PER_S",
-     .def = "0", .help = "slow the way from the host to the device down, for experiments"},
+     .def = "0",
+     .help = "limit the speed of copies from the host to the device, for experiments"},
     OPT_BATCH_ROWS(struct batch_args),
     {"mini-batches", OPT(struct batch_args, engine.o.mini_batches), .arg = "N", .def = "0",
      .min = 0, .max = HCACHE_MAX_MINI_BATCHES,
-     .help =
-         "times --batch-rows tokens of one step: all pass a layer before any passes the "
-         "next, so that streamed weights are read once for all; 0: 8 with "
-         "--weights-memory, else 1"},
+     .help = "mini-batches of --batch-rows tokens in one step: all pass a layer before any "
+             "passes the next, so that streamed weights are read once for all; 0: 8 with "
+             "--weights-memory, else 1"},
     OPT_SAVE_BUFFER(struct batch_args),
     {"json", OPT(struct batch_args, json),
      .help = "print the summary as one JSON object on standard output"},
@@ -108,8 +104,8 @@ static const struct opt options[] = {
 static const struct opt_cmd cmd = {
     .name = "batch",
     .summary =
-        "Answers a file of requests in OpenAI's batch format.  Interrupted or killed, "
-        "the same command goes on where it was.  The exit code is 0 only if all "
+        "Answers a file of requests in OpenAI's batch format.  After an interruption or a "
+        "kill, the same command continues the job.  The exit code is 0 only if all "
         "requests were answered and none failed.",
     .positionals = positionals,
     .options = options,
@@ -124,8 +120,8 @@ const struct opt_cmd *const options_of_batch = &cmd;
 
 struct signals {
     sigset_t set;
-    pthread_mutex_t lock; /* protects: */
-    struct batch *job;    /* NULL: it does not run */
+    pthread_mutex_t lock; /* protects the fields below */
+    struct batch *job;    /* the running job; NULL: none */
     bool is_asked;
 };
 
@@ -161,7 +157,7 @@ static int catch_signals(struct signals *s)
     if (rc == 0)
         rc = thread_create(&thread, signal_main, s);
     if (rc == 0)
-        pthread_detach(thread); /* it ends with the process */
+        pthread_detach(thread); /* the thread ends with the process */
     return rc;
 }
 
@@ -172,7 +168,7 @@ struct shown {
     int64_t at_ns;
 };
 
-/* On a terminal the line is drawn again and again, elsewhere one is printed every half minute. */
+/* Redraws a line on a terminal; elsewhere, prints one every half minute. */
 static void show(void *arg, const struct batch_counts *c)
 {
     struct shown *s = arg;
@@ -272,7 +268,8 @@ static void print_json(const struct batch_counts *c, const struct hcache_stats *
 
 /* --- the job ---------------------------------------------------------------------------------- */
 
-/* The input's own time, so that a job that goes on gives the same lines: the present would not. */
+/* Returns the input's modification time, so that a continued job gives the same lines; the present
+ * time would differ. */
 static int64_t time_of(const char *path)
 {
     struct stat st;
@@ -290,7 +287,7 @@ static void set_job(struct signals *s, struct batch *job)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* 0, or the exit code. */
+/* Returns 0, or the exit code. */
 static int run_job(const struct batch_args *a, struct hcache *h, struct batch *job,
                    struct shown *shown)
 {
@@ -305,18 +302,18 @@ static int run_job(const struct batch_args *a, struct hcache *h, struct batch *j
     if (a->json)
         print_json(&counts, &stats);
     if (rc == ERR_CANCELLED)
-        fprintf(stderr, "hcache batch: stopped; the same command goes on from here\n");
+        fprintf(stderr, "hcache batch: stopped; the same command continues from here\n");
     else if (rc != 0)
         fprintf(stderr, "hcache batch: %s\n", err.msg);
     return rc != 0 || counts.n_failed > 0 ? 1 : 0;
 }
 
-/* The files first: what is wrong with them is told before minutes of loading. */
+/* Checks the files first, so that faults in them show before minutes of loading. */
 static int run(const struct batch_args *a, struct signals *signals)
 {
     enum {
         QUEUE = REQUEST_MAX_N * REQUEST_MAX_PROMPTS
-    }; /* answers that one line may want */
+    }; /* the most answers that one line may want */
     struct err err = {0};
     struct hcache_err herr = {0};
     struct hcache *h = NULL;

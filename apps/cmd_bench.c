@@ -11,23 +11,23 @@ static const struct {
     const char *help;
 } benches[] = {
     {"device", bench_device,
-     "a device's copies, products, attention: the same on CPU and GPU"},
+     "copies, products and attention of a device: the same on CPU and GPU"},
     {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
     {"plan", bench_plan,
      "planning a restore: processor time by ranges of different records"},
-    {"restore", bench_restore, "bringing a context back, by every method"},
+    {"restore", bench_restore, "restoring a context, by every method"},
     {"resume", bench_resume,
-     "coming back to a context: fused or not, alone and beside decodes"},
+     "a request after a restore: fused or not, alone and beside decodes"},
     {"ablation", bench_ablation, "the figures of the HCache paper at this machine's scale"},
     {"serve", bench_serve,
      "a server under chats, documents or a trace: TTFT, TBT, hit rates"},
     {"exact", bench_exact,
      "whether a server's answers are those of cold runs, and leak nothing"},
     {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
-    {"stream", bench_stream, "weights that are read from the disk for each pass"},
+    {"stream", bench_stream, "weights read from the disk for each pass"},
     {"tiers", bench_tiers, "placement policies on simulated caches: hit rates by load"},
     {"hybrid", bench_hybrid,
-     "keys and values, activations, or both, beside streamed weights: modelled"},
+     "keys and values, activations, or both, with streamed weights: modelled"},
     {"save", bench_save, "the time between tokens with saving off, on, and direct"},
 };
 
@@ -41,7 +41,7 @@ static int usage(FILE *out, int code)
     fputc('\n', out);
     for (int i = 0; i < N_BENCHES; i++)
         fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].help);
-    fprintf(out, "\nhcache bench NAME --help explains one.\n");
+    fprintf(out, "\nhcache bench NAME --help explains a benchmark.\n");
     return code;
 }
 

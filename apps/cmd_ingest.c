@@ -1,9 +1,9 @@
-/* cmd_ingest.c - `hcache ingest`: computes the state of documents ahead of the prompts that will
- * begin with them (HCache §3.1).
+/* cmd_ingest.c - `hcache ingest`: computes the state of documents before prompts begin with them
+ * (HCache paper, section 3.1).
  *
- * Each file is prefilled as a prompt of its own and saved; nothing is generated.  What is stored
- * already is found by content and restored instead of being computed, so that an ingestion that was
- * interrupted goes on where it was. */
+ * Each file is prefilled as a prompt of its own and saved; nothing is generated.  State that is
+ * already stored is found by content and restored instead of computed, so an interrupted ingestion
+ * continues where it stopped. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,9 +48,8 @@ static const struct opt options[] = {
      .help = "how stored state comes back: auto, hidden, kv, recompute, rN,hN,kN, or a "
              "letter per layer"},
     {"chat", OPT(struct ingest_args, chat), .choices = roles,
-     .help =
-         "each document is the first message of a chat, as the model's template writes it: "
-         "what a client then sends as that message is found"},
+     .help = "store each document as the first message of a chat, in the form of the "
+             "model's template, so that a client's chat with that message finds it"},
     {"part-tokens", OPT(struct ingest_args, part_tokens), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 24,
      .help = "with --chat: store a file of more than N tokens in parts, each a message of "
@@ -60,7 +59,7 @@ static const struct opt options[] = {
              "than that"},
     {"overlap-tokens", OPT(struct ingest_args, overlap_tokens), .arg = "N", .def = "64",
      .min = 0, .max = 1 << 20,
-     .help = "about so many tokens of a part stand in the next one, too"},
+     .help = "about this many tokens of a part are repeated in the next one"},
     {"salt", OPT(struct ingest_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
     OPT_COMPUTE(struct ingest_args),
@@ -71,9 +70,9 @@ static const struct opt options[] = {
 
 static const struct opt_cmd cmd = {
     .name = "ingest",
-    .summary = "Computes and saves the state of documents, so that prompts which begin "
-               "with one of "
-               "them restore it.  Interrupted, it goes on where it was.",
+    .summary =
+        "Computes and saves the state of documents, so that prompts that begin with one of "
+        "them restore it.  After an interruption, the same command continues.",
     .positionals = positionals,
     .options = options,
     .examples =
@@ -94,7 +93,7 @@ static void on_prompt(void *progress, int n_done)
     progress_at(progress, (uint64_t)n_done);
 }
 
-/* Computes and saves what is not stored, showing how far it is. */
+/* Computes and saves state that is not yet stored, and shows the progress. */
 static int compute(struct hcache *h, const struct ingest_args *a, const char *path,
                    const int32_t *ids, int n, struct hcache_result *out,
                    struct hcache_err *err)
@@ -116,18 +115,18 @@ static int compute(struct hcache *h, const struct ingest_args *a, const char *pa
     return rc;
 }
 
-/* Why a document is not all there now. */
+/* Returns why a document is not completely stored. */
 static const char *why_unsaved(const struct hcache_result *r)
 {
     return r->save_stopped != NULL ? r->save_stopped
-                                   : "computing it again is faster than reading it, so "
-                                     "--save auto stores no more of it";
+                                   : "computing the rest is faster than reading it, so "
+                                     "--save auto does not store it";
 }
 
-/* What is stored at once: a whole file, or a part of it. */
+/* One unit of storing: a whole file, or a part of it. */
 struct piece {
     const char *path, *text;
-    size_t from, to; /* bytes of the file */
+    size_t from, to; /* range of bytes in the file */
     bool is_part;
 };
 
@@ -163,7 +162,7 @@ static void add_file(struct json *list, const struct piece *p, int n,
     json_push(list, o);
 }
 
-/* The tokens of a document: as it is, or as the first message of a chat. */
+/* Tokenizes a document: as it is, or as the first message of a chat. */
 static int encode(const struct hcache *h, const struct ingest_args *a, const char *text,
                   size_t n_text, int32_t **ids, int *n, struct hcache_err *err)
 {
@@ -210,7 +209,7 @@ static int ingest_piece(struct hcache *h, const struct ingest_args *a,
             print_file(p, n, &r);
         if (r.save_stopped != NULL) {
             rc = err->code = HCACHE_E_LIMIT;
-            snprintf(err->msg, sizeof err->msg, "%.100s: not all of it is stored: %s",
+            snprintf(err->msg, sizeof err->msg, "%.100s: not completely stored: %s",
                      p->path, r.save_stopped);
         }
     }
@@ -228,7 +227,7 @@ static int count(const struct hcache *h, const struct ingest_args *a, const char
     return rc;
 }
 
-/* Tokens that a message may have; beyond, it becomes parts.  0: no bound. */
+/* Returns the most tokens of one message; longer documents are split.  0: no limit. */
 static int most_tokens(const struct hcache *h, const struct ingest_args *a)
 {
     struct hcache_model_info info;
@@ -236,8 +235,8 @@ static int most_tokens(const struct hcache *h, const struct ingest_args *a)
     return a->chat == NULL ? 0 : a->part_tokens > 0 ? a->part_tokens : info.max_context / 2;
 }
 
-/* The end of the longest part that begins at p->from and has at most `most` tokens.
- * bytes: of such a part, about. */
+/* Finds the end of the longest part that begins at p->from and has at most `most` tokens.  bytes:
+ * an estimate of such a part's size. */
 static int find_end(const struct hcache *h, const struct ingest_args *a, struct piece *p,
                     size_t n_text, int most, size_t bytes, struct hcache_err *err)
 {
@@ -318,7 +317,7 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
         struct hcache_err why = {0};
         if (ingest_file(h, a, a->files.items[i], list, &sum, &why) == 0)
             continue;
-        fprintf(stderr, "hcache ingest: %s\n", why.msg); /* the others go on */
+        fprintf(stderr, "hcache ingest: %s\n", why.msg); /* continue with the other files */
         n_failed++;
     }
     json_put(out, "files", list);
@@ -351,11 +350,11 @@ int cmd_ingest(int argc, char **argv)
         return code;
     struct err why = {0};
     if (a.chat == NULL && a.part_tokens > 0)
-        err_set(
-            &why, ERR_USAGE,
-            "--part-tokens needs --chat: a text that is no message is stored as a whole");
+        err_set(&why, ERR_USAGE,
+                "--part-tokens needs --chat: a text that is not a message is stored as a "
+                "whole");
     else if (engine_args_finish(&a.engine, &why) == 0 && a.engine.o.store_in_memory)
-        err_set(&why, ERR_USAGE, "--store memory would be gone at the end: give a folder");
+        err_set(&why, ERR_USAGE, "--store memory would be lost at the end: give a folder");
     if (why.code != 0) {
         code = opt_usage(&cmd, "%s", why.msg);
         opt_end(parsed);

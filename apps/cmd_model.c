@@ -1,4 +1,4 @@
-/* cmd_model.c - hcache model: what a model is, and models of random weights. */
+/* cmd_model.c - hcache model: describes a model, and makes models of random weights. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,9 +47,8 @@ static const struct opt info_options[] = {
 };
 static const struct opt_cmd info_cmd = {
     .name = "model info",
-    .summary =
-        "Says what a model is: its sizes, its tensors, and what a token of its state "
-        "takes. Checks the files' structure; does not load the weights.",
+    .summary = "Describes a model: its sizes, its tensors, and the size of its state per "
+               "token. Checks the files' structure; does not load the weights.",
     .positionals = info_positionals,
     .options = info_options,
     .values_bytes = sizeof(struct info_args),
@@ -62,7 +61,7 @@ struct info {
     struct model_config c;
     struct weights_info w;
     enum dtype state;
-    int64_t hidden_bytes, kv_bytes; /* per token and layer */
+    int64_t hidden_bytes, kv_bytes; /* bytes per token and layer */
 };
 
 static enum dtype dtype_of(enum weight_type t)
@@ -80,7 +79,8 @@ static bool has_template(const char *source)
     return yes;
 }
 
-/* Where config.json does not say: the matrices' type, or bf16 where they are quantised. */
+/* Returns the state dtype if config.json does not say: the matrices' type, or bf16 if they are
+ * quantised. */
 static enum dtype info_state(const struct info *i)
 {
     return i->w.quantised ? DTYPE_BF16 : i->w.dtype;
@@ -151,7 +151,7 @@ static void print_info(const struct info *i, bool tensors)
     printf("context     %d", c->max_ctx);
     if (c->sliding_window > 0)
         printf(", window %d from layer %d on", c->sliding_window, c->window_layer);
-    printf("\nstate       %s, bytes of a token:\n", dtype_name(i->state));
+    printf("\nstate       %s, bytes per token:\n", dtype_name(i->state));
     printf("  H         %" PRId64 " a layer, %" PRId64 " in all\n", i->hidden_bytes,
            i->hidden_bytes * c->n_layers);
     printf("  KV        %" PRId64 " a layer, %" PRId64 " in all\n", i->kv_bytes,
@@ -178,7 +178,7 @@ static struct json *tensors_json(const struct info *i)
     return all;
 }
 
-/* As `run --json` says it. */
+/* Makes the same object as `run --json`. */
 static struct json *model_json(const struct info *i)
 {
     struct json *o = json_new_object(), *types = json_new_object();
@@ -260,18 +260,17 @@ static const struct opt synth_options[] = {
     {"shape", OPT(struct synth_args, shape), .arg = "NAME", .required = true,
      .help = "sizes by name, such as bench-220m or llama-2-7b"},
     {"layers", OPT(struct synth_args, layers), .arg = "N", .min = 0, .max = 1000,
-     .help = "so many layers; 0: the shape's own"},
+     .help = "number of layers; 0: the shape's own"},
     {"dtype", OPT(struct synth_args, dtype), .choices = dtype_choices,
      .help = "element type of the tensors; default: the shape's own"},
     {"out", OPT(struct synth_args, out), .arg = "DIR", .required = true,
-     .help = "the folder to write; it must not hold a model yet"},
+     .help = "folder to write; it must not already hold a model"},
     {0},
 };
 static const struct opt_cmd synth_cmd = {
     .name = "model synth",
-    .summary =
-        "Writes a model of random weights, the same ones as synth:SHAPE, so that real "
-        "sizes can be run without a download.",
+    .summary = "Writes a model with the random weights of synth:SHAPE, so that real sizes "
+               "can be run without a download.",
     .options = synth_options,
     .examples = "  hcache model synth --shape bench-220m --out /tmp/bench-220m\n",
     .values_bytes = sizeof(struct synth_args),
@@ -338,12 +337,12 @@ static void print_usage(FILE *out)
                  "       hcache model synth --shape NAME --out DIR [OPTION]...\n"
                  "       hcache model pack MODEL_DIR --out FILE [OPTION]...\n"
                  "       hcache model --families\n\n"
-                 "  info    what a model is, and what a token of its state takes\n"
+                 "\n  info    describes a model and the size of its state per token\n"
                  "  synth   writes a model of random weights\n"
                  "  pack    writes a model as one file that starts fast\n\nshapes:");
     for (int i = 0; config_shape_name(i) != NULL; i++)
         fprintf(out, " %s", config_shape_name(i));
-    fprintf(out, "\n\nhcache model info --help, synth --help and pack --help say more.\n");
+    fprintf(out, "\n\nFor more: hcache model info --help, synth --help, pack --help.\n");
 }
 
 int cmd_model(int argc, char **argv)

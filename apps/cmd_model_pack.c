@@ -1,5 +1,5 @@
-/* cmd_model_pack.c - hcache model pack: a model in the layout of the device that computes with
- * it. */
+/* cmd_model_pack.c - hcache model pack: writes a model in the layout of the device that will
+ * compute with it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,11 +31,11 @@ static const struct opt pack_options[] = {
      .help = "the file to write; it must not exist yet"},
     {"weights", OPT(struct pack_args, weights), .choices = engine_weights,
      .def = "checkpoint",
-     .help = "how matrices are held, as run --weights says: the file has them so"},
+     .help = "format of the matrices in the file, with the values of run --weights"},
     {"device", OPT(struct pack_args, device), .choices = engine_devices, .def = "cpu",
-     .help = "the device that the file is for: each has a layout of its own"},
+     .help = "device for which the file is written: each has a layout of its own"},
     {"tensor-parallel", OPT(struct pack_args, ranks), .arg = "N", .def = "1", .min = 1,
-     .max = HCACHE_MAX_DEVICES, .help = "the number of ranks that the file is for"},
+     .max = HCACHE_MAX_DEVICES, .help = "number of ranks for which the file is written"},
     {"isa", OPT(struct pack_args, isa), .arg = "NAME",
      .help = "kernels of the CPU, for tests; the file is the same with all of them"},
     {"cuda-ranks", OPT(struct pack_args, cuda_ranks), .choices = engine_ranks, .def = "own",

@@ -1,7 +1,7 @@
-/* cmd_plan.c - hcache plan: how a context would be restored on a platform, and why.
+/* cmd_plan.c - hcache plan: shows how a context would be restored on a platform, and why.
  *
- * Prints a row per method, then the chosen one with its letters, its reason and its two lanes.
- * Computes only; nothing is read but the model's config.json and a platform file. */
+ * It prints a row per method, then the chosen plan with its letters, its reason and its two lanes.
+ * It only computes: the model's config.json and a platform file are all that it reads. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@
 struct plan_args {
     const char *model_dir, *shape, *platform, *method, *svg;
     int64_t history, n_new;
-    struct engine_args engine; /* throttle and ranks */
+    struct engine_args engine; /* only --throttle and the parallel options are used */
     uint64_t budget;
     int dtype, tier, width, concurrent;
     bool fused, json;
@@ -49,13 +49,13 @@ static const struct opt plan_options[] = {
     {"shape", OPT(struct plan_args, shape), .arg = "NAME",
      .help = "a named shape instead of a folder: llama-2-7b, opt-30b, bench-220m, ..."},
     {"platform", OPT(struct plan_args, platform), .arg = "FILE|NAME", .def = "a100-4ssd",
-     .help = "what `hcache profile` wrote, or, for a model or shape that is given, a "
-             "machine of the HCache paper: a100, a30, 4090, "
+     .help = "a file of `hcache profile`, or, with a model or a shape, a machine of the "
+             "HCache paper: a100, a30, 4090, "
              "l20, h800 or a100x4, with -dram or -1ssd to -4ssd"},
     {"history", OPT(struct plan_args, history), .arg = "N", .def = "4096", .min = 1,
      .max = 100000000, .help = "tokens to restore"},
     {"new", OPT(struct plan_args, n_new), .arg = "N", .def = "0", .min = 0,
-     .max = 100000000, .help = "new tokens to prefill behind them"},
+     .max = 100000000, .help = "new tokens to prefill after them"},
     {"method", OPT(struct plan_args, method), .arg = "METHOD", .def = "auto",
      .help = "what to draw: auto, hidden, kv, recompute, kv+recompute, paper, tokenwise, "
              "tokenwise-rounded, rN,hN,kN, or a letter per layer (RRHHKK)"},
@@ -65,15 +65,15 @@ static const struct opt plan_options[] = {
      .help = "state dtype (built-in platforms)"},
     OPT_PARALLEL(struct plan_args),
     {"tier", OPT(struct plan_args, tier), .arg = "I", .def = "0", .min = 0, .max = 7,
-     .help = "which of the platform's tiers the records lie in"},
+     .help = "the platform's tier that holds the records"},
     {"throttle", OPT(struct plan_args, engine.o.throttle_bytes_per_s), .arg = "BYTES_PER_S",
-     .def = "0", .help = "reads no faster than this; 0 is no limit"},
+     .def = "0", .help = "limit on the speed of reads; 0 is none"},
     {"concurrent", OPT(struct plan_args, concurrent), .arg = "N", .def = "1", .min = 1,
-     .max = 1000, .help = "restores at once on this device, which share its lanes"},
+     .max = 1000, .help = "concurrent restores on this device, which share its lanes"},
     {"budget", OPT(struct plan_args, budget), .arg = "BYTES", .def = "0",
      .help = "auto: store at most this many bytes per token; 0 is no bound"},
     {"width", OPT(struct plan_args, width), .arg = "COLUMNS", .def = "0", .min = 0,
-     .max = 400, .help = "of the timeline; 0 is the terminal's"},
+     .max = 400, .help = "columns of the timeline; 0 is the terminal's"},
     {"svg", OPT(struct plan_args, svg), .arg = "FILE", .help = "write the timeline as SVG"},
     {"json", OPT(struct plan_args, json), .help = "print one JSON object"},
     {0},
@@ -136,7 +136,7 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     return platform_builtin(a->platform, &s, p, e);
 }
 
-/* A measured platform names its model by a fingerprint, which says nothing to a reader. */
+/* Uses the model's name for a measured platform, whose file has only a fingerprint. */
 static void name_model(const struct plan_args *a, struct platform *p)
 {
     char fingerprint[sizeof p->model];
@@ -149,7 +149,7 @@ static void name_model(const struct plan_args *a, struct platform *p)
     snprintf(p->model, sizeof p->model, "model %.16s", fingerprint);
 }
 
-/* A measured platform was measured with its model; another model's sizes would make nonsense. */
+/* A measured platform holds for the model with which it was measured; other sizes are refused. */
 static int check_sizes(const struct plan_args *a, const struct platform *p, struct err *e)
 {
     struct model_config c;
@@ -168,19 +168,18 @@ static int check_sizes(const struct plan_args *a, const struct platform *p, stru
         a->platform, p->n_layers, p->kv_bytes / p->h_bytes, c.n_layers, kv / h);
 }
 
-/* Devices of a measured platform are those that were measured. */
+/* The devices of a measured platform are fixed; other numbers of them are refused. */
 static int check_devices(const struct plan_args *a, const struct platform *p, struct err *e)
 {
     bool told = a->engine.o.tensor_parallel > 1 || a->engine.o.pipeline_parallel > 1;
     if (!told || (a->engine.o.tensor_parallel == p->n_ranks &&
                   a->engine.o.pipeline_parallel == p->n_stages))
         return 0;
-    return err_set(
-        e, ERR_MISMATCH,
-        "%s was measured with %d stage%s of %d rank%s; those of --tensor-parallel and "
-        "--pipeline-parallel are measured by hcache profile, which takes both",
-        a->platform, p->n_stages, plural((uint64_t)p->n_stages), p->n_ranks,
-        plural((uint64_t)p->n_ranks));
+    return err_set(e, ERR_MISMATCH,
+                   "%s was measured with %d stage%s of %d rank%s; run hcache profile with "
+                   "the same --tensor-parallel and --pipeline-parallel",
+                   a->platform, p->n_stages, plural((uint64_t)p->n_stages), p->n_ranks,
+                   plural((uint64_t)p->n_ranks));
 }
 
 static int load_platform(const struct plan_args *a, struct platform *p, struct err *e)
@@ -210,8 +209,8 @@ static bool is_folder(const struct plan_args *a)
     return a->model_dir != NULL && strncmp(a->model_dir, "synth:", 6) != 0;
 }
 
-/* The plan of a history that the model was not made for is a plan, but of nothing that run
- * would restore.  (Shapes may be tried at any length.) */
+/* Warns of a history beyond the model's context, which run would never restore.  (Shapes may be
+ * tried at any length.) */
 static void warn_of_length(const struct plan_args *a)
 {
     struct model_config c;
@@ -221,8 +220,8 @@ static void warn_of_length(const struct plan_args *a)
                  a->model_dir, c.max_ctx, (long long)(a->history + a->n_new));
 }
 
-/* Without a model and a platform the plan is for this machine and the model that `hcache
- * profile` has measured last. Returns that file, from malloc; NULL: there is none. */
+/* Returns the file that the last `hcache profile` on this machine wrote, from malloc; NULL: none.
+ * It is used if neither a model nor a platform is given. */
 static char *own_platform(const struct plan_args *a, bool has_platform)
 {
     char *path = a->shape == NULL && a->model_dir == NULL && !has_platform
@@ -230,8 +229,7 @@ static char *own_platform(const struct plan_args *a, bool has_platform)
                      : NULL;
     if (path != NULL && access(path, R_OK) == 0) {
         fprintf(stderr,
-                "hcache plan: for this machine, as `hcache profile` has measured it last "
-                "(%s)\n",
+                "hcache plan: for this machine, from the last `hcache profile` (%s)\n",
                 path);
         return path;
     }
@@ -271,7 +269,7 @@ static const char *const compared[] = {"recompute",         "kv",    "hidden",
                                        "kv+recompute",      "paper", "tokenwise",
                                        "tokenwise-rounded", "auto"};
 
-/* One row each, and the one that was asked for behind them. */
+/* One row for each method, and one for the plan that was asked for. */
 enum {
     N_COMPARED = sizeof compared / sizeof *compared,
     AUTO = N_COMPARED - 1,
@@ -329,7 +327,7 @@ static int terminal_width(const struct plan_args *a)
     return 80;
 }
 
-/* "26 GB/s", "2.5 MB/s". */
+/* Prints a rate: "26 GB/s", "2.5 MB/s". */
 static void rate_text(double bytes_per_s, char *out, size_t n)
 {
     bool is_fast = bytes_per_s >= 1e9;
@@ -366,7 +364,8 @@ static void print_head(const struct plan_args *a, const struct platform *p)
             1e3 * platform_up_s(p, a->tier, a->history, RECORD_KV));
 }
 
-/* What should be read before the new tokens begin, so that they never wait for keys and values. */
+/* Prints how much should be read before the new tokens begin, so that they never wait for keys and
+ * values. */
 static void print_read_buffer(const struct plan_args *a, const struct platform *p)
 {
     double rate = platform_io_bytes_per_s(p, a->tier);
@@ -376,12 +375,11 @@ static void print_read_buffer(const struct plan_args *a, const struct platform *
     int n = read_buffer_layers(bytes, rate, load_s, p->n_layers);
     if (a->n_new == 0 || bytes == 0)
         return;
-    printf(
-        "read buffer for keys and values: %.3g MB, %d of %d layers; with it the new tokens "
-        "pass in %.1f ms instead of %.1f\n\n",
-        bytes * 1e-6, n, p->n_layers,
-        1e3 * read_buffer_makespan_s(load_s, prefill_s, p->n_layers, n),
-        1e3 * read_buffer_makespan_s(load_s, prefill_s, p->n_layers, 0));
+    printf("read buffer for keys and values: %.3g MB, %d of %d layers; with it the new "
+           "tokens take %.1f ms instead of %.1f\n\n",
+           bytes * 1e-6, n, p->n_layers,
+           1e3 * read_buffer_makespan_s(load_s, prefill_s, p->n_layers, n),
+           1e3 * read_buffer_makespan_s(load_s, prefill_s, p->n_layers, 0));
 }
 
 static void print_human(const struct plan_args *a, const struct platform *p,

@@ -1,13 +1,13 @@
-/* cmd_ppl.c - `hcache ppl`: the perplexity of a text under a model.
+/* cmd_ppl.c - `hcache ppl`: computes the perplexity of a text under a model.
  *
- * The text is cut into windows of --context tokens; every window is computed on its own and its
- * second half is scored, so that each scored token has at least half a window of context. (The
- * usual way for models of a fixed context; figures are comparable at equal windows only.)
+ * The text is cut into windows of --context tokens.  Every window is computed alone, and its second
+ * half is scored, so that each scored token has at least half a window of context. (This is the
+ * usual way for models with a fixed context; figures are comparable only at equal windows.)
  *
  * With --overflow the text is one context that outgrows its window (ppl_overflow.h).
  *
- * The logits of the scored positions can be kept, and others compared with them by their
- * divergence: what 8-bit weights change is seen by that long before perplexity tells. */
+ * The logits of the scored positions can be kept, and later ones compared with them by their
+ * divergence, which shows the effect of 8-bit weights long before perplexity does. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ static const struct opt positionals[] = {
 
 static const struct opt options[] = {
     {"context", OPT(struct ppl_args, context), .arg = "N", .def = "512", .min = 2,
-     .max = 1 << 20, .help = "tokens of a window; at most the model's context"},
+     .max = 1 << 20, .help = "window size in tokens; at most the model's context"},
     {"max-windows", OPT(struct ppl_args, max_windows), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 30, .help = "stop after N windows; 0 is the whole text"},
     {"logits-out", OPT(struct ppl_args, logits_out), .arg = "FILE",
@@ -74,9 +74,8 @@ static const struct opt options[] = {
 
 static const struct opt_cmd cmd = {
     .name = "ppl",
-    .summary = "Computes the perplexity of a text: windows of --context tokens, of which "
-               "the second "
-               "half is scored.",
+    .summary = "Computes the perplexity of a text, in windows of --context tokens, each "
+               "scored on its second half.",
     .positionals = positionals,
     .options = options,
     .examples = "  hcache ppl models/demo text.txt --context 512\n"
@@ -87,7 +86,8 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_ppl = &cmd;
 
-enum { HEAD_ROWS = 32 }; /* rows of logits at a time: a vocabulary is wide */
+/* rows of logits computed at a time, because a vocabulary is wide */
+enum { HEAD_ROWS = 32 };
 
 struct scorer {
     struct stack k;
@@ -99,7 +99,7 @@ struct scorer {
     int32_t *pos;
     double nll, nll_sq;
     int64_t n_scored;
-    uint64_t digest; /* of the scored logits */
+    uint64_t digest; /* over the scored logits */
     struct progress progress;
     struct ppl_reference kept, against; /* file NULL: not asked for */
     struct err *err;
@@ -142,7 +142,7 @@ static void scorer_deinit(struct scorer *c)
     stack_close(&c->k);
 }
 
-/* -log p(id), with the sum in double. */
+/* Returns -log p(id), with the sum in double. */
 static double nll_of(const float *logits, int n, int32_t id)
 {
     double max = logits[0], sum = 0;
@@ -153,7 +153,7 @@ static double nll_of(const float *logits, int n, int32_t id)
     return log(sum) + max - logits[id];
 }
 
-/* One position: its logits, and the token that came next. */
+/* Scores one position, from its logits and the token that came next. */
 static int score_row(struct scorer *c, const float *logits, int32_t next)
 {
     double nll = nll_of(logits, c->k.model->cfg.vocab_size, next);
@@ -188,7 +188,7 @@ static int score_rows(struct scorer *c, struct mat x, const int32_t *next, int n
     return rc;
 }
 
-/* One window: all of it is computed, what lies behind its middle is scored. */
+/* Computes one whole window and scores the part after its middle. */
 static int score_window(struct scorer *c, const int32_t *ids, int n)
 {
     int max_rows = model_work_rows(c->work), rc = 0;
@@ -206,8 +206,9 @@ static int score_window(struct scorer *c, const int32_t *ids, int n)
                            &r, NULL, &x);
         if (rc != 0)
             return err_set(c->err, rc, "forward pass: %s", err_name(rc));
-        int first = n / 2 > row ? n / 2 - row : 0;   /* within this piece */
-        int last = row + rows < n ? rows : rows - 1; /* the last id predicts nothing here */
+        int first = n / 2 > row ? n / 2 - row : 0; /* counted within this piece */
+        /* the last id of the window predicts nothing */
+        int last = row + rows < n ? rows : rows - 1;
         if (first < last)
             rc = score_rows(c, mat_rows(x, first, last - first), ids + row + first + 1,
                             last - first);
@@ -285,7 +286,7 @@ static enum ppl_overflow_how overflow_of(const char *name)
     return (enum ppl_overflow_how)i;
 }
 
-/* Checks what can be checked before the text is computed. */
+/* Checks everything that can be checked before the text is computed. */
 static int overflow_begin(const struct scorer *c, const struct ppl_args *a, size_t n,
                           struct truncation *t, struct err *err)
 {
@@ -294,7 +295,7 @@ static int overflow_begin(const struct scorer *c, const struct ppl_args *a, size
     if (rc == 0)
         rc = truncation_make(&ask, true, t, err);
     if (rc == 0 && (a->logits_out != NULL || a->kl_against != NULL))
-        rc = err_set(err, ERR_USAGE, "--overflow keeps and compares no logits");
+        rc = err_set(err, ERR_USAGE, "--overflow can neither keep nor compare logits");
     if (rc == 0 && n < (size_t)t->context + 2)
         rc = err_set(err, ERR_USAGE,
                      "%s has %zu tokens; with a context of %d at least %d are needed",
@@ -387,9 +388,9 @@ static void report(const struct scorer *c, const struct ppl_args *a)
                exp(mean), exp(mean) * error, (long long)c->n_scored, a->context,
                dtype_name(c->k.model->w.dtype), dtype_name(c->k.model->dtype));
         if (a->kl_against != NULL)
-            printf(
-                "KL divergence %.3g +- %.2g nats a token, the same best token at %.2f %%\n",
-                kl.mean, kl.error, kl.same_top * 100);
+            printf("KL divergence %.3g +- %.2g nats per token, the same best token at %.2f "
+                   "%%\n",
+                   kl.mean, kl.error, kl.same_top * 100);
         return;
     }
     struct json *o = json_new_object();

@@ -1,7 +1,7 @@
 /* cmd_profile.c - hcache profile: measures this machine with this model, for the planner.
  *
- * Writes the platform file that run, serve and ingest read from beside the store; prints what it
- * measured, each curve with its R². */
+ * It writes the platform file that run, serve and ingest read beside the store, and prints its
+ * measurements, each curve with its R². */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 #include "service/stack.h"
 #include "state/profile.h"
 
-enum { CONTEXT = 8192 + 512 }; /* as far as the samples of attention go */
+enum { CONTEXT = 8192 + 512 }; /* the length to which the samples of attention reach */
 
 struct profile_args {
     struct engine_args engine;
@@ -33,12 +33,11 @@ static const struct opt positionals[] = {
 
 static const struct opt options[] = {
     {"store", OPT(struct profile_args, engine.store), .arg = "DIR[,DIR...]",
-     .help =
-         "the store whose devices are measured; the profile is written beside it, a file "
-         "for each kind of weights, where run and serve find it. Without it, or "
-         "\"memory\": only DRAM is measured"},
+     .help = "the store whose devices are measured. The profile is written beside it, one "
+             "file per kind of weights, where run and serve find it. Without it, or with "
+             "\"memory\", only DRAM is measured"},
     {"out", OPT(struct profile_args, out), .arg = "FILE",
-     .help = "write the profile here too, for hcache plan --platform FILE"},
+     .help = "also write the profile to FILE, for hcache plan --platform FILE"},
     OPT_COMPUTE(struct profile_args),
     OPT_BATCH_ROWS(struct profile_args),
     {0},
@@ -63,12 +62,12 @@ const struct opt_cmd *const options_of_profile = &cmd;
 
 /* --- measuring -------------------------------------------------------------------------------- */
 
-/* What is measured with. */
+/* The objects that are measured. */
 struct measuring {
     struct stack *k;
     struct model_work *w;
     struct stream *s;
-    struct progress progress; /* in steps: compute, each tier, both at once */
+    struct progress progress; /* counts steps: compute, each tier, both at once */
     uint64_t n_done;
 };
 
@@ -77,8 +76,9 @@ static void step_done(struct measuring *m)
     progress_at(&m->progress, ++m->n_done);
 }
 
-/* All of `dirs` together, as restores use them; or DRAM (no dirs).  The first tier's device is
- * measured beside compute, too: what a slow one has taken seconds to write is there. */
+/* Measures all of `dirs` together, as restores use them, or DRAM (no dirs).  The first tier's
+ * device is also measured beside compute, with the file that is already written, because a slow
+ * device takes seconds to write one. */
 static int measure_tier(struct measuring *m, struct platform *p, const char *name,
                         const char *const *dirs, int n_dirs, struct err *err)
 {
@@ -101,7 +101,7 @@ static int measure_tier(struct measuring *m, struct platform *p, const char *nam
     return rc;
 }
 
-/* Tier 0 is what the store of these directories is; then DRAM; then each device alone. */
+/* Tier 0 is the store in these directories; then comes DRAM; then each device alone. */
 static int measure_tiers(struct measuring *m, struct platform *p,
                          const struct profile_args *a, struct err *err)
 {
@@ -144,7 +144,7 @@ static int measure(struct stack *k, struct platform *p, const struct profile_arg
 
 /* --- printing --------------------------------------------------------------------------------- */
 
-/* R2 is 0 or less where the measured times were so disturbed that the curve says nothing. */
+/* R2 is 0 or less if the measured times were too disturbed for the curve to mean anything. */
 static void print_curve(const char *name, const struct cost_curve *c, double r2)
 {
     printf("  %-28s %9.3f ms a call + %9.3f per 1000 tokens + %8.4f per (1000 tokens)^2   "
@@ -199,7 +199,7 @@ static void print_platform(const struct platform *p, const struct profile_args *
     printf("%s on %s\nmodel %.16s, commit %s, %s\n\n", a->engine.o.model, p->machine,
            p->model, p->commit, p->date);
     print_compute(p);
-    printf("reading (C_KV has the time of checking and placing what was read)\n");
+    printf("reading (C_KV includes checking and placing the bytes)\n");
     for (int i = 0; i < p->n_tiers; i++)
         print_tier(p, i);
     if (a->engine.o.n_store > 0)
@@ -211,7 +211,8 @@ static void print_platform(const struct platform *p, const struct profile_args *
            platform_balance_bytes_per_s(p, 1024) * 1e-9);
 }
 
-/* Of what a device with memory of its own can do at most. */
+/* Prints the measured speeds as shares of the device's own limits, for a device with memory of its
+ * own. */
 static int print_shares(struct stack *k, const struct platform *p, struct err *err)
 {
     struct device_ceilings most = {0};
@@ -239,7 +240,7 @@ static int print_shares(struct stack *k, const struct platform *p, struct err *e
 
 /* --- the command ------------------------------------------------------------------------------ */
 
-/* Says why the profile that is there is of no use, where it is not: it is replaced either way. */
+/* Says why an existing profile is unusable, if it is; it is replaced either way. */
 static void judge_old(const char *path, const struct platform *expected)
 {
     struct platform old;
@@ -249,8 +250,8 @@ static void judge_old(const char *path, const struct platform *expected)
         fprintf(stderr, "hcache profile: %s; measuring again\n", why.msg);
 }
 
-/* For `hcache plan` without options, which plans for this machine. Nothing depends on it, so a
- * failure is silent: the profile itself was written. */
+/* Copies the profile for `hcache plan` without options, which plans for this machine. Nothing
+ * depends on the copy, so a failure is silent. */
 static void remember(const struct platform *p)
 {
     char *path = user_file("platform");
@@ -285,9 +286,8 @@ static int run_measured(struct stack *k, const struct profile_args *a, struct er
         rc = print_shares(k, &p, err);
     if (rc == 0 && profile_is_disturbed(&p))
         fprintf(stderr,
-                "hcache profile: other work had %.0f %% of the processors meanwhile; run "
-                "it again "
-                "on an idle machine\n",
+                "hcache profile: other programs used %.0f %% of the processors meanwhile; "
+                "run it again on an idle machine\n",
                 100 * (1 - p.cpu_share));
     if (rc == 0 && path != NULL)
         printf("written to %s\n", path);
@@ -297,7 +297,7 @@ static int run_measured(struct stack *k, const struct profile_args *a, struct er
     return rc;
 }
 
-/* What cannot be written is known before minutes of measuring, not after them. */
+/* Checks that the file can be written, before minutes of measuring. */
 static int check_out(const char *path, struct err *err)
 {
     const char *slash = path != NULL ? strrchr(path, '/') : NULL;

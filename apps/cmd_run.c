@@ -1,6 +1,6 @@
-/* cmd_run.c - `hcache run`: one prompt through a model, with an optional store.
+/* cmd_run.c - `hcache run`: runs one prompt through a model, with an optional store.
  *
- * Wiring and options only: everything happens behind the public header. */
+ * This file has wiring and options only; the work is done behind the public header. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,29 +53,27 @@ static const struct opt options[] = {
     {"token-ids", OPT(struct run_args, token_ids), .arg = "FILE",
      .help = "a file with the prompt's token ids, separated by space or comma"},
     {"interactive", OPT(struct run_args, interactive), .letter = 'i',
-     .help = "a conversation in the terminal, which --store DIR keeps; /help lists its "
-             "commands"},
+     .help = "talk in the terminal; --store DIR keeps the conversation, and /help lists "
+             "its commands"},
     {"conversation", OPT(struct run_args, conversation), .arg = "NAME",
-     .help =
-         "with -i: go on with the kept conversation of that title or id, or begin one; the "
-         "server's are the same. By default one begins that is titled by its first words"},
+     .help = "with -i: continue the kept conversation with that title or id, or begin one; "
+             "also with --url. By default a new one begins, titled by its first words"},
     {"url", OPT(struct run_args, url), .arg = "URL",
-     .help = "with -i: a conversation of the running server there, such as "
+     .help = "with -i: talk to the running server at this address, such as "
              "http://127.0.0.1:8080"},
     {"api-key", OPT(struct run_args, key), .arg = "KEY",
-     .help = "that the server of --url wants"},
+     .help = "API key for the server of --url"},
     {"history", OPT(struct run_args, history), .def = "true",
-     .help = "with -i on a terminal: keep the typed lines for the next run, in "
-             "hcache/history below "
-             "$XDG_STATE_HOME (~/.local/state), readable by you alone"},
+     .help = "with -i on a terminal: keep typed lines for the next run, in hcache/history "
+             "below $XDG_STATE_HOME (~/.local/state), readable only by you"},
     {"plain-chat", OPT(struct run_args, plain_chat),
      .help = "chat with a model that has no chat template: lines \"role: text\""},
     {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N", .min = 0,
      .max = 1 << 20,
-     .help = "generate at most N tokens; by default what is left of the context in a chat, "
-             "else 128"},
+     .help =
+         "generate at most N tokens; by default 128, or in a chat the rest of the context"},
     {"temperature", OPT(struct run_args, temperature), .arg = "T", .def = "0", .hi = 100,
-     .help = "0 is greedy; with -i an answer to /retry then has 0.7"},
+     .help = "0 is greedy, and /retry in -i then uses 0.7"},
     {"top-p", OPT(struct run_args, top_p), .arg = "P", .def = "1", .hi = 1,
      .help = "keep the most likely tokens that together have probability P"},
     {"top-k", OPT(struct run_args, top_k), .arg = "K", .def = "0", .min = 0, .max = 1 << 20,
@@ -86,8 +84,7 @@ static const struct opt options[] = {
      .max = INT64_MAX, .help = "of sampling"},
     {"ignore-eos", OPT(struct run_args, ignore_eos),
      .help = "do not stop at the end of the text"},
-    {"no-special", OPT(struct run_args, no_special),
-     .help = "as --raw, and no BOS is added"},
+    {"no-special", OPT(struct run_args, no_special), .help = "like --raw, and without BOS"},
     OPT_COMPUTE(struct run_args),
     OPT_BATCH_ROWS(struct run_args),
     OPT_MAX_CONTEXT(struct run_args),
@@ -108,29 +105,27 @@ static const struct opt options[] = {
              "both where "
              "a plan is forced"},
     {"plan", OPT(struct run_args, plan), .arg = "PLAN", .def = "auto",
-     .help =
-         "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K); where "
-         "the store lacks records of it, what is there is used and the rest is computed"},
+     .help = "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K); "
+             "layers without stored records are computed"},
     {"plan-strict", OPT(struct run_args, plan_strict),
-     .help = "a plan that the stored records do not allow is an error"},
+     .help = "fail if the stored records do not allow the plan"},
     OPT_THROTTLE(struct run_args),
     OPT_GPU_DIRECT(struct run_args),
     {"salt", OPT(struct run_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
     {"cache-ttl", OPT(struct run_args, cache_ttl), .arg = "S", .def = "0", .min = 0,
      .max = HCACHE_MAX_CACHE_TTL_S,
-     .help = "seconds without a use after which the state of this run expires; 0 is never"},
+     .help = "seconds without use after which this run's state expires; 0 is never"},
     {"json", OPT(struct run_args, json), .help = "print one JSON object and nothing else"},
     {"verbose", OPT(struct run_args, verbose), .letter = 'v',
-     .help = "say how memory is laid out, and what was restored"},
+     .help = "print the memory layout and what was restored"},
     {0},
 };
 
 static const struct opt_cmd cmd = {
     .name = "run",
-    .summary = "Generates text.  With --store, whatever is stored of the prompt's prefix "
-               "is brought "
-               "back instead of being computed, and new state is saved.",
+    .summary = "Generates text.  With --store, the stored part of the prompt's prefix is "
+               "restored instead of computed, and new state is saved.",
     .positionals = positionals,
     .options = options,
     .examples = "  hcache run models/demo -p 'Hello' --store /var/tmp/state\n"
@@ -150,7 +145,7 @@ static int fail(const struct hcache_err *e)
 /* --- the prompt ------------------------------------------------------------------------------- */
 
 struct prompt {
-    char *text; /* of --prompt, --prompt-file or --token-ids; NULL: none */
+    char *text; /* text of --prompt, --prompt-file or --token-ids; NULL: none */
     size_t n_text;
     int32_t *ids;
     int n, cap;
@@ -193,7 +188,8 @@ static int prompt_add_ids(struct prompt *p, const char *path, const char *text, 
     size_t n_ids = 0;
     int rc = token_ids_parse(text, n, path, &ids, &n_ids, &e);
     if (rc == 0)
-        prompt_add(p, ids, (int)n_ids); /* fewer than the file's bytes, 2^30 at most */
+        /* there are fewer ids than bytes in the file, which has at most 2^30 */
+        prompt_add(p, ids, (int)n_ids);
     free(ids);
     err->code = rc;
     snprintf(err->msg, sizeof err->msg, "%s", e.msg);
@@ -243,7 +239,7 @@ static int no_system(struct hcache_err *err)
     return err->code;
 }
 
-/* Before the model is opened: a file that is not there is said at once. */
+/* Reads the prompt before the model is opened, so that a missing file is reported at once. */
 static int prompt_read(struct prompt *p, const struct run_args *a, struct hcache_err *err)
 {
     const char *path = a->token_ids != NULL ? a->token_ids : a->prompt_file;
@@ -254,7 +250,7 @@ static int prompt_read(struct prompt *p, const struct run_args *a, struct hcache
     return 0;
 }
 
-/* The chat template over the system's message and the prompt. */
+/* Applies the chat template to the system's message and the prompt. */
 static int prompt_add_chat(struct prompt *p, const struct hcache *h,
                            const struct run_args *a, struct hcache_err *err)
 {
@@ -414,12 +410,13 @@ static void print_summary(const struct hcache_result *r)
     else if (provenance_miss(r, "") != NULL)
         fprintf(stderr, " (%s)", provenance_miss(r, ""));
     if (r->plan.deviation[0] != 0)
-        fprintf(stderr, "; not the plan that was asked for: %s", r->plan.deviation);
+        fprintf(stderr, "; it differs from the requested plan: %s", r->plan.deviation);
     fprintf(stderr, "; %d generated at %.1f tokens/s; %lld token%s durable\n", r->n_tokens,
             r->timings.decode_tokens_per_s, (long long)r->committed_tokens,
             plural((uint64_t)r->committed_tokens));
     if (r->truncated_tokens > 0)
-        fprintf(stderr, "the first %lld tokens behind the kept %d are not seen any more\n",
+        fprintf(stderr,
+                "the context dropped its first %lld tokens after the %d kept ones\n",
                 (long long)r->truncated_tokens, r->truncation.keep);
     if (r->save_stopped != NULL)
         fprintf(stderr, "saving ended early: %s\n", r->save_stopped);
@@ -445,7 +442,7 @@ static struct hcache_request request_of(struct run_args *a)
                                    .arg = a};
 }
 
-/* How long an answer may be where --max-tokens does not say. */
+/* Returns the longest answer if --max-tokens is not given. */
 static int open_length(const struct hcache *h, const struct prompt *p,
                        const struct run_args *a)
 {
@@ -481,7 +478,7 @@ static int answer(struct hcache *h, struct prompt *p, struct run_args *a,
     return 0;
 }
 
-/* The next line of the conversation, appended to what was said so far; false at the end. */
+/* Appends the next line of the conversation to the prompt; false at the end. */
 static bool next_line(struct prompt *p, const struct hcache *h, int *rc,
                       struct hcache_err *err)
 {
@@ -520,13 +517,13 @@ static struct terminal_sampling sampling_of(struct run_args *a)
     return (struct terminal_sampling){.q = request_of(a), .retries_vary = a->is_greedy};
 }
 
-/* Whether the store keeps the conversation. */
+/* Returns whether the store keeps the conversation. */
 static bool is_kept(const struct run_args *a)
 {
     return a->interactive && a->engine.o.n_store > 0;
 }
 
-/* talk is taken.  first: what is said before anything is read; NULL: nothing. */
+/* Takes talk.  first: a message that is sent before any is read; NULL: none. */
 static int converse(struct terminal_talk *talk, const char *first, size_t n_first,
                     struct run_args *a, struct err *err)
 {
@@ -569,7 +566,7 @@ static int run_conversation(struct hcache *h, const struct prompt *p, struct run
     return rc;
 }
 
-/* Over a server: no model is opened here. Returns the exit code. */
+/* Talks to a server; no model is opened here. Returns the exit code. */
 static int run_remote(struct run_args *a)
 {
     struct err err = {0};
@@ -584,7 +581,7 @@ static int run_remote(struct run_args *a)
     return rc == 0 ? 0 : 1;
 }
 
-/* Whether the prompt is the user's message of a chat, and not the text itself. */
+/* Returns whether the prompt is the user's message in a chat, not plain text. */
 static bool is_chat(const struct hcache *h, const struct run_args *a)
 {
     struct hcache_model_info info;
@@ -593,20 +590,18 @@ static bool is_chat(const struct hcache *h, const struct run_args *a)
            (info.has_chat_template || a->plain_chat);
 }
 
-/* The options of a conversation that a server keeps. */
+/* Checks the options of a conversation that a server keeps. */
 static int check_remote(const struct run_args *a)
 {
     if (!a->interactive)
         return opt_usage(&cmd, "--url needs -i");
     if (a->engine.o.model != NULL || a->engine.store.n > 0 || a->salt != NULL)
-        return opt_usage(
-            &cmd, "--url talks to a server, which has the model and the store: leave out "
-                  "MODEL_DIR, --store and --salt");
+        return opt_usage(&cmd, "with --url the server has the model and the store: remove "
+                               "MODEL_DIR, --store and --salt");
     if (a->prompt_file != NULL || a->token_ids != NULL || a->raw || a->no_special ||
         a->json)
-        return opt_usage(
-            &cmd,
-            "--url excludes --prompt-file, --token-ids, --raw, --no-special and --json");
+        return opt_usage(&cmd, "--url cannot be combined with --prompt-file, --token-ids, "
+                               "--raw, --no-special and --json");
     return 0;
 }
 
@@ -636,10 +631,10 @@ static int check_args(struct run_args *a)
         return opt_usage(&cmd,
                          "no prompt: give --prompt, --prompt-file, --token-ids or -i");
     if ((a->raw || a->no_special) && (a->plain_chat || a->conversation != NULL))
-        return opt_usage(&cmd, "--raw and --no-special exclude --conversation and "
-                               "--plain-chat");
+        return opt_usage(&cmd, "--raw and --no-special cannot be combined with "
+                               "--conversation and --plain-chat");
     if (a->interactive && a->json)
-        return opt_usage(&cmd, "-i and --json exclude each other");
+        return opt_usage(&cmd, "-i and --json cannot be combined");
     return 0;
 }
 
@@ -653,7 +648,7 @@ int cmd_run(int argc, char **argv)
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     if (opt_source_of(parsed, "max-tokens") == OPT_FROM_DEFAULT)
-        a.max_tokens = -1; /* open */
+        a.max_tokens = -1; /* no limit */
     a.is_greedy = opt_source_of(parsed, "temperature") == OPT_FROM_DEFAULT;
     code = check_args(&a);
     if (code != 0) {

@@ -1,11 +1,11 @@
 /* cmd_serve.c - `hcache serve`: an OpenAI-compatible HTTP server over a model with durable state.
  *
- * Wiring, options and the order of starting and stopping:
+ * This file has wiring, options, and the order of starting and stopping:
  *
  *     listen (503) -> load the model -> answer ... SIGTERM -> drain -> flush -> exit
  *
- * Signals are blocked in every thread and taken by one of their own: the first begins the
- * drain, the second ends the process at once, which loses nothing that was committed. */
+ * Signals are blocked in every thread and taken by a thread of their own.  The first begins the
+ * drain; the second ends the process at once, which loses nothing that was committed. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -64,7 +64,7 @@ static const struct opt options[] = {
     {"host", OPT(struct serve_args, host), .arg = "ADDRESS", .def = "127.0.0.1",
      .help = "numeric address to listen on, or localhost"},
     {"port", OPT(struct serve_args, port), .arg = "N", .def = "8080", .min = 0,
-     .max = 65535, .help = "to listen on; 0 is any free one, which is printed"},
+     .max = 65535, .help = "port to listen on; 0 is any free one, which is printed"},
     OPT_STORE(
         struct serve_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
@@ -74,10 +74,9 @@ static const struct opt options[] = {
     OPT_PREFETCH(struct serve_args),
     OPT_POLICY(struct serve_args),
     {"store-required", OPT(struct serve_args, store_required),
-     .help =
-         "do not start where the store, or a file beside it, cannot be used (full disk, "
-         "I/O error, no permission); otherwise the server starts without saving, and says "
-         "so"},
+     .help = "do not start if the store, or a file beside it, cannot be used (full disk, "
+             "I/O error, no permission); by default the server then starts without saving, "
+             "with a warning"},
     {"salt-quota", OPT(struct serve_args, engine.o.salt_quota_bytes), .arg = "BYTES",
      .def = "0", .help = "bound on saved state of each API key and cache_salt; 0 is none"},
     {"guarantee-quota", OPT(struct serve_args, engine.o.guarantee_bytes), .arg = "BYTES",
@@ -86,40 +85,39 @@ static const struct opt options[] = {
              "guarantee); 0 is three quarters of its --salt-quota, or of --store-cap"},
     {"idle-ttl", OPT(struct serve_args, idle_ttl), .arg = "S", .def = "0", .min = 0,
      .max = TTL_MAX_S,
-     .help = "seconds after its last use until saved state is evicted; 0 is never"},
+     .help = "seconds without use after which saved state is evicted; 0 is never"},
     {"conversations", OPT(struct serve_args, conversations), .arg = "FILE",
-     .help =
-         "where responses and conversations are kept; conversations.db beside the store "
-         "by default, in memory without one; \"none\" keeps none"},
+     .help = "file for responses and conversations; by default conversations.db beside the "
+             "store, or memory without a store; \"none\" keeps none"},
     {"server-name", OPT(struct serve_args, server_name), .arg = "NAME",
-     .help =
-         "this server among several: up to 16 of a-z, 0-9 and -; new ids of responses and "
-         "conversations have it, so that the others can say where one is kept"},
+     .help = "name of this server among several: up to 16 of a-z, 0-9 and -; new ids of "
+             "responses and conversations contain it, so that the others know where one is "
+             "kept"},
     {"max-turns", OPT(struct serve_args, max_turns), .arg = "N", .def = "1000000", .min = 0,
      .max = INT64_MAX,
-     .help = "responses that are kept, others are refused; 0 is no bound"},
+     .help = "most responses that are kept; more are refused; 0 is no limit"},
     {"conversation-bytes", OPT(struct serve_args, conversation_bytes), .arg = "BYTES",
-     .def = "16G", .help = "of all that is kept, likewise; 0 is no bound"},
+     .def = "16G",
+     .help =
+         "most bytes of kept responses and conversations; more are refused; 0 is no limit"},
     {"conversation-ttl", OPT(struct serve_args, conversation_ttl), .arg = "S",
      .def = "2592000", .min = 0, .max = TTL_MAX_S,
-     .help = "seconds after their last use until they are erased; 0 is never"},
+     .help = "seconds without use after which they are erased; 0 is never"},
     {"files", OPT(struct serve_args, files), .arg = "DIR",
-     .help =
-         "where uploaded files and batches are kept; files beside the store by default, "
-         "nowhere without one; \"none\" keeps none"},
+     .help = "folder for uploaded files and batches; by default \"files\" beside the "
+             "store, and none without a store; \"none\" keeps none"},
     {"files-bytes", OPT(struct serve_args, files_bytes), .arg = "BYTES", .def = "1G",
-     .min = 1 << 20, .help = "of all files and batches together; others are refused"},
+     .min = 1 << 20, .help = "most bytes of all files and batches; more are refused"},
     {"batch-sequences", OPT(struct serve_args, batch_sequences), .arg = "N", .def = "0",
      .min = 0, .max = 256,
-     .help = "answers of batches that are generated at once; 0: half of --max-sequences"},
+     .help = "concurrent answers of batches; 0: half of --max-sequences"},
     {"api-key", OPT(struct serve_args, api_key), .arg = "KEY[,KEY...]",
-     .help = "required of clients; other users see it in the list of processes: prefer the "
-             "file "
-             "or the environment"},
+     .help = "key that clients must send; other users can see it in the list of processes, "
+             "so prefer the file or the environment"},
     {"api-key-file", OPT(struct serve_args, api_key_file), .arg = "FILE",
-     .help = "with a key in each line"},
+     .help = "file with a key on each line"},
     {"allow-host", OPT(struct serve_args, allow_host), .arg = "NAME[,NAME...]",
-     .help = "names by which browsers may reach this server, besides localhost and "
+     .help = "host names by which browsers may reach this server, besides localhost and "
              "addresses; others get 403"},
     {"allow-origin", OPT(struct serve_args, allow_origin), .arg = "ORIGIN[,ORIGIN...]",
      .help = "web pages that may use this server (CORS), besides its own: "
@@ -128,34 +126,33 @@ static const struct opt options[] = {
      .help = "an API key that also sees the counters of all keys, in /metrics and "
              "/v1/cache/stats; others see their own"},
     {"admin-key-file", OPT(struct serve_args, admin_key_file), .arg = "FILE",
-     .help = "with an administrator's key in each line"},
+     .help = "file with an administrator's key on each line"},
     {"served-name", OPT(struct serve_args, name), .arg = "NAME",
-     .help = "of the model, as clients see it; its folder's name by default"},
+     .help = "name of the model for clients; its folder's name by default"},
     {"max-sequences", OPT(struct serve_args, engine.o.max_sequences), .arg = "N",
      .def = "8", .min = 1, .max = 256, .help = "that are generated at once"},
     {"max-queue", OPT(struct serve_args, max_queue), .arg = "N", .def = "64", .min = 1,
-     .max = 1 << 16, .help = "requests that may wait; others get 429"},
+     .max = 1 << 16, .help = "most waiting requests; more get 429"},
     OPT_MAX_CONTEXT(struct serve_args),
     {"max-history", OPT(struct serve_args, engine.o.max_history), .arg = "N", .def = "0",
      .min = 0, .max = INT32_MAX,
-     .help = "tokens of a prompt that is truncated, at most; longer ones are refused; 0: "
-             "16 contexts"},
+     .help = "most tokens of a prompt that is truncated; longer ones are refused; 0: 16 "
+             "contexts"},
     OPT_TRUNCATE(
         struct serve_args,
         "how contexts go on that outgrow their window: a share R is dropped when it is "
         "full, but not its first K tokens (64); C: the model's own; off. With --store "
         "0.5 by default. Without --store, state is kept in memory"),
     {"kv-tokens", OPT(struct serve_args, engine.o.kv_tokens), .arg = "N", .def = "0",
-     .help = "tokens that the KV cache holds for all sequences together; 0: a context for "
-             "each, "
-             "in a quarter of this machine's memory at most"},
+     .help = "capacity of the KV cache in tokens, all sequences together; 0: a context for "
+             "each, but at most a quarter of this machine's memory"},
     {"no-reuse", OPT(struct serve_args, engine.o.no_reuse),
-     .help = "use only saved state again, not what is left in the KV cache"},
+     .help = "reuse only saved state, not state left in the KV cache"},
     {"plan", OPT(struct serve_args, plan), .def = "auto", .choices = serve_plans,
      .help =
-         "how state comes back, and so what is saved; all but auto are for comparisons"},
+         "how state is restored, and so what is saved; all but auto are for comparisons"},
     {"plan-strict", OPT(struct serve_args, plan_strict),
-     .help = "a request whose stored records do not allow that plan fails"},
+     .help = "fail a request whose stored records do not allow that plan"},
     {"max-connections", OPT(struct serve_args, max_connections), .arg = "N", .def = "2048",
      .min = 1, .max = 1 << 16, .help = "that may be open"},
     {"max-body", OPT(struct serve_args, max_body), .arg = "BYTES", .def = "16M",
@@ -163,7 +160,8 @@ static const struct opt options[] = {
     {"max-bodies", OPT(struct serve_args, max_bodies), .arg = "BYTES", .def = "256M",
      .min = 1024, .help = "of all requests that are being read or answered"},
     {"read-timeout", OPT(struct serve_args, read_timeout), .arg = "S", .def = "30",
-     .min = 1, .max = 86400, .help = "seconds in which a request must have arrived whole"},
+     .min = 1, .max = 86400,
+     .help = "seconds within which a request must arrive completely"},
     {"write-timeout", OPT(struct serve_args, write_timeout), .arg = "S", .def = "30",
      .min = 1, .max = 86400,
      .help = "seconds after which a client that reads nothing is dropped"},
@@ -178,7 +176,7 @@ static const struct opt options[] = {
     {"drain", OPT(struct serve_args, drain), .arg = "S", .def = "30", .min = 0,
      .max = 86400, .help = "seconds that running requests get after SIGTERM"},
     {"http-threads", OPT(struct serve_args, http_threads), .arg = "N", .def = "2", .min = 1,
-     .max = 64, .help = "for connections; the engine has its own"},
+     .max = 64, .help = "threads for connections; the engine has its own"},
     {"plain-chat", OPT(struct serve_args, plain_chat),
      .help = "allow chats where the model has no chat template, as lines \"role: text\""},
     {"parse-special", OPT(struct serve_args, parse_special),
@@ -191,15 +189,15 @@ static const struct opt options[] = {
     OPT_THROTTLE(struct serve_args),
     OPT_GPU_DIRECT(struct serve_args),
     {"verbose", OPT(struct serve_args, verbose), .letter = 'v',
-     .help = "a line for each request, and more"},
+     .help = "log a line per request, and more"},
     {0},
 };
 
 static const struct opt_cmd cmd = {
     .name = "serve",
     .summary =
-        "Serves a model over HTTP, as OpenAI's API does.  With --store, conversations are "
-        "durable: what was computed once is brought back, also after a restart.",
+        "Serves a model over HTTP with OpenAI's API.  With --store, conversations are "
+        "durable: state that was computed once is restored, also after a restart.",
     .positionals = positionals,
     .options = options,
     .examples = "  hcache serve models/demo --store /var/lib/hcache\n"
@@ -210,7 +208,7 @@ const struct opt_cmd *const options_of_serve = &cmd;
 
 /* --- signals ---------------------------------------------------------------------------------- */
 
-/* Written by the signal thread, waited for by the main one. */
+/* Written by the signal thread; the main thread waits for it. */
 struct stopping {
     sigset_t set;
     atomic_bool loaded;
@@ -226,7 +224,7 @@ static void *signal_main(void *arg)
     while (sigwait(&st->set, &sig) != 0)
         ;
     if (!atomic_load(&st->loaded))
-        _exit(0); /* nothing runs yet */
+        _exit(0); /* no request runs yet */
     pthread_mutex_lock(&st->lock);
     st->asked = true;
     pthread_cond_signal(&st->changed);
@@ -250,7 +248,7 @@ static int catch_signals(struct stopping *st)
     if (rc == 0)
         rc = thread_create(&thread, signal_main, st);
     if (rc == 0)
-        pthread_detach(thread); /* it ends with the process */
+        pthread_detach(thread); /* the thread ends with the process */
     return rc;
 }
 
@@ -264,7 +262,7 @@ static void wait_until_asked(struct stopping *st)
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-/* The last *n_admin keys are administrators'. */
+/* Reads all keys.  The last *n_admin of them are administrators'. */
 static int read_keys(const struct serve_args *a, struct api_keys *k, int *n_admin,
                      struct err *err)
 {
@@ -278,7 +276,7 @@ static int read_keys(const struct serve_args *a, struct api_keys *k, int *n_admi
 
 /* --- serving ---------------------------------------------------------------------------------- */
 
-/* A descriptor per connection, and some for everything else. */
+/* Raises the limit of descriptors: one per connection, and some for everything else. */
 static void raise_descriptors(int max_connections)
 {
     struct rlimit r;
@@ -310,11 +308,11 @@ static void print_limits(const struct serve_args *a, int n_keys)
     bool is_local = strncmp(a->host, "127.", 4) == 0 || strcmp(a->host, "::1") == 0 ||
                     strcmp(a->host, "localhost") == 0;
     if (n_keys == 0 && !is_local)
-        log_warn("anybody who reaches %s may use this server: give --api-key-file",
+        log_warn("anybody who can reach %s may use this server: give --api-key-file",
                  a->host);
 }
 
-/* Running requests may end by themselves until the time is up. */
+/* Running requests may end normally until the time is up. */
 static void drain(struct server *s, struct hcache *h, int seconds)
 {
     int64_t end = clock_now_ns() + seconds * (int64_t)1000000000;
@@ -325,7 +323,8 @@ static void drain(struct server *s, struct hcache *h, int seconds)
     while (server_n_active(s) > 0 && clock_now_ns() < end)
         clock_sleep_ns(20000000);
     hcache_serve_stop(h);
-    end = clock_now_ns() + (int64_t)1000000000; /* last bytes on their way to the clients */
+    /* time for last bytes on their way to clients */
+    end = clock_now_ns() + (int64_t)1000000000;
     while (server_n_active(s) > 0 && clock_now_ns() < end)
         clock_sleep_ns(10000000);
 }
@@ -338,14 +337,15 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
     return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
 }
 
-/* True where the server goes on without the file.  -ENOENT: its folder is missing,
+/* Returns true if the server may continue without the file.  -ENOENT: its folder is missing,
  * because the store could not be made. */
 static bool is_disk_fault(int rc, bool is_chosen)
 {
     return err_is_of_disk(rc) || rc == -ENOMEM || (rc == -ENOENT && !is_chosen);
 }
 
-/* *out NULL: none are kept.  Where the file cannot be used they are kept in memory. */
+/* Opens the kept conversations. *out NULL: none are kept.  If the file cannot be used, they are
+ * kept in memory. */
 static int open_conversations(const struct serve_args *a, struct hcache *h,
                               struct conversations **out, struct err *err)
 {
@@ -369,7 +369,8 @@ static int open_conversations(const struct serve_args *a, struct hcache *h,
     }
     hcache_cache_stats(h, NULL, &stats);
     if (a->conversations == NULL && stats.saving_fault == -EPERM)
-        rc = err_set(err, -EPERM, "%s", stats.saving_why); /* another user's folder */
+        /* the folder belongs to another user */
+        rc = err_set(err, -EPERM, "%s", stats.saving_why);
     else
         rc = conversations_open(&o, out, err);
     if (rc == 0 || a->store_required || !is_disk_fault(rc, a->conversations != NULL))
@@ -381,7 +382,8 @@ static int open_conversations(const struct serve_args *a, struct hcache *h,
     return conversations_open(&o, out, err);
 }
 
-/* *out NULL: there are none.  Where the folder cannot be used there are none either. */
+/* Opens the shelf of files and batches. *out NULL: there is none, which is also so if its folder
+ * cannot be used. */
 static int open_files(const struct serve_args *a, struct hcache *h, struct shelf **out,
                       struct err *err)
 {
@@ -401,18 +403,20 @@ static int open_files(const struct serve_args *a, struct hcache *h, struct shelf
                  : shelf_open(folder, a->files_bytes, out, err);
     if (rc == 0 || a->store_required || !is_disk_fault(rc, a->files != NULL))
         return rc;
-    log_warn("there are no files and batches: %s", err->msg);
+    log_warn("files and batches are off: %s", err->msg);
     return 0;
 }
 
-/* Answers of batches at once: as many more places stay for others. */
+/* Returns how many answers of batches are generated at once: half of the places, so that others
+ * stay free. */
 static int batch_sequences(const struct serve_args *a)
 {
     int half = (a->engine.o.max_sequences + 1) / 2;
     return a->batch_sequences > 0 ? a->batch_sequences : half;
 }
 
-/* What is asked for must be possible. Half a window is the default, where state is stored. */
+/* Checks that the requested truncation is possible. The default is half a window if state is
+ * stored. */
 static int choose_truncation(const struct serve_args *a, const struct hcache *h,
                              struct hcache_truncation *out, struct hcache_err *err)
 {
@@ -502,7 +506,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
     server_stop(s);
     conversations_close(conversations);
     shelf_close(shelf);
-    hcache_close(h); /* state that was being saved is flushed */
+    hcache_close(h); /* makes state that is being saved durable */
     free(name);
     return code;
 }

@@ -1,4 +1,4 @@
-/* cmd_store.c - hcache store: what is stored, whether it is sound, and giving space back. */
+/* cmd_store.c - hcache store: lists and verifies saved state, erases it, and gives space back. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -45,12 +45,12 @@ static const struct opt dir_positionals[] = {
     {0},
 };
 
-/* --- what all four share ---------------------------------------------------------------------- */
+/* --- shared by the subcommands ---------------------------------------------------------------- */
 
 struct session {
     struct io *io;
     struct store *store;
-    char *dirs[STORE_MAX_DEVICES]; /* the arguments, cut at their commas */
+    char *dirs[STORE_MAX_DEVICES]; /* the arguments, split at commas */
     int n_dirs;
 };
 
@@ -95,7 +95,7 @@ static int session_open(struct session *s, const struct store_args *a, bool read
                               .read_only = read_only};
     rc = store_open(&opts, &s->store, err);
     if (rc == 0 && store_beside(s->store) != NULL)
-        fprintf(stderr, "hcache store: read beside %s, which may change it meanwhile\n",
+        fprintf(stderr, "hcache store: %s has the store open and may change it meanwhile\n",
                 store_beside(s->store));
     return rc;
 }
@@ -121,7 +121,7 @@ static void print_json(struct json *j)
 struct list {
     struct store_entry *e;
     uint64_t n, n_tokens;
-    int n_layers; /* the highest layer that any chunk has a record of, plus one */
+    int n_layers; /* the highest layer with a record in any chunk, plus one */
 };
 
 static int list_add(void *arg, const struct store_entry *e)
@@ -138,7 +138,7 @@ static int list_add(void *arg, const struct store_entry *e)
     return 0;
 }
 
-/* A letter per layer: H hidden state, K keys and values, B both, - nothing. */
+/* Writes a letter per layer: H hidden state, K keys and values, B both, - nothing. */
 static void mask_text(const struct store_mask *m, int n_layers,
                       char out[STORE_MAX_LAYERS + 1])
 {
@@ -156,15 +156,15 @@ static void time_text(int64_t wall_s, char out[32])
     strftime(out, 32, "%Y-%m-%d %H:%M", &tm);
 }
 
-/* --- why a chunk is still there, or of no use ------------------------------------------------- */
+/* --- why a chunk is kept or unusable ---------------------------------------------------------- */
 
 struct why {
     bool reachable;    /* all chunks before it are stored */
-    bool is_leaf;      /* nothing stored continues it */
-    uint64_t evict_at; /* of the leaves: 1 is evicted first */
+    bool is_leaf;      /* no stored chunk continues it */
+    uint64_t evict_at; /* order of eviction among the leaves, from 1 */
 };
 
-/* Indices of entries in order of their keys. */
+/* Indices of entries, sorted by key. */
 static const struct store_entry *sorted_entries;
 
 static int by_key(const void *a, const void *b)
@@ -174,8 +174,8 @@ static int by_key(const void *a, const void *b)
     return memcmp(x->key.b, y->key.b, sizeof x->key.b);
 }
 
-/* The order of eviction: chunks without a pin, pinned ones, guaranteed ones (never); then the least
- * recently used first. */
+/* Order of eviction: chunks without a pin, then pinned ones, then guaranteed ones (never evicted);
+ * within each, the least recently used first. */
 static int by_eviction(const void *a, const void *b)
 {
     const struct store_entry *x = &sorted_entries[*(const uint64_t *)a],
@@ -188,7 +188,7 @@ static int by_eviction(const void *a, const void *b)
     return x->tick < y->tick ? -1 : x->tick > y->tick;
 }
 
-/* The entry of a key, or l->n. */
+/* Returns the index of a key's entry, or l->n. */
 static uint64_t entry_find(const struct list *l, const uint64_t *order,
                            const struct sha256 *key)
 {
@@ -206,7 +206,7 @@ static uint64_t entry_find(const struct list *l, const uint64_t *order,
     return l->n;
 }
 
-/* One answer per entry; the caller's to free. Parents come before children in the list. */
+/* Returns one reason per entry, which the caller frees. Parents precede children in the list. */
 static struct why *why_of(const struct list *l)
 {
     struct why *w = xcalloc(l->n + 1, sizeof w[0]);
@@ -239,7 +239,7 @@ static void why_text(const struct store_entry *e, const struct why *w, char *out
     if (w->is_leaf)
         snprintf(place, sizeof place, "evicted as number %" PRIu64, w->evict_at);
     else
-        snprintf(place, sizeof place, "kept by what continues it");
+        snprintf(place, sizeof place, "kept because other chunks continue it");
     if (w->is_leaf && e->is_guaranteed)
         snprintf(place, sizeof place, "never evicted");
     if (!w->reachable) {
@@ -266,13 +266,14 @@ static const struct opt stat_options[] = {
 };
 static const struct opt advise_options[] = {
     {"advise", OPT(struct store_args, advise),
-     .help = "say how large a store should be, from when its contexts were last used"},
+     .help = "advise how large the store should be, from the times its contexts were last "
+             "used"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
 static const struct opt_cmd stat_cmd = {
     .name = "store stat",
-    .summary = "Says how much a store holds, and of which models.",
+    .summary = "Shows how much a store holds, and for which models.",
     .positionals = dir_positionals,
     .options = advise_options,
     .values_bytes = sizeof(struct store_args),
@@ -353,7 +354,7 @@ static void stat_text(const struct store_stats *st, uint64_t n_tokens,
                plural(st->n_guarantees));
     }
     if (st->n_corrupt > 0)
-        printf("%" PRIu64 " chunk%s damaged, in part at least: store verify says why\n",
+        printf("%" PRIu64 " chunk%s at least partly damaged: store verify says why\n",
                st->n_corrupt, plural(st->n_corrupt));
     for (int i = 0; i < n; i++) {
         bytes_text(shares[i].n_bytes, used);
@@ -394,24 +395,24 @@ static const struct opt ls_options[] = {
     {"chunks", OPT(struct store_args, chunks),
      .help = "a line for every chunk, with its key"},
     {"why", OPT(struct store_args, why),
-     .help = "also say why a chunk is still there (pinned, continued, or when it would be "
-             "evicted), or why it cannot be found"},
+     .help = "also show why a chunk is kept (pinned, continued, or its order of eviction), "
+             "or why it cannot be found"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
 static const struct opt_cmd ls_cmd = {
     .name = "store ls",
-    .summary =
-        "Lists what is stored: chains of chunks, per layer whether there is the hidden "
-        "state (H), keys and values (K), both (B) or nothing (-), and the title of the "
-        "conversation (none while a server has the store).",
+    .summary = "Lists stored chains of chunks. A letter per layer shows the hidden state "
+               "(H), keys and values (K), both (B) or nothing (-). The title is the "
+               "conversation's (none while a server has the store).",
     .positionals = dir_positionals,
     .options = ls_options,
     .values_bytes = sizeof(struct store_args),
 };
 const struct opt_cmd *const options_of_store_ls = &ls_cmd;
 
-/* The title of the conversation of chunks [from, to): of the last that has one; NULL: none. */
+/* Returns the title of the conversation of chunks [from, to), from the last chunk that has one;
+ * NULL: none. */
 static const char *title_of(const struct list *l, const struct store_titles *t,
                             uint64_t from, uint64_t to)
 {
@@ -458,7 +459,7 @@ static void ls_json(const struct list *l, const struct why *why,
     print_json(j);
 }
 
-/* Whether b continues a in the listing and says nothing new. */
+/* Returns whether b continues a in the listing and would print the same. */
 static bool joins(const struct store_entry *a, const struct store_entry *b)
 {
     return memcmp(&b->parent, &a->key, sizeof a->key) == 0 &&
@@ -469,7 +470,7 @@ static bool joins(const struct store_entry *a, const struct store_entry *b)
            b->chunk_idx == a->chunk_idx + 1;
 }
 
-/* One line for chunks [from, to) of the list, which is a run of equal ones. */
+/* Prints one line for chunks [from, to) of the list, a run of equal ones. */
 static void ls_line(const struct list *l, const struct why *why,
                     const struct store_titles *t, uint64_t from, uint64_t to)
 {
@@ -545,9 +546,8 @@ static int run_ls(const struct store_args *a, struct err *err)
 
 static const struct opt_cmd verify_cmd = {
     .name = "store verify",
-    .summary = "Reads everything that is stored and checks it. Changes nothing; what is "
-               "damaged is "
-               "never used anyway, but recomputed. Exit code 1 where anything is damaged.",
+    .summary = "Reads and checks everything that is stored. Changes nothing: damaged state "
+               "is never used but recomputed. The exit code is 1 if anything is damaged.",
     .positionals = dir_positionals,
     .options = stat_options,
     .values_bytes = sizeof(struct store_args),
@@ -556,7 +556,7 @@ const struct opt_cmd *const options_of_store_verify = &verify_cmd;
 
 struct verify_view {
     struct progress progress;
-    char **bad; /* what was reported */
+    char **bad; /* damaged places that were reported */
     uint64_t n_bad;
 };
 
@@ -584,7 +584,7 @@ static bool verify_found(const struct verify_view *v, const char *what)
     return false;
 }
 
-/* Keeps what a second look has found as well. */
+/* Keeps only damage that the second look has also found. */
 static void verify_confirm(struct verify_view *v, const struct verify_view *again)
 {
     uint64_t n = 0;
@@ -647,8 +647,8 @@ static void verify_print(const struct store_args *a, const struct store_verify *
            r->n_bad);
 }
 
-/* Beside a server an extent that is evicted meanwhile looks damaged; a newer index no longer names
- * it, so a second look tells. */
+/* Next to a running server an extent that is evicted meanwhile looks damaged.  The newer index no
+ * longer names it, so a second look decides. */
 static int run_verify(const struct store_args *a, struct err *err)
 {
     struct store_verify r = {0}, again = {0};
@@ -666,28 +666,30 @@ static int run_verify(const struct store_args *a, struct err *err)
     verify_view_deinit(&w);
     if (rc != 0)
         return rc;
-    return r.n_bad == 0 ? 0
-                        : err_set(err, ERR_CORRUPT,
-                                  "%" PRIu64 " damaged: none of it is used, state is "
-                                  "recomputed when it is needed",
-                                  r.n_bad);
+    return r.n_bad == 0
+               ? 0
+               : err_set(
+                     err, ERR_CORRUPT,
+                     "%" PRIu64
+                     " damaged: none of it is used; the state is recomputed when needed",
+                     r.n_bad);
 }
 
 /* --- rm --------------------------------------------------------------------------------------- */
 
 static const struct opt rm_options[] = {
     {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",
-     .help =
-         "chunks to erase, with all that continues them: keys as store ls shows them, or "
-         "their first 8 or more digits"},
+     .help = "chunks to erase, with all chunks that continue them: keys from store ls, or "
+             "their first 8 or more digits"},
     {"all", OPT(struct store_args, all), .help = "erase everything"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
 static const struct opt_cmd rm_cmd = {
     .name = "store rm",
-    .summary = "Erases saved state for good: its bytes are overwritten. Conversations that "
-               "a server keeps stay; their state is computed again when they go on.",
+    .summary =
+        "Erases saved state permanently: its bytes are overwritten. Conversations that a "
+        "server keeps remain; their state is computed again when they continue.",
     .positionals = dir_positionals,
     .options = rm_options,
     .examples = "  hcache store rm /var/lib/hcache --key 02eed3e9264f31aa\n",
@@ -704,7 +706,7 @@ static bool key_begins(const struct sha256 *key, const char *digits)
     return strncasecmp(hex, digits, strlen(digits)) == 0;
 }
 
-/* Marks the chunks that a key names: one, or it is refused. */
+/* Marks the one chunk that a key names, or refuses the key. */
 static int mark_key(const struct list *l, const char *digits, bool *marked, struct err *err)
 {
     uint64_t n = 0;
@@ -722,8 +724,8 @@ static int mark_key(const struct list *l, const char *digits, bool *marked, stru
                               digits, n);
 }
 
-/* What continues a marked chunk is marked too: the list is depth first, so a
- * parent's mark is known. */
+/* Marks everything that continues a marked chunk: the list is depth first, so a parent's mark is
+ * known. */
 static int mark(const struct store_args *a, const struct list *l, bool *marked,
                 struct err *err)
 {
@@ -763,7 +765,7 @@ static int run_rm(const struct store_args *a, struct err *err)
     struct session s;
     struct list l = {0};
     struct store_erased e = {0};
-    int rc = session_open(&s, a, true, err); /* opening for writing would make a store */
+    int rc = session_open(&s, a, true, err); /* opening for writing would create a store */
     if (rc == 0) {
         session_close(&s);
         rc = session_open(&s, a, false, err);
@@ -777,7 +779,8 @@ static int run_rm(const struct store_args *a, struct err *err)
         rc = mark(a, &l, marked, err);
     for (uint64_t i = 0; i < l.n && rc == 0; i++)
         if (marked[i])
-            keys[n++] = l.e[i].key; /* parents first: they are erased from the end */
+            /* parents first, because chunks are erased from the end */
+            keys[n++] = l.e[i].key;
     if (rc == 0)
         rc = store_erase(s.store, keys, n, &e, err);
     if (rc == 0)
@@ -793,32 +796,33 @@ static int run_rm(const struct store_args *a, struct err *err)
 
 static const struct opt export_options[] = {
     {"out", OPT(struct store_args, file), .arg = "FILE", .required = true,
-     .help = "the file to be made"},
+     .help = "file to write"},
     {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",
-     .help = "chunks to export, with all that they continue and all that continues them: "
-             "keys as store ls shows them, or their first 8 or more digits"},
+     .help = "chunks to export, with all chunks before and after them: keys from store ls, "
+             "or their first 8 or more digits"},
     {"all", OPT(struct store_args, all), .help = "export everything"},
     {"conversation", OPT(struct store_args, conversation), .arg = "ID",
      .help = "a kept conversation (conv_..), or the turns up to a response (resp_..), with "
-             "their chunks; no server may have the conversations open"},
+             "their chunks; not while a server has the conversations open"},
     {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
-     .help = "where it is kept; conversations.db in the first directory by default"},
-    {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
      .help =
-         "of the client that the conversation belongs to; other users see it in the list "
-         "of processes: prefer the file or the environment"},
+         "file of the conversations; conversations.db in the first directory by default"},
+    {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
+     .help = "key of the conversation's client; other users of the machine see it in the "
+             "list of "
+             "processes: prefer the file or the environment"},
     {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",
      .help =
-         "with a key in each line, as for serve: the conversation may be of any of these "
-         "clients"},
+         "file with one key per line, as for serve: the conversation may belong to any of "
+         "these clients"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
 static const struct opt_cmd export_cmd = {
     .name = "store export",
-    .summary = "Writes chunks to one file, which store import puts into another store. A "
+    .summary = "Writes chunks to one file, which store import reads into another store. A "
                "server may run meanwhile, unless a kept conversation is exported. Pins and "
-               "times to live stay behind.",
+               "times to live are not exported.",
     .positionals = dir_positionals,
     .options = export_options,
     .examples =
@@ -828,27 +832,26 @@ static const struct opt_cmd export_cmd = {
 const struct opt_cmd *const options_of_store_export = &export_cmd;
 static const struct opt import_options[] = {
     {"in", OPT(struct store_args, file), .arg = "FILE", .required = true,
-     .help = "a file that store export has made"},
+     .help = "a file written by store export"},
     {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
-     .help =
-         "where a kept conversation in it goes; conversations.db in the first directory "
-         "by default"},
+     .help = "file for a kept conversation in it; conversations.db in the first directory "
+             "by default"},
     {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
-     .help =
-         "of the client that the conversation belongs to; other users see it in the list "
-         "of processes: prefer the file or the environment"},
+     .help = "key of the conversation's client; other users of the machine see it in the "
+             "list of "
+             "processes: prefer the file or the environment"},
     {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",
      .help =
-         "with a key in each line, as for serve: the conversation may be of any of these "
-         "clients"},
+         "file with one key per line, as for serve: the conversation may belong to any of "
+         "these clients"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
 static const struct opt_cmd import_cmd = {
     .name = "store import",
-    .summary = "Puts exported chunks into a store, which no server may have open. What the "
-               "store has already stays; an import that was cut off goes on when it is "
-               "repeated. Directories that are missing are made.",
+    .summary = "Reads exported chunks into a store, which no server may have open. Chunks "
+               "that the store already has stay. Repeating an interrupted import continues "
+               "it. Missing directories are created.",
     .positionals = dir_positionals,
     .options = import_options,
     .examples = "  hcache store import /var/lib/hcache --in chat.hcb\n",
@@ -856,8 +859,8 @@ static const struct opt_cmd import_cmd = {
 };
 const struct opt_cmd *const options_of_store_import = &import_cmd;
 
-/* What a marked chunk continues is marked, too: the list has parents first, so it
- * is walked from its end. */
+/* Marks everything that a marked chunk continues: the list has parents first, so it is walked from
+ * its end. */
 static void mark_parents(const struct list *l, bool *marked)
 {
     for (uint64_t i = l->n; i-- > 0;)
@@ -868,7 +871,7 @@ static void mark_parents(const struct list *l, bool *marked)
             }
 }
 
-/* n_turns: -1 where the file has no conversation. */
+/* n_turns -1: the file has no conversation. */
 static void bundle_print(const struct store_args *a, const char *what,
                          const struct bundle_counts *n, int n_turns)
 {
@@ -890,9 +893,9 @@ static void bundle_print(const struct store_args *a, const char *what,
     }
     printf("%" PRIu64 " chunk%s %s, %s", n->n_chunks, plural(n->n_chunks), what, size);
     if (n->n_known > 0)
-        printf("; %" PRIu64 " were there already", n->n_known);
+        printf("; %" PRIu64 " already existed", n->n_known);
     if (n->n_gone > 0)
-        printf("; %" PRIu64 " were evicted meanwhile, or are damaged", n->n_gone);
+        printf("; %" PRIu64 " were evicted meanwhile or are damaged", n->n_gone);
     if (n_turns >= 0)
         printf("; %d turn%s of a conversation", n_turns, plural((uint64_t)n_turns));
     printf("\n");
@@ -912,6 +915,7 @@ static int open_kept(const struct store_args *a, const struct session *s,
     return rc;
 }
 
+/* Sets *out to the clients that the given API keys belong to. */
 static int read_tenants(const struct store_args *a, struct tenant_names *out,
                         struct err *err)
 {
@@ -922,8 +926,8 @@ static int read_tenants(const struct store_args *a, struct tenant_names *out,
     return rc;
 }
 
-/* Marks the chunks of a conversation that the store has; *turns is its text,
- * *n_turns their number. */
+/* Marks the chunks of a conversation that the store has; *turns is its text, *n_turns their number.
+ */
 static int mark_conversation(const struct store_args *a, const struct session *s,
                              const struct list *l, bool *marked, char **turns, int *n_turns,
                              struct err *err)
@@ -1007,7 +1011,7 @@ static int run_import(const struct store_args *a, struct err *err)
     struct bundle_counts counts;
     char *turns = NULL;
     int n_turns = -1;
-    if (access(a->file, R_OK) != 0) /* before a store is made */
+    if (access(a->file, R_OK) != 0) /* checked before a store is created */
         return err_set(err, -errno, "%s: %s", a->file, strerror(errno));
     int rc = session_open(&s, a, false, err);
     if (rc == 0)
@@ -1025,8 +1029,7 @@ static int run_import(const struct store_args *a, struct err *err)
 
 static const struct opt unpin_options[] = {
     {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",
-     .help = "chunks whose pin ends: keys as store ls shows them, or their first 8 or more "
-             "digits"},
+     .help = "chunks whose pins end: keys from store ls, or their first 8 or more digits"},
     {"all", OPT(struct store_args, all), .help = "end all pins"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
@@ -1034,8 +1037,8 @@ static const struct opt unpin_options[] = {
 static const struct opt_cmd unpin_cmd = {
     .name = "store unpin",
     .summary =
-        "Ends pins and guarantees, so that eviction may take the chunks. What a chunk "
-        "that continues it guarantees stays; store ls --chunks --why names the ends.",
+        "Ends pins and guarantees, so that the chunks may be evicted. A chunk stays if a "
+        "guaranteed chunk continues it; store ls --chunks --why names the ends.",
     .positionals = dir_positionals,
     .options = unpin_options,
     .examples = "  hcache store unpin /var/lib/hcache --key 02eed3e9264f31aa\n",
@@ -1067,7 +1070,8 @@ static int run_unpin(const struct store_args *a, struct err *err)
 {
     struct session s;
     struct list pins = {0};
-    int n = 0, rc = session_open(&s, a, true, err); /* for writing would make a store */
+    /* opening for writing would create a store */
+    int n = 0, rc = session_open(&s, a, true, err);
     if (rc == 0) {
         session_close(&s);
         rc = session_open(&s, a, false, err);
@@ -1102,15 +1106,14 @@ static int run_unpin(const struct store_args *a, struct err *err)
 static const struct opt gc_options[] = {
     {"idle-ttl", OPT(struct store_args, idle_ttl_s), .arg = "S", .def = "0", .min = 0,
      .max = INT64_C(3153600000),
-     .help = "also evict what nobody has used for this many seconds; 0: nothing"},
+     .help = "also evict chunks not used for this many seconds; 0: none"},
     {"json", OPT(struct store_args, json), .help = "print one JSON object"},
     {0},
 };
 static const struct opt_cmd gc_cmd = {
     .name = "store gc",
-    .summary =
-        "Removes what cannot be reached, cuts the files behind what is used, and "
-        "wipes what is free in them. Rebuilds the index where it is lost or damaged.",
+    .summary = "Removes unreachable chunks, cuts unused space off the files, and wipes "
+               "free space inside them. Rebuilds the index if it is lost or damaged.",
     .positionals = dir_positionals,
     .options = gc_options,
     .values_bytes = sizeof(struct store_args),
@@ -1122,8 +1125,8 @@ static int run_gc(const struct store_args *a, struct err *err)
     struct session s;
     struct store_stats st;
     uint64_t freed_bytes = 0, n_idle = 0;
-    int rc = session_open(&s, a, true, err); /* opening for writing would make a store */
-    if (rc == 0 || rc == ERR_CORRUPT) {      /* and it rebuilds a damaged index */
+    int rc = session_open(&s, a, true, err); /* opening for writing would create a store */
+    if (rc == 0 || rc == ERR_CORRUPT) {      /* opening rebuilds a damaged index */
         session_close(&s);
         rc = session_open(&s, a, false, err);
     }
@@ -1145,7 +1148,7 @@ static int run_gc(const struct store_args *a, struct err *err)
         } else {
             if (a->idle_ttl_s > 0)
                 printf("%llu chunks evicted\n", (unsigned long long)n_idle);
-            printf("%s given back, files of %s are left\n", freed, files);
+            printf("%s freed; the files have %s now\n", freed, files);
         }
     }
     session_close(&s);
@@ -1160,12 +1163,12 @@ static const struct {
     int (*run)(const struct store_args *a, struct err *err);
     const char *help;
 } verbs[] = {
-    {"stat", &stat_cmd, run_stat, "how much it holds, and of which models"},
-    {"ls", &ls_cmd, run_ls, "the chunks, and what is stored of each layer"},
+    {"stat", &stat_cmd, run_stat, "shows how much it holds, and for which models"},
+    {"ls", &ls_cmd, run_ls, "lists the chunks, and which layers are stored"},
     {"verify", &verify_cmd, run_verify, "reads and checks everything"},
-    {"rm", &rm_cmd, run_rm, "erases chunks, and what continues them"},
+    {"rm", &rm_cmd, run_rm, "erases chunks and all that continue them"},
     {"export", &export_cmd, run_export, "writes chunks to a file"},
-    {"import", &import_cmd, run_import, "puts the chunks of such a file into a store"},
+    {"import", &import_cmd, run_import, "reads such a file into a store"},
     {"unpin", &unpin_cmd, run_unpin, "ends pins and guarantees"},
     {"gc", &gc_cmd, run_gc, "gives space back to the file system"},
 };
@@ -1176,7 +1179,7 @@ static void print_usage(FILE *out)
     fprintf(out, "usage: hcache store COMMAND DIR[,DIR...] [OPTION]...\n\n");
     for (int i = 0; i < N_VERBS; i++)
         fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].help);
-    fprintf(out, "\nhcache store COMMAND --help says more.\n");
+    fprintf(out, "\nhcache store COMMAND --help explains a command.\n");
 }
 
 int cmd_store(int argc, char **argv)

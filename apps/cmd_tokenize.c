@@ -1,6 +1,6 @@
-/* cmd_tokenize.c - hcache tokenize: text to token ids, and back.
+/* cmd_tokenize.c - hcache tokenize: converts text to token ids and back.
  *
- * It opens the tokenizer alone, so it works on a folder without weights and at once. */
+ * It opens only the tokenizer, so it starts at once and needs no weights. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,20 +31,20 @@ static const struct opt positionals[] = {
 
 static const struct opt options[] = {
     {"decode", OPT(struct tokenize_args, decode),
-     .help = "ids on stdin (separated by spaces, commas or lines), text on stdout"},
+     .help = "read ids on stdin (separated by spaces, commas or lines) and print text"},
     {"special", OPT(struct tokenize_args, special), .def = "true",
      .help = "add the tokens that the model expects around a text (BOS); --no-special does "
              "not. With --decode: whether special tokens are left out of the text"},
     {"parse-special", OPT(struct tokenize_args, parse_special),
      .help = "read <|...|> in the text as special tokens"},
-    {"count", OPT(struct tokenize_args, count),
-     .help = "print only how many ids there are"},
+    {"count", OPT(struct tokenize_args, count), .help = "print only the number of ids"},
     {0},
 };
 
 static const struct opt_cmd cmd = {
     .name = "tokenize",
-    .summary = "Reads text on stdin and prints its token ids on one line; or back.",
+    .summary = "Reads text on stdin and prints its token ids on one line; --decode does "
+               "the reverse.",
     .positionals = positionals,
     .options = options,
     .examples = "  echo -n 'Once upon a time' | hcache tokenize models/demo\n"
@@ -53,7 +53,7 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_tokenize = &cmd;
 
-/* All of stdin, with a final zero; the caller frees it. */
+/* Reads all of stdin and appends a final zero; the caller frees *out. */
 static int read_stdin(char **out, size_t *n, struct err *err)
 {
     size_t room = 1 << 16, used = 0;
@@ -71,7 +71,7 @@ static int read_stdin(char **out, size_t *n, struct err *err)
         free(bytes);
         return err_set(err, -EIO, "stdin: cannot be read");
     }
-    bytes[used] = 0; /* there is room: the loop ended with used < room */
+    bytes[used] = 0; /* there is room, because the loop ended with used < room */
     *out = bytes;
     *n = used;
     return 0;

@@ -1,5 +1,5 @@
-/* cmds.h - the subcommands. Each takes its own name as argv[0] and returns the exit code:
- * 0 done, 1 a fault with its message on stderr, 2 unusable arguments. */
+/* cmds.h - the subcommands. Each takes its own name as argv[0] and returns the exit code: 0
+ * success, 1 a fault with its message on stderr, 2 unusable arguments. */
 #ifndef APPS_CMDS_H
 #define APPS_CMDS_H
 

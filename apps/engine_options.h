@@ -1,8 +1,8 @@
-/* engine_options.h - the options that every command shares which opens a model.
+/* engine_options.h - the options shared by all commands that open a model.
  *
- * A command's struct has a member `struct engine_args engine`.  Each row below puts its value
- * straight into `engine.o`, which is what hcache_open and stack_open take.  So a new option of
- * the engine is a row here, a field of struct hcache_opts, and the line that uses the field. */
+ * A command's struct has a member `struct engine_args engine`.  Each row below writes its value
+ * straight into `engine.o`, which hcache_open and stack_open take.  So a new option of the engine
+ * is a row here, a field of struct hcache_opts, and the code that uses the field. */
 #ifndef APPS_ENGINE_OPTIONS_H
 #define APPS_ENGINE_OPTIONS_H
 
@@ -15,7 +15,7 @@
 
 struct engine_args {
     struct hcache_opts o;
-    struct opt_list store; /* as given; engine_args_finish puts these into o */
+    struct opt_list store; /* as given; engine_args_finish copies both to o */
     const char *dram;
 };
 
@@ -33,19 +33,19 @@ static const char *const engine_policies[] = {"lru",  "fifo", "lfu", "attentions
                                               "ours", NULL};
 static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 
-/* Rows of an option table; s: the command's struct. */
+/* Rows of an option table; s is the command's struct. */
 /* clang-format off */
 #define OPT_MODEL(s, text)                                                                 \
     {"MODEL_DIR", OPT(s, engine.o.model), .required = true, .help = text}
 #define OPT_DTYPE(s)                                                                       \
     {"dtype", OPT(s, engine.o.dtype), .choices = engine_dtypes,                            \
-     .help = "state dtype; the checkpoint's by default"}
+     .help = "type of saved state; the checkpoint's by default"}
 #define OPT_WEIGHTS(s)                                                                     \
     {"weights", OPT(s, engine.o.weights), .choices = engine_weights, .def = "checkpoint",  \
-     .help = "how matrices are held: as f32, bf16, in 8 bits (q8) or 4 bits (q4); auto: "   \
+     .help = "format of the matrices: f32, bf16, 8 bits (q8) or 4 bits (q4); auto: "   \
              "4-bit tensors of a GGUF file as they are, else the smallest but q4 that "    \
-             "changes predictions by at most 0.001 nats a token; checkpoint: in their own " \
-             "type, quantized ones as auto says"}
+             "changes predictions by at most 0.001 nats per token; checkpoint: their own " \
+             "type, quantized ones as with auto"}
 #define OPT_WEIGHTS_MEMORY(s)                                                              \
     {"weights-memory", OPT(s, engine.o.weights_memory), .arg = "BYTES|auto|P%",            \
      .help = "memory for a packed model (hcache model pack), KV cache and buffers; layers " \
@@ -53,49 +53,49 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
              "so many percent of the layers stay; without it all stay"}
 #define OPT_THREADS(s)                                                                     \
     {"threads", OPT(s, engine.o.threads), .arg = "N", .def = "0", .min = 0, .max = 1024,   \
-     .help = "compute threads; 0 is one for each processor that the process may use"}
+     .help = "compute threads; 0 is one per processor that the process may use"}
 #define OPT_DEVICE(s)                                                                      \
     {"device", OPT(s, engine.o.device), .choices = engine_devices, .def = "cpu",           \
      .help = "where to compute; ref is slow, for checking"},                               \
     OPT_DEVICE_TUNING(s)
-/* How a device computes: for tests and comparisons (tensor/tensor.h, struct device_opts). */
+/* How a device computes, for tests and comparisons (tensor/tensor.h, struct device_opts). */
 #define OPT_DEVICE_TUNING(s)                                                               \
     {"isa", OPT(s, engine.o.isa), .arg = "NAME",                                           \
      .help = "kernels of the CPU, for tests: portable, avx2+fma, ...; the best by default"}, \
     {"checksums", OPT(s, engine.o.checksums), .choices = engine_checksums, .def = "auto",  \
-     .help = "who checks what a restore brings up to a GPU"},                              \
+     .help = "where checksums of a restore to a GPU are computed"},                              \
     {"cuda-math", OPT(s, engine.o.cuda_math), .choices = engine_maths, .def = "fast",      \
      .help = "arithmetic of a GPU; fixed and exact give a row the same bits in any batch"}, \
     {"cuda-graphs", OPT(s, engine.o.cuda_graphs), .choices = engine_graphs, .def = "on",   \
-     .help = "whether a GPU replays recorded decode steps"},                               \
+     .help = "replay recorded decode steps on a GPU"},                               \
     {"cuda-early", OPT(s, engine.o.cuda_early), .choices = engine_early, .def = "off",     \
-     .help = "whether a GPU launches a kernel while the one before still runs"},           \
+     .help = "launch a kernel on a GPU while the one before still runs"},           \
     {"cuda-ranks", OPT(s, engine.o.cuda_ranks), .choices = engine_ranks, .def = "own",     \
      .help = "shared: all ranks compute on the first GPU, for tests"}
 #define OPT_PARALLEL(s)                                                                    \
     {"tensor-parallel", OPT(s, engine.o.tensor_parallel), .arg = "N", .def = "1",          \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
-     .help = "ranks that share each layer: GPUs; of the CPU, for tests"},                  \
+     .help = "ranks that share each layer: GPUs, or for tests parts of the CPU"},                  \
     {"pipeline-parallel", OPT(s, engine.o.pipeline_parallel), .arg = "N", .def = "1",      \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
-     .help = "stages that have a run of the layers each: GPUs; of the CPU, for tests"}
+     .help = "stages with a run of the layers each: GPUs, or for tests parts of the CPU"}
 #define OPT_BATCH_ROWS(s)                                                                  \
     {"batch-rows", OPT(s, engine.o.batch_rows), .arg = "N", .def = "0", .min = 0,          \
      .max = HCACHE_MAX_BATCH_ROWS,                                                         \
-     .help = "tokens of one forward pass at most, 512 or more; 0: what suits the device "  \
+     .help = "most tokens of one forward pass, 512 or more; 0: chosen for the device "  \
              "(512 on a CPU, 2048 on a GPU)"}
 #define OPT_COMPUTE(s)                                                                     \
     OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_WEIGHTS_MEMORY(s), OPT_THREADS(s), OPT_PARALLEL(s),  \
         OPT_DEVICE(s)
 #define OPT_MAX_CONTEXT(s)                                                                 \
     {"max-context", OPT(s, engine.o.max_context), .arg = "N", .def = "0", .min = 0,        \
-     .max = 1 << 24, .help = "tokens of context to make room for; 0 is the model's own"}
+     .max = 1 << 24, .help = "context length in tokens; 0 is the model's own"}
 #define OPT_TRUNCATE(s, text)                                                              \
     {"truncate", OPT(s, truncate), .arg = "R[,keep=K][,context=C]", .help = text}
 #define OPT_STORE(s, text) {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text}
 #define OPT_STORE_CAP(s)                                                                   \
     {"store-cap", OPT(s, engine.o.store_cap_bytes), .arg = "BYTES", .def = "0",            \
-     .help = "bound on all files of saved state: data, index, log and reserve; 0 is none"}
+     .help = "limit on all files of saved state: data, index, log and reserve; 0 is none"}
 #define OPT_DRAM(s, value)                                                                 \
     {"dram", OPT(s, engine.dram), .arg = "BYTES|auto", .def = value,                       \
      .help = "memory for copies of saved state, in front of the store's disk; 0 is none; " \
@@ -105,60 +105,61 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
     {"remote", OPT(s, engine.o.remote), .arg = "redis://[USER:PASSWORD@]HOST[:PORT][/DB]", \
      .help = "a Redis that shares saved state among servers, behind --store; rediss:// is TLS"}, \
     {"remote-ca", OPT(s, engine.o.remote_ca), .arg = "FILE",                               \
-     .help = "certificates that may have signed that of the remote; else the system's"},  \
+     .help = "certificates of authorities that may have signed the remote's; the system's by default"},  \
     {"remote-cert", OPT(s, engine.o.remote_cert), .arg = "FILE",                           \
-     .help = "certificate that the remote wants to see"},                                  \
+     .help = "certificate for the remote, if it requires one"},                                  \
     {"remote-key", OPT(s, engine.o.remote_key), .arg = "FILE", .help = "its key"},         \
     {"remote-write", OPT(s, engine.o.remote_write), .choices = engine_remote_writes,       \
      .def = "always",                                                                      \
-     .help = "when state is written there: once it is stored here, when the request that " \
+     .help = "when state is written to the remote: once it is stored here, when the request that " \
              "made it has ended (idle), or when a later request uses it (use)"},           \
     {"remote-timeout", OPT(s, engine.o.remote_timeout_s), .arg = "S", .def = "5", .min = 1, \
      .max = 3600,                                                                          \
-     .help = "seconds of silence after which the remote is left, also by a forced --plan"}, \
+     .help = "seconds without an answer after which the remote counts as down, also with a "  \
+             "forced --plan"},                                                              \
     {"remote-ttl", OPT(s, engine.o.remote_ttl_s), .arg = "S", .def = "604800", .min = 1,   \
      .max = 316224000,                                                                     \
-     .help = "seconds after which the remote drops state that nobody has fetched"}
+     .help = "seconds without a fetch after which the remote drops state"}
 #define OPT_PREFETCH(s)                                                                    \
     {"prefetch", OPT(s, engine.o.prefetch), .choices = engine_graphs, .def = "on",         \
-     .help = "whether state that waiting requests need is read ahead: into --dram, or, for the " \
+     .help = "read state of waiting requests ahead: into --dram, or, for the " \
              "next two requests, into the staging memory of restores"}
 #define OPT_POLICY(s)                                                                      \
     {"policy", OPT(s, engine.o.policy), .choices = engine_policies, .def = "lru",          \
      .help = "which state a full store or KV cache evicts first"}
 #define OPT_SAVE_BUFFER(s)                                                                 \
     {"save-buffer", OPT(s, engine.o.save_buffer_bytes), .arg = "BYTES", .def = "0",        \
-     .help = "memory for state on its way to the store; 0 is 256M"}
+     .help = "memory for state that waits to be written; 0 is 256M"}
 #define OPT_THROTTLE(s)                                                                    \
     {"throttle", OPT(s, engine.o.throttle_bytes_per_s), .arg = "BYTES_PER_S", .def = "0",  \
-     .help = "slow the store's reads down, for experiments"}
+     .help = "limit the speed of the store's reads, for experiments"}
 #define OPT_GPU_DIRECT(s)                                                                  \
     {"gpu-direct", OPT(s, engine.o.gpu_direct), .choices = engine_directs, .def = "auto",  \
-     .help = "read the store straight into a GPU's memory, by cuFile; on: or fail"}
+     .help = "read the store straight into GPU memory with cuFile; on: fail if that is impossible"}
 /* clang-format on */
 
-/* Puts --store (directories, or the word memory) and --dram into e->o.  Returns 0, or
- * ERR_USAGE where that word stands among directories, or --dram is no size.  e->o
- * points into e->store from then on. */
+/* Copies --store (directories, or the word memory) and --dram to e->o, which from then on points
+ * into e->store.  Returns 0, or ERR_USAGE: the word memory stands among directories, or --dram is
+ * not a size. */
 static inline int engine_args_finish(struct engine_args *e, struct err *err)
 {
     for (int i = 0; e->store.n > 1 && i < e->store.n; i++)
         if (strcmp(e->store.items[i], "memory") == 0)
-            return err_set(
-                err, ERR_USAGE,
-                "--store: memory stands alone; a folder of that name is ./memory");
+            return err_set(err, ERR_USAGE,
+                           "--store: memory cannot be combined with directories; for a "
+                           "folder of that name give ./memory");
     e->o.store_in_memory = e->store.n == 1 && strcmp(e->store.items[0], "memory") == 0;
     if (e->dram != NULL && strcmp(e->dram, "auto") == 0)
         e->o.dram_bytes = HCACHE_DRAM_AUTO;
     else if (e->dram != NULL && !opt_size_parse(e->dram, &e->o.dram_bytes))
-        return err_set(err, ERR_USAGE, "--dram '%s': must be a size such as 4G, or auto",
+        return err_set(err, ERR_USAGE, "--dram '%s': must be auto or a size such as 4G",
                        e->dram);
     e->o.store = e->o.store_in_memory ? NULL : e->store.items;
     e->o.n_store = e->o.store_in_memory ? 0 : e->store.n;
     return 0;
 }
 
-/* The model's own name, that of its folder or file: from malloc. */
+/* Returns the model's own name, from its folder or file, from malloc. */
 static inline char *engine_model_name(const char *model)
 {
     size_t n = strlen(model);

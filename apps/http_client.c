@@ -1,4 +1,4 @@
-/* http_client.c - see http_client.h; over libcurl. */
+/* http_client.c - see http_client.h; it uses libcurl. */
 #include "apps/http_client.h"
 
 #include <curl/curl.h>
@@ -13,8 +13,9 @@ struct http_client {
     CURL *easy;
     struct curl_slist *headers;
     char *url;
-    struct textbuf got; /* the answer; of a stream, what no event was made of yet */
-    const struct http_stream *stream; /* of the request that runs; NULL: none */
+    /* the answer; for a stream, the bytes after the last complete event */
+    struct textbuf got;
+    const struct http_stream *stream; /* the callbacks of the running request; NULL: none */
 };
 
 int http_client_open(const char *url, const char *key, struct http_client **out,
@@ -50,9 +51,9 @@ void http_client_close(struct http_client *c)
     curl_global_cleanup();
 }
 
-/* --- what arrives ----------------------------------------------------------------------------- */
+/* --- receiving -------------------------------------------------------------------------------- */
 
-/* The events that are whole: "data: JSON" lines, each ended by an empty one. */
+/* Passes on complete events: "data: JSON" lines, each ended by an empty line. */
 static void read_events(struct http_client *c)
 {
     size_t from = 0;
@@ -108,7 +109,7 @@ static int refusal(const struct http_client *c, long status, const struct json *
                    message);
 }
 
-/* Sends, and reads all of the answer into c->got. */
+/* Sends a request and reads its whole answer into c->got. */
 static int perform(struct http_client *c, const char *method, const char *path,
                    struct json *body, long *status, struct err *err)
 {
@@ -151,7 +152,8 @@ int http_client_call(struct http_client *c, const char *method, const char *path
         rc = refusal(c, status, answer, err);
     else if (answer == NULL)
         rc = err_set(err, ERR_UNSUPPORTED,
-                     "%s%s answers no JSON: is this a server of hcache?", c->url, path);
+                     "%s%s does not answer with JSON: is it an hcache server?", c->url,
+                     path);
     if (rc == 0 && out != NULL)
         *out = answer;
     else

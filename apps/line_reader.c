@@ -1,8 +1,8 @@
 /* line_reader.c - see line_reader.h.
  *
- * A terminal that knows bracketed paste marks what is pasted (PASTE_ON asks for it).  Lines
- * that are pasted together are one message: all but the last are taken as they are, the last
- * one can be edited, and Enter sends them. */
+ * A terminal that supports bracketed paste marks pasted text (PASTE_ON requests it).  Lines that
+ * are pasted together are one message: all but the last are taken unchanged, the last can be
+ * edited, and Enter sends them. */
 #include "apps/line_reader.h"
 
 #include <errno.h>
@@ -25,14 +25,14 @@ static const wchar_t PASTE_END[] = L"\x1b[201~";
 enum { PASTE_END_CHARS = 6, MARK_BYTES = 3 };
 
 struct line_reader {
-    EditLine *edit; /* NULL: no terminal */
+    EditLine *edit; /* NULL: not a terminal */
     History *history;
-    char *file;     /* of the history; NULL: none, or it cannot be written */
-    bool continues; /* the prompt says that the message goes on */
+    char *file;     /* file of the history; NULL: none, or it cannot be written */
+    bool continues; /* the prompt shows that the message continues */
     bool dropped;   /* Ctrl-C was typed */
-    bool pastes;    /* the terminal was asked to mark what is pasted */
-    wchar_t *paste; /* text pasted behind the line that has just ended; NULL: none */
-    char *line;     /* of getline */
+    bool pastes;    /* the terminal was asked to mark pasted text */
+    wchar_t *paste; /* pasted text after the line that has just ended; NULL: none */
+    char *line;     /* buffer of getline */
     size_t cap;
     char *message;
     size_t n, message_cap;
@@ -79,8 +79,7 @@ static wchar_t *read_paste(EditLine *edit)
     return NULL;
 }
 
-/* The first pasted line goes into the line that is edited.  Where there are more,
- * that line ends. */
+/* Puts the first pasted line into the edited line, and ends that line if more follow. */
 static unsigned char take_paste(EditLine *edit, int key)
 {
     struct line_reader *r;
@@ -102,8 +101,8 @@ static unsigned char take_paste(EditLine *edit, int key)
     return end != NULL ? CC_NEWLINE : CC_REFRESH;
 }
 
-/* Without a locale of its own the editor would take a letter beyond ASCII for the
- * end of the input. */
+/* Sets a locale for the editor. Without one it takes a letter beyond ASCII for the end of the
+ * input. */
 static void set_characters(void)
 {
     (void)setlocale(LC_CTYPE, "");
@@ -111,8 +110,7 @@ static void set_characters(void)
         (void)setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-/* Ctrl-C comes as a key, not as a signal, while a line is edited: the terminal's
- * isig is off there alone. */
+/* While a line is edited, Ctrl-C is a key and not a signal: isig is off only then. */
 static void edit_open(struct line_reader *r)
 {
     HistEvent event;
@@ -131,7 +129,7 @@ static void edit_open(struct line_reader *r)
     el_set(r->edit, EL_ADDFN, "drop-line", "Drops the line", drop_line);
     el_set(r->edit, EL_BIND, "^C", "drop-line", NULL);
     el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
-    el_set(r->edit, EL_BIND, "^I", "ed-insert", NULL); /* tabs of pasted code */
+    el_set(r->edit, EL_BIND, "^I", "ed-insert", NULL); /* tabs in pasted code */
     el_set(r->edit, EL_ADDFN, "take-paste", "Takes pasted text", take_paste);
     el_set(r->edit, EL_BIND, "\\e[200~", "take-paste", NULL);
     r->pastes = terminal != NULL && strcmp(terminal, "dumb") != 0;
@@ -157,10 +155,10 @@ static void history_load(struct line_reader *r)
         return;
     close(fd);
     history(r->history, &event, H_LOAD,
-            r->file); /* lines of another program load as nothing */
+            r->file); /* a file of another program loads as empty */
 }
 
-/* Writes a new file and puts it into the old one's place, so that no reader sees half of it. */
+/* Writes a new file and renames it over the old one, so that no reader sees half of it. */
 static void history_save(struct line_reader *r)
 {
     HistEvent event;
@@ -207,7 +205,7 @@ void line_reader_close(struct line_reader *r)
     free(r);
 }
 
-/* The next line without its newline; NULL at the end. */
+/* Returns the next line without its newline; NULL at the end. */
 static const char *next_line(struct line_reader *r, size_t *n)
 {
     const char *line;
@@ -281,17 +279,17 @@ static bool is_mark_at(const char *line, size_t n, size_t at)
     return n >= at + MARK_BYTES && memcmp(line + at, "\"\"\"", MARK_BYTES) == 0;
 }
 
-/* What is known of a message while its lines come. */
+/* State of a message whose lines are being read. */
 struct quoting {
-    bool is_on;      /* behind the first mark */
-    bool has_pasted; /* an empty last line is the end of the last pasted one */
+    bool is_on;      /* inside """, after the first mark */
+    bool has_pasted; /* an empty last line is the end of the last pasted line */
 };
 
-/* Adds a line without its marks; false: it is the message's last one. */
+/* Adds a line without its marks. Returns false if it is the message's last one. */
 static bool add_line(struct line_reader *r, const char *line, size_t n, struct quoting *q)
 {
     bool begins = false, ends = false, is_open = false;
-    if (r->paste == NULL) { /* pasted lines are taken as they are */
+    if (r->paste == NULL) { /* pasted lines are taken unchanged */
         begins = !q->is_on && is_mark_at(line, n, 0);
         line += begins ? MARK_BYTES : 0;
         n -= begins ? MARK_BYTES : 0;
@@ -307,7 +305,7 @@ static bool add_line(struct line_reader *r, const char *line, size_t n, struct q
     return !ends && (q->is_on || is_open || r->paste != NULL);
 }
 
-/* Reads a message; false at the end of input, or where Ctrl-C has dropped it. */
+/* Reads a message. Returns false at the end of input, or after Ctrl-C has dropped it. */
 static bool read_message(struct line_reader *r)
 {
     struct quoting q = {0};
@@ -331,7 +329,8 @@ const char *line_reader_next(struct line_reader *r, size_t *n)
 {
     add(r, "", 0);
     while (!read_message(r)) {
-        fputc('\n', stderr); /* nothing shall stand behind the prompt */
+        /* so that later output does not follow the prompt on its line */
+        fputc('\n', stderr);
         if (!r->dropped)
             return NULL;
     }

@@ -1,9 +1,8 @@
-/* line_reader.h - reads messages that a user types.
+/* line_reader.h - reads the messages that a user types.
  *
- * On a terminal a line can be edited and the lines before it are recalled (libedit).
- * From a file or a pipe lines are read as they are.  A message has several lines where a
- * line ends with a backslash, between """ and """, and where a terminal pastes several
- * lines: then Enter sends them. */
+ * On a terminal, lines can be edited and earlier lines recalled (libedit).  From a file or a pipe,
+ * lines are read unchanged.  A message has several lines if a line ends with a backslash, between
+ * """ and """, and if a terminal pastes several lines; Enter then sends them. */
 #ifndef APPS_LINE_READER_H
 #define APPS_LINE_READER_H
 
@@ -12,14 +11,14 @@
 
 struct line_reader;
 
-/* history: a file of the lines that were typed before, read now and written after each message,
- * on a terminal only; its mode is 0600.  NULL: none.  A history that cannot be read or written
- * is said once and does no other harm. */
+/* history: a file of earlier lines, used on a terminal only. It is read now and written after each
+ * message; its mode is 0600.  NULL: none.  If it cannot be read or written, one message says so,
+ * and reading goes on. */
 struct line_reader *line_reader_open(const char *history);
 void line_reader_close(struct line_reader *r); /* NULL is allowed */
 
-/* Returns the next message, valid until the next call, without its last newline and of *n
- * bytes.  NULL: the end of input.  Ctrl-C drops what was typed and asks again. */
+/* Returns the next message without its last newline; it has *n bytes and is valid until the next
+ * call. NULL: the end of input.  Ctrl-C drops the typed text and prompts again. */
 const char *line_reader_next(struct line_reader *r, size_t *n);
 
 #endif

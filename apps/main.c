@@ -1,4 +1,4 @@
-/* main.c - hcache: finds the subcommand and runs it. Everything else is in cmd_NAME.c. */
+/* main.c - hcache: finds the subcommand and runs it. The commands are in cmd_NAME.c. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,20 +17,21 @@ struct cmd {
     const char *help;
 };
 
-/* In the order in which a newcomer meets them. A row appears when its file exists. */
+/* In the order in which a newcomer meets them. */
 static const struct cmd cmds[] = {
     {"run", cmd_run, "generates text, restoring what is stored of the prompt"},
     {"serve", cmd_serve, "serves a model over HTTP, as OpenAI's API does"},
     {"batch", cmd_batch, "answers a file of requests, as fast as the machine can"},
-    {"plan", cmd_plan, "how a stored context would be restored on a platform, and why"},
+    {"plan", cmd_plan,
+     "shows how a stored context would be restored on a platform, and why"},
     {"profile", cmd_profile,
      "measures what restoring costs on this machine, for the planner"},
-    {"bench", cmd_bench, "measures this machine and what hcache makes of it"},
-    {"tokenize", cmd_tokenize, "text to token ids, and back"},
-    {"store", cmd_store, "what is stored, whether it is sound, and giving space back"},
+    {"bench", cmd_bench, "measures this machine, and hcache on it"},
+    {"tokenize", cmd_tokenize, "converts text to token ids and back"},
+    {"store", cmd_store, "lists and verifies saved state, erases it, frees space"},
     {"ingest", cmd_ingest, "computes the state of documents ahead of their prompts"},
-    {"ppl", cmd_ppl, "the perplexity of a text under a model"},
-    {"model", cmd_model, "what a model is; models of random weights"},
+    {"ppl", cmd_ppl, "computes the perplexity of a text under a model"},
+    {"model", cmd_model, "describes a model; makes models of random weights"},
     {0},
 };
 
@@ -38,30 +39,30 @@ static void print_help(FILE *out)
 {
     fprintf(out,
             "usage: hcache COMMAND [OPTION]... [ARGUMENT]...\n\n"
-            "An LLM serving engine whose conversations are durable: what has been computed "
-            "once\nis brought back instead of being computed again.\n\ncommands:\n");
+            "An LLM serving engine whose conversations are durable: state that was "
+            "computed once\nis restored instead of being computed again.\n\ncommands:\n");
     for (const struct cmd *c = cmds; c->name != NULL; c++)
         fprintf(out, "  %-10s %s\n", c->name, c->help);
     fprintf(out, "\nhcache COMMAND --help explains a command; hcache --version says which "
                  "build this is.\n");
 }
 
-/* Words that users of other programs type. */
+/* Returns advice for words that users of other programs type. */
 static const char *words_of_others(const char *typed)
 {
     static const struct {
         const char *word, *hint;
     } hints[] = {
-        {"chat", "a chat in the terminal is: hcache run MODEL_DIR -i"},
-        {"generate", "an answer to one prompt is: hcache run MODEL_DIR -p TEXT"},
+        {"chat", "to chat in the terminal: hcache run MODEL_DIR -i"},
+        {"generate", "to answer one prompt: hcache run MODEL_DIR -p TEXT"},
         {"pull",
          "hcache downloads nothing: give run or serve the path of a GGUF file or a folder"},
         {"download",
          "hcache downloads nothing: give run or serve the path of a GGUF file or a folder"},
-        {"list", "what is stored is listed by: hcache store ls DIR"},
-        {"ls", "what is stored is listed by: hcache store ls DIR"},
-        {"server", "the server is: hcache serve MODEL_DIR"},
-        {"version", "the version is: hcache --version"},
+        {"list", "to list saved state: hcache store ls DIR"},
+        {"ls", "to list saved state: hcache store ls DIR"},
+        {"server", "to start the server: hcache serve MODEL_DIR"},
+        {"version", "to see the version: hcache --version"},
     };
     for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
         if (strcmp(typed, hints[i].word) == 0)
@@ -93,7 +94,7 @@ static int run_command(const char *name, int argc, char **argv)
     return unknown_command(name);
 }
 
-/* hcache help [COMMAND] is what people type before they know about --help. */
+/* hcache help [COMMAND], for users who do not know --help yet. */
 static int help_command(int argc, char **argv)
 {
     if (argc < 2) {
@@ -115,8 +116,8 @@ static int run_line(void *arg)
     const struct line *l = arg;
     int argc = l->argc;
     char **argv = l->argv;
-    /* A file that may not grow (ulimit -f) is a full disk to the store, and not the
-     * end of everything. */
+    /* With SIGXFSZ ignored, the store treats the limit on file sizes (ulimit -f) as a full disk;
+     * otherwise the signal would end the process. */
     (void)signal(SIGXFSZ, SIG_IGN);
     (void)option_tables_check_environment(environ);
     if (argc < 2) {

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Variables that are no option of a command, and are not suggested to users: of the device's
- * tuning, of tests and scripts. */
+/* Variables that are not options of a command and are not suggested to users: the device's tuning,
+ * tests and scripts. */
 static const char *const others[] = {
     "HCACHE_BUILD",       "HCACHE_CAMPAIGN_OUT",   "HCACHE_CHECKSUMS",  "HCACHE_CUDA_EARLY",
     "HCACHE_CUDA_GRAPHS", "HCACHE_CUDA_MATH",      "HCACHE_CUDA_RANKS", "HCACHE_FAULTS",
@@ -15,12 +15,12 @@ static const char *const others[] = {
 
 enum { MAX_NAMES = 1000, NAME_BYTES = 80 };
 
-static const char prefix[] = "HCACHE_"; /* of all names */
+static const char prefix[] = "HCACHE_"; /* prefix of all names */
 enum { PREFIX_BYTES = sizeof prefix - 1 };
 
 struct names {
     char text[MAX_NAMES][NAME_BYTES];
-    const char *at[MAX_NAMES]; /* behind the prefix */
+    const char *at[MAX_NAMES]; /* names without the prefix */
     int n;
 };
 

@@ -1,5 +1,4 @@
-/* option_tables.h - the option tables of all commands, and what is asked of all of
- * them together. */
+/* option_tables.h - the option tables of all commands, and checks over all of them. */
 #ifndef APPS_OPTION_TABLES_H
 #define APPS_OPTION_TABLES_H
 
@@ -40,8 +39,9 @@ extern const struct opt_cmd *const options_of_bench_exact;
 extern const struct opt_cmd *const options_of_bench_hybrid;
 extern const struct opt_cmd *const options_of_bench_hybrid_run;
 
-/* Names every environment variable HCACHE_... that no command and no part of the program reads,
- * one line each on stderr, with the name that was probably meant.  Returns how many there are. */
+/* Warns on stderr of every environment variable HCACHE_... that neither a command nor any other
+ * part of the program reads, one line each, with the name that was probably meant.  Returns their
+ * number. */
 int option_tables_check_environment(char *const *environment);
 
 #endif

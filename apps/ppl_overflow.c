@@ -1,7 +1,8 @@
 /* ppl_overflow.c - see ppl_overflow.h.
  *
- * The rows of all tokens in view (K before RoPE, and V) are kept in host memory by position, layer
- * by layer.  At a step the moved rows go down by S positions, in that memory and in the cache. */
+ * Host memory keeps the rows of all tokens in view (K before RoPE, and V) by position, layer by
+ * layer.  At a step the remaining rows move down by S positions, in that memory and in the cache.
+ */
 #include "apps/ppl_overflow.h"
 
 #include <stdlib.h>
@@ -16,7 +17,7 @@ struct run {
     size_t row_bytes;
     int32_t *pos; /* [C]: 0, 1, 2, ... */
     int32_t *ids; /* [C]: of the tokens in view, by position */
-    int at;       /* position of the rows that are passing */
+    int at;       /* position of the rows that pass now */
 };
 
 int ppl_overflow_check(const struct model *m, struct err *err)
@@ -36,7 +37,7 @@ static struct mat rows_at(const struct run *r, int layer, int64_t position, int 
     return mat_of(r->rows + row * r->row_bytes, m->dtype, n, 2 * model_kv_dim(m));
 }
 
-/* The tap: keeps K before RoPE and V. */
+/* A tap that keeps K before RoPE and V. */
 static int keep_rows(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct run *r = arg;
@@ -64,8 +65,8 @@ static const struct ragged *positions(const struct run *r, struct one_run *q,
     return &q->r;
 }
 
-/* Computes positions [from, to) of the view.  next: the token behind position `from` and those that
- * follow it; NULL: not scored. */
+/* Computes positions [from, to) of the view.  next: the token after position `from`, and the tokens
+ * after it; NULL: the positions are not scored. */
 static int compute(struct run *r, int64_t from, int64_t to, const int32_t *next)
 {
     const struct ppl_overflow *o = r->o;
@@ -86,7 +87,7 @@ static int compute(struct run *r, int64_t from, int64_t to, const int32_t *next)
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* K and V of positions [from, to) of a layer, as the cache has them: K is rotated. */
+/* Reads K and V of positions [from, to) of a layer as the cache has them: K is rotated. */
 static int read_rotated(struct run *r, int layer, int64_t from, int64_t to)
 {
     struct one_run q;
@@ -97,7 +98,7 @@ static int read_rotated(struct run *r, int layer, int64_t from, int64_t to)
                                        positions(r, &q, from, n));
 }
 
-/* Rows of positions [K + S, C) go to [K, C - S): rotated to the new positions, or as they are. */
+/* Moves rows of positions [K + S, C) to [K, C - S): rotated to the new positions, or unchanged. */
 static int move_layer(struct run *r, int layer)
 {
     const struct ppl_overflow *o = r->o;
@@ -117,7 +118,7 @@ static int move_layer(struct run *r, int layer)
                                : model_kv_fill(o->model, o->stream, &kv, to, at);
 }
 
-/* The view of the next stair: [0, C - S) of it is in the cache when this returns. */
+/* Moves the view to the next stair. When it returns, [0, C - S) is in the cache. */
 static int step(struct run *r)
 {
     const struct ppl_overflow *o = r->o;
@@ -134,8 +135,8 @@ static int step(struct run *r)
 
 /* --- the text --------------------------------------------------------------------------------- */
 
-/* The tokens of the stair with this cut, as far as there are any. The last token of the text
- * predicts nothing. */
+/* Computes the tokens of the stair with this cut, as far as the text goes. The last token of the
+ * text predicts nothing. */
 static int compute_stair(struct run *r, const int32_t *ids, int64_t n, int64_t cut)
 {
     const struct truncation *t = &r->o->truncation;

@@ -1,11 +1,11 @@
-/* ppl_overflow.h - perplexity of a text that is longer than the context, by three ways to overflow
+/* ppl_overflow.h - perplexity of a text that is longer than the context, for three ways to overflow
  * (AttentionStore's Table 1).  The text is one context, truncated by policy/truncation.h.
  *
- *   decoupled   each token is computed once; at a step the K before RoPE comes back at its new
- *               position.  It is what the engine does.
- *   recompute   at a step all tokens in view are computed anew, as a prompt of their own
+ *   decoupled   each token is computed once; at a step K before RoPE is rotated to its new position.
+ *               The engine does this.
+ *   recompute   at a step all tokens in view are computed again, as a prompt of their own
  *   stale       as decoupled, but K keeps the rotation of its former position: the fault that
- *               saving K behind RoPE would have
+ *               saving K after RoPE would have
  *
  * All tokens from the context's C-th on are scored. */
 #ifndef APPS_PPL_OVERFLOW_H
@@ -25,18 +25,18 @@ struct ppl_overflow {
     const struct kv_table *table; /* has blocks for truncation.context positions */
     struct truncation truncation;
     enum ppl_overflow_how how;
-    /* Scores rows of the last layer's output; next[i] is the token behind row i. */
+    /* Scores rows of the last layer's output; next[i] is the token after row i. */
     int (*score)(void *arg, struct mat x, const int32_t *next, int n);
     /* Called now and then: tokens [0, n) are computed. */
     void (*progress)(void *arg, int64_t n);
     void *arg;
 };
 
-/* Why a model's context cannot overflow in these ways: ERR_UNSUPPORTED with its name; 0 where it
- * can. */
+/* Returns 0 if a model's context can overflow in these ways; ERR_UNSUPPORTED, with the reason, if
+ * not. */
 int ppl_overflow_check(const struct model *m, struct err *err);
 
-/* Computes ids[0, n), n above the context.  *n_steps: stairs behind the first. */
+/* Computes ids[0, n), n above the context.  *n_steps: number of stairs after the first. */
 int ppl_overflow_run(const struct ppl_overflow *o, const int32_t *ids, int64_t n,
                      int *n_steps, struct err *err);
 

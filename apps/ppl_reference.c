@@ -77,24 +77,23 @@ int ppl_reference_open(struct ppl_reference *r, const char *path, int vocab, int
         return rc;
     header_make(r, want);
     if (fread(h, sizeof h, 1, r->file) != 1 || memcmp(h, magic, sizeof magic) != 0)
-        return err_set(err, ERR_FORMAT, "%s: no file of logits (--logits-out writes them)",
-                       path);
+        return err_set(err, ERR_FORMAT,
+                       "%s: not a file of logits (--logits-out writes them)", path);
     int32_t *theirs = xcalloc(n_ids(r), sizeof *theirs);
     bool same = memcmp(h, want, sizeof h) == 0 &&
                 fread(theirs, sizeof *theirs, n_ids(r), r->file) == n_ids(r) &&
                 memcmp(theirs, ids, n_ids(r) * sizeof *ids) == 0;
     free(theirs);
     if (!same)
-        return err_set(
-            err, ERR_MISMATCH,
-            "%s: logits of %u windows of %u tokens, vocabulary %u, or of another "
-            "text; here are %d windows of %d, vocabulary %d",
-            path, get_u32(h + 16), get_u32(h + 12), get_u32(h + 8), n_windows, context,
-            vocab);
+        return err_set(err, ERR_MISMATCH,
+                       "%s: its logits are of %u windows of %u tokens with vocabulary %u, "
+                       "or of another text; here there are %d windows of %d, vocabulary %d",
+                       path, get_u32(h + 16), get_u32(h + 12), get_u32(h + 8), n_windows,
+                       context, vocab);
     return 0;
 }
 
-/* log of the sum of exp, and where the largest is. */
+/* Returns the log of the sum of exp, and the index of the largest logit in *top. */
 static double log_sum(const float *logits, int n, int *top)
 {
     double sum = 0;

@@ -1,9 +1,9 @@
-/* ppl_reference.h - logits kept in a file, and the distance of others from them.
+/* ppl_reference.h - keeps logits in a file, and compares later logits with them.
  *
- * The file, little-endian: "hclogit1", u32 vocabulary, u32 context, u32 windows, u32
- * zero, the ids i32 [windows][context], then f32 [scored positions][vocabulary] in
- * order.  The scored positions of a window are context / 2 .. context - 2.  It is large:
- * 4 bytes times the vocabulary for each. */
+ * The file, little-endian: "hclogit1", u32 vocabulary, u32 context, u32 windows, u32 zero, the ids
+ * i32 [windows][context], then f32 [scored positions][vocabulary] in order.  The scored positions
+ * of a window are context / 2 .. context - 2.  The file is large: 4 bytes times the vocabulary for
+ * each position. */
 #ifndef APPS_PPL_REFERENCE_H
 #define APPS_PPL_REFERENCE_H
 
@@ -26,13 +26,14 @@ int ppl_reference_create(struct ppl_reference *r, const char *path, int vocab, i
                          int n_windows, const int32_t *ids, struct err *err);
 int ppl_reference_put(struct ppl_reference *r, const float *logits, struct err *err);
 
-/* Opens one; ERR_MISMATCH where it is of another vocabulary, context or text. */
+/* Opens a file. ERR_MISMATCH: it has another vocabulary, context or text. */
 int ppl_reference_open(struct ppl_reference *r, const char *path, int vocab, int context,
                        int n_windows, const int32_t *ids, struct err *err);
 /* Adds the divergence KL(reference || logits) of the next position. */
 int ppl_reference_compare(struct ppl_reference *r, const float *logits, struct err *err);
 
-/* Of what was written the error may come only now. Does nothing where no file is open. */
+/* Closes the file. An error of earlier writes may show only now. Does nothing if no file is open.
+ */
 int ppl_reference_close(struct ppl_reference *r, struct err *err);
 
 #endif

@@ -28,7 +28,7 @@ struct advice {
     struct {
         uint64_t contexts, bytes;
     } span[N_SPANS];
-    struct sha256 *parents; /* of all chunks */
+    struct sha256 *parents; /* parents of all chunks */
     struct store_entry *entries;
     size_t n;
 };
@@ -53,7 +53,7 @@ static int by_key(const void *x, const void *y)
 
 static void count(struct advice *a, const struct store_entry *e)
 {
-    /* A chunk that none continues is the end of a context. */
+    /* A chunk that no other continues is the end of a context. */
     bool is_end = bsearch(&e->key, a->parents, a->n, sizeof *a->parents, by_key) == NULL;
     for (int i = 0; i < N_SPANS; i++) {
         if (spans[i].seconds > 0 && e->used_wall_s < a->now_s - spans[i].seconds)
@@ -73,7 +73,8 @@ static void print_table(const struct advice *a)
         printf("%-18s %10" PRIu64 " %12s %12s\n", spans[i].name, a->span[i].contexts, all,
                quarter);
     }
-    printf("A --store-cap of all bytes of a row keeps what is used again within that time. "
+    printf("A --store-cap of a row's bytes keeps all contexts that are used again within "
+           "that time. "
            "In the "
            "AttentionStore\npaper a quarter of them kept 98 %% of the hits.\n");
 }

@@ -19,7 +19,7 @@ enum { READS_IN_FLIGHT = 16, COMMIT_CHUNKS = 64 };
 
 static const char begins[8] = "HCBUNDLE", has_turns[8] = "HCBTURNS", ends[8] = "HCBUNEND";
 
-/* Bound on the text of a conversation. */
+/* Limit on the text of a conversation. */
 #define MAX_TURNS_BYTES ((uint64_t)4 << 30)
 
 static void block_make(uint8_t *block, const char *magic, uint64_t count)
@@ -38,7 +38,7 @@ static int block_check(const uint8_t *block, const char *magic, uint64_t *count,
     memcpy(copy, block, BLOCK);
     put_u64(copy + B_SUM, 0);
     if (memcmp(block, magic, 8) != 0)
-        return err_set(err, ERR_FORMAT, "this is no file of exported chunks");
+        return err_set(err, ERR_FORMAT, "this is not a file of exported chunks");
     if (checksum64(copy, BLOCK) != get_u64(block + B_SUM))
         return err_set(err, ERR_CORRUPT, "the file is damaged: a checksum does not hold");
     if (get_u32(block + B_VERSION) < 1 || get_u32(block + B_VERSION) > VERSION)
@@ -112,8 +112,8 @@ static int write_all(struct store *s, const struct sha256 *keys, int n, const ch
     return rc;
 }
 
-/* Gives the finished file its name where nothing has that name.  EINVAL: the file
- * system cannot do both at once. */
+/* Renames the finished file unless the name exists. EINVAL: the file system cannot do both at once.
+ */
 static int name_it(const char *tmp, const char *path)
 {
     if (renameat2(AT_FDCWD, tmp, AT_FDCWD, path, RENAME_NOREPLACE) == 0)
@@ -129,9 +129,9 @@ int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *
     struct stat st;
     int rc = 0, fd = -1;
     if (lstat(path, &st) == 0)
-        rc = err_set(err, -EEXIST, "%s is there already", path);
+        rc = err_set(err, -EEXIST, "%s already exists", path);
     if (rc == 0) {
-        (void)unlink(tmp); /* of an export that was killed */
+        (void)unlink(tmp); /* left by an export that was killed */
         fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     }
     FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
@@ -155,12 +155,13 @@ static int get(FILE *f, void *bytes, size_t n, struct err *err)
 {
     if (fread(bytes, 1, n, f) == n)
         return 0;
-    return ferror(f) ? err_set(err, -errno, "reading: %s", strerror(errno))
-                     : err_set(err, ERR_FORMAT,
-                               "the file ends too early: what came before is stored");
+    return ferror(f)
+               ? err_set(err, -errno, "reading: %s", strerror(errno))
+               : err_set(err, ERR_FORMAT,
+                         "the file ends too early: the chunks before the end were stored");
 }
 
-/* Whether the store has all records of the chunk. */
+/* Returns whether the store has all records of the chunk. */
 static bool is_known(struct store *s, const struct chunk_header *h)
 {
     struct store_hit hit;
@@ -175,7 +176,7 @@ static bool is_known(struct store *s, const struct chunk_header *h)
     return known;
 }
 
-/* The parcel whose first block was read. */
+/* Reads the parcel whose first block was already read. */
 static int read_chunk(struct store *s, FILE *f, const uint8_t *block, struct parcel *p,
                       struct bundle_counts *out, struct err *err)
 {
@@ -202,7 +203,7 @@ static int read_chunk(struct store *s, FILE *f, const uint8_t *block, struct par
     return rc == 0 && out->n_chunks % COMMIT_CHUNKS == 0 ? store_commit(s, err) : rc;
 }
 
-/* The text whose first block was read. */
+/* Reads the text whose first block was already read. */
 static int read_turns(FILE *f, const uint8_t *block, char **out, struct err *err)
 {
     uint64_t n;
@@ -251,7 +252,7 @@ static int read_all(struct store *s, FILE *f, char **turns, struct bundle_counts
         rc = err_set(err, ERR_CORRUPT, "the file has %" PRIu64 " chunks of %" PRIu64,
                      n_read, n_told);
     if (rc == 0 && fgetc(f) != EOF)
-        rc = err_set(err, ERR_FORMAT, "the file goes on behind its end");
+        rc = err_set(err, ERR_FORMAT, "the file continues after its end mark");
     parcel_deinit(&p);
     return rc;
 }

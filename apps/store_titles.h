@@ -1,4 +1,4 @@
-/* store_titles.h - which conversation a stored chunk belongs to, for `hcache store ls`. */
+/* store_titles.h - tells which conversation a stored chunk belongs to, for `hcache store ls`. */
 #ifndef APPS_STORE_TITLES_H
 #define APPS_STORE_TITLES_H
 
@@ -6,8 +6,8 @@
 
 struct store_titles;
 
-/* Reads the conversations in the store's first directory.  Never fails: without such a file, or
- * while a server has it, nothing has a title. */
+/* Reads the conversations in the store's first directory.  It never fails: without that file, or
+ * while a server has it open, there are no titles. */
 struct store_titles *store_titles_open(const char *dir);
 void store_titles_close(struct store_titles *t); /* NULL is allowed */
 

@@ -59,7 +59,8 @@ static struct json *turn_json(const struct turn *t)
     return o;
 }
 
-/* A path has neither answers nor restorations: a visible turn is read once more. */
+/* Adds a turn to the list. A path has neither answers nor restorations, so a visible turn is read
+ * again. */
 static int push_turn(struct conversations *c, const char *tenant, const struct turn *t,
                      struct json *list, struct err *err)
 {
@@ -75,7 +76,7 @@ static int push_turn(struct conversations *c, const char *tenant, const struct t
     return rc;
 }
 
-/* Finds the last turn; *v where the name is a conversation's. */
+/* Finds the last turn; fills *v if the name is a conversation's. */
 static int find_end(struct conversations *c, const char *tenant, const char *name,
                     struct json *out, int64_t *row, struct err *err)
 {
@@ -106,13 +107,13 @@ static void owner_text(const char *tenant, char text[17])
     snprintf(text, 17, "%016" PRIx64, store_owner(tenant));
 }
 
-/* A name that tells another server is of nobody here, too. */
+/* Returns whether nobody here has the name.  -EAGAIN: it names another server. */
 static bool is_nobodys(int rc)
 {
     return rc == ERR_NOT_FOUND || rc == -EAGAIN;
 }
 
-/* The same for the first of the tenants that has it: *tenant. */
+/* Like find_end, for the first of the tenants that has the name; sets *tenant. */
 static int find_owner(struct conversations *c, const struct tenant_names *tenants,
                       const char *name, const char **tenant, struct json *out, int64_t *row,
                       struct err *err)
@@ -263,19 +264,19 @@ static int read_turn(const struct json *o, struct turn *t, struct err *err)
     return rc == 0 ? read_keys(o, t, err) : rc;
 }
 
-/* Where an import stands. */
+/* State of an import. */
 struct import {
     struct conversations *c;
     const char *tenant;
     struct conversation v; /* row 0: none */
-    struct turn **path;    /* [n_known]: turns that were there */
+    struct turn **path;    /* [n_known] turns that already existed */
     int n_known;
-    int64_t row;  /* of the last turn */
-    int n_tokens; /* of it */
+    int64_t row;  /* row of the last turn */
+    int n_tokens; /* tokens of the last turn */
     int n_added;
 };
 
-/* Finds or makes the conversation, and learns which turns it has. */
+/* Finds or creates the conversation, and learns which turns it has. */
 static int find_begin(struct import *m, const struct json *o, struct err *err)
 {
     const char *name = json_string_of(json_member(o, "name"), NULL);
@@ -289,7 +290,7 @@ static int find_begin(struct import *m, const struct json *o, struct err *err)
         json_string_of(json_member(o, "metadata"), NULL), 0, &m->v, err);
 }
 
-/* What the conversations' file takes for granted. */
+/* Checks a turn for the properties that the conversations' file assumes. */
 static int check_turn(const struct import *m, const struct turn *t, struct err *err)
 {
     if (t->n_kept > m->n_tokens)
@@ -297,11 +298,12 @@ static int check_turn(const struct import *m, const struct turn *t, struct err *
     return t->is_visible || m->v.row != 0
                ? 0
                : err_set(err, ERR_UNSUPPORTED,
-                         "'%s' was deleted, and only a conversation keeps it: export that",
+                         "'%s' was deleted and is only kept as part of a conversation: "
+                         "export the conversation",
                          t->name);
 }
 
-/* Adds turn i behind the last one, unless it is there. */
+/* Adds turn i after the last one, unless it exists. */
 static int take_turn(struct import *m, const struct json *o, int i, struct err *err)
 {
     struct turn *t = xcalloc(1, sizeof *t), *there = NULL;
@@ -315,7 +317,7 @@ static int take_turn(struct import *m, const struct json *o, int i, struct err *
         rc = strcmp(m->path[i]->name, t->name) == 0
                  ? 0
                  : err_set(err, ERR_MISMATCH,
-                           "the conversation '%s' is there, and has gone on differently",
+                           "the conversation '%s' exists and has continued differently",
                            m->v.name);
         m->row = m->path[i]->row;
     } else if (rc == 0 && m->v.row == 0 &&
@@ -333,8 +335,8 @@ static int take_turn(struct import *m, const struct json *o, int i, struct err *
     return rc;
 }
 
-/* Finds the tenant that the turns belong to.  Earlier builds exported those without a key only, and
- * named no owner. */
+/* Sets m->tenant to the owner of the turns.  Files of earlier builds have no owner: those builds
+ * exported only conversations without a key. */
 static int find_tenant(struct import *m, const struct tenant_names *tenants,
                        const struct json *root, struct err *err)
 {

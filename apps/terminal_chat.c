@@ -40,11 +40,11 @@ bool terminal_interrupted(void)
 struct chat {
     const struct terminal_chat_opts *o;
     struct terminal_talk *talk;
-    struct progress reading; /* of the prompt */
-    int n_read;              /* tokens of it */
-    bool has_text;           /* of the answer */
-    bool on_terminal;        /* else a failure ends the chat: nobody can answer */
-    struct err last;         /* of a turn that failed */
+    struct progress reading; /* progress of reading the prompt */
+    int n_read;              /* tokens of the prompt that were read */
+    bool has_text;           /* the answer has text */
+    bool on_terminal;        /* false: a failure ends the chat, because nobody can answer */
+    struct err last;         /* error of a turn that failed */
 };
 
 static int print_piece(void *arg, const char *text, size_t n)
@@ -64,7 +64,7 @@ static void note_reading(void *arg, int n_done)
     ((struct chat *)arg)->n_read = n_done;
 }
 
-/* Shows how far the prompt was read, once that takes long. */
+/* Shows the progress of reading the prompt when it takes long. */
 static bool is_stopped(void *arg)
 {
     struct chat *c = arg;
@@ -80,7 +80,7 @@ static void warn_fullness(const struct terminal_end *end)
         return;
     fprintf(stderr,
             "[%d of %d tokens of the context are used (%d %%). /new begins another "
-            "conversation, /branch N goes on from N answers ago.]\n",
+            "conversation, /branch N continues from N answers ago.]\n",
             end->used, end->context, (int)((int64_t)end->used * 100 / end->context));
 }
 
@@ -92,20 +92,20 @@ static void tell(const struct chat *c, const struct terminal_end *end)
         fprintf(stderr, "[stopped; the answer so far is kept. /retry asks again.]\n");
     else if (strcmp(end->finish, "length") == 0 ||
              strcmp(end->finish, "max_output_tokens") == 0)
-        fprintf(stderr, "[the answer ended at its bound of %d tokens (--max-tokens).]\n",
+        fprintf(stderr, "[the answer ended at its limit of %d tokens (--max-tokens).]\n",
                 end->n_tokens);
     warn_fullness(end);
     if (c->o->told != NULL && end->result != NULL)
         c->o->told(c->o->arg, end->result);
 }
 
-/* text NULL: the last question again. */
+/* text NULL: asks the last question again. */
 static int say(struct chat *c, const char *text, size_t n)
 {
     struct terminal_sink sink = {print_piece, note_reading, is_stopped, c};
     struct terminal_end end = {0};
     struct err err = {0};
-    (void)terminal_interrupted(); /* of before */
+    (void)terminal_interrupted(); /* forgets an earlier Ctrl-C */
     c->n_read = 0;
     c->has_text = false;
     progress_begin(&c->reading, "reading the prompt, tokens", PROGRESS_ITEMS, 0);
@@ -127,7 +127,7 @@ static void greet(const struct chat *c)
     char *last = c->talk->ops->last_answer(c->talk);
     int n = c->talk->ops->n_turns(c->talk);
     if (n > 0)
-        fprintf(stderr, "'%s' goes on after %d turn%s. The last answer was:\n%s\n",
+        fprintf(stderr, "'%s' continues after %d turn%s. The last answer was:\n%s\n",
                 title != NULL ? title : "(no title)", n, plural((uint64_t)n),
                 last != NULL ? last : "(none)");
     else if (title != NULL)
@@ -135,7 +135,7 @@ static void greet(const struct chat *c)
     free(last);
 }
 
-/* Goes to another conversation; where that fails the chat stays in its own. */
+/* Changes to another conversation; after a failure the chat stays in its own. */
 static void go_to(struct chat *c, const char *name)
 {
     struct err err = {0};
@@ -161,7 +161,7 @@ static void go_back(struct chat *c, const char *text)
     char *end = NULL;
     long n = *text != 0 ? strtol(text, &end, 10) : 1;
     if ((end != NULL && *end != 0) || n < 1 || n > 1 << 20) {
-        fprintf(stderr, "/branch N: N is how many answers to go back\n");
+        fprintf(stderr, "/branch N: N is the number of answers to go back\n");
         return;
     }
     if (c->talk->ops->branch(c->talk, (int)n, &err) != 0)
@@ -175,17 +175,17 @@ static void help(void)
     printf(
         "/new [TITLE]   begins another conversation\n"
         "/list          lists the conversations, the last used one first\n"
-        "/open NAME     goes on with one of them, by id or title\n"
+        "/open NAME     continues one of them, by id or title\n"
         "/retry         asks the last question again, on a branch, for another answer\n"
-        "/branch [N]    goes on from N answers ago (1), on a branch\n"
+        "/branch [N]    continues from N answers ago (1), on a branch\n"
         "/exit          ends the program; so does Ctrl-D\n"
-        "Ctrl-C stops an answer. A line that ends with \\ goes on in the next one. Lines "
+        "Ctrl-C stops an answer. A line that ends with \\ continues in the next one. Lines "
         "between\n\"\"\" and \"\"\" are one message, and so are lines that are pasted "
         "together: Enter sends them.\nA message that begins with / is written //.\n");
     fflush(stdout);
 }
 
-/* Carries out a line that begins with a slash; false: /exit. */
+/* Runs a line that begins with a slash. Returns false for /exit. */
 static bool command(struct chat *c, const char *line)
 {
     size_t n = strcspn(line, " ");
@@ -205,11 +205,11 @@ static bool command(struct chat *c, const char *line)
     else if (n == 7 && memcmp(line, "/branch", 7) == 0)
         go_back(c, rest);
     else
-        fprintf(stderr, "there is no command %.*s: /help lists them\n", (int)n, line);
+        fprintf(stderr, "unknown command %.*s: /help lists the commands\n", (int)n, line);
     return true;
 }
 
-/* A message, or a command; false: the end, with *rc. */
+/* Handles a message or a command. Returns false at the end, with *rc set. */
 static bool take(struct chat *c, const char *text, size_t n, int *rc)
 {
     *rc = 0;
@@ -224,17 +224,17 @@ static bool take(struct chat *c, const char *text, size_t n, int *rc)
     return *rc == 0 || c->on_terminal;
 }
 
-/* How to go on in another run. A title that a shell would read otherwise than it
- * stands is left out. */
+/* Prints how to continue in another run. A title that would need quoting in a shell is left out. */
 static void tell_kept(const struct chat *c)
 {
     const char *title = c->talk->ops->title(c->talk);
     if (c->talk->ops->n_turns(c->talk) == 0)
         return;
     if (title != NULL && strpbrk(title, "'\n\r\x1b") == NULL)
-        fprintf(stderr, "[kept: --conversation '%s' goes on with it.]\n", title);
+        fprintf(stderr, "[kept: continue it with --conversation '%s'.]\n", title);
     else
-        fprintf(stderr, "[kept: /list shows it in the next run, and /open goes on.]\n");
+        fprintf(stderr,
+                "[kept: in the next run /list shows it, and /open continues it.]\n");
 }
 
 static int converse(struct chat *c)

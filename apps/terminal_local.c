@@ -1,5 +1,5 @@
-/* terminal_local.c - see terminal_talk.h: the conversation of this process, over
- * kept conversations. */
+/* terminal_local.c - see terminal_talk.h: a conversation of this process, on top of kept
+ * conversations. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,13 +9,13 @@
 #include "base/plural.h"
 
 struct local {
-    struct terminal_talk head; /* first: a struct terminal_talk is one of these */
+    struct terminal_talk head; /* first, so that it can be used as a struct terminal_talk */
     struct talk_opts o;
     struct terminal_sampling sampling;
     struct talk *talk; /* NULL: before the first go */
     struct hcache_result last;
     int context;
-    /* of the answer that is being made: */
+    /* For the present answer: */
     const struct terminal_sink *sink;
 };
 

@@ -1,9 +1,9 @@
-/* terminal_remote.c - see terminal_talk.h: a conversation that a running server keeps,
- * over its API (docs/STATEFUL.md).
+/* terminal_remote.c - see terminal_talk.h: a conversation that a running server keeps, over its API
+ * (docs/STATEFUL.md).
  *
- * The server has the conversation; this side knows its id, its title and how many turns it
- * has.  A conversation without a turn is made on the server with its first message, and removed
- * again where that message is refused. */
+ * The server has the conversation; this side knows its id, its title and its number of turns.  A
+ * conversation without turns is created on the server with its first message, and removed again if
+ * that message is refused. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,23 +17,24 @@ enum {
     PAGE = 100,
     POLL_MS = 100,
     POLLS =
-        600, /* a stopped answer is kept after one step of the server, which may be long */
+        /* a stopped answer is kept after one step of the server, which may take long */
+    600,
 };
 
 struct remote {
-    struct terminal_talk head; /* first: a struct terminal_talk is one of these */
+    struct terminal_talk head; /* first, so that it can be used as a struct terminal_talk */
     struct terminal_remote_opts o;
     struct http_client *http;
     char id[NAME_BYTES]; /* "": the server does not know it yet */
     char *title;
     int n_turns;
-    /* of the answer that is being made: */
+    /* For the present answer: */
     struct hcache_request q;
     const struct terminal_sink *sink;
     struct terminal_end *end;
     char response[NAME_BYTES];
     bool is_stopped, is_done;
-    struct err failed; /* what the stream said; code 0: nothing */
+    struct err failed; /* error that the stream reported; code 0: none */
 };
 
 static struct remote *of(struct terminal_talk *t)
@@ -63,7 +64,7 @@ static int64_t int_of(const struct json *o, const char *key)
 
 /* --- which conversation ----------------------------------------------------------------------- */
 
-/* v: the server's object; NULL: one that the server does not know yet. */
+/* v: the server's object; NULL: the server does not know the conversation yet. */
 static void adopt(struct remote *r, const struct json *v, const char *title)
 {
     const char *own = v != NULL ? json_string_of(json_member(v, "title"), NULL) : title;
@@ -83,7 +84,7 @@ static int get(struct remote *r, struct json **out, struct err *err, const char 
     return rc;
 }
 
-/* The last used conversation of that title. */
+/* Finds the last used conversation with that title. */
 static int find_title(struct remote *r, const char *title, struct err *err)
 {
     char after[NAME_BYTES] = "";
@@ -164,7 +165,7 @@ static const char *remote_title(struct terminal_talk *t)
     return of(t)->title;
 }
 
-/* All items, the last first. */
+/* Gets all items, the last first. */
 static int items(struct remote *r, struct json **out, struct err *err)
 {
     char *after = xstrdup("");
@@ -234,8 +235,8 @@ static struct json *with_title(const struct remote *r)
     return o;
 }
 
-/* Goes to a branch behind the response or item `at`; NULL: to a conversation of
- * that title with nothing in it. */
+/* Changes to a branch after the response or item `at`; NULL: to an empty conversation with the same
+ * title. */
 static int go_behind(struct remote *r, const char *at, struct err *err)
 {
     struct json *body = with_title(r), *v = NULL;
@@ -254,7 +255,7 @@ static int go_behind(struct remote *r, const char *at, struct err *err)
     return rc;
 }
 
-/* The name of the turn that an item belongs to. */
+/* Returns the name of the turn to which an item belongs. */
 static const char *turn_of(const struct json *item)
 {
     const char *response = json_string_of(json_member(item, "response_id"), NULL);
@@ -328,7 +329,8 @@ static bool is_stopped(void *arg)
     return r->is_stopped;
 }
 
-/* The server keeps a stopped answer as far as it came, soon after its connection was closed. */
+/* Waits until the server keeps a stopped answer, which it does soon after the connection was
+ * closed. */
 static int await_stopped(struct remote *r, struct err *err)
 {
     struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
@@ -343,7 +345,7 @@ static int await_stopped(struct remote *r, struct err *err)
         json_free(response);
     }
     return rc == ERR_NOT_FOUND
-               ? err_set(err, rc, "stopped before the server had taken the question")
+               ? err_set(err, rc, "stopped before the server had received the question")
                : rc;
 }
 
@@ -375,14 +377,13 @@ static int stream(struct remote *r, const struct json *input, struct err *err)
     int rc = http_client_stream(r->http, "/v1/responses", body_of(r, input, with_bound), &s,
                                 err);
     if (rc == ERR_LIMIT &&
-        with_bound) /* the answer may be shorter: what is left of the context */
+        with_bound) /* the answer may only be as long as the rest of the context */
         rc = http_client_stream(r->http, "/v1/responses", body_of(r, input, false), &s,
                                 err);
     if (rc == ERR_LIMIT)
-        return err_set(
-            err, rc,
-            "this conversation is full. /new begins another one, /branch N goes on from N "
-            "answers ago");
+        return err_set(err, rc,
+                       "this conversation is full. /new begins another one, /branch N "
+                       "continues from N answers ago");
     if (rc == 0 && r->failed.code != 0) {
         *err = r->failed;
         rc = err->code;
@@ -391,11 +392,11 @@ static int stream(struct remote *r, const struct json *input, struct err *err)
         return await_stopped(r, err);
     if (rc == 0 && !r->is_done)
         rc = err_set(err, ERR_UNSUPPORTED,
-                     "the server ended in the middle of the answer; say it again");
+                     "the server ended in the middle of the answer; ask again");
     return rc;
 }
 
-/* Makes the conversation on the server. */
+/* Creates the conversation on the server. */
 static int begin(struct remote *r, struct err *err)
 {
     struct json *v = NULL;
@@ -438,7 +439,8 @@ static void add(struct json *input, const char *role, const char *text, size_t n
     json_push(input, message);
 }
 
-/* The input of the last turn, and what it goes on from (the caller's; NULL: it is the first). */
+/* Gets the input of the last turn, and the turn before it in *at (the caller's; NULL: it is the
+ * first). */
 static int last_turn(struct remote *r, struct json *input, char **at, struct err *err)
 {
     struct json *all = NULL;

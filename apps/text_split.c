@@ -11,7 +11,7 @@ static bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* The border between the bytes at - 1 and at; 0 < at < n. */
+/* Returns the kind of border between bytes at - 1 and at; 0 < at < n. */
 static enum border border_at(const char *text, size_t at)
 {
     const char *p = text + at;
@@ -41,14 +41,14 @@ size_t text_split_end(const char *text, size_t n, size_t from, size_t most)
         }
     }
     while (found == NO_BORDER && end < n && border_at(text, end) == NO_BORDER)
-        end++; /* no whole character is as short: bytes that are no UTF-8 */
+        end++; /* a whole character is longer, or the bytes are not UTF-8 */
     return found != NO_BORDER ? best : end;
 }
 
 size_t text_split_next(const char *text, size_t from, size_t end, size_t overlap)
 {
     size_t best = end, first = end - from > overlap ? end - overlap : from + 1;
-    enum border found = CHARACTER; /* a part does not begin inside a word */
+    enum border found = CHARACTER; /* a part must not begin inside a word */
     for (size_t at = first; at < end; at++) {
         enum border b = border_at(text, at);
         if (b > found) {

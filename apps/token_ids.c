@@ -31,8 +31,8 @@ int token_ids_parse(const char *text, size_t n, const char *name, int32_t **ids,
             (end < text + n && !is_separator(*end))) {
             free(*ids);
             *ids = NULL;
-            return err_set(err, ERR_FORMAT, "%s: \"%.*s\" at byte %zu is no token id", name,
-                           (int)strcspn(s, " \n\t,"), s, (size_t)(s - text));
+            return err_set(err, ERR_FORMAT, "%s: \"%.*s\" at byte %zu is not a token id",
+                           name, (int)strcspn(s, " \n\t,"), s, (size_t)(s - text));
         }
         (*ids)[(*n_ids)++] = (int32_t)v;
         s = end;

@@ -1,4 +1,4 @@
-/* token_ids.h - token ids as people write them, in files and on standard input. */
+/* token_ids.h - parses token ids as people write them, in files and on standard input. */
 #ifndef APPS_TOKEN_IDS_H
 #define APPS_TOKEN_IDS_H
 
@@ -7,9 +7,9 @@
 
 #include "base/err.h"
 
-/* "1 2 3", "1,2,3" or "[1, 2, 3]" on any number of lines; text[n] is 0.  `name` is where it
- * comes from, for messages.  The caller frees *ids, also where there are none; ERR_FORMAT
- * names the place of what is no id. */
+/* Parses "1 2 3", "1,2,3" or "[1, 2, 3]" on any number of lines; text[n] is 0.  `name` is the
+ * source, for messages.  The caller frees *ids, even if there are none.  ERR_FORMAT: the message
+ * has the position of text that is not an id. */
 int token_ids_parse(const char *text, size_t n, const char *name, int32_t **ids,
                     size_t *n_ids, struct err *err);
 

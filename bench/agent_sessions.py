@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""Real sessions of coding agents on one server that restarts in the middle: how much of the state that can come back does.
+"""Real sessions of coding agents on one server that restarts in the middle: which share of
+restorable state is restored.
 
-    bench/agent_sessions.py MODEL --trace agents.jsonl [--sessions 4] [--requests 24] [--scale 32] [--think 0.05]
-                            [--throttle 1GB] [--rounds 1] [--arms dram,staging,off]
+  bench/agent_sessions.py MODEL --trace agents.jsonl [--sessions 4] [--requests 24] [--scale 32]
+  [--think 0.05] [--throttle 1GB] [--rounds 1] [--arms dram,staging,off]
 
-A request of the trace names the blocks of 64 tokens of its prompt.  Every SCALE-th block is kept, so that lengths are the
-trace's divided by SCALE and prefixes stay prefixes; answers are divided by SCALE, and pauses multiplied by --think, up
-to --longest-pause.
-Sessions run beside each other.  After half of its requests each session waits for the others; then the server is killed
-(kill -9) and started again.
+A request of the trace names the blocks of 64 tokens of its prompt.  Every SCALE-th block is kept,
+so that lengths are the trace's divided by SCALE and prefixes stay prefixes; answers are divided by
+SCALE, and pauses are multiplied by --think, up to --longest-pause. Sessions run concurrently.
+After half of its requests each session waits for the others; then the server is killed (kill -9)
+and started again.
 
-*Attainable* are the full chunks of a prompt with which an earlier prompt of its session began, and that were durable
-before the kill: the server is asked to flush first.  The goal is at least 95 % of them.  Nothing is kept on the device
-(--no-reuse), so that each one has to be restored.
+*Attainable* chunks are the full chunks of a prompt with which an earlier prompt of its session
+began, and that were durable before the kill: the server is asked to flush first.  The goal is at
+least 95 % of them.  Nothing is kept on the device (--no-reuse), so each one must be restored.
 
-Arms take turns: copies in DRAM that are read ahead, staging alone (--dram 0), and neither (--prefetch off --dram 0)."""
+Arms take turns: copies in DRAM that are read ahead, staging alone (--dram 0), and neither
+(--prefetch off --dram 0)."""
 import argparse
 import collections
 import json
@@ -48,7 +50,8 @@ ARMS = {"dram": ("--dram", a.dram), "staging": ("--dram", "0"), "off": ("--dram"
 
 
 def load():
-    """The first requests of the first sessions, each with the numbers of its kept blocks."""
+    """Returns the first requests of the first sessions, each with the numbers of its kept blocks.
+    """
     sessions = collections.OrderedDict()
     with open(a.trace) as f:
         for line in f:
@@ -64,7 +67,7 @@ def load():
 
 
 def prompt_of(session, row, i):
-    """64 tokens of each block, and a few that no other request has."""
+    """Returns 64 tokens of each block, and a few tokens that no other request has."""
     out = []
     for b in row["blocks"]:
         out += tokens(session * 1000003 + b, CHUNK, a.vocabulary)

@@ -52,7 +52,7 @@ static void *compute(void *arg)
     return NULL;
 }
 
-/* Pages are dropped behind each read, so that the device is read and not the page cache. */
+/* Drops pages after each read, so that the device is read and not the page cache. */
 static void *read_on(void *arg)
 {
     struct background_run *run = arg;
@@ -68,7 +68,7 @@ static void *read_on(void *arg)
     return NULL;
 }
 
-/* The largest file of a folder, opened; -1: there is none. */
+/* Opens the largest file of a folder. Returns its descriptor, or -1 if there is none. */
 static int open_largest(struct io *io, const char *folder)
 {
     struct io_names names_of = {0};

@@ -1,7 +1,8 @@
-/* background.h - other work on the machine while something is measured.
+/* background.h - other work on the machine during a measurement.
  *
  *   busy, busy2   one thread, or two, that compute without a pause
- *   reader        a thread that reads the largest file of a folder from its device, again and again */
+ *   reader        a thread that reads the largest file of a folder from its device, again and again
+ */
 #ifndef BENCH_BACKGROUND_H
 #define BENCH_BACKGROUND_H
 
@@ -18,15 +19,15 @@ enum background {
 
 /* "none", "busy", "busy2", "reader". */
 const char *background_name(enum background b);
-/* ERR_USAGE where no kind has that name. */
+/* Returns ERR_USAGE if no kind has that name. */
 int background_parse(const char *name, enum background *out, struct err *err);
 
 struct background_run;
-/* Begins; io and folder: of the reader.  Returns NULL for BACKGROUND_NONE, and where no thread
- * can be had or there is nothing to read (err says which). */
+/* Starts the work; io and folder are for the reader.  Returns NULL for BACKGROUND_NONE, and if no
+ * thread can be started or there is nothing to read (err says which). */
 struct background_run *background_start(enum background b, struct io *io,
                                         const char *folder, struct err *err);
-/* Ends it. NULL is allowed. */
+/* Ends the work. NULL is allowed. */
 void background_stop(struct background_run *run);
 
 #endif

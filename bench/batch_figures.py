@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Tokens per second of `hcache batch` beside the same requests sent to `hcache serve`, by 1 and by 8 clients.
+"""Tokens per second of `hcache batch`, compared with the same requests sent to `hcache serve` by 1
+and by 8 clients.
 
-    bench/batch_figures.py MODEL [--lines 32] [--tokens 32] [--rounds 2] [--groups 2] [--kv-tokens 0]
+  bench/batch_figures.py MODEL [--lines 32] [--tokens 32] [--rounds 2] [--groups 2] [--kv-tokens 0]
 
-The requests are chats in groups, in turns; each group has a long system message of its own, as evaluations
-have them.  --kv-tokens bounds the KV cache of all ways, so that it cannot hold all groups.  All ways are
-greedy, have no store and the server's default of 8 sequences; a server is started anew for each measurement,
-so nothing is left from the one before.  The ways take turns (A B C A B C), and loading is not counted: a
-batch's time is that of its summary.  The last column is the time of the slowest round."""
+The requests are chats in groups, interleaved; each group has a long system message of its own, as
+in evaluations.  --kv-tokens bounds the KV cache in all ways of running, so that it cannot hold all
+groups. All ways are greedy and have no store and the server's default of 8 sequences.  A new server
+is started for each measurement, so nothing is left from the one before.  The ways take turns (A B C
+A B C). Loading is not counted: a batch's time is that of its summary.  The last column is the time
+of the slowest round."""
 import argparse
 import concurrent.futures
 import http.client

@@ -30,7 +30,8 @@ static void remove_dir(const char *path)
     (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* A lock on a folder of this user's, which ends with the process; -1 where it is not to be had. */
+/* Locks a folder of this user until the process ends. Returns the descriptor, or -1 if that fails.
+ */
 static int lock_dir(const char *path, struct stat *st)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -44,8 +45,8 @@ static int lock_dir(const char *path, struct stat *st)
 
 #define TEMP_NAME "hcache-bench-"
 
-/* What benchmarks have left that were ended by a signal: gigabytes that nobody would look for.
- * A folder that was made this minute may not be locked yet. */
+/* Removes the folders of benchmarks that a signal ended: gigabytes that nobody would look for.  A
+ * folder that is less than a minute old may not be locked yet, so it stays. */
 static void sweep(const char *base)
 {
     DIR *d = opendir(base);
@@ -73,7 +74,7 @@ int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *e
         return engine_args_finish(e, err);
     const char *base = getenv("TMPDIR");
     if (base == NULL || base[0] == 0)
-        base = "/var/tmp"; /* /tmp may be memory */
+        base = "/var/tmp"; /* /tmp may be in memory */
     sweep(base);
     int n = snprintf(p->temp, sizeof p->temp, "%s/" TEMP_NAME "XXXXXX", base);
     if (n >= (int)sizeof p->temp || mkdtemp(p->temp) == NULL) {
@@ -81,8 +82,8 @@ int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *e
         p->temp[0] = 0;
         return err_set(
             err, code,
-            "no folder for what is measured can be made in %.100s: %s; --store names one",
-            base, err_name(code));
+            "cannot make a folder for the state in %.100s: %s; give one with --store", base,
+            err_name(code));
     }
     struct stat st;
     p->lock_fd = lock_dir(p->temp, &st);
@@ -108,7 +109,7 @@ int bench_number(const char *option, const char *text, int least, int most, int 
     errno = 0;
     long v = strtol(text, &end, 10);
     if (errno != 0 || end == text || *end != 0 || v < least || v > most)
-        return err_set(err, ERR_USAGE, "--%s: '%s' is no whole number from %d to %d",
+        return err_set(err, ERR_USAGE, "--%s: '%s' is not a whole number from %d to %d",
                        option, text, least, most);
     *out = (int)v;
     return 0;

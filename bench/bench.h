@@ -1,6 +1,6 @@
-/* bench.h - the benchmarks behind `hcache bench NAME`, and what several of them share.
+/* bench.h - the benchmarks behind `hcache bench NAME`, and the parts that they share.
  *
- * Each parses its own options (argv[0] is its name) and returns the exit code. */
+ * Each benchmark parses its own options (argv[0] is its name) and returns the exit code. */
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
 
@@ -22,18 +22,19 @@ int bench_save(int argc, char **argv);
 int bench_stream(int argc, char **argv);
 int bench_tiers(int argc, char **argv);
 int bench_hybrid(int argc, char **argv);
-int bench_hybrid_run(int argc, char **argv); /* bench hybrid run */
+int bench_hybrid_run(int argc, char **argv); /* for `bench hybrid run` */
 
-/* --- what a benchmark of a running engine is told --------------------------------------------- */
+/* --- options of benchmarks that run an engine --------------------------------------------------
+ */
 
-/* The first member of such a benchmark's own arguments. */
+/* First member of the arguments of each such benchmark. */
 struct bench_common {
     struct engine_args engine;
 };
 
-extern const struct opt bench_positionals[]; /* MODEL */
+extern const struct opt bench_positionals[]; /* one positional: MODEL */
 
-/* Rows of its option table. */
+/* Rows of their option tables. */
 /* clang-format off */
 #define BENCH_OPT_STORE                                                                    \
     OPT_STORE(struct bench_common,                                                         \
@@ -45,7 +46,7 @@ extern const struct opt bench_positionals[]; /* MODEL */
 #define BENCH_OPT_BATCH    OPT_BATCH_ROWS(struct bench_common)
 /* clang-format on */
 
-/* Of a history, in any benchmark. */
+/* The longest history of any benchmark. */
 enum { BENCH_MAX_TOKENS = 1 << 20 };
 
 /* --- the table of a device: bench device, bench kernels --------------------------------------- */
@@ -53,40 +54,41 @@ enum { BENCH_MAX_TOKENS = 1 << 20 };
 struct device_table {
     struct engine_args engine; /* the device, its dtype, threads and ranks */
     const char *csv;
-    const char *only; /* rows whose kind and shape contain it; NULL: all */
+    const char *only; /* only rows whose kind and shape contain this text; NULL: all */
     int runs, tokens, width;
 };
-/* Measures what the device can do at most, prints that, and then each operation as
- * a share of it. */
+/* Measures and prints the device's limits, and then each operation as a share of them. */
 int device_table_run(const struct device_table *o, struct err *err);
 
-/* --- where it keeps its state ----------------------------------------------------------------- */
+/* --- the place of the state --------------------------------------------------------------------
+ */
 
-/* The folders of --store, none for "memory", or a temporary one (in TMPDIR, or
- * /var/tmp), which bench_place_close removes with what is in it; where a signal is
- * quicker, the next benchmark does. */
+/* The folders of --store, none for "memory", or a temporary folder (in TMPDIR or /var/tmp).
+ * bench_place_close removes a temporary folder with its contents; if a signal ends the process
+ * before, the next benchmark removes it. */
 struct bench_place {
     char temp[256]; /* "": the folders are the user's */
     const char *temp_dir;
-    int lock_fd; /* of the temporary one, as long as it is in use; -1 */
+    int lock_fd; /* lock of the temporary folder while it is in use; -1: none */
 };
 
-/* Puts them into e->o, which points into *p and e->store from then on. Returns 0 or an error. */
+/* Sets the folders in e->o, which points into *p and e->store from then on. Returns 0 or an error.
+ */
 int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *err);
 void bench_place_close(struct bench_place *p);
 
 /* --- numbers, ends and figures ---------------------------------------------------------------- */
 
-/* An item of a list option, which must be a number from least to most: else
- * ERR_USAGE, naming both. */
+/* Parses an item of a list option as a number from least to most. Otherwise ERR_USAGE, which names
+ * the option and the bounds. */
 int bench_number(const char *option, const char *text, int least, int most, int *out,
                  struct err *err);
 
-/* The exit code of a benchmark that ended with rc, having said why on stderr. */
+/* Prints the error of a benchmark that ended with rc, and returns its exit code. */
 int bench_end(const char *name, int rc, const struct err *err);
 
-/* The q-quantile of v[0..n), n > 0, which is sorted in place. */
+/* Returns the q-quantile of v[0..n), n > 0. Sorts v. */
 double bench_quantile(double *v, int n, double q);
-double bench_median(double *v, int n); /* of an even number, the mean of the middle two */
+double bench_median(double *v, int n); /* for an even number, the mean of the middle two */
 
 #endif

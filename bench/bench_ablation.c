@@ -1,11 +1,10 @@
 /* bench_ablation.c - `hcache bench ablation`: the HCache paper's sensitivity and ablation figures
- * on this machine, the paper's numbers beside ours.
+ * on this machine, beside the paper's numbers.
  *
- * This machine is no GPU server, so each platform of the paper is brought to scale: the store is
- * throttled until projecting and reading a hidden state take the same times to each
- * other as they do there with that model (restore_lab.h).  The pipeline is the real
- * one.  What cannot be run here (other GPUs, token-wise partition) is computed from
- * platform models, and labelled so. */
+ * This machine is not a GPU server, so each platform of the paper is scaled: the store is throttled
+ * until projecting and reading a hidden state take times in the same ratio as on that platform with
+ * that model (restore_lab.h).  The pipeline is the real one.  Results that cannot be run here
+ * (other GPUs, token-wise partition) are computed from platform models and labelled so. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +21,7 @@
 #include "state/profile.h"
 
 struct ablation_args {
-    struct bench_common common; /* the first */
+    struct bench_common common; /* must be the first member */
     const char *csv, *html, *save_csv;
     struct opt_list lengths, figures;
     int rounds, tokens;
@@ -31,9 +30,9 @@ struct ablation_args {
 static const struct opt options[] = {
     BENCH_OPT_STORE,
     {"tokens", OPT(struct ablation_args, tokens), .arg = "N", .def = "1024", .min = 64,
-     .max = 1000000, .help = "history of all but the figure over lengths"},
+     .max = 1000000, .help = "history length of all figures but that over lengths"},
     {"lengths", OPT(struct ablation_args, lengths), .arg = "N[,N...]",
-     .def = "256,512,1024,2048,4096", .help = "of the figure over lengths"},
+     .def = "256,512,1024,2048,4096", .help = "history lengths of the figure over lengths"},
     {"rounds", OPT(struct ablation_args, rounds), .arg = "N", .def = "3", .min = 1,
      .max = 50,
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
@@ -44,9 +43,9 @@ static const struct opt options[] = {
     BENCH_OPT_BATCH,
     {"figures", OPT(struct ablation_args, figures), .arg = "F[,F...]",
      .def = "11ac,11df,11gi,6.1.3,12,13,14",
-     .help = "which to make: a run can be made in pieces"},
+     .help = "the figures to make, so that a run can be made in pieces"},
     {"save-csv", OPT(struct ablation_args, save_csv), .arg = "FILE",
-     .help = "what hcache bench save --csv has written, for figure 14"},
+     .help = "a file written by hcache bench save --csv, for figure 14"},
     {"csv", OPT(struct ablation_args, csv), .arg = "FILE", .def = "ablation.csv",
      .help = "every number"},
     {"html", OPT(struct ablation_args, html), .arg = "FILE", .def = "ablation.html",
@@ -66,14 +65,14 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_bench_ablation = &cmd;
 
-enum { MAX_POINTS = 16 }; /* of a figure */
+enum { MAX_POINTS = 16 }; /* points of a figure */
 
 struct ablation {
     const struct ablation_args *a;
     struct lab lab;
     struct report r;
     FILE *csv;
-    struct save_figure saving; /* of --save-csv */
+    struct save_figure saving; /* rows read from --save-csv */
     int lengths[MAX_POINTS], longest;
 };
 
@@ -81,7 +80,7 @@ struct ablation {
 
 enum method { KV, RECOMPUTE, HIDDEN, HYBRID, HCACHE, N_METHODS };
 
-/* What `hcache plan` calls it, and what the paper does. */
+/* Names of the methods in `hcache plan`, and in the paper. */
 static const struct {
     const char *mode, *name;
 } methods[N_METHODS] = {[KV] = {"kv", "KV offload"},
@@ -90,7 +89,7 @@ static const struct {
                         [HYBRID] = {"kv+recompute", "naive hybrid"},
                         [HCACHE] = {"auto", "HCache (auto)"}};
 
-/* One setting: a time per method, in ms; NAN where it was not run. */
+/* One setting: a time per method, in ms; NAN: not run. */
 struct point {
     double ms[N_METHODS];
     struct plan plan[N_METHODS];
@@ -130,8 +129,8 @@ static int measure_point(struct ablation *b, int tokens, struct point *p, struct
     return rc;
 }
 
-/* As NAME:SHAPE of hcache plan; prints a line.  Where this store is too slow for
- * that, no method has a time. */
+/* Measures the same on a platform NAME:SHAPE of hcache plan, and prints a line.  If this store is
+ * too slow for it, no method has a time. */
 static int measure_as(struct ablation *b, const char *figure, const char *as, int tokens,
                       struct point *p, struct err *err)
 {
@@ -145,7 +144,7 @@ static int measure_as(struct ablation *b, const char *figure, const char *as, in
         for (int m = 0; m < N_METHODS; m++)
             p->ms[m] = NAN;
         report_text(&b->r,
-                    "%s is left out: this store reads %.1f MB/s, and %.1f are needed.", as,
+                    "%s is left out: this store reads %.1f MB/s, but %.1f are needed.", as,
                     b->lab.platform.tier[0].bytes_per_s * 1e-6, bytes_per_s * 1e-6);
         printf("%-4s %-24s left out: this store is too slow\n", figure, as);
         return 0;
@@ -163,7 +162,7 @@ static int measure_as(struct ablation *b, const char *figure, const char *as, in
     return 0;
 }
 
-/* The same from a platform's model alone. */
+/* Computes the same from a platform's model alone. */
 static int model_point(struct ablation *b, const char *figure, const char *platform,
                        const char *shape, int tokens, struct point *p, struct err *err)
 {
@@ -193,7 +192,7 @@ static int model_point(struct ablation *b, const char *figure, const char *platf
 
 /* --- plots ------------------------------------------------------------------------------------ */
 
-/* Restoration speed by method for each setting. */
+/* Plots the speed of restoring by method for each setting. */
 static void plot(struct ablation *b, const char *title, const char *const *names,
                  const struct point *p, int n, int tokens)
 {
@@ -211,7 +210,7 @@ static void plot(struct ablation *b, const char *title, const char *const *names
     report_bars(&b->r, &bars);
 }
 
-/* How much faster HCache is than every other method, one row per setting. */
+/* Tabulates how much faster HCache is than every other method, one row per setting. */
 static void tabulate(struct ablation *b, const char *const *names, const struct point *p,
                      int n)
 {
@@ -403,13 +402,12 @@ static int figure_13(struct ablation *b, struct err *err)
     report_heading(
         &b->r,
         "Figure 13 a: layer-wise or token-wise (modelled from this machine's profile)");
-    report_text(
-        &b->r,
-        "%d tokens, storage at %.1f MB/s (as a100-1ssd with llama-2-13b). A token-wise "
-        "plan can be planned here, but not be carried out.",
-        b->a->tokens, bytes_per_s * 1e-6);
+    report_text(&b->r,
+                "%d tokens, storage at %.1f MB/s (as a100-1ssd with llama-2-13b). A "
+                "token-wise plan can be planned here, but not executed.",
+                b->a->tokens, bytes_per_s * 1e-6);
     report_table_begin(&b->r, "partition\tms\tto the paper's layer-wise form\tpaper");
-    for (int i = 1; rc == 0 && i <= 4; i++) { /* the reference first */
+    for (int i = 1; rc == 0 && i <= 4; i++) { /* the reference comes first */
         int k = i % 4;
         rc = plan_partition(b, modes[k], b->a->tokens, &plan, err);
         if (rc != 0)
@@ -438,7 +436,8 @@ static int figure_13(struct ablation *b, struct err *err)
 
 /* --- figure 14 -------------------------------------------------------------------------------- */
 
-/* From `hcache bench save`: it toggles saving within one run.  Nothing is measured for it here. */
+/* Uses the results of `hcache bench save`, which toggles saving within one run.  Nothing is
+ * measured here. */
 static int figure_14(struct ablation *b, struct err *err)
 {
     report_heading(&b->r, "Figure 14: two-stage saving or direct writing");
@@ -456,12 +455,12 @@ static int figure_14(struct ablation *b, struct err *err)
     return 0;
 }
 
-/* --- the whole -------------------------------------------------------------------------------- */
+/* --- all figures ------------------------------------------------------------------------------ */
 
 static const struct {
     const char *name;
     int (*make)(struct ablation *, struct err *);
-    bool needs_lab; /* without it, it is a table of results that are there */
+    bool needs_lab; /* false: the figure only shows existing results */
 } figures[] = {{"11ac", figure_11_gpus, true},   {"11df", figure_11_bandwidth, true},
                {"11gi", figure_11_length, true}, {"6.1.3", balance, true},
                {"12", figure_12, true},          {"13", figure_13, true},
@@ -498,19 +497,18 @@ static bool needs_lab(const struct ablation_args *a)
     return false;
 }
 
-/* What the numbers were measured with. */
+/* Prints the setup of the measurements. */
 static void describe(struct ablation *b)
 {
     char line[400];
     stack_describe(&b->lab.k, line, sizeof line);
     printf("%s, %s\n%s\n", b->a->common.engine.o.model, b->lab.platform.machine, line);
-    report_text(
-        &b->r,
-        "%s on %s, %s. %s. Medians of %d rounds in which the methods take turns; "
-        "recomputation once. While the profile was measured, %.0f %% of the processors "
-        "were ours.",
-        b->a->common.engine.o.model, b->lab.platform.machine, b->lab.platform.date, line,
-        b->a->rounds, b->lab.platform.cpu_share * 100);
+    report_text(&b->r,
+                "%s on %s, %s. %s. Medians of %d rounds in which the methods take turns; "
+                "recomputation once. While the profile was measured, this process had %.0f "
+                "%% of the processors.",
+                b->a->common.engine.o.model, b->lab.platform.machine, b->lab.platform.date,
+                line, b->a->rounds, b->lab.platform.cpu_share * 100);
 }
 
 static int run_figures(struct ablation *b, struct err *err)
@@ -525,14 +523,16 @@ static int run_figures(struct ablation *b, struct err *err)
     return rc;
 }
 
-/* Where the store is fast enough for it, what plans are made from is corrected beside its reads. */
+/* Runs restores with the store throttled like the paper's, so that plans are made with times
+ * measured beside reads (lab_settle_as).  Does nothing if the store is too slow for that. */
 static int settle(struct ablation *b, struct err *err)
 {
     double bytes_per_s, ratio;
     return lab_settle_as(&b->lab, "a100-4ssd", &bytes_per_s, &ratio, err);
 }
 
-/* Those of the figure over lengths, and the longest of all that is restored. */
+/* Parses the history lengths of the figure over lengths, and finds the longest history that is
+ * restored. */
 static int parse_lengths(struct ablation *b, struct err *err)
 {
     const struct opt_list *list = &b->a->lengths;
@@ -550,7 +550,7 @@ static int parse_lengths(struct ablation *b, struct err *err)
     return 0;
 }
 
-/* All that can be known to be wrong before anything is measured; reads --save-csv. */
+/* Checks everything that can be checked before measuring; reads --save-csv. */
 static int check_args(struct ablation *b, struct err *err)
 {
     const struct ablation_args *a = b->a;
@@ -560,10 +560,8 @@ static int check_args(struct ablation *b, struct err *err)
     if (rc == 0 && a->save_csv != NULL)
         rc = save_figure_read(&b->saving, a->save_csv, err);
     if (rc == 0 && needs_lab(a) && a->common.engine.o.store_in_memory)
-        rc = err_set(
-            err, ERR_USAGE,
-            "the store is throttled, and one in memory cannot be: give a --store in "
-            "a folder");
+        rc = err_set(err, ERR_USAGE,
+                     "a store in memory cannot be throttled: give a --store in a folder");
     return rc;
 }
 

@@ -1,14 +1,15 @@
-/* bench_beside.c - what a long prompt, or its restoration, costs those who decode beside it.
+/* bench_beside.c - measures how much a long prompt, or its restoration, slows sequences that decode
+ * beside it.
  *
- * A few sequences decode all the time.  Windows take turns: nothing else; a new prompt arrives and
- * is prefilled (and saved); the same prompt arrives again and is restored.  Of each kind of window
- * the time between the tokens of a sequence (TBT) is told, and as a multiple of that alone.
+ * A few sequences decode all the time.  Windows take turns: nothing else happens; a new prompt
+ * arrives and is prefilled (and saved); the same prompt arrives again and is restored.  For each
+ * kind of window the table has the time between the tokens of a sequence (TBT), also as a multiple
+ * of the time alone.
  *
- * Each window begins with fresh decodes, for their steps take longer as they go on.
- * Every second window of nothing is counted apart: how far the two are from each other is
- * the noise that the rest has to be seen in.  The prompt's last tokens, which no
- * restoration brings back and which a run without any would have to compute, too, are
- * counted apart from the restoration. */
+ * Each window begins with fresh decodes, because their steps take longer as contexts grow.  Every
+ * second window of nothing is counted apart: the difference of the two is the noise of the
+ * measurement.  The prompt's last tokens, which no restoration covers and which are always
+ * computed, are counted apart from the restoration. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,7 +26,7 @@
 #include "state/save_policy.h"
 
 struct beside_args {
-    struct bench_common common; /* the first */
+    struct bench_common common; /* must be the first member */
     const char *csv, *plan;
     int decodes, prompt, prefills, restores, alone;
 };
@@ -41,9 +42,9 @@ static const struct opt options[] = {
     {"restores", OPT(struct beside_args, restores), .arg = "N", .def = "8", .min = 0,
      .max = 1000, .help = "restorations of the last prompt"},
     {"plan", OPT(struct beside_args, plan), .def = "auto", .arg = "PLAN",
-     .help = "of the restorations, as for hcache run"},
+     .help = "plan of the restorations, as for hcache run"},
     {"alone", OPT(struct beside_args, alone), .arg = "N", .def = "100", .min = 10,
-     .max = 100000, .help = "steps of a window with nothing else"},
+     .max = 100000, .help = "steps in a window of decodes alone"},
     BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
@@ -56,8 +57,8 @@ static const struct opt options[] = {
 
 static const struct opt_cmd cmd = {
     .name = "bench beside",
-    .summary = "Measures what a long prompt, or its restoration, adds to the time between "
-               "the tokens of those who decode beside it.",
+    .summary = "Measures how much a long prompt, or its restoration, adds to the time "
+               "between tokens of sequences that decode beside it.",
     .positionals = bench_positionals,
     .options = options,
     .examples = "  hcache bench beside --store memory\n"
@@ -66,7 +67,8 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_bench_beside = &cmd;
 
-/* In which a token comes.  NEW: the last tokens of a prompt are computed behind its restoration. */
+/* Kind of window in which a token comes.  NEW: the last tokens of a prompt are computed after its
+ * restoration. */
 enum window { ALONE, AGAIN, PREFILL, RESTORE, NEW, N_WINDOWS };
 static const char *const names[] = {"alone", "alone2", "prefill", "restore", "new"};
 enum { MAX_GAPS = 1 << 18, DECODER_PROMPT = 64, WARM_STEPS = 8 };
@@ -79,8 +81,7 @@ struct lab {
     double *gap_ms[N_WINDOWS]; /* [MAX_GAPS] */
     int n_gaps[N_WINDOWS];
     int n_arrivals[N_WINDOWS];
-    double
-        arrival_s[N_WINDOWS]; /* the sum of these: until the first token of who arrived */
+    double arrival_s[N_WINDOWS]; /* sum of times until the arriving prompt's first token */
     double plan_ms, lookup_ms, restore_ms, compute_ms; /* sums over the restorations */
     int64_t n_cached;
     char layers[PLAN_MAX_LAYERS + 1];
@@ -104,7 +105,7 @@ static int on_token(void *arg, int32_t id)
     return 0;
 }
 
-/* Something else happened since the last token. */
+/* Forgets the last token's time, because something else has happened since. */
 static void forget_last(struct lab *b)
 {
     for (int i = 0; i < b->a->decodes; i++)
@@ -131,8 +132,8 @@ static int arrive(struct lab *b, enum window w, int prompt, struct seq **s, stru
     return rc == 0 ? engine_add(b->k.engine, &q, s, err) : rc;
 }
 
-/* A gap ends with a step's forward pass, and begins with what the step before it did behind its
- * own: new tokens are in it where they were in either. */
+/* A gap ends with a step's forward pass and begins after the previous one, so it includes work that
+ * the previous step did after its own.  New tokens in either of the two steps are in the gap. */
 static int step_until_done(struct lab *b, enum window w, const struct seq *s,
                            struct err *err)
 {
@@ -172,7 +173,7 @@ static int note_arrival(struct lab *b, enum window w, const struct outcome *o, i
     return 0;
 }
 
-/* A prompt arrives; until its first token. */
+/* Submits a prompt and steps until its first token. */
 static int step_beside(struct lab *b, enum window w, int prompt, struct err *err)
 {
     struct seq *s = NULL;
@@ -199,7 +200,7 @@ static void stop_decoders(struct lab *b)
     }
 }
 
-/* Fresh ones, and some steps until all is warm. */
+/* Starts fresh decodes and makes some steps until everything is warm. */
 static int start_decoders(struct lab *b, struct err *err)
 {
     int rc = 0, n_active;
@@ -221,7 +222,7 @@ static int start_decoders(struct lab *b, struct err *err)
     return rc;
 }
 
-/* One window of nothing, and one in which a prompt arrives. */
+/* Runs one window of nothing, and one in which a prompt arrives. */
 static int run_pair(struct lab *b, enum window w, int i, int prompt, struct err *err)
 {
     int rc = start_decoders(b, err);

@@ -1,15 +1,15 @@
-/* bench_device.c - `hcache bench device`, and `bench kernels --device` of what is no CPU: products,
- * prefill and decode attention, KV loading, what lies between, checksums and copies up, through
- * the operations that the engine uses.
+/* bench_device.c - `hcache bench device`, and `bench kernels --device` for devices other than the
+ * CPU. It measures products, prefill and decode attention, KV loading, the operations between them,
+ * checksums, and copies to the device, through the operations that the engine uses.
  *
- * It knows nothing of the device but its table of operations, so it is the same on a CPU and on a
- * GPU, and a first thing to run on a new machine.  Every result is the median of several runs with
- * its rate, and the share that this is of a ceiling measured first (device_rig.h); what is read is
- * walked over in turn where a cache could hold it.
+ * It knows only the device's table of operations, so it is the same on a CPU and on a GPU, and is
+ * the first thing to run on a new machine.  Every result is the median of several runs, with its
+ * rate and its share of a limit that is measured first (device_rig.h).  Data that a cache could
+ * hold are used in turn.
  *
- * A group of devices (--tensor-parallel, --pipeline-parallel) does each operation as one of
- * them does; what is measured of it is what only a group has: exchanges between ranks, copies
- * up that the ranks share, and what crosses from a stage to the next. */
+ * A group of devices (--tensor-parallel, --pipeline-parallel) does each operation like one device,
+ * so only the parts that a group adds are measured: exchanges between ranks, copies to the device
+ * that ranks share, and copies from one stage to the next. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 
@@ -32,27 +32,27 @@ static const struct opt device_options[] = {
      .def = "cpu", .help = "what computes"},
     OPT_DEVICE_TUNING(struct device_table),
     {"dtype", OPT(struct device_table, engine.o.dtype), .choices = engine_dtypes,
-     .def = "bf16", .help = "of weights and state"},
+     .def = "bf16", .help = "type of weights and state"},
     {"only", OPT(struct device_table, only), .arg = "TEXT",
      .help = "only rows whose kind and shape, as printed, contain TEXT"},
     {"csv", OPT(struct device_table, csv), .arg = "FILE",
-     .help = "also write the results there"},
+     .help = "also write the results to FILE"},
     {"threads", OPT(struct device_table, engine.o.threads), .arg = "N", .def = "2",
      .min = 1, .max = 256, .help = "of a CPU"},
     OPT_PARALLEL(struct device_table),
     {"runs", OPT(struct device_table, runs), .arg = "N", .def = "9", .min = 1, .max = 999,
-     .help = "of which the median is told"},
+     .help = "number of runs, whose median is printed"},
     {"tokens", OPT(struct device_table, tokens), .arg = "N", .def = "4096", .min = 64,
      .max = 65536, .help = "history of the attention and restoration rows"},
     {"width", OPT(struct device_table, width), .arg = "N", .def = "4096", .min = 256,
-     .max = 16384, .help = "of the model's state, a multiple of 128: heads have 128"},
+     .max = 16384, .help = "width of the model's state, a multiple of 128: heads have 128"},
     {0},
 };
 
 static const struct opt_cmd device_cmd = {
     .name = "bench device",
-    .summary = "Measures a device's products, attention and KV loading as shares of what "
-               "it can do at most; of several devices, what they say to each other.",
+    .summary = "Measures a device's products, attention and KV loading as shares of its "
+               "limits; for several devices, their exchanges.",
     .options = device_options,
     .values_bytes = sizeof(struct device_table),
 };
@@ -71,13 +71,14 @@ enum { D_HEAD = 128 };
 
 enum bound { OF_MEMORY, OF_GEMM, OF_UP };
 
-/* One thing to measure; its run gets a count, so that it can walk over its data. */
+/* One thing to measure; its run gets a counter, so that it can use its data in turn. */
 struct job {
     const char *kind;
     char shape[60];
-    double work; /* flop, or bytes: of device memory, on their way up */
+    double work; /* flop; or bytes of device memory; or bytes copied to the device */
     enum bound of;
-    int inner; /* times per measurement, so that one is long beside the clock */
+    /* runs per measurement, so that it is long compared with the clock's resolution */
+    int inner;
     int (*run)(struct rig *r, void *arg, int i);
     void *arg;
 };
@@ -108,7 +109,7 @@ static int measure(struct bench *b, const struct job *j, struct err *err)
     fprintf(b->csv, "%s,%s,%s,\"%s\",%.6f,%.6f,%.6f,%.3f,%s,%.4f,%s\n", b->rig.dev->name,
             dtype_name(b->rig.dtype), j->kind, j->shape, t.median * 1e3, t.min * 1e3,
             t.max * 1e3, rate / unit, name, share, of);
-    fflush(b->csv); /* a run that is cut short keeps what it has */
+    fflush(b->csv); /* an interrupted run keeps its rows */
     return 0;
 }
 
@@ -118,7 +119,7 @@ enum { MAX_WEIGHTS = 16, FEW_ROWS = 32 };
 
 struct matmul_arg {
     struct mat c, a;
-    struct weight w[MAX_WEIGHTS]; /* taken in turn */
+    struct weight w[MAX_WEIGHTS]; /* used in turn */
     int n_weights;
 };
 
@@ -128,7 +129,7 @@ static int run_matmul(struct rig *r, void *arg, int i)
     return r->op->matmul(r->s, m->c, m->a, &m->w[i % m->n_weights], NULL);
 }
 
-/* Of few rows the time is that of reading the weights. */
+/* For few rows the time is that of reading the weights. */
 static int bench_matmul(struct bench *b, int m, int n, int k, struct err *err)
 {
     struct rig *r = &b->rig;
@@ -172,13 +173,13 @@ struct cache_arg {
     const int32_t *tables[1];
     struct buf kv_mem, q_mem, out_mem, chunks;
     struct rope rope;
-    int n_blocks, n_caches; /* of one; as many are taken in turn */
+    int n_blocks, n_caches; /* n_blocks: of one cache; n_caches: used in turn */
 };
 
-/* More than a GPU's caches hold. */
+/* More than the caches of a GPU hold. */
 #define WALKED_BYTES ((size_t)256 << 20)
 
-/* Where the i-th begins, in bytes. */
+/* Returns the offset of cache i, in bytes. */
 static size_t cache_offset(const struct cache_arg *c, int i)
 {
     return (size_t)(i % c->n_caches) * (size_t)c->n_blocks * c->kv.block_stride;
@@ -192,7 +193,7 @@ static int run_attention(struct rig *r, void *arg, int i)
     return r->op->attention(r->s, c->out, c->q, &kv, &c->r, 0.0883883f, 0);
 }
 
-/* All chunks of a layer from staging into the cache. */
+/* Loads all chunks of a layer from staging into the cache. */
 static int run_load(struct rig *r, void *arg, int i)
 {
     struct cache_arg *c = arg;
@@ -294,7 +295,8 @@ static int bench_prefill(struct bench *b, int n_heads, int n_kv, struct err *err
     return rc;
 }
 
-/* --- what a layer does between its products --------------------------------------------------- */
+/* --- operations between a layer's products ------------------------------------------------------
+ */
 
 struct between_arg {
     struct cache_arg *cache;
@@ -329,8 +331,8 @@ static size_t elements_bytes(struct mat m)
     return (size_t)(m.rows * m.cols) * dtype_bytes(m.dtype);
 }
 
-/* `rows` rows, of a prompt or of a decode; rotation is left out (it needs a table,
- * and no memory). */
+/* For `rows` rows, of a prompt or of a decode. Rotation is left out: it needs a table and hardly
+ * any memory traffic. */
 static int bench_between(struct bench *b, int n_tokens, int rows, struct err *err)
 {
     struct rig *r = &b->rig;
@@ -376,9 +378,11 @@ static int bench_between(struct bench *b, int n_tokens, int rows, struct err *er
     return rc;
 }
 
-/* --- records on their way up ------------------------------------------------------------------ */
+/* --- copies of records to the device -------------------------------------------------------------
+ */
 
-/* Half a mebibyte each, the hidden states of a chunk of 7B, every other one of pinned memory. */
+/* Half a MiB each, the hidden states of a chunk of a 7B model; every other record of pinned memory.
+ */
 enum { RECORDS = 64, RECORD_BYTES = 512 << 10 };
 
 struct records_arg {
@@ -447,8 +451,8 @@ static int run_sample(struct rig *r, void *arg, int i)
     return r->op->sample(r->s, a->ids, a->logits, a->rows);
 }
 
-/* One row, and some, of a vocabulary eight times the width: the best token, and one
- * of the likeliest. */
+/* For one row and for several, with a vocabulary eight times the width: the best token, and a
+ * sampled one. */
 static int bench_sample(struct bench *b, struct err *err)
 {
     static const struct {
@@ -489,7 +493,7 @@ struct checksum_arg {
     const void *records;
     uint64_t *out;
     uint32_t n_bytes[128];
-    int n, n_sets; /* as many as lie there, taken in turn */
+    int n, n_sets; /* sets of records, used in turn */
 };
 
 static int run_checksum(struct rig *r, void *arg, int i)
@@ -501,8 +505,8 @@ static int run_checksum(struct rig *r, void *arg, int i)
     return r->op->checksum(r->s, a->out, first, stride, a->n_bytes, a->n);
 }
 
-/* As many records as a restore checks at once, and as fill the device; of 64
- * tokens' hidden states. */
+/* As many records as a restore checks at once, and as many as fill the device; each has 64 tokens'
+ * hidden states. */
 static int bench_checksum(struct bench *b, struct err *err)
 {
     enum { MOST = 128 };
@@ -532,8 +536,8 @@ static int bench_checksum(struct bench *b, struct err *err)
 /* --- several devices -------------------------------------------------------------------------- */
 
 struct exchange_arg {
-    struct mat whole, own; /* of all ranks, one behind the other; a rank's */
-    void *far;             /* on the last stage */
+    struct mat whole, own; /* the parts of all ranks, one after another; one rank's part */
+    void *far;             /* memory on the last stage */
     const void *host;
     size_t bytes;
 };
@@ -566,8 +570,8 @@ static int run_cross(struct rig *r, void *arg, int i)
     return stream_copy(r->s, x->far, x->own.data, x->bytes);
 }
 
-/* The exchanges of rows of hidden states: of a layer's product (f32), of what a
- * rank brought up (state). */
+/* Measures exchanges of rows of hidden states: the sum of a layer's product (f32), and gathering
+ * parts that ranks have copied up (state dtype). */
 static int measure_exchanges(struct bench *b, int rows, struct exchange_arg *x,
                              struct err *err)
 {
@@ -640,10 +644,10 @@ static int run_exchanges(struct bench *b, struct err *err)
     return rc;
 }
 
-/* --- all of it -------------------------------------------------------------------------------- */
+/* --- all measurements ---------------------------------------------------------------------------
+ */
 
-/* The products of a layer of Llama-2-7B, where the width is its 4096, for a decode
- * and for prefill. */
+/* The products of a layer of Llama-2-7B if the width is its 4096, for a decode and for prefill. */
 static int run_all(struct bench *b, struct err *err)
 {
     int d = b->o->width, ffn = (int)(d * 2.6875), heads = d / D_HEAD, rc = 0;
@@ -651,7 +655,7 @@ static int run_all(struct bench *b, struct err *err)
                             {32, d, d},        {512, d, d},  {512, 2 * d, d},
                             {512, 2 * ffn, d}, {2048, d, d}, {2048, 2 * d, d},
                             {2048, 2 * ffn, d}};
-    /* A CPU would take minutes over the largest. */
+    /* A CPU would take minutes for the largest. */
     bool slow = b->most.gemm_flops < 1e13 && d > 1024;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && rc == 0; i++)
         if (!slow || sizes[i][0] < 512 || sizes[i][1] == d)

@@ -1,6 +1,7 @@
-/* bench_exact.c - `hcache bench exact`: does a server that keeps state answer as if it kept none?
+/* bench_exact.c - `hcache bench exact`: checks that a server that keeps state answers as if it kept
+ * none.
  *
- * Many conversations go on at once, in random order, against any OpenAI-compatible server.  Some
+ * Many conversations run at once, in random order, against any OpenAI-compatible server.  Some
  * answers are cancelled and asked for again; a command may restart the server in between.  Each
  * conversation tells the server three names that no other one has, and then asks for them:
  *
@@ -9,17 +10,16 @@
  *     user       What is my dog called?             the answer has the name, or not
  *
  * Each answer is compared with two cold runs: the same messages under a cache_salt that was never
- * used, and with "cache_prompt": false, so that no server can use saved state.  Four things are
+ * used and with "cache_prompt": false, so that no server can use saved state.  Four things are
  * counted:
  *
  *     leaked         answers with a name of another conversation, which the cold run does not have
- *     wrong_context  answers without the name that was asked for, where the cold run has it, and
- *                    answers with another name of this conversation, where the cold run has
- *                    the right one
- *     differs        answers whose text is not the first cold run's
- *     noise_floor    pairs of cold runs whose texts differ: what the server does to itself
+ *     wrong_context  answers without the requested name, where the cold run has it, and answers
+ *                    with another name of this conversation, where the cold run has the right one
+ *     differs        answers whose text differs from the first cold run's
+ *     noise_floor    pairs of cold runs whose texts differ: the server's own variation
  *
- * The model need not be good: only what differs from its own cold run counts. */
+ * The model need not be good: only differences from its own cold runs count. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,19 +47,19 @@ struct exact_args {
 
 static const struct opt exact_options[] = {
     {"url", OPT(struct exact_args, url), .arg = "URL", .def = "http://127.0.0.1:8080",
-     .help = "of the server, without /v1"},
-    {"api-key", OPT(struct exact_args, key), .arg = "KEY", .help = "that the server wants"},
+     .help = "URL of the server, without /v1"},
+    {"api-key", OPT(struct exact_args, key), .arg = "KEY", .help = "API key of the server"},
     {"model", OPT(struct exact_args, model), .arg = "NAME",
-     .help = "sent with every request, where the server wants it"},
+     .help = "model name in every request, if the server requires one"},
     {"conversations", OPT(struct exact_args, conversations), .arg = "N", .def = "50",
      .min = 2, .max = 1000000,
-     .help = "conversations; more than the server's cache holds evict"},
+     .help = "number of conversations; more than the server's cache holds cause evictions"},
     {"turns", OPT(struct exact_args, turns), .arg = "N", .def = "8", .min = 1, .max = 1000,
      .help = "turns of each conversation"},
     {"clients", OPT(struct exact_args, clients), .arg = "N", .def = "8", .min = 1,
-     .max = 1024, .help = "conversations that wait for an answer at once"},
+     .max = 1024, .help = "concurrent requests"},
     {"max-tokens", OPT(struct exact_args, max_tokens), .arg = "N", .def = "16", .min = 1,
-     .max = 4096, .help = "tokens of an answer at most"},
+     .max = 4096, .help = "most tokens of an answer"},
     {"cancel", OPT(struct exact_args, cancel), .arg = "P", .def = "0.1", .hi = 0.9,
      .help =
          "share of answers that are cancelled at their first text, and asked for again"},
@@ -70,11 +70,10 @@ static const struct opt exact_options[] = {
     {"patience", OPT(struct exact_args, patience), .arg = "S", .def = "120", .min = 0,
      .max = 86400, .help = "seconds for which a request that fails is sent again"},
     {"seed", OPT(struct exact_args, seed), .arg = "N", .def = "1", .min = 0,
-     .max = INT64_MAX, .help = "of names, order and cancels"},
+     .max = INT64_MAX, .help = "seed of names, order and cancellations"},
     {"check", OPT(struct exact_args, check),
-     .help =
-         "exit 1 where anything leaked, came from a wrong context or failed, or where more "
-         "answers differ than cold runs do"},
+     .help = "exit 1 if anything leaked, came from a wrong context or failed, or if more "
+             "answers differ than cold runs do"},
     {"json", OPT(struct exact_args, json), .help = "print one JSON object"},
     {0},
 };
@@ -97,13 +96,13 @@ static const char *const fact_things[N_FACTS] = {"dog", "cat", "horse"};
 struct conversation {
     char name[N_FACTS][NAME_BYTES];
     struct textbuf messages; /* "{...},{...}" */
-    int n_turns;             /* answered */
+    int n_turns;             /* turns that were answered */
     bool is_busy;
 };
 
 enum stage { STAGE_WARM, STAGE_COLD, STAGE_COLD_AGAIN };
 
-/* One request of one conversation on its way. */
+/* One request of one conversation in flight. */
 struct client {
     struct exact *b;
     struct conversation *c; /* NULL: this client is free */
@@ -111,7 +110,7 @@ struct client {
     int64_t failing_since_ns; /* 0: its last request did not fail */
     bool is_sent, will_cancel;
     int n_restarts_before;              /* restarts before its request was sent */
-    struct textbuf text[1 + COLD_RUNS]; /* by stage */
+    struct textbuf text[1 + COLD_RUNS]; /* text by stage */
 };
 
 struct exact {
@@ -125,22 +124,23 @@ struct exact {
     int64_t n_started, n_answers, n_leaked, n_wrong, n_differs, n_noise, n_errors,
         n_cancelled;
     int n_restarts;
-    /* Requests that a restart broke off or kept from the server.  They are no errors. */
+    /* Requests that a restart interrupted or prevented. They are not errors. */
     int64_t n_interrupted;
-    bool
-        is_restarting; /* no request that was sent after the last restart has been answered */
-    int64_t retry_ns;      /* no request is sent before: the server is starting */
-    char first_error[200]; /* of a fault outside restarts */
+    bool is_restarting; /* no request sent after the last restart has been answered yet */
+    int64_t retry_ns;   /* no request is sent before this time: the server is starting */
+    char first_error[200]; /* message of a fault outside restarts */
 };
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* The i-th name: pronounceable, lower case but for the first letter, and different for each i. */
+/* Makes the i-th name: pronounceable, lower case after the first letter, and different for each i.
+ */
 static void make_name(char out[NAME_BYTES], uint64_t i)
 {
     static const char consonants[] = "bdfghklmnprstvz", vowels[] = "aeiou";
     char *p = out;
-    for (int k = 0; k < 6; k++) { /* 75^6 names; a fixed odd step spreads neighbours */
+    /* there are 75^6 names; a fixed odd step spreads neighbours */
+    for (int k = 0; k < 6; k++) {
         uint64_t syllable = (i * 29 + 17) % 75;
         i /= 75;
         *p++ = consonants[syllable / 5];
@@ -155,7 +155,7 @@ static bool has_name(const struct textbuf *text, const char *name)
     return text->p != NULL && strstr(text->p, name) != NULL;
 }
 
-/* Whether the text has a name of another conversation than c that `cold` does not have. */
+/* Returns whether the text has a name of a conversation other than c that `cold` does not have. */
 static bool has_foreign_name(const struct exact *b, const struct textbuf *text,
                              const struct textbuf *cold, const struct conversation *c)
 {
@@ -183,7 +183,7 @@ static void add_message(struct conversation *c, const char *role, const char *te
     json_free(m);
 }
 
-/* The thing that turn t tells of, or asks for. */
+/* Returns the thing that turn t tells of or asks for. */
 static int fact_of(int turn)
 {
     return turn % N_FACTS;
@@ -241,7 +241,7 @@ static void on_text(void *user, const char *text, size_t n)
     textbuf_add(&k->text[k->stage], text, n);
 }
 
-/* Counts a turn whose three answers are there, and goes on with the warm one. */
+/* Counts a turn whose three answers are complete, and continues with the warm one. */
 static void judge(struct client *k)
 {
     struct exact *b = k->b;
@@ -276,7 +276,7 @@ static void give_up(struct client *k, int status, const char *error)
     note_error(k->b, status, error);
     k->b->n_errors++;
     k->c->n_turns =
-        k->b->args.turns; /* its messages end with a question that has no answer */
+        k->b->args.turns; /* its messages end with a question without an answer */
     k->c->is_busy = false;
     k->c = NULL;
 }
@@ -311,7 +311,8 @@ static void on_end(void *user, int status, const struct http_usage *u, const cha
 
 /* --- the run ---------------------------------------------------------------------------------- */
 
-/* A conversation that is neither busy nor over, from a random place on; NULL: none. */
+/* Returns a conversation that is neither busy nor over, searching from a random place; NULL: none.
+ */
 static struct conversation *next_conversation(struct exact *b)
 {
     int n = b->args.conversations, from = (int)rng_below(&b->rng, (uint64_t)n);
@@ -323,7 +324,7 @@ static struct conversation *next_conversation(struct exact *b)
     return NULL;
 }
 
-/* Runs the command where its time has come.  What is under way fails and is asked for again. */
+/* Runs the restart command when its time has come.  Requests in flight fail and are sent again. */
 static void restart(struct exact *b)
 {
     int64_t all = (int64_t)b->args.conversations * b->args.turns;
@@ -338,7 +339,7 @@ static void restart(struct exact *b)
                 rc);
 }
 
-/* Cancels answers that were chosen for it, once some text of theirs has come. */
+/* Cancels the answers that were chosen for it, once some of their text has come. */
 static void cancel(struct exact *b)
 {
     for (int i = 0; i < b->args.clients; i++) {
@@ -351,7 +352,8 @@ static void cancel(struct exact *b)
     }
 }
 
-/* Gives free clients a conversation and sends what waits. Returns how many clients are at work. */
+/* Gives free clients a conversation and sends waiting requests. Returns the number of busy clients.
+ */
 static int feed(struct exact *b)
 {
     int n = 0;
@@ -459,7 +461,7 @@ int bench_exact(int argc, char **argv)
         print(&b);
     }
     if (rc == 0 && b.n_answers == 0)
-        rc = err_set(&err, ERR_NOT_FOUND, "%s: nothing was answered: %s", b.args.url,
+        rc = err_set(&err, ERR_NOT_FOUND, "%s: no request was answered: %s", b.args.url,
                      b.first_error);
     bool bad = b.n_leaked + b.n_wrong + b.n_errors > 0 || b.n_differs > b.n_noise;
     code = bench_end("exact", rc, &err);

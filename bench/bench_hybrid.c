@@ -2,7 +2,7 @@
  * HybridServe's figures beside the paper's numbers.
  *
  * The decisions are src/policy/hybrid.c; the machine is arithmetic (hybrid_model.h).  Every number
- * that this file prints is modelled; `hcache bench hybrid run` runs (bench_hybrid_run.c). */
+ * that this file prints is modelled; `hcache bench hybrid run` measures (bench_hybrid_run.c). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ struct hybrid_args {
 
 static const struct opt options[] = {
     {"shape", OPT(struct hybrid_args, shape), .arg = "NAME", .def = "opt-30b",
-     .help = "of the model (hcache model --help lists them)"},
+     .help = "shape of the model (hcache model --help lists them)"},
     {"platform", OPT(struct hybrid_args, platform), .arg = "NAME", .def = "4090-dram",
      .help = "a built-in machine, as in hcache plan"},
     {"ratio", OPT(struct hybrid_args, x), .arg = "X", .def = "0", .min = 0, .max = 1000,
@@ -36,9 +36,9 @@ static const struct opt options[] = {
     {"tokens", OPT(struct hybrid_args, tokens), .arg = "N", .def = "128", .min = 1,
      .max = 1 << 20, .help = "tokens of each answer"},
     {"device-memory", OPT(struct hybrid_args, device_bytes), .arg = "BYTES", .def = "24GB",
-     .min = 0, .max = INT64_MAX, .help = "of the GPU"},
+     .min = 0, .max = INT64_MAX, .help = "memory of the GPU"},
     {"host-memory", OPT(struct hybrid_args, host_bytes), .arg = "BYTES", .def = "882GB",
-     .min = 0, .max = INT64_MAX, .help = "for weights and caches"},
+     .min = 0, .max = INT64_MAX, .help = "host memory for weights and caches"},
     {"figures", OPT(struct hybrid_args, figures),
      .help =
          "HybridServe's figures 3, 4, 6 and 12 to 15 beside the paper's numbers; of the "
@@ -50,8 +50,8 @@ static const struct opt options[] = {
 static const struct opt_cmd cmd = {
     .name = "bench hybrid",
     .summary = "Models batches whose weights and caches come over a link: keys and values "
-               "alone, activations alone, and mixtures of both. Nothing runs, but by bench "
-               "hybrid run.",
+               "alone, activations alone, and mixtures of both. Nothing runs; bench hybrid "
+               "run measures.",
     .options = options,
     .examples = "  hcache bench hybrid --shape opt-66b --batch 64\n"
                 "  hcache bench hybrid --figures\n"
@@ -124,7 +124,7 @@ static void print_setup(const struct hybrid_setup *s, bool as_json)
 
 /* --- the paper's figures ---------------------------------------------------------------------- */
 
-/* The projection of all models runs at one speed, so x grows with their width. */
+/* The projection runs at the same speed for all models, so x grows with their width. */
 #define WIDTH_OF_30B 7168.0
 
 static const char *const paper_shapes[] = {"opt-6.7b", "opt-13b", "opt-30b", "opt-66b"};
@@ -132,7 +132,7 @@ enum { N_SHAPES = 4 };
 
 struct figures {
     struct hybrid_setup of[N_SHAPES];
-    struct json *rows; /* NULL: print */
+    struct json *rows; /* NULL: prints instead */
 };
 
 static void row(struct figures *f, const char *figure, const char *what, double paper,

@@ -1,23 +1,24 @@
-/* bench_hybrid_run.c - `hcache bench hybrid run`: contexts of KV and ACT blocks, run
- * at this machine's scale.
+/* bench_hybrid_run.c - `hcache bench hybrid run`: runs contexts of KV and ACT blocks at this
+ * machine's scale.
  *
  * The projection is measured first.  The link is then slowed down until a block takes x times as
- * long to project as its keys and values take to come: the x of the machine that is stood for.
- * All full blocks lie on the host.  Each arm prefills the same prompts and decodes the same
- * tokens; the steps of decoding are timed, and the bytes over the link are counted.
+ * long to project as its keys and values take to transfer; x is that of the machine being imitated.
+ * All full blocks lie on the host.  Each arm prefills the same prompts and decodes the same tokens;
+ * the steps of decoding are timed, and the bytes over the link are counted.
  *
- *   device       all blocks on the device: what a step takes without a link
+ *   device       all blocks on the device: the time of a step without a link
  *   kv, act      blocks of one type on the host
  *   half         as many ACT as KV blocks (no allocation)
- *   in order     the mixture of hybrid_choose, mini-batches as requests come (no packing)
- *   hybrid       all of it
+ *   in order     the mixture of hybrid_choose, mini-batches in the order of requests (no packing)
+ *   hybrid       the complete method
  *   tokens       half of each context as tokens, whose rows pass all layers again in each step
  *
- * One processor is left to the link's thread, unless --threads says otherwise: it stands for a
- * device's copy engine, which takes nothing from computation.
+ * One processor is left to the link's thread unless --threads says otherwise: it stands for a
+ * device's copy engine, which takes no compute time.
  *
- * The weights come over the link too, as many bytes of each layer as keep the link busy for the
- * time that a layer takes without ACT blocks, but at most a third of what the KV blocks take. */
+ * The weights come over the link, too: as many bytes of each layer as keep the link busy for the
+ * time that a layer takes without ACT blocks, but at most a third of the time that the KV blocks
+ * take. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,15 +63,15 @@ static const struct opt options[] = {
      .min = 0, .max = 1024,
      .help = "compute threads; 0 leaves one processor to the link's thread"},
     {"check", OPT(struct run_args, check),
-     .help = "exit 1 where an arm misses a goal of docs/RESTORATION.md, section 6"},
+     .help = "exit 1 if an arm misses a goal of docs/RESTORATION.md, section 6"},
     {"json", OPT(struct run_args, json), .help = "print one JSON object"},
     {0},
 };
 
 static const struct opt_cmd cmd = {
     .name = "bench hybrid run",
-    .summary = "Decodes a batch whose contexts lie on the host, over a link that is slowed "
-               "down: keys and values alone, activations alone, and mixtures of both.",
+    .summary = "Decodes a batch whose contexts lie on the host, over a slowed-down link: "
+               "keys and values alone, activations alone, and mixtures of both.",
     .positionals = bench_positionals,
     .options = options,
     .examples = "  hcache bench hybrid run --ratio 1.4 --check\n",
@@ -85,7 +86,7 @@ static const char *const arm_names[N_ARMS] = {"device", "kv",       "act",   "to
 struct row {
     double step_s, predicted_s;
     double act_share;
-    uint64_t link_bytes, policy_bytes; /* of the contexts, a step */
+    uint64_t link_bytes, policy_bytes; /* bytes of the contexts, per step */
     int n_minibatches;
     uint64_t digest;
 };
@@ -96,8 +97,9 @@ struct bench {
     struct mixed_costs costs;
     double link_bytes_per_s, weights_bytes;
     double element_bytes;
-    double layer_over_projection; /* products of a whole layer over those of K and V */
-    int n_layers, n_full;         /* full blocks of a request */
+    /* time of a whole layer's products over that of the products for K and V */
+    double layer_over_projection;
+    int n_layers, n_full; /* full blocks of a request */
     int32_t *ids;
     struct row rows[N_ARMS];
 };
@@ -127,7 +129,7 @@ static struct stack_opts stack_opts_of(const struct bench *b, const struct mixed
     return o;
 }
 
-/* Full blocks by the ratio; a request's unfinished one has a KV block on the device. */
+/* Assigns full blocks by the ratio; a request's unfinished block is a KV block on the device. */
 struct order {
     int n_full, token_blocks;
     int first_act; /* number of the first ACT block */
@@ -209,7 +211,7 @@ static int add_all(struct bench *b, struct engine *e, struct seq **s, struct err
 {
     int n_prompt = b->n_full * KV_BLOCK_TOKENS + 1, rc = 0;
     for (int i = 0; rc == 0 && i < b->a->batch; i++) {
-        struct request q = {.prompt = b->ids + i, /* each begins a token later */
+        struct request q = {.prompt = b->ids + i, /* each begins one token later */
                             .n_prompt = n_prompt,
                             .max_tokens = b->a->tokens + 2,
                             .ignore_eos = true,
@@ -229,7 +231,8 @@ static int step(struct engine *e, double *seconds, struct err *err)
     return rc;
 }
 
-/* The arithmetic of the policy for the blocks that the requests have. */
+/* Returns the bytes of a step that the policy predicts for the requests' full blocks on the host,
+ * and in *act_share the share of these blocks that are held as activations. */
 static uint64_t count_bytes(const struct bench *b, struct stack *k, struct seq *const *s,
                             double *act_share)
 {
@@ -252,7 +255,8 @@ static uint64_t count_bytes(const struct bench *b, struct stack *k, struct seq *
                                     (uint64_t)n_kv * (uint64_t)b->costs.kv_bytes);
 }
 
-/* Seconds of a layer where requests fill buffers as they come: the last mini-batch has the rest. */
+/* Returns seconds of a layer if requests fill the buffers in order of arrival; the last mini-batch
+ * has the rest. */
 static double layer_in_order(const struct bench *b, double act_share)
 {
     struct minibatch minis[MOST_BATCH];
@@ -266,8 +270,8 @@ static double layer_in_order(const struct bench *b, double act_share)
     return minibatch_layer_seconds(&b->machine, minis, n);
 }
 
-/* Seconds of a step by the policy's arithmetic.  Rows that are computed again take the time of all
- * products of a layer. */
+/* Returns the seconds of a step that the policy's formula gives.  Rows that are computed again take
+ * the time of all products of a layer. */
 static double predict(const struct bench *b, enum arm arm, double act_share)
 {
     const struct hybrid_memory mem = {0, 1e30};
@@ -292,7 +296,7 @@ static int decode(struct bench *b, struct stack *k, struct seq **s, struct row *
     struct mixed_stats before, after;
     int rc = add_all(b, k->engine, s, err);
     while (rc == 0 && seq_outcome(s[b->a->batch - 1])->n_generated == 0)
-        rc = step(k->engine, &t, err); /* prompts */
+        rc = step(k->engine, &t, err); /* the prompts */
     engine_mixed_stats(k->engine, &before);
     for (int i = 0; rc == 0 && i < b->a->tokens; i++)
         rc = step(k->engine, &times[i], err);
@@ -327,7 +331,7 @@ static int run_arm(struct bench *b, enum arm arm, struct err *err)
     stack_close(&k);
     free((void *)s);
     if (rc == 0 && arm == DEVICE) {
-        /* The head and the sampler overlap nothing, but belong to every arm's step. */
+        /* The head and the sampler overlap with nothing, but belong to every arm's step. */
         double kv_s = (double)b->a->batch * b->n_full * b->costs.kv_bytes *
                       b->machine.link.b_s;
         struct hybrid_machine *m = &b->machine;
@@ -362,7 +366,8 @@ static int measure(struct bench *b, struct err *err)
         rc = mixed_measure(k.model, work, s, 0, b->a->batch, &b->costs, err);
     if (rc == 0) {
         b->link_bytes_per_s = b->a->x * b->costs.kv_bytes / b->costs.project.b_s;
-        struct hybrid_line project = b->costs.project; /* what the link was chosen by */
+        /* the value by which the link's speed was chosen */
+        struct hybrid_line project = b->costs.project;
         double r2 = b->costs.project_r2;
         rc = mixed_measure(k.model, work, s, b->link_bytes_per_s, b->a->batch, &b->costs,
                            err);
@@ -389,7 +394,7 @@ static int measure(struct bench *b, struct err *err)
     return rc;
 }
 
-/* --- what came out ---------------------------------------------------------------------------- */
+/* --- results ---------------------------------------------------------------------------------- */
 
 static double over(const struct bench *b, enum arm a)
 {
@@ -401,8 +406,8 @@ static double traffic(const struct bench *b)
     return (double)b->rows[KV].link_bytes / (double)b->rows[HYBRID].link_bytes;
 }
 
-/* Returns an arm that the model says is slower than `a` by more than 3 %, and that
- * was faster; or -1. */
+/* Returns an arm that the model predicts to be slower than `a` by more than 3 %, but that was
+ * faster; or -1. */
 static int overtaken_by(const struct bench *b, enum arm a)
 {
     for (int k = KV; k < N_ARMS; k++)
@@ -417,17 +422,17 @@ static double miss(const struct row *r)
     return r->step_s / r->predicted_s - 1;
 }
 
-/* Bits and bytes are promises; the others are goals, of a machine that does nothing else. */
+/* Bits and bytes are promises; the other values are goals on an otherwise idle machine. */
 static int check(const struct bench *b, struct err *err)
 {
     for (int i = 0; i < N_ARMS; i++) {
         const struct row *r = &b->rows[i];
         if (r->digest != b->rows[DEVICE].digest)
-            return err_set(err, ERR_MISMATCH, "%s: other logits than on the device",
-                           arm_names[i]);
+            return err_set(err, ERR_MISMATCH,
+                           "%s: the logits differ from those on the device", arm_names[i]);
         if (r->link_bytes != r->policy_bytes)
             return err_set(err, ERR_MISMATCH,
-                           "%s: %llu bytes over the link, the policy says %llu",
+                           "%s: %llu bytes over the link, but the policy predicts %llu",
                            arm_names[i], (unsigned long long)r->link_bytes,
                            (unsigned long long)r->policy_bytes);
     }
@@ -449,8 +454,8 @@ static int check(const struct bench *b, struct err *err)
         return err_set(err, ERR_LIMIT,
                        "%.2f and %.2f times as fast as kv and act, not 1.22 and 1.2",
                        over(b, KV), over(b, ACT));
-    /* A pass over rows that are computed again is bound by attention, too: no model
-     * of it is checked. */
+    /* A pass over rows that are computed again is also bound by attention, which the model leaves
+     * out, so it is not checked. */
     for (int i = KV; i < N_ARMS; i++)
         if (i != TOKENS && fabs(miss(&b->rows[i])) > 0.1)
             return err_set(err, ERR_LIMIT, "%s: %.0f %% off the model", arm_names[i],
@@ -466,7 +471,8 @@ static int check(const struct bench *b, struct err *err)
 
 static double flops(const struct bench *b)
 {
-    /* 64 rows; K and V have half of a KV block's bytes each, an ACT block gives the width. */
+    /* A block has 64 rows; K and V have half of a KV block's bytes each, and an ACT block gives the
+     * width. */
     double d = b->costs.act_bytes / 64, kv = b->costs.kv_bytes / 64;
     return 2 * 64 * (d / b->element_bytes) * (kv / b->element_bytes) / b->costs.project.b_s;
 }

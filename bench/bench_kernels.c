@@ -1,11 +1,11 @@
-/* bench_kernels.c - `hcache bench kernels`: every kernel as a share of what the machine can do.
- * (Of the cpu device; another one's are bench_device.c's.)
+/* bench_kernels.c - `hcache bench kernels`: every kernel of the cpu device as a share of the
+ * machine's limits. (bench_device.c measures the kernels of other devices.)
  *
- * Ceilings first, in the same run (ceilings.h): FMA rate for products and prefill attention, memory
- * read for decode, memory copy for kv_fill.  Shapes are the `bench` rows of tests/tensor/cases.h.
- * What is read in decode (weights, caches) is walked over in turn, so that no cache holds it.
- * --isa chooses the kernels, OPENBLAS_CORETYPE those of OpenBLAS (it may use AVX-512 where we
- * are told to use AVX2: compare like with like, with OPENBLAS_CORETYPE=Haswell). */
+ * Limits are measured first, in the same run (ceilings.h): FMA rate for products and prefill
+ * attention, memory reads for decode, memory copies for kv_fill.  Shapes are the `bench` rows of
+ * tests/tensor/cases.h.  Data that decode reads (weights, caches) are used in turn, so that no
+ * cache holds them.  --isa selects the kernels, OPENBLAS_CORETYPE those of OpenBLAS.  OpenBLAS may
+ * use AVX-512 when --isa asks for AVX2; OPENBLAS_CORETYPE=Haswell makes the two comparable. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 
@@ -45,23 +45,25 @@ static const struct opt bench_options[] = {
     {"seconds", OPT(struct bench_args, seconds), .arg = "S", .def = "0.3", .lo = 0.01,
      .hi = 60, .help = "time of each measurement"},
     {"dtype", OPT(struct bench_args, engine.o.dtype), .choices = engine_dtypes,
-     .def = "bf16", .help = "of weights and state; of the cpu device all are measured"},
+     .def = "bf16",
+     .help = "type of weights and state; on the cpu device all are measured"},
     {"tokens", OPT(struct bench_args, tokens), .arg = "N", .def = "4096", .min = 64,
-     .max = 65536, .help = "history of attention; of the cpu device it is fixed"},
+     .max = 65536, .help = "history of attention; fixed on the cpu device"},
     {"width", OPT(struct bench_args, width), .arg = "N", .def = "4096", .min = 256,
-     .max = 16384, .help = "of products; of the cpu device it is fixed"},
+     .max = 16384, .help = "width of products; fixed on the cpu device"},
     {0},
 };
 
 static const struct opt_cmd bench_cmd = {
     .name = "bench kernels",
-    .summary = "Measures every kernel of a device as a share of what it can do at most.",
+    .summary = "Measures every kernel of a device as a share of the device's limits.",
     .options = bench_options,
     .values_bytes = sizeof(struct bench_args),
 };
 const struct opt_cmd *const options_of_bench_kernels = &bench_cmd;
 
-/* Decode walks over at least this much, so that it comes from memory and not from a cache. */
+/* Decode uses at least this much memory in turn, so that data come from memory and not from a
+ * cache. */
 #define COLD_BYTES ((size_t)1 << 30)
 
 struct bench {
@@ -72,11 +74,11 @@ struct bench {
     struct device *device;
     struct stream *stream;
     const struct ops *ops;
-    double fma, read, copy; /* ceilings */
+    double fma, read, copy; /* limits */
     void *cold; /* COLD_BYTES of random bits that are small numbers in every type */
     bool blas;
     double layer_s,
-        attention_s; /* of bench-220m over 4096 tokens, summed as they are measured */
+        attention_s; /* sums for bench-220m over 4096 tokens, added as they are measured */
 };
 
 /* --- output --------------------------------------------------------------------------------- */
@@ -87,8 +89,8 @@ enum unit {
     BYTES_COPIED,
 };
 
-/* `work`: flop or bytes of one run. `cold_bytes`: what FLOPS have to read from memory, or 0;
- * where that takes longer than computing, the share is that of reading. */
+/* `work`: flop or bytes of one run. `cold_bytes`: bytes that FLOPS work must read from memory, or
+ * 0; if reading takes longer than computing, the share is that of reading. */
 static void report(struct bench *b, const char *kernel, const char *shape, enum unit unit,
                    double work, double cold_bytes, struct spread t)
 {
@@ -143,10 +145,10 @@ struct matmul_run {
     struct bench *b;
     struct mat c, a;
     struct weight w;
-    /* bytes from one cold copy of the weight to the next; 0: always the same */
+    /* Bytes from one cold copy of the weight to the next; 0: the same copy each time. */
     size_t step;
     int n_copies, next;
-    const float *plain; /* for OpenBLAS */
+    const float *plain; /* the weight for OpenBLAS */
 };
 
 static void matmul_once(void *arg)
@@ -176,8 +178,8 @@ static double matmul_case_run(struct bench *b, struct matmul_case mc, enum dtype
     size_t a_bytes = (size_t)(mc.m * mc.k) * 4, c_bytes = (size_t)(mc.m * mc.n) * 4;
     float *a = small_numbers(a_bytes, DTYPE_F32), *c = mem_map(c_bytes);
     size_t w_bytes = b->ops->weight_bytes(t, mc.n, mc.k);
-    /* The cold buffer holds bf16: as f16, f32 and in 8 and 4 bits its bits are
-     * numbers too, if odd ones. */
+    /* The cold buffer holds bf16; its bits are also numbers as f16, f32 and in 8 and 4 bits, if odd
+     * ones. */
     struct matmul_run r = {.b = b,
                            .c = mat_of(c, DTYPE_F32, mc.m, mc.n),
                            .a = mat_of(a, DTYPE_F32, mc.m, mc.k),
@@ -199,7 +201,7 @@ static double matmul_case_run(struct bench *b, struct matmul_case mc, enum dtype
                b->n_threads, o.min / s.min, o.median / s.median);
         mem_unmap((void *)r.plain, plain_bytes);
         if (!threads_rest())
-            printf("OpenBLAS's threads go on spinning: what follows is disturbed\n");
+            printf("OpenBLAS's threads keep spinning and disturb the following rows\n");
     }
     mem_unmap(a, a_bytes);
     mem_unmap(c, c_bytes);
@@ -337,7 +339,7 @@ static void bench_attention(struct bench *b)
     }
 }
 
-/* kv_fill of 4096 tokens: from staging, as a restore sees it. */
+/* kv_fill of 4096 tokens, from staging, as in a restore. */
 static void bench_kv_fill(struct bench *b)
 {
     enum { TOKENS = 4096, N_KV = 16, D_HEAD = 64, HALF = D_HEAD / 2 };
@@ -346,10 +348,10 @@ static void bench_kv_fill(struct bench *b)
         return;
     struct cache_run c = cache_run_make(b, N_KV, D_HEAD, TOKENS);
     size_t bytes = (size_t)c.n_layers * c.layer_bytes;
-    /* What is filled is memory of its own: rotated, the numbers in cold would be denormal as
-     * f32, and every product of f32 behind this one slow. */
+    /* The destination is separate memory: rotated, the numbers in `cold` would be denormal as f32,
+     * and every later f32 product would be slow. */
     uint8_t *blocks = mem_map(bytes);
-    memset(blocks, 0, bytes); /* no page is touched for the first time below */
+    memset(blocks, 0, bytes); /* so that later runs touch no page for the first time */
     c.kv.blocks = blocks;
     c.rows = mat_of(b->cold, DTYPE_BF16, TOKENS, 2 * N_KV * D_HEAD);
     float *angles = small_numbers((size_t)TOKENS * HALF * 4, DTYPE_F32);
@@ -413,7 +415,7 @@ static void bench_rows(struct bench *b)
     mem_unmap(r.state.data, n * 2);
 }
 
-/* The share of attention in a layer of bench-220m over 4096 tokens. */
+/* Measures the share of attention in a layer of bench-220m over 4096 tokens. */
 static void bench_layer(struct bench *b)
 {
     static const struct matmul_case products[] = {{4096, 3072, 1024, true},

@@ -1,7 +1,8 @@
-/* bench_plan.c - `hcache bench plan`: the processor time that planning a restore takes.
+/* bench_plan.c - `hcache bench plan`: the processor time of planning a restore, for which an
+ * engine's step waits (policy/plan_cut.c).
  *
- * An engine's step waits for it (policy/plan_cut.c).  Chains are made up: each range was saved
- * under one of a few policies, or each layer of it differs, which is the worst case. */
+ * Chains are made up: each range was saved under one of a few policies, or each layer of it
+ * differs, which is the worst case. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,11 +23,11 @@ struct plan_bench_args {
 
 static const struct opt options[] = {
     {"layers", OPT(struct plan_bench_args, layers), .arg = "N", .def = "80", .min = 1,
-     .max = PLAN_MAX_LAYERS, .help = "of the model"},
+     .max = PLAN_MAX_LAYERS, .help = "layers of the model"},
     {"ranges", OPT(struct plan_bench_args, ranges), .arg = "N[,N...]", .def = "1,16,64,256",
-     .help = "of chunks with equal records, in the stored history"},
+     .help = "ranges of chunks with equal records in the stored history"},
     {"plans", OPT(struct plan_bench_args, plans), .arg = "N", .def = "100", .min = 1,
-     .max = 100000, .help = "of each row"},
+     .max = 100000, .help = "plans per row"},
     {0},
 };
 
@@ -42,7 +43,7 @@ const struct opt_cmd *const options_of_bench_plan = &cmd;
 
 enum { MOST_RANGES = 4096, RANGE_TOKENS = 256 };
 
-/* A machine on which hidden states take about as long to read as to project. */
+/* Makes a machine on which reading hidden states takes about as long as projecting them. */
 static void fill_platform(struct platform *p, int n_layers, bool hedged)
 {
     platform_init(p);
@@ -81,7 +82,7 @@ static double cpu_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* One row: n_ranges ranges, hedged or not. */
+/* Measures one row: n_ranges ranges, hedged or not. */
 static int measure(const struct plan_bench_args *a, int n_ranges, bool all_differ,
                    bool hedged, struct err *err)
 {

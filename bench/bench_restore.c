@@ -1,19 +1,17 @@
-/* bench_restore.c - `hcache bench restore`: how long bringing a context back takes, by
- * every method.
+/* bench_restore.c - `hcache bench restore`: the time of restoring a context, by every method.
  *
- * For each history length and method it prints the predicted and the measured time (median of
- * rounds in which the methods take turns), the bytes read, and the share of a measured ceiling:
+ * For each history length and method it prints the predicted and the measured time (the median of
+ * rounds in which the methods take turns), the bytes read, and the share of a measured limit:
  *
- *   read    what the same records take to be read through the same path in the same round, nothing
- *           else being done (for DRAM: to be copied once by all threads, since its reads are
+ *   read    the time of reading the same records through the same path in the same round, with nothing
+ *           else running (for DRAM: of copying them once with all threads, because its reads are
  *           pointers)
- *   gemm    what the plan's projections and recomputed layers take by the rates of the profile
+ *   gemm    the time of the plan's projections and recomputed layers at the rates of the profile
  *
- * The ceiling of a restore is the longer of the two lanes; 1.00 means that all else is hidden.
- * On a device with memory of its own there is also a floor: the plan's bytes at the rate of
- * pinned copies, or its products at that of a large one (device_rig.h), whichever is longer,
- * and its share of the time.  The bubble is the idle share of the busier lane, as it was
- * measured (docs/RESTORATION.md).
+ * The limit of a restore is the longer of the two; 1.00 means that everything else is hidden.  On a
+ * device with memory of its own there is also a floor: the longer of the plan's bytes at the rate
+ * of pinned copies and its products at the rate of a large one (device_rig.h); its share of the
+ * time is printed.  The bubble is the measured idle share of the busier lane (docs/RESTORATION.md).
  *
  * --as throttles the store so that this machine has the ratio of compute to I/O of another one;
  * --sweep runs random cases instead (restore_sweep.h). */
@@ -29,13 +27,12 @@
 #include "bench/restore_sweep.h"
 
 struct restore_args {
-    struct bench_common common; /* the first */
+    struct bench_common common; /* must be the first member */
     const char *csv, *as;
     struct opt_list lengths, methods, loads;
     int rounds, sweep, skip;
     bool damage;
-    uint64_t throttle,
-        seed; /* lab_throttle slows reads down after the platform is measured */
+    uint64_t throttle, seed; /* lab_throttle slows reads after the platform is measured */
 };
 
 static const struct opt options[] = {
@@ -47,7 +44,7 @@ static const struct opt options[] = {
          "longest that is drawn"},
     {"methods", OPT(struct restore_args, methods), .arg = "M[,M...]",
      .def = "kv,hidden,paper,kv+recompute,auto,recompute",
-     .help = "which to run: any mode of hcache plan"},
+     .help = "methods to run: any mode of hcache plan"},
     {"rounds", OPT(struct restore_args, rounds), .arg = "N", .def = "5", .min = 1,
      .max = 1000,
      .help = "rounds, in which the methods take turns; recompute runs in the first only"},
@@ -58,12 +55,11 @@ static const struct opt options[] = {
     BENCH_OPT_PARALLEL,
     BENCH_OPT_BATCH,
     {"throttle", OPT(struct restore_args, throttle), .arg = "BYTES_PER_S", .def = "0",
-     .help = "slow the store's reads down"},
+     .help = "limit the speed of the store's reads"},
     OPT_GPU_DIRECT(struct bench_common),
     {"as", OPT(struct restore_args, as), .arg = "NAME[:SHAPE]",
-     .help =
-         "throttle the store until projecting and reading a hidden state are in the ratio "
-         "that they have on this platform of hcache plan, with this model (llama-2-7b)"},
+     .help = "throttle the store so that projecting and reading a hidden state have the "
+             "ratio of this platform of hcache plan, with this model (llama-2-7b)"},
     {"staging", OPT(struct bench_common, engine.o.staging_bytes), .arg = "BYTES",
      .def = "64M", .help = "staging memory of a restore"},
     {"sweep", OPT(struct restore_args, sweep), .arg = "N", .def = "0", .min = 0,
@@ -79,7 +75,7 @@ static const struct opt options[] = {
              "that "
              "computes), busy2 (two), reader (of the same disk)"},
     {"damage", OPT(struct restore_args, damage),
-     .help = "--sweep: in a case of four, chunks lack one kind of record in some layers"},
+     .help = "--sweep: in one case of four, chunks lack one kind of record in some layers"},
     {"csv", OPT(struct restore_args, csv), .arg = "FILE",
      .help = "write the table as CSV too"},
     {0},
@@ -87,9 +83,8 @@ static const struct opt options[] = {
 
 static const struct opt_cmd cmd = {
     .name = "bench restore",
-    .summary =
-        "Measures restores of one context by every method, beside what was predicted and "
-        "what the machine can do.",
+    .summary = "Measures restores of one context by every method, beside the prediction "
+               "and the machine's limits.",
     .positionals = bench_positionals,
     .options = options,
     .examples =
@@ -158,7 +153,7 @@ static void print_row(struct bench *b, int n_tokens, struct row *r)
     if (floor_ms > 0)
         printf(" %9.1f %6.2f", floor_ms, floor_ms / total);
     if (r->direct_bytes > 0)
-        printf("  direct"); /* from the disk into the device's memory */
+        printf("  direct"); /* read from the disk straight into the device's memory */
     printf("\n");
     fflush(stdout);
     if (b->csv == NULL)
@@ -172,10 +167,10 @@ static void print_row(struct bench *b, int n_tokens, struct row *r)
             b->lab->throttle_bytes_per_s * 1e-6, r->plan.stored_bytes_per_token,
             bench_median(r->bubble, r->n), floor_ms, floor_ms / total,
             (unsigned long long)r->direct_bytes);
-    fflush(b->csv); /* a run that is cut short keeps what it has */
+    fflush(b->csv); /* an interrupted run keeps its rows */
 }
 
-/* How much faster auto is than each other method, and how much less it stores than KV. */
+/* Prints how much faster auto is than each other method, and how much less it stores than KV. */
 static void print_ratios(const struct row *rows, int n, const struct platform *p)
 {
     const struct row *best = NULL;
@@ -224,14 +219,14 @@ static int run_length(struct bench *b, int n_chunks, struct err *err)
 static void print_head(struct bench *b)
 {
     const struct platform *p = &b->lab->platform;
-    char store[32] = "in memory, read in place"; /* its rate is that of no copy */
+    /* it has no rate, because nothing is copied */
+    char store[32] = "in memory, read in place";
     if (!b->lab->k.o.user.store_in_memory)
         snprintf(store, sizeof store, "%.2f GB/s", p->tier[0].bytes_per_s * 1e-9);
     printf(
         "profile per layer and 1000 tokens: recompute %.2f ms (+ %.3f per 1000^2), project "
         "%.2f ms, load %.3f ms; store %s; together reading x%.2f, compute x%.2f; "
-        "%.0f %% "
-        "of the processors were ours; restores made products x%.2f\n\n",
+        "this process had %.0f %% of the processors; restores made products x%.2f\n\n",
         p->c_tok.b_s * 1e6, p->c_tok.c_s * 1e9, p->c_h.b_s * 1e6, p->c_kv.b_s * 1e6, store,
         p->io_overlap, p->comp_overlap, p->cpu_share * 100,
         platform_correction_factor(&p->gemm_correction));
@@ -281,7 +276,8 @@ static int run_table(struct bench *b, const int *chunks, struct err *err)
     return rc;
 }
 
-/* --- the whole -------------------------------------------------------------------------------- */
+/* --- running it ---------------------------------------------------------------------------------
+ */
 
 static int parse_lengths(const struct restore_args *a, int *chunks, int *longest,
                          struct err *err)

@@ -1,10 +1,9 @@
-/* bench_resume.c - `hcache bench resume`: coming back to a stored context, as the engine does it.
+/* bench_resume.c - `hcache bench resume`: a request after a stored context, as the engine runs it.
  *
- * Alone: the time to the first token of --new tokens behind a restored history, where
- * prefill waits for the whole restore (the paper's way) and where it goes layer by
- * layer inside it (fused), by turns. Beside decodes: how long a step of --decodes
- * sequences takes while a restore goes on beside them, and in as many steps before it
- * in which nothing had to be restored. */
+ * Alone: the time to the first token of --new tokens after a restored history.  Either prefill
+ * waits for the whole restore (as in the paper), or it runs layer by layer inside it (fused); the
+ * two alternate. Beside decodes: the time of a step of --decodes sequences while a restore runs
+ * beside them, and in as many steps before it without a restore. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +19,7 @@
 #include "service/stack.h"
 
 struct resume_args {
-    struct bench_common common; /* the first */
+    struct bench_common common; /* must be the first member */
     const char *plan, *csv;
     int history, n_new, decodes, rounds;
 };
@@ -30,13 +29,13 @@ static const struct opt options[] = {
     {"history", OPT(struct resume_args, history), .arg = "N", .def = "4096", .min = 64,
      .max = 1 << 20, .help = "tokens to restore (rounded down to chunks)"},
     {"new", OPT(struct resume_args, n_new), .arg = "N", .def = "256", .min = 1,
-     .max = 1 << 20, .help = "new tokens behind them, where nothing decodes"},
+     .max = 1 << 20, .help = "new tokens after them, if nothing decodes"},
     {"decodes", OPT(struct resume_args, decodes), .arg = "N", .def = "4", .min = 0,
      .max = 64, .help = "sequences that decode beside a restore; 0: only the first table"},
     {"plan", OPT(struct resume_args, plan), .def = "auto",
-     .help = "how the history is restored, as in hcache run"},
+     .help = "plan of the restoration, as for hcache run"},
     {"rounds", OPT(struct resume_args, rounds), .arg = "N", .def = "5", .min = 1,
-     .max = 1000, .help = "turns of each"},
+     .max = 1000, .help = "rounds of each"},
     BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
@@ -50,9 +49,9 @@ static const struct opt options[] = {
 
 static const struct opt_cmd cmd = {
     .name = "bench resume",
-    .summary =
-        "Measures the first token behind a restored history, prefill behind the restore "
-        "and inside it, and what a restore costs those who decode beside it.",
+    .summary = "Measures the time to the first token after a restored history, with "
+               "prefill after the restore or inside it, and the cost of a restore to "
+               "sequences that decode beside it.",
     .positionals = bench_positionals,
     .options = options,
     .examples = "  hcache bench resume --throttle 100MB --new 512\n"
@@ -65,12 +64,12 @@ struct lab {
     struct resume_args *a;
     struct stack k;
     struct rng rng;
-    int32_t *tokens; /* the history, and room for what is new */
+    int32_t *tokens; /* the history, and room for new tokens */
     FILE *csv;
     int n_history;
 };
 
-/* The history and n_new tokens that nobody has seen. */
+/* Adds a request with the history and n_new tokens that were never used before. */
 static int add(struct lab *b, int n_new, struct request q, struct seq **out,
                struct err *err)
 {
@@ -160,9 +159,9 @@ static int run_alone(struct lab *b, struct err *err)
         ways[i].predicted_ms = at + 2 * n;
         ways[i].bubble = at + 3 * n;
     }
-    int rc = resume_once(b, true, NULL, err); /* measures the store, warms up */
+    int rc = resume_once(b, true, NULL, err); /* measures the store, and warms up */
     for (int i = 0; rc == 0 && i < 2 * n; i++) {
-        int w = (i / 2 + i) % 2; /* A B B A .. */
+        int w = (i / 2 + i) % 2; /* in the order A B B A .. */
         rc = resume_once(b, w == 0, &ways[w], err);
     }
     if (rc == 0) {
@@ -195,7 +194,7 @@ static int timed_step(struct lab *b, struct steps *to, struct err *err)
     return rc;
 }
 
-/* One restore beside the decodes, then as many steps without. */
+/* Runs one restore beside the decodes, then as many steps without. */
 static int turn(struct lab *b, struct steps *beside, struct steps *quiet,
                 double *restore_ms, struct err *err)
 {
@@ -279,7 +278,8 @@ static int run_beside(struct lab *b, struct err *err)
     return rc;
 }
 
-/* --- the whole -------------------------------------------------------------------------------- */
+/* --- running it ---------------------------------------------------------------------------------
+ */
 
 static int open_lab(struct lab *b, struct err *err)
 {

@@ -1,17 +1,18 @@
-/* bench_save.c - `hcache bench save`: what saving costs a decode (HCache 6.3.3, figure 14).
+/* bench_save.c - `hcache bench save`: the cost of saving to a decode (HCache paper, section 6.3.3,
+ * figure 14).
  *
  * Batches of sequences decode by the engine's own steps (forward pass, head, sampling).  Windows of
- * steps take turns, in another order each round, all at the same positions, and differ only in what
- * becomes of the state:
+ * steps take turns, in another order each round, all at the same positions.  They differ only in
+ * the treatment of the state:
  *
- *   off, off2   nothing; the second is the A/A run that says what a difference is worth
- *   save        two-stage saving, as the engine does it: snapshot, background writer, durable commits
- *   direct      the paper's DirectIO: each layer's rows are written where they arise, and waited for
+ *   off, off2   not saved; the second is the A/A run that shows the noise
+ *   save        two-stage saving, as in the engine: snapshot, background writer, durable commits
+ *   direct      the paper's DirectIO: each layer's rows are written when they arise, and waited for
  *
  * Sequences are staggered over a chunk, as in a service: some chunk becomes full every few steps.
  * The time between tokens (TBT) is that of one whole step.  Overheads are against `off`: of the
- * median and p99 of all steps, and (paired) the median over rounds of the windows' medians,
- * which a machine that drifts disturbs least. */
+ * median and p99 of all steps, and (paired) the median over rounds of the differences of the
+ * windows' medians, which a drifting machine disturbs least. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +33,7 @@
 #include "tensor/readback.h"
 
 struct save_args {
-    struct bench_common common; /* the first */
+    struct bench_common common; /* must be the first member */
     const char *csv, *save;
     struct opt_list batches, arms;
     int rounds, steps, context;
@@ -42,16 +43,17 @@ struct save_args {
 static const struct opt options[] = {
     BENCH_OPT_STORE,
     {"store-cap", OPT(struct bench_common, engine.o.store_cap_bytes), .arg = "BYTES",
-     .def = "2G", .help = "bound on the store"},
+     .def = "2G", .help = "limit on the store"},
     OPT_SAVE_BUFFER(struct bench_common),
     {"batches", OPT(struct save_args, batches), .arg = "N[,N...]", .def = "1,2,4,8,16,32",
      .help = "sequences that decode at once"},
     {"arms", OPT(struct save_args, arms), .arg = "ARM[,ARM...]",
      .def = "off,save,off2,direct",
-     .help = "off, off2, save, direct; off is always there; direct only where a CPU "
-             "computes and the store is in folders"},
+     .help = "off, off2, save, direct; off is always included; direct requires a CPU and a "
+             "store in folders"},
     {"save", OPT(struct save_args, save), .arg = "KINDS", .def = "both",
-     .help = "what is saved: hidden, kv, both, or a letter per layer (H, K, B, -)"},
+     .help =
+         "kinds of state to save: hidden, kv, both, or a letter per layer (H, K, B, -)"},
     {"context", OPT(struct save_args, context), .arg = "N", .def = "256", .min = 64,
      .max = 1 << 20, .help = "tokens of history where a window begins"},
     {"steps", OPT(struct save_args, steps), .arg = "N", .def = "128", .min = 8, .max = 4096,
@@ -59,9 +61,8 @@ static const struct opt options[] = {
     {"rounds", OPT(struct save_args, rounds), .arg = "N", .def = "5", .min = 1, .max = 200,
      .help = "rounds, in which the arms take turns"},
     {"at-end", OPT(struct save_args, at_end),
-     .help =
-         "whole jobs instead: prompts of --context tokens and answers of --steps, saved "
-         "meanwhile and saved at the end (AttentionStore, figure 20)"},
+     .help = "measure whole jobs instead: prompts of --context tokens and answers of "
+             "--steps, saved meanwhile or at the end (AttentionStore, figure 20)"},
     BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
@@ -96,12 +97,12 @@ struct arm {
     enum arm_kind kind;
     double *step_ms; /* [rounds * steps] */
     int n;
-    double window_ms[MAX_ROUNDS]; /* the median of each window */
-    uint64_t n_bytes;             /* saved */
-    int n_shed;                   /* sequences that were not saved to the window's end */
+    double window_ms[MAX_ROUNDS]; /* median of each window */
+    uint64_t n_bytes;             /* bytes saved */
+    int n_shed;                   /* sequences that were not saved up to the window's end */
 };
 
-/* Where direct writes go: a ring of a file, one 4 KiB-aligned slot per row and layer. */
+/* Destination of direct writes: a ring in a file, with one 4 KiB-aligned slot per row and layer. */
 struct direct {
     struct io_file *file;
     struct io_queue *queue;
@@ -120,18 +121,18 @@ struct lab {
     struct kv_pool *pool;
     struct buf logits_mem;
     struct mat logits;
-    int32_t *next; /* [largest batch], in device memory behind the logits */
+    int32_t *next; /* [largest batch], in device memory after the logits */
     struct readback next_back;
     struct save_policy policy;
     struct direct direct;
     FILE *csv;
 
-    /* the batch */
+    /* The batch. */
     int n_seqs, n_windows;
     struct kv_table table[MAX_BATCH];
     struct save_part part[MAX_BATCH];
     int32_t *tokens[MAX_BATCH];
-    int base[MAX_BATCH]; /* where what is saved begins: a context of its own */
+    int base[MAX_BATCH]; /* where saved state begins: each window has contexts of its own */
     int32_t ids[MAX_BATCH], pos[MAX_BATCH], seq_row[MAX_BATCH + 1];
     const int32_t *blocks[MAX_BATCH];
 };
@@ -145,7 +146,7 @@ static int tap_save(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* Every row of the layer is written, and waited for, before the next layer begins. */
+/* Writes every row of the layer, and waits for it, before the next layer begins. */
 static int tap_direct(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct lab *b = arg;
@@ -181,7 +182,7 @@ static int tap_direct(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return rc;
 }
 
-/* As engine_step does for a batch of decodes. */
+/* Makes a step like engine_step for a batch of decodes. */
 static int step(struct lab *b, enum arm_kind kind, struct err *err)
 {
     static const struct sample_row greedy[MAX_BATCH];
@@ -225,8 +226,8 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
 
 /* --- one window ------------------------------------------------------------------------------- */
 
-/* Every window begins at the same positions, and saves under names of its own: what lies before
- * in the first chunk was never computed, so nobody else may find it. */
+/* Every window begins at the same positions, and saves under names of its own: the part of the
+ * first chunk before them was never computed, so no other context may find it. */
 static void window_begin(struct lab *b, enum arm_kind kind)
 {
     char salt[64];
@@ -311,7 +312,7 @@ static void print_arms(struct lab *b, struct arm *arms, int n_arms)
                     b->n_seqs, a->name, b->a->rounds, a->n, median, p99, sum / a->n, dm,
                     pair, dp, rate, a->n_shed);
     }
-    fflush(NULL); /* a run that is cut short keeps what it has */
+    fflush(NULL); /* an interrupted run keeps its rows */
 }
 
 static int reserve_batch(struct lab *b, struct err *err)
@@ -365,7 +366,8 @@ static int run_batch(struct lab *b, struct arm *arms, int n_arms, struct err *er
     return rc;
 }
 
-/* --- the whole -------------------------------------------------------------------------------- */
+/* --- running it ---------------------------------------------------------------------------------
+ */
 
 static int parse_arms(struct lab *b, struct arm *arms, int *n_arms, struct err *err)
 {
@@ -384,7 +386,8 @@ static int parse_arms(struct lab *b, struct arm *arms, int *n_arms, struct err *
             return err_set(err, ERR_USAGE,
                            "--arms: '%s' is none of off, off2, save, direct", name);
         if (known[at].kind == ARM_DIRECT && (b->k.io == NULL || !b->k.dev->unified))
-            continue; /* no disk to write to, or rows that are not where it could read them */
+            /* there is no disk, or the rows are not in memory that the disk can read */
+            continue;
         bool have = false;
         for (int j = 0; j < *n_arms; j++)
             have |= strcmp(arms[j].name, name) == 0;
@@ -419,7 +422,7 @@ static int open_direct(struct lab *b, const char *dir, struct err *err)
     char *path = xasprintf("%s/direct.bin", dir);
     int rc = io_file_open(b->k.io, path, IO_CREATE | IO_DIRECT, &d->file, err);
     free(path);
-    /* Written once before: extents that exist, as a device is written to that is in use. */
+    /* Written once before, so that extents exist, as on a device in use. */
     uint8_t *zeros = mem_map(1 << 20);
     for (uint64_t at = 0; rc == 0 && at < d->ring_bytes; at += 1 << 20)
         rc = io_file_pwrite(d->file, zeros, 1 << 20, at, err);
@@ -467,7 +470,7 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
     return 0;
 }
 
-/* Figure 20. */
+/* Runs figure 20. */
 static int run_at_end(struct lab *b, struct err *err)
 {
     int batches[64], largest = 0;

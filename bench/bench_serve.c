@@ -1,9 +1,10 @@
-/* bench_serve.c - `hcache bench serve`: loads any OpenAI-compatible server and says how it answers.
+/* bench_serve.c - `hcache bench serve`: loads any OpenAI-compatible server and measures its
+ * answers.
  *
- * Open loop: sessions arrive when the workload says, however slow the server is; only a turn
- * waits for the answer before it, as people do.  Times are those of the client: TTFT from when
- * a request was due to the first text, TBT between pieces of text.  Lengths are in tokens of
- * the server: a first request tells how many tokens our words have. */
+ * Open loop: sessions arrive at the workload's times, however slow the server is; only a turn waits
+ * for the answer before it, as people do.  Times are the client's: TTFT from the time at which a
+ * request was due to its first text, TBT between pieces of text.  Lengths are in the server's
+ * tokens: a first request measures how many tokens the generated words have. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 
@@ -36,53 +37,54 @@ static const char *const workloads[] = {"chats", "documents", "trace", NULL};
 
 static const struct opt serve_options[] = {
     {"url", OPT(struct serve_args, url), .arg = "URL", .def = "http://127.0.0.1:8080",
-     .help = "of the server, without /v1"},
-    {"api-key", OPT(struct serve_args, key), .arg = "KEY", .help = "that the server wants"},
+     .help = "URL of the server, without /v1"},
+    {"api-key", OPT(struct serve_args, key), .arg = "KEY", .help = "API key of the server"},
     {"model", OPT(struct serve_args, model), .arg = "NAME",
-     .help = "sent with every request, where the server wants it"},
+     .help = "model name in every request, if the server requires one"},
     {"workload", OPT(struct serve_args, workload), .arg = "NAME", .def = "chats",
-     .choices = workloads, .help = "who asks what when"},
+     .choices = workloads, .help = "kind of load"},
     {"trace", OPT(struct serve_args, trace), .arg = "FILE",
-     .help = "of workload trace: Mooncake's JSON lines or Azure's CSV"},
+     .help = "file for workload trace: Mooncake's JSON lines or Azure's CSV"},
     {"seconds", OPT(struct serve_args, seconds), .arg = "S", .def = "60", .lo = 1,
-     .hi = 600, .help = "how long new requests come"},
+     .hi = 600, .help = "seconds during which new requests arrive"},
     {"drain", OPT(struct serve_args, drain), .arg = "S", .def = "60", .lo = 0, .hi = 600,
-     .help = "how long the last answers are waited for"},
+     .help = "seconds to wait for the last answers"},
     {"rate", OPT(struct serve_args, rate), .arg = "N", .def = "20", .lo = 0, .hi = 1e5,
-     .help =
-         "sessions (of documents and traces: requests) a minute; 0: the trace's own times"},
+     .help = "sessions (for documents and traces: requests) per minute; 0: the trace's own "
+             "times"},
     {"token-scale", OPT(struct serve_args, token_scale), .arg = "X", .def = "0.25",
-     .lo = 0.001, .hi = 10, .help = "the workload's lengths are multiplied by it"},
+     .lo = 0.001, .hi = 10, .help = "factor for the workload's lengths"},
     {"time-scale", OPT(struct serve_args, time_scale), .arg = "X", .def = "0.1", .lo = 0,
-     .hi = 100, .help = "the workload's pauses are multiplied by it"},
+     .hi = 100, .help = "factor for the workload's pauses"},
     {"zipf", OPT(struct serve_args, zipf), .arg = "S", .def = "1", .lo = 0, .hi = 4,
-     .help = "skew of which document is asked for"},
+     .help = "skew of how often each document is asked for"},
     {"documents", OPT(struct serve_args, documents), .arg = "N", .def = "20", .min = 1,
-     .max = 100000, .help = "how many there are"},
+     .max = 100000, .help = "number of documents"},
     {"task", OPT(struct serve_args, task), .arg = "NAME", .def = "even",
      .choices = workload_tasks,
      .help =
          "kind of documents: of 5,000 to 16,000 tokens evenly, or a sub-task of L-Eval"},
     {"describe", OPT(struct serve_args, describe),
-     .help = "print what the workload asks for, and ask no server"},
+     .help = "only describe the workload; send no requests"},
     {"max-prompt", OPT(struct serve_args, max_prompt), .arg = "N", .def = "1800", .min = 16,
-     .max = 1 << 20, .help = "tokens that a history may have"},
+     .max = 1 << 20, .help = "most tokens of a history"},
     {"seed", OPT(struct serve_args, seed), .arg = "N", .def = "1", .min = 0,
-     .max = INT64_MAX, .help = "of the workload"},
+     .max = INT64_MAX, .help = "seed of the workload"},
     {"pid", OPT(struct serve_args, pid), .arg = "PID", .min = 0, .max = INT32_MAX,
-     .help = "of the server, where it runs on this machine: what its threads take of the "
-             "processors for a token"},
+     .help = "process id of the server on this machine: also measures processor time of "
+             "its threads per token"},
     {"label", OPT(struct serve_args, label), .arg = "TEXT", .def = "server",
-     .help = "what this run is called in the results"},
-    {"csv", OPT(struct serve_args, csv), .arg = "FILE", .help = "a line for each request"},
+     .help = "name of this run in the results"},
+    {"csv", OPT(struct serve_args, csv), .arg = "FILE",
+     .help = "file for a line per request"},
     {"html", OPT(struct serve_args, html), .arg = "FILE",
-     .help = "a page with tables and plots"},
+     .help = "file for a page with tables and plots"},
     {0},
 };
 
 static const struct opt_cmd serve_cmd = {
     .name = "bench serve",
-    .summary = "Loads a server with chats, documents or a trace, and says how it answers.",
+    .summary = "Loads a server with chats, documents or a trace, and measures its answers.",
     .options = serve_options,
     .values_bytes = sizeof(struct serve_args),
 };
@@ -110,7 +112,7 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Sorts; q in 0..1. NAN where there is nothing. */
+/* Sorts the samples and returns a quantile, q in 0..1; NAN if there are none. */
 static double quantile(struct samples *s, double q)
 {
     if (s->n == 0)
@@ -122,15 +124,16 @@ static double quantile(struct samples *s, double q)
 
 /* --- the run ---------------------------------------------------------------------------------- */
 
-/* One session as it goes on. */
+/* One running session. */
 struct client {
     struct bench *b;
     const struct session *session;
     int idx, next_turn;
-    double due_s;   /* of its next turn; INFINITY: under way or ended */
-    char *messages; /* "{...},{...}": what was said */
+    /* due time of its next turn; INFINITY: a request is in flight, or the session has ended */
+    double due_s;
+    char *messages; /* "{...},{...}": the conversation so far */
     size_t n_messages;
-    /* the request under way */
+    /* The request in flight. */
     double sent_s, first_s, last_s;
     char *answer;
     size_t n_answer;
@@ -147,7 +150,7 @@ struct bench {
     int n_done, n_failed, n_sent;
     int64_t prompt_tokens, cached_tokens, completion_tokens;
     double last_end_s;
-    struct thread_time before, after; /* of --pid */
+    struct thread_time before, after; /* times of the threads of --pid */
     char first_error[200];
     char *model_field; /* "\"model\":NAME," or "" */
 };
@@ -213,7 +216,8 @@ static void send_turn(struct client *c)
                            "\"max_tokens\":%d,\"temperature\":0,\"ignore_eos\":true}",
                            b->model_field, c->messages, t->max_tokens);
     c->sent_s =
-        c->due_s; /* when it was due: a late client must not look like a quick server */
+        /* the time at which it was due: a late client must not make the server look fast */
+        c->due_s;
     c->due_s = INFINITY;
     c->first_s = c->last_s = 0;
     c->n_answer = 0;
@@ -271,7 +275,7 @@ static void on_end(void *user, int status, const struct http_usage *u, const cha
     c->due_s = end + c->session->turns[c->next_turn].think_s;
 }
 
-/* Sends what is due; returns when the next is. */
+/* Sends requests that are due. Returns the time of the next one. */
 static double send_due(struct bench *b)
 {
     double next = INFINITY, now = now_s(b);
@@ -357,12 +361,12 @@ static int64_t probe_tokens(struct bench *b, int n_words, struct err *err)
         return err_set(err, ERR_NOT_FOUND, "%s: a first request failed: status %d: %s",
                        b->args.url, p.status, p.error);
     if (p.usage.prompt_tokens <= 0)
-        return err_set(err, ERR_UNSUPPORTED, "%s: it tells no usage.prompt_tokens",
+        return err_set(err, ERR_UNSUPPORTED, "%s: the answer has no usage.prompt_tokens",
                        b->args.url);
     return p.usage.prompt_tokens;
 }
 
-/* How many tokens a word has there, apart from what surrounds a message. */
+/* Measures how many tokens a word has on the server, without the text around a message. */
 static int calibrate(struct bench *b, struct err *err)
 {
     int64_t few = probe_tokens(b, 20, err),
@@ -400,7 +404,7 @@ static int make_load(struct bench *b, struct err *err)
     return 0;
 }
 
-/* --- afterwards ------------------------------------------------------------------------------- */
+/* --- results ---------------------------------------------------------------------------------- */
 
 struct row {
     const char *name;

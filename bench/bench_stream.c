@@ -3,12 +3,12 @@
  *
  * For each budget, the engine prefills prompts and decodes batches.  A shared disk changes its
  * speed within seconds, so the benchmark measures the disk before and after each row that streams:
- * O_DIRECT reads of the packed file, one MiB each, eight in flight, nothing else done with them.
- * It measures twice: into 8 MiB, which caches hold (fio does this), and into 64 MiB, which they
- * do not hold (weights arrive so).  A row's bound is the smaller of the resident weights' speed and
- * the disk's, which is rows of a pass x bytes per second into 8 MiB / bytes that a pass streams.
+ * O_DIRECT reads of the packed file, one MiB each, eight in flight, without further use.  It
+ * measures twice: into 8 MiB, which caches hold (as fio does), and into 64 MiB, which they do not
+ * hold (as weights arrive).  A row's bound is the smaller of the resident weights' speed and the
+ * disk's: rows of a pass x bytes per second into 8 MiB / bytes that a pass streams.
  *
- * The digests of a batch's logits are equal for all budgets, or the benchmark fails. */
+ * The digests of a batch's logits must be equal for all budgets; otherwise the benchmark fails. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,8 +45,8 @@ struct stream_args {
 static const struct opt options[] = {
     {"weights-memory", OPT(struct stream_args, budgets), .arg = "BYTES|P%[,...]",
      .def = "100%,50%,0%", .min = 1, .max = MAX_BUDGETS,
-     .help = "budgets, as run --weights-memory takes them; 100%: all weights are resident, "
-             "which the others are compared with"},
+     .help = "budgets, as for run --weights-memory; 100% (all weights resident) is the "
+             "reference"},
     {"batches", OPT(struct stream_args, batches), .arg = "N[,...]", .def = "1,8",
      .max = MAX_SIZES, .help = "sequences that decode together"},
     {"prefill", OPT(struct stream_args, prefills), .arg = "N[,...]", .def = "512",
@@ -62,7 +62,7 @@ static const struct opt options[] = {
     BENCH_OPT_PARALLEL,
     BENCH_OPT_BATCH,
     {"check", OPT(struct stream_args, check),
-     .help = "exit 1 where digests differ or a row misses its gate"},
+     .help = "exit 1 if digests differ or a row misses its gate"},
     {"json", OPT(struct stream_args, json), .help = "print one JSON object"},
     {0},
 };
@@ -82,16 +82,16 @@ static const struct opt_cmd cmd = {
 const struct opt_cmd *const options_of_bench_stream = &cmd;
 
 struct disk_speed {
-    double cached;   /* bytes/s into 8 MiB, which caches hold; fio measures this */
+    double cached;   /* bytes/s into 8 MiB, which caches hold, as fio measures */
     double uncached; /* bytes/s into 64 MiB, as weights arrive */
 };
 
 struct row {
     bool decodes;
-    int size; /* sequences that decode, or tokens of the prompt */
+    int size; /* size: sequences that decode, or tokens of the prompt */
     int rows_per_pass;
     const char *budget;
-    uint64_t pass_bytes;    /* streamed for a pass */
+    uint64_t pass_bytes;    /* bytes streamed for a pass */
     struct disk_speed disk; /* means of before and after; 0: no pass streams */
     double tokens_per_s, of_resident, of_bound, verify_share;
     uint64_t peak_rss, digest;
@@ -99,12 +99,12 @@ struct row {
 
 struct bench {
     struct stream_args *a;
-    char temp[4096]; /* a packed file of ours; empty: the user's */
+    char temp[4096]; /* a temporary packed file; empty: the user's file is used */
     const char *path;
     uint64_t weights_bytes;
     int batches[MAX_SIZES], prefills[MAX_SIZES];
     int32_t *ids;
-    uint64_t peak; /* memory of this budget so far */
+    uint64_t peak; /* peak memory of this budget so far */
     int n_rows;
     struct row rows[MAX_ROWS];
 };
@@ -114,7 +114,7 @@ struct bench {
 enum { DISK_DEPTH = 8, CACHED_MIB = DISK_DEPTH, UNCACHED_MIB = 64 };
 #define DISK_NS ((int64_t)1000 * 1000000)
 
-/* Reads the file from its beginning into n_mib MiB, round and round, for DISK_NS. */
+/* Reads the file from its beginning into n_mib MiB, repeatedly, for DISK_NS. */
 static int measure_reads(const struct bench *b, size_t n_mib, double *bytes_per_s,
                          struct err *err)
 {
@@ -129,7 +129,8 @@ static int measure_reads(const struct bench *b, size_t n_mib, double *bytes_per_
                          : io_machine_open(&io, NULL, err);
     if (mem != NULL)
         memset(mem, 1,
-               n_mib << 20); /* the kernel gives pages now, not while the clock runs */
+               /* so that the kernel provides the pages now, not while the clock runs */
+               n_mib << 20);
     if (rc == 0)
         rc = io_file_open(io, b->path, IO_READ_ONLY | IO_DIRECT, &f, err);
     if (rc == 0)
@@ -178,7 +179,7 @@ static int measure_disk(const struct bench *b, struct disk_speed *s, struct err 
 
 /* --- one budget ------------------------------------------------------------------------------- */
 
-/* Makes the peak of memory begin anew, where the kernel can do so. */
+/* Resets the peak of memory, if the kernel can. */
 static void forget_peak(void)
 {
     FILE *f = fopen("/proc/self/clear_refs", "we");
@@ -209,8 +210,8 @@ static int open_with(struct bench *b, const char *budget, struct stack *k, struc
     return stack_open(&o, k, err);
 }
 
-/* Prefills b prompts of n tokens and decodes n_decode more of each; the row's time is that of
- * decoding, or of the prefill where n_decode is 0. */
+/* Prefills n_seqs prompts of n tokens and decodes n_decode more of each. The row's time is that of
+ * decoding, or of the prefill if n_decode is 0. */
 static int run_row(struct bench *b, struct stack *k, struct row *r, int n_seqs, int n,
                    int n_decode, struct err *err)
 {
@@ -311,7 +312,7 @@ static int add_row(struct bench *b, struct stack *k, const char *budget, bool de
     weights_stats(&k->model->w, &st);
     struct disk_speed before = {0}, after = {0};
     int rc = st.n_streamed > 0 ? measure_disk(b, &before, err) : 0;
-    forget_peak(); /* of the memory that measuring took */
+    forget_peak(); /* forgets the memory that measuring took */
     if (rc == 0)
         rc = run_row(b, k, r, decodes ? size : 1, decodes ? b->a->prompt : size,
                      decodes ? b->a->tokens : 0, err);
@@ -344,9 +345,9 @@ static int run_budget(struct bench *b, const char *budget, struct err *err)
     return rc;
 }
 
-/* --- all of it -------------------------------------------------------------------------------- */
+/* --- running it ------------------------------------------------------------------------------- */
 
-/* The gates: equal digests, decoding at 0.85 of its bound, checksums at most a tenth. */
+/* Counts missed gates: equal digests, decoding at 0.85 of its bound, checksums at most a tenth. */
 static int n_missed(const struct bench *b, int *n_differ)
 {
     int missed = 0;
@@ -408,7 +409,7 @@ static void print_json(const struct bench *b, int n_differ, int missed)
     json_free(o);
 }
 
-/* A model that is no packed file is packed beside where benchmarks keep their state. */
+/* Packs a model that is not packed, in the folder in which benchmarks keep their state. */
 static int prepare_model(struct bench *b, struct err *err)
 {
     const struct hcache_opts *o = &b->a->common.engine.o;
@@ -484,7 +485,8 @@ static int run(struct stream_args *a, struct err *err)
     if (a->json)
         print_json(&b, n_differ, missed);
     if (n_differ > 0)
-        return err_set(err, ERR_MISMATCH, "%d rows have other logits than resident weights",
+        return err_set(err, ERR_MISMATCH,
+                       "in %d rows the logits differ from those with resident weights",
                        n_differ);
     return a->check && missed > 0 ? err_set(err, ERR_LIMIT, "%d gates are missed", missed)
                                   : 0;

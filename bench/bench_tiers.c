@@ -1,4 +1,4 @@
-/* bench_tiers.c - `hcache bench tiers`: what placement policies keep, on a simulated clock.
+/* bench_tiers.c - `hcache bench tiers`: hit rates of placement policies, on a simulated clock.
  *
  * The policies are src/policy/placement.c, as the store and the KV pool run them; cache, clock,
  * disk and server are simulated (src/sim). */
@@ -42,36 +42,36 @@ static const struct opt options[] = {
              "with "
              "pauses of minutes; mooncake, agents: traces"},
     {"trace", OPT(struct tiers_args, trace), .arg = "FILE",
-     .help = "the trace of mooncake or agents"},
+     .help = "trace file for mooncake or agents"},
     {"policies", OPT(struct tiers_args, policies), .arg = "NAME[,NAME...]",
      .def = "lru,fifo,lfu,attentionstore,ours,belady",
      .help = "lru, fifo, lfu, attentionstore, ours, belady"},
     {"blocks", OPT(struct tiers_args, blocks), .arg = "N[,N...]",
      .def = "1000,3000,10000,100000",
-     .help = "sizes of the cache, of loads other than closed"},
+     .help = "sizes of the cache, for loads other than closed"},
     {"dram", OPT(struct tiers_args, memory), .arg = "BYTES", .def = "128000000000",
-     .help = "memory, of the closed load"},
+     .help = "memory, for the closed load"},
     {"disk", OPT(struct tiers_args, disk), .arg = "BYTES", .def = "2000000000000",
-     .help = "disk, of the closed load"},
+     .help = "disk, for the closed load"},
     {"window", OPT(struct tiers_args, window), .arg = "N", .def = "0", .min = 0,
-     .max = 100000, .help = "requests ahead that are known, of loads other than closed"},
+     .max = 100000, .help = "known requests ahead, for loads other than closed"},
     {"judge", OPT(struct tiers_args, judge), .choices = judge_names, .def = "all",
-     .help = "what counts: all; of mooncake the second half hour; odd or even sessions of "
-             "agents"},
+     .help = "requests that count: all; the second half hour (mooncake); odd or even "
+             "sessions (agents)"},
     {"admit", OPT(struct tiers_args, admit), .choices = admit_names, .def = "all",
-     .help = "blocks that are written, of loads other than closed: all, or those that are "
-             "referred to for the second time"},
+     .help = "blocks that are written, for loads other than closed: all, or only at their "
+             "second reference"},
     {"state", OPT(struct tiers_args, state), .choices = state_names, .def = "kv",
      .help = "what is stored in the closed load; hidden states have half the bytes"},
     {"figures", OPT(struct tiers_args, figures), .arg = "N[,N...]",
      .help =
-         "of AttentionStore's figures 13 to 17 and 21 to 24, beside the paper's values"},
+         "AttentionStore's figures among 13 to 17 and 21 to 24, beside the paper's values"},
     {"page", OPT(struct tiers_args, page), .arg = "FILE",
      .help = "write rows and figures as a page with pictures"},
     {"csv", OPT(struct tiers_args, csv), .arg = "FILE", .help = "write the rows as CSV"},
     {"seed", OPT(struct tiers_args, seed), .arg = "N", .def = "1", .min = 0,
-     .max = INT64_MAX, .help = "of the chats, and of the starts of agents' sessions"},
-    {"check", OPT(struct tiers_args, check), .help = "exit 1 where a gate is missed"},
+     .max = INT64_MAX, .help = "seed of the chats, and of the starts of agents' sessions"},
+    {"check", OPT(struct tiers_args, check), .help = "exit 1 if a gate is missed"},
     {"json", OPT(struct tiers_args, json), .help = "print one JSON object"},
     {0},
 };
@@ -132,7 +132,7 @@ static int make_load(const struct tiers_args *a, struct load *l, struct err *err
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-/* The share of the distance from lru to belady of the same size that a row covers. */
+/* Computes which share of the distance from lru to belady of the same size each row covers. */
 static void fill_gaps(struct tiers_row *row, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -201,9 +201,9 @@ static int run_policy(const struct tiers_args *a, const struct load *l, const ch
     int kind = placement_kind_of(name);
     bool is_closed = strcmp(a->load, "closed") == 0;
     if (kind < 0)
-        return err_set(err, ERR_USAGE, "--policies: '%s' is no policy", name);
+        return err_set(err, ERR_USAGE, "--policies: '%s' is not a policy", name);
     if (is_closed && kind == PLACEMENT_BELADY)
-        return 0; /* what comes depends on what is kept: there is no future to know */
+        return 0; /* requests depend on earlier evictions, so there is no known future */
     if (is_closed) {
         closed_row(a, l, (enum placement_kind)kind, &row[(*n)++]);
         return 0;

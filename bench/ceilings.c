@@ -110,10 +110,11 @@ struct mem_job {
     char *dst;
     const char *src;
     size_t bytes;
-    int pattern; /* of reading */
+    int pattern; /* bytes to read */
 };
 
-/* Whether one, four or eight streams at once are read fastest differs between machines. */
+/* Patterns of one, four or eight concurrent streams. Which one is fastest differs between machines.
+ */
 #define N_READ_PATTERNS 3
 #define FETCH_AHEAD     2048
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Fetches from a Redis on loopback: their bandwidth as a share of that of GETs of the same values.
 
-    bench/cluster_fetch.py MODEL [--words 1000] [--contexts 4] [--rounds 3] [--store disk|memory]
+  bench/cluster_fetch.py MODEL [--words 1000] [--contexts 4] [--rounds 3] [--store disk|memory]
 
-One server writes some contexts.  In each round a new server with an empty store fetches them one after the other, and
-a client without any work reads the same values with pipelined GETs into memory that it has already used (the ceiling).
-`fetch` is the time from the look-up's question to the commit in the server's own store; the first context of a server is
-apart, since its store and its memory are new then.  Prints medians."""
+One server writes some contexts.  In each round a new server with an empty store fetches them one
+after another.  A client that does nothing else reads the same values with pipelined GETs into
+memory that it has already used (the limit).  `fetch` is the time from the look-up's question to the
+commit in the server's own store; a server's first context is listed apart, because its store and
+its memory are new then.  Prints medians."""
 import argparse
 import re
 import socket
@@ -27,11 +28,11 @@ FETCHED = re.compile(r"(\d+) of (\d+) chunks came from the remote in ([0-9.]+) m
 
 
 def ceiling(redis, keys, room):
-    """Bytes per second of all values with GETs that are sent at once."""
+    """Returns bytes per second of all values with pipelined GETs."""
     with socket.create_connection(("127.0.0.1", redis.port)) as s:
         t, got, need = time.monotonic(), 0, sum(n for _, n in keys)
         s.sendall(b"".join(command("GET", k) for k, _ in keys))
-        while got < need:  # the headers between them are some bytes more
+        while got < need:  # the headers between them are a few bytes more
             n = s.recv_into(room, len(room))
             if n == 0:
                 raise RuntimeError("the Redis has closed the connection")

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Time to the first token with a remote that hangs for a minute, beside a server that recomputes.
+"""Time to the first token with a remote that hangs for a minute, compared with a server that
+recomputes.
 
-    bench/cluster_hang.py MODEL [--requests 40] [--words 250] [--hang 60]
+  bench/cluster_hang.py MODEL [--requests 40] [--words 250] [--hang 60]
 
-A proxy stops the Redis's answers, for --hang seconds from the first request on, then lets them pass for a while so that
-the servers fetch again, and so on.  Each prompt is in the Redis and in no server's store; it goes to a server with the
-remote and to one without, whose order changes each time.  Prints the p50 and p99 of both, and what became of the fetches.
-The goal is a p99 of 1.2 times recomputing's at most."""
+A proxy stops the Redis's answers for --hang seconds from the first request on, then lets them pass
+for a while so that the servers fetch again, and so on.  Each prompt is in the Redis and in no
+server's store. It goes to a server with the remote and to one without, in an order that alternates.
+Prints the p50 and p99 of both, and the outcomes of the fetches.  The goal is a p99 of at most 1.2
+times recomputing's."""
 import argparse
 import statistics
 import time

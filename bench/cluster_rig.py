@@ -1,4 +1,5 @@
-"""What the measurements of several servers share: redis-server, hcache servers and a proxy as children on loopback."""
+"""Shared by measurements of several servers: redis-server, hcache servers and a proxy as children
+on loopback."""
 import atexit
 import http.client
 import json
@@ -92,7 +93,7 @@ def answer(f):
 
 
 class Server:
-    """hcache serve on a port of its own.  .log has what it says."""
+    """hcache serve on a port of its own.  .log is its log."""
 
     def __init__(self, model, *options, store=None):
         self.store = store or folder()
@@ -131,7 +132,7 @@ class Server:
         return next(t for t in tiers if t["name"] == name)
 
     def shares(self):
-        """It reaches the Redis, and knows what others have erased."""
+        """Returns whether it reaches the Redis and knows the erasures of others."""
         until("sharing", lambda: self.tier()["up"] and self.tier()["servers"] > 0)
 
     def written(self):
@@ -148,7 +149,7 @@ class Server:
 
 
 class Hanging:
-    """A proxy before a Redis.  While .hangs, answers stop, and connections stay open."""
+    """A proxy in front of a Redis.  While .hangs is set, answers stop and connections stay open."""
 
     def __init__(self, to):
         self.to, self.hangs = to, False
@@ -179,7 +180,7 @@ class Hanging:
 
 
 def words(seed, n):
-    """A text that no other seed begins with."""
+    """Returns a text with which no other seed's text begins."""
     import random
     rng = random.Random(seed)
     return " ".join(rng.choice("bird tree river stone cloud apple horse garden winter music".split()) + str(rng.randrange(100))
@@ -187,7 +188,7 @@ def words(seed, n):
 
 
 def fill(redis, model, prompts):
-    """Writes the keys and values of prompts to the Redis, by a server that ends."""
+    """Writes the keys and values of prompts to the Redis, with a server that ends afterwards."""
     writer = Server(model, "--remote", redis.url(), "--plan", "kv", "--no-reuse")
     writer.shares()
     for prompt in prompts:

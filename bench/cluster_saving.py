@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What writing to a Redis costs decodes: time between tokens of a server that writes every chunk there, beside one that
-saves into its own store only.
+"""The cost to decodes of writing to a Redis: the time between tokens of a server that writes every
+chunk there, compared with one that saves only into its own store.
 
-    bench/cluster_saving.py MODEL [--batch 4] [--tokens 192] [--rounds 6]
+  bench/cluster_saving.py MODEL [--batch 4] [--tokens 192] [--rounds 6]
 
-Both servers run all the time.  In each round both generate the same load, one after the other, in an order that changes.
-Prints the median time between tokens of each and the median of the rounds' ratios.  The goal is 1.01 at most."""
+Both servers run all the time.  In each round both generate the same load, one after the other, in
+an order that alternates.  Prints the median time between tokens of each and the median of the
+rounds' ratios.  The goal is at most 1.01."""
 import argparse
 import statistics
 import threading
@@ -21,7 +22,7 @@ a = p.parse_args()
 
 
 def between_tokens(s, seed):
-    """Median over the batch of the mean time between two tokens, in ms."""
+    """Returns the median over the batch of the mean time between two tokens, in ms."""
     out = []
 
     def one(i):

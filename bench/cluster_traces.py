@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Hits of two servers behind HAProxy, with half the capacity each, beside those of one server with
+"""Hits of two servers behind HAProxy, with half the capacity each, compared with one server with
 all of it.
 
-    bench/cluster_traces.py mooncake conversation_trace.jsonl [--requests 1000] [--capacity 512]
-    bench/cluster_traces.py agents agents.jsonl [--requests 1000]
+  bench/cluster_traces.py mooncake conversation_trace.jsonl [--requests 1000] [--capacity 512]
+  bench/cluster_traces.py agents agents.jsonl [--requests 1000]
 
-The requests of a trace are sent one after the other, in its order, with one token as an answer.  A
-block of 512 tokens of the trace stands as one chunk of 64, so contexts of 131,072 tokens are 16,384
-long here: what is stored and found is the same, and computing takes an eighth of the tokens.
-Blocks of the same number have the same tokens.  Longer contexts are cut there.  Agents' requests
-have their session in X-Conversation; Mooncake's have no session, and are routed by how they begin.
-The model has two layers (the shape tiny-mha, random weights).  Behind each arm stands a Redis with
-all of the capacity; --redis 0 leaves it out.  Nothing is kept on the device.  Prints the shares of
-prompt tokens whose state was found.  The goal: two servers find 0.95 of what one does."""
+The requests of a trace are sent one after another, in its order, with one token as an answer.  One
+chunk of 64 tokens stands for a block of 512 tokens of the trace, so contexts of 131,072 tokens are
+16,384 long here: stored and found chunks are the same, and an eighth of the tokens is computed.
+Longer contexts are cut there.  Blocks of the same number have the same tokens.  Agents' requests
+have their session in X-Conversation; Mooncake's have no session and are routed by their beginning.
+The model has two layers (the shape tiny-mha, random weights).  Each arm has a Redis with all of the
+capacity; --redis 0 leaves it out.  Nothing is kept on the device.  Prints the shares of prompt
+tokens whose state was found.  The goal: two servers find 0.95 of the tokens that one finds."""
 import argparse
 import json
 import os
@@ -34,7 +34,8 @@ a = p.parse_args()
 
 
 def model():
-    """Two layers, a context of 16,384 tokens and some for an answer; with its vocabulary."""
+    """Makes a model of two layers with a context of 16,384 tokens, plus some for an answer.
+    Returns its folder and the size of its vocabulary."""
     to = folder()
     subprocess.run([PROGRAM, "model", "synth", "--shape", "tiny-mha", "--layers", "2", "--dtype",
                     "bf16", "--out", to], check=True, stdout=subprocess.DEVNULL)
@@ -48,7 +49,7 @@ def model():
 
 
 def blocks_of(line):
-    """The names of a request's blocks of 512 tokens."""
+    """Returns the names of a request's blocks of 512 tokens."""
     if a.kind == "mooncake":
         return line["hash_ids"]
     ids = [i for first, last in line["blocks"] for i in range(first, last + 1)]
@@ -56,7 +57,7 @@ def blocks_of(line):
 
 
 def requests(vocabulary):
-    """Prompts as token ids, and the sessions."""
+    """Returns prompts as token ids, and the sessions."""
     out, first = [], 3  # ids below are special tokens
     with open(a.trace) as f:
         for text in f:
@@ -73,14 +74,14 @@ def requests(vocabulary):
 
 
 def arm(path, prompts, n_servers):
-    """The share of prompt tokens that were found."""
+    """Returns the share of prompt tokens that were found."""
     redis_mib = a.capacity if a.redis is None else a.redis
     redis = Redis("--maxmemory", f"{redis_mib}mb", "--maxmemory-policy", "volatile-lru") if redis_mib > 0 else None
     remote = ("--remote", redis.url()) if redis else ()
     servers = [Server(path, "--no-reuse", "--plan", "kv", "--dram", "0", "--kv-tokens", "20000",
                       "--store-cap", f"{a.capacity // n_servers}M", *remote) for _ in range(n_servers)]
     port = free_port()
-    spare = [servers[i % n_servers].port for i in range(3)]  # haproxy.cfg has three places
+    spare = [servers[i % n_servers].port for i in range(3)]  # haproxy.cfg has three servers
     proxy = subprocess.Popen(["haproxy", "-db", "-f", os.path.join(HERE, "..", "examples", "cluster", "haproxy.cfg")],
                              env={**os.environ, "HCACHE_LISTEN": f"127.0.0.1:{port}",
                                   **{f"HCACHE_{i + 1}": f"127.0.0.1:{spare[i]}" for i in range(3)}},

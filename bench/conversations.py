@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How long a server with many kept conversations takes to list, open and continue them (issue: 10^5 in
-under 100 ms).
+"""The times in which a server with many kept conversations lists, opens and continues them (goal:
+with 10^5 conversations under 100 ms).
 
-    bench/conversations.py [--program build/hcache] [--conversations 100000] [--csv FILE]
+  bench/conversations.py [--program build/hcache] [--conversations 100000] [--csv FILE]
 
-One conversation of three turns is made through the API; then its rows are copied under other names, in one
-transaction, while no server runs.  What is timed is a whole HTTP request on a connection of its own."""
+One conversation of three turns is made through the API; then its rows are copied under other names,
+in one transaction, while no server runs.  Each time is that of a whole HTTP request on a connection
+of its own."""
 import argparse
 import http.client
 import json
@@ -43,7 +44,7 @@ class Server:
         self.port, self.start_s = int(m.group(1)), time.time() - start
 
     def ask(self, method, path, body=None):
-        """(milliseconds, answer)"""
+        """Returns (milliseconds, answer)."""
         start = time.perf_counter()
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         c.request(method, path, json.dumps(body) if body else None)
@@ -61,7 +62,7 @@ class Server:
 
 
 def copy(db, n):
-    """n more conversations like the one that is there."""
+    """Adds n conversations like the existing one."""
     c = sqlite3.connect(db)
     columns = [r[1] for r in c.execute("PRAGMA table_info(turn)")]
     turns = c.execute("SELECT * FROM turn ORDER BY depth").fetchall()

@@ -77,7 +77,7 @@ int rig_time(struct rig *r, int (*run)(struct rig *r, void *arg, int i), void *a
     double t[MAX];
     int n = 0, count = 0, rc = 0;
     runs = runs < MAX ? runs : MAX;
-    for (int k = -1; k < runs && rc == 0; k++) { /* the first warms up */
+    for (int k = -1; k < runs && rc == 0; k++) { /* the first run warms up */
         int64_t t0 = clock_now_ns();
         for (int i = 0; i < inner && rc == 0; i++)
             rc = run(r, arg, count++);
@@ -88,7 +88,7 @@ int rig_time(struct rig *r, int (*run)(struct rig *r, void *arg, int i), void *a
     }
     if (rc != 0)
         return fault(r, rc, err);
-    out->median = bench_median(t, n); /* sorts */
+    out->median = bench_median(t, n); /* also sorts */
     out->min = t[0];
     out->max = t[n - 1];
     return 0;
@@ -96,7 +96,7 @@ int rig_time(struct rig *r, int (*run)(struct rig *r, void *arg, int i), void *a
 
 /* --- ceilings --------------------------------------------------------------------------------- */
 
-/* Long beside the clock and a launch: larger sizes are not tried. */
+/* Long compared with the clock's resolution and a launch: larger sizes are not tried. */
 #define LONG_S 1e-3
 
 struct copy {
@@ -132,7 +132,7 @@ static int measure_copies_of(struct rig *r, size_t bytes, struct device_ceilings
         rc = buf_alloc(r->dev, MEM_DEVICE, bytes, &b, err);
     if (rc == 0)
         rc = copy_rate(r, b.ptr, a.ptr, bytes, &out->memory_bytes_per_s, err);
-    out->memory_bytes_per_s *= 2; /* read and written */
+    out->memory_bytes_per_s *= 2; /* counts bytes read and written */
     if (rc == 0 && !r->dev->unified)
         rc = buf_alloc(r->dev, MEM_PINNED, bytes, &pinned, err);
     if (rc == 0 && !r->dev->unified)
@@ -145,7 +145,7 @@ static int measure_copies_of(struct rig *r, size_t bytes, struct device_ceilings
     return rc;
 }
 
-/* The largest that is not needlessly long counts: small copies lie in caches. */
+/* Uses the largest size that is not needlessly long: small copies lie in caches. */
 static int measure_copies(struct rig *r, struct device_ceilings *out, struct err *err)
 {
     enum { SMALLEST = 1 << 20, LARGEST = 256 << 20 };
@@ -170,7 +170,7 @@ static int run_square(struct rig *r, void *arg, int i)
     return r->op->matmul(r->s, q->c, q->a, &q->w, NULL);
 }
 
-/* Weights are what random bits of the type are: laid out by the backend, so nothing is packed. */
+/* Weights are random bits of the type. Their layout is the backend's own, so nothing is packed. */
 static int measure_square(struct rig *r, int n, struct spread *t, struct err *err)
 {
     enum dtype act = rig_act_dtype(r);

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""First tokens of prompts that are stored, from a disk that hangs, beside what recomputing them takes.
+"""First tokens of stored prompts, from a disk that hangs, compared with recomputing them.
 
-    bench/hanging_disk.py [MODEL] [--tokens 900] [--rounds 5] [--build build/release]
+  bench/hanging_disk.py [MODEL] [--tokens 900] [--rounds 5] [--build build/release]
 
-Each round has three requests of prompts that were restored before: the disk answers; the disk hangs from the first read
-of the restore on, which recomputation races; the same prompt is recomputed by a server without a store.  The disk hangs
-for longer than the request takes.  The goal: at most 1.2 times the time of recomputation (medians of the rounds)."""
+Each round has three requests with prompts that were restored before: the disk answers; the disk
+hangs from the restore's first read on, which recomputation races; a server without a store
+recomputes the same prompt.  The disk hangs for longer than the request takes.  The goal: at most
+1.2 times the time of recomputation (medians of the rounds)."""
 import argparse
 import os
 import shutil
@@ -27,7 +28,7 @@ from serve_client import Server, until  # noqa: E402
 
 
 def first_token_ms(server, seed):
-    """(time to first token, cached tokens)"""
+    """Returns (time to first token, cached tokens)."""
     ids = [3 + (i * i * 7 + seed * 31) % 400 for i in range(a.tokens)]
     r = server.complete(ids, max_tokens=1, ignore_eos=True)
     return r["timings"]["ttft_ms"], r["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -55,7 +56,7 @@ def measure(tmp):
         hung = first_token_ms(server, i)[0]
         raced = stalls(server)[1] - before[1]
         os.remove(at)
-        until(lambda: first_token_ms(server, i)[1] > 0)  # the late reads have ended
+        until(lambda: first_token_ms(server, i)[1] > 0)  # waits until the late reads have ended
         again = first_token_ms(computing, i)[0]
         rows.append((restored, (recomputed + again) / 2, hung))
         print(f"round {i}: restored {restored:.1f} ms, recomputed {recomputed:.1f} and {again:.1f} ms, "

@@ -1,4 +1,4 @@
-/* http_load.c - see http_load.h; over libcurl's multi interface. */
+/* http_load.c - see http_load.h; it uses libcurl's multi interface. */
 #include "bench/http_load.h"
 
 #include <curl/curl.h>
@@ -14,7 +14,7 @@ struct http_load {
     struct curl_slist *headers;
     char *url;
     struct http_load_calls calls;
-    struct transfer *all; /* a list, for destroy */
+    struct transfer *all; /* a list, for http_load_destroy */
     int n_running;
 };
 
@@ -23,7 +23,7 @@ struct transfer {
     struct transfer *next, **link;
     CURL *easy;
     void *user;
-    char *rest; /* bytes of a line that is not whole yet */
+    char *rest; /* bytes of a line that is not complete yet */
     size_t n_rest, cap_rest;
     struct http_usage usage;
     char error[200];
@@ -73,7 +73,7 @@ void http_load_destroy(struct http_load *l)
     curl_global_cleanup();
 }
 
-/* --- what comes back -------------------------------------------------------------------------- */
+/* --- receiving -------------------------------------------------------------------------------- */
 
 static void read_usage(struct http_usage *u, const struct json *usage)
 {
@@ -111,7 +111,7 @@ static void read_line(struct transfer *t, const char *line, size_t n)
     if (n > 5 && memcmp(line, "data:", 5) == 0) {
         size_t skip = line[5] == ' ' ? 6 : 5;
         read_event(t, line + skip, n - skip);
-    } else if (n > 0 && line[0] == '{') { /* an error is one JSON object, no stream */
+    } else if (n > 0 && line[0] == '{') { /* an error, not a stream */
         read_event(t, line, n);
     }
 }

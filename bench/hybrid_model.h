@@ -1,5 +1,5 @@
-/* hybrid_model.h - what a batch with streamed weights costs on a GPU whose caches lie in host
- * memory, as arithmetic.  Nothing runs: HybridServe's figures are modelled with it (bench hybrid).
+/* hybrid_model.h - a model of the costs of a batch with streamed weights, on a GPU whose caches lie
+ * in host memory.  Nothing runs: HybridServe's figures are modelled with it (bench hybrid).
  *
  * Link and compute overlap without loss in each layer.  Compute is products and, for attention,
  * reading K and V once.  Prefill computes all prompts while the weights pass once. */
@@ -11,10 +11,10 @@
 #include "policy/hybrid.h"
 #include "policy/platform.h"
 
-/* How the state of a batch's contexts is kept. */
+/* How the contexts of a batch are kept. */
 enum hybrid_arm {
-    HYBRID_KV,     /* keys and values alone */
-    HYBRID_ACT,    /* activations alone */
+    HYBRID_KV,     /* keys and values only */
+    HYBRID_ACT,    /* activations only */
     HYBRID_TOKENS, /* half of each context as token ids, the rest as keys and values */
     HYBRID_HALF,   /* as many ACT as KV blocks */
     HYBRID_PAPER,  /* Algorithm 1 as printed */
@@ -25,32 +25,32 @@ extern const char *const hybrid_arm_names[HYBRID_ARMS];
 
 struct hybrid_setup {
     struct model_config shape;
-    struct platform p; /* built in: a machine and the shape */
-    double x;          /* d * bandwidth / FLOP/s; 0: as the platform has it */
+    struct platform p; /* a built-in platform: a machine and the shape */
+    double x;          /* d * bandwidth / FLOP/s; 0: the platform's own */
     double device_bytes, host_bytes;
-    int batch, prompt, tokens; /* requests; tokens of a prompt and of an answer */
+    int batch, prompt, tokens; /* number of requests; tokens of a prompt and of an answer */
 };
 
 /* One step of the batch, at one length of the contexts. */
 struct hybrid_step {
     struct hybrid_split split; /* of one layer */
-    double step_s;             /* all layers */
-    double link_bytes;         /* of the caches, without weights, all layers */
-    double compute_share;      /* of the step */
+    double step_s;             /* of all layers */
+    double link_bytes;         /* for caches, without weights, all layers */
+    double compute_share;      /* share of the step */
 };
 
-/* Reads shape and platform by name; memory and lengths are the caller's. */
+/* Looks up shape and platform by name; the caller sets memory and lengths. */
 int hybrid_setup_init(struct hybrid_setup *s, const char *shape, const char *platform,
                       struct err *err);
 
-/* A step with contexts of n_tokens.  False where the caches do not fit. */
+/* Models a step with contexts of n_tokens.  Returns false if the caches do not fit. */
 bool hybrid_step(const struct hybrid_setup *s, enum hybrid_arm arm, int n_tokens,
                  struct hybrid_step *out);
 
-/* Generated tokens a second, prefill included; 0 where the caches do not fit. */
+/* Returns generated tokens per second, including prefill; 0 if the caches do not fit. */
 double hybrid_throughput(const struct hybrid_setup *s, enum hybrid_arm arm);
 
-/* x as the setup has it. */
+/* Returns the setup's x. */
 double hybrid_x(const struct hybrid_setup *s);
 
 #endif

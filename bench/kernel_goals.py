@@ -1,9 +1,9 @@
-"""What the kernels are to reach, and what a CSV of `hcache bench kernels --csv FILE` says.
+"""The goals of the kernels, checked against a CSV of `hcache bench kernels --csv FILE`.
 
-    kernel_goals.py FILE.csv ...
+  kernel_goals.py FILE.csv ...
 
-Of each goal the worst row is shown, by the best repetitions of both sides (ceilings are best ones too) and by the
-median ones. "Met" is by both; rows are counted by the best."""
+For each goal the worst row is shown, by the best repetitions of both sides (limits are the best,
+too) and by the median ones. "Met" requires both; rows are counted by the best."""
 import csv
 import re
 import sys
@@ -12,12 +12,12 @@ PLAIN = ("matmul bf16", "matmul f16", "matmul f32")
 
 
 def size(shape):
-    """m, n and k of a product's shape, as in "m16 n4096 k4096"."""
+    """Returns m, n and k of a product's shape, as in "m16 n4096 k4096"."""
     return tuple(int(re.search(letter + r"(\d+)", shape)[1]) for letter in "mnk")
 
 
 class Bench:
-    """The rows of one file: (kernel, shape, threads) -> speeds and share of the ceiling."""
+    """The rows of one file: (kernel, shape, threads) -> speeds and share of the limit."""
 
     def __init__(self, path):
         with open(path) as file:
@@ -35,7 +35,7 @@ class Bench:
         return float(self.rows[key]["share"]) * self.speed(key, how) / self.speed(key, "max")
 
     def of_row(self, key, kernel, shape, threads, how):
-        """The row's speed over that of another one; None where that is not there."""
+        """Returns the row's speed over another row's; None if that does not exist."""
         other = (kernel or key[0], shape or key[1], threads or key[2])
         return self.speed(key, how) / self.speed(other, how) if other in self.rows else None
 
@@ -46,12 +46,12 @@ class Bench:
         return self.of_row(key, None, None, 1, how) if key[2] == 2 else None
 
     def of_one_row(self, key, how):
-        """Time of m = 4 over that of m = 1."""
+        """Returns the time of m = 4 over that of m = 1."""
         ratio = self.of_row(key, None, key[1].replace("m4 ", "m1 "), None, how)
         return 1 / ratio if ratio else None
 
     def attention_in_layer(self, key, how):
-        """Of a layer of bench-220m over 4096 tokens, the time that attention takes."""
+        """Returns the share of attention in the time of a layer of bench-220m over 4096 tokens."""
         products = self.of("matmul bf16", lambda shape: shape.startswith("m4096 "))
         seconds = sum(2 * m * n * k / self.speed(p, how)
                       for p in products if p[2] == key[2] for m, n, k in [size(p[1])])
@@ -63,7 +63,7 @@ def rows_from(low, high=1 << 20):
     return lambda shape: low <= size(shape)[0] <= high
 
 
-# what, the goal (at most where negative), kernels, which shapes, measured how
+# name, goal (negative: an upper bound), kernels, shapes, how it is measured
 GOALS = (
     ("m = 1, bf16 and q8: of reading memory", 0.95, ("matmul bf16", "matmul q8"), rows_from(1, 1), Bench.share),
     ("m = 4: time over that of m = 1", -1.3, "matmul", rows_from(4, 4), Bench.of_one_row),

@@ -1,4 +1,5 @@
-"""What measurements of one server share: `hcache serve` as a child process, token ids, and arms that take turns."""
+"""Shared by measurements of one server: `hcache serve` as a child process, token ids, and arms that
+take turns."""
 import json
 import random
 import re
@@ -29,11 +30,11 @@ class Server:
             return json.load(f)
 
     def complete(self, prompt, n):
-        """The whole answer to a prompt of token ids: n tokens, greedy."""
+        """Returns the whole answer to a prompt of token ids: n tokens, greedy."""
         return self.post("/v1/completions", {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True})
 
     def ask(self, prompt, n):
-        """Its timings."""
+        """Returns the answer's timings."""
         return self.complete(prompt, n)["timings"]
 
     def flush(self):
@@ -59,7 +60,8 @@ def tokens(seed, n, vocabulary):
 
 
 def by_turns(arms, rounds, run):
-    """run(arm, round) of each arm in each round, another one first each time, as {arm: [result, ...]}."""
+    """Calls run(arg, round) for each arm in each round, beginning with another one each time.
+    Returns {arm: [result, ...]}."""
     out = {arm: [] for arm in arms}
     for i in range(rounds):
         for k in range(len(arms)):

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Every figure of the papers that needs no GPU, the paper's number beside ours, on one page.
+"""Every figure of the papers that needs no GPU: the paper's numbers and this program's, on one
+page.
 
-    bench/papers.py [--out DIR] [--only fig3,tab1,...] [--quick] [--program FILE]
+  bench/papers.py [--out DIR] [--only fig3,tab1,...] [--quick] [--program FILE]
 
-Each entry of FIGURES says what is run, with which parameters and seed. Entries are labelled
+Each entry of FIGURES names its program, parameters and seed.  The labels of entries mean:
 
   run            the generator, the policy or the server itself
-  run at scale   really run, on this machine, with lengths, model or storage brought to its scale
+  run at scale   really run, on this machine, with lengths, model or storage scaled to it
   modelled       computed from the paper's hardware table; nothing ran
 
-An entry leaves DIR/ID.csv (name, paper, ours, note). DIR/index.html shows every CSV that is there, and
-names the entries that have not been run. --quick runs the entries that take seconds.
-"""
+An entry writes DIR/ID.csv (name, paper, ours, note). DIR/index.html shows every existing CSV, and
+names the entries that were not run. --quick runs only the entries that take seconds."""
 import argparse
 import csv
 import html
@@ -81,8 +81,9 @@ MODELS = (("7B", "llama-2-7b", "a100-4ssd"), ("13B", "llama-2-13b", "a100-4ssd")
 
 
 def figure4(out):
-    """Time to first token over that of a history that is still there: L-Eval's mean lengths. The model has no cost
-    but the kernels', so its ideal is faster than the paper's engine, and its ratios are larger."""
+    """Time to first token over that with the history still in memory, for L-Eval's mean lengths.
+    The model counts only the kernels' time, so its ideal is faster than the paper's engine and its
+    ratios are larger."""
     rows = []
     for name, shape, platform in MODELS:
         m = planned(shape, platform, 16340, 45)
@@ -109,7 +110,8 @@ def table3(out):
 # --- HybridServe, modelled --------------------------------------------------------------------------
 
 def hybrid(out):
-    """With the platform's own x, and with the x that the paper's throughputs and its best ratio imply (docs/RESTORATION.md)."""
+    """Uses the platform's own x, and the x that the paper's throughputs and its best ratio imply
+    (docs/RESTORATION.md)."""
     rows = []
     for x in (0, 1.2, 1.96):
         for r in json.loads(output(HC, "bench", "hybrid", "--figures", "--ratio", x, "--json"))["figures"]:
@@ -121,7 +123,8 @@ def hybrid(out):
 # --- HybridServe, run at this machine's scale --------------------------------------------------------
 
 def hybrid_run(out):
-    """Contexts on the host and a link that is slowed down; at x = 1.4 the ideal mixture takes 0.737 of the traffic of KV."""
+    """Contexts on the host and a link that is slowed down; at x = 1.4 the ideal mixture has 0.737
+    of KV's traffic."""
     rows = []
     for x in (1.4, 2, 4):
         j = json.loads(output(HC, "bench", "hybrid", "run", "--ratio", x, "--json"))
@@ -169,7 +172,8 @@ def figure14(out):
 
 
 def figure20(out):
-    """Jobs of 16 prompts and 20 steps in the paper, 4 here; a job has ended when its state is durable."""
+    """A job has 16 prompts and 20 steps in the paper, and 4 prompts here; it ends when its state is
+    durable."""
     rows = []
     for n in (1024, 1216, 1408, 1600):
         path = os.path.join(out, f"at-end-{n}.csv")
@@ -198,7 +202,7 @@ def served(only, *options):
     return make
 
 
-# id, paper, title, label, takes seconds only, how it is made
+# id, paper, title, label, whether it takes only seconds, function
 FIGURES = (
     ("fig3", "HCache", "Figure 3: lengths of conversations", "run", True, figure3),
     ("tab1", "HCache", "Table 1: lengths of long contexts", "run", True, table1),

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Requests that arrive at once, after a restart: what reading ahead (--prefetch) is worth, into DRAM, or with --dram 0 into
-staging memory.
+"""Requests that arrive together after a restart: the gain of reading ahead (--prefetch), into DRAM,
+or with --dram 0 into staging memory.
 
-    bench/prefetch_figures.py [--requests 32] [--tokens 2048] [--answer 64] [--rounds 2]
-    bench/prefetch_figures.py --mixed --throttle 100MB [--requests 32] [--tokens 2048]
+  bench/prefetch_figures.py [--requests 32] [--tokens 2048] [--answer 64] [--rounds 2]
+  bench/prefetch_figures.py --mixed --throttle 100MB [--requests 32] [--tokens 2048]
 
-The contexts are saved first.  Each round starts a server with --prefetch on and one with it off, with nothing in DRAM, one
-sequence at a time, nothing kept on the device, and keys and values read from a throttled disk.  For each share the
-throttle is chosen so that a load takes this share of a request's service time.  Prints a line for each run, and the
-median time to first token of each share beside that of --prefetch off.
+The contexts are saved first.  Each round starts a server with --prefetch on and one with it off.
+DRAM is empty, one sequence runs at a time, nothing is kept on the device, and keys and values are
+read from a throttled disk.  For each share the throttle is chosen so that a load takes this share
+of a request's service time.  Prints a line for each run, and the median time to first token of each
+share beside that of --prefetch off.
 
---mixed compares predictions instead, of contexts whose beginning is in DRAM and whose end is on the disk."""
+--mixed compares predictions instead, for contexts whose beginning is in DRAM and whose end is on
+the disk."""
 import argparse
 import os
 import shutil
@@ -46,7 +48,7 @@ def prompt_of(i):
 
 
 def at_once(s, prompts):
-    """Timings of requests that arrive together, in the order in which they were sent."""
+    """Returns the timings of requests that are sent together, in the order of sending."""
     out = [None] * len(prompts)
 
     def one(i):
@@ -55,15 +57,15 @@ def at_once(s, prompts):
     for i in range(len(prompts)):
         threads.append(threading.Thread(target=one, args=(i,)))
         threads[-1].start()
-        time.sleep(0.003)  # they come in this order
+        time.sleep(0.003)  # so that the requests arrive in this order
     for t in threads:
         t.join()
     return out
 
 
 def mixed(prompts):
-    """A request for a beginning of each context waits behind another one, so this beginning is read ahead; then the whole
-    context is asked for."""
+    """A request for a beginning of each context waits behind another one, so this beginning is read
+    ahead; then the whole context is requested."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="prefetch.", dir="/var/tmp") as folder:
         s = server("--store", folder, "--max-sequences", "2", "--dram", "0")

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Time to first token of a real model beside llama-server, with and without a restart; arms take turns.
+"""Time to first token of a real model, compared with llama-server, with and without a restart; arms
+take turns.
 
-    real_model_figures.py F.gguf LLAMA_SERVER [--rounds 2] [--words 900] [--threads 2] [--csv FILE]
+  real_model_figures.py F.gguf LLAMA_SERVER [--rounds 2] [--words 900] [--threads 2] [--csv FILE]
 
-Arms: hcache (a store on disk), llama-server with --cache-ram, llama-server with slot files.  A round of an arm:
+Arms: hcache (a store on disk), llama-server with --cache-ram, llama-server with slot files.  A
+round of an arm:
   cold     the first request with a long prompt
   again    the same prompt after another one was served
-  restart  the same prompt after kill -9 and a new process (slot files: restored first, counted in)
-Times are of a completion of one token, by this client's clock."""
+  restart  the same prompt after kill -9 and a new process (with slot files, restoring is included)
+A time is that of a completion of one token, by this client's clock."""
 import argparse
 import csv
 import json
@@ -98,7 +100,7 @@ def measure(arm, seed):
         post(s.url + "/slots/0?action=save", {"filename": "a"})
     s.ttft(other, **more)
     again = s.ttft(prompt, **more)
-    time.sleep(2)  # what is being saved becomes durable
+    time.sleep(2)  # state that is being saved becomes durable
     s.kill()
     s = start(folder)
     begin = time.monotonic()

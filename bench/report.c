@@ -120,11 +120,11 @@ void report_table_end(struct report *r)
 
 enum { WIDTH = 760, HEIGHT = 260, LEFT = 60, TOP = 30, BOTTOM = 50 };
 
-/* Distinct without colour vision, too: lightness rises along the row. */
+/* Distinguishable without colour vision, too: lightness rises along the row. */
 static const char *const colours[REPORT_MAX_SERIES] = {
     "#1b3a5c", "#2f6690", "#b5542a", "#3a8f6b", "#e0a030", "#7fb7be", "#d8b4a0", "#999999"};
 
-/* 1, 2 or 5 times a power of ten: about four steps below `most`. */
+/* Returns 1, 2 or 5 times a power of ten that gives about four steps below `most`. */
 static double grid_step(double most)
 {
     double step = pow(10, floor(log10(most / 4)));

@@ -1,6 +1,7 @@
-/* report.h - a plain HTML page with tables and SVG plots, for the results of benchmarks.
+/* report.h - a plain HTML page with tables and SVG plots, for results of benchmarks.
  *
- * One file, no script, nothing loaded from elsewhere.  Text is escaped here. */
+ * It is one file, without scripts, that loads nothing from elsewhere.  The functions escape text.
+ */
 #ifndef BENCH_REPORT_H
 #define BENCH_REPORT_H
 
@@ -15,7 +16,7 @@ struct report {
 };
 
 int report_open(struct report *r, const char *path, const char *title, struct err *err);
-/* Says whether everything has reached the file. */
+/* Returns 0 if everything has reached the file. */
 int report_close(struct report *r, struct err *err);
 
 void report_heading(struct report *r, const char *text);
@@ -30,7 +31,7 @@ void report_table_end(struct report *r);
 
 enum { REPORT_MAX_SERIES = 8, REPORT_MAX_GROUPS = 16 };
 
-/* Bars in groups: values[group][series], NAN where there is none. */
+/* Bars in groups: value[group][series], NAN: none. */
 struct report_bars {
     const char *title, *unit;
     int n_groups, n_series;

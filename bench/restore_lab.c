@@ -35,7 +35,7 @@ static int make_context(struct lab *b, struct err *err)
     return 0;
 }
 
-/* One real prefill of the whole context, everything saved. */
+/* Prefills the whole context and saves it. */
 static int fill_store(struct lab *b, struct err *err)
 {
     struct request q = {.prompt = b->tokens,
@@ -139,7 +139,8 @@ static int make_reader(struct lab *b, uint64_t staging_bytes, struct err *err)
                              err);
 }
 
-/* Anew, whatever the store's own profile says: what is measured next is compared with it. */
+/* Measures the platform anew, whatever the store's own profile says, because later results are
+ * compared with it. */
 static int measure_platform(struct lab *b, enum profile_effort effort, struct err *err)
 {
     const struct profile_source from = {
@@ -158,7 +159,7 @@ static int measure_platform(struct lab *b, enum profile_effort effort, struct er
     return rc;
 }
 
-/* 0, the model's own, unless that is a made-up one's and too short. */
+/* Returns 0, the model's own context, unless the model is synthetic and its context too short. */
 static int context_for(const struct lab_opts *o)
 {
     struct model_config c;
@@ -215,7 +216,7 @@ void lab_close(struct lab *b)
 void lab_throttle(struct lab *b, double bytes_per_s)
 {
     if (b->throttle_bytes_per_s == 0)
-        b->tier = b->platform.tier[0]; /* with what was learned about it */
+        b->tier = b->platform.tier[0]; /* includes the corrections learned for it */
     b->throttle_bytes_per_s = bytes_per_s;
     b->platform.tier[0] = b->tier;
     b->platform.io_overlap = b->io_overlap;
@@ -228,7 +229,8 @@ void lab_throttle(struct lab *b, double bytes_per_s)
 int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *ratio,
               struct err *err)
 {
-    enum { TOKENS = 1024 }; /* the paper's length for this ratio; it hardly depends on it */
+    /* the paper's length for this ratio, which hardly depends on it */
+    enum { TOKENS = 1024 };
     struct model_config c;
     struct platform p;
     const char *colon = strchr(as, ':'), *shape = colon != NULL ? colon + 1 : "llama-2-7b";
@@ -278,7 +280,7 @@ static uint8_t records_of(const struct store_hit *h, int l)
                      (store_mask_has(&h->mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
 }
 
-/* Neighbouring chunks with equal records are a range, as in the engine. */
+/* Neighbouring chunks with equal records form a range, as in the engine. */
 static int make_ranges(struct lab *b, int n_chunks)
 {
     int n_layers = b->k.model->cfg.n_layers, n = 0;
@@ -353,7 +355,7 @@ void lab_learn(struct lab *b, const struct plan_request *req, const struct plan 
     correction_learn(&b->platform, &e, &o);
 }
 
-/* Learns what restores from hidden states take now. */
+/* Learns how long restores from hidden states take now. */
 static int settle(struct lab *b, struct err *err)
 {
     enum { LEAST = 4, MOST = 64, LONGEST = 16 };
@@ -389,7 +391,8 @@ int lab_settle_as(struct lab *b, const char *as, double *bytes_per_s, double *ra
     return rc;
 }
 
-/* --- the ceiling of the I/O lane -------------------------------------------------------------- */
+/* --- the limit of the I/O lane
+ * -------------------------------------------------------------------- */
 
 struct copy_job {
     struct store_read *reads;
@@ -407,10 +410,10 @@ static void copy_share(void *arg, int thread_idx, int n_threads)
         memcpy(c->to + (size_t)i * c->room, c->reads[i].bytes, c->reads[i].n_bytes);
 }
 
-/* Groups of reads on their way, each in a slot of the buffer. */
+/* Groups of reads in flight, each in a slot of the buffer. */
 struct reading {
     struct lab *b;
-    size_t room; /* of a record */
+    size_t room; /* bytes of a record's room */
     int n_slots, slot, in_flight;
     int *left;                /* [n_slots] reads of the slot that are not done */
     struct store_read *reads; /* [n_slots * GROUP] */
@@ -450,7 +453,8 @@ static int read_group(struct reading *r, int layer, enum store_kind kind, int fi
     r->slot = (r->slot + 1) % r->n_slots;
     if (r->b->k.io != NULL)
         return 0;
-    while (rc == 0 && r->in_flight > 0) /* DRAM: at once, and then it is copied */
+    /* DRAM: a read is done at once, and is then copied */
+    while (rc == 0 && r->in_flight > 0)
         rc = wait_some(r, err);
     struct copy_job job = {reads, n, to, r->room};
     pool_run(r->b->k.pool, copy_share, &job);
@@ -467,7 +471,8 @@ static double io_bytes(const struct lab *b, int n_chunks, const struct plan *pla
     return n * n_chunks * STORE_CHUNK_TOKENS;
 }
 
-/* Products of a layer, and attention of every token to those before it. */
+/* Returns the flop of a layer's products, and of the attention of every token to those before it.
+ */
 static double layer_flop(const struct model_config *c, double n)
 {
     double d = c->n_embd, q = (double)c->n_heads * c->d_head,
@@ -477,7 +482,7 @@ static double layer_flop(const struct model_config *c, double n)
     return n * rows + 4 * q * n * n / 2;
 }
 
-/* The last recomputed layer needs its K and V only. */
+/* For the last recomputed layer only K and V are needed. */
 static double plan_flop(const struct lab *b, double n, const struct plan *plan)
 {
     const struct model_config *c = &b->k.model->cfg;
@@ -492,8 +497,8 @@ static double plan_flop(const struct lab *b, double n, const struct plan *plan)
     return flop;
 }
 
-/* The ceilings of a group are those of one rank's product, and of a stage's buses together: the
- * stages work beside each other, and the ranks share each product. */
+/* The limits of a group are those of one rank's product, and of a stage's buses together: the
+ * stages work concurrently, and the ranks share each product. */
 double lab_floor_s(const struct lab *b, int n_chunks, const struct plan *plan)
 {
     const struct device *d = b->k.dev;

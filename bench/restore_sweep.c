@@ -1,18 +1,18 @@
 /* restore_sweep.c - see restore_sweep.h.
  *
- * A case takes its methods in turn for some rounds, beginning with another one each time: auto,
- * every single method, auto again.  The two medians of auto are an A/A measurement; what they
- * differ by is the noise.  Where auto's plan is that of a single method (all layers K), so are
- * these two: they did the same.  A single method that is predicted to take more than SLOWER times
- * as long as the fastest single one is not run: it could only be the best if the prediction were
- * off by that factor, and the sweep reports how far off it is.
+ * A case runs its methods in turn for some rounds, beginning with another one each time: auto,
+ * every single method, auto again.  The two medians of auto are an A/A measurement, whose
+ * difference is the noise.  If auto's plan is that of a single method (all layers K), auto's runs
+ * count for that method, too, because they did the same.  A single method that is predicted to take
+ * more than SLOWER times as long as the fastest single one is not run: it could only be the best if
+ * the prediction were off by that factor, and the sweep reports how far off predictions are.
  *
  * The platform is corrected after every restore, as the engine does.  Other work begins before a
- * case and goes on until its end.  A case that has other work than the one before it begins with
- * some restores that teach only, as a server under a lasting load has had.
+ * case and continues until its end.  A case with other work than the one before it begins with some
+ * restores that only teach, as on a server under a lasting load.
  *
- * The regret of a case is what auto took more than the best method in hindsight, auto itself
- * included; none where auto did what that method does. */
+ * The regret of a case is the time that auto took beyond the best method in hindsight, auto
+ * included; 0 if auto did the same as that method. */
 #include "bench/restore_sweep.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@
 #include "bench/bench.h"
 
 #define SLOWER 1.6
-/* Beyond the noise, auto may lose this much to the best single method (DESIGN, P2). */
+/* Share that auto may lose, beyond the noise, to the best single method. */
 #define TOLERANCE 0.05
 /* Throttles are drawn between these, in bytes per second; one file case in five has none. */
 #define SLOWEST 50e6
@@ -51,8 +51,8 @@ struct outcome_of {
     struct plan plan;
     double predicted[MAX_ROUNDS], predicted_ms, auto_ms, noise;
     struct timing first, second, single[N_SINGLES];
-    int best;    /* of the singles */
-    bool is_one; /* auto's plans were all those of the best single method */
+    int best;    /* timings of the single methods */
+    bool is_one; /* auto's plans were all the same as the best single method's */
     int n_same[N_SINGLES];
 };
 
@@ -66,7 +66,7 @@ static enum background draw_load(const struct sweep_opts *o, struct rng *r)
     return n > 0 ? of[rng_below(r, (uint64_t)n)] : BACKGROUND_NONE;
 }
 
-/* Draws of a kind come behind those that older sweeps know, so a seed keeps its cases. */
+/* Draws new kinds of values after those that older sweeps draw, so that a seed keeps its cases. */
 static struct sweep_case draw(const struct sweep_opts *o, int i, struct lab *file,
                               struct lab *dram)
 {
@@ -85,8 +85,8 @@ static struct sweep_case draw(const struct sweep_opts *o, int i, struct lab *fil
     return c;
 }
 
-/* Every restore comes right after the search for auto's plan, also where another is carried
- * out: the threads have been idle for as long. */
+/* Every restore follows a search for auto's plan, even if another plan is then used, so that the
+ * threads have been idle equally long. */
 static int run_once(const struct sweep_case *c, const char *method, struct timing *t,
                     struct plan *plan, struct err *err)
 {
@@ -107,7 +107,8 @@ static int run_once(const struct sweep_case *c, const char *method, struct timin
     return 0;
 }
 
-/* Which single methods could be the fastest, and how long a round of them and auto takes. */
+/* Chooses the single methods that could be the fastest, and predicts the time of a round of them
+ * and auto. */
 static int choose_singles(const struct sweep_case *c, bool *run, double *round_s,
                           struct err *err)
 {
@@ -141,7 +142,7 @@ static int run_auto(const struct sweep_case *c, struct outcome_of *out, struct t
     return rc;
 }
 
-/* One round: the singles are 0 .. N_SINGLES - 1, auto is before and behind them. */
+/* Runs one round: the singles are 0 .. N_SINGLES - 1, with auto before and after them. */
 static int run_round(const struct sweep_case *c, const bool *run, int round,
                      struct outcome_of *out, struct err *err)
 {
@@ -259,11 +260,11 @@ static void print_head(const struct sweep_opts *o)
                 "load,damaged\n");
 }
 
-/* What all cases together say. */
+/* Totals over all cases. */
 struct totals {
     double error[MAX_CASES], ratio[MAX_CASES], regret[MAX_CASES];
     enum background load[MAX_CASES];
-    bool is_slower[MAX_CASES]; /* than recomputing, by more than TOLERANCE */
+    bool is_slower[MAX_CASES]; /* slower than recomputing, by more than TOLERANCE */
     int n, n_broken;
     double worst;
 };
@@ -284,7 +285,8 @@ static void count_case(struct totals *t, const struct sweep_case *c,
     t->n++;
 }
 
-/* A row of the summary: the cases with one load, or all (BACKGROUNDS).  bench_median sorts. */
+/* Prints a row of the summary: the cases with one load, or all (BACKGROUNDS).  bench_median sorts.
+ */
 static void print_gates(const struct totals *t, enum background load)
 {
     static double error[MAX_CASES], regret[MAX_CASES];
@@ -316,10 +318,11 @@ static void print_totals(struct totals *t)
     for (int b = 0; b <= BACKGROUNDS; b++)
         print_gates(t, (enum background)b);
     printf("goals %20s %10s %12s %11s %10s\n", "10 %", "25 %", "2 %", "5 %", "0");
-    printf("\n%d cases: %d broke P2 (slower than the best single method by more than 5 %% "
-           "beyond "
-           "the A/A noise)\n",
-           t->n, t->n_broken);
+    printf(
+        "\n%d cases: in %d auto was slower than the best single method by more than 5 %% "
+        "beyond "
+        "the A/A noise\n",
+        t->n, t->n_broken);
     printf("auto over the best single method: median %.3f, worst %.3f\n",
            bench_median(t->ratio, t->n), worst);
     printf("|predicted / measured - 1|: median %.1f %%",

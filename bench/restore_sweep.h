@@ -1,5 +1,5 @@
-/* restore_sweep.h - promise P2 over random cases: auto against the best single method; and how far
- * predictions are off, with other work on the machine and without. */
+/* restore_sweep.h - checks over random cases that auto is as fast as the best single method. It
+ * also reports how far predictions are off, with and without other work on the machine. */
 #ifndef BENCH_RESTORE_SWEEP_H
 #define BENCH_RESTORE_SWEEP_H
 
@@ -10,19 +10,22 @@
 #include "bench/restore_lab.h"
 
 struct sweep_opts {
-    int n_cases, skip; /* cases [skip, skip + n_cases) of the seed's endless row of them */
+    /* runs cases [skip, skip + n_cases) of the seed's endless sequence */
+    int n_cases, skip;
     uint64_t seed;
-    int rounds; /* of every case at least, in which the methods take turns */
+    int rounds; /* minimum rounds of every case, in which the methods take turns */
     FILE *csv;  /* NULL: none */
-    /* Kinds of other work that run beside cases, one drawn for each; a bit per enum background */
+    /* kinds of other work, one bit per enum background; one of them is drawn for each case */
     unsigned loads;
     bool damages; /* a case in four has hidden records */
     struct io *io;
-    const char *folder; /* of the store: the competing reader reads its largest file */
+    /* the store's folder, whose largest file the competing reader reads */
+    const char *folder;
 };
 
 /* `file` and `dram` hold the same context.  Every case is a length, and a throttle of the file
- * store or DRAM.  Returns 0 also where the promise was broken: *n_broken says how often. */
+ * store or DRAM. Returns 0 even if the promise was broken; *n_broken is the number of such cases.
+ */
 int sweep_run(const struct sweep_opts *o, struct lab *file, struct lab *dram, int *n_broken,
               struct err *err);
 

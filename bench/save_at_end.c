@@ -21,10 +21,10 @@ struct jobs {
     int32_t *prompts; /* [n_seqs][n_prompt] */
     int n_run;
     double ms[ARMS][MAX_ROUNDS];
-    int n_shed[ARMS]; /* sequences that were not saved to their ends */
+    int n_shed[ARMS]; /* sequences that were not saved up to their ends */
 };
 
-/* No two jobs have a prompt in common: nothing is found in the store. */
+/* No two jobs have a prompt in common, so nothing is found in the store. */
 static void draw_prompts(struct jobs *j)
 {
     const struct save_at_end *o = j->o;
@@ -51,7 +51,7 @@ static int add_all(struct jobs *j, enum arm arm, struct seq **seqs, struct err *
     return rc;
 }
 
-/* Returns the sequences whose saving ended early since open. */
+/* Returns the number of sequences whose saving ended early since open. */
 static int count_shed(const struct stack *k)
 {
     struct saver_stats st;

@@ -1,12 +1,13 @@
-/* save_at_end.h - what it gains to save state while jobs run, against saving it when they have
- * ended (AttentionStore 3.2.2, figure 20).
+/* save_at_end.h - measures the gain of saving state while jobs run, against saving it after they
+ * have ended (AttentionStore, section 3.2.2, figure 20).
  *
- * A job is a batch of prompts and their answers, and ends when its state is durable: then its
- * memory may be used for others.  Three arms take turns, in another order each round:
+ * A job is a batch of prompts and their answers.  It ends when its state is durable, because only
+ * then its memory may be used for others.  Three arms take turns, in another order each round:
  *
  *   none        nothing is saved
- *   overlapped  two-stage saving, as a server does it
- *   at-end      stage one alone while the job runs; the writer begins when the last answer has ended */
+ *   overlapped  two-stage saving, as in a server
+ *   at-end      only stage one while the job runs; the writer begins when the last answer has ended
+ */
 #ifndef BENCH_SAVE_AT_END_H
 #define BENCH_SAVE_AT_END_H
 
@@ -20,9 +21,9 @@
 
 struct save_at_end {
     struct stack *stack;
-    const char *save; /* as bench save --save */
+    const char *save; /* as --save of bench save */
     int n_seqs, n_prompt, n_answer, n_rounds;
-    bool is_first; /* of several: writes the heads */
+    bool is_first; /* the first of several: writes the headings */
     FILE *csv;     /* NULL: none */
 };
 

@@ -17,12 +17,12 @@ static int rows_read(struct save_figure *out, FILE *f, const char *path, struct 
     char line[512];
     out->n = 0;
     if (fgets(line, sizeof line, f) == NULL || strcmp(line, SAVE_CSV_HEAD) != 0)
-        return err_set(err, ERR_FORMAT, "%s: no table of hcache bench save --csv", path);
+        return err_set(err, ERR_FORMAT, "%s: not a table of hcache bench save --csv", path);
     while (fgets(line, sizeof line, f) != NULL) {
         if (out->n == SAVE_FIGURE_ROWS)
             return err_set(err, ERR_LIMIT, "%s: more than %d rows", path, SAVE_FIGURE_ROWS);
         if (!row_parse(line, &out->rows[out->n]))
-            return err_set(err, ERR_FORMAT, "%s: line %d is no row of hcache bench save",
+            return err_set(err, ERR_FORMAT, "%s: line %d is not a row of hcache bench save",
                            path, out->n + 2);
         out->n++;
     }
@@ -41,7 +41,7 @@ int save_figure_read(struct save_figure *out, const char *csv_path, struct err *
     return rc;
 }
 
-/* Where a name is in a list, which it joins if it is new; -1: there is no room. */
+/* Returns the index of a name in a list, to which a new name is added; -1: there is no room. */
 static int place(const char **names, int *n, int max, const char *name)
 {
     int i = 0;

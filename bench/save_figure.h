@@ -1,11 +1,11 @@
-/* save_figure.h - what saving adds to the time between tokens, as a plot and a
- * table (HCache figure 14). */
+/* save_figure.h - the time that saving adds between tokens, as a plot and a table (HCache figure
+ * 14). */
 #ifndef BENCH_SAVE_FIGURE_H
 #define BENCH_SAVE_FIGURE_H
 
 #include "bench/report.h"
 
-/* The head of what `hcache bench save --csv` writes; save_figure reads that. */
+/* First line of the output of `hcache bench save --csv`, which save_figure_read reads. */
 #define SAVE_CSV_HEAD                                                                      \
     "batch,arm,rounds,steps,median_ms,p99_ms,mean_ms,median_overhead_pct,"                 \
     "paired_overhead_pct,p99_overhead_pct,mb_per_s,shed\n"
@@ -20,10 +20,10 @@ struct save_figure {
     } rows[SAVE_FIGURE_ROWS];
 };
 
-/* Reads such a table. An error names the file, and the line that is none of it. */
+/* Reads such a table. An error names the file and the line that does not belong to it. */
 int save_figure_read(struct save_figure *f, const char *csv_path, struct err *err);
 
-/* Adds both to the page. */
+/* Adds the plot and the table to the page. */
 void save_figure_add(const struct save_figure *f, struct report *r);
 
 #endif

@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""Chats, documents and a trace against servers that differ only in how state comes back: HCache's Figures 9, 10 and
-15 at this machine's scale.
+"""Chats, documents and a trace against servers that differ only in how state is restored: HCache's
+Figures 9, 10 and 15 at this machine's scale.
 
-    bench/serve_figures.py --out DIR [--only chats,rates,documents,skew,trace] [--seconds 40] [--llama-server FILE --gguf FILE]
+  bench/serve_figures.py --out DIR [--only chats,rates,documents,skew,trace] [--seconds 40]
+  [--llama-server FILE --gguf FILE]
 
   recompute   no store: every turn computes its history again
   kv          KV offload
-  auto        hcache as it ships
+  auto        hcache with its defaults
   ideal       nothing is ever evicted from the device
-  llama       llama-server, with threads that wait asleep, where both of its options are given
+  llama       llama-server with passively waiting threads, if both of its options are given
 
-Stores are throttled (--throttle), for a CPU computes too slowly for its disk to matter.  All but ideal and llama keep
-nothing on the device between requests, but for `skew`: there every server has room for a few documents (LRU), and
-the skew says how often the next one is among them.  `rates` are chats at several rates of sessions.  State is saved before it is measured: documents and traces are
-asked once, in another order of arrival, before.  Leaves DIR/serve-figures.csv (a line for each run), and a line for
-each request in DIR/serve-<workload>.csv."""
+Stores are throttled (--throttle), because a CPU computes too slowly for its disk to matter.  All
+servers but ideal and llama keep nothing on the device between requests, except in `skew`: there
+every server has room for a few documents (LRU), and the skew decides how often the next one is
+among them.  `rates` are chats at several rates of sessions.  State is saved before it is measured:
+documents and traces are requested once before, in another order of arrival.  Writes
+DIR/serve-figures.csv (a line for each run), and a line for each request in
+DIR/serve-<workload>.csv."""
 import argparse
 import json
 import os
@@ -46,7 +49,8 @@ CONTEXT, SEQUENCES = 4096, 8
 
 
 def make_model(folder):
-    """bench-220m, with as much of a byte-level vocabulary as it has rows, so that random ids are text."""
+    """Makes bench-220m with as much of a byte-level vocabulary as it has rows, so that random ids
+    are text."""
     subprocess.run([a.program, "model", "synth", "--shape", "bench-220m", "--out", folder], check=True)
     with open(os.path.join(folder, "config.json")) as f:
         n_ids = json.load(f)["vocab_size"]
@@ -66,13 +70,13 @@ def make_model(folder):
 
 
 class Server:
-    """One of the five, on a fresh store; ready when made."""
+    """One of the five, on a fresh store; the constructor returns when it is ready."""
 
     def __init__(self, name, kv_tokens=None):
         self.store = tempfile.mkdtemp(dir=a.store)
         env = dict(os.environ)
         if name == "llama":
-            # its own defaults spin, and would starve the client on a small machine
+            # its default waiting threads spin, and would starve the client on a small machine
             env["OMP_WAIT_POLICY"] = "passive"
             self.url, args = "http://127.0.0.1:18080", [
                 a.llama_server, "-m", a.gguf, "-t", str(os.cpu_count()), "--poll", "0", "-np", str(SEQUENCES),
@@ -108,10 +112,11 @@ class Server:
             return False
 
     def load(self, label, csv, options):
-        """Runs bench serve; its rows by name: (p50, p95, p99, max, n), and what it says of all."""
+        """Runs bench serve. Returns its rows by name, (p50, p95, p99, max, n), and its summary."""
         out = subprocess.run([a.program, "bench", "serve", "--url", self.url, "--label", label, "--csv", csv,
                               "--max-prompt", str(CONTEXT - 1200)] + [str(o) for o in options],
-                             stdout=subprocess.PIPE, text=True).stdout  # its status: whether any was answered
+                             # the exit status only says whether any request was answered
+                             stdout=subprocess.PIPE, text=True).stdout
         rows = {m[1].strip(): [float(x) for x in m[2].split()]
                 for m in re.finditer(r"^([A-Za-z, ]{20})((?: +-?[\d.nai]+){5})$", out, re.M)}
         asked = re.search(r"(\d+) requests sent, (\d+) answered", out)
@@ -146,7 +151,8 @@ def run(server, workload, name, options, results):
 
 
 def measure(workload, name, options, results, kv_tokens=None, warm=None, cases=((),)):
-    """`warm`: options of the run before, which saves. `cases`: (suffix of the workload's name, further options)."""
+    """`warm`: options of the run before, which saves. `cases`: (suffix of the workload's name, more
+    options)."""
     server = Server(name, kv_tokens)
     try:
         if warm and name != "recompute":

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The first line of a file below /proc/PID/task/TID; false where it is not there (a
+/* Reads the first line of a file below /proc/PID/task/TID. Returns false if it does not exist (a
  * thread may end meanwhile). */
 static bool read_line(int64_t pid, const char *tid, const char *file, char *line, int n)
 {
@@ -40,7 +40,7 @@ static int add_thread(struct thread_time *t, int64_t pid, const char *tid, struc
     if (!read_line(pid, tid, "schedstat", line, sizeof line) ||
         sscanf(line, "%" SCNd64, &ns) != 1)
         return err_set(err, ERR_UNSUPPORTED,
-                       "this kernel tells no processor time of threads "
+                       "this kernel does not report processor time of threads "
                        "(/proc/PID/task/TID/schedstat)");
     int i = idx_of(t, name);
     if (i == THREAD_TIME_NAMES)

@@ -1,5 +1,5 @@
-/* thread_time.h - the processor time that another process's threads have had, by their names:
- * what a server spends where.  Threads that have ended are not counted. */
+/* thread_time.h - the processor time of another process's threads, by their names. Threads that
+ * have ended are not counted. */
 #ifndef BENCH_THREAD_TIME_H
 #define BENCH_THREAD_TIME_H
 
@@ -17,11 +17,11 @@ struct thread_time {
     } of[THREAD_TIME_NAMES];
 };
 
-/* ERR_NOT_FOUND where there is no such process, ERR_UNSUPPORTED where the kernel does not count
- * it (no /proc/PID/task/TID/schedstat) or there are more names than fit. */
+/* ERR_NOT_FOUND: there is no such process. ERR_UNSUPPORTED: the kernel does not count it (no
+ * /proc/PID/task/TID/schedstat), or there are more names than fit. */
 int thread_time_of(int64_t pid, struct thread_time *out, struct err *err);
 
-/* What the threads of that name have had since `before`. */
+/* Returns the time that the threads of that name have had since `before`, in ns. */
 int64_t thread_time_since(const struct thread_time *before, const struct thread_time *now,
                           int name_idx);
 

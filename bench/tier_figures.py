@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""What copies in DRAM and reading ahead are worth to one server, beside --dram 0, --prefetch off and --plan recompute.
+"""The gain of copies in DRAM and reading ahead to one server, against --dram 0, --prefetch off and
+--plan recompute.
 
-    bench/tier_figures.py MODEL pair       the second of two requests: how much of its load is hidden behind the first, and
-                                           the first's time between tokens; --dram 0: by staging
-    bench/tier_figures.py MODEL beside     what reading ahead for a second request costs the first: time between its tokens,
-                                           on two servers that take turns, so that other work hits both
-    bench/tier_figures.py MODEL turns      later turns of conversations, against recomputing them
-    bench/tier_figures.py MODEL documents  documents with six tasks each (AttentionStore, figures 25 and 26)
-    bench/tier_figures.py MODEL zero       what a tier costs requests that find nothing: time between tokens, saving on
+  bench/tier_figures.py MODEL pair       the second of two requests: how much of its load is hidden
+                                         behind the first, and the first's time between tokens;
+                                         --dram 0: by staging
+  bench/tier_figures.py MODEL beside     the cost to the first request of reading ahead for a second
+                                         one: time between its tokens, on two servers that take
+                                         turns, so that other work hits both
+  bench/tier_figures.py MODEL turns      later turns of conversations, against recomputing them
+  bench/tier_figures.py MODEL documents  documents with six tasks each (AttentionStore, figures 25
+                                         and 26)
+  bench/tier_figures.py MODEL zero       the cost of a tier to requests that find nothing: time
+                                         between tokens, saving on
 
-Arms take turns in each round, in another order each time.  Nothing is kept on the device (--no-reuse).  Prints
-medians."""
+Arms take turns in each round, in another order each time.  Nothing is kept on the device
+(--no-reuse). Prints medians."""
 import argparse
 import os
 import shutil
@@ -107,7 +112,8 @@ def beside(folder):
 
 
 def ttft_of(arm, folder, histories, requests):
-    """First tokens of requests behind histories, ms: restored by one server, or recomputed by another."""
+    """Returns times to the first token of requests after histories, in ms: restored by one server,
+    or recomputed by another."""
     if arm == "recompute":
         s = server("--plan", "recompute")
     else:

@@ -56,11 +56,11 @@ static void closed_gates(struct tiers_report *r)
              "at least 99 %", as->memory_share >= 0.99);
 }
 
-/* A fiftieth of the blocks that Mooncake's trace names, and the least hits there. */
+/* A fiftieth of the blocks that Mooncake's trace names, and the least hits required there. */
 enum { MOONCAKE_FIFTIETH = 3656 };
 #define MOONCAKE_HITS 0.13
 
-/* ours against the better of lru and attentionstore, for each size. */
+/* Compares ours with the better of lru and attentionstore, for each size. */
 static void replay_gates(struct tiers_report *r, bool is_mooncake)
 {
     int n = r->n_rows;
@@ -133,7 +133,7 @@ static double gpu_s(const struct closed_result *r)
            (double)(r->n_jobs > 0 ? r->n_jobs : 1);
 }
 
-/* Figures 13 to 17, 22 and 24 for one model. */
+/* Makes figures 13 to 17, 22 and 24 for one model. */
 static void model_figures(struct tiers_report *r, const struct load *l, int m)
 {
     static const double hit[] = {86, 71, 89, 90}, ttft[] = {85, 61, 87, 86};
@@ -217,10 +217,10 @@ static void policies_figure(struct tiers_report *r, const struct load *l)
         }
 }
 
-/* The capacity as a share of CCpUT: the most bytes that the distinct sessions of one served hour
- * would take. The paper counts sessions that the system serves per hour, whenever they arrived:
- * here more than the 3,600 that arrive, since the queue holds some thousands. They are counted in a
- * run whose cache has room for all. */
+/* The capacity is a share of CCpUT: the most bytes that the distinct sessions of one served hour
+ * take. The paper counts sessions that the system serves per hour, whenever they arrived.  Here
+ * these are more than the 3,600 that arrive, because the queue holds some thousands. They are
+ * counted in a run whose cache has room for all. */
 static void capacity_figure(struct tiers_report *r, const struct load *l)
 {
     static const double share[] = {0.05, 0.1, 0.25, 0.5, 1}, paper[] = {0, 51, 98, 98, 98};
@@ -250,7 +250,7 @@ static void capacity_figure(struct tiers_report *r, const struct load *l)
     }
 }
 
-/* Rows of figures that nobody wants go. */
+/* Removes the rows of figures that were not asked for. */
 static void keep_wanted(struct tiers_report *r, const bool *wanted)
 {
     int n = 0;

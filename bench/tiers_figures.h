@@ -1,5 +1,5 @@
-/* tiers_figures.h - rows and figures of `hcache bench tiers`: gates,
- * AttentionStore's figures, CSV and the page. */
+/* tiers_figures.h - rows and figures of `hcache bench tiers`: gates, AttentionStore's figures, CSV
+ * and the page. */
 #ifndef BENCH_TIERS_FIGURES_H
 #define BENCH_TIERS_FIGURES_H
 
@@ -24,26 +24,26 @@ struct tiers_row {
 enum { TIERS_MAX_FIGURES = 128, TIERS_LAST_FIGURE = 24 };
 
 struct tiers_figure {
-    int figure; /* of the paper; 0: a gate on the rows */
+    int figure; /* number of the paper's figure; 0: a gate on the rows */
     char row[64];
     double paper, ours;
     const char *gate; /* "": none */
     bool is_ok;
-    const char *why; /* the two differ */
+    const char *why; /* why the two values differ */
 };
 
 struct tiers_report {
     struct tiers_row *row;
     int n_rows;
-    uint64_t n_references; /* of all rows */
+    uint64_t n_references; /* total over all rows */
     double wall_s;
     struct tiers_figure figure[TIERS_MAX_FIGURES];
     int n_figures;
 };
 
-/* Adds what must hold of the rows. */
+/* Adds the conditions that the rows must meet. */
 void tiers_gates(struct tiers_report *r, const char *load);
-/* Adds the wanted ones of figures 13 to 17 and 21 to 24, from the chats of the closed load. */
+/* Adds the wanted figures among 13 to 17 and 21 to 24, from the chats of the closed load. */
 void tiers_figures(struct tiers_report *r, const struct load *chats,
                    const bool wanted[TIERS_LAST_FIGURE + 1]);
 

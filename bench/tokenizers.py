@@ -1,12 +1,12 @@
-"""How fast text is encoded, in MB/s of one core, by every tokenizer in the given folders.
+"""The speed of encoding text, in MB/s of one core, for every tokenizer in the given folders.
 
-    tokenizers.py [--hcache build/hcache] [--mb 20] [--rounds 3] FOLDER...
+  tokenizers.py [--hcache build/hcache] [--mb 20] [--rounds 3] FOLDER...
 
-The text is this repository's documents (English, with tables and code), repeated.  Each run is `hcache
-tokenize --count` on one core; the processor time of a run without text (start-up, reading the tokenizer) is
-subtracted.  A folder with nothing but Llama-2's tokenizer.model is measured in its tokenizer.json form: the pieces
-become a vocabulary, and every split of a piece into two others a merge, in order of pieces; the rest is that of
-tests/model/golden/llama2-like."""
+The text is this repository's documents (English, with tables and code), repeated.  Each run is
+`hcache tokenize --count` on one core; the processor time of a run without text (start-up, reading
+the tokenizer) is subtracted.  A folder with only Llama-2's tokenizer.model is measured in its
+tokenizer.json form: the pieces become a vocabulary, and every split of a piece into two others
+becomes a merge, in order of pieces; the rest is that of tests/model/golden/llama2-like."""
 import argparse
 import glob
 import json
@@ -28,7 +28,7 @@ args = parser.parse_args()
 
 
 def fields(buf):
-    """(number, value) of a protocol buffer message: numbers, bytes."""
+    """Yields (number, value) of a protocol buffer message: numbers, bytes."""
     i = 0
 
     def varint():
@@ -54,7 +54,8 @@ def fields(buf):
 
 
 def pieces_of(path):
-    """Of tokenizer.model, in order of ids: repeated message 1 has the piece in its field 1."""
+    """Returns the pieces of a tokenizer.model in order of ids: repeated message 1 has the piece in
+    its field 1."""
     with open(path, "rb") as f:
         return [dict(fields(value))[1].decode() for number, value in fields(f.read()) if number == 1]
 
@@ -75,7 +76,7 @@ def as_tokenizer_json(model, folder):
 
 
 def processor_seconds(folder, text):
-    """Of one run, and the number of ids."""
+    """Returns the processor seconds of one run, and the number of ids."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([args.hcache, "tokenize", folder, "--count"], input=text, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

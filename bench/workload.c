@@ -18,7 +18,7 @@ static double exponential(struct rng *r, double mean)
     return -mean * log(1 - rng_unit(r));
 }
 
-/* Log-normal with this mean; sigma is that of the logarithm. */
+/* Returns a log-normal number with this mean; sigma is the logarithm's. */
 static double lognormal(struct rng *r, double mean, double sigma)
 {
     double u = 1 - rng_unit(r), v = rng_unit(r);
@@ -69,8 +69,8 @@ void workload_free(struct workload *w)
 
 /* --- chats ------------------------------------------------------------------------------------ */
 
-/* Rounds of a session. The paper says that half of the conversations are over 2.5K tokens long;
- * with 425 tokens a round 9 rounds give 51 % (12, as it was until 22 November 2026: 61 %). */
+/* Rounds of a session. The paper says that half of the conversations have over 2.5K tokens; with
+ * 425 tokens per round, 9 rounds give 51 % (12 rounds, as until 22 November 2026, gave 61 %). */
 enum { MEAN_ROUNDS = 9 };
 
 void workload_chats(struct workload *w, const struct workload_opts *o)
@@ -98,7 +98,7 @@ void workload_chats(struct workload *w, const struct workload_opts *o)
 
 /* --- documents -------------------------------------------------------------------------------- */
 
-/* A rank from 0, with weights 1 / (rank + 1)^skew. */
+/* Draws a rank from 0, with weights 1 / (rank + 1)^skew. */
 static int zipf_rank(struct rng *r, const double *cumulated, int n)
 {
     double u = rng_unit(r) * cumulated[n - 1];
@@ -122,7 +122,7 @@ static const struct task_means named_tasks[N_NAMED] = {
     {10603.5, 142.7, 404.8}, {5451.7, 77.4, 4.3}, {7053.9, 92.4, 19.2}};
 static const struct task_means all_tasks = {16340.2, 44.7, 50.2};
 
-/* The mean of the tasks that the table does not name. */
+/* Returns the mean of the tasks that the table does not name. */
 static double mean_of_others(double all, double a, double b, double c)
 {
     return (all * N_TASKS - a - b - c) / (N_TASKS - N_NAMED);
@@ -145,7 +145,7 @@ static struct task_means draw_task(struct rng *r, int task)
     return i < N_NAMED ? named_tasks[i] : other_tasks();
 }
 
-/* The paper gives means alone: the spreads are ours. */
+/* The paper gives only means; the spreads are this program's choice. */
 static const double document_sigma = 0.35, question_sigma = 0.5, answer_sigma = 0.5;
 
 void workload_documents(struct workload *w, const struct workload_opts *o)
@@ -220,9 +220,9 @@ void workload_describe(const struct workload *w, struct workload_stats *out)
 
 /* --- traces ----------------------------------------------------------------------------------- */
 
-enum { BLOCK = 512 }; /* tokens behind one hash id of Mooncake's */
+enum { BLOCK = 512 }; /* tokens per hash id of Mooncake's trace */
 
-/* {"timestamp": ms, "input_length", "output_length", "hash_ids"} */
+/* Parses {"timestamp": ms, "input_length", "output_length", "hash_ids"}. */
 static int mooncake_line(struct workload *w, const struct workload_opts *o,
                          const struct json *v, double *at_s)
 {
@@ -248,7 +248,7 @@ static int mooncake_line(struct workload *w, const struct workload_opts *o,
     return 0;
 }
 
-/* 2023-11-16 18:15:46.6805900,374,44 */
+/* Parses 2023-11-16 18:15:46.6805900,374,44. */
 static int azure_line(struct workload *w, const struct workload_opts *o, const char *line,
                       double *at_s)
 {
@@ -269,7 +269,7 @@ static int azure_line(struct workload *w, const struct workload_opts *o, const c
     return 0;
 }
 
-/* Drops what is too long, moves the first to 0, and stretches or thins the times. */
+/* Drops requests that are too long, moves the first to time 0, and stretches or thins the times. */
 static void fit_trace(struct workload *w, const struct workload_opts *o)
 {
     struct rng r = {rng_mix(o->seed + 5)};

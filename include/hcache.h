@@ -78,7 +78,7 @@ struct hcache_opts {
      *  - "q8": 8 bits, with one scale per 32 values.
      *  - "q4": 4 bits. A GGUF file's 4-bit tensors are used as they are; others are converted.
      *  - "auto": 4-bit tensors of the file as they are; for others the smallest of "f32", "bf16"
-     *    and "q8" that loses nothing.
+     *    and "q8" that hardly changes the model's predictions.
      *  - "checkpoint" or NULL: the file's own type; quantised tensors as in "auto".
      *
      * State that was computed with one format is never used with another. */

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The same key has the same bytes everywhere: compares chunks of stores, a Redis and a server that
-computes them anew.
+"""Checks that equal keys have equal bytes everywhere: compares chunks of stores, of a Redis, and of
+a server that computes them again.
 
-    tools/cluster_bytes.py [--redis PORT] [--model DIR] STORE...
+  tools/cluster_bytes.py [--redis PORT] [--model DIR] STORE...
 
-A chunk's key names all that gives its state its bits.  So two servers that have the same chunk
-must have it bit for bit, whoever computed it, restored what is before it, or fetched it.  Each
-record (a layer and a kind) of each chunk is compared.  With --model, a server without any state
-computes all chains of chunks again from the token ids in their headers, and is compared, too.
+A chunk's key identifies all that determines its state's bits.  So two servers with the same chunk
+must have it bit for bit, whichever server computed, restored or fetched it.  Each record (a layer
+and a kind) of each chunk is compared.  With --model, a server without state computes all chains of
+chunks again from the token ids in their headers, and its chunks are compared, too.
 
 A wrong state shows here before it shows in a text.  tools/cluster_campaign.py uses this module.
-HCACHE_BUILD names the folder of the program.  Exit status 0: no two differ."""
+HCACHE_BUILD names the directory of the program.  Exit status 0: no two records differ."""
 import argparse
 import hashlib
 import http.client
@@ -25,11 +25,11 @@ import tempfile
 
 HC = os.path.join(os.environ.get("HCACHE_BUILD", "build"), "hcache")
 BLOCK, FULL = 4096, 64
-SCAN = 1000  # names that Redis gives at once
+SCAN = 1000  # names requested from Redis at a time
 
 
 class Chunk:
-    """A parcel (src/store/parcel.h): a chunk's header and its records, of no store."""
+    """A parcel (src/store/parcel.h): a chunk's header and its records, outside of a store."""
 
     def __init__(self, parcel):
         h = parcel[:BLOCK]
@@ -47,7 +47,7 @@ class Chunk:
 
 
 def of_bundle(path):
-    """The chunks of a file that `hcache store export` made."""
+    """Yields the chunks of a file written by `hcache store export`."""
     with open(path, "rb") as f:
         f.read(BLOCK)
         while (h := f.read(BLOCK))[:8] == b"HCEXTENT":
@@ -57,7 +57,7 @@ def of_bundle(path):
 
 
 def of_store(folder):
-    """The chunks of a store; a server may have it open."""
+    """Yields the chunks of a store; a server may have it open."""
     tmp = tempfile.mkdtemp(prefix="hcache-bytes.", dir="/var/tmp")
     try:
         out = os.path.join(tmp, "all")
@@ -69,8 +69,8 @@ def of_store(folder):
 
 
 def of_redis(port, known=()):
-    """The chunks that a Redis has under other names than the known ones.  OSError, ValueError where
-    it ends meanwhile."""
+    """Yields the chunks of a Redis whose names are not in `known`.  OSError, ValueError: the Redis
+    ended meanwhile."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as s:
         f = s.makefile("rb")
 
@@ -112,14 +112,15 @@ def of_redis(port, known=()):
 
 
 class Compare:
-    """Remembers a digest of every record by its key, and the differences that it met."""
+    """Keeps a digest of every record by its key, and the differences that were found."""
 
     def __init__(self):
         self.records, self.chunks, self.differences = {}, {}, []
-        self.n_chunks = self.n_records = self.n_bytes = 0  # that were held against another one
+        # counts of what was compared with another source
+        self.n_chunks = self.n_records = self.n_bytes = 0
 
     def add(self, source, chunks):
-        """Compares the chunks with those of earlier sources; returns their number."""
+        """Compares the chunks with those of earlier sources, and returns their number."""
         n = 0
         for c in chunks:
             n, is_compared = n + 1, False
@@ -145,7 +146,7 @@ class Compare:
                 f"{len(self.differences)} records differ")
 
     def chains(self):
-        """The token ids of every chain of chunks that is whole and that no other one continues."""
+        """Yields the token ids of every complete chain of chunks that no other chain continues."""
         continued = {parent for parent, _, _ in self.chunks.values()}
         for key in self.chunks.keys() - continued:
             tokens, index = [], None
@@ -157,7 +158,8 @@ class Compare:
 
 
 def compute(compare, model, options=()):
-    """A server without state computes all chains, the longest first; its chunks are compared."""
+    """Runs a server without state that computes all chains, the longest first, and compares its
+    chunks."""
     tmp = tempfile.mkdtemp(prefix="hcache-bytes.", dir="/var/tmp")
     store = os.path.join(tmp, "store")
     p = subprocess.Popen([HC, "serve", model, "--port", "0", "--plan", "kv", "--no-reuse",

@@ -1,28 +1,29 @@
 #!/usr/bin/env python3
 """Servers that share a Redis behind HAProxy are killed at random under load: no answer is wrong,
-and every conversation goes on.
+and every conversation continues.
 
-    tools/cluster_campaign.py [--minutes 10] [--seed 1] [--clients 4] [--direct]
-                              [--server-options "--store-cap 24M"]
+  tools/cluster_campaign.py [--minutes 10] [--seed 1] [--clients 4] [--direct]
+                            [--server-options "--store-cap 24M"]
 
 Clients hold conversations through the balancer and resend their history.  Meanwhile servers are
-killed (kill -9), stopped (SIGTERM) or suspended, and started again with the store that they had;
-now and then the Redis is killed, and starts empty.  A client sends a request again until it is
-answered; a conversation that gets no answer for two minutes cannot go on.
+killed (kill -9), stopped (SIGTERM) or suspended, and started again with their old store; now and
+then the Redis is killed, and starts empty.  A client repeats a request until it is answered; a
+conversation that gets no answer for two minutes counts as lost.
 
-Each answer, with the log-probabilities of its tokens, is compared with that of a server that has no
-state.  A server remembers the tokens of its own answers, and others encode their text, which may
-give other tokens, and then other answers.  So clients put words of their own in place of most
-answers, and these conversations are compared to their end.  Others send the answers back; the text
-of their first turn is compared.
+Each answer, with the log-probabilities of its tokens, is compared with that of a server without
+state.  A server remembers the tokens of its own answers.  Other servers encode the answers' text,
+which may give other tokens, and then other answers.  So clients replace most answers by their own
+words, and these conversations are compared to their end.  Other clients send the answers back; of
+these only the text of the first turn is compared.
 
-Then the bytes of all saved state are compared (cluster_bytes.py): those of the same key in all
-stores, in the Redis (each second, too, since it loses them), and on a server that computes every
-chain of chunks again, from its token ids.  These include the chains of answers that were sent back.
+Then the bytes of all saved state are compared (cluster_bytes.py).  State with the same key must be
+equal in all stores, in the Redis (which is also read each second, since it loses state), and on a
+server that computes every chain of chunks again from its token ids.  This includes the chains of
+answers that were sent back.
 
-Needs redis-server and haproxy (tools/setup.sh --test).  HCACHE_BUILD=build/release names the folder
-of the program, CLUSTER_MODEL another model.  Exit status 0: nothing was wrong, no conversation was
-left, and state came from the Redis."""
+Needs redis-server and haproxy (tools/setup.sh --test).  HCACHE_BUILD=build/release names the
+directory of the program, CLUSTER_MODEL another model.  Exit status 0: nothing was wrong, no
+conversation was lost, and state came from the Redis."""
 import argparse
 import http.client
 import json
@@ -95,8 +96,8 @@ def answers(port):
 
 
 class Child:
-    """A process on a port of its own, that can be killed and started again there.  It is up once it
-    has said so, or, where it says nothing, once its port answers."""
+    """A process on its own port that can be killed and started again there.  It is up once it has
+    printed `says` or, if `says` is None, once its port accepts connections."""
 
     def __init__(self, name, args, env=None, says=None):
         self.name, self.args, self.env, self.says = name, args, env or (lambda port: {}), says
@@ -104,7 +105,7 @@ class Child:
         self.start()
 
     def start(self):
-        for _ in range(20):  # the port may be taken for a moment
+        for _ in range(20):  # another process may have the port
             until(f"the port of {self.name} is free", lambda: not answers(self.port))
             env = {**os.environ, **self.env(self.port)}
             self.p = subprocess.Popen(self.args(self.port), env=env, stdout=subprocess.PIPE,
@@ -129,7 +130,7 @@ class Child:
 
 
 def ask(port, messages, key, timeout):
-    """The status and the answer; raises OSError or HTTPException where there is none."""
+    """Returns the status and the answer; raises OSError or HTTPException if there is none."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     body = {"messages": messages, "temperature": 0, "seed": 1, "max_tokens": 24, "logprobs": True,
             "top_logprobs": 2, "prompt_cache_key": key}
@@ -148,7 +149,7 @@ def answer_of(text):
 
 
 def goes_on(ports, messages, key):
-    """The answer of whichever server gives one, or None."""
+    """Returns the answer of the first server that gives one, or None."""
     last, why = time.monotonic() + LEFT_S, ""
     while time.monotonic() < last:
         try:
@@ -203,7 +204,7 @@ def client(i, ports, alone):
 
 
 def harm(servers, redis):
-    """One server at a time, so that another one can answer."""
+    """Harms one server at a time, so that another one can answer."""
     rng = random.Random(a.seed)
     while not over.wait(rng.uniform(0.5, 4)):
         s, how = rng.choice(servers), rng.random()
@@ -238,7 +239,7 @@ def guarded(fn, *args):
 
 
 def watch(redis):
-    """Compares what the Redis has before it is killed and has lost it."""
+    """Adds the Redis's chunks to the comparison each second, before a kill loses them."""
     known, start = set(), 0
     while not over.wait(1):
         if redis.n_starts != start:

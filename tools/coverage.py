@@ -1,11 +1,12 @@
-"""Branch coverage of what must not lose data (src/store, src/io), from the counters that `make coverage` has
-just written: a table by file, status 1 where a folder is under the goal.
+"""Prints the branch coverage of the code that must not lose data (src/store, src/io), from the
+counters that `make coverage` has just written: a table by file.  The exit status is 1 if a
+directory is below the goal.
 
-    python3 tools/coverage.py BUILD [--missing FILE...]     --missing lists the branches not taken
+  python3 tools/coverage.py BUILD [--missing FILE...]     --missing lists the branches not taken
 
-Counted is every branch that gcc makes of the source at -O0, so `a && b` has four.  Left out, and counted in
-a column of their own, are those of CHECK(...): they state what only a bug can break (base/check.h), and
-taking one ends the program."""
+Every branch that gcc makes of the source at -O0 counts, so `a && b` has four.  Branches of
+CHECK(...) do not count and have their own column: only a bug can make a CHECK fail (base/check.h),
+and that ends the program."""
 import glob
 import json
 import os
@@ -17,7 +18,7 @@ FOLDERS = ("src/store", "src/io")
 
 
 def lines_of(build, folder):
-    """(file, line number, [times each branch was taken]) of all lines that ran or could"""
+    """Yields (file, line number, [times each branch was taken]) for all lines with code."""
     for data in sorted(glob.glob(f"{build}/{folder}/*.gcda")):
         p = subprocess.run(["gcov", "-b", "-t", "--json-format", data], capture_output=True, check=True)
         for doc in p.stdout.splitlines():
@@ -28,7 +29,8 @@ def lines_of(build, folder):
 
 
 def statement_at(source, line):
-    """The text of the statement that a line belongs to, as far as a CHECK may begin above it."""
+    """Returns the text of the statement that contains a line, looking for a CHECK that begins above
+    it."""
     first = line
     while first > 1 and line - first < 4 and not source[first - 2].rstrip().endswith((";", "{", "}", ":")):
         first -= 1
@@ -37,7 +39,7 @@ def statement_at(source, line):
 
 def main():
     build, show = sys.argv[1], [a for a in sys.argv[2:] if a != "--missing"]
-    taken = {}  # (file, line, index) -> times, over all objects that have a header's line
+    taken = {}  # (file, line, index) -> times, summed over all objects that include the same header
     for folder in FOLDERS:
         for file, line, counts in lines_of(build, folder):
             for i, n in enumerate(counts):

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs what measures the coverage of src/io and src/store, and prints it.  The seeded campaigns are cut short: they
-# repeat the same branches, and instrumented code is slow (make test and make crash run them in full).
-#   tools/coverage.sh BUILD     one line per program, then the table; status 1 where a test fails or a goal is missed
+# Runs the programs whose coverage of src/io and src/store is measured, and prints it.  The seeded
+# campaigns are cut short: they repeat the same branches, and instrumented code is slow (make test
+# and make crash run them in full).
+#   tools/coverage.sh BUILD     one line per program, then the table; status 1 if a test fails or a goal is missed
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${1:?usage: coverage.sh BUILD}
@@ -25,7 +26,7 @@ export -f run
 export build
 
 failed=0
-# (test_bits goes the ways of test_damage's flips, thousands of times.)
+# (test_bits takes the same branches as test_damage's flips, thousands of times.)
 find "$build"/tests/{base,io,store} -name 'test_*' -executable -type f ! -name test_bits | sort |
     xargs -P "$(nproc)" -I{} bash -c 'run {}' || failed=1
 python3 tools/coverage.py "$build" || failed=1

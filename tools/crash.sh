@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The crash campaign, and one table of what it tried (docs/TESTING.md).
+# Runs the crash campaign and prints one table of what it tried (docs/TESTING.md).
 #   tools/crash.sh BUILD [short|long]     short: under 3 minutes; long: hours
-# Fuzzing runs apart (LOG=1 make fuzz): the table has what its log adds up to, over all sessions.
-# Parts write their counts, a "name: number" per line, into BUILD/crash/; equal names are added up.
+# Fuzzing runs separately (LOG=1 make fuzz); the table has the sums of its log over all sessions.
+# Each part writes its counts, one "name: number" per line, into BUILD/crash/; equal names are added
+# up.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${1:?build folder}
@@ -33,7 +34,7 @@ part() { # part NAME COMMAND...
     fi
 }
 
-# The real processes wait more than they compute, so they run beside the simulation.
+# The tests with real processes wait more than they compute, so they run beside the simulation.
 {
     part syscalls SYSCALL_CASES=$cases python3 tests/e2e/test_store_syscalls.py
     part soak SOAK_SECONDS=$soak SOAK_DRAM=$soak_dram SOAK_DISK=$soak_disk SOAK_CONTEXTS=$soak_contexts \

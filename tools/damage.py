@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""The damage campaign: models and tokenizers that were harmed must be refused or used, and nothing else.
+"""The damage campaign: damaged models and tokenizers must either be refused or be used; anything
+else is a finding.
 
-    tools/damage.py BUILD [--count N] [--seconds S] [--seed N] [--only KIND,...]
+  tools/damage.py BUILD [--count N] [--seconds S] [--seed N] [--only KIND,...]
 
-Each case harms one file of a small model by its seed: bits, spans and lengths anywhere, or fields of the format
-(the numbers, names and types of a GGUF file, of a safetensors header, of a packed file's description with right
-checksums, of config.json and tokenizer.json).  Then the program of BUILD loads the model, tokenizes and generates.
-A finding is a status other than 0, 1 and 2, a report of a sanitizer, a run that takes too long, or one that takes
-much more memory than the sound model.  Findings stay in build/damage/broken, each with its seed.
+Each case damages one file of a small model, by its seed: bits, spans and lengths anywhere, or
+fields of the format (the numbers, names and types of a GGUF file, of a safetensors header, of a
+packed file's description with right checksums, of config.json and tokenizer.json).  Then the
+program of BUILD loads the model, tokenizes and generates.  A finding is a status other than 0, 1
+and 2, a report of a sanitizer, a run that takes too long, or one that takes much more memory than
+the undamaged model.  Findings stay in build/damage/broken, each with its seed.
 
-Without --count and --seconds there are 2,000 cases.  `make damage` runs it on the build with ASan and UBSan."""
+Without --count and --seconds there are 2,000 cases.  `make damage` runs it on the build with ASan
+and UBSan."""
 import argparse
 import copy
 import ctypes
@@ -29,9 +32,11 @@ FAMILIES = os.path.join(ROOT, "tests/model/golden/families")
 GGUFS = os.path.join(ROOT, "tests/model/golden/gguf")
 TOKENIZERS = os.path.join(ROOT, "tests/model/golden")
 BROKEN = os.path.join(ROOT, "build/damage/broken")
-# A run of a sound model takes half a second under the sanitizers; loads of the machine are in this bound.
+# Limit of one run.  An undamaged model takes half a second under the sanitizers; the limit allows
+# for a busy machine.
 SECONDS = 120
-MORE_BYTES = 768 << 20  # than the sound model takes; the sanitizers' own memory grows with each allocation
+# memory beyond that of the undamaged model; the sanitizers' own memory grows with each allocation
+MORE_BYTES = 768 << 20
 TEXT = ("Once upon a time. \u00a0\u200d naïve 日本 \U0001f469\u200d\U0001f467 <|user|> \t\r\n 12345 don't\n"
         + "ab" * 2000 + " " * 500 + "\x00 end")
 
@@ -44,7 +49,7 @@ PATTERNS = ["(a+)+$", "a+b|a", "(?:a|aa)+$", "(?i:'s)|", "\\p{L}{1000}", "(?<=a)
 # --- bytes --------------------------------------------------------------------------------------------------------
 
 def harm_bytes(r, data):
-    """Bits, spans and lengths anywhere."""
+    """Damages bits, spans and lengths anywhere."""
     data = bytearray(data)
     if data and r.random() < 0.3:
         data[r.randrange(len(data))] ^= 1 << r.randrange(8)
@@ -79,7 +84,7 @@ def harm_bytes(r, data):
 # --- JSON ---------------------------------------------------------------------------------------------------------
 
 def places(value, out, limit):
-    """(container, key) of values, in an order that finds shallow ones first."""
+    """Returns (container, key) of the values, shallow ones first."""
     queue = [value]
     while queue and len(out) < limit:
         v = queue.pop(0)
@@ -109,12 +114,13 @@ def nest(r, old):
 
 
 def harm_json(r, value):
-    """Some values get others; the same Python value is returned, or a new one."""
+    """Replaces some values; returns the same Python value, changed, or a new one."""
     for _ in range(r.choice([1, 1, 1, 2, 5])):
         all_places = places(value, [], 20000)
         if not all_places:
             return value
-        # Half of the harm goes to the top: in a tokenizer nearly all places are entries of the vocabulary.
+        # Half of the damage goes to the top: in a tokenizer nearly all places are entries of the
+        # vocabulary.
         some = all_places[:60] if r.random() < 0.7 else all_places
         box, key = r.choice(some)
         how = r.randrange(10)
@@ -148,7 +154,7 @@ def harm_json_file(r, data):
     if r.random() < 0.15:
         return harm_bytes(r, data)
     text = dump(harm_json(r, json.loads(data)))
-    if r.random() < 0.05:  # a key that is there twice
+    if r.random() < 0.05:  # a key that occurs twice
         text = text.replace(b'{"', b'{"model": 1, "', 1)
     return text
 
@@ -189,7 +195,7 @@ SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
 def gguf_fields(data):
-    """(offset, bytes) of every number before the tensors."""
+    """Returns (offset, bytes) of every number before the tensors."""
     out = [(4, 4), (8, 8), (16, 8)]
     n_tensors, n_pairs = struct.unpack_from("<QQ", data, 8)
     at = 24
@@ -230,7 +236,8 @@ def harm_gguf(r, data):
     fields = gguf_fields(data)
     data = bytearray(data)
     for _ in range(r.choice([1, 1, 1, 2, 6])):
-        # Texts of a vocabulary are most of all fields: those of the beginning and the end are drawn more often.
+        # Most fields are texts of the vocabulary: those at the beginning and the end are drawn more
+        # often.
         at, n = r.choice(r.choice([fields, fields[:120], fields[-200:]]))
         old = int.from_bytes(data[at:at + n], "little")
         new = r.choice([r.choice([v for v in NUMBERS if isinstance(v, int)]), old + r.choice([-1, 1, 32, 4096]), old * 2, old // 2,
@@ -249,7 +256,7 @@ def xxh3():
 
 
 def sign_packed(data, text=None):
-    """Header and description with right checksums (docs/PACKED_FORMAT.md)."""
+    """Updates the checksums of header and description (docs/PACKED_FORMAT.md)."""
     hash_of = xxh3()
     if text is not None:
         data[4096:4096 + len(text)] = text
@@ -271,7 +278,7 @@ def harm_packed(r, data):
         data[at:at + n] = (new & ((1 << 8 * n) - 1)).to_bytes(n, "little")
         return sign_packed(data)
     description = json.loads(data[4096:4096 + n_text])
-    if how < 0.6:  # a member that is harmed, with its right checksum
+    if how < 0.6:  # a damaged member with its right checksum
         member = r.choice(description["files"])
         at, n = member["at"], member["bytes"]
         old = bytes(data[at:at + n])
@@ -327,7 +334,7 @@ class Campaign:
         return path
 
     def make(self, kind, r, where):
-        """The harmed model's path; `where` is an empty folder."""
+        """Writes the damaged model into the empty directory `where`, and returns its path."""
         if kind == "gguf":
             path = os.path.join(where, "m.gguf")
             write(path, harm_gguf(r, read(r.choice([self.ggufs[-1], r.choice(self.ggufs)]))))
@@ -340,7 +347,7 @@ class Campaign:
         path = os.path.join(where, "model")
         shutil.copytree(source, path)
         if kind == "tokenizer":
-            if r.random() < 0.7:  # else the demo model's own, and its chat template
+            if r.random() < 0.7:  # otherwise the demo model's own, with its chat template
                 shutil.copytree(r.choice(self.tokenizers), path, dirs_exist_ok=True)
             name = r.choice(["tokenizer.json"] * 8 + ["tokenizer_config.json", "generation_config.json"])
             write(os.path.join(path, name), harm_json_file(r, read(os.path.join(path, name))))
@@ -357,7 +364,7 @@ class Campaign:
         return Run([self.hc, *words], given, self.tmp)
 
     def judge(self, kind, model):
-        """What the program does with it: (runs, the finding or None)."""
+        """Runs the program with the model.  Returns (number of runs, the finding or None)."""
         runs = []
         if kind != "safetensors":
             runs.append(self.run(["tokenize", model], TEXT.encode()))
@@ -367,7 +374,7 @@ class Campaign:
         write(ids_path, b"1 2 3 4 5 6 7 8 9 10")
         source = ["-p", "Once upon a time"] if kind == "tokenizer" else ["--token-ids", ids_path]
         if kind == "tokenizer" and os.path.getsize(os.path.join(model, "tokenizer.json")) % 2:
-            source.append("--raw")  # by turns with the chat template
+            source.append("--raw")  # alternately with the chat template
         runs.append(self.run(["run", model, *source, *RUN]))
         for p in runs:
             if p.finding(self.sound):
@@ -379,7 +386,7 @@ RUN = ["--max-tokens", "3", "--temperature", "0", "--threads", "1", "--max-conte
 
 
 class Run:
-    """One run of the program: its status, its messages, its time and its peak of memory."""
+    """One run of the program: its status, its messages, its time and its peak memory."""
 
     def __init__(self, words, given, tmp):
         with open(os.path.join(tmp, "in"), "w+b") as source, open(os.path.join(tmp, "err"), "w+b") as err:
@@ -459,7 +466,7 @@ def main():
     args = p.parse_args()
     if args.count == 0:
         args.count = 2000 if args.seconds == 0 else 10**9
-    sys.setrecursionlimit(50000)  # values are nested in nested ones
+    sys.setrecursionlimit(50000)  # values may be nested deeply
     os.makedirs(BROKEN, exist_ok=True)
     c = Campaign(args)
     try:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The main job on the terminal, in at most half a minute: a conversation is computed, its process is killed in
-# mid-sentence, and another process goes on from the state on disk.  The figures come first, then the conversation.
+# Shows the main feature on the terminal, in at most half a minute: a conversation is computed, its
+# process is killed in mid-sentence, and another process continues from the state on disk.  The
+# figures come first, then the conversation.
 #   DEMO_MODEL=...  another model: a GGUF file (make demo-real: SmolLM2), synth:SHAPE
-#                   (default: models/demo where it is there, else a synthetic one)
-#   DEMO_DIR=...    where the store is put, to try a certain disk (default: a temporary folder)
+#                   (default: models/demo if it exists, otherwise a synthetic one)
+#   DEMO_DIR=...    the directory for the store, to try a certain disk (default: a temporary one)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,14 +22,14 @@ trap 'exit 130' INT TERM
 bold= plain=
 [ -t 1 ] && bold=$'\e[1m' plain=$'\e[0m'
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
-die() { # what was done until then is shown, too
+die() {  # prints what was done until then, too
     doing ""
     [ ! -e "$tmp/story" ] || cat "$tmp/story" >&2
     echo "demo: $*" >&2
     exit 1
 }
 line() { printf '%s%s%s %s\n' "$bold" "$1" "$plain" "$2" | fold -s -w 100; } # line WHO TEXT
-# Says on stderr what is being done, where somebody looks on.
+# Shows on stderr what is being done, if that is a terminal.
 doing() { [ ! -t 2 ] || printf '\r\e[K%s' "${1:+$1 ...}" >&2; }
 
 model=${DEMO_MODEL:-}
@@ -37,11 +38,12 @@ if [ -z "$model" ]; then
     [ -e models/demo/model.safetensors ] && model=models/demo
 fi
 
-# Whether the store has state on disk. It may be read beside its process.
+# Returns whether the store has state on disk.  It may be read while a process uses it.
 has_state() { "$hc" store stat "$store" 2>/dev/null | grep -c '^[1-9][0-9]* chunks' >"$tmp/n_stores"; }
 
-# run_and_kill ARGS...: starts hcache run, and kills it $linger seconds after it has printed some of its answer and
-# saved some state: so more of a long prompt is saved, and a short answer has not ended.
+# run_and_kill ARGS...: starts hcache run and kills it $linger seconds after it has printed some of
+# its answer and saved some state.  Thus more of a long prompt is saved, and a short answer has not
+# ended.
 linger=0
 run_and_kill() {
     "$hc" run "$model" "$@" --store "$store" >"$tmp/killed.out" 2>"$tmp/killed.err" &
@@ -57,7 +59,7 @@ run_and_kill() {
     victim=
 }
 
-# answer FILE ARGS...: one run to its end, its JSON in FILE.
+# answer FILE ARGS...: one complete run; FILE receives its JSON.
 answer() {
     local file=$1
     shift
@@ -65,8 +67,8 @@ answer() {
         { cat "$tmp/run.err" >&2; die "hcache run failed"; }
 }
 
-# both ARGS...: the same run with and without the store, three times in turn: other programs on the
-# machine disturb single timings, so the quickest of each is compared.
+# both ARGS...: the same run with and without the store, three times alternately.  Other programs on
+# the machine disturb single timings, so the quickest of each is compared.
 both() {
     local i
     for i in 1 2 3; do
@@ -97,8 +99,8 @@ show_store() { "$hc" store stat "$store" || die "the store cannot be read"; }
 
 # --- a trained model: a chat ----------------------------------------------------------------------
 
-# A chat is a list of messages in chat.json; every answer comes from a new process, which finds what
-# the ones before it have saved.
+# A chat is a list of messages in chat.json.  Every answer comes from a new process, which finds the
+# state that earlier ones have saved.
 chat() { python3 "$tmp/chat.py" "$@"; }
 write_chat_py() {
     cat >"$tmp/chat.py" <<'PYTHON'
@@ -123,7 +125,7 @@ json.dump(messages, open(path, "w"))
 PYTHON
 }
 
-# Prints the answer of FILE; it must hold EXPECTED.
+# Prints the answer in FILE and checks that it contains EXPECTED.
 say_answer() { # say_answer FILE EXPECTED
     local text
     text=$(chat keep "$1")
@@ -131,7 +133,7 @@ say_answer() { # say_answer FILE EXPECTED
     case $text in *"$2"*) ;; *) die "the model should have said \"$2\", and said: $text" ;; esac
 }
 
-# tools/demo_dialogue.txt has a line for each turn: TEXT, or TEXT<tab>WHAT THE ANSWER MUST HOLD.
+# tools/demo_dialogue.txt has one line per turn: TEXT, or TEXT<tab>what the answer must contain.
 demo_chat() {
     local turns n turn text
     write_chat_py
@@ -168,10 +170,10 @@ demo_chat() {
 
 # --- a real model: questions about a document -----------------------------------------------------
 
-# Paragraphs of this repository's own documentation, so that nothing has to be fetched.
+# Prints paragraphs of this repository's own documentation, so that nothing has to be downloaded.
 demo_document() {
     local pages text beginning
-    # Not by a pipe into head: its writer would die of SIGPIPE, which ends this script.
+    # Not by a pipe into head: its writer would be ended by SIGPIPE, which ends this script.
     pages=$(head -c "${DEMO_BYTES:-7000}" docs/RESTORATION.md | sed -e 's/[`*|]//g' | iconv -c -f utf-8 -t utf-8)
     beginning=${pages:0:160}
     text=$(printf '%s\n\nSummarize this text.' "$pages")

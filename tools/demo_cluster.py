@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Several servers, one memory, in half a minute: a conversation through HAProxy, the server that answers it is killed in
-mid-sentence, the retry goes on at another one from the state in Redis, and then all servers restart.
-  tools/demo_cluster.py     on loopback, on ports of its own; needs redis-server and haproxy (tools/setup.sh --test)
-  HCACHE_BUILD=build/release  where the program is;  DEMO_MODEL=...  another model"""
+"""Several servers with one shared memory, in half a minute: a conversation goes through HAProxy,
+the server that answers is killed in mid-sentence, the retry continues on another server from the
+state in Redis, and then all servers restart.
+
+  tools/demo_cluster.py       on loopback, on its own ports; needs redis-server and haproxy (tools/setup.sh --test)
+  HCACHE_BUILD=build/release  where the program is
+  DEMO_MODEL=...              another model"""
 import http.client
 import json
 import os
@@ -60,7 +63,8 @@ def answers(port):
 
 
 def start_on_a_port(what, args_of):
-    """A child that listens on a port of its own; another process may take the port meanwhile."""
+    """Starts a child process on its own port; retries, since another process may take the port
+    meanwhile."""
     for _ in range(5):
         port = free_port()
         args, env = args_of(port)
@@ -72,14 +76,14 @@ def start_on_a_port(what, args_of):
 
 
 class Server:
-    """hcache serve with a store of its own, which outlives it."""
+    """hcache serve with its own store, which outlives the process."""
 
     def __init__(self, name, store, remote):
         self.name, self.store, self.remote, self.port = name, store, remote, 0
         self.start()
 
     def start(self):
-        # The port stays the same over a restart: the balancer knows it.
+        # The port stays the same across a restart, because the balancer knows it.
         self.p = child([HC, "serve", MODEL, "--port", str(self.port), "--plan", "kv", "--no-reuse", *self.state()],
                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         self.log = []
@@ -134,22 +138,23 @@ def body(messages, **fields):
 
 
 def chat(port, messages, **fields):
-    """The answer's text, the exact log-probabilities of its tokens, and what the server tells of its state."""
+    """Returns the answer's text, the exact log-probabilities of its tokens, and what the server
+    reports about its state."""
     r = request(port, "POST", "/v1/chat/completions", body(messages, **fields))
     choice = r["choices"][0]
     return choice["message"]["content"], choice["logprobs"]["content"], choice.get("timings") or r["timings"]
 
 
 def answered(s):
-    """How many requests the server has answered."""
+    """Returns how many requests the server has answered."""
     c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=PATIENCE)
     c.request("GET", "/metrics")
     return int(re.search(r'hcache_requests_total{end="done"} (\d+)', c.getresponse().read().decode()).group(1))
 
 
 def stream_and_kill(port, victim, messages):
-    """Streams an answer, and kills the server behind it when the first words have come.  The words, and whether they were
-    all."""
+    """Streams an answer and kills its server when the first words have arrived.  Returns the words,
+    and whether the answer was complete."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     c.request("POST", "/v1/chat/completions",
               json.dumps({k: v for k, v in body(messages, stream=True, ignore_eos=True).items()
@@ -240,7 +245,7 @@ def run(tmp):
 
 
 def healthy(port):
-    """The balancer knows that servers are back."""
+    """Waits until the balancer knows that the servers are back."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         c.request("GET", "/health")

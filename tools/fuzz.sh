@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Looks for inputs that break a parser: each target of tests/fuzz for so many seconds, from the corpus
-# and from what earlier runs found (build/fuzz/found).  Ends with a table; an input that breaks something
-# is left in build/fuzz/broken and makes the run fail.
+# Looks for inputs that break a parser: runs each target of tests/fuzz for the given time, starting
+# from the corpus and from what earlier runs found (build/fuzz/found).  Ends with a table.  An input
+# that breaks a parser is left in build/fuzz/broken and makes the run fail.
 #   tools/fuzz.sh SECONDS [PATTERN]
-#   LOG=1 tools/fuzz.sh ...     adds what was done to tests/fuzz/executions.csv, and prints the sums over all sessions
-#   UNTIL=N tools/fuzz.sh ...   each target only so far that the sum of its executions is N
+#   LOG=1 tools/fuzz.sh ...     adds the counts to tests/fuzz/executions.csv, and prints the sums over all sessions
+#   UNTIL=N tools/fuzz.sh ...   each target runs only until the sum of its executions is N
 #   BYTES=N tools/fuzz.sh ...   inputs of up to N bytes (8192)
 #   MERGE=1 tools/fuzz.sh ...   afterwards adds small inputs that reach new code to the corpus, up to 30 in all
-# An input is slow where it takes 200 s: by less, every input is on a machine that stands still for a minute.
+# An input counts as slow if it takes 200 s; with a lower limit, every input is slow on a machine
+# that stands still for a minute.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:?usage: fuzz.sh SECONDS [PATTERN]} pattern=${2:-.}
@@ -16,8 +17,8 @@ mkdir -p "$found" "$broken"
 table="target executions features inputs"
 failed=0
 
-# Freed memory comes back into use after 1 MiB instead of 256, and no allocation's stack is kept: both cost more than the
-# parsers do.  What is found is run again without these options.
+# Freed memory is reused after 1 MiB instead of 256, and no stack is recorded for allocations: both
+# take more time than the parsers.  Inputs that break a parser are run again without these options.
 export ASAN_OPTIONS=quarantine_size_mb=1:malloc_context_size=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
 
 count() { find "$@" -type f | wc -l; }

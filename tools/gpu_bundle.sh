@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Programs with the shared libraries that a bare machine may lack (all but the C library's own), and all of
-# it in FOLDER.tar.gz, half as large: what has to travel with the tree.
+# Copies programs and the shared libraries that a bare machine may lack (all but the C library's
+# own) into FOLDER, and packs it as FOLDER.tar.gz, half as large.  Either travels with the tree.
 #   tools/gpu_bundle.sh FOLDER PROGRAM...
 set -euo pipefail
 to=$1

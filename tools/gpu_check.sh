@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# What a machine with a GPU is to show, in one command of less than nine minutes, without downloads or
-# installations: parity of every operation, the memory checker, greedy tokens after restores, and how long
-# restores, prefill and decoding of 7B, 8B and 13B models take beside the machine's ceilings and PyTorch.
+# Measures on a machine with a GPU, with one command, in less than nine minutes, without downloads
+# or installations: parity of every operation, the memory checker, greedy tokens after restores, and
+# how long restores, prefill and decoding of 7B, 8B and 13B models take, compared with the machine's
+# ceilings and with PyTorch.
 #
 #   make gpu-bundle                   on the build machine: build/gpu, with the libraries it needs, and the
-#                                     same in build/gpu.tar.gz, either of which goes with the tree
-#   tools/gpu_check.sh [FOLDER]       on the other one; FOLDER is bench/results/GPU unless it is given
-#   tools/gpu_check.sh --dry FOLDER   here: the same parts, tiny, on the emulated GPU (the script's own test)
+#                                     same as build/gpu.tar.gz; copy either with the tree
+#   tools/gpu_check.sh [FOLDER]       on the other machine; FOLDER defaults to bench/results/GPU
+#   tools/gpu_check.sh --dry FOLDER   here: the same parts, tiny, on the emulated GPU (tests the script)
 #
-# Every part has a time limit of its own, and a part that fails or is late loses only itself; the parts
-# that tell most come first, and what no time is left for is named.  FOLDER gets table.md, a CSV file per
-# kind of part, and logs.tar.gz.  GPU_CHECK_SECONDS bounds the whole (520); GPU_CHECK_PARTS, a regular expression, says
-# which parts, to go on in a second run with another FOLDER.  Exit status 1: a part failed.
+# Every part has its own time limit, and a part that fails or is late affects no other.  The most
+# informative parts come first, and those for which no time is left are named.  FOLDER receives
+# table.md, a CSV file per kind of part, and logs.tar.gz.  GPU_CHECK_SECONDS limits the whole (520).
+# GPU_CHECK_PARTS, a regular expression, selects parts, to continue in a second run with another
+# FOLDER.  Exit status 1: a part failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -24,7 +26,7 @@ parts=$(mktemp -d)
 trap 'rm -rf "$parts"' EXIT
 python=$(command -v python3 || true)
 
-find_cublas() { # our own libraries last: the machine's cuBLAS fits its driver
+find_cublas() {  # our own libraries come last: the machine's cuBLAS fits its driver
     local f
     for f in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu; do
         ls "$f"/libcublas.so.1[23] >/dev/null 2>&1 && echo "$f" && return
@@ -58,14 +60,14 @@ else
     first_save_args="--batches 1 --steps 64 --context 512 --save-buffer 4G" greedy_args="20 200 1500" exact_args="4 50 1500"
     cublas=$(find_cublas)
     plain=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}") # what is not ours has its own libraries
-    export HCACHE_GPU_DIRECT=off                       # but where it is what is measured
+    export HCACHE_GPU_DIRECT=off  # except in the parts that measure it
     export LD_LIBRARY_PATH=${cublas:+$cublas:}${LD_LIBRARY_PATH:-}:$PWD/$bundle/lib
 fi
 name=$(tr '[:upper:] ' '[:lower:]-' <<<"${gpu#NVIDIA }")
 out=${1:-bench/results/$name}
 mkdir -p "$out"
 
-# part NAME SECONDS COMMAND...: what it prints goes to NAME.log.
+# part NAME SECONDS COMMAND...: the output goes to NAME.log.
 part() {
     local what=$1 limit=$2 start=$SECONDS rc
     shift 2
@@ -156,13 +158,15 @@ part parity 60 $test_cuda
     else
         missing memcheck compute-sanitizer
     fi
-    # Fixed math, to be compared with parts greedy, device-bf16, restore and save: the same bits for every batch, at what cost?
+    # Fixed math, to be compared with parts greedy, device-bf16, restore and save: what do the same
+    # bits for every batch cost?
     [ -n "$python" ] && part fixed 40 env HCACHE_CUDA_MATH=fixed "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/fixed.csv"
     part device-fixed 25 env HCACHE_CUDA_MATH=fixed $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-fixed.csv"
     part restore-fixed 60 env HCACHE_CUDA_MATH=fixed $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \
         --lengths "$sums_lengths" --rounds $rounds --staging 512M --methods recompute,kv,hidden,auto --csv "$parts/restore-${model#synth:}-fixed.csv"
     part fixed-save 45 env HCACHE_CUDA_MATH=fixed $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,off2 --csv "$parts/fixed-save.csv"
-    # Early launches, to be compared with parts parity and save: do they compute the same, and what do they save?
+    # Early launches, to be compared with parts parity and save: are the results the same, and how
+    # much time is saved?
     part early-parity 40 env HCACHE_CUDA_EARLY=on $test_cuda
     part early-save 45 env HCACHE_CUDA_EARLY=on $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,off2 --csv "$parts/early-save.csv"
     part device-f16 20 $hcache bench device --device cuda --dtype f16 $device_args --csv "$parts/device-f16.csv"
@@ -174,7 +178,7 @@ part parity 60 $test_cuda
     [ -n "$python" ] && part ranks 40 env HCACHE_TENSOR_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/ranks.csv"
     [ -n "$python" ] && part stages 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages.csv"
     part exchanges 25 env HCACHE_CUDA_RANKS=shared $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --pipeline-parallel 2 --csv "$parts/exchanges.csv"
-    # A model of 13B parameters on the processor alone.
+    # A model of 13B parameters on the CPU only.
     part cpu-13b 120 $hcache bench restore "$cpu_model" --store memory --lengths "$cpu_lengths" --rounds 1 --methods hidden,kv,auto,recompute \
         --csv "$parts/cpu-13b.csv"
     if [ "$n_gpus" -ge 2 ]; then

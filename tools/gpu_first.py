@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The five numbers that decide what is worth building on, from the first parts of gpu_check.sh.
+"""Prints the five numbers that decide what is worth building on, from the first parts of
+gpu_check.sh.
 
-    gpu_first.py PARTS
+  gpu_first.py PARTS
 
-A number whose part failed is named as missing."""
+A number whose part failed is reported as missing."""
 import csv
 import os
 import re

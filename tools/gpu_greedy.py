@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Greedy tokens after a restore against those of the run that was never evicted, on one device.
+"""Compares greedy tokens after a restore with those of a run that was never evicted, on one device.
 
-    gpu_greedy.py PROGRAM MODEL DIALOGUES.json DEVICE N_PROMPTS N_TOKENS N_CHARACTERS CSV
+  gpu_greedy.py PROGRAM MODEL DIALOGUES.json DEVICE N_PROMPTS N_TOKENS N_CHARACTERS CSV
 
-Every prompt is computed and saved first (its ids are the reference), then restored by each plan from the same
-store, in a process of its own.  The transcript is repeated up to that many characters: 1500 are several chunks.
-Prompts run side by side, each with its own store.  With HCACHE_CUDA_MATH=exact or fixed the digest of all logits must be
-the same, too."""
+Every prompt is computed and saved first (its ids are the reference), then restored by each plan
+from the same store, each time in its own process.  The transcript is repeated up to N_CHARACTERS:
+1500 are several chunks.  Prompts run side by side, each with its own store.  With
+HCACHE_CUDA_MATH=exact or fixed the digest of all logits must be equal, too."""
 import concurrent.futures
 import csv
 import json
@@ -38,7 +38,7 @@ class Failed(Exception):
 
 
 def check(program, model, device, n_tokens, i, prompt):
-    """The rows of one prompt, and what to say of it."""
+    """Returns the rows of one prompt, and a message about it."""
     rows, said = [], []
     with tempfile.TemporaryDirectory() as store:
         first = run(program, model, device, store, prompt, n_tokens, ["--save", "both"])

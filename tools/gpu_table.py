@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Joins what the parts of gpu_check.sh have left in one folder to a CSV file per kind in another, and prints
-the tables: restores by method beside their floors and PyTorch, decoding beside the memory's bandwidth.
+"""Joins the files that the parts of gpu_check.sh have left in one directory to one CSV file per
+kind in another, and prints the tables: restores by method beside their lower bounds and PyTorch,
+and decoding beside the memory's bandwidth.
 
-    gpu_table.py PARTS OUT
+  gpu_table.py PARTS OUT
 
-A part that failed has no file, or half of one: its rows are missing, nothing else."""
+A part that failed has no file, or an incomplete one: only its rows are missing."""
 import csv
 import glob
 import os
@@ -27,7 +28,7 @@ def write(path, rows):
 
 
 def join(parts, pattern, names):
-    """All rows of the files that match, with what the file's name says in front."""
+    """Returns all rows of the matching files, preceded by the values in the file's name."""
     joined = []
     for path in sorted(glob.glob(os.path.join(parts, pattern + ".csv"))):
         said = os.path.basename(path)[:-4].split("-", 1)[1:]
@@ -76,7 +77,7 @@ def decodes(title, rows, log):
 
 
 def cost_of(math, rows):
-    """How much longer operations take whose bits do not depend on the batch."""
+    """Returns how much longer operations take whose bits do not depend on the batch."""
     times = {(r["t"], r["kind"], r["shape"]): float(r["median_ms"]) for r in rows}
     pairs = [(kind, shape, times["bf16", kind, shape], ms) for (t, kind, shape), ms in times.items()
              if t == math and ("bf16", kind, shape) in times]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The yardstick: what PyTorch takes for the same work on this GPU.
+"""Measures how long PyTorch takes for the same work on this GPU.
 
-    gpu_torch.py NAME:SHAPE DTYPE LENGTHS CSV [--device cpu]
+  gpu_torch.py NAME:SHAPE DTYPE LENGTHS CSV [--device cpu]
 
-SHAPE is d,layers,heads,kv_heads,ffn,vocabulary of a Llama, NAME what the rows are called; LENGTHS are tokens, with commas between.  For each
-length: the prefill of one sequence (RMS norm, one GEMM for Q, K and V, RoPE, scaled_dot_product_attention, one
-GEMM for gate and up), K and V of all layers copied up from pinned memory, and once a decode step behind it.
-Weights are random; a time is the median of 5, by events.
-Prints a table; the CSV has the same."""
+SHAPE is d,layers,heads,kv_heads,ffn,vocabulary of a Llama; NAME is the name of the rows; LENGTHS
+are tokens, separated by commas.  For each length it measures the prefill of one sequence (RMS norm,
+one GEMM for Q, K and V, RoPE, scaled_dot_product_attention, one GEMM for gate and up), and the copy
+of K and V of all layers from pinned memory; and once a decode step after it.  Weights are random; a
+time is the median of 5, measured by events.  Prints a table; the CSV has the same."""
 import argparse
 import csv
 import statistics
@@ -52,7 +52,8 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, ids, cache, begin):
-        """ids [n]; cache: K and V of each layer as [1][kv][room][h]; returns the logits of the last token."""
+        """ids [n]; cache: K and V of each layer as [1][kv][room][h].  Returns the logits of the
+        last token."""
         n = ids.numel()
         cos, sin = self.angles(begin, n)
         x = self.embed[ids]
@@ -89,7 +90,7 @@ def median_ms(run, device, runs=5):
 
 
 def copy_up_ms(model, n, device):
-    """K and V of every layer from pinned memory, a copy per layer."""
+    """Copies K and V of every layer from pinned memory, one copy per layer."""
     shape = (2, model.kv, n, model.h)
     up = torch.empty(shape, device=device, dtype=model.dtype)
     host = [torch.randn(shape, dtype=model.dtype) for _ in range(min(4, model.n_layers))]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is built, or removes it:
 #   tools/install.sh install BUILD_DIR        tools/install.sh uninstall BUILD_DIR
-# PREFIX (default /usr/local) is where the program will find itself, DESTDIR (default empty) is put in front of it.
-# PKGS and LIBS are the packages and libraries that the static library needs.
+# PREFIX (default /usr/local) is where the program will run from; DESTDIR (default empty) is put in
+# front of it.  PKGS and LIBS are the packages and libraries that the static library needs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ soname=libhcache.so.${version%%.*}
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-# The files of an installation, a line each: MODE SOURCE TARGET; `->` as the mode is a link.
+# Prints the files of an installation, one per line: MODE SOURCE TARGET; the mode `->` means a link.
 files() {
     local page
     echo "755 $hc bin/hcache"
@@ -39,7 +39,7 @@ fill() { # fill TEMPLATE
     sed -e "s|@PREFIX@|$prefix|g" -e "s|@VERSION@|$version|g" -e "s|@DATE@|$date|g" -e "s|@REQUIRES@|${PKGS:-}|" -e "s|@LIBS@|${LIBS:-}|" "$1"
 }
 
-# Man pages and completion come from the option tables of the commands.
+# Man pages and completion are made from the option tables of the commands.
 make_pages() {
     local name head
     head="\"$date\" \"hcache $version\" \"hcache\""
@@ -57,7 +57,8 @@ make_pages() {
         >"$tmp/hcache.1"
 }
 
-# A function for bash: the commands, the subcommands of each, the options of each, then packaging/completion.bash.
+# Makes a function for bash: the commands, the subcommands of each, the options of each, then
+# packaging/completion.bash.
 make_completion() {
     local command name
     echo "# Completion of hcache $version for bash; tools/install.sh has written it."
@@ -86,7 +87,7 @@ commands() { cut -d' ' -f1 "$tmp/names" | uniq | paste -sd ' '; }
 parents() { sed -n 's/ .*//p' "$tmp/names" | sort | uniq -d; } # commands that have subcommands
 children() { sed -n "s/^$1 //p" "$tmp/names" | paste -sd ' '; }
 
-# For zsh: the same words, in arrays, then packaging/completion.zsh.
+# The same for zsh: words in arrays, then packaging/completion.zsh.
 make_completion_zsh() {
     local command name
     echo "#compdef hcache"
@@ -110,7 +111,7 @@ case $command in'
     cat packaging/completion.zsh
 }
 
-# For fish: a line for each command, subcommand and option, behind packaging/completion.fish.
+# The same for fish: packaging/completion.fish, then a line for each command, subcommand and option.
 make_completion_fish() {
     local command name option kind values
     echo "# Completion of hcache $version for fish; tools/install.sh has written it."
@@ -154,7 +155,7 @@ uninstall)
     files | while read -r _ _ at; do
         rm -f "$to/$at"
     done
-    # Empty folders go too, but for those that a system has without us.
+    # Removes empty directories, too, except those that every system has.
     files | while read -r _ _ at; do
         folder=${at%/*}
         while :; do

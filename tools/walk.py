@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Counts the files that one chat turn with a restore goes through, by valgrind's callgrind.
+"""Counts the files that one chat turn with a restore runs through, with valgrind's callgrind.
 
-    tools/walk.py [--hcache build/release/hcache] [--files]
+  tools/walk.py [--hcache build/release/hcache] [--files]
 
-A first server answers a turn and saves its state.  A second one starts under callgrind, with an empty KV
-cache; the counts are set to zero; it answers the next turn, whose beginning is restored from the store.
-Printed are, for each thread that ran code of src/ or apps/ (its name is its outermost function there):
+A first server answers a turn and saves its state.  A second one starts under callgrind with an
+empty KV cache.  The counts are set to zero, and it answers the next turn, whose beginning is
+restored from the store.  For each thread that ran code of src/ or apps/ (named by its outermost
+function there) it prints:
   ran       the files of which at least one line ran
-  crossed   the files that call into another folder.  base/ and headers count as language here: a call
+  crossed   the files that call into another directory.  base/ and headers count as language here: a call
             into base/ crosses nothing.
 --files lists the crossed files."""
 import argparse
@@ -52,10 +53,10 @@ def record(hcache, folder):
     p.terminate()
     p.wait()
     p, port = serve(argv, ("valgrind", "--tool=callgrind", "--separate-threads=yes", f"--callgrind-out-file={folder}/out"))
-    time.sleep(5)  # what a server does after its start is no part of the turn
+    time.sleep(5)  # what a server does after its start does not belong to the turn
     control(["-z"], p.pid)
     turn = chat(port, first + [answer, {"role": "user", "content": "And what of the whales?"}], 8)
-    time.sleep(2)  # the chunks that the turn has filled are saved
+    time.sleep(2)  # saves the chunks that the turn has filled
     control(["-d", "turn"], p.pid)
     p.terminate()
     p.wait()
@@ -68,7 +69,8 @@ def source(path):
 
 
 def read(path):
-    """Returns the files that ran, the calls between files, and the functions of src/ that nobody of src/ calls."""
+    """Returns the files that ran, the calls between files, and the functions of src/ that no
+    function of src/ calls."""
     names, ran, calls, called, functions = {}, set(), set(), set(), set()
     here = callee = name = callee_name = None
     after_call = False

@@ -1,8 +1,8 @@
-/* estimate.h - how long a job still takes. Pure.
+/* estimate.h - estimates how long a job still takes. Pure.
  *
- * Lines differ, so the time left is told as a range: what it would be if the lines that are
- * left took as long as those that are done, and if their bytes did.  Nothing is told before
- * three lines and a second are over, nor where the input's size is not known. */
+ * Lines differ, so the estimate is a range: one end assumes that remaining lines take as long as
+ * the finished ones, the other that remaining bytes do.  There is no estimate before three lines
+ * and one second have passed, or if the input's size is not known. */
 #ifndef BATCH_ESTIMATE_H
 #define BATCH_ESTIMATE_H
 
@@ -11,15 +11,15 @@
 #include <stdint.h>
 
 struct estimate {
-    uint64_t lines_done, bytes_done; /* by this run */
-    uint64_t lines_left, bytes_left; /* of the input; all that is not done */
+    uint64_t lines_done, bytes_done; /* finished by this run */
+    uint64_t lines_left, bytes_left; /* of the input: everything not done */
     bool is_size_known;
     double elapsed_s;
 };
 
-/* Whether there is something to tell; then *low_s <= *high_s. */
+/* Returns whether there is an estimate; then *low_s <= *high_s. */
 bool estimate_left(const struct estimate *e, double *low_s, double *high_s);
-/* "2 to 3 min left"; "" where high_s is 0. */
+/* Writes "2 to 3 min left", or "" if high_s is 0. */
 void estimate_range_text(double low_s, double high_s, char *out, size_t n);
 
 #endif

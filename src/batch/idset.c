@@ -18,7 +18,7 @@ static void digest(const void *name, size_t n, unsigned char out[16])
     memcpy(out, h.b, 16);
 }
 
-/* The slot of the digest, or the empty one where it belongs. */
+/* Returns the digest's slot, or the empty slot where it belongs. */
 static unsigned char *slot_of(const struct idset *s, const unsigned char d[16])
 {
     uint64_t at;

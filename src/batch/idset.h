@@ -1,7 +1,7 @@
-/* idset.h - a set of names of any length, 16 bytes each: of the lines that are done,
- * and of those seen.
+/* idset.h - a set of names of any length at 16 bytes each. It holds the names of finished lines,
+ * and of lines seen.
  *
- * Names are kept as the first half of their SHA-256.  One thread. */
+ * A name is kept as the first half of its SHA-256.  One thread may use a set. */
 #ifndef BATCH_IDSET_H
 #define BATCH_IDSET_H
 
@@ -13,7 +13,7 @@ struct idset {
     size_t n, cap;              /* a power of two, or 0 */
 };
 
-/* {0} is an empty set.  Returns whether the name is new. */
+/* {0} is an empty set.  idset_add returns whether the name is new. */
 bool idset_add(struct idset *s, const void *name, size_t n);
 bool idset_has(const struct idset *s, const void *name, size_t n);
 void idset_free(struct idset *s);

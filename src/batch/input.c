@@ -22,7 +22,7 @@ static ssize_t read_some(int fd, char *buf, size_t n)
     return got;
 }
 
-/* Lines of the whole file, which is read once more from its beginning afterwards. */
+/* Counts the lines of the whole file, which is then read again from its beginning. */
 static int count_lines(struct input *in, const char *path, struct err *err)
 {
     char last = '\n';
@@ -54,7 +54,7 @@ int input_open(struct input *in, const char *path, struct err *err)
     return S_ISREG(st.st_mode) && !is_stdin ? count_lines(in, path, err) : 0;
 }
 
-/* Fills the buffer.  INPUT_LINE: it holds something. */
+/* Fills the buffer.  Returns INPUT_LINE if it holds something. */
 static enum input_got fill(struct input *in, int wait_ms, struct err *err)
 {
     struct pollfd p = {.fd = in->fd, .events = POLLIN};
@@ -91,7 +91,7 @@ static bool is_blank(const struct textbuf *line)
     return true;
 }
 
-/* A line has ended: true where it is handed out. */
+/* A line has ended. Returns true if it is handed out. */
 static bool end_line(struct input *in)
 {
     in->n_lines++;

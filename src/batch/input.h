@@ -1,4 +1,4 @@
-/* input.h - reads a file or a pipe line by line, with a bound on the length of a line. */
+/* input.h - reads a file or a pipe line by line, with a limit on the length of a line. */
 #ifndef BATCH_INPUT_H
 #define BATCH_INPUT_H
 
@@ -9,31 +9,31 @@
 #include "base/err.h"
 #include "base/textbuf.h"
 
-enum { INPUT_MAX_LINE = 16 << 20 }; /* bytes */
+enum { INPUT_MAX_LINE = 16 << 20 }; /* in bytes */
 
 struct input {
     int fd;
     bool is_owned, at_end;
-    uint64_t n_lines, n_bytes;         /* handed out so far */
+    uint64_t n_lines, n_bytes;         /* lines returned so far, and their bytes */
     uint64_t total_lines, total_bytes; /* of a regular file; 0: not known */
-    struct textbuf line; /* the one that was read last, or a part of the next */
+    struct textbuf line; /* the line that was read last, or a part of the next one */
     bool has_line, is_too_long;
     char *buf;
-    size_t at, end; /* what buf holds */
+    size_t at, end; /* buf holds unread bytes [at, end) */
 };
 
 enum input_got {
     INPUT_LINE,
-    INPUT_TOO_LONG, /* a line of more than INPUT_MAX_LINE bytes, which was dropped */
-    INPUT_LATER,    /* a pipe has nothing yet */
+    INPUT_TOO_LONG, /* a line of more than INPUT_MAX_LINE bytes was dropped */
+    INPUT_LATER,    /* a pipe has no line yet */
     INPUT_END,
     INPUT_FAULT,
 };
 
 /* Opens the file; "-" is standard input.  Counts the lines of a regular file. */
 int input_open(struct input *in, const char *path, struct err *err);
-/* The next line that is not empty: in->line, without its line break, until the next call.
- * Waits for a pipe at most wait_ms.  *err is set with INPUT_FAULT. */
+/* Gets the next line that is not empty: in->line, without its line break, valid until the next
+ * call. Waits at most wait_ms for a pipe.  With INPUT_FAULT, *err is set. */
 enum input_got input_next(struct input *in, int wait_ms, struct err *err);
 void input_close(struct input *in);
 

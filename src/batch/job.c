@@ -3,10 +3,11 @@
  * A line's way:   input -> [ahead, in prefix order] -> [in flight] -> output or errors
  *
  * Invariants:
- *  1. Each line that is no request or was refused has left its line in the errors before the next
- *     is read; a line in flight is in no file.
- *  2. What is read ahead is bounded in lines and bytes, what is in flight in
- *     answers, but for one line. */
+ *  1. A line that is not a request, or was refused, has been written to the errors before the next
+ *     line is read.  A line in flight is in no file.
+ *  2. Lines read ahead are bounded in number and bytes.  Lines in flight are bounded in answers,
+ *     except
+ *     that one line may exceed the bound. */
 #include "batch/job.h"
 
 #include <pthread.h>
@@ -27,15 +28,15 @@
 #include "requests/shape.h"
 
 enum {
-    AHEAD_BYTES = 64 << 20, /* of lines that are read ahead */
+    AHEAD_BYTES = 64 << 20, /* bound on lines that are read ahead */
     AT_ONCE = 16,           /* lines read between two looks at the engine, while it works */
     WAIT_MS = 100,
-    MAX_TRIES = 5, /* of a request for which there was no memory */
+    MAX_TRIES = 5, /* for a request that found no memory */
 };
 
 /* A request that waits or runs. */
 struct item {
-    struct prefix_item prefix; /* first: the order knows items by it */
+    struct prefix_item prefix; /* must be first: the order converts between the two */
     struct line line;
     struct gen_params params;
     struct prompts prompts;
@@ -49,7 +50,7 @@ struct batch {
     struct client_calls calls;
     struct input in;
     struct output out, errors;
-    bool has_errors; /* else faults go to the output */
+    bool has_errors; /* false: faults go to the output */
     struct idset done, seen;
     struct prefix_item **ahead;
     struct prefix_order order;
@@ -60,15 +61,15 @@ struct batch {
     int32_t *last_ids;
     bool at_end;
     bool is_held;    /* the engine has no room for more now */
-    bool yields;     /* batch_yield */
-    bool has_waited; /* for a line, while there was nothing else to do */
+    bool yields;     /* set by batch_yield */
+    bool has_waited; /* it waited for a line while there was nothing else to do */
     struct batch_counts counts;
-    uint64_t bytes_passed; /* of lines that this run did not have to do */
-    uint64_t bytes_done;   /* of those that it has done */
+    uint64_t bytes_passed; /* bytes of lines that an earlier run has done */
+    uint64_t bytes_done;   /* bytes of lines that this run has done */
     int64_t begun_ns, told_ns;
 
     atomic_bool stopping;
-    pthread_mutex_t lock; /* protects: */
+    pthread_mutex_t lock; /* protects the fields below */
     pthread_cond_t change;
     bool news;
 };
@@ -84,7 +85,7 @@ static bool is_one_file(const char *a, const char *b)
            x.st_ino == y.st_ino;
 }
 
-/* On the engine's thread, or any that stops the job. */
+/* Called on the engine's thread, or on any thread that stops the job. */
 static void wake(void *arg)
 {
     struct batch *b = arg;
@@ -128,8 +129,8 @@ static int open_files(struct batch *b, struct err *err)
     int rc = input_open(&b->in, o->input, err);
     if (rc == 0 && (is_one_file(o->input, o->output) ||
                     (o->errors != NULL && is_one_file(o->input, o->errors))))
-        rc = err_set(err, ERR_USAGE, "%s is the input and an output: name another file",
-                     o->input);
+        rc = err_set(err, ERR_USAGE,
+                     "%s is both the input and an output: name another file", o->input);
     if (rc == 0)
         rc = output_open(&b->out, o->output, o->is_private, &b->done, err);
     b->has_errors = o->errors != NULL && strcmp(o->errors, o->output) != 0 &&
@@ -148,7 +149,7 @@ int batch_open(const struct batch_opts *o, struct batch **out, struct err *err)
         .wake = wake, .began = begin_answer, .ended = count_answer};
     pthread_mutex_init(&b->lock, NULL);
     clock_cond_init(&b->change);
-    /* What is in flight may come back. */
+    /* Room for requests in flight too, because they may come back. */
     int cap = o->lookahead + o->in_flight;
     b->ahead = xcalloc((size_t)cap, sizeof(void *));
     prefix_order_init(&b->order, b->ahead, cap);
@@ -215,7 +216,7 @@ void batch_stop(struct batch *b)
     wake(b);
 }
 
-/* --- what is told ----------------------------------------------------------------------------- */
+/* --- counts ----------------------------------------------------------------------------------- */
 
 void batch_counts(const struct batch *b, struct batch_counts *out)
 {
@@ -248,7 +249,7 @@ static void tell(struct batch *b, bool now)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* The line has its answer: text, which is taken. */
+/* Writes a line's answer; takes text. */
 static void write_line(struct batch *b, const struct line *l, char *text, bool failed)
 {
     output_add(failed && b->has_errors ? &b->errors : &b->out, text);
@@ -290,7 +291,7 @@ static int check_request(struct batch *b, struct item *it, struct fault *f)
 static void set_client(struct batch *b, struct item *it)
 {
     it->client = b->o.client;
-    it->client.answers = NULL; /* what was generated before must not change a prompt */
+    it->client.answers = NULL; /* earlier generations must not change a prompt */
     it->client.repeatable = true;
     it->client.request_name = it->line.name;
     it->client.created_s = b->o.created_s;
@@ -322,7 +323,7 @@ static uint64_t group_of(const char *salt)
     return salt != NULL ? checksum64(salt, strlen(salt)) : 0;
 }
 
-/* Takes the item. */
+/* Adds a request to those read ahead. Takes the item. */
 static void add_request(struct batch *b, struct item *it)
 {
     struct fault f;
@@ -356,7 +357,8 @@ static void add_line(struct batch *b, enum input_got got)
     item_free(it);
 }
 
-/* Reads ahead: all that has room at first, a few lines while the engine works. */
+/* Reads ahead: first as much as there is room for; while the engine works, a few lines at a time.
+ */
 static int read_ahead(struct batch *b, struct err *err)
 {
     int n_max = b->yields ? 0 : b->n_flying > 0 ? AT_ONCE : INT32_MAX;
@@ -395,13 +397,13 @@ static bool comes_again(const struct item *it, const struct fault *f)
     return is_full || (f->status == 503 && it->n_tries < MAX_TRIES);
 }
 
-/* Takes the item, which did not reach the engine or failed there. */
+/* Answers a request that did not reach the engine or failed there. Takes the item. */
 static void fail_request(struct batch *b, struct item *it, const struct fault *f)
 {
     struct fault again;
     it->n_tries += f->status == 503;
     if (comes_again(it, f) && read_prompts(it, &again) == 0) {
-        b->is_held = true; /* until something has ended, or a moment is over */
+        b->is_held = true; /* until a request has ended, or a moment has passed */
         b->ahead_bytes += it->line.n_memory;
         prefix_order_add(&b->order, &it->prefix);
         return;
@@ -440,7 +442,8 @@ static void send(struct batch *b)
 
 /* --- collecting ------------------------------------------------------------------------------- */
 
-/* Takes the item.  False where the engine stops: then the line is not done. */
+/* Writes the answer of a request. Takes the item.  Returns false if the engine is stopping; the
+ * line is then not done. */
 static bool finish(struct batch *b, struct item *it)
 {
     struct fault f;
@@ -453,13 +456,13 @@ static bool finish(struct batch *b, struct item *it)
         write_line(b, &it->line, line_answer(&it->line, 200, answer), false);
     else if (!is_stopping)
         fail_request(b, it, &f);
-    mem_unpledge(); /* of the answer */
+    mem_unpledge(); /* the pledge for the answer */
     if (ok || is_stopping)
         item_free(it);
     return !is_stopping;
 }
 
-/* How many have ended. */
+/* Collects ended requests. Returns their number. */
 static int collect(struct batch *b)
 {
     int n = 0;
@@ -479,7 +482,7 @@ static int collect(struct batch *b)
     return n;
 }
 
-/* The lines are durable: they count as done from now on. */
+/* Makes written lines durable. From then on they count as done. */
 static int sync_lines(struct batch *b, struct err *err)
 {
     uint64_t n = b->out.n_bytes + b->out.lines.n + b->errors.n_bytes + b->errors.lines.n;
@@ -495,7 +498,7 @@ static int sync_lines(struct batch *b, struct err *err)
     return rc;
 }
 
-/* Until something has ended, or a moment is over. */
+/* Waits until a request has ended, or a moment has passed. */
 static void wait_for_news(struct batch *b)
 {
     struct timespec until;
@@ -514,7 +517,7 @@ static void wait_for_news(struct batch *b)
 
 /* --- the run ---------------------------------------------------------------------------------- */
 
-/* Adds the time since *from to *sum. */
+/* Adds the time since *from to *sum, and sets *from to now. */
 static void lap(int64_t *from, double *sum)
 {
     int64_t now = clock_now_ns();
@@ -555,7 +558,7 @@ int batch_run(struct batch *b, struct err *err)
     if (!is_over(b) && rc == 0) {
         rc = err_set(err, ERR_CANCELLED, "stopped");
         c->is_stopped = true;
-        (void)collect(b); /* what has ended in the meantime is not lost */
+        (void)collect(b); /* keeps the answers that have ended in the meantime */
         struct err late;
         (void)sync_lines(b, &late);
     }

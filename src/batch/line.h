@@ -1,14 +1,15 @@
-/* line.h - one line of a batch: a request, and the line that answers it, in OpenAI's format.
+/* line.h - one line of a batch: a request and the line that answers it, in OpenAI's format.
  *
  *     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+ *
  *     {"id": "batch_req_..", "custom_id": "a", "error": null,
  *      "response": {"status_code": 200, "request_id": "req_..", "body": {...}}}
  *
- * A request that fails has another status code, and a body with the error.  A line that is no
- * request has a response of null, and an error with code, message, param and line.
+ * A request that fails has another status code, and a body with the error.  A line that is not a
+ * request gets a null response, and an error with code, message, param and line.
  *
- * Names, ids and seeds are made of the line's own text, so a job that was killed writes the
- * same lines as one that was not. */
+ * Names, ids and seeds are derived from the line's own text, so a job that was killed and continued
+ * writes the same lines as one that was not. */
 #ifndef BATCH_LINE_H
 #define BATCH_LINE_H
 
@@ -21,27 +22,27 @@
 enum { LINE_NAME_BYTES = 33, LINE_MAX_CUSTOM_ID = 512 };
 
 struct line {
-    uint64_t number;            /* from 1 on */
-    size_t n_bytes;             /* of its text */
-    size_t n_memory;            /* about what the struct and all below it take */
-    char name[LINE_NAME_BYTES]; /* of its answer */
+    uint64_t number; /* from 1 */
+    size_t n_bytes;  /* bytes of its text */
+    size_t n_memory; /* approximate memory of the struct and everything below it */
+    char name[LINE_NAME_BYTES]; /* name of its answer */
     uint64_t seed;
     char *custom_id;   /* NULL: it has none */
-    struct json *json; /* the line; NULL: it could not be parsed */
+    struct json *json; /* the parsed line; NULL: it could not be parsed */
     unsigned kind;     /* REQUEST_CHAT or REQUEST_COMPLETION */
     const struct json *body;
 };
 
-/* Reads a line.  0, or -1 with *f: it is no request, or its custom_id is in *seen, to which
- * line_read adds it.  *out is filled in both cases; the caller deinits it. */
+/* Reads a line.  Returns 0, or -1 with *f set: the line is not a request, or *seen already has its
+ * custom_id.  Adds the custom_id to *seen.  *out is filled in both cases; the caller deinits it. */
 int line_read(const struct input *in, enum input_got got, struct idset *seen,
               struct line *out, struct fault *f);
 void line_deinit(struct line *l);
 
-/* The url of that kind of request is `url`. 0: none is. */
+/* Returns the kind of request with that url; 0: none. */
 unsigned line_kind(const char *url);
 
-/* What answers it: the caller's.  body is taken. */
+/* Both return the text of the answering line, which is the caller's.  line_answer takes body. */
 char *line_answer(const struct line *l, int status, struct json *body);
 char *line_fault(const struct line *l, const struct fault *f);
 

@@ -28,9 +28,9 @@ void output_name_fault(const char *id, struct textbuf *out)
     textbuf_addf(out, "fault %s", id);
 }
 
-/* --- what is there already -------------------------------------------------------------------- */
+/* --- lines of an earlier run ------------------------------------------------------------------ */
 
-/* Reads one line of an earlier run; false where it is none. */
+/* Reads one line of an earlier run. Returns false if it is not one. */
 static bool read_line(struct output *o, const char *text, size_t n, struct idset *done)
 {
     struct json *v = NULL;
@@ -69,12 +69,12 @@ static bool is_torn_line(const struct textbuf *rest)
 static int not_ours(const struct output *o, uint64_t line, struct err *err)
 {
     return err_set(err, ERR_FORMAT,
-                   "%s: line %llu is no line of a batch's output; the file stays as it is: "
-                   "name another one",
+                   "%s: line %llu is not from a batch's output; the file is unchanged: "
+                   "name another file",
                    o->path, (unsigned long long)line);
 }
 
-/* Reads all whole lines and cuts off a torn one behind them. */
+/* Reads all whole lines, and cuts off a torn one after them. */
 static int read_lines(struct output *o, struct idset *done, struct err *err)
 {
     struct textbuf rest = {0};
@@ -112,7 +112,7 @@ static int read_lines(struct output *o, struct idset *done, struct err *err)
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-/* The file's name is durable. */
+/* Makes the file's name durable. */
 static int sync_folder(const char *path, struct err *err)
 {
     char *copy = xstrdup(path);
@@ -141,11 +141,11 @@ int output_open(struct output *o, const char *path, bool is_private, struct idse
         return err_set(err, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode))
         return err_set(err, ERR_USAGE,
-                       "%s is no regular file: a job could not go on from it", path);
+                       "%s is not a regular file: a job could not continue from it", path);
     if (flock(o->fd, LOCK_EX | LOCK_NB) != 0)
         return err_set(err, errno == EWOULDBLOCK ? ERR_BUSY : -errno,
-                       errno == EWOULDBLOCK ? "%s: another job writes it"
-                                            : "%s: it cannot be locked",
+                       errno == EWOULDBLOCK ? "%s: another job is writing it"
+                                            : "%s: cannot be locked",
                        path);
     int rc = sync_folder(path, err);
     return rc == 0 ? read_lines(o, done, err) : rc;
@@ -183,8 +183,8 @@ int output_sync(struct output *o, struct err *err)
     if (rc == 0 && !o->is_stdout && fdatasync(o->fd) != 0)
         rc = -errno;
     if (rc != 0) {
-        /* What was written of them goes; where that fails, the next run cuts a torn line off
-         * and takes the whole ones as done, which they are. */
+        /* Removes the part that was written.  If that fails, the next run cuts off a torn line and
+         * counts the whole ones as done, which they are. */
         if (!o->is_stdout)
             (void)!ftruncate(o->fd, (off_t)o->n_bytes);
         return err_set(err, rc, "%s: %s", o->is_stdout ? "standard output" : o->path,

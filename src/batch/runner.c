@@ -4,8 +4,8 @@
  *          |              |-----> failed
  *          '---> cancelling ----> cancelled
  *
- * Each arrow is a record that is durable before the next step.  A batch that is found in any
- * state left of its end is taken up again: its job skips the lines that are done (job.h). */
+ * Each arrow is a record that is durable before the next step.  A batch found in any state before
+ * its end is continued: its job skips the lines that are done (job.h). */
 #include "batch/runner.h"
 
 #include <pthread.h>
@@ -24,23 +24,24 @@
 enum {
     LOOKAHEAD = 1024,
     PATH_BYTES = 4200,
-    RETRY_S = 5, /* after a fault of the disk */
+    RETRY_S = 5, /* wait after a fault of the disk */
 };
 
 struct runner {
     struct runner_opts o;
     pthread_t thread;
-    struct shelf_batch now; /* the batch that runs; of the thread, as all to `lock` */
+    /* the batch that runs; used by the thread only, like all fields up to `lock` */
+    struct shelf_batch now;
     struct client_calls calls;
-    char last[SHELF_TENANT_BYTES]; /* whose turn it was */
+    char last[SHELF_TENANT_BYTES]; /* the tenant that had the last turn */
 
-    pthread_mutex_t lock; /* protects: */
+    pthread_mutex_t lock; /* protects the fields below */
     pthread_cond_t change;
-    struct batch *job; /* that runs */
+    struct batch *job; /* the running job; NULL: none */
     bool news, stopping;
 };
 
-/* --- what the job tells ----------------------------------------------------------------------- */
+/* --- callbacks of the job --------------------------------------------------------------------- */
 
 static void began(void *arg)
 {
@@ -112,14 +113,14 @@ static int set_status(struct runner *r, enum batch_status status, struct err *er
     return shelf_put_batch(r->o.shelf, &r->now, err);
 }
 
-/* Its answers become files, and then it has ended. */
+/* Makes files of the batch's answers, and sets its final status. */
 static int finish(struct runner *r, enum batch_status status, struct err *err)
 {
     int rc = shelf_keep_answers(r->o.shelf, &r->now, err);
     return rc == 0 ? set_status(r, status, err) : rc;
 }
 
-/* The tenant does not learn the names of the server's files. */
+/* Ends the batch as failed. Tenants must not learn the names of the server's files. */
 static int fail(struct runner *r, int code, const char *why, struct err *err)
 {
     if (code != ERR_LIMIT) {
@@ -141,7 +142,7 @@ static void set_job(struct runner *r, struct batch *job)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Runs it as far as it comes; *run_err says how it ended. */
+/* Runs the job until it ends or stops; *run_err says how. */
 static int run_job(struct runner *r, struct err *run_err)
 {
     char input[PATH_BYTES], output[PATH_BYTES], errors[PATH_BYTES];
@@ -176,13 +177,13 @@ static int run_job(struct runner *r, struct err *run_err)
     set_job(r, NULL);
     batch_counts(job, &counts);
     count(r, &counts);
-    if (rc == 0) /* blank lines have been counted as lines until now */
+    if (rc == 0) /* blank lines counted as lines until now */
         r->now.n_lines = (int64_t)counts.n_lines;
     batch_close(job);
     return rc;
 }
 
-/* 0, or the code of a fault of the shelf's disk. */
+/* Returns 0, or the code of a fault of the shelf's disk. */
 static int run_batch(struct runner *r, struct err *err)
 {
     struct err run_err = {0};
@@ -204,7 +205,7 @@ static int run_batch(struct runner *r, struct err *err)
 
 /* --- the thread ------------------------------------------------------------------------------- */
 
-/* Until there is news, or (seconds > 0) the time is over.  False: it is to end. */
+/* Waits for news, or at most `seconds` if positive.  Returns false if the thread must end. */
 static bool wait_for_news(struct runner *r, int seconds)
 {
     struct timespec until;
@@ -260,8 +261,7 @@ int runner_start(const struct runner_opts *o, struct runner **out, struct err *e
         pthread_cond_destroy(&r->change);
         pthread_mutex_destroy(&r->lock);
         free(r);
-        return err_set(err, -rc, "the thread of batches cannot be started: %s",
-                       err_name(-rc));
+        return err_set(err, -rc, "cannot start the batch thread: %s", err_name(-rc));
     }
     *out = r;
     return 0;

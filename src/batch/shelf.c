@@ -1,4 +1,4 @@
-/* shelf.c - see shelf.h.  What is in memory, and who finds it; shelf_disk.c has the files. */
+/* shelf.c - see shelf.h.  The records in memory and their look-up; shelf_disk.c has the files. */
 #include "batch/shelf.h"
 
 #include <errno.h>
@@ -65,7 +65,7 @@ void shelf_list_sort(struct shelf_list *l)
         qsort(l->at, (size_t)l->n, sizeof *l->at, by_age);
 }
 
-/* The place of the tenant's record; -1: there is none. */
+/* Returns the index of the tenant's record; -1: there is none. */
 static int find(const struct shelf_list *l, const char *tenant, const char *id)
 {
     for (int i = 0; i < l->n; i++)
@@ -93,7 +93,7 @@ static void name_it(struct shelf_head *h, const char *prefix, const char *tenant
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* [lock] */
+/* [lock held] */
 static uint64_t used_bytes(const struct shelf *s)
 {
     uint64_t sum = s->growing_bytes +
@@ -127,13 +127,13 @@ void shelf_set_growing(struct shelf *s, uint64_t n_bytes)
 static int check_room(const struct shelf *s, uint64_t n, struct err *err)
 {
     if (s->files.n >= SHELF_MAX_FILES)
-        return err_set(err, ERR_LIMIT, "there are %d files already: delete some",
+        return err_set(err, ERR_LIMIT, "there are already %d files: delete some",
                        s->files.n);
     if (n + SHELF_RECORD_BYTES > room(s))
-        return err_set(err, ERR_LIMIT,
-                       "there is no room for %llu bytes more: delete files, or raise "
-                       "--files-bytes",
-                       (unsigned long long)n);
+        return err_set(
+            err, ERR_LIMIT,
+            "there is no room for another %llu bytes: delete files, or raise --files-bytes",
+            (unsigned long long)n);
     return 0;
 }
 
@@ -185,7 +185,7 @@ int shelf_find_file(struct shelf *s, const char *tenant, const char *id,
     return shelf_read_file(s, tenant, id, out, NULL, err);
 }
 
-/* [lock] */
+/* [lock held] */
 static bool is_in_use(const struct shelf *s, const char *id)
 {
     for (int i = 0; i < s->batches.n; i++) {
@@ -205,11 +205,10 @@ int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, struc
     if (i < 0) {
         rc = not_found("file", id, err);
     } else if (is_in_use(s, id)) {
-        rc = err_set(err, ERR_BUSY, "a batch that has not ended reads the file '%.60s'",
-                     id);
+        rc = err_set(err, ERR_BUSY, "an unfinished batch reads the file '%.60s'", id);
     } else {
         snprintf(record, sizeof record, "%s.json", id);
-        shelf_remove(s, record); /* first: without it the bytes are no file */
+        shelf_remove(s, record); /* removed first: without it the bytes are not a file */
         shelf_remove(s, id);
         list_remove(&s->files, i);
         rc = shelf_sync(s, err);
@@ -229,7 +228,7 @@ static bool is_listed(const struct shelf_page *page, const struct shelf_head *h,
            strcmp(((const struct shelf_file *)h)->purpose, page->purpose) == 0;
 }
 
-/* [lock] Copies records of `size` bytes. */
+/* [lock held] Copies records of `size` bytes. */
 static int list(const struct shelf_list *l, const struct shelf_page *page, bool is_file,
                 size_t size, char *out, bool *has_more)
 {
@@ -271,7 +270,7 @@ int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
 
 /* --- batches ---------------------------------------------------------------------------------- */
 
-/* [lock] Forgets the oldest batch that has ended. */
+/* [lock held] Forgets the oldest batch that has ended. */
 static int make_place(struct shelf *s, struct err *err)
 {
     char record[SHELF_ID_BYTES + 8];
@@ -285,7 +284,7 @@ static int make_place(struct shelf *s, struct err *err)
         list_remove(&s->batches, i);
         return 0;
     }
-    return err_set(err, ERR_LIMIT, "%d batches wait already", s->batches.n);
+    return err_set(err, ERR_LIMIT, "%d batches are already waiting", s->batches.n);
 }
 
 int shelf_add_batch(struct shelf *s, const char *tenant, const char *input,
@@ -324,7 +323,7 @@ int shelf_find_batch(struct shelf *s, const char *tenant, const char *id,
     return i < 0 ? not_found("batch", id, err) : 0;
 }
 
-/* [lock] */
+/* [lock held] */
 static int put(struct shelf *s, int i, const struct shelf_batch *b, struct err *err)
 {
     int rc = shelf_write_batch_record(s, b, err);
@@ -378,7 +377,7 @@ int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
     return rc;
 }
 
-/* [lock] *has: there are answers, which are a file now. */
+/* [lock held] Turns a batch's answers into a file; *has: there are answers. */
 static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
                 const char *what, bool *has, struct err *err)
 {
@@ -393,7 +392,7 @@ static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
         return 0;
     }
     if (find(&s->files, b->head.tenant, id) >= 0)
-        return 0; /* by a run that was killed behind this */
+        return 0; /* a run that was killed later has already done it */
     memcpy(f.head.id, id, sizeof f.head.id);
     memcpy(f.head.tenant, b->head.tenant, sizeof f.head.tenant);
     snprintf(f.name, sizeof f.name, "%s_%s.jsonl", b->head.id, what);
@@ -415,7 +414,7 @@ int shelf_keep_answers(struct shelf *s, struct shelf_batch *b, struct err *err)
     return rc;
 }
 
-/* Whether a comes before b, counted round from the tenant behind `last`. */
+/* Returns whether a comes before b in the circular order that begins after `last`. */
 static bool is_sooner(const char *last, const char *a, const char *b)
 {
     bool a_wraps = strcmp(a, last) <= 0, b_wraps = strcmp(b, last) <= 0;

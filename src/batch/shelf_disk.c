@@ -1,4 +1,5 @@
-/* shelf_disk.c - the files of the shelf: writing records, and reading all of them.  See shelf.h. */
+/* shelf_disk.c - the files of the shelf: writes records, and reads all of them at open.  See
+ * shelf.h. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +18,7 @@
 
 enum { MAX_RECORD_BYTES = 64 << 10 };
 
-/* Bytes of a name up to the end of the id that it begins with; 0: it begins with none. */
+/* Returns the length of the id with which a name begins; 0: it begins with none. */
 static size_t id_bytes(const char *name)
 {
     size_t n = strncmp(name, "file-", 5) == 0 ? 5 : strncmp(name, "batch_", 6) == 0 ? 6 : 0;
@@ -141,7 +142,7 @@ int shelf_write_batch_record(struct shelf *s, const struct shelf_batch *b, struc
     return write_record(s, b->head.id, o, err);
 }
 
-/* False where it is missing or does not fit. */
+/* Returns false if the member is missing or too long. */
 static bool read_text(const struct json *o, const char *name, char *out, size_t n)
 {
     const char *text = json_string_of(json_member(o, name), NULL);
@@ -195,7 +196,7 @@ static bool read_batch_record(const struct json *o, const char *id, struct shelf
            read_text(o, "input", b->input, sizeof b->input) &&
            read_text(o, "output", b->output, sizeof b->output) &&
            read_text(o, "errors", b->errors, sizeof b->errors) && is_id(b->input) &&
-           is_id(b->output) && is_id(b->errors) && /* they are names of files */
+           is_id(b->output) && is_id(b->errors) && /* they are used as names of files */
            json_bool_of(json_member(o, "has_output"), &b->has_output) &&
            json_bool_of(json_member(o, "has_errors"), &b->has_errors) &&
            read_int(o, "lines", &b->n_lines) && read_int(o, "done", &b->n_done) &&
@@ -213,7 +214,7 @@ static bool ends_with(const char *text, const char *end)
     return n > k && strcmp(text + n - k, end) == 0;
 }
 
-/* A record that cannot be read is passed over and stays: it may be of a later version. */
+/* A record that cannot be read is skipped and kept: it may be from a later version. */
 static void load_record(struct shelf *s, const char *name)
 {
     char path[SHELF_PATH_BYTES], id[SHELF_ID_BYTES];
@@ -241,7 +242,7 @@ static void load_record(struct shelf *s, const char *name)
     free(text);
 }
 
-/* Bytes that belong to a file, or to a batch that has not ended. */
+/* Returns whether the bytes belong to a file, or to a batch that has not ended. */
 static bool is_wanted(const struct shelf *s, const char *name)
 {
     for (int i = 0; i < s->files.n; i++)
@@ -274,8 +275,8 @@ static void visit_record(struct shelf *s, const char *name)
         load_record(s, name);
 }
 
-/* Removes files that an earlier process has left unfinished.  A file of the user
- * has another name. */
+/* Removes files that an earlier process has left unfinished.  Files of the user have other names.
+ */
 static void visit_rest(struct shelf *s, const char *name)
 {
     char record[300];
@@ -285,7 +286,7 @@ static void visit_rest(struct shelf *s, const char *name)
                    strcmp(name + n, ".json.new") != 0))
         return;
     bool has_record = faccessat(s->fd, record, F_OK, 0) ==
-                      0; /* also one that is not used */
+                      0; /* even a record that is not used */
     if (ends_with(name, ".new") || (!has_record && !is_wanted(s, name)))
         shelf_remove(s, name);
 }

@@ -1,7 +1,7 @@
-/* jinja.c - the outside of the Jinja interpreter, and what all of it stands on.
+/* jinja.c - the interpreter's public functions, its limits and its memory.
  *
- * Owns: the arenas, the limits, and the way out when something fails (jinja_impl.h).  The
- * arena of a compilation lives as long as the template; that of a render ends with it. */
+ * It owns the arenas, the limits, and the way out after a failure (jinja_impl.h).  The arena of a
+ * compilation lives as long as the template; that of a render ends with it. */
 #include "jinja/jinja_impl.h"
 
 #include "base/check.h"
@@ -98,8 +98,8 @@ void jinja_leave(struct jinja *j)
 
 /* --- text that grows ---------------------------------------------------------------- */
 
-/* Alone in its arena a text grows where it is: blocks of a multiple of the arena's alignment
- * follow each other without a gap. */
+/* Alone in its arena a text grows in place: blocks whose size is a multiple of the arena's
+ * alignment follow each other without a gap. */
 static void jbuf_extend(struct jinja *j, struct jbuf *b, size_t n)
 {
     enum { STEP = 4096 };
@@ -158,13 +158,13 @@ void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
     va_start(ap, fmt);
     int n = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    CHECK(n >= 0 && (size_t)n < sizeof text); /* callers bound what they print */
+    CHECK(n >= 0 && (size_t)n < sizeof text); /* callers bound the text that they print */
     jbuf_put(j, b, text, (size_t)n);
 }
 
 /* --- compile ------------------------------------------------------------------------ */
 
-/* Returns a code: everything between the setjmp and the end may come back here. */
+/* Returns a code: any call between the setjmp and the end may jump back here. */
 static int parse_into(struct jinja *j, struct jinja_template *t, struct jstr source)
 {
     if (setjmp(j->escape) != 0)
@@ -260,7 +260,7 @@ int jinja_render(const struct jinja_template *t, const struct jinja_input *in, c
     return jinja_render_traced(t, &untraced, text, n, &foreign, err);
 }
 
-/* The output and its bits, as the caller gets them. */
+/* Copies the output and its trace bits for the caller. */
 static int hand_over(const struct jinja_template *t, const struct jbuf *out,
                      const struct jtrace *trace, char **text, size_t *n, uint8_t **foreign,
                      struct err *err)
@@ -282,11 +282,12 @@ static int hand_over(const struct jinja_template *t, const struct jbuf *out,
     return 0;
 }
 
-/* The values go before the output is copied: a long text is there twice at most. */
+/* The values are freed before the output is copied, so that a long text exists at most twice. */
 int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
                         char **text, size_t *n, uint8_t **foreign, struct err *err)
 {
-    enum { LAST_PRINT = 1 << 20 }; /* what is printed is counted when it is there */
+    /* printed bytes are counted after they were printed, so leave room for the last print */
+    enum { LAST_PRINT = 1 << 20 };
     *text = NULL;
     *n = 0;
     *foreign = NULL;

@@ -1,12 +1,12 @@
-/* jinja_attr.c - what a dot or a bracket finds, and calls of what it found.
+/* jinja_attr.c - attributes and items of values, and calls of methods and functions.
  *
- * Jinja's rule: `x.name` asks for Python's attribute first and then for the item, `x['name']`
- * the other way round.  So a dict's `items` is a method even where the dict has such a key,
- * unless brackets are used; attributes of Python's own types are therefore known by name
- * here.  What neither finds is undefined, not an error, until it is used.
+ * Jinja's rule: `x.name` looks for Python's attribute first and then for the item; `x['name']`
+ * looks in the opposite order.  So a dict's `items` is a method even if the dict has such a key,
+ * unless brackets are used.  The attributes of Python's own types are therefore listed here.  A
+ * name that neither has is undefined; using it is the error.
  *
- * The sandbox: methods that would change a value are found and cannot be called, and neither
- * can anything whose name begins with an underscore. */
+ * The sandbox: methods that would change a value can be named but not called, and neither can
+ * anything whose name begins with an underscore. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
@@ -44,8 +44,7 @@ void jcall_bind(struct jinja *j, const struct jcall *c, const char *const *names
 
 /* --- attributes --------------------------------------------------------------------- */
 
-/* The attributes of a Python type: ones that can be called, and ones that the sandbox
- * blocks. */
+/* The attributes of a Python type: those that can be called, and those that the sandbox blocks. */
 struct type_attrs {
     const char *const *safe;
     const char *const *unsafe;
@@ -82,7 +81,7 @@ static struct type_attrs attrs_of(const struct jval *v)
     return (struct type_attrs){v->kind == J_TUPLE ? tuple_safe : none_at_all, none_at_all};
 }
 
-/* Jinja's name for the type of an object that lacks something. */
+/* Returns Jinja's name for the type of an object that lacks something. */
 static const char *object_type(const struct jval *v)
 {
     static const char *const names[] = {
@@ -124,7 +123,7 @@ static struct jval method_of(struct jinja *j, const struct jval *v, const char *
     return (struct jval){.kind = J_METHOD, .method = m};
 }
 
-/* Python's getattr: whether v's type has it. */
+/* Python's getattr: returns whether v's type has the attribute. */
 static bool own_attribute(struct jinja *j, const struct jval *v, struct jstr name,
                           struct jval *out)
 {
@@ -184,7 +183,7 @@ struct jval jval_getattr(struct jinja *j, const struct jval *v, struct jstr name
     return there != NULL ? *there : undefined(j, v, &key, false);
 }
 
-/* The item at position i, counted from the end where it is negative. */
+/* Gives the item at position i, counted from the end if i is negative. */
 static bool item_at(struct jinja *j, const struct jval *v, int64_t i, struct jval *out)
 {
     if (v->kind != J_STR && v->kind != J_LIST && v->kind != J_TUPLE && v->kind != J_RANGE)

@@ -1,18 +1,18 @@
-/* jinja_case.c - upper and lower case, exact for the scripts that it knows.
+/* jinja_case.c - upper and lower case, exact for a list of scripts.
  *
- * Knows ASCII, Latin-1, Latin Extended-A, Greek without its special cases, Cyrillic, and
- * which blocks have no case at all (CJK, Hangul, Arabic, Indic, symbols, emoji).  A
- * character outside of these is an error: templates change the case of role names and of
- * type names in practice, and a wrong letter would be worse than none.  (The library that
- * knows all of Unicode, utf8proc, belongs to the tokenizer alone.) */
+ * It covers ASCII, Latin-1, Latin Extended-A, Greek without its special cases, Cyrillic, and the
+ * blocks without case (CJK, Hangul, Arabic, Indic, symbols, emoji).  Any other character is an
+ * error.  In practice templates change the case of names of roles and types, and an error is better
+ * than a wrong letter.  (Only the tokenizer uses utf8proc, the library that covers all of Unicode.)
+ */
 #include "jinja/jinja_impl.h"
 
 #include "base/utf8.h"
 
-/* Letters whose pairs lie `step` apart (upper + step = lower), or alternate (step 0: upper
- * ones have the parity of `first`). */
+/* Ranges of letters: pairs that lie `step` apart (upper + step = lower), or that alternate (step 0:
+ * upper letters have the parity of `first`). */
 static const struct {
-    uint16_t first, last; /* of the upper ones; of all where they alternate */
+    uint16_t first, last; /* of the upper letters; of all if they alternate */
     uint16_t step;
 } pairs[] = {
     {'A', 'Z', 32},     {0xC0, 0xD6, 32},   {0xD8, 0xDE, 32},   {0x100, 0x12F, 0},
@@ -37,7 +37,7 @@ static const struct {
 
 enum letter { CASELESS, LOWER, UPPER };
 
-/* What cp is, and its other form in *other. */
+/* Returns the class of cp, and its other case in *other. */
 static enum letter letter(struct jinja *j, uint32_t cp, uint32_t *other)
 {
     *other = cp;
@@ -64,8 +64,8 @@ static enum letter letter(struct jinja *j, uint32_t cp, uint32_t *other)
             return LOWER;
         }
     }
-    jinja_fail(j, ERR_UNSUPPORTED, "the case of the character U+%04X is not known here",
-               cp);
+    jinja_fail(j, ERR_UNSUPPORTED,
+               "the upper or lower case of the character U+%04X is not known", cp);
 }
 
 static void put_char(struct jinja *j, struct jbuf *b, const char *from, uint32_t cp)
@@ -76,13 +76,13 @@ static void put_char(struct jinja *j, struct jbuf *b, const char *from, uint32_t
     jbuf_inherit(j, b, n, from);
 }
 
-/* The character cp, which stands at `from`, in the wanted case. */
+/* Appends the character cp, which lies at `from`, in the wanted case. */
 static void put_cased(struct jinja *j, struct jbuf *b, const char *from, uint32_t cp,
                       enum letter want)
 {
     uint32_t other;
     if (cp == 0xDF &&
-        want == LOWER) { /* lower case already; its upper form is two letters */
+        want == LOWER) { /* already lower case; its upper case has two letters */
         put_char(j, b, from, cp);
         return;
     }
@@ -128,7 +128,7 @@ struct jstr jstr_capitalize(struct jinja *j, struct jstr s)
     return jval_buf(&b).str;
 }
 
-/* str.title: a letter behind a letter is lower, any other is upper. */
+/* str.title: a letter that follows a letter becomes lower case, any other upper case. */
 struct jstr jstr_title(struct jinja *j, struct jstr s)
 {
     struct jbuf b = {0};
@@ -142,7 +142,7 @@ struct jstr jstr_title(struct jinja *j, struct jstr s)
     return jval_buf(&b).str;
 }
 
-/* The filter `title`: a word begins behind any of - ( { [ < and whitespace. */
+/* The filter `title`: a word begins after any of - ( { [ < and whitespace. */
 struct jstr jstr_title_filter(struct jinja *j, struct jstr s)
 {
     struct jbuf b = {0};

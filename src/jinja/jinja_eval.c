@@ -1,7 +1,8 @@
-/* jinja_eval.c - expressions to values.
+/* jinja_eval.c - evaluates expressions.
  *
- * One function per kind of node.  Every node costs a step and a level of depth.  `j->line` is
- * the line of the node at work, and is set again after its children have been evaluated. */
+ * There is one function per kind of node.  Every node costs a step and a level of depth.  `j->line`
+ * is the line of the present node; it is set again after the node's children have been evaluated.
+ */
 #include "jinja/jinja_impl.h"
 
 #include <math.h>
@@ -34,10 +35,10 @@ static int64_t floor_div(struct jinja *j, int64_t a, int64_t b)
     return q - (a % b != 0 && (a < 0) != (b < 0));
 }
 
-/* The sign is b's. */
+/* The result has the sign of b. */
 static int64_t floor_mod(int64_t a, int64_t b)
 {
-    int64_t r = b == -1 ? 0 : a % b; /* the least number by -1 traps */
+    int64_t r = b == -1 ? 0 : a % b; /* dividing the least number by -1 traps */
     return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
 
@@ -141,7 +142,7 @@ static struct jval concat_strings(struct jinja *j, struct jstr a, struct jstr b)
         return jval_str(b.n == 0 ? a : b);
     if (a.s >= j->arena->base && a.s + a.n == j->arena->base + j->arena->used_bytes &&
         b.n <= j->arena->max_bytes - j->arena->used_bytes) {
-        /* a was made last, so it grows where it is: "x + long + y" copies `long` once. */
+        /* a was made last, so it grows in place: "x + long + y" copies `long` once. */
         buf = (struct jbuf){.s = (char *)(uintptr_t)a.s, .n = a.n, .cap = a.n + b.n};
         j->arena->used_bytes += b.n;
         jbuf_put(j, &buf, b.s, b.n);
@@ -153,7 +154,7 @@ static struct jval concat_strings(struct jinja *j, struct jstr a, struct jstr b)
     return jval_buf(&buf);
 }
 
-/* "+" where a side is marked safe: the other one is escaped, and so is the result. */
+/* "+" with a side marked safe: the other side is escaped, and the result is safe. */
 static struct jval concat_safe(struct jinja *j, const struct jval *a, const struct jval *b)
 {
     struct jval out = concat_strings(j, a->safe ? a->str : jstr_escape(j, a->str),
@@ -243,7 +244,7 @@ static bool compare(struct jinja *j, enum jop op, const struct jval *a,
     }
 }
 
-/* a < b < c is a < b and b < c, each evaluated once. */
+/* a < b < c is a < b and b < c, with each operand evaluated once. */
 static struct jval eval_compare(struct jinja *j, struct jscope *s, const struct jnode *n)
 {
     struct jval left = jinja_eval(j, s, n->a);
@@ -323,7 +324,7 @@ static struct jval eval_test(struct jinja *j, struct jscope *s, const struct jno
 static struct jval eval_name(struct jinja *j, struct jscope *s, const struct jnode *n)
 {
     const struct jval *v = jscope_find(j, s, n->name);
-    if (v == NULL && jstr_is(n->name, "self")) /* the blocks of the template */
+    if (v == NULL && jstr_is(n->name, "self")) /* gives access to the template's blocks */
         jinja_fail(j, ERR_UNSUPPORTED, "'self' is not supported");
     return v != NULL && v->kind != J_MISSING ? *v : jval_undef_name(j, n->name);
 }
@@ -414,7 +415,8 @@ static struct jval eval_node(struct jinja *j, struct jscope *s, const struct jno
     default:
         break;
     }
-    v = jinja_eval(j, s, n->a); /* what is left begins with its one child */
+    /* the remaining operators evaluate their first child first */
+    v = jinja_eval(j, s, n->a);
     j->line = n->line;
     switch (n->kind) {
     case N_UNARY:

@@ -1,9 +1,9 @@
-/* jinja_exec.c - statements to text: scopes, loops, macros.
+/* jinja_exec.c - runs statements and prints text: scopes, loops, macros.
  *
- * Scopes are as Jinja has them: a loop's body (anew for each item), a macro, a captured block
- * and a `with` have their own, an `if` has not; `set` writes to the innermost one, and what
- * was set inside a loop is gone behind it (namespace() is the way around).  A macro sees the
- * scope it was defined in, as it is when the macro runs. */
+ * Scopes are Jinja's: a loop's body (a new scope for each item), a macro, a captured block and a
+ * `with` have their own scope; an `if` does not.  `set` writes to the innermost scope, so a
+ * variable set inside a loop is gone after it (namespace() avoids this).  A macro sees the scope of
+ * its definition, in its state at the time of the call. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
@@ -110,7 +110,7 @@ static void emit(struct jinja *j, const struct jval *v)
         jinja_fail(j, ERR_LIMIT, "prints more than %zu bytes", j->limits.max_output_bytes);
 }
 
-/* The body's output as a string. */
+/* Returns the body's output as a string. */
 static struct jval capture(struct jinja *j, struct jscope *s, const struct jnode *body)
 {
     struct jbuf b = {0};
@@ -146,7 +146,7 @@ static bool next_item(struct jinja *j, struct jloop *l, struct jval *out)
     return false;
 }
 
-/* Looks one item ahead, as loop.last does; J_MISSING behind the last one. */
+/* Returns the next item without consuming it, for loop.last; J_MISSING after the last one. */
 static struct jval peek(struct jinja *j, struct jloop *l)
 {
     if (l->after.kind == J_MISSING && !next_item(j, l, &l->after))
@@ -166,7 +166,7 @@ static bool loop_advance(struct jinja *j, struct jloop *l)
     return true;
 }
 
-/* What is not sized, or filtered, is walked to its end to be counted. */
+/* A sequence without a known length, or with a filter, is walked to its end to be counted. */
 static int64_t loop_length(struct jinja *j, struct jloop *l)
 {
     struct jval item, *rest;
@@ -267,7 +267,7 @@ static enum flow exec_for(struct jinja *j, struct jscope *s, const struct jnode 
         finished_one |= flow == FLOW_ON;
         j->line = n->line;
     }
-    /* Jinja runs the else where no turn came to its end: after a break in the first turn, too. */
+    /* Jinja runs the else if no turn was completed, so also after a break in the first turn. */
     if (!finished_one && n->orelse != NULL)
         return exec_list(j, s, n->orelse);
     return FLOW_ON;
@@ -287,11 +287,12 @@ static struct jval not_provided(struct jinja *j, struct jstr name)
     struct jbuf b = {0};
     jbuf_puts(j, &b, "parameter '");
     jbuf_put(j, &b, name.s, name.n);
-    jbuf_put(j, &b, "' was not provided", sizeof "' was not provided"); /* with its zero */
+    /* includes the final zero */
+    jbuf_put(j, &b, "' was not provided", sizeof "' was not provided");
     return jval_undef_hint(j, b.s);
 }
 
-/* The arguments become variables: all of them are there before a default is evaluated. */
+/* Makes variables of the arguments; all exist before a default is evaluated. */
 static void bind_params(struct jinja *j, struct jscope *s, const struct jnode *macro,
                         const struct jcall *c)
 {
@@ -341,7 +342,8 @@ static void exec_call_block(struct jinja *j, struct jscope *s, const struct jnod
     value.line = caller.line = n->line;
     caller.name = JLIT("caller");
     caller.a = &value;
-    caller.next = call.b; /* first, so that the tree need not be changed */
+    /* put first in a list of its own, so that the tree stays unchanged */
+    caller.next = call.b;
     call.b = &caller;
     struct jval v = jinja_eval(j, s, &call);
     emit(j, &v);
@@ -367,7 +369,8 @@ static enum flow exec_with(struct jinja *j, struct jscope *s, const struct jnode
 {
     struct jscope *inner = scope_open(j, s, n);
     for (const struct jnode *set = n->a; set != NULL; set = set->next)
-        assign(j, inner, set->a, jinja_eval(j, s, set->b)); /* evaluated outside */
+        /* evaluated in the outer scope */
+        assign(j, inner, set->a, jinja_eval(j, s, set->b));
     return exec_list(j, inner, n->body);
 }
 
@@ -398,7 +401,7 @@ static enum flow exec_one(struct jinja *j, struct jscope *s, const struct jnode 
     case N_FOR:
         return exec_for(j, s, n);
     case N_SET:
-        if (n->a->kind == N_NSREF) /* looked at before the value is, as Jinja does */
+        if (n->a->kind == N_NSREF) /* checked before the value is evaluated, as in Jinja */
             namespace_of(j, s, n->a);
         v = jinja_eval(j, s, n->b);
         j->line = n->line;

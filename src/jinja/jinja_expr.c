@@ -1,10 +1,10 @@
-/* jinja_expr.c - tokens to expressions, one function per level of precedence.
+/* jinja_expr.c - parses expressions, with one function per level of precedence.
  *
  *     ternary < or < and < not < comparison, in < + - < ~ < * / // % < ** < unary
  *     < attribute, item, call < filter, test
  *
- * The levels, their order and where each may begin are Jinja's (note that ~ binds tighter
- * than +, and a filter tighter than any operator). */
+ * The levels, their order, and where each may begin are Jinja's (note that ~ binds tighter than +,
+ * and a filter tighter than any operator). */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
@@ -62,7 +62,7 @@ static struct jnode *parse_sum(struct jparser *p)
     return left;
 }
 
-/* The comparison operator that is looked at, consumed; OP_NONE where there is none. */
+/* Consumes the comparison operator at the present token and returns it; OP_NONE: there is none. */
 static enum jop comparison(struct jparser *p)
 {
     if (p->t->kind == T_OP && p->t->op >= OP_EQ && p->t->op <= OP_GE)
@@ -153,7 +153,7 @@ static struct jnode *tuple_item(struct jparser *p, enum tuple_of of)
     return parse_primary(p, of == OF_NAMES_AND_NSREFS);
 }
 
-/* One item, or a tuple where a comma follows.  Nothing at all is an empty tuple where
+/* Parses one item, or a tuple if a comma follows.  No item at all is an empty tuple if
  * `parenthesized`, else an error. */
 static struct jnode *parse_tuple(struct jparser *p, enum tuple_of of, const char *end_name,
                                  bool parenthesized)
@@ -314,9 +314,9 @@ static struct jnode *parse_primary(struct jparser *p, bool with_namespace)
     return n;
 }
 
-/* --- what follows a value ----------------------------------------------------------- */
+/* --- after a value ------------------------------------------------------------------ */
 
-/* The arguments of a call, from its "(" to behind its ")". */
+/* Parses the arguments of a call, including both parentheses. */
 static struct jnode *parse_args(struct jparser *p)
 {
     struct jnode *first = NULL, **link = &first;
@@ -355,7 +355,7 @@ static struct jnode *parse_slice_part(struct jparser *p)
     return there ? jexpr(p) : constant(p, jval_none());
 }
 
-/* What stands between brackets: a key, or a slice. */
+/* Parses the inside of brackets: a key or a slice. */
 static struct jnode *parse_brackets(struct jparser *p, struct jnode *object)
 {
     struct jnode *n = binary(p, N_ITEM, OP_NONE, object, NULL);
@@ -426,7 +426,7 @@ struct jnode *jexpr_filters(struct jparser *p, struct jnode *input, bool first_i
     return n;
 }
 
-/* Whether a test's argument may begin here without parentheses: "x is divisibleby 3". */
+/* Returns whether a test's argument without parentheses may begin here: "x is divisibleby 3". */
 static bool at_bare_argument(const struct jparser *p)
 {
     if (p->t->kind == T_NAME)
@@ -451,7 +451,7 @@ static struct jnode *parse_test(struct jparser *p, struct jnode *value)
     return negated ? binary(p, N_NOT, OP_NONE, n, NULL) : n;
 }
 
-/* Filters, tests and, behind them, calls. */
+/* Parses filters, tests and the calls after them. */
 static struct jnode *parse_filter_expr(struct jparser *p, struct jnode *n)
 {
     for (;;) {

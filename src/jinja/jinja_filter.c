@@ -1,11 +1,11 @@
-/* jinja_filter.c - the filters that make text and numbers, and how a filter is found. */
+/* jinja_filter.c - the filters that return text and numbers, and the look-up of filters. */
 #include "jinja/jinja_impl.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Filters of Jinja that are known by name and not done; anything else is unknown. */
+/* Jinja's filters that are not implemented; any other name is unknown. */
 static const char *const absent[] = {
     "batch",  "center",    "filesizeformat", "forceescape", "groupby",
     "pprint", "random",    "slice",          "striptags",   "urlencode",
@@ -48,7 +48,7 @@ static void no_arguments(struct jinja *j, const struct jcall *c)
     jcall_bind(j, c, NULL, 0, 0, NULL);
 }
 
-/* The value as text; it stays safe where it was. */
+/* Returns the text as a value, safe if the filter's value was safe. */
 static struct jval text_of(struct jinja *j, const struct jcall *c, struct jstr s)
 {
     (void)j;
@@ -107,7 +107,8 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
     struct jval a[3];
     jcall_bind(j, c, names, 3, 0, a);
     jval_need(j, &c->self);
-    if (c->self.kind != J_STR || c->self.safe) /* s += newline: only str can do that */
+    /* s += newline: only a plain str can do that */
+    if (c->self.kind != J_STR || c->self.safe)
         jinja_fail(j, c->self.safe ? ERR_UNSUPPORTED : ERR_MISMATCH,
                    "indent: the value must be str, not %s", jval_type(&c->self));
     struct jstr by = a[0].kind == J_STR
@@ -116,7 +117,7 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
     bool first = flag(j, &a[1]), blank = flag(j, &a[2]);
     struct jbuf whole = {0}, b = {0};
     jbuf_put(j, &whole, c->self.str.s, c->self.str.n);
-    jbuf_puts(j, &whole, "\n"); /* as Jinja does, so that an empty value is one line */
+    jbuf_puts(j, &whole, "\n"); /* as in Jinja, so that an empty value is one line */
     const struct jval lines = jstr_splitlines(j, (struct jstr){whole.s, whole.n}, false);
     for (size_t i = 0; i < lines.seq->n; i++) {
         struct jstr line = lines.seq->at[i].str;
@@ -129,14 +130,14 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
     return jval_buf(&b);
 }
 
-/* s[:length - len(end)], cut at the last blank unless killwords, and end; a text that is at
- * most `leeway` too long stays whole. */
+/* Returns s[:length - len(end)], cut at the last blank unless killwords, plus `end`; a text that is
+ * at most `leeway` too long is returned whole. */
 static struct jval f_truncate(struct jinja *j, const struct jcall *c)
 {
     static const char *const names[] = {"length", "killwords", "end", "leeway"};
     struct jval a[4];
     jcall_bind(j, c, names, 4, 0, a);
-    if (c->self.kind == J_UNDEF) /* its length is 0 */
+    if (c->self.kind == J_UNDEF) /* an undefined value has length 0 */
         return c->self;
     if (c->self.kind != J_STR || (a[2].kind != J_STR && a[2].kind != J_MISSING))
         jinja_fail(j, ERR_MISMATCH, "truncate: a str is required, not %s",
@@ -211,8 +212,8 @@ static struct jval f_tojson(struct jinja *j, const struct jcall *c)
 
 /* --- numbers ------------------------------------------------------------------------ */
 
-/* A decimal integer as Python's int() reads it: blanks around, a sign, underscores between
- * digits.  `digits` is set where it is one, whatever its size. */
+/* Reads a decimal integer like Python's int(): blanks around it, a sign, underscores between
+ * digits. Returns whether it is one; an integer beyond 64 bits fails. */
 static bool read_int(struct jinja *j, struct jstr s, int64_t *out)
 {
     struct jval blank = jval_none();
@@ -227,9 +228,9 @@ static bool read_int(struct jinja *j, struct jstr s, int64_t *out)
             return false;
         digit = is_digit;
         if (is_digit)
+            /* subtracts, because negative numbers reach further */
             overflow |= __builtin_mul_overflow(v, 10, &v) ||
-                        __builtin_sub_overflow(v, s.s[i] - '0',
-                                               &v); /* negative holds more */
+                        __builtin_sub_overflow(v, s.s[i] - '0', &v);
     }
     if (!digit)
         return false;
@@ -239,7 +240,7 @@ static bool read_int(struct jinja *j, struct jstr s, int64_t *out)
     return true;
 }
 
-/* What float() reads: strtod's decimal forms, with nothing else around. */
+/* Reads what float() reads, limited to strtod's decimal forms. */
 static bool read_real(struct jinja *j, struct jstr s, double *out)
 {
     struct jval blank = jval_none();
@@ -249,7 +250,7 @@ static bool read_real(struct jinja *j, struct jstr s, double *out)
         return false;
     for (size_t i = 0; i < s.n; i++)
         if (s.s[i] == 0 || strchr("0123456789+-.eE", s.s[i]) == NULL)
-            return false; /* "inf", "nan", "1_0" and 0x1p3: not for templates */
+            return false; /* "inf", "nan", "1_0" and 0x1p3 are not accepted */
     memcpy(text, s.s, s.n);
     text[s.n] = 0;
     *out = strtod(text, &end);

@@ -1,9 +1,9 @@
 /* jinja_filter_seq.c - the filters over lists and dicts.
  *
- * map, select, reject, unique, reverse and items give generators in Jinja: they can be walked
- * once, have no length, and are always true.  Here they are computed at once and handed out
- * as J_ITER, which keeps those three properties; but what fails in one fails at once, not
- * when it is walked. */
+ * In Jinja map, select, reject, unique, reverse and items return generators: they can be walked
+ * once, have no length, and are always true.  Here they are computed at once and returned as
+ * J_ITER, which keeps those three properties.  A failure inside one is therefore reported at once,
+ * not when it is walked. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
@@ -23,7 +23,8 @@ static void no_arguments(struct jinja *j, const struct jcall *c)
     jcall_bind(j, c, NULL, 0, 0, NULL);
 }
 
-/* What is compared in place of an item: its attribute, in lower case unless told. */
+/* Returns the key by which an item is compared: the item or its attribute, in lower case unless
+ * case_sensitive. */
 static struct jval sort_key(struct jinja *j, const struct jval *item,
                             const struct jval *attribute, bool case_sensitive)
 {
@@ -147,7 +148,7 @@ static struct jval f_reverse(struct jinja *j, const struct jcall *c)
     if (!jval_iterable(&c->self))
         jinja_fail(j, ERR_MISMATCH, "argument must be iterable");
     const struct jseq *q = jval_items(j, &c->self);
-    /* What Python can reverse in place is walked once; of the rest Jinja makes a list. */
+    /* Values that Python can reverse in place are walked once; of others Jinja makes a list. */
     bool listed = c->self.kind == J_ITER;
     struct jval out = jval_seq(j, listed ? J_LIST : J_ITER, q->n);
     for (size_t i = 0; i < q->n; i++)
@@ -168,7 +169,7 @@ static struct jval f_items(struct jinja *j, const struct jcall *c)
     return (struct jval){.kind = J_ITER, .seq = view.seq};
 }
 
-/* A stable sort of `at` by `keys`, in place, by insertion: templates sort a dozen names. */
+/* Sorts `at` by `keys`, stably and in place, by insertion: templates sort a dozen names. */
 static void sort_by(struct jinja *j, struct jval *at, struct jval *keys, size_t n,
                     bool reverse)
 {
@@ -214,7 +215,7 @@ static struct jval f_dictsort(struct jinja *j, const struct jcall *c)
         jinja_fail(j, ERR_MISMATCH, "You can only sort by either \"key\" or \"value\"");
     jval_need(j, &c->self);
     if (c->self.kind != J_DICT)
-        jinja_fail(j, ERR_MISMATCH, "dictsort: '%s' is no dict", jval_type(&c->self));
+        jinja_fail(j, ERR_MISMATCH, "dictsort: '%s' is not a dict", jval_type(&c->self));
     struct jmethod items = {.self = c->self, .name = "items"};
     struct jcall call = {0};
     struct jval out = jmethod_call(j, &items, &call);
@@ -247,7 +248,7 @@ static struct jval f_unique(struct jinja *j, const struct jcall *c)
 
 /* --- with another filter or a test -------------------------------------------------- */
 
-/* The call's arguments behind the first `skip`, for the filter or test that they name. */
+/* Returns the call's arguments behind the first `skip`, for the filter or test that they name. */
 static struct jcall rest_of(const struct jcall *c, size_t skip, const struct jval *item)
 {
     return (struct jcall){.self = *item,
@@ -271,7 +272,8 @@ static struct jval f_map(struct jinja *j, const struct jcall *c)
 {
     bool by_attribute = c->n_args == 0 && jcall_kwarg(c, "attribute") != NULL;
     if (!jval_truth(j, &c->self) && c->self.kind != J_ITER)
-        return jval_seq(j, J_ITER, 0); /* also None, which nothing else may walk */
+        /* also for None, over which no other filter may iterate */
+        return jval_seq(j, J_ITER, 0);
     if (!by_attribute && (c->n_args == 0 || c->args[0].kind != J_STR))
         jinja_fail(j, ERR_MISMATCH, "map requires a filter argument");
     const struct jseq *q = jval_items(j, &c->self);

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Python has no bound on them; a template that wants more is no chat template. */
+/* Limits that Python does not have; no chat template needs more. */
 enum { MAX_PRECISION = 1000, MAX_WIDTH = 1 << 20 };
 
 struct format {
@@ -22,8 +22,8 @@ struct format {
     struct jstr text;
     size_t at;
     const struct jval *args;
-    size_t used; /* arguments so far */
-    bool by_key; /* some conversion had a key */
+    size_t used; /* arguments used so far */
+    bool by_key; /* a conversion had a key */
 };
 
 struct spec {
@@ -50,9 +50,9 @@ static char peek(struct format *f)
     return f->text.s[f->at];
 }
 
-/* --- what stands behind a % ----------------------------------------------------------- */
+/* --- the parts of a conversion --------------------------------------------------------- */
 
-/* The value under (key), or nothing where there is no key. Parentheses inside a key nest. */
+/* Reads the value of (key), or nothing if there is no key. Parentheses inside a key nest. */
 static bool read_key(struct format *f, struct jval *out)
 {
     if (peek(f) != '(')
@@ -95,7 +95,7 @@ static void read_flags(struct format *f, struct spec *s)
         }
 }
 
-/* Digits, or * for the next argument. */
+/* Reads digits, or takes the next argument for *. */
 static int64_t read_number(struct format *f, int64_t otherwise, int64_t most)
 {
     int64_t n = otherwise;
@@ -120,7 +120,7 @@ static struct spec read_spec(struct format *f)
     struct spec s = {.precision = -1};
     read_flags(f, &s);
     s.width = read_number(f, 0, MAX_WIDTH);
-    if (s.width < 0) { /* from a * */
+    if (s.width < 0) { /* negative, from a * */
         s.left = true;
         s.width = -s.width;
     }
@@ -144,8 +144,8 @@ static void put_many(struct format *f, struct jbuf *b, char c, int64_t n)
         jbuf_put(f->j, b, &c, 1);
 }
 
-/* The body of n_chars characters; zeros, where they are asked for, go between the
- * prefix (a sign, 0x) and the digits. */
+/* Pads a body of n_chars characters. Padding zeros go between the prefix (a sign, 0x) and the
+ * digits. */
 static void put_padded(struct format *f, struct jbuf *b, const struct spec *s,
                        struct jstr prefix, struct jstr body, int64_t n_chars, bool zeros)
 {
@@ -177,7 +177,7 @@ static void put_text(struct format *f, struct jbuf *b, const struct spec *s,
     put_padded(f, b, s, JLIT(""), body, n, false);
 }
 
-/* A character: a text of one, or a code. */
+/* Prints a character: a text of one character, or a code. */
 static void put_char(struct format *f, struct jbuf *b, const struct spec *s,
                      const struct jval *v)
 {
@@ -233,7 +233,7 @@ static void put_int(struct format *f, struct jbuf *b, const struct spec *s,
     int n_prefix = snprintf(prefix, sizeof prefix, "%.*s%s", (int)sign.n, sign.s, base);
     struct jbuf body = {0};
     put_many(f, &body, '0',
-             s->precision - n); /* a precision is the least number of digits */
+             s->precision - n); /* an integer's precision is its minimum number of digits */
     jbuf_put(f->j, &body, digits, (size_t)n);
     put_padded(f, b, s, (struct jstr){prefix, (size_t)n_prefix},
                (struct jstr){body.s, body.n}, (int64_t)body.n, s->zero);

@@ -1,9 +1,9 @@
-/* jinja_global.c - the functions that every template sees. */
+/* jinja_global.c - the functions that are available to every template. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
 
-enum { MAX_RANGE = 100000 }; /* the sandbox's own bound */
+enum { MAX_RANGE = 100000 }; /* the limit of Jinja's sandbox */
 
 static int64_t range_part(struct jinja *j, const struct jval *v)
 {
@@ -38,7 +38,7 @@ static struct jval g_range(struct jinja *j, const struct jcall *c)
     return out;
 }
 
-/* dict(a=1), dict({'a': 1}, b=2), dict([('a', 1)]) */
+/* Makes a dict from dict(a=1), dict({'a': 1}, b=2) or dict([('a', 1)]). */
 static struct jval g_dict(struct jinja *j, const struct jcall *c)
 {
     struct jval out = jval_dict(j);
@@ -81,8 +81,7 @@ static struct jval g_raise(struct jinja *j, const struct jcall *c)
     jinja_raise(j, s.s, s.n);
 }
 
-/* Every conversion stands for itself: a flag or width would let a format print without
- * bound. */
+/* Accepts only conversions without flags or width, which would let a format print without limit. */
 static void check_format(struct jinja *j, struct jstr s)
 {
     for (size_t i = 0; i < s.n; i++) {
@@ -91,7 +90,7 @@ static void check_format(struct jinja *j, struct jstr s)
                        "strftime_now: a format with zeros, or too long");
         if (s.s[i] != '%')
             continue;
-        i += i + 1 < s.n && s.s[i + 1] == '-'; /* no padding: "%-d" */
+        i += i + 1 < s.n && s.s[i + 1] == '-'; /* accepts "%-d", which means no padding */
         if (++i >= s.n || s.s[i] == 0 ||
             strchr("aAbBcdDeFHIjmMpRSTuUwWxXyYnt%", s.s[i]) == NULL)
             jinja_fail(j, ERR_UNSUPPORTED,

@@ -1,26 +1,25 @@
-/* jinja_impl.h - what the files of the Jinja interpreter share; nobody else includes it.
+/* jinja_impl.h - shared by the files of the Jinja interpreter; only they include it.
  *
- *     jinja.c         compile and render: arenas, limits, the one place that fails
+ *     jinja.c         compile and render: arenas, limits, the return after a failure
  *     jinja_lex.c     source -> tokens, whitespace control
  *     jinja_parse.c   tokens -> statements
  *     jinja_expr.c    tokens -> expressions
- *     jinja_scope.c   the tree, once parsed: which names a scope hides
+ *     jinja_scope.c   the parsed tree: which names a scope hides
  *     jinja_trace.c   which bytes come from the caller's foreign strings
  *     jinja_value.c   values: making, truth, equality, order, items, slices
  *     jinja_print.c   values -> text: str(), repr(), tojson
  *     jinja_eval.c    expressions -> values
  *     jinja_exec.c    statements -> text; scopes, loops, macros
- *     jinja_attr.c    what a dot or a bracket finds, and calls of what it found
+ *     jinja_attr.c    attributes, items, and calls
  *     jinja_string.c  strings: characters, stripping, replacing
  *     jinja_format.c  strings: printf-style formats
  *     jinja_case.c    strings: upper and lower case
  *     jinja_method.c  strings: the methods of str
  *     jinja_filter.c, jinja_filter_seq.c, jinja_test.c, jinja_global.c   the built-ins
  *
- * Errors.  Inside these files a fault does not return: jinja_fail unwinds with longjmp to
- * jinja_compile or jinja_render, as Lua does, since every function of an interpreter can
- * fail and almost none of them could do anything about it.  Nothing is lost on the way,
- * because nothing is owned: every allocation is in the arena. */
+ * Errors.  Inside these files a failing function does not return: jinja_fail unwinds with longjmp
+ * to jinja_compile or jinja_render, as Lua does, because every function of an interpreter can fail
+ * and almost none could handle it.  Nothing leaks, because every allocation is in an arena. */
 #ifndef JINJA_JINJA_IMPL_H
 #define JINJA_JINJA_IMPL_H
 
@@ -30,26 +29,26 @@
 #include <setjmp.h>
 #include <stdbool.h>
 
-/* --- the machine: one compilation or one render ------------------------------------- */
+/* --- the state of one compilation or one render -------------------------------------- */
 
-struct jbuf { /* text that grows in the render's arena, or alone in one of its own */
+struct jbuf { /* text that grows in the render's arena, or alone in an arena of its own */
     char *s;
     size_t n, cap;
-    struct arena *own; /* NULL: the render's */
+    struct arena *own; /* NULL: the render's arena */
 };
 
 struct jinja {
     struct arena *arena;
     jmp_buf escape;
-    int code; /* what jinja_fail was called with */
+    int code; /* the code given to jinja_fail */
     struct err *err;
     const char *name;
-    int line; /* of what is being done, for messages */
+    int line; /* present line, for messages */
     struct jinja_limits limits;
     uint64_t steps;
     uint32_t depth;
     size_t output_bytes;
-    struct jbuf *out; /* where statements print to */
+    struct jbuf *out; /* buffer to which statements print */
     const struct tm *now;
     struct jtrace *trace; /* NULL: nothing is traced */
 };
@@ -59,12 +58,13 @@ _Noreturn void jinja_fail(struct jinja *j, int code, const char *fmt, ...)
 _Noreturn void jinja_raise(struct jinja *j, const char *s, size_t n); /* raise_exception */
 void *jinja_alloc(struct jinja *j, size_t n);                         /* never NULL */
 void *jinja_calloc(struct jinja *j, size_t n, size_t size);
-void jinja_charge(struct jinja *j, size_t bytes); /* a step, and one for each 64 bytes */
-void jinja_enter(struct jinja *j);                /* one level deeper; every enter... */
-void jinja_leave(struct jinja *j);                /* ...has its leave, unless it fails */
+/* counts a step, and one more for each 64 bytes */
+void jinja_charge(struct jinja *j, size_t bytes);
+void jinja_enter(struct jinja *j); /* goes one level deeper */
+void jinja_leave(struct jinja *j); /* goes back one level; a failure needs no leave */
 
 void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n);
-/* The last n bytes of b stand for the character at `from`: they are foreign if it is. */
+/* Marks the last n bytes of b as foreign if the character at `from` is foreign. */
 void jbuf_inherit(struct jinja *j, struct jbuf *b, size_t n, const char *from);
 void jbuf_puts(struct jinja *j, struct jbuf *b, const char *s);
 void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
@@ -91,10 +91,10 @@ enum jkind {
     J_LIST,
     J_TUPLE,
     J_DICT,
-    J_RANGE, /* seq, with its items made */
+    J_RANGE, /* seq, with all items made */
     J_VIEW,  /* seq: keys(), values(), items() */
-    J_ITER,  /* seq: what is left of a generator; can be walked once */
-    J_NS,    /* dict: namespace(), the only thing that can change */
+    J_ITER,  /* seq: the rest of a generator, which can be walked once */
+    J_NS,    /* dict: namespace(), the only value that can change */
     J_MACRO,
     J_FUNC,   /* a built-in function */
     J_METHOD, /* an attribute that can be called */
@@ -122,23 +122,23 @@ struct jval {
 struct jseq {
     struct jval *at;
     size_t n;
-    size_t pos; /* J_ITER only: the next item */
+    size_t pos; /* J_ITER only: index of the next item */
 };
 
 struct jpair {
     struct jval key, value;
 };
 
-struct jdict { /* in order of insertion; looked through from the front */
+struct jdict { /* in order of insertion; searched from the front */
     struct jpair *at;
     size_t n, cap;
 };
 
-struct jundef { /* why it is undefined, for the message of whoever uses it */
+struct jundef { /* why it is undefined, for the message when it is used */
     enum { UNDEF_NAME, UNDEF_ATTR, UNDEF_ITEM, UNDEF_HINT, UNDEF_UNSAFE } why;
     struct jstr name; /* the name, the attribute, or the hint itself */
-    const char *type; /* of the object that lacks it */
-    struct jval key;  /* UNDEF_ITEM */
+    const char *type; /* type of the object that lacks it */
+    struct jval key;  /* for UNDEF_ITEM */
 };
 
 struct jmethod {
@@ -154,12 +154,12 @@ struct jval jval_bool(bool b);
 struct jval jval_int(int64_t i);
 struct jval jval_real(double f);
 struct jval jval_str(struct jstr s);
-struct jval jval_text(const char *s); /* a C string that stays */
+struct jval jval_text(const char *s); /* from a C string that stays valid */
 struct jval jval_buf(const struct jbuf *b);
 struct jval jval_seq(struct jinja *j, enum jkind kind, size_t n); /* n items, all None */
 struct jval jval_dict(struct jinja *j);
 struct jval jval_from_json(struct jinja *j, const struct json *v);
-/* The same with the bytes of its strings traced, as j->trace says. */
+/* Likewise, with the bytes of its strings traced as j->trace says. */
 struct jval jval_from_foreign(struct jinja *j, const struct json *v);
 void jdict_put(struct jinja *j, struct jdict *d, struct jval key, struct jval value);
 struct jval *jdict_find(struct jinja *j, const struct jdict *d, struct jval key);
@@ -169,11 +169,12 @@ bool jstr_is(struct jstr a, const char *b);
 bool jstr_equal(struct jstr a, struct jstr b);
 const char *jval_type(const struct jval *v); /* Python's name: "str", "NoneType" */
 bool jval_is_number(const struct jval *v);   /* with bool, as in Python */
-int64_t jval_as_int(const struct jval *v);   /* of an int or bool */
+int64_t jval_as_int(const struct jval *v);   /* v must be an int or a bool */
 double jval_as_real(const struct jval *v);
 bool jval_truth(struct jinja *j, const struct jval *v);
 bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b);
-/* a < b, as `op` ("<") of the template: what cannot be ordered fails with Python's words. */
+/* Compares a with b for the template's operator `op` ("<"). Values that cannot be ordered fail with
+ * Python's message. */
 int jval_order(struct jinja *j, const struct jval *a, const struct jval *b, const char *op);
 bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *in);
 bool jval_iterable(const struct jval *v);
@@ -183,7 +184,7 @@ int64_t jval_len(struct jinja *j, const struct jval *v);
 struct jval jval_slice(struct jinja *j, const struct jval *v, const struct jval *start,
                        const struct jval *stop, const struct jval *step);
 _Noreturn void jval_fail_undef(struct jinja *j, const struct jval *v);
-void jval_need(struct jinja *j, const struct jval *v); /* fails where v is undefined */
+void jval_need(struct jinja *j, const struct jval *v); /* fails if v is undefined */
 
 /* jinja_trace.c */
 enum { JTRACE_FAR = 256, JTRACE_FAR_BYTES = 16 << 10 };
@@ -191,24 +192,24 @@ enum { JTRACE_FAR = 256, JTRACE_FAR_BYTES = 16 << 10 };
 struct jtrace {
     struct jtrace_region {
         const struct arena *arena;
-        uint8_t *bits; /* one for each byte of the arena: it is foreign */
+        uint8_t *bits; /* one bit per byte of the arena; set: the byte is foreign */
     } values, output;
     struct jstr far[JTRACE_FAR]; /* foreign strings that were too large to copy */
     int n_far;
-    bool (*traces)(const char *key, const struct json *string); /* jinja_input */
-    bool is_foreign;                                            /* what is being read is */
+    bool (*traces)(const char *key, const struct json *string); /* from jinja_input */
+    bool is_foreign; /* the value that is being read is foreign */
 };
-/* 0, or -errno where the address space cannot be had. */
+/* Returns 0, or -errno if the address space cannot be reserved. */
 int jtrace_init(struct jtrace *t, const struct arena *values, const struct arena *output,
                 bool (*traces)(const char *key, const struct json *string));
-/* The values are not wanted any more, only the output's bits. */
+/* Frees the bits of the values; only the output's bits are still needed. */
 void jtrace_end_values(struct jtrace *t);
 void jtrace_deinit(struct jtrace *t);
-/* s, or a copy, whose bytes are foreign. s stays where it is until jtrace_end_values. */
+/* Returns s, or a copy, as foreign text. s must stay valid until jtrace_end_values. */
 struct jstr jtrace_foreign(struct jinja *j, struct jstr s);
-/* to[0..n) in the arena was copied from from[0..n), which may lie anywhere. */
+/* Records that to[0..n) in the arena was copied from from[0..n), which may lie anywhere. */
 void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n);
-/* The bits of the first n bytes of the output, from malloc; NULL where there is no memory. */
+/* Returns the bits of the first n bytes of the output, from malloc; NULL if there is no memory. */
 uint8_t *jtrace_bits(const struct jtrace *t, size_t n);
 
 /* jinja_print.c */
@@ -219,9 +220,10 @@ struct jval jval_tojson(struct jinja *j, const struct jval *v, const struct jval
                         bool ascii, const struct jval *separators, bool sort_keys);
 
 /* jinja_string.c */
-size_t jutf_len(struct jstr s);                  /* in characters */
-size_t jutf_offset(struct jstr s, size_t chars); /* of character number `chars` */
-bool jutf_is_space(uint32_t cp);                 /* str.isspace */
+size_t jutf_len(struct jstr s); /* length in characters */
+/* byte offset of character number `chars` */
+size_t jutf_offset(struct jstr s, size_t chars);
+bool jutf_is_space(uint32_t cp); /* str.isspace */
 struct jstr jstr_strip(struct jinja *j, struct jstr s, const struct jval *chars, bool left,
                        bool right);
 struct jstr jstr_upper(struct jinja *j, struct jstr s);
@@ -248,29 +250,30 @@ struct jkwarg {
 };
 
 struct jcall {
-    const char *what; /* for messages */
-    struct jval self; /* a filter's or test's value, a method's object */
+    const char *what; /* name for messages */
+    struct jval self; /* value of a filter or test, or object of a method */
     struct jval *args;
     size_t n_args;
     struct jkwarg *kw;
     size_t n_kw;
 };
 
-/* Python's binding: out[i] is the argument called names[i], or J_MISSING; the first
- * n_required must be there, and nothing else may. */
+/* Binds arguments like Python: out[i] is the argument named names[i], or J_MISSING. The first
+ * n_required are required, and no other argument is accepted. */
 void jcall_bind(struct jinja *j, const struct jcall *c, const char *const *names,
                 size_t n_names, size_t n_required, struct jval *out);
 struct jval *jcall_kwarg(const struct jcall *c, const char *name);
 
 struct jfunc {
     const char *name;
-    struct jval (*call)(struct jinja *j, const struct jcall *c); /* NULL: known, not done */
+    /* NULL: known, but not implemented */
+    struct jval (*call)(struct jinja *j, const struct jcall *c);
 };
 
 extern const struct jfunc jinja_filters_text[], jinja_filters_seq[], jinja_tests[],
     jinja_globals[]; /* each ends with a NULL name */
 
-/* Fails where the name is unknown. */
+/* Fails if the name is unknown. */
 struct jval jinja_call_filter(struct jinja *j, struct jstr name, struct jcall *c);
 bool jinja_call_test(struct jinja *j, struct jstr name, struct jcall *c);
 
@@ -279,7 +282,8 @@ struct jval jval_getattr(struct jinja *j, const struct jval *v,
 struct jval jval_getitem(struct jinja *j, const struct jval *v,
                          const struct jval *key); /* v[key] */
 struct jval jval_getpath(struct jinja *j, struct jval v,
-                         const struct jval *path); /* "a.b.0", as filters take it */
+                         /* path such as "a.b.0", as filters take it */
+                         const struct jval *path);
 struct jval jmethod_call(struct jinja *j, const struct jmethod *m, struct jcall *c);
 bool jstr_has_method(struct jstr name, const char **interned);
 struct jval jstr_call(struct jinja *j, const char *name, const struct jcall *c);
@@ -366,34 +370,35 @@ enum jnode_kind {
     N_NOT,     /* a */
     N_COMPARE, /* a, b: first N_OPERAND (op, a) */
     N_OPERAND,
-    N_COND,  /* a: test, b: then, c: else or NULL */
+    N_COND,  /* a: test, b: value if true, c: else value or NULL */
     N_ATTR,  /* a, name */
     N_ITEM,  /* a, b: the key */
-    N_SLICE, /* a; b: N_TUPLE of start, stop, step, where N_NONE is "not there" */
-    N_CALL,  /* a: what, b: first argument; N_KWARG (name, a) */
+    N_SLICE, /* a; b: N_TUPLE of start, stop, step, where N_NONE stands for an absent one */
+    N_CALL,  /* a: callee, b: first argument; N_KWARG (name, a) */
     N_KWARG,
-    N_FILTER, /* a: input, NULL in a block; name; b: first argument */
+    N_FILTER, /* a: input, or NULL in a filter block; name; b: first argument */
     N_TEST,   /* a, name, b: first argument */
-    N_NSREF,  /* name.value.str: a target of set */
+    N_NSREF,  /* name.value.str: an assignment target of set */
     /* statements */
-    N_TEXT,      /* value */
-    N_OUTPUT,    /* a */
-    N_IF,        /* a: test, body, orelse (an elif is an N_IF there) */
-    N_FOR,       /* a: target, b: what, c: filter or NULL, body, orelse: N_SCOPE or NULL */
-    N_SET,       /* a: target, b: value */
+    N_TEXT,   /* value */
+    N_OUTPUT, /* a */
+    N_IF,     /* a: test, body, orelse (for an elif, an N_IF) */
+    N_FOR,    /* a: target, b: sequence, c: filter or NULL, body, orelse: N_SCOPE or NULL */
+    N_SET,    /* a: target, b: value */
     N_SET_BLOCK, /* a: target, b: filters or NULL, body */
-    N_MACRO,     /* name, a: first N_PARAM (name, a: default or NULL), body, c: the macro
-                       around, for the parser */
+    /* name, a: first N_PARAM (name, a: default or NULL), body, c: the enclosing macro, for the
+     * parser */
+    N_MACRO,
     N_PARAM,
     N_CALL_BLOCK,   /* a: first N_PARAM, b: N_CALL, body */
     N_FILTER_BLOCK, /* b: filters, body */
     N_WITH,         /* a: first N_SET, body */
-    N_SCOPE,        /* body: `generation` */
+    N_SCOPE,        /* body of a `generation` block */
     N_BREAK,
     N_CONTINUE,
 };
 
-/* Names that a scope sets before it reads them: see jinja_scope.c. */
+/* Names that a scope mentions first by setting them: see jinja_scope.c. */
 struct jscope_plan {
     const struct jstr *hidden;
     size_t n;
@@ -408,10 +413,10 @@ struct jnode {
     struct jstr name;
     struct jval value;
     struct jnode *a, *b, *c, *body, *orelse, *next;
-    const struct jscope_plan *plan; /* of nodes that open a scope */
+    const struct jscope_plan *plan; /* for nodes that open a scope */
 };
 
-/* The elif behind an if or elif, or NULL. */
+/* Returns the elif that follows an if or elif, or NULL. */
 static inline struct jnode *jnode_elif(const struct jnode *n)
 {
     return n->orelse != NULL && n->orelse->is_elif ? n->orelse : NULL;
@@ -419,9 +424,9 @@ static inline struct jnode *jnode_elif(const struct jnode *n)
 
 struct jparser {
     struct jinja *j;
-    const struct jtoken *t; /* the token that is looked at */
-    int loop_depth;         /* loops that a break here may end */
-    struct jnode *macro;    /* the innermost macro or call block around, or NULL */
+    const struct jtoken *t; /* the present token */
+    int loop_depth;         /* number of enclosing loops that a break here may end */
+    struct jnode *macro;    /* the innermost enclosing macro or call block, or NULL */
 };
 
 /* jinja_parse.c */
@@ -440,8 +445,8 @@ struct jstr jparse_expect_name(struct jparser *p);
 void jinja_plan_scopes(struct jinja *j, struct jnode *root);
 
 /* jinja_expr.c */
-struct jnode *jexpr(struct jparser *p);         /* with a ternary */
-struct jnode *jexpr_no_cond(struct jparser *p); /* without */
+struct jnode *jexpr(struct jparser *p);         /* including a ternary */
+struct jnode *jexpr_no_cond(struct jparser *p); /* without a ternary */
 struct jnode *jexpr_tuple(struct jparser *p, bool with_cond, const char *end_name);
 struct jnode *jexpr_target(struct jparser *p, bool with_namespace, const char *end_name);
 struct jnode *jexpr_filters(struct jparser *p, struct jnode *input, bool first_is_named);
@@ -450,7 +455,7 @@ struct jnode *jexpr_filters(struct jparser *p, struct jnode *input, bool first_i
 
 struct jvar {
     struct jstr name;
-    struct jval value; /* J_MISSING hides outer ones: see struct jscope_plan */
+    struct jval value; /* J_MISSING hides outer variables: see struct jscope_plan */
     struct jvar *next;
 };
 
@@ -461,18 +466,18 @@ struct jscope {
 
 struct jmacro {
     const struct jnode *node; /* N_MACRO or N_CALL_BLOCK */
-    struct jscope *scope;     /* where it was defined */
+    struct jscope *scope;     /* scope of its definition */
 };
 
 struct jloop {
-    struct jseq *items; /* shared with a J_ITER, so that both walk it */
-    size_t pos;         /* of other kinds */
+    struct jseq *items; /* shared with a J_ITER, so that both consume it */
+    size_t pos;         /* position, for sequences of other kinds */
     bool shared;
-    const struct jnode *node; /* with its filter, where `filtered` */
-    struct jscope *scope;     /* in which the filter is evaluated */
+    const struct jnode *node; /* its filter applies if `filtered` */
+    struct jscope *scope;     /* scope in which the filter is evaluated */
     bool filtered;
     int64_t index0;
-    struct jval before, current, after; /* J_MISSING: not there */
+    struct jval before, current, after; /* J_MISSING: does not exist */
     int64_t length;                     /* -1: not counted yet */
     struct jval changed;
 };

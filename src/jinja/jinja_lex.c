@@ -1,7 +1,7 @@
-/* jinja_lex.c - template source to tokens.
+/* jinja_lex.c - splits template source into tokens.
  *
- * Owns: where text ends and a tag begins, and which whitespace around tags is dropped.  As
- * the reference environment has it (trim_blocks, lstrip_blocks):
+ * It decides where text ends and a tag begins, and which whitespace around tags is dropped.  The
+ * rules are the reference environment's (trim_blocks, lstrip_blocks):
  *
  *   - the newline right after a block tag or a comment is dropped, unless it closes with +%};
  *   - spaces and tabs between the start of a line and a block tag or comment are dropped,
@@ -10,9 +10,9 @@
  *   - one newline at the very end of the source is dropped;
  *   - \r\n and \r are \n, everywhere.
  *
- * Jinja's lexer is a table of regular expressions; this one does by hand what they match,
- * in their order: inside a tag the tag's end (unless brackets are open), whitespace, float,
- * integer, name, string, operator. */
+ * Jinja's lexer is a table of regular expressions.  This one matches the same by hand, in their
+ * order: inside a tag the tag's end (unless brackets are open), whitespace, float, integer, name,
+ * string, operator. */
 #include "jinja/jinja_impl.h"
 
 #include "base/utf8.h"
@@ -22,12 +22,12 @@
 
 struct lexer {
     struct jinja *j;
-    const char *s; /* the source with its newlines normalised */
+    const char *s; /* the source with normalised newlines */
     size_t n;
     size_t at;
     bool line_starting; /* the last token ended with a newline, or there is none yet */
     struct jtokens *out;
-    char open[256]; /* closing brackets that are due */
+    char open[256]; /* stack of closing brackets that are expected */
     size_t n_open;
 };
 
@@ -61,7 +61,7 @@ static bool looking_at(const struct lexer *l, size_t at, const char *text)
     return l->n - at >= n && memcmp(l->s + at, text, n) == 0;
 }
 
-/* The length of the whitespace character at `at`, or 0. */
+/* Returns the length of the whitespace character at `at`, or 0. */
 static size_t space_at(const struct lexer *l, size_t at)
 {
     uint32_t cp = 0;
@@ -103,14 +103,15 @@ static struct jtoken *push(struct lexer *l, enum jtok kind)
 
 /* --- text between tags -------------------------------------------------------------- */
 
-/* Where the text from `begin` to the tag at `tag` ends, given the tag's sign ('-', '+' or 0)
- * and whether lstrip_blocks is about it. */
+/* Returns where the text from `begin` to the tag at `tag` ends, given the tag's sign ('-', '+' or
+ * 0) and whether lstrip_blocks applies to it. */
 static size_t text_end(const struct lexer *l, size_t begin, size_t tag, char sign,
                        bool block)
 {
     size_t end = begin;
     if (sign == '-') {
-        for (size_t at = begin; at < tag;) { /* the last character that is no whitespace */
+        /* finds the last character that is not whitespace */
+        for (size_t at = begin; at < tag;) {
             size_t k = space_at(l, at);
             uint32_t cp = 0;
             at += k != 0 ? k : utf8_decode(l->s + at, l->n - at, &cp);
@@ -133,7 +134,7 @@ static void push_text(struct lexer *l, size_t begin, size_t end)
         push(l, T_DATA)->text = (struct jstr){l->s + begin, end - begin};
 }
 
-/* The position behind the end of a block tag or comment ("%}", "-%}", "+%}") at `at`; 0 where
+/* Returns the position after the end of a block tag or comment ("%}", "-%}", "+%}") at `at`; 0 if
  * there is none. */
 static size_t tag_end(const struct lexer *l, size_t at, const char *close, bool trims)
 {
@@ -164,7 +165,8 @@ static char sign_at(const struct lexer *l, size_t at)
 static void lex_comment(struct lexer *l, size_t inside)
 {
     size_t close = find(l, inside, "#}");
-    if (inside >= l->n) { /* at the very end Jinja minds no more; raw blocks likewise */
+    /* at the very end Jinja accepts an unclosed comment, and an unclosed raw block */
+    if (inside >= l->n) {
         advance(l, l->n);
         return;
     }
@@ -174,8 +176,9 @@ static void lex_comment(struct lexer *l, size_t inside)
     advance(l, tag_end(l, close - signed_end, "#}", true));
 }
 
-/* The word `what` alone in a tag whose inside begins at `at`: the position behind the tag, or
- * 0.  `trims`: the newline behind it is dropped. */
+/* Returns the position after a tag that contains only the word `what` and whose inside begins at
+ * `at`, or
+ * 0.  `trims`: the newline after the tag is dropped. */
 static size_t lone_word(const struct lexer *l, size_t at, const char *what, bool trims)
 {
     at = skip_space(l, at);
@@ -208,7 +211,7 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* Digits with single underscores between them, from `at`: the position behind. */
+/* Returns the position after digits, with single underscores between them, that begin at `at`. */
 static size_t skip_digits(const struct lexer *l, size_t at)
 {
     while (at < l->n &&
@@ -218,7 +221,7 @@ static size_t skip_digits(const struct lexer *l, size_t at)
     return at;
 }
 
-/* Behind the exponent at `at`, or `at`. */
+/* Returns the position after the exponent at `at`, or `at` if there is none. */
 static size_t skip_exponent(const struct lexer *l, size_t at)
 {
     if (at >= l->n || (l->s[at] | 0x20) != 'e')
@@ -274,7 +277,7 @@ static void lex_number(struct lexer *l)
     advance(l, end);
 }
 
-/* The hexadecimal escape of `digits` digits at `at`. */
+/* Reads the hexadecimal escape of `digits` digits at `at`. */
 static uint32_t hex_escape(struct lexer *l, size_t at, size_t end, size_t digits)
 {
     uint32_t cp = 0;
@@ -286,11 +289,12 @@ static uint32_t hex_escape(struct lexer *l, size_t at, size_t end, size_t digits
         cp = cp << 4 | (uint32_t)(is_digit(c) ? c - '0' : (c | 0x20) - 'a' + 10);
     }
     if (cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000))
-        jinja_fail(l->j, ERR_UNSUPPORTED, "escape \\%0*x is no character", (int)digits, cp);
+        jinja_fail(l->j, ERR_UNSUPPORTED, "escape \\%0*x is not a character", (int)digits,
+                   cp);
     return cp;
 }
 
-/* The escape behind the backslash at `at` goes to `b`; the position behind it. */
+/* Appends the escape after the backslash at `at` to `b`. Returns the position after it. */
 static size_t lex_escape(struct lexer *l, size_t at, size_t end, struct jbuf *b)
 {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
@@ -315,7 +319,7 @@ static size_t lex_escape(struct lexer *l, size_t at, size_t end, struct jbuf *b)
                 break;
             cp = cp * 8 + (uint32_t)(l->s[after] - '0');
         }
-    } else { /* Python keeps what it does not know */
+    } else { /* Python keeps unknown escapes */
         jbuf_put(l->j, b, l->s + at, 1);
         return at + 1;
     }
@@ -349,7 +353,7 @@ static void lex_string(struct lexer *l)
                 at++;
             }
         }
-        t->text = jval_buf(&b).str; /* an empty one has an address, too */
+        t->text = jval_buf(&b).str; /* so that an empty text has an address, too */
     }
     advance(l, end + 1);
 }
@@ -395,7 +399,7 @@ static void lex_operator(struct lexer *l)
     jinja_fail(l->j, ERR_FORMAT, "unexpected character 0x%02x", (unsigned char)l->s[l->at]);
 }
 
-/* From behind the opening of a tag to behind its end. */
+/* Reads from after the opening of a tag to after its end. */
 static void lex_tag(struct lexer *l, bool block)
 {
     l->n_open = 0;
@@ -439,7 +443,7 @@ static struct jstr normalise_newlines(struct jinja *j, struct jstr in)
     return (struct jstr){s, n};
 }
 
-/* The next "{%", "{{" or "{#" from `from`, or the end. */
+/* Returns the position of the next "{%", "{{" or "{#" at or after `from`, or the end. */
 static size_t find_tag(const struct lexer *l, size_t from)
 {
     for (; from + 1 < l->n; from++)

@@ -1,7 +1,7 @@
 /* jinja_method.c - the methods of str.
  *
- * All of Python's are known by name, since a name that str has hides nothing and is never
- * undefined; those without a function here are an error when they are called. */
+ * All of Python's methods are known by name, because such a name hides nothing and is never
+ * undefined. Calling one that has no function here is an error. */
 #include "jinja/jinja_impl.h"
 
 #include "base/utf8.h"
@@ -32,7 +32,7 @@ static int64_t opt_int(struct jinja *j, const struct jcall *c, const struct jval
     return jval_as_int(v);
 }
 
-/* The one argument of a method that takes one. */
+/* Returns the single argument of a method that takes one. */
 static struct jstr only_str(struct jinja *j, const struct jcall *c)
 {
     static const char *const names[] = {NULL};
@@ -97,7 +97,7 @@ static struct jval m_isspace(struct jinja *j, struct jstr s, const struct jcall 
     return jval_bool(s.n != 0);
 }
 
-/* ASCII answers; other characters would need Unicode's tables. */
+/* Answers for ASCII only; other characters would need Unicode's tables. */
 static bool all_ascii_are(struct jinja *j, struct jstr s, const struct jcall *c,
                           bool digits, bool letters)
 {
@@ -155,7 +155,7 @@ static struct jval m_rstrip(struct jinja *j, struct jstr s, const struct jcall *
     return strip(j, s, c, false, true);
 }
 
-/* (What has_prefix costs is charged by need_str: its argument is walked, whatever for.) */
+/* (need_str has charged for has_prefix when it checked the argument.) */
 static bool has_prefix(struct jstr s, struct jstr part)
 {
     return s.n >= part.n && (part.n == 0 || memcmp(s.s, part.s, part.n) == 0);
@@ -181,7 +181,7 @@ static struct jval m_removesuffix(struct jinja *j, struct jstr s, const struct j
 
 /* --- searching ---------------------------------------------------------------------- */
 
-/* startswith and endswith take a string or a tuple of them. */
+/* startswith and endswith take a string or a tuple of strings. */
 static struct jval starts_or_ends(struct jinja *j, struct jstr s, const struct jcall *c,
                                   bool (*has)(struct jstr, struct jstr))
 {
@@ -222,7 +222,7 @@ static bool find_last(struct jinja *j, struct jstr s, struct jstr what, size_t *
     return false;
 }
 
-/* The position in characters, or -1. */
+/* Returns the position in characters, or -1. */
 static int64_t position(struct jinja *j, struct jstr s, const struct jcall *c, bool last)
 {
     static const char *const names[] = {NULL, NULL, NULL};
@@ -322,7 +322,7 @@ static struct jval split_at_last(struct jinja *j, struct jstr s, struct jstr by,
     return pieces_list(j, &p, true);
 }
 
-/* split() without a separator: words, and no empty ones. */
+/* split() without a separator: words, without empty ones. */
 static struct jval split_words(struct jinja *j, struct jstr s, int64_t most)
 {
     struct pieces p = {0};
@@ -466,7 +466,7 @@ static const struct {
     {"title", m_title},
     {"upper", m_upper},
     {"zfill", m_zfill},
-    /* known, not done */
+    /* known, but not implemented */
     {"casefold", NULL},
     {"center", NULL},
     {"encode", NULL},

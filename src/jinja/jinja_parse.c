@@ -1,14 +1,14 @@
-/* jinja_parse.c - tokens to statements: Jinja's parser, tag by tag.
+/* jinja_parse.c - parses statements like Jinja's parser, tag by tag.
  *
- * What a tag may contain is Jinja's grammar, down to where a ternary needs parentheses.
- * Unknown tags are errors here, when the template is loaded. */
+ * A tag may contain what Jinja's grammar allows, down to where a ternary needs parentheses.
+ * Unknown tags are errors when the template is compiled. */
 #include "jinja/jinja_impl.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* --- what all of the parser uses ---------------------------------------------------- */
+/* --- used by the whole parser ------------------------------------------------------- */
 
 void jparse_fail(struct jparser *p, const char *fmt, ...)
 {
@@ -116,7 +116,8 @@ static void expect_kind(struct jparser *p, enum jtok kind, const char *what)
 
 static struct jnode *parse_list(struct jparser *p, const char *const *ends);
 
-/* The body of a tag, from its "%}" to the name of one of its ends, which is not consumed. */
+/* Parses the body of a tag, from its "%}" to the name of one of its end tags, which is not
+ * consumed. */
 static struct jnode *parse_body(struct jparser *p, const char *const *ends)
 {
     jparse_skip_op(p, OP_COLON);
@@ -129,7 +130,7 @@ static struct jnode *parse_body(struct jparser *p, const char *const *ends)
     return body;
 }
 
-/* The same for one end, which is consumed. */
+/* Likewise for a single end tag, which is consumed. */
 static struct jnode *parse_body_to(struct jparser *p, const char *end)
 {
     const char *const ends[] = {end, NULL};
@@ -138,7 +139,7 @@ static struct jnode *parse_body_to(struct jparser *p, const char *end)
     return body;
 }
 
-/* A body that is captured: a break inside it may not leave it. */
+/* Parses a body whose output is captured: a break inside it must not leave it. */
 static struct jnode *parse_captured(struct jparser *p, const char *end)
 {
     int loops = p->loop_depth;
@@ -344,8 +345,8 @@ static bool at_end_tag(const struct jparser *p, const char *const *ends)
     return false;
 }
 
-/* Statements up to the end of the template, or to a tag named in `ends`, at whose name it
- * stops. */
+/* Parses statements up to the end of the template, or to a tag named in `ends`; stops at its name.
+ */
 static struct jnode *parse_list(struct jparser *p, const char *const *ends)
 {
     struct jnode *first = NULL, **link = &first;

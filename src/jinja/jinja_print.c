@@ -1,4 +1,4 @@
-/* jinja_print.c - values as text: str(), repr() and json.dumps, as Python writes them. */
+/* jinja_print.c - prints values like Python's str(), repr() and json.dumps. */
 #include "jinja/jinja_impl.h"
 
 #include "base/utf8.h"
@@ -11,7 +11,7 @@
 
 /* --- numbers ------------------------------------------------------------------------ */
 
-/* The shortest digits that read back as f, laid out as Python's repr does it. */
+/* Prints the shortest digits that read back as f, laid out like Python's repr. */
 static void print_real(struct jinja *j, struct jbuf *b, double f, bool json)
 {
     if (isnan(f) || isinf(f)) {
@@ -36,8 +36,8 @@ static void print_real(struct jinja *j, struct jbuf *b, double f, bool json)
 
 /* --- repr --------------------------------------------------------------------------- */
 
-/* Python shows these as escapes; what is beyond ASCII is shown as it is, apart from the
- * blanks and controls listed here. */
+/* Returns whether Python's repr shows the character as an escape. Other non-ASCII characters are
+ * shown unchanged. */
 static bool unprintable(uint32_t cp)
 {
     return cp < 0x20 || (cp >= 0x7F && cp <= 0xA0) || cp == 0xAD || cp == 0x1680 ||
@@ -175,7 +175,7 @@ struct dumper {
 
 static void dump(struct dumper *d, const struct jval *v);
 
-/* The character cp, which stands at `at`. */
+/* Appends the character cp, which lies at `at`. */
 static void dump_char(struct dumper *d, const char *at, uint32_t cp)
 {
     static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
@@ -200,7 +200,7 @@ static void dump_string(struct dumper *d, struct jstr s)
 {
     jbuf_puts(d->j, d->b, "\"");
     for (size_t i = 0; i < s.n;) {
-        size_t plain = i; /* a run that needs no escape */
+        size_t plain = i; /* start of a run that needs no escape */
         while (plain < s.n && s.s[plain] != '"' && s.s[plain] != '\\' &&
                (unsigned char)s.s[plain] >= 0x20 && !(d->ascii && (s.s[plain] & 0x80)))
             plain++;
@@ -225,7 +225,7 @@ static void dump_newline(struct dumper *d)
         jbuf_put(d->j, d->b, d->indent.s, d->indent.n);
 }
 
-/* Before item number i, and behind the last one. */
+/* Called before item number i, and after the last one. */
 static void dump_between(struct dumper *d, size_t i)
 {
     if (i != 0)
@@ -326,7 +326,7 @@ static void dump(struct dumper *d, const struct jval *v)
     jinja_leave(d->j);
 }
 
-/* The separators argument: a pair of strings. */
+/* Reads the separators argument: a pair of strings. */
 static void set_separators(struct dumper *d, const struct jval *v)
 {
     bool pair = (v->kind == J_LIST || v->kind == J_TUPLE) && v->seq->n == 2 &&

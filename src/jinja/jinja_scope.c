@@ -1,15 +1,15 @@
-/* jinja_scope.c - which names a scope hides before it has set them.
+/* jinja_scope.c - finds the names that a scope hides before it has set them.
  *
- * Jinja compiles templates to Python functions, and a name that a scope sets somewhere is a
- * local variable of that scope everywhere.  So in
+ * Jinja compiles templates to Python functions, in which a name that a scope sets anywhere is local
+ * to that scope everywhere.  So in
  *
  *     {% for m in messages %}{{ x }}{% endfor %}{% set x = 1 %}
  *
- * the x in the loop is undefined, even where the caller passed an x: the template's own scope
- * has an x, which is not set yet.  The rule (jinja2/idtracking.py): a name is hidden in a
- * scope where its first mention there, reading statements in order and not looking into inner
- * scopes, is an assignment outside of any `if`, and no outer scope mentions it.  Everything
- * else comes out of looking names up from the inside to the outside. */
+ * the x in the loop is undefined, even if the caller passed an x: the template's own scope has an x
+ * that is not yet set.  The rule (jinja2/idtracking.py): a scope hides a name if its first mention
+ * there is an assignment outside of any `if`, and no outer scope mentions the name.  Statements are
+ * read in order, and inner scopes do not count.  All other names are looked up from the inside to
+ * the outside. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
@@ -57,9 +57,9 @@ static void mention(struct jinja *j, struct frame *f, struct jstr name, bool hid
         append(j, &f->hidden, name);
 }
 
-/* --- what a scope mentions ---------------------------------------------------------- */
+/* --- the names of a scope ------------------------------------------------------------ */
 
-/* Every name in a list of expressions, as read; or of targets, as set. */
+/* Records every name in a list of expressions as read, or of targets as set. */
 static void visit_names(struct jinja *j, struct frame *f, const struct jnode *n, bool hides)
 {
     jinja_enter(j);
@@ -83,7 +83,7 @@ static void visit_one(struct jinja *j, struct frame *f, const struct jnode *n, b
         visit_names(j, f, n->a, false);
         break;
     case N_IF:
-        for (; n != NULL; n = jnode_elif(n)) { /* flat: a chain may be long */
+        for (; n != NULL; n = jnode_elif(n)) { /* a loop, because a chain may be long */
             visit_names(j, f, n->a, false);
             visit_list(j, f, n->body, true);
             if (jnode_elif(n) == NULL)
@@ -126,7 +126,7 @@ static void visit_list(struct jinja *j, struct frame *f, const struct jnode *n, 
 
 static void plan_inner(struct jinja *j, struct jnode *n, const struct frame *around);
 
-/* The scope that `n` opens, whose mentions before its body are in f already. */
+/* Plans the scope that `n` opens; f already holds the names mentioned before its body. */
 static void plan_body(struct jinja *j, struct jnode *n, struct frame *f)
 {
     visit_list(j, f, n->body, false);

@@ -1,7 +1,7 @@
-/* jinja_string.c - what is done to strings, by filters, methods and operators alike.
+/* jinja_string.c - string functions for filters, methods and operators.
  *
- * Strings are valid UTF-8 throughout, and every function here keeps them so.  Positions that
- * a template sees count characters; positions in here count bytes. */
+ * Strings are valid UTF-8 throughout, and every function here keeps them so.  Positions in a
+ * template count characters; positions in this file count bytes. */
 #include "jinja/jinja_impl.h"
 
 #include "base/utf8.h"
@@ -39,14 +39,14 @@ bool jutf_is_space(uint32_t cp)
            cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
 }
 
-/* Whether str.splitlines ends a line here. */
+/* Returns whether str.splitlines ends a line at this character. */
 static bool ends_line(uint32_t cp)
 {
     return (cp >= 0x0A && cp <= 0x0D) || (cp >= 0x1C && cp <= 0x1E) || cp == 0x85 ||
            cp == 0x2028 || cp == 0x2029;
 }
 
-/* --- looking for things ------------------------------------------------------------- */
+/* --- searching ---------------------------------------------------------------------- */
 
 bool jstr_find(struct jinja *j, struct jstr s, struct jstr what, size_t from, size_t *at)
 {
@@ -100,7 +100,7 @@ struct jstr jstr_strip(struct jinja *j, struct jstr s, const struct jval *chars,
     return (struct jstr){s.s + begin, end - begin};
 }
 
-/* --- making new ones ---------------------------------------------------------------- */
+/* --- making new strings ------------------------------------------------------------- */
 
 struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times)
 {
@@ -110,7 +110,7 @@ struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times)
     return jval_buf(&b).str;
 }
 
-/* An empty `from` stands between all characters, as in Python. */
+/* Replaces an empty `from`, which lies between all characters, as in Python. */
 static struct jstr replace_between(struct jinja *j, struct jstr s, struct jstr to,
                                    int64_t count)
 {

@@ -1,4 +1,4 @@
-/* jinja_test.c - the tests: what may stand behind `is`. */
+/* jinja_test.c - the tests, which follow `is`. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
@@ -69,7 +69,7 @@ static struct jval t_iterable(struct jinja *j, const struct jcall *c)
     return is_kind(j, c, jval_iterable(&c->self));
 }
 
-/* What has a length and can be indexed: strings, dicts and undefined values can. */
+/* True for values with a length and an index: strings, dicts and undefined values have them. */
 static struct jval t_sequence(struct jinja *j, const struct jcall *c)
 {
     enum jkind k = c->self.kind;
@@ -181,7 +181,7 @@ static struct jval t_in(struct jinja *j, const struct jcall *c)
     return jval_bool(jval_contains(j, &c->self, &other));
 }
 
-/* Identity is clear only for the values of which there is one each. */
+/* Identity is defined only for values that exist once, such as None. */
 static struct jval t_sameas(struct jinja *j, const struct jcall *c)
 {
     struct jval other = other_of(j, c);

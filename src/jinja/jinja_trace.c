@@ -1,11 +1,11 @@
-/* jinja_trace.c - which bytes of a render come from the caller's foreign strings.
+/* jinja_trace.c - traces which bytes of a render come from the caller's foreign strings.
  *
- * All text of a render is made in its two arenas, one for values and one for the output, by
- * jbuf_put, out of other text: slices share their bytes, and everything else copies them.  So
- * one bit for each byte of the arenas suffices: foreign strings are copied there with their
- * bits set, and every copy takes the bits along.  Large foreign strings are not copied: a list
- * of their addresses does the same.  Bytes from elsewhere (the template, numbers, escapes) are
- * not foreign.  An arena hands out no byte twice, so bits are only set. */
+ * All text of a render lies in its two arenas, one for values and one for the output.  jbuf_put
+ * makes it from other text; slices share their bytes, and everything else copies them.  So one bit
+ * per byte of the arenas suffices.  Foreign strings are copied into an arena with their bits set,
+ * and every copy copies the bits.  Large foreign strings are not copied: a list holds their
+ * addresses.  Other bytes (from the template, numbers, escapes) are not foreign.  An arena hands
+ * out no byte twice, so bits are only ever set. */
 #include "jinja/jinja_impl.h"
 
 #include "base/mem.h"
@@ -59,7 +59,7 @@ static bool is_in(const struct jtrace_region *r, const char *s)
     return at >= base && at - base < r->arena->max_bytes;
 }
 
-/* The region of text that a render has made; NULL: it is from elsewhere. */
+/* Returns the region of the render's text that contains s; NULL: s lies elsewhere. */
 static const struct jtrace_region *region_of(const struct jtrace *t, const char *s)
 {
     return is_in(&t->values, s) ? &t->values : is_in(&t->output, s) ? &t->output : NULL;
@@ -84,7 +84,7 @@ static void bits_set(uint8_t *bits, size_t at, size_t n)
     }
 }
 
-/* Sets bits [to, to + n) where bits [from, from + n) are set; up to 32 at a time. */
+/* Sets bits [to, to + n) where bits [from, from + n) are set; at most 32 at a time. */
 static void bits_or(uint8_t *to_bits, size_t to, const uint8_t *from_bits, size_t from,
                     size_t n)
 {
@@ -94,7 +94,7 @@ static void bits_or(uint8_t *to_bits, size_t to, const uint8_t *from_bits, size_
         memcpy(&in, from_bits + (from + i) / 8, sizeof in);
         in = in >> (from + i) % 8 & (((uint64_t)1 << k) - 1);
         if (in == 0)
-            continue; /* most text is the template's or stays as it is */
+            continue; /* the usual case: the text is the template's, or is not foreign */
         memcpy(&out, to_bits + (to + i) / 8, sizeof out);
         out |= in << (to + i) % 8;
         memcpy(to_bits + (to + i) / 8, &out, sizeof out);

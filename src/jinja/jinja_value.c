@@ -1,11 +1,11 @@
-/* jinja_value.c - values and what Python does with them: truth, equality, order, items.
+/* jinja_value.c - values and Python's operations on them: truth, equality, order, items.
  *
- * Values are small and copied; what they point to is in the arena and never changes, with
- * one exception, the dict of a namespace.  JSON strings are borrowed from the caller's tree,
- * which outlives the render.
+ * Values are small and copied.  The data to which they point lies in the arena and never changes,
+ * except the dict of a namespace.  JSON strings are borrowed from the caller's tree, which outlives
+ * the render.
  *
- * Dicts keep their order and are searched from the front: a message has a handful of
- * members.  The search is charged, so that a hostile one costs steps, not time. */
+ * Dicts keep their order and are searched from the front, because a message has a handful of
+ * members. The search is counted, so that a hostile dict costs steps, not time. */
 #include "jinja/jinja_impl.h"
 
 #include "base/check.h"
@@ -161,7 +161,7 @@ static struct jval dict_from_json(struct jinja *j, const struct json *v)
 {
     struct jval dict = jval_dict(j);
     struct json_iter it = json_begin(v);
-    while (json_next(&it)) /* JSON's keys are unique already */
+    while (json_next(&it)) /* JSON's keys are already unique */
         dict_append(j, dict.dict, key_from_json(j, it.key),
                     member_from_json(j, it.key, it.value));
     return dict;
@@ -403,7 +403,7 @@ bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b)
     case J_VIEW:
         jinja_fail(j, ERR_UNSUPPORTED, "comparison of '%s' objects", jval_type(a));
     default:
-        equal = a->seq == b->seq; /* the same object */
+        equal = a->seq == b->seq; /* compares identity */
         break;
     }
     jinja_leave(j);
@@ -414,7 +414,7 @@ static int order_strings(struct jstr a, struct jstr b)
 {
     size_t n = a.n < b.n ? a.n : b.n;
     int d = n != 0 ? memcmp(a.s, b.s, n)
-                   : 0; /* the order of bytes is that of code points */
+                   : 0; /* the order of bytes equals that of code points */
     return d != 0 ? d : (a.n > b.n) - (a.n < b.n);
 }
 
@@ -498,7 +498,7 @@ struct jseq *jval_items(struct jinja *j, const struct jval *v)
     case J_TUPLE:
     case J_RANGE:
     case J_VIEW:
-        jinja_charge(j, v->seq->n * sizeof *v->seq->at); /* whoever asks will walk them */
+        jinja_charge(j, v->seq->n * sizeof *v->seq->at); /* the caller will walk them */
         return v->seq;
     case J_ITER:
         jinja_charge(j, v->seq->n * sizeof *v->seq->at);
@@ -559,7 +559,8 @@ bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *
     if (!jval_iterable(in))
         jinja_fail(j, ERR_MISMATCH, "argument of type '%s' is not iterable", jval_type(in));
     struct jseq rest = {0};
-    struct jseq *q = in->kind == J_ITER ? in->seq : &rest; /* stops behind what it found */
+    /* stops after the item that it found */
+    struct jseq *q = in->kind == J_ITER ? in->seq : &rest;
     if (q == &rest)
         rest = *jval_items(j, in);
     for (q->pos = in->kind == J_ITER ? q->pos : 0; q->pos < q->n;)
@@ -586,7 +587,7 @@ static int64_t clamp(int64_t i, int64_t n, int64_t low, int64_t high)
     return i < low ? low : i > high ? high : i;
 }
 
-/* Python's slice.indices for n items; the number of items that it selects. */
+/* Computes Python's slice.indices for n items. Returns the number of selected items. */
 static size_t slice_bounds(struct jinja *j, int64_t n, const struct jval *start,
                            const struct jval *stop, const struct jval *step, int64_t *first,
                            int64_t *by)

@@ -13,25 +13,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is known of a token as a piece: see bpe.h. */
+/* Whether merging a piece is known to end in the single token that spells it: see bpe.h. */
 enum { WHOLE_UNKNOWN, WHOLE_YES, WHOLE_NO };
 
 struct bpe {
     bool byte_level, fuse_unk, ignore_merges;
     int32_t unk_id;
     struct strmap by_bytes;
-    char *bytes;          /* byte-level: the keys of by_bytes */
-    int32_t byte_id[256]; /* byte-level: of one byte; else: of "<0x..>", or -1 */
+    char *bytes; /* byte-level vocabulary: memory of the keys of by_bytes */
+    /* byte-level: token of each byte; else: token "<0x..>" of each byte, or -1 */
+    int32_t byte_id[256];
     bool byte_fallback;
 
-    /* (left, right) -> rank, by open addressing, at most 2/3 full. */
+    /* Map from (left, right) to rank, with open addressing, at most 2/3 full. */
     uint64_t *pairs; /* left << 32 | right, or NO_PAIR */
     uint32_t *ranks;
     size_t pair_mask;
     const struct tokenizer_merge *merges;
 
-    const float *scores; /* merges go by these; NULL: by rank */
-    size_t longest;      /* bytes of the longest token, where there are scores */
+    const float *scores; /* scores that order the merges; NULL: merges go by rank */
+    size_t longest;      /* bytes of the longest token, if there are scores */
 
     bool cut_words; /* see find_word_cuts */
     _Atomic uint8_t *whole;
@@ -46,11 +47,11 @@ enum { METASPACE_BYTES = 3 };
 
 void id_list_push(struct id_list *l, int32_t id)
 {
-    if (l->failed) /* to ask again for each of a million ids would take a minute */
+    if (l->failed) /* asking again for each of a million ids would take a minute */
         return;
     if (l->n == l->cap) {
-        /* Long lists grow by a quarter, since unused room counts with the largest
-         * bodies. */
+        /* Long lists grow by a quarter, because unused room matters most with the largest bodies.
+         */
         size_t cap = l->cap == 0 ? 64 : l->cap < 1 << 16 ? 2 * l->cap : l->cap + l->cap / 4;
         int32_t *ids = mem_try_realloc(l->ids, cap * sizeof *ids);
         l->failed |= ids == NULL;
@@ -70,8 +71,9 @@ void id_list_deinit(struct id_list *l)
 
 /* --- making ------------------------------------------------------------------------------- */
 
-/* Whether BPE may make the token.  It never makes one that was only added; and text must not turn
- * into a special token here, whatever the vocabulary holds: that would let a user forge one. */
+/* Returns an array that tells which tokens BPE may make.  BPE never makes a token that was only
+ * added. It must not make a special token either, whatever the vocabulary holds: a user could forge
+ * one. */
 static bool *find_makeable(const struct tokenizer_json *t)
 {
     bool *ok = xcalloc((size_t)t->n_ids, sizeof *ok);
@@ -82,7 +84,7 @@ static bool *find_makeable(const struct tokenizer_json *t)
     return ok;
 }
 
-/* Keys are the tokens' bytes.  A token that is not in the alphabet has none and gets no key. */
+/* Keys are the tokens' bytes.  A token with characters outside the byte alphabet gets no key. */
 static void index_bytes(struct bpe *b, const struct tokenizer_json *t, const bool *makeable)
 {
     size_t total = 0;
@@ -146,7 +148,7 @@ static uint32_t rank_of(const struct bpe *b, int32_t left, int32_t right)
     return b->pairs[i] == NO_PAIR ? NO_RANK : b->ranks[i];
 }
 
-/* A pair that is listed twice has its last rank, as in the reference. */
+/* A pair that is listed twice gets its last rank, as in the reference. */
 static void index_merges(struct bpe *b, const struct tokenizer_json *t)
 {
     size_t slots = 16;
@@ -165,7 +167,7 @@ static void index_merges(struct bpe *b, const struct tokenizer_json *t)
     }
 }
 
-/* Whether a token has a metaspace behind another character. */
+/* Returns whether a metaspace follows another character in a token. */
 static bool crosses_words(const struct tokenizer_text *s)
 {
     bool seen_other = false;
@@ -180,10 +182,11 @@ static bool crosses_words(const struct tokenizer_text *s)
     return false;
 }
 
-/* SentencePiece-style models have no pre-tokenizer, so a piece is a whole text.  Where no merge
- * makes a token with a metaspace behind another character, no merge crosses such a boundary, and a
- * text may be cut there without changing a single id.  That makes words of it, which are looked up
- * and keep the heap small.  (A metaspace must be a token, so that no unknown run spans a cut.) */
+/* Returns whether text may be cut into words.  SentencePiece-style models have no pre-tokenizer, so
+ * a piece is a whole text.  If no merge makes a token in which a metaspace follows another
+ * character, no merge crosses such a boundary, and cutting there changes no id.  Words can be
+ * looked up and keep the heap small.  (The metaspace must be a token itself, so that no run of
+ * unknown characters spans a cut.) */
 static bool find_word_cuts(const struct bpe *b, const struct tokenizer_json *t,
                            const bool *makeable)
 {
@@ -238,10 +241,10 @@ void bpe_destroy(struct bpe *b)
 
 /* --- one piece ---------------------------------------------------------------------------- */
 
-/* A row of symbols as a doubly linked list in an array; a merged-away symbol has id -1. */
+/* One symbol of a doubly linked list in an array; a symbol that was merged away has id -1. */
 struct symbol {
     int32_t id;
-    uint32_t prev, next; /* NO_SYMBOL at the ends */
+    uint32_t prev, next; /* NO_SYMBOL at either end of the list */
 };
 
 #define NO_SYMBOL UINT32_MAX
@@ -253,7 +256,7 @@ void bpe_work_deinit(struct bpe_work *w)
     memset(w, 0, sizeof *w);
 }
 
-/* The heap's keys are rank << 32 | position: the lowest rank first, of equal ones the leftmost. */
+/* Heap keys are rank << 32 | position: the lowest rank first, and the leftmost of equal ranks. */
 static void heap_push(struct bpe_work *w, uint64_t key)
 {
     if (w->failed)
@@ -305,7 +308,7 @@ static void merge_all(const struct bpe *b, struct bpe_work *w, struct symbol *s,
         uint64_t top = heap_pop(w);
         const struct tokenizer_merge *m = &b->merges[top >> 32];
         uint32_t at = (uint32_t)top, right = s[at].next;
-        /* An entry is stale where either symbol has been merged since. */
+        /* The entry is stale if either symbol has been merged since. */
         if (s[at].id != m->left || right == NO_SYMBOL || s[right].id != m->right)
             continue;
         s[at].id = m->joined;
@@ -326,7 +329,8 @@ static int no_token(const char *piece, size_t n, struct err *err)
                    piece);
 }
 
-/* Adds the symbol of something that the vocabulary lacks; a run of them is one, where fused. */
+/* Adds a symbol for text that the vocabulary lacks. If fuse_unk is set, a run of such text is one
+ * symbol. */
 static int add_unknown(const struct bpe *b, struct symbol *s, uint32_t *n, bool *in_unknown)
 {
     if (b->unk_id < 0)
@@ -375,7 +379,7 @@ static int split_characters(const struct bpe *b, const char *piece, size_t n_pie
     return 0;
 }
 
-/* NULL where there is no memory. */
+/* Returns room for n symbols, or NULL if there is no memory. */
 static struct symbol *symbols_for(struct bpe_work *w, size_t n)
 {
     if (w->symbols_cap < n) {
@@ -395,17 +399,18 @@ static int no_memory(size_t n, struct err *err)
 
 /* --- one piece, by scores ----------------------------------------------------------------- */
 
-/* Here a symbol is a run of characters, whether it is a token or not; `id` is its length in
- * bytes, 0 where it was merged away.  Of all neighbours whose joined text is a token, those
- * with the best score are merged first, leftmost first. */
+/* With scores, a symbol is a run of characters, whether or not it is a token; `id` is its length in
+ * bytes, 0 if it was merged away.  Of all neighbours whose joined text is a token, those with the
+ * best score are merged first, the leftmost of equals first. */
 
-/* A run's beginning follows from the lengths before it; neighbours are contiguous. */
+/* A run does not store its start: neighbours are contiguous, so lengths before it give the start.
+ */
 struct run {
     struct symbol s;
     uint32_t begin;
 };
 
-/* Ascending where scores descend; 0 and -0 are one. */
+/* Maps scores to integers that ascend where scores descend; 0 and -0 are equal. */
 static uint32_t order_of(float score)
 {
     uint32_t u;
@@ -414,7 +419,7 @@ static uint32_t order_of(float score)
     return u >> 31 != 0 ? u : ~u & 0x7fffffff;
 }
 
-/* The token that a run and its right neighbour make; -1: none. */
+/* Returns the token that a run and its right neighbour make, or -1. */
 static int32_t joined_token(const struct bpe *b, const char *piece, const struct run *s,
                             uint32_t at)
 {
@@ -443,8 +448,8 @@ static void merge_runs(const struct bpe *b, struct bpe_work *w, const char *piec
         uint64_t top = heap_pop(w);
         uint32_t at = (uint32_t)top, right = s[at].s.next;
         int32_t id = s[at].s.id != 0 ? joined_token(b, piece, s, at) : -1;
-        /* Stale where the run or its neighbour has grown since, unless the pair that is there now
-         * has the same order: then its own entry is equal to this one. */
+        /* Stale if the run or its neighbour has grown since.  If the present pair has the same
+         * order, its own entry is equal to this one. */
         if (id < 0 || order_of(b->scores[id]) != top >> 32)
             continue;
         s[at].s.id += s[right].s.id;
@@ -458,7 +463,8 @@ static void merge_runs(const struct bpe *b, struct bpe_work *w, const char *piec
     }
 }
 
-/* A run that is no token is one character: its bytes, or the unknown token. */
+/* Adds the ids of a run.  A run that is not a token is one character: it becomes its bytes or the
+ * unknown token. */
 static int add_run(const struct bpe *b, const char *text, size_t n, struct id_list *out,
                    bool *in_unknown, struct err *err)
 {
@@ -479,7 +485,7 @@ static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char 
                             size_t n, struct id_list *out, struct err *err)
 {
     struct run *s = (struct run *)symbols_for(
-        w, 2 * n); /* two symbols are longer than a run */
+        w, 2 * n); /* two symbols are larger than a run */
     uint32_t count = 0;
     if (s == NULL)
         return no_memory(n, err);
@@ -502,11 +508,11 @@ static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char 
     return rc;
 }
 
-/* Merges the piece and appends its ids. */
+/* Merges the piece and appends its ids to *out. */
 static int encode_by_merging(const struct bpe *b, struct bpe_work *w, const char *piece,
                              size_t n, struct id_list *out, struct err *err)
 {
-    struct symbol *s = symbols_for(w, n); /* never more symbols than bytes */
+    struct symbol *s = symbols_for(w, n); /* there are never more symbols than bytes */
     uint32_t count = 0;
     if (s == NULL)
         return no_memory(n, err);
@@ -551,7 +557,8 @@ static int encode_word(const struct bpe *b, struct bpe_work *w, const char *piec
     return rc;
 }
 
-/* The length of the first word: up to the first metaspace that follows something else. */
+/* Returns the length of the first word, which ends at the first metaspace that follows another
+ * character. */
 static size_t word_length(const char *s, size_t n)
 {
     size_t i = 0;

@@ -8,7 +8,8 @@ static bool stands_for_itself(uint32_t b)
     return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xFF && b != 0xAD);
 }
 
-/* The bytes that do not: 0x00..0x20, 0x7F..0xA0, 0xAD, in this order, are U+0100 + index. */
+/* Returns the character of a byte. The 68 bytes 0x00..0x20, 0x7F..0xA0 and 0xAD become, in this
+ * order, U+0100 + index. */
 static uint32_t char_of(uint8_t b)
 {
     if (stands_for_itself(b))

@@ -1,7 +1,7 @@
 /* chat.c - see chat.h.
  *
- * Owns: what the API's messages have to become before a template sees them.  Prepared
- * messages are new objects that share their members with the request's. */
+ * This file prepares the API's messages for a template.  Prepared messages are new objects that
+ * share their members with the request's. */
 #include "model/chat.h"
 
 #include "base/mem.h"
@@ -14,9 +14,9 @@
 struct chat_template {
     struct jinja_template *jinja;
     struct chat_abilities can;
-    /* The form in which it shows tool calls: */
-    bool null_beside_calls; /* an empty content is null, else "" */
-    bool text_arguments;    /* arguments are text, else an object */
+    /* Form in which the template shows tool calls: */
+    bool null_beside_calls; /* content without text is null beside calls; false: "" */
+    bool text_arguments;    /* arguments are JSON text; false: an object */
 };
 
 /* --- content ------------------------------------------------------------------------ */
@@ -32,7 +32,7 @@ static bool string_is(const struct json *v, const char *text)
     return s != NULL && strcmp(s, text) == 0;
 }
 
-/* Text is all that a part can be here. */
+/* Refuses parts other than text. */
 static int check_parts(const struct json *parts, size_t message, struct err *err)
 {
     for (size_t i = 0; i < json_count(parts); i++) {
@@ -55,7 +55,7 @@ static int check_parts(const struct json *parts, size_t message, struct err *err
     return 0;
 }
 
-/* The parts, joined by newlines, as the content of `message`. */
+/* Sets the content of `message` to the parts, joined by newlines. */
 static int put_joined(struct json *message, const struct json *parts, struct err *err)
 {
     size_t bytes = 1, at = 0, n;
@@ -86,7 +86,7 @@ static void put_empty(struct json *message, bool as_null)
         json_put_string(message, "content", "");
 }
 
-/* Null, missing, "" or []. */
+/* Returns whether content is null, missing, "" or []. */
 static bool is_empty(const struct json *content)
 {
     size_t n = json_count(content);
@@ -94,7 +94,7 @@ static bool is_empty(const struct json *content)
     return n == 0;
 }
 
-/* Content beside tool calls, where it has to be other than prepare_content makes it. */
+/* Prepares content beside tool calls, if it must differ from prepare_content's. */
 static int prepare_beside_calls(const struct chat_template *t, const struct json *content,
                                 size_t i, struct json *to, struct err *err)
 {
@@ -140,7 +140,7 @@ static int prepare_content(const struct chat_template *t, const struct json *fro
 
 /* --- tool calls --------------------------------------------------------------------- */
 
-/* The object that a text describes; NULL where it is none.  No text at all is an empty one. */
+/* Returns the object that a JSON text describes, or NULL.  Empty text is an empty object. */
 static struct json *parse_arguments(const struct json *text)
 {
     size_t n = 0;
@@ -158,7 +158,7 @@ static struct json *parse_arguments(const struct json *text)
     return NULL;
 }
 
-/* A copy of `from` in which the member `key` is `value` (taken), at its old place. */
+/* Returns a copy of `from` whose member `key` is `value` (taken), in its old position. */
 static struct json *with_member(const struct json *from, const char *key,
                                 struct json *value)
 {
@@ -169,7 +169,7 @@ static struct json *with_member(const struct json *from, const char *key,
     return to;
 }
 
-/* The text of an object; NULL for anything else. */
+/* Returns the JSON text of an object; NULL for other kinds. */
 static struct json *print_arguments(const struct json *object)
 {
     if (json_kind(object) != JSON_KIND_OBJECT)
@@ -288,7 +288,8 @@ static int check_request(const struct chat_request *r, struct err *err)
     return 0;
 }
 
-/* The variables of a render: the tokens' text, and what the request adds or puts in place. */
+/* Returns the variables of a render: the special tokens' text, and the request's own variables,
+ * which override them. */
 static struct json *variables(const struct chat_request *r)
 {
     struct json *vars = json_new_object();
@@ -303,8 +304,8 @@ static struct json *variables(const struct chat_request *r)
     return vars;
 }
 
-/* Templates build markers out of the role: '<|' + message.role + '|>'.  These may become special
- * tokens; any other text that a client calls a role may not. */
+/* Returns whether a role is one of the known ones.  Templates build markers from the role: '<|' +
+ * message.role + '|>'.  These may become special tokens, so other roles must not. */
 static bool is_known_role(const struct json *v)
 {
     static const char *const roles[] = {"system",    "developer",   "user",
@@ -321,7 +322,7 @@ static bool is_traced(const char *key, const struct json *string)
     return key == NULL || strcmp(key, "role") != 0 || !is_known_role(string);
 }
 
-/* foreign: NULL, or as chat_render_traced has it. */
+/* foreign: NULL, or see chat_render_traced. */
 static int render(const struct chat_template *t, const struct chat_request *r,
                   const struct json *messages, char **text, size_t *n, uint8_t **foreign,
                   struct err *err)
@@ -375,7 +376,7 @@ int chat_render_traced(const struct chat_template *t, const struct chat_request 
 
 #define MARK "hcacheprobe"
 
-/* The prompt of a probe; NULL where the template does not take it. */
+/* Returns the prompt that a probe's messages give; NULL if the template refuses them. */
 static char *probe_text(const struct chat_template *t, const char *messages,
                         const char *tools, size_t *n)
 {
@@ -396,8 +397,8 @@ static char *probe_text(const struct chat_template *t, const char *messages,
     return text;
 }
 
-/* Whether a probe's prompt shows the mark, and not as a piece of a printed list or dict:
- * then a quotation mark would stand before it. */
+/* Returns whether a probe's prompt shows the mark outside of a printed list or dict, where a
+ * quotation mark would precede it. */
 static bool probe(const struct chat_template *t, const char *messages, const char *tools,
                   bool quoted)
 {
@@ -409,7 +410,7 @@ static bool probe(const struct chat_template *t, const char *messages, const cha
     return shown;
 }
 
-/* --- how calls are shown ------------------------------------------------------------ */
+/* --- how the template shows calls ----------------------------------------------------- */
 
 static int count(const char *text, size_t n, const char *what)
 {
@@ -422,8 +423,9 @@ static int count(const char *text, size_t n, const char *what)
     return found;
 }
 
-/* The prompt of a conversation with a call; NULL where the template does not take it.  Some
- * templates show calls only where the result follows (shape 1) or where there are tools (2, 3). */
+/* Returns the prompt of a conversation with a call; NULL if the template refuses it.  Some
+ * templates show calls only if the result follows (shape 1) or if there are tools (shapes 2 and 3).
+ */
 static char *call_text(const struct chat_template *t, const char *content,
                        bool text_arguments, int shape, size_t *n)
 {
@@ -446,8 +448,8 @@ static char *call_text(const struct chat_template *t, const char *content,
     return text;
 }
 
-/* Whether the prompt shows the call's argument, and neither a dict as Python prints it, nor JSON
- * text that was made JSON text once more, nor null content as None. */
+/* Returns whether the prompt shows the call's argument correctly: not as a dict that Python prints,
+ * not as JSON text that was quoted once more, and without null content printed as None. */
 static bool shows_call(const struct chat_template *t, const char *content,
                        bool text_arguments, int shape)
 {
@@ -471,7 +473,7 @@ static bool probe_call(const struct chat_template *t, const char *content,
     return shown;
 }
 
-/* Objects come first: a template that prints any value as JSON would quote a text. */
+/* Tries objects first: a template that prints any value as JSON would quote a text. */
 static void probe_calls(struct chat_template *t)
 {
     for (int i = 0; i < 4 && !t->can.calls; i++) {

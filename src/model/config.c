@@ -1,12 +1,12 @@
 /* config.c - config.json to struct model_config.
  *
- * One table names the families; config_family_init sets what a family is by nature; one short
- * function per family reads what its config.json may vary, and refuses the variants that the
- * description cannot express.  A field that nobody reads is refused, too, unless config_fields.c
- * lists it as one that changes no result (use_cache, transformers_version, ...).
+ * One table names the families.  config_family_init sets the fields that a family fixes.  One short
+ * function per family reads the fields that its config.json may vary, and refuses variants that
+ * struct model_config cannot express.  A field that no function reads is refused, too, unless
+ * config_fields.c lists it as one that changes no result (use_cache, transformers_version, ...).
  *
- * Defaults for absent keys are the reference library's, and only where real checkpoints rely on
- * them; sizes have none. */
+ * Defaults for absent keys are the reference library's, and exist only where real checkpoints rely
+ * on them; sizes have none. */
 #include "model/config.h"
 
 #include "base/check.h"
@@ -37,7 +37,8 @@ enum {
 
 /* --- fields, with one sticky error -------------------------------------------------------- */
 
-/* After the first fault every further read does nothing, so that a family reads as a list. */
+/* After the first fault every further read does nothing, so that a family's reader needs no checks.
+ */
 struct fields {
     const struct json *o;
     struct err *err;
@@ -45,7 +46,7 @@ struct fields {
     struct fields_read read;
 };
 
-/* `key` is understood, whatever its value. */
+/* Marks `key` as understood, whatever its value. */
 static void saw(struct fields *f, const char *key)
 {
     for (int i = 0; i < f->read.n; i++)
@@ -119,7 +120,7 @@ static void refuse(struct fields *f, const char *key, const char *why)
         f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': %s", key, why);
 }
 
-/* A switch that the description has no word for: only this value is supported. */
+/* Checks a switch that struct model_config cannot express: only the wanted value is supported. */
 static void must_be(struct fields *f, const char *key, bool dflt, bool wanted)
 {
     if (opt_bool(f, key, dflt) != wanted)
@@ -145,16 +146,17 @@ static void read_sizes(struct fields *f, struct model_config *c, const char *ffn
         c->n_ffn = need_int(f, ffn_key, 1, MAX_WIDTH);
 }
 
-/* Explicit where the file has it, else the width divided by the heads. */
+/* d_head is the file's value if it has one, else the width divided by the number of heads. */
 static void read_head_dim(struct fields *f, struct model_config *c)
 {
     c->d_head = opt_int(f, "head_dim", 1, MAX_WIDTH, 0);
     if (f->rc != 0 || c->d_head != 0)
         return;
     if (c->n_embd % c->n_heads != 0)
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "'hidden_size' is %d, which %d 'num_attention_heads' do not divide",
-                        c->n_embd, c->n_heads);
+        f->rc = err_set(
+            f->err, ERR_FORMAT,
+            "'hidden_size' is %d, which is not a multiple of %d 'num_attention_heads'",
+            c->n_embd, c->n_heads);
     c->d_head = c->n_embd / c->n_heads;
 }
 
@@ -197,8 +199,8 @@ static void read_llama3_scaling(struct fields *f, struct rope_scaling *s)
                         "wants factor >= 1 and 0 < low_freq_factor < high_freq_factor");
 }
 
-/* A number for each frequency.  Only config_write makes such files, of GGUF models: the reference
- * library has nothing like it. */
+/* Reads one number per frequency.  Only config_write makes such files, from GGUF models; the
+ * reference library has no such field. */
 static void read_scaling_factors(struct fields *f, struct rope_scaling *s)
 {
     const struct json *list = NULL;
@@ -219,8 +221,8 @@ static void read_scaling_factors(struct fields *f, struct rope_scaling *s)
     }
 }
 
-/* `key` is "rope_scaling", or "rope_parameters" as newer files write it, with rope_theta and
- * partial_rotary_factor inside. */
+/* `key` is "rope_scaling", or "rope_parameters" in newer files, which also holds rope_theta and
+ * partial_rotary_factor. */
 static void read_rope_object(struct fields *f, struct model_config *c, const char *key,
                              double *fraction)
 {
@@ -234,7 +236,7 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     const char *type = opt_string(&in, "rope_type", opt_string(&in, "type", "default"));
     c->rope_theta = opt_real(&in, "rope_theta", c->rope_theta);
     *fraction = opt_real(&in, "partial_rotary_factor", *fraction);
-    saw(&in, "original_max_position_embeddings"); /* unread without scaling */
+    saw(&in, "original_max_position_embeddings"); /* not used without scaling */
     if (in.rc == 0 && strcmp(type, "llama3") == 0)
         read_llama3_scaling(&in, &c->rope_scaling);
     else if (in.rc == 0 && strcmp(type, "factors") == 0)
@@ -250,20 +252,21 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     }
 }
 
-/* Families whose heads may be rotated in part.  The reference knows partial_rotary_factor in
- * these only: in others it rotates whole heads whatever the file says, or fails. */
+/* Returns whether a family's heads may be rotated in part.  The reference reads
+ * partial_rotary_factor only in these families; in others it rotates whole heads whatever the file
+ * says, or fails. */
 static bool has_partial_rotary(enum model_family family)
 {
     return family == FAMILY_PHI || family == FAMILY_PHI3;
 }
 
-/* rope_fraction: the share of a head that is rotated where the file does not say. */
+/* rope_fraction: share of a head that is rotated if the file does not say. */
 static void read_rope(struct fields *f, struct model_config *c, double rope_fraction)
 {
     c->rope_theta = opt_real(f, "rope_theta", 10000);
     double fraction = opt_real(f, "partial_rotary_factor", rope_fraction);
     if (!is_null(f, "rope_scaling") && !is_null(f, "rope_parameters"))
-        refuse(f, "rope_scaling", "stands beside 'rope_parameters': one must go");
+        refuse(f, "rope_scaling", "stands beside 'rope_parameters': remove one of them");
     read_rope_object(f, c, "rope_scaling", &fraction);
     read_rope_object(f, c, "rope_parameters", &fraction);
     if (f->rc != 0)
@@ -271,11 +274,10 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
     if (!(isfinite(c->rope_theta) && c->rope_theta > 0))
         f->rc = err_set(f->err, ERR_FORMAT, "'rope_theta' must be positive");
     else if (fraction != rope_fraction && !has_partial_rotary(c->family))
-        f->rc = err_set(
-            f->err, ERR_UNSUPPORTED,
-            "'partial_rotary_factor' is %g, but %s models rotate whole heads; if "
-            "this one does, take it out of the file",
-            fraction, family_name(c->family));
+        f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                        "'partial_rotary_factor' is %g, but %s models rotate whole heads; "
+                        "if this one does, remove the field",
+                        fraction, family_name(c->family));
     else if (!(fraction > 0 && fraction <= 1))
         f->rc = err_set(f->err, ERR_FORMAT, "'partial_rotary_factor' must lie in (0, 1]");
     else
@@ -297,10 +299,10 @@ static void read_norm_eps(struct fields *f, struct model_config *c, const char *
     c->norm_eps = (float)eps;
 }
 
-/* What llama, mistral, qwen2, qwen3, phi3 and gemma have in common. */
+/* Reads the fields that llama, mistral, qwen2, qwen3, phi3 and gemma share. */
 static void read_llama_like(struct fields *f, struct model_config *c)
 {
-    /* The defaults of the reference's config classes. */
+    /* These are the defaults of the reference's config classes. */
     double eps = c->family == FAMILY_PHI3 ? 1e-5 : 1e-6;
     read_sizes(f, c, "intermediate_size");
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH, c->n_heads);
@@ -312,7 +314,8 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     must_be(f, "mlp_bias", false, false);
 }
 
-/* qwen2 and qwen3 list a kind per layer in newer files: full ones first, then sliding ones. */
+/* Newer qwen2 and qwen3 files list a kind of attention per layer: full ones first, then sliding
+ * ones. */
 static void read_layer_types(struct fields *f, struct model_config *c)
 {
     const struct json *list = NULL;
@@ -355,7 +358,7 @@ static void read_llama(struct fields *f, struct model_config *c)
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
 }
 
-/* The reference's default for an absent key; null says none. */
+/* Returns the window. An absent key means the reference's default; null means no window. */
 static int32_t read_window(struct fields *f)
 {
     return opt_int(f, "sliding_window", 1, MAX_CTX,
@@ -399,7 +402,8 @@ static void read_gemma(struct fields *f, struct model_config *c)
     if (is_null(f, "head_dim"))
         refuse(f, "head_dim", "is missing");
     read_llama_like(f, c);
-    /* Early files say hidden_act "gelu" and mean the tanh form: only an explicit name is taken. */
+    /* Early files have hidden_act "gelu" but mean the tanh form, so only hidden_activation counts
+     * if it is there. */
     check_act(f, c, is_null(f, "hidden_activation") ? "hidden_act" : "hidden_activation",
               "gelu_pytorch_tanh");
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
@@ -413,7 +417,7 @@ static void read_opt(struct fields *f, struct model_config *c)
     read_head_dim(f, c);
     c->d_rope = 0;
     check_act(f, c, "activation_function", "relu");
-    c->norm_eps = 1e-5f; /* fixed in the reference */
+    c->norm_eps = 1e-5f; /* constant in the reference */
     must_be(f, "do_layer_norm_before", true, true);
     must_be(f, "_remove_final_layer_norm", false, false);
     must_be(f, "layer_norm_elementwise_affine", true, true);
@@ -506,7 +510,7 @@ bool family_at(int i, const char **name, const char **architecture)
     return true;
 }
 
-/* "llama, mistral, ..." */
+/* Writes the list of families: "llama, mistral, ...". */
 static void families_text(char *out, size_t out_bytes)
 {
     size_t n = 0;
@@ -515,7 +519,7 @@ static void families_text(char *out, size_t out_bytes)
                               families[i].model_type);
 }
 
-/* model_type names the family; architectures, where present, must be its causal language model. */
+/* model_type names the family; architectures, if present, must be its causal language model. */
 static void read_family(struct fields *f, enum model_family *out)
 {
     const char *type = opt_string(f, "model_type", NULL);
@@ -546,7 +550,7 @@ static void read_family(struct fields *f, enum model_family *out)
         type != NULL ? type : "(none)", arch != NULL ? arch : "(none)", known);
 }
 
-/* --- what every family has ---------------------------------------------------------------- */
+/* --- fields that every family has --------------------------------------------------------- */
 
 static void read_weight_type(struct fields *f, struct model_config *c)
 {
@@ -576,8 +580,8 @@ static int add_eos(struct model_config *c, const struct json *v, struct err *err
         return 0;
     if (id < 0 || id >= c->vocab_size)
         return err_set(err, ERR_FORMAT,
-                       "'eos_token_id' %lld lies outside of the vocabulary of %d",
-                       (long long)id, c->vocab_size);
+                       "'eos_token_id' %lld is outside the vocabulary of %d", (long long)id,
+                       c->vocab_size);
     if (c->n_eos == CONFIG_MAX_EOS)
         return err_set(err, ERR_UNSUPPORTED, "'eos_token_id' has more than %d entries",
                        CONFIG_MAX_EOS);
@@ -586,7 +590,7 @@ static int add_eos(struct model_config *c, const struct json *v, struct err *err
     return 0;
 }
 
-/* One id, a list, or nothing (then the ids stay as they are). */
+/* Reads one id, a list, or nothing; then the ids stay unchanged. */
 static int read_eos(struct model_config *c, const struct json *o, struct err *err)
 {
     const struct json *v = json_member(o, "eos_token_id");
@@ -608,7 +612,7 @@ static void check_sizes(struct fields *f, const struct model_config *c)
         return;
     if (c->n_heads % c->n_kv_heads != 0)
         f->rc = err_set(f->err, ERR_FORMAT,
-                        "%d attention heads are no multiple of %d KV heads", c->n_heads,
+                        "%d attention heads are not a multiple of %d KV heads", c->n_heads,
                         c->n_kv_heads);
     else if ((int64_t)c->n_heads * c->d_head > MAX_WIDTH)
         f->rc = err_set(f->err, ERR_FORMAT, "%d heads of %d dimensions are more than %d",
@@ -624,12 +628,13 @@ static void check_sizes(struct fields *f, const struct model_config *c)
     else if (c->position == POSITION_ROPE && (c->d_rope < 2 || c->d_rope % 2 != 0))
         f->rc = err_set(
             f->err, ERR_FORMAT,
-            "%d dimensions of a head are rotated, which is no positive even number",
+            "%d dimensions of a head are rotated; the number must be even and positive",
             c->d_rope);
 }
 
-/* Fields of near relatives (Granite, Cohere, Gemma 2, Mixtral and the like) that change results and
- * that no family here has: absent, null, or at the value that changes nothing. */
+/* Refuses fields of related families (Granite, Cohere, Gemma 2, Mixtral and the like) that change
+ * results and that no family here has.  They may be absent, null, or have the value without effect.
+ */
 static void refuse_foreign(struct fields *f)
 {
     static const struct {
@@ -651,17 +656,17 @@ static void refuse_foreign(struct fields *f)
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
         if (!is_null(f, foreign[i].key) &&
             opt_real(f, foreign[i].key, foreign[i].neutral) != foreign[i].neutral)
-            refuse(f, foreign[i].key, "no family that is supported has it");
+            refuse(f, foreign[i].key, "no supported family has it");
     if (!is_null(f, "use_bidirectional_attention"))
         must_be(f, "use_bidirectional_attention", false, false);
 }
 
-/* What any model of the reference library may be said to be. */
+/* Refuses model kinds that any config of the reference library may name. */
 static void refuse_other_kinds(struct fields *f)
 {
     must_be(f, "is_encoder_decoder", false, false);
     must_be(f, "add_cross_attention", false, false);
-    saw(f, "is_decoder"); /* all of these are, whatever it says */
+    saw(f, "is_decoder"); /* every supported model is a decoder, whatever the field says */
     saw(f, "tie_encoder_decoder");
     saw(f, "pruned_heads");
     if (json_count(json_member(f->o, "pruned_heads")) > 0)
@@ -677,7 +682,7 @@ static void read_common(struct fields *f, struct model_config *c)
     c->bos_id = opt_int(f, "bos_token_id", -1, MAX_VOCAB, c->bos_id);
     if (f->rc == 0 && c->bos_id >= c->vocab_size)
         f->rc = err_set(f->err, ERR_FORMAT,
-                        "'bos_token_id' %d lies outside of the vocabulary of %d", c->bos_id,
+                        "'bos_token_id' %d is outside the vocabulary of %d", c->bos_id,
                         c->vocab_size);
     if (f->rc == 0)
         f->rc = read_eos(c, f->o, f->err);
@@ -738,7 +743,7 @@ int config_load(struct model_config *out, const char *source, struct err *err)
         return err_set(
             err, -ENOTDIR,
             "%s: is a file; a model is a folder with config.json and safetensors, or a "
-            "GGUF or packed file, and this file does not begin as one",
+            "GGUF or packed file, and this file does not begin like one",
             dir);
     char *path = xasprintf("%s/config.json", dir), *bytes = NULL;
     size_t n = 0;
@@ -752,7 +757,7 @@ int config_load(struct model_config *out, const char *source, struct err *err)
 
     path = xasprintf("%s/generation_config.json", dir);
     bytes = NULL;
-    struct err local = {0}; /* the file is optional: its absence leaves *err alone */
+    struct err local = {0}; /* the file is optional: its absence leaves *err unchanged */
     rc = model_file_read(dir, "generation_config.json", CONFIG_MAX_BYTES, &bytes, &n,
                          &local);
     if (rc == 0)

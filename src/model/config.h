@@ -1,18 +1,18 @@
-/* config.h - what a model is, as data.
+/* config.h - the description of a model, as data.
  *
- * `struct model_config` describes one decoder-only transformer: its sizes, and the choices
- * in which the families differ (norm, activation, order of the block, biases, positions,
- * window).  The one forward function is driven by this description; it never asks for the
- * family's name.  Only the loader does, to know what the family calls its tensors.
+ * `struct model_config` describes one decoder-only transformer: its sizes, and the choices in which
+ * the families differ (norm, activation, order of the block, biases, positions, window).  The one
+ * forward function is driven by this description and never asks for the family's name.  Only the
+ * loader does, to find the family's names of tensors.
  *
- * A config is a plain value: copy it, compare fields, keep it on the stack.  Nothing in it
- * is owned. It comes from a Hugging Face folder or a GGUF file (config_load), from the bytes
- * of a config.json (config_parse), or from a name (config_shape).
+ * A config is a plain value: copy it, compare fields, keep it on the stack.  It owns nothing. It
+ * comes from a Hugging Face folder or a GGUF file (config_load), from the bytes of a config.json
+ * (config_parse), or from a name (config_shape).
  *
- * Parsing is total and honest.  It succeeds for every family whose description below is
- * complete, whether or not a forward pass for it exists: the loader refuses what it cannot
- * run.  A field that would change results and is not understood is an error that names the
- * file and the field; it is never approximated.
+ * Parsing succeeds for every family whose description below is complete, whether or not a forward
+ * pass for it exists; the loader refuses a model that it cannot run.  A field that would change
+ * results and is not understood is an error that names the file and the field; it is never
+ * approximated.
  *
  * After a successful parse these hold, whatever the bytes were:
  *   1. every size is positive; n_embd, n_ffn and n_heads * d_head are at most 2^20, vocab_size
@@ -47,7 +47,7 @@ enum weight_type {
     WEIGHT_F32,
     WEIGHT_F16,
     WEIGHT_BF16,
-    WEIGHT_UNSPECIFIED, /* config.json does not say: the tensors do */
+    WEIGHT_UNSPECIFIED, /* config.json does not say; the tensors' own types count */
 };
 
 enum norm_kind {
@@ -78,7 +78,7 @@ enum position_kind {
 enum rope_scaling_kind {
     ROPE_SCALING_NONE,
     ROPE_SCALING_LLAMA3,
-    ROPE_SCALING_FACTORS, /* a number for each frequency, as GGUF files have them */
+    ROPE_SCALING_FACTORS, /* a divisor for each frequency, as in GGUF files */
 };
 
 enum { ROPE_MAX_FACTORS = 128 };
@@ -106,7 +106,7 @@ struct model_config {
     int32_t d_head;     /* need not be n_embd / n_heads (qwen3, gemma) */
     int32_t n_ffn;
     int32_t vocab_size;
-    int32_t max_ctx; /* tokens that the model was made for */
+    int32_t max_ctx; /* context length for which the model was made, in tokens */
 
     /* Block. */
     enum block_kind block;
@@ -122,16 +122,16 @@ struct model_config {
     /* Positions and attention. */
     enum position_kind position;
     double rope_theta;
-    /* leading dimensions of a head that are rotated: d_head, or less (phi) */
+    /* leading dimensions of a head that are rotated: d_head, or fewer (phi) */
     int32_t d_rope;
     struct rope_scaling rope_scaling;
-    int32_t position_offset; /* learned positions: row of position 0 (opt: 2) */
-    /* a token sees itself and window - 1 before it; 0: everything */
+    int32_t position_offset; /* learned positions: table row of position 0 (opt: 2) */
+    /* number of tokens that a token sees, itself included; 0: all before it */
     int32_t sliding_window;
-    int32_t window_layer; /* layers below this one see everything all the same (qwen2) */
+    int32_t window_layer; /* layers below this one ignore the window (qwen2) */
 
     /* Embedding and head. */
-    float embed_scale; /* the embedding row is multiplied by it (gemma: sqrt(d)), else 1 */
+    float embed_scale; /* factor for embedding rows (gemma: sqrt(d)); else 1 */
     bool tie_word_embeddings;
     bool head_bias; /* bias on the output head (phi) */
 
@@ -141,73 +141,75 @@ struct model_config {
     int32_t eos_ids[CONFIG_MAX_EOS];
 };
 
-/* Reads the metadata of a GGUF file; or DIR/config.json, and the eos ids from
- * DIR/generation_config.json where that exists (they replace config.json's, as in the reference
- * library).  -ENOENT where DIR has no config.json.  On an error *out is undefined and err names
- * file and field. */
+/* Reads the metadata of a GGUF file, or DIR/config.json.  For a folder, eos ids of
+ * DIR/generation_config.json replace config.json's if that file exists, as in the reference
+ * library. -ENOENT: DIR has no config.json.  On an error *out is undefined, and err names file and
+ * field. */
 int config_load(struct model_config *out, const char *source, struct err *err);
 
-/* The same over bytes; `file` is the name that messages use.  The bytes are not kept. */
+/* Both parse bytes in memory, which are not kept; `file` is the name in messages. */
 int config_parse(struct model_config *out, const void *bytes, size_t n, const char *file,
                  struct err *err);
 int config_parse_generation(struct model_config *io, const void *bytes, size_t n,
                             const char *file, struct err *err);
 
-/* The config.json text of a config, such that config_parse gives an equal config.  The
- * caller frees the string. */
+/* Returns the config.json text of a config, from which config_parse makes an equal config.  The
+ * caller frees it. */
 char *config_write(const struct model_config *c);
 
-/* The fields that give a hidden state, a K or a V its bits, as text: equal for two
- * configs whose states are interchangeable.  EOS ids and the maximum context are not
- * among them.  The caller frees it. */
+/* Returns, as text, the fields that determine the bits of a hidden state, K or V.  Two configs with
+ * equal text have interchangeable states.  EOS ids and the maximum context are not among these
+ * fields. The caller frees it. */
 char *config_state_text(const struct model_config *c);
 
-/* Named shapes: the sizes of real models, plus our own bench-220m, tiny-mha and tiny-gqa.
- * ERR_NOT_FOUND, with the known names in err, where there is no such name. */
+/* Looks up a named shape: the sizes of a real model, or this program's bench-220m, tiny-mha and
+ * tiny-gqa.  ERR_NOT_FOUND, with the known names in err: there is no such name. */
 int config_shape(struct model_config *out, const char *name, struct err *err);
-/* The i-th name, NULL behind the last. Static strings. */
+/* Returns the i-th name, or NULL after the last. The strings are static. */
 const char *config_shape_name(int i);
 
-/* Whether this id is one of the model's ends of text. */
+/* Returns whether this id is one of the model's EOS ids. */
 bool config_is_eos(const struct model_config *c, int32_t id);
-/* Whether generation stops at this id: an end, or the beginning of another text. */
+/* Returns whether generation stops at this id: an EOS, or the beginning of another text. */
 bool config_ends_text(const struct model_config *c, int32_t id);
 
-/* Parameters of the model, counted as its tensors would be (tied embeddings once). */
+/* Returns the number of parameters, as the tensors hold them (tied embeddings count once). */
 int64_t config_params(const struct model_config *c);
 
 const char *family_name(enum model_family f); /* "llama": config.json's model_type */
-/* Family i in their order: "llama", "LlamaForCausalLM"; false behind the last. */
+/* Gives the name and architecture of family i: "llama", "LlamaForCausalLM". Returns false after the
+ * last. */
 bool family_at(int i, const char **name, const char **architecture);
-const char *config_gguf_families(void); /* names that GGUF files use for them, in words */
+/* the families' names in GGUF files, as a list in words */
+const char *config_gguf_families(void);
 int weight_type_bytes(enum weight_type t); /* WEIGHT_UNSPECIFIED counts as f32 */
 
-/* The content of tokenizer_config.json and special_tokens_map.json that concerns texts.  Owns
- * its strings; NULL where the files do not say. */
+/* The parts of tokenizer_config.json and special_tokens_map.json that concern texts.  It owns its
+ * strings; NULL: the files do not say. */
 struct tokenizer_config {
     char *bos_token;
     char *eos_token;
     char *unk_token;
-    char *chat_template; /* Jinja source; from chat_template.jinja where that file exists */
-    int add_bos_token;   /* 1, 0, or -1 where the file does not say */
+    char *chat_template; /* Jinja source; from chat_template.jinja if that file exists */
+    int add_bos_token;   /* 1 or 0; -1: the file does not say */
     int add_eos_token;
-    /* added_tokens_decoder, by ascending id */
+    /* the file's added_tokens_decoder, by ascending id */
     struct tokenizer_config_added {
         char *text;
-        int32_t id; /* -1: the tokenizer's own id of the text, or the next free one */
+        int32_t id; /* -1: the tokenizer's own id for the text, or the next free one */
         bool special, lstrip, rstrip, normalized, single_word;
     } * added;
     size_t n_added;
-    /* Special tokens, in the order in which the reference adds those that the tokenizer lacks;
-     * the first n_named have a name ("pad_token") */
+    /* Special tokens, in the order in which the reference adds those that the tokenizer lacks.  The
+     * first n_named have a name ("pad_token"). */
     struct tokenizer_config_added *special;
     size_t n_special, n_named;
 };
 
-/* Reads DIR/tokenizer_config.json, special_tokens_map.json and chat_template.jinja;
- * missing files give an empty config and 0.  deinit always, also after an error.  The
- * tokenizer's reader of GGUF files fills it for those.  tokenizer_config_parse reads
- * the first of the files alone. */
+/* tokenizer_config_load reads DIR/tokenizer_config.json, special_tokens_map.json and
+ * chat_template.jinja; missing files give an empty config and 0.  tokenizer_config_parse reads only
+ * the bytes of a tokenizer_config.json.  For GGUF files the tokenizer fills the struct itself.
+ * Call deinit also after an error. */
 int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct err *err);
 int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
                            const char *file, struct err *err);

@@ -1,15 +1,15 @@
-/* config_family.h - what the config_*.c files share; nobody else includes it. */
+/* config_family.h - shared by the config_*.c files; only they include it. */
 #ifndef MODEL_CONFIG_FAMILY_H
 #define MODEL_CONFIG_FAMILY_H
 
 #include "model/config.h"
 
-/* Sets everything: sizes to zero, and to the family's nature whatever does not vary within it. */
+/* Sets every field: sizes to zero, and the fields that a family fixes to their values. */
 void config_family_init(struct model_config *c, enum model_family family);
 
 const char *family_architecture(enum model_family f); /* "LlamaForCausalLM" */
 
-/* The keys of an object that somebody has asked for; each is a literal. */
+/* The keys of a JSON object that a reader has asked for; each is a string literal. */
 #define CONFIG_MAX_READ 96
 struct fields_read {
     const char *keys[CONFIG_MAX_READ];
@@ -18,7 +18,8 @@ struct fields_read {
 
 struct json;
 
-/* ERR_UNSUPPORTED, naming it, for the first field that nobody has read and that may matter. */
+/* Returns ERR_UNSUPPORTED, with the name, for the first field that was not read and may change
+ * results. */
 int config_fields_check(const struct json *o, const struct fields_read *read,
                         enum model_family family, struct err *err);
 

@@ -1,23 +1,23 @@
-/* config_fields.c - which fields of a config.json may be passed over.
+/* config_fields.c - the fields of a config.json that may be ignored.
  *
- * A field that nobody reads is refused unless it is listed here as one that changes no result: new
- * variants of a family announce themselves by new fields, and running one as if it were the old one
- * would be wrong output without a word.  The lists are what the reference library writes, of every
- * version, and what published checkpoints of these families carry besides.  A field that is null
- * says nothing, and passes. */
+ * A field that no reader asked for is refused unless it is listed here as one that changes no
+ * result. New variants of a family come with new fields, and running a variant as if it were the
+ * old model would give wrong output silently.  The lists contain the fields that the reference
+ * library writes, in all versions, and other fields that published checkpoints of these families
+ * carry.  A field that is null is accepted. */
 #include "model/config_family.h"
 
 #include "format/json.h"
 
 #include <string.h>
 
-/* About training, generation, the library itself, and texts. */
+/* Fields about training, generation, the library itself, and text. */
 static const char *const harmless[] = {
-    /* read where the file is parsed, not field by field */
+    /* read when the file is parsed, not as a field */
     "architectures",
     "model_type",
     "eos_token_id",
-    /* the library */
+    /* the reference library's own settings */
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
@@ -48,7 +48,7 @@ static const char *const harmless[] = {
     "pretraining_tp",
     "resid_pdrop",
     "tf_legacy_loss",
-    /* texts, and heads that are no language model's */
+    /* text, and heads other than the language model's */
     "decoder_start_token_id",
     "finetuning_task",
     "id2label",
@@ -60,7 +60,7 @@ static const char *const harmless[] = {
     "sep_token_id",
     "task_specific_params",
     "tokenizer_class",
-    /* defaults of generation, which the request states here */
+    /* defaults of generation; here the request states them */
     "bad_words_ids",
     "begin_suppress_tokens",
     "diversity_penalty",
@@ -88,19 +88,19 @@ static const char *const harmless[] = {
     "typical_p",
 };
 
-/* Without effect where the family's own reader has not asked for them. */
+/* Fields without effect unless the family's own reader has asked for them. */
 static const struct {
     enum model_family family;
     const char *key;
 } unread[] = {
     {FAMILY_LLAMA, "is_llama_config"},
     {FAMILY_QWEN2, "max_window_layers"},
-    {FAMILY_QWEN2, "sliding_window"}, /* use_sliding_window is false */
+    {FAMILY_QWEN2, "sliding_window"}, /* unused if use_sliding_window is false */
     {FAMILY_QWEN3, "max_window_layers"},
     {FAMILY_QWEN3, "sliding_window"},
-    {FAMILY_PHI3, "original_max_position_embeddings"}, /* of long-RoPE */
-    {FAMILY_GEMMA, "hidden_act"},                      /* hidden_activation is there */
-    {FAMILY_FALCON, "num_kv_heads"}, /* new_decoder_architecture is false */
+    {FAMILY_PHI3, "original_max_position_embeddings"}, /* used by long-RoPE only */
+    {FAMILY_GEMMA, "hidden_act"},    /* unused if hidden_activation is there */
+    {FAMILY_FALCON, "num_kv_heads"}, /* unused if new_decoder_architecture is false */
 };
 
 static bool may_pass(enum model_family family, const char *key)
@@ -132,7 +132,7 @@ int config_fields_check(const struct json *o, const struct fields_read *read,
             continue;
         return err_set(err, ERR_UNSUPPORTED,
                        "'%.80s': this field is not known in %s models, and might change "
-                       "results; if it does not, take it out of the file",
+                       "results; if it does not, remove it from the file",
                        it.key, family_name(family));
     }
     return 0;

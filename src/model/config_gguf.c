@@ -1,10 +1,10 @@
 /* config_gguf.c - a GGUF file's metadata to struct model_config.
  *
- * The description is filled from keys like "llama.embedding_length", written as a config.json and
- * parsed again, so that every check of config.c applies.  A key of the architecture that nobody
- * reads is refused unless it changes no result, as config_fields.c does for config.json.
+ * The description is filled from keys like "llama.embedding_length".  It is then written as a
+ * config.json and parsed again, so that every check of config.c applies.  A key of the architecture
+ * that no reader asked for is refused unless it changes no result, as in config_fields.c.
  *
- * Whether the embeddings are tied, and how many rows they have, the tensors say. */
+ * The tensors tell whether the embeddings are tied, and how many rows they have. */
 #include "model/config_gguf.h"
 
 #include "base/mem.h"
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Architectures by the name that files have, and how their norms are called. */
+/* Architectures by their name in files, with the name of their norm's epsilon. */
 static const struct arch {
     const char *name;
     enum model_family family;
@@ -38,13 +38,13 @@ const char *config_gguf_families(void)
     return SUPPORTED;
 }
 
-/* Keys that change no result, or whose value must be the one that changes none. */
+/* Keys that change no result, or that must have the value without effect. */
 static const struct {
     const char *key;
     bool any;
     double value;
 } neutral[] = {
-    {"vocab_size", true, 0}, /* the embedding table says */
+    {"vocab_size", true, 0}, /* the embedding table's rows decide */
     {"tensor_data_layout", true, 0},
     {"rope.scaling.finetuned", true, 0},
     {"rope.scaling.original_context_length", true, 0},
@@ -89,7 +89,7 @@ static void refuse(struct meta *m, const char *key, const char *why)
         m->rc = err_set(m->err, ERR_UNSUPPORTED, "'%s.%s' %s", m->arch, key, why);
 }
 
-/* An integer, or an array of equal ones, a layer each. `dflt` < 0: it must be there. */
+/* Reads an integer, or an array with one equal integer per layer. dflt < 0: the key is required. */
 static int32_t integer(struct meta *m, const char *key, int32_t dflt)
 {
     const struct gguf_value *v = look(m, key);
@@ -118,7 +118,7 @@ static double real(struct meta *m, const char *key, double dflt)
 
 /* --- positions ---------------------------------------------------------------------------- */
 
-/* Every wavelength is stretched by `factor`. */
+/* Stretches every wavelength by `factor`. */
 static void stretch_all(struct meta *m, struct model_config *c, double factor)
 {
     if (m->rc == 0 && !(factor >= 1))
@@ -137,7 +137,8 @@ static void read_scaling(struct meta *m, struct model_config *c)
     const char *s = "none";
     size_t n = 4;
     if (m->rc == 0 && v != NULL && !gguf_string(v, &s, &n))
-        m->rc = err_set(m->err, ERR_FORMAT, "'%s.rope.scaling.type' is no string", m->arch);
+        m->rc = err_set(m->err, ERR_FORMAT, "'%s.rope.scaling.type' is not a string",
+                        m->arch);
     if (n == 6 && memcmp(s, "linear", 6) == 0)
         stretch_all(m, c, factor);
     else if (m->rc == 0 && !(n == 4 && memcmp(s, "none", 4) == 0))
@@ -147,7 +148,7 @@ static void read_scaling(struct meta *m, struct model_config *c)
                         m->arch, (int)(n < 40 ? n : 40), s);
 }
 
-/* rope_freqs.weight: each frequency is divided by its own number (Llama 3.1). */
+/* Reads rope_freqs.weight: each frequency is divided by its own number (Llama 3.1). */
 static void read_factors(struct meta *m, struct model_config *c)
 {
     const struct gguf_file *in = NULL;
@@ -172,7 +173,8 @@ static void read_positions(struct meta *m, struct model_config *c)
     c->d_rope = integer(m, "rope.dimension_count", c->d_head);
     if (m->rc == 0 && (c->d_rope < 2 || c->d_rope > c->d_head || c->d_head > 256))
         refuse(m, "rope.dimension_count", "is more than a head, or a head more than 256");
-    /* The rows of these heads were permuted as wholes. */
+    /* The converter permuted the rows of whole heads, so heads that are rotated in part cannot be
+     * undone. */
     if (m->rc == 0 && c->family == FAMILY_LLAMA && c->d_rope != c->d_head)
         refuse(m, "rope.dimension_count", "differs from the size of a head");
     read_scaling(m, c);
@@ -205,7 +207,7 @@ static void read_embeddings(struct meta *m, struct model_config *c)
     const struct gguf_tensor *t = gguf_files_find(m->files, "token_embd.weight", NULL);
     if (m->rc == 0 && (t == NULL || t->n_dims != 2 || t->shape[0] > INT32_MAX))
         m->rc = err_set(m->err, ERR_FORMAT,
-                        "the tensor 'token_embd.weight' is missing, or no matrix");
+                        "the tensor 'token_embd.weight' is missing or not a matrix");
     else if (m->rc == 0)
         c->vocab_size = (int32_t)t->shape[0];
     c->tie_word_embeddings = gguf_files_find(m->files, "output.weight", NULL) == NULL;
@@ -242,7 +244,7 @@ static int32_t special_id(struct meta *m, const struct model_config *c, const ch
     if (v == NULL || m->rc != 0)
         return -1;
     if (v->is_array || !gguf_int(v, 0, &id) || id < 0 || id >= c->vocab_size) {
-        m->rc = err_set(m->err, ERR_FORMAT, "'%s' is no token of the %d", key,
+        m->rc = err_set(m->err, ERR_FORMAT, "'%s' is none of the %d tokens", key,
                         c->vocab_size);
         return -1;
     }
@@ -268,7 +270,7 @@ static void read_special(struct meta *m, struct model_config *c)
             add_end(m, c, id);
 }
 
-/* --- what nobody read --------------------------------------------------------------------- */
+/* --- keys that were not read -------------------------------------------------------------- */
 
 static bool may_pass(const struct meta *m, const char *key, const struct gguf_value *v)
 {
@@ -321,7 +323,7 @@ static const struct arch *find_arch(struct meta *m)
     return NULL;
 }
 
-/* Through config.json's own reader, which has the last word on every size. */
+/* Runs config.json's own reader, which checks every size. */
 static void check_as_config_json(struct meta *m, struct model_config *c)
 {
     if (m->rc != 0)

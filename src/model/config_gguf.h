@@ -1,4 +1,4 @@
-/* config_gguf.h - what a model is, from a GGUF file's metadata.  Private to src/model. */
+/* config_gguf.h - reads struct model_config from a GGUF file's metadata.  Private to src/model. */
 #ifndef MODEL_CONFIG_GGUF_H
 #define MODEL_CONFIG_GGUF_H
 
@@ -8,7 +8,7 @@
 
 #define ROPE_FACTORS_NAME "rope_freqs.weight"
 
-/* As config_parse: the same checks, the same invariants. */
+/* Like config_parse, with the same checks and invariants. */
 int config_from_gguf(struct model_config *out, const struct gguf_files *files,
                      struct err *err);
 int config_load_gguf(struct model_config *out, const char *path, struct err *err);

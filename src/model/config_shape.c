@@ -1,4 +1,5 @@
-/* config_shape.c - what each family is by nature, the named shapes, and counting parameters. */
+/* config_shape.c - the fields that each family fixes, the named shapes, and the count of
+ * parameters. */
 #include "model/config_family.h"
 
 #include "base/check.h"
@@ -9,7 +10,7 @@
 
 void config_family_init(struct model_config *c, enum model_family family)
 {
-    /* Llama's nature; the others say how they differ. */
+    /* The base is Llama; the cases below set the differences of other families. */
     *c = (struct model_config){
         .family = family,
         .weight_type = WEIGHT_UNSPECIFIED,
@@ -62,7 +63,7 @@ void config_family_init(struct model_config *c, enum model_family family)
 
 /* --- named shapes ------------------------------------------------------------------------- */
 
-/* d_head 0: n_embd / n_heads. The sizes are those of the published config.json files. */
+/* d_head 0: n_embd / n_heads. Sizes are those of the published config.json files. */
 static const struct shape {
     const char *name;
     enum model_family family;
@@ -98,7 +99,8 @@ static const struct shape {
      1e6, 1e-6f, 0, true, 151643, 151645},
     {"qwen2.5-0.5b", FAMILY_QWEN2, WEIGHT_BF16, 24, 896, 14, 2, 0, 4864, 151936, 32768, 1e6,
      1e-6f, 0, true, 151643, 151643},
-    /* Ours: one that a laptop can measure, and two that a test can afford. */
+    /* Shapes of this program: one that a laptop can measure, and two that are cheap enough for
+     * tests. */
     {"bench-220m", FAMILY_LLAMA, WEIGHT_BF16, 12, 1024, 16, 16, 0, 2816, 32000, 8192, 1e4,
      1e-5f, 0, false, 1, 2},
     {"tiny-mha", FAMILY_LLAMA, WEIGHT_F32, 4, 64, 4, 4, 0, 176, 512, 2048, 1e4, 1e-5f, 0,
@@ -154,7 +156,7 @@ int config_shape(struct model_config *out, const char *name, struct err *err)
     return err_set(err, ERR_NOT_FOUND, "unknown shape '%s'; known are:%s", name, known);
 }
 
-/* --- questions ---------------------------------------------------------------------------- */
+/* --- queries ------------------------------------------------------------------------------ */
 
 bool config_is_eos(const struct model_config *c, int32_t id)
 {

@@ -13,14 +13,14 @@
 static const char *const standard_keys[] = {"bos_token", "eos_token", "unk_token",
                                             "sep_token", "pad_token", "cls_token",
                                             "mask_token"};
-/* Finding doubles compares each token with all others. */
+/* Bound on special tokens: finding duplicates compares each token with all others. */
 enum { MAX_SPECIAL = 16384 };
 enum { N_STANDARD = sizeof standard_keys / sizeof standard_keys[0] };
 
-/* Named tokens: a key has one place in the order, the place where it is set first. */
+/* Named tokens.  A key keeps the position at which it was first set. */
 struct named {
     const char **keys;
-    struct tokenizer_config_added *tokens; /* text NULL: the key names no token */
+    struct tokenizer_config_added *tokens; /* text NULL: the key has no token */
     size_t n;
 };
 
@@ -43,7 +43,7 @@ static bool is_present(const struct json *o, const char *key)
     return json_member(o, key) != NULL;
 }
 
-/* Reads one token.  is_special: it is special, whatever the object says. */
+/* Reads one token.  is_special: it is special even if the object says otherwise. */
 static int read_token(struct tokenizer_config_added *out, const struct json *v,
                       const char *key, bool is_special, struct err *err)
 {
@@ -75,7 +75,7 @@ static int read_token(struct tokenizer_config_added *out, const struct json *v,
 
 /* --- named tokens ------------------------------------------------------------------------- */
 
-/* A token with a name is special; null names none. */
+/* Sets a named token, which is special. v null: the key has no token. */
 static int named_set(struct named *l, const char *key, const struct json *v,
                      struct err *err)
 {
@@ -113,7 +113,7 @@ static int set_standard(struct named *l, const struct json *config, const struct
     return rc;
 }
 
-/* Sets the file's other members "..._token" of one kind. */
+/* Sets the file's other "..._token" members that have this kind. */
 static int set_others(struct named *l, const struct json *file, enum json_kind kind,
                       struct err *err)
 {
@@ -125,7 +125,7 @@ static int set_others(struct named *l, const struct json *file, enum json_kind k
     return rc;
 }
 
-/* extra_special_tokens as an object: {"image_token": "<image>"}. */
+/* Reads an extra_special_tokens that is an object: {"image_token": "<image>"}. */
 static int set_extra(struct named *l, const struct json *file, struct err *err)
 {
     const struct json *extra = json_member(file, "extra_special_tokens");
@@ -160,7 +160,7 @@ static bool is_known(const struct tokenizer_config *c, const char *text)
     return false;
 }
 
-/* Takes the token, unless it has no text or is there. */
+/* Appends a copy of the token, unless it has no text or is already there. */
 static int push(struct tokenizer_config *c, const struct tokenizer_config_added *a,
                 struct err *err)
 {
@@ -176,7 +176,7 @@ static int push(struct tokenizer_config *c, const struct tokenizer_config_added 
     return 0;
 }
 
-/* from_map: the reference makes the objects of special_tokens_map.json special. */
+/* from_map: the file is special_tokens_map.json, whose objects the reference makes special. */
 static int push_list(struct tokenizer_config *c, const struct json *file, const char *key,
                      bool from_map, struct err *err)
 {
@@ -195,8 +195,8 @@ static int push_list(struct tokenizer_config *c, const struct json *file, const 
 #define EXTRA      "extra_special_tokens"
 #define ADDITIONAL "additional_special_tokens"
 
-/* The lists of both files.  `additional` counts where its own file has no `extra`, or an empty
- * one.  The map's `extra` is appended; its `additional` counts only where
+/* Appends the lists of both files.  A file's `additional` counts only if that file has no `extra`,
+ * or an empty one.  The map's `extra` is appended; its `additional` counts only if
  * tokenizer_config.json has no list. */
 static int push_lists(struct tokenizer_config *c, const struct json *config,
                       const struct json *map, struct err *err)

@@ -1,17 +1,16 @@
-/* config_special.h - the special tokens that tokenizer_config.json and
+/* config_special.h - finds the special tokens that tokenizer_config.json and
  * special_tokens_map.json name.
  *
  * A folder may name tokens ("pad_token": "<pad>") that its vocabulary lacks.  The reference,
- * transformers 5, adds them behind the vocabulary.  This module finds them, in the order in
- * which the reference adds them:
- *
+ * transformers 5, adds them behind the vocabulary.  This module returns them in the order in which
+ * the reference adds them:
  *   1. bos, eos, unk, sep, pad, cls, mask;
  *   2. other members "..._token", and the members of an extra_special_tokens that is an object;
  *   3. the list extra_special_tokens, or additional_special_tokens, its older name.
  *
- * special_tokens_map.json overrides tokenizer_config.json, and counts only where
- * tokenizer_config.json has no added_tokens_decoder.  Tokens that a tokenizer's class has
- * by default are not known here. */
+ * special_tokens_map.json overrides tokenizer_config.json, and counts only if tokenizer_config.json
+ * has no added_tokens_decoder.  This module does not know the default tokens of a tokenizer's
+ * class. */
 #ifndef MODEL_CONFIG_SPECIAL_H
 #define MODEL_CONFIG_SPECIAL_H
 

@@ -1,32 +1,33 @@
-/* config_state.c - the part of a config that gives a state its bits, as text for the fingerprint.
+/* config_state.c - the fields of a config that determine a state's bits, as text for the
+ * fingerprint.
  *
- * A config also says when generation stops, how long a context may be, and in which type the
- * checkpoint lies.  None of these changes a hidden state, a K or a V, so a user may edit
- * them and keep the saved state. */
+ * A config also has fields that change no hidden state, K or V: when generation stops, how long a
+ * context may be, and the checkpoint's element type.  A user may edit these and keep the saved
+ * state. */
 #include "model/config.h"
 
 #include <stdlib.h>
 
 #include "base/mem.h"
 
-/* A field was added: decide whether it changes a state's bits, name it below if it
+/* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
 _Static_assert(sizeof(struct model_config) == 736 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
-/* The maximum context, where the rotation depends on it; else 0. */
+/* Returns the maximum context if the rotation depends on it, else 0. */
 static int32_t context_of(const struct model_config *c)
 {
     switch (c->rope_scaling.kind) {
     case ROPE_SCALING_NONE:
-    case ROPE_SCALING_LLAMA3: /* it depends on the original context, which is a field of its own */
+    case ROPE_SCALING_LLAMA3: /* it depends on the original context, a field of its own */
     case ROPE_SCALING_FACTORS:
         return 0;
     }
     return c->max_ctx;
 }
 
-/* The factors of the frequencies, each behind a blank. The caller frees the text. */
+/* Returns the factors of the frequencies, each preceded by a blank. The caller frees the text. */
 static char *factors_text(const struct model_config *c)
 {
     int n = c->rope_scaling.kind == ROPE_SCALING_FACTORS ? c->d_rope / 2 : 0;

@@ -23,7 +23,7 @@ static int read_switch(int *out, const struct json *o, const char *key, struct e
     return rc;
 }
 
-/* The template, or a list of named ones: then the one called "default". */
+/* Reads the template: a string, or of a list of named ones the one called "default". */
 static int read_chat_template(char **out, const struct json *o, struct err *err)
 {
     const struct json *v = json_member(o, "chat_template");
@@ -56,7 +56,7 @@ static int read_added(struct tokenizer_config_added *a, const char *id,
     errno = 0;
     long n = strtol(id, &end, 10);
     if (end == id || *end != 0 || errno != 0 || n < 0 || n > TOKENIZER_MAX_ID)
-        return err_set(err, ERR_FORMAT, "'%.40s' is no id of a token", id);
+        return err_set(err, ERR_FORMAT, "'%.40s' is not a token's id", id);
     a->id = (int32_t)n;
     int rc;
     if ((rc = json_get_string(v, "content", &text, err)) != 0 ||
@@ -80,7 +80,7 @@ static int by_id(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* {"32000": {"content": "<pad>", "special": true, ...}, ...} */
+/* Reads {"32000": {"content": "<pad>", "special": true, ...}, ...}. */
 static int read_added_decoder(struct tokenizer_config *out, const struct json *o,
                               struct err *err)
 {
@@ -132,7 +132,7 @@ int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size
     return rc;
 }
 
-/* 0 with *bytes NULL where there is no such file. */
+/* Returns 0 with *bytes NULL if the file does not exist. */
 static int read_optional(const char *dir, const char *name, char **bytes, size_t *n,
                          struct err *err)
 {
@@ -146,7 +146,7 @@ static int read_optional(const char *dir, const char *name, char **bytes, size_t
     return rc;
 }
 
-/* 0 with *out NULL where there is no such file. */
+/* Returns 0 with *out NULL if the file does not exist. */
 static int parse_optional(const char *dir, const char *name, struct json **out,
                           struct err *err)
 {

@@ -1,7 +1,7 @@
-/* config_write.c - the config.json of a config, for models that this program makes.
+/* config_write.c - writes the config.json of a config, for models that this program makes.
  *
- * Each family gets the keys under which the reference library knows it, so that the folder opens
- * there too; config_parse of the text gives back an equal config. */
+ * Each family gets the keys that the reference library reads, so that the folder opens there, too.
+ * config_parse of the text gives an equal config. */
 #include "model/config_family.h"
 
 #include "format/json.h"
@@ -36,7 +36,7 @@ static void put_common(struct json *o, const struct model_config *c)
 static void put_rope(struct json *o, const struct model_config *c)
 {
     json_put_real(o, "rope_theta", c->rope_theta);
-    if (c->d_rope != c->d_head) /* + 0.5: so that truncation gives d_rope back */
+    if (c->d_rope != c->d_head) /* + 0.5, so that truncation gives d_rope again */
         json_put_real(o, "partial_rotary_factor", (c->d_rope + 0.5) / c->d_head);
     if (c->rope_scaling.kind == ROPE_SCALING_LLAMA3) {
         struct json *s = json_new_object();
@@ -92,7 +92,7 @@ static void put_phi(struct json *o, const struct model_config *c)
     json_put_real(o, "layer_norm_eps", c->norm_eps);
     json_put_string(o, "hidden_act", "gelu_new");
     put_rope(o, c);
-    if (c->d_rope == c->d_head) /* the family's default is a half */
+    if (c->d_rope == c->d_head) /* the family's default is one half */
         json_put_real(o, "partial_rotary_factor", 1.0);
 }
 

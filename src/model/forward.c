@@ -1,11 +1,11 @@
 /* forward.c - the arithmetic of a forward pass: embedding, one transformer layer, head.
  *
- * layer() is the whole of a layer, in the order of the stream; the family's description (config.h)
- * says which of its variations runs.  pass.c takes rows through the layers.
+ * layer() is one whole layer, in the order of the data; the family's description (config.h) selects
+ * its variations.  pass.c takes rows through the layers.
  *
  * Invariants:
- *  1. A row's results depend on its own input and position and on the cache only.
- *  2. K is rounded to the state dtype before RoPE, in a layer and in a projection alike: kv_product
+ *  1. A row's results depend only on its own input, its position and the cache.
+ *  2. K is rounded to the state dtype before RoPE, both in a layer and in a projection: kv_product
  *     and round_kv compute both, which makes restoring from hidden states exact.
  *  3. The residual stream is rounded to the state dtype at the layer boundary, nowhere else. */
 #include <math.h>
@@ -23,7 +23,7 @@ static struct mat first_rows(struct mat a, int64_t n)
 
 /* --- embedding -------------------------------------------------------------------------------- */
 
-/* Writes x on the stage that has the table. */
+/* Writes x on the stage that holds the embedding table. */
 static int embed(const struct model *m, struct model_work *w, struct stream *s, int stage,
                  struct mat x, const int32_t *ids, const struct ragged *r)
 {
@@ -37,7 +37,7 @@ static int embed(const struct model *m, struct model_work *w, struct stream *s, 
         if (plain)
             return 0;
         for (int i = 0; i < r->n_rows; i++)
-            w->ids[i] = i; /* the gathered rows are a table of their own */
+            w->ids[i] = i; /* the gathered rows form a table of their own */
         TRY(op->embed(s, first_rows(a->norm, x.rows), rows, w->ids, c->embed_scale));
     } else if (plain) {
         return op->embed(s, x, m->w.embed, ids, 1.0f);
@@ -81,7 +81,7 @@ static int norm(const struct model *m, struct stream *s, struct mat out, struct 
     return op->rmsnorm(s, out, x, weight, m->cfg.norm_eps);
 }
 
-/* The product with W_k and W_v: straight into kv_rows where there is nothing to round. */
+/* Returns the product with W_k and W_v.  It writes straight into kv_rows if nothing is rounded. */
 static struct product kv_product(const struct activations *a,
                                  const struct layer_weights *lw, struct mat kv_rows)
 {
@@ -90,7 +90,7 @@ static struct product kv_product(const struct activations *a,
     return (struct product){straight ? kv_rows : kv, &lw->wkv, lw->bkv};
 }
 
-/* kv_rows = K (before RoPE) and V of their product, rounded to the state dtype. */
+/* Computes kv_rows = K (before RoPE) and V of their product, rounded to the state dtype. */
 static int round_kv(const struct model *m, struct stream *s, const struct layer_weights *lw,
                     struct mat kv, struct mat kv_rows)
 {
@@ -168,9 +168,9 @@ static enum activation activation_of(enum act_kind a)
     return ACTIVATION_RELU;
 }
 
-/* out = the layer of x, rounded to the state dtype.  Each rank of a device group has a share of the
- * heads and of the MLP's columns, so its products behind wo and w_down are summands: all_reduce
- * adds them. */
+/* Computes out = the layer applied to x, rounded to the state dtype.  Each rank of a device group
+ * has a share of the heads and of the MLP's columns.  Its products with wo and w_down are summands,
+ * which all_reduce adds. */
 static int layer(void *arg)
 {
     const struct layer_call *c = arg;
@@ -188,8 +188,8 @@ static int layer(void *arg)
     int window = c->l < cfg->window_layer ? 0 : cfg->sliding_window;
     float scale = (float)(1.0 / sqrt((double)cfg->d_head));
 
-    /* Attention: q, K and V of the normalised input; K and V enter the cache, q meets all that is
-     * there. */
+    /* Attention: q, K and V are projected from the normalised input.  K and V enter the cache; q
+     * attends to the whole cache. */
     TRY(norm(m, s, normed, c->x, lw->norm1_w, lw->norm1_b));
     TRY(project_qkv(m, a, s, lw, normed, q, c->kv_rows));
     TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, &m->rope[c->kv->stage], c->r));
@@ -197,14 +197,14 @@ static int layer(void *arg)
     TRY(op->matmul(s, summand, att, &lw->wo, lw->bo));
     TRY(all_reduce(s, summand));
 
-    /* Residual: sum = x + attention, in f32.  The MLP's input is the norm of sum, or of x beside
-     * attention. */
+    /* Residual: sum = x + attention, in f32.  The MLP's input is the norm of sum, or of x in
+     * parallel blocks. */
     switch (cfg->block) {
     case BLOCK_SEQUENTIAL:
         TRY(op->add_norm(s, normed, sum, c->x, summand, lw->norm2_w,
                          cfg->norm == NORM_LAYER ? lw->norm2_b : NULL, cfg->norm_eps));
         break;
-    case BLOCK_PARALLEL: /* one norm serves both */
+    case BLOCK_PARALLEL: /* one norm serves attention and MLP */
         TRY(op->add(s, sum, c->x, summand));
         break;
     case BLOCK_PARALLEL_NORM2:
@@ -226,8 +226,8 @@ static int layer(void *arg)
     return op->add(s, c->out, sum, summand);
 }
 
-/* A device may record a layer and replay it: everything that its operations read or write beside
- * the batch is in the key. */
+/* A device may record a layer and replay it.  The key covers everything that the layer's operations
+ * read or write besides the batch. */
 int layer_forward(struct layer_call *c)
 {
     const struct ops *op = c->m->dev->ops;
@@ -249,7 +249,7 @@ int layer_forward(struct layer_call *c)
 
 /* --- head ------------------------------------------------------------------------------------- */
 
-/* Each rank computes its run of the vocabulary; all ranks get all runs. */
+/* Each rank computes its run of the vocabulary; all ranks gather all runs. */
 static int head_of_ranks(const struct model *m, struct activations *a, struct stream *s,
                          struct mat normed, struct mat logits)
 {

@@ -33,12 +33,13 @@ static int map_file(struct gguf_file *f, char *path, struct err *err)
 {
     struct stat st;
     f->path = path;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no waiting at a pipe */
+    /* O_NONBLOCK: opening a pipe does not wait */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return err_set(err, -errno, "%s: %s", path, strerror(errno));
     int rc = fstat(fd, &st) != 0 ? -errno : 0;
     if (rc == 0 && (!S_ISREG(st.st_mode) || st.st_size < 4))
-        rc = err_set(err, ERR_FORMAT, "%s: is no GGUF file", path);
+        rc = err_set(err, ERR_FORMAT, "%s: not a GGUF file", path);
     else if (rc != 0)
         err_set(err, rc, "%s: %s", path, strerror(errno));
     if (rc == 0) {
@@ -63,7 +64,8 @@ static int64_t split_number(const struct gguf_file *f, const char *key, int64_t 
     return n;
 }
 
-/* The path without "-00001-of-00003.gguf", which the first file of `count` must end with. */
+/* Returns the path without "-00001-of-00003.gguf", with which the first of `count` files must end.
+ */
 static char *split_prefix(const char *path, int64_t count, struct err *err)
 {
     char tail[64];
@@ -180,7 +182,7 @@ const char *gguf_files_arch(const struct gguf_files *f, char *buf, size_t n,
     size_t len;
     if (!gguf_string(gguf_find(&f->files[0].g, "general.architecture"), &s, &len) ||
         len == 0 || len >= n || memchr(s, 0, len) != NULL) {
-        err_set(err, ERR_FORMAT, "%s: 'general.architecture' is missing, or no name",
+        err_set(err, ERR_FORMAT, "%s: 'general.architecture' is missing or not a name",
                 f->files[0].path);
         return NULL;
     }

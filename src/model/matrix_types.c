@@ -66,7 +66,7 @@ bool matrix_types_any_q4(const struct tensor_set *set)
     return false;
 }
 
-/* The type that one tensor asks for. */
+/* Returns the type that suits one tensor. */
 static enum dtype wanted(const struct tensor_src *src, enum slot s, bool file_has_q4)
 {
     enum dtype own = matrix_type_of_file(src);
@@ -75,7 +75,7 @@ static enum dtype wanted(const struct tensor_src *src, enum slot s, bool file_ha
     return file_has_q4 || s == SLOT_HEAD ? DTYPE_Q8 : DTYPE_Q4_1;
 }
 
-/* Rows, and each rank's cut of them, are whole blocks. */
+/* Returns whether rows, and each rank's share of them, are whole blocks. */
 static bool has_blocks(enum dtype t, const struct model_config *c, enum slot s, int n_ranks)
 {
     return !dtype_has_blocks(t) || share_cols(c, s, n_ranks) % q4_block_weights(t) == 0;

@@ -1,6 +1,7 @@
-/* model.c - opening a model, its RoPE tables, and the activations a forward pass works in.
+/* model.c - opens a model, makes its RoPE tables, and allocates the activations of a forward pass.
  *
- * Owns: config, weights, rotation tables.  Refuses to know: sequences, saving, text. */
+ * This file owns config, weights and rotation tables.  It does not know sequences, saving or text.
+ */
 #include "model/model.h"
 
 #include <errno.h>
@@ -19,18 +20,19 @@
 #include "model/weights_choose.h"
 #include "model/work.h"
 
-/* Ten million positions of a head of 128, the longest context that is published, take 11 GB. */
+/* Ten million positions, the longest published context, with heads of 128 take 11 GB. */
 #define ROPE_MAX_BYTES ((size_t)16 << 30)
 
 static const double TWO_PI = 6.283185307179586476925287;
 
-/* Llama 3.1 stretches the long wavelengths by `factor`, keeps the short ones, and blends between
- * (the reference library's "llama3" rope type). */
+/* Llama 3.1 stretches long wavelengths by `factor`, keeps short ones, and blends in between (the
+ * reference library's rope type "llama3"). */
 static double scale_frequency(const struct rope_scaling *sc, double freq)
 {
     if (sc->kind != ROPE_SCALING_LLAMA3)
         return freq;
-    double turns = sc->original_max_ctx * freq / TWO_PI; /* over the original context */
+    /* turns within the original context */
+    double turns = sc->original_max_ctx * freq / TWO_PI;
     if (turns < sc->low_freq_factor)
         return freq / sc->factor;
     if (turns > sc->high_freq_factor)
@@ -61,7 +63,8 @@ void model_rope_rows(const struct model_config *c, const int32_t *pos, int n,
     }
 }
 
-/* cos and sin by position, then by blocks of positions (ops.h), all in one piece of host memory. */
+/* Fills cos and sin by position, then by blocks of positions (ops.h), in one piece of host memory.
+ */
 static void fill_rope(const struct model_config *c, int n_pos, float *all)
 {
     int half = c->d_rope / 2;
@@ -78,13 +81,13 @@ static void fill_rope(const struct model_config *c, int n_pos, float *all)
     rope_block_make(&r, sin_t + n, sin_t + n + rope_block_floats(n_pos, c->d_rope));
 }
 
-/* Positions that there are tables for: whole blocks, for kv_load. */
+/* Returns the number of positions in the tables: whole blocks, as kv_load requires. */
 static int rope_positions(const struct model *m)
 {
     return (int)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
 }
 
-/* Floats of one stage's tables, by position and by blocks of positions. */
+/* Returns the floats of one stage's tables, by position and by blocks of positions. */
 static size_t rope_floats(const struct model *m)
 {
     int n_pos = rope_positions(m), half = m->cfg.d_rope / 2;
@@ -98,8 +101,8 @@ size_t model_rope_bytes(const struct model *m)
     return rope_floats(m) * sizeof(float);
 }
 
-/* A config.json may claim any context.  (Where memory is the device's own, its plan
- * has refused it.) */
+/* Checks the memory of the tables, because a config.json may claim any context.  (On a device with
+ * memory of its own, the memory plan has already refused it.) */
 static int check_rope_room(const struct model *m, size_t bytes, struct err *err)
 {
     size_t unused, total;
@@ -185,7 +188,7 @@ static bool is_synth(const char *source)
     return strncmp(source, "synth:", 6) == 0;
 }
 
-/* What a packed file says beside its configuration. */
+/* Reads the fields of a packed file that its configuration lacks. */
 static int load_packed_notes(struct model *m, struct err *err)
 {
     struct pack_file f;
@@ -200,8 +203,8 @@ static int load_packed_notes(struct model *m, struct err *err)
     return rc;
 }
 
-/* Made-up weights have not been trained for a length, and rotations go on for ever: benchmarks
- * of long contexts take them further than the shape's own. */
+/* Returns whether any context length is allowed.  Random weights were not trained for a length, and
+ * rotations have no end, so benchmarks of long contexts go beyond the shape's own context. */
 static bool has_any_context(const struct model *m)
 {
     return (is_synth(m->source) || m->any_context) && m->cfg.position == POSITION_ROPE;
@@ -233,7 +236,7 @@ static bool says_dtype(enum weight_type t)
     return t != WEIGHT_UNSPECIFIED;
 }
 
-/* "Q4_1 (210 tensors), Q8_0 (1)": the types that are not held as they are. */
+/* Lists quantised types that are converted: "Q4_1 (210 tensors), Q8_0 (1)". */
 static void list_quantised(const struct weights_types *t, char *out, size_t n)
 {
     size_t at = 0;
@@ -255,30 +258,29 @@ static void note_choice(struct model *m, const struct weights_types *types,
                                  list[0] != 0 ? list : "matrices are",
                                  weights_held_name(c->held));
     for (int i = 0; i < c->n_tried && at < sizeof m->note; i++)
-        at += (size_t)snprintf(
-            m->note + at, sizeof m->note - at,
-            "%s%s differs from f32 by %.1e nats a token (%.0e is allowed)",
-            i == 0 ? "; " : ", ", weights_held_name(c->tried[i].held), c->tried[i].kl,
-            weights_max_kl(c->tried[i].held));
+        at += (size_t)snprintf(m->note + at, sizeof m->note - at,
+                               "%s%s differs from f32 by %.1e nats per token (limit %.0e)",
+                               i == 0 ? "; " : ", ", weights_held_name(c->tried[i].held),
+                               c->tried[i].kl, weights_max_kl(c->tried[i].held));
 }
 
-/* 4 bits that are made here: how much they change predictions is measured, and told. */
+/* If this program converts to 4 bits, measures how much that changes predictions, and reports it.
+ */
 static int compare_q4(struct model *m, const struct weights_info *info, struct err *err)
 {
     struct weights_choice c;
     if (matrix_types_any_q4(info->impl))
-        return 0; /* the file's own */
+        return 0; /* the file's own 4 bits are used */
     int rc = weights_compare(m, WEIGHTS_Q4, &c, err);
     if (rc == 0 && c.n_tried == 1)
-        snprintf(
-            m->note, sizeof m->note,
-            "weights: made q4; they differ from f32 by %.1e nats a token; a short text "
-            "has the perplexity %.4g, with f32 %.4g",
-            c.tried[0].kl, c.tried[0].perplexity, c.perplexity);
+        snprintf(m->note, sizeof m->note,
+                 "weights: converted to q4; they differ from f32 by %.1e nats per token; a "
+                 "short text has perplexity %.4g, with f32 %.4g",
+                 c.tried[0].kl, c.tried[0].perplexity, c.perplexity);
     return rc;
 }
 
-/* By measuring. */
+/* Chooses the format of the matrices by measuring. */
 static int choose_held(struct model *m, const struct model_opts *o,
                        const struct weights_info *info, enum weights_held *held,
                        struct err *err)
@@ -296,23 +298,23 @@ static int choose_held(struct model *m, const struct model_opts *o,
     return rc;
 }
 
-/* A packed file holds matrices in one type, which was chosen when it was written. */
+/* Checks that a packed file's matrices have the wanted type, which was chosen when it was written.
+ */
 static int check_packed_kind(const struct model *m, const char *name, struct err *err)
 {
     const char *has = dtype_name(m->packed_held);
     if ((m->packed_held == DTYPE_Q8 || m->packed_held == DTYPE_Q4) && !m->dev->quantised)
         return err_set(
             err, ERR_UNSUPPORTED,
-            "%s: is packed as %s, and device %s has no kernels for that: pack it "
-            "as bf16",
+            "%s: is packed as %s, for which device %s has no kernels: pack it as bf16",
             m->source, has, m->dev->name);
     if (strcmp(name, "checkpoint") == 0 || strcmp(name, "auto") == 0 ||
         strcmp(name, has) == 0)
         return 0;
-    return err_set(err, ERR_MISMATCH,
-                   "%s: is packed as %s: leave --weights %s out, or pack the model again "
-                   "with it",
-                   m->source, has, name);
+    return err_set(
+        err, ERR_MISMATCH,
+        "%s: is packed as %s: remove --weights %s, or pack the model again with it",
+        m->source, has, name);
 }
 
 static int weight_kind(struct model *m, const struct model_opts *o, enum weights_held *held,
@@ -348,7 +350,7 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
     return rc;
 }
 
-/* A model that is being opened, and who is told what it takes. */
+/* A model that is being opened, and the callback that learns its memory needs. */
 struct opening {
     struct model *m;
     const struct model_opts *o;
@@ -457,7 +459,7 @@ struct work_sizes {
     int64_t d, q, kv, up, ffn;
 };
 
-/* Of one rank. */
+/* Returns the widths on one rank. */
 static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
 {
     return (struct work_sizes){
@@ -469,7 +471,7 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
     };
 }
 
-/* Cuts a matrix off the front of the work's memory, or only counts where base is NULL. */
+/* Takes a matrix from the front of the work's memory; only counts if base is NULL. */
 static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, int64_t cols)
 {
     struct mat a = mat_of(base != NULL ? base + *used : NULL, t, rows, cols);
@@ -477,8 +479,9 @@ static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, i
     return a;
 }
 
-/* A layer reads one buffer of the residual stream and writes another.  Where the device has
- * memory of its own, a third lets a tap's copy of one layer's input run beside the next layer. */
+/* Returns the number of buffers of the residual stream.  A layer reads one and writes another.  On
+ * a device with memory of its own, a third lets a tap copy one layer's input while the next layer
+ * runs. */
 static int n_residual(const struct device *d)
 {
     return d->unified ? 2 : 3;
@@ -487,7 +490,7 @@ static int n_residual(const struct device *d)
 /* Rows of logits that ranks gather at a time. */
 enum { MAX_HEAD_ROWS = 32 };
 
-/* Cuts one stage's activations, and its buffers x of the residual stream. */
+/* Lays out one stage's activations and its buffers x of the residual stream. Returns the bytes. */
 static size_t lay_out(const struct model *m, struct activations *a, struct mat x[3],
                       uint8_t *base, int rows)
 {

@@ -4,14 +4,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Runs of a fixed length are what the compiler makes vectors of at -O2. */
+/* The compiler vectorizes loops of a fixed length at -O2. */
 enum { RUN_BYTES = 512 };
 union run {
     uint16_t half[RUN_BYTES / 2];
     uint32_t word[RUN_BYTES / 4];
 };
 
-/* Those that are no numbers have all bits of the exponent. */
+/* An element is NaN or infinite if all its exponent bits are set. */
 static bool is_bad16(const union run *r, uint16_t exponent)
 {
     uint16_t bad = 0;

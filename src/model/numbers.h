@@ -1,7 +1,7 @@
-/* numbers.h - whether all elements of a tensor are numbers.  Private to src/model.
+/* numbers.h - checks that all elements of a tensor are finite.  Private to src/model.
  *
- * safetensors have no checksums: a NaN or an infinity among weights is what shows that a file
- * is damaged (or that a training was). */
+ * safetensors files have no checksums, so a NaN or an infinity among weights is a sign that a file
+ * (or a training run) is damaged. */
 #ifndef MODEL_NUMBERS_H
 #define MODEL_NUMBERS_H
 
@@ -10,7 +10,8 @@
 
 #include "tensor/tensor.h"
 
-/* Whether none of n elements (f32, bf16 or f16, at any address) is a NaN or an infinity.  Pure. */
+/* Returns true if none of n elements (f32, bf16 or f16, at any address) is NaN or infinite.  Pure.
+ */
 bool numbers_only(const void *p, size_t n, enum dtype t);
 
 #endif

@@ -18,7 +18,7 @@
 
 #define MAGIC "hcpacked"
 
-/* Places in the header. */
+/* Byte offsets in the header. */
 enum {
     H_MAGIC = 0,
     H_VERSION = 8,
@@ -80,7 +80,7 @@ static int damaged(const struct pack_file *f, const char *what, struct err *err)
                    what);
 }
 
-/* A run of bytes lies in the file, behind the header. */
+/* Returns whether a run of bytes lies in the file, behind the header. */
 static bool is_inside(const struct pack_file *f, uint64_t at, uint64_t bytes)
 {
     return at >= PACK_ALIGN && at <= f->file_bytes && bytes <= f->file_bytes - at;
@@ -180,10 +180,11 @@ static int read_dtype(const struct json *o, const char *key, enum dtype *out,
     return err_set(err, ERR_FORMAT, "'%s' is '%s'", key, name);
 }
 
-/* From SLOT_WQ to SLOT_DOWN. */
+/* Keys for SLOT_WQ to SLOT_DOWN. */
 static const char *const matrix_keys[] = {"wq", "wkv", "wo", "up", "down"};
 
-/* "matrices": the type of the head, then of W_q, W_k and W_v, W_o, up, down of each layer. */
+/* Reads "matrices": the type of the head, then for each layer those of W_q, W_k and W_v, W_o, up,
+ * down. */
 static int read_matrices(struct pack_file *f, const struct json *o, struct err *err)
 {
     const struct json *list;
@@ -229,7 +230,7 @@ static int read_text(struct pack_file *f, const struct json *o, struct err *err)
     for (int i = 0; i < 2; i++)
         if (f->table_dtype[i] >= DTYPE_Q8 || f->file_dtype >= DTYPE_Q8)
             return damaged(f, "its description", err);
-    if (dtype_has_blocks(f->dtype)) /* q4 says that each matrix has one of these */
+    if (dtype_has_blocks(f->dtype)) /* with q4 each matrix has one of these types */
         return damaged(f, "its description", err);
     f->n_layers = (int)n_layers;
     rc = read_matrices(f, o, err);
@@ -254,7 +255,7 @@ static int check_header(struct pack_file *f, const uint8_t *h, uint64_t size,
                         struct err *err)
 {
     if (memcmp(h, MAGIC, 8) != 0)
-        return err_set(err, ERR_FORMAT, "%s: is no packed model", f->path);
+        return err_set(err, ERR_FORMAT, "%s: not a packed model", f->path);
     if (checksum64(h, H_SUM) != get_u64(h + H_SUM))
         return damaged(f, "its header", err);
     if (get_u32(h + H_VERSION) != PACK_VERSION)
@@ -316,7 +317,7 @@ int pack_file_open(struct pack_file *out, const char *path, struct err *err)
     if (rc != 0)
         err_set(err, rc, "%s: %s", path, strerror(-rc));
     else if (!S_ISREG(st.st_mode))
-        rc = err_set(err, ERR_FORMAT, "%s: is no packed model", path);
+        rc = err_set(err, ERR_FORMAT, "%s: not a packed model", path);
     if (rc == 0)
         rc = read_at(out, fd, h, sizeof h, 0, err);
     if (rc == 0)
@@ -458,7 +459,7 @@ static struct json *describe(const struct pack_file *f)
     return o;
 }
 
-/* Room for the description: numbers in it get longer as offsets are set. */
+/* Room for the description, whose numbers get longer when offsets are set. */
 static uint64_t text_room(const struct pack_file *f)
 {
     struct json *o = describe(f);

@@ -1,16 +1,16 @@
-/* pack_file.h - what a packed model file says about itself: header, description, checksums and
- * the small files that travel in it.  docs/PACKED_FORMAT.md has the byte tables.
+/* pack_file.h - the header of a packed model file, its description, its checksums, and the small
+ * files inside it.  docs/PACKED_FORMAT.md has the byte tables.
  *
  *     0        header, 4096 bytes, with its own checksum
  *     4096     description (JSON), then the source's files that text needs, with checksums
  *              checksums of the parts: one for each MiB
  *              the parts: tables | head | layer 0 streamed, kept | layer 1 streamed, kept | ...
  *
- * Description, files and parts begin at multiples of 4096.  A part is the memory of a device's
- * weights as the device has them (pack_image.h), so a file belongs to one layout: a device's
- * name, the version of its layout, and the number of its ranks.
+ * Description, files and parts begin at multiples of 4096.  A part is an image of a device's memory
+ * with weights (pack_image.h), so a file suits one layout only: a device's name, the version of its
+ * layout, and its number of ranks.
  *
- * This module parses and describes.  It reads with plain system calls and knows no device.
+ * This module parses and describes.  It reads with plain system calls and knows no device;
  * pack_read.h reads the parts. */
 #ifndef MODEL_PACK_FILE_H
 #define MODEL_PACK_FILE_H
@@ -27,7 +27,7 @@
 enum {
     PACK_VERSION = 1,
     PACK_ALIGN = 4096,
-    PACK_SUM_BYTES = 1 << 20, /* bytes that one checksum guards */
+    PACK_SUM_BYTES = 1 << 20, /* bytes that one checksum covers */
     PACK_LAYOUT_BYTES = 64,
 };
 
@@ -44,7 +44,7 @@ static inline size_t pack_kept_part(int l)
 
 struct pack_part {
     uint64_t at, bytes; /* multiples of PACK_ALIGN; bytes may be 0 */
-    size_t first_sum;   /* index of its first checksum */
+    size_t first_sum;   /* index of the part's first checksum */
 };
 
 static inline size_t pack_part_sums(const struct pack_part *p)
@@ -52,25 +52,25 @@ static inline size_t pack_part_sums(const struct pack_part *p)
     return (size_t)((p->bytes + PACK_SUM_BYTES - 1) / PACK_SUM_BYTES);
 }
 
-/* A file of the source: config.json, tokenizer.json, ... */
+/* A file of the source, such as config.json or tokenizer.json. */
 struct pack_member {
     const char *name;
     uint64_t at, bytes, sum;
-    uint64_t
-        file_bytes; /* of the file that it is the beginning of (tokenizer.gguf); else 0 */
+    /* full size of the file if only its beginning is stored (tokenizer.gguf); else 0 */
+    uint64_t file_bytes;
 };
 
 struct pack_file {
     char *path;
     uint64_t file_bytes;
-    struct sha256 hash; /* of the weights, as weights.hash */
-    enum dtype dtype;   /* of the matrices; DTYPE_Q4: each has its own */
+    struct sha256 hash; /* hash of the weights, as weights.hash */
+    enum dtype dtype;   /* type of the matrices; DTYPE_Q4: each has its own */
     struct matrix_types matrices;
     enum dtype file_dtype;
-    enum dtype table_dtype[2]; /* of embeddings and of learned positions */
+    enum dtype table_dtype[2]; /* types of the embeddings and of the learned positions */
     char layout[PACK_LAYOUT_BYTES];
     int n_layers;
-    bool any_context; /* random weights: rotations may go beyond the shape's context */
+    bool any_context; /* random weights: positions may exceed the shape's context */
     const char *source, *note;
     struct weights_types types;
     size_t n_parts;
@@ -79,36 +79,39 @@ struct pack_file {
     uint64_t *sums;
     size_t n_members;
     struct pack_member *members;
-    void *json; /* owns the texts above */
+    void *json; /* owns the strings above */
 };
 
-/* Whether `path` is a regular file that begins as a packed model does. */
+/* Returns whether `path` is a regular file that begins like a packed model. */
 bool pack_file_is(const char *path);
 
-/* Reads and checks everything but members and parts.  ERR_FORMAT: no packed model;
- * ERR_UNSUPPORTED: another version; ERR_CORRUPT: damaged, or cut short.  close also after an
+/* Reads and checks everything but members and parts.  ERR_FORMAT: not a packed model;
+ * ERR_UNSUPPORTED: another version; ERR_CORRUPT: damaged or cut short.  Call close also after an
  * error. */
 int pack_file_open(struct pack_file *out, const char *path, struct err *err);
 void pack_file_close(struct pack_file *f);
-/* The part of open that parses: reads the description into f, which has path, file_bytes and
- * n_sums.  Members and parts lie in the file then.  Call it once; close f also after an error. */
+/* The parsing part of pack_file_open: reads the description into f, whose path, file_bytes and
+ * n_sums are set, and checks that members and parts lie in the file.  Call it once; close f also
+ * after an error. */
 int pack_file_describe(struct pack_file *f, const char *text, size_t n, struct err *err);
 
-/* The bytes of a member with a final zero that *n does not count; the caller frees *out.  -ENOENT
- * where the file has none of this name, ERR_CORRUPT where its checksum does not hold. *file_bytes
- * (NULL allowed): as in struct pack_member. */
+/* Reads a member and appends a final zero that *n does not count; the caller frees *out.  -ENOENT:
+ * no member of this name; ERR_CORRUPT: its checksum does not match. *file_bytes (NULL allowed): see
+ * struct pack_member. */
 int pack_member_read(const struct pack_file *f, const char *name, char **out, size_t *n,
                      uint64_t *file_bytes, struct err *err);
 
 /* --- for the writer --- */
 
-/* The bytes before the first part, which the caller frees.  lay_out was called before. */
+/* Returns the bytes before the first part in *out, which the caller frees.  Call pack_file_lay_out
+ * before. */
 void pack_file_encode(const struct pack_file *f, const char *const *member_bytes,
                       uint8_t **out, size_t *n);
-/* Sets the offsets of members, checksums and parts from their sizes, and file_bytes. */
+/* Sets file_bytes and the offsets of members, checksums and parts, from their sizes. */
 void pack_file_lay_out(struct pack_file *f);
 
-/* A file of a model: DIR/name, or the member of a packed file.  As file_read_regular. */
+/* Reads a file of a model: DIR/name, or the member of a packed file. Otherwise like
+ * file_read_regular. */
 int model_file_read(const char *source, const char *name, size_t max_bytes, char **out,
                     size_t *n, struct err *err);
 

@@ -8,7 +8,7 @@
 #include "model/share.h"
 #include "model/weights_slots.h"
 
-/* Matrices and vectors begin at a line of the cache; vectors are read in whole lines. */
+/* Matrices and vectors begin at a cache line; vectors are read in whole lines. */
 enum { LINE = 64 };
 
 static size_t slot_bytes(const struct image_shape *s, enum slot slot, int layer)

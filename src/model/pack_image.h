@@ -1,17 +1,17 @@
-/* pack_image.h - where each slot lies in an image: the memory of some of a device's weights in
- * one piece.  Private to src/model.
+/* pack_image.h - the place of each slot in an image, which is one contiguous piece of device memory
+ * with some of the weights.  Private to src/model.
  *
  *   tables     embeddings, learned positions        stage of the embeddings
  *   head       output head, its bias, final norm    last stage
  *   streamed   a layer's wq, wo, w_up, w_down       the layer's stage
  *   kept       a layer's wkv, norms and biases      the layer's stage
  *
- * Restores from hidden states need only what is kept.  The streamed image is what a budget may
- * leave on the disk.  Layers have images of the same shape, unless their matrices have types of
- * their own (matrix_types.h).
+ * Restores from hidden states need only the kept images.  A memory limit may leave streamed images
+ * on the disk.  All layers have images of the same shape, unless their matrices have types of their
+ * own (matrix_types.h).
  *
- * A slot's bytes are those of the device's layout (ops.h, weight_bytes), so a change of how a
- * backend packs raises PACK_LAYOUT_VERSION.  In a file the images of a stage's ranks follow one
+ * A slot has the bytes of the device's layout (ops.h, weight_bytes).  A change of how a backend
+ * packs therefore raises PACK_LAYOUT_VERSION.  In a file the images of a stage's ranks follow one
  * another. */
 #ifndef MODEL_PACK_IMAGE_H
 #define MODEL_PACK_IMAGE_H
@@ -20,7 +20,7 @@
 #include "model/weights.h"
 #include "model/weights_names.h"
 
-/* Raised whenever a backend packs matrices in another way, or the order here changes. */
+/* Raise it whenever a backend packs matrices differently, or the order here changes. */
 enum { PACK_LAYOUT_VERSION = 1 };
 
 enum image_kind { IMAGE_TABLES, IMAGE_HEAD, IMAGE_STREAMED, IMAGE_KEPT, N_IMAGE_KINDS };
@@ -34,29 +34,30 @@ struct image {
     int n;
     int layer;
     struct image_item items[N_SLOTS];
-    size_t bytes; /* of one rank: a multiple of 4096; 0 where it is empty */
+    size_t bytes; /* bytes on one rank, a multiple of 4096; 0: empty */
 };
 
-/* What the bytes of a slot depend on. */
+/* Everything that determines the bytes of a slot. */
 struct image_shape {
     const struct model_config *cfg;
     struct device *dev;
     const struct matrix_types *types;
-    enum dtype table_dtype[2]; /* of embeddings and of learned positions */
+    enum dtype table_dtype[2]; /* types of the embeddings and of the learned positions */
 };
 
-/* `layer` is of no matter for tables and head. */
+/* Computes an image. `layer` is ignored for tables and head. */
 void image_make(struct image *out, const struct image_shape *s, enum image_kind kind,
                 int layer);
 
-/* Points the slots of an image at memory: of w, or of *l where they are a layer's. */
+/* Points the slots of an image at memory: those of w, or of *l if they belong to a layer. */
 void image_bind(const struct image *im, const struct image_shape *s, const struct buf *mem,
                 struct weights *w, struct layer_weights *l);
 
-/* Where a slot of w (of *l) lies now, on rank 0. */
+/* Returns the present address of a slot of w or *l, on rank 0. */
 const void *image_source(enum slot slot, struct weights *w, struct layer_weights *l);
 
-/* "cpu 1, 2 ranks": which devices can use an image.  s is a stream of such a device. */
+/* Writes the name of the layout that devices need to use an image: "cpu 1, 2 ranks".  s is a stream
+ * of such a device. */
 void image_layout_name(struct stream *s, char *out, size_t n);
 
 static inline enum image_kind image_kind_of(enum slot s)

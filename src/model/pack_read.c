@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* MiBs in flight in the kernel: 4 to 8 give the disk's full speed, and some are being checked. */
+/* MiB in flight in the kernel: 4 to 8 reach the disk's full speed, and some are being checked. */
 enum { DEPTH = 12 };
 
 int pack_reader_open(struct pack_reader *r, const struct pack_file *f, struct io *io,

@@ -1,7 +1,7 @@
 /* pack_read.h - reads parts of a packed file with O_DIRECT, and checks every MiB as it arrives.
  *
- *   pack_reader_begin(r, job, part, dst)   queues the part; several may be under way
- *   pack_reader_step(r, ...)               checks what has arrived, and says which job has ended
+ *   pack_reader_begin(r, job, part, dst)   queues the part; several may be in flight
+ *   pack_reader_step(r, ...)               checks arrived bytes, and returns a job that has ended
  *
  * Disk and checksums overlap: while one MiB is checked, the queue reads the next ones.  A reader
  * belongs to one thread at a time. */
@@ -17,17 +17,17 @@ struct pack_reader {
     bool owns_io;
     struct io_file *file;
     struct io_queue *q;
-    /* Totals since it was opened. */
+    /* Totals since the reader was opened. */
     uint64_t n_bytes;
-    int64_t verify_ns; /* of the thread's time: the checksums */
+    int64_t verify_ns; /* the thread's time for checksums */
 };
 
-/* One part that is being read, in the caller's memory until it has ended. */
+/* One part that is being read; it lies in the caller's memory until it has ended. */
 struct pack_job {
     size_t part;
     uint8_t *dst;
     void *user;
-    int rc; /* 0, or what went wrong first; err says it */
+    int rc; /* 0, or the first error, whose message is in err */
     struct err err;
     /* private */
     size_t n_left;
@@ -36,30 +36,30 @@ struct pack_job {
     size_t room;
 };
 
-/* f outlives the reader.  io: borrowed; NULL: the machine's best way to read. */
+/* f must outlive the reader.  io: borrowed; NULL: the machine's best way to read. */
 int pack_reader_open(struct pack_reader *r, const struct pack_file *f, struct io *io,
                      struct err *err);
-void pack_reader_close(struct pack_reader *r); /* waits for what is in flight */
+void pack_reader_close(struct pack_reader *r); /* waits for reads in flight */
 
-/* Queues the part's bytes for dst, which is page-aligned.  A part of no bytes has ended at once:
- * false. */
+/* Queues a part to be read to dst, which is page-aligned.  Returns false if the part is empty; the
+ * job has then already ended. */
 bool pack_reader_begin(struct pack_reader *r, struct pack_job *j, size_t part, void *dst);
 void pack_job_deinit(struct pack_job *j);
 
-/* Waits at most timeout_ns (negative: for ever) for bytes, and checks them. *n: how many MiB
- * have ended; *done: a job that has, else NULL.  An error is the queue's own: it is of no use
- * any more. */
+/* Waits at most timeout_ns (negative: forever) for bytes, and checks them. *n: number of MiB that
+ * ended; *done: a job that has ended, or NULL.  An error is the queue's own: the reader is unusable
+ * then. */
 int pack_reader_step(struct pack_reader *r, int64_t timeout_ns, unsigned *n,
                      struct pack_job **done, struct err *err);
 
-/* Asks for an early end of all that is under way: the jobs end with -ECANCELED, unless the device
- * keeps a request. */
+/* Asks for an early end of all reads: jobs end with -ECANCELED, unless the device keeps a request.
+ */
 static inline void pack_reader_cancel(struct pack_reader *r)
 {
     io_queue_cancel(r->q);
 }
 
-/* Reads one part, waiting for it. */
+/* Reads one part and waits for it. */
 int pack_reader_read(struct pack_reader *r, size_t part, void *dst, struct err *err);
 
 #endif

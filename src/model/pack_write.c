@@ -1,9 +1,9 @@
 /* pack_write.c - see pack_write.h.
  *
- * Each part is loaded as it is loaded for use, read back from the device, and written in pieces of
- * one MiB, each with its checksum.  The head of the file, which names all of that, is written last.
- * The bytes leave the page cache when they are durable, so that packing does not displace what the
- * machine works with. */
+ * Each part is loaded as for use, read back from the device, and written in pieces of one MiB, each
+ * with its checksum.  The head of the file, which describes all parts, is written last.  The bytes
+ * leave the page cache once they are durable, so that packing does not displace other programs'
+ * pages. */
 #include "model/pack_write.h"
 
 #include <errno.h>
@@ -25,7 +25,7 @@
 #include "model/share.h"
 #include "model/weights_slots.h"
 
-/* The files of a folder that a tokenizer is made of. */
+/* The files of a folder that a tokenizer reads. */
 static const char *const folder_members[] = {
     "tokenizer.json",
     "tokenizer_config.json",
@@ -42,7 +42,7 @@ enum { MAX_MEMBERS = N_FOLDER_MEMBERS + 1 };
 #define MEMBER_MAX_BYTES ((size_t)256 << 20)
 
 struct packer {
-    const struct model *m; /* described, not loaded */
+    const struct model *m; /* opened without weights */
     struct weights_opts wo;
     struct image_shape shape;
     struct pack_file f;
@@ -55,7 +55,7 @@ struct packer {
     uint64_t at;
     size_t sum; /* index of the piece's checksum */
     struct weights_digests digests;
-    struct weights_errors errors; /* of what is made into 4 bits */
+    struct weights_errors errors; /* errors of the matrices converted to 4 bits */
     struct progress progress;
     uint64_t bytes_done;
     struct err *err;
@@ -117,7 +117,7 @@ static int put(struct packer *p, struct stream *s, const void *src, size_t n)
     return 0;
 }
 
-/* A stage's image, rank by rank, from weights that are loaded. */
+/* Writes a stage's image, rank by rank, from loaded weights. */
 static int put_image(struct packer *p, size_t part, enum image_kind kind, struct weights *w,
                      int layer)
 {
@@ -147,7 +147,7 @@ static int put_image(struct packer *p, size_t part, enum image_kind kind, struct
     return rc == 0 ? flush(p) : rc;
 }
 
-/* What was written is made durable, and leaves the page cache. */
+/* Makes the written bytes durable and drops them from the page cache. */
 static int settle(struct packer *p)
 {
     if (fdatasync(p->fd) != 0)
@@ -191,7 +191,8 @@ static int put_layer(struct packer *p, int l)
     return rc == 0 ? settle(p) : rc;
 }
 
-/* --- what travels with the weights ------------------------------------------------------------ */
+/* --- small files beside the weights --------------------------------------------------------------
+ */
 
 static void add_member(struct packer *p, const char *name, char *bytes, size_t n,
                        uint64_t file_bytes)
@@ -202,7 +203,7 @@ static void add_member(struct packer *p, const char *name, char *bytes, size_t n
         .name = name, .bytes = n, .sum = checksum64(bytes, n), .file_bytes = file_bytes};
 }
 
-/* The configuration, which must say the same when it is read back. */
+/* Adds the configuration, and checks that reading it back gives an equal one. */
 static int add_config(struct packer *p)
 {
     struct model_config again;
@@ -215,14 +216,14 @@ static int add_config(struct packer *p)
     bool same = strcmp(a, b) == 0 && again.n_layers == p->m->cfg.n_layers;
     free(a);
     free(b);
-    return same
-               ? 0
-               : err_set(p->err, ERR_UNSUPPORTED,
-                         "%s: its configuration cannot be packed: it reads back as another",
-                         p->m->source);
+    return same ? 0
+                : err_set(
+                      p->err, ERR_UNSUPPORTED,
+                      "%s: its configuration cannot be packed: it reads back differently",
+                      p->m->source);
 }
 
-/* Metadata lies before the tensors: the tokenizer is in it. */
+/* Adds the beginning of a GGUF file: its metadata, with the tokenizer, lies before the tensors. */
 static int add_gguf(struct packer *p)
 {
     struct gguf_files files;
@@ -260,7 +261,7 @@ static int add_members(struct packer *p)
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-/* Types and sizes: known without the weights. */
+/* Fills in types and sizes, which are known without the weights. */
 static int describe(struct packer *p)
 {
     struct weights_info info = {0};
@@ -320,7 +321,7 @@ static int make_room(struct packer *p, const char *path)
 {
     struct statvfs st;
     if (access(path, F_OK) == 0)
-        return err_set(p->err, -EEXIST, "%s: exists already; choose another name", path);
+        return err_set(p->err, -EEXIST, "%s: already exists; choose another name", path);
     p->fd = open(p->temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (p->fd < 0 || fstatvfs(p->fd, &st) != 0)
         return fault(p, -errno);
@@ -332,7 +333,7 @@ static int make_room(struct packer *p, const char *path)
                    p->f.file_bytes / 1000000, have / 1000000);
 }
 
-/* The head comes last; then the name. */
+/* Writes the head, then renames the file to its final name. */
 static int publish(struct packer *p, const char *path)
 {
     uint8_t *head;
@@ -410,7 +411,7 @@ int pack_write(const char *source, const char *path, struct device *dev,
     p.temp = xasprintf("%s.tmp", path);
     if (pack_file_is(source)) {
         free(p.temp);
-        return err_set(err, ERR_USAGE, "%s: is packed already", source);
+        return err_set(err, ERR_USAGE, "%s: is already packed", source);
     }
     int rc = stream_create(dev, STREAM_COMPUTE, &s, p.err);
     if (rc == 0)

@@ -7,10 +7,10 @@
 #include "model/model.h"
 
 struct pack_result {
-    struct weights_errors
-        errors;     /* of what was made into 4 bits; free(errors.of) ends it */
-    char note[320]; /* how the type of matrices was chosen, or what it costs */
-    uint64_t bytes; /* of the file */
+    /* errors of matrices converted to 4 bits; free errors.of */
+    struct weights_errors errors;
+    char note[320]; /* how the type of the matrices was chosen, or its cost */
+    uint64_t bytes; /* size of the file */
     int n_layers;
     char layout[64];
     enum dtype dtype;
@@ -18,8 +18,8 @@ struct pack_result {
 };
 
 /* Packs `source` (a folder, a GGUF file, synth:SHAPE) for a device, with matrices held as `weights`
- * says (model_opts.weights).  It holds one layer at a time, or the tables and the head.  The file
- * appears under its name when it is whole and durable; after an error there is none of ours.
+ * says (model_opts.weights).  Memory holds one layer at a time, or the tables and the head.  The
+ * file appears under its name when it is complete and durable; after an error no file is left.
  * -EEXIST: `path` exists. */
 int pack_write(const char *source, const char *path, struct device *dev,
                const char *weights, struct pack_result *out, struct err *err);

@@ -11,7 +11,7 @@ void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o)
     *p = (struct model_pass){.o = *o, .layer = o->first_layer};
 }
 
-/* The n next rows of layer l's input, on a stage. */
+/* Returns the next n rows of layer l's input, on a stage. */
 static struct mat rows_of(const struct model_pass *p, int l, int stage, int n)
 {
     const struct residual *x = p->o.x;
@@ -32,7 +32,7 @@ static void release(struct model_pass *p)
     p->lw = NULL;
 }
 
-/* *in = the next rows of the present layer's input: embedded, or handed over by the stage
+/* Sets *in to the next rows of the present layer's input: embedded, or copied from the stage
  * before. */
 static int input(struct model_pass *p, const struct ragged *r, struct mat *in)
 {
@@ -47,12 +47,12 @@ static int input(struct model_pass *p, const struct ragged *r, struct mat *in)
     return copy_to_stage(p->o.stream, *in, rows_of(p, l, model_stage(m, l - 1), n));
 }
 
-/* f16 ends at 65504; the residual streams of some models do not. */
+/* f16 ends at 65504, which the residual streams of some models exceed. */
 static int check_range(const struct model_pass *p, struct mat x)
 {
     const struct model *m = p->o.model;
-    /* A value that left f16's range never comes back, so the last layer shows it too.  Where the
-     * host would have to wait for the device, only that layer is asked. */
+    /* A value that left f16's range never comes back, so the last layer shows it too.  On devices
+     * where the check makes the host wait, only that layer is checked. */
     bool asks = m->dev->unified || p->layer + 1 == m->cfg.n_layers, finite = true;
     if (!p->o.checks_range || m->dtype != DTYPE_F16 || !asks)
         return 0;

@@ -3,16 +3,17 @@
  *   begin    rows and their tokens are given; nothing is computed
  *   layer l  acquire weights | embed or cross stages | the layer, check of its range, tap | release
  *   kv l     acquire weights | embed or cross stages | K and V only                       | release
- *   end      releases what an unfinished layer holds
+ *   end      releases the weights that an unfinished layer holds
  *
- * Everything that computes layers drives a pass: the forward pass of a batch (model_forward), the
+ * All code that computes layers drives a pass: the forward pass of a batch (model_forward), the
  * recomputation of a restore, the prefill that follows a restore layer by layer, the profile and
- * the fingerprint's probe.  Other work may use the same model_work and stream between two calls:
- * what a pass keeps from one layer to the next is in its residual stream alone.
+ * the fingerprint's probe.  Other work may use the same model_work and stream between two calls: a
+ * pass keeps its state between layers in its residual stream alone.
  *
  * Invariants:
- *  1. Layers pass in ascending order, each once.  A layer's weights are acquired before its first
- *     rows and released after its last (weights_use.h).
+ *  1. Layers run in ascending order, each once.  A layer's weights are acquired before its first
+ *     rows
+ *     and released after its last (weights_use.h).
  *  2. The rows of a pass may go through a layer in pieces, in ascending order.  Pieces change no
  *     bits. */
 #ifndef MODEL_PASS_H
@@ -33,31 +34,34 @@ struct model_pass_opts {
     struct model_work *work;
     struct stream *stream;
     int n_rows;
-    int first_layer;          /* the pass begins with it; its input is in x, on its stage */
-    const int32_t *ids;       /* [n_rows], of layer 0; NULL: its input is in x already */
-    const struct residual *x; /* rows [0, n_rows) of it are the pass's */
+    int first_layer; /* layer at which the pass begins; its input is in x, on its stage */
+    /* [n_rows] token ids for layer 0; NULL: the first layer's input is already in x */
+    const int32_t *ids;
+    const struct residual *x;  /* the pass uses rows [0, n_rows) */
     const struct kv_layer *kv; /* [n_layers] */
-    /* Shown each layer's input and K and V. With one buffer the input is overwritten by then. */
-    const struct model_tap *tap; /* NULL: nobody looks */
-    bool checks_range;           /* MODEL_E_OVERFLOW where an f16 output left f16's range */
+    /* Receives each layer's input, K and V. With one buffer the layer has already overwritten its
+     * input. */
+    const struct model_tap *tap; /* NULL: none */
+    bool checks_range; /* returns MODEL_E_OVERFLOW if an f16 output left f16's range */
 };
 
-/* In the caller's memory. What o points to outlives the pass. */
+/* Lies in the caller's memory. Everything that o points to must outlive the pass. */
 struct model_pass {
     struct model_pass_opts o;
-    int layer;                      /* the next one, or the one that rows are passing */
-    int row;                        /* rows [0, row) have passed it */
-    const struct layer_weights *lw; /* its weights; NULL: not acquired */
+    int layer;                      /* the next layer, or the one that rows are passing */
+    int row;                        /* rows [0, row) have passed the layer */
+    const struct layer_weights *lw; /* the layer's weights; NULL: not acquired */
 };
 
 void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o);
 
-/* The next r->n_rows rows pass the present layer; r has their positions and tables.  Behind the
- * last row the pass goes on to the next layer.  After an error only model_pass_end may follow. */
+/* Takes the next r->n_rows rows through the present layer; r has their positions and tables.  After
+ * the last row the pass moves to the next layer.  After an error only model_pass_end may follow. */
 int model_pass_layer(struct model_pass *p, const struct ragged *r);
 
-/* Instead of model_pass_layer, for the last layer that is wanted: kv_rows [n_rows][2 * rank_kv_dim]
- * T = K (before RoPE) and V of the present layer.  All rows at once; the pass is done behind it. */
+/* Computes only kv_rows [n_rows][2 * rank_kv_dim] T = K (before RoPE) and V of the present layer,
+ * instead of model_pass_layer, for the last layer that is wanted.  It takes all rows at once and
+ * completes the pass. */
 int model_pass_kv(struct model_pass *p, const struct ragged *r, struct mat kv_rows);
 
 static inline bool model_pass_is_done(const struct model_pass *p)
@@ -65,10 +69,11 @@ static inline bool model_pass_is_done(const struct model_pass *p)
     return p->layer == p->o.model->cfg.n_layers;
 }
 
-/* The output [n_rows][d] T of the last layer that all rows have passed, on that layer's stage. */
+/* Returns the output [n_rows][d] T of the last layer that all rows have passed, on that layer's
+ * stage. */
 struct mat model_pass_output(const struct model_pass *p);
 
-/* In any state, twice too: releases weights that are held. */
+/* Releases weights that are still held. It may be called in any state, also twice. */
 void model_pass_end(struct model_pass *p);
 
 #endif

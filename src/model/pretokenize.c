@@ -1,9 +1,9 @@
 /* pretokenize.c - see pretokenize.h.
  *
  * The file's steps are compiled to four plain ones: cut at matches of a regular expression, put a
- * space in front of each piece, write metaspaces for spaces, write bytes in the byte-level
- * alphabet. The last is needed only where another step follows a ByteLevel (falcon):
- * pieces go back to bytes at the end. */
+ * space in front of each piece, replace spaces by metaspaces, write bytes in the byte-level
+ * alphabet. The last is used only if another step follows a ByteLevel step (falcon): pieces are
+ * then converted back to bytes at the end. */
 #include "model/pretokenize.h"
 
 #include "base/mem.h"
@@ -18,10 +18,10 @@ enum step_kind { STEP_SPLIT, STEP_PREFIX_SPACE, STEP_METASPACE, STEP_BYTE_TEXT }
 
 struct step {
     enum step_kind kind;
-    struct regex *regex; /* SPLIT */
+    struct regex *regex; /* for SPLIT */
     enum split_behavior behavior;
     bool invert;
-    struct tokenizer_text mark; /* METASPACE; borrowed */
+    struct tokenizer_text mark; /* for METASPACE; borrowed */
     enum prepend_scheme prepend;
 };
 
@@ -29,14 +29,14 @@ struct pretokenizer {
     int n_steps;
     struct step steps[3 * TOKENIZER_MAX_STEPS];
     bool byte_level;
-    bool byte_text; /* a STEP_BYTE_TEXT is among the steps */
+    bool byte_text; /* one of the steps is STEP_BYTE_TEXT */
 };
 
-/* What ByteLevel cuts with where use_regex is set: GPT-2's pattern. */
+/* The pattern with which ByteLevel cuts if use_regex is set: GPT-2's. */
 static const char gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 static const char digit_pattern[] = "\\p{N}";
-/* ASCII punctuation includes symbols ($+<=>^`|~) that Unicode's P does not. */
+/* ASCII punctuation includes symbols ($+<=>^`|~) that Unicode's class P does not. */
 static const char punctuation_pattern[] = "[!-\\/:-@\\[-`\\{-~\\p{P}]";
 
 /* --- making ------------------------------------------------------------------------------- */
@@ -155,7 +155,7 @@ static void push(struct pieces *p, size_t begin, size_t end)
     p->list[p->n++] = (struct piece){.begin = begin, .end = end};
 }
 
-/* Starts a new list; the old one is returned and stays valid until the next swap. */
+/* Starts a new list and returns the old one, which stays valid until the next swap. */
 static const struct piece *swap_lists(struct pieces *p, size_t *n_old)
 {
     struct piece *old = p->list;
@@ -171,13 +171,13 @@ static const struct piece *swap_lists(struct pieces *p, size_t *n_old)
 
 /* --- cutting ------------------------------------------------------------------------------ */
 
-/* One piece being cut: parts arrive in order, matches and what lies between them. */
+/* One piece that is being cut: its parts, matches and the text between them, arrive in order. */
 struct cut {
     struct pieces *out;
     enum split_behavior behavior;
     size_t first;     /* index of the piece's first part */
-    bool was_match;   /* the part before this one */
-    bool has_waiting; /* MERGED_WITH_NEXT: a match that waits for what follows it */
+    bool was_match;   /* the previous part was a match */
+    bool has_waiting; /* MERGED_WITH_NEXT: a match waits for the part that follows */
     struct piece waiting;
 };
 
@@ -233,7 +233,7 @@ static void add_part(struct cut *c, size_t begin, size_t end, bool match)
     c->was_match = match;
 }
 
-/* Hands on what is cut already, but for the last part, which may still grow. */
+/* Passes on the finished pieces, all but the last, which may still grow. */
 typedef int hand_on_fn(void *arg, struct pieces *p, struct err *err);
 
 static int cut_piece(const struct step *s, struct pieces *p, struct piece piece,
@@ -276,7 +276,8 @@ static int run_split(const struct step *s, struct pieces *p, struct err *err)
 
 /* --- rewriting ---------------------------------------------------------------------------- */
 
-/* A step that changes the text writes every piece anew; to is large enough.  Returns the length. */
+/* A step that changes the text rewrites every piece to `to`, which is large enough. Returns the
+ * length. */
 typedef size_t rewrite_fn(const struct step *s, const char *piece, size_t n, bool first,
                           char *to);
 
@@ -332,7 +333,7 @@ static size_t put_bytes(const struct step *s, const char *piece, size_t n, bool 
     return len;
 }
 
-/* At most `grow` bytes for each byte, and `grow` more for each piece. */
+/* Rewriting makes at most `grow` bytes of each byte, and adds at most `grow` per piece. */
 static void rewrite(struct pieces *p, rewrite_fn *fn, const struct step *s, size_t grow,
                     bool at_start)
 {
@@ -370,7 +371,7 @@ static void begin_text(struct pieces *out, const char *text, size_t n)
     out->failed = false;
 }
 
-/* Steps [from, to) on the pieces that are there. */
+/* Runs steps [from, to) on the present pieces. */
 static int run_steps(const struct pretokenizer *p, int from, int to, bool at_start,
                      struct pieces *out, struct err *err)
 {
@@ -395,7 +396,7 @@ static int run_steps(const struct pretokenizer *p, int from, int to, bool at_sta
     return rc == 0 && out->failed ? no_memory(out->n_text, err) : rc;
 }
 
-/* The first step of those at the end that only cut. */
+/* Returns the first of the final steps that only cut. */
 static int first_cut(const struct pretokenizer *p)
 {
     int i = p->n_steps;
@@ -404,11 +405,11 @@ static int first_cut(const struct pretokenizer *p)
     return i;
 }
 
-/* What goes on with the pieces of the first cut. */
+/* State for handing on the pieces of the first cut. */
 struct each {
     const struct pretokenizer *p;
-    int next;             /* step */
-    struct pieces window; /* the other cuts work on it */
+    int next;             /* next step */
+    struct pieces window; /* pieces of the first cut, which the later steps cut further */
     piece_fn *fn;
     void *arg;
 };
@@ -417,7 +418,7 @@ static int pass_on(struct each *e, struct pieces *from, size_t n, struct err *er
 {
     struct pieces *w = &e->window;
     begin_text(w, from->text, from->n_text);
-    w->match = from->match; /* it bounds the work of all matches together */
+    w->match = from->match; /* bounds the work of all matches together */
     for (size_t i = 0; i < n; i++)
         push(w, from->list[i].begin, from->list[i].end);
     int rc = run_steps(e->p, e->next, e->p->n_steps, false, w, err);
@@ -434,8 +435,8 @@ static int hand_on(void *arg, struct pieces *p, struct err *err)
     return p->failed ? no_memory(p->n_text, err) : pass_on(arg, p, p->n - 1, err);
 }
 
-/* Texts of megabytes have millions of pieces.  So where the last steps only cut, a window of
- * pieces is cut and handed on at a time. */
+/* Texts of megabytes have millions of pieces.  If the last steps only cut, one window of pieces at
+ * a time is cut and handed on. */
 int pretokenize_each(const struct pretokenizer *p, const char *text, size_t n,
                      bool at_start, struct pieces *out, piece_fn *fn, void *arg,
                      struct err *err)

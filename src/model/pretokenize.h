@@ -1,8 +1,8 @@
-/* pretokenize.h - cuts a normalized text into the pieces that BPE works on.
+/* pretokenize.h - cuts a normalized text into the pieces that BPE encodes.
  *
- * Steps run in the order of the tokenizer's file; each cuts the pieces of the one before.  A piece
- * never looks beyond its ends.  Some steps change the text on the way (a space in front, metaspaces
- * for spaces), so the pieces point into a text of their own. */
+ * Steps run in the order of the tokenizer's file; each cuts the pieces of the one before, and never
+ * looks beyond a piece's ends.  Some steps change the text (a space in front, metaspaces for
+ * spaces), so pieces may point into a copy of the text. */
 #ifndef MODEL_PRETOKENIZE_H
 #define MODEL_PRETOKENIZE_H
 
@@ -14,38 +14,38 @@
 
 struct pretokenizer;
 
-/* Compiles the regular expressions.  ERR_UNSUPPORTED where one could mean something else in the
- * reference's dialect.  Immutable once made: threads may share it. */
+/* Compiles the regular expressions.  ERR_UNSUPPORTED: one could mean something else in the
+ * reference's dialect.  The result is immutable: threads may share it. */
 int pretokenizer_create(struct pretokenizer **out, const struct pretokenizer_step *steps,
                         int n, struct err *err);
 void pretokenizer_destroy(struct pretokenizer *p); /* NULL is allowed */
 
-/* Whether the pieces are bytes for a byte-level vocabulary. */
+/* Returns whether the pieces are bytes for a byte-level vocabulary. */
 bool pretokenizer_is_byte_level(const struct pretokenizer *p);
 
 struct piece {
-    size_t begin, end; /* bytes of pieces.text */
+    size_t begin, end; /* byte offsets in pieces.text */
 };
 
 /* The pieces of one text, in order, or a window of them. */
 struct pieces {
-    const char *text; /* the caller's, or `owned` */
+    const char *text; /* the caller's text, or `owned` */
     size_t n_text;
     struct piece *list;
     size_t n, cap;
     char *owned;
     struct piece *spare; /* the other half of a double buffer */
     size_t spare_cap;
-    bool failed; /* there was no memory: the list lacks pieces */
-    void *match; /* the regular expressions' scratch memory */
+    bool failed; /* memory ran out: the list lacks pieces */
+    void *match; /* scratch memory of the regular expressions */
 };
 void pieces_deinit(struct pieces *p);
 
-/* One piece, in order; anything but 0 ends the cutting with that code. */
+/* Receives one piece, in order; a result other than 0 ends the cutting with that code. */
 typedef int piece_fn(void *arg, const char *s, size_t n, struct err *err);
 
-/* Cuts `text` (valid UTF-8) and gives each piece to fn.  at_start: the text begins where the
- * whole text does.  work: the memory that it needs; zero it first, reuse it freely. */
+/* Cuts `text` (valid UTF-8) and passes each piece to fn.  at_start: the text begins where the whole
+ * text does.  work: scratch memory; zero it before its first use and reuse it. */
 int pretokenize_each(const struct pretokenizer *p, const char *text, size_t n,
                      bool at_start, struct pieces *work, piece_fn *fn, void *arg,
                      struct err *err);

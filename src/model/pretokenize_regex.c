@@ -1,6 +1,6 @@
 /* pretokenize_regex.c - see pretokenize_regex.h.
  *
- * What is taken over from Oniguruma's (Ruby's) dialect, and what becomes of it:
+ * Supported constructs of Oniguruma's (Ruby's) dialect, and their translation:
  *
  *   characters, \r \n \t \f, \ before ASCII punctuation     the same
  *   [...] and [^...] of those, ranges                        the same
@@ -11,11 +11,11 @@
  *   (?i: )                         only ASCII letters, ' and | inside, and no pair of letters
  *                                  that is the folding of one character (ss, st, ff, fi, fl)
  *   ? * + and ?? *? +? ?+ *+ ++    the same
- *   {n} {n,} {n,m}                 the same; not with ? or + behind it, which mean other things
+ *   {n} {n,} {n,m}                 the same; a ? or + behind it, with another meaning, is refused
  *
- * Everything else is refused: . ^ $ anchors, \w \b \h \v and friends, back-references, look-behind,
- * nested classes, && and POSIX classes, {,n}; and what may match the empty text, where the
- * reference cuts and we would not. */
+ * Everything else is refused: . ^ $ anchors, \w \b \h \v and the like, back-references,
+ * look-behind, nested classes, && and POSIX classes, {,n}.  A pattern that matches the empty text
+ * is refused, too: the reference cuts there and this program would not. */
 #include "model/pretokenize_regex.h"
 
 #include "base/mem.h"
@@ -30,10 +30,10 @@
 /* --- translation -------------------------------------------------------------------------- */
 
 struct translation {
-    const char *p, *end; /* what is left of the pattern */
+    const char *p, *end; /* the rest of the pattern */
     char *out;
     size_t n, cap;
-    int caseless_depth; /* depth of the group that is (?i: ), 0: none */
+    int caseless_depth; /* depth of the enclosing (?i: ) group; 0: none */
     int depth;
     struct err *err;
 };
@@ -53,7 +53,7 @@ static void put_text(struct translation *t, const char *s)
     put(t, s, strlen(s));
 }
 
-/* Passes n bytes of the pattern on. */
+/* Copies n bytes of the pattern unchanged. */
 static void copy(struct translation *t, size_t n)
 {
     put(t, t->p, n);
@@ -70,7 +70,7 @@ static bool next_is(const struct translation *t, const char *s)
     return left(t) >= strlen(s) && memcmp(t->p, s, strlen(s)) == 0;
 }
 
-/* Names n bytes of what is left, and the rest of the last character. */
+/* Refuses the next n bytes of the pattern, extended to a whole character, by name. */
 static int refuse(const struct translation *t, size_t n)
 {
     while (n < left(t) && ((unsigned char)t->p[n] & 0xC0) == 0x80)
@@ -83,7 +83,7 @@ static const char white_space[] =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}"
     "\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 
-/* \p{X} or \P{X} with X a general category: one letter, or two. */
+/* Translates \p{X} or \P{X}, with X a general category of one or two letters. */
 static int translate_property(struct translation *t)
 {
     static const char categories[] =
@@ -148,7 +148,7 @@ static int translate_class(struct translation *t)
     return 0;
 }
 
-/* {n}, {n,} or {n,m}; PCRE2 checks the numbers. */
+/* Copies {n}, {n,} or {n,m}; PCRE2 checks the numbers. */
 static int translate_braces(struct translation *t)
 {
     size_t i = 1;
@@ -184,7 +184,7 @@ static int translate_group(struct translation *t)
     return refuse(t, 4);
 }
 
-/* Inside (?i: ), where the dialects fold some pairs of letters differently. */
+/* Checks text inside (?i: ), where the dialects fold some pairs of letters differently. */
 static int translate_caseless(struct translation *t)
 {
     static const char *const folded[] = {"ss", "st", "ff", "fi", "fl"};
@@ -205,7 +205,7 @@ static int translate_one(struct translation *t)
     if (c == ')') {
         if (t->caseless_depth == t->depth)
             t->caseless_depth = 0;
-        t->depth--; /* PCRE2 refuses what does not balance */
+        t->depth--; /* PCRE2 refuses unbalanced brackets */
         copy(t, 1);
         return 0;
     }
@@ -230,7 +230,7 @@ static int translate_one(struct translation *t)
     }
 }
 
-/* *out is the pattern for PCRE2; the caller frees it. */
+/* Writes the pattern for PCRE2 to *out, which the caller frees. */
 static int translate(const char *pattern, size_t n, char **out, size_t *n_out,
                      struct err *err)
 {
@@ -296,20 +296,21 @@ void regex_free(struct regex *r)
     free(r);
 }
 
-/* JIT code has 32 KiB of machine stack unless it is given more; a long run of white space that is
- * backtracked into may need it. */
+/* JIT code has 32 KiB of machine stack by default; backtracking into a long run of white space may
+ * need more. */
 enum { JIT_STACK_START = 32 << 10, JIT_STACK_MAX = 16 << 20 };
 
-/* The work that the matches of one text may take together, in bytes of text that are looked
- * through.  A pattern such as a+b|a looks through all that is left for every letter that it takes.
+/* Limits on the work of all matches of one text together, counted in bytes of text that are
+ * examined. A pattern such as a+b|a examines the whole rest of the text for every letter that it
+ * takes.
  *
- * Each match first sees WINDOW bytes; where it would read on, it is tried again in twice as
- * many, and those are charged.  What a match takes is credited.  So work that is linear in the
- * text is never too much, and which text is refused depends on the text and the pattern only. */
+ * Each match first sees WINDOW bytes.  If it would read on, it is tried again in twice as many, and
+ * those are charged.  The bytes that a match takes are credited.  So work that is linear in the
+ * text never exceeds the limit, and only text and pattern decide which text is refused. */
 enum { WINDOW = 256, WORK_START = 4 << 20, WORK_PER_BYTE = 256 };
 
-/* Bounds on the backtracking of one match. A window may take STEPS_PER_BYTE steps for each of
- * its bytes. A match that needs more runs again with STEPS_MAX, and its text is charged for it. */
+/* Limits on the backtracking of one match. A window may take STEPS_PER_BYTE steps for each of its
+ * bytes. A match that needs more runs again with STEPS_MAX, and its text is charged for it. */
 enum { STEPS_PER_BYTE = 200, STEPS_MAX = 10 * 1000 * 1000, STEPS_CHARGE = 1 << 20 };
 enum { HEAP_MAX_KIB = 64 << 10 };
 
@@ -345,7 +346,7 @@ static struct scratch *scratch_create(void)
     return s;
 }
 
-/* The first n bytes of s, but for a character that is cut at the end. */
+/* Returns n, reduced so that no character is cut at the end of s[0, n). */
 static size_t whole_characters(const char *s, size_t n)
 {
     while (n > 0 && ((unsigned char)s[n] & 0xC0) == 0x80)
@@ -353,7 +354,7 @@ static size_t whole_characters(const char *s, size_t n)
     return n;
 }
 
-/* One attempt on s[from, end), which is not all of the text where it is `partial`. */
+/* Makes one attempt on s[from, end). partial: the text goes on after end. */
 static int attempt(const struct regex *r, struct scratch *w, const char *s, size_t end,
                    size_t from, bool partial)
 {
@@ -368,7 +369,7 @@ static int attempt(const struct regex *r, struct scratch *w, const char *s, size
     return pcre2_match(r->code, (PCRE2_SPTR)s, end, from, options, w->data, w->context);
 }
 
-/* As pcre2_match on the whole text, in windows that grow as far as the match looks. */
+/* Like pcre2_match on the whole text, in windows that grow as far as the match looks. */
 static int match(const struct regex *r, struct scratch *w, const char *s, size_t n,
                  size_t from)
 {

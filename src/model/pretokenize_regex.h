@@ -1,8 +1,8 @@
-/* pretokenize_regex.h - the regular expressions of pre-tokenizers, and the only door to PCRE2.
+/* pretokenize_regex.h - the regular expressions of pre-tokenizers. Only its .c file uses PCRE2.
  *
- * The reference runs Oniguruma.  A pattern is taken only where every construct in it is known to
- * mean the same in PCRE2 (with UTF and UCP), or can be rewritten so that it does; anything else is
- * refused by name.  See pretokenize_regex.c for the list. */
+ * The reference runs Oniguruma.  A pattern is accepted only if every construct in it means the same
+ * in PCRE2 (with UTF and UCP) or can be rewritten so that it does; others are refused by name.
+ * pretokenize_regex.c has the list. */
 #ifndef MODEL_PRETOKENIZE_REGEX_H
 #define MODEL_PRETOKENIZE_REGEX_H
 
@@ -13,17 +13,17 @@
 
 struct regex;
 
-/* literal: the pattern is a string to look for.  Immutable once made. */
+/* literal: the pattern is a plain string.  The compiled regex is immutable. */
 int regex_compile(struct regex **out, const char *pattern, size_t n, bool literal,
                   struct err *err);
 void regex_free(struct regex *r); /* NULL is allowed */
 
-/* Scratch memory for matching, one per thread and call; made by the first regex_find. */
+/* Frees the scratch memory for matching. The first regex_find makes it, one per thread and call. */
 void regex_scratch_free(void *scratch);
 
-/* The first match in s[from, n), never an empty one: 1 with its extent, 0 where there is none, or a
- * negative code: ERR_LIMIT where all matches with this scratch memory together took too much
- * work.  Nothing before s or behind s + n is looked at; s is valid UTF-8. */
+/* Finds the first non-empty match in s[from, n).  Returns 1 with its extent, 0 if there is none, or
+ * a negative code; ERR_LIMIT: all matches with this scratch memory took too much work together.  It
+ * looks at nothing before s or behind s + n; s is valid UTF-8. */
 int regex_find(const struct regex *r, void **scratch, const char *s, size_t n, size_t from,
                size_t *begin, size_t *end, struct err *err);
 

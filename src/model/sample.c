@@ -3,7 +3,7 @@
 
 #include "base/rng.h"
 
-/* In [0, 1). */
+/* Returns a random number in [0, 1). */
 static double draw(uint64_t seed, int64_t position)
 {
     struct rng r = {rng_mix(seed ^ 0x68636163686521u) +

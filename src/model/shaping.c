@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-/* Never the largest, and finite, so that no sampler meets a NaN. */
+/* Logit of a token that must not be chosen: finite, so that no sampler meets a NaN. */
 #define NEVER (-1e30f)
 
 bool shaping_stops(const struct shaping *g, int32_t id)
@@ -21,7 +21,7 @@ bool shaping_changes(const struct shaping *g)
                          g->repetition_penalty != 1 || g->n_bias > 0 || g->min_tokens > 0);
 }
 
-/* counts[id] is above 0 where the id occurs; each id is visited once, and is 0 again then. */
+/* counts[id] > 0 if the id occurs. The function visits each id once and resets its count to 0. */
 static void repetition(const struct shaping *g, const struct shaping_place *at,
                        int32_t *counts, float *logits)
 {

@@ -1,12 +1,12 @@
-/* shaping.h - what a request adds to the logits before its next token is chosen.
+/* shaping.h - changes the logits as a request asks, before its next token is chosen.
  *
  *     repetition penalty, over prompt and answer:  l > 0 ? l / p : l * p
  *     frequency and presence penalty, over the answer:  l - count * f - (count > 0) * p
  *     bias of single tokens:  l + b
- *     minimum length: tokens that would end the answer cannot be chosen before
+ *     minimum length: before it, tokens that would end the answer cannot be chosen
  *
- * in this order, as the field's servers do it.  Pure: the result depends on the tokens alone,
- * so a restored or preempted request goes on with the same tokens. */
+ * They apply in this order, as in other servers.  The functions are pure: the result depends on the
+ * tokens alone, so a restored or preempted request continues with the same tokens. */
 #ifndef MODEL_SHAPING_H
 #define MODEL_SHAPING_H
 
@@ -23,22 +23,23 @@ struct shaping {
     float repetition_penalty;                  /* 1: off */
     const struct shaping_bias *bias;           /* [n_bias], ids within the vocabulary */
     int n_bias;
-    const int32_t *stop_ids; /* [n_stop_ids]: end the answer as EOS does */
+    const int32_t *stop_ids; /* [n_stop_ids] tokens that end the answer as EOS does */
     int n_stop_ids;
     int min_tokens;
 };
 
 bool shaping_stops(const struct shaping *g, int32_t id); /* g NULL: no */
-/* Whether it may change logits at all. */
+/* Returns whether the shaping may change logits at all. */
 bool shaping_changes(const struct shaping *g);
 
 struct shaping_place {
-    const int32_t *tokens; /* prompt and answer so far */
+    /* prompt and answer so far: [n_tokens], the first n_prompt are the prompt */
+    const int32_t *tokens;
     int n_prompt, n_tokens;
-    const int32_t *end_ids; /* [n_end_ids]: other tokens that end the answer */
+    const int32_t *end_ids; /* [n_end_ids] other tokens that end the answer */
     int n_end_ids;
 };
-/* Changes logits[n_vocab].  counts [n_vocab]: zero before and after. */
+/* Changes logits[n_vocab].  counts [n_vocab] is scratch memory: zero before and after. */
 void shaping_apply(const struct shaping *g, const struct shaping_place *at, int n_vocab,
                    int32_t *counts, float *logits);
 

@@ -8,7 +8,7 @@ bool share_cuts_head(const struct model_config *c, int n_ranks)
     return n_ranks > 1 && !c->tie_word_embeddings && c->vocab_size % n_ranks == 0;
 }
 
-/* Runs of rows that are cut each by itself; 0: the rows are not cut. */
+/* Returns the number of runs of rows that are cut separately; 0: the rows are not cut. */
 static int n_sections(const struct model_config *c, enum slot s, int n_ranks)
 {
     switch (s) {
@@ -45,7 +45,8 @@ static int check_division(const char *what, int64_t n, int n_ranks, struct err *
         n_ranks, (long long)n, what, n_ranks);
 }
 
-/* A row of q8 or q4 weights is kept in blocks, each with a scale of its own. */
+/* A row of q8 or q4 weights consists of blocks with a scale each, so cuts must lie between blocks.
+ */
 static int check_blocks(const char *what, int64_t n, int n_ranks, struct err *err)
 {
     if (n / n_ranks % Q8_BLOCK == 0)

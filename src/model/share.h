@@ -1,45 +1,44 @@
-/* share.h - what a rank of a device group holds of a model: tensor parallelism over heads and the
- * MLP's width, as Megatron cuts it; and on which stage: pipeline parallelism over layers.  Private
- * to src/model, but for share_check.
+/* share.h - the share of a model that each rank of a device group holds.  Tensor parallelism
+ * divides heads and the MLP's width, as Megatron does; pipeline parallelism divides the layers
+ * among stages. Private to src/model, except share_check.
  *
  *   wq, wkv, w_up and their biases   rows: a run of heads, of K heads, of V heads, of gate, of up
- *   output head and its bias         rows: a run of the vocabulary, where that can be divided and the head is no
- *                                    table of embeddings
+ *   output head and its bias         rows: a run of the vocabulary, if that can be divided and the
+ *                                    head is not also the embedding table
  *   wo, w_down                       columns, in the same runs: each rank's product is a summand
- *   bo, b_down                       rank 0 alone: they are added once
- *   all others                       whole on every rank: norms, tables
- *
- *   layers                           runs of them, a run a stage
+ *   bo, b_down                       rank 0 alone, so that they are added once
+ *   all others                       complete on every rank: norms, tables
+ *   layers                           one run of layers per stage
  *   head and final norm              the last stage
- *   tables of embeddings             the first; where the head serves as one, the last (model_embed)
+ *   embedding tables                 the first stage; the last if the head serves as one (model_embed)
  *
- * Pure. */
+ * All functions are pure. */
 #ifndef MODEL_SHARE_H
 #define MODEL_SHARE_H
 
 #include "model/config.h"
 #include "model/weights_names.h"
 
-/* ERR_UNSUPPORTED, saying what cannot be cut, where the ranks' shares would not be equal,
- * or a stage would have no layer. */
+/* Returns 0 if the model can be divided equally.  ERR_UNSUPPORTED, naming the part: the ranks'
+ * shares would differ, or a stage would have no layer. */
 int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8,
                 struct err *err);
 
-/* The stage that holds a slot; layer: of those in layers. */
+/* Returns the stage that holds a slot; layer: for slots in layers. */
 int share_stage(const struct model_config *c, enum slot s, int layer, int n_stages);
 
-/* Whether ranks have a run of the vocabulary each. */
+/* Returns whether each rank has a run of the vocabulary. */
 bool share_cuts_head(const struct model_config *c, int n_ranks);
 
-/* Rows and columns of a slot on one rank. */
+/* Return the number of rows and of columns of a slot on one rank. */
 int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks);
 int64_t share_cols(const struct model_config *c, enum slot s, int n_ranks);
 
-/* Whether a rank has none of a slot: zeros stand there. */
+/* Returns whether a rank has nothing of a slot and holds zeros instead. */
 bool share_is_empty(enum slot s, int rank, int n_ranks);
 
-/* The next run of a slot's rows [*row, end) that a rank holds: from *row on, *n of them, which
- * are its own rows from *own_row on.  False: there is none. */
+/* Finds the next run of a slot's rows in [*row, end) that a rank holds: *n rows from *row on, which
+ * are the rank's own rows from *own_row on.  Returns false if there is none. */
 bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks,
                 int64_t *row, int64_t end, int64_t *own_row, int64_t *n);
 

@@ -1,7 +1,7 @@
-/* tokenizer.c - see tokenizer.h: opening a folder, encoding, looking things up.
+/* tokenizer.c - see tokenizer.h: opening a folder, encoding, looking up tokens.
  *
- * What each stage does lives in a file of its own (tokenizer_added, tokenizer_normalize,
- * pretokenize, bpe, tokenizer_decode); here they are put in a row. */
+ * Each stage has a file of its own (tokenizer_added, tokenizer_normalize, pretokenize, bpe,
+ * tokenizer_decode); this file connects them. */
 #include "model/tokenizer.h"
 
 #include "base/mem.h"
@@ -60,8 +60,8 @@ static bool is_named(const struct tokenizer_config *c, const char *text)
     return false;
 }
 
-/* tokenizer_config.json lists added tokens, too: the reference adds those that tokenizer.json
- * lacks, and takes their flags for those that it has. */
+/* Adds the tokens that tokenizer_config.json lists, too.  Like the reference, it adds those that
+ * tokenizer.json lacks, and takes over the flags of those that it has. */
 static int add_listed(struct tokenizer *t, struct err *err)
 {
     int rc = 0;
@@ -79,8 +79,8 @@ static int add_listed(struct tokenizer *t, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "tokenizer_config.json: added_tokens_decoder");
 }
 
-/* The folder names special tokens: those that the tokenizer lacks get the next free ids, and
- * those of the vocabulary become added tokens.  An added token keeps its flags. */
+/* Adds the special tokens that the folder names: those that the tokenizer lacks get the next free
+ * ids, and those of the vocabulary become added tokens.  An added token keeps its flags. */
 static int add_special(struct tokenizer *t, struct err *err)
 {
     int32_t next = tokenizer_json_next_id(&t->j);
@@ -107,7 +107,8 @@ static int add_special(struct tokenizer *t, struct err *err)
     return rc;
 }
 
-/* added_tokens.json beside the pair would add ids that nothing here would know. */
+/* Refuses a folder with added_tokens.json beside vocab.json and merges.txt: its ids would be
+ * missing. */
 static int refuse_added_tokens_file(const char *dir, struct err *err)
 {
     char *path = xasprintf("%s/added_tokens.json", dir), *bytes = NULL;
@@ -138,7 +139,7 @@ static int read_vocab_and_merges(struct tokenizer *t, const char *dir, struct er
 
 /* --- reading a GGUF file ------------------------------------------------------------------ */
 
-/* Copied from a string of the metadata; NULL where there is none, or it has a zero inside. */
+/* Copies a string of the metadata; NULL if there is none, or if it contains a zero byte. */
 static char *gguf_text(const struct gguf *g, const char *key)
 {
     const char *s;
@@ -149,7 +150,7 @@ static char *gguf_text(const struct gguf *g, const char *key)
     return xasprintf("%.*s", (int)n, s);
 }
 
-/* The text of the token whose id the key holds. */
+/* Returns the text of the token whose id the key holds. */
 static char *gguf_token_text(const struct tokenizer_json *j, const struct gguf *g,
                              const char *key)
 {
@@ -198,8 +199,8 @@ static int read_folder(struct tokenizer *t, const char *dir, struct err *err)
     return rc == 0 ? add_special(t, err) : rc;
 }
 
-/* A packed file has the files of the folder that it was made from, or the metadata of the GGUF
- * file. */
+/* Reads the tokenizer from a packed file, which holds the files of its source folder or the
+ * metadata of its source GGUF file. */
 static int read_packed(struct tokenizer *t, const char *path, struct err *err)
 {
     struct pack_file f;
@@ -225,7 +226,7 @@ static int read_packed(struct tokenizer *t, const char *path, struct err *err)
 
 /* --- making ------------------------------------------------------------------------------- */
 
-/* A token that is looked for in normalized text is itself normalized first. */
+/* An added token that is matched in normalized text is itself normalized first. */
 static int find_added_texts(struct tokenizer *t, struct err *err)
 {
     const struct tokenizer_json *j = &t->j;
@@ -245,9 +246,9 @@ static int find_added_texts(struct tokenizer *t, struct err *err)
     return 0;
 }
 
-/* tokenizer_config.json's switches are for vocab.json and merges.txt.  Beside a
- * tokenizer.json the reference passes them over: its post-processor says what goes
- * around a text, or nothing does. */
+/* Applies the switches of tokenizer_config.json to vocab.json and merges.txt.  Beside a
+ * tokenizer.json the reference ignores them: its post-processor alone decides what is put around a
+ * text. */
 static void add_configured_template(struct tokenizer *t)
 {
     struct tokenizer_json *j = &t->j;
@@ -336,11 +337,11 @@ void tokenizer_close(struct tokenizer *t)
 
 /* --- encoding ----------------------------------------------------------------------------- */
 
-/* What one call of tokenizer_encode carries along. */
+/* State of one call of tokenizer_encode. */
 struct encoding {
     const struct tokenizer *t;
     bool parse_special;
-    const char *text; /* all of it; guards count from its beginning */
+    const char *text; /* the whole text; guards count from its beginning */
     struct guards guards;
     struct id_list ids;
     struct bpe_work bpe;
@@ -356,7 +357,7 @@ static int encode_piece(void *arg, const char *s, size_t n, struct err *err)
     return bpe_encode(e->t->bpe, &e->bpe, s, n, &e->ids, err);
 }
 
-/* Normalized text without added tokens. */
+/* Encodes normalized text without added tokens. */
 static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_start)
 {
     return pretokenize_each(e->t->pre, s, n, at_start, &e->pieces, encode_piece, e, e->err);
@@ -364,8 +365,8 @@ static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_sta
 
 typedef int encode_fn(struct encoding *e, const char *s, size_t n, bool at_start);
 
-/* Cuts the finder's tokens out of the text, and gives what lies between them to fn.  guards: of
- * the text that s is a part of, whose place there is s_at. */
+/* Finds f's tokens in s and passes the text between them to fn.  guards: places in the whole text,
+ * of which s is the part at s_at. */
 static int encode_between(struct encoding *e, const struct added_finder *f,
                           const struct guards *guards, size_t s_at, const char *s, size_t n,
                           bool at_start, encode_fn *fn)
@@ -387,7 +388,7 @@ static int encode_between(struct encoding *e, const struct added_finder *f,
     return rc;
 }
 
-/* Raw text without the added tokens that are looked for there. */
+/* Encodes raw text without the added tokens that are matched in raw text. */
 static int encode_raw(struct encoding *e, const char *s, size_t n, bool at_start)
 {
     const struct tokenizer_json *j = &e->t->j;

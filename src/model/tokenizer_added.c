@@ -1,7 +1,8 @@
 /* tokenizer_added.c - see tokenizer_added.h.
  *
- * There are few added tokens and most begin with '<', which is rare in text: entries are sorted by
- * first byte and then by length, longest first, and a byte that begins none is skipped at once. */
+ * There are few added tokens, and most begin with '<', which is rare in text.  Entries are sorted
+ * by first byte and then by length, the longest first, so a byte that begins no token is skipped at
+ * once. */
 #include "model/tokenizer_added.h"
 
 #include "base/mem.h"
@@ -103,7 +104,7 @@ static bool ends_with(struct tokenizer_text s, const char *text)
     return s.n >= n && memcmp(s.s + s.n - n, text, n) == 0;
 }
 
-#define WIDE_BAR "\xef\xbd\x9c" /* U+FF5C, as in DeepSeek's tokens */
+#define WIDE_BAR "\xef\xbd\x9c" /* U+FF5C, which DeepSeek's tokens use */
 
 bool added_is_control(const struct tokenizer_added *a)
 {
@@ -117,11 +118,11 @@ static bool counts(const struct tokenizer_added *a, bool special, bool guarded)
     return (special || !a->special) && !(guarded && added_is_control(a));
 }
 
-/* Whether there is a guard in [from, to). */
+/* Returns whether there is a guard in [from, to). */
 static bool has_guard(const struct guards *g, size_t from, size_t to)
 {
     size_t low = 0, high = g != NULL ? g->n : 0;
-    while (low < high) { /* the first at `from` or behind it */
+    while (low < high) { /* finds the first guard at or behind `from` */
         size_t middle = low + (high - low) / 2;
         if (g->at[middle] < from)
             low = middle + 1;
@@ -131,7 +132,7 @@ static bool has_guard(const struct guards *g, size_t from, size_t to)
     return g != NULL && low < g->n && g->at[low] < to;
 }
 
-/* The token that counts at text[at]. */
+/* Returns the token that begins at text[at], or NULL. */
 static const struct entry *entry_at(const struct added_finder *f,
                                     const struct added_search *how, const char *text,
                                     size_t n_text, size_t at)

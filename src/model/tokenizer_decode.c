@@ -1,8 +1,8 @@
-/* tokenizer_decode.c - ids to bytes, whole and token by token.
+/* tokenizer_decode.c - ids to bytes, as a whole and token by token.
  *
- * The decoder steps of the tokenizer's file are compiled, once, into the bytes that each token
- * stands for, plus what is dropped at the beginning of a text.  Decoding the whole is then the same
- * as pushing every id through a stream, and that is how it is done. */
+ * When a tokenizer is opened, its decoder steps are compiled into the bytes of each token and into
+ * the text that is dropped at the beginning.  Decoding a whole text pushes every id through a
+ * stream. */
 #include "model/tokenizer_impl.h"
 
 #include "base/mem.h"
@@ -49,7 +49,7 @@ static int hex(char c)
                                         : -1;
 }
 
-/* "<0x0A>" is one byte. */
+/* Returns whether a token like "<0x0A>" stands for one byte. */
 static bool is_byte_token(const char *s, size_t n, char *byte)
 {
     if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>' || hex(s[3]) < 0 || hex(s[4]) < 0)
@@ -69,7 +69,8 @@ static int unsupported(const char *what, struct err *err)
     return err_set(err, ERR_UNSUPPORTED, "decoder: %s is not supported", what);
 }
 
-/* Decoding token by token needs steps that look at one token, or at the beginning of the text. */
+/* Decoding token by token requires steps that look at one token only, or at the beginning of the
+ * text. */
 static int check_steps(const struct tokenizer_json *t, struct err *err)
 {
     bool fused = false, stripped = false;
@@ -92,7 +93,7 @@ static int check_steps(const struct tokenizer_json *t, struct err *err)
     return 0;
 }
 
-/* The token's bytes in memory of its own. */
+/* Returns the token's bytes in memory of their own. */
 static char *decode_token(const struct tokenizer_json *t, int32_t id, size_t *n)
 {
     *n = t->tokens[id].n;
@@ -118,7 +119,7 @@ static char *decode_token(const struct tokenizer_json *t, int32_t id, size_t *n)
             }
             break;
         case DECODER_BYTE_LEVEL:
-            /* A token outside of the alphabet stands for its own text. */
+            /* A token with characters outside the byte alphabet stands for its own text. */
             if (!bpe_bytes_from_text(t->tokens[id].s, t->tokens[id].n, s, n))
                 memcpy(s, t->tokens[id].s, *n = t->tokens[id].n);
             break;
@@ -139,7 +140,7 @@ static const struct decoder_step *find_step(const struct tokenizer_json *t,
     return NULL;
 }
 
-/* An added token is text and no byte-level spelling, whatever characters it has. */
+/* An added token is plain text, not byte-level spelling, whatever its characters. */
 static void keep_added_text(struct tokenizer_text *of, const struct tokenizer_json *t)
 {
     if (find_step(t, DECODER_BYTE_LEVEL) != NULL)
@@ -187,7 +188,7 @@ int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t, stru
         used += b->of[i].n + 1;
         free(s);
     }
-    for (int32_t i = 0; i < t->n_ids; i++) /* the block moves no more */
+    for (int32_t i = 0; i < t->n_ids; i++) /* the block does not move any more */
         if (t->tokens[i].s != NULL)
             b->of[i].s = b->block + at[i];
     free(at);
@@ -217,10 +218,10 @@ struct tokenizer_stream {
     const struct tokenizer *t;
     bool skip_special;
     bool started;  /* a token has been pushed */
-    int32_t strip; /* how many may still be dropped at the beginning */
-    char *buf;     /* what the last call returned */
+    int32_t strip; /* how many times a string may still be dropped at the beginning */
+    char *buf;     /* the result of the last call */
     size_t n, cap;
-    char held[4]; /* the beginning of a character, to come before the next token */
+    char held[4]; /* beginning of a character, which goes before the next token's bytes */
     size_t n_held;
 };
 
@@ -254,7 +255,7 @@ static void append(struct tokenizer_stream *s, const char *bytes, size_t n)
     s->n += n;
 }
 
-/* How many of the last bytes may be the beginning of a character: 0 to 3. */
+/* Returns how many of the last bytes may be the beginning of a character: 0 to 3. */
 static size_t unfinished(const char *s, size_t n)
 {
     for (size_t k = 1; k <= 3 && k <= n; k++) {
@@ -270,7 +271,7 @@ static size_t unfinished(const char *s, size_t n)
                                     : 0;
         if (k >= want)
             return 0;
-        /* The second byte must suit the first: else these bytes can never become a character. */
+        /* The second byte must suit the first, or the bytes can never become a character. */
         uint32_t c;
         uint8_t probe[4] = {p[0], k > 1 ? p[1] : 0, k > 2 ? p[2] : 0x80, 0x80};
         if (k > 1)

@@ -1,7 +1,7 @@
 /* tokenizer_guard.c - see tokenizer_guard in tokenizer.h.
  *
- * A guard is a byte in a text, so that a text tells by itself how it is tokenized: who keeps its
- * digest, or cuts it, has the guards with it.  For encoding they become a list of places. */
+ * A guard is a byte in the text, so the text itself says how it is tokenized: a digest or a piece
+ * of it includes the guards.  For encoding, guards become a list of places. */
 #include "base/mem.h"
 #include "model/tokenizer_impl.h"
 #include "model/tokenizer_normalize.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* False where there is no memory. */
+/* Returns false if there is no memory. */
 static bool guards_push(struct guards *g, size_t at)
 {
     if (g->n == g->cap) {
@@ -35,7 +35,7 @@ static bool any_bit(const uint8_t *bits, size_t from, size_t n)
     return false;
 }
 
-/* Whether a control token that begins at s[at] would take foreign bytes. */
+/* Returns whether a control token that begins at s[at] would include foreign bytes. */
 static bool needs_guard(const struct tokenizer *t, const char *s, size_t n, size_t at,
                         const uint8_t *foreign)
 {
@@ -45,7 +45,7 @@ static bool needs_guard(const struct tokenizer *t, const char *s, size_t n, size
     return bytes > 0 && (foreign == NULL || any_bit(foreign, at, bytes));
 }
 
-/* The places where guards belong. False where there is no memory. */
+/* Collects the places of the guards. Returns false if there is no memory. */
 static bool find_guards(const struct tokenizer *t, const char *text, size_t n,
                         const uint8_t *foreign, struct guards *out)
 {
@@ -55,7 +55,7 @@ static bool find_guards(const struct tokenizer *t, const char *text, size_t n,
     return true;
 }
 
-/* From the end, so that text moves once and needs no second copy. */
+/* Works from the end, so that text moves once and needs no second copy. */
 static void put_guards(char *text, size_t n, const struct guards *g)
 {
     size_t from = n, to = n + g->n;
@@ -113,8 +113,8 @@ bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_
 
 /* --- through a normalizer ----------------------------------------------------------------- */
 
-/* Normalizers move bytes and take only UTF-8.  So a guard passes through them as a noncharacter
- * that the text has not: no normalizer changes one, or joins what stands on its two sides. */
+/* Normalizers move bytes and accept only UTF-8.  So a guard passes through them as a noncharacter
+ * that does not occur in the text: no normalizer changes a noncharacter or joins its two sides. */
 enum { HOLDER_BYTES = 3, N_HOLDERS = 32 }; /* U+FDD0 to U+FDEF */
 
 static bool find_holder(const char *s, size_t n, char holder[HOLDER_BYTES])
@@ -128,7 +128,8 @@ static bool find_holder(const char *s, size_t n, char holder[HOLDER_BYTES])
     return false;
 }
 
-/* In place: the text becomes shorter. False where there is no memory for the list. */
+/* Removes holders in place and lists their positions. Returns false if there is no memory for the
+ * list. */
 static bool take_holders(char *s, size_t *n, const char *holder, struct guards *moved)
 {
     size_t to = 0;
@@ -161,7 +162,7 @@ int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s
         first++;
     for (last = first; last < g->n && g->at[last] < s_at + n;)
         last++;
-    if (last == first) /* nearly always */
+    if (last == first) /* the usual case: no guards */
         return tokenizer_normalize(j->normalizers, j->n_normalizers, s, n, out, n_out, err);
     if (!find_holder(s, n, holder))
         return err_set(err, ERR_UNSUPPORTED,

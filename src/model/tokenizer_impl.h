@@ -1,4 +1,4 @@
-/* tokenizer_impl.h - what the tokenizer's files share; nobody else includes it. */
+/* tokenizer_impl.h - shared by the tokenizer's files; only they include it. */
 #ifndef MODEL_TOKENIZER_IMPL_H
 #define MODEL_TOKENIZER_IMPL_H
 
@@ -9,14 +9,17 @@
 #include "model/tokenizer.h"
 #include "model/tokenizer_added.h"
 
-/* How ids become bytes, compiled from the decoder steps: what each token stands for, and what is
- * dropped at the beginning of a text. */
+/* How ids become bytes, compiled from the decoder steps: the bytes of each token, and the text that
+ * is dropped at the beginning. */
 struct token_bytes {
-    struct tokenizer_text *of;   /* [n_ids]; s NULL: no token */
-    char *block;                 /* owns the bytes */
-    struct tokenizer_text strip; /* dropped up to strip_max times at the beginning */
+    /* [n_ids] bytes of each token; s is NULL for an id that has no token */
+    struct tokenizer_text *of;
+    char *block; /* owns the bytes */
+    /* text that is dropped at the beginning, up to strip_max times */
+    struct tokenizer_text strip;
     int32_t strip_max;
-    struct tokenizer_text *first; /* Metaspace: [n_first], for the first token; else NULL */
+    /* [n_first] for Metaspace: bytes of a token that comes first; else NULL */
+    struct tokenizer_text *first;
     int32_t n_first;
 };
 
@@ -26,40 +29,40 @@ struct tokenizer {
     struct pretokenizer *pre;
     struct bpe *bpe;
     struct added_finder *added_raw, *added_normalized;
-    /* Of tokens that are looked for in normalized text, as they are written. */
+    /* The tokens that are matched in normalized text, but as they are written. */
     struct added_finder *added_written;
-    struct tokenizer_text *added_text; /* [n_added], as they are looked for */
+    struct tokenizer_text *added_text; /* [n_added] the text that is matched */
     char **added_owned;
     bool *special; /* [n_ids] */
     struct token_bytes bytes;
     int32_t bos_id, eos_id;
-    int32_t
-        n_listed; /* ids from here on belong to special tokens that a folder only names */
-    size_t most_bytes; /* of a text, that one token can stand for; 0: no bound */
-    bool loses_space;  /* beside added tokens, in any amount: most_bytes is of the rest */
+    /* ids from here on belong to special tokens that a folder names without an id */
+    int32_t n_listed;
+    size_t most_bytes; /* most bytes of text that one token can stand for; 0: no limit */
+    /* any amount of white space beside added tokens may vanish; most_bytes is about other text */
+    bool loses_space;
 };
 
-/* tokenizer_guard.c: */
+/* Guards; see tokenizer_guard.c. */
 #define GUARD 0xFF
-/* Takes the guards out of a text: *out (the caller frees it) has none; g->at is the
- * caller's, too. */
-/* False where there is no memory. */
+/* Removes the guards from a text: *out has none, and g->at lists their places. The caller frees
+ * both. Returns false if there is no memory. */
 bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out);
-/* Normalizes s[0, n), which stands at s_at of the text that the guards count in; *moved: where
- * those of them that lie in s are in *out.  The caller frees *out and moved->at. */
+/* Normalizes s[0, n), the part at s_at of the text in which the guards count; *moved gets the
+ * places in *out of the guards in s.  The caller frees *out and moved->at. */
 int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
                      const char *s, size_t n, struct guards *moved, char **out,
                      size_t *n_out, struct err *err);
 
-/* Fills most_bytes and loses_space; all else is there. */
+/* Fills most_bytes and loses_space; all other fields are already set. */
 void tokenizer_measure(struct tokenizer *t);
 
 int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t,
                      struct err *err);
 void token_bytes_deinit(struct token_bytes *b);
 
-/* s with every occurrence of the pattern replaced; the caller frees it. pattern->n > 0. */
-/* The caller frees it.  get: xmalloc, or mem_try, and then NULL where that gives nothing. */
+/* Replaces every occurrence of the pattern in s. pattern->n > 0. The caller frees the result.  get
+ * is xmalloc, or mem_try; with the latter the result is NULL if there is no memory. */
 char *tokenizer_replace(void *(*get)(size_t n), const char *s, size_t n,
                         const struct tokenizer_text *pattern,
                         const struct tokenizer_text *with, size_t *n_out);

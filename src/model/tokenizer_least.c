@@ -1,14 +1,14 @@
-/* tokenizer_least.c - how few tokens a text can have, from its size alone.
+/* tokenizer_least.c - a lower bound on the number of tokens of a text, from its size alone.
  *
- * A token stands for at most so many bytes of the text that BPE gets: those of the longest
- * token.  The steps before BPE may make a text shorter, each by a factor that its kind bounds.
- * Where one has no bound (a pattern that is removed) nothing can be said.  White space beside
- * added tokens may vanish in any amount; then it is not counted. */
+ * One token stands for at most as many bytes of BPE's input as the longest token has.  The steps
+ * before BPE may shorten a text, each by a factor with a known bound.  If a step has no bound (a
+ * pattern that is removed), there is no result.  If white space beside added tokens may vanish in
+ * any amount, white space is not counted. */
 #include "model/tokenizer_impl.h"
 
 #include "base/utf8.h"
 
-/* Of n bytes, at least n / shrink arrive at BPE; 0: any number may be lost. */
+/* Returns the bound on shrinking: of n bytes, at least n / bound reach BPE; 0: no bound. */
 static size_t shrink_of_normalizer(const struct normalizer_step *s)
 {
     switch (s->kind) {
@@ -22,8 +22,8 @@ static size_t shrink_of_normalizer(const struct normalizer_step *s)
     case NORMALIZER_NFD:
     case NORMALIZER_NFKC:
     case NORMALIZER_NFKD:
-        /* A character comes from one of at most 4 bytes, a composed one (2 bytes and more) from at
-         * most 4 of them. */
+        /* A character of the result comes from one character of at most 4 bytes; a composed one, of
+         * 2 bytes or more, from at most 4 characters. */
         return 8;
     }
     return 0;
@@ -35,7 +35,7 @@ static bool removes_text(const struct pretokenizer_step *s)
            s->behavior == SPLIT_REMOVED;
 }
 
-/* A run of unknown characters of any length may be one token. */
+/* Returns whether a run of unknown characters of any length may be one token. */
 static bool fuses_unknown(const struct tokenizer_json *j)
 {
     return j->fuse_unk && j->unk_id >= 0 && !j->byte_fallback;
@@ -52,7 +52,7 @@ static size_t longest_token(const struct tokenizer *t)
     return longest;
 }
 
-/* 0: no bound. */
+/* Returns the most bytes that one token stands for; 0: no bound. */
 static size_t most_bytes_of_token(const struct tokenizer *t)
 {
     const struct tokenizer_json *j = &t->j;
@@ -64,7 +64,7 @@ static size_t most_bytes_of_token(const struct tokenizer *t)
     return most;
 }
 
-/* Bytes that become tokens; guards do not. */
+/* Returns the number of bytes that become tokens; guards do not. */
 static size_t bytes_of_text(const char *s, size_t n, bool with_space)
 {
     size_t count = 0;
@@ -76,7 +76,7 @@ static size_t bytes_of_text(const char *s, size_t n, bool with_space)
         if (!with_space) {
             len = utf8_decode(s + i, n - i, &c);
             if (len == 0)
-                return 0; /* it is refused, not encoded */
+                return 0; /* invalid text is refused, not encoded */
         }
         count += !with_space && added_is_space(c) ? 0 : len;
     }

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* Steps take the text that they replace, and free it. */
+/* A text that a step replaces: the step frees the old one. */
 struct text {
     char *s;
     size_t n;
@@ -24,7 +24,7 @@ static int no_memory(size_t n, struct err *err)
 static int prepend(struct text *t, const struct tokenizer_text *prefix, struct err *err)
 {
     if (t->n == 0)
-        return 0; /* nothing stays nothing */
+        return 0; /* an empty text stays empty */
     char *s = mem_try(prefix->n + t->n);
     if (s == NULL)
         return no_memory(t->n, err);
@@ -43,7 +43,7 @@ static bool is_ascii(const char *s, size_t n)
     return any < 0x80;
 }
 
-/* ASCII is in every normal form. */
+/* ASCII text is already in every normal form. */
 static int to_normal_form(struct text *t, utf8proc_option_t options, struct err *err)
 {
     if (is_ascii(t->s, t->n))
@@ -60,8 +60,8 @@ static int to_normal_form(struct text *t, utf8proc_option_t options, struct err 
     return 0;
 }
 
-/* No normalizer of a real tokenizer makes a text more than 18 times as long (NFKD of one
- * character). A file that multiplies it step by step would take all memory. */
+/* Limits on growth. No normalizer of a real tokenizer makes a text more than 18 times as long (NFKD
+ * of one character). A file whose steps multiply it would take all memory. */
 enum { GROWTH = 32, GROWTH_START = 4096 };
 
 static int too_long(size_t n, size_t of, struct err *err)
@@ -71,7 +71,7 @@ static int too_long(size_t n, size_t of, struct err *err)
                    n, of);
 }
 
-/* Bytes of the text with every `pattern` replaced; SIZE_MAX where it is above most. */
+/* Returns the bytes of the text with every `pattern` replaced; SIZE_MAX if above `most`. */
 static size_t replaced_bytes(const struct text *t, const struct normalizer_step *step,
                              size_t most)
 {

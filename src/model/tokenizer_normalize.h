@@ -1,11 +1,11 @@
-/* tokenizer_normalize.h - the normalizer steps of a tokenizer, and the only door to utf8proc. */
+/* tokenizer_normalize.h - the normalizer steps of a tokenizer. Only its .c file uses utf8proc. */
 #ifndef MODEL_TOKENIZER_NORMALIZE_H
 #define MODEL_TOKENIZER_NORMALIZE_H
 
 #include "base/err.h"
 #include "format/tokenizer_json.h"
 
-/* The normalized form of n bytes of valid UTF-8, in *out (the caller frees it). */
+/* Normalizes n bytes of valid UTF-8 into *out, which the caller frees. */
 int tokenizer_normalize(const struct normalizer_step *steps, int n_steps, const char *text,
                         size_t n, char **out, size_t *n_out, struct err *err);
 

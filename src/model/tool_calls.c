@@ -65,7 +65,7 @@ static bool begins(struct span s, struct span with)
     return s.n >= with.n && memcmp(s.s, with.s, with.n) == 0;
 }
 
-/* Where `what` is in s; s.n where it is not. */
+/* Returns the offset of `what` in s, or s.n. */
 static size_t find(struct span s, struct span what)
 {
     const char *p = s.n != 0 ? memmem(s.s, s.n, what.s, what.n) : NULL;
@@ -80,7 +80,8 @@ static void set_content(struct tool_calls *c, struct span s)
 
 /* --- one call ----------------------------------------------------------------------- */
 
-/* The JSON value that s begins with, by its brackets and quotes alone: json_parse judges it. */
+/* Returns the JSON value at the beginning of s, found by its brackets and quotes; json_parse checks
+ * it. */
 static struct span value_of(struct span s)
 {
     size_t depth = 0, i = 0;
@@ -108,7 +109,7 @@ static struct span value_of(struct span s)
     return (struct span){s.s, i < s.n ? i : s.n};
 }
 
-/* The text of the member `key` of an object that json_parse has accepted. */
+/* Finds the text of the member `key` of an object that json_parse has accepted. */
 static bool member_text(struct span object, const char *key, struct span *out)
 {
     struct span s = skip(object, 1);
@@ -120,14 +121,14 @@ static bool member_text(struct span object, const char *key, struct span *out)
         s = skip_blanks(skip(s, name.n));
         if (s.n == 0)
             return false;
-        s = skip_blanks(skip(s, 1)); /* the colon */
+        s = skip_blanks(skip(s, 1)); /* skips the colon */
         *out = value_of(s);
         if (name.n == strlen(key) + 2 && memcmp(name.s + 1, key, name.n - 2) == 0)
             return true;
         s = skip_blanks(skip(s, out->n));
         if (s.n == 0)
             return false;
-        s = skip(s, 1); /* the comma, or the end */
+        s = skip(s, 1); /* skips the comma, or the end */
     }
 }
 
@@ -158,7 +159,7 @@ static bool add_call(struct tool_calls *c, struct span object)
 
 /* --- the formats -------------------------------------------------------------------- */
 
-/* Text and calls in turn; an end tag that is missing at the very end is forgiven. */
+/* Text and calls alternate; a missing end tag at the very end is tolerated. */
 static bool parse_qwen(struct span s, struct tool_calls *c)
 {
     char *content = xmalloc(s.n + 1);
@@ -227,7 +228,8 @@ void tool_calls_deinit(struct tool_calls *c)
 
 /* --- streaming ---------------------------------------------------------------------- */
 
-/* Up to the tag, or to what may become it, and not the blanks before it: they are no content. */
+/* Returns the length of the text before the tag or a possible beginning of it. Blanks before it are
+ * not content. */
 static size_t qwen_text_bytes(const char *text, size_t n)
 {
     size_t at = find((struct span){text, n}, qwen_open);

@@ -1,15 +1,15 @@
 /* weights.c - loads a model's tensors: hashes, converts and packs them, block by block.
  *
- * One loop serves mapped files, quantised files and the generator.  A tensor passes through in
- * blocks of whole rows.  The compute threads make, decode or fault in the block's bytes and sum
- * them.  Then the block is packed into its slots and its pages are given back.  So memory holds
- * the weights once and, on top, a bounded number of blocks and the pages of one quantised tensor.
+ * One loop serves mapped files, quantised files and the generator.  A tensor is loaded in blocks of
+ * whole rows.  The compute threads make, decode or fault in the block's bytes and compute their
+ * checksums.  Then the block is packed into its slots and its pages are given back.  So memory
+ * holds the weights once, plus a bounded number of blocks and the pages of one quantised tensor.
  *
  * Invariants:
  *  1. Every byte that reaches a slot has been counted into the hash.
- *  2. The hash depends on names, types, shapes and bytes only: not on sharding, order in a file,
- *     alignment, threads, or on how tensors are split over slots.  Of a quantised tensor it counts
- *     the decoded values, as if a folder had held them. */
+ *  2. The hash depends only on names, types, shapes and bytes: not on sharding, order in a file,
+ *     alignment, threads, or the slots that a tensor fills.  For a quantised tensor it counts the
+ *     decoded values, as if a folder had held them. */
 #include "model/weights.h"
 
 #include <errno.h>
@@ -38,7 +38,7 @@
 #include "tensor/q4_blocks.h"
 #include "tensor/q4_make.h"
 
-/* Bytes of a block: large enough for a checksum at full speed, small enough for a core's cache. */
+/* Bytes of a block: large enough for full checksum speed, small enough for a core's cache. */
 #define BLOCK_BYTES ((uint64_t)1 << 20)
 /* Blocks in flight, at most. */
 enum { BATCH_BLOCKS = 16 };
@@ -54,26 +54,26 @@ struct loader {
     struct err *err;
     struct tensor_set set;
     struct buf raw_mem; /* pinned: a device copies from it */
-    uint8_t *raw;       /* loaded rows: generated, or copied for their alignment */
+    uint8_t *raw;       /* loaded rows: generated, or copied to align them */
     uint8_t *wide;      /* loaded rows, converted to another type */
     size_t wide_bytes;
-    uint8_t *cut; /* columns of the loaded rows, rank by rank; NULL: there is one rank */
+    uint8_t *cut; /* columns of the loaded rows, rank by rank; NULL: one rank */
     size_t cut_bytes;
-    uint8_t *blocks; /* loaded rows in 4 bits; NULL: no matrix is held so */
+    uint8_t *blocks; /* loaded rows in 4 bits; NULL: no matrix is held in 4 bits */
     size_t blocks_bytes;
-    struct q4_error error; /* of the tensor that is loaded, where it is made into 4 bits */
-    /* Host copies of each stage's vectors, in slot order, a copy for each rank behind the other. */
+    struct q4_error error; /* error of the present tensor, if it is converted to 4 bits */
+    /* Host copies of each stage's vectors, in slot order, one copy per rank. */
     float *vectors[MAX_STAGES];
     size_t n_vector_floats[MAX_STAGES];
     uint64_t stage_bytes[MAX_STAGES];
     uint64_t bytes_done, bytes_all;
     struct progress progress;
-    int n_bad; /* tensors that hold a NaN or an infinity; the first of them: */
+    int n_bad; /* number of tensors with a NaN or an infinity; the first of them: */
     const char *bad_name;
     int64_t bad_row;
 };
 
-/* What the weights own. */
+/* Memory and mappings that the weights own. */
 struct holdings {
     int n_layers;
     struct checkpoint *cp;
@@ -108,7 +108,7 @@ static int stage_for(const struct loader *ld, const struct tensor_spec *t, enum 
     return share_stage(ld->c, s, t->layer, ld->n_stages);
 }
 
-/* Every vector begins at a cache line. */
+/* Returns the floats of a vector, rounded up so that the next one begins at a cache line. */
 static size_t vector_floats(const struct loader *ld, enum slot s)
 {
     return (size_t)round_up((uint64_t)share_rows(ld->c, s, ld->n_ranks), 16);
@@ -119,14 +119,14 @@ static size_t matrix_bytes(const struct loader *ld, const struct weight *m)
     return ld->dev->ops->weight_bytes(m->dtype, m->n, m->k);
 }
 
-/* Whether the mapping can serve as it is. */
+/* Returns whether the mapping can be used as it is. */
 static bool is_in_place(const struct loader *ld, const struct tensor_src *src)
 {
     return src->mapped != NULL && ld->dev->unified &&
            (uintptr_t)src->mapped % dtype_bytes(src->dtype) == 0;
 }
 
-/* Shapes what a part of a tensor goes to, and counts its bytes. */
+/* Sets the shape of the slot that a part of a tensor fills, and counts its bytes. */
 static void measure_part(struct loader *ld, const struct tensor_spec *t,
                          const struct tensor_src *src, enum slot s)
 {
@@ -147,7 +147,7 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
     }
 }
 
-/* Of the stage that has most. */
+/* Checks the memory of the stage with the most weights. */
 static int check_room(const struct loader *ld)
 {
     size_t unused, total;
@@ -159,7 +159,7 @@ static int check_room(const struct loader *ld)
         return 0;
     return err_set(ld->err, -ENOMEM,
                    "weights: %.2f GB are needed on device %s, %.2f of %.2f GB are free: "
-                   "choose a smaller model, or end what else uses the device",
+                   "choose a smaller model, or end other programs that use the device",
                    (double)bytes / 1e9, ld->dev->name, (double)unused / 1e9,
                    (double)total / 1e9);
 }
@@ -175,7 +175,7 @@ static int allocate_matrix(struct loader *ld, const struct tensor_spec *t, enum 
     return 0;
 }
 
-/* In place where the mapping can serve as it is, else an owned copy. */
+/* Uses the mapping if it can serve as it is, else allocates a copy. */
 static int allocate_table(struct loader *ld, const struct tensor_spec *t,
                           const struct tensor_src *src, enum slot s)
 {
@@ -195,8 +195,7 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
     return 0;
 }
 
-/* A stage's vectors share one block of its memory; a slot's place is found by
- * walking in list order. */
+/* Allocates one block per stage for its vectors; walking in list order gives each slot's place. */
 static int allocate_vectors(struct loader *ld)
 {
     struct holdings *h = ld->w->impl;
@@ -271,9 +270,10 @@ static int allocate(struct loader *ld)
     return rc == 0 ? allocate_vectors(ld) : rc;
 }
 
-/* --- rows that are loaded together ------------------------------------------------------------ */
+/* --- blocks of rows -------------------------------------------------------------------------- */
 
-/* How a tensor is cut: a function of its shape and type only, since the hash depends on it. */
+/* How a tensor is cut into blocks: a function of its shape and type only, because the hash depends
+ * on it. */
 struct cut {
     int64_t block_rows, n_blocks;
     size_t row_bytes;
@@ -289,17 +289,17 @@ static struct cut cut_of(const struct tensor_spec *t, enum dtype dtype)
     return c;
 }
 
-/* Rows of one tensor that are loaded together, into the loader's scratch. */
+/* Rows of one tensor that are loaded together, in the loader's scratch memory. */
 struct loaded_rows {
     const struct tensor_spec *t;
     const struct tensor_src *src;
     struct cut cut;
     bool norm_plus_one;
-    int64_t row, n_rows; /* first row within the tensor, and their number */
-    const uint8_t *rows; /* their bytes */
-    uint8_t *make_at;    /* not NULL: they are generated or decoded to this place first */
+    int64_t row, n_rows; /* first row within the tensor, and number of rows */
+    const uint8_t *rows; /* bytes of the rows */
+    uint8_t *make_at;    /* not NULL: rows are generated or decoded to this place first */
     uint64_t *sums;      /* [n_blocks] checksums of the whole tensor */
-    /* The tensor's first row with a NaN or an infinity. NO_ROW: none. */
+    /* First row of the tensor with a NaN or an infinity; NO_ROW: none. */
     atomic_llong bad_row;
 };
 #define NO_ROW LLONG_MAX
@@ -341,7 +341,7 @@ static void fill_blocks(void *arg, int thread_idx, int n_threads)
 
 /* --- delivering rows to their slots ----------------------------------------------------------- */
 
-/* Element types meet here and in narrow. */
+/* This function and narrow do all conversions of element types. */
 static void widen(float *dst, const void *src, enum dtype t, size_t n)
 {
     const uint16_t *h = src;
@@ -368,7 +368,7 @@ static void deliver_vector(struct loader *ld, const struct loaded_rows *b, enum 
         dst[i] += 1.0f;
 }
 
-/* Rounds to nearest even; a NaN stays one. */
+/* Rounds to nearest even; a NaN stays a NaN. */
 static void narrow(uint16_t *dst, const float *src, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -379,7 +379,7 @@ static void narrow(uint16_t *dst, const float *src, size_t n)
     }
 }
 
-/* n elements from any type to f32, or to bf16. */
+/* Converts n elements of any type to f32 or bf16. */
 static void convert(void *dst, enum dtype to, const void *src, enum dtype from, size_t n)
 {
     float part[256];
@@ -395,7 +395,7 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
     }
 }
 
-/* What a packed matrix is made from. */
+/* Returns the element type from which a matrix is packed. */
 static enum dtype packed_from(enum dtype matrix)
 {
     return matrix == DTYPE_Q8 || matrix == DTYPE_Q4 ? DTYPE_F32 : matrix;
@@ -417,8 +417,8 @@ static void convert_share(void *arg, int thread_idx, int n_threads)
             j->src + (size_t)begin * dtype_bytes(j->from), j->from, (size_t)(end - begin));
 }
 
-/* Returns n elements of the loaded rows in type `to`: in place, or converted in the loader's
- * scratch. */
+/* Returns n elements of the loaded rows in type `to`: in place if they have it, else converted in
+ * the loader's scratch memory. */
 static const uint8_t *in_type(struct loader *ld, const struct loaded_rows *b, enum dtype to,
                               const uint8_t *rows, int64_t n)
 {
@@ -429,14 +429,14 @@ static const uint8_t *in_type(struct loader *ld, const struct loaded_rows *b, en
     return ld->wide;
 }
 
-/* Bytes of k columns of a row that weight_pack gets. */
+/* Returns the bytes of k columns of a row, as weight_pack takes them. */
 static size_t columns_bytes(enum dtype t, int64_t k)
 {
     return dtype_has_blocks(t) ? q4_row_bytes(t, k) : (size_t)k * dtype_bytes(t);
 }
 
-/* A rank's columns of n rows, behind those of the ranks before it; all of them
- * where they are not cut. */
+/* Returns a rank's columns of n rows, copied behind those of earlier ranks; all columns if they are
+ * not cut. */
 static const uint8_t *cut_columns(struct loader *ld, const uint8_t *rows, enum dtype t,
                                   int64_t cols, int64_t own, int rank, int64_t n)
 {
@@ -470,8 +470,8 @@ static void make_share(void *arg, int thread_idx, int n_threads)
             atomic_store(&j->refused, true);
 }
 
-/* ld->blocks = n of the loaded rows in blocks of a 4-bit type: the file's own, or made from the
- * numbers.  -ERANGE: 4 bits cannot hold them. */
+/* Fills ld->blocks with n of the loaded rows in blocks of a 4-bit type: the file's own, or
+ * converted. -ERANGE: 4 bits cannot hold the numbers. */
 static int make_blocks(struct loader *ld, const struct loaded_rows *b, enum dtype type,
                        const uint8_t *rows, int64_t n)
 {
@@ -520,13 +520,13 @@ static int deliver_table(struct loader *ld, const struct loaded_rows *b, enum sl
     struct mat *m = slot_table(ld->w, s);
     size_t row_bytes = (size_t)b->t->cols * dtype_bytes(m->dtype);
     if (m->data == (const void *)b->src->mapped)
-        return 0; /* in place */
+        return 0; /* used in place */
     return stream_copy(ld->s, (uint8_t *)m->data + (size_t)dst_row * row_bytes,
                        in_type(ld, b, m->dtype, rows, n * b->t->cols),
                        (size_t)n * row_bytes);
 }
 
-/* Rows [dst_row, dst_row + n) of a slot, to the ranks that hold them. */
+/* Sends rows [dst_row, dst_row + n) of a slot to the ranks that hold them. */
 static int deliver(struct loader *ld, const struct loaded_rows *b, enum slot s,
                    const uint8_t *rows, int64_t dst_row, int64_t n)
 {
@@ -589,7 +589,7 @@ static int load_rows(struct loader *ld, struct loaded_rows *b)
     for (int i = 0; i < b->t->n_parts && rc == 0; i++)
         rc = deliver_part(ld, b, &b->t->parts[i]);
     if (rc == 0)
-        rc = stream_sync(ld->s); /* the next rows use the same memory */
+        rc = stream_sync(ld->s); /* the next rows reuse the same memory */
     if (mapped != NULL)
         checkpoint_drop(mapped, bytes);
     ld->bytes_done += bytes;
@@ -609,7 +609,8 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
     sha256_field(hash, "rows", le, sizeof le);
     put_u64(le, t->n_dims == 1 ? 0 : (uint64_t)t->cols);
     sha256_field(hash, "cols", le, sizeof le);
-    if (src->norm_has_one && t->kind == TENSOR_NORM) /* equal bytes mean other weights */
+    /* equal bytes stand for other weights here, so the hash must differ */
+    if (src->norm_has_one && t->kind == TENSOR_NORM)
         sha256_field(hash, "norm", "one is added", 12);
     for (int64_t i = 0; i < n_sums; i++) {
         put_u64(le, sums[i]);
@@ -617,7 +618,7 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
     }
 }
 
-/* Tells the error of a tensor that was made into 4 bits, and adds it to the caller's list. */
+/* Logs the error of a tensor that was converted to 4 bits, and adds it to the caller's list. */
 static void note_error(struct loader *ld, const char *name)
 {
     struct weights_errors *all = ld->o->errors;
@@ -629,7 +630,7 @@ static void note_error(struct loader *ld, const char *name)
         e->relative = relative;
     }
     if (ld->o->part == WEIGHTS_ALL)
-        log_info("weights: tensor '%s': made q4_1 with an error of %.2f %%", name,
+        log_info("weights: tensor '%s': converted to q4_1 with an error of %.2f %%", name,
                  100 * relative);
 }
 
@@ -709,7 +710,7 @@ void weights_digests_deinit(struct weights_digests *d)
     *d = (struct weights_digests){0};
 }
 
-/* Each rank has its own. */
+/* Copies each rank's vectors to the rank. */
 static int load_vectors(struct loader *ld)
 {
     const struct holdings *h = ld->w->impl;
@@ -723,10 +724,10 @@ static int load_vectors(struct loader *ld)
     return rc != 0 ? rc : stream_sync(ld->s);
 }
 
-/* A token whose row of the head holds one is never chosen, a hidden state that meets one is
- * lost: damage, as a rule, which the bytes of a format without checksums do not show
- * otherwise.  No error: what is never met (padding of a vocabulary) does no harm, and a request
- * whose logits are all NaN fails by itself. */
+/* Warns of tensors with a NaN or an infinity, which usually mean damage that a format without
+ * checksums does not show.  A token whose row of the head holds one is never chosen; a hidden state
+ * that meets one is lost.  It is not an error: rows that are never used (padding of a vocabulary)
+ * do no harm, and a request whose logits are all NaN fails by itself. */
 static void warn_of_bad(const struct loader *ld)
 {
     char more[40] = "";
@@ -761,7 +762,7 @@ static int load_all(struct loader *ld)
     return rc == 0 ? load_vectors(ld) : rc;
 }
 
-/* Scratch for the most rows that are loaded together, and for their converted form. */
+/* Allocates scratch memory for the largest block of rows, and for its converted form. */
 static int make_scratch(struct loader *ld)
 {
     size_t raw = 0, wide = 0;
@@ -803,7 +804,7 @@ static int make_scratch(struct loader *ld)
     return 0;
 }
 
-/* Only what is used in place stays mapped; the weights own it from here on. */
+/* Unmaps all files but those used in place, which the weights own from here on. */
 static void release_files(struct loader *ld)
 {
     struct holdings *h = ld->w->impl;

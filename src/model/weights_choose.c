@@ -12,7 +12,7 @@
 
 enum { MAX_PROBE = 128 };
 
-/* Prose, a chat, code and another language: what models are used for. */
+/* Prose, a chat, code and another language: typical uses of a model. */
 static const char probe_text[] =
     "The lighthouse keeper climbed the stairs every evening, lit the lamp, and wrote the "
     "weather into a book that nobody read. In 1897, after a storm of three days, a ship's "
@@ -41,11 +41,11 @@ double weights_max_kl(enum weights_held h)
     return h == WEIGHTS_Q4 ? WEIGHTS_MAX_KL_Q4 : WEIGHTS_MAX_KL;
 }
 
-/* A model whose layers are loaded when they are needed. */
+/* A model whose layers are loaded one at a time, when they are needed. */
 struct probe {
     struct model m;
     struct layer_source source;
-    struct weights layer; /* the one that is held */
+    struct weights layer; /* the layer in memory */
     struct weights_opts opts;
     struct err *err;
 };
@@ -73,7 +73,7 @@ static void unload_layer(void *arg, int l, struct stream *s)
 
 /* --- the text ----------------------------------------------------------------------------- */
 
-/* Ids of the probe text; without a tokenizer, ids that are spread over the vocabulary. */
+/* Returns ids of the probe text; without a tokenizer, ids spread over the vocabulary. */
 static int probe_ids(const struct model *m, int32_t ids[MAX_PROBE])
 {
     struct tokenizer *t = NULL;
@@ -96,14 +96,14 @@ static int probe_ids(const struct model *m, int32_t ids[MAX_PROBE])
 /* --- one run ------------------------------------------------------------------------------ */
 
 struct run {
-    const struct model *m; /* as the caller has it */
+    const struct model *m; /* the caller's model */
     struct device *dev;
     struct stream *s;
     int n;
     int32_t ids[MAX_PROBE];
 };
 
-/* Every layer may use the same block memory: only its own rows are looked at. */
+/* All layers may share the same block memory, because attention sees only the layer's own rows. */
 static int forward(const struct run *r, struct probe *p, struct model_work *work,
                    void *block_mem, float *logits)
 {
@@ -133,16 +133,18 @@ static int forward(const struct run *r, struct probe *p, struct model_work *work
     return rc;
 }
 
-/* logits [n][vocab] of the probe text with matrices held so. */
+/* Computes logits [n][vocab] of the probe text with matrices held as `held`. */
 static int run(const struct run *r, enum weights_held held, float *logits, struct err *err)
 {
-    struct probe p = {.m = {.cfg = r->m->cfg,
-                            .dev = r->dev,
-                            .dtype = DTYPE_F32, /* its rounding would hide the weights' */
-                            .source = r->m->source,
-                            .max_ctx = MAX_PROBE},
-                      .opts = {.dev = r->dev, .s = r->s, .held = held},
-                      .err = err};
+    struct probe p = {
+        .m = {.cfg = r->m->cfg,
+              .dev = r->dev,
+              /* rounding of a smaller type would hide the effect of the weights */
+              .dtype = DTYPE_F32,
+              .source = r->m->source,
+              .max_ctx = MAX_PROBE},
+        .opts = {.dev = r->dev, .s = r->s, .held = held},
+        .err = err};
     struct model_work *work = NULL;
     struct weights_opts outside = p.opts;
     outside.part = WEIGHTS_OUTSIDE;
@@ -180,7 +182,7 @@ static double log_sum(const float *x, int n)
     return most + log(sum);
 }
 
-/* Mean KL(a || b) of n rows; NaN where a row has one. */
+/* Returns the mean of KL(a || b) over n rows; NaN if a row contains a NaN. */
 static double divergence(const float *a, const float *b, int n, int vocab)
 {
     double kl = 0;
@@ -194,7 +196,7 @@ static double divergence(const float *a, const float *b, int n, int vocab)
     return kl / n;
 }
 
-/* Perplexity of the text: of each token but the first, by the logits before it. */
+/* Returns the perplexity of the text: every token but the first, given the logits before it. */
 static double perplexity(const struct run *r, const float *logits)
 {
     double nll = 0;
@@ -206,7 +208,7 @@ static double perplexity(const struct run *r, const float *logits)
     return r->n > 1 ? exp(nll / (r->n - 1)) : 1;
 }
 
-/* What the formats are compared on: the text, a device, and the logits of f32 matrices. */
+/* State of a comparison: the text, a device, and the logits with f32 matrices. */
 struct bench {
     struct run r;
     float *exact, *other; /* [n][vocab] */
@@ -239,8 +241,7 @@ static void bench_close(struct bench *b)
     free(b->other);
 }
 
-/* Adds a format to the list. A format that cannot hold the numbers (q8: infinities)
- * is passed over. */
+/* Adds a format to the list. Skips a format that cannot hold the numbers (q8: infinities). */
 static int try_format(struct bench *b, enum weights_held held, struct weights_choice *c,
                       struct err *err)
 {

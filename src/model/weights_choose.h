@@ -1,11 +1,11 @@
-/* weights_choose.h - the smallest format that a model's matrices may be held in.
+/* weights_choose.h - finds the smallest format in which a model's matrices may be held.
  *
- * A format is good enough where the model's predictions hardly change: a short text is run through
- * the model once with f32 matrices and once in the format, and the mean divergence KL(f32 ||
- * format) of the predictions is at most WEIGHTS_MAX_KL nats a token.
+ * A format is good enough if it hardly changes the model's predictions.  A short text is run
+ * through the model once with f32 matrices and once in the format; the mean divergence KL(f32 ||
+ * format) of the predictions must be at most WEIGHTS_MAX_KL nats per token.
  *
- * The probe runs on the CPU and loads one layer at a time, so it takes less memory
- * than the model. */
+ * The probe runs on the CPU and loads one layer at a time, so it needs less memory than the model.
+ */
 #ifndef MODEL_WEIGHTS_CHOOSE_H
 #define MODEL_WEIGHTS_CHOOSE_H
 
@@ -13,8 +13,8 @@
 
 #define WEIGHTS_MAX_KL 1e-3
 
-/* 4 bits are tried for files that have 4-bit tensors, which are then held exactly: the
- * divergence is that of rounding activations to 8 bits (ops.h), as llama.cpp rounds them. */
+/* Limit for 4 bits, which are tried only for files with 4-bit tensors. These are held exactly, so
+ * the divergence comes from rounding activations to 8 bits (ops.h), as llama.cpp rounds them. */
 #define WEIGHTS_MAX_KL_Q4 1e-2
 
 enum { WEIGHTS_N_FORMATS = 3 };
@@ -24,23 +24,24 @@ enum weights_smallest { WEIGHTS_DOWN_TO_BF16, WEIGHTS_DOWN_TO_Q8, WEIGHTS_DOWN_T
 
 struct weights_choice {
     enum weights_held held;
-    double perplexity; /* of the text with f32 matrices */
+    double perplexity; /* perplexity of the text with f32 matrices */
     int n_tried;
     struct {
         enum weights_held held;
         double kl, perplexity;
-    } tried[WEIGHTS_N_FORMATS]; /* from the smallest on */
+    } tried[WEIGHTS_N_FORMATS]; /* the smallest first */
 };
 
-/* m: source, cfg, dev and dtype are set; its weights are not loaded. */
+/* m needs source, cfg, dev and dtype; its weights are not loaded. */
 int weights_choose(const struct model *m, enum weights_smallest smallest,
                    struct weights_choice *out, struct err *err);
 
-/* Compares one format with f32: out->tried[0], unless the format cannot hold the numbers. */
+/* Compares one format with f32. The result is out->tried[0], unless the format cannot hold the
+ * numbers. */
 int weights_compare(const struct model *m, enum weights_held held,
                     struct weights_choice *out, struct err *err);
 
-/* The divergence that a format may have. */
+/* Returns the largest divergence that a format may have. */
 double weights_max_kl(enum weights_held h);
 
 const char *weights_held_name(enum weights_held h); /* "f32"; "checkpoint" */

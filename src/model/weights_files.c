@@ -1,10 +1,11 @@
-/* weights_files.c - a checkpoint's files: mapped, parsed, and matched with what the model wants.
+/* weights_files.c - a checkpoint's files: mapped, parsed, and matched with the model's tensors.
  *
  * Invariants:
- *  1. Nothing outside a mapping is read: the parser has checked every range against
- *     the file's size.
- *  2. A tensor is accepted only if the description of the model asks for exactly it.  What is left
- *     over is refused too, since a bias or a layer that is not asked for would change results. */
+ *  1. Nothing outside a mapping is read: the parser has checked every range against the file's
+ *     size.
+ *  2. A tensor is accepted only if the model's description asks for exactly it.  Leftover tensors
+ *     are
+ *     refused too, because an unused bias or layer would change results. */
 #include "model/weights_source.h"
 
 #include <errno.h>
@@ -27,19 +28,19 @@
 
 struct mapped_file {
     char *path;
-    uint8_t *bytes; /* NULL where it is not mapped any more */
+    uint8_t *bytes; /* NULL after it was unmapped */
     size_t n_bytes;
     struct safetensors tensors;
 };
 
 struct checkpoint {
     char *dir;
-    struct gguf_files gguf; /* n 0: safetensors */
+    struct gguf_files gguf; /* n 0: the files are safetensors */
     size_t n_files;
     struct mapped_file *files;
 };
 
-/* One tensor of the merged directory of all files. */
+/* One tensor in the merged directory of all files. */
 struct found {
     const struct mapped_file *file;
     const struct safetensors_tensor *tensor;
@@ -73,7 +74,8 @@ static int map_file(struct mapped_file *f, const char *dir, const char *name,
                     struct err *err)
 {
     f->path = xasprintf("%s/%s", dir, name);
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no waiting at a pipe */
+    /* O_NONBLOCK: opening a pipe does not wait */
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return err_set(err, -errno, "%s: %s", f->path, strerror(errno));
     int rc = map_bytes(f, fd, err);
@@ -91,7 +93,7 @@ static bool exists(const char *dir, const char *name)
     return yes;
 }
 
-/* Every tensor that the index promises must be in the file it names. */
+/* Checks that every tensor of the index is in the file that the index names. */
 static int check_index(const struct checkpoint *cp, const struct safetensors_index *x,
                        struct err *err)
 {
@@ -100,8 +102,7 @@ static int check_index(const struct checkpoint *cp, const struct safetensors_ind
         if (safetensors_find(&f->tensors, x->entries[i].name) == NULL)
             return err_set(
                 err, ERR_FORMAT,
-                "%s: tensor '%s' is missing, which %s says is there; download the "
-                "file again",
+                "%s: tensor '%s' is missing, but %s lists it; download the file again",
                 f->path, x->entries[i].name, INDEX_FILE);
     }
     return 0;
@@ -282,14 +283,14 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
                      struct err *err)
 {
     struct found *f = directory_find(d, t->name);
-    if (f == NULL) /* `skip`: the length of the prefix that a bare base model leaves out */
+    /* skip: length of the prefix that a checkpoint of the bare base model leaves out */
+    if (f == NULL)
         f = directory_find(d, t->name + (strlen(t->name) > skip ? skip : 0));
     if (f == NULL)
-        return err_set(
-            err, ERR_MISMATCH,
-            "%s: tensor '%s' is missing, which config.json asks for; the download is "
-            "incomplete or config.json is of another model",
-            cp->n_files == 1 ? cp->files[0].path : cp->dir, t->name);
+        return err_set(err, ERR_MISMATCH,
+                       "%s: tensor '%s' is missing, but config.json requires it; the "
+                       "download is incomplete, or config.json belongs to another model",
+                       cp->n_files == 1 ? cp->files[0].path : cp->dir, t->name);
     int rc = check_shape(f, t, err);
     if (rc == 0)
         rc = check_dtype(f, &out->dtype, err);
@@ -299,7 +300,8 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
     return rc;
 }
 
-/* A checkpoint with tied embeddings may repeat the table as the output head, if it is the same. */
+/* A checkpoint with tied embeddings may repeat the table as the output head, if the two are equal.
+ */
 static int match_repeated_head(const struct directory *d, const struct found *embed,
                                struct err *err)
 {
@@ -326,17 +328,16 @@ static int refuse_unexpected(const struct directory *d, const struct model_confi
         const char *name = d->items[i].tensor->name;
         if (d->used[i] || tensor_is_ignored(name))
             continue;
-        return err_set(
-            err, ERR_MISMATCH,
-            "%s: tensor '%s' is no part of the %s model of %d layers that config.json "
-            "describes; leaving it out would change results",
-            d->items[i].file->path, name, family_name(c->family), c->n_layers);
+        return err_set(err, ERR_MISMATCH,
+                       "%s: tensor '%s' is not part of the %s model of %d layers that "
+                       "config.json describes; ignoring it would change results",
+                       d->items[i].file->path, name, family_name(c->family), c->n_layers);
     }
     return 0;
 }
 
-/* A quantized checkpoint announces itself in config.json (quantization_config), but files
- * without that key are about: the names of their tensors tell what they are. */
+/* Refuses quantized checkpoints.  config.json should say so (quantization_config), but some files
+ * lack that key, so the names of the tensors decide. */
 static int refuse_quantized(const struct directory *d, struct err *err)
 {
     static const struct {
@@ -357,12 +358,11 @@ static int refuse_quantized(const struct directory *d, struct err *err)
             const char *name = d->items[i].tensor->name;
             size_t n = strlen(name), n_suffix = strlen(marks[k].suffix);
             if (n > n_suffix && strcmp(name + n - n_suffix, marks[k].suffix) == 0)
-                return err_set(
-                    err, ERR_UNSUPPORTED,
-                    "%s: tensor '%s' is of a quantized checkpoint (%s), which is "
-                    "not supported; take the original one, and hold it in 8 bits "
-                    "with --weights q8",
-                    d->items[i].file->path, name, marks[k].kind);
+                return err_set(err, ERR_UNSUPPORTED,
+                               "%s: tensor '%s' belongs to a quantized checkpoint (%s), "
+                               "which is not supported; use the original one, and hold it "
+                               "in 8 bits with --weights q8",
+                               d->items[i].file->path, name, marks[k].kind);
         }
     return 0;
 }
@@ -413,7 +413,7 @@ void checkpoint_want(const void *p, size_t n)
     madvise((void *)begin, (uintptr_t)p + n - begin, MADV_WILLNEED);
 }
 
-/* Whole pages only; those at the two ends may still hold a neighbour's bytes. */
+/* Drops whole pages only; the pages at both ends may hold other tensors' bytes. */
 void checkpoint_drop(const void *p, size_t n)
 {
     uintptr_t begin = ((uintptr_t)p + PAGE - 1) & ~(PAGE - 1);

@@ -1,7 +1,7 @@
-/* weights_gguf.c - a GGUF file's tensors, presented as those of a folder.
+/* weights_gguf.c - a GGUF file's tensors, presented like those of a folder.
  *
- * The model's list of tensors (weights_names.h) asks for the names and shapes that the reference
- * library has.  Here each of them is found under its GGUF name, with the order of its rows:
+ * The model's list of tensors (weights_names.h) uses the names and shapes of the reference library.
+ * This file finds each of them under its GGUF name, and gives the order of its rows:
  *
  *     model.layers.3.self_attn.q_proj.weight    blk.3.attn_q.weight, pairs interleaved (llama)
  *     the same, in a file that stacks them      rows of blk.3.attn_qkv.weight
@@ -30,14 +30,14 @@ static const char *qkv_stem(const struct tensor_spec *t)
     return p->dst_row == 0 ? "attn_k" : "attn_v";
 }
 
-/* Gate rows stand before up rows; a tensor of both is called after the second (phi3). */
+/* Gate rows stand before up rows; a tensor that holds both is named after the second (phi3). */
 static const char *up_stem(const struct model_config *c, const struct tensor_spec *t)
 {
     bool gate = c->mlp_gated && t->parts[0].dst_row == 0 && t->rows == c->n_ffn;
     return gate ? "ffn_gate" : "ffn_up";
 }
 
-/* Falcon's second norm is attention's, and its first the MLP's. */
+/* In Falcon's files the second norm is attention's, and the first is the MLP's. */
 static const char *norm_stem(const struct model_config *c, bool attention)
 {
     if (c->block == BLOCK_PARALLEL_NORM2)
@@ -100,7 +100,8 @@ static bool is_query_or_key(const struct tensor_spec *t)
     return t->n_parts == 1 && (query || key);
 }
 
-/* The model rotates halves; files of architecture llama are permuted so that pairs are rotated. */
+/* The model rotates halves; files of architecture llama are permuted so that neighbours form pairs.
+ */
 static struct row_map rows_of(const struct model_config *c, const struct tensor_spec *t)
 {
     bool permuted = c->family == FAMILY_LLAMA || c->family == FAMILY_MISTRAL;
@@ -114,7 +115,7 @@ static struct row_map rows_of(const struct model_config *c, const struct tensor_
     return (struct row_map){.order = ROWS_SAME};
 }
 
-/* The file's row that is row r of the tensor. */
+/* Returns the file's row that is row r of the tensor. */
 static int64_t file_row(const struct row_map *m, int64_t r)
 {
     const int64_t d = m->d_head, half = d / 2;
@@ -198,7 +199,7 @@ static int element_type(const struct match *m, const struct gguf_file *in,
     return 0;
 }
 
-/* Rows [first, first + t->rows) of `have`. */
+/* Takes rows [first, first + t->rows) of `have`. */
 static int take_rows(const struct match *m, const struct gguf_file *in,
                      const struct gguf_tensor *have, const struct tensor_spec *t,
                      int64_t first, int64_t all, struct tensor_src *out)
@@ -228,7 +229,7 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     return 0;
 }
 
-/* Separate q, k and v may lie in one tensor, behind each other. */
+/* Separate q, k and v may lie one behind another in one tensor. */
 static int match_stacked(const struct match *m, const struct tensor_spec *t,
                          struct tensor_src *out, bool *found)
 {
@@ -260,7 +261,7 @@ static int match_one(const struct match *m, const struct tensor_spec *t,
     int rc = match_stacked(m, t, out, &found);
     if (rc == 0 && !found)
         rc = err_set(m->err, ERR_MISMATCH,
-                     "%s: tensor '%s' is missing, which the metadata asks for",
+                     "%s: tensor '%s' is missing, but the metadata requires it",
                      m->files->files[0].path, name);
     return rc;
 }
@@ -271,12 +272,12 @@ static int refuse_unexpected(const struct match *m)
         for (size_t k = 0; k < m->files->files[i].g.n_tensors; k++) {
             const char *name = m->files->files[i].g.tensors[k].name;
             if (!m->used[i][k] && strcmp(name, ROPE_FACTORS_NAME) != 0)
-                return err_set(m->err, ERR_MISMATCH,
-                               "%s: tensor '%s' is no part of the %s model of %d layers "
-                               "that the metadata describes; leaving it out would change "
-                               "results",
-                               m->files->files[i].path, name, family_name(m->c->family),
-                               m->c->n_layers);
+                return err_set(
+                    m->err, ERR_MISMATCH,
+                    "%s: tensor '%s' is not part of the %s model of %d layers that the "
+                    "metadata describes; ignoring it would change results",
+                    m->files->files[i].path, name, family_name(m->c->family),
+                    m->c->n_layers);
         }
     return 0;
 }

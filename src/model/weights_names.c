@@ -1,4 +1,4 @@
-/* weights_names.c - see weights_names.h.  The one place that knows what families call things. */
+/* weights_names.c - see weights_names.h.  Only this file knows the families' names of tensors. */
 #include "model/weights_names.h"
 
 #include <inttypes.h>
@@ -9,28 +9,29 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-/* Two tensors may make one matrix of ours, or one may make several: how a family stores
- * queries, keys and values. */
+/* How a family stores queries, keys and values: several tensors may make one matrix of this
+ * program, and one tensor may make several. */
 enum qkv_layout {
     QKV_SEPARATE,
     QKV_STACKED, /* all of q, all of k, all of v (phi3) */
-    QKV_GROUPED, /* per KV head: its query heads, k, v.  Falcon's three layouts are this one: with
-                    one KV head (7b), with groups (40b), and with as many as query heads (rw) */
+    /* grouped by KV head: its query heads, then k, then v.  Falcon's three layouts are all of this
+     * kind: one KV head (7b), groups (40b), as many KV heads as query heads (rw) */
+    QKV_GROUPED,
 };
 
-/* Without ".weight" and ".bias"; NULL where the family has no such tensor. */
+/* Names without ".weight" and ".bias"; NULL: the family has no such tensor. */
 struct names {
     const char *prefix, *embed, *positions, *final_norm;
-    /* inside a layer: "LAYER.0.NORM1" */
+    /* names inside a layer: "LAYER.0.NORM1" */
     const char *layer, *norm1, *norm2;
     enum qkv_layout layout;
-    const char *qkv[3]; /* QKV_SEPARATE: three, else the first */
+    const char *qkv[3]; /* three for QKV_SEPARATE, else only the first */
     const char *out;
-    const char *gate; /* NULL: `up` holds both where the MLP is gated (phi3) */
+    const char *gate; /* NULL: `up` holds gate and up if the MLP is gated (phi3) */
     const char *up, *down;
 };
 
-/* What every family that has one calls it. */
+/* Names that are the same in every family that has the tensor. */
 #define HEAD_NAME   "lm_head"
 #define Q_NORM_NAME "self_attn.q_norm"
 #define K_NORM_NAME "self_attn.k_norm"
@@ -249,7 +250,8 @@ static void add_bias(struct builder *b, const char *stem, enum slot s, int64_t d
     finish(b, t, TENSOR_BIAS);
 }
 
-/* Weight rows [dst_row, + n_rows) of slot w, and the same rows of its bias where there is one. */
+/* Adds a weight whose rows go to [dst_row, + n_rows) of slot w, and a bias for the same rows, if
+ * any. */
 static void add_linear(struct builder *b, const char *stem, enum slot w, enum slot bias,
                        int64_t dst_row, int64_t n_rows)
 {
@@ -361,7 +363,7 @@ void tensor_list_make(struct tensor_list *out, const struct model_config *c)
     struct names n = names_of(c);
     *out = (struct tensor_list){.prefix = n.prefix};
     struct builder b = {.c = c, .list = out};
-    /* Tied embeddings are the packed head, which also serves rows. */
+    /* A tied embedding table is the packed head, which also serves embedding rows. */
     add_table(&b, n.embed, c->tie_word_embeddings ? SLOT_HEAD : SLOT_EMBED);
     if (c->position == POSITION_LEARNED)
         add_table(&b, n.positions, SLOT_POSITIONS);
@@ -394,7 +396,7 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/* The reference library computes the rotations itself and ignores these, too. */
+/* The reference library computes the rotations itself and ignores these tensors, too. */
 bool tensor_is_ignored(const char *name)
 {
     static const char *const ends[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached",

@@ -1,4 +1,5 @@
-/* weights_names.h - which tensors a checkpoint has, and where their rows go.  Private to src/model.
+/* weights_names.h - the tensors of a checkpoint, and the destinations of their rows.  Private to
+ * src/model.
  *
  * A *slot* is a place in struct weights.  A *tensor spec* is one tensor of the checkpoint: its
  * name, its shape, and one to three *parts*, each a regular set of its rows that goes to one slot:
@@ -7,8 +8,8 @@
  *     for g < n_groups: rows [src_row + g * src_stride, + n_rows) of the tensor
  *                       become rows [dst_row + g * n_rows, + n_rows) of the slot
  *
- * so that separate q, k and v (llama), stacked ones (phi3) and ones interleaved per group of heads
- * (falcon) are the same to the loader.  A vector is a matrix of one column. */
+ * With parts the loader treats separate q, k and v (llama), stacked ones (phi3) and ones
+ * interleaved per group of heads (falcon) alike.  A vector is a matrix of one column. */
 #ifndef MODEL_WEIGHTS_NAMES_H
 #define MODEL_WEIGHTS_NAMES_H
 
@@ -17,17 +18,17 @@
 #include <stddef.h>
 
 enum slot {
-    /* Tables: rows are looked up, in the checkpoint's own type. */
+    /* Tables, in which rows are looked up, in the checkpoint's own type. */
     SLOT_EMBED,
     SLOT_POSITIONS,
-    /* Matrices: packed. */
+    /* Matrices, which are packed. */
     SLOT_HEAD,
     SLOT_WQ,
     SLOT_WKV,
     SLOT_WO,
     SLOT_UP,
     SLOT_DOWN,
-    /* Vectors: f32. */
+    /* Vectors, in f32. */
     SLOT_HEAD_BIAS,
     SLOT_FINAL_NORM_W,
     SLOT_FINAL_NORM_B,
@@ -58,14 +59,14 @@ static inline bool slot_is_vector(enum slot s)
     return s > SLOT_DOWN;
 }
 
-/* Whether each layer has one of its own. */
+/* Returns whether each layer has its own. */
 static inline bool slot_is_in_layer(enum slot s)
 {
     return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD &&
            s != SLOT_HEAD_BIAS && s != SLOT_FINAL_NORM_W && s != SLOT_FINAL_NORM_B;
 }
 
-/* Rows and columns of a slot; a vector has one column. */
+/* Return the rows and columns of a slot; a vector has one column. */
 int64_t slot_rows(const struct model_config *c, enum slot s);
 int64_t slot_cols(const struct model_config *c, enum slot s);
 
@@ -79,10 +80,10 @@ enum {
     TENSOR_MAX_PARTS = 3,
 };
 
-/* What a tensor holds, for the generator of random weights and for 1 + w. */
+/* Kind of a tensor, for the generator of random weights and for adding 1 to norms. */
 enum tensor_kind {
     TENSOR_MATRIX,
-    TENSOR_NORM, /* weight of a norm: near one, or near zero where one is added */
+    TENSOR_NORM, /* weight of a norm: near one, or near zero if 1 is added to it */
     TENSOR_BIAS,
 };
 
@@ -99,17 +100,19 @@ struct tensor_spec {
 
 struct tensor_list {
     size_t n;
-    struct tensor_spec *items; /* in the order of the forward pass */
-    const char *prefix; /* "model.": names may lack it where a bare base model was saved */
+    struct tensor_spec *items; /* [n] in the order of the forward pass */
+    /* "model.": a checkpoint of the bare base model leaves this prefix out */
+    const char *prefix;
 };
 
-/* Every tensor that a checkpoint of this model must have, and no other. */
+/* Makes the list of all tensors that a checkpoint of this model must have; it may have no others.
+ */
 void tensor_list_make(struct tensor_list *out, const struct model_config *c);
 void tensor_list_free(struct tensor_list *l);
 
-/* The name of the output head, which a checkpoint with tied embeddings may repeat. */
+/* Returns the name of the output head, which a checkpoint with tied embeddings may repeat. */
 const char *tensor_head_name(void);
-/* Buffers that some checkpoints carry and that no result depends on. */
+/* Returns whether a tensor is a buffer that some checkpoints carry and no result depends on. */
 bool tensor_is_ignored(const char *name);
 
 #endif

@@ -15,7 +15,7 @@
 #include "model/weights_pinned.h"
 #include "model/weights_stream.h"
 
-/* One layer computes, one arrives. */
+/* Slots of the ring: one layer computes while another arrives. */
 enum { N_SLOTS_OF_RING = 2 };
 #define STUCK_NS ((int64_t)30 * 1000000000)
 
@@ -25,10 +25,10 @@ struct weights_packed {
     struct model_config cfg;
     struct image_shape shape;
     struct image *images;  /* [f.n_parts] */
-    size_t streamed_bytes; /* of the largest IMAGE_STREAMED */
-    int n_resident;  /* layers that are held whole; all of them: nothing is streamed */
-    struct buf *mem; /* [f.n_parts] of device memory; empty where a part is not held */
-    struct layer_source source; /* of the other layers */
+    size_t streamed_bytes; /* size of the largest IMAGE_STREAMED */
+    int n_resident;  /* number of layers held whole; if all are, nothing is streamed */
+    struct buf *mem; /* [f.n_parts] device memory; empty if a part is not held */
+    struct layer_source source; /* source of the other layers */
 };
 
 struct loader {
@@ -36,7 +36,7 @@ struct loader {
     struct weights_packed *p;
     const struct weights_opts *o;
     struct pack_reader reader;
-    struct buf staging; /* pinned, for a device that is not read into directly */
+    struct buf staging; /* pinned; for devices whose memory cannot be read into directly */
     struct progress progress;
     uint64_t bytes_done;
     int64_t load_ns;
@@ -55,7 +55,7 @@ static int layer_of_part(size_t part)
     return part < PACK_LAYERS ? 0 : (int)((part - PACK_LAYERS) / 2);
 }
 
-/* The stage that holds a part, by any of its slots. */
+/* Returns the stage that holds a part, which is that of any of its slots. */
 static int stage_of_part(const struct loader *ld, size_t part)
 {
     const struct image *im = &ld->p->images[part];
@@ -68,21 +68,21 @@ static bool streams(const struct weights_packed *p)
     return p->n_resident < p->f.n_layers;
 }
 
-/* Whether a part stays in memory. */
+/* Returns whether a part stays in memory. */
 static bool is_held(const struct weights_packed *p, size_t part)
 {
     return kind_of_part(part) != IMAGE_STREAMED || !streams(p) ||
            weights_stays(layer_of_part(part), p->n_resident, p->f.n_layers);
 }
 
-/* Whether bytes of the file can be read into a device's memory as they are. */
+/* Returns whether bytes of the file can be read straight into a device's memory. */
 static bool is_direct(const struct device *d)
 {
     return d->unified && d->n_ranks == 1;
 }
 
-/* The image of each part.  The types of matrices come from the file: they must fit
- * its configuration. */
+/* Makes the image of each part.  The types of matrices come from the file and must fit its
+ * configuration. */
 static int make_images(struct loader *ld)
 {
     struct weights_packed *p = ld->p;
@@ -107,7 +107,8 @@ static int make_images(struct loader *ld)
     return 0;
 }
 
-/* The file belongs to this device, and has the sizes that this program gives its configuration. */
+/* Checks that the file suits this device, and has the sizes that this program computes from its
+ * configuration. */
 static int check_fit(struct loader *ld)
 {
     const struct pack_file *f = &ld->p->f;
@@ -129,7 +130,7 @@ static int check_fit(struct loader *ld)
                       f->path);
 }
 
-/* Asks how many layers are to stay. */
+/* Asks the caller how many layers stay resident. */
 static int share_memory(struct loader *ld)
 {
     struct weights_packed *p = ld->p;
@@ -144,8 +145,8 @@ static int share_memory(struct loader *ld)
     int rc = ld->o->share(ld->o->share_arg, &z, &p->n_resident, ld->err);
     if (rc == 0 && streams(p) && p->dev->n_stages > 1)
         rc = err_set(ld->err, ERR_UNSUPPORTED,
-                     "weights that are streamed go through one stage: leave "
-                     "--pipeline-parallel or --weights-memory out");
+                     "streamed weights need a single stage: remove --pipeline-parallel or "
+                     "--weights-memory");
     return rc;
 }
 
@@ -175,7 +176,7 @@ static int allocate(struct loader *ld)
     return rc == 0 ? 0 : err_wrap(ld->err, "weights of %s", p->f.path);
 }
 
-/* A part that was read into pinned memory goes up, each rank's image to the rank. */
+/* Copies a part from pinned memory to the device, each rank's image to its rank. */
 static int upload(struct loader *ld, size_t part)
 {
     const struct image *im = &ld->p->images[part];
@@ -206,7 +207,7 @@ static int take(struct loader *ld, const struct pack_job *j)
     return j->rc;
 }
 
-/* Two parts are under way at a time, so that the disk never waits for this thread. */
+/* Keeps two parts in flight, so that the disk never waits for this thread. */
 static int read_direct(struct loader *ld)
 {
     const struct pack_file *f = &ld->p->f;
@@ -236,7 +237,7 @@ static int read_direct(struct loader *ld)
             rc = take(ld, done);
         }
     }
-    pack_reader_close(&ld->reader); /* before the memory that it reads into */
+    pack_reader_close(&ld->reader); /* closed before the memory into which it reads */
     pack_job_deinit(&jobs[0]);
     pack_job_deinit(&jobs[1]);
     return rc;
@@ -273,7 +274,7 @@ static int read_all(struct loader *ld)
     return rc;
 }
 
-/* Starts what brings the layers that do not stay. */
+/* Starts the source of the layers that do not stay. */
 static int start_source(struct loader *ld)
 {
     struct weights_packed *p = ld->p;
@@ -320,7 +321,7 @@ int weights_packed_load(struct weights *out, const char *source,
     *out = (struct weights){.packed = p,
                             .layers = xcalloc((size_t)cfg->n_layers, sizeof *out->layers)};
     p->dev = o->dev;
-    p->cfg = *cfg; /* a source needs it for as long as it lives */
+    p->cfg = *cfg; /* the source needs it as long as it lives */
     int rc = pack_file_open(&p->f, source, ld.err);
     if (rc == 0) {
         p->mem = xcalloc(p->f.n_parts, sizeof *p->mem);

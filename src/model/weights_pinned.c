@@ -15,15 +15,15 @@ struct ring_slot {
     int layer; /* -1: none yet */
     int n_holders;
     struct buf mem;
-    struct event *copied;   /* its layer has come up */
-    struct event *released; /* what was queued with its layer before has run */
+    struct event *copied;   /* its layer has been copied to the device */
+    struct event *released; /* operations queued with its previous layer have run */
     struct layer_weights lw;
 };
 
 struct weights_pinned {
     struct weights_pinned_opts o;
     struct device *dev;
-    struct buf *host; /* [n_layers] all ranks' images; empty: the layer is resident */
+    struct buf *host; /* [n_layers] images of all ranks; empty: the layer is resident */
     struct stream *copies;
     struct ring_slot slots[MAX_SLOTS];
     int n_slots;
@@ -44,14 +44,15 @@ static struct ring_slot *slot_of(struct weights_pinned *p, int l)
     return NULL;
 }
 
-/* Layers until l comes, from layer `from` on, in the order of passes. */
+/* Returns how many layers after layer `from` layer l is used, in the order of passes. */
 static int distance(const struct weights_pinned *p, int from, int l)
 {
     int n = p->stats.n_layers, d = (l - from) % n;
     return d < 0 ? d + n : d;
 }
 
-/* The slot that nobody holds whose layer comes last after `from`; never the one of layer `from`. */
+/* Returns the slot not in use whose layer is used last, counted from `from`; never the slot of
+ * layer `from`. */
 static struct ring_slot *slot_for(struct weights_pinned *p, int from)
 {
     struct ring_slot *best = NULL;
@@ -83,7 +84,7 @@ static void slot_deinit(struct weights_pinned *p, struct ring_slot *s)
     buf_free(p->dev, &s->mem);
 }
 
-/* Queues the copy of layer l into a slot, behind what still reads the slot. */
+/* Queues the copy of layer l into a slot, behind the operations that still read the slot. */
 static int bring(struct weights_pinned *p, struct ring_slot *s, int l)
 {
     const struct image *im = &p->o.images[pack_streamed_part(l)];
@@ -104,7 +105,7 @@ static int bring(struct weights_pinned *p, struct ring_slot *s, int l)
     return 0;
 }
 
-/* The next streamed layer behind l, across the end of a pass. */
+/* Returns the next streamed layer after l, across the end of a pass. */
 static int next_streamed(const struct weights_pinned *p, int l)
 {
     do
@@ -127,7 +128,7 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
     if (slot == NULL) {
         slot = slot_for(p, l);
         if (slot == NULL &&
-            p->n_slots < MAX_SLOTS) { /* all are held: see weights_stream.h */
+            p->n_slots < MAX_SLOTS) { /* all slots are in use: see weights_stream.h */
             slot = &p->slots[p->n_slots];
             rc = slot_init(p, slot, NULL);
             p->n_slots++;
@@ -145,7 +146,7 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
     *out = &slot->lw;
     int next = next_streamed(p, l);
     struct ring_slot *ahead = slot_of(p, next) == NULL ? slot_for(p, l) : NULL;
-    /* A copy ahead that fails is tried again when the layer is wanted. */
+    /* A prefetch that fails is tried again when the layer is needed. */
     if (ahead != NULL && ahead->layer != l)
         (void)bring(p, ahead, next);
     return 0;
@@ -159,7 +160,7 @@ static void release(void *arg, int l, struct stream *s)
     struct ring_slot *slot = slot_of(p, l);
     CHECK(slot != NULL && slot->n_holders > 0);
     slot->n_holders--;
-    /* Where that fails the stream has failed, and every copy behind it does. */
+    /* If that fails, the stream has failed, and so does every copy after it. */
     (void)event_record(s, slot->released);
 }
 
@@ -187,7 +188,7 @@ static void close_pinned(void *arg)
     free(p);
 }
 
-/* Every streamed layer, checked, in host memory. */
+/* Reads and checks every streamed layer into host memory. */
 static int read_layers(struct weights_pinned *p, struct err *err)
 {
     struct pack_reader r;

@@ -1,5 +1,4 @@
-/* weights_slots.h - the place of each slot (weights_names.h) in struct weights.  Private to
- * src/model. */
+/* weights_slots.h - finds each slot (weights_names.h) in struct weights.  Private to src/model. */
 #ifndef MODEL_WEIGHTS_SLOTS_H
 #define MODEL_WEIGHTS_SLOTS_H
 
@@ -7,7 +6,7 @@
 #include "model/weights.h"
 #include "model/weights_names.h"
 
-/* The matrix of a slot; `l` is its layer's weights, which the head has no need of. */
+/* Returns the matrix of a slot; `l` is its layer's weights and is ignored for the head. */
 static inline struct weight *slot_matrix(struct weights *w, struct layer_weights *l,
                                          enum slot s)
 {
@@ -28,7 +27,7 @@ static inline struct weight *slot_matrix(struct weights *w, struct layer_weights
     }
 }
 
-/* The pointer to the vector of a slot. */
+/* Returns the place of the pointer to a slot's vector. */
 static inline const float **slot_vector(struct weights *w, struct layer_weights *l,
                                         enum slot s)
 {

@@ -1,4 +1,4 @@
-/* weights_source.c - all tensors of a model from either source, and their description. */
+/* weights_source.c - all tensors of a model from any source, and their description. */
 #include "model/weights_source.h"
 
 #include <stdlib.h>
@@ -99,8 +99,8 @@ void tensor_set_close(struct tensor_set *set)
 
 /* --- describing --------------------------------------------------------------------------- */
 
-/* Packed matrices have the type that they are held in; tables their own; norms and
- * biases are f32. */
+/* Returns the type of a slot in memory: that of the packed matrix, the table's own, or f32 for
+ * norms and biases. */
 static enum dtype packed_type(const struct pack_file *f, int layer, enum slot s)
 {
     if (slot_is_table(s))
@@ -108,7 +108,7 @@ static enum dtype packed_type(const struct pack_file *f, int layer, enum slot s)
     return slot_is_matrix(s) ? matrix_type(&f->matrices, layer, s) : DTYPE_F32;
 }
 
-/* n weights with their scales. */
+/* Returns the bytes of n weights with their scales. */
 static uint64_t packed_bytes(enum dtype t, uint64_t n)
 {
     if (t == DTYPE_Q8) /* 32 numbers and a scale of 16 bits */

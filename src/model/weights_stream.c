@@ -1,7 +1,8 @@
 /* weights_stream.c - see weights_stream.h.
  *
- * One lock protects everything but the reader, which belongs to the thread, and a slot's memory,
- * which belongs to the reader while the slot is READING and to nobody's writes while it is lent. */
+ * One lock protects everything but the reader and the slots' memory.  The reader belongs to the
+ * thread. A slot's memory belongs to the reader while the slot is READING, and nobody writes to it
+ * while it is lent. */
 #include "model/weights_stream.h"
 
 #include <errno.h>
@@ -18,23 +19,24 @@
 #include "base/thread.h"
 
 enum { MAX_SLOTS = 32, MAX_READS = 2 };
-/* How often a thread that waits for the disk looks for other wishes. */
+/* How often a thread that waits for the disk checks for new requests. */
 #define POLL_NS ((int64_t)50 * 1000000)
 
 enum slot_state {
     SLOT_EMPTY,
     SLOT_READING,
     SLOT_READY,
-    SLOT_FAILED, /* rc says why; an acquire that waited takes it, a later one tries again */
+    /* rc has the reason; a waiting acquire returns it, a later one tries again */
+    SLOT_FAILED,
 };
 
 struct ring_slot {
     enum slot_state state;
-    int layer; /* unless EMPTY */
+    int layer; /* valid unless EMPTY */
     int n_holders;
     int n_tries;
     int rc;
-    bool was_wanted; /* while it failed */
+    bool was_wanted; /* a pass was waiting for it when it failed */
     struct buf mem;
     struct layer_weights lw;
     struct pack_job job;
@@ -44,26 +46,26 @@ struct weights_stream {
     struct weights_stream_opts o;
     int n_layers, n_streamed;
     int *layer_of; /* [n_streamed] the streamed layers, ascending */
-    int *index_of; /* [n_layers] their indices there; -1: resident */
-    int *n_wanted; /* [n_layers] acquires that wait */
+    int *index_of; /* [n_layers] their indices in layer_of; -1: resident */
+    int *n_wanted; /* [n_layers] number of waiting acquires */
     struct pack_reader reader;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t for_thread; /* something is wanted, or a slot may be free */
-    pthread_cond_t for_users;  /* a slot has changed */
+    pthread_cond_t for_thread; /* signalled when a layer is wanted, or a slot may be free */
+    pthread_cond_t for_users;  /* signalled when a slot has changed */
     struct ring_slot *slots[MAX_SLOTS];
     int n_slots, n_reading;
     int position;        /* index of the layer that was lent last */
-    int64_t progress_ns; /* when bytes arrived last */
-    int64_t busy_from;   /* since when reads are under way; 0: none are */
+    int64_t progress_ns; /* time at which bytes arrived last */
+    int64_t busy_from;   /* since when reads are in flight; 0: none are */
     atomic_bool stopped; /* written under the lock */
     bool closing, cancels;
-    bool hangs; /* bytes were waited for in vain, and none have come since */
-    int broken; /* the queue's own error: nothing comes any more */
+    bool hangs; /* a wait for bytes timed out, and none have come since */
+    int broken; /* the queue's own error: nothing will arrive any more */
     struct weights_stream_stats stats;
 };
 
-/* --- which layer next ------------------------------------------------------------------------- */
+/* --- choosing the next layer ------------------------------------------------------------------ */
 
 static struct ring_slot *slot_of(struct weights_stream *st, int layer)
 {
@@ -73,16 +75,16 @@ static struct ring_slot *slot_of(struct weights_stream *st, int layer)
     return NULL;
 }
 
-/* After how many other streamed layers this one is used: 1 for the next one, most for the one that
- * was lent last. */
+/* Returns how many streamed layers from now this one is used: 1 for the next one, the largest
+ * number for the one that was lent last. */
 static int distance(const struct weights_stream *st, int layer)
 {
     int d = st->index_of[layer] - st->position;
     return d <= 0 ? d + st->n_streamed : d;
 }
 
-/* Returns the layer to read next, or -1: one that is waited for, else the next one in the order of
- * passes. */
+/* Returns the layer to read next, or -1: a layer that an acquire waits for, else the next one in
+ * the order of passes. */
 static int next_layer(struct weights_stream *st, bool *is_wanted)
 {
     *is_wanted = true;
@@ -98,8 +100,8 @@ static int next_layer(struct weights_stream *st, bool *is_wanted)
     return -1;
 }
 
-/* Returns the slot whose layer is used last of those that nobody has or waits for; NULL where each
- * such layer is used before `layer`. */
+/* Returns the slot whose layer is used last, among slots that are neither lent nor waited for; NULL
+ * if each of those layers is used before `layer`. */
 static struct ring_slot *slot_for(struct weights_stream *st, int layer, bool is_wanted)
 {
     struct ring_slot *best = NULL;
@@ -147,7 +149,7 @@ static bool all_lent(const struct weights_stream *st)
     return true;
 }
 
-/* Invariant 3: gives back a slot beyond the ring's size. */
+/* Frees a slot beyond the ring's size (invariant 3). */
 static void shrink(struct weights_stream *st)
 {
     for (int i = st->n_slots - 1; i >= 0 && st->n_slots > st->o.n_slots; i--) {
@@ -214,7 +216,7 @@ static void end_read(struct weights_stream *st, struct ring_slot *s)
     } else if (rc == -ECANCELED) {
         s->state = SLOT_EMPTY;
     } else if (s->n_tries++ == 0 && !st->stopped) {
-        begin_read(st, s); /* damage on the way, not on the disk, is gone the second time */
+        begin_read(st, s); /* damage in transit, not on the disk, is gone the second time */
         return;
     } else {
         give_up(st, s);
@@ -222,7 +224,7 @@ static void end_read(struct weights_stream *st, struct ring_slot *s)
     pthread_cond_broadcast(&st->for_users);
 }
 
-/* [lock, released meanwhile] Waits for some bytes. */
+/* [lock held on entry and return, released meanwhile] Waits for some bytes. */
 static void step(struct weights_stream *st)
 {
     struct err err = {0};
@@ -275,7 +277,7 @@ static void wait_until(struct weights_stream *st, int64_t ns)
     pthread_cond_timedwait(&st->for_users, &st->lock, &t);
 }
 
-/* [lock] Waits until layer l is in a slot. */
+/* [lock held] Waits until layer l is in a slot. */
 static int wait_for(struct weights_stream *st, int l, struct ring_slot **out)
 {
     int64_t t0 = clock_now_ns();
@@ -338,7 +340,7 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
     return rc;
 }
 
-/* Operations of a host device have run when they return, so the slot is free at once. */
+/* On a host device, operations have run when they return, so the slot is free at once. */
 static void release(void *arg, int l, struct stream *s)
 {
     struct weights_stream *st = arg;
@@ -383,7 +385,7 @@ static void stop(void *arg, bool stops)
 
 static void destroy(struct weights_stream *st)
 {
-    pack_reader_close(&st->reader); /* before the memory that it reads into */
+    pack_reader_close(&st->reader); /* closed before the memory into which it reads */
     for (int i = 0; i < st->n_slots; i++)
         slot_free(st, st->slots[i]);
     free(st->layer_of);
@@ -428,7 +430,8 @@ int weights_stream_open(const struct weights_stream_opts *o, struct layer_source
             st->layer_of[st->n_streamed++] = l;
     }
     CHECK(st->n_streamed == n - o->n_resident);
-    st->position = st->n_streamed - 1; /* the first pass begins with the first one */
+    /* so that the first pass begins with the first layer */
+    st->position = st->n_streamed - 1;
     st->stats.n_layers = n;
     st->stats.n_streamed = st->n_streamed;
     st->stats.layer_bytes = o->slot_bytes;

@@ -1,12 +1,12 @@
 /* weights_synth.c - random weights that are the same on every machine.
  *
- * Element i of a tensor is a pure function of the tensor's name and i, so that it can be made by
- * any thread, in any order, in memory or for a file.  Two elements come from one 64-bit mix; each
- * is the sum of two 16-bit uniform numbers (a triangle: bell-shaped enough, and a tenth of the
- * cost of a normal).  Only integer arithmetic, one f32 product and one f32 sum are involved.
+ * Element i of a tensor is a pure function of the tensor's name and i, so that any thread can make
+ * it, in any order, in memory or for a file.  One 64-bit mix gives two elements; each is the sum of
+ * two 16-bit uniform numbers (a triangular distribution: close enough to a bell, at a tenth of the
+ * cost of a normal one).  Each takes only integer arithmetic, one f32 product and one f32 sum.
  *
  * Matrices have a standard deviation of 1/sqrt(columns), so that every projection keeps the size of
- * its input and models of any depth stay finite; norm weights lie near one, biases near zero. */
+ * its input and models of any depth stay finite.  Norm weights lie near one, biases near zero. */
 #include "model/weights_source.h"
 
 #include <math.h>
@@ -48,7 +48,7 @@ static float element_of(const struct generator *g, uint32_t bits)
     return g->mean + g->scale * (float)v;
 }
 
-/* out[0..n) = elements [first, first + n) of the tensor. */
+/* Makes out[0..n) = elements [first, first + n) of the tensor. */
 static void make_elements(const struct generator *g, uint64_t first, size_t n, float *out)
 {
     size_t i = 0;
@@ -63,7 +63,7 @@ static void make_elements(const struct generator *g, uint64_t first, size_t n, f
         out[i] = element_of(g, (uint32_t)rng_mix(g->seed + (first + i) / 2 * GOLDEN));
 }
 
-/* Round to nearest even; every element is finite. */
+/* Rounds to nearest even; every element is finite. */
 static void store_bf16(uint16_t *dst, const float *src, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -1,8 +1,8 @@
 /* weights_write.c - writes the generator's weights as a checkpoint that other programs can read.
  *
- * Every file is written under a temporary name, made durable, and renamed at the end; config.json
- * comes last, so that a folder with a config.json holds a whole model.  After a failure nothing of
- * ours is left. */
+ * Every file is written under a temporary name, made durable, and renamed at the end.  config.json
+ * comes last, so that a folder with a config.json holds a complete model.  After a failure no file
+ * is left. */
 #include "model/weights.h"
 
 #include <errno.h>
@@ -25,16 +25,16 @@
 #include "model/weights_names.h"
 #include "model/weights_source.h"
 
-/* What hubs and older file systems take without complaint. */
+/* Shard size that hubs and older file systems accept. */
 #define SHARD_BYTES ((uint64_t)4 << 30)
 #define BATCH_BYTES ((size_t)16 << 20)
-/* Headers, config.json and the file system's own overhead. */
+/* Room for headers, config.json and the file system's own overhead. */
 #define SPARE_BYTES ((uint64_t)4 << 20)
 
 struct out_file {
     char *name;
     char *temp_path, *path;
-    size_t first, n; /* tensors */
+    size_t first, n; /* range of tensors */
 };
 
 struct writer {
@@ -227,7 +227,7 @@ static int make_room(struct writer *w)
     bool taken = access(config, F_OK) == 0;
     free(config);
     if (taken)
-        return err_set(w->err, -EEXIST, "%s: holds a model already; choose another folder",
+        return err_set(w->err, -EEXIST, "%s: already holds a model; choose another folder",
                        w->dir);
     if (statvfs(w->dir, &st) != 0)
         return err_set(w->err, -errno, "%s: %s", w->dir, strerror(errno));

@@ -1,8 +1,8 @@
-/* work.h - the activations of a forward pass, and what its files share; private to src/model.
+/* work.h - the activations of a forward pass, and functions its files share. Private to src/model.
  *
- *   pass.c      rows through the layers, one after the other
+ *   pass.c      takes rows through the layers, one after another
  *   forward.c   the arithmetic of embedding, layer and head
- *   model.c     the memory that they work in */
+ *   model.c     allocates the activations */
 #ifndef MODEL_WORK_H
 #define MODEL_WORK_H
 
@@ -15,16 +15,17 @@
             return rc_;                                                                    \
     } while (0)
 
-/* What a layer computes in, on one stage. All have max_rows rows but the logits. */
+/* Memory in which a layer computes, on one stage. All matrices but the logits have max_rows rows.
+ */
 struct activations {
-    /* T: K before RoPE, and V, of a rank's own heads. Layers use them by turns, so that a tap's
-     * copy of one may run beside the next layer where the device has memory of its own. */
+    /* T: K before RoPE, and V, of a rank's own heads. Layers alternate between them, so that on a
+     * device with memory of its own a tap can copy one while the next layer runs. */
     struct mat kv_rows[2];
     int n_kv_rows;
-    /* f32 logits of a rank's run of the vocabulary, and of all ranks, one rank behind the other. No
+    /* f32 logits of a rank's run of the vocabulary, and of all ranks, one rank after another. No
      * rows: each rank computes all logits. */
     struct mat head, head_all;
-    struct mat norm;  /* input of the projections */
+    struct mat norm;  /* normalised input of the projections */
     struct mat norm2; /* output of attention, then of the MLP */
     struct mat sum;   /* f32: the residual stream inside a layer, not rounded */
     struct mat q, att;
@@ -38,10 +39,10 @@ struct model_work {
     int32_t *ids; /* row indices into the table of learned positions */
     struct buf mem[MAX_STAGES];
     struct activations at[MAX_STAGES];
-    struct residual x; /* of model_forward */
+    struct residual x; /* residual stream of model_forward */
 };
 
-/* One layer over the rows of a batch. */
+/* Arguments of one layer over the rows of a batch. */
 struct layer_call {
     const struct model *m;
     struct model_work *w;
@@ -53,16 +54,16 @@ struct layer_call {
     const struct ragged *r;
 };
 
-/* Queues the layer, or has the device replay it. */
+/* Queues the layer's operations, or makes the device replay them. */
 int layer_forward(struct layer_call *c);
-/* kv_rows = K (before RoPE) and V of layer l's input h: the bits that layer_forward computes from
- * the same rows. */
+/* Computes kv_rows = K (before RoPE) and V of layer l's input h. It gives the bits that
+ * layer_forward computes from the same rows. */
 int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
              const struct layer_weights *lw, struct mat h, struct mat kv_rows);
 /* Fills m->rope for m->max_ctx positions; m->rope_mem owns the memory. */
 int model_make_rope(struct model *m, struct stream *s, struct err *err);
 
-/* Whole rows between two stages of a device group, or within one. */
+/* Copies whole rows between two stages of a device group, or within one. */
 int copy_to_stage(struct stream *s, struct mat to, struct mat from);
 
 #endif

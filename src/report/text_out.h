@@ -1,4 +1,4 @@
-/* text_out.h - appending to a caller's buffer with snprintf's contract. */
+/* text_out.h - appends to a caller's buffer, with snprintf's contract. */
 #ifndef REPORT_TEXT_OUT_H
 #define REPORT_TEXT_OUT_H
 
@@ -9,7 +9,7 @@
 struct text_out {
     char *out;
     size_t cap;
-    int length; /* of the whole text, whether or not it fitted */
+    int length; /* length of the whole text, even if it did not fit */
 };
 
 static inline struct text_out text_begin(char *out, size_t cap)

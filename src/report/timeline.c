@@ -1,4 +1,4 @@
-/* timeline.c - the lanes as text; see timeline.h. */
+/* timeline.c - draws the lanes as text; see timeline.h. */
 #include "report/timeline.h"
 
 #include <ctype.h>
@@ -19,7 +19,7 @@ static double unit_of(double s, const char **name)
     return s >= 1e-3 ? 1e3 : 1e6;
 }
 
-/* "0      5.4      10.8 ms" over n columns: tick i begins at column i * n / 4. */
+/* Draws "0      5.4      10.8 ms" over n columns: tick i begins at column i * n / 4. */
 static void draw_axis(struct text_out *t, const struct pipeline *p, int n)
 {
     const char *unit;
@@ -38,7 +38,7 @@ static void draw_axis(struct text_out *t, const struct pipeline *p, int n)
     text_add(t, " %s\n", unit);
 }
 
-/* A column shows the item with the largest share of its time, or that it was mostly idle. */
+/* A column shows the item with the largest share of its time, or idle if that was longer. */
 struct column {
     double busy_s, largest_s;
     char letter;

@@ -1,7 +1,8 @@
-/* timeline_svg.c - the lanes as one SVG document; see timeline.h.
+/* timeline_svg.c - draws the lanes as one SVG document; see timeline.h.
  *
- * Colours are from a palette that stays distinct for colour-blind readers (Okabe and Ito); idle
- * time is the grey ground of a lane. No script, no font file: it opens everywhere. */
+ * The colours are from a palette that colour-blind readers can distinguish (Okabe and Ito); idle
+ * time is the grey ground of a lane. The file has no script and no fonts, so that it opens
+ * everywhere. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@ enum {
     LANE = 44,
     GAP = 10,
     TOP = 50,
-    FOOT = 78 /* axis and legend */
+    FOOT = 78 /* room for axis and legend */
 };
 
 static const struct look {

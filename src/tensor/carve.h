@@ -1,7 +1,8 @@
-/* carve.h - which parts of one large piece of memory are taken.  Pure: it never touches the memory.
+/* carve.h - records which parts of one large piece of memory are taken.  Pure: it never touches the
+ * memory.
  *
- * For few, large parts that live long (weights, caches, staging): first fit in a sorted
- * array.  The caller serialises. */
+ * It is for few, large, long-lived parts (weights, caches, staging): first fit in a sorted array.
+ * The caller serialises calls. */
 #ifndef TENSOR_CARVE_H
 #define TENSOR_CARVE_H
 
@@ -23,10 +24,10 @@ struct carve {
 
 void carve_init(struct carve *c, size_t bytes);
 void carve_deinit(struct carve *c);
-/* Takes n_bytes (> 0) at *at; false where no gap is as large. */
+/* Takes n_bytes (> 0) and sets *at to their offset. Returns false if no gap is large enough. */
 bool carve_take(struct carve *c, size_t n_bytes, size_t *at);
-/* Gives the part that begins at `at` back; false where none does. */
+/* Frees the part that begins at `at`. Returns false if there is none. */
 bool carve_give(struct carve *c, size_t at);
-size_t carve_unused(const struct carve *c); /* in all gaps */
+size_t carve_unused(const struct carve *c); /* total size of all gaps */
 
 #endif

@@ -1,24 +1,24 @@
-/* collective.h - what the ranks of a device group say to each other.
+/* collective.h - exchanges between the ranks of a device group.
  *
- * A *group* (group.h) is several devices that hold a share each of one model.  Between the
- * operations that a rank does on its own, ranks meet in one of two exchanges, the names and the
- * meaning of which are the field's.  Each is queued on the ranks' streams as operations are; on a
- * device that is no group both do nothing, and need not be called.
+ * A *group* (group.h) is several devices, each with a share of one model.  Between operations that
+ * a rank does alone, ranks meet in one of two exchanges, which have their usual names and meanings.
+ * Each is queued on the ranks' streams, like an operation.  On a device that is not a group both do
+ * nothing and need not be called.
  *
- * Two forms: one for ranks that can reach each other's memory (the ranks of a CPU, or several
- * on one GPU; collective_memory.c), whose sum runs over the ranks in ascending order, so that
- * a row's bits depend on the number of ranks alone; and NCCL's (cuda/untried/nccl.c), one rank
- * a GPU, whose order is its own. */
+ * There are two implementations.  collective_memory.c is for ranks that can reach each other's
+ * memory (the ranks of a CPU, or several on one GPU); its sum runs over the ranks in ascending
+ * order, so a row's bits depend only on the number of ranks.  cuda/untried/nccl.c uses NCCL, with
+ * one rank per GPU; NCCL chooses the order. */
 #ifndef TENSOR_COLLECTIVE_H
 #define TENSOR_COLLECTIVE_H
 
 #include "tensor/tensor.h"
 
-/* x [n][d] of every rank = the sum of x over all ranks, added as ops.add does. ld == cols. */
+/* Sets x [n][d] on every rank to the sum of all ranks' x, added as by ops.add. ld == cols. */
 int all_reduce(struct stream *s, struct mat x);
 
-/* out [n_ranks * n][c] of every rank = the ranks' in [n][c], one behind the other. ld == cols,
- * both of one type; in may be a rank's own part of out. */
+/* Sets out [n_ranks * n][c] on every rank to the ranks' in [n][c], one rank after another. ld ==
+ * cols, and both have the same type; in may be the rank's own part of out. */
 int all_gather(struct stream *s, struct mat out, struct mat in);
 
 #endif

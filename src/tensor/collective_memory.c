@@ -1,9 +1,9 @@
-/* collective_memory.c - exchanges between ranks that reach each other's memory: the ranks of
- * a CPU, or several on one GPU.
+/* collective_memory.c - exchanges between ranks that reach each other's memory: the ranks of a CPU,
+ * or several on one GPU.
  *
- * Rank 0's stream waits for the others, and adds or copies; the others wait for it and take the
- * result. The sum is ((x0 + x1) + x2) + ..., element by element, as ops.add rounds it: the same
- * bits whatever the batch, and on every rank. */
+ * Rank 0's stream waits for the others, and adds or copies.  The others wait for rank 0 and take
+ * the result. The sum is ((x0 + x1) + x2) + ..., element by element, rounded as by ops.add: the
+ * same bits for every batch and on every rank. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -15,7 +15,7 @@ static size_t mat_bytes(struct mat a)
     return (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype);
 }
 
-/* Rank r's later work comes after what the others have queued so far. */
+/* Makes rank r's later work wait for all work that the others have queued so far. */
 static int wait_for_others(const struct ranks *k, int r)
 {
     int rc = 0;
@@ -50,7 +50,7 @@ static int memory_all_reduce(struct collective *c, const struct ranks *k,
         if (rc == 0)
             rc = stream_copy(k->s[r], x[r].data, x[0].data, mat_bytes(x[0]));
     }
-    /* Rank 0 does not write over what another still copies. */
+    /* Rank 0 must not overwrite the sum while another rank copies it. */
     if (rc == 0)
         rc = mark_all(k);
     return rc == 0 ? wait_for_others(k, 0) : rc;
@@ -68,7 +68,7 @@ int gather_by_copies(const struct ranks *k, const struct mat *out, const struct 
                 rc = stream_copy(k->s[to], at, in[r].data, bytes);
         }
     }
-    /* Nobody overwrites what another still reads. */
+    /* No rank may overwrite its part while another reads it. */
     if (rc == 0)
         rc = mark_all(k);
     for (int r = 0; r < k->n && rc == 0; r++)

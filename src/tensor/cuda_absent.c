@@ -1,5 +1,5 @@
-/* cuda_absent.c - device "cuda" in a build without it.  (A build with it links src/tensor/cuda
- * first, and this object is left in the library.) */
+/* cuda_absent.c - device "cuda" in a build without it.  (A build with CUDA links src/tensor/cuda
+ * first, so this object stays unused in the library.) */
 #include "tensor/group_impl.h"
 
 int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,

@@ -1,4 +1,4 @@
-/* dtype.c - element types: their names, and conversions between two of them (tensor.h). */
+/* dtype.c - names of element types, and conversions of single numbers (tensor.h). */
 #include <math.h>
 #include <string.h>
 
@@ -45,7 +45,7 @@ uint16_t f32_to_bf16(float f)
 {
     uint32_t u = bits_of(f);
     if (isnan(f))
-        return (uint16_t)(u >> 16 | 0x40); /* quiet, payload cut */
+        return (uint16_t)(u >> 16 | 0x40); /* a quiet NaN with a shortened payload */
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
@@ -53,7 +53,7 @@ float f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16;
     uint32_t exponent = h >> 10 & 0x1f, mantissa = h & 0x3ff;
-    if (exponent == 0x1f) /* infinity, or NaN made quiet as the hardware does */
+    if (exponent == 0x1f) /* infinity, or a NaN made quiet as the hardware does */
         return float_of(sign | 0x7f800000 | mantissa << 13 | (mantissa ? 0x400000 : 0));
     if (exponent == 0) { /* zero or subnormal: mantissa * 2^-24 */
         float f = (float)mantissa * 0x1p-24f;

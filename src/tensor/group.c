@@ -1,8 +1,9 @@
 /* group.c - see group.h: memory, streams and events of several devices as one.
  *
  * Invariants:
- *  1. Extents do not overlap in the addresses of their stages' rank 0 (devices of one process have
- *     one space of addresses), so an address names one of them or host memory.
+ *  1. Extents do not overlap in the addresses of their stages' rank 0.  Devices of one process
+ *     share
+ *     one address space, so an address identifies one extent or host memory.
  *  2. All streams of a group stream are of one kind; stream i belongs to device i. */
 #include "tensor/group_impl.h"
 
@@ -16,7 +17,7 @@
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-/* [lock] The extent that holds p, as an address of rank 0; -1: it is host memory. */
+/* [lock held] Returns the extent that contains p, an address of rank 0; -1: host memory. */
 static int extent_of(const struct group *g, const uint8_t *p)
 {
     int lo = 0, hi = g->n_extents;
@@ -30,7 +31,7 @@ static int extent_of(const struct group *g, const uint8_t *p)
     return lo > 0 && p < g->extents[lo - 1].at[0] + g->extents[lo - 1].bytes ? lo - 1 : -1;
 }
 
-/* The stage that p is memory of; -1: it is host memory. */
+/* Returns the stage to whose memory p belongs; -1: host memory. */
 static int home_of(struct group *g, const void *p)
 {
     pthread_rwlock_rdlock(&g->lock);
@@ -107,7 +108,7 @@ void group_enter(const struct group *g, int i)
         g->rank[i]->v->enter(g->rank[i]);
 }
 
-/* Device 0 of a stage. */
+/* Returns the index of a stage's first device. */
 static int first_of(const struct group *g, int stage)
 {
     return stage * g->base.n_ranks;
@@ -208,7 +209,8 @@ static void group_buf_free(struct device *d, struct buf *b)
     free_on_ranks(g, &e, d->n_ranks);
 }
 
-/* Of the device that has the least; memory that is the host's is all devices' together. */
+/* Returns the memory of the device with the least unused; unified memory belongs to all devices
+ * together. */
 static void group_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
 {
     struct group *g = group_of(d);
@@ -310,7 +312,8 @@ struct stream *rank_stream(struct stream *s, int stage, int rank)
     return group_stream(s)->s[i];
 }
 
-/* What an exchange has said becomes the stream's, unless a rank has said it better. */
+/* Sets the stream's error from an exchange's code, unless a rank has already set a better message.
+ */
 static int exchanged(struct stream *s, int rc, const char *what)
 {
     if (rc != 0 && group_code(s) == 0)
@@ -320,7 +323,7 @@ static int exchanged(struct stream *s, int rc, const char *what)
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
-/* A share smaller than this costs more in its exchange than its way up. */
+/* For shares below this, the exchange costs more than the copy to the device. */
 #define MIN_SHARE_BYTES ((size_t)64 << 10)
 
 static int copy_to_each(struct stream *s, int stage, uint8_t *dst, const uint8_t *src,
@@ -334,8 +337,8 @@ static int copy_to_each(struct stream *s, int stage, uint8_t *dst, const uint8_t
     return rc;
 }
 
-/* Each rank of stage `to` takes what its counterpart has, after what both have queued; the
- * giver does not write over what is still being read. */
+/* Each rank of stage `to` copies from its counterpart, after the work queued on both. The giver
+ * does not overwrite the source before the copy has run. */
 static int copy_across(struct stream *s, int to, int from, uint8_t *dst, const uint8_t *src,
                        size_t bytes)
 {
@@ -360,7 +363,7 @@ static int copy_across(struct stream *s, int to, int from, uint8_t *dst, const u
     return rc;
 }
 
-/* Rank r brings bytes [r * share, (r + 1) * share) up, and the ranks exchange them. */
+/* Rank r copies bytes [r * share, (r + 1) * share) to its device, and the ranks exchange them. */
 static int copy_shares(struct stream *s, int stage, uint8_t *dst, const uint8_t *src,
                        size_t share)
 {
@@ -601,7 +604,7 @@ static const struct device_vtable group_vtable = {
     .event_sync = group_event_sync,
 };
 
-/* What rank 0 is, but for what is the group's own. */
+/* Copies the description of rank 0, and sets the fields that differ in a group. */
 static void describe(struct group *g, int n_ranks, int n_stages)
 {
     g->base = *g->rank[0];
@@ -612,7 +615,7 @@ static void describe(struct group *g, int n_ranks, int n_stages)
     g->base.n_stages = n_stages;
 }
 
-/* The ranks of each stage, so that they can meet. */
+/* Opens the exchanges between the ranks of each stage. */
 static int connect_stages(struct group *g, struct err *err)
 {
     int n_ranks = g->base.n_ranks, rc = 0;
@@ -628,14 +631,13 @@ static int connect_stages(struct group *g, struct err *err)
 static int check_counts(int n_ranks, int n_stages, struct err *err)
 {
     if (n_ranks < 1 || n_ranks > MAX_RANKS)
-        return err_set(err, ERR_USAGE, "%d ranks: there can be 1 to %d", n_ranks,
-                       MAX_RANKS);
+        return err_set(err, ERR_USAGE, "%d ranks: 1 to %d are allowed", n_ranks, MAX_RANKS);
     if (n_stages < 1 || n_stages > MAX_STAGES)
-        return err_set(err, ERR_USAGE, "%d stages: there can be 1 to %d", n_stages,
+        return err_set(err, ERR_USAGE, "%d stages: 1 to %d are allowed", n_stages,
                        MAX_STAGES);
     if (n_ranks * n_stages > MAX_RANKS)
         return err_set(err, ERR_USAGE,
-                       "%d stages of %d ranks are %d devices: there can be at most %d",
+                       "%d stages of %d ranks are %d devices: at most %d are allowed",
                        n_stages, n_ranks, n_stages * n_ranks, MAX_RANKS);
     return 0;
 }

@@ -1,13 +1,13 @@
-/* group_ops.c - the operations of a device group: those of its ranks, each on its own memory.
+/* group_ops.c - the operations of a device group: each rank runs the operation on its own memory.
  *
- * What an operation writes says which stage it is for.  Every operand that is device memory is
- * taken as the rank's (group_address); what is host memory is the same for all.  The first rank
- * that fails fails the group's stream. */
+ * The operand that an operation writes determines the stage.  Each operand in device memory is
+ * replaced by the rank's own address (group_address); host memory is the same for all.  The first
+ * rank that fails makes the group's stream fail. */
 #include "base/check.h"
 #include "base/hash.h"
 #include "tensor/group_impl.h"
 
-/* A rank's turn. */
+/* The rank that runs an operation now. */
 struct turn {
     struct group *g;
     struct stream *s;
@@ -21,8 +21,8 @@ static struct turn turn_of(struct stream *s, int stage, int r)
     return (struct turn){group_of(s->device), of, of->device->ops, stage, r};
 }
 
-/* Whether operations are left out at present: while a recording looks for exchanges, and, while
- * a rank records one span, in the others. */
+/* Returns whether operations are skipped now: while a recording looks for exchanges, and, while a
+ * rank records one span, in all other spans. */
 static bool is_left_out(struct stream *s)
 {
     const struct group_stream *gs = group_stream(s);
@@ -30,7 +30,7 @@ static bool is_left_out(struct stream *s)
     return rec != NULL && (gs->only < 0 || rec->passed != rec->span);
 }
 
-/* The ranks that have a turn: [first, end). */
+/* First rank that runs operations now; the ranks are [first, end). */
 static int first_turn(struct stream *s)
 {
     int only = group_stream(s)->only;
@@ -43,7 +43,7 @@ static int end_of_turns(struct stream *s)
     return only >= 0 ? only + 1 : s->device->n_ranks;
 }
 
-/* Gives each rank of the stage that has `where` its turn: `call` uses t. */
+/* Runs `call`, which uses t, once for each rank of the stage that has `where`. */
 #define EACH(stream, where, call)                                                          \
     do {                                                                                   \
         int rc_ = group_code(stream);                                                      \
@@ -187,7 +187,7 @@ static int group_act(struct stream *s, struct mat x, enum activation act)
     EACH(s, x.data, t.op->act(t.s, mat_at(t, x), act));
 }
 
-/* What is asked is the same on every rank. */
+/* All ranks give the same answer, so rank 0 is asked. */
 static int group_all_finite(struct stream *s, struct mat x, bool *finite)
 {
     struct turn t = turn_of(s, group_stage(group_of(s->device), x.data), 0);
@@ -211,7 +211,8 @@ static int group_rope(struct stream *s, struct mat q, int d_head, const struct r
     EACH(s, q.data, rotate_at(t, mat_at(t, q), d_head, rope_at(t, rope), r));
 }
 
-/* A rank's columns of rows that hold all ranks' [K, V]; of a rank's own rows all. */
+/* Returns a rank's columns of rows that hold all ranks' [K, V]; all columns if the rows are its
+ * own. */
 static struct mat own_columns(struct turn t, struct mat rows, int n_kv, int d_head)
 {
     int64_t width = (int64_t)2 * n_kv * d_head;
@@ -248,7 +249,7 @@ static int group_rope_kv_fill(struct stream *s, struct mat q, const struct kv_la
                         own_columns(t, rows, kv->n_kv, kv->d_head), rope_at(t, rope), r));
 }
 
-/* A chunk is the ranks' chunks, one behind the other. */
+/* A chunk consists of the ranks' chunks, one after another. */
 static uint8_t *own_chunk(struct turn t, const void *chunk, int n_kv, int d_head,
                           enum dtype dtype)
 {
@@ -316,7 +317,7 @@ static int group_sample(struct stream *s, int32_t *ids, struct mat logits,
     return group_code(s);
 }
 
-/* Each rank's own copies. */
+/* Each rank checks its own copies. */
 static int checksum_at(struct turn t, uint64_t *out, const void *first, size_t stride,
                        const uint32_t *n_bytes, int n)
 {
@@ -332,16 +333,16 @@ static int group_checksum(struct stream *s, uint64_t *out, const void *first, si
 
 /* --- recording -------------------------------------------------------------------------------- */
 
-/* What is recorded is a function that queues a layer's operations, with its exchanges among them.
- * An exchange cannot be recorded: replays on several GPUs must not wait for each other.  So each
- * rank records the spans between exchanges, every span by itself:
+/* A recording is of a function that queues a layer's operations, with exchanges among them.  An
+ * exchange cannot be recorded, because replays on several GPUs must not wait for each other.  So
+ * each rank records each span between exchanges separately:
  *
  *   queue(arg), operations left out     exchange             exchange             end
  *                                     /                    /                    /
  *   group_record_span   span 0: rank 0, rank 1   span 1: rank 0, rank 1   span 2: rank 0, rank 1
  *
- * To record a span, the rank's device calls queue again, with only that span's operations let
- * through.  To replay it, it calls nothing. */
+ * To record a span, the rank's device calls queue again, and only that span's operations pass.  To
+ * replay a span, the device does not call queue. */
 static int queue_span(void *stream)
 {
     struct group_recording *rec = group_stream(stream)->recording;

@@ -1,13 +1,13 @@
 /* host.c - devices whose memory is the host's: buffers, streams, events.
  *
- * A compute stream has no thread: what it is given runs before the call returns.  A copy stream is
- * one worker with a ring of MAX_COMMANDS commands; a full ring makes the caller wait.
+ * A compute stream has no thread: its operations run before the call returns.  A copy stream is one
+ * worker thread with a ring of MAX_COMMANDS commands; when the ring is full, the caller waits.
  *
  * Invariants:
  *  1. commands of a stream are executed in the order in which they were queued;
  *  2. an event counts its records: `marked` when queued, `reached` when executed; a wait is for the
  *     count that was marked when the wait was queued, as on other devices;
- *  3. a stream with a sticky error still executes event marks, so that nobody waits for ever. */
+ *  3. a stream with a sticky error still executes event marks, so that no thread waits forever. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@
 #include "tensor/ops.h"
 #include "tensor/shape.h"
 
-/* A step of the hybrid cache queues the blocks of a mini-batch at once (engine/mixed.h). */
+/* A step of the hybrid cache queues all blocks of a mini-batch at once (engine/mixed.h). */
 #define MAX_COMMANDS 1024
 
 enum command_kind {
@@ -57,9 +57,11 @@ struct copy_stream {
     pthread_mutex_t lock; /* guards the ring */
     pthread_cond_t queued, taken;
     struct command ring[MAX_COMMANDS];
-    uint64_t n_queued, n_done;  /* of all time; the ring holds those between */
-    _Atomic double bytes_per_s; /* 0: as fast as memory */
-    /* When a throttled link would have brought what was copied; 0: it is idle.  The worker's. */
+    /* totals since the start; the ring holds the commands between them */
+    uint64_t n_queued, n_done;
+    _Atomic double bytes_per_s; /* 0: no limit */
+    /* Time at which a throttled link would have delivered all copies so far; 0: it is idle.  Used
+     * by the worker only. */
     int64_t due_ns;
 };
 
@@ -131,8 +133,8 @@ static int host_event_sync(struct event *base)
 
 /* --- copy streams --------------------------------------------------------------------------- */
 
-/* The bytes that were copied since `from` take as long as over the link.  A sleep is late by
- * some ten microseconds: the next copy makes up for it, unless the link was idle in between. */
+/* Sleeps so that the bytes copied since `from` take as long as over the link.  A sleep ends some
+ * ten microseconds late; the next copy makes up for it, unless the link was idle in between. */
 static void throttle(struct copy_stream *s, size_t bytes, int64_t from)
 {
     double rate = atomic_load(&s->bytes_per_s);
@@ -150,7 +152,7 @@ static int host_stream_throttle(struct stream *base, double bytes_per_s)
     return 0;
 }
 
-/* What waits for a mark brings nothing meanwhile. */
+/* The link brings nothing while the stream waits for an event. */
 static void wait_idle(struct copy_stream *s, const struct command *c)
 {
     event_await(c->event, c->count);
@@ -184,7 +186,8 @@ static void *copy_stream_main(void *arg)
         pthread_mutex_unlock(&s->lock);
         command_run(s, &c);
         pthread_mutex_lock(&s->lock);
-        s->n_done++; /* only now: sync waits for what was executed, not for what was taken */
+        /* only now: sync waits for executed commands, not for commands that were taken */
+        s->n_done++;
         pthread_cond_broadcast(&s->taken);
         pthread_mutex_unlock(&s->lock);
         if (c.kind == COMMAND_QUIT)
@@ -309,16 +312,16 @@ static int host_stream_copy(struct stream *s, void *dst, const void *src, size_t
 
 /* --- many copies at once ---------------------------------------------------------------------- */
 
-/* Below this, waking a thread takes longer than copying. */
+/* Below this size, waking a thread takes longer than copying. */
 #define COPY_ALONE_BYTES 16384
 
 struct copy_job {
     const struct copy_part *copies;
     int n;
-    size_t bytes; /* of all */
+    size_t bytes; /* total of all copies */
 };
 
-/* A share is a range of the bytes of all of them, one behind the other. */
+/* A thread's share is a range of the concatenated bytes of all copies. */
 static void copy_share(void *arg, int thread_idx, int n_threads)
 {
     const struct copy_job *j = arg;
@@ -340,7 +343,7 @@ static int host_stream_copy_all(struct stream *s, const struct copy_part *copies
 {
     struct copy_job job = {.copies = copies, .n = n};
     int rc = 0;
-    if (s->kind == STREAM_COPY) { /* its worker's, one by one */
+    if (s->kind == STREAM_COPY) { /* a copy stream's worker copies them one by one */
         for (int i = 0; i < n && rc == 0; i++)
             rc = stream_copy(s, copies[i].dst, copies[i].src, copies[i].bytes);
         return rc;
@@ -406,7 +409,7 @@ int host_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-/* A block of its own, filled without rotation. */
+/* Fills a temporary block without rotation. */
 int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head)
 {
     int32_t pos[KV_BLOCK_TOKENS], block = 0, seq_row[2] = {0, KV_BLOCK_TOKENS};

@@ -1,7 +1,8 @@
-/* operations.h - the names of a host backend's operations, once for `cpu` and `ref`:
- * NAME_matmul and so on are declared by OPERATIONS_DECLARE(NAME), and put into a table by
- * OPERATIONS_TABLE(NAME, MORE), where MORE initialises what only this backend has.  ops.h says
- * what they do. */
+/* operations.h - the names of a host backend's operations, once for `cpu` and `ref`.
+ *
+ * OPERATIONS_DECLARE(NAME) declares NAME_matmul and so on.  OPERATIONS_TABLE(NAME, MORE) puts them
+ * into a table; MORE initialises the operations that only this backend has.  ops.h says what they
+ * do. */
 #ifndef TENSOR_OPERATIONS_H
 #define TENSOR_OPERATIONS_H
 
@@ -43,8 +44,8 @@
     int name##_sample(struct stream *s, int32_t *ids, struct mat logits,                          \
                       const struct sample_row *rows);
 
-/* kv_pack works on host memory on every device; the host's fused operations are two, one after
- * the other, and checksum is base/hash.h's (host.c). */
+/* kv_pack works on host memory on every device.  The host's fused operations run as two, and
+ * checksum is that of base/hash.h (host.c). */
 #define OPERATIONS_TABLE(name, ...)          \
     {                                        \
         .weight_bytes = name##_weight_bytes, \

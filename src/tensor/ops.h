@@ -1,7 +1,7 @@
 /* ops.h - the operations of the forward pass, one table per backend.
  *
- * Arithmetic contract (DESIGN §5), which makes results independent of batch, neighbours, chunking
- * and threads, and lets `ref` judge `cpu` bit for bit wherever no exponential is involved:
+ * Arithmetic contract.  It makes results independent of batch, neighbours, chunking and threads,
+ * and lets `ref` judge `cpu` bit for bit wherever no exponential is involved:
  *
  *  - matmul: C[i][j] is the sum over k-blocks of MATMUL_K_BLOCK = 256, in ascending order, of
  *    partial sums; a partial sum starts at +0 and takes p = fma(a, w, p) in ascending k; then
@@ -22,9 +22,9 @@
  *    exact sum of x q over a block, acc = fma(s * e, d, acc), then acc = fma(z, m, acc), from +0
  *    over the blocks in ascending k; s and s * e are rounded to f32; bias last.  A block of A
  *    whose largest |a| is below 2^-100 counts as zero; with an infinity or a NaN in it, e is NaN.
- *    6-bit weights (q6_k) alike, but that every 16 weights of a block have a whole number t of 8
- *    bits: s = sum of x t (q - 32) over a block, which is exact in f32, too, and acc = fma(s * e,
- *    D, acc) is all.
+ *    6-bit weights (q6_k): the same, except that every 16 weights of a block have a whole number t
+ *    of 8 bits.  s = sum of x t (q - 32) over a block, which is exact in f32 too, and only acc =
+ *    fma(s * e, D, acc) is computed.
  *    Weights are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve the speed
  *    of many rows: a product differs from that with f32 activations by about 0.4 % of the size of
  *    its terms' sum (tests/tensor/test_q4.c), a model's predictions as docs/MODELS.md says.
@@ -56,29 +56,29 @@
 #define Q8_BLOCK        32
 #define Q4_BLOCK        32
 
-/* What a backend need not compute: models that want more are refused by their config. */
-#define MATMUL_MAX_K         65536 /* the length of a row of a weight */
+/* Limits that a backend need not exceed: models that need more are refused by their config. */
+#define MATMUL_MAX_K         65536 /* length of a row of a weight */
 #define ATTENTION_MAX_D_HEAD 256
-#define ATTENTION_MAX_GROUP  96 /* heads that share a KV head */
+#define ATTENTION_MAX_GROUP  96 /* query heads that share a KV head */
 
 /* A weight matrix W [n][k] (out x in, as Hugging Face stores it) in the backend's own layout. */
 struct weight {
     enum dtype dtype;
     int64_t n, k;
-    struct buf mem; /* device memory, owned by whoever allocated it */
+    struct buf mem; /* device memory; its allocator owns it */
 };
 
-/* The paged KV cache of one layer.  K and V of a block are opaque, backend-laid-out regions of
- * block_bytes / 2 each: K first.  On the CPU: K as [n_kv][d_head][64] (so that scores and rotations
- * run along tokens), V as [n_kv][64][d_head], elements of dtype T;
- * on a GPU both as [n_kv][64][d_head]. */
+/* The paged KV cache of one layer.  A block is two opaque regions of block_bytes / 2, laid out by
+ * the backend: K, then V.  On the CPU K is [n_kv][d_head][64] (so that scores and rotations run
+ * along tokens) and V is [n_kv][64][d_head], with elements of dtype T; on a GPU both are
+ * [n_kv][64][d_head]. */
 struct kv_layer {
     uint8_t *blocks; /* block b starts at blocks + b * block_stride */
     size_t block_stride;
     enum dtype dtype;
     int n_kv, d_head;
-    bool is_scratch; /* its one block is read at once: it is to stay in the caches */
-    int stage;       /* where the blocks are (group.h) */
+    bool is_scratch; /* its one block is read at once, so it should stay in the caches */
+    int stage;       /* stage that has the blocks (group.h) */
 };
 
 static inline size_t kv_block_bytes(int n_kv, int d_head, enum dtype t)
@@ -93,28 +93,30 @@ struct ragged {
     const int32_t *seq_row; /* [n_seqs + 1] first row of each sequence */
     /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
     const int32_t *const *tables;
-    /* Names this content (ragged_new_id), so that a device with memory of its own copies it
-     * once for all operations that get it; 0: copied each time. */
+    /* Identifies this content (ragged_new_id), so that a device with memory of its own copies it
+     * once for all operations that use it; 0: it is copied each time. */
     uint64_t id;
 };
 uint64_t ragged_new_id(void); /* any thread */
 
-/* RoPE: cos and sin [max_pos][d_rot / 2] f32, made by the model; the first d_rot elements of a head
+/* RoPE: cos and sin [max_pos][d_rot / 2] f32, made by the model. The first d_rot elements of a head
  * are rotated, element i with element i + d_rot / 2. */
 struct rope {
     const float *cos, *sin;
-    /* The same by blocks of 64 positions, [max_pos / 64 rounded up][d_rot / 2][64], for kv_load. */
+    /* The same values by blocks of 64 positions, [max_pos / 64 rounded up][d_rot / 2][64], for
+     * kv_load. */
     const float *cos_t, *sin_t;
     int64_t max_pos;
     int d_rot; /* 0: no rotation */
 };
 
-/* Floats in each of cos_t and sin_t, and their making from cos and sin (zero beyond max_pos). */
+/* rope_block_floats returns the floats in each of cos_t and sin_t; rope_block_make fills them from
+ * cos and sin (zero beyond max_pos). */
 size_t rope_block_floats(int64_t max_pos, int d_rot);
 void rope_block_make(const struct rope *r, float *cos_t, float *sin_t);
 
 /* Whole chunks of one sequence, as kv_load takes them: chunk i lies at first + i * stride, has
- * positions [pos0 + 64 i, pos0 + 64 (i + 1)) and belongs in block blocks[i]. */
+ * positions [pos0 + 64 i, pos0 + 64 (i + 1)) and goes to block blocks[i]. */
 struct kv_chunks {
     const void *first;
     size_t stride;
@@ -138,21 +140,21 @@ struct product {
 };
 
 struct ops {
-    /* --- weights: done once, at load --- */
+    /* --- weights: once, at load --- */
     size_t (*weight_bytes)(enum dtype t, int64_t n, int64_t k);
-    /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k] of dtype w->dtype; of f32
-     * where that is q8; of blocks (q4_blocks.h) where it has 4 or 6 bits: k is then a multiple
-     * of one.  Rows not packed are zero.  Panels are of 16 rows: row may be any number.  -ERANGE:
-     * q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
+    /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k].  src has dtype w->dtype;
+     * f32 if that is q8; blocks (q4_blocks.h) if it has 4 or 6 bits, and k is then a multiple of a
+     * block.  Rows that are never packed are zero.  Panels have 16 rows, but row may be any number.
+     * -ERANGE: q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
     int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
                        int64_t n_rows);
-    /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings). Exact; of q8, q * d
-     * rounded to T; of 4 and 6 bits, the values of q4_blocks.h and then rounded to T. */
+    /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings).  Exact; for q8, q * d
+     * rounded to T; for 4 and 6 bits, the values of q4_blocks.h rounded to T. */
     int (*weight_rows)(struct stream *s, struct mat out, const struct weight *w,
                        const int32_t *ids);
 
     /* --- rows --- */
-    /* out [n][d] T = rows ids[0..n) of table [vocab][d], rounded to T, times `scale` before. */
+    /* out [n][d] T = rows ids[0..n) of table [vocab][d], times `scale`, rounded to T. */
     int (*embed)(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
                  float scale);
     /* out [n][d] f32; x [n][d] T or f32; w [d] f32. */
@@ -165,15 +167,16 @@ struct ops {
     /* c [m][n] f32 = a [m][k] f32 . w^T (+ bias [n], may be NULL). */
     int (*matmul)(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
-    /* p[i].c = a . p[i].w^T (+ p[i].bias) for i of 0 and 1, the same bits as two of matmul: of a
-     * device that has threads to start for each, in one.  NULL: two of matmul are as fast. */
+    /* p[i].c = a . p[i].w^T (+ p[i].bias) for i = 0 and 1, with the same bits as two calls of
+     * matmul.  It starts the device's threads once for both.  NULL on a device on which two calls
+     * of matmul are as fast. */
     int (*matmul_two)(struct stream *s, struct mat a, const struct product *p);
     /* out = round_T(x): f32 -> T, also T -> f32 (exact). */
     int (*convert)(struct stream *s, struct mat out, struct mat x);
     /* out [n][d] = a + b in f32, rounded to out's dtype; a of T or f32, b f32. */
     int (*add)(struct stream *s, struct mat out, struct mat a, struct mat b);
-    /* sum [n][d] f32 = x + y as of add, and out [n][d] f32 its rmsnorm; its
-     * layernorm where b is not NULL. */
+    /* sum [n][d] f32 = x + y as in add, and out [n][d] f32 = its rmsnorm, or its layernorm if b is
+     * not NULL. */
     int (*add_norm)(struct stream *s, struct mat out, struct mat sum, struct mat x,
                     struct mat y, const float *w, const float *b, float eps);
     /* out [n][f] f32 = act(gate_up[:, :f]) * gate_up[:, f:], gate_up [n][2f] f32. */
@@ -181,7 +184,8 @@ struct ops {
                    enum activation act);
     /* x = act(x) in place, f32. */
     int (*act)(struct stream *s, struct mat x, enum activation act);
-    /* True in *finite unless x (of dtype T) holds an infinity or a NaN. Waits for the result. */
+    /* Sets *finite to whether x (of dtype T) has neither infinities nor NaNs. Waits for the result.
+     */
     int (*all_finite)(struct stream *s, struct mat x, bool *finite);
 
     /* --- attention --- */
@@ -192,58 +196,59 @@ struct ops {
      * RoPE) then V, one row per row of r. */
     int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
                    const struct rope *rope, const struct ragged *r);
-    /* rope of q, and kv_fill of rows: of a device with launches to save, in one. */
+    /* rope of q and kv_fill of rows in one operation, for devices on which that saves a launch. */
     int (*rope_kv_fill)(struct stream *s, struct mat q, const struct kv_layer *kv,
                         struct mat rows, const struct rope *rope, const struct ragged *r);
-    /* The other way into a block, for whole chunks that lie as a block does but for K being before
-     * RoPE (kv_fill without rotation makes them), each kv_block_bytes long.  The same bits as
-     * kv_fill of their rows, at the speed of memory: no transpose.  On a CPU it runs on the
-     * calling thread: callers split chunks over threads; on a GPU it is one launch. */
+    /* Loads whole chunks into blocks.  A chunk is laid out like a block, but with K before RoPE
+     * (kv_fill without rotation makes them), and is kv_block_bytes long.  The bits equal those of
+     * kv_fill of the same rows, at the speed of memory, because nothing is transposed.  On a CPU it
+     * runs on the calling thread, and callers divide chunks among threads; on a GPU it is one
+     * launch. */
     int (*kv_load)(struct stream *s, const struct kv_layer *kv,
                    const struct kv_chunks *chunks, const struct rope *rope);
-    /* The chunk that kv_load takes, from rows [64][2 * n_kv * d_head] T; both in *host* memory
-     * on every device: saving packs in the background. */
+    /* Makes the chunk that kv_load takes from rows [64][2 * n_kv * d_head] T. Both are in *host*
+     * memory on every device: saving packs in the background. */
     int (*kv_pack)(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
-    /* Reads back what kv_fill wrote, for tests and tools: out [n][2 * n_kv *
-     * d_head] T, K rotated. */
+    /* Reads back what kv_fill has written, for tests and tools: out [n][2 * n_kv * d_head] T, K
+     * rotated. */
     int (*kv_read)(struct stream *s, struct mat out, const struct kv_layer *kv,
                    const struct ragged *r);
-    /* out [n][heads * d_head] f32; row at position p sees keys max(0, p - window + 1)..p
-     * (window 0: all).  q is rotated already. */
+    /* out [n][heads * d_head] f32; the row at position p sees keys max(0, p - window + 1)..p
+     * (window 0: all). q is already rotated. */
     int (*attention)(struct stream *s, struct mat out, struct mat q,
                      const struct kv_layer *kv, const struct ragged *r, float scale,
                      int window);
 
     /* --- sampling --- */
-    /* ids[i], in device memory = the token that rows[i], in host memory, chooses of row i of
-     * logits [n][vocab] f32.  Candidates are all logits but NaNs, the largest first, the
-     * lowest id first among equals.
-     *  1. The first one where its temperature is not above 0, or its logit infinite;
-     *     SAMPLE_NO_TOKEN of NaNs alone.
-     *  2. A candidate weighs exp((logit - largest) / temperature).
-     *  3. top_k keeps the first top_k candidates; top_p of those the fewest first ones
-     *     that have at least top_p of their weight; min_p of those whoever weighs at
-     *     least min_p times the first.
-     *  4. Of the survivors, in order where top_k or top_p is on and else by id, the first with
-     *     which their summed weight exceeds `draw` of their total. */
+    /* Sets ids[i], in device memory, to the token that rows[i], in host memory, chooses from row i
+     * of logits [n][vocab] f32.  Candidates are all logits but NaNs, ordered by logit, the largest
+     * first, and by id, the lowest first.
+     *  1. If the temperature is not above 0, or the first candidate's logit is infinite, the first
+     *     candidate is chosen; SAMPLE_NO_TOKEN if all logits are NaN.
+     *  2. A candidate's weight is exp((logit - largest) / temperature).
+     *  3. top_k keeps the first top_k candidates; top_p keeps the fewest first ones of these that
+     *     have at least top_p of their weight; min_p keeps those of these whose weight is at least
+     *     min_p times the first one's.
+     *  4. Of the survivors, ordered as above if top_k or top_p is on and else by id, the first is
+     *     chosen with which their summed weight exceeds `draw` of their total. */
     int (*sample)(struct stream *s, int32_t *ids, struct mat logits,
                   const struct sample_row *rows);
 
-    /* --- what was stored --- */
-    /* out[i], in device memory = checksum64 (base/hash.h) of the n_bytes[i] bytes at first + i
-     * * stride: device memory, first and stride multiples of 16.  n_bytes is host memory, read
-     * before the call returns.  For streams of STREAM_INLINE, too, on every device: it needs
-     * nothing of a stream but its order. */
+    /* --- checks of stored bytes --- */
+    /* Sets out[i], in device memory, to checksum64 (base/hash.h) of the n_bytes[i] bytes at first +
+     * i * stride, which are device memory; first and stride are multiples of 16.  n_bytes is host
+     * memory, read before the call returns.  On every device, streams of STREAM_INLINE may be used,
+     * too: it uses nothing but the stream's order. */
     int (*checksum)(struct stream *s, uint64_t *out, const void *first, size_t stride,
                     const uint32_t *n_bytes, int n);
 
-    /* --- what comes again --- */
+    /* --- recording --- */
     /* Runs queue(arg), or replays its recording.  For a given key, queue enqueues the same
-     * operations on the same buffers each time; only r and the buffers' contents may differ.
-     * `at` is device memory that the operations use.  On a device group all of it lies on one
-     * stage, all_reduce may be among the operations, and queue may run several times: at each
-     * run the group lets a part of it through.  NULL: queueing an operation costs nothing
-     * beside its work. */
+     * operations on the same buffers each time; only r and the buffers' contents may differ.  `at`
+     * is device memory that the operations use.  On a device group all of it lies on one stage,
+     * all_reduce may be among the operations, and queue may run several times, each time with only
+     * a part of its operations taking effect.  record is NULL on a device on which queueing an
+     * operation costs nothing beside its work. */
     int (*record)(struct stream *s, const struct ragged *r, uint64_t key, const void *at,
                   int (*queue)(void *arg), void *arg);
 };

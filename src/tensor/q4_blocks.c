@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* s and t of part j of eight: six bits each, packed into twelve bytes. */
+/* Unpacks s and t of part j of eight: six bits each, packed into twelve bytes. */
 static void scale_min(const uint8_t *b, int j, uint8_t *s, uint8_t *t)
 {
     if (j < 4) {
@@ -18,7 +18,7 @@ static void scale_min(const uint8_t *b, int j, uint8_t *s, uint8_t *t)
     }
 }
 
-/* 64 weights share 32 bytes: those of an even part are the low halves. */
+/* Two parts share 32 bytes; an even part has the low halves. */
 static void k_numbers(const uint8_t *q, int j, uint8_t out[16])
 {
     const uint8_t *from = q + 32 * (j / 2);

@@ -1,10 +1,10 @@
 /* q4_make.c - see q4_make.h.
  *
- * A block w [32] is to be d * q + m with q from 0 to 15.  Starting from the smallest and the
- * largest weight, ranges that are a little narrower are tried, too: numbers at the ends then
- * cost more and all others less.  For each range, q is found by rounding, d and m by least
- * squares for these q, and q once more for d and m as f16 holds them.  The candidate with the
- * least sum of squares is kept. */
+ * A block w [32] is approximated by d * q + m with q from 0 to 15.  The search starts with the
+ * range from the smallest to the largest weight, and also tries slightly narrower ranges: errors at
+ * the ends then grow, and all others shrink.  For each range, q comes from rounding, d and m from
+ * least squares for these q, and then q once more for d and m as f16 holds them.  The candidate
+ * with the least sum of squared errors is kept. */
 #include "tensor/q4_make.h"
 
 #include "tensor/ops.h"
@@ -29,7 +29,7 @@ static void round_to(const float *w, float d, float m, uint8_t q[Q4_BLOCK])
     }
 }
 
-/* d and m that are best for q; false where all q are equal. */
+/* Computes the best d and m for q. Returns false if all q are equal. */
 static bool fit(const float *w, const uint8_t q[Q4_BLOCK], float *d, float *m)
 {
     float sq = 0, sqq = 0, sw = 0, swq = 0;

@@ -1,13 +1,13 @@
 /* sampling.h - the arithmetic of ops.sample, the same in every backend: C, and CUDA on the device.
  *
- * A token's *weight* is its probability as a whole number, in shares of 2^-40 of the likeliest
- * token's.  Sums of weights are exact, so any number of threads may add them in any order, and a
- * GPU and a CPU choose the same token of the same logits.  A weight is made by single products and
- * sums, none fused: each is rounded as IEEE 754 says wherever it runs.
+ * A token's *weight* is its probability as a whole number, in units of 2^-40 of the likeliest
+ * token's. Sums of weights are exact, so any number of threads may add them in any order, and a GPU
+ * and a CPU choose the same token from the same logits.  A weight is computed by single products
+ * and sums, none fused: IEEE 754 defines each rounding on every machine.
  *
- * What it costs: a token less likely than 2^-40 of the best is never chosen, and the
- * others' weights are rounded down by as much: over a vocabulary of 2^18 less than a
- * part in a million of the best's. */
+ * The price: a token less likely than 2^-40 of the best is never chosen, and the other weights are
+ * rounded down by up to that much.  Over a vocabulary of 2^18 this is less than a millionth of the
+ * best token's weight. */
 #ifndef TENSOR_SAMPLING_H
 #define TENSOR_SAMPLING_H
 
@@ -17,16 +17,16 @@
 
 /* How the token of one row of logits is chosen. */
 struct sample_row {
-    float temperature; /* not above 0: the best, lowest id among equals */
+    float temperature; /* 0 or less: the best token, the lowest id of equals */
     float top_p;       /* (0, 1]; 1: off */
     float min_p;       /* [0, 1); 0: off */
     int32_t top_k;     /* 0: off */
-    double draw;       /* [0, 1): which of the survivors */
+    double draw;       /* [0, 1): selects one of the survivors */
 };
 
 #define SAMPLE_ONE      ((uint64_t)1 << 40) /* the best token's weight */
 #define SAMPLE_MAX_COLS (1 << 22)           /* sums of weights stay below 2^62 */
-#define SAMPLE_NO_TOKEN (-1)                /* of logits that are all NaN */
+#define SAMPLE_NO_TOKEN (-1)                /* result for logits that are all NaN */
 
 #if defined(__CUDACC__) || defined(HCACHE_CUDA_EMULATED) && defined(__cplusplus)
 #define SAMPLE_FN        static __device__ __forceinline__
@@ -34,7 +34,7 @@ struct sample_row {
 #define SAMPLE_SUB(a, b) __fsub_rn(a, b)
 #define SAMPLE_MUL(a, b) __fmul_rn(a, b)
 #define SAMPLE_DIV(a, b) __fdiv_rn(a, b)
-#else /* -ffp-contract=off */
+#else /* compiled with -ffp-contract=off */
 #define SAMPLE_FN        static inline
 #define SAMPLE_ADD(a, b) ((a) + (b))
 #define SAMPLE_SUB(a, b) ((a) - (b))
@@ -42,9 +42,9 @@ struct sample_row {
 #define SAMPLE_DIV(a, b) ((a) / (b))
 #endif
 
-/* exp(x), x <= 0, in shares of 2^-40, rounded down; 0 for a NaN.  x = n ln 2 + r, |r| <= ln
- * 2 / 2, ln 2 in two parts, the first with so few bits that n times it is exact; a
- * polynomial in r (Cephes expf). */
+/* Returns exp(x), x <= 0, in units of 2^-40, rounded down; 0 for a NaN.  x = n ln 2 + r with |r| <=
+ * ln 2 / 2.  ln 2 has two parts, the first with so few bits that n times it is exact.  exp(r) is a
+ * polynomial (Cephes expf). */
 SAMPLE_FN uint64_t sample_exp(float x)
 {
     const float to_whole = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
@@ -68,18 +68,18 @@ SAMPLE_FN uint64_t sample_exp(float x)
     return (uint64_t)(int64_t)SAMPLE_MUL(p, scale);
 }
 
-/* The weight of a logit beside the largest. */
+/* Returns the weight of a logit, given the largest logit. */
 SAMPLE_FN uint64_t sample_weight(float logit, float best, float temperature)
 {
     return sample_exp(SAMPLE_DIV(SAMPLE_SUB(logit, best), temperature));
 }
 
-/* Larger is earlier: by logit, descending, then by id, ascending. 0: a NaN, which
- * is no candidate. */
+/* Returns a key that is larger for earlier candidates: by logit, descending, then by id, ascending.
+ * 0 for a NaN, which is not a candidate. */
 SAMPLE_FN uint64_t sample_key(float logit, int32_t id)
 {
     uint32_t bits;
-    float x = SAMPLE_ADD(logit, 0.0f); /* -0 and 0 are equals */
+    float x = SAMPLE_ADD(logit, 0.0f); /* makes -0 and 0 equal */
     if (x != x)
         return 0;
     memcpy(&bits, &x, sizeof bits);
@@ -99,7 +99,7 @@ SAMPLE_FN float sample_key_logit(uint64_t key)
     return x;
 }
 
-/* Of candidates in order: the weight that those have to reach that top-p keeps. */
+/* Returns the summed weight that the candidates kept by top-p must reach, in their order. */
 SAMPLE_FN uint64_t sample_want(float top_p, uint64_t total)
 {
     double want = (double)top_p * (double)total;
@@ -108,14 +108,14 @@ SAMPLE_FN uint64_t sample_want(float top_p, uint64_t total)
     return w < 1 ? 1 : w < total ? w : total;
 }
 
-/* The least weight that min-p keeps. */
+/* Returns the least weight that min-p keeps. */
 SAMPLE_FN uint64_t sample_least(float min_p)
 {
     uint64_t w = (uint64_t)SAMPLE_MUL(min_p, 0x1p40f);
     return w < 1 ? 1 : w;
 }
 
-/* The survivor whose share of the survivors' total holds this weight is chosen. */
+/* Returns a weight; the survivor whose share of the survivors' total contains it is chosen. */
 SAMPLE_FN uint64_t sample_target(double draw, uint64_t total)
 {
     uint64_t w = (uint64_t)(draw * (double)total);

@@ -87,7 +87,8 @@ static inline int check_attention(struct mat out, struct mat q, const struct kv_
     return (int)(q.cols / kv->d_head);
 }
 
-/* Streams of any kind but those that copy; the device's memory is read 16 bytes at a time. */
+/* Checks the arguments of checksum: any stream but a copy stream; the device reads 16 bytes at a
+ * time. */
 static inline void check_checksum(const struct stream *s, const void *first, size_t stride,
                                   int n)
 {

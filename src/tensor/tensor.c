@@ -1,6 +1,6 @@
-/* tensor.c - views, and the dispatch of tensor.h to a device's functions.
+/* tensor.c - views, and the dispatch of tensor.h's functions to a device.
  *
- * Owns nothing: devices live in host.c (CPU memory) and cuda/. */
+ * It owns nothing: devices live in host.c (CPU memory) and cuda/. */
 #include "tensor/tensor.h"
 
 #include <math.h>
@@ -241,7 +241,7 @@ int file_reader_open(struct device *d, const struct buf *into, int n_batches,
 {
     *out = NULL;
     if (d->v->file_reader_open == NULL)
-        return err_set(err, ERR_UNSUPPORTED, "%s reads no files by itself",
+        return err_set(err, ERR_UNSUPPORTED, "%s cannot read files itself",
                        d->n_stages * d->n_ranks > 1 ? "a group of devices" : "this device");
     return d->v->file_reader_open(d, into, n_batches, out, err);
 }

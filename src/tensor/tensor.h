@@ -1,12 +1,12 @@
 /* tensor.h - typed memory on a device, streams and events.
  *
- * A *device* ("ref", "cpu", "cuda") gives memory, streams and one table of operations (ops.h).
- * A *stream* runs what it is given in order.  On the CPU the compute stream runs inline on the
- * calling thread (work is split over the device's pool), and each copy stream is one worker thread
- * with a bounded queue; an error sticks to its stream and comes back from every later call on it.
- * An *event* is a mark in a stream that another stream, or the host, can wait for.
+ * A *device* ("ref", "cpu", "cuda") has memory, streams and one table of operations (ops.h).  A
+ * *stream* runs its work in order.  On the CPU a compute stream runs inline on the calling thread
+ * (work is split over the device's pool), and each copy stream is one worker thread with a bounded
+ * queue.  An error sticks to its stream: every later call on the stream returns it.  An *event* is
+ * a mark in a stream for which another stream, or the host, can wait.
  *
- * A *mat* is a view: rows of `cols` elements, `ld` elements apart.  It owns nothing. */
+ * A *mat* is a view: rows of `cols` elements that are `ld` elements apart.  It owns nothing. */
 #ifndef TENSOR_TENSOR_H
 #define TENSOR_TENSOR_H
 
@@ -20,23 +20,24 @@ enum dtype {
     DTYPE_F32 = 0,
     DTYPE_F16 = 1,
     DTYPE_BF16 = 2,
-    /* Types of packed weights alone, see ops.h. */
+    /* Types of packed weights only, see ops.h. */
     DTYPE_Q8 = 3, /* 8-bit numbers with a scale per block */
     DTYPE_Q4_0,   /* 4-bit numbers with a scale per block of 32 */
-    DTYPE_Q4_1,   /* ... and a minimum */
-    DTYPE_Q4_K,   /* ... both of two levels, per 32 and per 256 */
+    DTYPE_Q4_1,   /* and a minimum per block */
+    DTYPE_Q4_K,   /* scales and minima of two levels, per 32 and per 256 */
     DTYPE_Q6_K,   /* 6-bit numbers with a scale of two levels, per 16 and per 256 */
-    /* No type of one matrix: a model's matrices are of the four above and q8, each of its own. */
+    /* Not the type of one matrix: a model whose matrices each have one of the four types above or
+     * q8. */
     DTYPE_Q4,
 };
 
-/* Whether a row is made of the blocks that GGUF files have (q4_blocks.h). */
+/* Returns whether a row of this type consists of a GGUF file's blocks (q4_blocks.h). */
 static inline bool dtype_has_blocks(enum dtype t)
 {
     return t >= DTYPE_Q4_0 && t <= DTYPE_Q6_K;
 }
 
-/* Of an element: for f32, f16 and bf16 alone. */
+/* Returns the bytes of an element of f32, f16 or bf16. */
 static inline size_t dtype_bytes(enum dtype t)
 {
     return t == DTYPE_F32 ? 4 : 2;
@@ -60,16 +61,17 @@ static inline struct mat mat_of(void *data, enum dtype t, int64_t rows, int64_t 
 {
     return (struct mat){data, t, rows, cols, cols};
 }
-/* Rows [begin, begin + n) of a. */
+/* Returns rows [begin, begin + n) of a. */
 struct mat mat_rows(struct mat a, int64_t begin, int64_t n);
-/* Columns [begin, begin + n) of a. */
+/* Returns columns [begin, begin + n) of a. */
 struct mat mat_cols(struct mat a, int64_t begin, int64_t n);
 
 /* --- devices -------------------------------------------------------------------------------- */
 
 enum mem_kind {
     MEM_HOST, /* ordinary memory */
-    MEM_PINNED, /* host memory that the device's copy engine and the I/O layer may use directly */
+    /* host memory that the device's copy engine and the I/O layer can use directly */
+    MEM_PINNED,
     MEM_DEVICE,
 };
 
@@ -84,19 +86,19 @@ struct pool;
 struct stream;
 struct event;
 
-/* How a device is opened.  Texts as a user gives them; NULL is the default. Another text is an
- * ERR_USAGE that names the option. */
+/* Options of a device, as texts from a user; NULL is the default. An unknown text is ERR_USAGE and
+ * the message names the option. */
 struct device_opts {
     const char *isa; /* kernels of "cpu": "portable", "avx2+fma", ...; default: the best */
-    const char
-        *checksums; /* who checks what a restore brings up: "device", "host"; default:
-                                the device where it can (state/restore.h) */
+    /* where the checksums of a restore are computed: "device" or "host"; default: on the device if
+     * it can (state/restore.h) */
+    const char *checksums;
     const char *cuda_math;   /* "fast" (default), "fixed", "exact" */
-    const char *cuda_graphs; /* whether decodes are recorded: "on" (default), "off" */
+    const char *cuda_graphs; /* records decodes as graphs: "on" (default), "off" */
     const char *cuda_early;  /* programmatic dependent launch: "off" (default), "on" */
-    const char
-        *cuda_ranks; /* "own" (default): each rank has a GPU; "shared": for tests, all are
-                                on the first GPU, and exchange through its memory */
+    /* "own" (default): each rank has a GPU; "shared", for tests: all ranks are on the first GPU and
+     * exchange through its memory */
+    const char *cuda_ranks;
 };
 
 enum device_checksums { CHECKSUMS_AUTO, CHECKSUMS_DEVICE, CHECKSUMS_HOST };
@@ -104,106 +106,109 @@ enum device_checksums { CHECKSUMS_AUTO, CHECKSUMS_DEVICE, CHECKSUMS_HOST };
 struct device {
     const char *name;
     const struct ops *ops;
-    struct pool *pool;    /* compute workers of CPU devices; not owned */
-    enum dtype act_dtype; /* of activations between operations inside a layer; f32 on CPU */
-    bool act_is_state;    /* instead, they have the model's state dtype (on a GPU) */
-    bool unified;         /* device memory is host memory: staging needs no copy */
-    bool k_by_token;      /* K of a block lies as V does, [n_kv][64][d_head]: see ops.h */
-    bool quantised;       /* its operations take weights of DTYPE_Q8 and of blocks */
-    int batch_rows;       /* of a forward pass, enough for products to be near their best */
-    size_t stream_bytes;  /* device memory that a compute stream takes; 0 where unified */
-    enum device_checksums checksums; /* as asked for */
-    bool shared;                     /* all ranks of a group are on one GPU */
-    int n_ranks, n_stages; /* 1, or those of a group (group.h): ranks of each stage */
+    struct pool *pool; /* compute workers of CPU devices; not owned */
+    /* type of activations between operations inside a layer; f32 on the CPU */
+    enum dtype act_dtype;
+    bool act_is_state; /* activations have the model's state dtype instead (on a GPU) */
+    bool unified;      /* device memory is host memory, so staging needs no copy */
+    bool k_by_token;   /* K of a block is laid out like V, [n_kv][64][d_head]: see ops.h */
+    bool quantised; /* operations accept weights of DTYPE_Q8 and of blocks (q4_blocks.h) */
+    /* rows of a forward pass that bring products close to their best speed */
+    int batch_rows;
+    size_t stream_bytes; /* device memory of a compute stream; 0 if memory is unified */
+    enum device_checksums checksums; /* as requested */
+    bool shared;                     /* all ranks of the group are on one GPU */
+    /* stages, and ranks of each stage, of a group (group.h); else 1 */
+    int n_ranks, n_stages;
     const struct device_vtable *v;
-    /* Which arithmetic its operations have: "ref", "cpu", "cuda fixed".  The version is
-     * raised whenever the bits of a result change: saved state belongs to a class and a
-     * version (state/fingerprint.h). */
+    /* Class of the operations' arithmetic: "ref", "cpu", "cuda fixed".  Raise the version whenever
+     * the bits of a result change: saved state belongs to a class and a version
+     * (state/fingerprint.h). */
     const char *numerics;
     int numerics_version;
-    const char *isa; /* what the kernels use: "avx2+fma", "portable", ... */
+    const char *isa; /* instruction set of the kernels: "avx2+fma", "portable", ... */
 };
 
-/* Opens "ref" or "cpu" ("cuda": ERR_UNSUPPORTED with the reason, where it was not built or no GPU
- * is there). `pool` (may be NULL: one thread) must outlive the device; o (NULL:
- * defaults) need not. */
+/* Opens "ref", "cpu" or "cuda".  ERR_UNSUPPORTED, with the reason: "cuda" was not built, or there
+ * is no GPU. `pool` (NULL: one thread) must outlive the device; o (NULL: defaults) need not. */
 int device_open(const char *name, const struct device_opts *o, struct pool *pool,
                 struct device **out, struct err *err);
 void device_close(struct device *d);
 
-/* Page-aligned, zeroed memory. On failure the message says how much was asked for. */
+/* Allocates page-aligned, zeroed memory. On failure the message has the requested size. */
 int buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
               struct err *err);
 void buf_free(struct device *d, struct buf *b);
-/* The device's memory, and how much of it nobody has (of unified memory that is not
- * asked: all of it). */
+/* Returns the device's memory and its unused part. Unified memory is not queried: all of it counts
+ * as unused. */
 void device_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes);
 
 /* --- streams and events --------------------------------------------------------------------- */
 
 enum stream_kind {
     STREAM_COMPUTE,
-    STREAM_INLINE, /* compute on the calling thread alone: for work that is split already */
+    STREAM_INLINE, /* compute on the calling thread only, for work that is already split */
     STREAM_COPY,
 };
 int stream_create(struct device *d, enum stream_kind kind, struct stream **out,
                   struct err *err);
 void stream_destroy(struct stream *s);
 struct device *stream_device(struct stream *s);
-/* Waits until all that was queued is done; returns the stream's sticky code. */
+/* Waits until all queued work is done. Returns the stream's sticky code. */
 int stream_sync(struct stream *s);
-/* What failed first on this stream, for people: "matmul: out of memory".  "" while all is well. */
+/* Returns a message about the first failure on this stream: "matmul: out of memory".  "": none. */
 const char *stream_fault(const struct stream *s);
-/* Waits for what is queued, and forgets the sticky error, so that later work is
- * tried again: what was queued before has no result to rely on.  The code again
- * where the device did not survive. */
+/* Waits for queued work and clears the sticky error, so that later work is tried again.  Results of
+ * work queued before are unreliable.  Returns the code again if the device did not survive. */
 int stream_recover(struct stream *s);
-/* dst[0..bytes) = src, in stream order; both must live until it has run. */
+/* Copies src to dst[0..bytes) in stream order; both must stay valid until it has run. */
 int stream_copy(struct stream *s, void *dst, const void *src, size_t bytes);
-/* n pieces of `bytes`, that lie so far apart. */
+/* Copies n pieces of `bytes`, which lie dst_stride and src_stride apart. */
 int stream_copy_strided(struct stream *s, void *dst, size_t dst_stride, const void *src,
                         size_t src_stride, int64_t n, size_t bytes);
-/* n copies that do not overlap, in any order among themselves, of what is not read again soon:
- * host devices split them over the pool, a GPU gets them in one call. */
+/* Makes n copies that do not overlap, in any order among themselves, of bytes that are not read
+ * again soon.  Host devices split them over the pool; a GPU gets them in one call. */
 struct copy_part {
     void *dst;
     const void *src;
     size_t bytes;
 };
 int stream_copy_all(struct stream *s, const struct copy_part *copies, int n);
-/* Copies of a copy stream take as long as a link of bytes_per_s would need, as long as one
- * follows the other: for experiments.  ERR_UNSUPPORTED where a device's own engine copies. */
+/* Makes the copies of a copy stream take as long as over a link of bytes_per_s, as long as one
+ * follows the other; for experiments.  ERR_UNSUPPORTED: the device has a copy engine of its own. */
 int stream_throttle(struct stream *s, double bytes_per_s, struct err *err);
 
 /* --- files ---------------------------------------------------------------------------------- */
 
-/* A device that reads from files straight into its memory (GPUDirect Storage).  One thread at a
- * time.  What was read is there for all that is queued after it has been waited for. */
+/* Reads files straight into a device's memory (GPUDirect Storage).  One thread at a time may use a
+ * reader.  After a read has been waited for, its bytes are visible to all work queued later. */
 struct file_reader;
-enum { FILE_READER_MOST = 8 }; /* reads of a batch */
+enum { FILE_READER_MOST = 8 }; /* maximum number of reads in a batch */
 
 struct file_read {
-    int fd;          /* open for reading; it must stay so until the read has ended */
-    uint64_t offset; /* a multiple of 4096, as are bytes */
+    int fd;          /* open for reading; it must stay open until the read has ended */
+    uint64_t offset; /* a multiple of 4096, as is bytes */
     size_t bytes;
-    void *dst;  /* in the reader's memory, a multiple of 4096 from its beginning */
-    int status; /* 0, or the negative code of what failed; -ECANCELED */
+    void *dst;  /* in the reader's memory, at a multiple of 4096 from its beginning */
+    int status; /* 0, or a negative code; -ECANCELED after file_reader_cancel */
 };
 
-/* `into` is device memory that every read ends in, and outlives the reader.  ERR_UNSUPPORTED
- * with the reason where the device cannot, or only by way of host memory. */
+/* Opens a reader. `into` is the device memory into which all reads go; it must outlive the reader.
+ * ERR_UNSUPPORTED, with the reason: the device cannot read files, or only through host memory. */
 int file_reader_open(struct device *d, const struct buf *into, int n_batches,
                      struct file_reader **out, struct err *err);
-void file_reader_close(struct file_reader *r); /* nothing is under way. NULL is allowed */
-/* Starts up to FILE_READER_MOST reads, which stay the caller's; at most n_batches such batches
- * may be under way.  On an error none of them is. */
+/* no reads may be in flight. NULL is allowed */
+void file_reader_close(struct file_reader *r);
+/* Starts up to FILE_READER_MOST reads, which stay the caller's.  At most n_batches batches may be
+ * in flight.  On an error none of the reads was started. */
 int file_reader_submit(struct file_reader *r, struct file_read *reads, int n, void *user,
                        struct err *err);
-/* Waits for all reads of the oldest batch, at most timeout_ns: *user is the batch's then, else
- * NULL.  On an error the batch has ended as well, and nothing more may be begun. */
+/* Waits at most timeout_ns for all reads of the oldest batch. *user is the batch's `user`, or NULL
+ * if they have not ended.  On an error the batch has also ended, and no more reads may be started.
+ */
 int file_reader_wait(struct file_reader *r, int64_t timeout_ns, void **user,
                      struct err *err);
-/* Asks for an early end of all that is under way, which is waited for as before. */
+/* Asks for an early end of all reads in flight; wait for them as usual. */
 void file_reader_cancel(struct file_reader *r);
 
 int event_create(struct device *d, struct event **out, struct err *err);

@@ -61,14 +61,14 @@ void memtest_init(void)
 {
     sqlite3_mem_methods m;
     struct err err;
-    log_set_level(LOG_QUIET); /* a line for each denial helps nobody */
+    log_set_level(LOG_QUIET); /* a line for each denial would not help */
     int rc = sqlite3_config(SQLITE_CONFIG_GETMALLOC, &own);
     m = own;
     m.xMalloc = sqlite_malloc;
     m.xRealloc = sqlite_realloc;
     if (rc == SQLITE_OK)
         rc = sqlite3_config(SQLITE_CONFIG_MALLOC, &m);
-    /* Lookaside memory would hide most of its small allocations. */
+    /* Lookaside memory would hide most of SQLite's small allocations. */
     if (rc == SQLITE_OK)
         rc = sqlite3_config(SQLITE_CONFIG_LOOKASIDE, 0, 0);
     if (rc != SQLITE_OK || mem_reserve(RESERVE_BYTES, &err) != 0) {
@@ -143,7 +143,8 @@ void memtest_walk(const char *name, void (*life)(void *arg), void *arg, uint64_t
             print_message("# %s: %llu of %llu allocations %s denied, %s\n", name,
                           (unsigned long long)n_hit, (unsigned long long)n[k], kinds[k],
                           on ? "and all after" : "each alone");
-            /* Threads may make a life shorter than the one that was counted, but not much. */
+            /* With threads a life may have fewer allocations than the counted one, but not many
+             * fewer. */
             if (n_lives > 0 && n_hit < n_lives / 2)
                 fail_msg("%s: too few allocations were reached", name);
         }

@@ -1,4 +1,4 @@
-/* test_arena.c - aligned, apart, bounded. */
+/* test_arena.c - allocations are aligned, do not overlap, and are bounded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,7 +38,7 @@ static void the_bound_holds(void **state)
     assert_null(arena_strndup(&a, "", SIZE_MAX));
     assert_non_null(arena_alloc(&a, 100));
     assert_null(arena_alloc(&a, 1));
-    assert_null(arena_alloc(&a, 0)); /* the mark's alignment lies beyond the end */
+    assert_null(arena_alloc(&a, 0)); /* aligning the mark leads beyond the end */
     arena_deinit(&a);
 }
 

@@ -1,4 +1,4 @@
-/* test_bytes.c - what is on disk is little-endian, sizes never wrap, text is checked. */
+/* test_bytes.c - encodings on disk are little-endian, sizes never wrap, text is checked. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* test_clock.c - processor time: what was had, and what was waited for. */
+/* test_clock.c - processor time that was used, and time that was waited for a processor. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static void test_ran(void **state)
     assert_true(now.ran_ns - before.ran_ns >= 20000000);
 }
 
-/* Two threads that are kept on one processor: one of them waits. */
+/* Of two threads on one processor, one waits. */
 static void test_waited(void **state)
 {
     (void)state;

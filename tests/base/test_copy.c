@@ -1,4 +1,5 @@
-/* test_copy.c - copies past the caches: every length at every alignment, and nothing beside it. */
+/* test_copy.c - copies past the caches: every length at every alignment, and no byte outside is
+ * written. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

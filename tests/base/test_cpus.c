@@ -1,4 +1,4 @@
-/* test_cpus.c - how many processors are used where not all may be. */
+/* test_cpus.c - the number of usable processors under an affinity or a quota. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@ static void quotas(void **state)
     (void)state;
     assert_int_equal(cpus_under_quota(64, 200000, 100000), 2);
     assert_int_equal(cpus_under_quota(64, 250000, 100000),
-                     3); /* the third for half of the time */
+                     3); /* two and a half count as three */
     assert_int_equal(cpus_under_quota(64, 30000, 100000), 1);
     assert_int_equal(cpus_under_quota(2, 6400000, 100000), 2);
     assert_int_equal(cpus_under_quota(8, -1, 100000), 8);

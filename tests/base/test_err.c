@@ -1,4 +1,4 @@
-/* test_err.c - messages are made once and carried; codes have names. */
+/* test_err.c - messages are made once and passed on; codes have names. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,8 +55,8 @@ static void every_code_has_a_name(void **state)
     assert_string_equal(err_name(-5000), "error -5000");
 }
 
-/* SQLite reports a denied or readable file as one of these, and the server keeps an
- * answer in memory. */
+/* SQLite reports a denied or read-only file by one of these codes; the server then keeps an answer
+ * in memory. */
 static void a_refusing_disk_is_told_from_bugs(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_file.c - a whole file, within a bound; what belongs to a folder is no pipe. */
+/* test_file.c - reads a whole file within a limit; a pipe is refused as a part of a folder. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,11 +72,12 @@ static void files_are_read_within_bounds(void **state)
     read_fn *const both[] = {file_read, file_read_regular};
     for (int i = 0; i < 2; i++) {
         expect_abc(both[i], at("abc"));
-        expect_abc(both[i], at("link")); /* as Hugging Face's cache has them */
+        expect_abc(both[i], at("link")); /* symbolic links, as in Hugging Face's cache */
         expect_refusal(both[i], at("abc"), ERR_LIMIT, "larger than the limit of 2 bytes");
         expect_refusal(both[i], at("none"), -ENOENT, "No such file");
     }
-    expect_refusal(file_read, dir, -EISDIR, "Is a directory"); /* read() fails */
+    /* open() succeeds, read() fails */
+    expect_refusal(file_read, dir, -EISDIR, "Is a directory");
 }
 
 /* A prompt may come from another program (<(...), /dev/stdin). */
@@ -93,7 +94,8 @@ static void pipes_are_read_where_they_may_be(void **state)
     close(end[0]);
 }
 
-/* Where nobody writes to the pipe, waiting for it would end this program by the runner's limit. */
+/* Nobody writes to the pipe: if the call waited for it, this program would hit the runner's time
+ * limit. */
 static void only_files_belong_to_folders(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_hash.c - published vectors: what is on disk must mean the same on every machine. */
+/* test_hash.c - published test vectors: hashes on disk must be the same on every machine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -107,7 +107,7 @@ static void rng_stays_in_range_and_is_even(void **state)
         assert_int_equal(rng_below(&r, 1), 0);
 }
 
-/* What SSE code that runs next would pay for: see checksum64. */
+/* The cost that SSE code would pay if checksum64 left vector state behind: see checksum64. */
 static void checksum_leaves_no_vector_state(void **state)
 {
     (void)state;

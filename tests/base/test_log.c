@@ -1,4 +1,4 @@
-/* test_log.c - messages and progress: one line each, only where somebody looks. */
+/* test_log.c - messages and progress: one line each, and progress on a terminal only. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 
-/* What is written to stderr between begin and end. */
+/* Captures the bytes written to stderr between begin and end. */
 struct capture {
     FILE *file;
     int saved_fd;

@@ -1,4 +1,5 @@
-/* test_mem.c - the reserve: when it is spent, what is refused then, and when it is filled again. */
+/* test_mem.c - the reserve: when it is spent, which work is refused then, and when it is refilled.
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +23,7 @@ static void an_allocation_is_served_from_the_reserve(void **state)
     memtest_start(MEMTEST_RESERVED, 1, true);
     assert_false(mem_is_short());
     char *p = xmalloc(100);
-    assert_true(mem_is_short()); /* from the first one on */
+    assert_true(mem_is_short()); /* from the first denial on */
     char *q = xcalloc(3, 7), *t = xasprintf("%d-%s", 5, "x");
     p = xrealloc(p, 200);
     assert_non_null(p);
@@ -30,13 +31,13 @@ static void an_allocation_is_served_from_the_reserve(void **state)
         assert_int_equal(q[i], 0);
     assert_string_equal(t, "5-x");
     assert_true(mem_is_short());
-    assert_int_equal(mem_check(&err), -ENOMEM); /* it cannot be filled either */
+    assert_int_equal(mem_check(&err), -ENOMEM); /* it cannot be refilled either */
     assert_non_null(strstr(err.msg, "memory is short"));
     assert_null(mem_try(10));
     assert_null(mem_try_calloc(10, 1));
     assert_null(mem_map(4096));
     memtest_stop();
-    assert_false(mem_is_short()); /* filled again */
+    assert_false(mem_is_short()); /* refilled */
     assert_int_equal(mem_check(&err), 0);
     free(p);
     free(q);
@@ -57,7 +58,7 @@ static void sizes_that_do_not_fit(void **state)
     assert_int_equal(errno, ENOMEM);
 }
 
-/* Runs fn in a child whose memory is as a fresh process has it; returns its exit status. */
+/* Runs fn in a child whose memory is that of a fresh process. Returns its exit status. */
 static int in_child(void (*fn)(void), char *said, size_t room)
 {
     int to[2], status = 0;
@@ -80,7 +81,7 @@ static int in_child(void (*fn)(void), char *said, size_t room)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* More is asked for than was set aside. */
+/* Allocates more than was set aside. */
 static void use_up(void)
 {
     log_set_level(LOG_WARN);
@@ -98,18 +99,18 @@ static void where_the_reserve_ends_the_program_ends(void **state)
     assert_non_null(strstr(said, "out of memory (1048576 bytes asked for)"));
 }
 
-/* What a thread has pledged serves its own failing allocations, once, and nobody else's. */
+/* A thread's pledge serves its own failing allocations once, and no other thread's. */
 static void a_pledge_is_spent_before_the_reserve(void **state)
 {
     (void)state;
     struct err err = {0};
     memtest_start(MEMTEST_MAY_FAIL, 2, false);
-    assert_int_equal(mem_pledge(1 << 20, &err), 0); /* 1 */
-    char *p = mem_try(1000); /* 2: denied, and served by the pledge */
+    assert_int_equal(mem_pledge(1 << 20, &err), 0); /* allocation 1 */
+    char *p = mem_try(1000); /* allocation 2: denied, and served by the pledge */
     assert_non_null(p);
     assert_int_equal(memtest_denied(), 1);
     memtest_start(MEMTEST_MAY_FAIL, 1, false);
-    assert_null(mem_try(1000)); /* it is spent */
+    assert_null(mem_try(1000)); /* the pledge is spent */
     memtest_start(MEMTEST_RESERVED, 1, false);
     assert_int_equal(mem_pledge(1 << 20, &err), 0);
     char *q = xmalloc(1000);
@@ -122,7 +123,7 @@ static void a_pledge_is_spent_before_the_reserve(void **state)
     mem_unpledge();
     memtest_start(MEMTEST_RESERVED, 1, false);
     char *r = xmalloc(1000);
-    assert_true(mem_is_short()); /* without a pledge the reserve serves */
+    assert_true(mem_is_short()); /* without a pledge the reserve serves it */
     memtest_stop();
     assert_int_equal(mem_check(&err), 0);
     free(p);

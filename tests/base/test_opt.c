@@ -1,4 +1,4 @@
-/* test_opt.c - the option table: every type, every source, every way to be wrong. */
+/* test_opt.c - the option table: every type, every source, every kind of error. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -60,7 +60,7 @@ static const struct opt_cmd cmd = {.name = "try",
                                    .examples = "  hcache try m\n",
                                    .values_bytes = sizeof(struct args)};
 
-/* A made-up process: its environment and its one file. */
+/* A fake process: its environment and its one file. */
 struct world {
     const char *env[8]; /* name, value, name, value */
     const char *file;
@@ -107,7 +107,7 @@ static struct outcome parse_in(struct world *w, const char *line)
     struct opt_input in = {
         .argc = argc, .argv = argv, .getenv = world_env, .read_file = world_file, .ctx = w};
     o.rc = opt_parse(&cmd, &in, &o.a, &o.parsed, &o.help, &o.err);
-    free(copy); /* what was parsed must not point into argv */
+    free(copy); /* parsed values must not point into argv */
     return o;
 }
 
@@ -283,7 +283,7 @@ static void precedence(void **state)
                 "cap = 10M\njson = yes\n"};
     struct outcome o = parse_in(&w, "m --config x --cap 20M --no-json");
     assert_int_equal(o.rc, 0);
-    assert_int_equal(o.a.seed, 10); /* only in the file */
+    assert_int_equal(o.a.seed, 10); /* set only in the file */
     assert_int_equal(o.a.n, 20);    /* environment over file */
     assert_int_equal(o.a.cap, 20 << 20);
     assert_false(o.a.json);
@@ -443,7 +443,7 @@ static void pages(void **state)
     free(text);
 }
 
-/* Whatever a file or a command line holds: values within bounds, or an error with a message. */
+/* For any file or command line, values are within bounds or there is an error with a message. */
 static void random_input_is_parsed_or_refused(void **state)
 {
     (void)state;

@@ -30,7 +30,7 @@ struct calls {
     atomic_int by_idx[MAX_THREADS];
     atomic_int n_threads_wrong;
     int want_threads;
-    int plain; /* not atomic: pool_run itself must order what came before it */
+    int plain; /* not atomic: pool_run itself must order it */
     atomic_int plain_wrong;
 };
 
@@ -81,7 +81,7 @@ static void sleeping_workers_wake_up(void **state)
     (void)state;
     struct pool *p = make(3);
     for (int i = 0; i < 20; i++) {
-        clock_sleep_ns(2000000); /* far beyond the spinning time */
+        clock_sleep_ns(2000000); /* much longer than workers spin */
         run_many(p, 1);
     }
     pool_destroy(p);
@@ -96,7 +96,7 @@ static void create_and_destroy_without_work(void **state)
 
 struct caller {
     struct pool *pool;
-    int total; /* of this caller's jobs; guarded by the pool's one-job-at-a-time rule */
+    int total; /* jobs of this caller; protected by the pool's rule of one job at a time */
 };
 
 static void add_one(void *arg, int thread_idx, int n_threads)
@@ -128,7 +128,7 @@ static void two_callers_take_turns(void **state)
     pool_destroy(p);
 }
 
-/* In a child, whose limit on processes is its own: root has none. */
+/* Runs in a child, because the limit on processes is per process (and root has none). */
 static void refused_threads_are_told(void **state)
 {
     (void)state;
@@ -137,7 +137,7 @@ static void refused_threads_are_told(void **state)
     if (child == 0) {
         const struct rlimit one = {1, 1};
         struct err err = {0};
-        struct pool *p = (struct pool *)&err; /* anything but NULL */
+        struct pool *p = (struct pool *)&err; /* any value but NULL */
         bool limited = setrlimit(RLIMIT_NPROC, &one) == 0 &&
                        (getuid() != 0 || setresuid(65534, 65534, 65534) == 0);
         int rc = limited ? pool_create(4, &p, &err) : 0;

@@ -21,10 +21,10 @@ static void a_key_has_its_first_id(void **state)
     assert_int_equal(m.count, 1);
     assert_int_equal(strmap_find(&m, "a", 1), 7);
     strmap_deinit(&m);
-    strmap_deinit(&m); /* also of a zeroed map */
+    strmap_deinit(&m); /* also accepts a zeroed map */
 }
 
-/* Keys are bytes and a length: beginnings, the empty key, and NUL bytes are keys of their own. */
+/* Keys are bytes with a length: prefixes, the empty key, and keys with NUL bytes are distinct. */
 static void keys_differ_by_length_and_bytes(void **state)
 {
     (void)state;
@@ -39,7 +39,7 @@ static void keys_differ_by_length_and_bytes(void **state)
     strmap_deinit(&m);
 }
 
-/* At most half of the slots are used, whatever the number of keys. */
+/* At most half of the slots are used, for any number of keys. */
 static void a_full_map_is_half_full(void **state)
 {
     (void)state;

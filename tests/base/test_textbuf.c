@@ -20,7 +20,7 @@ static void bytes_are_appended_in_order(void **state)
     textbuf_add(&b, "ab", 2);
     textbuf_add(&b, "\0c", 2);
     assert_int_equal(b.n, 4);
-    assert_memory_equal(b.p, "ab\0c", 5); /* with the NUL behind it */
+    assert_memory_equal(b.p, "ab\0c", 5); /* including the NUL byte after it */
     textbuf_free(&b);
     assert_null(b.p);
     assert_int_equal(b.n, 0);
@@ -40,7 +40,7 @@ static void formatted_text_is_appended(void **state)
     textbuf_free(&b);
 }
 
-/* Every length: the room always suffices for the bytes and the NUL, and grows by doubling. */
+/* For every length there is room for the bytes and the NUL, and the room grows by doubling. */
 static void it_grows_with_its_text(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_utf8.c - every code point there and back, known bytes, and what is no UTF-8. */
+/* test_utf8.c - every code point is encoded and decoded; known bytes; invalid bytes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,7 +62,7 @@ static void what_is_no_utf8_is_refused(void **state)
 {
     (void)state;
     static const char *const bad[] = {
-        "\x80",     /* nothing to continue */
+        "\x80",     /* a continuation byte alone */
         "\xC0\xAF", /* overlong */
         "\xC1\xBF",
         "\xE0\x9F\xBF",
@@ -74,7 +74,7 @@ static void what_is_no_utf8_is_refused(void **state)
         "\xE4\xBA\x41",
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        char text[16] = "a\xC3\xA9"; /* good up to byte 3 */
+        char text[16] = "a\xC3\xA9"; /* valid up to byte 3 */
         uint32_t cp;
         strcat(text, bad[i]);
         assert_int_equal(utf8_decode(bad[i], strlen(bad[i]), &cp), 0);

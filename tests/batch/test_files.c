@@ -1,4 +1,4 @@
-/* test_files.c - a batch's input, its lines, and the files that a job goes on from. */
+/* test_files.c - a batch's input, its lines, and the files from which a job continues. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,8 +82,7 @@ static void lines_come_one_by_one(void **state)
     assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
     assert_string_equal(in.line.p, "one");
     assert_int_equal(in.n_lines, 1);
-    assert_int_equal(input_next(&in, 0, &err),
-                     INPUT_LINE); /* blank lines are passed over */
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LINE); /* blank lines are skipped */
     assert_string_equal(in.line.p, "two\r");
     assert_int_equal(in.n_lines, 4);
     assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
@@ -112,7 +111,7 @@ static void a_line_has_a_bound(void **state)
     input_close(&in);
 }
 
-/* A pipe whose writer is slow gives no part of a line. */
+/* A pipe with a slow writer gives no partial lines. */
 static void a_pipe_may_have_nothing_yet(void **state)
 {
     (void)state;
@@ -186,8 +185,7 @@ static void a_line_is_refused_with_a_code(void **state)
     idset_free(&seen);
 }
 
-/* A request is named by its text, wherever it stands; two bad lines that are alike
- * have two names. */
+/* A request is named by its text, wherever it stands; two equal bad lines have two names. */
 static void names_follow_the_text(void **state)
 {
     (void)state;
@@ -215,7 +213,7 @@ static void names_follow_the_text(void **state)
 
 /* --- output ----------------------------------------------------------------------------------- */
 
-/* Lines of the custom_ids "a" (answered), "b" (refused), and a line that is no request. */
+/* Lines with the custom_ids "a" (answered), "b" (refused), and a line that is not a request. */
 static char *answer_a, *answer_b, *fault_c, id_c[80];
 
 static int make_lines(void **state)
@@ -268,7 +266,7 @@ static void a_job_goes_on_behind_whole_lines(void **state)
     struct idset done = {0};
     struct err err = {0};
     struct textbuf name = {0};
-    /* Cut anywhere in its last line, the file keeps the lines before. */
+    /* Cut anywhere in its last line, the file keeps the earlier lines. */
     char *whole = xasprintf("%s\n%s\n%s\n", answer_a, fault_c, answer_b);
     size_t two = strlen(answer_a) + strlen(fault_c) + 2;
     for (size_t n = two; n < strlen(whole); n += n < two + 40 ? 1 : 17) {

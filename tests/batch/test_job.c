@@ -1,4 +1,4 @@
-/* test_job.c - a job over a real engine: it yields, is stopped, meets its bound, and goes on. */
+/* test_job.c - a job on a real engine: it yields, is stopped, reaches its limit, and continues. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,7 +71,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The lines of a file, sorted: the caller's.  Each of them is whole. */
+/* Returns the sorted lines of a file, which the caller frees.  Each of them is complete. */
 static char *lines_of(const char *name, int *n)
 {
     char *path = xasprintf("%s/%s", folder, name), *text, *lines[N_LINES + 1], *rest = NULL;
@@ -144,7 +144,7 @@ static int run(const char *out, uint64_t bound, struct told *t, struct batch_cou
     return rc;
 }
 
-/* What a job leaves that nothing disturbs. */
+/* Returns the output of a job that runs without interruption. */
 static char *undisturbed(const char *name)
 {
     struct told t = {0};
@@ -182,8 +182,8 @@ static void yield_soon(struct told *t, const struct batch_counts *c)
         batch_yield(t->job);
 }
 
-/* What runs is finished, not thrown away: else a line that takes longer than a turn
- * would never end. */
+/* Running lines are finished, not thrown away: otherwise a line that takes longer than a turn would
+ * never end. */
 static void a_job_that_yields_loses_no_work(void **state)
 {
     (void)state;
@@ -219,7 +219,7 @@ static void a_job_that_is_stopped_goes_on(void **state)
     assert_goes_on("stopped", n);
 }
 
-/* No line goes beyond the bound, and none is torn. */
+/* No line exceeds the limit, and none is torn. */
 static void answers_stay_within_their_bound(void **state)
 {
     (void)state;
@@ -241,7 +241,7 @@ enum { MAX_OTHERS = 200 };
 static struct hcache_ticket *others[MAX_OTHERS];
 static int n_others, n_told;
 
-/* Requests of others, until all places are taken and no more may wait. */
+/* Submits requests of others until all places are taken and no more may wait. */
 static void fill_queue(void)
 {
     struct hcache_stats st = {0};
@@ -259,7 +259,7 @@ static void fill_queue(void)
     assert_true(n_others < MAX_OTHERS);
 }
 
-/* After the job has been told a few times that nothing goes on. */
+/* Makes room after the job has reported a few times that it cannot continue. */
 static void make_room_soon(struct told *t, const struct batch_counts *c)
 {
     (void)t;
@@ -270,7 +270,7 @@ static void make_room_soon(struct told *t, const struct batch_counts *c)
         hcache_ticket_free(others[--n_others]);
 }
 
-/* The job has nothing in flight then: it is nobody's end that wakes it. */
+/* The job has nothing in flight then, so no end of a request of its own wakes it. */
 static void a_full_queue_is_waited_for(void **state)
 {
     (void)state;

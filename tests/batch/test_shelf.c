@@ -1,5 +1,5 @@
-/* test_shelf.c - files and records of batches: whose they are, whose turn it is,
- * and what a restart finds. */
+/* test_shelf.c - files and records of batches: their owners, their order, and their state after a
+ * restart. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 #include "base/mem.h"
 #include "batch/shelf.h"
 
-/* In memory where there is such a file system: these tests write hundreds of files. */
+/* In memory if there is such a file system, because these tests write hundreds of files. */
 static char folder[64];
 static struct err err;
 
@@ -96,10 +96,11 @@ static void a_restart_finds_what_was_kept(void **state)
     strcpy(b->error_code, "storage_full");
     assert_int_equal(shelf_put_batch(s, b, &err), 0);
     shelf_close(s);
-    put("file-012301230123012301230123.new", "torn"); /* the process ended while it wrote */
+    /* the process ended while it was writing */
+    put("file-012301230123012301230123.new", "torn");
     put("file-456745674567456745674567",
-        "no record"); /* ... or before the record was there */
-    put("file-89ab89ab89ab89ab89ab89ab.json", "no JSON"); /* perhaps of a later version */
+        "no record"); /* ... or before the record was written */
+    put("file-89ab89ab89ab89ab89ab89ab.json", "no JSON"); /* perhaps from a later version */
     put("file-89ab89ab89ab89ab89ab89ab", "its bytes");
     put("letter", "of the user");
     put("file-2024", "of the user");
@@ -119,7 +120,7 @@ static void a_restart_finds_what_was_kept(void **state)
     free(b);
 }
 
-/* A field of a record in the folder gets another file's name, as long as its own. */
+/* Replaces a file name in a record by another of equal length. */
 static void rename_in_record(const char *id, const char *field, const char *other)
 {
     char *record = xasprintf("%s.json", id), *path = xasprintf("%s/%s", folder, record);
@@ -136,7 +137,7 @@ static void rename_in_record(const char *id, const char *field, const char *othe
     free(key);
 }
 
-/* A record names files of its own folder only: a batch writes its answers to them. */
+/* A record may only name files of its own folder, because a batch writes its answers to them. */
 static void records_name_no_other_files(void **state)
 {
     (void)state;
@@ -154,7 +155,7 @@ static void records_name_no_other_files(void **state)
     }
 }
 
-/* Somebody else who may write to the folder leads neither an upload nor a download elsewhere. */
+/* Another user who can write to the folder cannot redirect an upload or a download. */
 static void links_are_not_followed(void **state)
 {
     (void)state;
@@ -184,7 +185,7 @@ static void answers_wait_for_the_end(void **state)
     s = open_shelf(1 << 20);
     assert_true(is_there(b->output));
     assert_int_equal(shelf_delete_file(s, "t", b->input, &err), ERR_BUSY);
-    for (int i = 0; i < 2; i++) { /* the second time as after a kill */
+    for (int i = 0; i < 2; i++) { /* the second time, as after a kill */
         assert_int_equal(shelf_keep_answers(s, b, &err), 0);
         assert_true(b->has_output && !b->has_errors);
         assert_int_equal(shelf_find_file(s, "t", b->output, &f, &err), 0);
@@ -199,8 +200,8 @@ static void answers_wait_for_the_end(void **state)
     free(b);
 }
 
-/* How far a batch is can be seen while it runs; what else its record has stays, and
- * no file is written. */
+/* A batch's progress is visible while it runs; the rest of its record stays, and no file is
+ * written. */
 static void counts_are_seen_while_it_runs(void **state)
 {
     (void)state;
@@ -209,7 +210,7 @@ static void counts_are_seen_while_it_runs(void **state)
     b->n_lines = 10;
     b->n_done = 7;
     b->n_failed = 2;
-    b->status = BATCH_FAILED; /* is not told by counting */
+    b->status = BATCH_FAILED; /* counting must not change it */
     shelf_count_batch(s, b);
     assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), 0);
     assert_true(found->n_lines == 10 && found->n_done == 7 && found->n_failed == 2);
@@ -262,7 +263,7 @@ static void tenants_take_turns(void **state)
         assert_true(shelf_next_batch(s, rows[i].last, next));
         assert_string_equal(next->head.id, b[rows[i].next]->head.id);
     }
-    b[0]->status = BATCH_CANCELLED; /* then the tenant's second one */
+    b[0]->status = BATCH_CANCELLED; /* then it is the turn of the tenant's second batch */
     assert_int_equal(shelf_put_batch(s, b[0], &err), 0);
     assert_true(shelf_next_batch(s, "a", next));
     assert_string_equal(next->head.id, b[1]->head.id);
@@ -287,7 +288,7 @@ static void a_cancel_is_not_lost(void **state)
     b->status = BATCH_CANCELLED;
     assert_int_equal(shelf_put_batch(s, b, &err), 0);
     assert_int_equal(shelf_cancel_batch(s, "t", b->head.id, seen, &err), 0);
-    assert_int_equal(seen->status, BATCH_CANCELLED); /* it has ended: it stays so */
+    assert_int_equal(seen->status, BATCH_CANCELLED); /* it has ended, and stays so */
     shelf_close(s);
     free(seen);
     free(b);
@@ -312,7 +313,7 @@ static void room_is_bounded(void **state)
     free(bytes);
 }
 
-/* Batches cannot be deleted: the oldest that has ended makes place. */
+/* Batches cannot be deleted: the oldest one that has ended makes room. */
 static void old_batches_are_forgotten(void **state)
 {
     (void)state;

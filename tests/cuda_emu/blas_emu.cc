@@ -1,4 +1,4 @@
-/* blas_emu.cc - cuda_blas.c's interface on the emulated device: plain loops, f32 sums. */
+/* blas_emu.cc - the interface of cuda_blas.c on the emulated device: plain loops, f32 sums. */
 #include "cuda_emu.h"
 
 #include <vector>

@@ -21,10 +21,11 @@ unsigned char *emu_dynamic_shared;
     abort();
 }
 
-/* --- device memory: mapped, and readable only while the device works ---------------------------- */
+/* --- device memory: mapped, and readable only while the device works ----------------------------
+ */
 
 static const size_t ARENA = (size_t)4
-                            << 30; /* address space; pages come as they are touched */
+                            << 30; /* address space; pages are used only when touched */
 
 static const size_t LARGE_PAGE = (size_t)2 << 20;
 
@@ -32,7 +33,7 @@ static struct {
     std::recursive_mutex lock; /* one device, one user at a time */
     unsigned char *base;
     size_t end;
-    std::map<size_t, size_t> used; /* offset -> bytes */
+    std::map<size_t, size_t> used; /* map from offset to bytes */
     int open;
 } mem;
 
@@ -43,7 +44,7 @@ static struct {
     int n_failed, n_replayed, n_mallocs, n_launches, n_waits;
     unsigned long long n_down, n_up;
     bool lost;
-    cudaError_t last; /* what cudaGetLastError says */
+    cudaError_t last; /* result of cudaGetLastError */
 } fault = {0, -1, 0, 0, 0, 0, 0, 0, 0, false, cudaSuccess};
 
 void cuda_emu_fail(enum cuda_emu_fault what, int after)
@@ -91,7 +92,7 @@ unsigned long long cuda_emu_brought_up(void)
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
     return fault.n_up;
 }
-/* Whether this call is the one that fails. */
+/* Returns whether this call is the one that fails. */
 static bool fails(int what)
 {
     std::lock_guard<std::recursive_mutex> hold(mem.lock);
@@ -119,7 +120,8 @@ static void arena_make(void)
     if (p == MAP_FAILED)
         die("no address space");
     mem.base = (unsigned char *)(((uintptr_t)p + LARGE_PAGE - 1) & ~(LARGE_PAGE - 1));
-    (void)madvise(mem.base, ARENA, MADV_HUGEPAGE); /* protecting takes time by the page */
+    /* changing the protection takes time per page */
+    (void)madvise(mem.base, ARENA, MADV_HUGEPAGE);
 }
 
 struct device_access {
@@ -141,7 +143,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     device_access access;
     arena_make();
     size_t want = (bytes + 8191) & ~(size_t)4095,
-           at = 0; /* a page between: overruns fault */
+           at = 0; /* a page between pieces makes overruns fault */
     for (auto &u : mem.used) {
         if (u.first - at >= want)
             break;
@@ -157,7 +159,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
         mem.end = (at + want + LARGE_PAGE - 1) & ~(LARGE_PAGE - 1);
         mprotect(mem.base, mem.end, PROT_READ | PROT_WRITE);
     }
-    memset(mem.base + at, 0xff, bytes); /* NaN: what is not written is seen */
+    memset(mem.base + at, 0xff, bytes); /* NaN, so that reading unwritten memory shows */
     *p = mem.base + at;
     return cudaSuccess;
 }
@@ -188,7 +190,8 @@ cudaError_t cudaFreeHost(void *p)
     return cudaSuccess;
 }
 
-/* --- streams: queues of things to do, done when somebody waits ---------------------------------- */
+/* --- streams: queues of operations, executed when the host waits --------------------------------
+ */
 
 struct emu_graph {
     std::vector<std::function<void()>> nodes;
@@ -315,7 +318,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     return status();
 }
 
-/* --- graphs: what was queued, to be queued again ------------------------------------------------ */
+/* --- graphs: recorded operations that can be queued again ---------------------------------------
+ */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode)
 {
@@ -370,7 +374,7 @@ static bool is_device(const void *p)
 
 /* --- copies ------------------------------------------------------------------------------------- */
 
-/* As on a GPU: queued on the default stream, for which other streams do not wait. */
+/* Queued on the default stream, as on a GPU; other streams do not wait for it. */
 cudaError_t cudaMemset(void *p, int byte, size_t n)
 {
     queue(NULL, [=]() { memset(p, byte, n); });
@@ -409,7 +413,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     });
     return status();
 }
-/* Backwards: nobody may count on an order. */
+/* Copies in reverse, so that nothing can rely on an order. */
 cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from,
                                  const size_t *bytes, size_t n,
                                  struct cudaMemcpyAttributes *how, size_t *how_from,
@@ -504,12 +508,13 @@ cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute a, int va
 
 /* --- a block: coroutines that meet at barriers -------------------------------------------------- */
 
-/* The odd number of cache lines spreads the tops of the stacks over the sets of the caches.  Tops at a
- * distance of a power of two share one set, and each switch misses. */
+/* The odd number of cache lines spreads the tops of the stacks over the sets of the caches.  Tops
+ * at a distance of a power of two share one set, and each switch misses. */
 static const size_t STACK = 64 * 1024 + 17 * 64;
 
-/* Saves what a function must preserve on the stack, leaves its pointer at *from, and goes on at `to`.
- * (swapcontext would do, but for two system calls each time.) */
+/* Saves the registers that a function must preserve on the stack, stores the stack pointer in
+ * *from, and continues at `to`.  (swapcontext would do the same with two system calls each time.)
+ */
 extern "C" void emu_switch(void **from, void *to);
 asm(".text\n.globl emu_switch\nemu_switch:\n"
     "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
@@ -525,10 +530,11 @@ struct coroutine {
     void *sp;
     dim3 idx;
     unsigned n_gathers;
-    unsigned n_groups; /* committed */
+    unsigned n_groups; /* number of committed groups */
     std::deque<async_copy> copies;
 };
-/* A bit per lane: a thread can run, waits for its warp, or waits for its block. An ended one has none. */
+/* One bit per lane: the thread can run, waits for its warp, or waits for its block. An ended one
+ * has none. */
 struct warp {
     unsigned char slots[2][32 * 64];
     float mma_in[32][12], mma_c[32][4];
@@ -541,7 +547,7 @@ static std::vector<unsigned char> stacks;
 static size_t n_warps;
 static void *scheduler;
 static size_t current;
-static bool backwards; /* the order in which this block's threads run */
+static bool backwards; /* order in which this block's threads run */
 static int n_live, n_at_barrier;
 static std::function<void()> *kernel_body;
 
@@ -556,7 +562,7 @@ static size_t first_lane(uint32_t ready)
     return (size_t)(backwards ? 31 - __builtin_clz(ready) : __builtin_ctz(ready));
 }
 
-/* A warp goes on until all its threads wait for others, or have ended; then the next one does. */
+/* A warp continues until all its threads wait for others or have ended; then the next warp runs. */
 static size_t find_next(void)
 {
     size_t w = current / 32;
@@ -572,7 +578,7 @@ static size_t find_next(void)
     die("threads wait at a barrier that others never reach");
 }
 
-/* Leaves this thread's pointer at *from, and goes on with the next one that can run. */
+/* Stores this thread's stack pointer in *from, and continues with the next thread that can run. */
 static void run_next(void **from)
 {
     current = find_next();
@@ -580,7 +586,7 @@ static void run_next(void **from)
     emu_switch(from, threads[current].sp);
 }
 
-/* The thread is marked in `waiting` of its warp until others release it. */
+/* Marks the thread in `waiting` of its warp until others release it. */
 static void yield_in(uint32_t warp::*waiting)
 {
     warp &w = warps[current / 32];
@@ -621,8 +627,8 @@ void __syncwarp(void)
 }
 const void *emu_warp_gather(const void *mine, size_t bytes)
 {
-    /* By turns in two places: whoever is at the next gather but one has seen all lanes at the next, and so
-     * behind their reading of this one. */
+    /* Two places alternate.  A lane at the gather after next has seen all lanes at the next one, so
+     * all have finished reading this one. */
     unsigned char *slots = warps[current / 32].slots[threads[current].n_gathers++ % 2];
     if (bytes > 64)
         die("a gather of more than 64 bytes a lane");
@@ -652,8 +658,8 @@ static void warp_mma(warp &w)
     }
 }
 
-/* The lane that comes last computes for all.  No lane is at the next step before all have been at this one, so
- * one place a lane is enough. */
+/* The lane that comes last computes for all.  No lane reaches the next step before all have been at
+ * this one, so one place per lane suffices. */
 void emu_warp_mma(float c[4], const float in[12])
 {
     warp &w = warps[current / 32];
@@ -706,11 +712,11 @@ static void coroutine_main(void)
         release_warp(w);
     void *unused;
     if (n_live > 0)
-        run_next(&unused); /* for ever */
+        run_next(&unused); /* never returns */
     emu_switch(&unused, scheduler);
 }
 
-static size_t n_awaited; /* threads of this kernel that have waited for the stream */
+static size_t n_awaited; /* threads of this kernel that have called await_stream */
 
 void await_stream(void)
 {
@@ -741,13 +747,14 @@ static void run_block(dim3 dim)
         t.idx = dim3((unsigned)(i % dim.x), (unsigned)(i / dim.x % dim.y),
                      (unsigned)(i / dim.x / dim.y));
         uintptr_t top = ((uintptr_t)&stacks[(i + 1) * STACK] & ~(uintptr_t)15) - 16;
-        *(void (**)(void))top = coroutine_main; /* where the first switch returns to */
+        /* the address to which the first switch returns */
+        *(void (**)(void))top = coroutine_main;
         t.sp = (void *)(top - 6 * sizeof(void *));
     }
     backwards = (emu_block.x + emu_block.y + emu_block.z) % 2 != 0;
     current = backwards ? n - 1 : 0;
     emu_thread = threads[current].idx;
-    emu_switch(&scheduler, threads[current].sp); /* until all are done */
+    emu_switch(&scheduler, threads[current].sp); /* until all have ended */
 }
 
 void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,

@@ -1,17 +1,19 @@
 /* cuda_emu.h - CUDA kernels on the CPU, for tests: every thread of a block is a coroutine.
  *
  * It is made to find mistakes, not to be fast:
- *  - device memory cannot be touched but from kernels and copies (a host access is a SIGSEGV);
- *  - streams are as lazy as CUDA allows: nothing runs before somebody waits for it, so a buffer
- *    that is used again too early, or a wait that is left out, gives wrong results every time;
- *  - asynchronous copies into shared memory arrive when their thread waits for them, not before;
- *  - a warp runs as far as it can before the next does, in one order of warps and
- *    lanes in one block and in the other in the next, so that most barriers that are
- *    missing give wrong results;
- *  - a barrier that not all threads reach ends the program with its name, and so does a kernel
- *    that does not begin by waiting for what the stream has before it.
- * What it cannot show: speed, races of other orders, and what the compiler for the
- * GPU makes of it. */
+ *  - Only kernels and copies can touch device memory; a host access is a SIGSEGV.
+ *  - Streams are as lazy as CUDA allows: nothing runs before the host waits for it.  So a buffer
+ *    that is
+ *    reused too early, or a missing wait, gives wrong results every time.
+ *  - Asynchronous copies into shared memory arrive when their thread waits for them, not before.
+ *  - A warp runs as far as it can before the next one does.  The order of warps and lanes is
+ *    reversed in
+ *    every second block, so most missing barriers give wrong results.
+ *  - A barrier that not all threads reach ends the program with its name.  So does a kernel that
+ *    does not
+ *    begin by waiting for the earlier work of its stream.
+ *
+ * It cannot show speed, races in other orders, and errors of the GPU's compiler. */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
 
@@ -35,7 +37,7 @@ uint16_t f32_to_bf16(float f);
 #define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__   static /* blocks run one after another */
+#define __shared__   static /* blocks run one after another, so this suffices */
 #define __align__(n) __attribute__((aligned(n)))
 
 struct dim3 {
@@ -55,7 +57,7 @@ struct float4 {
     float x, y, z, w;
 };
 
-/* Of the coroutine that runs. */
+/* Indices of the running coroutine. */
 extern dim3 emu_thread, emu_block, emu_block_dim, emu_grid_dim;
 extern unsigned char *emu_dynamic_shared;
 #define threadIdx            emu_thread
@@ -64,12 +66,12 @@ extern unsigned char *emu_dynamic_shared;
 #define gridDim              emu_grid_dim
 #define SHARED_DYNAMIC(name) unsigned char *name = emu_dynamic_shared
 
-/* Every kernel has to call it (device.cuh). */
+/* Every kernel must call it (device.cuh). */
 void await_stream(void);
 void __syncthreads(void);
 void __syncwarp(void);
-/* What every lane of the warp passed, in the order of lanes, `bytes` each; until
- * the next but one. */
+/* Returns the values that all lanes of the warp passed, in the order of lanes, `bytes` each. They
+ * are valid until the gather after next. */
 const void *emu_warp_gather(const void *mine, size_t bytes);
 /* A step m16n8k16 of the whole warp (mma.cuh): `in` has a lane's 8 elements of A and 4 of B. */
 void emu_warp_mma(float c[4], const float in[12]);
@@ -89,7 +91,7 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
 {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
-/* No coroutine gives way inside it. */
+/* No coroutine switches inside it. */
 static inline unsigned atomicAdd(unsigned *p, unsigned x)
 {
     unsigned was = *p;

@@ -1,8 +1,8 @@
-/* cuda_fault.h - faults of the emulated GPU, for tests.
+/* cuda_fault.h - makes the emulated GPU fail, for tests.
  *
- * The environment gives some to whole programs: CUDA_EMU_NO_DEVICE (no GPU is there),
- * CUDA_EMU_MIB=N (its memory) and CUDA_EMU_DEVICES=N (so many GPUs, one memory: what belongs to
- * one device and is used by another as CUDA does not allow ends the program). */
+ * Environment variables set up whole programs: CUDA_EMU_NO_DEVICE (there is no GPU), CUDA_EMU_MIB=N
+ * (its memory) and CUDA_EMU_DEVICES=N (number of GPUs, with one memory: using an object of one
+ * device on another in a way that CUDA forbids ends the program). */
 #ifndef TESTS_CUDA_FAULT_H
 #define TESTS_CUDA_FAULT_H
 
@@ -12,30 +12,30 @@ extern "C" {
 
 enum cuda_emu_fault {
     CUDA_EMU_LAUNCH,       /* a launch is refused; the device goes on */
-    CUDA_EMU_UP,           /* a copy from host memory to the device is, */
-    CUDA_EMU_DOWN,         /* or the other way */
-    CUDA_EMU_RECORD,       /* beginning to record a graph is refused */
-    CUDA_EMU_UNRECORDABLE, /* a launch is refused that would be recorded */
-    CUDA_EMU_MALLOC,       /* device memory is not given */
+    CUDA_EMU_UP,           /* a copy from host memory to the device is refused */
+    CUDA_EMU_DOWN,         /* a copy from the device to host memory is refused */
+    CUDA_EMU_RECORD,       /* the start of recording a graph is refused */
+    CUDA_EMU_UNRECORDABLE, /* a launch is refused while it is recorded */
+    CUDA_EMU_MALLOC,       /* an allocation of device memory fails */
     CUDA_EMU_LOST,         /* the device is lost at a launch: every later call fails */
-    CUDA_EMU_FLIP, /* a copy up of at least a page brings one bit wrong, and nothing is said */
+    /* a copy to the device of at least a page gets one wrong bit, without an error */
+    CUDA_EMU_FLIP,
 };
-/* The `after`-th such call from now on (0: the next) fails, once.  A new device is
- * as good as new. */
+/* The `after`-th call of this kind from now on (0: the next) fails, once.  A new device has no
+ * faults. */
 void cuda_emu_fail(enum cuda_emu_fault what, int after);
-/* How many have failed since the last cuda_emu_fail. */
+/* Number of calls that have failed since the last cuda_emu_fail. */
 int cuda_emu_failed(void);
-/* How many recorded graphs have been replayed since then. */
+/* Number of recorded graphs that were replayed since then. */
 int cuda_emu_replayed(void);
-/* How often device memory was asked for since then; how many pieces are held now. */
+/* Number of allocations of device memory since then, and of pieces held now. */
 int cuda_emu_mallocs(void);
 int cuda_emu_pieces(void);
-/* How often a kernel was launched since then, and how often somebody waited for a
- * stream or an event. */
+/* Number of kernel launches since then, and of waits for a stream or an event. */
 int cuda_emu_launches(void);
 int cuda_emu_waits(void);
-/* Bytes that were copied from the device to host memory since then, and the other way; kernels
- * may read pinned memory themselves. */
+/* Bytes copied from the device to host memory since then, and to the device; kernels may read
+ * pinned memory directly. */
 unsigned long long cuda_emu_brought_down(void);
 unsigned long long cuda_emu_brought_up(void);
 

@@ -1,5 +1,5 @@
-/* cuda_runtime_api.h - the part of the CUDA runtime that the backend uses, for the emulation:
- * the same names over host memory.  See cuda_emu.h. */
+/* cuda_runtime_api.h - the part of the CUDA runtime that the backend uses, for the emulation: the
+ * same names, over host memory.  See cuda_emu.h. */
 #ifndef EMU_CUDA_RUNTIME_API_H
 #define EMU_CUDA_RUNTIME_API_H
 
@@ -61,7 +61,7 @@ enum cudaMemcpySrcAccessOrder { cudaMemcpySrcAccessOrderStream = 1 };
 struct cudaMemcpyAttributes {
     enum cudaMemcpySrcAccessOrder srcAccessOrder;
 };
-/* CUDA_EMU_NO_BATCHES: an old driver. */
+/* Fails if CUDA_EMU_NO_BATCHES is set, as with an old driver. */
 cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from,
                                  const size_t *bytes, size_t n,
                                  struct cudaMemcpyAttributes *how, size_t *how_from,

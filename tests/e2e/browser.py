@@ -1,10 +1,12 @@
 """A real browser for the tests of the page: Chromium, driven by selenium.
 
-Chromium, its driver and selenium are distribution packages (`tools/setup.sh --test` installs them).  Selenium may also
-be in .venv/ (`tools/setup.sh --clients`).  Where this Python has no selenium, importing this module starts the test
-again in a Python that has it: .venv's, or the distribution's.  Where there is none, and where Chromium does not start
-on this machine, the test is skipped with the reason.
-HCACHE_SHOTS=DIR keeps screenshots there."""
+Chromium, its driver and selenium are distribution packages (`tools/setup.sh --test` installs them).
+Selenium may also be in .venv/ (`tools/setup.sh --clients`).  If this Python has no selenium,
+importing this module starts the test again with a Python that has it: .venv's, or the
+distribution's.  If there is none, or if Chromium does not start on this machine, the test is
+skipped with the reason.
+
+HCACHE_SHOTS=DIR keeps screenshots in DIR."""
 import atexit
 import os
 import shutil
@@ -44,14 +46,16 @@ if not BINARY or not DRIVER:
 
 SHOTS = os.environ.get("HCACHE_SHOTS")
 DESKTOP, PHONE = (1280, 800), (390, 844)
-STARTS = 3  # of a browser: on a busy machine Chromium may be slower than its driver waits
+# attempts to start a browser: on a busy machine Chromium may be slower than its driver waits
+STARTS = 3
 profiles = tempfile.mkdtemp(prefix="hcache-browser.")
 atexit.register(shutil.rmtree, profiles, ignore_errors=True)
 
 
 def started(options):
-    """A browser.  Where the first one of a test does not start, Chromium cannot run here (in a container without name
-    spaces, say): that says nothing about the page, and the test is skipped with Chromium's own words."""
+    """Returns a browser.  If the first one of a test does not start, Chromium cannot run here (for
+    example in a container without name spaces).  That says nothing about the page, so the test is
+    skipped with Chromium's message."""
     for i in range(STARTS):
         options.arguments[:] = [a for a in options.arguments if not a.startswith("--user-data-dir=")]
         options.add_argument(f"--user-data-dir={tempfile.mkdtemp(dir=profiles)}")
@@ -65,10 +69,12 @@ def started(options):
 
 
 def browser(*arguments, size=DESKTOP, dark=False):
-    """A browser whose page has this size; sizes below 500 are a phone's, to which no window can be made."""
+    """Returns a browser whose page has this size.  Sizes below 500 emulate a phone, since no window
+    can be that small."""
     o = webdriver.ChromeOptions()
     o.binary_location = BINARY
-    # --no-sandbox: Chromium does not start as root otherwise. It shows pages of the server under test alone.
+    # --no-sandbox: Chromium does not start as root otherwise.  It only shows pages of the server
+    # under test.
     for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *arguments):
         o.add_argument(a)
     o.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -85,7 +91,8 @@ def browser(*arguments, size=DESKTOP, dark=False):
 
 
 def until(condition, what):
-    """The condition's value once it is true. An element that has just gone counts as not yet."""
+    """Waits until the condition has a true value, and returns it.  An element that has just
+    disappeared counts as not true yet."""
     end = time.time() + PATIENCE
     while time.time() < end:
         try:
@@ -109,8 +116,9 @@ def all_of(b, css):
 
 
 def again_where_stale(act):
-    """What act() returns. The page draws its list anew whenever the server has told it; act() then finds the new elements.
-    A key for an element that has gone reaches nothing, so nothing is done twice."""
+    """Returns what act() returns.  The page redraws its list after each change on the server; act()
+    is then repeated with the new elements.  A key for a removed element has no effect, so nothing
+    is done twice."""
     while True:
         try:
             return act()
@@ -131,7 +139,8 @@ def is_idle(b):
 
 
 def say(b, text):
-    """Types the text, sends it as the screen's users do, and returns the answer once its foot says how its state came to be."""
+    """Types the text, sends it as users of that screen size do, and returns the answer when its
+    footer says where its state came from."""
     n = len(all_of(b, "#talk .assistant .foot"))
     is_touch = b.execute_script("return matchMedia('(pointer: coarse)').matches")
     element(b, "text").send_keys(text + ("" if is_touch else Keys.ENTER))
@@ -143,16 +152,17 @@ def say(b, text):
 
 
 def press(b, label, within="body", which=-1):
-    """Presses the button of that text by keyboard."""
+    """Presses the button with that text, by keyboard."""
     again_where_stale(lambda: [x for x in all_of(b, within + " button") if x.text == label][which].send_keys(Keys.ENTER))
 
 
 def press_first(b, css, wanted=lambda e: True):
-    """Presses the first such element by keyboard."""
+    """Presses the first matching element, by keyboard."""
     again_where_stale(lambda: next(e for e in all_of(b, css) if wanted(e)).send_keys(Keys.ENTER))
 
 
 def complaints(b):
-    """What the browser says against the page: script errors, refusals of the policy. Not: a server that is away."""
+    """Returns the browser's complaints about the page: script errors and violations of the content
+    policy, but not a server that cannot be reached."""
     harmless = ("Failed to fetch", "net::ERR", "404", "503", "status of 400")
     return [m for m in b.get_log("browser") if m["level"] == "SEVERE" and not any(h in m["message"] for h in harmless)]

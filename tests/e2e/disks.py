@@ -1,4 +1,5 @@
-"""What the tests of full and denied disks share: a small tmpfs, a full disk, and a user without rights."""
+"""Shared by the tests of full disks and of disks without permissions: a small tmpfs, a full disk,
+and a user without rights."""
 import os
 import subprocess
 
@@ -29,7 +30,7 @@ def mounted(tmp, options, body, name):
 
 
 def fill(at):
-    """Takes every block that is left."""
+    """Takes all blocks that are left."""
     with open(os.path.join(at, "ballast"), "wb", buffering=0) as f:
         for n in (1 << 16, 4096):
             try:

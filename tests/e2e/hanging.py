@@ -1,5 +1,5 @@
-"""A library put before the C library: reads of a store's segments do not end while the file $HANG exists.  It leaves
-io_uring out, so that the restores' I/O thread itself hangs in a read."""
+"""A library loaded before the C library: reads of a store's segments do not return while the file
+$HANG exists.  It disables io_uring, so that the restores' I/O thread itself hangs in a read."""
 import os
 import subprocess
 
@@ -29,7 +29,7 @@ ssize_t pread(int fd, void *buf, size_t n, off_t at)
 
 
 def build_library(folder):
-    """Its path."""
+    """Builds the library and returns its path."""
     library, source = os.path.join(folder, "hang.so"), os.path.join(folder, "hang.c")
     with open(source, "w") as f:
         f.write(HANG)

@@ -1,11 +1,11 @@
-"""A server that streams chat answers, with a fault chosen by its argument.
+"""A server that streams chat answers, with a fault chosen by its argument:
 
-    honest   answers with the name that the conversation told
-    leaky    answers with the last name that any warm conversation told
-    forgets  answers a warm question without the name
-    noisy    adds a random word to each answer
+  honest   answers with the name that the conversation gave
+  leaky    answers with the last name that any warm conversation gave
+  forgets  answers a warm question without the name
+  noisy    adds a random word to each answer
 
-A request with "cache_prompt": false is a cold one, and is answered honestly but for noisy."""
+A request with "cache_prompt": false is cold.  It gets an honest answer, except from `noisy`."""
 import json
 import random
 import re

@@ -6,11 +6,11 @@
 #   skip NAME REASON
 #   plan_end                  prints the plan and sets the exit status: last line of every test
 
-# Seconds after which something that should happen is taken for something that does not (see tap.py).
+# Seconds to wait before a test decides that something will not happen (see tap.py).
 PATIENCE=300
 hc=$PWD/${HCACHE_BUILD:?is set by tools/run_tests.sh}/hcache
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/hcache-test.XXXXXX")
-export XDG_STATE_HOME=$tmp/state # not the user's own
+export XDG_STATE_HOME=$tmp/state  # not the user's own state
 n_results=0 n_failed=0
 cleanup() { rm -rf "$tmp"; }
 trap cleanup EXIT
@@ -29,7 +29,7 @@ check() {
         n_failed=$((n_failed + 1))
         { echo "condition: $*"; cat "$tmp/check.out"; echo "status ${rc:-}; stderr: ${err:-}"; echo "stdout: ${out:-}"; } |
             head -c 2000 | sed 's/^/# /'
-        echo # the cut may be in the middle of a line
+        echo  # the output may have been cut in the middle of a line
     fi
 }
 skip() { report ok "$1 # SKIP $2"; }
@@ -50,11 +50,13 @@ run_hc() {
 }
 matches() { [ "$rc" -eq "$1" ] && grep -qiE -- "$2" "$tmp/err"; }
 expect() { check "$1" matches "$2" "$3"; }
-# json EXPRESSION: evaluates Python over the JSON object `j` that the last run printed.
+# json EXPRESSION: evaluates a Python expression over `j`, the JSON object that the last run
+# printed.
 json() { python3 -c "import json,sys; j=json.load(open(sys.argv[1])); v=$1; print(v if not isinstance(v, list) else ' '.join(map(str, v)))" "$tmp/out"; }
 json_is() { [ "$(json "$1")" = "$2" ]; }
 
-# port_of PID LOG: the port of a server that was started with --port 0, once it is ready; nothing where it has ended.
+# port_of PID LOG: prints the port of a server started with --port 0 when it is ready, or nothing if
+# it has ended.
 port_of() {
     local port= i
     for ((i = 0; i < PATIENCE * 10; i++)); do
@@ -65,9 +67,9 @@ port_of() {
     echo "$port"
 }
 
-# A writable copy of a small trained model without a chat template (plain_model.py).
+# Makes a writable copy of a small trained model without a chat template (plain_model.py).
 small_model() { # small_model DIR
     python3 tests/e2e/plain_model.py "$1"
 }
-# ids N SEED: N token ids below 500, the same for the same seed.
+# ids N SEED: prints N token ids below 500, the same ones for the same seed.
 ids() { awk -v n="$1" -v s="$2" 'BEGIN { for (i = 0; i < n; i++) { s = (s * 1103515245 + 12345) % 2147483648; printf "%d ", 3 + int(s / 65536) % 490 } }'; }

@@ -1,8 +1,8 @@
-"""A small model without a chat template, for the tests of this folder.
+"""A small model without a chat template, for the tests of this directory.
 
-It is models/demo with changes: no chat template, a BOS before every prompt, a context of 512 tokens, and no end of
-text unless it is asked for: an answer is then as long as a test wants it.
-`python3 plain_model.py DIR` writes it into DIR."""
+It is models/demo with changes: no chat template, a BOS before every prompt, and a context of 512
+tokens.  It has no end-of-text token unless asked for, so that an answer is as long as the test
+wants.  `python3 plain_model.py DIR` writes it into DIR."""
 import json
 import os
 import shutil
@@ -17,7 +17,7 @@ BOS_FIRST = {"type": "TemplateProcessing", "single": [BOS, TEXT], "pair": [BOS, 
 
 
 def write_plain_model(folder, ends=False):
-    """The folder, with a writable copy of the model in it."""
+    """Writes a writable copy of the model into the folder and returns the folder."""
     os.makedirs(folder, exist_ok=True)
     shutil.copyfile(os.path.join(DEMO, "model.safetensors"), os.path.join(folder, "model.safetensors"))
     change(folder, "tokenizer.json", post_processor=BOS_FIRST)
@@ -28,7 +28,8 @@ def write_plain_model(folder, ends=False):
 
 
 def change(folder, name, **fields):
-    """Writes the demo model's JSON file `name` into the folder with these fields; None removes a field."""
+    """Writes the demo model's JSON file `name` into the folder with these fields changed; None
+    removes a field."""
     with open(os.path.join(DEMO, name)) as f:
         settings = {**json.load(f), **fields}
     with open(os.path.join(folder, name), "w") as f:

@@ -1,13 +1,15 @@
-"""Ports for servers that are killed and started again at the same address.  As a program: prints one.
+"""Ports for servers that are killed and started again at the same address.  As a program: prints
+one port.
 
-The system gives out its own range to whoever asks for any port, and to outgoing connections: while a server is away, its
-port may be taken from that range, even by the client that tries to reach it.  So these ports lie below the range."""
+The system takes ports from its own range for programs that ask for any port and for outgoing
+connections.  While a server is down its port could be taken from that range, even by the client
+that tries to reach it.  So these ports lie below the range."""
 import random
 import socket
 
 
 def first_of_system():
-    """The first port that the system gives out by itself."""
+    """Returns the first port of the system's own range."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
         return int(f.read().split()[0])
 

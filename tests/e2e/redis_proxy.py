@@ -1,4 +1,5 @@
-"""A redis-server as a child process, and a proxy before it that harms what passes: for the tests of --remote."""
+"""For the tests of --remote: a redis-server as a child process, and a proxy in front of it that
+harms the bytes that pass."""
 import re
 import shutil
 import socket
@@ -17,14 +18,14 @@ def is_installed():
 
 
 class Redis:
-    """redis-server on a port of its own, with nothing kept on disk."""
+    """A redis-server on a port of its own that keeps nothing on disk."""
 
     def __init__(self, *options, port=None, tls=False):
         self.tls, port_option = tls, "--tls-port" if tls else "--port"
         if tls:
             options = ("--port", "0", *options)
         self.folder = tempfile.mkdtemp(prefix="hcache-redis.")
-        for _ in range(5):  # another process may take the port meanwhile
+        for _ in range(5):  # another process may have taken the port
             self.port = port or free_port()
             self.p = subprocess.Popen(["redis-server", port_option, str(self.port), "--bind", "127.0.0.1", "--save", "",
                                        "--appendonly", "no", "--dir", self.folder, "--databases", "4", *options],
@@ -40,7 +41,7 @@ class Redis:
         return f"redis{'s' if self.tls else ''}://{user}{host}:{port or self.port}/{db}"
 
     def ask(self, *words, db=0):
-        """What one command answers, with the protocol's first byte."""
+        """Returns the answer to one command, including the protocol's first byte."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as s:
             f = s.makefile("rb")
 
@@ -73,15 +74,14 @@ def answer(f):
 
 
 class Proxy:
-    """Passes bytes between clients and a redis-server.  `harm` is what it does to them:
+    """Passes bytes between clients and a redis-server.  `harm` says what it does to them:
 
-    None      nothing
-    hang      answers stop; connections stay open
-    corrupt   one byte of each large piece of an answer is another one
-    cut       the connection ends in the middle of a large answer
-    truncate  a large answer lacks bytes in its middle
-    swap      the value of another chunk is asked for
-    """
+      None      nothing
+      hang      answers stop; connections stay open
+      corrupt   changes one byte of each large piece of an answer
+      cut       closes the connection in the middle of a large answer
+      truncate  removes bytes from the middle of a large answer
+      swap      asks for the value of another chunk"""
 
     def __init__(self, port):
         self.to, self.harm, self.n_harmed, self.other = port, None, 0, None

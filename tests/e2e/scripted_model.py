@@ -1,13 +1,12 @@
-"""A checkpoint that says what a test wants said: a llama whose layers add nothing to the residual.
+"""A checkpoint whose answers a test chooses: a llama whose layers add nothing to the residual.
 
-What comes next depends on the last token alone: the embedding of a token is a direction of the hidden state,
-lm_head turns each direction into one next token.  The pieces of the script are tokens of their own, so three
-of them make a tool call; every other token is followed by the end.
+The next token depends on the last token only: a token's embedding is a direction of the hidden
+state, and lm_head maps each direction to one next token.  The pieces of the script are single
+tokens, so three of them make a tool call.  Every other token is followed by the end.
 
-    <|ask|>    CALL_HEAD CALL_TAIL <|end|>     the generation prompt where tools were offered
-    <|told|>   ANSWER <|end|>                  after a tool's result
-    <|plain|>  HELLO <|end|>                   else
-"""
+  <|ask|>    CALL_HEAD CALL_TAIL <|end|>     the generation prompt if tools were offered
+  <|told|>   ANSWER <|end|>                  after a tool's result
+  <|plain|>  HELLO <|end|>                   otherwise"""
 import json
 import os
 import struct
@@ -19,7 +18,7 @@ HELLO = "Hello, I have no tools."
 
 N_BYTES, D, N_LAYERS = 256, 16, 2
 PIECES = ["<|end|>", "<|ask|>", "<|told|>", "<|plain|>", CALL_HEAD, CALL_TAIL, ANSWER, HELLO]
-SPECIAL = 4  # the first of them are never shown
+SPECIAL = 4  # ids below this are never shown
 END, ASK, TOLD, PLAIN, HEAD, TAIL, SAYS, GREETS = range(N_BYTES, N_BYTES + len(PIECES))
 NEXT = {ASK: HEAD, HEAD: TAIL, TOLD: SAYS, PLAIN: GREETS}
 
@@ -32,7 +31,7 @@ TEMPLATE = """{% if tools %}Call with <tool_call>: {{ tools | tojson }}
 
 
 def byte_names():
-    """The letters by which byte-level BPE writes the 256 bytes."""
+    """Returns the letters with which byte-level BPE writes the 256 bytes."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(N_BYTES) if b not in shown]
     return {b: chr(b) for b in shown} | {b: chr(N_BYTES + i) for i, b in enumerate(hidden)}
@@ -50,7 +49,7 @@ def tokenizer(hello):
 
 
 def tensors():
-    """name -> (shape, values)"""
+    """Returns name -> (shape, values)."""
     n_vocab = N_BYTES + len(PIECES)
     way = {t: 1 + i for i, t in enumerate(NEXT)}  # the direction of a token; 0 leads to the end
     embed, head = [0.0] * (n_vocab * D), [0.0] * (n_vocab * D)
@@ -83,7 +82,8 @@ def write_safetensors(path, named):
 
 
 def make(folder, hello=HELLO, context=2048):
-    """The folder, with the model in it. hello: what it answers where no tools are offered."""
+    """Writes the model into the folder and returns the folder.  hello: the answer when no tools are
+    offered."""
     os.makedirs(folder)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": D, "intermediate_size": D,
               "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",

@@ -1,4 +1,4 @@
-"""What the tests of `hcache serve` share: a server as a child process, and raw HTTP over sockets."""
+"""Shared by the tests of `hcache serve`: a server as a child process, and raw HTTP over sockets."""
 import atexit
 import http.client
 import json
@@ -18,21 +18,23 @@ from plain_model import write_plain_model  # noqa: E402
 from tap import PATIENCE  # noqa: E402
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
-# What a sanitizer makes slow is no measure of the program.
+# Time limits are not checked under a sanitizer, which slows the program down.
 SANITIZED = os.path.basename(os.environ["HCACHE_BUILD"].rstrip("/")) in ("asan", "tsan")
 models = tempfile.mkdtemp(prefix="hcache-models.")
 atexit.register(shutil.rmtree, models, ignore_errors=True)
 MODEL = write_plain_model(os.path.join(models, "plain"))  # without a chat template: see plain_model.py
 
 
-# For tests that look for state in the store: `auto` saves and restores nothing where it measures that computing again
-# is faster, and with models this small that depends on what else the machine does.  A forced plan does without what
-# the device still has, so these tests wait for what they look for to be committed (/v1/cache/flush).
+# For tests that look for state in the store.  `auto` saves and restores nothing if it measures that
+# computing is faster; with such small models that depends on what else the machine does.  A forced
+# plan ignores state that is still on the device, so these tests wait until the state is committed
+# (/v1/cache/flush).
 SAVING = ("--plan", "kv")
 
 
 def until(condition):
-    """Whether it becomes true. Asked often enough to take PATIENCE: while this test is stopped, nothing is missed."""
+    """Returns whether the condition becomes true.  The limit is a number of checks that take
+    PATIENCE in all, so that time during which this test is stopped does not count."""
     for _ in range(PATIENCE * 50):
         if condition():
             return True
@@ -41,7 +43,7 @@ def until(condition):
 
 
 def threads_of(p):
-    """What each thread of a process waits for."""
+    """Returns what each thread of a process waits for."""
     out = []
     for tid in sorted(os.listdir(f"/proc/{p.pid}/task")):
         words = []
@@ -56,21 +58,24 @@ def threads_of(p):
 
 
 def seeded(path, body):
-    """The body with a seed, where the route has one. Without it the server picks one at random, and an answer that ends
-    at once, as one in 20 of the demo model's does, fails a test now and then. {"seed": None} asks for a random one."""
+    """Returns the body with a seed if the route has one.  Without it the server picks a random
+    seed, and an answer that ends at once, like one in 20 of the demo model's, would fail a test now
+    and then.  {"seed": None} asks for a random one."""
     if path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages") and isinstance(body, dict):
         return {"seed": 1, **body}
     return body
 
 
 class Server:
-    """hcache serve on a free port; stderr is collected in .log.  `prefix` is a command that runs it (setpriv)."""
+    """Runs hcache serve on a free port and collects its stderr in .log.  `prefix` is a command that
+    runs it (setpriv)."""
 
     def __init__(self, model, *options, env=None, prefix=()):
         self.p = subprocess.Popen([*prefix, HC, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE,
                                   stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})})
         owner = os.getpid()
-        atexit.register(lambda: os.getpid() == owner and self.p.kill())  # of a test that ends early
+        # for a test that ends early
+        atexit.register(lambda: os.getpid() == owner and self.p.kill())
         self.log, self.port = [], None
         ready = threading.Event()
 
@@ -95,7 +100,7 @@ class Server:
         self.p.wait()
 
     def stop(self):
-        """SIGTERM; the exit status."""
+        """Sends SIGTERM and returns the exit status."""
         self.p.send_signal(signal.SIGTERM)
         try:
             return self.p.wait(PATIENCE)
@@ -105,7 +110,7 @@ class Server:
             return "timeout"
 
     def request(self, method, path, body=None, headers=None):
-        """(status, headers, body: JSON where it is some)"""
+        """Returns (status, headers, body); the body is parsed if it is JSON."""
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         body = seeded(path, body)
         data = json.dumps(body) if body is not None and not isinstance(body, (bytes, str)) else body
@@ -137,12 +142,13 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def raw(self, data):
-        """All that comes back until the server closes, and "<timeout>" where it does not."""
+        """Returns all bytes until the server closes the connection, and "<timeout>" if it does not.
+        """
         with self.open() as s:
             out = b""
             try:
                 s.sendall(data)
-            except ConnectionError:  # it has heard enough: what it answered is there to be read
+            except ConnectionError:  # the server has stopped reading; its answer can still be read
                 pass
             try:
                 while True:
@@ -162,7 +168,7 @@ def post_bytes(path, body, extra=b""):
 
 
 def events(sock_file):
-    """The JSON objects of an event stream; stops at [DONE], which it yields as None."""
+    """Yields the JSON objects of an event stream.  Stops at [DONE], which it yields as None."""
     for line in sock_file:
         if line.startswith(b"data: "):
             if line.strip() == b"data: [DONE]":
@@ -172,7 +178,7 @@ def events(sock_file):
 
 
 class Stream:
-    """A streamed completion whose events are read when wanted."""
+    """A streamed completion whose events are read when the test wants."""
 
     def __init__(self, server, path, body, headers=None):
         self.c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
@@ -186,5 +192,5 @@ class Stream:
 
 
 def files_under(folder):
-    """Every file in it and in its folders."""
+    """Returns every file in the folder and below it."""
     return [os.path.join(at, f) for at, _, files in os.walk(folder) for f in sorted(files)]

@@ -1,9 +1,10 @@
 """Results in the form that tools/run_tests.sh reads: "ok 1 - name", "not ok 2 - name", "1..2"."""
 import sys
 
-# Seconds after which something that should happen is taken for something that does not, in every test of this folder:
-# how fast the program is, is measured (bench/), not tested. On a machine whose disk or scheduler may have stood
-# still, starting a server has taken 70 s. What is waited for is the state itself, so on others nothing waits this long.
+# Seconds to wait, in every test of this directory, before a test decides that something will not
+# happen.  Speed is measured in bench/, not tested.  On a machine whose disk or scheduler stood
+# still, starting a server has taken 70 s.  Tests wait for the state itself, so on other machines
+# none waits this long.
 PATIENCE = 300
 
 n_results = n_failed = 0
@@ -29,7 +30,7 @@ def skip(name, why):
 
 
 def raises(kind, call):
-    """The exception; None where none came."""
+    """Returns the exception of that kind, or None if none was raised."""
     try:
         call()
     except kind as e:

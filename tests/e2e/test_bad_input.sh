@@ -1,5 +1,5 @@
-# test_bad_input.sh - everything that a user, a disk or a download can get wrong ends with a clear
-# message and exit code 1 or 2 (issue 2, "Bad input"): no crash, nothing lost, no other output.
+# test_bad_input.sh - every mistake of a user, a disk or a download ends with a clear message and
+# exit code 1 or 2: no crash, no lost data, no other output.
 . tests/e2e/lib.sh
 
 good=$tmp/good
@@ -76,7 +76,7 @@ run_hc run "$good" --token-ids "$tmp/words" --max-tokens 1 --json
 check "token ids that are none: 1 or 2, named" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -q two '$tmp/err'"
 printf '1 2\0 3' >"$tmp/nul"
 run_hc run "$good" --token-ids "$tmp/nul" --max-tokens 1 --json
-expect "token ids behind a NUL are not left out" 1 'nul: "2" at byte 2 is no token id'
+expect "token ids behind a NUL are not left out" 1 'nul: "2" at byte 2 is not a token id'
 run_hc run "$good" --token-ids "$tmp/no-such-file" --max-tokens 1 --json
 check "no such prompt file: 1 or 2, named" bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -q no-such-file '$tmp/err'"
 printf 'Once \xff\xfe upon' >"$tmp/latin"
@@ -105,7 +105,7 @@ run_hc run "$good" "${gen[@]}" --max-context 1000000
 expect "more context than the model has: said, not silently cut" 0 "1000000 tokens was asked for; the model's own"
 bad_option 'at least 65536' --throttle 1
 bad_option 'memory cannot be slowed' --throttle 1MB --store memory
-bad_option 'memory stands alone' --store "$tmp/folder,memory"
+bad_option 'memory cannot be combined with directories' --store "$tmp/folder,memory"
 check "option: and no folder is made" test ! -e memory -a ! -e "$tmp/folder"
 run_hc run
 expect "no model: 2" 2 'MODEL_DIR'
@@ -127,7 +127,7 @@ run_hc run "$good" "${gen[@]}" --store "$tmp/file/store"
 expect "a store that cannot be made" 1 "$tmp/file"
 run_hc run "$good" "${gen[@]}" --store "$tmp/file"
 expect "a store that is a file" 1 'file'
-# Root may write everywhere, unless it gives that right up.
+# Root may write everywhere unless it gives up that right.
 mkdir -p "$tmp/readonly"
 chmod 500 "$tmp/readonly"
 common=$hc
@@ -164,13 +164,14 @@ run_hc run "$good" "${gen[@]}" --store "$tmp/kv-only" --plan hidden --plan-stric
 check "a strict plan for a kind that is not stored: an error that says so" \
     bash -c "[ $rc -eq 1 -o $rc -eq 2 ] && grep -qi hidden '$tmp/err'"
 
-# A bit flip on the disk: in every file of the store in turn, in its middle.
+# A bit flip on the disk: in the middle of each file of the store, one file at a time.
 flip() { # flip FILE OFFSET
     local byte
     byte=$(od -An -tu1 -j "$2" -N 1 "$1")
     printf "\\$(printf %03o $((byte ^ 16)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
-# Bytes worth flipping: the first, middle and last page of a file that are not all zero.
+# Prints offsets worth flipping: in the first, the middle and the last page of a file that is not
+# all zero.
 places() { python3 -c '
 import sys
 pages = [at for at, page in enumerate(iter(lambda f=open(sys.argv[1], "rb"): f.read(4096), b"")) if any(page)]
@@ -191,7 +192,7 @@ while read -r file; do
     done
 done < <(cd "$tmp/store.good" && find . -type f | sort)
 
-# Two processes on one store: the second is refused and the first is not disturbed.
+# Two processes use one store: the second is refused and the first is not disturbed.
 rm -rf "$store"
 ids 200 9 >"$tmp/ids200"
 "$hc" serve synth:tiny-gqa --port 0 --store "$store" >"$tmp/first.log" 2>&1 &
@@ -203,7 +204,7 @@ kill -TERM "$first"
 wait "$first"
 check "the first process was not disturbed" test $? -eq 0
 
-# Files that may not grow: as a full disk.
+# The size of files is limited, as on a full disk.
 ids 200 11 >"$tmp/ids200b"
 large=(--token-ids "$tmp/ids200b" --max-tokens 100 --temperature 0 --ignore-eos --json)
 run_hc run synth:tiny-gqa "${large[@]}"
@@ -213,7 +214,7 @@ rc=$? out=$(cat "$tmp/out")
 check "files that may not grow: generation goes on, with the same tokens" same_output
 check "files that may not grow: one warning" test "$(grep -ciE 'no space|full' "$tmp/err")" -eq 1
 
-# A full disk while saving: generation goes on, saving stops with one warning.
+# The disk fills up while saving: generation continues, and saving stops with one warning.
 mkdir -p "$tmp/small"
 if mount -t tmpfs -o size=1m tmpfs "$tmp/small" 2>/dev/null; then
     cleanup() { umount "$tmp/small" 2>/dev/null; rm -rf "$tmp"; }

@@ -1,5 +1,5 @@
-"""`hcache batch`: the format of its lines, what fails, killing and going on, and that shared beginnings are computed
-once."""
+"""`hcache batch`: the format of its lines, errors, killing and resuming, and shared prefixes that
+are computed once."""
 import json
 import os
 import random
@@ -56,7 +56,7 @@ def text_of(name):
 
 
 def whole_lines(name):
-    """The lines of a file in which each line is whole; None where one is not."""
+    """Returns the lines of a file, or None if one of them is not complete."""
     text = text_of(name)
     if text and not text.endswith(b"\n"):
         return None
@@ -148,7 +148,7 @@ def arguments():
 
 
 def shared_beginnings():
-    """Three documents of some 500 tokens, each with 8 questions, in turns."""
+    """Three documents of about 500 tokens, each with 8 questions, in turn."""
     rng = random.Random(SEED)
     documents = [[rng.randrange(5, 400) for _ in range(512)] for _ in range(3)]
     lines = [line(f"d{d} q{q}", {"prompt": documents[d] + [40 + q] * 8, "max_tokens": 4}, "/v1/completions")
@@ -183,14 +183,15 @@ def interrupted():
     p.stdin.close()
     p.stderr.close()
     src = write("in", lines)
-    os.utime(src, (0, 0))  # as standard input, which has no time
+    os.utime(src, (0, 0))  # so that it has no modification time as standard input
     equal("the same output goes on", run(src, path("stopped")).returncode, 0)
     equal("... to the lines of a job that nothing has stopped", sorted(whole_lines("stopped")),
           sorted(run(src, "-").stdout.encode().split(b"\n")[:-1]))
 
 
 def full_disk():
-    """The output may not grow beyond 5,000 bytes: a write of several lines is cut off in the middle."""
+    """The output may not grow beyond 5,000 bytes: a write of several lines is cut off in the
+    middle."""
     src = write("in", [line(f"f{i}", chat(f"Number {i}.")) for i in range(40)])
     p = subprocess.run(command(src, path("full")), capture_output=True, text=True, timeout=PATIENCE,
                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)))
@@ -202,7 +203,7 @@ def full_disk():
 
 
 def killed():
-    """Each kill comes when some more lines are there, or none: also while the model loads."""
+    """Each kill comes when some more lines are there, or before any, also while the model loads."""
     rng = random.Random(SEED)
     lines = [line(f"k{i}", chat(f"{'A long story. ' * (i % 7)} Number {i}.", max_tokens=8 + i % 30, temperature=i % 3))
              for i in range(150)]

@@ -1,5 +1,5 @@
-"""/v1/files and /v1/batches with the official `openai` client: the life of a batch, whose files they are, what is
-refused, bounded disk, and going on after SIGTERM and kill -9.
+"""/v1/files and /v1/batches with the official `openai` client: the life of a batch, access by
+owner, refused requests, bounded disk space, and resuming after SIGTERM and kill -9.
 
 It runs in .venv/, which `tools/setup.sh --clients` makes; without it this test is skipped."""
 import json
@@ -67,7 +67,7 @@ def lines_of(c, file_id):
 
 
 def by_command(name, data, created):
-    """What `hcache batch` writes for that input: (output, errors), sorted."""
+    """Returns the output and errors that `hcache batch` writes for that input, sorted."""
     path = os.path.join(tmp, name)
     with open(path, "wb") as f:
         f.write(data)
@@ -83,7 +83,7 @@ def by_command(name, data, created):
 
 SOME = jsonl([line(f"r{i}", f"My dog is called Biscuit {i}.", temperature=i % 2) for i in range(20)] +
              ["{", line("r3", "again"), line("other", "x", model="gpt-9")])
-# So many minutes of work that it cannot end before it is cancelled or killed.
+# Many minutes of work, so that it cannot end before it is cancelled or killed.
 LONG = jsonl([line(f"l{i}", f"Story {i}.", max_tokens=500, ignore_eos=True) for i in range(3000)])
 
 
@@ -113,7 +113,7 @@ def life(server):
 
 
 def tenants(server):
-    """Another key sees nothing, and changes nothing."""
+    """Another key sees nothing and cannot change anything."""
     c, other = client(server), client(server, "other")
     b = ended(c, start(c, SOME))
     for name, call in (("retrieve", lambda: other.files.retrieve(b.output_file_id)),
@@ -170,7 +170,8 @@ def cancelled(server):
 
 
 def restarted(options):
-    """Under way it is stopped, then killed three times; and it gives the lines of `hcache batch`."""
+    """A running batch is stopped once and then killed three times; its output equals that of
+    `hcache batch`."""
     data = jsonl([line(f"k{i}", f"Number {i}.", max_tokens=60 + i % 30, ignore_eos=True, temperature=i % 2)
                   for i in range(120)] + ["{"])
     options = (*options, "--max-queue", "1")  # a batch meets a full queue, and waits
@@ -198,7 +199,7 @@ def restarted(options):
 
 
 def bounded(options):
-    """One MiB for all files."""
+    """All files together may take one MiB."""
     server = Server(DEMO, *options, "--files-bytes", "1M")
     c = client(server)
     big = jsonl([line(f"b{i}", "x" * 1000) for i in range(550)])

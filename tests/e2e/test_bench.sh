@@ -1,6 +1,6 @@
-# test_bench.sh - hcache bench restore and ablation run to their end on a tiny model and write what
-# they promise. How fast anything is, is not looked at: a store that is too slow to stand for another platform's is
-# told, and what would have needed it is left out.
+# test_bench.sh - `hcache bench restore` and `ablation` run to their end on a tiny model and write
+# what they promise.  Speeds are not checked: a store too slow to emulate another platform's is
+# reported, and the parts that need it are left out.
 . tests/e2e/lib.sh
 
 model=synth:tiny-mha
@@ -18,9 +18,9 @@ expect "as no platform" 1 'a100-9ssd'
 run_hc "${restore[@]}" --as a100-1ssd:llama-9
 expect "as no model" 1 'llama-9'
 run_hc "${restore[@]}" --lengths 63
-expect "less than a chunk" 2 "lengths: '63' is no whole number from 64 to"
+expect "less than a chunk" 2 "lengths: '63' is not a whole number from 64 to"
 run_hc bench save "$model" --batches 1,2b
-expect "a batch that is none" 2 "batches: '2b' is no whole number from 1 to"
+expect "a batch that is none" 2 "batches: '2b' is not a whole number from 1 to"
 run_hc bench save "$model" --at-end --batches 2 --context 128 --steps 8 --rounds 1 --store memory --csv "$tmp/end.csv"
 check "saving at the end: a row for each arm" test "$rc" -eq 0 -a \
     "$(cut -d, -f1-4 "$tmp/end.csv" | tail -3 | paste -sd ' ')" = "2,128,8,none 2,128,8,overlapped 2,128,8,at-end"
@@ -32,7 +32,8 @@ expect "a sweep adds DRAM itself" 2 'adds DRAM itself'
 run_hc bench restore "$model" --store memory --lengths 64 --throttle 1MB
 expect "what cannot be throttled" 2 "cannot be throttled"
 
-# A benchmark that was killed leaves its folder to the next one, which takes nobody else's.
+# A killed benchmark leaves a directory that the next one removes; directories of other programs
+# stay.
 mkdir -p "$tmp/var/hcache-bench-dead/below" "$tmp/var/hcache-bench-live" "$tmp/var/hcache-bench-new" "$tmp/var/other"
 touch "$tmp/var/hcache-bench-dead/below/file"
 touch -d '1 hour ago' "$tmp"/var/hcache-bench-{dead,live}
@@ -85,7 +86,7 @@ run_hc bench ablation "$model" --save-csv "$tmp/none.csv" --tokens 64 --lengths 
 expect "no such table for figure 14" 1 'none.csv'
 check "is known before anything is measured" test ! -s "$tmp/out"
 
-# Figure 14 alone is a plot of what bench save has written: nothing is measured.
+# Figure 14 only plots what `bench save` has written: nothing is measured.
 head='batch,arm,rounds,steps,median_ms,p99_ms,mean_ms,median_overhead_pct,paired_overhead_pct,p99_overhead_pct,mb_per_s,shed'
 row() { echo "$1,$2,5,128,$3,$4,$3,0.9,1.1,2.2,10.0,0"; }
 { echo "$head"; row 8 off 10.5 11; row 8 save 10.625 11.5; row 32 off 20 21; row 32 save 20.25 22; } >"$tmp/save.csv"
@@ -106,9 +107,9 @@ table() { # table NAME PATTERN: what is in $tmp/bad.csv is refused
     run_hc "${fig14[@]}" "$tmp/bad.csv"
     expect "figure 14: $1" 1 "bad.csv.*$2"
 }
-echo 'a,b,c' >"$tmp/bad.csv" && table "another table" 'no table of hcache bench save'
+echo 'a,b,c' >"$tmp/bad.csv" && table "another table" 'not a table of hcache bench save'
 echo "$head" >"$tmp/bad.csv" && table "no rows" 'has no rows'
-{ cat "$tmp/save.csv"; echo '8,save,nonsense'; } >"$tmp/bad.csv" && table "a bad row" 'line 6 is no row'
+{ cat "$tmp/save.csv"; echo '8,save,nonsense'; } >"$tmp/bad.csv" && table "a bad row" 'line 6 is not a row'
 { echo "$head"; for i in $(seq 65); do row "$i" off 1 1; done; } >"$tmp/bad.csv" && table "too many rows" 'more than 64 rows'
 TMPDIR=$tmp run_hc bench stream synth:tiny-mha --weights-memory 100%,50%,0% --batches 1,3 --prefill 70 --tokens 5 --json
 check "bench stream: three budgets, three rows each, the same logits" json_is \
@@ -135,7 +136,7 @@ expect "a ratio that is none" 2 "ratio"
 run_hc bench hybrid --shape none
 expect "a shape that is none" 1 "unknown shape 'none'"
 run_hc bench ablation "$model" --lengths 64,12x
-expect "a length that is none" 2 "lengths: '12x' is no whole number from 64 to"
+expect "a length that is none" 2 "lengths: '12x' is not a whole number from 64 to"
 run_hc bench ablation "$model" --figures 15
 expect "a figure that is none" 2 "'15' is none of"
 plan_end

@@ -1,4 +1,5 @@
-# test_bench_exact.sh - hcache bench exact: a right server passes, and each fault of a false one is counted.
+# test_bench_exact.sh - `hcache bench exact`: a correct server passes, and each fault of an
+# incorrect one is counted.
 . tests/e2e/lib.sh
 
 pids=()
@@ -58,5 +59,5 @@ check "hcache: every answer is its cold run's" \
 check "hcache: requests that the restart broke off are no errors" \
     json_is '[j["interrupted"] > 0, j["first_error"]] == [True, None]' True
 run_hc bench exact --url http://127.0.0.1:9 --conversations 2 --turns 1 --clients 2 --patience 0
-expect "no server: said" 1 'nothing was answered'
+expect "no server: said" 1 'no request was answered'
 plan_end

@@ -1,5 +1,5 @@
-# test_bench_serve.sh - hcache bench serve against hcache serve: every workload, what it writes, and what
-# it says where it cannot.
+# test_bench_serve.sh - `hcache bench serve` against `hcache serve`: every workload, its output
+# files, and its errors.
 . tests/e2e/lib.sh
 
 "$hc" serve models/demo --port 0 --store "$tmp/store" >"$tmp/serve.log" 2>&1 &
@@ -20,7 +20,7 @@ if [ -e "/proc/$server/task/$server/schedstat" ]; then
     check "what the server's threads take for a token" \
         grep -qE 'us a generated token:( hcache [0-9.]*[1-9].* http [0-9.]*[1-9]| http [0-9.]*[1-9].* hcache [0-9.]*[1-9])' "$tmp/out"
 else
-    expect "a kernel that does not count threads' time" 1 'tells no processor time'
+    expect "a kernel that does not count threads' time" 1 'does not report processor time'
 fi
 run_hc "${load[@]}" --pid 2147483646
 expect "no such process" 1 'process 2147483646: No such file'

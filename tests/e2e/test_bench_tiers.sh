@@ -1,7 +1,8 @@
-# test_bench_tiers.sh - hcache bench tiers: rows, gates and files of a small trace, whose hit rates are known.
+# test_bench_tiers.sh - `hcache bench tiers`: rows, pass criteria and files for a small trace with
+# known hit rates.
 . tests/e2e/lib.sh
 
-# 200 requests of 4 blocks: a context of a loop of 10 contexts, which fits into 40 blocks and not into 30.
+# 200 requests of 4 blocks: a loop over 10 contexts, which fits in 40 blocks and not in 30.
 python3 - >"$tmp/loop.jsonl" <<'EOF'
 for i in range(200):
     ids = [4 * (i % 10) + k for k in range(4)]
@@ -24,7 +25,7 @@ check "admission by second use loses a round" test "$(hits lru 40)" = 90.00%
 run_hc "${tiers[@]}" --policies lru,ours --blocks 40 --json
 check "JSON" python3 -c 'import json, sys; o = json.load(open(sys.argv[1])); sys.exit(o["requests"] != 200 or len(o["rows"]) != 2)' "$tmp/out"
 run_hc "${tiers[@]}" --policies lru,best --blocks 40
-expect "no such policy" 2 "'best' is no policy"
+expect "no such policy" 2 "'best' is not a policy"
 run_hc bench tiers --load mooncake
 expect "a trace is needed" 2 'needs --trace'
 echo '{"timestamp": 1}' >"$tmp/bad.jsonl"

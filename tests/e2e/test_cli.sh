@@ -1,4 +1,5 @@
-# test_cli.sh - the command line itself: help everywhere, exit code 2 with a hint for what is wrong.
+# test_cli.sh - the command line itself: help for every command, exit code 2 and a hint for
+# mistakes.
 . tests/e2e/lib.sh
 
 run_hc
@@ -52,7 +53,7 @@ rc=$? err=$(cat "$tmp/err")
 expect "tokenize: invalid UTF-8: 1, with its place" 1 '(UTF-8|utf8).*1|1.*(UTF-8|utf8)'
 echo '1 x' | "$hc" tokenize "$tmp/plain" --decode >"$tmp/out" 2>"$tmp/err"
 rc=$? err=$(cat "$tmp/err")
-expect "tokenize --decode: no id: 1" 1 '"x" at byte 2 is no token id'
+expect "tokenize --decode: no id: 1" 1 '"x" at byte 2 is not a token id'
 echo '999999' | "$hc" tokenize "$tmp/plain" --decode >"$tmp/out" 2>"$tmp/err"
 rc=$? err=$(cat "$tmp/err")
 expect "tokenize --decode: an id beyond the vocabulary: 1" 1 '999999'

@@ -1,5 +1,5 @@
-"""The same key has the same bytes in a server's store, in the Redis and on a server that computes
-anew; tools/cluster_bytes.py sees a single bit that is another one."""
+"""Equal keys have equal bytes in a server's store, in the Redis, and on a server that computes them
+again; tools/cluster_bytes.py detects a single different bit."""
 import os
 import sys
 import tempfile
@@ -21,7 +21,7 @@ def remote(s):
 
 
 def shared(redis, tmp):
-    """Two servers: the second one fetches what the first one has computed, and goes on."""
+    """Runs two servers: the second one fetches what the first one has computed, and continues."""
     stores = []
     for name, question in (("a", ""), ("b", "What does he do then?")):
         stores.append(os.path.join(tmp, name))

@@ -1,5 +1,5 @@
-# test_cuda_emulated.sh - the commands that measure, on the emulated GPU: what they print and write.
-# (How fast an emulation is says nothing, and is not looked at.)
+# test_cuda_emulated.sh - the commands that measure, on the emulated GPU: their output and files.
+# (The speed of an emulation means nothing and is not checked.)
 . tests/e2e/lib.sh
 
 hc=$PWD/$HCACHE_BUILD/hcache_emulated

@@ -1,5 +1,6 @@
-"""make demo-cluster: three servers, Redis and HAProxy; a kill -9 in an answer, and a restart of all.  The program itself
-compares texts and log-probabilities with a server that has no state, and fails where they differ."""
+"""`make demo-cluster`: three servers, Redis and HAProxy; a kill -9 during an answer, and a restart
+of all.  The demo itself compares texts and log-probabilities with a server without state, and fails
+if they differ."""
 import os
 import shutil
 import subprocess

@@ -1,5 +1,5 @@
-"""The command lines of README.md and docs/: each names a command that there is, with options that it has.  Those of the
-README that need no model but models/demo run as they are printed."""
+"""The command lines of README.md and docs/: each names an existing command with existing options.
+Those of the README that need no model except models/demo are run as printed."""
 import glob
 import os
 import re
@@ -21,7 +21,8 @@ def hcache(*words, **more):
 
 
 def lines_of(path):
-    """Lines of code in a page, indented or fenced, with those that a backslash continues in one."""
+    """Returns the lines of code in a page, indented or fenced; lines continued with a backslash are
+    joined."""
     text = re.sub(r"\\\n *", "", open(path).read())
     fenced = False
     for line in text.split("\n"):
@@ -32,7 +33,7 @@ def lines_of(path):
 
 
 def commands_of(path):
-    """(words behind the program's name) of each call of hcache in a page's code."""
+    """Returns the words after the program's name for each call of hcache in a page's code."""
     for line in lines_of(path):
         for call in re.findall(r"(?:^|[|;&(] *|\$\()((?:build/)?hcache [a-z-][^|;&)]*)", line):
             words = shlex.split(call.replace("...", ""), comments=True)
@@ -50,7 +51,7 @@ for name in filter(None, names):
 
 
 def fault_of(words):
-    """What is wrong with a command line; None where nothing is."""
+    """Returns what is wrong with a command line, or None."""
     if words[0] in ("--version", "--help", "help") or words == ["model", "--families"]:
         return None
     name = " ".join(words[:2]) if " ".join(words[:2]) in options else words[0]
@@ -72,7 +73,7 @@ check("the pages have command lines", n > 40, n)
 check("a wrong option is noticed", fault_of(["run", "models/demo", "--no-such-option"]) == "run has no --no-such-option")
 check("and a wrong command", fault_of(["walk", "models/demo"]) == "there is no command walk")
 
-# What runs as it is printed; DIR is a folder.
+# Commands that are run as printed; DIR stands for a directory.
 tmp = tempfile.mkdtemp(prefix="hcache-docs.")
 env = {**os.environ, "HOME": tmp, "XDG_CACHE_HOME": os.path.join(tmp, "cache"), "XDG_CONFIG_HOME": os.path.join(tmp, "config")}
 ran = []

@@ -1,4 +1,5 @@
-"""--dram: copies of saved state in memory serve restores, and every place that tells figures tells the tiers apart."""
+"""--dram: copies of saved state in memory serve restores, and all output with figures distinguishes
+the tiers."""
 import http.client
 import os
 import shutil
@@ -61,7 +62,8 @@ def story(i):
 
 
 def test_ended(store):
-    """The memory for copies is full, and more is read ahead: SIGTERM ends the server, and nothing is lost."""
+    """The memory for copies is full and more is being read ahead: SIGTERM ends the server, and
+    nothing is lost."""
     options = ["--store", store, "--no-reuse", "--dram", "8M", "--max-sequences", "1", "--drain", "0",
                "--throttle", "200MB", *SAVING]
     s = Server(MODEL, *options)
@@ -93,8 +95,8 @@ def unanswered(s, body):
 
 
 def test_auto():
-    """The demo model's keys and values are larger than its hidden states, so it gets copies by itself; not so in a
-    model with grouped heads."""
+    """The demo model's keys and values are larger than its hidden states, so it gets copies by
+    default.  A model with grouped heads does not."""
     for model, has_copies in ((MODEL, True), ("synth:tiny-gqa", False)):
         s = Server(model, "--store", os.path.join(tmp, "auto-" + os.path.basename(model)), "--dram", "auto")
         equal(f"--dram auto with {model}", "dram" in tiers(s), has_copies)
@@ -102,7 +104,7 @@ def test_auto():
     p = subprocess.run([HC, "serve", MODEL, "--store", os.path.join(tmp, "other"), "--dram", "much"],
                        capture_output=True, text=True)
     check("another word is refused",
-          p.returncode != 0 and "--dram 'much': must be a size such as 4G, or auto" in p.stderr, p.stderr)
+          p.returncode != 0 and "--dram 'much': must be auto or a size such as 4G" in p.stderr, p.stderr)
 
 
 def test_documented(s):

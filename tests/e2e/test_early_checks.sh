@@ -1,7 +1,8 @@
-# test_early_checks.sh - what cannot work is refused before weights are made or loaded, and names are checked.
+# test_early_checks.sh - impossible requests are refused before weights are made or loaded, and
+# names are checked.
 . tests/e2e/lib.sh
 
-# A model of 140 GB: where memory or weights came first, the message would be another one.
+# A model of 140 GB: if memory or weights were checked first, the message would differ.
 large=synth:llama-2-70b
 ids 20 3 >"$tmp/ids"
 run_hc run "$large" --prompt Hello
@@ -24,7 +25,8 @@ if [ "$(awk '/MemTotal|SwapTotal/ { n += $2 } END { print n < 130000000 }' /proc
     expect "more weights than memory: said before they are made" 1 'choose a smaller model'
 fi
 
-# The store is opened before the weights are made: what is refused has taken less memory than they have.
+# The store is opened before the weights are made: a refused program uses less memory than the
+# weights need.
 "$hc" serve synth:tiny-gqa --port 0 --store "$tmp/store" >"$tmp/serve.log" 2>&1 &
 server=$!
 check "a process has the store" test -n "$(port_of "$server" "$tmp/serve.log")"
@@ -42,12 +44,12 @@ kill "$server" && wait "$server"
 
 # --- keys ---------------------------------------------------------------------------------------------------
 
-# Each part of a line would be a key of its own: one letter would let anybody in.
+# If each part of a line were a key of its own, a single letter would let anybody in.
 for line in 'one two' 'a\tb' '\357\273\277key' 'a\0b' 'a\001b'; do
     printf "good\n$line\n" >"$tmp/keys"
     chmod 600 "$tmp/keys"
     run_hc serve models/demo --port 0 --api-key-file "$tmp/keys"
-    expect "a file with the line $line holds no keys" 2 'keys(: line 2 is no key| holds a zero byte)'
+    expect "a file with the line $line holds no keys" 2 'keys(: line 2 is not a key| holds a zero byte)'
 done
 run_hc serve models/demo --port 0 --api-key 'one two'
 expect "nor does an option with two words" 2 'a key is one word'
@@ -67,7 +69,7 @@ for name in $(grep -rhoE 'getenv\("HCACHE_[A-Z_]+' src apps | grep -oE 'HCACHE_[
     check "$name is known" test ! -s "$tmp/err"
 done
 
-# So is that of every option of every command.
+# So is the variable of every option of every command.
 known=()
 while read -r name; do
     # shellcheck disable=SC2086 # words

@@ -1,5 +1,6 @@
-"""A forced plan whose records the store lacks: `run` and `serve` use what is there, answer the same text, and
-say in plan.deviation what differs.  With --plan-strict the request fails."""
+"""A forced plan whose records the store lacks: `run` and `serve` use the records that exist, give
+the same answer, and report the difference in plan.deviation.  With --plan-strict the request fails.
+"""
 import json
 import os
 import shutil

@@ -1,7 +1,9 @@
-"""Deleted conversations leave nothing: after every kind of deletion, kill -9 included, no file of the store and
-no file of the conversations holds their text, their token ids (as stored) or a byte of their state.
+"""Deleted conversations leave no traces.  After every kind of deletion, kill -9 included, no file
+of the store or of the conversations contains their text, their stored token ids or a byte of their
+state.
 
-KILL_CYCLES (3) and KILL_SEED (1) say how often a DELETE is killed.  Arguments pick tests by name ("kills")."""
+KILL_CYCLES (3) and KILL_SEED (1) say how often a DELETE is killed.  Arguments pick tests by name
+("kills")."""
 import os
 import random
 import shutil
@@ -29,7 +31,8 @@ def respond(server, text, **fields):
 
 
 def talk(server, n_turns=3):
-    """A conversation whose every turn supersedes the unfinished chunk of the turn before; its name."""
+    """Holds a conversation in which every turn supersedes the unfinished chunk of the turn before.
+    Returns its name."""
     name = server.post("/v1/conversations", {})[2]["id"]
     for i in range(n_turns):
         respond(server, SECRET + "Go on." * (i + 1), conversation=name)
@@ -45,7 +48,8 @@ def files_of(store):
 
 
 def remains(store, text=True):
-    """What is left: files with the text or token ids, and segments with any byte that is not zero."""
+    """Returns what is left: files with the text or token ids, and segments with a byte that is not
+    zero."""
     found = []
     for name, data in files_of(store).items():
         if text and SECRET[12:40].encode() in data:
@@ -58,7 +62,7 @@ def remains(store, text=True):
 
 
 def erased(server):
-    """Nothing waits to be erased any more."""
+    """Returns whether no erasure is pending."""
     stats = server.request("GET", "/v1/cache/stats")[2]
     return stats["conversations"]["chunks_to_erase"] == 0 and stats["tiers"][0]["chunks"] == 0
 
@@ -114,9 +118,12 @@ def quietly(call):
 
 
 def test_kills(tmp):
-    """A server that is killed inside a DELETE: the next one shows the conversation whole, or has erased it."""
+    """A server is killed during a DELETE: the next one either shows the whole conversation or has
+    erased it."""
     rng, store, bad, n_gone = random.Random(SEED), os.path.join(tmp, "s"), [], 0
-    latest = 0.02  # of a kill: learnt, so that on a quick machine, too, some come in time
+    # the latest moment of a kill in seconds; adapted, so that some kills come in time on a quick
+    # machine, too
+    latest = 0.02
     server = serve(store)
     for cycle in range(CYCLES):
         name = talk(server)
@@ -136,12 +143,13 @@ def test_kills(tmp):
 
 
 def test_interrupted(tmp):
-    """An answer is killed after chunks of it were saved: they begin with the end of the turn before, and no turn
-    names them.  Deleting the conversation erases them, too; what only shares its beginning stays."""
+    """An answer is killed after some of its chunks were saved.  They begin with the end of the turn
+    before, and no turn refers to them.  Deleting the conversation erases them, too; a conversation
+    that only shares its beginning stays."""
     store = os.path.join(tmp, "s")
     for text in (SECRET * 3, "Remember 4711."):  # with full chunks, and shorter than one
         n_before = 4 if text[0] == "T" else 2
-        for _ in range(20):  # where this test was not run meanwhile, the answer has come to its end
+        for _ in range(20):  # if this test was stopped meanwhile, the answer has ended
             server = serve(store)
             name = talk(server, 1) if text[0] == "T" else server.post("/v1/conversations", {})[2]["id"]
             respond(server, text, conversation=name)
@@ -152,7 +160,8 @@ def test_interrupted(tmp):
                 n += e["type"] == "response.output_text.delta"
                 if n == 90:
                     break
-            until(lambda: server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"] >= 3)  # they are committed
+            # the chunks are committed
+            until(lambda: server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"] >= 3)
             server.kill()
             s.close()
             server = serve(store)

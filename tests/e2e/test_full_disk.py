@@ -1,9 +1,9 @@
-"""A server on a disk that is full, that permissions deny, or whose store fails once at the start: it starts, answers,
-says that nothing is saved, and lets users free space: DELETE and `store gc` work.  `--store-required` insists on the
-store.
+"""A server on a full disk, on a disk without permissions, or with a store that fails once at the
+start.  It starts, answers, reports that nothing is saved, and lets users free space: DELETE and
+`store gc` work.  `--store-required` insists on the store.
 
-The disk is a small tmpfs; where none can be mounted the tests that need it are skipped.  Root, who may do everything,
-runs the denied servers as NOBODY.  Arguments pick tests by name ("full")."""
+The disk is a small tmpfs; if none can be mounted, the tests that need it are skipped.  Root may do
+everything, so it runs these servers as NOBODY.  Arguments pick tests by name ("full")."""
 import json
 import os
 import shutil
@@ -69,7 +69,7 @@ def filled_later(at):
     server.post("/v1/cache/flush", {})
     check("a full disk: completions work", status == 200, r)
     told = []
-    for n in range(100):  # an answer may end before the writer has met the full disk
+    for n in range(100):  # an answer may end before the writer meets the full disk
         told.append(server.complete(f"{n}. " + TEXT, max_tokens=64)["timings"]["save_stopped"])
         if told[-1] is not None:
             break
@@ -99,13 +99,14 @@ def test_full(tmp):
 
 
 def test_fault(tmp):
-    """A fault of the store at the start that a restart may end."""
+    """A fault of the store at the start, which a restart may end."""
     store = os.path.join(tmp, "s")
     server = Server(MODEL, *SAVING, "--store", store)
     respond(server, TEXT)
     server.post("/v1/cache/flush", {})
     server.stop()
-    with open(os.path.join(store, "superblock"), "r+b") as f:  # both copies: beyond repair without the index
+    # both copies: cannot be repaired without the index
+    with open(os.path.join(store, "superblock"), "r+b") as f:
         f.write(bytes(8192))
     os.rename(os.path.join(store, "index.db"), os.path.join(tmp, "index.db"))
     for name in os.listdir(store):
@@ -134,7 +135,8 @@ def without_permission_to_make(tmp):
 
 
 def without_permission_to_write(tmp):
-    """The store's folder lets nothing be made in it.  Returns the folder, as a server that may write leaves it."""
+    """Nothing can be created in the store's directory.  Returns the directory, as a server that may
+    write leaves it."""
     name = "a store that may not be written"
     store = folder_of(tmp, "s", NOBODY, 0o700)
     server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
@@ -169,7 +171,8 @@ def without_permission_to_write(tmp):
 
 
 def erased_by_the_next(name, store):
-    """The index may not be written, its folder may: what is cleared is noted, and erased when that is over."""
+    """The index cannot be written, but its directory can: what is cleared is noted, and erased once
+    the index can be written."""
     index = os.path.join(store, "index.db")
     name += ", but for its folder"
     os.chmod(index, 0o400)
@@ -205,7 +208,7 @@ def without_permission_for_conversations(tmp, store):
 
 
 def in_folder_of_a_stranger(store):
-    """Its owner may have put anything there, and may read what is put there."""
+    """The owner of the directory may have put anything there, and may read what is put there."""
     name = "a folder of another user"
     for path in [store] + [os.path.join(store, f) for f in os.listdir(store)]:
         os.chown(path, STRANGER, STRANGER)

@@ -1,6 +1,7 @@
-"""docs/GETTING_STARTED.md: every command of the page runs, in the page's order and in one shell, and does what the page
-says.  Blocks marked "sh setup" take minutes, need root or a network: of those only the existence is checked.  The model
-is models/demo, as on a machine without a network; with REAL_MODEL_ALL=1 it is the page's, where it has been fetched."""
+"""docs/GETTING_STARTED.md: every command of the page runs, in the page's order and in one shell,
+and does what the page says.  Blocks marked "sh setup" take minutes, or need root or a network: for
+them only the existence of the named programs is checked.  The model is models/demo, as on a machine
+without a network.  With REAL_MODEL_ALL=1 it is the page's model, if that was fetched."""
 import os
 import re
 import shlex
@@ -20,12 +21,12 @@ REAL_MODEL = os.path.expanduser("~/.cache/hcache/SmolLM2-135M-Instruct.Q4_1.gguf
 
 
 def blocks(path):
-    """(kind, text) of each fenced block."""
+    """Returns (kind, text) for each fenced block."""
     return re.findall(r"^```(.*)\n((?:.*\n)*?)^```$", open(path).read(), re.M)
 
 
 def what_is_missing(line):
-    """Why a command of a set-up block cannot work; None where nothing is wrong."""
+    """Returns why a command of a set-up block cannot work, or None."""
     words = shlex.split(line, comments=True)
     if words[0] == "make":
         targets = [w for w in words[1:] if w[0] != "-" and "=" not in w]
@@ -41,7 +42,8 @@ def what_is_missing(line):
 
 
 def run_all(texts):
-    """Runs the blocks in one shell. Returns its exit status, the number of blocks that ended, the output of each."""
+    """Runs the blocks in one shell.  Returns its exit status, the number of blocks that ended, and
+    the output of each."""
     script = "set -eo pipefail\n" + "".join(f"{t}\necho; echo '@@ end {i}'\n" for i, t in enumerate(texts))
     shell = subprocess.Popen(["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
@@ -76,8 +78,8 @@ if os.environ.get("REAL_MODEL_ALL") and os.path.exists(REAL_MODEL):
     os.symlink(REAL_MODEL, home + "/.cache/hcache/" + os.path.basename(REAL_MODEL))
 env = {k: v for k, v in os.environ.items() if not k.startswith(("HCACHE_", "XDG_", "MAKE", "MFLAGS"))}
 env["HOME"] = home
-# What differs from a reader's machine: the port is any free one, the tree is built already, and state is restored
-# although computing may be faster on a busy machine.
+# Differences from a reader's machine: the port is any free one, the tree is already built, and
+# state is restored even if computing is faster on a busy machine.
 env["HCACHE_PLAN"] = "kv"
 text = "\0".join(t for k, t in all_blocks if k == "sh")
 for old, new in (("PATH=$PWD/build:", f"PATH={shlex.quote(BUILD)}:"), ("PORT=8080", f"PORT={free_port()}"),
@@ -95,7 +97,7 @@ if n_ended < len(texts):
 
 
 def said(command):
-    """The output of the block that holds the command."""
+    """Returns the output of the block that contains the command."""
     held = [i for i, t in enumerate(texts) if command in t]
     equal(f"one block has {command!r}", len(held), 1)
     return outs[held[0]] if held and held[0] < n_ended else ""
@@ -111,7 +113,8 @@ check("the chat's state is stored", number(r"(\d+) chunks?, \d+ tokens", stored)
 ingested = said("hcache ingest")
 n_document = number(r"SECURITY\.md: (\d+) tokens", ingested)
 check("the document is ingested", n_document > 200 and "all durable" in ingested, ingested)
-found = n_document // 64 * 64 - 64  # the last chunk may hold what the template writes behind the message
+# the last chunk may contain what the template writes after the message
+found = n_document // 64 * 64 - 64
 asked = said("python3 -m json.tool ~/hcache-first/answer.json")
 check("the document is found by a client's message", number(r'"cached_tokens": (\d+)', asked) >= found, asked)
 page = said("<title>")
@@ -119,7 +122,7 @@ check("the page is there, and has the terminal's conversation", "<title>hcache" 
 after = said("after.json").split("{", 1)[-1]
 check("after the kill the document is found", number(r"'cached_tokens': (\d+)", after) >= found, after)
 goes_on = said("What is my dog called?")
-check("after the kill the chat goes on, with what was told", "goes on after 1 turn" in goes_on, goes_on)
+check("after the kill the chat goes on, with what was told", "continues after 1 turn" in goes_on, goes_on)
 check("its answer knows the name", "Biscuit" in goes_on.split("last answer was")[-1], goes_on)
 verified = said("hcache store verify")
 check("the store is sound", number(r"(\d+) damaged", verified) == 0, verified)

@@ -1,8 +1,9 @@
-"""GGUF files wherever a folder is taken: the demo model, converted here, is the folder's model to the bit.
+"""GGUF files in place of a model folder: the demo model, converted here, gives the folder's results
+to the bit.
 
-tools/golden/hf_to_gguf.py converts as llama.cpp's converter does.  Tokenizers of kind `llama` are judged by the
-tokenizers library (a vocabulary of ours) and by llama.cpp (ours, and Llama 2's where ../shared has it), those of kind
-`gpt2` by their folders."""
+tools/golden/hf_to_gguf.py converts as llama.cpp's converter does.  Tokenizers of kind `llama` are
+compared with the tokenizers library (with a vocabulary of ours) and with llama.cpp (ours, and Llama
+2's if ../shared has it); those of kind `gpt2` with their folders."""
 import json
 import os
 import shutil
@@ -125,7 +126,7 @@ wrong = [(c["text"], got, c["ids"]) for c in cases
          if (got := ids_of(path("scores.gguf"), c["text"], "--parse-special")) != c["ids"]]
 equal("and llama.cpp's", wrong, [])
 model = os.path.join(SHARED, "tokenizers/llama2/tokenizer.model")
-if os.path.exists(model):  # not ours to pass on; the vocabulary above stands for it elsewhere
+if os.path.exists(model):  # we may not distribute it; elsewhere the vocabulary above stands for it
     vocab_gguf.spm(model, path("llama2.gguf"))
     cases = json.load(open(os.path.join(HERE, "golden/llama2_ids.json"), encoding="utf-8"))["cases"]
     wrong = [(c["text"], got, c["ids"]) for c in cases

@@ -1,4 +1,5 @@
-"""hcache run gives the ids of an independent reference: models/demo, and what ../shared has (grouped heads, fp64)."""
+"""`hcache run` gives the ids of an independent reference: for models/demo, and for the models in
+../shared (grouped heads, fp64)."""
 import json
 import os
 import subprocess

@@ -1,8 +1,8 @@
-"""A server whose disk hangs: reads of the store do not end for as long as a file exists.
+"""A server whose disk hangs: reads of the store do not return while a file exists.
 
-The first request finds its chunks, and recomputation races the reads.  The second one
-cannot even be looked up, and is computed.  Both give the answer of a server without a store.  When the disk goes on,
-the late reads do no harm, and requests are restored again."""
+For the first request the chunks are found, and recomputation races with the reads.  The second one
+cannot even be looked up, and is computed.  Both give the answer of a server without a store.  When
+the disk works again, the late reads do no harm, and requests are restored again."""
 import os
 import shutil
 import sys
@@ -14,14 +14,14 @@ from serve_client import SANITIZED, Server, until  # noqa: E402
 from tap import check, end, equal, skip  # noqa: E402
 
 tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-hang."))
-MODEL = "synth:bench-220m"  # recomputing takes tens of times as long as reading from the page cache
+MODEL = "synth:bench-220m"  # recomputing takes many times as long as reading from the page cache
 
 def prompt(seed):
     return [3 + (i * i * 7 + seed * 31) % 4000 for i in range(420)]
 
 
 def answer(server, ids):
-    """(log probabilities of the generated tokens, cached tokens)"""
+    """Returns (log probabilities of the generated tokens, cached tokens)."""
     r = server.complete(ids, max_tokens=3, logprobs=1, ignore_eos=True)
     return r["choices"][0]["logprobs"]["token_logprobs"], r["usage"]["prompt_tokens_details"]["cached_tokens"]
 

@@ -1,5 +1,6 @@
-"""Damage in several chunks of one context heals in one pass: the next request computes what is damaged, saves it,
-and `committed_tokens` counts nothing that is damaged.  A store that is removed under a running server is noticed."""
+"""Damage in several chunks of a context is repaired by one request: it computes the damaged chunks
+again and saves them, and `committed_tokens` does not count damaged ones.  A store that is removed
+under a running server is noticed."""
 import json
 import os
 import shutil
@@ -35,7 +36,7 @@ def verify():
 
 
 def extents():
-    """Where the headers stand, by the chunk's position."""
+    """Returns where the headers are, by the chunk's position."""
     data = open(SEGMENT, "rb").read()
     found = {}
     for at in range(0, len(data), 4096):
@@ -45,7 +46,7 @@ def extents():
 
 
 def records(at):
-    """Where the records of the extent at `at` begin (docs/STORE_FORMAT.md)."""
+    """Returns where the records of the extent at `at` begin (docs/STORE_FORMAT.md)."""
     with open(SEGMENT, "rb") as f:
         f.seek(at)
         header = f.read(4096)
@@ -101,7 +102,8 @@ def test_removed():
 
 
 def test_beside():
-    """What is stored can be looked at while a server runs; what changes it is refused, and says by whom it is used."""
+    """Commands that only read the store work while a server runs.  Those that change it are
+    refused, and the message names the process that uses it."""
     store = STORE + "3"
     server = Server("models/demo", *SAVING, "--store", store)
     server.complete("Once upon a time there was a little bird. " * 20, max_tokens=4)

@@ -1,5 +1,5 @@
-"""`hcache batch` with contexts on the host: the same lines by every method, bytes over the link, and a job that goes on
-after it was killed."""
+"""`hcache batch` with contexts on the host: every method gives the same lines, the bytes over the
+link are counted, and a killed job resumes."""
 import json
 import os
 import random
@@ -16,7 +16,8 @@ from tap import PATIENCE, check, end, equal  # noqa: E402
 DEMO = "models/demo"
 SEED = int(os.environ.get("KILL_SEED", "1"))
 tmp = tempfile.mkdtemp(prefix="hcache-hybrid.")
-# The device holds some ten blocks beside its buffers; six contexts have up to 24. The rest lies on the host.
+# Beside its buffers the device holds about ten blocks; six contexts have up to 24.  The rest is on
+# the host.
 ROOM = ["--kv-tokens", "1280", "--max-context", "256", "--max-sequences", "6"]
 HOST = ["--host-memory", "32M"]
 

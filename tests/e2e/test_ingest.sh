@@ -1,8 +1,9 @@
-# test_ingest.sh - hcache ingest: documents computed ahead of their prompts, an ingestion that is killed
-# and goes on, and a prompt that begins with a document.
+# test_ingest.sh - `hcache ingest`: documents computed before their prompts, an ingestion that is
+# killed and resumed, and a prompt that begins with a document.
 . tests/e2e/lib.sh
 
-# On a busy machine auto may find that computing is faster than reading. Each command takes the plan from here.
+# On a busy machine `auto` may find that computing is faster than reading.  Each command takes its
+# plan from this variable.
 export HCACHE_PLAN=kv
 model=models/demo
 store=$tmp/store
@@ -30,7 +31,7 @@ for turn in first second; do
     check "bit for bit" json_is 'j["logits_digest"]' "$digest"
 done
 
-# Killed at some moment, again and again: each time it goes on from what is durable.
+# Killed at several moments: each time it continues from what is durable.
 done_tokens=0
 for ms in 300 600 1200; do
     "$hc" ingest "$model" --store "$store" "${docs[@]}" --save both >"$tmp/out" 2>"$tmp/err" </dev/null &
@@ -58,7 +59,7 @@ expect "and one that is no text" 1 'latin\.txt.*UTF-8'
 check "the others go on" grep -qE 'doc1\.txt: [0-9]+ tokens, [0-9]+ restored, [0-9]+ computed, all durable$' "$tmp/out"
 check "and how many failed is said" grep -q '2 of 3 files are not stored as a whole' "$tmp/err"
 run_hc ingest "$model" --store "$tmp/small" --store-cap 300K "$tmp/doc1.txt" --save both
-expect "what does not fit under the cap is named with its reason" 1 'doc1\.txt: not all of it is stored: the store is full'
+expect "what does not fit under the cap is named with its reason" 1 'doc1\.txt: not completely stored: the store is full'
 doc 7 3000 >"$tmp/long.txt"
 run_hc ingest "$model" --store "$store" "$tmp/long.txt"
 expect "a document that is longer than the context" 1 'long.txt: the prompt has [0-9]+ tokens, but the maximum context length is 2048$'
@@ -70,7 +71,7 @@ chat_store=$tmp/chat-store
 run_hc ingest "$model" --store "$chat_store" --save both --chat system SECURITY.md --json
 check "a document is ingested as a system's message" test "$rc" -eq 0
 n_document=$(json 'j["tokens"]')
-chunks=$((n_document / 64 * 64 - 64)) # what is generated behind the message may be in the last one
+chunks=$((n_document / 64 * 64 - 64))  # tokens generated after the message may be in the last one
 run_hc run "$model" --store "$chat_store" --save none --system "$(cat SECURITY.md; printf x)" --prompt "What is my name?" -n 4 --json
 check "a message of another end shares what is before it" json_is "j['cached_tokens'] >= $chunks" True
 python3 -c 'import sys; sys.stdout.write(open("SECURITY.md").read())' >"$tmp/document"

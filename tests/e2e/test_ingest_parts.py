@@ -1,5 +1,6 @@
-"""`hcache ingest --chat` of a file that is longer than a message may be: parts that end at natural borders and overlap, and
-that a server's client finds, each as the message that it is."""
+"""`hcache ingest --chat` of a file longer than a message may be: it is cut into overlapping parts
+at natural borders, and a client of the server finds the state of each part by sending it as a
+message."""
 import json
 import os
 import shutil

@@ -1,11 +1,11 @@
-# test_install.sh - make install and uninstall: what is there, what it exports, and that the examples are built
-# against the installed copy and answer.
+# test_install.sh - make install and uninstall: the installed files, the exported symbols, and that
+# the examples build against the installed copy and work.
 . tests/e2e/lib.sh
 
 build=${hc%/hcache}
 [ "$(basename "$build")" = release ] || skip_all "the release program is what is installed"
 to=$tmp/stage/opt/hc
-# MAKE=true: everything is built already; the target's other lines run as they are.
+# MAKE=true: everything is built already; the other lines of the target run unchanged.
 install_with() { make --no-print-directory "$1" MAKE=true B="$build" PREFIX=/opt/hc DESTDIR="$tmp/stage" >"$tmp/out" 2>"$tmp/err"; }
 check "make install" install_with install
 version=$(sed -n 's/^#define HCACHE_VERSION "\(.*\)"/\1/p' include/hcache.h)
@@ -60,7 +60,7 @@ kill "$server" && wait "$server"
 
 # --- pages and completion -----------------------------------------------------------------------------------
 
-# Options that the page of a command lacks: there are none.
+# Prints the options that a command's page lacks; there must be none.
 lacking() { # lacking NAME...
     local page="$*"
     page=$to/share/man/man1/hcache-${page// /-}.1
@@ -87,7 +87,7 @@ check "completion: options of a subcommand" offers --shape hcache model synth --
 check "completion: choices" offers cpu hcache run --device c
 check "completion: the options of one command are not those of another" test -z "$(complete_words hcache tokenize --max-t)"
 
-# zsh and fish, where they are here; that each option is there is checked without them.
+# Checks zsh and fish if they are installed.  That each option is there is checked without them.
 zsh_file=$to/share/zsh/site-functions/_hcache fish_file=$to/share/fish/vendor_completions.d/hcache.fish
 lacking_words() { # lacking_words NAME...
     "$hc" "$@" --help=words | while read -r option _; do

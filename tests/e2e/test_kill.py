@@ -1,11 +1,11 @@
-"""kill -9 at a random moment of a saving run, many times (issue 2).
+"""kill -9 at a random moment of a saving run, many times.
 
-One store per model, kept through all cycles.  A cycle is:
+There is one store per model, kept through all cycles.  A cycle is:
   1. a run with a fresh prompt that ends by itself and reports committed_tokens;
-  2. a run that continues that conversation and is killed at a random moment of its life;
+  2. a run that continues that conversation and is killed at a random moment;
   3. the same run again, to its end.
-After each kill: the third run prints exactly the tokens and the logits digest of a run without a
-store, finds at least what run 1 reported as committed, and `store verify` finds nothing bad.
+The third run must print exactly the tokens and the logits digest of a run without a store, and must
+find at least what run 1 reported as committed.  `store verify` must find nothing bad.
 
 KILL_CYCLES (50) and KILL_SECONDS (60, at least 10 cycles are run) bound the work."""
 import json
@@ -32,7 +32,7 @@ models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048), (TRAINED, 512)]
 tmp = tempfile.mkdtemp(prefix="hcache-kill.")
 rng = random.Random(SEED)
 failures = []
-latest = [1.0]  # of a kill, in times of a run without a store
+latest = [1.0]  # the latest moment of a kill, relative to the time of a run without a store
 
 
 def command(model, prompt, max_tokens, store, save="both"):
@@ -76,9 +76,11 @@ def cycle(number):
     victim.send_signal(signal.SIGKILL)
     said = victim.communicate()[0]
     was_killed = victim.returncode == -signal.SIGKILL
-    # A victim that restores is quicker than the run before it, and the machine may be less busy by now.
+    # A victim that restores is quicker than the run before it, and the machine may be less busy
+    # now.
     latest[0] = min(latest[0] * 1.5, 1) if was_killed else latest[0] * 0.5
-    if said and not was_killed:  # it was quicker: then it has told what it committed
+    # the run was quicker than the kill: it has reported what it committed
+    if said and not was_killed:
         committed = max(committed, json.loads(said)["committed_tokens"])
 
     again = run(command(model, longer, max_tokens, store, save))
@@ -86,9 +88,11 @@ def cycle(number):
         fail(number, "other tokens than without a store")
     if again["logits_digest"] != reference["logits_digest"]:
         fail(number, "other logits than without a store")
-    # The last chunk of a prompt is computed again where it is its end: at least one token must be.
+    # The last chunk of a prompt is computed again if the prompt ends there: at least one token must
+    # be computed.
     floor = min(committed, len(longer) - 1) // 64 * 64
-    # (Where computing is quicker than this machine's disk they are found and not used, which is said.)
+    # (If computing is quicker than this machine's disk, the chunks are found and not used, and the
+    # miss says so.)
     if again["cached_tokens"] < floor and "recomputing" not in again["miss"]:
         fail(number, f"{committed} tokens were reported committed, {again['cached_tokens']} were found")
     p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)

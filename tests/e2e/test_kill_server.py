@@ -1,15 +1,15 @@
-"""kill -9 at a random moment of a saving server, many times, each with a verifying restart (issue 8).
+"""kill -9 at a random moment of a saving server, many times, each followed by a verifying restart.
 
-One store through all cycles.  A cycle is: clients send prompts, new ones and ones that continue earlier
-ones; at a random moment the server is killed; `store verify` finds nothing bad; the server starts again
-on the same store; what any answer had reported as committed is found, and what is generated from it has
-the log probabilities of a server that has no store, digit by digit.
+All cycles use one store.  In a cycle clients send new prompts and prompts that continue earlier
+ones; the server is killed at a random moment; `store verify` finds nothing bad; and the server
+starts again on the same store.  Whatever any answer reported as committed must be found, and tokens
+generated from it must have the log probabilities of a server without a store, digit by digit.
 
-Five minutes without an answer are a failure, told with what the server's threads were doing, but for one case:
-where this whole test was not run for that time (a machine that stops its guests, SIGSTOP to a group), which
-a thread of it notices.  Then the question is asked again.
+Five minutes without an answer are a failure, reported with what the server's threads were doing.
+There is one exception: this test itself was stopped during that time (a machine that stops its
+guests, SIGSTOP to a process group).  A thread notices this, and the question is asked again.
 
-KILL_CYCLES (20), KILL_SECONDS (60, at least 10 cycles are run) and KILL_SEED bound the work;
+KILL_CYCLES (20), KILL_SECONDS (60, at least 10 cycles are run) and KILL_SEED bound the work.
 HCACHE_CAMPAIGN_OUT=FILE receives the counts."""
 import http.client
 import os
@@ -28,7 +28,7 @@ from tap import PATIENCE  # noqa: E402
 CYCLES = int(os.environ.get("KILL_CYCLES", "20"))
 SECONDS = float(os.environ.get("KILL_SECONDS", "60"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
-MODEL = "synth:tiny-gqa"  # has no tokenizer: token ids in, log probabilities out
+MODEL = "synth:tiny-gqa"  # has no tokenizer: takes token ids and returns log probabilities
 CONTEXT, VOCABULARY = 1000, 500
 
 tmp = tempfile.mkdtemp(prefix="hcache-kill-server.")
@@ -45,7 +45,7 @@ def fail(what):
 
 
 class Pulse(threading.Thread):
-    """Notices when this program is not run: its sleeps of 0.1 s then last much longer."""
+    """Notices when this program is stopped: its sleeps of 0.1 s then last much longer."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class Pulse(threading.Thread):
 
 
 def answer(server, prompt, n):
-    """(log probabilities of the n generated tokens, timings, cached tokens)"""
+    """Returns (log probabilities of the n generated tokens, timings, cached tokens)."""
     while True:
         stopped_s = pulse.stopped_s
         try:
@@ -86,16 +86,17 @@ def client(server, prompts, acked):
     for prompt in prompts:
         try:
             _, timings, _ = answer(server, prompt, 30)
-        except (OSError, http.client.HTTPException):  # the server was killed: this is what is tested
+        # the server was killed, which is what this test does
+        except (OSError, http.client.HTTPException):
             return
-        except RuntimeError as e:  # it was silent
+        except RuntimeError as e:  # the server did not answer
             fail(str(e))
             return
         acked[tuple(prompt)] = timings["committed_tokens"]
 
 
 def start():
-    """A server on the store."""
+    """Starts a server on the store."""
     while True:
         stopped_s = pulse.stopped_s
         try:
@@ -115,7 +116,7 @@ def prompts_new(known):
 
 
 def check(server, reference, prompt, committed):
-    """What was committed is found, and gives what a computation gives."""
+    """Checks that committed tokens are found and give the results of a computation."""
     want, _, _ = answer(reference, list(prompt), 4)
     got, _, cached = answer(server, list(prompt), 4)
     counts["contexts checked"] += 1
@@ -136,7 +137,8 @@ def cycle(server, reference, known):
     time.sleep(rng.uniform(0.1, 1) * latest[0])
     running = any(t.is_alive() for t in threads)
     counts["killed while requests ran"] += running
-    # The machine may be a quick one, or busy: kills are to come while requests run, but behind some that were answered.
+    # The machine may be quick or busy: kills should come while requests run, but after some were
+    # answered.
     latest[0] *= 0.5 if not running else 1.2 if acked else 1.5
     server.kill()
     for t in threads:
@@ -148,7 +150,7 @@ def cycle(server, reference, known):
     known.update(acked)
     for prompt in sorted(acked)[:4] + rng.sample(sorted(known), min(2, len(known))):
         check(server, reference, prompt, known[prompt])
-    while len(known) > 40:  # bounds what the store must hold: the cap must not be what loses them
+    while len(known) > 40:  # limits what the store must hold, so that the cap does not evict it
         known.pop(rng.choice(sorted(known)))
     return server
 

@@ -1,9 +1,10 @@
 """kill -9 around the steps of a context that outgrows its window.
 
-A run prints the ids that it generates. It is killed when a seeded number of them has come: half of the times behind
-the last token of a stair, so that the kill meets the step, and a few milliseconds later or not. The stair that the last
-printed token belongs to had waited until all tokens before it were durable. So a continuation must find at least these,
-whatever moment the kill has met. Its logits are those of one prompt without a store.
+A run prints the ids that it generates.  It is killed after a seeded number of them: half of the
+times after the last token of a stair, so that the kill meets the step, at once or a few
+milliseconds later.  A stair begins only when all tokens before it are durable.  So a continuation
+must find at least the tokens before the stair of the last printed token, at whatever moment the
+kill came.  Its logits must be those of one prompt without a store.
 
 KILL_SEED (1) and KILL_TRUNCATED (10 kills) may be set."""
 import json
@@ -48,7 +49,7 @@ def run(ids, n, *more):
 
 
 def kill_behind(n, delay, store):
-    """Kills a run behind its n-th id; returns how many ids it had printed by then."""
+    """Kills a run after its n-th id.  Returns how many ids it had printed by then."""
     p = subprocess.Popen(command(prompt, ANSWER, "--store", store), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     seen = b""
     while seen.count(b" ") < n and (more := os.read(p.stdout.fileno(), 64)):
@@ -65,7 +66,7 @@ def one(i):
     last_of_stair = CONTEXT + STEP * rng.randrange(6) - PROMPT
     n = last_of_stair + rng.randrange(2) if i % 2 else rng.randrange(1, ANSWER - LAST)
     n = kill_behind(n, rng.choice((0, 0, rng.uniform(0, 0.005))), store)
-    durable = first_of(cut(PROMPT + n - 2))  # the last id that was printed need not be computed yet
+    durable = first_of(cut(PROMPT + n - 2))  # the last printed id need not be computed yet
     verify = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
     r = run(most, LAST, "--store", store, "--plan", "kv")  # auto may find computing quicker than a busy disk
     check(f"killed behind {n} ids: the same logits", r["logits_digest"] == whole["logits_digest"], r)

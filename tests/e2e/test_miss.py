@@ -1,4 +1,5 @@
-"""What `miss` says of a history that was changed: the token where it leaves what is stored, in the words of the prompt."""
+"""The reason in `miss` for a changed history: the token at which it diverges from what is stored,
+with the words of the prompt."""
 import os
 import re
 import shutil
@@ -61,9 +62,10 @@ longer = third + " It came back in spring, and all the children were glad of it,
 told = miss(s, longer, ALICE)
 check("a history that goes on differs nowhere", told is None or "differs" not in told, told)
 s.stop()
-s = Server(MODEL)  # without a store, so that the KV cache alone knows histories
+s = Server(MODEL)  # without a store, so that only the KV cache knows histories
 equal("KV cache: the first of all", miss(s, old, {}), "no store")
-for i in range(70):  # newer histories with the same beginning, which leave the prompt earlier
+# newer histories with the same beginning, which diverge from the prompt earlier
+for i in range(70):
     s.post("/v1/completions", {"prompt": f"{BEFORE}The day is {i}.{BEHIND}", "max_tokens": 1})
 at = first_difference(tokens(s, old, {}), tokens(s, new, {}))
 told = miss(s, new, {})

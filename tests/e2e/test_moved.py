@@ -1,5 +1,5 @@
-"""A kept conversation moves to another server by hcache store export and import, and goes on there with equal bits.
-Before that, the other server says which server keeps it."""
+"""A kept conversation moves to another server by `hcache store export` and `import`, and continues
+there with equal bits.  Before that, the other server names the server that keeps it."""
 import json
 import os
 import shutil
@@ -28,7 +28,7 @@ def say(s, text, headers=None, **fields):
 
 
 def said(r):
-    """The text, the exact log-probabilities of its tokens, and what the prompt was."""
+    """Returns the text, the exact log-probabilities of its tokens, and the prompt's counts."""
     part = r["output"][0]["content"][0]
     return part["text"], part["logprobs"], r["usage"]["input_tokens"]
 
@@ -38,7 +38,7 @@ def hcache(*words):
 
 
 def test_named(a, b):
-    """Where something is kept is a part of its name."""
+    """A name contains the server that keeps it."""
     talk = a.post("/v1/conversations", {})[2]["id"]
     first = say(a, LONG, conversation=talk)
     for what, name in (("conversation", talk), ("response", first["id"])):
@@ -63,7 +63,7 @@ def items(s, talk):
 
 
 def test_moved(talk, last):
-    """Both are exported; each goes on at a server that had neither."""
+    """Exports a conversation and a lone response; each continues on a server that had neither."""
     a = start("server-a")
     listed = items(a, talk)
     lone = say(a, LONG)
@@ -96,7 +96,7 @@ def test_moved(talk, last):
 
 
 def goes_on(what, a, b, talk, headers=None, **fields):
-    """The same on both, and restored on both."""
+    """Checks that the conversation continues alike on both servers, with its state restored on both."""
     here, there = (said_by(s, "And in the afternoon?", headers, conversation=talk, **fields) for s in (a, b))
     equal(f"{what} goes on with equal bits", there[0], here[0])
     check(f"its state was restored ({what})", there[1] == here[1] >= 64, (there, here))
@@ -108,7 +108,8 @@ def said_by(s, text, headers, **fields):
 
 
 def test_tenants():
-    """A conversation of a client with an API key moves to the same client; one with a salt of its own moves, too."""
+    """A conversation of a client with an API key moves to the same client; so does one with its own
+    salt."""
     keys = {name: os.path.join(tmp, name) for name in ("all.keys", "hers.keys", "his.keys")}
     for name, text in zip(keys, ("her-key\nhis-key\n", "her-key\n", "his-key\n")):
         with open(keys[name], "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as f:

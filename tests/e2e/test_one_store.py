@@ -1,5 +1,5 @@
-"""One store has one process that writes: a second one is refused by name, whatever the folder is called by, and what the
-first has stored stays whole."""
+"""Only one process writes to a store.  A second one is refused with the name of the first, by
+whatever path it opens the directory, and what the first has stored stays intact."""
 import os
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ def hc(*words):
 
 
 def names_of(tmp, store):
-    """(what it is called, the name)"""
+    """Returns (description, path) for each name of the store's directory."""
     link, bound = os.path.join(tmp, "link"), os.path.join(tmp, "bound")
     os.symlink(store, link)
     yield "its own name", store

@@ -1,7 +1,9 @@
-"""DELETE and /v1/cache/clear where the disk is full or denied: what the answer says, and that after it nothing comes
-back: not in an answer, not after kill -9, and no byte in a file once the disk can be written.
+"""DELETE and /v1/cache/clear on a disk that is full or not writable: what the answer says, and that
+nothing comes back afterwards: not in an answer, not after kill -9, and no byte in a file once the
+disk can be written.
 
-Root, who may do everything, runs the servers as NOBODY.  Arguments pick tests by name ("noted")."""
+Root may do everything, so it runs the servers as NOBODY.  Arguments pick tests by name ("noted").
+"""
 import os
 import shutil
 import sys
@@ -17,7 +19,7 @@ SECRET = "The little bird hid a golden acorn under the seventh stone of the old 
 
 
 class Place:
-    """A store, and kept conversations in a folder of their own."""
+    """A store, and a separate directory of kept conversations."""
 
     def __init__(self, tmp, name):
         self.store = folder_of(tmp, name, NOBODY, 0o700)
@@ -28,7 +30,7 @@ class Place:
         return Server(MODEL, *SAVING, "--store", self.store, "--conversations", self.db, *options, prefix=AS_USER)
 
     def talk(self, server, headers=None):
-        """A conversation that is stored; its name."""
+        """Holds a conversation that is stored, and returns its name."""
         name = server.post("/v1/conversations", {}, headers)[2]["id"]
         for i in range(2):
             status, _, r = server.post("/v1/responses", {"input": SECRET + "Go on. " * i, "temperature": 0,
@@ -39,7 +41,8 @@ class Place:
         return name
 
     def remains(self):
-        """Files of the conversations with the text, and segments with any byte that is not zero."""
+        """Returns the files of the conversations that contain the text, and the segments with a
+        byte that is not zero."""
         found = []
         for path in files_under(self.store) + files_under(self.kept):
             try:
@@ -54,7 +57,7 @@ class Place:
         return found
 
     def deny(self, *, folder):
-        """The store cannot be written; folder: nor can anything be made in its folder."""
+        """Makes the store unwritable; folder: nothing can be created in its directory either."""
         os.chmod(os.path.join(self.store, "index.db"), 0o400)
         os.chmod(self.store, 0o500 if folder else 0o700)
 
@@ -103,12 +106,14 @@ def test_noted(tmp):
 
 
 def test_forgotten(tmp):
-    """It cannot be written down in the store; the conversations' file still has the names of the chunks."""
+    """The erasure cannot be noted in the store; the file of the conversations still has the names
+    of the chunks."""
     deletes_in_denied_store(tmp, "a folder that may not be written", folder=True)
 
 
 def test_unavailable(tmp):
-    """The conversations' file cannot be opened: whether a name is there, and whose it is, is not known."""
+    """The file of the conversations cannot be opened: whether a name exists, and who owns it, is
+    not known."""
     name = "conversations that cannot be opened"
     p = Place(tmp, "closed")
     keys = os.path.join(tmp, "keys")
@@ -145,7 +150,7 @@ def test_unavailable(tmp):
 
 
 def full(at):
-    """Not a block is left for the store, which has lost its reserve, too."""
+    """Leaves no block for the store, which has lost its reserve, too."""
     name = "a disk without a block"
     p = Place(at, "s")
     kept = tempfile.mkdtemp(prefix="hcache-kept.")
@@ -185,7 +190,7 @@ def test_full(tmp):
 
 
 def test_nothing_owed():
-    """Where no state is stored, nothing waits to be erased: both routes are refused."""
+    """If no state is stored, no erasure can be pending: both routes are refused."""
     server = Server("synth:tiny-gqa")
     for path, body in (("/v1/cache/clear", {}), ("/v1/cache/evict", {"prompt": [1, 2, 3]})):
         status, _, r = server.post(path, body)

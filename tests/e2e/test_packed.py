@@ -1,4 +1,5 @@
-"""A packed file wherever a folder is taken: the same answers to the bit, the same saved state, and little memory to make it."""
+"""A packed file in place of a model folder: the same answers to the bit, the same saved state, and
+little memory to make it."""
 import json
 import os
 import resource
@@ -43,13 +44,13 @@ def bits(r):
     return r["token_ids"], r["logits_digest"], r["text"]
 
 
-# --- memory: first, since a child's peak is that of all children so far ------------------------------------------------
+# --- memory: first, since the peak of child processes covers all children so far ---
 packed = json.loads(ok("model", "pack", "synth:bench-220m", "--out", path("synth"), "--json"))
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 check("packing holds a part of the model at a time", peak < packed["bytes"] / 2, (peak, packed))
 equal("--json: bytes are the file's", packed["bytes"], os.path.getsize(path("synth")))
 
-# --- a budget: measured by the child's own peak ------------------------------------------------------------------------------
+# --- a memory budget, checked by the child's own peak ---
 with open(path("ids"), "w", encoding="utf-8") as f:
     f.write(" ".join(str(i * 7 % 31000) for i in range(200)))
 
@@ -102,7 +103,7 @@ r = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content"
 check("serve takes it, and its template", r[0] == 200, r)
 server.stop()
 
-# --- 4 bits that are made here: what they cost is told ---------------------------------------------------------------------
+# --- 4-bit weights made here: their error is reported ---
 made = json.loads(ok("model", "pack", DEMO, "--weights", "q4", "--out", path("made.packed"), "--json"))
 equal("q4: the file says so", made["weights"], "q4")
 check("q4: the error of each tensor that was made", len(made["made_q4"]) == 24 and
@@ -111,7 +112,7 @@ check("q4: the perplexity of a short text, and that with f32", "perplexity" in m
 said = json.loads(ok("run", path("made.packed"), *asked, "--json"))
 rc, out, err = hc("run", DEMO, *asked, "--json", "--weights", "q4", "-v")
 equal("q4: a packed file is the folder made alike", bits(json.loads(out)), bits(said))
-check("q4: -v tells the error of each tensor once", rc == 0 and err.count("made q4_1 with an error of") == 24, err)
+check("q4: -v tells the error of each tensor once", rc == 0 and err.count("converted to q4_1 with an error of") == 24, err)
 
 # --- what cannot be used --------------------------------------------------------------------------------------------------
 with open(path("folder.packed"), "r+b") as f:
@@ -123,7 +124,7 @@ rc, out, err = hc("run", path("folder.packed"), *asked, "--json")
 check("a flipped bit is an error that names the file, and no answer",
       rc == 1 and "folder.packed" in err and "damaged" in err and out == "", (rc, out, err))
 rc, out, err = hc("model", "pack", DEMO, "--out", path("gguf.packed"))
-check("a file is never replaced", rc == 1 and "exists already" in err, (rc, err))
+check("a file is never replaced", rc == 1 and "already exists" in err, (rc, err))
 rc, out, err = hc("run", path("gguf.packed"), *asked, "--weights", "q8")
 check("another type than the file's is refused by name", rc == 1 and "packed as bf16" in err, (rc, err))
 shutil.rmtree(tmp, ignore_errors=True)

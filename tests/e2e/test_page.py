@@ -1,6 +1,7 @@
-"""The built-in page in a real browser: send, stream, reload, restart the server, go on, branch, delete.
+"""The built-in page in a real browser: send, stream, reload, restart the server, continue, branch,
+delete.
 
-Without a browser this test is skipped (browser.py). test_page_talk.py has the single messages."""
+Without a browser this test is skipped (browser.py).  test_page_talk.py tests single messages."""
 import http.server
 import os
 import re
@@ -22,7 +23,7 @@ tmp = tempfile.mkdtemp(prefix="hcache-page.")
 
 
 class Loading:
-    """A stand-in that says on this port what a server says while it loads its model."""
+    """Answers on this port like a server that loads its model."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -110,7 +111,7 @@ def test_reload_and_restart(b, server, options):
 
 
 def test_agrees(foot, figure):
-    """The sentence, the bar and the paragraphs name the same tokens and the same times."""
+    """The sentence, the bar and the paragraphs give the same tokens and the same times."""
     drawn = [e.get_attribute("textContent") for e in figure.find_elements(By.CSS_SELECTOR, "rect title")]
     parts = re.findall(r"(\d+) (still in memory|restored from disk|computed)", foot)
     bar = re.findall(r"tokens (\d+) to (\d+): (still in memory|restored from disk|computed)", " ".join(drawn))
@@ -230,7 +231,8 @@ b = browser()
 try:
     url = f"http://127.0.0.1:{server.port}/"
     test_talk(b, url)
-    # From here on state is saved and restored whatever the disk's speed is. (A forced plan uses nothing that is in memory.)
+    # From here on state is saved and restored whatever the disk's speed is.  (A forced plan does
+    # not use state in memory.)
     options += SAVING
     server.kill()
     server = Server(MODEL, *options, "--port", str(server.port))

@@ -1,7 +1,9 @@
-"""Pages of other origins in a real browser: their requests change nothing, and they can read no answer.
+"""Pages of other origins in a real browser: their requests change nothing, and they cannot read any
+answer.
 
-A second web server on another port plays the foreign page. The name evil.example leads to 127.0.0.1, as a name does
-that its owner has rebound. Without a browser this test is skipped (browser.py)."""
+A second web server on another port serves the foreign page.  The name evil.example resolves to
+127.0.0.1, like a name that its owner has rebound.  Without a browser this test is skipped
+(browser.py)."""
 import http.server
 import os
 import shutil
@@ -11,7 +13,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from browser import browser  # noqa: E402 - first: it goes on in .venv's Python
+from browser import browser  # noqa: E402 - first: it restarts the test in .venv's Python
 from serve_client import Server  # noqa: E402
 from tap import PATIENCE, check, end  # noqa: E402
 
@@ -35,7 +37,8 @@ class Page(http.server.BaseHTTPRequestHandler):
         pass
 
 
-# Each gives its result to the last argument: "status:text" of what could be read, "opaque", or "refused".
+# Each passes its result to the last argument: "status:text" if the page could read it, "opaque", or
+# "refused".
 FETCH = """
 const [url, options, done] = arguments;
 fetch(url, options).then(async r => done(r.type == "opaque" ? "opaque" : r.status + ":" + await r.text()), e => done("refused"));
@@ -60,7 +63,7 @@ def fetch(b, url, **options):
 
 
 def state(s):
-    """What a page must neither read nor change: kept conversations and saved state."""
+    """Returns what a page may neither read nor change: kept conversations and saved state."""
     return (len(s.request("GET", "/v1/conversations")[2]["data"]),
             s.post("/v1/cache/lookup", {"messages": [{"role": "user", "content": SECRET * 12}]})[2]["stored_tokens"])
 

@@ -1,7 +1,8 @@
-"""The page's single messages in a real browser: Markdown that cannot harm, copy, try again, edit, rename, settings,
-drafts, and conversations that are nearly full, full, or empty.
+"""Single messages of the page in a real browser: Markdown that cannot do harm, copy, try again,
+edit, rename, settings, drafts, and conversations that are nearly full, full, or empty.
 
-A scripted model says what the test wants said. Without a browser this test is skipped (browser.py)."""
+A scripted model gives the answers that the test wants.  Without a browser this test is skipped
+(browser.py)."""
 import os
 import shutil
 import sys
@@ -33,7 +34,8 @@ Some **bold**, *slanted* and `code` words, and [a link](https://example.org/a?b=
 
 > quoted
 """
-# Each would run a script, load something or leave the page in a renderer that lets HTML or any address through.
+# Each would run a script, load something or leave the page if the renderer passed HTML or any
+# address through.
 BAD = """<script>window.harmed = 1</script>
 <img src=x onerror="window.harmed = 2">
 [a](javascript:window.harmed=3) [b](JaVaScRiPt:alert(1)) [c](data:text/html,<script>1</script>) [d](vbscript:x)
@@ -159,7 +161,7 @@ def set_settings(b, **values):
 def test_settings(b, server):
     element(b, "new").send_keys(Keys.ENTER)
     until(lambda: current(b) == "", "a new conversation")
-    system = "Answer like a pirate. " * 30  # more than one text of the metadata holds
+    system = "Answer like a pirate. " * 30  # longer than one text of the metadata may be
     set_settings(b, system=system, temperature="0.25", length="7")
     say(b, "Ahoy.")
     id = current(b)
@@ -182,7 +184,7 @@ def test_settings(b, server):
 
 
 def go_to(b, i):
-    """Opens the list's i-th conversation; its id."""
+    """Opens the i-th conversation of the list and returns its id."""
     id = again_where_stale(lambda: all_of(b, "#list li")[i].get_attribute("data-id"))
     press_first(b, f"#list li[data-id='{id}'] .open")
     until(lambda: current(b) == id, "the conversation")
@@ -213,7 +215,8 @@ def test_drafts(b):
 def test_empty(server):
     """Neither a first message that cannot be answered nor a page that was closed leaves an empty conversation."""
     n = len(conversations(server))
-    server.post("/v1/conversations", {"metadata": {"page": "new"}})  # as a page leaves it that is closed before the answer
+    # as left by a page that is closed before the answer
+    server.post("/v1/conversations", {"metadata": {"page": "new"}})
     b = browser()
     try:
         b.get(f"http://127.0.0.1:{server.port}/")

@@ -1,7 +1,8 @@
-"""A conversation in the page goes on past its window, and the page marks the turn at which the window begins.
+"""A conversation in the page continues past its window, and the page marks the turn at which the
+window begins.
 
-The expected turn is computed from the restorations that the server reports. Without a browser this test is skipped
-(browser.py)."""
+The expected turn is computed from the restorations that the server reports.  Without a browser this
+test is skipped (browser.py)."""
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ MARKED = "The model sees the conversation from about here on, and its first (\\d
 
 
 def ask(b, server):
-    """Sends a message; the restoration of its answer."""
+    """Sends a message and returns the restoration of its answer."""
     said = say(b, LONG)
     shown = all_of(b, "#talk .assistant[data-response]")[-1].get_attribute("data-response")
     r = server.request("GET", f"/v1/responses/{shown}/restoration")[2]
@@ -27,7 +28,8 @@ def ask(b, server):
 
 
 def mark(b):
-    """The number of the user's message that has the mark, and the mark's numbers; None without one mark."""
+    """Returns the number of the user's message that has the mark, and the mark's numbers; None
+    unless there is exactly one mark."""
     found = [(i, t.text) for i, li in enumerate(all_of(b, "#talk .user")) for t in li.find_elements("css selector", ".window")]
     if len(found) != 1 or len(all_of(b, "#talk .window")) != 1:
         return None
@@ -36,7 +38,8 @@ def mark(b):
 
 
 def expected(turns):
-    """What mark() must be: the first turn that does not end before the first token that is still seen."""
+    """Returns what mark() must return: the first turn that reaches past the first token still in
+    view."""
     last = turns[-1]
     begins = last["truncated_tokens"] + KEEP
     return next(i for i, r in enumerate(turns) if r["prompt_tokens"] + r["generated_tokens"] > begins), KEEP, last["truncated_tokens"]

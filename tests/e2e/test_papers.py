@@ -1,4 +1,5 @@
-"""The page of the papers' figures: its quick entries run, and the loads have the papers' lengths."""
+"""The page of the papers' figures: its quick entries run, and the loads have the papers' lengths.
+"""
 import csv
 import os
 import subprocess

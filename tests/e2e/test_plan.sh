@@ -1,4 +1,5 @@
-# test_plan.sh - hcache plan: what it prints of the paper's platforms, what it writes, what it refuses.
+# test_plan.sh - hcache plan: its output for the paper's platforms, its files, and the errors it
+# reports.
 . tests/e2e/lib.sh
 
 plan=(plan --shape llama-2-13b --platform a100-1ssd --history 1024)

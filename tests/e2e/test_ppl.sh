@@ -19,7 +19,7 @@ tail -c +100 "$tmp/text" >"$tmp/text2"
 run_hc ppl "$model" "$tmp/text2" --context 128 --max-windows 4 --kl-against "$tmp/logits"
 expect "logits of another text are refused" 1 'another text'
 run_hc ppl "$model" "$tmp/text" --context 128 --max-windows 4 --kl-against "$tmp/text"
-expect "a file of something else is refused" 1 'no file of logits'
+expect "a file of something else is refused" 1 'not a file of logits'
 truncate -s -100 "$tmp/logits"
 run_hc ppl "$model" "$tmp/text" --context 128 --max-windows 4 --kl-against "$tmp/logits"
 expect "a cut file is refused" 1 'ends after 251'

@@ -1,5 +1,5 @@
-# test_profile.sh - hcache profile: one file beside the store, which run uses, corrects, and measures
-# again where it is another machine's or makes no sense.
+# test_profile.sh - hcache profile: one file beside the store.  `run` uses it, corrects it, and
+# measures again if it belongs to another machine or makes no sense.
 . tests/e2e/lib.sh
 
 model=$tmp/model

@@ -1,4 +1,5 @@
-# test_ranks.sh - a model shared over ranks and stages: the same text, whose state is whose, clear refusals.
+# test_ranks.sh - a model shared over ranks and stages: the same text, separate state, clear error
+# messages.
 . tests/e2e/lib.sh
 
 ids 200 3 >"$tmp/ids"
@@ -38,7 +39,7 @@ expect "3 ranks: refused, with the number that cannot be divided" 1 'heads, whic
 run_ranks 17
 expect "17 ranks: refused" 2 'tensor-parallel.*16'
 
-# What measures, measures groups too.
+# Commands that measure can measure groups, too.
 group=(--tensor-parallel 2 --pipeline-parallel 2)
 run_hc profile synth:tiny-mha "${group[@]}" --out "$tmp/group.platform"
 check "profile: of two stages of two ranks" test "$rc" -eq 0 -a -s "$tmp/group.platform"

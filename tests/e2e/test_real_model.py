@@ -1,11 +1,13 @@
 """A real model: SmolLM2-135M-Instruct as a Q4_1 GGUF (tools/setup.sh --real-model fetches it).
 
-Judge: llama.cpp's token ids, greedy tokens and perplexity (golden/smollm2.json, made by
-tools/compare_llama/golden_smollm2.py), f32 against f32.  Greedy tokens must be equal up to the first step whose two
-best logits lie within 1e-3.  And the promise: a conversation that was killed with SIGKILL goes on, restored by every
-method, with the tokens and logits of a run that has no store.
+The reference is llama.cpp: its token ids, greedy tokens and perplexity (golden/smollm2.json, made
+by tools/compare_llama/golden_smollm2.py), f32 against f32.  Greedy tokens must be equal up to the
+first step whose two best logits lie within 1e-3.  Besides, a conversation that was killed with
+SIGKILL must continue, restored by every method, with the tokens and logits of a run without a
+store.
 
-REAL_MODEL_ALL=1 judges all 20 prompts of 200 tokens and the perplexity (of a text in ../shared): minutes."""
+REAL_MODEL_ALL=1 compares all 20 prompts of 200 tokens and the perplexity (of a text in ../shared);
+that takes minutes."""
 import json
 import os
 import shutil
@@ -97,7 +99,8 @@ text = os.path.join(os.environ.get("HCACHE_SHARED", "../shared"), "text", "input
 if ALL:
     with open(text, "rb") as f:
         cut = write("text", f.read(65536).decode())
-    # Of the values in f32; and of the file itself, where both round activations to 8 bits.
+    # The perplexity of the values in f32, and of the file's own 4-bit values, where both programs
+    # round activations to 8 bits.
     for weights, key in ("f32", "perplexity_64k"), ("q4", "perplexity_64k_file"):
         out = subprocess.run([HC, "ppl", MODEL, cut, "--context", "512", "--weights", weights, "--dtype", "f32", "--json"],
                              capture_output=True, text=True, timeout=2 * PATIENCE)
@@ -107,7 +110,7 @@ if ALL:
 
 # --- how it is held ---------------------------------------------------------------------------------------------------
 said = run("--prompt", "Hello", "--max-tokens", "1")
-check("auto says what every type became, and why", "Q4_1 (210" in said["stderr"] and "nats a token" in said["stderr"] and
+check("auto says what every type became, and why", "Q4_1 (210" in said["stderr"] and "nats per token" in said["stderr"] and
       said["model"]["held"] in ("q4", "q8", "bf16") and f"held as {said['model']['held']}" in said["stderr"], said["stderr"])
 
 # --- killed, and restored by every method -------------------------------------------------------------------------------

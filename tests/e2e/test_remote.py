@@ -1,5 +1,5 @@
-"""--remote: a server continues, from a Redis, what another server has computed; and a Redis that is slow, full, gone or
-lying costs a miss with its reason, and never a wrong answer."""
+"""--remote: a server continues, from a Redis, what another server has computed.  A Redis that is
+slow, full, gone or lying costs a miss with its reason, and never gives a wrong answer."""
 import os
 import shutil
 import sys
@@ -38,13 +38,13 @@ def ask(s, prompt=LONG, **fields):
 
 
 def written(s):
-    """Nothing waits to be written."""
+    """Returns whether no write is pending."""
     s.post("/v1/cache/flush", {})
     return until(lambda: remote(s)["queued_chunks"] == 0)
 
 
 def filled(redis, *options):
-    """A server that has written LONG to the empty redis, and its answer."""
+    """Starts a server that has written LONG to the empty Redis.  Returns it and its answer."""
     redis.ask("FLUSHALL")
     s = start(redis.url(), *options)
     check("the remote is reached", is_up(s), s.log)
@@ -90,7 +90,7 @@ def test_documented(s):
 
 
 def test_harm(redis, text, harm, reason):
-    """A new server behind a proxy that harms: the answer is right, and the miss has its reason."""
+    """A new server behind a harmful proxy: the answer is right, and the miss has its reason."""
     proxy = Proxy(redis.port)
     b = start(proxy.url())
     check(f"{harm}: the remote is reached", is_up(b), b.log)
@@ -181,7 +181,8 @@ def test_user_and_db(text):
 
 
 def test_ttl():
-    """Redis drops what nobody fetches; a fetch prolongs it.  A request's own time goes before."""
+    """Redis drops state that nobody fetches in time; a fetch restarts the time.  A request's own
+    shorter time to live is used instead."""
     redis = Redis()
 
     def seconds():

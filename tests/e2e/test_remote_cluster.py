@@ -19,7 +19,8 @@ MASTERS, SLOTS = 3, 16384
 
 class Node(Redis):
     def __init__(self):
-        # Nothing is found dead by time: a loaded machine may let a process stand still.
+        # A long timeout, so that no node is declared dead: a loaded machine may stop a process for
+        # a while.
         super().__init__("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "600000")
         self.bus = int(self.ask("CONFIG", "GET", "cluster-port")[1])
         self.id = self.ask("CLUSTER", "MYID").decode()
@@ -35,7 +36,7 @@ class Node(Redis):
 
 
 def make_cluster():
-    """Masters with a third of the slots each, and a replica of each."""
+    """Makes masters with a third of the slots each, and a replica of each."""
     nodes = [Node() for _ in range(2 * MASTERS)]
     for n in nodes[1:]:
         nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", n.port, n.bus)
@@ -85,7 +86,8 @@ def all_from_there(what, s, prompt, text, n):
 
 
 def move_key_of_slot(key, slot, source, target):
-    """The slot is on its way from one master to another, and its key has already moved: ASK."""
+    """Moves the key of a slot that is being migrated from one master to another, so that clients
+    get ASK."""
     target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
     source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
     equal("a chunk moves to another master",
@@ -93,7 +95,7 @@ def move_key_of_slot(key, slot, source, target):
 
 
 def finish_move(slot, masters, target):
-    """From now on others answer MOVED."""
+    """Finishes the migration: other masters answer MOVED from now on."""
     for m in sorted(masters, key=lambda m: m is not target):
         m.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
 
@@ -110,7 +112,8 @@ def test_spread(masters):
 
 
 def test_moves(masters, texts, n):
-    """Two servers that know the old table meet a slot on its way, and one that has moved."""
+    """Two servers with the old slot table meet a slot that is being migrated, and one that has
+    moved."""
     on_its_way, moved = start(masters[0]), start(masters[0])
     source = masters[1]
     ours = set(source.chunks())
@@ -131,7 +134,7 @@ def test_moves(masters, texts, n):
 
 
 def test_killed_master(masters, replicas, texts, n):
-    s = start(masters[1])  # it knows the cluster by the server that is killed
+    s = start(masters[1])  # knows the cluster only by the address of the server that is killed
     for i in range(MASTERS):
         check("replicas are up to date", until(lambda: len(replicas[i].chunks()) == len(masters[i].chunks())))
     masters[1].p.kill()
@@ -166,7 +169,7 @@ if is_installed():
     stories = test_spread(first)
     alone = Server(MODEL, "--store", os.path.join(tmp, "alone"), "--no-reuse", *SAVING)
     sizes = {}
-    for story in stories:  # how many full chunks each has
+    for story in stories:  # the number of full chunks of each
         ask(alone, story)
         alone.post("/v1/cache/flush", {})
         sizes[story] = ask(alone, story)[1]["restored_tokens"] // 64

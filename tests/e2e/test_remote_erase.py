@@ -1,5 +1,5 @@
-"""--remote: what one server erases, the Redis and every other server lose, too: those that run within seconds, those that
-do not before they serve."""
+"""--remote: state that one server erases is erased in Redis and on every other server.  Running
+servers erase it within seconds, others before they serve."""
 import os
 import shutil
 import sys
@@ -27,7 +27,7 @@ def tiers(s):
 
 
 def is_up(s):
-    """It can fetch, and has heard of erasures."""
+    """Returns whether the server can fetch and has read the erasures."""
     return until(lambda: tiers(s)["remote"]["up"] and tiers(s)["remote"]["servers"] > 0)
 
 
@@ -67,7 +67,7 @@ def test_one_context(redis, a, b):
     equal("then the other server has it no more", stored(b, BIRD), 0)
     check("and still has what was not erased", stored(b, FISH) > 64, stored(b, FISH))
     check("and so does the Redis", 0 < len(redis.chunks()) < n, redis.chunks())
-    for k, v in values.items():  # a server that did not know yet writes it once more
+    for k, v in values.items():  # a server that did not know of the erasure writes it again
         redis.ask("SET", k, v)
     for s in (a, b):
         text, t = ask(s, BIRD)
@@ -84,7 +84,7 @@ def test_all(redis, a, b):
 
 
 def test_stopped(redis, a, b):
-    """What is erased while a server is stopped, it erases before it serves."""
+    """A stopped server erases before it serves."""
     ask(b, FISH)
     check("a server has a context", written(b) and stored(b, FISH) > 64)
     check("another one, too", ask(a, FISH)[1]["prefilled_tokens"] > 0 and written(a))
@@ -98,7 +98,7 @@ def test_stopped(redis, a, b):
 
 
 def test_late(redis, a):
-    """A server that begins without the remote has state by the time that it hears of erasures."""
+    """A server that starts without the remote already has state when it learns of erasures."""
     proxy = Proxy(redis.port)
     proxy.harm = "hang"
     c = start(proxy, "c")
@@ -111,7 +111,7 @@ def test_late(redis, a):
     check("it erases that, too, when the Redis answers", is_up(c) and until(lambda: stored(c, BIRD) == 0), tiers(c))
     c.stop()
 def test_bounded(redis, a):
-    """The stream of erasures does not grow for ever."""
+    """The stream of erasures is bounded."""
     redis.ask("EVAL", "for i = 1, 20000 do redis.call('XADD', KEYS[1], '*', 'e', 'no entry') end", 1, STREAM)
     a.post("/v1/cache/clear", {})
     check("a full stream is cut when a server adds to it", everywhere(a, 1) and
@@ -119,7 +119,7 @@ def test_bounded(redis, a):
 
 
 def test_away(redis, a):
-    """A server that comes back when the stream has lost entries that it has not seen."""
+    """A server returns after the stream has dropped entries that it has not seen."""
     b = start(redis, "b")
     check("a server is there", is_up(b))
     for s in (a, b):
@@ -153,7 +153,8 @@ def test_away(redis, a):
 
 
 def test_joins(redis):
-    """A server that has a store and was never one of the others keeps its state, though the stream was cut before."""
+    """A server that has a store and never belonged to the group keeps its state, although the
+    stream was cut before."""
     s = Server(MODEL, "--store", os.path.join(tmp, "d"), "--no-reuse", *SAVING)
     ask(s, BIRD)
     s.post("/v1/cache/flush", {})

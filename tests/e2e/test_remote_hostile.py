@@ -1,5 +1,6 @@
-"""--remote with a peer that is no Redis at all: it floods, drips, lies about kinds, lengths and times, and writes control
-characters.  Answers stay right, what is shown stays text, and the server ends when it is told to."""
+"""--remote with a peer that is not Redis: it floods, drips, lies about kinds, lengths and times,
+and sends control characters.  Answers stay right, displayed text is cleaned, and the server stops
+when asked to."""
 import json
 import os
 import shutil
@@ -29,7 +30,8 @@ def flood(begin, more=BIG):
 
 
 def endless_stream():
-    """Each answer to XRANGE has the entry that was seen last, and another one, which is no erasure."""
+    """Each answer to XRANGE has the entry that was seen last, and another one that is no erasure.
+    """
     endless_stream.n += 1
     yield b"*2\r\n" + b"".join(b"*2\r\n" + bulk(b"%d-0" % (endless_stream.n + i)) + b"*2\r\n" + bulk(b"e") + bulk(b"no erasure")
                               for i in (0, 1))
@@ -37,7 +39,8 @@ def endless_stream():
 
 endless_stream.n = 0
 
-# What it says to each command; a list is said in turn, and what yields goes on until the connection ends.
+# The answer to each command.  The items of a list are sent in turn; a generator continues until the
+# connection ends.
 LIES = {
     "a list of numbers without an end": {None: lambda: flood(b"*2147483647\r\n")},
     "a PING whose answer has no end": {b"PING": lambda: flood(b"+P", b"P")},
@@ -54,12 +57,12 @@ LIES = {
     "servers of other times": {b"HGETALL": [b"*6\r\n" + bulk(b"a") + bulk(b"0 9223372036854775807") + bulk(b"b") +
                                             bulk(b"1" * 4000) + bulk(b"c") + bulk(b"-1 -9223372036854775808")]},
 }
-# No single answer of these is wrong.
+# Each single answer of these is valid by itself.
 PLAUSIBLE = ("an erasure at every place", "a scan without an end", "servers of other times")
 
 
 class Liar:
-    """Tells the truth until `lies` is set."""
+    """Answers correctly until `lies` is set."""
 
     def __init__(self):
         self.lies, self.n_told = {}, 0
@@ -112,7 +115,7 @@ def test_lie(name, lies, want):
     check(f"{name}: the remote is reached", until(lambda: remote(s)["up"]), s.log)
     liar.lies = lies
     equal(f"{name}: the answer is right", ask(s), want)
-    if name.startswith("a scan"):  # is what erasing all of a client's state asks for
+    if name.startswith("a scan"):  # part of erasing all of a client's state
         s.post("/v1/cache/clear", {})
     check(f"{name}: it was told", until(lambda: liar.n_told > 0), liar.n_told)
     if name not in PLAUSIBLE:

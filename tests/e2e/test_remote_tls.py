@@ -1,5 +1,5 @@
-"""--remote rediss://: state is shared over TLS, and only with a Redis whose certificate is signed by the authority that
---remote-ca names, and made out to the name or address of the URL."""
+"""--remote rediss://: state is shared over TLS, and only with a Redis whose certificate is signed
+by the authority in --remote-ca and issued for the name or address in the URL."""
 import os
 import shutil
 import subprocess
@@ -29,7 +29,7 @@ def authority(name):
 
 
 def certificate(name, signer, names):
-    """A key and a certificate for these names, signed by an authority."""
+    """Makes a key and a certificate for these names, signed by an authority."""
     with open(path("names"), "w") as f:
         f.write(f"subjectAltName={names}\n")
     openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=any", "-keyout",
@@ -93,7 +93,7 @@ def test_shared(ca):
 
 
 def test_harmed(r, ca, text):
-    """Who sits between the two can end the connection, and change nothing."""
+    """An attacker between the two can end the connection, but not change the data."""
     proxy = Proxy(r.port)
     b = start(r.url(port=proxy.port), *ca)
     check("a proxy does not see into it", is_up(b), remote(b))

@@ -1,5 +1,6 @@
-"""The configurations of examples/cluster for HAProxy and nginx: requests of one conversation meet at one server, others
-spread, a server that is killed or stops costs no request, and running answers end."""
+"""The configurations of examples/cluster for HAProxy and nginx: requests of one conversation go to
+one server, others are spread, a server that is killed or stopped costs no request, and running
+answers are finished."""
 import http.client
 import json
 import os
@@ -31,7 +32,7 @@ def answers(port):
 class Balancer:
     def __init__(self, kind, servers):
         self.kind = kind
-        for _ in range(5):  # another process may take the port meanwhile
+        for _ in range(5):  # another process may have taken the port
             self.port = free_port()
             self.p = getattr(self, kind)(servers)
             until(lambda: self.p.poll() is not None or answers(self.port))
@@ -77,7 +78,7 @@ class Balancer:
 
 
 def done(servers):
-    """Answers of each server that lives."""
+    """Returns the number of answers of each living server."""
     return [s.metric('hcache_requests_total{end="done"}') if s.p.poll() is None else 0 for s in servers]
 
 
@@ -104,12 +105,13 @@ def test_affinity(b, servers):
     for i in range(4):
         b.request("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1, "seed": i})
         messages += [{"role": "assistant", "content": f"Answer {i}."}, {"role": "user", "content": f"Question {i}."}]
-    if b.kind == "haproxy":  # nginx looks at the beginning of the messages, which a short chat changes
+    # nginx hashes the beginning of the messages, which a short chat changes
+    if b.kind == "haproxy":
         equal(f"{b.kind}: so do chats by their first messages", len(who(servers, before)), 1)
 
 
 def test_drain(b, servers):
-    """SIGTERM: the running answer ends, a new request goes elsewhere."""
+    """SIGTERM: the running answer is finished, and a new request goes to another server."""
     before = done(servers)
     b.chat("text", prompt_cache_key="one")
     at = who(servers, before)[0]
@@ -144,7 +146,7 @@ def test_kill(b, servers):
 
 
 def fleet(kind, *tests):
-    """Each has servers of its own: a balancer takes a while to learn that one is gone."""
+    """Runs each test with its own servers: a balancer takes a while to notice that one is gone."""
     servers = [Server(MODEL) for _ in range(N)]
     b = Balancer(kind, servers)
     for test in tests:

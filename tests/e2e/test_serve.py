@@ -1,6 +1,7 @@
-"""`hcache serve` as clients see it, over loopback: the API, its streams, its limits, its end.
+"""`hcache serve` as clients see it, over loopback: the API, its streams, its limits, and its
+shutdown.
 
-Only Python's standard library; the official client has a test of its own (test_serve_openai.py)."""
+It uses only Python's standard library; test_serve_openai.py uses the official client."""
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ def cached(answer):
 
 
 def collect(server, path, body):
-    """(text by choice, all chunks, whether [DONE] came)"""
+    """Returns (text by choice, all chunks, whether [DONE] came)."""
     s = Stream(server, path, body)
     chunks = list(s.events)
     s.close()
@@ -159,12 +160,13 @@ def test_concurrency(s):
 
 
 def test_chat_history(s):
-    """Sampled answers come back as text, and are found as the tokens that were generated."""
+    """Sampled answers are sent back as text, and found by the tokens that were generated."""
     messages, before, found = [{"role": "user", "content": "Tell me about Tom and his cat."}], 0, []
     for turn in range(7):
         body = {"messages": messages, "max_tokens": 30, "temperature": 1, "seed": turn}
         want = max(0, (before - 1) // 64 * 64)  # the last token of an answer has no state yet
-        s.post("/v1/cache/flush", {})  # what the answer before has saved is written and committed
+        # the state saved by the answer before is written and committed
+        s.post("/v1/cache/flush", {})
         r = s.post("/v1/chat/completions", {**body, "max_tokens": 0})[2]
         found.append(True if cached(r) >= want else (turn, cached(r), want, r["timings"]))
         r = s.post("/v1/chat/completions", body)[2]
@@ -175,7 +177,7 @@ def test_chat_history(s):
 
 
 def test_vanished_clients():
-    """With the model that has the longest answers: they are not to end before their client has gone."""
+    """Uses the model with the longest answers, so that no answer ends before its client is gone."""
     s = Server(DEMO)
     long = {"prompt": LONG, "max_tokens": 1900, "ignore_eos": True, "n": 16, "temperature": 1}
     for name, stream in (("a stream", True), ("a plain request", False)):
@@ -218,7 +220,8 @@ def test_many_connections(s):
 
 
 def refused(s, name, data, status):
-    """Refused with that status, and the connection closed: what follows is not taken for a request."""
+    """The request is refused with that status and the connection is closed, so that the rest is not
+    read as a request."""
     out = s.raw(data)
     ok = out.startswith(b"HTTP/1.1 %d" % status) and out.count(b"HTTP/1.1 ") == 1 and b"<timeout>" not in out
     check(name, ok, out[:600])
@@ -260,7 +263,8 @@ def test_fullness():
               "/v1/completions": lambda t: {"prompt": t, "max_tokens": 4},
               "/v1/responses": lambda t: {"input": t, "max_output_tokens": 4},
               "/v1/messages": lambda t: {"messages": [{"role": "user", "content": t}], "max_tokens": 4}}
-    at = s.post("/tokenize", {"content": "one two " * 10})[2]["count"] / 10  # tokens of a repetition
+    # tokens of one repetition
+    at = s.post("/tokenize", {"content": "one two " * 10})[2]["count"] / 10
     few, many = "one two " * 4, "one two " * int(140 / at)
     for path, body in routes.items():
         told = [s.post(path, {**body(t), "temperature": 0})[2]["usage"] for t in (few, many)]
@@ -289,13 +293,13 @@ def test_limits(s):
 
 
 def test_timeouts():
-    """Of a server that waits for a second; one that took no notice of its options would wait for half a minute, and
-    longer.  The waits are counted in pieces, so that a test that is stopped takes nobody for late."""
+    """The server's time limits are a second; the defaults are half a minute and longer.  Waits are
+    counted in pieces, so that a test that is stopped meanwhile does not count as late."""
     s = Server(MODEL, "--read-timeout", "1", "--idle-timeout", "1")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
     def closed(begin, drip=b""):
-        """Whether the server closes a connection that it has got this of, and a drip now and then."""
+        """Returns whether the server closes a connection after `begin` and an occasional `drip`."""
         with s.open() as c:
             c.settimeout(0.1)
             try:
@@ -334,7 +338,8 @@ def test_queue(s):
     pair = {"prompt": "x", "n": 2, "max_tokens": 300, "ignore_eos": True}
 
     def fill():
-        """One runs and two wait, or had all of them ended before the last was asked for?"""
+        """Returns whether one request runs and two wait, and not all of them ended before the last
+        was sent."""
         streams = [Stream(s, "/v1/completions", pair, key) for _ in range(2)]
         answer = s.post("/v1/completions", pair, key)
         for one in streams:
@@ -360,7 +365,8 @@ Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>.{% endif %}
 
 
 def test_reuse():
-    """What is still on the device is shared and told; time limits and priorities; a small KV cache."""
+    """State that is still on the device is shared and reported; time limits and priorities; a small
+    KV cache."""
     s = Server(MODEL, "--max-sequences", "4", "--kv-tokens", "512")
     first = s.complete(LONG, max_tokens=10)
     again = s.complete(LONG, max_tokens=10)
@@ -419,7 +425,8 @@ def test_template():
     s = Server(model)
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "temperature": 0}
     status, _, r = s.post("/v1/chat/completions", chat)
-    want = s.complete("<user> Hi<assistant>", max_tokens=6)  # line breaks behind blocks vanish
+    # the template drops line breaks after blocks
+    want = s.complete("<user> Hi<assistant>", max_tokens=6)
     check("template: the prompt is what it writes", status == 200 and
           r["usage"]["prompt_tokens"] == want["usage"]["prompt_tokens"] and
           r["choices"][0]["message"]["content"] == want["choices"][0]["text"], (r, want))
@@ -463,7 +470,8 @@ def test_ends():
     check("SIGTERM: a running stream ends as it should", rest[-1:] == [None] and
           rest[-2]["choices"][0]["finish_reason"] == "length", rest[-2:])
     equal("SIGTERM: exit status 0", status, [0])
-    # What is to be cut off must not end before: 64 answers, as long as they can be, take some seconds of any machine.
+    # These must still run when they are cut off: 64 answers of maximum length take some seconds on
+    # any machine.
     endless = {"prompt": LONG, "max_tokens": 1900, "ignore_eos": True, "n": 16}
     s = Server(DEMO, "--drain", "0")
     streams = [Stream(s, "/v1/completions", endless) for _ in range(4)]

@@ -1,4 +1,5 @@
-"""What large bodies cost: memory, and who answers them.  How long they take is measured by bench/large_bodies.py."""
+"""The cost of large bodies: memory, and which thread answers.  bench/large_bodies.py measures the
+time."""
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ MODEL = "models/demo"
 MIB = 1 << 20
 BODY = 8 * MIB
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, '
-FREE = 32  # MiB: what does not grow with the body
+FREE = 32  # MiB that do not depend on the body's size
 
 
 def filled(before, piece, after, n=None):
@@ -28,9 +29,9 @@ def memory(s, name):
 
 
 def costs(s, path, body, n):
-    """(statuses, MiB at the peak of n such requests at once) above what was there before"""
+    """Returns (statuses, the growth of the peak memory in MiB) of n such requests at once."""
     with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
-        f.write("5")  # VmHWM begins anew
+        f.write("5")  # resets VmHWM
     before, out = memory(s, "VmRSS"), []
     threads = [threading.Thread(target=lambda: out.append(s.post(path, body)[0])) for _ in range(n)]
     for t in threads:
@@ -110,7 +111,8 @@ def test_too_long(s):
 
 
 def test_history():
-    """A prompt that is truncated has a bound, too, and what is far beyond it is refused by its size."""
+    """A prompt that is truncated is bounded, too: far beyond the bound it is refused by its size.
+    """
     s = Server(MODEL, "--truncate", "0.5", "--max-history", "4096")
     text = "word " * (MIB // 4)
     chat, auto = [{"role": "user", "content": text}], {"truncation": "auto"}
@@ -132,7 +134,7 @@ def test_history():
 
 
 def test_long_tokens(s):
-    """A few bytes of ids must not make a large text."""
+    """A few bytes of ids must not produce a large text."""
     folder = os.path.join(models, "long-token")
     shutil.copytree(MODEL, folder)
     path = os.path.join(folder, "tokenizer.json")
@@ -160,7 +162,8 @@ def test_long_tokens(s):
 
 
 def test_named_token():
-    """A folder names a token that the model has no embedding for: it serves, and refuses the texts that have it."""
+    """A folder names a token for which the model has no embedding: the server works, and refuses
+    texts that contain the token."""
     folder = os.path.join(models, "named-token")
     shutil.copytree(MODEL, folder)
     path = os.path.join(folder, "tokenizer_config.json")
@@ -198,13 +201,14 @@ def test_threads(s):
             ("a small new conversation", "disk", lambda: s.post("/v1/conversations", {})),
             ("a large new conversation", "text", lambda: s.post("/v1/conversations", {"items": [item]})),
             ("a large lookup", "text", lambda: s.post("/v1/cache/lookup", {"prompt": "x " * 5000}))]:
-        before = answered(s, thread)  # asking for metrics counts, too: by "http"
+        before = answered(s, thread)  # the request for metrics counts, too: as "http"
         ask()
         equal(f"{name}: answered by {thread}", answered(s, thread) - before, 2 if thread == "http" else 1)
 
 
 def test_streams_go_on(s):
-    """While a large body is at work a stream has all its events, and the body is answered, too."""
+    """While a large body is processed a stream gets all its events, and the body is answered, too.
+    """
     stream = Stream(s, "/v1/completions", {"prompt": "Once", "max_tokens": 300, "ignore_eos": True, "temperature": 0})
     body, out = filled(CHAT + '"user": [', "{}", "]}"), []
     threads = [threading.Thread(target=lambda: out.append(s.post("/v1/chat/completions", body)[0])) for _ in range(2)]

@@ -1,5 +1,5 @@
-"""How `hcache serve` takes connections: many that are ready at once, as many as are allowed, more than the system
-allows, and none any more."""
+"""How `hcache serve` accepts connections: many that are ready at once, the maximum number, more
+than the system allows, and none any more."""
 import http.client
 import os
 import resource
@@ -20,7 +20,7 @@ def connect(server, n):
 
 
 def is_served(c, seconds=PATIENCE):
-    """Whether a whole answer arrives, each piece of it within so many seconds."""
+    """Returns whether a whole answer arrives, each piece within so many seconds."""
     c.settimeout(seconds)
     try:
         answer = http.client.HTTPResponse(c)
@@ -37,7 +37,7 @@ def ask(c):
 
 
 def burst(server, n):
-    """n connections whose requests have all arrived before the server looks at one of them."""
+    """Makes n connections whose requests have all arrived before the server reads one of them."""
     connections = connect(server, n)
     check(f"{n} connections are served", all(ask(c) for c in connections))
     server.p.send_signal(signal.SIGSTOP)
@@ -80,7 +80,8 @@ def bound(server):
 
 
 def slow_clients(server):
-    """Every place is taken by a client that never ends its request, and sends a byte now and then."""
+    """Every connection is taken by a client that never completes its request and sends a byte now
+    and then."""
     for name, begin in [("has sent nothing", b""), ("sends its header slowly", b"GET /health HTTP/1.1\r\nX-Slow: "),
                         ("sends its body slowly", b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n")]:
         held = connect(server, 16)
@@ -112,7 +113,7 @@ def descriptors(server):
           until(lambda: any("the system allows no more" in line for line in server.log)), server.log)
     check("the others go on", ask(first))
     served = 0
-    for c in more:  # each gives its place to one that waits
+    for c in more:  # a closed connection makes room for one that waits
         served += is_served(c)
         c.close()
     check("and each is served in its turn", served == 8, served)
@@ -141,7 +142,7 @@ def small_stacks(server):
           all(server.complete("Once upon a time", max_tokens=4)["choices"][0]["text"] for _ in range(2)))
 
 
-# (No time limit of a connection is to wake up a loop that sleeps in spite of requests.)
+# (Long time limits, so that no timeout wakes a loop that sleeps although requests are there.)
 with_server(bursts, "--http-threads", "1", "--idle-timeout", "3600", "--read-timeout", "3600")
 with_server(bound, "--max-connections", "8", "--read-timeout", "3600")
 with_server(slow_clients, "--max-connections", "16", "--idle-timeout", "3600", "--read-timeout", "3600")

@@ -1,4 +1,5 @@
-"""Requests that `hcache serve` refuses: in the shape of the API that was asked, with words that clients look for."""
+"""Requests that `hcache serve` refuses: errors in the format of the API, with the words that
+clients look for."""
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ LONG = [{"role": "user", "content": "one two three four five " * 600}]
 
 
 def test_max_tokens(s):
-    """max_completion_tokens wins, in whatever order both stand."""
+    """max_completion_tokens takes precedence, in either order."""
     for order in (("max_tokens", "max_completion_tokens"), ("max_completion_tokens", "max_tokens")):
         values = {"max_tokens": 7, "max_completion_tokens": 3}
         body = {"messages": HELLO, "ignore_eos": True, **{name: values[name] for name in order}}
@@ -70,7 +71,7 @@ def test_overflow(s):
 
 
 def test_queue(s):
-    """What can never be accepted is not to be tried again."""
+    """A request that can never be accepted gets no hint to retry."""
     status, headers, r = s.post("/v1/chat/completions", {"messages": HELLO, "n": 3, "max_tokens": 1}, KEY)
     check("n above --max-queue: 400", status == 400 and r["error"]["param"] == "n" and "--max-queue" in
           r["error"]["message"] and "Retry-After" not in headers, (status, r))
@@ -81,7 +82,7 @@ def test_queue(s):
 
 
 def test_ignored(s):
-    """What clients send always, and a model of texts can do without."""
+    """Fields that clients always send and a text model can ignore."""
     ask = {"messages": HELLO, "max_tokens": 1}
     for path, body in (
             ("/v1/chat/completions", {**ask, "reasoning_effort": "high", "verbosity": "low"}),
@@ -93,7 +94,7 @@ def test_ignored(s):
 
 
 def test_miss(s):
-    """null or a reason."""
+    """`miss` is null or a reason."""
     first = s.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, KEY)[2]["timings"]
     equal("a prompt without a full chunk: no miss", first["miss"], None)
     text = [{"role": "user", "content": LONG[0]["content"][:1500]}]
@@ -105,7 +106,7 @@ def test_miss(s):
 
 
 def test_forms(s):
-    """Uploads whose parts are not what they should be."""
+    """Uploads with malformed parts."""
     def form(*parts):
         return b"".join(b"--limit\r\n" + head + b"\r\n\r\n" + body + b"\r\n" for head, body in parts) + b"--limit--\r\n"
     named = b'Content-Disposition: form-data; name="%s"'

@@ -1,7 +1,9 @@
-"""`hcache serve` under many connections: 1,000 idle ones and 200 live streams, and what a token costs beside computing it.
+"""`hcache serve` with many connections: 1,000 idle ones and 200 live streams, and the cost of a
+token beside computing it.
 
-What the HTTP threads do for a token is judged by what computing it takes, with the smallest model there is: that does not
-depend on the machine.  What it is in microseconds `hcache bench serve --pid` says."""
+The work of the HTTP threads per token is compared with that of computing a token of the smallest
+model, so that the result does not depend on the machine.  `hcache bench serve --pid` gives it in
+microseconds."""
 import asyncio
 import json
 import os
@@ -14,7 +16,7 @@ from tap import PATIENCE, check, end, skip  # noqa: E402
 
 
 N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 300
-# A descriptor for each connection, here and in the server, and some for everything else.
+# One descriptor per connection, here and in the server, and some for everything else.
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 wanted = N_IDLE + N_STREAMS + 256
 if hard != resource.RLIM_INFINITY and hard < wanted:
@@ -22,12 +24,13 @@ if hard != resource.RLIM_INFINITY and hard < wanted:
     print(f"# {N_IDLE} idle connections: more than {hard} descriptors are not allowed here (ulimit -Hn)")
 if soft != resource.RLIM_INFINITY and soft < wanted:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY and hard < wanted else wanted, hard))
-# Idle connections are there for as long as the streams take.
+# Idle connections stay open as long as the streams run.
 OPTIONS = ("--max-sequences", str(N_STREAMS), "--max-queue", "256", "--idle-timeout", "3600")
 
 
 def check_cost(name, before, after):
-    """Between two times of cpu_ns: a thread that spins beside the engine's would have as much as that."""
+    """Compares two results of cpu_ns: a thread that spins beside the engine's would use as much
+    time."""
     if SANITIZED:
         skip(name, "a sanitizer's time is not the program's")
     elif not after:
@@ -38,7 +41,8 @@ def check_cost(name, before, after):
 
 
 def cpu_ns(server):
-    """Processor time of the threads by their names; the HTTP threads are called http. Nothing where it is not told."""
+    """Returns the processor time of the threads by name; the HTTP threads are named http.  Empty if
+    the system does not report it."""
     times = {}
     base = f"/proc/{server.p.pid}/task"
     for task in os.listdir(base):
@@ -62,7 +66,7 @@ def body(seed, n_tokens):
 
 
 async def stream(reader, writer, seed, started):
-    """(text, whether it ended well)"""
+    """Returns (text, whether it ended well)."""
     text, done = "", False
     while not done:
         line = await reader.readline()
@@ -83,7 +87,7 @@ async def still_there(reader, writer):
 
 
 async def streams(server):
-    """(how many were live when the last began, results)"""
+    """Returns (how many streams were live when the last began, results)."""
     started = set()
     opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_STREAMS)]
     for i, (_, w) in enumerate(opened):
@@ -97,7 +101,7 @@ async def streams(server):
 
 async def load(server):
     idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_IDLE)]
-    for _ in range(5):  # where this test was not run while they began, some have ended before others
+    for _ in range(5):  # if this test was stopped while they began, some ended before others began
         before = cpu_ns(server)
         all_at_once, results = await streams(server)
         after = cpu_ns(server)
@@ -115,7 +119,7 @@ async def load(server):
 
 
 def one_stream(server):
-    """Every token is an event of its own, or nearly: the most that one can cost."""
+    """Nearly every token is an event of its own: the maximum cost of one."""
     before = cpu_ns(server)
     for _ in range(3):
         s = Stream(server, "/v1/completions", {"prompt": "Once", "max_tokens": 400, "ignore_eos": True})

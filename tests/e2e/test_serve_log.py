@@ -1,4 +1,5 @@
-"""The log of `hcache serve`: a line for each request with -v, times, and nothing that belongs to a user."""
+"""The log of `hcache serve`: with -v a line for each request, with times, and without any user
+data."""
 import os
 import re
 import shutil
@@ -50,7 +51,7 @@ s.request("GET", "/v1/" + SECRET.replace(" ", "_"), None, KEY)
 logged("no such path", s, r"GET \(no route\) 404 in [0-9.]+ ms: there is no such path$")
 s.request("GET", "/v1/models")
 logged("no key", s, r"GET /v1/models 401 in [0-9.]+ ms: the API key is missing or unknown \(.*\)$")
-# A refused request has the reason; what the client has sent is "...".
+# A refused request is logged with the reason; the client's own data is shown as "...".
 COMPLETIONS = r"POST /v1/completions 400 in [0-9.]+ ms: "
 for name, body, reason in (
         ("a field out of its bounds", {"top_p": 7}, r"'top_p' is 7; it must be 0 to 1"),

@@ -1,6 +1,6 @@
-"""A server that may not have more memory (RLIMIT_AS): requests that need it fail alone, with 503, and the server lives.
-Also: what one message costs that really fits its context,
-what log-probabilities cost, and what a large kept conversation costs."""
+"""A server that may not use more memory (RLIMIT_AS): only the requests that need it fail, with 503,
+and the server lives.  Also: the memory of a message that really fits its context, of
+log-probabilities, and of a large kept conversation."""
 import json
 import os
 import resource
@@ -22,7 +22,7 @@ def memory(s, name):
 
 
 def limit(s, room):
-    """The server's address space may grow by so many bytes; None: without a bound."""
+    """Limits the growth of the server's address space to so many bytes; None removes the limit."""
     most = resource.RLIM_INFINITY if room is None else memory(s, "VmSize") + room
     resource.prlimit(s.p.pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
@@ -75,8 +75,8 @@ def test_limited(model):
 
 
 def test_fitting(model):
-    """An ordinary text of 8 MB in a context of 4M tokens: read, rendered, tokenized, queued, and given up by its
-    timeout before its first token."""
+    """An ordinary text of 8 MB in a context of 4M tokens: read, rendered, tokenized, queued, and
+    ended by its timeout before its first token."""
     with open(os.path.join(model, "config.json")) as f:
         config = json.load(f)
     with open(os.path.join(model, "config.json"), "w") as f:
@@ -98,7 +98,7 @@ def test_fitting(model):
                                  ("/v1/responses", 400, {"input": text.replace(" ", "x"), "max_output_tokens": 1}),
                                  ("/v1/conversations", 200, {"items": chat})]:
             with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
-                f.write("5")  # VmHWM begins anew
+                f.write("5")  # resets VmHWM
             before = memory(s, "VmRSS")
             status, _, r = s.post(path, body)
             peak = (memory(s, "VmHWM") - before) / len(text)
@@ -112,9 +112,9 @@ def test_fitting(model):
 
 
 def peak_of(s, ask):
-    """(What it gives, bytes at the peak above what was there before)"""
+    """Returns (the result of ask, the growth of the peak memory in bytes)."""
     with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
-        f.write("5")  # VmHWM begins anew
+        f.write("5")  # resets VmHWM
     before = memory(s, "VmRSS")
     out = ask()
     return out, memory(s, "VmHWM") - before
@@ -129,12 +129,13 @@ def at_most_4_times(name, peak, n_bytes):
 
 
 def test_logprobs():
-    """Answers that are log-probabilities mostly: 21 for each token."""
+    """Answers that consist mostly of log-probabilities: 21 for each token."""
     s = Server("models/demo", "--kv-tokens", "4K", "--max-sequences", "4", "--no-reuse")
     asked = {"max_tokens": 900, "ignore_eos": True, "n": 4}
     chat = {**asked, "messages": [{"role": "user", "content": "Hi"}]}
     try:
-        for _ in range(2):  # every block of the KV cache is touched once: it is not the answers'
+        # touches every block of the KV cache once, so that it does not count for the answers
+        for _ in range(2):
             s.post("/v1/chat/completions", chat)
         for path, body in [("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 20}),
                            ("/v1/completions", {**asked, "prompt": "Hi", "logprobs": 20})]:
@@ -143,7 +144,7 @@ def test_logprobs():
             check(f"{path}: an answer with 75600 log-probabilities", (status, n) == (200, 3600), (status, n))
             at_most_4_times(f"{path} with log-probabilities", peak, len(json.dumps(r)))
 
-            def late():  # a client that reads nothing until all is generated
+            def late():  # a client that reads nothing until everything is generated
                 data = json.dumps({**body, "stream": True}).encode()
                 with s.open() as c:
                     c.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
@@ -158,7 +159,7 @@ def test_logprobs():
 
 
 def test_kept():
-    """A conversation that is larger than a body may be."""
+    """A conversation larger than a request body may be."""
     s = Server("models/demo", "--store", os.path.join(tmp, "kept"))
     part = {"type": "input_text", "text": "word and word about it. " * 14}
     try:

@@ -1,4 +1,5 @@
-"""Who may ask: names, pages, preflights, keys. By plain requests; test_page_foreign.py asks with a browser."""
+"""Access control: host names, pages, preflights, keys.  This test sends plain requests;
+test_page_foreign.py uses a browser."""
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def raw(s, head, body=b""):
-    """(status, headers with lower-case names, body) of one request as it stands."""
+    """Returns (status, headers with lower-case names, body) of one literal request."""
     out = s.raw(head.replace("PORT", str(s.port)).encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     top, _, rest = out.partition(b"\r\n\r\n")
     lines = top.decode("latin-1").split("\r\n")
@@ -115,8 +116,8 @@ def test_wrong_keys(tmp):
         def counted(n):
             return until(lambda: f"wrong_keys_total {n}\n" in s.request("GET", "/metrics", headers=right)[2])
 
-        # Eight wrong keys at a time. If all of them were answered before the right key was asked for, this test was not
-        # run meanwhile: then eight more wait for longer.
+        # Eight wrong keys at a time.  If all of them were answered before the right key was sent,
+        # this test was stopped meanwhile; then eight more wait for longer.
         is_counted, beside = True, None
         while beside is None and n_guesses < 80 and is_counted:
             threads = [threading.Thread(target=guess, args=(n_guesses + i,)) for i in range(8)]

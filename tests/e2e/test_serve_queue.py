@@ -1,4 +1,5 @@
-"""A full queue of `hcache serve`: when to come back, who is first, and what a client that has gone leaves behind."""
+"""A full queue of `hcache serve`: Retry-After, the order of requests, and clients that disconnect.
+"""
 import math
 import os
 import sys
@@ -21,11 +22,13 @@ def n_ended(s):
 
 
 def retry_after(s):
-    """One request has ended, so its time is what is known; behind it one runs for long, and the queue is full.  False
-    where that one has ended, too, before the queue was asked: nobody ran this test meanwhile."""
+    """One request has ended, so the server knows the time of a request.  Behind it one runs for
+    long, and the queue is full.  Returns False if that one has ended, too, before the queue was
+    asked, because this test was stopped meanwhile."""
     start = time.monotonic()
     timings = s.complete("Tell me something long.", max_tokens=700, ignore_eos=True)["timings"]
-    outside, inside = time.monotonic() - start, timings["decode_ms"] / 1e3  # it had its place for longer than it decoded
+    # a request holds its place for longer than it decodes
+    outside, inside = time.monotonic() - start, timings["decode_ms"] / 1e3
     first = Stream(s, "/v1/completions", ask(2000))
     running = until(lambda: s.metric("hcache_requests_running") == 1 or n_ended(s) > 1)
     others = Stream(s, "/v1/completions", ask(700, n=QUEUE))

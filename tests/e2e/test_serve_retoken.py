@@ -1,4 +1,5 @@
-"""Chats through `hcache serve` whose answers come back as text: found by their tokens, or «retokenised at N»."""
+"""Chats through `hcache serve` whose answers are sent back as text: found by their tokens, or
+reported as «retokenised at N»."""
 import os
 import re
 import sys
@@ -17,7 +18,8 @@ def chat(s, messages, **fields):
 
 
 def resent(s, first, answer):
-    """The miss reason of a chat that goes on behind this answer, and how often the metric counted one."""
+    """Returns the miss reason of a chat that continues after this answer, and how often the metric
+    counted one."""
     before = s.metric("hcache_retokenised_total")
     r = chat(s, [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}])
     return r["timings"]["miss"] or "", s.metric("hcache_retokenised_total") - before, r["usage"]["prompt_tokens"]
@@ -25,11 +27,12 @@ def resent(s, first, answer):
 
 def test(s):
     first = [{"role": "user", "content": "Tell me of Lily."}]
-    # So hot that the answer's text does not tokenize to the tokens that were sampled.
+    # The temperature is so high that the answer's text does not tokenize to the sampled tokens.
     answer = chat(s, first, temperature=2, seed=5, ignore_eos=True)["choices"][0]["message"]["content"]
     miss, counted, _ = resent(s, first, answer)
     check("as it was: its tokens are used", "retokenised" not in miss and counted == 0, (answer, miss))
-    # Letters behind an answer, some of which make one token with its last: no token ends where the answer did.
+    # Letters after an answer, some of which form one token with its last letter: then no token ends
+    # where the answer did.
     seen = []
     for seed in range(40):
         answer = chat(s, first, temperature=2, seed=seed, ignore_eos=True)["choices"][0]["message"]["content"]

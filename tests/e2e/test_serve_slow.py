@@ -1,4 +1,4 @@
-"""Streams that are silent for long, and a server whose weights are streamed."""
+"""Streams without events for a long time, and a server whose weights are streamed."""
 import json
 import os
 import re
@@ -25,7 +25,8 @@ equal("streamed weights answer as resident ones do", server.complete(**asked)["c
       whole.complete(**asked)["choices"][0]["text"])
 whole.stop()
 
-# One request holds the only place for as long as it takes; the other stream waits, and is told so.
+# One request holds the only place for as long as it takes; the other stream waits, and gets a
+# comment that says so.
 body = {"prompt": "A mole", "max_tokens": 1900, "ignore_eos": True, "temperature": 0, "stream": True}
 first = Stream(server, "/v1/completions", body)
 next(first.events)
@@ -45,7 +46,8 @@ second.close()
 equal("SIGTERM with no time to drain ends it in mid-answer", server.stop(), 0)
 first.close()
 
-# A client that reads a few bytes now and then: within --write-timeout the socket must take more of the answer.
+# A client that reads a few bytes now and then: within --write-timeout the socket must accept more
+# of the answer.
 server = Server("models/demo", "--write-timeout", "1")
 text = json.dumps({"content": "A mole and a bird. " * 40000}).encode()
 slow = socket.socket()

@@ -1,4 +1,5 @@
-"""Conversations that outgrow their window: in /v1/responses, across kill -9, until they are erased."""
+"""Conversations that outgrow their window: in /v1/responses, across kill -9, until they are erased.
+"""
 import os
 import sys
 import tempfile
@@ -28,7 +29,7 @@ def test_conversation(tmp):
     args = (MODEL, *SAVING, "--store", os.path.join(tmp, "s"), "--no-reuse", *WINDOW)
     server = Server(*args)
     c = server.post("/v1/conversations", {})[2]["id"]
-    turns = []  # the first state is shorter than a chunk: too little to measure the store by
+    turns = []  # the first state is shorter than a chunk: too little to measure the store with
     for i in range(8):
         server.post("/v1/cache/flush", {})
         turns.append(say(server, c, LONG))
@@ -65,7 +66,7 @@ def message(role, text):
 
 
 def test_system_items(tmp):
-    """System messages at the beginning of what is said lie in K, as `instructions` do."""
+    """System messages at the beginning count as part of the kept head K, as `instructions` do."""
     server = Server(MODEL, "--store", os.path.join(tmp, "u"), "--truncate", "0.25,context=256")
 
     def kept(items, **fields):
@@ -95,7 +96,7 @@ def test_system_items(tmp):
 
 
 def test_cache(tmp):
-    """/v1/cache knows the stairs of what is truncated: the keys are the engine's."""
+    """/v1/cache finds the stairs of truncated prompts: it uses the engine's keys."""
     server = Server(MODEL, "--store", os.path.join(tmp, "v"), "--truncate", "0.25,context=256")
     said = {"messages": [{"role": "system", "content": "Speak of the bird. " * 5}, {"role": "user", "content": LONG * 7}]}
 
@@ -156,7 +157,8 @@ def test_fields(tmp):
 
 
 def test_resent(tmp):
-    """Clients that send the whole history with each request: their chats go on past the window, and hit."""
+    """Clients that send the whole history with each request: their chats continue past the window,
+    and hit."""
     server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "w"), "--no-reuse", *WINDOW)
     cold = Server(MODEL, "--store", os.path.join(tmp, "x"), "--no-reuse", *WINDOW)
     said, seen = [{"role": "system", "content": "You are kind."}], []

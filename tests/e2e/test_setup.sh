@@ -1,6 +1,7 @@
-# test_setup.sh - tools/setup.sh and make on a machine that lacks what they need: what they say and ask for.
+# test_setup.sh - tools/setup.sh and make on a machine that lacks what they need: their messages and
+# requests.
 #
-# dpkg-query is a false one, by which nothing is installed; apt-get and sudo are not there.
+# dpkg-query is replaced by a script that reports nothing as installed; apt-get and sudo are absent.
 . tests/e2e/lib.sh
 
 mkdir "$tmp/bin" "$tmp/home"
@@ -29,7 +30,7 @@ check "--list installs nothing, and names no administrator" test -z "$err"
 setup --tests
 expect "an unknown argument is refused with the known ones" 1 '"--tests" \(allowed: --test, --cluster, --clients, --dev, --real-model, --list\)'
 
-# Chromium cannot start on each machine: then the tests of the page are skipped, with its words.
+# Chromium may fail to start: the tests of the page are then skipped, with its message.
 mkdir "$tmp/false"
 printf '#!/bin/bash\nexit 1\n' >"$tmp/false/chromium"
 chmod +x "$tmp/false/chromium"
@@ -38,7 +39,7 @@ rc=$? out=$(cat "$tmp/out") err=$(cat "$tmp/err")
 check "without a browser that starts, a test of the page says so and is skipped" test "$rc" = 0 -a \
     -n "$(grep -E '^1\.\.0 # SKIP (Chromium does not start here: |there is no (selenium|chromium))' "$tmp/out")"
 
-# The make of a machine without a compiler, in a build folder of its own.
+# Runs make as on a machine without a compiler, in its own build directory.
 env -i PATH="$tmp/bin" HOME="$tmp/home" make B="$tmp/build" CC=no-such-cc all >"$tmp/out" 2>"$tmp/err" </dev/null
 rc=$? out=$(cat "$tmp/out") err=$(cat "$tmp/err")
 expect "make without a compiler says what to run" 2 'the compiler or a library is missing: run tools/setup.sh'

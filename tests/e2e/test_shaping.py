@@ -60,7 +60,7 @@ def test_all(s, name):
     n = len(pieces(ended))
     longer = ask(s, max_tokens=n + 20, min_tokens=n + 8)
     check(f"{name}: nor does EOS", ended["finish_reason"] == "stop" and len(pieces(longer)) >= n + 8, (n, longer))
-    # side by side each has its own
+    # requests computed side by side each have their own values
     got = [None] * 3
     bodies = [{}, {"logit_bias": {str(id_of[first][0]): -100}}, {"repetition_penalty": 50}]
     threads = [threading.Thread(target=lambda i=i: got.__setitem__(i, ask(s, **bodies[i])["text"])) for i in range(3)]

@@ -1,7 +1,8 @@
-"""Contexts that fit neither memory nor disk come and go between the tiers, beside erasing and restarts: every answer has
-the digest that a server without a store gives.
+"""Contexts that fit neither memory nor disk move between the tiers, while contexts are erased and
+servers restarted: every answer has the digest that a server without a store gives.
 
-SOAK_SECONDS is how long it takes (default: until everything has happened once), SOAK_DRAM and SOAK_DISK the tiers."""
+SOAK_SECONDS sets the duration (default: until everything has happened once), SOAK_DRAM and
+SOAK_DISK the sizes of the tiers."""
 import hashlib
 import json
 import os
@@ -36,7 +37,8 @@ def body(i):
 
 
 def digest(s, i):
-    """Of all that an answer says about its tokens: their texts, and the probabilities of the best at each place."""
+    """Returns a digest of an answer's token texts and of the probabilities of the best tokens at
+    each place."""
     status, _, r = s.post("/v1/completions", body(i))
     if status != 200:
         raise RuntimeError(f"{status}: {r}")
@@ -74,7 +76,7 @@ class Soak:
                 self.wrong.append(i)
 
     def round(self):
-        """A few requests at once; then one context is erased, or the server starts again."""
+        """Sends a few requests at once; then one context is erased, or the server is restarted."""
         some = [min(int(self.random.expovariate(4 / CONTEXTS)), CONTEXTS - 1) for _ in range(3 * CLIENTS)]
         threads = [threading.Thread(target=lambda mine: [self.ask(i) for i in mine], args=(some[k::CLIENTS],))
                    for k in range(CLIENTS)]
@@ -106,7 +108,7 @@ begin = time.time()
 
 
 def goes_on():
-    """One more round; whether that was the last one."""
+    """Runs one more round and returns whether another one should follow."""
     soak.round()
     return bool(soak.wrong) or (time.time() - begin >= SECONDS and soak.has_seen_all())
 

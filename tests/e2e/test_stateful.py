@@ -1,6 +1,7 @@
-"""Conversations that the server keeps: continued with exact tokens, branched, erased, across kill -9.
+"""Conversations that the server keeps: continued with exact tokens, branched, and erased, across
+kill -9.
 
-KILL_CYCLES (12) and KILL_SEED (1) say how much is killed in mid-turn; `make kill-turns` does it 100 times.
+KILL_CYCLES (12) and KILL_SEED (1) control the kills in mid-turn; `make kill-turns` does 100.
 Arguments pick tests by name ("kill")."""
 import json
 import os
@@ -47,7 +48,7 @@ def error(server, body, path="/v1/responses", headers=None):
 
 
 def tokens_in(db, name):
-    """(tokens kept of the parent, the others) of a turn; the server must not run."""
+    """Returns (tokens kept of the parent, the other tokens) of a turn; the server must not run."""
     c = sqlite3.connect(db)
     kept, blob = c.execute("SELECT n_kept, tokens FROM turn WHERE name = ?", (name,)).fetchone()
     c.close()
@@ -133,7 +134,8 @@ def test_stream(tmp):
     check("and their text is the response's", said == text_of(last) and len(said) > 0, events)
     kept = server.request("GET", "/v1/responses/" + last["id"])[2]
     check("which is kept", kept == last, kept)
-    # Its last token is far away; where it has come all the same, since nobody ran this test meanwhile, it is asked again.
+    # Its last token is far away.  If it was reached all the same, because this test was stopped
+    # meanwhile, the request is repeated.
     cancelled = 'hcache_requests_total{end="cancelled"}'
     for _ in range(20):
         before = server.metric(cancelled)
@@ -207,7 +209,8 @@ def test_conversations(tmp):
     _, _, gone = server.request("DELETE", "/v1/responses/" + c["id"])
     check("a response in a conversation stays there without its name", gone["shared_turns"] == 1 and
           respond(server, "Go on.", conversation=w["id"])["status"] in ("completed", "incomplete"), gone)
-    for _ in range(20):  # where this test was not run meanwhile, the long one has ended before the short one begins
+    # if this test was stopped meanwhile, the long one ended before the short one began
+    for _ in range(20):
         w = server.post("/v1/conversations", {})[2]
         s = Stream(server, "/v1/responses", {"input": "At once 0.", "conversation": w["id"], "ignore_eos": True,
                                              "max_output_tokens": 1500, "temperature": 0})
@@ -280,7 +283,8 @@ def test_bad_input(tmp):
 
 
 def test_erased_state(tmp):
-    """Chunks go with the last turn that has them, pinned or not, and stay while another has them."""
+    """Chunks are erased with the last turn that uses them, pinned or not, and stay while another
+    turn uses them."""
     server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "s"))
 
     def stored(name):
@@ -296,7 +300,7 @@ def test_erased_state(tmp):
     check("and leaves what others have", stored(a["id"]) == whole[a["id"]] and stored(c["id"]) == whole[c["id"]])
     again = respond(server, LONG, store=False)
     check("a prompt that nobody keeps shares them", again["usage"]["input_tokens_details"]["cached_tokens"] >= 64, again)
-    server.post("/v1/cache/flush", {})  # what is being written cannot be erased yet
+    server.post("/v1/cache/flush", {})  # chunks being written cannot be erased yet
     server.post("/v1/cache/pin", {"response_id": c["id"], "ttl": 1000})
     server.request("DELETE", "/v1/responses/" + a["id"])
     gone = server.request("DELETE", "/v1/responses/" + c["id"])[2]
@@ -324,7 +328,8 @@ def test_erased_state(tmp):
 
 
 def test_idle(tmp):
-    """What nobody uses is evicted after --idle-ttl; a pin keeps it; store gc does it without a server."""
+    """Unused chunks are evicted after --idle-ttl; a pin keeps them; `store gc` evicts them without
+    a server."""
     store, kept = os.path.join(tmp, "s"), "Keep this one. " + LONG
     server = Server(MODEL, *SAVING, "--store", store)
 
@@ -334,7 +339,8 @@ def test_idle(tmp):
     def chunks():  # a look-up would be a use
         return server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"]
     ask("prefetch", prompt=kept)
-    n_kept = ask("pin", prompt=kept, ttl=100000)["pinned_tokens"] // 64  # not the unfinished one behind them
+    # not the unfinished chunk after them
+    n_kept = ask("pin", prompt=kept, ttl=100000)["pinned_tokens"] // 64
     ask("prefetch", prompt=LONG)
     server.stop()
     server = Server(MODEL, *SAVING, "--store", store, "--idle-ttl", "1")
@@ -425,7 +431,8 @@ def test_cache(tmp):
 
 
 def test_tools(tmp):
-    """A tool is called, its result comes back, the answer follows: on responses, messages and chats, streamed too."""
+    """A tool is called, its result is sent, the answer follows: on responses, messages and chats,
+    streamed too."""
     server = Server(scripted_model.make(os.path.join(tmp, "m")), "--store", os.path.join(tmp, "s"))
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     city = {"city": "Oslo"}
@@ -482,7 +489,7 @@ def test_tools(tmp):
 
 
 def test_run(tmp):
-    """`hcache run -i --conversation`: the same conversations, in the terminal."""
+    """`hcache run -i --conversation`: the same conversations in the terminal."""
     store = os.path.join(tmp, "s")
 
     def talk(lines, *options, kill_after=None):
@@ -525,12 +532,15 @@ def test_run(tmp):
 
 
 def test_kill(tmp):
-    """kill -9 in the middle of a turn: the conversation is at the turn before, or at the new one."""
+    """kill -9 in the middle of a turn: the conversation ends with the turn before, or with the new
+    one."""
     rng = random.Random(SEED)
     store = os.path.join(tmp, "s")
     server, name, said, n_mid, bad = Server(MODEL, "--store", store), None, [], 0, []
     name = server.post("/v1/conversations", {})[2]["id"]
-    latest = 0.25  # of a kill: learnt, so that on a quick machine, too, about half of them come in time
+    # the latest moment of a kill; adapted, so that about half of the kills come in time on a quick
+    # machine, too
+    latest = 0.25
     for cycle in range(CYCLES):
         words = f"Turn {cycle}: " + rng.choice(["tell me about birds.", LONG, "go on."])
         s = Stream(server, "/v1/responses", {"input": words, "conversation": name, "temperature": 0,

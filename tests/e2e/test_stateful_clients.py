@@ -132,7 +132,7 @@ def run_anthropic(c, model):
 
 
 def run_tools(o, a, model):
-    """The clients' own loops: ask, be called, answer the call, read on."""
+    """The clients' own tool loops: ask, receive the call, send the result, read on."""
     function = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
     said = "How is the weather?"
     r = o.responses.create(model=model, input=said, tools=[function])
@@ -170,7 +170,7 @@ def run_tools(o, a, model):
 
 
 def serve_and_run(store, model, name, *runs):
-    """Each run is a function and which of the two clients it gets."""
+    """Each of `runs` is a function and the client that it gets."""
     server = Server(model, "--store", store, "--api-key", "sesame,other")
     url = f"http://127.0.0.1:{server.port}"
     clients = (openai.OpenAI(base_url=url + "/v1", api_key="sesame", max_retries=0, timeout=PATIENCE),

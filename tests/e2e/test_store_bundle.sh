@@ -1,5 +1,5 @@
-# test_store_bundle.sh - hcache store export and import: state that moves to another store comes back with equal bits, and
-# a file that is damaged, cut off or something else is found out.
+# test_store_bundle.sh - `hcache store export` and `import`: state moved to another store is
+# restored with equal bits, and a damaged, truncated or foreign file is detected.
 . tests/e2e/lib.sh
 
 model=$tmp/model
@@ -9,7 +9,7 @@ ids 300 8 >"$tmp/two"
 dirs=$tmp/a,$tmp/b
 file=$tmp/state.hcb
 
-run_again() { # run_again STORE IDS: continues what is stored
+run_again() {  # run_again STORE IDS: continues the stored context
     run_hc run "$model" --token-ids "$2" --max-tokens 4 --ignore-eos --store "$1" --plan kv --json
 }
 for i in one two; do
@@ -27,7 +27,7 @@ run_hc store export "$dirs" --out "$file" --all --json
 check "all is exported" json_is '[j["exported_chunks"], j["gone_chunks"]]' "$n_all 0"
 check "into a file of its owner" test "$(stat -c %a "$file")" = 600
 run_hc store export "$dirs" --out "$file" --all
-expect "a file that is there is not replaced" 1 'is there already'
+expect "a file that is there is not replaced" 1 'already exists'
 run_hc store export "$dirs" --out "$tmp/none.hcb"
 expect "what is exported must be said" 2 'either --key or --all'
 
@@ -65,7 +65,7 @@ import sys
 from pathlib import Path
 b = bytearray(Path(sys.argv[1]).read_bytes())
 at = int(sys.argv[2])
-while b[at] == 0 and at > 4096:  # zeros behind a record mean nothing
+while b[at] == 0 and at > 4096:  # zeros after a record do not count
     at -= 1
 b[at] ^= 4
 Path(sys.argv[1]).write_bytes(b)
@@ -76,7 +76,7 @@ PYTHON
     check "and nothing damaged is stored" json_is 'j["bad"]' 0
 done
 run_hc store import "$tmp/g" --in "$tmp/one"
-expect "another file is refused" 1 'no file of exported chunks|too early'
+expect "another file is refused" 1 'not a file of exported chunks|too early'
 run_hc store import "$tmp/h" --in "$tmp/nothing"
 expect "so is none" 1 'No such file'
 check "and no store is made for it" test ! -e "$tmp/h"

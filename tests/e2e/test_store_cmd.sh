@@ -44,7 +44,7 @@ check "with a heading" grep -qE '^TOKENS +KEY +MODEL +SIZE +LAST USED +LAYERS, T
 check "and a sum" grep -qE '^4 chunks, 207 tokens, [0-9.]+ [KM]iB$' "$tmp/out"
 run_hc store ls "$dirs" --why --json
 check "ls --why: a leaf is evicted first, what it continues is kept" json_is \
-    '[c["why"] for c in j["chunks"]][-2:]' "kept by what continues it evicted as number 1"
+    '[c["why"] for c in j["chunks"]][-2:]' "kept because other chunks continue it evicted as number 1"
 run_hc store ls "$tmp/b,$tmp/a"
 expect "directories in the wrong order" 1 'the order matters'
 run_hc store ls "$tmp/a"
@@ -57,8 +57,8 @@ check "gc leaves what is used" test "$rc" -eq 0 -a "$(json 'j["file_bytes"] > 0'
 run_hc store verify "$dirs"
 check "and it is sound after" test "$rc" -eq 0
 
-# A hidden state behind the first (that of layer 0 is never read: it is the embedding).  Behind the
-# header of 4096 bytes, a layer's takes 64 rows of bf16.
+# A hidden state of layer 1 (that of layer 0 is never read: it is the embedding).  It lies behind
+# the header of 4096 bytes and layer 0's 64 rows of bf16.
 behind_first=$(python3 -c 'import json,sys; print(4096 + 64 * 2 * json.load(open(sys.argv[1]))["hidden_size"] + 520)' "$model/config.json")
 printf 'damage' | dd of="$tmp/a/seg-000000.hc" bs=1 seek="$behind_first" conv=notrunc 2>/dev/null
 run_hc store verify "$dirs"
@@ -71,7 +71,7 @@ check "a run recomputes and saves it anew" test "$rc" -eq 0
 run_hc store verify "$dirs"
 check "then it is sound again" test "$rc" -eq 0
 
-# What can be mended is, by opening for writing; what cannot is said.
+# Opening for writing repairs what can be repaired, and reports what cannot.
 run_hc store stat "$tmp/a,"
 expect "an empty directory name" 2 'name is empty'
 printf 'damage' | dd of="$tmp/b/superblock" bs=1 seek=100 conv=notrunc 2>/dev/null
@@ -102,7 +102,7 @@ check "one chunk is saved" test "$rc" -eq 0
 run_hc store stat "$tmp/one"
 check "one of each is singular" grep -q '^1 chunk (64 tokens) in 1 extent on 1 directory$' "$tmp/out"
 
-# Titles: of the conversation that used a chunk, where no server has the store.
+# Titles of the conversations that used a chunk, when no server has the store open.
 talk() { echo "$1" | "$hc" run models/demo --store "$tmp/talks" --save kv -i --conversation "$2" -n 40 >/dev/null 2>&1; }
 talk "My dog is called Biscuit, and we live in Lisbon near the old harbour." "Dogs in Lisbon"
 talk "Tell me a story about a mole in a deep burrow." "A mole"
@@ -113,7 +113,7 @@ check "and in the JSON" json_is 'sorted({c["title"] for c in j["chunks"] if c["t
 run_hc store ls "$tmp/one" --json
 check "what belongs to no conversation has none" json_is '{c["title"] for c in j["chunks"]}' "{None}"
 
-# rm: a chunk and what continues it, for good.
+# rm: removes a chunk and all that continue it, permanently.
 run_hc run "$model" --token-ids "$tmp/ids" --max-tokens 1 --ignore-eos --store "$tmp/one" --save kv
 run_hc store ls "$tmp/one" --json
 second=$(json '[c["key"] for c in j["chunks"] if c["index"] == 1][0]')

@@ -1,14 +1,15 @@
-"""A server whose file system becomes read-only under it, and one whose system's clock is set.
+"""A server whose file system becomes read-only while it runs, and one whose system clock is set.
 
-Read-only: an ext4 in a file is mounted, a server saves to it, and the file system is aborted, which is what an error of
-the device does to it: from then on everything that writes fails (a file system with files open for writing
-cannot be remounted read-only otherwise).  Answers go on unchanged, one warning and the metrics say that nothing is
-saved; only unmounting makes such a file system writable again, so the server has to be restarted, and then finds
-what was committed and saves again.  Skipped without root, loop devices or mkfs.ext4.
+Read-only: an ext4 in a file is mounted, a server saves to it, and the file system is aborted, as an
+error of the device would do.  From then on every write fails.  (A file system with files open for
+writing cannot be remounted read-only otherwise.)  Answers continue unchanged; one warning and the
+metrics say that nothing is saved.  Only unmounting makes such a file system writable again, so the
+server has to be restarted; it then finds what was committed, and saves again.  Skipped without
+root, loop devices or mkfs.ext4.
 
-Clock: a library put before the C library (built here) moves the system's clock by what a file says.  Conversations
-with a time to live, pins and recorded times stay as they are when it is set by years; a server that is started with
-its clock behind keeps everything."""
+Clock: a library loaded before the C library (built here) shifts the system's clock by the value in
+a file.  Conversations with a time to live, pins and recorded times are not affected when the clock
+is set by years.  A server started with its clock behind keeps everything."""
 import json
 import os
 import shutil
@@ -36,13 +37,13 @@ def prompt(n, seed):
 
 
 def answer(server, ids):
-    """(log probabilities of the 4 generated tokens, cached tokens)"""
+    """Returns (log probabilities of the 4 generated tokens, cached tokens)."""
     r = server.complete(ids, max_tokens=4, logprobs=1, ignore_eos=True)
     return r["choices"][0]["logprobs"]["token_logprobs"], r["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def ended(server):
-    """Sequences that were not saved because of the store."""
+    """Returns the number of sequences that were not saved because of the store."""
     return server.metric('hcache_saves_ended_total{reason="store_fault"}')
 
 
@@ -127,7 +128,8 @@ time_t time(time_t *out)
 
 
 class ShiftedServer(Server):
-    """One whose system's clock is ahead by .shift_s seconds, at any time."""
+    """A server whose system clock is ahead by .shift_s seconds, which may be changed at any time.
+    """
 
     def __init__(self, store, shift_s, *options):
         self.at = os.path.join(tmp, "shift")
@@ -172,7 +174,8 @@ def clock_is_set():
 
 
 def crowd(server, seed):
-    """Contexts until the store evicts. A save may be shed, so their number is not known before."""
+    """Saves contexts until the store evicts.  A save may be shed, so their number is not known in
+    advance."""
     def evicts():
         nonlocal seed
         answer(server, prompt(300, seed))
@@ -185,7 +188,8 @@ def crowd(server, seed):
 
 
 def guarantees():
-    """A context is guaranteed, crowded, and killed; a second one is refused with the sums."""
+    """One context is guaranteed, put under pressure, and the server is killed; a second guarantee
+    is refused with the numbers."""
     store = os.path.join(tmp, "guaranteed")
     options = ("--store-cap", "4M", "--guarantee-quota", "600K")
     server = Server(SYNTH, "--store", store, "--no-reuse", *SAVING, *options)
@@ -232,7 +236,7 @@ def guarantees():
 
 
 def times_to_live():
-    """State with cache_ttl goes when nobody has used it for so long; other state stays."""
+    """State with cache_ttl is removed when it was not used for that long; other state stays."""
     server = Server(MODEL, "--store", os.path.join(tmp, "ttl"), "--no-reuse", "--plain-chat", *SAVING)
     text = "Once upon a time there was a girl who had a dog. " * 20
 
@@ -274,7 +278,8 @@ def times_to_live():
 
 
 def hints():
-    """A client's guess of the next use decides which context a full store evicts, under --policy ours."""
+    """Under --policy ours, a client's hint of the next use decides which context a full store
+    evicts."""
     def left(policy, **fields):
         server = Server(SYNTH, "--store", os.path.join(tmp, f"hints-{policy}-{len(fields)}"), "--no-reuse", *SAVING,
                         "--policy", policy, "--store-cap", "1M")

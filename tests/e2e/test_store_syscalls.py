@@ -1,11 +1,13 @@
-"""Real system calls that fail under a running `hcache run --store`, and real file systems that do not take
-it: strace injects errors into calls on the store's files; a small tmpfs is full; another is read-only.
+"""Real system calls that fail under a running `hcache run --store`, and real file systems that
+accept no writes: strace injects errors into calls on the store's files; a small tmpfs is full;
+another is read-only.
 
-Whatever fails: the run ends with the tokens and the logits digest of a run without a store, or with status 1
-and a message that names the store; what an earlier run had reported as committed is found by the next run
-without faults; and `store verify` finds nothing bad.
+Whatever fails, the run ends with the tokens and the logits digest of a run without a store, or with
+status 1 and a message that names the store.  What an earlier run reported as committed is found by
+the next run without faults, and `store verify` finds nothing bad.
 
-SYSCALL_CASES=N (5) runs the first N cases of each kind; HCACHE_CAMPAIGN_OUT=FILE receives the counts."""
+SYSCALL_CASES=N (5) runs the first N cases of each kind; HCACHE_CAMPAIGN_OUT=FILE receives the
+counts."""
 import json
 import os
 import shutil
@@ -22,7 +24,8 @@ N_CASES = int(os.environ.get("SYSCALL_CASES", "5"))
 tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-syscalls."))
 n_injected = 0
 
-# system call, error, which of its calls on the store's files ("2": the second, "2+": from it on)
+# system call, error, which of its calls on the store's files ("2": the second, "2+": from the
+# second on)
 PATH_CASES = [
     ("pwrite64", "EIO", "1"), ("fdatasync", "EIO", "1"), ("pread64", "EIO", "1"), ("openat", "EMFILE", "2+"),
     ("fallocate", "ENOSPC", "1+"), ("pwrite64", "ENOSPC", "2+"), ("fdatasync", "EIO", "2"), ("pwrite64", "EROFS", "3+"),
@@ -35,7 +38,8 @@ RING_CASES = [("io_uring_enter", "EIO", "2+"), ("io_uring_setup", "ENOSYS", "1+"
 
 
 def command(ids, store=None):
-    """A run that restores by keys and values: how fast a disk was that is busy or traced would be auto's reason not to."""
+    """Returns a command that restores by keys and values: `auto` may decide not to restore from a
+    disk that is busy or traced."""
     path = os.path.join(tmp, "ids")
     with open(path, "w") as f:
         f.write(" ".join(map(str, ids)))
@@ -63,7 +67,7 @@ want_old, want_new = run(command(OLD))[1], run(command(NEW))[1]
 
 def strace(store, syscall, error, when, log):
     cmd = ["strace", "-f", "-qq", "-o", log, "-e", f"trace={syscall}", "-e", f"inject={syscall}:error={error}:when={when}"]
-    # what looks for leaks, in builds that do, cannot while it is traced
+    # the leak checker does not work under strace
     cmd += ["-E", "ASAN_OPTIONS=" + os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"]
     if not syscall.startswith("io_uring"):
         for name in ("index.db", "index.db-wal", "seg-000000.hc", "lock", "superblock", "index.rebuild"):
@@ -72,7 +76,8 @@ def strace(store, syscall, error, when, log):
 
 
 def injected(case):
-    """A store with something committed; a run that saves more, with faults; a run without."""
+    """Fills a store with something committed, runs once with faults while saving more, and once
+    without."""
     global n_injected
     name = "{} {} at {}".format(*case)
     store, log = os.path.join(tmp, "store"), os.path.join(tmp, "trace")
@@ -118,9 +123,11 @@ def full(at):
 
 
 def full_under_cap(at):
-    """A cap that the disk cannot hold: what was used least goes, and everything new is saved, with no warning."""
+    """The cap is larger than the disk: the least recently used chunks are evicted and everything
+    new is saved, without a warning."""
     store = os.path.join(at, "s")
-    # With a throttle the store's speed is not measured ahead: that holds up to 32 chunks for a moment, here most of them.
+    # With a throttle the store's speed is not measured first.  (Measuring holds up to 32 chunks for
+    # a moment, which are most of them here.)
     capped = lambda seed: run(command(prompt(330, seed), store) + ["--store-cap", "1G", "--throttle", "10G"])
     runs = [capped(seed) for seed in range(12)]
     check("full under the cap: all is saved", all(r is not None and r["committed_tokens"] >= 330 for _, r in runs),

@@ -1,4 +1,4 @@
-"""What one API key sees of the others' counters: nothing, unless it is an administrator's."""
+"""What one API key sees of the other keys' counters: nothing, unless it is an administrator's."""
 import os
 import shutil
 import sys
@@ -18,7 +18,7 @@ def stats(s, key):
 
 
 def metrics(s, key):
-    """{name with labels: value}"""
+    """Returns {name with labels: value}."""
     status, _, text = s.request("GET", "/metrics", None, key)
     if status != 200:
         return {}
@@ -38,7 +38,7 @@ def test_own(s):
     s.post("/v1/responses", {"input": "Hello", "max_output_tokens": 4, "ignore_eos": True}, ALICE)
     after = stats(s, BOB), metrics(s, BOB)
     equal("bob's statistics do not move with alice's requests", after[0], before[0])
-    after[1].pop("hcache_http_requests_total")  # his own looking
+    after[1].pop("hcache_http_requests_total")  # counts the request itself
     before[1].pop("hcache_http_requests_total")
     equal("nor do his metrics", after[1], before[1])
     check("they hold no figure of the store or the engine", not [k for k in after[1] if k.startswith((

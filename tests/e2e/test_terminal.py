@@ -1,5 +1,5 @@
-"""`hcache run -p` and `-i`: the chat template, and a conversation on a terminal that is a pseudo terminal here; of this
-process, and of a running server (--url)."""
+"""`hcache run -p` and `-i`: the chat template, and conversations on a pseudo terminal, with the
+model in this process or on a running server (--url)."""
 import json
 import os
 import pty
@@ -33,7 +33,7 @@ def run_json(*options):
 
 
 class Terminal:
-    """hcache run -i on a terminal of its own, with models/demo or over a server."""
+    """hcache run -i on its own terminal, with models/demo or over a server."""
 
     def __init__(self, *options, **environment):
         self.pid, self.fd = pty.fork()
@@ -50,7 +50,8 @@ class Terminal:
                 pass
 
     def until(self, pattern):
-        """Whether it is shown behind what was waited for before; what stands before it is in .said."""
+        """Returns whether the pattern appears after the text that was waited for before; .said is
+        the text up to it."""
         stop = time.time() + PATIENCE
         while time.time() < stop:
             m = re.search(pattern, self.shown[self.mark:])
@@ -62,7 +63,8 @@ class Terminal:
         return False
 
     def cooked(self):
-        """Whether the terminal itself still edits lines, echoes keys and turns Ctrl-C into a signal."""
+        """Returns whether the terminal itself edits lines, echoes keys and turns Ctrl-C into a
+        signal."""
         return bool(termios.tcgetattr(self.fd)[3] & (termios.ICANON | termios.ECHO | termios.ISIG))
 
     def type(self, keys):
@@ -145,7 +147,7 @@ def test_terminal():
     check("the program has taken over the terminal when it shows its prompt", not t.cooked(), t.shown)
     t.type("nonsense\x03")
     check("Ctrl-C drops a line", t.until("> ") and t.ask("/branch 9", "there are only 3 answers") and t.until("> "), t.shown)
-    check("an unknown command is said", t.ask("/nonsense", "there is no command /nonsense") and t.until("> "), t.shown)
+    check("an unknown command is said", t.ask("/nonsense", "unknown command /nonsense") and t.until("> "), t.shown)
     check("/help", t.ask("/help", "/retry") and t.until("> "), t.shown)
     check("/new begins another one", t.ask("/new second", "'second' begins") and t.until("> "), t.shown)
     check("/list shows both", t.ask("/list", r"0 turns +second\n") and t.until(r"3 turns") and t.until("> "), t.shown)
@@ -159,16 +161,17 @@ def test_terminal():
 
 
 def test_kept():
-    """With a store a conversation is kept, also where nobody has named it; a prompt's file is its first message."""
+    """With a store a conversation is kept even if it has no name; a prompt's file is its first
+    message."""
     store = os.path.join(tmp, "unnamed")
     t = Terminal("--store", store)
     t.until("> ")
     check("an answer", t.ask("My dog is called Biscuit.", r"dog is called Biscuit\.\n") and t.until("> "), t.shown)
     t.type("/exit\n")
-    check("a kept conversation says how to go on", t.until(r"--conversation 'My dog is called Biscuit\.' goes on"), t.shown)
+    check("a kept conversation says how to go on", t.until(r"continue it with --conversation 'My dog is called Biscuit\.'"), t.shown)
     equal("status 0", t.end(), 0)
     p = run(MODEL, "-i", "--store", store, "--conversation", "My dog is called Biscuit.", text="What is my dog called?\n")
-    check("and it goes on", "goes on after 1 turn" in p.stderr and p.stdout == "Your dog is called Biscuit.\n", p)
+    check("and it goes on", "continues after 1 turn" in p.stderr and p.stdout == "Your dog is called Biscuit.\n", p)
     with open(os.path.join(tmp, "first"), "w") as f:
         f.write("My dog is called Biscuit.")
     p = run(MODEL, "-i", "--prompt-file", f.name, text="What is my dog called?\n")
@@ -181,8 +184,8 @@ def test_kept():
 
 
 def test_retry():
-    """/retry gives another answer, unless temperature 0 was asked for; over a server, too."""
-    question = "q"  # to which no answer is much more likely than others
+    """/retry gives another answer unless the temperature is 0; over a server, too."""
+    question = "q"  # a question without a clearly most probable answer
     server = Server(MODEL)
     for name, ask in (("here", lambda *o, lines: run(MODEL, "-i", *o, text="".join(line + "\n" for line in lines)).stdout),
                       ("over a server", lambda *o, lines: remote(server, *o, lines=lines)[1])):
@@ -194,7 +197,7 @@ def test_retry():
 
 
 def messages_of(store, name):
-    """The user's messages of a conversation, as the server shows them."""
+    """Returns the user's messages of a conversation, as the server shows them."""
     server = Server(MODEL, "--store", store)
     id = [v["id"] for v in server.request("GET", "/v1/conversations")[2]["data"] if v["title"] == name][0]
     items = server.request("GET", f"/v1/conversations/{id}/items?order=asc")[2]["data"]
@@ -203,8 +206,8 @@ def messages_of(store, name):
 
 
 def test_paste():
-    """Several pasted lines are one message, which Enter sends; letters beyond ASCII are typed and edited, also where the
-    terminal's locale has none."""
+    """Several pasted lines are one message, which Enter sends.  Letters beyond ASCII can be typed
+    and edited, also if the terminal's locale has none."""
     store = os.path.join(tmp, "pasted")
     for name, locale in (("posix", "C"), ("utf-8", "C.UTF-8")):
         t = Terminal("-n", "4", "--store", store, "--conversation", name, LC_ALL=locale)
@@ -235,7 +238,7 @@ def test_stop():
     store = os.path.join(tmp, "store")
     t = Terminal("--conversation", "mole", "--store", store, "--ignore-eos")
     t.until("> ")
-    for _ in range(20):  # an answer may have come to its end while nobody ran this test
+    for _ in range(20):  # the answer may have ended while this test was stopped
         t.type("Tell me a story about a mole.\n")
         t.until("Once upon a time")
         t.type("\x03")
@@ -249,7 +252,7 @@ def test_stop():
     t.type("/exit\n")
     equal("status 0", t.end(), 0)
     t = Terminal("--conversation", "mole", "--store", store, "-n", "20")
-    check("the answer so far is kept", t.until("goes on after 1 turn") and t.until("Once upon a time") and t.until("> "), t.shown)
+    check("the answer so far is kept", t.until("continues after 1 turn") and t.until("Once upon a time") and t.until("> "), t.shown)
     check("it goes on", t.ask("Thank you.", r"\n.*\n") and t.until("> "), t.shown)
     check("/retry asks again, on a branch", t.ask("/retry", r"\n.*\n") and t.until("> "), t.shown)
     check("both branches are listed", t.ask("/list", r"2 turns +mole\n") and t.until(r"2 turns +mole\n") and t.until("> "), t.shown)
@@ -258,8 +261,8 @@ def test_stop():
 
 
 def test_stop_while_reading():
-    """Ctrl-C before the first token: the question is kept, and the program goes on. The prompt's state comes back from a
-    store that needs minutes."""
+    """Ctrl-C before the first token: the question is kept, and the program continues.  The prompt's
+    state comes from a store that takes minutes."""
     options = ["--conversation", "long", "--store", os.path.join(tmp, "reading"), "--plan", "kv", "--history=false"]
     run(MODEL, "-i", *options, "-n", "4", text="one two three four " * 160 + "\n")
     t = Terminal(*options, "--throttle", "64K")
@@ -270,7 +273,7 @@ def test_stop_while_reading():
     check("Ctrl-C stops the request before its answer", t.until(r"\[stopped") and
           re.fullmatch(r"(\^C|, tokens +0|\x1b\[K|reading the prompt|\n)*", t.said), t.said)
     check("and not the program", t.until("> ") and t.ask("/list", r"2 turns +long"), t.shown[-500:])
-    os.kill(t.pid, signal.SIGKILL)  # an end in order would wait for the slow store
+    os.kill(t.pid, signal.SIGKILL)  # an orderly end would wait for the slow store
     t.end()
 
 
@@ -315,7 +318,7 @@ def test_history():
 
 
 def remote(server, *options, lines=(), key=None):
-    """The lines over a pipe. (status, stdout, stderr)"""
+    """Sends the lines over a pipe.  Returns (status, stdout, stderr)."""
     p = subprocess.run([HC, "run", "-i", "--url", f"http://127.0.0.1:{server.port}/", *options], capture_output=True, text=True,
                        input="".join(line + "\n" for line in lines), timeout=PATIENCE,
                        env={**os.environ, **({"HCACHE_API_KEY": key} if key else {})})
@@ -334,15 +337,15 @@ def test_remote():
     equal("over a server the answers are those of this process", (status, out), (0, here.stdout))
     equal("the server has the conversation", turns(server), [("dogs", 2)])
     status, out, err = remote(server, "--conversation", "dogs", lines=["What is my dog called?"])
-    check("the next run goes on with it", "goes on after 2 turns" in err and "Your dog is called Biscuit." in out, (out, err))
+    check("the next run goes on with it", "continues after 2 turns" in err and "Your dog is called Biscuit." in out, (out, err))
     status, out, err = remote(server, "--conversation", "dogs", "--temperature", "0", lines=["/retry", "/list"])
     check("/retry asks again, on a branch", status == 0 and "Your dog is called Biscuit." in out and
           sorted(turns(server)) == [("dogs", 3), ("dogs", 3)], (out, err, turns(server)))
     status, out, err = remote(server, "--conversation", "dogs", lines=["/branch 2", "And my cat?", "/branch 9"])
-    check("/branch goes back", "goes on after 1 turn." in err and "there are only 2 answers" in err and
+    check("/branch goes back", "continues after 1 turn." in err and "there are only 2 answers" in err and
           sorted(n for _, n in turns(server)) == [2, 3, 3], (err, turns(server)))
     status, out, err = remote(server, lines=["/list", "/new cats", "My cat is Tom.", "/open dogs", "/exit"])
-    check("/list, /new and /open", out.count("dogs") == 3 and "'cats' begins" in err and "'dogs' goes on after" in err and
+    check("/list, /new and /open", out.count("dogs") == 3 and "'cats' begins" in err and "'dogs' continues after" in err and
           ("cats", 1) in turns(server), (out, err))
     n = len(turns(server))
     remote(server, lines=["/new", "/new empty"])
@@ -354,7 +357,7 @@ def test_remote():
           [("system", "You are kind."), ("user", "Hello.")])
     t = Terminal("--url", f"http://127.0.0.1:{server.port}", "--conversation", "mole", "--ignore-eos")
     t.until("> ")
-    for i in range(20):  # an answer may have come to its end while nobody ran this test
+    for i in range(20):  # the answer may have ended while this test was stopped
         t.type("Tell me a story about a mole.\n")
         t.until("Once upon a time")
         t.type("\x03")
@@ -404,7 +407,7 @@ def test_full():
     warned = [bool(re.search(r"\[\d+ of 192 tokens of the context are used \((8|9)\d %|\[\d+ of 192 .*100 %", s)) for s in seen]
     check("from 80 % on there is a warning, and not before", not warned[0] and any(warned), seen)
     check("a full conversation says what to do", "is full" in seen[-1] and "branch from an earlier answer" in seen[-1], seen)
-    check("and is no dead end: /branch goes on", t.ask("/branch 2", "goes on after") and t.until("> ") and
+    check("and is no dead end: /branch goes on", t.ask("/branch 2", "continues after") and t.until("> ") and
           t.ask("Hello.", r"\n.*\n") and t.until("> "), t.shown)
     t.type("/exit\n")
     equal("status 0 at the end", t.end(), 0)

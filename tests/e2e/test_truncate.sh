@@ -1,5 +1,5 @@
-# test_truncate.sh - a run goes on past its window: in memory, from disk after a restart, after kill -9
-# at any moment; with the same logits. Refusals name the numbers.
+# test_truncate.sh - a run continues past its window: in memory, from disk after a restart, and
+# after kill -9 at any moment, with the same logits.  Refusals give the numbers.
 . tests/e2e/lib.sh
 
 model=models/demo
@@ -26,7 +26,7 @@ check "from disk, in another process: the same logits" json_is 'j["logits_digest
 truncated --token-ids "$tmp/most" --max-tokens 11 --store "$tmp/store" --plan recompute
 check "recomputed: the stairs are replayed" json_is '[j["cached_tokens"], j["logits_digest"]]' "0 $whole"
 
-# Killed while it decodes past its window: whatever was saved is right, and what comes back is used.
+# Killed while it decodes past its window: whatever was saved is right, and is used.
 for i in 1 3 6; do
     rm -rf "$tmp/killed"
     "$hc" run "$model" --ignore-eos --truncate 0.25,context=256 --token-ids "$tmp/ids" --max-tokens 500 \

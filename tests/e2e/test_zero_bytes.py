@@ -1,6 +1,7 @@
-"""Zero bytes in what a client sends: a prompt keeps the text behind them, and no name is cut to a shorter one.
+"""Zero bytes in a client's data: a prompt keeps the text after them, and no name is cut short.
 
-JSON writes a zero byte as \\u0000, a URL as %00.  Two requests that differ only behind a zero byte are two requests."""
+JSON writes a zero byte as \\u0000, a URL as %00.  Two requests that differ only after a zero byte
+are different requests."""
 import os
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ def n_tokens(server, path, body, *names):
 
 
 def longer(server, name, path, make, *names):
-    """The text behind the zero byte is part of the prompt, and the byte itself is one token."""
+    """The text after the zero byte is part of the prompt, and the byte itself is one token."""
     whole, cut, without = (n_tokens(server, path, make(t), *names) for t in (TEXT, CUT, "Hello"))
     check(f"{name}: the text behind a zero byte is in the prompt",
           isinstance(whole, int) and whole > cut + 8 and cut > without, (without, cut, whole))
@@ -63,7 +64,7 @@ def test_prompts(s):
 
 
 def test_kept(s):
-    """What was said is kept whole, and goes on from its own tokens."""
+    """The conversation is kept whole, and continues from its own tokens."""
     status, _, first = s.post("/v1/responses", {"input": TEXT, "instructions": "Sing.\0 Loud.", "max_output_tokens": 4})
     equal("responses: instructions come back whole", (status, first.get("instructions")), (200, "Sing.\0 Loud."))
     if status != 200:
@@ -88,7 +89,7 @@ def test_kept(s):
 
 
 def test_names(s, response, conversation):
-    """A name with a zero byte in it is the name of nothing."""
+    """A name that contains a zero byte exists nowhere."""
     refused = (400, 404)
     for name, path, body in (
             ("previous_response_id", "/v1/responses", {"input": "x", "previous_response_id": response + "\0x"}),
@@ -115,7 +116,7 @@ def test_names(s, response, conversation):
 
 
 def test_terminal(tmp):
-    """A line of `run -i --conversation`."""
+    """A line of `run -i --conversation` that contains a zero byte."""
     store = os.path.join(tmp, "talk")
     p = subprocess.run([HC, "run", MODEL, "--store", store, "-i", "--conversation", "zero", "-n", "4"],
                        input=TEXT.encode() + b"\n", capture_output=True, timeout=PATIENCE)

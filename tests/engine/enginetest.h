@@ -1,4 +1,4 @@
-/* enginetest.h - what the tests of engine and state share: stacks of small models with made-up
+/* enginetest.h - shared by the tests of engine and state: stacks of small models with made-up
  * platforms, and one request run to its end. */
 #ifndef TESTS_ENGINE_ENGINETEST_H
 #define TESTS_ENGINE_ENGINETEST_H
@@ -8,32 +8,34 @@
 
 enum { ET_MAX_GENERATED = 800 };
 
-/* Opens a stack; fails the test with the message where that does not work.  Unless the options give
- * more, the model is synth:tiny-mha in f32 with one thread and 1024 tokens of context, and the
- * platform is one on which restoring always pays. */
+/* Opens a stack; a failure fails the test with its message.  Unless the options say otherwise, the
+ * model is synth:tiny-mha in f32 with one thread and 1024 tokens of context, on a platform on which
+ * restoring always pays. */
 void et_open(struct stack *k, const struct stack_opts *o);
-/* The same on a disk; returns the code. */
+/* Does the same on a disk and returns the code. */
 int et_try_open(struct stack *k, const struct stack_opts *o, struct err *err);
-/* How the device of the next stack computes, where its options do not say. A test that sets a field
- * resets it to NULL. */
+/* Device options of the next stack if its own options have none. A test that sets a field resets it
+ * to NULL. */
 extern struct device_opts et_device;
-/* Costs per token and layer, seconds; bytes_per_s of the one tier. */
+/* Fills a platform with costs per token and layer in seconds; bytes_per_s is the speed of its one
+ * tier. */
 void et_platform(struct platform *p, double c_tok, double c_h, double c_kv,
                  double bytes_per_s);
 
-/* A simulated disk on which stores lie in "/store". */
+/* Makes a simulated disk on which stores lie in "/store". */
 struct io *et_disk(uint64_t seed, uint64_t capacity_bytes);
 extern const char *const et_dirs[2]; /* "/store/a", "/store/b" */
 
-/* n ids below 480, from a seed: the same for every model. */
+/* Writes n ids below 480, from a seed: the same for every model. */
 void et_prompt(int32_t *out, int n, uint64_t seed);
-/* The same below 123, for the models of tests/model/golden/families. */
+/* Writes ids below 123, for the models of tests/model/golden/families. */
 void et_small_prompt(int32_t *out, int n, uint64_t seed);
 
-/* Runs only the tests that the program's argument names, as a pattern; all without one. */
+/* Restricts the run to tests that match the pattern in the program's argument; without one, all
+ * run. */
 void et_only(int argc, char **argv);
 
-/* What is asked for; zero: greedy, saved as "none", planned by "auto". */
+/* A request; zero: greedy, saved as "none", planned by "auto". */
 struct et_ask {
     const int32_t *prompt;
     int n_prompt, max_tokens;
@@ -46,7 +48,7 @@ struct et_ask {
 
 struct et_run {
     enum finish finish;
-    uint64_t digest; /* of the logits */
+    uint64_t digest; /* digest of the logits */
     int32_t tokens[ET_MAX_GENERATED];
     int n_tokens, n_cached, n_device;
     int64_t committed;
@@ -60,13 +62,13 @@ struct et_run {
     struct err err;
 };
 
-/* The request of an ask; `save` is filled. */
+/* Returns the request of an ask, with `save` filled in. */
 struct request et_request(const struct stack *k, const struct et_ask *a);
-/* What became of a sequence, after a flush; then removes it. */
+/* Flushes, copies the outcome of a sequence to *out, and removes the sequence. */
 void et_take(struct stack *k, struct seq *s, struct et_run *out);
-/* Adds, runs, flushes, removes. The engine's own code is returned and fails nothing. */
+/* Adds, runs, flushes and removes a request. Returns the engine's own code and fails no test. */
 int et_run(struct stack *k, const struct et_ask *a, struct et_run *out);
-/* Fails where tokens or logits differ. */
+/* Fails if tokens or logits differ. */
 void et_same(const struct et_run *a, const struct et_run *b, const char *what);
 
 #endif

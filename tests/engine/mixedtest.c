@@ -12,7 +12,7 @@
 
 enum { MAX_CTX = 256, LONGEST = 129 };
 
-/* A context fits into 5 blocks; MX_SEQS of them into 15. */
+/* A context fits into 5 blocks; MX_SEQS of them fit into 15. */
 static const int lengths[MX_SEQS] = {70, 1, 64, 33, LONGEST};
 
 const int *mx_random_order(void *arg, const struct kv_table *t)
@@ -69,14 +69,14 @@ static void run_all(const struct mx_case *c, const struct stack_opts *o,
     stack_close(&k);
 }
 
-/* 5 to 20 blocks in all: the fewest that hold the longest context, or more than all need. */
+/* 5 to 20 blocks in all: from the fewest that hold the longest context to more than all need. */
 static void random_classes(struct rng *r, int n[PLACES_CLASSES])
 {
-    int left = 5 + (int)rng_below(r, 16); /* TOKENS blocks are among them */
+    int left = 5 + (int)rng_below(r, 16); /* includes the TOKENS blocks */
     for (int c = 0; c < PLACES_CLASSES; c++)
         n[c] = 0;
     if (rng_below(r, 4) == 0)
-        n[rng_below(r, PLACES_CLASSES)] = left; /* one class alone */
+        n[rng_below(r, PLACES_CLASSES)] = left; /* a single class */
     else
         while (left-- > 0)
             n[rng_below(r, PLACES_CLASSES)]++;

@@ -1,5 +1,5 @@
-/* mixedtest.h - contexts of KV and ACT blocks, on any device: the answers of
- * contexts that never left it. */
+/* mixedtest.h - compares contexts of KV and ACT blocks, on any device, with contexts that never
+ * left it. */
 #ifndef TESTS_ENGINE_MIXEDTEST_H
 #define TESTS_ENGINE_MIXEDTEST_H
 
@@ -8,7 +8,7 @@
 
 enum { MX_SEQS = 5 };
 
-/* Chooses classes by chance. */
+/* Chooses classes at random. */
 struct mx_order {
     uint64_t rng;
     int order[PLACES_CLASSES];
@@ -20,9 +20,9 @@ struct mx_case {
     int n_patterns, n_generate;
     uint64_t seed;
 };
-/* For each pattern: random numbers of blocks of each class, of which each sequence gets
- * random ones, random buffers and random mini-batches.  Tokens and logits are those of
- * an engine with KV blocks alone. */
+/* For each pattern: random numbers of blocks of each class, assigned to sequences at random, with
+ * random buffers and random mini-batches.  Tokens and logits must equal those of an engine with KV
+ * blocks only. */
 void mx_compare(const struct mx_case *c);
 
 #endif

@@ -78,7 +78,7 @@ void streamed_plans_equal(const char *device, int n_ranks, const char *model,
         for (int i = 0; i < n_plans; i++)
             et_same(&got[i], &want[i], plans[i]);
         weights_stats(&k.model->w, &s);
-        /* Two layers find room in the ring; more of them come again in each pass. */
+        /* The ring has room for two layers; with more layers, each pass reads them again. */
         assert_true(n_layers > 2);
         assert_true(s.read_bytes >= (uint64_t)s.n_streamed * s.layer_bytes *
                                         (s.n_streamed > 2 ? N_GENERATE : 1));

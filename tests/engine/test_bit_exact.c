@@ -1,10 +1,9 @@
-/* test_bit_exact.c - the central test (DESIGN P1): a restored state is bit-equal to one that was
- * never evicted.
+/* test_bit_exact.c - the central test: a restored state is bit-equal to one that was never evicted.
  *
  * A never-evicted run gives the reference: K and V of every layer and position, and a digest of the
  * f32 logits of every generated position.  Then the same prompt is saved under some policy,
- * restored by some plan, prefilled and continued under other chunkings and thread counts; K, V
- * and logits must have the same bits.  The last tests show that this test can fail. */
+ * restored by some plan, prefilled and continued with other chunkings and thread counts; K, V and
+ * logits must have the same bits.  The last tests show that this test can fail. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +24,7 @@
 #include "state/save_policy.h"
 
 enum {
-    N_PROMPT = 205, /* three chunks and a tail of 13 */
+    N_PROMPT = 205, /* three chunks and a tail of 13 tokens */
     N_CHUNKS = 3,
     N_GENERATE = 12,
 };
@@ -33,12 +32,13 @@ enum {
 /* --- one run ---------------------------------------------------------------------------------- */
 
 struct run {
-    uint64_t digest; /* of the logits */
+    uint64_t digest; /* digest of the logits */
     uint8_t *kv;     /* [n_layers][N_PROMPT][2 * kv_dim] T */
     size_t kv_bytes;
     int32_t tokens[N_GENERATE];
     int n_cached;
-    int first_token; /* positions before it are not there in every layer: no window needs them */
+    /* positions before it do not exist in every layer, because no window needs them */
+    int first_token;
     int n_layers;
 };
 
@@ -60,7 +60,7 @@ static void open_stack_as(struct stack *k, const char *model, const char *dtype,
     int rc = stack_open(&o, k, &err);
     if (rc != 0)
         fail_msg("%s %s, weights %s: %s", model, dtype, weights, err.msg);
-    /* Plans are forced here; the planner wants some platform all the same. */
+    /* Plans are forced here, but the planner still needs a platform. */
     k->platform.c_tok.b_s = 1e-5;
     k->platform.c_h.b_s = 2e-6;
     k->platform.c_kv.b_s = 1e-7;
@@ -148,7 +148,7 @@ static void run_free(struct run *r)
     free(r->kv);
 }
 
-/* K and V of every layer, from the first position on that both have. */
+/* Compares K and V of every layer, from the first position that both have. */
 static bool same_kv(const struct run *a, const struct run *b)
 {
     int first = a->first_token > b->first_token ? a->first_token : b->first_token;
@@ -170,8 +170,8 @@ static bool same_bits(const struct run *a, const struct run *b)
            memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0;
 }
 
-/* Restores n_cached tokens by `plan` in k, whose store holds them, with the new tokens
- * prefilled behind it or inside it, and compares. */
+/* Restores n_cached tokens by `plan` in k, whose store holds them, with the new tokens prefilled
+ * after the restore or inside it, and compares the result. */
 static void check_one(struct stack *k, const struct run *ref, const char *save,
                       const char *plan, bool restore_first, int n_cached, const char *what)
 {
@@ -212,8 +212,8 @@ enum { MAX_MODELS = 5 };
 
 static char shared_paths[2][512];
 
-/* A trained model and two synthetic shapes; where ../shared is there, stories260K
- * and its MHA copy. */
+/* Returns a trained model and two synthetic shapes; if ../shared is there, also stories260K and its
+ * MHA copy. */
 static int models(const char *out[MAX_MODELS])
 {
     static const char *const names[] = {"stories260K", "stories260K-mha"};
@@ -267,8 +267,8 @@ static void every_plan(void **state)
     print_message("%d plans restored bit for bit\n", n_plans);
 }
 
-/* Every family of models: what is saved is the layer's input and K before RoPE, whatever the block
- * looks like, with or without biases, QK norm, learned positions or a window. */
+/* Every family of models: the saved state is the layer's input and K before RoPE, for every kind of
+ * block, with or without biases, QK norm, learned positions or a window. */
 static void every_family(void **state)
 {
     (void)state;
@@ -282,7 +282,7 @@ static void every_family(void **state)
         if (access(path, R_OK) != 0)
             continue;
         snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-        for (int t = 0; t < 3; t++) { /* f32 and bf16, and bf16 with 8-bit weights */
+        for (int t = 0; t < 3; t++) { /* f32, bf16, and bf16 with 8-bit weights */
             struct stack k;
             open_stack_as(&k, path, dtypes[t > 0], t < 2 ? "checkpoint" : "q8", 2, 512);
             int n_layers = k.model->cfg.n_layers;
@@ -304,7 +304,7 @@ static void every_family(void **state)
     assert_true(n >= 10);
 }
 
-/* Saved under one policy, restored under another; then chunks saved under different policies. */
+/* Saved under one policy and restored under another; then chunks saved under different policies. */
 static void mixed_policies(void **state)
 {
     (void)state;
@@ -344,7 +344,7 @@ static void save_prefix(struct stack *k, const char *save, int n_tokens)
     engine_remove(k->engine, s);
 }
 
-/* The first chunk has hidden states, the second KV, the third both: one restore uses all. */
+/* The first chunk has hidden states, the second KV, the third both: one restore uses all three. */
 static void mixed_chunks(void **state)
 {
     (void)state;
@@ -355,7 +355,7 @@ static void mixed_chunks(void **state)
         stack_close(&plain);
         struct stack k;
         open_stack(&k, "synth:tiny-gqa", dtypes[d], 2, 512);
-        k.platform.c_tok.b_s = 1e-3; /* so that auto prefers what is stored */
+        k.platform.c_tok.b_s = 1e-3; /* so that auto prefers stored state */
         save_prefix(&k, "hidden", 64);
         save_prefix(&k, "kv", 128);
         save_prefix(&k, "HKBK", 192);
@@ -365,8 +365,8 @@ static void mixed_chunks(void **state)
     }
 }
 
-/* A context whose end is a partial chunk, restored by every (r,h,k); then continued from there: the
- * chunk that it becomes, of stored rows and new ones, is restored by every (r,h,k) too. */
+/* A context whose end is a partial chunk is restored by every (r,h,k) and then continued.  The
+ * resulting full chunk, made of stored rows and new ones, is restored by every (r,h,k), too. */
 static void tails(void **state)
 {
     (void)state;
@@ -401,8 +401,8 @@ static void tails(void **state)
     print_message("%d restores of tails, bit for bit\n", n_plans);
 }
 
-/* A tail without the records that are to be saved now is computed again, so that the chunk that it
- * becomes has them; one without those that the plan asks for is not used. */
+/* A tail without the records that are to be saved now is computed again, so that its full chunk has
+ * them. A tail without the records that the plan needs is not used. */
 static void tails_that_lack_records(void **state)
 {
     (void)state;
@@ -490,7 +490,7 @@ static void chunkings_q4(void **state)
     chunkings_of("q4");
 }
 
-/* Several sequences in one batch, prefill beside decode: each as if it were alone. */
+/* Several sequences in one batch, prefill beside decode: each gives the same as alone. */
 static void batch_composition(void **state)
 {
     (void)state;
@@ -539,8 +539,8 @@ static void batch_composition(void **state)
 
 /* --- it can fail ------------------------------------------------------------------------------ */
 
-/* Copies a context from one store to another, one element of one record changed, under a checksum
- * that is right: what a store that lies would serve. */
+/* Copies a context from one store to another with one element of one record changed under a correct
+ * checksum, as a lying store would serve it. */
 static void copy_context(struct stack *from, struct stack *to, int bad_layer,
                          enum store_kind kind)
 {
@@ -577,7 +577,7 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer,
                 memcpy(copy, rd.bytes, rd.n_bytes);
                 if (i == 1 && l == bad_layer && kd == (int)kind)
                     copy[rd.n_bytes / 2 + 1] ^=
-                        0x40; /* the top exponent bit of one element */
+                        0x40; /* flips the top exponent bit of one element */
                 rec[n++] = (struct store_record){.layer = l,
                                                  .kind = (enum store_kind)kd,
                                                  .bytes = copy,
@@ -617,7 +617,7 @@ static void one_wrong_element_is_seen(void **state)
         assert_true(r.digest != ref.digest);
         assert_true(memcmp(r.kv, ref.kv, ref.kv_bytes) != 0);
         run_free(&r);
-        /* The other kind's records are as they were: that restore is right. */
+        /* The other kind's records are unchanged, so that restore is correct. */
         r = run_once(&bad, "none", kind == STORE_KV ? "hidden" : "kv");
         assert_true(same_bits(&r, &ref));
         run_free(&r);

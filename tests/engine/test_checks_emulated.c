@@ -1,7 +1,6 @@
-/* Restores whose records are bad, on a device that checks them in its own memory
- * (and on one whose host does): what comes back is right, bit for bit, the first bad
- * chunk is named and condemned, and nothing that was computed from a bad byte is
- * shown or saved.  On the emulated GPU. */
+/* Restores with bad records, on an emulated GPU that checks them in its own memory (and on one
+ * whose host does).  The restored state is correct bit for bit, the first bad chunk is named and
+ * condemned, and nothing computed from a bad byte is shown or saved. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,14 +25,14 @@ enum {
 
 static int32_t prompt[N_PROMPT];
 
-/* What is done to a record: one bit, or all of it, which makes NaNs of every number. */
+/* Damage of a record: one bit, or all bits, which turns every number into a NaN. */
 enum damage { ONE_BIT, ALL_ONES };
 
 struct place {
     struct stack k;
     struct et_run ref;
     const char *what;
-    int n_chunks; /* whole ones of the prompt */
+    int n_chunks; /* full chunks of the prompt */
 };
 
 static struct et_ask ask(const struct place *p, const char *save, const char *plan)
@@ -62,7 +61,7 @@ static void place_open(struct place *p, const char *model, const char *dtype, in
     assert_true(p->ref.committed >= n_chunks * 64);
 }
 
-/* The store is in memory, and hands its records out where they lie. */
+/* The store is in memory, and its readers get the records in place. */
 static void damage_record(struct place *p, int chunk, int layer, enum store_kind kind,
                           enum damage how)
 {
@@ -107,7 +106,7 @@ static struct et_run restore(struct place *p, const char *save, const char *plan
     return r;
 }
 
-/* One bad record; what is saved by the run that meets it is restored by the next ones. */
+/* Damages one record. The state that the affected run saves is restored by the next runs. */
 static void one_bad_record(struct place *p, const char *plan, bool fused, int chunk,
                            int layer, enum store_kind kind, enum damage how)
 {
@@ -128,7 +127,7 @@ static void one_bad_record(struct place *p, const char *plan, bool fused, int ch
     assert_int_equal(r.n_cached, p->n_chunks * 64);
 }
 
-/* Of a model of two layers. */
+/* For a model of two layers. */
 static void bad_records(struct place *p, int chunk, bool fused)
 {
     one_bad_record(p, "kv", fused, chunk, 0, STORE_KV, ONE_BIT);
@@ -153,7 +152,7 @@ static void a_bad_record_is_a_miss(void **state)
     }
 }
 
-/* The last chunk, behind a group of eight. */
+/* The last chunk, after a group of eight. */
 static void in_the_second_group(void **state)
 {
     (void)state;
@@ -164,8 +163,8 @@ static void in_the_second_group(void **state)
     stack_close(&p.k);
 }
 
-/* Windows begin earlier where a chunk was lost, and are restored again; a stage
- * checks what is its own. */
+/* After the loss of a chunk, windows begin earlier and are restored again; a stage checks its own
+ * records. */
 static void windows_and_stages(void **state)
 {
     (void)state;
@@ -181,7 +180,7 @@ static void windows_and_stages(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* A bit that goes wrong between host and device: only the device can know. */
+/* A bit that changes between host and device can only be detected by the device. */
 static void a_bad_copy_up_is_found(void **state)
 {
     (void)state;
@@ -203,8 +202,8 @@ static void a_bad_copy_up_is_found(void **state)
     stack_close(&p.k);
 }
 
-/* Reads are so slow that recomputation races them, and some bring a wrong bit.  What the device
- * has not checked yet must not lie over rows that are recomputed. */
+/* Reads are so slow that recomputation races them, and some bring a wrong bit.  Records that the
+ * device has not checked yet must not overwrite rows that are recomputed. */
 static void a_bad_read_in_a_race_changes_nothing(void **state)
 {
     (void)state;
@@ -240,8 +239,8 @@ static void a_bad_read_in_a_race_changes_nothing(void **state)
     assert_true(n_raced > 0);
 }
 
-/* Work that is refused anywhere, the checks' own included, fails the request, or is tried
- * again; never is what it should have said taken for granted. */
+/* A refusal of any operation, including those of the checks, fails the request or is tried again;
+ * its result is never assumed. */
 static void a_refused_check_is_no_verdict(void **state)
 {
     (void)state;

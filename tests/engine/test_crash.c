@@ -1,10 +1,10 @@
-/* test_crash.c - the whole stack over a disk that loses power (DESIGN P3, P4).
+/* test_crash.c - the whole stack on a disk that loses power.
  *
- * Per seed: one to three sessions, each with a few requests, run with saving on a simulated disk
+ * Per seed, one to three sessions with a few requests each run with saving, on a simulated disk
  * that crashes at a random operation of a random session (or of the recovery after it).  After each
- * crash the disk restarts and the stack is opened anew.  Every request of every session, crashed or
- * not, must give the tokens and logits of a run without a store, and the store must have at least
- * what any earlier request was told is committed. */
+ * crash the disk restarts and the stack is opened again.  Every request of every session, crashed
+ * or not, must give the tokens and logits of a run without a store, and the store must have at
+ * least the state that earlier requests reported as committed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ enum {
     MAX_SEEDS = 400,
 };
 
-#define BUDGET_NS 12000000000 /* how many seeds fit is printed, never judged */
+#define BUDGET_NS 12000000000 /* the number of seeds that fit is printed, never asserted */
 
 static enum store_bug bug;
 
@@ -72,11 +72,12 @@ struct life {
     struct io *io;
     int64_t committed[N_CONTEXTS]; /* the most that was ever reported */
     int n_crashes, n_restored;
-    int n_lost, n_wrong; /* what must not be */
+    int n_lost, n_wrong; /* counts of violations */
     char what[400];
 };
 
-/* The two promises, counted so that a test can show that they can be broken. */
+/* Checks the two promises. Violations are counted, so that a test can show that they are detected.
+ */
 static void judge(struct life *life, int context, const struct et_run *r, bool may_miss)
 {
     const struct et_run *ref = &alone[context];
@@ -102,7 +103,7 @@ static void quiet(void *arg, const char *text)
     (void)text;
 }
 
-/* Opening may meet the crash too: then the disk restarts and it is tried again. */
+/* Opening may hit the crash, too; the disk then restarts and opening is tried again. */
 static void open_again(struct life *life, struct stack *k, uint64_t until_crash)
 {
     struct stack_opts o = {.io = life->io,
@@ -141,7 +142,7 @@ static void one_request(struct life *life, struct stack *k)
         life->committed[i] = r.committed;
 }
 
-/* What was reported committed is found, in every context. */
+/* State that was reported as committed is found, in every context. */
 static void check_committed(struct life *life)
 {
     struct stack k;
@@ -162,13 +163,13 @@ static struct life live(uint64_t seed)
     int n_sessions = 1 + (int)rng_below(&life.rng, 3);
     for (int i = 0; i < n_sessions; i++) {
         struct stack k;
-        /* Few operations: the opening; more: some request's save, or none. */
+        /* With few operations the crash hits the opening; with more it hits a save, or nothing. */
         open_again(&life, &k, 1 + rng_below(&life.rng, i == 0 ? 300 : 150));
         int n_requests = 1 + (int)rng_below(&life.rng, 3);
         for (int j = 0; j < n_requests; j++)
             one_request(&life, &k);
         if (rng_below(&life.rng, 4) == 0)
-            io_sim_crash(life.io); /* before the closing */
+            io_sim_crash(life.io); /* before the store is closed */
         stack_close(&k);
         if (io_sim_crashed(life.io)) {
             life.n_crashes++;
@@ -203,7 +204,7 @@ static void crashes(void **state)
     assert_true(n_crashes > 0 && n_restored > 0 && n_committed > 0);
 }
 
-/* A store that does not wait for its data to be durable is found out. */
+/* A store that does not wait for its data to become durable is detected. */
 static void it_can_fail(void **state)
 {
     (void)state;
@@ -211,7 +212,7 @@ static void it_can_fail(void **state)
     bug = STORE_BUG_NO_SYNC;
     while (n_lost == 0 && n_seeds < 200) {
         struct life life = live(1000 + (uint64_t)n_seeds++);
-        assert_int_equal(life.n_wrong, 0); /* the checksums see it */
+        assert_int_equal(life.n_wrong, 0); /* the checksums detect it */
         n_lost += life.n_lost;
     }
     bug = STORE_BUG_NONE;

@@ -1,9 +1,9 @@
-/* The engine on a device with memory of its own: an emulated GPU, whose memory faults when the
- * host touches it and whose streams run nothing before somebody waits (tests/cuda_emu).
+/* The engine on a device with memory of its own: an emulated GPU, whose memory faults when the host
+ * touches it and whose streams run nothing before the host waits (tests/cuda_emu).
  *
- * Restored state is bit-equal to the state of a sequence that was never evicted on the same
- * device, in the kernels' exact and fixed modes; in fast mode, where a row's bits may depend on
- * its batch, the greedy tokens are. */
+ * In the kernels' exact and fixed modes, restored state is bit-equal to the state of a sequence
+ * that was never evicted on the same device.  In fast mode, where a row's bits may depend on its
+ * batch, the greedy tokens are equal. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,7 +34,7 @@ static void open_cuda(struct stack *k, const char *model, const char *dtype)
                                     .user.no_reuse = true});
 }
 
-/* K and V of every layer of the prompt; [n_layers][N_PROMPT][2 * kv_dim]. */
+/* Reads K and V of every layer of the prompt; [n_layers][N_PROMPT][2 * kv_dim]. */
 static uint8_t *read_kv(struct stack *k, const struct seq *s, size_t *bytes)
 {
     const struct model *m = k->model;
@@ -104,8 +104,8 @@ static void check_plan(struct stack *k, const struct run *ref, const char *plan,
     free(r.kv);
 }
 
-/* Every `stride`th (r, h, k) of the model's layers, the new tokens behind the
- * restore or inside it. */
+/* Checks every `stride`th (r, h, k) of the model's layers, with the new tokens after the restore or
+ * inside it. */
 static int check_plans(const char *model, const char *dtype, int stride)
 {
     struct stack k;
@@ -141,7 +141,7 @@ static void restored_state_is_bit_equal(void **state)
         {"tests/model/golden/families/phi", "f16", "exact", 1},
         {"tests/model/golden/families/qwen3", "bf16", "fixed", 1},
         {"tests/model/golden/families/phi", "f16", "fixed", 1},
-        /* slow to emulate, with heads that fixed attention has a kernel for */
+        /* Slow to emulate, with heads for which fixed attention has a kernel. */
         {"models/demo", "bf16", "fixed", 4},
     };
     int n = 0;
@@ -153,7 +153,7 @@ static void restored_state_is_bit_equal(void **state)
     print_message("%d plans restored bit for bit\n", n);
 }
 
-/* Whoever computes with other mathematics has other bits: saved state is a miss for it. */
+/* Other mathematics give other bits, so saved state is a miss for them. */
 static void the_mathematics_are_in_the_fingerprint(void **state)
 {
     (void)state;
@@ -171,9 +171,8 @@ static void the_mathematics_are_in_the_fingerprint(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* Three sequences at once: what they compute beside one another, with equal beginnings
- * taken over from the KV cache, and (`turns`) the third without room beside the others, so
- * that it takes turns with them. */
+/* Runs three sequences at once: they compute beside each other and share equal beginnings through
+ * the KV cache. With `turns` the third has no room beside the others and takes turns with them. */
 static void check_company(const char *model, const char *math, bool turns)
 {
     struct err err = {0};
@@ -235,7 +234,7 @@ static void batches_reuse_and_preemption(void **state)
     check_company("models/demo", "fixed", false);
 }
 
-/* Products by cuBLAS, tensor-core attention: greedy tokens stay. */
+/* With cuBLAS products and tensor-core attention, the greedy tokens are unchanged. */
 static void fast_math_keeps_greedy_tokens(void **state)
 {
     (void)state;
@@ -256,9 +255,9 @@ static void fast_math_keeps_greedy_tokens(void **state)
 
 /* --- faults ----------------------------------------------------------------------------------- */
 
-/* Each fault at moments all over a request: the request fails with the device's
- * words, or (a copy of saved state that failed) is saved no further; the next one is
- * served as if nothing had been. */
+/* Each fault is injected at moments throughout a request. The request fails with the device's
+ * message, or (after a failed copy of saved state) it is saved no further. The next request is
+ * served normally. */
 static void a_fault_fails_the_request(void **state)
 {
     (void)state;
@@ -286,12 +285,12 @@ static void a_fault_fails_the_request(void **state)
         for (int j = 0; j < 3; j++) {
             struct et_ask a = first;
             a.plan = cases[i].plan;
-            a.salt = cases[i].what == CUDA_EMU_DOWN ? "other" : NULL; /* is saved anew */
+            a.salt = cases[i].what == CUDA_EMU_DOWN ? "other" : NULL; /* is saved again */
             cuda_emu_fail(cases[i].what, cases[i].first + j * cases[i].step);
             if (et_run(&k, &a, &r) != 0)
                 fail_msg("%s: the engine failed: %s", cases[i].name, r.err.msg);
             if (cuda_emu_failed() == 0)
-                break; /* it was over before */
+                break; /* the request ended before it */
             if (r.finish == FINISH_ERROR) {
                 n_failed++;
                 assert_non_null(strstr(r.err.msg, "device cuda"));
@@ -299,7 +298,8 @@ static void a_fault_fails_the_request(void **state)
                 n_shed += r.save_end == SAVE_END_DEVICE;
                 et_same(&r, &good, cases[i].name);
             }
-            a.plan = "kv"; /* what the first run saved: quicker than computing it again */
+            /* the state that the first run saved is faster to read than to compute */
+            a.plan = "kv";
             a.salt = NULL;
             assert_int_equal(et_run(&k, &a, &r), 0);
             et_same(&r, &good, "after a fault");
@@ -312,8 +312,8 @@ static void a_fault_fails_the_request(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* A value that f16 cannot hold, in the first layer's input, is found behind the last layer,
- * where that is asked; the sequence beside it is served, and what was saved of it restores. */
+/* A value that f16 cannot hold, in the first layer's input, is detected after the last layer, where
+ * the check is made. The sequence beside it is served, and its saved state can be restored. */
 static void an_overflow_is_found_at_the_end(void **state)
 {
     (void)state;
@@ -373,8 +373,8 @@ static void an_overflow_is_found_at_the_end(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* The context of a real GPU is gone after a fault inside a kernel: requests fail,
- * the process does not. */
+/* The context of a real GPU is lost after a fault inside a kernel: requests fail, but the process
+ * does not. */
 static void a_lost_device_is_told(void **state)
 {
     (void)state;

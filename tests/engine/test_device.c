@@ -1,5 +1,5 @@
-/* A failing device never stops generation: whatever the disk does while state is restored and
- * saved, the request ends with the tokens and logits of an engine that has no store. */
+/* A failing storage device never stops generation: whatever the disk does while state is restored
+ * and saved, the request ends with the tokens and logits of an engine without a store. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -65,10 +65,11 @@ static void generation_goes_on(void **state)
         et_same(&r, &ref_old, faults[i].name);
         int64_t committed = r.committed;
         assert_true(committed >= 384);
-        stack_close(&k); /* nothing stays on the device of the engine */
+        stack_close(&k); /* so that nothing stays on the engine's device */
         et_open(&k, &so);
         assert_int_equal(io_sim_fault_add(io, &faults[i].fault), 0);
-        a.n_prompt = N_LONG; /* restores, computes on, saves: all on a bad disk */
+        /* restores, continues to compute, and saves: all on a bad disk */
+        a.n_prompt = N_LONG;
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&r, &ref_long, faults[i].name);
         assert_int_equal(et_run(&k, &a, &r), 0); /* and once more */
@@ -82,7 +83,7 @@ static void generation_goes_on(void **state)
             faults[i].name, (unsigned long long)n_hits, r.n_cached, N_LONG,
             (unsigned long long)st.n_read_failures,
             (unsigned long long)st.n_checksum_failures);
-        if (faults[i].fault.code != -EMFILE) /* everything is open already */
+        if (faults[i].fault.code != -EMFILE) /* everything is already open */
             assert_true(n_hits > 0);
         stack_close(&k);
         io_close(io);

@@ -1,11 +1,12 @@
-/* test_dialogues.c - the demo model talks, forgets nothing, and would show it if it did.
+/* test_dialogues.c - the demo model answers dialogues the same with and without a store, and errors
+ * would show.
  *
- * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine. It keeps nothing
- * in the KV cache between turns: each turn restores the state that the turn before has saved, by
- * another plan every time. A sequence that is computed once from its first token to its last, by
- * the model alone, judges the answers: each token must be the likeliest behind those before it,
- * and each answer must end where an end token is the likeliest. Then one layer's K and V are
- * served as zeros, under checksums that are right: answers must change, or this test could not
+ * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine.  It keeps nothing
+ * in the KV cache between turns: each turn restores the state saved by the previous turn, by
+ * another plan every time.  The answers are compared with a sequence that the model alone computes
+ * once, from its first token to its last: each token must be the most likely one after those
+ * before it, and each answer must end where an end token is the most likely.  Then one layer's K
+ * and V are served as zeros, under correct checksums: answers must change, or this test could not
  * fail. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,11 +29,11 @@
 
 #define MODEL "models/demo"
 
-/* A turn that may not fit any more ends the dialogue: the answers are the model's own, and can be
- * longer than those that the dialogue was planned with. */
+/* A turn that may no longer fit ends the dialogue: answers are the model's own and can be longer
+ * than those for which the dialogue was planned. */
 enum { MAX_CTX = 2048, MAX_ANSWER = 48, LONGEST_TURN = 200 };
 
-/* Of the twenty; under a sanitizer, where they would take half an hour, the first two. */
+/* How many of the twenty are run; under a sanitizer, where all would take half an hour, two. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { N_DIALOGUES = 2 };
 #else
@@ -67,8 +68,8 @@ static void say(struct talk *t, const char *text)
     free(ids);
 }
 
-/* The user's turn, then the model's; the answer's end is part of the conversation. `plan` is one
- * of plans[]. */
+/* Runs the user's turn, then the model's; the answer's end token becomes part of the conversation.
+ * plan: an index of plans[]. */
 static void turn(struct talk *t, struct stack *k, const char *text, const char *save,
                  int plan, struct et_run *r)
 {
@@ -147,7 +148,7 @@ static int count(const struct json *array)
     return (int)json_count(array);
 }
 
-/* What a store that lies would serve: every chunk of the conversation, layer `zeroed`'s K and V
+/* Serves what a lying store would: every chunk of the conversation, with layer `zeroed`'s K and V
  * replaced by zeros. */
 static void copy_zeroed(struct stack *from, struct stack *to, const struct talk *t,
                         int zeroed)
@@ -199,7 +200,7 @@ static void copy_zeroed(struct stack *from, struct stack *to, const struct talk 
     chain_deinit(&c);
 }
 
-/* The last turn of a conversation again, from a store in which one layer is zeroed. */
+/* Repeats the last turn of a conversation, from a store in which one layer is zeroed. */
 static bool zeroed_differs(struct stack *from, const struct talk *t,
                            const struct talk *before, const char *text, int layer)
 {

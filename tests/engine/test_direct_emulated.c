@@ -1,7 +1,7 @@
-/* Restores that read from files straight into an (emulated) GPU's memory, by a false cuFile
- * (tests/cuda_emu/cufile): bit-equal, the direct way is taken and said; what it refuses,
- * fails, garbles or never ends is read otherwise, found, or given up in time; without the
- * library all goes on as before. */
+/* Restores that read files straight into an (emulated) GPU's memory, with a fake cuFile
+ * (tests/cuda_emu/cufile).  They are bit-equal, and direct reads are used and reported.  Reads that
+ * it refuses, fails, garbles or never ends are read in another way, detected, or given up in time.
+ * Without the library everything works as before. */
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +37,8 @@ static int copy(void *to, const void *from, size_t n, int kind, void *stream)
     return (int)cudaMemcpyAsync(to, from, n, (enum cudaMemcpyKind)kind, stream);
 }
 
-/* From now on cuFile is there: beside this program, whose name ends in .../tests/engine/NAME. */
+/* Makes cuFile available from now on. It lies beside this program, whose name ends in
+ * .../tests/engine/NAME. */
 static void load_fake(void)
 {
     char path[4096];
@@ -107,9 +108,9 @@ static struct et_run run(struct stack *k, const char *save, const char *plan, bo
     return r;
 }
 
-static struct et_run want; /* never evicted */
+static struct et_run want; /* the result without eviction */
 
-/* The whole context comes back, and of what is read so many bytes the direct way, at least. */
+/* The whole context is restored, and at least so many bytes are read directly. */
 static void restores(struct stack *k, const char *plan, bool fused, bool direct)
 {
     struct et_run r = run(k, "none", plan, fused);
@@ -122,7 +123,7 @@ static void restores(struct stack *k, const char *plan, bool fused, bool direct)
                  (unsigned long long)r.restore.read_bytes);
 }
 
-/* Also saves what all others restore. */
+/* Also saves the state that all other tests restore. */
 static void without_the_library(void **state)
 {
     (void)state;
@@ -174,7 +175,7 @@ static void restored_state_is_bit_equal(void **state)
     open_stack(&k, "off");
     restores(&k, "kv", true, false);
     stack_close(&k);
-    et_device.checksums = "host"; /* the host cannot check what it does not have */
+    et_device.checksums = "host"; /* the host cannot check bytes that it does not have */
     open_stack(&k, "auto");
     restores(&k, "kv", true, false);
     stack_close(&k);
@@ -182,7 +183,7 @@ static void restored_state_is_bit_equal(void **state)
     assert_int_equal(fake->n_reads, n);
 }
 
-/* auto goes on without, on says what is missing. */
+/* auto continues without direct reads; on says what is missing. */
 static void what_is_refused_at_the_start(void **state)
 {
     (void)state;
@@ -218,7 +219,7 @@ static void what_is_refused_at_the_start(void **state)
     }
 }
 
-/* What fails later is read again in the ordinary way, and so is all that follows. */
+/* A read that fails later is repeated in the ordinary way, and so are all later reads. */
 static void what_fails_is_read_again(void **state)
 {
     (void)state;
@@ -261,12 +262,13 @@ static void a_stuck_disk_is_given_up_in_time(void **state)
     struct et_run r = run(&k, "none", "kv", true);
     et_same(&r, &want, "a stuck disk");
     assert_true(fake->n_cancels > 0 && r.n_cached < N_RESTORED);
-    assert_true(clock_now_ns() - t0 < (int64_t)60 * 1000000000); /* 0.3 s, and computing */
-    restores(&k, "kv", true, false);                             /* nothing was condemned */
+    /* the 0.3 s time limit, and computing */
+    assert_true(clock_now_ns() - t0 < (int64_t)60 * 1000000000);
+    restores(&k, "kv", true, false); /* nothing was condemned */
     stack_close(&k);
 }
 
-/* Last: it condemns a chunk. */
+/* The last test, because it condemns a chunk. */
 static void a_garbled_read_is_a_miss(void **state)
 {
     (void)state;
@@ -276,7 +278,7 @@ static void a_garbled_read_is_a_miss(void **state)
     for (int i = 0; i < 2; i++) {
         struct store_stats before, after;
         store_stats(k.store, &before);
-        fake->flip_read = 1 + 3 * i; /* of the first layer, and of the second */
+        fake->flip_read = 1 + 3 * i; /* a read of the first layer, and one of the second */
         struct et_run r = run(&k, "both", "kv", i == 0);
         et_same(&r, &want, "a wrong bit");
         assert_int_equal(r.n_cached, 64);
@@ -284,7 +286,7 @@ static void a_garbled_read_is_a_miss(void **state)
         assert_non_null(strstr(r.miss, "its checksum does not hold"));
         store_stats(k.store, &after);
         assert_int_equal(after.n_checksum_failures, before.n_checksum_failures + 1);
-        restores(&k, "kv", true, true); /* that was saved anew */
+        restores(&k, "kv", true, true); /* it was saved again */
     }
     stack_close(&k);
 }

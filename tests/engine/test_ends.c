@@ -1,5 +1,5 @@
-/* test_ends.c - how a sequence ends: by which token, with how much committed, and what a tail is
- * good for. */
+/* test_ends.c - how a sequence ends: by which token, with how many committed tokens, and how its
+ * tail is used. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { N_PROMPT = 200, N_LONGER = 230 };
 
-/* The first token that the model generates for a prompt. */
+/* Generates one token for a prompt. Returns the finish, and the token in *first. */
 static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore_eos,
                              int32_t *first)
 {
@@ -29,7 +29,7 @@ static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore
     return r.finish;
 }
 
-/* A model that emits BOS begins another text: that ends this one as EOS does. */
+/* A model that emits BOS begins another text; that ends this one, as EOS does. */
 static void the_beginning_of_another_text_ends_this_one(void **state)
 {
     (void)state;
@@ -51,9 +51,9 @@ static void the_beginning_of_another_text_ends_this_one(void **state)
     stack_close(&k);
 }
 
-/* Two sequences with one prompt at once: the second takes the first one's blocks before their
- * chunks are in the store.  At the end they are, and count for both, also where the second saves
- * nothing of its own. */
+/* Two sequences with one prompt run at once: the second takes over the first one's blocks before
+ * their chunks are in the store.  At the end they are stored and count for both, even if the second
+ * saves nothing itself. */
 static void chunks_that_are_shared_on_the_device_count_as_committed(void **state)
 {
     (void)state;
@@ -85,8 +85,8 @@ static void chunks_that_are_shared_on_the_device_count_as_committed(void **state
     io_close(io);
 }
 
-/* A tail that lacks records which are to be saved is computed again, or the chunk that it
- * becomes would lack them. */
+/* A tail that lacks records which are to be saved is computed again; otherwise its full chunk would
+ * lack them. */
 static void a_tail_without_the_wanted_records_is_computed_again(void **state)
 {
     (void)state;

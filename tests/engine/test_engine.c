@@ -1,5 +1,5 @@
-/* test_engine.c - admission, limits, ends of sequences, sequences in different phases, and what the
- * engine says about what it did. */
+/* test_engine.c - admission, limits, ends of sequences, sequences in different phases, and the
+ * engine's reports. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,9 +39,9 @@ static void context_limit(void **state)
     assert_non_null(strstr(err.msg, "256"));
     a = (struct et_ask){.prompt = prompt, .n_prompt = 200, .max_tokens = 57};
     assert_int_equal(add(&k, &a, &s, &err), ERR_LIMIT);
-    a.max_tokens = INT32_MAX; /* no overflow */
+    a.max_tokens = INT32_MAX; /* must not overflow */
     assert_int_equal(add(&k, &a, &s, &err), ERR_LIMIT);
-    /* Exactly full, by prompt alone and by what is generated. */
+    /* Exactly full, by the prompt alone and by generated tokens. */
     struct et_run r;
     a = (struct et_ask){.prompt = prompt, .n_prompt = 256, .save = "both"};
     assert_int_equal(et_run(&k, &a, &r), 0);
@@ -53,11 +53,11 @@ static void context_limit(void **state)
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.n_tokens, 56);
     assert_int_equal(r.n_cached, 192);
-    assert_int_equal(r.committed, 255); /* the last token was never computed with */
+    assert_int_equal(r.committed, 255); /* the last token was never computed */
     stack_close(&k);
 }
 
-/* More sequences than places wait; in a pool smaller than their contexts, too. */
+/* More sequences than places wait; also in a pool smaller than their contexts. */
 static void places_and_blocks(void **state)
 {
     (void)state;
@@ -92,10 +92,10 @@ static void places_and_blocks(void **state)
                                      .user.kv_tokens = 192,
                                      .user.no_reuse = true});
     a = (struct et_ask){.prompt = prompt, .n_prompt = 180, .max_tokens = 13};
-    assert_int_equal(add(&k, &a, &s[0], &err), ERR_LIMIT); /* never */
+    assert_int_equal(add(&k, &a, &s[0], &err), ERR_LIMIT); /* can never fit */
     assert_non_null(strstr(err.msg, "192"));
     a = (struct et_ask){.prompt = prompt, .n_prompt = 100, .max_tokens = 20};
-    for (int i = 0; i < 2; i++) /* two blocks of three, each */
+    for (int i = 0; i < 2; i++) /* two of three blocks each */
         assert_int_equal(add(&k, &a, &s[i], &err), 0);
     a.n_prompt = 40;
     assert_int_equal(add(&k, &a, &s[2], &err), 0);
@@ -138,7 +138,7 @@ static void prompt_lengths(void **state)
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&r, &ref, "second run");
         assert_int_equal(r.n_cached, want[i].cached);
-        /* What is durable beyond the restored part is not known where nothing is saved. */
+        /* Without saving, it is not known what is durable beyond the restored part. */
         assert_int_equal(r.committed, want[i].cached);
         assert_true(r.miss[0] != 0);
         stack_close(&k);
@@ -292,8 +292,8 @@ static void removed_in_any_state(void **state)
     }
 }
 
-/* How many rows go through the model at once changes no bit, of what is computed and of what
- * is computed again in a restore. */
+/* The number of rows that pass the model at once changes no bit, neither of computed state nor of
+ * state computed again in a restore. */
 static void batches_of_any_size(void **state)
 {
     (void)state;
@@ -314,7 +314,7 @@ static void batches_of_any_size(void **state)
                                          .user.n_store = 2,
                                          .user.no_reuse = true});
         for (int p = i == 0 ? 0 : 2; p >= 0;
-             p--) { /* what nobody has saved yet is computed */
+             p--) { /* state that nothing has saved yet is computed */
             a.plan = plans[p];
             assert_int_equal(et_run(&k, &a, i == 0 ? &first : &r), 0);
             if (i > 0)
@@ -338,8 +338,8 @@ static void batches_of_any_size(void **state)
 
 enum { N_SEQS = 5 };
 
-/* Sequences of other lengths and parameters come and go: restoring, prefilling and decoding beside
- * each other, each as if it were alone, with a saver and without. */
+/* Sequences with different lengths and parameters come and go, restoring, prefilling and decoding
+ * beside each other. Each gives the same as alone, with a saver and without. */
 static void phases_beside_each_other(void **state)
 {
     (void)state;
@@ -377,7 +377,7 @@ static void phases_beside_each_other(void **state)
             struct seq *s[N_SEQS];
             struct err err = {0};
             int n_active;
-            for (int i = 0; i < N_SEQS; i++) { /* one more every third step */
+            for (int i = 0; i < N_SEQS; i++) { /* adds one more every third step */
                 assert_int_equal(add(&k, &a[i], &s[i], &err), 0);
                 for (int step = 0; step < 3; step++)
                     assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
@@ -397,7 +397,7 @@ static void phases_beside_each_other(void **state)
     }
 }
 
-/* Saving, however slow or broken the store, changes no logit. */
+/* Saving, however slow or broken the store, changes no logits. */
 static void saver_changes_nothing(void **state)
 {
     (void)state;
@@ -449,7 +449,7 @@ static void saver_changes_nothing(void **state)
     }
 }
 
-/* A store at its cap sheds what it saves and loses no request. */
+/* A store at its limit drops saves, but fails no request. */
 static void small_caps(void **state)
 {
     (void)state;
@@ -487,8 +487,8 @@ static uint64_t appended_bytes(struct stack *k)
     return st.appended_bytes;
 }
 
-/* Equal prefixes are stored once, byte for byte: by sequences in one batch, by one after the
- * other, and up to where two diverge. */
+/* Equal prefixes are stored once, byte for byte: of sequences in one batch, of consecutive ones,
+ * and up to where two diverge. */
 static void prefixes_are_stored_once(void **state)
 {
     (void)state;
@@ -517,10 +517,10 @@ static void prefixes_are_stored_once(void **state)
     }
     store_stats(k.store, &st);
     uint64_t n_bytes = appended_bytes(&k), per_chunk = n_bytes / 7;
-    assert_int_equal(st.n_chunks, 5 + 2); /* five, and two behind the divergence */
+    assert_int_equal(st.n_chunks, 5 + 2); /* five, and two after the divergence */
     assert_int_equal(st.n_extents, 7);
     assert_int_equal(n_bytes % 7, 0);
-    a.plan = "recompute"; /* computes all of it again, and finds all of it stored */
+    a.plan = "recompute"; /* computes everything again, and finds everything stored */
     a.prompt = prompt[0];
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.committed, 320);
@@ -532,8 +532,8 @@ static void prefixes_are_stored_once(void **state)
     stack_close(&k);
 }
 
-/* Records that the best plan lacks are added when the prefix is computed again, and nothing
- * else: the chunk then has what was there before and what was added. */
+/* Records that the best plan lacks are added when the prefix is computed again, and nothing else
+ * is: the chunk then has its earlier records and the added ones. */
 static void records_are_added(void **state)
 {
     (void)state;
@@ -572,8 +572,8 @@ static void records_are_added(void **state)
     stack_close(&k);
 }
 
-/* More sequences than the save buffer has room for: each is as if it were alone, some are saved no
- * further and say why, and when they are asked again they are saved. */
+/* With more sequences than the save buffer has room for, each gives the same as alone. Some are
+ * saved no further and give the reason; when they are requested again, they are saved. */
 static void small_save_buffer(void **state)
 {
     (void)state;
@@ -612,7 +612,7 @@ static void small_save_buffer(void **state)
         assert_true(r.save_end != SAVE_GOES_ON || r.committed == 209);
     }
     assert_true(n_shed > 0);
-    for (int i = 0; i < N; i++) { /* their contexts go on, one by one */
+    for (int i = 0; i < N; i++) { /* their contexts continue, one by one */
         int32_t longer[70 + 140 + 1];
         memcpy(longer, prompt[i], sizeof prompt[i]);
         memcpy(longer + 70, ref[i].tokens, 140 * sizeof longer[0]);
@@ -648,7 +648,7 @@ static void other_models_are_a_miss_with_a_reason(void **state)
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.n_cached, 0);
     assert_non_null(strstr(r.miss, "another model"));
-    assert_int_equal(et_run(&k, &a, &r), 0); /* both models live in one store */
+    assert_int_equal(et_run(&k, &a, &r), 0); /* both models share one store */
     assert_int_equal(r.n_cached, 192);
     stack_close(&k);
     io_close(io);

@@ -1,5 +1,5 @@
-/* test_fetch.c - chunks of waiting requests are read ahead into DRAM, and restored
- * from there bit for bit. */
+/* test_fetch.c - chunks of waiting requests are read ahead into DRAM, and restored from there bit
+ * for bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +54,8 @@ static void a_waiting_request_is_restored_from_dram(void **state)
     wt_step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
     while (n_promoted(&k) <
-           2 * WT_CHUNKS) /* an extent in each folder; nobody steps the engine meanwhile */
+           /* an extent in each folder; the engine makes no steps meanwhile */
+           2 * WT_CHUNKS)
         clock_sleep_ns(1000000);
     assert_int_equal(n_wants(&k), 1);
     while (s->phase == PHASE_WAIT)
@@ -70,8 +71,8 @@ static void a_waiting_request_is_restored_from_dram(void **state)
     io_close(disk);
 }
 
-/* Nothing is fetched with --prefetch off, for requests that have gone, and of what
- * the KV pool has. */
+/* Nothing is fetched with --prefetch off, for requests that were cancelled, and for state in the KV
+ * pool. */
 static void only_what_is_needed_is_fetched(void **state)
 {
     (void)state;
@@ -112,8 +113,8 @@ static void only_what_is_needed_is_fetched(void **state)
     io_close(disk);
 }
 
-/* The arena has room for one context. Once the first request computes, its copies give way to
- * those of the second, while nothing else happens. */
+/* The arena has room for one context. When the first request computes, its copies make room for the
+ * second's, while nothing else happens. */
 static void room_is_used_again_at_once(void **state)
 {
     (void)state;
@@ -151,7 +152,8 @@ static void room_is_used_again_at_once(void **state)
     io_close(disk);
 }
 
-/* Nothing is read ahead for a request whose new tokens take longer than its load: they hide it. */
+/* Nothing is read ahead for a request whose new tokens take longer than its load, because they hide
+ * the load. */
 static void a_long_prompt_is_not_read_ahead_for(void **state)
 {
     (void)state;
@@ -180,7 +182,7 @@ static void a_long_prompt_is_not_read_ahead_for(void **state)
     io_close(disk);
 }
 
-/* Returns how many chunks of the prompt the store believes to be in the KV pool. */
+/* Returns the number of the prompt's chunks that the store believes to be in the KV pool. */
 static int n_held(struct stack *k)
 {
     struct chain c;
@@ -197,8 +199,8 @@ static int n_held(struct stack *k)
     return n;
 }
 
-/* The store learns which chunks the KV pool holds: once they are known there, until their
- * blocks are used for something else. */
+/* The store learns which chunks the KV pool holds: from when they are known there until their
+ * blocks are reused. */
 static void the_store_knows_what_the_pool_holds(void **state)
 {
     (void)state;
@@ -233,7 +235,7 @@ static void the_store_knows_what_the_pool_holds(void **state)
 
 /* --- plans ------------------------------------------------------------------------------------ */
 
-/* The copies of chunks [from, WT_CHUNKS) of the prompt go. */
+/* Drops the copies of chunks [from, WT_CHUNKS) of the prompt. */
 static void drop_copies(struct stack *k, int from)
 {
     struct chain c;
@@ -246,7 +248,7 @@ static void drop_copies(struct stack *k, int from)
     chain_deinit(&c);
 }
 
-/* On a machine whose disk is slower than recomputing, exactly the chunks in DRAM are restored. */
+/* If the disk is slower than recomputing, exactly the chunks in DRAM are restored. */
 static void plans_price_chunks_by_where_they_lie(void **state)
 {
     (void)state;
@@ -275,7 +277,7 @@ static void plans_price_chunks_by_where_they_lie(void **state)
             assert_string_equal(got.plan.method, "RRRR");
         et_same(&want, &got, "a part is restored from DRAM");
     }
-    /* The disk's speed is known, and such a disk is worth reading ahead from. */
+    /* The disk's speed is known, and reading ahead from such a disk pays. */
     assert_true(dram_tier_gains(&k.platform, WT_PROMPT, 1));
     et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e12);
     assert_false(dram_tier_gains(&k.platform, WT_PROMPT, 1));
@@ -283,8 +285,8 @@ static void plans_price_chunks_by_where_they_lie(void **state)
     io_close(disk);
 }
 
-/* On a disk that reads hidden states faster than keys and values, the chunks in DRAM come back
- * as keys and values all the same. */
+/* On a disk that reads hidden states faster than keys and values, chunks in DRAM are still restored
+ * as keys and values. */
 static void each_tier_has_its_own_letter(void **state)
 {
     (void)state;
@@ -302,12 +304,12 @@ static void each_tier_has_its_own_letter(void **state)
                                      .user.dram_bytes = 32 << 20});
     et_platform(&k.platform, 1e-3, 1e-6, 1e-7, 1e6);
     assert_int_equal(et_run(&k, &ask, &want), 0);
-    assert_int_equal(et_run(&k, &ask, &got), 0); /* all of it is in DRAM */
+    assert_int_equal(et_run(&k, &ask, &got), 0); /* everything is in DRAM */
     assert_int_equal(got.restore.n_by_method[1], 0);
     assert_int_equal(got.restore.n_by_method[2], WT_CHUNKS * N_LAYERS);
     drop_copies(&k, IN_DRAM);
     assert_int_equal(et_run(&k, &ask, &got), 0);
-    int n_h = got.plan.n_h, n_k = got.plan.n_k; /* layers, by the disk's letter */
+    int n_h = got.plan.n_h, n_k = got.plan.n_k; /* layers by the disk's methods */
     assert_true(n_h > 0);
     assert_int_equal(got.n_cached, WT_CHUNKS * 64);
     assert_int_equal(got.restore.n_by_method[1], (WT_CHUNKS - IN_DRAM) * n_h);
@@ -315,7 +317,7 @@ static void each_tier_has_its_own_letter(void **state)
                      IN_DRAM * (n_h + n_k) + (WT_CHUNKS - IN_DRAM) * n_k);
     assert_int_equal(got.restore.dram_tokens, IN_DRAM * 64);
     et_same(&want, &got, "keys and values from DRAM, hidden states from the disk");
-    /* A forced plan is carried out. */
+    /* A forced plan is followed. */
     struct et_ask forced = ask;
     forced.plan = "hidden";
     assert_int_equal(et_run(&k, &forced, &got), 0);

@@ -1,5 +1,5 @@
-/* A batch in pieces that follow one another through stages: how it is cut, and that on
- * (emulated) GPUs no bit of what is computed and saved tells. */
+/* A batch in pieces that follow one another through stages: how it is cut, and that on (emulated)
+ * GPUs computed and saved state has the same bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +15,8 @@
 
 enum { MAX_SEQS = 12, MAX_ROWS = 512 };
 
-/* Any batch: rows of all pieces together are its rows, each with its own position,
- * table and place in its save. */
+/* For any batch, the rows of all pieces together are its rows, each with its own position, table
+ * and place in its save. */
 static void pieces_are_the_batch(void **state)
 {
     (void)state;
@@ -82,8 +82,8 @@ enum { LONG = 180, SHORT = 120, N_NEW = 3 };
 
 static int32_t prompt[LONG];
 
-/* Two prompts in one batch of 300 rows: on two stages in two pieces, of which the
- * first ends within a prompt. */
+/* Two prompts in one batch of 300 rows: on two stages they make two pieces, the first of which ends
+ * inside a prompt. */
 static void compute(struct io *disk, int n_stages, struct et_run r[2])
 {
     struct stack k;
@@ -116,7 +116,8 @@ static void compute(struct io *disk, int n_stages, struct et_run r[2])
     stack_close(&k);
 }
 
-/* What two stages have computed and saved in pieces, one device computes and restores. */
+/* State that two stages have computed and saved in pieces equals one device's, which restores it.
+ */
 static void no_bit_tells(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_forced_plans.c - a forced plan uses the records that the store has and
- * computes the rest.  It says which layers came back how and why that differs; with
- * plan_strict it fails instead. */
+/* test_forced_plans.c - a forced plan uses the records that the store has and computes the rest.
+ * It reports the method of each layer and the reason for differences; with plan_strict it fails
+ * instead. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,8 @@ enum { N_PROMPT = 330, N_STORED = 320, N_GENERATE = 4 };
 static int32_t prompt[N_PROMPT];
 static struct et_run ref;
 
-/* A stack of four layers whose store has the first n tokens, saved under each policy in turn. */
+/* Opens a stack of four layers whose store has the first n[i] tokens, saved under each policy in
+ * turn. */
 static void place_open(struct stack *k, struct io *io, int n_parts, const int n[],
                        const char *const save[])
 {
@@ -59,7 +60,7 @@ struct case_of {
     const char *save, *plan, *layers, *deviation;
 };
 
-/* The answer has the bits of a computed one, whatever was missing; strict plans fail exactly where
+/* The answer has the bits of a computed one, whatever was missing. Strict plans fail exactly when
  * others deviate. */
 static void missing_records(void **state)
 {
@@ -91,7 +92,8 @@ static void missing_records(void **state)
             assert_string_equal(r.plan.deviation, "");
         else if (strstr(r.plan.deviation, c->deviation) == NULL)
             fail_msg("%s of %s: '%s'", c->plan, c->save, r.plan.deviation);
-        /* What ran is what is told; hidden states of layer 0 are embedding rows, not read. */
+        /* The report equals the plan that ran. Hidden states of layer 0 are embedding rows and are
+         * not read. */
         int free = r.plan.method[0] == 'H';
         for (int l = 0; l < 4; l++)
             assert_non_null(strchr("RHK", r.plan.method[l]));
@@ -140,8 +142,8 @@ static void ranges_that_differ(void **state)
     }
 }
 
-/* Records that are lost while they are read: the tokens behind them are computed, and that is told.
- * It is no error of a strict plan: the store had its records when it was made. */
+/* Records are lost while they are read: the tokens after them are computed, and that is reported. A
+ * strict plan does not fail, because the store had the records when the plan was made. */
 static void chunks_lost_on_the_way(void **state)
 {
     (void)state;
@@ -166,7 +168,7 @@ static void chunks_lost_on_the_way(void **state)
     }
 }
 
-/* Nothing is stored: there is nothing that a plan could differ from. */
+/* Nothing is stored, so there is nothing from which a plan could deviate. */
 static void an_empty_store(void **state)
 {
     (void)state;

@@ -1,6 +1,5 @@
-/* Several devices as one on the emulated GPU, which all of them share: ranks and stages
- * restore what one device, or as many ranks, would have computed, and a fault on one of
- * them fails the request alone. */
+/* Several devices as one, all on the emulated GPU: ranks and stages restore what one device, or as
+ * many ranks, would have computed, and a fault of one of them fails only the request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,8 +17,8 @@ enum { N_PROMPT = 133, N_RESTORED = 128, N_NEW = 3 };
 
 static int32_t prompt[N_PROMPT];
 
-/* Two ranks on the one GPU: what they exchange is ordered by events between streams that run
- * nothing before somebody waits, and restored state is bit-equal. */
+/* Two ranks on one GPU: events between streams that run nothing before the host waits order their
+ * exchanges, and restored state is bit-equal. */
 static void ranks_restore_bit_equal(void **state)
 {
     (void)state;
@@ -72,16 +71,17 @@ static void ranks_restore_bit_equal(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* Stages on the one GPU, each with streams of its own that run nothing before somebody
- * waits: what one device computes, bit for bit, though a device's own order of work is all
- * that holds but for what crosses. */
+/* Stages on one GPU, each with streams of its own that run nothing before the host waits. They
+ * compute the bits of one device, although only each device's own order and the copies between
+ * stages order the work. */
 static void stages_restore_bit_equal(void **state)
 {
     (void)state;
     static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
                                         "r1,h0,k1"};
     static const struct {
-        const char *model; /* of two layers; the second's head is its embedding table */
+        /* of two layers; the second model's head is its embedding table */
+        const char *model;
         int ranks;
     } cases[] = {{"tests/model/golden/families/llama", 1},
                  {"tests/model/golden/families/qwen3", 1},
@@ -118,7 +118,8 @@ static void stages_restore_bit_equal(void **state)
                 et_same(&r, &ref, a.plan);
             }
             a.plan = "recompute";
-            for (int j = 0; j < 2 * (stages - 1); j++) { /* on either stage, or between */
+            /* on either stage, or between them */
+            for (int j = 0; j < 2 * (stages - 1); j++) {
                 cuda_emu_fail(CUDA_EMU_LAUNCH, 8 + 22 * j);
                 assert_int_equal(et_run(&k, &a, &r), 0);
                 assert_int_equal(r.finish, FINISH_ERROR);
@@ -133,8 +134,8 @@ static void stages_restore_bit_equal(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* A large copy goes up in shares, a share a rank, and every rank has all of it; what
- * cannot be divided equally, too. */
+/* A large copy goes to the device in shares, one per rank, and every rank then has all of it; also
+ * if it cannot be divided equally. */
 static void copies_go_up_in_shares(void **state)
 {
     (void)state;
@@ -169,14 +170,14 @@ static void copies_go_up_in_shares(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* More ranks than GPUs. */
+/* More ranks than GPUs are refused. */
 static void too_few_gpus(void **state)
 {
     (void)state;
     struct device *d;
     struct err err = {0};
     assert_int_equal(group_open("cuda", &et_device, 2, 1, NULL, &d, &err), ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "GPU 1 is wanted"));
+    assert_non_null(strstr(err.msg, "GPU 1 is needed"));
     et_device.cuda_ranks = "share";
     assert_int_equal(group_open("cuda", &et_device, 2, 1, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "--cuda-ranks share: must be own or shared"));

@@ -1,6 +1,7 @@
-/* test_memory.c - memory runs out at each allocation of a request's life: it ends with an error
- * that says so, or with the tokens and logits that it has with memory enough; what was reported
- * committed is found by the next engine; and with memory again the same engine goes on. */
+/* test_memory.c - memory runs out at each allocation in a request's life.  The request ends with an
+ * error that says so, or with the tokens and logits that it has with enough memory.  State that was
+ * reported as committed is found by the next engine.  With memory again the same engine continues.
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +23,8 @@ static struct et_run reference;
 static const struct et_ask ask = {
     .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"};
 
-/* Right, or an error that says so. Returns what was reported committed. */
+/* Checks for the right answer or an error that says so. Returns the tokens reported as committed.
+ */
 static int64_t ask_it(struct stack *k, const char *what)
 {
     static struct et_run r;
@@ -49,7 +51,7 @@ static void life(void *arg)
         if (memtest_ok(et_try_open(&k, &so, &err), &err, "open"))
             n = ask_it(&k, i == 0 ? "save" : "restore");
         committed = n > committed ? n : committed;
-        stack_close(&k); /* also where it was opened halfway */
+        stack_close(&k); /* also if it was opened only partly */
     }
     memtest_stop();
     static struct et_run r;
@@ -63,7 +65,7 @@ static void life(void *arg)
     io_close(io);
 }
 
-/* The public interface: a handle that was opened with memory goes on after there was none. */
+/* The public interface: a handle continues to work after memory had run out. */
 static void submit(void *arg)
 {
     struct hcache *h = arg;

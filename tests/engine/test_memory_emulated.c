@@ -1,5 +1,5 @@
-/* A device's own memory: what an engine takes is reckoned before, taken as one piece, and no
- * more is asked for while it serves. */
+/* A device's own memory: the engine's needs are computed before, taken as one piece, and no more is
+ * requested while it serves. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,7 @@ static struct stack_opts options(const char *model, const char *dtype)
                                .user.no_reuse = true};
 }
 
-/* One sequence computed and saved, and restored from hidden states and from K and V. */
+/* Computes and saves one sequence, and restores it from hidden states and from K and V. */
 static void serve(struct stack *k, bool has_store)
 {
     static const char *const plans[] = {"recompute", "hidden", "kv"};
@@ -84,7 +84,7 @@ static void one_piece_for_each_device(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* Whichever request for memory fails, opening says so, and nothing is left behind. */
+/* Whichever allocation fails, opening reports it, and nothing leaks. */
 static void refused_memory_is_said(void **state)
 {
     (void)state;
@@ -110,7 +110,7 @@ static void refused_memory_is_said(void **state)
     assert_true(n_refused >= 2); /* the stream that loads the weights; the plan */
 }
 
-/* What is needed, for what, and what to do, before anything is loaded. */
+/* The message has the needs by part, and advice, before anything is loaded. */
 static void too_little_memory_names_the_parts(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_mixed.c - contexts of KV and ACT blocks, on the device and on the host: the bits of contexts
- * that never left it, the bytes over the link that the policy counts, and a host
- * arena that is full. */
+/* test_mixed.c - contexts of KV and ACT blocks, on the device and on the host: they have the bits
+ * of contexts that never left the device, the link carries the bytes that the policy counts, and a
+ * host arena may be full. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,7 +72,7 @@ static struct mixed_stats stats_of(const struct job *j)
     return s;
 }
 
-/* The full blocks of all sequences, by class. */
+/* Counts the full blocks of all sequences, by class. */
 static void count_full(const struct job *j, int64_t n[PLACES_CLASSES])
 {
     const struct places *p = &j->k.engine->mixed.places;
@@ -84,8 +84,8 @@ static void count_full(const struct job *j, int64_t n[PLACES_CLASSES])
     }
 }
 
-/* The pool has the blocks that the policy placed for the batch.  Each decode step then moves
- * the bytes that its arithmetic says, layer by layer, and projects every ACT block. */
+/* The pool has the blocks that the policy placed for the batch.  Each decode step then moves the
+ * bytes that the policy computes, layer by layer, and projects every ACT block. */
 static void a_step_moves_the_bytes_of_the_policy(void **state)
 {
     (void)state;
@@ -132,8 +132,8 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
     }
 }
 
-/* Half of each context as tokens: a step computes these rows again, and loads the
- * other half alone. */
+/* Half of each context is kept as tokens: a step computes these rows again and loads only the other
+ * half. */
 static void tokens_are_computed_again(void **state)
 {
     (void)state;
@@ -153,7 +153,8 @@ static void tokens_are_computed_again(void **state)
     job_close(&j, N_SEQS);
 }
 
-/* Equation 11: no sequence is a block off the ratio while blocks of both types are left. */
+/* Equation 11: no sequence is more than one block off the ratio while blocks of both types are
+ * left. */
 static void sequences_have_the_ratio(void **state)
 {
     (void)state;
@@ -177,7 +178,7 @@ static void sequences_have_the_ratio(void **state)
 
 /* --- mini-batches ----------------------------------------------------------------------------- */
 
-/* Requests 0 and 1 have KV blocks alone, 2 and 3 ACT blocks alone. */
+/* Requests 0 and 1 have only KV blocks, 2 and 3 only ACT blocks. */
 static const int *by_request(void *arg, const struct kv_table *t)
 {
     static const int kv[] = {PLACES_KV_HOST, PLACES_ACT_HOST, PLACES_KV_DEVICE,
@@ -188,19 +189,18 @@ static const int *by_request(void *arg, const struct kv_table *t)
     return t == seq_table(j->s[0]) || t == seq_table(j->s[1]) ? kv : act;
 }
 
-/* Scratch blocks for three quarters of the requests' blocks, of both types together.  As they come,
- * requests of one kind share a mini-batch.  Balance begins with the longest, and gives each
- * mini-batch one of either kind and half of the blocks: while one is projected, the other is
- * loaded.  The print
- * takes requests in their order while F_b does not grow: it is infinite with KV blocks alone,
- * so a second such request joins. */
+/* There are scratch blocks for three quarters of the requests' blocks, both types together.  In
+ * order of arrival, requests of one kind share a mini-batch.  `balance` begins with the longest and
+ * gives each mini-batch one request of either kind and half of the blocks: while one is projected,
+ * the other is loaded.  `print` takes requests in order while F_b does not grow: it is infinite
+ * with KV blocks alone, so a second such request joins. */
 static void mini_batches_are_those_of_the_policy(void **state)
 {
     (void)state;
     static const int full_blocks[N_SEQS] = {2, 4, 4, 2};
     static const struct {
         enum mixed_packing packing;
-        int second; /* where the second mini-batch begins */
+        int second; /* index of the request with which the second mini-batch begins */
         int order[N_SEQS];
     } cases[] = {
         {MIXED_BALANCED, 2, {1, 3, 0, 2}},
@@ -237,9 +237,10 @@ static void mini_batches_are_those_of_the_policy(void **state)
     }
 }
 
-/* --- little room ------------------------------------------------------------------------------ */
+/* --- scarce blocks -----------------------------------------------------------------------------
+ */
 
-/* Blocks for one context alone: requests run one after the other, and all end well. */
+/* With blocks for only one context, requests run one after another, and all end well. */
 static void a_full_arena_means_fewer_at_once(void **state)
 {
     (void)state;
@@ -260,7 +261,7 @@ static void a_full_arena_means_fewer_at_once(void **state)
         assert_int_equal(seq_outcome(j.s[i])->finish, FINISH_LENGTH);
         assert_int_equal(seq_outcome(j.s[i])->n_generated, 4);
     }
-    /* What can never fit is refused, with the reason. */
+    /* A request that can never fit is refused, with the reason. */
     int32_t prompt[400];
     struct seq *s;
     et_prompt(prompt, 400, 3);
@@ -270,7 +271,7 @@ static void a_full_arena_means_fewer_at_once(void **state)
     job_close(&j, N_SEQS);
 }
 
-/* Sequences that begin alike share full blocks, whatever their type and place. */
+/* Sequences with equal beginnings share full blocks, of any type and place. */
 static void beginnings_are_shared(void **state)
 {
     (void)state;
@@ -288,8 +289,8 @@ static void beginnings_are_shared(void **state)
     job_close(&j, N_SEQS);
 }
 
-/* No part of a block is copied, so prompts of less than a block that differ in their last token
- * do not wait for each other: all are computed in the first step. */
+/* Partial blocks are not copied, so prompts shorter than a block that differ in their last token do
+ * not wait for each other: all are computed in the first step. */
 static void short_beginnings_are_not_waited_for(void **state)
 {
     (void)state;
@@ -315,7 +316,7 @@ static void short_beginnings_are_not_waited_for(void **state)
 
 enum { BAD = 500, GOOD = 2, N_GOOD = 100, N_MORE = 60 };
 
-/* The embedding of one token is beyond what f16 holds. */
+/* Opens a model in which one token's embedding is beyond f16's range. */
 static void f16_open(struct stack *k, const struct mixed_opts *mo)
 {
     et_open(k, &(struct stack_opts){.user.max_context = 256,
@@ -330,9 +331,9 @@ static void f16_open(struct stack *k, const struct mixed_opts *mo)
         memcpy((uint8_t *)row.data + (size_t)i * 2, &infinity, 2);
 }
 
-/* Sequences that decode when another one's values leave the range lose their place,
- * and go on to the tokens and logits that they have alone, though the step that
- * failed has moved their tails. */
+/* When another sequence's values leave the range, sequences that decode lose their places and come
+ * back with the tokens and logits that they have alone, although the failed step has moved their
+ * tails. */
 static void values_out_of_range_end_one_sequence(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_mixed_setup.c - when a job's contexts get blocks on the host, of which
- * types, and how many. */
+/* test_mixed_setup.c - whether a job's contexts get blocks on the host, of which types, and how
+ * many. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +25,7 @@ static struct model model_of(int n_kv_heads)
                                   .d_head = 64}};
 }
 
-/* The link brings a block's keys and values in 1 ms; it is projected in x ms. */
+/* The link transfers a block's keys and values in 1 ms; projecting a block takes x ms. */
 static struct mixed_costs costs_of(const struct model *m, double x)
 {
     double kv = 64.0 * (double)model_kv_bytes(m),
@@ -95,15 +95,15 @@ static void it_is_off_where_nothing_is_gained(void **state)
     expect_off(j, "--host-memory");
     expect_off(job_of(MIXED_RECOMPUTE), "computed again");
     expect_off(job_of(MIXED_OFF), "not asked for");
-    /* A forced method is carried out where auto is off. */
+    /* A forced method is used even if auto chooses none. */
     struct model m = model_of(16);
     j = job_of(MIXED_ACT);
     j.unified = true;
     assert_true(choose(&j, &m, 1.4).is_on);
 }
 
-/* At x = 1.4 the mixture of the policy; none where the link outruns the projection, where heads are
- * grouped, and where the gain is small. */
+/* At x = 1.4 auto uses the policy's mixture. It uses none if the link outruns the projection, if
+ * heads are grouped, and if the gain is small. */
 static void auto_mixes_where_it_pays(void **state)
 {
     (void)state;

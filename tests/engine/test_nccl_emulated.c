@@ -1,5 +1,5 @@
-/* Ranks on several (emulated) GPUs that exchange by NCCL, a false one (tests/cuda_emu/nccl):
- * what is asked of it, that restores are bit-equal through it, what its errors do to requests. */
+/* Ranks on several (emulated) GPUs that exchange with a fake NCCL (tests/cuda_emu/nccl): which
+ * calls it gets, that restores are bit-equal, and the effect of its errors on requests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +31,8 @@ static int copy(void *to, const void *from, size_t n, int kind, void *stream)
     return (int)cudaMemcpyAsync(to, from, n, (enum cudaMemcpyKind)kind, stream);
 }
 
-/* From now on NCCL is there: beside this program, whose name ends in .../tests/engine/NAME. */
+/* Makes NCCL available from now on. It lies beside this program, whose name ends in
+ * .../tests/engine/NAME. */
 static void load_fake(void)
 {
     char path[4096];
@@ -64,8 +65,8 @@ static struct stack_opts ranks(int n_ranks, int n_stages)
                                .user.no_reuse = true};
 }
 
-/* Greedy tokens of ranks on one GPU, which add in the same order; and restores that
- * no bit tells from them. */
+/* The greedy tokens equal those of ranks on one GPU, which add in the same order; restores have the
+ * same bits. */
 static void restores_through_it(void **state)
 {
     (void)state;
@@ -91,7 +92,7 @@ static void restores_through_it(void **state)
                                    .fail_group = -1,
                                    .fail_async = -1};
         et_open(&k, &o);
-        assert_int_equal(fake->n_init, n_stages); /* one communicator a stage */
+        assert_int_equal(fake->n_init, n_stages); /* one communicator per stage */
         assert_int_equal(fake->device[1], 2 * n_stages - 1);
         a.save = "both";
         a.plan = "recompute";
@@ -100,7 +101,8 @@ static void restores_through_it(void **state)
         int n_layers = k.model->cfg.n_layers, n_before = fake->n_reduce;
         a.save = "none";
         assert_int_equal(et_run(&k, &a, &r), 0);
-        /* Two sums a layer and pass: a prompt in one, then the tokens but the last. */
+        /* Two sums per layer and pass: one pass for the prompt, then one for each token but the
+         * last. */
         assert_int_equal(fake->n_reduce - n_before, 2 * n_layers * N_NEW);
         for (int p = n_stages - 1; p < 4; p += n_stages) {
             a.plan = plans[p];
@@ -130,15 +132,14 @@ static void an_error_fails_requests_and_not_the_process(void **state)
         fake->n_aborted = fake->n_destroyed = 0;
         et_open(&k, &o);
         *faults[i] = 5;
-        for (int again = 0; again < 2; again++) { /* nothing comes back */
+        for (int again = 0; again < 2; again++) { /* nothing recovers */
             assert_int_equal(et_run(&k, &a, &r), 0);
             assert_int_equal(r.finish, FINISH_ERROR);
             if (strstr(r.err.msg, "NCCL: internal error") == NULL)
                 fail_msg("it says: %s", r.err.msg);
         }
         assert_int_equal(*faults[i], -1);
-        assert_int_equal(fake->n_aborted,
-                         2); /* at once, so that no kernel waits for ever */
+        assert_int_equal(fake->n_aborted, 2); /* at once, so that no kernel waits forever */
         stack_close(&k);
         assert_int_equal(fake->n_aborted, 2);
         assert_int_equal(fake->n_destroyed, 0);
@@ -157,7 +158,7 @@ static void what_cannot_be_connected_is_refused(void **state)
     stack_close(&k);
     o = ranks(2, 4);
     assert_int_equal(et_try_open(&k, &o, &err), ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "GPU 4 is wanted, and there are 4"));
+    assert_non_null(strstr(err.msg, "GPU 4 is needed, but there are only 4"));
     stack_close(&k);
 }
 

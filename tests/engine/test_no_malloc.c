@@ -1,5 +1,5 @@
-/* test_no_malloc.c - no memory is asked for in a decode step (STYLE 6), saving included: this
- * program's own malloc counts the calls of the engine's thread. */
+/* test_no_malloc.c - a decode step allocates no memory, also with saving: this program's own malloc
+ * counts the calls of the engine's thread. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,18 +69,18 @@ static void decode_allocates_nothing(void **state)
                                .n_prompt = 50 + 20 * j,
                                .max_tokens = 400,
                                .temperature = j == 1 ? 0.8f : 0,
-                               .plan = "recompute", /* looking up takes its time */
+                               .plan = "recompute", /* a look-up takes some steps */
                                .save = saves[i % 3]};
             struct request q = et_request(&k, &a);
             assert_int_equal(engine_add(k.engine, &q, &s[j], &err), 0);
         }
-        for (int j = 0; j < 3; j++) { /* until all decode: they are looked up before */
+        for (int j = 0; j < 3; j++) { /* until all decode, because look-ups come first */
             while (seq_outcome(s[j])->n_generated < 2)
                 assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         }
         n_calls = 0;
         counting = true;
-        void *p = xmalloc(10); /* it can count */
+        void *p = xmalloc(10); /* the counter works */
         free(p);
         assert_int_equal(n_calls, 1);
         int rc = 0;

@@ -1,5 +1,5 @@
-/* test_other_builds.c - whose saved state is used: that of every build with the same bits, and
- * of no other.  A stack saves on a simulated disk, another one restores from it. */
+/* test_other_builds.c - saved state is used by every build with the same bits, and by no other.
+ * One stack saves on a simulated disk, another one restores from it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@
 
 enum { N_PROMPT = 200, N_FULL = 192 };
 
-/* A process, as far as its bits may differ. */
+/* The properties of a process that may change bits. */
 struct build {
     const char *device, *isa, *model, *dtype, *weights;
     int max_context;
@@ -53,7 +53,7 @@ static struct et_run run(struct stack *k, const char *save)
     return r;
 }
 
-/* What `to` has of a state that `from` saved. */
+/* Checks whether `to` uses a state that `from` saved. */
 static void hand_over(const struct build *from, const struct build *to, bool is_used)
 {
     struct io *io = et_disk(6, 0);
@@ -77,11 +77,11 @@ static void hand_over(const struct build *from, const struct build *to, bool is_
     io_close(io);
 }
 
-/* The backends that need no GPU; all pairs. */
+/* All pairs of the backends that need no GPU. */
 static void backends_use_their_own_state(void **state)
 {
     (void)state;
-    /* Of these, short runs give the same bits on both backends; long ones do not. */
+    /* For these, short runs give the same bits on both backends; long ones do not. */
     static const struct build builds[] = {
         {.device = "cpu", .model = FAMILY("qwen2"), .dtype = "bf16"},
         {.device = "ref", .model = FAMILY("qwen2"), .dtype = "bf16"},
@@ -114,7 +114,7 @@ static void backends_use_their_own_state(void **state)
         io_close(io[i]);
 }
 
-/* State that one instruction set saved is restored by another, bit for bit. */
+/* State saved with one instruction set is restored with another, bit for bit. */
 static void instruction_sets_share_state(void **state)
 {
     (void)state;
@@ -143,7 +143,7 @@ static void instruction_sets_share_state(void **state)
     print_message("%d pairs of instruction sets\n", n);
 }
 
-/* A folder with the tiny llama whose config.json has these texts replaced. */
+/* Makes a folder with the tiny llama, in whose config.json these texts are replaced. */
 static void edited_model(char dir[TEMPDIR_BYTES], const char *from, const char *to)
 {
     char cmd[2 * TEMPDIR_BYTES + 512];
@@ -163,7 +163,7 @@ static void remove_model(const char *dir)
     assert_int_equal(system(cmd), 0);
 }
 
-/* EOS ids and the maximum context change no state; the rotation's parameters do. */
+/* EOS ids and the maximum context do not change state; the rotation's parameters do. */
 static void edits_of_the_config(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_passes.c - whatever the engine computes, it computes in passes that hold each layer's
- * weights once, in order, and only while they are used: batches, recomputed prefixes, and new
- * tokens that follow a restore. */
+/* test_passes.c - the engine computes everything in passes that hold each layer's weights once, in
+ * order, and only while they are used: batches, recomputed prefixes, and new tokens that follow a
+ * restore. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,14 +14,14 @@
 #include "tests/model/layer_spy.h"
 
 enum {
-    N_LAYERS = 4,       /* of synth:tiny-mha */
+    N_LAYERS = 4,       /* layers of synth:tiny-mha */
     N_STORED = 10 * 64, /* more than the 512 rows of a batch: two pieces */
     N_NEW = 100,
     N_PROMPT = N_STORED + N_NEW,
     N_GENERATE = 3,
 };
 
-/* A context of N_STORED tokens on a simulated disk, what its prompt gives alone, and the spy. */
+/* A context of N_STORED tokens on a simulated disk, the result of its prompt alone, and the spy. */
 struct place {
     struct io *io;
     struct stack k;
@@ -106,7 +106,7 @@ static uint64_t fused_rows(void)
     return st.fused_rows;
 }
 
-/* Reads end no more until they go on; the alarm ends a program that waits for them for ever. */
+/* Stops reads from ending; the alarm ends a program that waits for one forever. */
 static void stop_reads(void)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -136,8 +136,8 @@ static void batches(void **state)
     place_close();
 }
 
-/* Two pieces of a recomputed prefix of n layers, of the last one K and V only; a batch of new
- * tokens follows, then decodes. */
+/* A recomputed prefix of n layers, in two pieces, whose last layer computes only K and V; a batch
+ * of new tokens follows, then decodes. */
 static void recomputed_prefixes(void **state)
 {
     (void)state;
@@ -184,8 +184,8 @@ static void projections(void **state)
     place_close();
 }
 
-/* Layer 0 is recomputed, the others are read: while reads are stuck new tokens pass layer 0 and no
- * other. When reads go on, they pass the rest, and no batch passes these tokens again. */
+/* Layer 0 is recomputed, the others are read.  While reads are stuck, new tokens pass only layer 0.
+ * When reads continue, they pass the rest, and no batch passes these tokens again. */
 static void new_tokens_behind_a_restore(void **state)
 {
     (void)state;
@@ -212,8 +212,8 @@ static void new_tokens_behind_a_restore(void **state)
     place_close();
 }
 
-/* Two sequences that decode while the reads of a restore are stuck: when one is halfway the other
- * begins anew, so that in every step one of them decodes. */
+/* Two sequences decode while the reads of a restore are stuck. When one is halfway, the other
+ * starts again, so that one of them decodes in every step. */
 enum { N_SHORT = 20, N_DECODE = 900 };
 
 static void step_beside_decodes(struct seq *d[2])
@@ -233,7 +233,7 @@ static void step_beside_decodes(struct seq *d[2])
     }
 }
 
-/* Returns the steps that it took until the first of them decodes. */
+/* Returns the number of steps until the first of them decodes. */
 static int begin_decodes(struct seq *d[2])
 {
     int n = 0;
@@ -251,12 +251,12 @@ static void end_decodes(struct seq *d[2])
             engine_remove(place.k.engine, d[i]);
 }
 
-/* A step has 16 rows, so a layer takes two pieces of the new tokens at least. */
+/* A step has 16 rows, so a layer takes at least two pieces of the new tokens. */
 enum { FEW_ROWS = 16 };
 
-/* Beside a decode new tokens pass a layer in pieces, and hold it over several steps, in each of
- * which a batch holds it too.  Every layer is held once by the new tokens, and once by each
- * batch. */
+/* Beside a decode, new tokens pass a layer in pieces and hold it over several steps, in each of
+ * which a batch holds it, too.  Every layer is held once by the new tokens, and once by each batch.
+ */
 static void new_tokens_in_pieces_beside_decodes(void **state)
 {
     (void)state;
@@ -274,7 +274,7 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
     }
     assert_int_equal(fused_rows(), N_NEW);
     assert_true(n_held > 0);
-    /* The new tokens hold layer 0 while a batch acquires it: only then has it two holders. */
+    /* The new tokens hold layer 0 while a batch acquires it: only then it has two holders. */
     for (int i = 0, n = 0; i < place.spy.n_events; i++) {
         int event = place.spy.events[i];
         n_acquired[event > 0 ? event - 1 : 0] += event > 0;
@@ -285,7 +285,7 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
     assert_int_equal(n_double, n_held);
     assert_int_equal(n_alone_again, n_held);
     for (int l = 1; l < N_LAYERS; l++)
-        assert_int_equal(n_acquired[l], n_steps); /* batches alone */
+        assert_int_equal(n_acquired[l], n_steps); /* only batches */
     end_decodes(d);
     let_reads_go_on();
     run_all();
@@ -293,7 +293,8 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
     place_close();
 }
 
-/* Removed while its new tokens are in the middle of a layer, a sequence gives that layer back. */
+/* A sequence that is removed while its new tokens are in the middle of a layer releases that layer.
+ */
 static void new_tokens_that_are_given_up(void **state)
 {
     (void)state;
@@ -313,8 +314,8 @@ static void new_tokens_that_are_given_up(void **state)
     place_close();
 }
 
-/* When all is restored, work on the new tokens that has begun is kept: in the middle of layer 0,
- * too. */
+/* When everything is restored, work on the new tokens that has begun is kept, also in the middle of
+ * layer 0. */
 static void new_tokens_that_have_begun(void **state)
 {
     (void)state;

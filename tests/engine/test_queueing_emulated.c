@@ -1,5 +1,4 @@
-/* How much an engine asks of a device to bring state back: launches, and waits for it. On the
- * emulated GPU, which counts them. */
+/* The cost of a restore to a device: launches, and waits for it, as counted by the emulated GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,8 +19,8 @@ struct cost {
     int n_launches, n_waits;
 };
 
-/* Of the first n_prompt tokens, whose whole chunks come back as the plan says
- * before the others are computed. */
+/* Counts the cost for the first n_prompt tokens, whose full chunks are restored by the plan before
+ * the others are computed. */
 static struct cost restore(struct stack *k, int n_prompt, const char *plan,
                            const struct et_run *want)
 {
@@ -67,7 +66,8 @@ static void work_is_queued_by_the_group(void **state)
     /* The layers of a piece of 512 rows: one wait. Then one for each new token. */
     struct cost re = restore(&k, N_PROMPT, recomputed, &all);
     assert_int_equal(re.n_waits, 1 + N_NEW);
-    /* What only computes copies nothing up: it would wait behind what another restore brings up. */
+    /* A pass that only computes copies nothing to the device: its copies would wait behind those of
+     * another restore. */
     assert_true(cuda_emu_brought_up() == 0);
     print_message("%d layers: K and V %d launches, %d waits; recomputed %d, %d\n", layers,
                   eight.n_launches, eight.n_waits, re.n_launches, re.n_waits);

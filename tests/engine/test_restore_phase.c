@@ -1,5 +1,5 @@
-/* test_restore_phase.c - restores beside decodes, beside each other, and ended in their middle:
- * nobody waits for a disk, and every sequence gives the bits that it gives alone. */
+/* test_restore_phase.c - restores beside decodes, beside each other, and ended midway: no sequence
+ * waits for a disk, and every sequence gives the bits that it gives alone. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@ enum {
     N_SEQS = 4,
     N_PROMPT = 9 * 64 + 13, /* more than a group of eight chunks */
     N_GENERATE = 8,
-    N_DECODE = 60, /* of the sequences that only decode */
+    N_DECODE = 60, /* tokens of the sequences that only decode */
     N_SHORT = 20,
 };
 
@@ -27,7 +27,7 @@ static const char *const plans[] = {"kv",       "hidden", "r1,h1,k2", "r2,h2,k0"
                                     "r2,h0,k2", "RKHK",   "auto"};
 enum { N_PLANS = sizeof plans / sizeof plans[0] };
 
-/* A simulated disk with the contexts of N_SEQS sequences, and what each gives alone. */
+/* A simulated disk with the contexts of N_SEQS sequences, and the result of each alone. */
 struct place {
     struct io *io;
     struct stack k;
@@ -76,8 +76,7 @@ static void place_close(struct place *p)
     io_close(p->io);
 }
 
-/* From now on no read ends.  Whoever waits for one waits for ever: the alarm ends
- * the program then. */
+/* Stops reads from ending.  The alarm ends the program if it waits for one forever. */
 static void stuck_reads(struct place *p)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -117,7 +116,7 @@ static struct seq *add_decode(struct place *p, int i)
 static struct seq *add_restore(struct place *p, int i, const char *plan)
 {
     struct et_ask a = ask(p->prompt[i], N_PROMPT, N_GENERATE, "none", plan);
-    a.restore_first = i == 3; /* the others take turns in being fused */
+    a.restore_first = i == 3; /* the others alternate in being fused */
     return add(p, a);
 }
 
@@ -143,10 +142,11 @@ static void take(struct place *p, struct seq *s, const struct et_run *ref, const
     et_same(&r, ref, what);
 }
 
-/* --- nobody waits ----------------------------------------------------------------------------- */
+/* --- no sequence waits --------------------------------------------------------------------------
+ */
 
-/* The disk does not end a read: a sequence decodes all its tokens meanwhile, and a restore that is
- * stuck is ended. */
+/* While the disk does not end a read, a sequence decodes all its tokens, and a stuck restore is
+ * cancelled. */
 static void decodes_go_on_while_a_read_is_stuck(void **state)
 {
     (void)state;
@@ -191,7 +191,7 @@ static void a_step_without_work_waits(void **state)
     place_close(&p);
 }
 
-/* The look-ups of others do not wait for a read that is stuck. */
+/* Other requests' look-ups do not wait for a stuck read. */
 static void a_lookup_passes_reads_that_are_stuck(void **state)
 {
     (void)state;
@@ -221,10 +221,10 @@ static uint64_t n_stalls(const struct place *p, enum stall_end e)
     return st.n_stalls[e];
 }
 
-/* Reads are much cheaper than recomputing, which takes 46 ms; but the disk hangs, from
- * the first read on or in the middle.  Recomputation ends the restore, while the reads
- * stay in flight.  What others then restore to the same blocks is right, while the
- * disk hangs, and when it goes on. */
+/* Reads are much cheaper than recomputing, which takes 46 ms, but the disk hangs: from the first
+ * read on, or in the middle.  Recomputation ends the restore, while the reads stay in flight.
+ * Later restores into the same blocks are right, both while the disk hangs and when it answers
+ * again. */
 static void a_hanging_disk_is_raced(void **state)
 {
     (void)state;
@@ -296,7 +296,7 @@ static void reads_that_hang_are_left_beside_decodes(void **state)
 
 /* --- equal bits ------------------------------------------------------------------------------- */
 
-/* Restores of every plan, several at once, beside sequences that decode all the while. */
+/* Restores of every plan, several at once, beside sequences that decode throughout. */
 static void beside_decodes(void **state)
 {
     (void)state;
@@ -325,7 +325,7 @@ static void beside_decodes(void **state)
     }
 }
 
-/* Restores ended at every moment, their places taken by others at once; and reads that fail. */
+/* Restores are ended at every moment, and others take their places at once; reads also fail. */
 static void cancelled_and_failing(void **state)
 {
     (void)state;
@@ -363,9 +363,8 @@ static void cancelled_and_failing(void **state)
 
 /* --- new tokens inside the restore ------------------------------------------------------------ */
 
-/* A long tail of new tokens, more than a batch, behind a stored beginning: fused
- * and not, saved as it goes, and with a chunk that turns out to be damaged when
- * layers have been prefilled already. */
+/* Many new tokens, more than a batch, after a stored beginning: fused and not, saved meanwhile, and
+ * with a chunk that turns out to be damaged after layers have been prefilled. */
 static void new_tokens_follow_the_layers(void **state)
 {
     (void)state;
@@ -380,7 +379,7 @@ static void new_tokens_follow_the_layers(void **state)
     assert_int_equal(et_run(&p.k, &a, &ref), 0);
     for (int i = 0; i < 8; i++) {
         bool damaged = i >= 4;
-        /* N_STORED tokens are computed, and no unfinished chunk is left behind them. */
+        /* N_STORED tokens are computed, and no unfinished chunk is left after them. */
         a = ask(prompt, N_STORED, 1, "both", "recompute");
         a.salt = salts[i];
         assert_int_equal(et_run(&p.k, &a, &r), 0);
@@ -391,7 +390,7 @@ static void new_tokens_follow_the_layers(void **state)
                                     .count = 1};
         if (damaged)
             assert_int_equal(io_sim_fault_add(p.io, &flip), 0);
-        slow_reads(&p, 1000000); /* so that layers are prefilled while reads go on */
+        slow_reads(&p, 1000000); /* so that layers are prefilled while reads continue */
         a = ask(prompt, N_LONG, N_GENERATE, "both", "kv");
         a.salt = salts[i];
         a.restore_first = i % 2;
@@ -403,7 +402,7 @@ static void new_tokens_follow_the_layers(void **state)
             assert_true((r.restore.prefill_ns > 0) == !a.restore_first);
         assert_true(r.restore.bubble >= 0 && r.restore.bubble <= 1);
         io_sim_fault_clear(p.io);
-        a.save = "none"; /* what was saved by fused prefill is right */
+        a.save = "none"; /* the state that fused prefill saved is right */
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &ref, "restored again");
         assert_true(r.n_cached >= (N_LONG - 1) / 64 * 64);
@@ -411,7 +410,7 @@ static void new_tokens_follow_the_layers(void **state)
     place_close(&p);
 }
 
-/* The same behind an unfinished chunk, which the new tokens continue. */
+/* The same after an unfinished chunk, which the new tokens continue. */
 static void new_tokens_follow_an_unfinished_chunk(void **state)
 {
     (void)state;
@@ -445,12 +444,12 @@ static void new_tokens_follow_an_unfinished_chunk(void **state)
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &ref, "restored again");
     }
-    assert_true(n_fused >
-                0); /* all four, but where this thread had no processor for long */
+    assert_true(n_fused > 0); /* all four, unless this thread had no processor for long */
     place_close(&p);
 }
 
-/* The platform says less than a millisecond; each read takes 50. Then it says a year. */
+/* The platform predicts less than a millisecond, but each read takes 50. Then it predicts a year.
+ */
 static void a_missed_prediction_is_told_with_its_cause(void **state)
 {
     (void)state;
@@ -473,8 +472,8 @@ static void a_missed_prediction_is_told_with_its_cause(void **state)
     place_close(&p);
 }
 
-/* The platform says that a layer takes a millisecond a token; prompts, which are not restored,
- * take a hundredth of that or less. */
+/* The platform predicts a millisecond per token and layer; prompts, which are not restored, take a
+ * hundredth of that or less. */
 static void prompts_teach_what_compute_takes(void **state)
 {
     (void)state;

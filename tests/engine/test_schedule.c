@@ -1,7 +1,8 @@
-/* test_schedule.c - sequences that wait, share, lose their places and come back: nobody can tell.
+/* test_schedule.c - sequences that wait, share, lose their places and come back give unchanged
+ * outputs.
  *
- * Every output is compared with that of the same request alone in an engine with room for all,
- * by its tokens and by the digest of its logits. */
+ * Every output is compared with that of the same request alone in an engine with room for all, by
+ * its tokens and by the digest of its logits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -77,7 +78,7 @@ static void run_to_end(struct stack *k)
 
 /* --- preemption ------------------------------------------------------------------------------- */
 
-/* All of them in a pool for one context, arriving over time; with the store given. */
+/* Runs all of them in a pool for one context, arriving over time, with the given store. */
 static struct engine_stats in_a_tiny_pool(struct stack *k, const char *what)
 {
     struct engine_stats st;
@@ -118,7 +119,7 @@ static void preempted_without_a_store(void **state)
     }
 }
 
-/* The store is quick, slow, or broken from some point on: it only matters to what is recomputed. */
+/* Whether the store is fast, slow, or breaks at some point only affects how much is recomputed. */
 static void preempted_with_a_store(void **state)
 {
     (void)state;
@@ -149,7 +150,8 @@ static void preempted_with_a_store(void **state)
                       (int)st.recomputed_tokens);
         assert_true(st.n_preempted > 0);
         if (i / 2 ==
-            0) /* how much depends on when the preemptions come: before or after a prefill */
+            /* the amount depends on whether preemptions come before or after a prefill */
+            0)
             assert_true(st.recovered_tokens > 0);
         io_sim_fault_clear(io);
         stack_close(&k);
@@ -159,7 +161,8 @@ static void preempted_with_a_store(void **state)
 
 /* --- sharing ---------------------------------------------------------------------------------- */
 
-/* n answers to one prompt, asked at once: it is computed once, but for its last block. */
+/* n answers to one prompt, requested at once: the prompt is computed once, except for its last
+ * block. */
 static void answers_share_their_prompt(void **state)
 {
     (void)state;
@@ -193,7 +196,7 @@ static void answers_share_their_prompt(void **state)
         }
         run_to_end(&k);
         for (int i = 0; i < 4; i++) {
-            /* Full blocks are shared; the last one is copied where it need not be saved. */
+            /* Full blocks are shared; the last one is copied if it need not be saved. */
             assert_int_equal(seq_outcome(s[i])->n_device, i == 0 ? 0 : saved ? 256 : 299);
             et_take(&k, s[i], &r);
             et_same(&r, &ref[i], "one of four answers");
@@ -203,8 +206,8 @@ static void answers_share_their_prompt(void **state)
     }
 }
 
-/* Turns of a conversation, with other requests between them, over a pool that holds little:
- * bits are the same whether a prefix comes from the device, from the store, or is computed. */
+/* Turns of a conversation with other requests between them, in a small pool: bits are the same
+ * whether a prefix comes from the device, from the store, or is computed. */
 static void turns_come_from_anywhere(void **state)
 {
     (void)state;
@@ -235,8 +238,8 @@ static void turns_come_from_anywhere(void **state)
     stack_close(&k);
 }
 
-/* The device has lost the end of a prompt, which goes first; the store brings back
- * what is missing, by every method. */
+/* The device has lost the end of a prompt, which is evicted first; the store restores the missing
+ * part, by every method. */
 static void the_store_continues_the_device(void **state)
 {
     (void)state;
@@ -269,7 +272,7 @@ static void the_store_continues_the_device(void **state)
     }
 }
 
-/* A salt keeps tenants apart on the device, too. */
+/* A salt separates tenants on the device, too. */
 static void salts_do_not_share(void **state)
 {
     (void)state;
@@ -285,7 +288,7 @@ static void salts_do_not_share(void **state)
     a.salt = "alice";
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.n_device, 199);
-    a.plan = "recompute"; /* what was asked for is done */
+    a.plan = "recompute"; /* a forced plan is followed */
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.n_device, 0);
     stack_close(&k);
@@ -293,8 +296,8 @@ static void salts_do_not_share(void **state)
 
 /* --- ends ------------------------------------------------------------------------------------- */
 
-/* One is late from the beginning, one is cut after `in_ns`.  False where that was over before
- * its first token: the machine had other things to do. */
+/* One request is late from the beginning, one is cut after `in_ns`.  Returns false if that time
+ * passed before its first token, because the machine was busy. */
 static bool deadlines_after(int64_t in_ns)
 {
     struct stack k;
@@ -315,7 +318,7 @@ static bool deadlines_after(int64_t in_ns)
     et_take(&k, late, &r);
     assert_int_equal(r.finish, FINISH_TIMEOUT);
     assert_int_equal(r.n_tokens, 0);
-    et_take(&k, cut, &r); /* what it had shown stays */
+    et_take(&k, cut, &r); /* text that was already shown stays */
     assert_int_equal(r.finish, FINISH_TIMEOUT);
     assert_int_equal(r.n_tokens, n);
     assert_memory_equal(r.tokens, alone[10].tokens, (size_t)n * sizeof r.tokens[0]);
@@ -361,7 +364,7 @@ static void priorities(void **state)
     stack_close(&k);
 }
 
-/* Sets the embedding of one token, in a state dtype of 16 or 32 bits. */
+/* Overwrites the embedding of one token, in a state dtype of 16 or 32 bits. */
 static void poison(struct stack *k, int32_t id, uint32_t bits)
 {
     struct mat row = mat_rows(k->model->w.embed, id, 1);
@@ -371,8 +374,8 @@ static void poison(struct stack *k, int32_t id, uint32_t bits)
                dtype_bytes(row.dtype));
 }
 
-/* One sequence's values leave the range of f16, or are no numbers; those beside it
- * do not notice. */
+/* One sequence's values leave the range of f16, or are NaN; the sequences beside it are unaffected.
+ */
 static void check_fault_of_values(const char *dtype, uint32_t bits, const char *says)
 {
     enum { BAD = 500 };
@@ -425,8 +428,8 @@ static void a_fault_of_values_is_its_own(void **state)
     check_fault_of_values("bf16", 0x7fc0, "all logits are NaN");
 }
 
-/* A request's output depends on its own prompt, parameters and seed: in whatever company, order and
- * pieces it is computed. */
+/* A request's output depends only on its own prompt, parameters and seed, in any company, order and
+ * division into pieces. */
 static void company_changes_nothing(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_seq.c - the phases of a sequence: which edges there are, that no other can be taken, and
- * what takes each of them. */
+/* test_seq.c - the phases of a sequence: which transitions exist, that no others are possible, and
+ * what causes each. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@ struct lab {
     struct io *io;
     struct stack k;
     int32_t prompt[N_PROMPT], other[N_PROMPT];
-    uint64_t seen[PHASES][PHASES]; /* edges up to now */
+    uint64_t seen[PHASES][PHASES]; /* transitions counted so far */
 };
 
 static struct lab lab;
@@ -102,7 +102,7 @@ static void run_all(void)
         ;
 }
 
-/* Reads end no more until they go on; the alarm ends a program that waits for them for ever. */
+/* Stops reads from ending; the alarm ends a program that waits for one forever. */
 static void stop_reads(void)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -122,7 +122,7 @@ struct edge {
     int n;
 };
 
-/* Fails unless exactly these edges were taken since it was last asked, each so many times. */
+/* Fails unless exactly these transitions have occurred since the last call, each with its count. */
 static void expect_edges(const struct edge *e, int n)
 {
     uint64_t want[PHASES][PHASES];
@@ -142,10 +142,11 @@ static void expect_edges(const struct edge *e, int n)
     expect_edges((const struct edge[]){__VA_ARGS__},                                       \
                  (int)(sizeof((const struct edge[]){__VA_ARGS__}) / sizeof(struct edge)))
 
-/* --- the drawing ------------------------------------------------------------------------------ */
+/* --- the diagram -------------------------------------------------------------------------------
+ */
 
 static const char drawn[PHASES][PHASES + 1] = {
-    /* to W R P D end */
+    /* columns: to W R P D end */
     [PHASE_WAIT] = ".xx.x",   [PHASE_RESTORE] = "x.x.x", [PHASE_PREFILL] = "x..xx",
     [PHASE_DECODE] = "x..xx", [PHASE_DONE] = ".....",
 };
@@ -159,7 +160,8 @@ static void edges_are_those_of_the_drawing(void **state)
                              drawn[from][to] == 'x');
 }
 
-/* --- every other edge dies -------------------------------------------------------------------- */
+/* --- every other transition ends the program ---------------------------------------------------
+ */
 
 static void to_restore(struct seq *s)
 {
@@ -191,7 +193,7 @@ static void to_decode(struct seq *s)
     seq_advance(s);
 }
 
-/* In a process of its own: whether the request is carried out and leaves s in `to`. */
+/* Returns whether a process survives the request, with s in phase `to`; it runs in a child. */
 static bool survives(struct seq *s, enum phase from, void (*request_of)(struct seq *),
                      enum phase to)
 {
@@ -232,7 +234,8 @@ static void an_edge_that_is_not_drawn_ends_the_program(void **state)
     lab_close();
 }
 
-/* --- what takes each edge --------------------------------------------------------------------- */
+/* --- causes of each transition -----------------------------------------------------------------
+ */
 
 static void a_prompt_is_computed_and_decodes(void **state)
 {
@@ -244,14 +247,14 @@ static void a_prompt_is_computed_and_decodes(void **state)
     EXPECT({PHASE_WAIT, PHASE_PREFILL, 1}, {PHASE_PREFILL, PHASE_DECODE, 1},
            {PHASE_DECODE, PHASE_DECODE, 3}, {PHASE_DECODE, PHASE_DONE, 1});
     engine_remove(engine(), s);
-    s = add(request(lab.prompt, 0, "recompute")); /* a document: no token is wanted */
+    s = add(request(lab.prompt, 0, "recompute")); /* a document: no token is generated */
     run_all();
     EXPECT({PHASE_WAIT, PHASE_PREFILL, 1}, {PHASE_PREFILL, PHASE_DONE, 1});
     engine_remove(engine(), s);
     lab_close();
 }
 
-/* Nothing is stored of the other prompt: what is looked up and not there is restored at no cost. */
+/* Nothing of the other prompt is stored: an empty look-up costs no restore. */
 static void state_comes_back(void **state)
 {
     (void)state;
@@ -272,8 +275,8 @@ static void state_comes_back(void **state)
     lab_close();
 }
 
-/* A better rank takes the one place; the first sequence comes back and ends with the tokens that it
- * gives alone. */
+/* A better rank takes the only place; the first sequence comes back and ends with the tokens that
+ * it gives alone. */
 static void a_better_rank_preempts_in_each_phase(void **state)
 {
     (void)state;
@@ -309,7 +312,7 @@ static void a_better_rank_preempts_in_each_phase(void **state)
     lab_close();
 }
 
-/* In each phase a sequence may end: by its deadline, and by a plan that cannot be carried out. */
+/* In each phase a sequence may end: by its deadline, and by a plan that is impossible. */
 static void a_sequence_ends_in_each_phase(void **state)
 {
     (void)state;
@@ -319,7 +322,7 @@ static void a_sequence_ends_in_each_phase(void **state)
     stop_reads();
     for (int i = 0; i < 4; i++) {
         struct seq *first = NULL;
-        if (phases[i] == PHASE_WAIT) { /* the one place is taken */
+        if (phases[i] == PHASE_WAIT) { /* the only place is taken */
             first = add(request(lab.other, 500, "recompute"));
             step_until(first, PHASE_DECODE);
         }

@@ -1,4 +1,4 @@
-/* test_staging.c - the next waiting sequences read before they have their place; what they read is
+/* test_staging.c - the next waiting sequences read before they have their place; the read state is
  * used bit for bit, or given back. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +37,7 @@ static const struct engine_stats *stats(const struct stack *k)
     return &k->engine->shared.stats;
 }
 
-/* How many slots of staging memory nobody has. */
+/* Returns the number of free slots of staging memory. */
 static int n_free(struct stack *k)
 {
     struct restore_pipeline *rr = pipeline(k);
@@ -80,7 +80,8 @@ static void stage(struct stack *k, struct seq *s)
     }
 }
 
-/* Whether s has read ahead all that it may; n_hanging groups of it need not come back. */
+/* Returns whether s has read ahead as much as it may; n_hanging groups of it need not have arrived.
+ */
 static bool has_read(struct stack *k, const struct seq *s, int n_hanging)
 {
     struct restore_pipeline *rr = pipeline(k);
@@ -118,7 +119,7 @@ struct lab {
     struct seq *first, *s;
 };
 
-/* One request decodes, and the stored prompt's request waits behind it and is staged. */
+/* One request decodes; the request of the stored prompt waits behind it and is staged. */
 static void lab_open(struct lab *l)
 {
     l->disk = wt_disk(&l->want);
@@ -154,7 +155,8 @@ static void what_was_read_ahead_is_used(void **state)
     lab_close(&l);
 }
 
-/* Not with --prefetch off, and not where the store has copies in DRAM: they are the read buffer. */
+/* Nothing is staged with --prefetch off, and if the store has copies in DRAM, which then serve as
+ * the read buffer. */
 static void nothing_is_staged_where_it_is_not_wanted(void **state)
 {
     (void)state;
@@ -200,7 +202,7 @@ static void a_cancelled_request_gives_back_what_it_has(void **state)
     lab_close(&l);
 }
 
-/* All chunks are erased; those of the staged restore are in use.  Nothing is saved meanwhile. */
+/* Erases all chunks; those of the staged restore are in use.  Nothing is saved meanwhile. */
 static void erase_all(struct lab *l)
 {
     struct store_erased e;
@@ -220,7 +222,7 @@ static bool is_gone(struct lab *l)
     return gone;
 }
 
-/* In the step after an erasure nobody holds its chunks any more, and they do not come back. */
+/* In the step after an erasure its chunks are no longer held, and they do not come back. */
 static void erased_chunks_are_not_used(void **state)
 {
     (void)state;
@@ -250,8 +252,8 @@ static void erased_chunks_are_not_used(void **state)
     lab_close(&l);
 }
 
-/* A record that was read ahead is damaged: its chunk is lost when it has its place, and
- * computed. */
+/* A record that was read ahead is damaged: its chunk is lost when the request gets its place, and
+ * is computed. */
 static void damage_is_found_when_the_place_comes(void **state)
 {
     (void)state;
@@ -272,8 +274,7 @@ static void damage_is_found_when_the_place_comes(void **state)
     lab_close(&l);
 }
 
-/* The last two groups hang. When its place has come they do not keep the request
- * waiting. */
+/* The last two groups hang. When the request gets its place, it does not wait for them. */
 static void hanging_reads_are_not_waited_for(void **state)
 {
     (void)state;
@@ -310,7 +311,8 @@ static struct seq *add_ranked(struct stack *k, const int32_t *tokens, int priori
     return s;
 }
 
-/* The two best ranks among those that wait are staged; who falls behind gives back. */
+/* The two waiting requests with the best ranks are staged; one that falls behind gives its slots
+ * back. */
 static void the_next_two_are_staged(void **state)
 {
     (void)state;
@@ -351,8 +353,8 @@ static void the_next_two_are_staged(void **state)
     io_close(disk);
 }
 
-/* Meanwhile another request has brought the same context to the device: what was staged is given
- * back. */
+/* Meanwhile another request has brought the same context to the device, so the staged state is
+ * given back. */
 static void what_the_device_has_is_not_restored(void **state)
 {
     (void)state;
@@ -369,8 +371,7 @@ static void what_the_device_has_is_not_restored(void **state)
     lab_close(&l);
 }
 
-/* The device held the first chunks when the restore was planned, and holds them no more when the
- * place comes. */
+/* The device held the first chunks when the restore was planned, but not when the place comes. */
 static void what_the_device_has_lost_is_restored(void **state)
 {
     (void)state;
@@ -407,7 +408,7 @@ static void what_the_device_has_lost_is_restored(void **state)
     lab_close(&l);
 }
 
-/* Of four slots two stay free, however much of the context is left. */
+/* Two of four slots stay free, however much of the context is left. */
 static void slots_stay_free_for_restores_with_a_place(void **state)
 {
     (void)state;
@@ -435,7 +436,8 @@ static void slots_stay_free_for_restores_with_a_place(void **state)
     lab_close(&l);
 }
 
-/* A request behind one with the same beginning finds it on the device. */
+/* A request behind another one with the same beginning finds it on the device, so it is not staged.
+ */
 static void who_follows_another_one_is_not_staged(void **state)
 {
     (void)state;

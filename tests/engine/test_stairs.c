@@ -1,8 +1,8 @@
-/* test_stairs.c - contexts that outgrow their window: every token has the bits that the definition
- * gives it, however the sequence came there.
+/* test_stairs.c - contexts that outgrow their window: every token has the bits of the definition,
+ * whatever the sequence's history.
  *
- * The judge computes the definition token by token: it keeps K (before RoPE) and V of all
- * tokens, and fills the cache anew for each stair. */
+ * The judge computes the definition token by token: it keeps K (before RoPE) and V of all tokens,
+ * and fills the cache anew for each stair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@
 #include "tests/engine/enginetest.h"
 
 enum { N_PROMPT = 200, N_STEPS = 10, N_ALL = 256 + 64 * N_STEPS - 5, N_LAST = 12 };
-/* Full chunks of the prompt that leaves the last tokens to be generated. */
+/* Full chunks of the prompt without the last tokens, which are generated. */
 enum { FULL = (N_ALL - N_LAST) / 64 * 64 };
 
 static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
@@ -37,7 +37,7 @@ struct judge {
     struct kv_table table;
     uint8_t *rows; /* [n_layers][N_ALL][2 * kv_dim] T, by token */
     size_t row_bytes;
-    int token; /* the one that passes */
+    int token; /* the present token */
 };
 
 static uint8_t *row_of(const struct judge *j, int layer, int token)
@@ -62,7 +62,7 @@ static struct ragged one_row(const struct judge *j, const int32_t *pos)
         .n_rows = 1, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
 }
 
-/* All tokens that token p sees, at the positions that it sees them at. */
+/* Fills the cache with all tokens that token p sees, at the positions at which it sees them. */
 static void fill_view(struct judge *j, const struct truncation *t, int p)
 {
     const struct model *m = j->k->model;
@@ -80,7 +80,7 @@ static void fill_view(struct judge *j, const struct truncation *t, int p)
     }
 }
 
-/* The digest of the logits behind tokens [from, n) of tokens[0, n), as an outcome has it. */
+/* Returns the digest of the logits after tokens [from, n) of tokens[0, n), as in an outcome. */
 static uint64_t judge(struct stack *k, const struct truncation *t, const int32_t *tokens,
                       int n, int from)
 {
@@ -146,10 +146,10 @@ static void run(struct stack *k, const struct et_ask *a, struct et_run *out)
     assert_int_equal(out->save_end, SAVE_GOES_ON);
 }
 
-/* The whole text: a prompt, and what a run in one go makes of it. */
+/* The whole text: a prompt, and its continuation by a single run. */
 struct text {
     int32_t tokens[N_ALL + 1];
-    uint64_t digest; /* behind tokens [N_PROMPT - 1, N_ALL) */
+    uint64_t digest; /* after tokens [N_PROMPT - 1, N_ALL) */
 };
 
 static void make_text(struct stack *k, const struct truncation *t, const char *save,
@@ -171,7 +171,7 @@ static void make_text(struct stack *k, const struct truncation *t, const char *s
     assert_int_equal(r.truncation.n_computed_again, 0);
 }
 
-/* The last N_LAST tokens behind all others as a prompt. */
+/* Runs the last N_LAST tokens, with all others as the prompt. */
 static void run_last(struct stack *k, const struct truncation *t, const struct text *x,
                      const char *save, const char *plan, struct et_run *r)
 {
@@ -189,8 +189,8 @@ static void run_last(struct stack *k, const struct truncation *t, const struct t
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-/* What the engine computes over ten steps is the definition, for two steps and with and without the
- * KV cache's memory of blocks. */
+/* Over ten steps the engine computes the definition, for two step sizes, with and without the KV
+ * cache's reuse of blocks. */
 static void the_engine_computes_the_definition(void **state)
 {
     (void)state;
@@ -205,8 +205,8 @@ static void the_engine_computes_the_definition(void **state)
     }
 }
 
-/* Turn by turn, as one long prompt, and restored: the same bits, whatever was saved and however it
- * comes back. */
+/* Turn by turn, as one long prompt, and restored: the bits are the same, whatever was saved and
+ * however it is restored. */
 static void however_a_context_came_there(void **state)
 {
     (void)state;
@@ -248,8 +248,8 @@ static void however_a_context_came_there(void **state)
     }
 }
 
-/* 200 turns past the window: each computes its own new tokens and the last token of the turn
- * before, and none twice.  The last turn has the bits of one long prompt. */
+/* 200 turns past the window: each computes its own new tokens and the last token of the previous
+ * turn, and none twice.  The last turn has the bits of one long prompt. */
 static void turns_compute_nothing_twice(void **state)
 {
     (void)state;
@@ -293,12 +293,13 @@ static void condemn(struct stack *k, const struct truncation *t, const struct te
     chain_deinit(&c);
 }
 
-/* Where a chunk in view is gone, the last stair that does not need it begins anew; without a kept
- * chunk all of them do.  The bits are the same. */
+/* If a chunk in view is missing, the last stair that does not need it starts again; without a kept
+ * chunk all stairs do.  The bits are the same. */
 static void a_lost_chunk_replays_the_stairs_behind_it(void **state)
 {
     (void)state;
-    /* The last prompt's view drops tokens [64, 704); it sees chunk 12, which cut 512 computed. */
+    /* The last prompt's view drops tokens [64, 704); it sees chunk 12, which was computed with cut
+     * 512. */
     static const struct {
         int chunk, n_cached;
     } lost[] = {{12, 64 * 12}, {5, FULL}, {0, 0}};
@@ -318,8 +319,8 @@ static void a_lost_chunk_replays_the_stairs_behind_it(void **state)
     }
 }
 
-/* What was saved without truncation is used up to the window; what one truncation saved, no other
- * uses. */
+/* State saved without truncation is used up to the window; no other truncation uses state saved by
+ * one. */
 static void truncations_share_what_is_equal(void **state)
 {
     (void)state;
@@ -347,8 +348,8 @@ static void truncations_share_what_is_equal(void **state)
     stack_close(&k);
 }
 
-/* The chunks that a stair drops stay pinned until its first chunk is durable, and are dropped
- * in the store then: by the end that is so for all but the last stair's. */
+/* The chunks that a stair drops stay pinned until its first chunk is durable, and are then dropped
+ * in the store: at the end that holds for all stairs but the last. */
 static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
 {
     (void)state;
@@ -393,7 +394,7 @@ static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
     stack_close(&k);
 }
 
-/* Several sequences at once, in a KV cache that holds not all of them: the same bits. */
+/* Several sequences at once, in a KV cache that cannot hold all of them: the same bits. */
 static void many_at_once(void **state)
 {
     (void)state;
@@ -433,9 +434,9 @@ static void many_at_once(void **state)
     stack_close(&other);
 }
 
-/* While all places are taken no view is chosen.  A sequence that is given one all the same, by a
- * preemption or a time-out in the same step, begins with a chosen view, not with
- * its first stair. */
+/* While all places are taken no view is chosen.  A sequence that still gets a place, by a
+ * preemption or a time-out in the same step, begins with a chosen view, not with its first stair.
+ */
 static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
 {
     (void)state;
@@ -468,7 +469,7 @@ static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
                             .truncation = small};
         q = et_request(&k, &a);
         assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
-        first->req.deadline_ns = times_out; /* 1: long ago */
+        first->req.deadline_ns = times_out; /* 1 ns: long ago */
         while (s->phase == PHASE_WAIT)
             assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         assert_false(s->stairs.must_choose);
@@ -483,7 +484,7 @@ static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
     }
 }
 
-/* A window cannot move where what is to be seen could not be saved: the sequence says so. */
+/* A window cannot move if the state to be seen could not be saved: the sequence reports it. */
 static void a_full_store_ends_a_sequence_by_name(void **state)
 {
     (void)state;
@@ -521,7 +522,7 @@ static void refused(const struct stack_opts *o, const struct et_ask *a, const ch
     stack_close(&k);
 }
 
-/* What cannot be truncated is refused when it is asked for, not when the window is full. */
+/* A context that cannot be truncated is refused at the request, not when the window is full. */
 static void what_cannot_move_is_refused(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_streamed.c - the engine with weights that pass through a ring: the tokens and logits of
- * resident ones by every plan, and faults that end a request and nothing else. */
+/* test_streamed.c - the engine with weights that pass through a ring: by every plan it gives the
+ * tokens and logits of resident weights, and faults end only the affected request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,8 +28,8 @@ static void ranks_stream_their_shares(void **state)
     streamed_plans_equal("cpu", 2, "synth:tiny-mha", "bf16", 4 * 64, 70, 5);
 }
 
-/* A disk that fails ends the requests that need it, with the reason; the engine lives, and when the
- * disk is back the next request is answered with the same bits. */
+/* A failing disk ends the requests that need it, with the reason; the engine survives, and when the
+ * disk is back the next request has the same bits. */
 static void a_disk_that_fails_ends_requests_only(void **state)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
@@ -66,8 +66,9 @@ static void a_disk_that_fails_ends_requests_only(void **state)
     tempdir_remove(dir);
 }
 
-/* A store beside streamed weights gives way to them.  Here a pass seems never to end: the disk
- * has a piece of the weights at all times, and yet saves and restores end, with the same bits. */
+/* A store gives way to weights that are streamed from the same disk.  Here a pass seems never to
+ * end, so that the disk always has a read of weights in flight; saves and restores still end, with
+ * the same bits. */
 static void a_store_gives_way_to_weights_and_does_not_starve(void **state)
 {
     enum { N_STORED = 4 * 64, N_PROMPT = N_STORED + 10 };
@@ -109,7 +110,7 @@ static void a_store_gives_way_to_weights_and_does_not_starve(void **state)
     tempdir_remove(dir);
 }
 
-/* A folder cannot be streamed: it says what to do. */
+/* A folder cannot be streamed: the message says what to do. */
 static void a_folder_must_be_packed_first(void **state)
 {
     struct stack k;

@@ -1,6 +1,6 @@
-/* test_streamed_emulated.c - layers that come up from pinned host memory to an emulated GPU: the
- * tokens and logits of resident ones, also where decodes are recorded as graphs and replayed, and
- * over two ranks. */
+/* test_streamed_emulated.c - layers copied from pinned host memory to an emulated GPU: the tokens
+ * and logits equal those of resident layers, also if decodes are recorded as graphs and replayed,
+ * and over two ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

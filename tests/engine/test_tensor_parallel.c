@@ -1,9 +1,9 @@
-/* Tensor parallelism: the central property with several ranks, on a CPU.
+/* Tensor parallelism: bit-exact restores with several ranks, on a CPU.
  *
- * For 1, 2 and 4 ranks a restored state is bit-equal to one that was never evicted, in any
- * mixture of methods, with chunks, a tail and new tokens prefilled inside the restore.  Ranks
- * add up in another order, so that their logits agree with those of one rank within a tolerance
- * only, and their states are other states: a store never gives one rank's to two. */
+ * For 1, 2 and 4 ranks a restored state is bit-equal to one that was never evicted, in any mixture
+ * of methods, with chunks, a tail and new tokens prefilled inside the restore.  Different numbers
+ * of ranks add in different orders, so their logits agree only within a tolerance, and their states
+ * differ: a store never gives state of one rank to two. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -122,8 +122,8 @@ static void restored_state_is_exact(void **state)
     print_message("%d models\n", n);
 }
 
-/* The conversation goes on: its unfinished chunk was saved as rows, of which each
- * rank takes its heads. */
+/* The conversation continues: its unfinished chunk was saved as rows, from which each rank takes
+ * its heads. */
 static void a_tail_is_restored(void **state)
 {
     (void)state;
@@ -152,8 +152,8 @@ static void a_tail_is_restored(void **state)
     }
 }
 
-/* The same sums in another order: the last position's logits, after a prefill of
- * the whole prompt. */
+/* Computes the same sums in another order: the last position's logits, after a prefill of the whole
+ * prompt. */
 static float *logits_of(const char *model, int ranks, int *n)
 {
     enum { N_BLOCKS = 4 };
@@ -202,7 +202,7 @@ static float *logits_of(const char *model, int ranks, int *n)
     return out;
 }
 
-/* Of f32 sums over at most 352 products in two orders; measured: 2e-6 of the largest logit. */
+/* Sums of at most 352 f32 products in two orders; measured: 2e-6 of the largest logit. */
 static void logits_agree_with_one_rank(void **state)
 {
     (void)state;
@@ -245,7 +245,7 @@ static void logits_agree_with_one_rank(void **state)
     print_message("logits differ by at most %.1e of the largest\n", worst);
 }
 
-/* The store of one number of ranks is of no use to another, and says nothing wrong. */
+/* State stored with one number of ranks is a miss for another, never a wrong answer. */
 static void other_ranks_are_another_state(void **state)
 {
     (void)state;
@@ -261,7 +261,7 @@ static void other_ranks_are_another_state(void **state)
         stack_close(&k[i]);
 }
 
-/* A rank holds its share of the matrices that are cut, and of K and V. */
+/* A rank holds its share of the matrices that are divided, and of K and V. */
 static void memory_is_shared_out(void **state)
 {
     (void)state;
@@ -285,7 +285,7 @@ static void memory_is_shared_out(void **state)
 
 enum { HEAD_ROWS = 70 };
 
-/* Logits of the same hidden states, which are whole numbers. */
+/* Computes logits of the same hidden states, which are whole numbers. */
 static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, float *out)
 {
     struct stack k;
@@ -318,9 +318,9 @@ static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, f
     stack_close(&k);
 }
 
-/* Ranks that have a run of the vocabulary each compute the logits of one that has all, bit
- * for bit: one row, and more than are gathered at a time.  A head that is the table of
- * embeddings is whole everywhere. */
+/* Ranks with a run of the vocabulary each compute the logits of one rank with all of it, bit for
+ * bit: for one row, and for more than are gathered at a time.  A head that is the embedding table
+ * is complete on every rank. */
 static void the_head_is_cut_by_vocabulary(void **state)
 {
     (void)state;
@@ -343,7 +343,7 @@ static void the_head_is_cut_by_vocabulary(void **state)
     free(got);
 }
 
-/* What cannot be cut is refused with a reason and a way out. */
+/* A model that cannot be divided is refused, with a reason and advice. */
 static void refuses_unequal_shares(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_upcoming.c - what the look-ahead window of the store is told of requests that wait. */
+/* test_upcoming.c - what the store's look-ahead window learns about waiting requests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,9 +50,8 @@ static void step(struct stack *k)
     assert_int_equal(engine_step(k->engine, &n_active, &err), 0);
 }
 
-/* Adds a request that runs for a hundred steps and has most blocks of the KV cache. What it has
- * handed to the saver is stored, so that a request behind it has nothing to wait
- * for but a place. */
+/* Adds a request that runs for a hundred steps and has most blocks of the KV cache. Everything that
+ * it has handed to the saver is stored, so a request behind it waits only for a place. */
 static struct seq *occupy(struct stack *k)
 {
     static const struct truncation whole = {0};
@@ -78,8 +77,8 @@ static uint32_t waits(const struct stack *k, const struct sha256 *key)
     return placement_window_count(k->store->catalog.window, get_u64(key->b) | 1);
 }
 
-/* Fails unless exactly the chunks that a stair's view has are told of: the keys of
- * the request's own stairs. */
+/* Fails unless exactly the chunks in a stair's view are known: the keys of the request's own
+ * stairs. */
 static void told_of(const struct stack *k, const struct truncation *t, int n_tokens,
                     int64_t cut)
 {
@@ -97,7 +96,7 @@ static void told_of(const struct stack *k, const struct truncation *t, int n_tok
     chain_deinit(&c);
 }
 
-/* While there is no place for it, a truncated request needs what its last token sees. */
+/* While it has no place, a truncated request needs the chunks that its last token sees. */
 static void a_waiting_request_needs_its_view(void **state)
 {
     (void)state;
@@ -113,7 +112,7 @@ static void a_waiting_request_needs_its_view(void **state)
     run_to_end(&k, s);
     assert_int_equal(k.store->catalog.window->n_used, 0);
 
-    /* One whose context is not truncated needs all its chunks. */
+    /* A request without truncation needs all its chunks. */
     first = occupy(&k);
     s = add(&k, prompt, N_WHOLE, 4, &whole);
     step(&k);
@@ -125,8 +124,8 @@ static void a_waiting_request_needs_its_view(void **state)
     stack_close(&k);
 }
 
-/* One that has chosen another view, because the state of the last one is not
- * stored, needs that one. */
+/* A request that has chosen another view, because the last one's state is not stored, needs that
+ * view. */
 static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state)
 {
     (void)state;
@@ -154,8 +153,8 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     stack_close(&k);
 }
 
-/* The store learns what seconds are worth on this machine, and what twice as many waiting
- * requests are worth: a step of priority. */
+/* The store learns the value of a second on this machine, and that of twice as many waiting
+ * requests: a step of priority. */
 static void the_store_knows_the_price_of_seconds(void **state)
 {
     (void)state;
@@ -173,9 +172,9 @@ static void the_store_knows_the_price_of_seconds(void **state)
     stack_close(&k);
 }
 
-/* Runs a prompt of 200 tokens with a hint of its next use, and returns how many of its
- * three full blocks another one of 300 tokens leaves of it, in a KV cache of 8 blocks
- * that a third one has half filled. */
+/* Runs a prompt of 200 tokens with a hint of its next use. Returns how many of its three full
+ * blocks remain after a prompt of 300 tokens, in a KV cache of 8 blocks that a third prompt has
+ * half filled. */
 static int blocks_left(const char *policy, uint32_t reuse_in_s)
 {
     enum { HINTED = 200, PLAIN = 170, LAST = 300 };
@@ -207,7 +206,7 @@ static int blocks_left(const char *policy, uint32_t reuse_in_s)
     return left;
 }
 
-/* The hint of a request reaches the KV cache: its blocks outlive those that were used later. */
+/* A request's hint reaches the KV cache: its blocks outlive blocks that were used later. */
 static void a_hint_keeps_blocks_in_the_kv_cache(void **state)
 {
     (void)state;

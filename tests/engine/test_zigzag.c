@@ -1,5 +1,5 @@
-/* test_zigzag.c - steps in mini-batches: each layer once a step, the bytes of streamed weights that
- * follow from that, and the bits of the ordinary order. */
+/* test_zigzag.c - steps in mini-batches: each layer is used once per step, the bytes of streamed
+ * weights follow from that, and the bits are those of the ordinary order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,7 @@ static void answers_are_those_of_the_ordinary_order(void **state)
 
 enum { N_SEQS = 4, N_PROMPT = 48, N_GENERATE = 3, N_LAYERS = 4 };
 
-/* N_SEQS prompts, all of which one step has room for; returns the steps. */
+/* Runs N_SEQS prompts, for all of which one step has room. Returns the number of steps. */
 static int run_steps(struct stack *k, struct et_run out[N_SEQS])
 {
     struct err err = {0};
@@ -50,7 +50,7 @@ static int run_steps(struct stack *k, struct et_run out[N_SEQS])
     return n_steps;
 }
 
-/* All prompts in one step of four mini-batches, and then decodes: three passes.  Without
+/* All prompts run in one step of four mini-batches, and then decode: three passes.  Without
  * mini-batches each prompt has a step of its own. */
 static void each_layer_is_taken_once_a_step(void **state)
 {
@@ -77,8 +77,7 @@ static void each_layer_is_taken_once_a_step(void **state)
     test_free(spy);
 }
 
-/* A layer that cannot be had is given back in the middle of a step, and ends the
- * step's requests. */
+/* A layer that cannot be had in the middle of a step ends the step's requests. */
 static void a_layer_that_fails_ends_the_step(void **state)
 {
     (void)state;
@@ -104,8 +103,8 @@ static void a_layer_that_fails_ends_the_step(void **state)
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
-/* All layers are streamed.  What a job reads is its passes times the bytes of the layers; the ring
- * reads ahead, by as many layers as it has slots at most. */
+/* All layers are streamed.  A job reads its number of passes times the bytes of the layers; the
+ * ring reads ahead by at most as many layers as it has slots. */
 static void a_job_reads_its_passes_times_the_weights(void **state)
 {
     (void)state;
@@ -143,7 +142,7 @@ static void a_job_reads_its_passes_times_the_weights(void **state)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* Two buffers of the residual stream for all rows of a step, and none without mini-batches. */
+/* Two buffers of the residual stream for all rows of a step; none without mini-batches. */
 static void the_rows_between_layers_are_counted(void **state)
 {
     (void)state;

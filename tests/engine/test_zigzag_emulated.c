@@ -1,5 +1,5 @@
-/* test_zigzag_emulated.c - steps in mini-batches on an emulated GPU: the bits of the ordinary
- * order, where copies for saving run beside the next layer. */
+/* test_zigzag_emulated.c - steps in mini-batches on an emulated GPU: the bits are those of the
+ * ordinary order, while copies for saving run beside the next layer. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

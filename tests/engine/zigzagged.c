@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-/* Prompts that end inside, at the end and behind mini-batches of 32 rows. */
+/* Prompts that end inside, at the end of, and after mini-batches of 32 rows. */
 static const int lengths[ZZ_SEQS] = {70, 1, 64, 33, 129};
 enum { LONGEST = 129 };
 

@@ -1,4 +1,4 @@
-/* zigzagged.h - steps in mini-batches, on any device: the answers of the ordinary order. */
+/* zigzagged.h - compares steps in mini-batches, on any device, with the ordinary order. */
 #ifndef TESTS_ENGINE_ZIGZAGGED_H
 #define TESTS_ENGINE_ZIGZAGGED_H
 
@@ -8,8 +8,9 @@ enum { ZZ_SEQS = 5, ZZ_GENERATE = 6 };
 
 /* Runs ZZ_SEQS requests of different lengths together. `save`: as --save. */
 void zz_run_all(struct stack *k, const char *save, struct et_run out[ZZ_SEQS]);
-/* Compares steps of 160 rows in mini-batches of 32 with steps of 32 rows: tokens and logits.  What
- * the mini-batches saved is restored into an ordinary engine, by every kind of record. */
+/* Compares steps of 160 rows in mini-batches of 32 with steps of 32 rows: tokens and logits must be
+ * equal.  The state that the mini-batches saved is restored into an ordinary engine, with every
+ * kind of record. */
 void zz_compare(const char *device, int n_stages, const char *model);
 
 #endif

@@ -1,4 +1,4 @@
-/* test_gguf.c - GGUF files good and bad, and the decoding of every element type.
+/* test_gguf.c - good and bad GGUF files, and the decoding of every element type.
  *
  * golden/gguf/types.bin holds blocks of every type with the values that gguf-py gives them
  * (tools/golden/make_gguf_types.py). */
@@ -74,7 +74,7 @@ static void add_data(struct file *f, size_t n)
 static int parse(struct gguf *g, const struct file *f, struct err *e)
 {
     uint8_t *exact = xmalloc(
-        f->n); /* so that a sanitizer sees what is read behind the end */
+        f->n); /* exact size, so that a sanitizer sees reads beyond the end */
     memcpy(exact, f->bytes, f->n);
     int rc = gguf_parse(g, exact, f->n, f->n, "f.gguf", e);
     gguf_deinit(g);
@@ -122,8 +122,9 @@ static void test_every_kind_of_value_is_read_back(void **state)
     struct gguf_strings it;
     assert_true(gguf_int(gguf_find(&g, "a.count"), 0, &i) && i == 4000000000);
     assert_true(gguf_int(gguf_find(&g, "d.below"), 0, &i) && i == -7);
-    assert_false(gguf_int(gguf_find(&g, "a.count"), 1, &i)); /* no second element */
-    assert_false(gguf_int(gguf_find(&g, "b.text"), 0, &i));  /* no number */
+    /* there is no second element */
+    assert_false(gguf_int(gguf_find(&g, "a.count"), 1, &i));
+    assert_false(gguf_int(gguf_find(&g, "b.text"), 0, &i)); /* not a number */
     assert_false(gguf_real(gguf_find(&g, "a.count"), 0, &x));
     assert_true(gguf_bool(gguf_find(&g, "e.on"), &on) && on);
     assert_true(gguf_string(gguf_find(&g, "b.text"), &s, &n) && n == 5 &&
@@ -267,8 +268,8 @@ static void test_bad_tensors_are_refused_by_name(void **state)
     expect(&f, ERR_FORMAT, "tensor 'a' has 5 dimensions");
 }
 
-/* Every prefix of a good file is refused, and nothing behind its end is read
- * (sanitizers see it). */
+/* Every prefix of a good file is refused, and nothing beyond its end is read (sanitizers check it).
+ */
 static void test_every_truncation_is_refused(void **state)
 {
     (void)state;
@@ -322,7 +323,7 @@ static void test_every_type_is_decoded_to_the_bit(void **state)
     free(bytes);
 }
 
-/* The list in messages is the list of the types that have a decoder. */
+/* The list in messages equals the list of types that have a decoder. */
 static void test_supported_types_are_those_that_are_decoded(void **state)
 {
     (void)state;

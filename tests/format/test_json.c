@@ -114,12 +114,13 @@ static void test_getters(void **state)
     size_t n = 0;
     assert_non_null(json_string_of(json_member(o, "z"), &n));
     assert_int_equal(n, 3);
-    assert_null(json_string_of(json_member(o, "z"), NULL)); /* it would be cut */
+    /* NULL, because it would be cut */
+    assert_null(json_string_of(json_member(o, "z"), NULL));
     assert_non_null(json_string_of(json_member(o, "s"), NULL));
     json_free(o);
 }
 
-/* tokenizer_config.json says "no limit" with 10^30. */
+/* tokenizer_config.json writes "no limit" as 10^30. */
 static void test_huge_integers(void **state)
 {
     (void)state;
@@ -152,7 +153,7 @@ static void test_iteration_keeps_order(void **state)
     assert_false(json_next(&it));
 }
 
-/* A tree with raw text is written, byte for byte, as one with the same values. */
+/* A tree with raw text is written, byte for byte, like one with the same values. */
 static void raw_text_is_written_as_its_values(void **state)
 {
     (void)state;
@@ -180,8 +181,8 @@ static void raw_text_is_written_as_its_values(void **state)
     json_free(parsed);
 }
 
-/* The bytes that mark raw text are no UTF-8: a client cannot send them, and a
- * program's text loses them. */
+/* The bytes that mark raw text are not UTF-8: a client cannot send them, and they are replaced in a
+ * program's text. */
 static void no_string_from_outside_is_raw(void **state)
 {
     (void)state;
@@ -191,7 +192,7 @@ static void no_string_from_outside_is_raw(void **state)
     assert_int_equal(json_parse(&parsed, sent, strlen(sent), "t", NULL), ERR_FORMAT);
     json_put_bytes(o, "text", marked, strlen(marked));
     json_put(o, "raw",
-             json_new_raw("1", 1)); /* the tree is written by the writer of raw text */
+             json_new_raw("1", 1)); /* the writer of raw text writes the whole tree */
     char *text = json_text(o, 0);
     assert_string_equal(
         text,

@@ -1,5 +1,4 @@
-/* test_json_scan.c - what a text costs is known before it is parsed; what nobody
- * looks at costs nothing. */
+/* test_json_scan.c - a text's cost is known before it is parsed; ignored members cost nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +19,7 @@ static bool is_user(const void *arg, const char *name, size_t n)
     return n == strlen(arg) && memcmp(name, arg, n) == 0;
 }
 
-/* before, then `piece` n times, separated by commas, then after */
+/* Returns `before`, then `piece` n times, separated by commas, then `after`. */
 static char *many(const char *before, const char *piece, size_t n, const char *after)
 {
     size_t n_piece = strlen(piece), at = strlen(before);
@@ -53,8 +52,8 @@ static size_t cost_of(const char *text)
     return cost;
 }
 
-/* Every shape that is small as a text and large as a tree. The estimate is never
- * too low, nor far off. */
+/* Shapes that are small as text and large as a tree. The estimate is never too low, and not far too
+ * high. */
 static void the_cost_is_what_a_parse_takes(void **state)
 {
     static const char *const pieces[] = {
@@ -91,7 +90,7 @@ static void the_cost_is_what_a_parse_takes(void **state)
     }
 }
 
-/* Members of one object have names of their own. */
+/* Members of one object need distinct names. */
 static void the_cost_of_members(void **state)
 {
     (void)state;
@@ -132,7 +131,7 @@ static void ignored_members_cost_nothing(void **state)
         json_free(j);
         free(text);
     }
-    /* deeper ones, and other names, stay */
+    /* Deeper members, and members with other names, stay. */
     char text[] =
         "{\"a\": {\"user\": [1]}, \"us\\u0065r\": [2], \"users\": [3], \"user\": 4}";
     size_t cost;

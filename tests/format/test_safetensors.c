@@ -1,4 +1,4 @@
-/* test_safetensors.c - headers good and bad, the writer, the index of several files. */
+/* test_safetensors.c - good and bad headers, the writer, the index of several files. */
 #include "format/safetensors.h"
 
 #include "base/bytes.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* A file of this header and n_data zero bytes; the caller frees it. */
+/* Makes a file with this header and n_data zero bytes; the caller frees it. */
 static uint8_t *make_file(const char *header, size_t n_data, size_t *n)
 {
     size_t len = strlen(header);
@@ -125,7 +125,7 @@ static void test_bad_lengths(void **state)
     expect_error(b, 64, 64, "'[' or '{' expected");
 }
 
-/* Every truncation and every flipped byte is an error or a parse, never a crash. */
+/* Every truncation and every flipped byte gives an error or a parse, never a crash. */
 static void test_damage(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* test_tokenizer_json.c - tokenizer files: what is read, and what is refused with which words. */
+/* test_tokenizer_json.c - tokenizer files: the parts that are read, and the messages of refusals.
+ */
 #include "format/tokenizer_json.h"
 
 #include "base/rng.h"
@@ -12,7 +13,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* A file whose model is fine; `rest` holds its further members. */
+/* A file with a good model; `rest` holds its other members. */
 #define VOCAB                "\"vocab\": {\"<unk>\": 0, \"a\": 1, \"b\": 2, \"ab\": 3, \"abb\": 5}"
 #define MODEL(more)          "\"model\": {\"type\": \"BPE\", " VOCAB more "}"
 #define FILE_OF(model, rest) "{" model rest "}"
@@ -211,7 +212,7 @@ static void test_too_many_steps(void **state)
     tokenizer_json_deinit(&t);
 }
 
-/* Every truncation and every edit is an error or a parse, never a crash. */
+/* Every truncation and every edit gives an error or a parse, never a crash. */
 static void test_damage(void **state)
 {
     (void)state;
@@ -252,7 +253,7 @@ static void test_pair(void **state)
     (void)state;
     struct tokenizer_json t;
     struct err err = {0};
-    /* "#" may begin a token: only the version line is no merge. */
+    /* "#" may begin a token: only the version line is not a merge. */
     const char *vocab = "{\"#\": 0, \"a\": 1, \"#a\": 2, \"##\": 3}";
     assert_int_equal(parse_pair(&t, vocab, "#version: 0.2\n# a\n# #", &err), 0);
     assert_int_equal(t.n_merges, 2);

@@ -1,4 +1,4 @@
-/* targets.c - see targets.h.  MUST is assert that no build leaves out: a finding is an abort. */
+/* targets.c - see targets.h.  MUST is an assertion in every build: a finding is an abort. */
 #include "targets.h"
 
 #include <stdio.h>
@@ -40,7 +40,7 @@
         }                                                                                  \
     } while (0)
 
-/* A refusal says something. */
+/* A refusal has a message. */
 #define MUST_SAY(rc, err) MUST((rc) == 0 || (err).msg[0] != 0)
 
 /* --- models ----------------------------------------------------------------------------------- */
@@ -49,7 +49,8 @@ static void fuzz_safetensors(const uint8_t *bytes, size_t n)
 {
     struct safetensors s = {0};
     struct err err = {0};
-    uint64_t end = 0, file_bytes = (uint64_t)n + (n > 0 ? bytes[0] : 0); /* data behind */
+    /* with data after the header */
+    uint64_t end = 0, file_bytes = (uint64_t)n + (n > 0 ? bytes[0] : 0);
     int rc = safetensors_header_end(bytes, n, file_bytes, "f", &end, &err);
     MUST_SAY(rc, err);
     MUST(rc != 0 || end <= file_bytes);
@@ -63,7 +64,7 @@ static void fuzz_safetensors(const uint8_t *bytes, size_t n)
     safetensors_deinit(&s);
 }
 
-/* The description of a packed model, behind the number of its checksums. */
+/* The description of a packed model, preceded by its number of checksums. */
 static void fuzz_packed(const uint8_t *bytes, size_t n)
 {
     struct err err = {0};
@@ -87,7 +88,7 @@ static void fuzz_packed(const uint8_t *bytes, size_t n)
     pack_file_close(&f);
 }
 
-/* The directory, and what is made of it: a configuration and a tokenizer. */
+/* The directory, and the configuration and tokenizer made from it. */
 static void fuzz_gguf(const uint8_t *bytes, size_t n)
 {
     struct gguf_file file = {.path = "f", .bytes = (uint8_t *)bytes, .n_bytes = n};
@@ -199,7 +200,7 @@ static void fuzz_tokenizer(const uint8_t *bytes, size_t n)
     tokenizer_json_deinit(&t);
 }
 
-/* --- templates and what models write ---------------------------------------------------------- */
+/* --- templates and output of models ----------------------------------------------------------- */
 
 static const char conversation[] =
     "[{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\",\"content\":\"Hi "
@@ -218,7 +219,7 @@ static void fuzz_template(const uint8_t *bytes, size_t n)
                                   .max_source_bytes = 1 << 16,
                                   .max_output_bytes = 1 << 16,
                                   .max_memory_bytes = 1 << 20};
-    static struct json *messages; /* read once: rendering does not change it */
+    static struct json *messages; /* parsed once: rendering does not change it */
     struct jinja_template *t = NULL;
     struct err err = {0};
     if (messages == NULL)
@@ -250,7 +251,7 @@ static void fuzz_tool_calls(const uint8_t *bytes, size_t n)
         tool_calls_parse((enum tool_format)f, text, n, &c);
         size_t sure = tool_calls_text_bytes((enum tool_format)f, text, n);
         MUST(sure <= n);
-        /* What was shown while streaming is the beginning of the content. */
+        /* Text shown while streaming is the beginning of the content. */
         if (memchr(text, 0, n) == NULL)
             MUST(strlen(c.content) >= sure && memcmp(c.content, text, sure) == 0);
         for (size_t i = 0; i < c.n; i++)
@@ -277,9 +278,9 @@ static bool ignores_all(const void *arg, const char *name, size_t n)
     return true;
 }
 
-/* The scan takes every text that the parser takes, and says so of no other, but for
- * what only the parser sees (a duplicate key, a number beyond doubles).  What it
- * leaves of ignored members is JSON. */
+/* The scan accepts every text that the parser accepts. It accepts no other, except for faults that
+ * only the parser sees (a duplicate key, a number beyond doubles).  Ignored members stay valid
+ * JSON. */
 static void must_scan_alike(const uint8_t *bytes, size_t n, int parsed)
 {
     struct json *left = NULL;
@@ -322,8 +323,7 @@ static void fuzz_request(const uint8_t *bytes, size_t n)
     json_free(body);
 }
 
-/* A line of a batch is a request or has a fault, and is answered by one line with
- * an id of its own. */
+/* A line of a batch is a request or has a fault, and is answered by one line with its own id. */
 static void fuzz_batch_line(const uint8_t *bytes, size_t n)
 {
     struct input in = {.n_lines = 1};
@@ -358,7 +358,7 @@ static void fuzz_items(const uint8_t *bytes, size_t n)
         return;
     if (items_read(sent, "input", &items, &f) != 0) {
         must_be_fault(&f);
-    } else { /* what was accepted is accepted again, and can be shown */
+    } else { /* an accepted value is accepted again, and can be printed */
         struct json *messages = json_new_array();
         MUST(items_read(items, "input", &again, &f) == 0);
         MUST(json_count(items) == json_count(again) && json_count(items) <= ITEMS_MAX);
@@ -371,8 +371,8 @@ static void fuzz_items(const uint8_t *bytes, size_t n)
     json_free(sent);
 }
 
-/* Whoever names another host than ours, or a page that is not ours, is refused without any
- * rules; "*" lets every page in, but no other host. */
+/* A request with another host's name, or from another site's page, is refused without rules; "*"
+ * allows every page, but no other host. */
 static void must_keep_pages_out(const struct origin_head *h)
 {
     static const char *const all[] = {"*"};
@@ -389,8 +389,8 @@ static void must_keep_pages_out(const struct origin_head *h)
         MUST((allowed != NULL) == (h->n_origin == 1));
 }
 
-/* A head as it comes: a line per header, "name: value" (no colon: it has no value); the first
- * line is the path.  The order of headers does not matter to what is decided. */
+/* A head with a line per header, "name: value" (no colon: it has no value); the first line is the
+ * path.  The order of headers does not affect the decision. */
 static void fuzz_http_head(const uint8_t *bytes, size_t n)
 {
     struct head h = {.uri_bytes = n};
@@ -415,14 +415,14 @@ static void fuzz_http_head(const uint8_t *bytes, size_t n)
     uint64_t max_body_bytes = 1 << 20;
     if (head_check(&h, max_body_bytes, &f) != 0) {
         must_be_fault(&f);
-    } else { /* one way to tell the length at most, and within bounds */
+    } else { /* at most one indication of the length, within limits */
         MUST(h.n_length + h.n_encoding <= 1 && !h.bad_length && !h.bad_encoding);
         MUST(h.length <= max_body_bytes && h.uri_bytes <= HEAD_MAX_URI_BYTES);
     }
     free(text);
 }
 
-/* What a client takes out of the frames is what was put in, whatever line breaks it has. */
+/* A client reads from the frames exactly the bytes that were put in, with any line breaks. */
 static void fuzz_sse(const uint8_t *bytes, size_t n)
 {
     struct textbuf out = {0};
@@ -453,7 +453,7 @@ static void fuzz_sse(const uint8_t *bytes, size_t n)
 
 enum { CHECKSUM_AT = 16 }; /* in headers and superblocks: docs/STORE_FORMAT.md */
 
-/* The first bytes, zeros behind them, in `size` bytes. */
+/* Copies the bytes to `size` bytes, padded with zeros. */
 static uint8_t *padded(const uint8_t *bytes, size_t n, size_t size)
 {
     uint8_t *p = xcalloc(size, 1);
@@ -462,8 +462,7 @@ static uint8_t *padded(const uint8_t *bytes, size_t n, size_t size)
     return p;
 }
 
-/* Random bytes never have the right checksum: give it to them, so that the checks
- * behind it are tried. */
+/* Random bytes never have the right checksum: sets it, so that later checks are reached. */
 static void set_checksum(uint8_t *block, size_t size)
 {
     put_u64(block + CHECKSUM_AT, 0);

@@ -1,5 +1,5 @@
-/* Every input of the corpus through its target, its beginnings cut at every length of a short
- * one, and every bit of it flipped where it is small: what fuzzing once found stays found. */
+/* Runs every input of the corpus through its target. Short inputs are also cut at every length and
+ * have every bit flipped. So earlier findings of fuzzing are tested forever. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,9 +15,9 @@
 #include "base/mem.h"
 #include "targets.h"
 
-enum { SMALL = 400 }; /* bytes whose every cut and bit is tried */
+enum { SMALL = 400 }; /* inputs up to this size are cut and flipped everywhere */
 
-/* In memory of exactly that size, so that a sanitizer sees the first byte beyond. */
+/* Runs in memory of exactly that size, so that a sanitizer sees the first byte beyond. */
 static void run_exactly(const struct fuzz_target *t, const uint8_t *bytes, size_t n)
 {
     uint8_t *p = malloc(n != 0 ? n : 1);

@@ -1,5 +1,4 @@
-/* iotest.h - what the io tests share: one struct io of each kind, with a fresh
- * folder to work in. */
+/* iotest.h - shared by the io tests: a struct io of each kind, with a fresh folder. */
 #ifndef TESTS_IO_IOTEST_H
 #define TESTS_IO_IOTEST_H
 
@@ -9,21 +8,22 @@
 #include "io/io.h"
 #include "tests/base/tempdir.h"
 
-/* What cmocka hands to a test as *state, given that its initial state is the name of a kind. */
+/* The *state of each test; its initial state is the name of a kind of io. */
 struct iotest {
     struct io *io;
     char dir[TEMPDIR_BYTES];
-    char path[8][300]; /* iotest_path */
+    char path[8][300]; /* results of iotest_path */
     unsigned n_paths;
 };
 
-int iotest_setup(void **state);    /* skipped where there is no io_uring: io is NULL */
-int iotest_teardown(void **state); /* removes the folder and what is in it */
+/* skips the test if there is no io_uring; io is then NULL */
+int iotest_setup(void **state);
+int iotest_teardown(void **state); /* removes the folder and its contents */
 
-/* "DIR/name"; the last 8 stay valid. */
+/* Returns "DIR/name"; the last 8 results stay valid. */
 const char *iotest_path(struct iotest *t, const char *name);
 
-/* Page-aligned memory for direct files; free() it. */
+/* Returns page-aligned memory for direct files; free() it. */
 uint8_t *iotest_buffer(size_t n);
 /* Fills with bytes that depend on the seed and on the position. */
 void iotest_fill(uint8_t *p, size_t n, uint64_t seed);

@@ -1,4 +1,4 @@
-/* The same behaviour of files and folders on uring, pread and the simulated disk. */
+/* Files and folders behave the same on uring, pread and the simulated disk. */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -87,14 +87,14 @@ static void test_open_flags(void **state)
     io_file_close(f);
 }
 
-/* A pipe in place of a file would wait for ever for whoever writes to it. */
+/* Opening a pipe in place of a file must not wait for its writer. */
 static void test_no_regular_file(void **state)
 {
     struct iotest *t = begin(state);
     struct io_file *f;
     struct err err = {0};
     const char *path = iotest_path(t, "pipe");
-    if (strcmp(io_name(t->io), "sim") == 0) /* it has none */
+    if (strcmp(io_name(t->io), "sim") == 0) /* the simulated disk has none */
         return;
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_int_equal(io_file_open(t->io, path, IO_READ_ONLY, &f, &err), -ESPIPE);
@@ -183,7 +183,7 @@ static void test_lock(void **state)
     struct err err = {0};
     assert_int_equal(io_file_open(t->io, iotest_path(t, "f"), IO_READ_ONLY, &r, NULL), 0);
     assert_int_equal(io_file_lock(a, NULL), 0);
-    assert_int_equal(io_file_lock(a, NULL), 0); /* already ours */
+    assert_int_equal(io_file_lock(a, NULL), 0); /* this process already has it */
     assert_int_equal(io_file_lock(b, &err), ERR_BUSY);
     assert_int_equal(io_file_lock(r, NULL), ERR_BUSY);
     assert_int_equal(io_file_unlock(a, NULL), 0);
@@ -208,7 +208,7 @@ static void test_names(void **state)
     io_file_close(open_new(t, "a", 0));
     assert_int_equal(io_mkdirs(io, iotest_path(t, "a/z"), NULL, NULL), -ENOTDIR);
 
-    /* What was made can be taken back, as far as it is empty. */
+    /* Created folders can be removed again if they are empty. */
     int n_made = -1;
     assert_int_equal(io_mkdirs(io, iotest_path(t, "x/m/n//o/"), &n_made, NULL), 0);
     assert_int_equal(n_made, 3);
@@ -279,7 +279,7 @@ static void test_space_and_random(void **state)
     assert_memory_not_equal(a, b, sizeof a);
 }
 
-/* What no file can hold is refused before any system call, and changes nothing. */
+/* Sizes that no file can have are refused before any system call, and change nothing. */
 static void test_bounds(void **state)
 {
     struct iotest *t = begin(state);
@@ -317,7 +317,7 @@ static void test_bounds(void **state)
     io_close(NULL);
 }
 
-/* A name without a folder lies in the current one. */
+/* A name without a folder lies in the current folder. */
 static void test_parents(void **state)
 {
     struct iotest *t = begin(state);
@@ -327,7 +327,7 @@ static void test_parents(void **state)
     assert_int_equal(io_parent_sync(t->io, "/x", NULL), 0);
     assert_int_equal(io_parent_sync(t->io, "x", NULL), 0);
     assert_int_equal(io_parent_sync(t->io, "", NULL), -ENOENT);
-    assert_int_equal(io_mkdirs(t->io, "", NULL, NULL), 0); /* nothing is asked for */
+    assert_int_equal(io_mkdirs(t->io, "", NULL, NULL), 0); /* nothing to make */
     free(slashes);
 }
 

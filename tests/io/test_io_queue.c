@@ -1,4 +1,5 @@
-/* Asynchronous requests, the same on uring, pread and the simulated disk; and the throttle. */
+/* Asynchronous requests behave the same on uring, pread and the simulated disk; and the throttle.
+ */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -62,7 +63,7 @@ static struct io_req *wait_one(struct io_queue *q)
     return done;
 }
 
-/* Many requests of odd sizes, far more than the depth, written and read back. */
+/* Writes and reads back many requests of odd sizes, far more than the depth. */
 static void round_trip(struct iotest *t, unsigned depth, bool registered)
 {
     enum { N = 23, SECTORS = 700 };
@@ -105,13 +106,13 @@ static void round_trip(struct iotest *t, unsigned depth, bool registered)
             for (unsigned i = 0; i < n; i++) {
                 assert_ptr_equal(done[i]->user, done[i]);
                 assert_int_equal(done[i]->result, 0);
-                done[i]->user = NULL; /* not twice */
+                done[i]->user = NULL; /* marks it, so that it is not returned twice */
             }
             seen += n;
         }
         assert_int_equal(io_queue_outstanding(q), 0);
         assert_int_equal(io_queue_wait(q, 3, 5, -1, done, &n, NULL), 0);
-        assert_int_equal(n, 0); /* nothing outstanding: does not block */
+        assert_int_equal(n, 0); /* does not block if nothing is in flight */
     }
     assert_memory_equal(in, out, n_bytes);
     io_queue_close(q);
@@ -157,7 +158,7 @@ static void test_errors_come_with_the_request(void **state)
     assert_non_null(strstr(err.msg, "ends before"));
     io_queue_close(q);
     assert_int_equal(io_queue_open(t->io, 0, &q, NULL), -EINVAL);
-    io_queue_close(q); /* NULL */
+    io_queue_close(q); /* q is NULL */
     io_file_close(f);
     free(b);
 }
@@ -179,12 +180,12 @@ static void test_poll_and_close(void **state)
     w.op = IO_READ;
     submit(q, &w);
     submit(q, &(struct io_req){.file = f, .op = IO_READ, .buf = b, .length = MIB});
-    io_queue_close(q); /* with requests under way */
+    io_queue_close(q); /* with requests in flight */
     io_file_close(f);
     free(b);
 }
 
-/* ---- Short transfers, only the simulated disk makes them on demand ------------------------ */
+/* ---- Short transfers: only the simulated disk makes them on demand ------------------------ */
 
 static void test_short_transfers(void **state)
 {
@@ -261,7 +262,8 @@ static void test_throttle_sync(void **state)
     free(b);
 }
 
-/* A byte a second: what would end beyond the clock's range ends at its end, not in the past. */
+/* At a byte per second, a time beyond the clock's range is cut to the clock's end, and is not in
+ * the past. */
 static void test_throttle_overflow(void **state)
 {
     (void)state;
@@ -270,7 +272,7 @@ static void test_throttle_overflow(void **state)
     io_throttle_set(&t, 1);
     int64_t end_ns = 0, before_ns = 0;
     for (int i = 0; i < 200;
-         i++) { /* 64 MiB take 2 years, and 137 of them all the clock has */
+         i++) { /* 64 MiB take 2 years, so 137 of them take all of the clock's range */
         before_ns = end_ns;
         end_ns = io_throttle_reserve(&t, 64u << 20);
         assert_true(end_ns > 0 && end_ns >= before_ns);
@@ -295,7 +297,7 @@ static void test_throttle_queue(void **state)
     assert_int_equal(io_queue_wait(q, 1, 1, 1000000, &done, &n, NULL), 0);
     int64_t waited = clock_now_ns() - t0;
     assert_true(n == 0 ||
-                waited >= limit_ns(4 * MIB) * 98 / 100); /* the time-out was honoured */
+                waited >= limit_ns(4 * MIB) * 98 / 100); /* the time-out was kept */
     if (n == 0)
         wait_one(q);
     int64_t took = clock_now_ns() - t0;
@@ -306,7 +308,7 @@ static void test_throttle_queue(void **state)
     free(b);
 }
 
-/* What is cancelled comes back, all of it, in full or with -ECANCELED; the queue goes on. */
+/* Cancelled requests all come back, complete or with -ECANCELED; the queue goes on. */
 static void test_cancel(void **state)
 {
     enum { N = 40 };
@@ -332,7 +334,7 @@ static void test_cancel(void **state)
         n_all += n;
     }
     assert_int_equal(n_all, N);
-    assert_true(n_cancelled >= N - 3); /* all that had not been begun */
+    assert_true(n_cancelled >= N - 3); /* all requests that had not begun */
     io_queue_cancel(q);                /* nothing to cancel */
     reqs[0] = (struct io_req){.file = f, .op = IO_READ, .buf = b, .length = MIB};
     submit(q, &reqs[0]);
@@ -342,7 +344,7 @@ static void test_cancel(void **state)
     free(b);
 }
 
-/* A device that does not answer: waiting ends in time, cancelling gets the request back. */
+/* If a device does not answer, waiting ends in time, and cancelling returns the request. */
 static void test_stuck(void **state)
 {
     struct iotest *t = begin(state);
@@ -380,10 +382,10 @@ static void test_stuck(void **state)
     }
 #define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
 
-/* --- little memory may be locked -------------------------------------------------------------- */
+/* --- a low limit on locked memory ----------------------------------------------------------------
+ */
 
-/* In a process without privileges: more queues than RLIMIT_MEMLOCK has room for,
- * and a read by each. */
+/* Without privileges, opens more queues than RLIMIT_MEMLOCK has room for, and reads with each. */
 static int read_by_many_queues(struct io *io, struct io_file *f, const uint8_t *want)
 {
     enum { N_QUEUES = 64, DEPTH = 256 };
@@ -430,8 +432,8 @@ static void test_little_memory_to_lock(void **state)
     io_file_close(f);
 }
 
-/* A queue gives way while a queue of the other io has pieces in flight: it goes on with one
- * piece at a time, and with all of its depth afterwards. */
+/* A queue gives way while a queue of the other io has pieces in flight: it continues with one piece
+ * at a time, and with its full depth afterwards. */
 static void test_shared_disk(void **state)
 {
     enum { N = 6 };
@@ -468,7 +470,7 @@ static void test_shared_disk(void **state)
             assert_int_equal(atomic_load(&turn.n_first), 0);
         }
     }
-    submit(first, &big); /* a queue that is closed is in nobody's way */
+    submit(first, &big); /* a closed queue delays no other */
     io_queue_close(first);
     assert_int_equal(atomic_load(&turn.n_first), 0);
     io_queue_close(q);

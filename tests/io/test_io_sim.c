@@ -1,4 +1,5 @@
-/* The simulated disk: what survives a crash, what faults do, and that the seed decides it all. */
+/* The simulated disk: which data survive a crash, what faults do, and that the seed decides
+ * everything. */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -61,11 +62,12 @@ static void test_synced_data_survive(void **state)
         assert_int_equal(io_file_pwrite(f, a, sizeof a, 0, NULL), 0);
         assert_int_equal(io_file_sync(f, NULL), 0);
         assert_int_equal(io_dir_sync(io, "/", NULL), 0);
-        /* Behind it, unsynced: cannot harm what was synced. */
+        /* Unsynced data behind them must not harm synced data. */
         assert_int_equal(io_file_pwrite(f, b, sizeof b, sizeof a, NULL), 0);
         assert_int_equal(io_mkdir(io, "/d", NULL), 0);
         power_cycle(io);
-        assert_int_equal(io_file_pread(f, in, 1, 0, NULL), ERR_CRASHED); /* dead for ever */
+        /* until it is restarted */
+        assert_int_equal(io_file_pread(f, in, 1, 0, NULL), ERR_CRASHED);
         assert_int_equal(io_file_unlock(f, NULL), ERR_CRASHED);
         io_file_close(f);
         f = open_file(io, "/f", 0);
@@ -76,10 +78,12 @@ static void test_synced_data_survive(void **state)
     }
 }
 
-/* What became of each 4 KiB sector that was "old" when synced and "new" when written over. */
+/* Counts the contents of each 4 KiB sector that was "old" when synced and then overwritten by
+ * "new". */
 struct tally {
     unsigned old, new, torn, garbage;
-    unsigned garbage_part, garbage_all; /* one part of a sector, or all of it */
+    /* garbage in one part of a sector, or in all of it */
+    unsigned garbage_part, garbage_all;
 };
 
 static void tally_sector(const uint8_t *p, const uint8_t *old, const uint8_t *new,
@@ -126,7 +130,7 @@ static void test_unsynced_sectors_take_every_fate(void **state)
     }
     assert_int_equal(t.old + t.new + t.torn + t.garbage, 200 * N);
     assert_true(t.old > 100 && t.new > 100 && t.torn > 20 && t.garbage > 20);
-    /* Garbage is a whole sector or one part. */
+    /* Garbage covers a whole sector or one part. */
     assert_true(t.garbage_part > 5 && t.garbage_all > 5);
     assert_int_equal(t.garbage_part + t.garbage_all, t.garbage);
 }
@@ -160,10 +164,11 @@ static void test_names_need_their_own_sync(void **state)
     unsigned n_lost = 0, n_kept = 0, n_old = 0, n_new = 0, n_undead = 0;
     for (uint64_t seed = 0; seed < 100; seed++) {
         struct io *io = open_sim(seed);
-        assert_int_equal(io_mkdirs(io, "/d/e", NULL, NULL), 0); /* syncs what it makes */
+        /* io_mkdirs syncs the folders that it makes */
+        assert_int_equal(io_mkdirs(io, "/d/e", NULL, NULL), 0);
         struct io_file *f = open_file(io, "/d/e/created", IO_CREATE);
         io_file_pwrite(f, "x", 1, 0, NULL);
-        io_file_sync(f, NULL); /* not enough */
+        io_file_sync(f, NULL); /* syncing the file alone does not suffice */
         io_file_close(f);
         io_file_close(open_file(io, "/d/deleted", IO_CREATE));
         io_file_close(open_file(io, "/d/old", IO_CREATE));
@@ -177,7 +182,8 @@ static void test_names_need_their_own_sync(void **state)
         n_undead += io_exists(io, "/d/deleted");
         n_old += io_exists(io, "/d/old");
         n_new += io_exists(io, "/d/new");
-        assert_true(io_exists(io, "/d/old") != io_exists(io, "/d/new")); /* atomic */
+        /* renaming is atomic */
+        assert_true(io_exists(io, "/d/old") != io_exists(io, "/d/new"));
         io_close(io);
     }
     assert_true(n_lost > 10 && n_kept > 10 && n_undead > 10 && n_old > 10 && n_new > 10);
@@ -200,7 +206,7 @@ static void test_a_lost_folder_takes_its_files(void **state)
     assert_true(n_lost > 0 && n_lost < 30);
 }
 
-/* A fixed little history; returns how far it came. */
+/* Runs a short fixed history. Returns how far it came. */
 static int history(struct io *io)
 {
     uint8_t b[3 * SECTOR];
@@ -233,7 +239,7 @@ static void test_crash_at(void **state)
         io = open_sim(3);
         io_sim_crash_at(io, IO_SIM_AT_OP, n);
         int rc = history(io);
-        assert_true(rc == ERR_CRASHED || (rc == 0 && n <= 2)); /* mkdir, open */
+        assert_true(rc == ERR_CRASHED || (rc == 0 && n <= 2)); /* mkdir and open */
         assert_true(io_sim_crashed(io));
         assert_int_equal(io_sim_count(io, IO_SIM_AT_OP), n);
         struct io_file *f;
@@ -249,7 +255,7 @@ static void test_crash_at(void **state)
     assert_int_equal(io_sim_count(io, IO_SIM_AT_BARRIER), 2);
     io_sim_restart(io);
     io_sim_crash_at(io, IO_SIM_AT_OP, 1);
-    io_sim_crash_at(io, IO_SIM_AT_OP, 0); /* taken back */
+    io_sim_crash_at(io, IO_SIM_AT_OP, 0); /* disarmed */
     assert_int_equal(io_mkdir(io, "/x", NULL), 0);
     io_close(io);
 }
@@ -452,9 +458,9 @@ static void test_sync_that_fails_and_then_lies(void **state)
         io_file_pwrite(f, "x", 1, 0, NULL);
         add_fault(io, (struct io_sim_fault){.kind = IO_SIM_SYNC_LIES, .count = 1});
         assert_int_equal(io_file_sync(f, NULL), -EIO);
-        assert_int_equal(io_file_sync(f, &err), -EIO); /* src/io does not let it lie */
+        assert_int_equal(io_file_sync(f, &err), -EIO); /* src/io keeps the error */
         assert_non_null(strstr(err.msg, "earlier"));
-        assert_int_equal(io_file_sync(g, NULL), 0); /* the disk does */
+        assert_int_equal(io_file_sync(g, NULL), 0); /* the disk reports success again */
         assert_int_equal(io_file_pread(g, &c, 1, 0, NULL), 0);
         power_cycle(io);
         struct io_stat st;
@@ -491,7 +497,8 @@ static void test_capacity(void **state)
     assert_int_equal(io_file_pwrite(f, b, 6 * SECTOR, 0, NULL), 0);
     assert_int_equal(io_file_pwrite(g, b, 6 * SECTOR, 0, NULL), -ENOSPC);
     assert_int_equal(io_file_pwrite(g, b, 4 * SECTOR, 0, NULL), 0);
-    assert_int_equal(io_file_pwrite(f, b, 6 * SECTOR, 0, NULL), 0); /* over what it has */
+    /* overwrites its existing space */
+    assert_int_equal(io_file_pwrite(f, b, 6 * SECTOR, 0, NULL), 0);
     assert_int_equal(io_space(io, "/", &free_bytes, &total_bytes, NULL), 0);
     assert_int_equal(free_bytes, 0);
     assert_int_equal(total_bytes, 10 * SECTOR);
@@ -506,11 +513,11 @@ static void test_capacity(void **state)
     assert_int_equal(io_file_allocate(g, 0, 7 * SECTOR, NULL), 0);
     assert_int_equal(io_unlink(io, "/g", NULL), 0);
     io_space(io, "/", &free_bytes, &total_bytes, NULL);
-    assert_int_equal(free_bytes, 0); /* still open */
+    assert_int_equal(free_bytes, 0); /* it is still open */
     io_file_close(g);
     io_space(io, "/", &free_bytes, &total_bytes, NULL);
     assert_int_equal(free_bytes, 7 * SECTOR);
-    /* What a crash leaves takes its room, and no more. */
+    /* Data left by a crash take their own space, and no more. */
     assert_int_equal(io_file_sync(f, NULL), 0);
     assert_int_equal(io_dir_sync(io, "/", NULL), 0);
     power_cycle(io);
@@ -532,7 +539,7 @@ static void *hammer(void *arg)
     snprintf(path, sizeof path, "/t%u", me);
     struct io_file *f;
     if (io_file_open(io, path, IO_CREATE, &f, NULL) != 0)
-        return NULL; /* the others have used up all operations */
+        return NULL; /* the other threads have used up all operations */
     for (unsigned i = 0; i < 300; i++) {
         iotest_fill(b, sizeof b, me + i);
         if (io_file_pwrite(f, b, sizeof b, i * 100, NULL) != 0)

@@ -1,7 +1,7 @@
-/* test_io_syscalls.c - system calls that fail under the real backends: each call that
- * io_posix.c and io_uring.c make is defined here too, passes through to the C library's or
- * liburing's, and fails where a test asks.  What fails says what and where, leaves nothing half
- * done, and works again afterwards. */
+/* test_io_syscalls.c - failing system calls under the real backends.  Each call that io_posix.c and
+ * io_uring.c make is defined here, too: it passes through to the C library's or liburing's
+ * function, and fails when a test asks.  The operation's error names call and place, nothing stays
+ * half done, and later calls work again. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,8 +25,8 @@
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
-/* The next `count` calls of `name` fail with `error`, or, where that is 0, transfer
- * short_bytes at most. */
+/* The next `count` calls of `name` fail with `error`; if that is 0, they transfer at most
+ * short_bytes. */
 struct fault {
     const char *name;
     int error;
@@ -43,7 +43,7 @@ static struct fault *arm(const char *name, int error, unsigned count)
     return f;
 }
 
-/* How often the faults hit. */
+/* Ends the faults. Returns how often they hit. */
 static unsigned disarm(void)
 {
     unsigned n = armed[0].n_hits + armed[1].n_hits;
@@ -61,7 +61,7 @@ static const struct fault *hit_of(const char *name)
     return NULL;
 }
 
-/* Of the C library: -1 and errno. */
+/* For calls of the C library: they return -1 and set errno. */
 static bool fails(const char *name)
 {
     const struct fault *f = hit_of(name);
@@ -70,7 +70,7 @@ static bool fails(const char *name)
     return f != NULL;
 }
 
-/* Of those that transfer: -1 and errno, or how many of the n bytes. */
+/* For calls that transfer: returns -1 with errno, or how many of the n bytes are transferred. */
 static ssize_t transfer(const char *name, size_t n)
 {
     const struct fault *f = hit_of(name);
@@ -80,7 +80,7 @@ static ssize_t transfer(const char *name, size_t n)
     return f->error != 0 ? -1 : (ssize_t)(n < f->short_bytes ? n : f->short_bytes);
 }
 
-/* The next definition of this name behind the program's own. */
+/* The next definition of this name after the program's own. */
 #define REAL(name) ((__typeof__(&(name)))(uintptr_t)dlsym(RTLD_NEXT, #name))
 
 int open(const char *path, int flags, ...)
@@ -149,7 +149,7 @@ struct dirent *readdir(DIR *d)
     return fails("readdir") ? NULL : REAL(readdir)(d);
 }
 
-/* liburing's return the error. */
+/* liburing's calls return the error. */
 #define RING(name, parameters, arguments)                                                  \
     int name parameters                                                                    \
     {                                                                                      \
@@ -172,8 +172,8 @@ RING(io_uring_submit_and_wait_timeout,
 struct place {
     struct iotest *t;
     struct io_file *f;
-    const char *folder, *fresh; /* there; not there */
-    unsigned n_hits;            /* of faults that an operation has disarmed itself */
+    const char *folder, *fresh; /* an existing folder; one that does not exist */
+    unsigned n_hits;            /* hits of faults that an operation has disarmed itself */
 };
 
 static int do_open(struct place *p, struct err *err)
@@ -247,7 +247,7 @@ static int do_list(struct place *p, struct err *err)
 {
     struct io_names names;
     int rc = io_list(p->t->io, p->t->dir, &names, err);
-    assert_int_equal(names.n, rc == 0 ? 2 : 0); /* nothing of half a list */
+    assert_int_equal(names.n, rc == 0 ? 2 : 0); /* no partial list */
     io_names_free(&names);
     return rc;
 }
@@ -306,7 +306,7 @@ static int do_mkdirs(struct place *p, struct err *err)
 static const struct op {
     int (*run)(struct place *p, struct err *err);
     const char *call;
-    int error, code; /* code: what comes of it */
+    int error, code; /* code: the expected result */
     const char *says;
 } ops[] = {
     {do_open, "open", EMFILE, -EMFILE, "open "},
@@ -372,7 +372,8 @@ static void place_clear(struct place *p)
     io_unlink(p->t->io, iotest_path(p->t, "file"), NULL);
 }
 
-/* Fails with its code and a message that says what and why; then it works, on the same file. */
+/* Each call fails with its code and a message that names call and reason; then it works on the same
+ * file. */
 static void test_each_operation(void **state)
 {
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
@@ -395,7 +396,7 @@ static void test_each_operation(void **state)
     }
 }
 
-/* Its writes may be lost, so no later sync of this opening may say that they are not. */
+/* The file's writes may be lost, so no later sync of this opening may report success. */
 static void test_sync_stays_failed(void **state)
 {
     struct place p = place_make(state);
@@ -411,7 +412,8 @@ static void test_sync_stays_failed(void **state)
     place_clear(&p);
 }
 
-/* --- what is no error ------------------------------------------------------------------------- */
+/* --- results that are not errors
+ * ------------------------------------------------------------------ */
 
 static void test_interrupted(void **state)
 {
@@ -430,7 +432,7 @@ static void test_interrupted(void **state)
     place_clear(&p);
 }
 
-/* Short transfers are continued; one that gets nowhere ends. */
+/* Short transfers are continued; one that makes no progress ends. */
 static void test_short(void **state)
 {
     struct place p = place_make(state);
@@ -447,14 +449,14 @@ static void test_short(void **state)
     arm("getrandom", 0, 2)->short_bytes = 5;
     assert_int_equal(do_random(&p, &err), 0);
     assert_int_equal(disarm(), 2);
-    arm("pwrite", 0, 1); /* of 0 bytes */
+    arm("pwrite", 0, 1); /* transfers 0 bytes */
     assert_int_equal(io_file_pwrite(p.f, out, 10, 0, &err), -EIO);
     assert_non_null(strstr(err.msg, "write 10 bytes at 0"));
     disarm();
     place_clear(&p);
 }
 
-/* Another process makes the folder between the look and the making. */
+/* Another process makes the folder between the check and the creation. */
 static void test_mkdirs_race(void **state)
 {
     struct place p = place_make(state);
@@ -464,7 +466,7 @@ static void test_mkdirs_race(void **state)
     place_clear(&p);
 }
 
-/* A file system without direct I/O: the page cache, and the same rules. */
+/* A file system without direct I/O: the page cache is used, with the same rules. */
 static void test_no_direct(void **state)
 {
     struct place p = place_make(state);
@@ -481,14 +483,14 @@ static void test_no_direct(void **state)
     assert_int_equal(io_file_pwrite(f, b, 100, 0, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "multiples of 4096"));
     io_file_close(f);
-    arm("open direct", EMFILE, 1); /* not a question of direct I/O */
+    arm("open direct", EMFILE, 1); /* an error that has nothing to do with direct I/O */
     assert_int_equal(io_file_open(p.t->io, p.fresh, IO_DIRECT, &f, &err), -EMFILE);
     disarm();
     free(b);
     place_clear(&p);
 }
 
-/* A file system without holes: the content is gone all the same. */
+/* A file system without holes: the content is erased all the same. */
 static void test_punch_without_holes(void **state)
 {
     struct place p = place_make(state);
@@ -509,7 +511,7 @@ static void test_punch_without_holes(void **state)
     place_clear(&p);
 }
 
-/* ... and where the zeros cannot be written, it says so. */
+/* ... and if the zeros cannot be written, there is an error. */
 static void test_punch_without_zeros(void **state)
 {
     struct place p = place_make(state);
@@ -563,7 +565,7 @@ static struct io_queue *queue_of(struct iotest *t)
     return q;
 }
 
-/* A read by the queue gives the bytes that place_make wrote. */
+/* A read by the queue returns the bytes that place_make wrote. */
 static void queue_reads(struct io_queue *q, struct io_file *f, uint8_t *b)
 {
     uint8_t want[IO_ALIGN];
@@ -590,13 +592,13 @@ static void test_ring_limits(void **state)
     assert_non_null(strstr(err.msg, "open uring queue of depth 4"));
     assert_null(q);
     disarm();
-    /* No memory may be locked for a ring: the queue works without one. */
+    /* If no memory may be locked for a ring, the queue works without one. */
     arm("io_uring_queue_init", ENOMEM, 1);
     q = queue_of(p.t);
     assert_int_equal(disarm(), 1);
     queue_reads(q, p.f, b);
     io_queue_close(q);
-    /* Buffers that cannot be registered: it works without. */
+    /* If buffers cannot be registered, it works without. */
     q = queue_of(p.t);
     arm("io_uring_register_buffers", ENOMEM, 1);
     assert_int_equal(io_queue_register_buffers(q, &buffer, 1, &err), -ENOMEM);
@@ -608,7 +610,7 @@ static void test_ring_limits(void **state)
     place_clear(&p);
 }
 
-/* The kernel is short of something for a moment: the request is made all the same. */
+/* If the kernel lacks a resource for a moment, the request is still made. */
 static void test_ring_goes_on(void **state)
 {
     static const int moments[] = {EINTR, ETIME, EAGAIN, EBUSY};
@@ -638,7 +640,7 @@ static void test_ring_goes_on(void **state)
     place_clear(&p);
 }
 
-/* The queue itself is broken: it says so, and can be closed. */
+/* If the queue itself breaks, it reports that and can be closed. */
 static void test_ring_breaks(void **state)
 {
     struct place p = place_make(state);
@@ -651,7 +653,7 @@ static void test_ring_breaks(void **state)
     arm("io_uring_submit", EBADF, 1); /* the flush: its error comes with the wait */
     io_queue_submit(q, list, 1);
     assert_int_equal(disarm(), 1);
-    arm("io_uring_submit_and_wait", EBADF, 2); /* the wait, and the one of closing */
+    arm("io_uring_submit_and_wait", EBADF, 2); /* the wait, and the one on closing */
     assert_int_equal(io_queue_wait(q, 1, 1, -1, done, &n, &err), -EBADF);
     assert_non_null(strstr(err.msg, "uring queue: "));
     assert_int_equal(n, 0);

@@ -1,5 +1,5 @@
-/* test_jinja.c - the template interpreter against the reference implementation's recorded
- * outcomes (golden/chat.json, written by tools/golden/make_chat.py), its limits, and damage. */
+/* test_jinja.c - the template interpreter against the reference implementation's recorded results
+ * (golden/chat.json, written by tools/golden/make_chat.py), its limits, and damage. */
 #include "jinja/jinja.h"
 
 #include "base/arena.h"
@@ -57,7 +57,7 @@ static int free_golden(void **state)
     return 0;
 }
 
-/* A model's own template lies beside the repository and is not copied into it. */
+/* Reads a model's own template, which lies outside the repository and is not copied into it. */
 static struct json *model_config(const char *model)
 {
     char path[512];
@@ -93,7 +93,7 @@ static struct outcome render(const char *source, size_t n, const struct json *va
     return o;
 }
 
-/* NULL where the outcome is the expected one, else what is wrong with it. */
+/* Returns NULL if the result is the expected one, else the difference. */
 static const char *judge(const struct outcome *o, const struct json *expected)
 {
     static char why[900];
@@ -225,11 +225,11 @@ static void expect_text(const char *source, const char *text)
     free(o.text);
 }
 
-/* What fuzzing has found; the texts are Jinja's. */
+/* Cases found by fuzzing; the texts are Jinja's. */
 static void test_corners(void **state)
 {
     (void)state;
-    /* a literal that is only a continued line is empty */
+    /* A literal that is only a continued line is empty. */
     expect_text("{% set s = '\\\n' %}{{ s.find('') }} {{ s.index('') }} {{ '' in s }} "
                 "{{ s.split('n')|length }} {{ s.partition('n')[0] }}|",
                 "0 0 True 1 |");
@@ -239,7 +239,7 @@ static void test_corners(void **state)
         "-9223372036854775807 0 2 -2 0 6");
 }
 
-/* A string of n times `unit`, freed by the caller. */
+/* Returns a string with n times `unit`, which the caller frees. */
 static char *repeated(const char *before, const char *unit, size_t n, const char *after)
 {
     size_t k = strlen(unit);
@@ -304,7 +304,7 @@ static void test_limits(void **state)
     expect_error("{{ range(9999) | list | length }}", &small, ERR_LIMIT, "memory");
 }
 
-/* An elif chain and a long text are no nesting. */
+/* A long elif chain and a long text are not deep. */
 static void test_long_is_not_deep(void **state)
 {
     (void)state;
@@ -318,8 +318,8 @@ static void test_long_is_not_deep(void **state)
 
 /* --- damage ------------------------------------------------------------------------- */
 
-/* A piece of one template put somewhere into another, bytes changed, cut, doubled: whatever comes
- * out of it, it is an answer or an error with its place. */
+/* Puts a piece of one template somewhere into another, and changes, cuts or doubles bytes.  The
+ * result must be an answer or an error with its place. */
 static size_t mutate(struct rng *r, char *s, size_t n, size_t cap, const char *other,
                      size_t n_other)
 {
@@ -403,7 +403,8 @@ static void test_damage(void **state)
         size_t n = strlen(base);
         memcpy(s, base, n);
         n = mutate(&r, s, n, CAP, other, strlen(other));
-        char *exact = malloc(n > 0 ? n : 1); /* so that the sanitizer sees its end */
+        /* exact size, so that the sanitizer sees its end */
+        char *exact = malloc(n > 0 ? n : 1);
         memcpy(exact, s, n);
         struct err err = {0};
         struct jinja_template *t = NULL;

@@ -1,4 +1,4 @@
-/* test_trace.c - which bytes of a render come from the caller's foreign strings. */
+/* test_trace.c - traces which bytes of a render come from the caller's foreign strings. */
 #include "jinja/jinja.h"
 
 #include <setjmp.h>
@@ -22,7 +22,7 @@ static struct json *parse(const char *text)
     return v;
 }
 
-/* Foreign: m. Not: own. origin: a letter for each byte of the text, f foreign, - not. */
+/* m is foreign, own is not. origin: a letter for each byte of the text, f foreign, - not. */
 static void expect(const char *source, const char *want, const char *origin)
 {
     struct jinja_template *t = NULL;
@@ -42,7 +42,7 @@ static void expect(const char *source, const char *want, const char *origin)
         fail_msg("%s: %s", source, err.msg);
     assert_string_equal(text, want);
     assert_int_equal(jinja_render(t, &in, &untraced, &n_untraced, &err), 0);
-    assert_string_equal(untraced, want); /* to trace changes nothing */
+    assert_string_equal(untraced, want); /* tracing changes nothing */
     assert_int_equal(n, strlen(origin));
     for (size_t i = 0; i < n; i++)
         if ((foreign[i / 8] >> i % 8 & 1) != (origin[i] == 'f'))
@@ -65,7 +65,7 @@ static void test_plain(void **state)
     expect("{% for k in m %}{% if k == 'a' %}{{ k }}{% endif %}{% endfor %}", "a", "f");
 }
 
-/* Pieces stay what they are, however they are put together. */
+/* Pieces keep their origin, however they are combined. */
 static void test_joined(void **state)
 {
     (void)state;

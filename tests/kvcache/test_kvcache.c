@@ -38,7 +38,7 @@ static void test_sizes(void **state)
     struct kv_layer a = kv_pool_layer(pool, 0), b = kv_pool_layer(pool, 2);
     assert_int_equal(b.blocks - a.blocks, 2 * 2 * 64 * 2 * 8 * 2);
     assert_int_equal(a.block_stride, 3 * 2 * 64 * 2 * 8 * 2);
-    /* the last byte of the last block of the last layer is ours */
+    /* The last byte of the last block of the last layer belongs to the pool. */
     b.blocks[15 * b.block_stride + kv_block_bytes(2, 8, DTYPE_BF16) - 1] = 1;
 }
 
@@ -64,8 +64,8 @@ static void test_reserve_and_cut(void **state)
     assert_int_equal(kv_pool_free_blocks(pool), 16);
 }
 
-/* Cuts a table whose counts of known, saved and named blocks are random: none of them passes the
- * blocks that are left, and none changes otherwise. */
+/* Cuts a table whose counts of known, saved and named blocks are random.  A count above the number
+ * of blocks that are left becomes that number; the others do not change. */
 static void cut_with_counts(struct kv_table *t, int n_blocks, struct rng *rng)
 {
     int known = t->n_known = (int)rng_below(rng, (uint64_t)t->n_blocks + 1);
@@ -80,7 +80,8 @@ static void cut_with_counts(struct kv_table *t, int n_blocks, struct rng *rng)
     t->n_known = t->n_saved = t->n_named = 0;
 }
 
-/* Random reserve, cut: the number of distinct blocks in tables is what is not free. */
+/* Reserves and cuts at random: the distinct blocks in tables are exactly those that are not free.
+ */
 static void test_random_walk(void **state)
 {
     (void)state;
@@ -111,8 +112,8 @@ static void test_random_walk(void **state)
 
 enum { N_SEQS = 6, MAX_SEQ = 5 * 64 };
 
-/* A sequence as the engine has it; "computing" a position writes what depends on
- * all tokens so far. */
+/* A sequence as the engine has it; "computing" a position writes a value that depends on all tokens
+ * so far. */
 struct fake_seq {
     struct kv_table t;
     int root, n_tokens, n_done;
@@ -144,7 +145,8 @@ static void check_content(const struct fake_seq *s)
     }
 }
 
-/* Few tokens and few roots, so that prefixes meet; takes and copies what is known. */
+/* Begins a sequence with few tokens and few roots, so that prefixes are common; takes and copies
+ * known blocks. */
 static int begin(struct fake_seq *s, struct rng *rng, int *n_copies)
 {
     int n_unused, n_copied = 0;
@@ -184,8 +186,8 @@ static void compute(struct fake_seq *s, int n)
     check_content(s);
 }
 
-/* Sequences begin, compute and end at random in a pool that is too small for all: what is taken is
- * what would have been computed, and no block is in two places. */
+/* Sequences begin, compute and end at random in a pool that is too small for all: taken blocks
+ * equal computed ones, and no block is in two places. */
 static void test_reuse(void **state)
 {
     (void)state;
@@ -227,7 +229,7 @@ static void test_reuse(void **state)
     kv_pool_destroy(keeping);
 }
 
-/* The longest unused goes first, and a prefix not before what continues it. */
+/* The least recently used goes first, and a prefix not before its continuation. */
 static void test_eviction_order(void **state)
 {
     (void)state;
@@ -246,7 +248,7 @@ static void test_eviction_order(void **state)
         kv_table_free(keeping, &t);
     }
     assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[0], 256, false), 4);
-    kv_table_free(keeping, &t); /* now the second is the longest unused */
+    kv_table_free(keeping, &t); /* now the second is the least recently used */
     for (int want = 4; want >= 0; want--) {
         assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused),
                          want);
@@ -267,8 +269,8 @@ static void test_eviction_order(void **state)
     kv_pool_destroy(keeping);
 }
 
-/* Fills a pool of 8 blocks with two chains of 4, the first of which a waiting request needs, takes
- * `n` blocks, and returns how many of the first chain are left. */
+/* Fills a pool of 8 blocks with two chains of 4, the first of which a waiting request needs, and
+ * takes `n` blocks. Returns how many of the first chain are left. */
 static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
 {
     struct kv_pool_opts o = opts;
@@ -282,7 +284,7 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < 4 * 64; i++)
             tokens[k][i] = k;
-        if (k == 1) /* the first chain is there, and the least recently used */
+        if (k == 1) /* the first chain is the least recently used */
             kv_pool_expect(keeping, &roots[0], tokens[0], 256, 1);
         assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
         kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
@@ -292,7 +294,7 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
     int left = kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused);
     *n_other = kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused);
     kv_table_free(keeping, &t);
-    /* It is served: now it is the oldest again. */
+    /* After it was served it is the oldest again. */
     kv_pool_expect_no_more(keeping, &roots[0], tokens[0], 256, 1);
     kv_pool_destroy(keeping);
     return left;
@@ -309,11 +311,11 @@ static void test_a_waiting_request_keeps_its_blocks(void **state)
     assert_int_equal(left_of_the_upcoming(PLACEMENT_OURS, 3, &other), 4);
     assert_int_equal(other, 1);
     assert_int_equal(left_of_the_upcoming(PLACEMENT_OURS, 6, &other), 2);
-    assert_int_equal(other, 0); /* there was nothing else */
+    assert_int_equal(other, 0); /* there was nothing else to evict */
 }
 
-/* Fills a pool of 8 blocks with two chains of 4, the first of which was left with a hint of the
- * next use, takes 3 blocks, and returns how many of the first chain are left. */
+/* Fills a pool of 8 blocks with two chains of 4, the first of which has a hint of its next use, and
+ * takes 3 blocks. Returns how many of the first chain are left. */
 static int left_of_the_hinted(enum placement_kind policy, uint32_t reuse_in)
 {
     struct kv_pool_opts o = opts;
@@ -347,7 +349,7 @@ static void test_a_hint_keeps_blocks(void **state)
     assert_int_equal(left_of_the_hinted(PLACEMENT_LRU, 3600 * KV_TIME_PER_S), 1);
 }
 
-/* Under every policy a chain loses its tail before its head, and all blocks can be had. */
+/* Under every policy a chain loses its tail before its head, and all blocks can be taken. */
 static void test_every_policy_evicts_leaves(void **state)
 {
     (void)state;
@@ -366,7 +368,7 @@ static void test_every_policy_evicts_leaves(void **state)
                 tokens[i] = i < 2 * 64 ? 0 : own;
             int n_found = kv_pool_find(keeping, &roots[0], tokens, n * 64, false,
                                        &n_unused);
-            assert_int_equal(n_unused, n_found); /* nobody uses a block here */
+            assert_int_equal(n_unused, n_found); /* no block is in use here */
             assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens, n * 64, false),
                              n_found);
             assert_int_equal(kv_table_reserve(keeping, &t, n * 64, NULL), 0);
@@ -382,7 +384,7 @@ static void test_every_policy_evicts_leaves(void **state)
     }
 }
 
-/* Returns how many tokens of the block behind n_full blocks another sequence may copy. */
+/* Returns how many tokens of the block after n_full blocks another sequence may copy. */
 static int known_of_tail(const int32_t *tokens, int n_full)
 {
     struct kv_table other = {0};
@@ -394,8 +396,8 @@ static int known_of_tail(const int32_t *tokens, int n_full)
     return n_copied;
 }
 
-/* A block that is not full is known for as many tokens as it has, each time anew; first of all
- * blocks, or behind a full one. */
+/* A partial block is known with its present number of tokens, each time it grows; both as the first
+ * block, and after a full one. */
 static void test_a_growing_block_is_known_anew(void **state)
 {
     (void)state;
@@ -416,15 +418,14 @@ static void test_a_growing_block_is_known_anew(void **state)
         kv_table_keep(keeping, &t, &roots[0], tokens, n_done - n_done % 64 / 2);
         assert_int_equal(known_of_tail(tokens, n_done / 64), n_done % 64);
     }
-    kv_table_keep(keeping, &t, &roots[0], tokens,
-                  192); /* no block is left that could grow */
+    kv_table_keep(keeping, &t, &roots[0], tokens, 192); /* no partial block is left */
     assert_int_equal(t.n_known, 3);
     kv_table_free(keeping, &t);
     stream_destroy(stream);
     kv_pool_destroy(keeping);
 }
 
-/* Adds to count[name] what the pool reports. */
+/* Adds the pool's reports to count[name]. */
 static void count_changes(int *count, int n_names)
 {
     struct kv_change c[3];
@@ -436,8 +437,8 @@ static void count_changes(int *count, int n_names)
         }
 }
 
-/* Each name is reported when its block is known, and when the block is used for something
- * else.  What comes and goes between two reports is not reported. */
+/* Each name is reported when its block is known, and when the block is reused.  Changes that cancel
+ * out between two reports are not reported. */
 static void test_names_come_and_go_with_their_blocks(void **state)
 {
     (void)state;
@@ -463,7 +464,7 @@ static void test_names_come_and_go_with_their_blocks(void **state)
     count_changes(count, 13);
     for (int i = 1; i < 13; i++)
         assert_int_equal(count[i], i > 4);
-    /* A block that is shared keeps its name when it is named again. */
+    /* A cached block that is taken, and named again by its old name, keeps it when given back. */
     assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[2], 256, false), 4);
     assert_int_equal(t.n_named, 0);
     kv_table_name(keeping, &t, 9);

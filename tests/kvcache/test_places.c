@@ -1,4 +1,4 @@
-/* test_places.c - blocks with a type and a place: where they lie, and a pool of their numbers. */
+/* test_places.c - blocks with a type and a place: their addresses, and a pool of their numbers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -58,8 +58,8 @@ static int by_begin(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* All blocks of all layers, tails, scratch and staging: none overlaps another, and
- * together they are what was counted. */
+/* Blocks of all layers, tails, scratch and staging do not overlap, and together have the counted
+ * size. */
 static void blocks_are_disjoint_and_counted(void **state)
 {
     (void)state;
@@ -99,7 +99,8 @@ static void blocks_are_disjoint_and_counted(void **state)
     for (int i = 0; i < n; i++) {
         bytes += (size_t)(s[i].end - s[i].begin);
         assert_true(i == 0 || s[i - 1].end <= s[i].begin);
-        memset(s[i].begin, 1, (size_t)(s[i].end - s[i].begin)); /* it is ours */
+        /* the memory may be written */
+        memset(s[i].begin, 1, (size_t)(s[i].end - s[i].begin));
     }
     assert_int_equal(bytes, places_device_bytes(&opts) + places_host_bytes(&opts));
     assert_int_equal(places.kv_bytes, kv_block_bytes(N_KV, D_HEAD, DTYPE_BF16));
@@ -117,7 +118,7 @@ static void numbers_say_the_class(void **state)
 
 /* --- the pool of numbers ---------------------------------------------------------------------- */
 
-/* Entries of even index come from class 3 where it has some, others from class 1; then in order. */
+/* Entries of even index come from class 3 if it has blocks, others from class 1; then in order. */
 static const int *even_odd(void *arg, const struct kv_table *t)
 {
     static const int even[] = {3, 0, 1, 2, 4}, odd[] = {1, 0, 2, 3, 4};
@@ -153,7 +154,7 @@ static void a_pool_of_numbers_takes_classes_in_order(void **state)
     assert_true(a.tail != 0 && b.tail != 0 && a.tail != b.tail);
     assert_int_equal(kv_table_reserve(pool, &c, 64, NULL), ERR_LIMIT);
     assert_int_equal(c.tail, 0);
-    /* Full blocks are known and shared; unfinished ones are not known, so none is copied. */
+    /* Full blocks are known and shared; partial ones are not known, so none is copied. */
     for (int i = 0; i < 64 * 6; i++)
         tokens[i] = i;
     kv_table_keep(pool, &a, &root, tokens, 5 * 64 + 10);
@@ -167,7 +168,7 @@ static void a_pool_of_numbers_takes_classes_in_order(void **state)
     assert_int_equal(n_copied, 0);
     assert_int_equal(b.n_blocks, 5);
     kv_table_cut(pool, &b, 0);
-    /* A freed number goes back to its class; known ones are evicted when nothing is free. */
+    /* A freed number returns to its class; known ones are evicted when nothing is free. */
     assert_int_equal(kv_table_reserve(pool, &c, 7 * 64, NULL), 0);
     int seen[7] = {0};
     for (int i = 0; i < 7; i++)

@@ -1,5 +1,5 @@
-/* test_prefix.c - the tree of blocks against a list of all nodes: after every change each
- * look-up gives what comparing all nodes gives, and the least recently left leaf is evicted. */
+/* test_prefix.c - the tree of blocks against a list of all nodes: after every change each look-up
+ * equals a comparison with all nodes, and the least recently left leaf is evicted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 
 enum { N = 14, B = KV_BLOCK_TOKENS, ROOTS = 2 };
 
-/* What a node should be. n_tokens 0: the block is no node. */
+/* The expected node. n_tokens 0: the block is not a node. */
 struct model {
     int root, parent, n_tokens;
     int32_t tokens[B];
@@ -32,7 +32,7 @@ static int below(int n)
     return (int)rng_below(&rng, (uint64_t)n);
 }
 
-/* Tokens that often agree with others, up to any place. */
+/* Draws tokens that often agree with others, up to any place. */
 static void draw_tokens(int32_t *tokens)
 {
     for (int i = 0; i < B; i++)
@@ -137,7 +137,7 @@ static void put(int b)
     int n = m->n_tokens + 1 + below(B - m->n_tokens);
     n = below(2) == 0 ? B : n;
     if (n == B && find(m->root, m->parent, tokens) != PREFIX_NONE)
-        return; /* nobody makes the same full node twice */
+        return; /* the same full node is never made twice */
     memcpy(m->tokens, tokens, sizeof tokens);
     m->n_tokens = n;
     prefix_put(x, b, &root[m->root], m->parent, m->tokens, n);

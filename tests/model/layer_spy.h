@@ -1,4 +1,4 @@
-/* layer_spy.h - a layer_source that writes down who holds which layer, for tests.
+/* layer_spy.h - a layer_source that records acquires and releases of layers, for tests.
  *
  * It lends private copies of the layers, and wipes a copy when its last holder releases it: an
  * operation that is queued outside of acquire and release finds no weights and ends the test. */
@@ -18,21 +18,21 @@ struct layer_spy {
     int events[SPY_MAX_EVENTS]; /* l + 1: acquired; -(l + 1): released */
     int n_events, n_read;
     int fail_at; /* acquiring this layer fails with -EIO; -1: none */
-    /* The next n_kv_only times that this layer is acquired it has only what K and V need. */
+    /* The next n_kv_only acquires of this layer get only the weights for K and V. */
     int kv_only_layer, n_kv_only;
 };
 
 void spy_begin(struct layer_spy *spy, struct model *m);
-/* Fails the test where a layer is still held. */
+/* Fails the test if a layer is still held. */
 void spy_end(struct layer_spy *spy);
 
-/* Fails the test unless the next events are those of one pass over layers [first, end): each
+/* Fails the test unless the next events are those of one pass over layers [first, end): each is
  * acquired, then released, in ascending order. */
 void spy_expect_pass(struct layer_spy *spy, int first, int end);
 /* Fails the test unless all events were expected. */
 void spy_expect_end(const struct layer_spy *spy);
 /* Reads the events of any number of uses of single layers, each released before the next is
- * acquired; returns how many. For projections, whose order the reads decide. */
+ * acquired. Returns their number. For projections, whose order depends on the reads. */
 int spy_take_single_uses(struct layer_spy *spy);
 
 #endif

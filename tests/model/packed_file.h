@@ -1,4 +1,4 @@
-/* packed_file.h - packed models that a test makes for itself. Failures end the test. */
+/* packed_file.h - makes packed models for tests. Failures end the test. */
 #ifndef TESTS_MODEL_PACKED_FILE_H
 #define TESTS_MODEL_PACKED_FILE_H
 
@@ -6,12 +6,12 @@
 
 struct io;
 
-/* Packs `source` for n_ranks devices of this name into a new file of `dir`; path gets its whole
- * path. weights NULL: the checkpoint's. */
+/* Packs `source` for n_ranks devices of this name into a new file in `dir`; path gets the file's
+ * full path. weights NULL: the checkpoint's. */
 void packed_file_make(const char *dir, const char *source, const char *device, int n_ranks,
                       const char *weights, char path[PATH_MAX]);
 
-/* The file on a simulated disk, under the same path. */
+/* Copies the file to a simulated disk, under the same path. */
 void packed_file_copy(struct io *sim, const char *path);
 
 #endif

@@ -16,29 +16,29 @@ struct solo {
     struct kv_pool *kv;
     const struct kv_layer *layers;
     struct kv_table table;
-    int64_t n_tokens; /* fed so far */
+    int64_t n_tokens; /* tokens fed so far */
 };
 
-/* `device`: "ref" or "cpu"; `dtype`: the state's, NULL for the checkpoint's. */
+/* `device`: "ref" or "cpu"; `dtype`: of the state, NULL for the checkpoint's. */
 void solo_open(struct solo *t, const char *source, const char *device, const char *dtype,
                int n_threads);
-/* On the CPU, with matrices held so (model_opts.weights). */
+/* Opens on the CPU, with matrices held as `weights` (model_opts.weights). */
 void solo_open_held(struct solo *t, const char *source, const char *dtype,
                     const char *weights);
-/* On n_ranks devices of this name, with these options; dev is set here. */
+/* Opens on n_ranks devices of this name, with these options; dev is set by the function. */
 void solo_open_as(struct solo *t, const char *source, const char *device, int n_ranks,
                   int n_threads, const struct model_opts *opts);
 void solo_close(struct solo *t);
-void solo_forget(struct solo *t); /* back to an empty sequence */
+void solo_forget(struct solo *t); /* makes the sequence empty again */
 
 /* Feeds n <= SOLO_MAX_ROWS ids; logits [n][vocab] (may be NULL). */
 void solo_feed(struct solo *t, const int32_t *ids, int n, float *logits);
 void solo_feed_tapped(struct solo *t, const int32_t *ids, int n, float *logits,
                       const struct model_tap *tap);
-/* The same, returning what the forward pass returns. */
+/* Likewise, returning the forward pass's code. */
 int solo_try(struct solo *t, const int32_t *ids, int n, float *logits,
              const struct model_tap *tap);
 
-int32_t solo_best(const struct solo *t, const float *logits); /* lowest id among equals */
+int32_t solo_best(const struct solo *t, const float *logits); /* the lowest id of equals */
 
 #endif

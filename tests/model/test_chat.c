@@ -1,5 +1,5 @@
-/* test_chat.c - conversations to prompts: recorded outcomes of the reference implementation, and
- * what is done to the API's messages before a template sees them. */
+/* test_chat.c - conversations to prompts: recorded results of the reference implementation, and the
+ * preparation of the API's messages. */
 #include "model/chat.h"
 
 #include "base/file.h"
@@ -42,9 +42,9 @@ static struct chat_template *open_template(const char *source)
     return t;
 }
 
-/* --- the reference's outcomes ------------------------------------------------------- */
+/* --- the reference's results -------------------------------------------------------- */
 
-/* Conversations that chat_render refuses or changes on purpose. */
+/* Returns whether chat_render refuses or changes this conversation on purpose. */
 static bool prepared_otherwise(const char *talk)
 {
     static const char *const names[] = {"parts",
@@ -87,7 +87,7 @@ static struct tm golden_now(const struct json *golden)
     return tm;
 }
 
-/* What is left of a conversation's variables when those with a place of their own are gone. */
+/* Returns a conversation's other variables, without those that have parameters of their own. */
 static struct json *kwargs_of(const struct json *talk)
 {
     static const char *const placed[] = {"messages",  "tools",     "add_generation_prompt",
@@ -104,7 +104,7 @@ static struct json *kwargs_of(const struct json *talk)
     return kwargs;
 }
 
-/* To trace changes no byte and no outcome. */
+/* Checks that tracing changes neither bytes nor result. */
 static void check_traced(const struct chat_template *t, const struct chat_request *r,
                          int rc, const char *text, size_t n)
 {
@@ -145,7 +145,7 @@ static bool as_expected(const char *source, const struct json *talk, const struc
     char *text = NULL;
     size_t n = 0, n_want = 0;
     int rc = chat_render(t, &r, &text, &n, &err);
-    /* The reference leaves out the calls that a template does not show; here they are refused. */
+    /* The reference leaves out calls that a template does not show; here they are refused. */
     check_traced(t, &r, rc, text, n);
     if (!chat_abilities(t).calls && has_calls(r.messages)) {
         bool is_refused = rc == ERR_USAGE && strstr(err.msg, "does not show tool calls");
@@ -271,8 +271,8 @@ static void test_arguments(void **state)
            NULL, 0, "[{\"role\": \"assistant\", \"content\": \"x\"}]None");
 }
 
-/* Templates that understand calls in one form only.  The one that asks `content is none` leaves
- * out the call of a message whose content is "", as well-known templates do. */
+/* Templates that accept calls in only one form.  The one that tests `content is none` leaves out
+ * the call of a message whose content is "", as well-known templates do. */
 static void test_calls(void **state)
 {
     (void)state;
@@ -294,7 +294,7 @@ static void test_calls(void **state)
                "Uq[f {\"a\": 1}]");
         expect(CALLS_OF("m.content == ''", OBJECT), empty[i], NULL, 0, "Uq[f {\"a\": 1}]");
         expect(CALLS_OF("m.tool_calls", OBJECT), empty[i], NULL, 0, "Uq[f {\"a\": 1}]");
-        /* text: byte by byte as it came */
+        /* Text: byte by byte as it came. */
         expect(CALLS_OF("m.content is none", TEXT), empty[i], NULL, 0, "Uq[f {\"a\":  1}]");
         expect(CALLS_OF("m.content is defined", "{{ c.function.arguments }}"), empty[i],
                NULL, 0, "Uq[{\"a\":  1}]"); /* never {'a': 1} */

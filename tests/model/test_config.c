@@ -1,4 +1,4 @@
-/* test_config.c - config.json of every family, the refusals, named shapes and their round trip. */
+/* test_config.c - config.json of every family, refusals, named shapes and their round trip. */
 #include "model/config.h"
 
 #include "base/rng.h"
@@ -196,8 +196,7 @@ static void test_other_families(void **state)
 
 /* --- refusals ----------------------------------------------------------------------------- */
 
-/* Only phi and phi3 rotate a part of a head; elsewhere the field would be obeyed
- * against the reference. */
+/* Only phi and phi3 rotate a part of a head; in other families the reference ignores the field. */
 static void test_partial_rotary(void **state)
 {
     (void)state;
@@ -239,7 +238,7 @@ static void test_partial_rotary(void **state)
     }
 }
 
-/* What the reference's config classes have for a file that does not say. */
+/* The defaults of the reference's config classes. */
 static void test_default_eps(void **state)
 {
     (void)state;
@@ -287,7 +286,8 @@ static void test_refusals(void **state)
            "'hidden_size' must be an integer");
     refuse("{\"model_type\": \"llama\", \"hidden_size\": 64}", ERR_FORMAT,
            "'num_hidden_layers' is missing");
-    refuse(LLAMA(", \"num_key_value_heads\": 3"), ERR_FORMAT, "no multiple of 3 KV heads");
+    refuse(LLAMA(", \"num_key_value_heads\": 3"), ERR_FORMAT,
+           "not a multiple of 3 KV heads");
     refuse(LLAMA(", \"head_dim\": 7"), ERR_FORMAT, "7 dimensions of a head are rotated");
     refuse(LLAMA(", \"head_dim\": 65536"), ERR_FORMAT, "8 heads of 65536 dimensions");
     refuse(LLAMA(", \"head_dim\": 258"), ERR_UNSUPPORTED,
@@ -305,7 +305,7 @@ static void test_refusals(void **state)
     refuse(LLAMA(", \"torch_dtype\": \"float8\""), ERR_UNSUPPORTED,
            "'torch_dtype': 'float8' is not supported");
     refuse(LLAMA(", \"num_local_experts\": 8"), ERR_UNSUPPORTED,
-           "'num_local_experts': no family that is supported has it");
+           "'num_local_experts': no supported family has it");
     refuse(LLAMA(", \"final_logit_softcapping\": 30.0"), ERR_UNSUPPORTED,
            "'final_logit_softcapping'");
     refuse(LLAMA(", \"attention_multiplier\": 0.5"), ERR_UNSUPPORTED,
@@ -315,9 +315,9 @@ static void test_refusals(void **state)
     refuse(LLAMA(", \"quantization_config\": {}"), ERR_UNSUPPORTED,
            "'quantization_config'");
     refuse(LLAMA(", \"bos_token_id\": 512"), ERR_FORMAT,
-           "'bos_token_id' 512 lies outside of the vocabulary of 512");
+           "'bos_token_id' 512 is outside the vocabulary of 512");
     refuse(LLAMA(", \"eos_token_id\": [1, 600]"), ERR_FORMAT,
-           "'eos_token_id' 600 lies outside of the vocabulary of 512");
+           "'eos_token_id' 600 is outside the vocabulary of 512");
     refuse(LLAMA(", \"eos_token_id\": \"</s>\""), ERR_FORMAT, "'eos_token_id' must be");
     refuse(LLAMA(", \"rms_norm_eps\": -1"), ERR_FORMAT,
            "'rms_norm_eps' must lie between 0 and 1");
@@ -331,7 +331,7 @@ static void test_refusals(void **state)
     "\"hidden_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 8,"           \
     "\"vocab_size\": 512"
 
-/* Sizes of every family, and what its published files carry besides. */
+/* Sizes of every family, and other fields of its published files. */
 static const struct {
     const char *type, *sizes, *published;
 } as_published[] = {
@@ -373,7 +373,8 @@ static const struct {
     "\"is_encoder_decoder\": false, \"pruned_heads\": {}, \"temperature\": 1.0,"           \
     "\"id2label\": {\"0\": \"LABEL_0\"}, \"new_and_unset\": null"
 
-/* Fields that change no result pass; any other is named, at the top and inside the RoPE object. */
+/* Fields that change no result are accepted; any other is named, at the top level and inside the
+ * RoPE object. */
 static void test_unknown_fields(void **state)
 {
     (void)state;
@@ -386,7 +387,8 @@ static void test_unknown_fields(void **state)
         snprintf(text, sizeof text, "%s, \"residual_gain\": 1}", start);
         refuse(text, ERR_UNSUPPORTED, "'residual_gain': this field is not known in");
         snprintf(text, sizeof text, "%s, \"is_encoder_decoder\": true}", start);
-        refuse(text, ERR_FORMAT, "is_encoder_decoder"); /* twice: no valid file */
+        refuse(text, ERR_FORMAT,
+               "is_encoder_decoder"); /* the field occurs twice, so the file is invalid */
         snprintf(text, sizeof text, "%s, \"tie_word_embedding\": false}", start);
         refuse(text, ERR_UNSUPPORTED, "'tie_word_embedding'");
         if (strcmp(as_published[i].type, "opt") == 0)
@@ -406,7 +408,8 @@ static void test_unknown_fields(void **state)
            ERR_UNSUPPORTED, "'ff_factor': only 4 is supported");
 }
 
-/* Truncations and random edits of a good file give an error or a config that keeps its promises. */
+/* Truncations and random edits of a good file give an error or a config that meets its invariants.
+ */
 static void test_damage(void **state)
 {
     (void)state;
@@ -579,7 +582,7 @@ static void test_load(void **state)
     char pipe[TEMPDIR_BYTES + 16];
     snprintf(pipe, sizeof pipe, "%s/config.json", dir);
     assert_int_equal(mkfifo(pipe, 0600), 0);
-    assert_int_equal(config_load(&c, dir, &err), ERR_FORMAT); /* and no waiting */
+    assert_int_equal(config_load(&c, dir, &err), ERR_FORMAT); /* and does not wait */
     assert_non_null(strstr(err.msg, "config.json: not a regular file"));
     assert_int_equal(unlink(pipe), 0);
 

@@ -1,13 +1,13 @@
 /* test_families.c - every family gives the reference library's logits.
  *
- * tests/model/golden/families/NAME holds a tiny random checkpoint that the library saved, and what
- * it computes from it in float64 (tools/golden/make_families.py):
+ * tests/model/golden/families/NAME holds a tiny random checkpoint that the library saved, and the
+ * library's float64 results for it (tools/golden/make_families.py):
  *   f32   logits of the prefill and of 8 decode steps within 1e-4 of the largest; greedy ids equal
  *   bf16  the error against float64 is no larger than that of the library's own bf16 run
  *   f16   (11 bits of mantissa, not 8) the same bound
  *
- * And in every type, bit for bit: logits do not depend on how the prompt is cut and on how many
- * threads there are; K and V projected from a layer's saved input are those of the forward pass. */
+ * And in every type, bit for bit: logits do not depend on how the prompt is cut and on the number
+ * of threads; K and V projected from a layer's saved input are those of the forward pass. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,8 +32,7 @@ struct expected {
     int32_t prompt[N_PROMPT], decode[N_DECODE];
     int n_positions;
     int32_t positions[MAX_POSITIONS];
-    double logits[MAX_POSITIONS + N_DECODE]
-                 [VOCAB]; /* of the positions, then of the steps */
+    double logits[MAX_POSITIONS + N_DECODE][VOCAB]; /* for the positions, then the steps */
     double bf16_rms, bf16_max;
 };
 
@@ -88,8 +87,8 @@ struct error {
     double rms, max; /* relative to the largest logit */
 };
 
-/* Prefills in pieces of `piece` ids, then feeds the expected tokens one by one, so that a choice
- * that differs does not change the rest. */
+/* Prefills in pieces of `piece` ids, then feeds the expected tokens one by one, so that a different
+ * choice does not change the rest. */
 static struct error run(struct solo *t, const struct expected *x, int piece, int *n_wrong,
                         float logits[N_ROWS * VOCAB])
 {
@@ -242,7 +241,7 @@ static void test_family(void **state)
             check_run(family, devices[i], dtypes[k], &x);
 }
 
-/* A residual beyond 65504 is found in f16, and is none in the wider types. */
+/* A residual beyond 65504 is detected in f16, and is fine in the wider types. */
 static void test_f16_overflow(void **state)
 {
     (void)state;
@@ -252,7 +251,8 @@ static void test_f16_overflow(void **state)
     for (int i = 0; i < 3; i++) {
         struct solo t;
         solo_open(&t, FAMILIES "llama", "cpu", dtypes[i], 1);
-        float *norm = (float *)t.m->w.layers[0].norm2_w; /* the MLP grows with its square */
+        /* the MLP's output grows with its square */
+        float *norm = (float *)t.m->w.layers[0].norm2_w;
         for (int k = 0; k < t.m->cfg.n_embd; k++)
             norm[k] *= 3000;
         int rc = solo_try(&t, x.prompt, N_PROMPT, NULL, NULL);

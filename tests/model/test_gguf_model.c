@@ -1,7 +1,7 @@
-/* test_gguf_model.c - a GGUF file is the same model as the folder that it was made from.
+/* test_gguf_model.c - a GGUF file gives the same model as the folder from which it was made.
  *
- * tests/model/golden/gguf/NAME.gguf was made from families/NAME (tools/golden/hf_to_gguf.py),
- * with rows permuted and stacked, norms changed and names as llama.cpp has them. */
+ * tests/model/golden/gguf/NAME.gguf was made from families/NAME (tools/golden/hf_to_gguf.py), with
+ * rows permuted and stacked, norms changed and names as in llama.cpp. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -47,14 +47,14 @@ static void test_family_is_the_folder_bit_for_bit(void **state)
     const char *name = *state;
     snprintf(a, sizeof a, FAMILIES "%s", name);
     snprintf(b, sizeof b, GGUF "%s.gguf", name);
-    logits_of(a, NULL, folder, &ha); /* the state dtype, too, is the folder's */
+    logits_of(a, NULL, folder, &ha); /* the state dtype is the folder's, too */
     logits_of(b, NULL, gguf, &hb);
     assert_memory_equal(folder, gguf, sizeof folder);
-    /* Where every value has the folder's type the state may be shared; else it must not be. */
+    /* If every value has the folder's type, the state may be shared; otherwise it must not be. */
     assert_int_equal(memcmp(&ha, &hb, sizeof ha) == 0, strcmp(name, "llama") == 0);
 }
 
-/* A state dtype that is asked for is taken, whatever the file holds. */
+/* A requested state dtype is used, whatever types the file has. */
 static void test_asked_dtype(void **state)
 {
     (void)state;
@@ -68,7 +68,7 @@ static void test_asked_dtype(void **state)
     }
 }
 
-/* The file has a factor for each frequency, rounded to f32, in place of Llama 3.1's formula. */
+/* The file has a factor per frequency, rounded to f32, instead of Llama 3.1's formula. */
 static void test_rope_factors_are_the_formula(void **state)
 {
     (void)state;
@@ -84,14 +84,14 @@ static void test_rope_factors_are_the_formula(void **state)
     }
     if (off > 2e-5f * largest)
         fail_msg("off by %g of %g", (double)off, (double)largest);
-    assert_memory_equal(gguf, split, sizeof gguf); /* however many files there are */
+    assert_memory_equal(gguf, split, sizeof gguf); /* for any number of files */
     assert_memory_equal(&h, &of_split, sizeof h);
 }
 
 /* --- quantised files ---------------------------------------------------------------------- */
 
-/* NAME.gguf is by llama.cpp's quantiser; NAME.json is what llama.cpp computes from its values
- * in f32 (tools/golden/make_gguf_mixed.py). */
+/* llama.cpp's quantiser made NAME.gguf; NAME.json has llama.cpp's results from its values in f32
+ * (tools/golden/make_gguf_mixed.py). */
 static void gives_the_oracles_logits(const char *name)
 {
     char path[128];
@@ -129,8 +129,8 @@ static void gives_the_oracles_logits(const char *name)
             largest = fmax(largest, fabs(want));
         }
     assert_true(json_count(rows) > 3);
-    /* llama.cpp's exponentials are tables of f16 in places: 5e-4 of the largest is what a folder
-     * in F32 shows, too; a wrong scale or a wrong row shows as 1e-1 and more. */
+    /* llama.cpp's exponentials are partly f16 tables: a folder in F32 also differs by 5e-4 of the
+     * largest; a wrong scale or a wrong row differs by 1e-1 and more. */
     if (off > 2e-3 * largest)
         fail_msg("off by %g of %g", off, largest);
     json_free(j);
@@ -167,7 +167,7 @@ static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state
 
     c = choose("models/demo", WEIGHTS_DOWN_TO_Q8); /* q8 changes its predictions too much */
     assert_int_equal(c.n_tried, 2);
-    assert_int_equal(c.tried[0].held, WEIGHTS_Q8); /* from the smallest on */
+    assert_int_equal(c.tried[0].held, WEIGHTS_Q8); /* the smallest is tried first */
     assert_true(c.tried[0].kl > WEIGHTS_MAX_KL);
     assert_true(c.tried[1].kl == 0);
     assert_int_equal(c.held, WEIGHTS_BF16);
@@ -175,15 +175,16 @@ static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state
     c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q8);
     assert_true(c.tried[0].kl > 0 && c.tried[0].kl <= WEIGHTS_MAX_KL);
     assert_int_equal(c.held, WEIGHTS_Q8);
-    assert_int_equal(c.n_tried, 1); /* and no further */
+    assert_int_equal(c.n_tried, 1); /* larger ones are not tried */
 
-    c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q4); /* its 4-bit tensors as they are */
+    /* its 4-bit tensors are used as they are */
+    c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q4);
     assert_true(c.tried[0].kl > 0 && c.tried[0].kl <= WEIGHTS_MAX_KL_Q4);
     assert_int_equal(c.held, WEIGHTS_Q4);
     assert_int_equal(c.n_tried, 1);
 }
 
-/* rows [n][k] f32 of a matrix. */
+/* Returns rows [n][k] f32 of a matrix. */
 static float *rows_of(const struct solo *t, const struct weight *w)
 {
     float *out = malloc((size_t)(w->n * w->k) * sizeof *out);
@@ -196,8 +197,8 @@ static float *rows_of(const struct solo *t, const struct weight *w)
     return out;
 }
 
-/* 4-bit tensors keep their type and exactly the file's values, in the order of the model's
- * rows; what is made of other types, even in part, has 8 bits. */
+/* 4-bit tensors keep their type and exactly the file's values, in the order of the model's rows;
+ * matrices made of other types, even in part, have 8 bits. */
 static void test_4_bit_tensors_are_held_as_they_are(void **state)
 {
     (void)state;
@@ -223,8 +224,8 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
     solo_close(&b);
 }
 
-/* 6-bit tensors, too, the head that is the embedding table among them; W_k of 4 bits beside W_v of
- * 6 is one matrix of two types, which has 8. */
+/* 6-bit tensors are held as they are too, also the embedding table that serves as the head.  W_k of
+ * 4 bits and W_v of 6 bits form one matrix of two types, which is held in 8 bits. */
 static void test_6_bit_tensors_are_held_as_they_are(void **state)
 {
     (void)state;
@@ -250,7 +251,7 @@ static void test_6_bit_tensors_are_held_as_they_are(void **state)
     solo_close(&b);
 }
 
-/* Two ranks have the columns of W_o that are theirs: rows of blocks are cut between blocks. */
+/* Each of two ranks has its own columns of W_o: rows of blocks are cut between blocks. */
 static void test_ranks_have_their_columns(void **state)
 {
     (void)state;
@@ -298,7 +299,7 @@ static void test_layers_differ(void **state)
     solo_close(&t);
 }
 
-/* A quantised file is held as auto says unless it is told otherwise; state is bf16. */
+/* A quantised file is held as `auto` chooses unless told otherwise; state is bf16. */
 static void test_quantised_files_are_held_as_measured(void **state)
 {
     (void)state;
@@ -318,23 +319,23 @@ static void test_quantised_files_are_held_as_measured(void **state)
         hashes[i] = t.m->w.hash;
         solo_close(&t);
     }
-    for (int i = 1; i < 4; i++) /* of the decoded values */
+    for (int i = 1; i < 4; i++) /* hash of the decoded values */
         assert_memory_equal(&hashes[0], &hashes[i], sizeof hashes[0]);
     for (int i = 0; i < 2; i++) {
         solo_open_held(&t, GGUF "mixed.gguf", NULL, i == 0 ? NULL : "auto");
         for (int k = 0; k < 4; k++)
             if (c.held == (enum weights_held)(WEIGHTS_F32 + k))
                 assert_int_equal(t.m->w.dtype, asked[k].held);
-        assert_non_null(strstr(t.m->note, "Q4_K (1")); /* it is told of every type */
+        assert_non_null(strstr(t.m->note, "Q4_K (1")); /* the note names every type */
         assert_non_null(strstr(t.m->note, weights_held_name(c.held)));
         assert_null(strstr(t.m->note, "F16"));
         solo_close(&t);
     }
 }
 
-/* --- what is refused ---------------------------------------------------------------------- */
+/* --- refusals ---------------------------------------------------------------------------- */
 
-/* A copy of a golden file with `from` replaced by `to`, of the same length. */
+/* Writes a copy of a golden file with `from` replaced by `to`, which has the same length. */
 static void write_changed(const char *path, const char *name, const char *from,
                           const char *to)
 {
@@ -391,7 +392,7 @@ static void test_unknown_things_are_refused_by_name(void **state)
         {"llama.gguf", "blk.1.attn_v.weight", "blk.1.attn_w.weight", ERR_MISMATCH,
          "tensor 'blk.1.attn_v.weight' is missing"},
         {"llama3.gguf", "rope_freqs.weight", "rope_froqs.weight", ERR_MISMATCH,
-         "tensor 'rope_froqs.weight' is no part of the llama model"},
+         "tensor 'rope_froqs.weight' is not part of the llama model"},
         {"phi.gguf", "blk.0.ffn_up.weight", "blk.0.ffn_up.waight", ERR_MISMATCH,
          "tensor 'blk.0.ffn_up.weight' is missing"},
     };
@@ -404,12 +405,12 @@ static void test_unknown_things_are_refused_by_name(void **state)
            "is file 2 of 3 of a model: give the first");
 }
 
-/* A scalar of a key that no reader asks for: f32, u32 and bool are GGUF's types 6, 4 and 7. */
+/* A scalar with a key that no reader asks for: f32, u32 and bool are GGUF's types 6, 4 and 7. */
 struct extra {
     const char *key;
     uint32_t type;
     double value;
-    bool is_array; /* of one such value */
+    bool is_array; /* an array of one such value */
     bool passes;
 };
 
@@ -428,8 +429,8 @@ static size_t put_key(uint8_t *p, const char *key, uint32_t type)
     return 8 + len + put_le(p + 8 + len, type, 4);
 }
 
-/* Returns the bytes of the entry, and of one of the user's that makes them a multiple of 32:
- * the tensors behind keep their alignment. */
+/* Returns the bytes of the entry, plus those of a padding entry that makes them a multiple of 32,
+ * so that the tensors keep their alignment. */
 static size_t put_extra(uint8_t *p, const struct extra *x)
 {
     size_t n = put_key(p, x->key, x->is_array ? 9 : x->type);
@@ -448,7 +449,7 @@ static size_t put_extra(uint8_t *p, const struct extra *x)
     return n + len;
 }
 
-/* A copy of the llama file with one more entry in front. */
+/* Writes a copy of the llama file with one more entry in front. */
 static void write_with(const char *path, const struct extra *x)
 {
     enum { HEAD = 24 }; /* magic, version, tensors, entries */
@@ -470,7 +471,7 @@ static void write_with(const char *path, const struct extra *x)
     free(bytes);
 }
 
-/* A key that the reader does not know passes only where its value changes no result. */
+/* A key that the reader does not know is accepted only with a value that changes no result. */
 static void test_values_that_change_nothing_pass(void **state)
 {
     (void)state;

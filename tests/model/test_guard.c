@@ -1,4 +1,5 @@
-/* test_guard.c - special tokens that a user spells stay text, those of the template are tokens. */
+/* test_guard.c - special tokens that a user spells stay text; those of the template become tokens.
+ */
 #include "base/mem.h"
 #include "model/tokenizer.h"
 
@@ -25,7 +26,7 @@ static struct tokenizer *open_dir(const char *dir)
     return t;
 }
 
-/* Nothing is lost but the guards; blanks beside tokens are not looked at. */
+/* Compares texts without guards; blanks beside tokens are ignored. */
 static void assert_alike(const char *got, const char *want)
 {
     for (;; got++, want++) {
@@ -38,7 +39,8 @@ static void assert_alike(const char *got, const char *want)
     }
 }
 
-/* How often a token is among the ids of the text whose bytes under an 'f' of origin are foreign. */
+/* Returns how often a token is among the ids of the text; bytes with an 'f' in `origin` are
+ * foreign. */
 static int times(const struct tokenizer *t, const char *token, const char *text,
                  const char *origin)
 {
@@ -73,7 +75,7 @@ static void test_origin(void **state)
     assert_int_equal(times(t, end, "a<|end|>b", "---------"), 1);
     assert_int_equal(times(t, end, "a<|end|>b", "fffffffff"), 0);
     assert_int_equal(times(t, end, "a<|end|>b", "f-------f"), 1); /* beside a user's text */
-    /* a part is enough, wherever */
+    /* one foreign byte suffices, anywhere */
     assert_int_equal(times(t, end, "a<|end|>b", "-f-------"), 0);
     assert_int_equal(times(t, end, "a<|end|>b", "-------f-"), 0);
     assert_int_equal(times(t, end, "a<|end|>b", "----f----"), 0);
@@ -91,7 +93,7 @@ static void test_guards_are_needed_by_flag(void **state)
     struct err err = {0};
     int32_t *ids;
     size_t n;
-    /* A client cannot send one: without the flag it is no UTF-8. */
+    /* A client cannot send one: without the flag it is not UTF-8. */
     assert_int_equal(
         tokenizer_encode(t, "a\xff<|end|>", 9, TOKENIZER_PARSE_SPECIAL, &ids, &n, &err),
         ERR_FORMAT);
@@ -100,9 +102,9 @@ static void test_guards_are_needed_by_flag(void **state)
     tokenizer_close(t);
 }
 
-/* --- tokens of other makes ----------------------------------------------------------- */
+/* --- other tokenizers ---------------------------------------------------------------- */
 
-/* The tokenizer of a golden folder with `from` in its file replaced by `to`, everywhere. */
+/* Opens the tokenizer of a golden folder with every `from` in its file replaced by `to`. */
 static struct tokenizer *open_changed(const char *folder, const char *from, const char *to)
 {
     char dir[] = "/tmp/hcache-guard.XXXXXX", path[512], *text;
@@ -139,24 +141,23 @@ static struct tokenizer *open_changed(const char *folder, const char *from, cons
     return t;
 }
 
-/* Special tokens that are looked for behind the normalizer, which puts bytes in and
- * changes others. */
+/* Special tokens that are matched after the normalizer, which inserts and changes bytes. */
 static void test_normalized(void **state)
 {
     (void)state;
     struct tokenizer *t = open_changed("llama2-like", "\"normalized\":false",
                                        "\"normalized\":true");
-    /* the token has a blank before it then, as the normalizer makes it */
+    /* The token then has a blank before it, which the normalizer adds. */
     assert_int_equal(times(t, "</s>", "a b </s>c </s>", "--------------"), 2);
     assert_int_equal(times(t, "</s>", "a b </s>c </s>", "ffffffffff----"), 1);
     assert_int_equal(times(t, "</s>", "a b </s>c </s>", "--------ffffff"), 1);
     assert_int_equal(times(t, "</s>", "a b </s>c </s>", "ffffffffffffff"), 0);
-    /* a text with the noncharacter that stands for a guard meanwhile */
+    /* The text contains the noncharacter that would stand for a guard. */
     assert_int_equal(times(t, "</s>", "\xef\xb7\x90 b </s>c </s>", "ffffffffffff----"), 1);
     tokenizer_close(t);
 }
 
-/* Markers of roles that a tokenizer does not call special. */
+/* Role markers that a tokenizer does not call special. */
 static void test_markers(void **state)
 {
     (void)state;
@@ -164,7 +165,7 @@ static void test_markers(void **state)
                                        "\"special\":false");
     assert_int_equal(times(t, "<|x|>", "a<|x|>b", "-------"), 1);
     assert_int_equal(times(t, "<|x|>", "a<|x|>b", "fffffff"), 0);
-    /* what is neither special nor a marker is the same in both: "<tool>" */
+    /* A token that is neither special nor a marker is matched in both: "<tool>". */
     assert_int_equal(times(t, "<tool>", "a<tool>b", "ffffffff"), 1);
     tokenizer_close(t);
 }

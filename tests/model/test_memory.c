@@ -1,6 +1,6 @@
 /* test_memory.c - memory runs out at each allocation while a model's files are read, a chat is
- * written, a text is encoded: an error that says so and no leak (under the address sanitizer),
- * and with memory again the same result. */
+ * rendered, a text is encoded.  The result is an error that says so, without leaks (under the
+ * address sanitizer), and with memory again it is the same as before. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -81,7 +81,7 @@ static void write_chat(void *arg)
     chat_close(t);
 }
 
-/* Reading may fail; what is built does not. */
+/* Reading may fail; building does not. */
 static void build_json(void *arg)
 {
     (void)arg;

@@ -1,5 +1,5 @@
-/* test_packed.c - a packed file is the model that it was made from, and a damaged one is no
- * model. */
+/* test_packed.c - a packed file gives the model from which it was made, and a damaged one is
+ * refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,7 +30,7 @@ enum { N_IDS = 70, MAX_VOCAB = 512 };
 
 static char dir[TEMPDIR_BYTES];
 
-/* DIR/name; each of the last four texts is valid. */
+/* Returns DIR/name; the last four results stay valid. */
 static const char *path_of(const char *name)
 {
     static char path[4][TEMPDIR_BYTES + 64];
@@ -85,7 +85,7 @@ static void compute(const char *source, const char *weights, struct outcome *out
     solo_close(&t);
 }
 
-/* Logits, the weights' hash (so that saved state is shared) and types are those of the source. */
+/* Logits, the weights' hash (so that saved state is shared) and types equal those of the source. */
 static void expect_same(const char *source, const char *weights)
 {
     static struct outcome a, b;
@@ -103,14 +103,14 @@ static void a_packed_family_is_the_model(void **state)
     expect_same(*state, "bf16");
 }
 
-/* auto measures once, when it packs; the file keeps the choice. */
+/* auto measures once, when packing; the file keeps the choice. */
 static void a_packed_gguf_file_is_the_model(void **state)
 {
     expect_same(GGUF "llama3.gguf", NULL);
     expect_same(GGUF "falcon-40b.gguf", NULL);
     expect_same(GGUF "split-00001-of-00003.gguf", "q8");
     expect_same("synth:tiny-mha", "q8");
-    expect_same("synth:tiny-mha", "q4"); /* q4_1, and q8 where rows are no whole blocks */
+    expect_same("synth:tiny-mha", "q4"); /* q4_1, and q8 if rows are not whole blocks */
     expect_same(GGUF "mixed.gguf", NULL);
     expect_same(GGUF "mixed.gguf", "q4");  /* q4_k, q4_0 and q8 */
     expect_same(GGUF "layers.gguf", "q4"); /* layers of different types, and sizes */
@@ -118,7 +118,7 @@ static void a_packed_gguf_file_is_the_model(void **state)
     (void)state;
 }
 
-/* Tokenizer and template travel in the file.  (tests/e2e/test_packed.py has GGUF files.) */
+/* Tokenizer and template are stored in the file.  (tests/e2e/test_packed.py covers GGUF files.) */
 static void text_travels_with_the_weights(void **state)
 {
     static const char text[] = "<|user|>The lighthouse keeper said: 42 ships!<|end|>";
@@ -143,11 +143,11 @@ static void text_travels_with_the_weights(void **state)
     free(ib);
     tokenizer_close(a);
     tokenizer_close(b);
-    /* A model without a tokenizer says so as its folder does. */
+    /* A model without a tokenizer gives the same error as its folder. */
     assert_int_equal(tokenizer_open(&a, pack("synth:tiny-mha", NULL), &err), -ENOENT);
 }
 
-/* --- files that must not be used ------------------------------------------------------------ */
+/* --- unusable files ------------------------------------------------------------------------ */
 
 static void flip(const char *path, uint64_t at)
 {
@@ -184,9 +184,8 @@ static void expect_fault(const char *path, int code, const char *says)
     assert_non_null(strstr(err.msg, path));
 }
 
-/* One flipped bit anywhere that anything is read from: header, description, configuration, table
- * of checksums, the first and last byte of every part.  Each is found when the model is opened.
- * */
+/* One flipped bit anywhere that is read: header, description, configuration, table of checksums,
+ * the first and last byte of every part.  Each is detected when the model is opened. */
 static void a_flipped_bit_is_found_before_it_is_used(void **state)
 {
     const char *path = pack(FAMILIES "qwen3", NULL);
@@ -226,8 +225,8 @@ static void a_file_that_is_cut_short_is_damaged(void **state)
     expect_fault(path, ERR_CORRUPT, "cut short");
 }
 
-/* Another version, another device, another number of ranks, another type: each says what to do.
- * */
+/* Another version, another device, another number of ranks, another type: each error says what to
+ * do. */
 static void a_stale_file_says_why(void **state)
 {
     const char *path = pack("synth:tiny-mha", NULL);
@@ -242,7 +241,7 @@ static void a_stale_file_says_why(void **state)
     assert_non_null(strstr(err.msg, "'cpu 1, 2 ranks'"));
     assert_int_equal(try_open(path, "cpu", 1, "q8", &err), ERR_MISMATCH);
     assert_non_null(strstr(err.msg, "packed as f32"));
-    /* A version of the future has a good checksum. */
+    /* A later version has a correct checksum. */
     assert_int_equal(file_read(path, 1 << 26, &bytes, &n, &err), 0);
     put_u32((uint8_t *)bytes + 8, PACK_VERSION + 1);
     put_u64((uint8_t *)bytes + 4088, checksum64(bytes, 4088));
@@ -266,14 +265,14 @@ static void packing_never_replaces_a_file(void **state)
     assert_int_equal(access(path_of("again"), F_OK), -1);
     assert_int_equal(stat(path_of("model.packed"), &after), 0);
     assert_true(before.st_ino == after.st_ino && before.st_size == after.st_size);
-    /* A source that fails leaves nothing. */
+    /* A source that fails leaves no file. */
     assert_int_not_equal(
         pack_for("tests/model/golden", path_of("none"), "cpu", 1, NULL, &err), 0);
     assert_int_equal(access(path_of("none"), F_OK), -1);
     assert_int_equal(access(path_of("none.tmp"), F_OK), -1);
 }
 
-/* Each rank's share of every slot. */
+/* Each rank has its share of every slot. */
 static void ranks_have_their_shares(void **state)
 {
     struct err err = {0};

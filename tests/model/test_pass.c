@@ -1,5 +1,4 @@
-/* test_pass.c - a pass takes rows through the layers: which weights it holds when, and with which
- * bits. */
+/* test_pass.c - a pass takes rows through the layers: when it holds which weights, and its bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,7 +49,7 @@ static void lab_close(void)
     solo_close(&lab.t);
 }
 
-/* Rows [row, row + n) of the one sequence. */
+/* Describes rows [row, row + n) of the only sequence. */
 static struct ragged rows_of(int row, int n)
 {
     lab.seq_row[1] = n;
@@ -87,7 +86,7 @@ static size_t row_bytes(void)
     return (size_t)lab.t.m->cfg.n_embd * sizeof(float);
 }
 
-/* Every layer once, in order, released before the next; and nothing reads weights at another
+/* Every layer is held once, in order, and released before the next; weights are read at no other
  * time. */
 static void a_forward_pass_holds_one_layer_at_a_time(void **state)
 {
@@ -118,7 +117,7 @@ static void pieces_hold_a_layer_once_and_change_no_bit(void **state)
         begin(&p, NULL);
         while (!model_pass_is_done(&p)) {
             int l = p.layer;
-            /* Another cut at each layer. */
+            /* Cut differently at each layer. */
             for (int i = 0, row = 0; row < N; row += cuts[(c + l) % 4][i++]) {
                 assert_int_equal(p.layer, l);
                 assert_int_equal(p.row, row);
@@ -136,7 +135,7 @@ static void pieces_hold_a_layer_once_and_change_no_bit(void **state)
     lab_close();
 }
 
-/* What a tap is shown of one layer. */
+/* The arguments that a tap gets for one layer. */
 struct shown {
     int l;
     float hidden[N * MAX_D], kv_rows[N * 2 * MAX_D];
@@ -153,9 +152,9 @@ static int show(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* One buffer (a recomputation), two and three, and other work with the same activations between
- * layers: a pass that ends with K and V of layer l gives those of the forward pass, and nothing
- * comes behind. */
+/* With one buffer (a recomputation), two and three, and other work with the same activations
+ * between layers: a pass that ends with K and V of layer l gives those of the forward pass, and
+ * nothing follows. */
 static void a_pass_may_end_with_keys_and_values(void **state)
 {
     (void)state;
@@ -194,7 +193,7 @@ static void a_pass_may_end_with_keys_and_values(void **state)
     lab_close();
 }
 
-/* A tap sees each layer once, with the input that the layer had. */
+/* A tap sees each layer once, with the layer's input. */
 static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
 {
     (void)state;
@@ -216,7 +215,7 @@ static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
     lab_close();
 }
 
-/* Given up in the middle of a layer, a pass releases that layer, once. */
+/* A pass that is given up in the middle of a layer releases that layer, once. */
 static void a_pass_that_is_given_up_releases_its_layer(void **state)
 {
     (void)state;
@@ -235,8 +234,7 @@ static void a_pass_that_is_given_up_releases_its_layer(void **state)
     lab_close();
 }
 
-/* A layer that cannot be had ends the pass with the source's code; the layers before it were
- * released. */
+/* A layer that cannot be had ends the pass with the source's code; earlier layers were released. */
 static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
 {
     (void)state;
@@ -253,7 +251,7 @@ static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
     lab_close();
 }
 
-/* A tap's error ends the pass, and the layer that it was shown is released. */
+/* A tap's error ends the pass, and the layer that the tap saw is released. */
 static int refuse(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     (void)arg;

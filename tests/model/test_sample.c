@@ -1,6 +1,6 @@
-/* test_sample.c - sampling by ops.sample, with the random numbers of model/sample.h,
- * against a naive implementation in double, and its distribution. That all backends
- * agree is tests/tensor's to say. */
+/* test_sample.c - sampling by ops.sample, with the random numbers of model/sample.h, against a
+ * naive implementation in double, and its distribution. tests/tensor checks that all backends
+ * agree. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,7 +71,7 @@ static int descending(const void *a, const void *b)
     return x->id - y->id;
 }
 
-/* prob[id] = the probability that sample_token has to choose id. */
+/* prob[id] = the probability with which sample_token must choose id. */
 static void judge(const float *logits, int n, const struct sample_opts *o, double *prob)
 {
     struct cand *c = calloc((size_t)n, sizeof *c);
@@ -100,7 +100,7 @@ static void judge(const float *logits, int n, const struct sample_opts *o, doubl
     free(c);
 }
 
-/* Draws `draws` tokens: none outside the judge's set, and frequencies within 5 sigma. */
+/* Draws `draws` tokens: all are in the judge's set, with frequencies within 5 sigma. */
 static void check_distribution(const float *logits, int n, const struct sample_opts *o,
                                int draws)
 {
@@ -171,14 +171,14 @@ static void test_distribution(void **state)
     float logits[N];
     for (int i = 0; i < N; i++)
         logits[i] = 2 * bell(&r);
-    logits[7] = logits[9] = logits[11]; /* equals */
+    logits[7] = logits[9] = logits[11]; /* equal logits */
     logits[20] = NAN;
     logits[21] = -INFINITY;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         check_distribution(logits, N, &all[i], 40000);
 }
 
-/* Many random small cases: the chosen token lies in the judge's set, whatever the options. */
+/* In many small random cases the chosen token is in the judge's set, for all options. */
 static void test_support(void **state)
 {
     (void)state;
@@ -202,7 +202,8 @@ static void test_support(void **state)
     }
 }
 
-/* (seed, position) decides: the same again, another elsewhere, and no pattern between seeds. */
+/* (seed, position) decides: repeated, it gives the same token; elsewhere others; and seeds show no
+ * pattern. */
 static void test_seed_and_position(void **state)
 {
     (void)state;
@@ -219,13 +220,13 @@ static void test_seed_and_position(void **state)
         same_position += t == sample_token(logits, N, &b, pos);
         shifted += t == sample_token(logits, N, &b, pos + 1);
     }
-    /* 2000 / 50 = 40 expected, sigma 6.3 */
+    /* 2000 / 50 = 40 expected, sigma 6.3. */
     assert_in_range(same_seed, 8, 72);
     assert_in_range(same_position, 8, 72);
     assert_in_range(shifted, 8, 72);
 }
 
-/* Pinned: a change here changes everybody's seeded output. */
+/* Pinned: a change here changes every user's seeded output. */
 static void test_pinned(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_shaping.c - penalties, biases and minimum lengths, against values worked out by hand. */
+/* test_shaping.c - penalties, biases and minimum lengths, against values computed by hand. */
 #include "model/shaping.h"
 
 #include <setjmp.h>
@@ -22,7 +22,7 @@ static void expect(const struct shaping *g, const float want[VOCAB])
     shaping_apply(g, &at, VOCAB, counts, logits);
     for (int i = 0; i < VOCAB; i++) {
         assert_float_equal(logits[i], want[i], 1e-6);
-        assert_int_equal(counts[i], 0); /* as it was found */
+        assert_int_equal(counts[i], 0); /* restored to 0 */
     }
 }
 
@@ -32,7 +32,7 @@ static void test_penalties(void **state)
     expect(&(struct shaping){.repetition_penalty = 1}, (float[]){4, -2, 1, 3, 0, 8});
     /* once for each token of prompt and answer, however often it occurs */
     expect(&(struct shaping){.repetition_penalty = 2}, (float[]){2, -4, 0.5f, 3, 0, 8});
-    /* of the answer alone: 1 once, 2 twice */
+    /* for the answer alone: 1 once, 2 twice */
     expect(&(struct shaping){.repetition_penalty = 1, .frequency_penalty = 0.5f},
            (float[]){4, -2.5f, 0, 3, 0, 8});
     expect(&(struct shaping){.repetition_penalty = 1, .presence_penalty = 0.5f},

@@ -1,5 +1,5 @@
-/* test_stories.c - a trained model says exactly what an independent reference says:
- * models/demo, and where ../shared has them two smaller ones, with and without grouped heads. */
+/* test_stories.c - a trained model gives exactly the texts of an independent reference:
+ * models/demo, and if ../shared has them two smaller ones, with and without grouped heads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,7 +42,7 @@ static int ids_of(const struct json *a, int32_t *out, int max)
     return n;
 }
 
-/* |a - b| <= 1e-4 of the largest logit. */
+/* Checks |a - b| <= 1e-4 of the largest logit. */
 static void check_logits(const struct solo *t, const float *have, const struct json *want)
 {
     double largest = 0, worst = 0;
@@ -58,7 +58,7 @@ static void check_logits(const struct solo *t, const float *have, const struct j
         fail_msg("logits are off by %g, the largest is %g", worst, largest);
 }
 
-/* Feeds the prompt in pieces; returns the last row's logits. */
+/* Feeds the prompt in pieces. Returns the last row's logits. */
 static const float *feed(struct solo *t, const int32_t *prompt, int n)
 {
     static float logits[SOLO_MAX_ROWS * MAX_VOCAB];
@@ -71,7 +71,7 @@ static const float *feed(struct solo *t, const int32_t *prompt, int n)
     return logits + (size_t)(rows - 1) * (size_t)t->m->cfg.vocab_size;
 }
 
-/* Returns whether the case has logits, and they were compared. */
+/* Returns whether the case has logits, which were then compared. */
 static bool check_case(struct solo *t, const struct json *c)
 {
     int32_t prompt[SOLO_MAX_TOKENS], want[MAX_ANSWER];
@@ -96,8 +96,8 @@ static bool check_case(struct solo *t, const struct json *c)
     return logits != NULL;
 }
 
-/* Every case whose prompt has at most max_prompt tokens; n_logits of them or more
- * have logits to compare. */
+/* Checks every case whose prompt has at most max_prompt tokens; at least n_logits of them have
+ * logits to compare. */
 static void check_model(const char *dir, const char *device, int n_threads,
                         size_t max_prompt, int n_logits)
 {
@@ -129,7 +129,7 @@ static void check_shared(const char *name, const char *device, int n_threads)
 static void test_demo_ref(void **state)
 {
     (void)state;
-    check_model("models/demo", "ref", 2, 400, 0); /* longer ones take it too long */
+    check_model("models/demo", "ref", 2, 400, 0); /* longer prompts take it too long */
 }
 
 static void test_demo_cpu(void **state)

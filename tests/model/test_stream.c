@@ -1,5 +1,5 @@
-/* test_stream.c - layers that pass through a ring compute what resident ones do; nothing that a
- * disk does to them becomes output. */
+/* test_stream.c - layers that pass through a ring compute the same as resident ones; disk faults
+ * never become output. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static void pack(const char *source, int n_ranks, const char *weights, char path
     packed_file_make(dir, source, "cpu", n_ranks, weights, path);
 }
 
-/* --- a model of which so many layers stay ----------------------------------------------------- */
+/* --- a model with some resident layers -------------------------------------------------------- */
 
 struct lab {
     struct solo t;
@@ -66,7 +66,7 @@ static void lab_open(struct lab *lab, const char *path, int n_ranks, int n_resid
         lab->ids[i] = (i * 37 + 5) % lab->t.m->cfg.vocab_size;
 }
 
-/* A prompt, then one token after another: several passes. */
+/* Feeds a prompt, then one token after another: several passes. */
 static int feed(struct lab *lab)
 {
     int vocab = lab->t.m->cfg.vocab_size;
@@ -104,8 +104,8 @@ static void learn_wanted(const char *path, int n_ranks)
     solo_close(&lab.t);
 }
 
-/* Resident, half, one and none: the same bits, whatever the type of the weights, from a disk (one
- * rank) and from host memory (two). */
+/* With all, half, one and none of the layers resident the bits are the same, for every type of the
+ * weights, from a disk (one rank) and from host memory (two). */
 static void streamed_layers_have_the_bits_of_resident_ones(void **state)
 {
     static const struct {
@@ -132,7 +132,7 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
             lab_open(&lab, path, cases[i].n_ranks, n, NULL, 0);
             assert_int_equal(stats_of(&lab).n_streamed, n_layers - n);
             if (strstr(cases[i].model, "layers.gguf") !=
-                NULL) /* they differ: an upper bound */
+                NULL) /* layers differ: an upper bound */
                 assert_true(lab.t.m->w.bytes <= weights_sizes_bytes(&lab.sizes, n));
             else
                 assert_int_equal(lab.t.m->w.bytes, weights_sizes_bytes(&lab.sizes, n));
@@ -145,8 +145,8 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
     }
 }
 
-/* Each number of layers stays exactly, never two more on one half than on the other, the first one
- * first. */
+/* Exactly the requested number of layers stays, spread so that the halves differ by at most one;
+ * the first layer is the first to stay. */
 static void resident_layers_are_spread_evenly(void **state)
 {
     (void)state;
@@ -163,8 +163,8 @@ static void resident_layers_are_spread_evenly(void **state)
         }
 }
 
-/* The ring reads the first layers of the next pass behind the last ones of this one: with nobody
- * asking, a pass over four layers through two slots ends with six reads. */
+/* The ring reads the first layers of the next pass after the last ones of this one: without a
+ * waiting pass, a pass over four layers through two slots ends with six reads. */
 static void the_next_pass_is_read_ahead(void **state)
 {
     char path[PATH_MAX];
@@ -177,7 +177,7 @@ static void the_next_pass_is_read_ahead(void **state)
         usleep(1000);
         s = stats_of(&lab);
     } while (s.read_bytes < 6 * s.layer_bytes);
-    /* The next pass finds them: two more are read, and two behind those. */
+    /* The next pass finds them: two more are read, and two after those. */
     assert_int_equal(solo_try(&lab.t, lab.ids, 1, NULL, NULL), 0);
     do {
         usleep(1000);
@@ -256,11 +256,11 @@ static void held_layers_stay_while_others_pass(void **state)
     solo_close(&lab.t);
 }
 
-/* --- what a disk does ------------------------------------------------------------------------- */
+/* --- disk faults ------------------------------------------------------------------------------ */
 
 static struct io *sim;
 
-/* The packed file on a simulated disk, under the same path. */
+/* Opens the packed file on a simulated disk, under the same path. */
 static void open_on_sim(const char *path, int n_resident, int64_t stuck_ns)
 {
     struct err err = {0};
@@ -277,7 +277,7 @@ static void close_on_sim(void)
     io_close(sim);
 }
 
-/* K and V need what always stays: with a disk that fails every read, all layers project. */
+/* K and V need only resident weights: with a disk that fails every read, all layers project. */
 static void keys_and_values_need_no_stream(void **state)
 {
     static float h[N * MAX_D], out[2 * N * MAX_D], same[2 * N * MAX_D];
@@ -318,8 +318,8 @@ static uint64_t place_in_layer(const char *path, int l)
     return at;
 }
 
-/* A bit that is flipped on the disk after the start fails every pass, and no logits come of it; the
- * process and later passes live. */
+/* A bit that is flipped on the disk after the start fails every pass, and gives no logits; the
+ * process and later passes survive. */
 static void a_flipped_bit_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
@@ -342,7 +342,7 @@ static void a_flipped_bit_fails_the_pass(void **state)
     close_on_sim();
 }
 
-/* Damage on the way, not on the disk, is read again and found good. */
+/* Damage in transit, not on the disk, is read again and is then good. */
 static void a_bad_transfer_is_read_again(void **state)
 {
     char path[PATH_MAX];
@@ -377,8 +377,7 @@ static void a_disk_that_ends_fails_the_pass(void **state)
     close_on_sim();
 }
 
-/* A disk that hangs fails the pass after the time that it gets; when it answers
- * again, so do passes. */
+/* A disk that hangs fails the pass after its time limit; when it answers again, passes succeed. */
 static void a_disk_that_hangs_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
@@ -398,7 +397,7 @@ static void a_disk_that_hangs_fails_the_pass(void **state)
     io_sim_fault_clear(sim);
     io_sim_unstick(sim);
     while ((rc = feed(&lab)) == -ETIMEDOUT)
-        ; /* on a machine that stands still 100 ms is not much */
+        ; /* on a machine that stalls, 100 ms are short */
     assert_int_equal(rc, 0);
     assert_memory_equal(lab.logits, want,
                         sizeof(float) * (size_t)(N * lab.t.m->cfg.vocab_size));
@@ -411,7 +410,7 @@ static void *pass_in_thread(void *arg)
     return NULL;
 }
 
-/* weights_stop ends a pass that waits for a disk for an hour, and every one after it. */
+/* weights_stop ends a pass that waits for an unresponsive disk, and every later one. */
 static void a_stop_ends_a_pass_that_waits(void **state)
 {
     char path[PATH_MAX];
@@ -429,7 +428,7 @@ static void a_stop_ends_a_pass_that_waits(void **state)
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(rc, ERR_CANCELLED);
     assert_int_equal(feed(&lab), ERR_CANCELLED);
-    /* Passes go on when they may, on a disk that answers. */
+    /* Passes run again when allowed, on a disk that answers. */
     io_sim_fault_clear(sim);
     io_sim_unstick(sim);
     weights_stop(&lab.t.m->w, false);

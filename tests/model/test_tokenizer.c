@@ -34,7 +34,7 @@ static struct tokenizer *open_dir(const char *dir)
     return t;
 }
 
-/* The path of ../shared/name, which is there. */
+/* Returns the path of ../shared/name, which exists. */
 static char *shared_path(const char *name)
 {
     char path[SHARED_PATH_BYTES];
@@ -67,7 +67,7 @@ static int32_t *encode(const struct tokenizer *t, const char *s, size_t n, unsig
     if (tokenizer_encode(t, s, n, flags, &ids, n_ids, &err) != 0)
         fail_msg("%s", err.msg);
     assert_true(tokenizer_least_count(t, s, n) <=
-                *n_ids); /* of every text of these tests */
+                *n_ids); /* holds for every text of these tests */
     return ids;
 }
 
@@ -102,7 +102,7 @@ static void check_line(const struct tokenizer *t, const char *text, size_t n,
     free(ids);
 }
 
-/* Texts are separated by marker lines; the ids of each stand in a line of their own. */
+/* Texts are separated by marker lines; the ids of each are on a line of their own. */
 static void check_vectors(const char *dir)
 {
     static const char mark[] = "\n__ggml_vocab_test__\n";
@@ -155,8 +155,8 @@ static void compare_ids(const int32_t *ids, size_t n, const struct json *want, s
     }
 }
 
-/* Every prompt of golden.json has its ids; the text is that of the continuation, and of the
- * prompt before it where `whole`. */
+/* Every prompt of golden.json has its ids. The text is the continuation's; with `whole` it includes
+ * the prompt. */
 static void check_model(const char *dir, bool whole)
 {
     size_t n;
@@ -212,7 +212,8 @@ static void test_stories(void **state)
     free(dir);
 }
 
-/* The whole of the English text: how many ids, and FNV-1a over them, from the tokenizers package:
+/* The whole English text: number of ids and FNV-1a over them, from the tokenizers package:
+ *
  *     for id in ids: h = (h ^ id) * 0x100000001b3 mod 2^64, from 0xcbf29ce484222325 */
 static void check_long_text(const char *name, size_t want_n, uint64_t want_hash)
 {
@@ -243,8 +244,8 @@ static void test_long_text(void **state)
 
 /* --- round trips and streams -------------------------------------------------------------- */
 
-/* Random valid UTF-8 of at most 64 bytes: from every plane, with white space and
- * letters mixed in. */
+/* Makes random valid UTF-8 of at most 64 bytes: from every plane, mixed with white space and
+ * letters. */
 static size_t random_text(struct rng *rng, char *out)
 {
     size_t n = 0;
@@ -265,7 +266,7 @@ static void check_stream(const struct tokenizer *t, const int32_t *ids, size_t n
                          const char *text, size_t n_text)
 {
     struct tokenizer_stream *s = tokenizer_stream_create(t, false);
-    for (int round = 0; round < 2; round++) { /* finish makes it new */
+    for (int round = 0; round < 2; round++) { /* finish resets it */
         size_t at = 0;
         for (size_t i = 0; i <= n; i++) {
             const char *piece;
@@ -285,7 +286,8 @@ static void check_stream(const struct tokenizer *t, const int32_t *ids, size_t n
     tokenizer_stream_destroy(s);
 }
 
-/* Kinds that lose nothing. (NFC does; so does a prefix space that is put there only sometimes.) */
+/* Tokenizers that lose nothing. (NFC loses; so does a prefix space that is added only sometimes.)
+ */
 static void test_round_trips(void **state)
 {
     (void)state;
@@ -310,7 +312,7 @@ static void test_round_trips(void **state)
     }
 }
 
-/* Ids at random make invalid text: the stream still gives exactly the bytes of the whole. */
+/* Random ids make invalid text: the stream still gives exactly the bytes of the whole. */
 static void test_streams_of_random_ids(void **state)
 {
     (void)state;
@@ -346,7 +348,7 @@ static void test_streams_of_random_ids(void **state)
     }
 }
 
-/* --- special tokens and looking things up ------------------------------------------------- */
+/* --- special tokens and look-ups ---------------------------------------------------------- */
 
 static void test_special(void **state)
 {
@@ -372,7 +374,7 @@ static void test_special(void **state)
     assert_string_equal(s, "a");
     free(s);
     free(ids);
-    /* What a user types is never a special token. */
+    /* Text of a user is never a special token. */
     ids = encode(t, text, strlen(text), TOKENIZER_ADD_SPECIAL, &n);
     assert_int_equal(ids[0], bos);
     for (size_t i = 1; i < n; i++)
@@ -503,7 +505,7 @@ static void expect_open_error(const char *dir, int code, const char *part)
         fail_msg("expected %d with '%s', got %d: %s", code, part, rc, err.msg);
 }
 
-/* OPT's way: vocab.json + merges.txt, and tokenizer_config.json says what goes in front. */
+/* OPT's way: vocab.json + merges.txt; tokenizer_config.json says what is put in front. */
 static void test_vocab_and_merges(void **state)
 {
     (void)state;
@@ -513,7 +515,7 @@ static void test_vocab_and_merges(void **state)
     char *pipe = xasprintf("%s/tokenizer.json", dir);
     assert_int_equal(mkfifo(pipe, 0600), 0);
     expect_open_error(dir, ERR_FORMAT,
-                      "tokenizer.json: not a regular file"); /* and no waiting */
+                      "tokenizer.json: not a regular file"); /* and does not wait */
     assert_int_equal(unlink(pipe), 0);
     free(pipe);
     put_file(dir, "vocab.json",
@@ -554,8 +556,8 @@ static void test_vocab_and_merges(void **state)
     tempdir_remove(dir);
 }
 
-/* A normalizer that doubles its text in every step: the text is refused, and the
- * next one is not. */
+/* A normalizer that doubles its text in every step: the text is refused, and the next one is
+ * accepted. */
 static void test_replace_bomb(void **state)
 {
     (void)state;
@@ -598,7 +600,7 @@ static void test_replace_bomb(void **state)
     tempdir_remove(dir);
 }
 
-/* --- what tokenizer_config.json adds ---------------------------------------------------------
+/* --- tokens that tokenizer_config.json adds --------------------------------------------------
  *
  * All ids are those of transformers 5.23 (AutoTokenizer) for the same two files. */
 
@@ -615,7 +617,7 @@ static void test_replace_bomb(void **state)
     "\", \"single_word\": false, \"lstrip\": false,"                                       \
     "\"rstrip\": false, \"normalized\": false, \"special\": true}"
 
-/* A vocabulary of <unk> <s> </s> a b ab; its special tokens are all but those of `added`. */
+/* Opens a vocabulary of <unk> <s> </s> a b ab; its special tokens are all but those of `added`. */
 static struct tokenizer *open_ab(const char *dir, const char *post, const char *added,
                                  const char *config)
 {
@@ -656,8 +658,8 @@ static void expect_ids(struct tokenizer *t, const char *text, unsigned flags, in
         __VA_ARGS__                                                                        \
     }
 
-/* Tokens that tokenizer_config.json alone lists: new ones, ones of the vocabulary,
- * flags of known ones. */
+/* Tokens that only tokenizer_config.json lists: new ones, ones of the vocabulary, flags of known
+ * ones. */
 static void test_listed_tokens(void **state)
 {
     (void)state;
@@ -698,7 +700,7 @@ static void test_listed_tokens(void **state)
         tokenizer_close(t);
         free(config);
     }
-    /* A token that is named and in the vocabulary is one token of a text, too. */
+    /* A token that is named and in the vocabulary is one token in a text, too. */
     struct tokenizer *t = open_ab(dir, "null", SPECIAL_AT(0, "<unk>"), "");
     expect_ids(t, "ab</s>", FLAGS, IDS(5, 2));
     assert_true(tokenizer_is_special(t, 2));
@@ -727,7 +729,7 @@ static void test_listed_tokens(void **state)
     expect_open_error(dir, ERR_UNSUPPORTED, "'single_word' is not supported");
     put_file(dir, "tokenizer_config.json",
              "{\"added_tokens_decoder\": {\"six\": {\"content\": \"<x>\"}}}");
-    expect_open_error(dir, ERR_FORMAT, "'six' is no id");
+    expect_open_error(dir, ERR_FORMAT, "'six' is not a token's id");
     tempdir_remove(dir);
 }
 
@@ -745,11 +747,11 @@ static void test_named_tokens(void **state)
         int32_t q, p, x, y, z, m; /* UNK: the text has no such token */
     } cases[] = {
         {", \"pad_token\": \"<p>\"", NULL, .p = 6},
-        /* the order is the reference's, not the file's */
+        /* The order is the reference's, not the file's. */
         {", \"pad_token\": \"<p>\", \"mask_token\": \"<m>\", \"sep_token\": \"<q>\","
          "\"additional_special_tokens\": [\"<x>\", \"<p>\", \"<y>\"]",
          NULL, .q = 6, .p = 7, .m = 8, .x = 9, .y = 10},
-        /* a token of the vocabulary keeps its id */
+        /* A token of the vocabulary keeps its id. */
         {", \"additional_special_tokens\": [\"<y>\", \"<x>\", \"b\"]", NULL, .y = 6,
          .x = 7},
         {", \"extra_special_tokens\": [\"<y>\", \"<x>\"],"
@@ -791,7 +793,7 @@ static void test_named_tokens(void **state)
         {", \"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\"}},"
          "\"additional_special_tokens\": [\"<y>\", \"<x>\"]",
          NULL, .x = 6, .y = 7},
-        /* other names: objects, then the map's, then texts, then extra_special_tokens */
+        /* Other names: objects, then the map's, then texts, then extra_special_tokens. */
         {", \"extra_special_tokens\": {\"image_token\": \"<y>\", \"b_token\": \"<q>\"},"
          "\"image_token\": \"<x>\", \"a_token\": " ADDED("<m>", NORMALIZED(false)),
          "{\"c_token\": \"<p>\", \"pad_token\": \"<z>\"}", .z = 6, .m = 7, .p = 8, .y = 9,
@@ -820,7 +822,7 @@ static void test_named_tokens(void **state)
     tempdir_remove(dir);
 }
 
-/* The flags of named tokens; what cannot be used as the reference does is refused. */
+/* The flags of named tokens; tokens that cannot be used as in the reference are refused. */
 static void test_named_flags(void **state)
 {
     (void)state;
@@ -835,8 +837,7 @@ static void test_named_flags(void **state)
                                    "<x>", ", \"rstrip\": true" NORMALIZED(false)) "]");
     expect_ids(t, "a <p>b<x> b", TOKENIZER_PARSE_SPECIAL, IDS(3, 6, 4, 7, 4));
     assert_true(tokenizer_is_special(t, 6));
-    assert_false(
-        tokenizer_is_special(t, 7)); /* an object of the list says itself what it is */
+    assert_false(tokenizer_is_special(t, 7)); /* an object in the list has its own flags */
     assert_int_equal(tokenizer_n_listed(t), 6);
     assert_int_equal(tokenizer_size(t), 8);
     struct err err = {0};
@@ -847,7 +848,7 @@ static void test_named_flags(void **state)
     assert_non_null(
         strstr(err.msg, "the token '<p>' (id 6), for which the model has no embedding"));
     tokenizer_close(t);
-    /* An added token keeps its flags, one of the vocabulary becomes an added token. */
+    /* An added token keeps its flags; one of the vocabulary becomes an added token. */
     t = open_ab(dir, "null", ALL_SPECIAL,
                 ", \"pad_token\": " ADDED("<s>", ", \"lstrip\": true"));
     expect_ids(t, "a <s>", TOKENIZER_PARSE_SPECIAL, IDS(3, 0, 1));
@@ -876,8 +877,8 @@ static void test_named_flags(void **state)
     tempdir_remove(dir);
 }
 
-/* Beside a tokenizer.json the switches change nothing: its post-processor is the last word,
- * also where there is none. Beside vocab.json and merges.txt they act. */
+/* Beside a tokenizer.json the switches change nothing: its post-processor decides, even if there is
+ * none. Beside vocab.json and merges.txt they act. */
 static void test_switches(void **state)
 {
     (void)state;
@@ -918,7 +919,7 @@ static void test_switches(void **state)
     tempdir_remove(dir);
 }
 
-/* What can only be refused once the parts are put together. */
+/* Faults that only show once the parts are put together. */
 static void test_unsupported_parts(void **state)
 {
     (void)state;

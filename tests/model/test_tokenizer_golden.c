@@ -1,10 +1,10 @@
 /* test_tokenizer_golden.c - ids and texts equal the reference's, case by case.
  *
- * tests/model/golden/tokenizer-*.json, written by tools/golden/tokenizer_golden.py.  For each text:
- * its ids with the template (ids), without it (bare), and with special tokens taken as text
- * (plain); then the text of the ids, with special tokens and without (decoded, skipped), whole and
- * streamed.  A key that is absent equals the one before it, or holds text that the reference cannot
- * represent. */
+ * tests/model/golden/tokenizer-*.json are written by tools/golden/tokenizer_golden.py.  Each text
+ * has its ids with the template (ids), without it (bare), and with special tokens taken as text
+ * (plain); then the text of the ids, with special tokens and without (decoded, skipped), as a whole
+ * and streamed.  A key that is absent equals the one before it, or holds text that the reference
+ * cannot represent. */
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/json.h"
@@ -51,7 +51,7 @@ static void check_ids(const struct tokenizer *t, const char *what, const char *t
     free(ids);
 }
 
-/* The whole, and the same through a stream. */
+/* Compares the whole text, and the same through a stream. */
 static void check_text(const struct tokenizer *t, const struct json *list, bool skip,
                        const char *want, size_t n_want)
 {
@@ -87,8 +87,8 @@ static void check_text(const struct tokenizer *t, const struct json *list, bool 
     free(ids);
 }
 
-/* A text that is a user's, all of it, has the reference's ids of plain text; one that is the
- * template's stays as it is. */
+/* A text that is entirely a user's has the reference's ids of plain text; a template's text stays
+ * unchanged. */
 static void check_guards(const struct tokenizer *t, const char *text, size_t n,
                          const struct json *bare, const struct json *plain)
 {

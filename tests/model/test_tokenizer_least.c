@@ -1,4 +1,4 @@
-/* test_tokenizer_least.c - a text is never said to have more tokens than it has. */
+/* test_tokenizer_least.c - the lower bound on a text's tokens never exceeds their number. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +44,8 @@ static struct tokenizer *make(const char *model, const char *steps, const char *
     "{\"id\": 9, \"content\": \"" text "\", \"lstrip\": " lstrip ", \"rstrip\": false, "   \
     "\"single_word\": false, \"normalized\": false, \"special\": true}"
 
-/* `piece` n times: at least so many tokens, and never more than there are. */
+/* Checks `piece` repeated n times: the bound is at least `want`, and at most the number of tokens.
+ */
 static void check(struct tokenizer *t, const char *piece, size_t n, size_t want)
 {
     size_t n_piece = strlen(piece), n_ids;
@@ -71,7 +72,7 @@ static void the_longest_token_bounds_it(void **state)
     check(t, "a", 1, 1);
     check(t, "a", 5, 2);
     check(t, "ab", 1000, 500);
-    /* guards are no text */
+    /* Guards are not text. */
     assert_int_equal(tokenizer_least_count(t,
                                            "\xff\xff\xff\xff\xff"
                                            "a",
@@ -94,11 +95,12 @@ static void what_a_normalizer_shortens_is_counted_short(void **state)
     check(t, "bbbbbbbbbbbb", 1000, 1000); /* 12 bytes, aaaa, one token */
     tokenizer_close(t);
     t = make(PLAIN, ", \"normalizer\": {\"type\": \"NFKC\"}", "");
-    check(t, "\xf0\x9d\x9a\x8a", 1000, 125); /* U+1D68A is an "a": 4000 bytes, 250 tokens */
+    /* U+1D68A becomes an "a": 4000 bytes, 250 tokens */
+    check(t, "\xf0\x9d\x9a\x8a", 1000, 125);
     tokenizer_close(t);
 }
 
-/* Whatever could vanish in any amount must not be counted. */
+/* Text that may vanish in any amount must not be counted. */
 static void what_has_no_bound_has_none(void **state)
 {
     (void)state;

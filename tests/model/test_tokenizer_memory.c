@@ -1,5 +1,5 @@
-/* test_tokenizer_memory.c - a text that needs more memory than there is fails by itself:
- * -ENOMEM, the process lives, and the next text is tokenized. */
+/* test_tokenizer_memory.c - a text that needs more memory than there is fails alone: -ENOMEM, the
+ * process survives, and the next text is tokenized. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@
 
 enum { N_TEXT = 1 << 17 };
 
-static size_t most; /* allocations above it fail, whoever asks; 0: none does */
+static size_t most; /* larger allocations fail, from any caller; 0: none fails */
 static int n_denied;
 
 bool mem_test_denies(size_t n, enum mem_ask ask)
@@ -40,7 +40,7 @@ static int count(const struct tokenizer *t, const char *text, size_t n, struct e
     return rc == 0 ? (int)n_ids : rc;
 }
 
-/* Every size from which memory may fail: each allocation of the call is denied by some of them. */
+/* Every size limit: each allocation of the call is denied by some of them. */
 static void a_large_text_fails_alone(void **state)
 {
     (void)state;
@@ -79,7 +79,7 @@ static void a_large_text_fails_alone(void **state)
     free(text);
 }
 
-/* The same of a rendered template. */
+/* The same for a rendered template. */
 static void a_large_render_fails_alone(void **state)
 {
     (void)state;

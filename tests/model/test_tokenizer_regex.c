@@ -1,4 +1,4 @@
-/* test_tokenizer_regex.c - which expressions are taken, what they match, which are refused. */
+/* test_tokenizer_regex.c - which expressions are accepted, their matches, and refusals. */
 #include "model/bpe_bytes.h"
 #include "model/pretokenize_regex.h"
 
@@ -35,8 +35,7 @@ static void test_matches(void **state)
                  "ab \t\xC2\xA0\xE3\x80\x80"
                  "c",
                  2, 9);
-    expect_match("\\s", false, "\xE1\xA0\x8E", -1,
-                 0); /* U+180E is no white space any more */
+    expect_match("\\s", false, "\xE1\xA0\x8E", -1, 0); /* U+180E is no longer white space */
     expect_match("\\S", false, " \xE1\xA0\x8E", 1, 4);
     expect_match("[^\\s\\p{L}]+", false, "a 12,b", 2, 5);
     expect_match("\\d+", false,
@@ -104,7 +103,7 @@ static void test_refusals(void **state)
     }
 }
 
-/* The byte alphabet is a bijection, and " " is U+0120, as every GPT-2 vocabulary has it. */
+/* The byte alphabet is a bijection, and " " is U+0120, as in every GPT-2 vocabulary. */
 static void test_byte_alphabet(void **state)
 {
     (void)state;
@@ -122,11 +121,11 @@ static void test_byte_alphabet(void **state)
     assert_false(
         bpe_bytes_from_text("\xC5\x84", 2, back, &n_back)); /* U+0144: one too many */
     assert_false(
-        bpe_bytes_from_text("\xC2\xAD", 2, back, &n_back)); /* U+00AD stands for none */
+        bpe_bytes_from_text("\xC2\xAD", 2, back, &n_back)); /* U+00AD stands for no byte */
 }
 
-/* Splits a text; returns how many matches there are, or the error.  ends [0..2):
- * where the first two end. */
+/* Splits a text. Returns the number of matches, or the error.  ends [0..2): ends of the first two.
+ */
 static int split(const char *pattern, const char *text, size_t n, size_t ends[2],
                  struct err *err)
 {
@@ -146,7 +145,7 @@ static int split(const char *pattern, const char *text, size_t n, size_t ends[2]
     return rc < 0 ? rc : count;
 }
 
-/* The text is looked at in windows; a match is what it is in the whole text. */
+/* The text is examined in windows, but matches are those of the whole text. */
 static void test_long_matches(void **state)
 {
     (void)state;
@@ -166,7 +165,7 @@ static void test_long_matches(void **state)
                          want);
         assert_int_equal(ends[0], n);
         assert_int_equal(ends[1], n > 1 ? 2 * n - 1 : 2 * n + 1);
-        /* What is first found behind a window, and what ends behind one. */
+        /* A match that begins beyond a window, and one that ends beyond one. */
         assert_int_equal(split("b", text, 2 * n + 2, ends, &err), 1);
         assert_int_equal(ends[0], 2 * n + 1);
         assert_int_equal(split("a+ +b", text, 2 * n + 2, ends, &err), 1);
@@ -180,8 +179,8 @@ static void test_long_matches(void **state)
     }
 }
 
-/* Expressions that look through all that is left for each piece that they take, and ones that
- * try all ways: the work of a text is bounded, and too much is an error. */
+/* Expressions that examine the whole rest for each match, and ones that try all ways: the work per
+ * text is limited, and too much is an error. */
 static void test_hostile_expressions(void **state)
 {
     (void)state;
@@ -198,10 +197,10 @@ static void test_hostile_expressions(void **state)
         int rc = split(hostile[i], text, N, ends, &err);
         if (rc != ERR_LIMIT)
             fail_msg("%s: %d matches, %s", hostile[i], rc, err.msg);
-        /* Short texts pass: nothing is refused for what it is. */
+        /* Short texts are accepted: no expression is refused for its form. */
         assert_int_equal(split(hostile[i], text, 8, ends, &err), 8);
     }
-    /* As long, and linear. */
+    /* Equally long, and linear. */
     struct err err = {0};
     size_t ends[2];
     assert_int_equal(split("a", text, N, ends, &err), N);

@@ -1,4 +1,4 @@
-/* test_tool_calls.c - tool calls in what models write. */
+/* test_tool_calls.c - finding tool calls in a model's output. */
 #include "model/tool_calls.h"
 
 #include "base/rng.h"
@@ -15,7 +15,7 @@
 #define Q TOOL_FORMAT_QWEN
 #define L TOOL_FORMAT_LLAMA3
 
-/* `calls` as "name(arguments) name(arguments)". */
+/* `calls` are written as "name(arguments) name(arguments)". */
 static void expect(enum tool_format format, const char *text, const char *content,
                    const char *calls)
 {
@@ -122,7 +122,7 @@ static void test_streaming(void **state)
     assert_int_equal(held(TOOL_FORMAT_NONE, "<tool_call>"), 11);
 }
 
-/* Whatever has been shown while streaming begins the content in the end. */
+/* Text that was shown while streaming is the beginning of the final content. */
 static void test_streamed_is_a_prefix(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_weights.c - checkpoints in, weights out: the generator, files, shards, types, bad input. */
+/* test_weights.c - loads checkpoints: the generator, files, shards, types, bad input. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -73,7 +73,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* --- a checkpoint in memory that tests can spoil ---------------------------------------------- */
+/* --- a checkpoint in memory that tests can damage --------------------------------------------- */
 
 enum { MAX_TENSORS = 128 };
 
@@ -156,7 +156,7 @@ static void image_write(struct image *im, size_t first, size_t n, const char *pa
     size_t head_bytes;
     safetensors_write_header(im->t + first, n, &head, &head_bytes);
     put_u64(head, head_bytes - 8 + pad);
-    unlink(path); /* what is mapped keeps its old file */
+    unlink(path); /* mappings keep the old file */
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     fwrite(head, 1, head_bytes, f);
@@ -311,7 +311,7 @@ static void test_writing_refuses(void **state)
     assert_non_null(strstr(e.msg, "/nonexistent/x"));
 }
 
-/* Sizes and independence: near the wanted spread, the same in every type up to rounding. */
+/* Sizes and independence: near the wanted spread, and the same in every type up to rounding. */
 static void test_synth_values(void **state)
 {
     (void)state;
@@ -379,7 +379,7 @@ static void test_sharded_and_misaligned(void **state)
     image_free(&im);
 }
 
-/* Rows of the packed weight as f32. The caller frees. */
+/* Returns rows of the packed weight as f32. The caller frees them. */
 static float *rows_of(const struct weight *w)
 {
     int32_t *ids = xcalloc((size_t)w->n, sizeof *ids);
@@ -392,7 +392,7 @@ static float *rows_of(const struct weight *w)
     return out;
 }
 
-/* Within half a step of a block of 32. */
+/* Checks that values are within half a step of a block of 32. */
 static void near_q8(const struct weight *exact, const struct weight *q8)
 {
     assert_int_equal(q8->dtype, DTYPE_Q8);
@@ -410,7 +410,8 @@ static void near_q8(const struct weight *exact, const struct weight *q8)
     free(b);
 }
 
-/* 8 bits from every type of checkpoint: matrices are near, all else is the same, the hash too. */
+/* 8 bits from every type of checkpoint: matrices are close, everything else is equal, the hash
+ * included. */
 static void test_q8(void **state)
 {
     (void)state;
@@ -450,8 +451,8 @@ static double relative_error(const struct weight *exact, const struct weight *he
     return sqrt(error / size);
 }
 
-/* 4 bits are made from every type of checkpoint: each matrix of a layer becomes q4_1, the head
- * q8; the error that is told is the one there is. */
+/* 4 bits are made from every type of checkpoint: each matrix of a layer becomes q4_1, the head q8;
+ * the reported error is the real one. */
 static void test_q4(void **state)
 {
     (void)state;
@@ -544,7 +545,7 @@ static void test_mixed_types(void **state)
     image_free(&im);
 }
 
-/* Every family's list of tensors agrees with the count of its parameters. */
+/* Every family's list of tensors agrees with its number of parameters. */
 static void test_lists_count_parameters(void **state)
 {
     (void)state;
@@ -601,7 +602,7 @@ static void test_grouped_qkv(void **state)
 
 /* --- bad input -------------------------------------------------------------------------------- */
 
-/* Loading fails with this code, and the message has all of these words. */
+/* Checks that loading fails with this code and a message that contains both texts. */
 static void refused(const struct model_config *c, int code, const char *a, const char *b)
 {
     struct weights w;
@@ -627,7 +628,8 @@ static void test_missing_files(void **state)
     fclose(f);
     refused(&c, ERR_FORMAT, "index.json", "plain file name");
     assert_int_equal(mkfifo(at("model.safetensors"), 0600), 0);
-    refused(&c, ERR_FORMAT, "model.safetensors", "not a regular file"); /* and no waiting */
+    /* and does not wait */
+    refused(&c, ERR_FORMAT, "model.safetensors", "not a regular file");
 }
 
 static void test_tensors_that_do_not_fit(void **state)
@@ -660,7 +662,8 @@ static void test_tensors_that_do_not_fit(void **state)
     image_free(&im);
 }
 
-/* A folder without quantization_config is told for what it is, not for an incomplete download. */
+/* A quantized folder without quantization_config is reported as quantized, not as an incomplete
+ * download. */
 static void test_quantized_folders_are_named(void **state)
 {
     (void)state;
@@ -695,7 +698,7 @@ static void test_wrong_layer_count(void **state)
     struct model_config c = shape("tiny-mha");
     write_synth("tiny-mha", DTYPE_F32);
     c.n_layers--;
-    refused(&c, ERR_MISMATCH, "is no part of the llama model", "layers");
+    refused(&c, ERR_MISMATCH, "is not part of the llama model", "layers");
     c.n_layers += 2;
     refused(&c, ERR_MISMATCH, "is missing", "model.safetensors");
     c = shape("tiny-mha");
@@ -777,7 +780,7 @@ static void test_hostile_headers(void **state)
     refused(&c, ERR_FORMAT, "model.safetensors", "");
 }
 
-/* Whatever the bytes of the header: an error with a message, or weights; never a crash. */
+/* Any bytes in the header give an error with a message, or weights; never a crash. */
 static void test_random_damage(void **state)
 {
     (void)state;
@@ -805,7 +808,7 @@ static void test_random_damage(void **state)
         free(copy);
         struct weights w;
         if (load(&w, dir, &c, DTYPE_F32, &e) == 0) {
-            weights_unload(&w, dev); /* spaces were hit, or the metadata */
+            weights_unload(&w, dev); /* the flip hit spaces or the metadata */
         } else {
             n_refused++;
             assert_non_null(strstr(e.msg, "model.safetensors"));
@@ -854,7 +857,8 @@ static long peak_kb(void)
     return u.ru_maxrss;
 }
 
-/* In a child: how much loading adds to the peak of resident memory, and what the weights take. */
+/* Measures in a child how much loading adds to the peak of resident memory, compared with the
+ * weights' size. */
 static int measure_peak(const struct model_config *c)
 {
     struct weights w;
@@ -867,7 +871,7 @@ static int measure_peak(const struct model_config *c)
     return added > packed + 20000 ? 3 : 0; /* a batch is 16 MiB */
 }
 
-/* Weights are resident once: not as mapped pages and packed at the same time. */
+/* Weights are resident once, not as mapped pages and packed at the same time. */
 static void test_peak_memory(void **state)
 {
     (void)state;
@@ -881,7 +885,7 @@ static void test_peak_memory(void **state)
     c.vocab_size = 4000;
     assert_int_equal(weights_synth_write(dir, &c, DTYPE_BF16, &e), 0);
     pid_t child = fork();
-    if (child == 0) { /* no threads here: a device of its own */
+    if (child == 0) { /* the child has no threads, so it needs a device of its own */
         int rc = device_open("ref", NULL, NULL, &dev, &e);
         rc = rc != 0 ? rc : stream_create(dev, STREAM_COMPUTE, &stream, &e);
         _exit(rc != 0 ? 1 : measure_peak(&c));

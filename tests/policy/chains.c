@@ -1,9 +1,8 @@
 /* chains.c - see chains.h.
  *
- * Costs lie within three decades of each other, as those of real machines do; about half of the
- * chains are short of compute.  Records: saved under one policy or several, each with its own
- * kind, its own boundary between hidden states and KV, records at random, or a layer that lacks
- * both. */
+ * Costs lie within three decades of each other, as on real machines; about half of the chains are
+ * bound by compute.  Records were saved under one policy or several: each has its own kind, its own
+ * boundary between hidden states and KV, random records, or a layer that lacks both. */
 #include "tests/policy/chains.h"
 
 #include <math.h>
@@ -22,7 +21,7 @@ static bool one_in(struct rng *r, uint64_t n)
 static void random_platform(struct rng *r, int n_layers, bool hedged, struct platform *p)
 {
     platform_init(p);
-    double flop_s = between(r, 2e-7, 2e-3); /* projecting one token of one layer */
+    double flop_s = between(r, 2e-7, 2e-3); /* time of projecting one token of one layer */
     p->n_layers = n_layers;
     p->n_ranks = p->n_stages = 1;
     p->h_bytes = 2048;
@@ -54,7 +53,7 @@ static void random_platform(struct rng *r, int n_layers, bool hedged, struct pla
     }
 }
 
-/* One saving policy's records. */
+/* Draws the records of one saving policy. */
 static void policy_mask(struct rng *r, int n_layers, uint8_t *mask)
 {
     enum { H = PLAN_HAS_H, KV = PLAN_HAS_KV };
@@ -124,7 +123,7 @@ double random_chain_full_s(struct random_chain *x, int *n_used)
     static struct plan plan;
     int n;
     double best = INFINITY;
-    struct random_chain none = *x; /* plain prefill is what no ranges plan for */
+    struct random_chain none = *x; /* without ranges, plain prefill is planned */
     *n_used = 0;
     for (int g = 0; g < x->n_ranges; g++)
         none.n_new += x->range[g].n_tokens;

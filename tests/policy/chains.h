@@ -1,4 +1,4 @@
-/* chains.h - random stored chains: what plan_best_prefix is compared and timed on. */
+/* chains.h - random stored chains, on which plan_best_prefix is compared and timed. */
 #ifndef TESTS_POLICY_CHAINS_H
 #define TESTS_POLICY_CHAINS_H
 
@@ -19,13 +19,13 @@ struct random_chain {
     double prefill_s[PLAN_MAX_LAYERS];
 };
 
-/* A chain of n_ranges ranges for a model of n_layers. hedged: the tiers' speeds are known within
- * a factor. */
+/* Makes a chain of n_ranges ranges for a model of n_layers. hedged: the tiers' speeds are known
+ * only within a factor. */
 void random_chain(struct rng *r, int n_layers, int n_ranges, bool hedged,
                   struct random_chain *x);
-/* plan_best_prefix of it. */
+/* Calls plan_best_prefix for it. */
 int random_chain_plan(struct random_chain *x, struct plan *out, int *n_used, struct err *e);
-/* The least predicted time over all numbers of ranges, with a full search for each. */
+/* Returns the least predicted time over all numbers of ranges, with a full search for each. */
 double random_chain_full_s(struct random_chain *x, int *n_used);
 
 #endif

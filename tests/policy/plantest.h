@@ -1,11 +1,11 @@
-/* plantest.h - what the tests of the planner share. */
+/* plantest.h - shared by the tests of the planner. */
 #ifndef TESTS_POLICY_PLANTEST_H
 #define TESTS_POLICY_PLANTEST_H
 
 #include "policy/plan.h"
 
-/* The shortest time of one assignment over all orders of its reads, 16 at most;
- * p->io_order is left permuted. */
+/* Returns the shortest time of one assignment over all orders of its reads, at most 16; permutes
+ * p->io_order. */
 double all_orders(const struct plan_request *q, struct plan *p);
 
 #endif

@@ -1,4 +1,4 @@
-/* test_beside.c - what restores and prompts may take beside decodes. */
+/* test_beside.c - the shares of time that restores and prompts may take beside decodes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ static void restores_earn_three_percent_of_a_pass(void **state)
     assert_true(beside_may_work(&c));
     beside_pay(&c, 3 * MS);
     assert_int_equal(c.ns, 0);
-    assert_false(beside_may_work(&c)); /* nothing left is nothing allowed */
+    assert_false(beside_may_work(&c)); /* with nothing left, nothing is allowed */
 }
 
 static void unused_credit_is_lost(void **state)
@@ -41,7 +41,7 @@ static void later_steps_pay_for_a_long_item(void **state)
     (void)state;
     struct beside_credit c = {0};
     beside_earn(&c, 100 * MS, 0);
-    beside_pay(&c, 10 * MS); /* 7 ms are owed: two steps earn 6, the third has 2 over */
+    beside_pay(&c, 10 * MS); /* 7 ms are owed: two steps earn 6, the third leaves 2 */
     for (int i = 0; i < 2; i++) {
         beside_earn(&c, 100 * MS, 0);
         assert_false(beside_may_work(&c));
@@ -50,7 +50,7 @@ static void later_steps_pay_for_a_long_item(void **state)
     assert_int_equal(c.ns, 2 * MS);
 }
 
-/* Whatever items cost, restores have their share of the passes and one item more. */
+/* Whatever items cost, restores get at most their share of the passes plus one item. */
 static void restores_never_exceed_their_share(void **state)
 {
     (void)state;
@@ -69,11 +69,12 @@ static void restores_never_exceed_their_share(void **state)
         }
         assert_true(paid <= BESIDE_RESTORE_SHARE * passes + longest);
     }
-    assert_true(paid > 0.99 * BESIDE_RESTORE_SHARE * passes); /* and they get it */
+    assert_true(paid > 0.99 * BESIDE_RESTORE_SHARE * passes); /* and they get that share */
 }
 
-/* A pass of 4 s waited 3 s for weights, of which the ring holds those of 0.4 s: so long the disk
- * reads on while a restore computes.  A pass that hardly waited gives as much as it waited. */
+/* A pass of 4 s waited 3 s for weights, and the ring has room for 0.4 s of reads: for that time the
+ * disk continues to read while a restore computes.  A pass that waited less frees the time that it
+ * waited. */
 static void time_in_which_weights_are_read_is_free(void **state)
 {
     (void)state;
@@ -81,7 +82,7 @@ static void time_in_which_weights_are_read_is_free(void **state)
     assert_int_equal(beside_free_ns(3000LL * MS, 400 * MS), 400 * MS);
     assert_int_equal(beside_free_ns(10 * MS, 400 * MS), 10 * MS);
     assert_int_equal(beside_free_ns(3000LL * MS, 0), 0);
-    for (int i = 0; i < 3; i++) /* unused, it is lost as well */
+    for (int i = 0; i < 3; i++) /* unused free time is lost as well */
         beside_earn(&c, 4000LL * MS, 400 * MS);
     assert_int_equal(c.ns, 120 * MS + 400 * MS);
 }
@@ -94,7 +95,7 @@ static void alone_a_step_restores_for_a_while(void **state)
     assert_int_equal(beside_alone_ns(70 * MS), 70 * MS);
 }
 
-/* Restores have 3 % of the compute, prompts the 1.5 of 2.5 parts of a stretched step. */
+/* Restores have 3 % of the compute, prompts 1.5 of the 2.5 parts of a stretched step. */
 static void plans_count_on_the_shares(void **state)
 {
     (void)state;
@@ -108,15 +109,15 @@ static void speeds_are_learned_from_the_steps_that_show_them(void **state)
 {
     (void)state;
     struct beside_speed s = {0};
-    beside_learn(&s, 4, 4, 60 * MS); /* decodes alone */
+    beside_learn(&s, 4, 4, 60 * MS); /* only decodes */
     assert_true(s.decode_ns == 60.0 * MS && s.row_ns == 0);
-    beside_learn(&s, 4, 4, 68 * MS); /* an eighth of the difference */
+    beside_learn(&s, 4, 4, 68 * MS); /* moves by an eighth of the difference */
     assert_true(s.decode_ns == 61.0 * MS);
-    beside_learn(&s, 0, 100, 200 * MS); /* prompts alone */
+    beside_learn(&s, 0, 100, 200 * MS); /* only prompts */
     assert_true(s.row_ns == 2.0 * MS && s.decode_ns == 61.0 * MS);
     beside_learn(&s, 4, 24, 81 * MS); /* 20 rows made the step 20 ms longer */
     assert_true(s.row_ns == 2.0 * MS - MS / 8.0);
-    beside_learn(&s, 4, 24, 61 * MS); /* a step that was no longer says nothing */
+    beside_learn(&s, 4, 24, 61 * MS); /* a step that was no longer teaches nothing */
     beside_learn(&s, 4, 24, 50 * MS);
     assert_true(s.row_ns == 2.0 * MS - MS / 8.0 && s.decode_ns == 61.0 * MS);
 }
@@ -124,13 +125,13 @@ static void speeds_are_learned_from_the_steps_that_show_them(void **state)
 static void prompts_stretch_a_step(void **state)
 {
     (void)state;
-    /* 1.5 more times 60 ms are 36 rows of 2.5 ms. */
+    /* 1.5 times 60 ms are 36 rows of 2.5 ms. */
     assert_int_equal(beside_rows(&(struct beside_speed){60e6, 2.5e6}), 36);
     assert_int_equal(beside_rows(&(struct beside_speed){60e6, 20e6}), BESIDE_LEAST_ROWS);
     assert_int_equal(beside_rows(&(struct beside_speed){0}), BESIDE_LEAST_ROWS);
 }
 
-/* What a fused restore computes counts as rows of the step, and as rows of prompts. */
+/* Rows of a fused restore count as rows of the step, and as rows of prompts. */
 static void fused_rows_are_left_over(void **state)
 {
     (void)state;
@@ -140,8 +141,8 @@ static void fused_rows_are_left_over(void **state)
     assert_int_equal(beside_rows_left(512, 36, 4, 40), 0);
 }
 
-/* Fewer new tokens than BESIDE_LEAST_FUSED wait for the batch; the others get the rows that are
- * left, through every layer. */
+/* Fewer new tokens than BESIDE_LEAST_FUSED wait for the batch; more get the rows that are left,
+ * through every layer. */
 static void few_new_tokens_are_not_fused_beside_decodes(void **state)
 {
     (void)state;

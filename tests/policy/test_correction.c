@@ -1,4 +1,4 @@
-/* test_correction.c - a correction converges, is bounded, and does not believe a single outlier. */
+/* test_correction.c - a correction converges, is bounded, and does not trust a single outlier. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +31,7 @@ static void converges(void **state)
         for (int i = 0; i < 25; i++)
             correction_observe(&c, 0.1, 0.1 * truth);
         assert_true(fabs(factor(&c) / truth - 1) < 0.05);
-        /* The machine changes: it follows, however much it had seen. */
+        /* When the machine changes it follows, however many restores it has seen. */
         for (int i = 0; i < 1000; i++)
             correction_observe(&c, 0.1, 0.1 * truth);
         truth = exp2(uniform(&r, -2.9, 2.9));
@@ -55,7 +55,7 @@ static void is_bounded(void **state)
     assert_true(c.log2 > CORRECTION_LOG2_MAX - 0.01 && c.log2 <= CORRECTION_LOG2_MAX);
 }
 
-/* Restores that load K and V alone teach nothing of GEMM; the prompts that follow do. */
+/* Restores that load only K and V teach nothing about GEMM; later prompts do. */
 static void prefill_ends_a_wrong_belief_about_compute(void **state)
 {
     (void)state;
@@ -63,7 +63,8 @@ static void prefill_ends_a_wrong_belief_about_compute(void **state)
     for (int i = 0; i < 4; i++) {
         struct platform p;
         platform_init(&p);
-        for (int k = 0; k < 12; k++) /* a second as measured: it really takes truths[i] */
+        /* measured as one second, but it really takes truths[i] */
+        for (int k = 0; k < 12; k++)
             correction_learn_prefill(&p, factor(&p.gemm_correction), truths[i]);
         double off = factor(&p.gemm_correction) / truths[i];
         assert_true(off <= CORRECTION_PREFILL_MISS && off >= 1 / CORRECTION_PREFILL_MISS);
@@ -71,7 +72,8 @@ static void prefill_ends_a_wrong_belief_about_compute(void **state)
     }
 }
 
-/* Restores know better than prefill what their products take, within that factor. */
+/* Restores measure their products better than prefill does, so prefill corrects only larger misses.
+ */
 static void prefill_teaches_large_misses_only(void **state)
 {
     (void)state;
@@ -79,7 +81,7 @@ static void prefill_teaches_large_misses_only(void **state)
     platform_init(&p);
     correction_learn_prefill(&p, 1, 1.49);
     correction_learn_prefill(&p, 1, 1 / 1.49);
-    correction_learn_prefill(&p, 1e-4, 4e-4); /* more clock than compute */
+    correction_learn_prefill(&p, 1e-4, 4e-4); /* more elapsed time than compute */
     p.weights_s = 1;
     correction_learn_prefill(&p, 1, 4);
     assert_int_equal(p.gemm_correction.n_observed, 0);
@@ -88,7 +90,7 @@ static void prefill_teaches_large_misses_only(void **state)
     assert_int_equal(p.gemm_correction.n_observed, 1);
 }
 
-/* Noise of 10 %, every tenth restore takes a hundred times or a hundredth as long. */
+/* With 10 % noise, every tenth restore takes a hundred times or a hundredth as long. */
 static void outliers_do_not_count(void **state)
 {
     (void)state;
@@ -104,7 +106,7 @@ static void outliers_do_not_count(void **state)
         n_off += fabs(c.log2) > log2(1.15);
     }
     assert_true(n_off < N / 100);
-    /* One after a long calm moves it by less than 4 %. */
+    /* An outlier after a long calm moves it by less than 4 %. */
     memset(&c, 0, sizeof c);
     for (int i = 0; i < 50; i++)
         correction_observe(&c, 0.1, 0.1);
@@ -145,8 +147,8 @@ static void begin(struct platform *p, struct plan_layer *layer, struct plan_requ
     plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, req);
 }
 
-/* Behind a bus that is slower than the store, the time that reads took says nothing of the
- * store: from DRAM they take none. */
+/* On a bus that is slower than the store, the time of reads tells nothing about the store; from
+ * DRAM they take none. */
 static void a_bus_teaches_nothing(void **state)
 {
     (void)state;
@@ -168,8 +170,9 @@ static void a_bus_teaches_nothing(void **state)
     assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
 }
 
-/* A machine whose GEMM, KV loading and disk are off by these factors: after a number of restores by
- * auto's own plans the platform predicts what is measured, and it plans what the truth would. */
+/* A machine whose GEMM, KV loading and disk are off by these factors: after a number of restores
+ * with auto's own plans the platform predicts the measured times, and gives the plans of the true
+ * costs. */
 static void learns_the_machine(void **state)
 {
     (void)state;
@@ -213,7 +216,7 @@ static void learns_the_machine(void **state)
     }
 }
 
-/* The text keeps what was learned. */
+/* The platform's text keeps the corrections. */
 static void is_kept(void **state)
 {
     (void)state;
@@ -232,7 +235,7 @@ static void is_kept(void **state)
     assert_true(platform_h_s(&q, 640) == platform_h_s(&p, 640));
 }
 
-/* Times of a restore beside others, or of one that broke off, are not the machine's. */
+/* Times of a restore beside others, or of an incomplete one, do not describe the machine. */
 static void only_whole_restores_that_ran_alone_teach(void **state)
 {
     (void)state;
@@ -240,14 +243,14 @@ static void only_whole_restores_that_ran_alone_teach(void **state)
         .io_s = 1, .compute_s = 0.5, .wait_s = 0.3, .total_s = 1};
     assert_true(correction_is_of_machine(&o, true));
     assert_false(correction_is_of_machine(&o, false));
-    o.total_s = 1.01; /* a fifth and more of the time it did neither */
+    o.total_s = 1.01; /* for more than a fifth of the time it did neither */
     assert_false(correction_is_of_machine(&o, true));
     o.compute_s = 0;
-    o.wait_s = 0.9; /* waiting for the disk is being alone, too */
+    o.wait_s = 0.9; /* waiting for the disk counts as being alone */
     assert_true(correction_is_of_machine(&o, true));
 }
 
-/* Nothing is expected, so nothing learned, of a restore that decodes slow down. */
+/* A restore that decodes slow down has no expected time, so it teaches nothing. */
 static void a_slowed_restore_teaches_nothing(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The platform's tier for copies in DRAM, and mixed contexts: a prefix in DRAM, a
- * tail on the disk. */
+/* The platform's tier for copies in DRAM, and mixed contexts: a prefix in DRAM, the rest on the
+ * disk. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@
 
 enum { LAYERS = 8 };
 
-/* A machine that reads K and V at 1 GB/s from its disk. */
+/* Makes a machine that reads K and V at 1 GB/s from its disk. */
 static struct platform machine(void)
 {
     struct platform p;
@@ -45,7 +45,7 @@ static void the_tier_is_added_once(void **state)
     assert_int_equal(p.n_tiers, 2);
     assert_int_equal(platform_validate(&p, &err), 0);
     assert_string_equal(p.tier[0].name, "ssd");
-    /* One that was measured is taken, wherever it stands; tier 0 is never it. */
+    /* A measured tier is used, at any index but 0. */
     p.n_tiers = 3;
     p.tier[2] = p.tier[1];
     snprintf(p.tier[1].name, sizeof p.tier[1].name, "other");
@@ -58,7 +58,8 @@ static void the_tier_is_added_once(void **state)
     assert_int_equal(dram_tier(&full), 0);
 }
 
-/* Seconds to restore n_dram tokens from DRAM and the others from the disk, by keys and values. */
+/* Returns seconds to restore n_dram tokens from DRAM and the others from the disk, by keys and
+ * values. */
 static double mixed_s(const struct platform *p, int64_t n_dram, int64_t n_disk)
 {
     uint8_t mask[LAYERS];
@@ -78,8 +79,7 @@ static double mixed_s(const struct platform *p, int64_t n_dram, int64_t n_disk)
     return plan.restore_s;
 }
 
-/* Only what lies on the disk waits for it, and pays its latency, wherever the
- * disk's range stands. */
+/* Only tokens on the disk wait for it and pay its latency, wherever the disk's range stands. */
 static void a_mixed_context_waits_for_its_disk_part(void **state)
 {
     (void)state;
@@ -87,7 +87,7 @@ static void a_mixed_context_waits_for_its_disk_part(void **state)
     (void)dram_tier(&p);
     double all = mixed_s(&p, 0, 4096), none = mixed_s(&p, 4096, 0);
     double half = mixed_s(&p, 2048, 2048);
-    double read_s = 2048.0 * 2048 * LAYERS / 1e9; /* of half of the tokens */
+    double read_s = 2048.0 * 2048 * LAYERS / 1e9; /* for half of the tokens */
     assert_true(all > 2 * read_s && all < 2 * read_s * 1.1 + 2e-3);
     assert_true(half > read_s + 1e-3 && half < read_s * 1.1 + 2e-3);
     assert_true(none < 4096 * 1e-7 * LAYERS * 1.2);
@@ -97,7 +97,7 @@ static void a_mixed_context_waits_for_its_disk_part(void **state)
 
 enum { SAMPLES = 1000, MOST_LAYERS = 80 };
 
-/* A number from lo to hi; each factor is as likely as any other. */
+/* Draws a number from lo to hi, with equal probability per factor. */
 static double log_uniform(struct rng *r, double lo, double hi)
 {
     return lo * pow(hi / lo, rng_unit(r));
@@ -110,8 +110,8 @@ struct mixed {
     uint8_t stored[MOST_LAYERS]; /* kinds of each layer */
 };
 
-/* Models with and without grouped heads; disks from an eighth to eight times the speed at
- * which hidden states are projected. */
+/* Draws models with and without grouped heads, and disks with an eighth to eight times the speed of
+ * projecting hidden states. */
 static void draw(struct rng *r, const char *save, struct mixed *x)
 {
     struct platform *p = &x->platform;
@@ -141,10 +141,10 @@ static void draw(struct rng *r, const char *save, struct mixed *x)
     assert_int_equal(save_kinds_choose(save, &from, x->stored, &err), 0);
 }
 
-/* Seconds until all is restored and the new tokens are prefilled, with one letter for both
- * tiers; or with one for each.  What lies in DRAM is read for nothing, so its best letter is K
- * wherever it has keys and values: they take the least compute.  A range that has these alone
- * takes them under every letter. */
+/* Returns seconds until everything is restored and the new tokens are prefilled, with one letter
+ * for both tiers, or with one for each.  State in DRAM needs no reading, so its best letter is K
+ * wherever it has keys and values, which take the least compute.  A range that has only these uses
+ * them under every letter. */
 static double mixed_time_s(const struct mixed *x, bool each)
 {
     uint8_t in_dram[MOST_LAYERS];
@@ -164,8 +164,8 @@ static double mixed_time_s(const struct mixed *x, bool each)
     return plan.predicted_s;
 }
 
-/* The mean share of the time that a letter for each tier saves, over contexts that
- * were saved so. */
+/* Returns the mean share of the time that a letter per tier saves, over contexts saved under
+ * `save`. */
 static double mean_gain(const char *save, double *most)
 {
     struct rng r = {.s = 25};
@@ -182,9 +182,9 @@ static double mean_gain(const char *save, double *most)
     return sum / SAMPLES;
 }
 
-/* Where both kinds are saved it gains more than 3 %, so each tier has its own (make_ranges of
- * the engine). `--save auto` saves one kind of a layer where costs grow with the tokens
- * alone, and there is no choice. */
+/* If both kinds are saved the gain is more than 3 %, so each tier has its own letter (make_ranges
+ * of the engine). `--save auto` saves one kind per layer if costs grow with the tokens alone, and
+ * then there is no choice. */
 static void a_letter_for_each_tier_pays(void **state)
 {
     (void)state;
@@ -208,7 +208,7 @@ static void a_fast_disk_is_not_read_ahead_from(void **state)
     assert_false(dram_tier_gains(&p, 2048, 1));
 }
 
-/* The prefill of a long prompt takes longer than its load, which is hidden behind it. */
+/* The prefill of a long prompt takes longer than its load, and hides it. */
 static void a_long_prompt_hides_its_load(void **state)
 {
     (void)state;

@@ -11,8 +11,8 @@
 #include "base/rng.h"
 #include "policy/hybrid.h"
 
-/* A machine without fixed costs in which the link outruns the projection x times: to load the KV
- * blocks of n tokens takes n seconds, to project them x * n. */
+/* Makes a machine without fixed costs, on which loading the KV blocks of n tokens takes n seconds
+ * and projecting them x * n. */
 static struct hybrid_machine machine_of(double x)
 {
     return (struct hybrid_machine){.project = {0, x},
@@ -49,7 +49,7 @@ static void a_balanced_mixture_takes_x_of_x_and_a_half(void **state)
         hybrid_choose(&m, &no_device, 1000000, &s);
         assert_true(s.act_host > 0);
         assert_true(fabs(s.kv_seconds - 1e6) < 1);
-        /* Below x = 1/2 ACT blocks alone are the best, and the link is the longer lane. */
+        /* Below x = 1/2 only ACT blocks are best, and the link is the longer lane. */
         assert_true(fabs(s.seconds / s.kv_seconds - x / (x + 0.5)) < 1e-4);
     }
 }
@@ -185,8 +185,8 @@ static void algorithm_1_as_printed(void **state)
     struct hybrid_machine m = machine_of(2);
     struct hybrid_shares s;
     m.weights_s = 50;
-    /* 10 ACT blocks on the device take 20 s, so 30 s beside the weights are idle: 15 ACT blocks.
-     * Of 115 bytes 100 are left: a + 2 k = 100 and 2 a = k. */
+    /* 10 ACT blocks on the device take 20 s, so 30 s beside the weights are idle: 15 ACT blocks. Of
+     * 115 bytes 100 are left: a + 2 k = 100 and 2 a = k. */
     hybrid_paper(&m, &(struct hybrid_memory){10, 115}, &s);
     assert_true(s.act_init == 15 && s.kv_init == 0);
     assert_true(fabs(s.act_remain - 20) < 1e-9 && fabs(s.kv_remain - 40) < 1e-9);
@@ -195,7 +195,7 @@ static void algorithm_1_as_printed(void **state)
     hybrid_paper(&m, &(struct hybrid_memory){40, 160}, &s);
     assert_true(s.act_init == 0 && s.kv_init == 30);
     assert_true(fabs(s.act_remain - 20) < 1e-9 && fabs(s.kv_remain - 40) < 1e-9);
-    /* What the first step wants is more than there is. */
+    /* The first step asks for more than there is. */
     hybrid_paper(&m, &(struct hybrid_memory){0, 10}, &s);
     assert_true(s.act_host == 10 && s.kv_host == 0);
 }
@@ -222,7 +222,7 @@ static void the_next_block_keeps_the_ratio(void **state)
 
 /* --- random machines -------------------------------------------------------------------------- */
 
-/* Uniform over the orders of magnitude between low and high. */
+/* Draws a number uniform over the orders of magnitude between low and high. */
 static double between(struct rng *r, double low, double high)
 {
     return low * pow(high / low, rng_unit(r));
@@ -281,15 +281,15 @@ static void no_fixed_ratio_is_better(void **state)
     assert_true(n_mixed > 1000 && n_plain > 500 && n_none > 500);
 }
 
-/* The part of the requests that mini-batch i has; the larger ones come first. */
+/* Returns the share of the requests that mini-batch i has; the larger mini-batches come first. */
 static double share_of(const struct hybrid_machine *m, int i)
 {
     int n = m->n_requests, k = m->n_minibatches;
     return n == 0 ? 1.0 / k : (double)(n / k + (i < n % k)) / n;
 }
 
-/* Seconds of n_layers layers with double buffers.  The weights of the next layer come in pieces
- * between the loads of this one, so that neither waits for the whole of the other. */
+/* Returns seconds of n_layers layers with double buffers.  The weights of the next layer come in
+ * pieces between the loads of this one, so that neither waits for the whole of the other. */
 static double simulate(const struct hybrid_machine *m, const struct hybrid_split *s,
                        int n_layers)
 {
@@ -375,7 +375,7 @@ static void requests_at_once_are_as_many_as_pay(void **state)
             assert_true(s.fits && again.seconds == s.seconds);
         }
     }
-    /* Where weights are most of a step, all that fit run at once. */
+    /* If weights dominate a step, all requests that fit run at once. */
     struct hybrid_machine m = machine_of(1);
     m.weights_s = 1000;
     m.forward_s = 0.01;

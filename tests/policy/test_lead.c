@@ -1,4 +1,4 @@
-/* test_lead.c - which waiting requests let another one with the same beginning go first. */
+/* test_lead.c - which waiting requests let another one with the same beginning run first. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,8 +11,8 @@
 
 enum { TOKENS = 200, KEYS = 4, N = 64 };
 
-/* Requests whose tokens are those of `text` up to a length; each chunk's key depends on all
- * tokens before its end. */
+/* Requests whose tokens are those of `text` up to a length; each chunk's key depends on all tokens
+ * before its end. */
 struct made {
     int32_t tokens[TOKENS];
     struct sha256 keys[KEYS], root;
@@ -20,7 +20,7 @@ struct made {
 
 static struct made made[3];
 
-/* Differs from others from token `differs` on. */
+/* It differs from others from token `differs` on. */
 static struct lead_request request(int i, int n_tokens, int differs, enum sched_phase phase,
                                    int n_done)
 {
@@ -49,7 +49,7 @@ static void the_next_chunk_decides(void **state)
     assert_false(lead_is_ahead(&x, &s, 1)); /* its second chunk is another one */
     x.n_done = 63;
     assert_true(lead_is_ahead(&x, &s, 0));
-    x.n_done = 64; /* what it has is known already, or will never be */
+    x.n_done = 64; /* its state is known already, or never will be */
     assert_false(lead_is_ahead(&x, &s, 0));
     x = request(1, 63, 63, SCHED_PREFILL, 0); /* it never fills that chunk */
     assert_false(lead_is_ahead(&x, &s, 0));
@@ -57,8 +57,8 @@ static void the_next_chunk_decides(void **state)
     assert_true(lead_is_ahead(&x, &s, 0));
 }
 
-/* The last token is computed in any case, so 65 tokens lack one whole chunk and 64 only a part
- * of one. */
+/* The last token is always computed, so 65 tokens lack one whole chunk and 64 only a part of one.
+ */
 static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
 {
     (void)state;
@@ -68,9 +68,9 @@ static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
     s.may_copy = true;
     assert_true(lead_is_ahead(&x, &s, 0));
     x.n_done = 63;
-    assert_false(lead_is_ahead(&x, &s, 0)); /* all 63 are there */
+    assert_false(lead_is_ahead(&x, &s, 0)); /* it has all 63 */
     x = request(1, 200, 62, SCHED_PREFILL, 0);
-    assert_false(lead_is_ahead(&x, &s, 0)); /* token 62 is another one */
+    assert_false(lead_is_ahead(&x, &s, 0)); /* token 62 differs */
     x = request(1, 200, 63, SCHED_PREFILL, 0);
     assert_true(lead_is_ahead(&x, &s, 0)); /* token 63 does not matter */
     x = request(1, 62, 62, SCHED_PREFILL, 0);
@@ -80,7 +80,7 @@ static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
     assert_true(lead_is_ahead(&x, &s, 0)); /* a whole chunk needs no copying */
     s = request(0, 65, 65, SCHED_WAITING, 0);
     s.may_copy = true;
-    assert_false(lead_is_ahead(&x, &s, 1)); /* nothing is left but the last token */
+    assert_false(lead_is_ahead(&x, &s, 1)); /* only the last token is left */
 }
 
 static void other_roots_never_lead(void **state)
@@ -100,10 +100,10 @@ static void those_at_work_lead_and_those_that_came_first(void **state)
     struct lead_request r[3];
     for (int i = 0; i < 3; i++)
         r[i] = request(i, 200, 200, SCHED_WAITING, 0);
-    assert_int_equal(lead_find(r, 3, 0, 0), -1); /* the first waits for nobody */
+    assert_int_equal(lead_find(r, 3, 0, 0), -1); /* the first waits for no other */
     assert_int_equal(lead_find(r, 3, 1, 0), 0);
     assert_int_equal(lead_find(r, 3, 2, 0), 0);
-    r[2].phase = SCHED_RESTORE; /* it came later, but is at work */
+    r[2].phase = SCHED_RESTORE; /* it came later, but is already running */
     assert_int_equal(lead_find(r, 3, 0, 0), 2);
     r[2].phase = SCHED_PREFILL;
     assert_int_equal(lead_find(r, 3, 0, 0), 2);

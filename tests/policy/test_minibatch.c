@@ -32,7 +32,7 @@ static bool fits(const struct minibatch_room *room, const struct minibatch *b)
            (b->n_act <= room->n_act && blocks_of(b) <= room->n_blocks);
 }
 
-/* The mini-batches of a partition into n_bins. */
+/* Sets bins[0, n_bins) to the mini-batches of a partition. */
 static void sum_up(const struct minibatch_request *r, int n, const int *of, int n_bins,
                    struct minibatch *bins)
 {
@@ -65,9 +65,9 @@ static int form(const struct hybrid_machine *m, const struct minibatch_room *roo
     return n_bins;
 }
 
-/* --- beside the best of all ------------------------------------------------------------------- */
+/* --- compared with the best of all ------------------------------------------------------------ */
 
-/* The sum of the longer lanes: each mini-batch beside its own load. */
+/* Returns the sum of the longer lanes, if each mini-batch runs beside its own load. */
 static double lanes_of(const struct hybrid_machine *m, const struct minibatch *b, int n)
 {
     double sum = 0;
@@ -76,7 +76,7 @@ static double lanes_of(const struct hybrid_machine *m, const struct minibatch *b
     return sum;
 }
 
-/* The least seconds of a layer over the orders of the mini-batches from `at` on. */
+/* Returns the least seconds of a layer over all orders of the mini-batches from `at` on. */
 static double best_order(const struct hybrid_machine *m, struct minibatch *b, int n, int at)
 {
     if (at >= n - 1)
@@ -244,7 +244,7 @@ static void requests_of_one_kind_share_mini_batches(void **state)
     assert_int_equal(form(&m, &room, r, 8, MINIBATCH_PAPER, of, bins), 2);
     assert_int_equal(form(&m, &room, r, 8, MINIBATCH_BALANCED, of, bins), 2);
     r[3].n_kv =
-        50; /* larger than the buffer: alone, and not for ever in front of the others */
+        50; /* larger than the buffer: it runs alone, and does not block the others for ever */
     int n = form(&m, &room, r, 8, MINIBATCH_BALANCED, of, bins);
     assert_int_equal(n, 3);
     for (int i = 0; i < 8; i++)

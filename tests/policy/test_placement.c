@@ -1,4 +1,4 @@
-/* test_placement.c - what a full tier evicts, against a list that is searched. */
+/* test_placement.c - the victims of a full tier, compared with a linear search. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@ static struct placement_upcoming upcoming[PLACES];
 static struct placement_wait wait_of[WAITS];
 static struct placement_learn learn;
 
-/* Items have the ids 1 to N. */
+/* Items have ids 1 to N. */
 static void begin_as(enum placement_kind kind)
 {
     memset(upcoming, 0, sizeof upcoming);
@@ -55,7 +55,7 @@ static void add(int i, uint64_t at)
     placement_insert(&policy, &part, &item[i]);
 }
 
-/* Evicts the victim and returns which item it was; -1: there is none. */
+/* Evicts the victim. Returns its index, or -1 if there is none. */
 static int evict(void)
 {
     struct placement_item *v = placement_victim(&part);
@@ -92,7 +92,7 @@ static void the_least_recently_used_goes_first(void **state)
     assert_ptr_equal(placement_victim(&part), &item[1]);
     placement_remove(&part, &item[1]);
     assert_ptr_equal(placement_victim(&part), &item[2]);
-    touch(&item[1], 5); /* out of the tier: it counts when it is back */
+    touch(&item[1], 5); /* not in the tier: it counts when it is back */
     assert_ptr_equal(placement_victim(&part), &item[2]);
     placement_insert(&policy, &part, &item[1]);
     assert_ptr_equal(placement_victim(&part), &item[1]);
@@ -115,7 +115,7 @@ static void kept_items_go_last_and_no_later(void **state)
     assert_ptr_equal(placement_victim(&part), &item[1]);
 }
 
-/* The item that a search of all finds. */
+/* Returns the item that a search of all finds. */
 static const struct placement_item *search(void)
 {
     const struct placement_item *best = NULL;
@@ -139,7 +139,7 @@ static void random_histories_choose_as_a_search_does(void **state)
         uint64_t now = 0;
         uint32_t n = 0;
         for (int i = 0; i < N; i++)
-            touch(&item[i], ++now); /* no two uses are at once */
+            touch(&item[i], ++now); /* no two uses have the same time */
         for (int op = 0; op < 400; op++) {
             struct placement_item *x = &item[rng_below(&r, N)];
             uint64_t what = rng_below(&r, 8);
@@ -162,7 +162,7 @@ static void random_histories_choose_as_a_search_does(void **state)
     }
 }
 
-/* The victims of a history in which everything goes come in the order of use. */
+/* If everything is evicted, victims come in the order of use. */
 static void victims_come_in_order(void **state)
 {
     (void)state;
@@ -189,12 +189,12 @@ static void an_audit_sees_what_is_wrong(void **state)
         placement_insert(&policy, &part, &item[i]);
     }
     assert_true(placement_audit(&part, &item[4]));
-    item[4].order = 0; /* stands below a later one */
+    item[4].order = 0; /* below a later one */
     assert_false(placement_audit(&part, &item[4]));
     item[4].order = 5;
-    item[4].slot = 2; /* says that it is elsewhere */
+    item[4].slot = 2; /* claims to be elsewhere */
     assert_false(placement_audit(&part, &item[4]));
-    item[4].slot = 6; /* behind the end */
+    item[4].slot = 6; /* beyond the end */
     assert_false(placement_audit(&part, &item[4]));
 }
 
@@ -223,9 +223,9 @@ static void lfu_evicts_the_least_used_and_ages(void **state)
     assert_int_equal(evict(), 1);       /* one use; the earlier of two */
     assert_int_equal(policy.age, 1);
     add(3, 21);
-    assert_int_equal(item[3].order, 2); /* one use + age 1: behind item 2, which has 1 */
+    assert_int_equal(item[3].order, 2); /* one use + age 1: after item 2, which has 1 */
     assert_int_equal(evict(), 2);
-    /* What was used often and is no longer used goes when new items have aged past it. */
+    /* An item that was used often, but no longer is, goes when new items have aged past it. */
     int n_new = 0;
     for (int i = 4; i < N; i++, n_new++) {
         add(i, (uint64_t)(30 + i));
@@ -241,13 +241,13 @@ static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **s
     begin_as(PLACEMENT_ATTENTIONSTORE);
     for (int i = 0; i < 5; i++)
         add(i, (uint64_t)(1 + i));
-    expect_use(0, 100); /* the next request */
+    expect_use(0, 100); /* for the next request */
     expect_use(1, 101);
     expect_use(2, 102);
-    assert_int_equal(evict(), 3); /* outside the window: the least recently used */
+    assert_int_equal(evict(), 3); /* not in the window: the least recently used */
     assert_int_equal(evict(), 4);
     assert_int_equal(evict(), 2); /* then the last request's */
-    expect_no_more(0, 100);       /* served: an ordinary item again */
+    expect_no_more(0, 100);       /* after being served it is an ordinary item */
     assert_int_equal(evict(), 0);
     assert_int_equal(evict(), 1);
 }
@@ -272,15 +272,15 @@ static void an_item_that_several_requests_need_waits_for_the_first(void **state)
     expect_use(0, 3);
     expect_use(1, 5);
     assert_int_equal(placement_window_count(&window, 1), 2);
-    assert_ptr_equal(placement_victim(&part), &item[1]); /* item 0 is wanted at turn 3 */
+    assert_ptr_equal(placement_victim(&part), &item[1]); /* item 0 is needed at turn 3 */
     expect_no_more(0, 3);
-    assert_ptr_equal(placement_victim(&part), &item[0]); /* and now at turn 7 only */
+    assert_ptr_equal(placement_victim(&part), &item[0]); /* and now only at turn 7 */
     expect_no_more(0, 7);
     assert_int_equal(item[0].rank, PLACEMENT_ORDINARY);
 }
 
-/* Of two items the one that more waiting requests need stays, though a single one comes sooner
- * to the other: by `step` turns for each time that their number doubles. */
+/* Of two items the one that more waiting requests need stays, although a single request needs the
+ * other sooner: a doubling of their number counts for `step` turns. */
 static void ours_counts_every_waiting_request(void **state)
 {
     (void)state;
@@ -289,7 +289,7 @@ static void ours_counts_every_waiting_request(void **state)
         uint64_t step;
         int victim;
     } cases[] = {{PLACEMENT_OURS, 3, 1},
-                 {PLACEMENT_OURS, 1, 0}, /* 10 - log2(5) * 1 is behind 7 */
+                 {PLACEMENT_OURS, 1, 0}, /* 10 - log2(5) * 1 is after 7 */
                  {PLACEMENT_OURS, 0, 0},
                  {PLACEMENT_ATTENTIONSTORE, 3, 0}};
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
@@ -328,7 +328,7 @@ static void dropped_items_go_first_and_kept_ones_last(void **state)
         expect_use(1, 3);
         placement_drop(&policy, &part, &item[3], true);
         assert_ptr_equal(placement_victim(&part), &item[3]);
-        placement_keep(&policy, &part, &item[3], true); /* a pin is stronger */
+        placement_keep(&policy, &part, &item[3], true); /* a pin takes precedence */
         assert_ptr_not_equal(placement_victim(&part), &item[3]);
         placement_keep(&policy, &part, &item[3], false);
         assert_int_equal(evict(), 3);
@@ -354,15 +354,14 @@ static void belady_evicts_the_farthest_next_use(void **state)
     assert_int_equal(evict(), 2);
 }
 
-/* Content that is not in the tier pushes out nothing that is used sooner, as far as
- * that is known. */
+/* Content outside the tier does not displace an item with an earlier known use. */
 static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
 {
     (void)state;
     static const struct {
         enum placement_kind kind;
         uint64_t turn, next; /* of the newcomer; turn 0: no request waits for it */
-        bool waits;          /* for the victim, at turn 10 */
+        bool waits;          /* a request waits for the victim, at turn 10 */
         bool is_admitted;
     } cases[] = {
         {PLACEMENT_OURS, 0, 0, true, false},   {PLACEMENT_OURS, 11, 0, true, false},
@@ -387,7 +386,7 @@ static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
 
 /* --- ours ------------------------------------------------------------------------------------- */
 
-/* A use of an item that the tier had, and which comes in now. */
+/* Records a use of an item that the tier had, and another that comes in now. */
 static void learn_use(uint64_t id, uint8_t class, uint32_t time)
 {
     const struct placement_learn_use use = {
@@ -395,13 +394,13 @@ static void learn_use(uint64_t id, uint8_t class, uint32_t time)
     placement_learn_used(&learn, &use);
 }
 
-/* Says how many items the tier has. */
+/* Sets the number of the tier's items. */
 static void learn_size(uint64_t n_items)
 {
     placement_learn_evicted(&learn, UINT64_MAX, n_items);
 }
 
-/* Every item of class `busy` is used again after 20 units of time, one item in a hundred of
+/* Every item of class `busy` is used again after 20 units of time, and one item in a hundred of
  * class `idle`. A tier of 200 items is full. */
 static void teach(uint8_t busy, uint8_t idle)
 {
@@ -450,7 +449,7 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
 {
     (void)state;
     begin_as(PLACEMENT_OURS);
-    learn.price = 0.01; /* a use in a hundred units of time */
+    learn.price = 0.01; /* one use per hundred units of time */
     struct placement_use u[] = {{.at = 1, .time = 1000, .reuse_in = 50},
                                 {.at = 2, .time = 1000, .reuse_in = 101},
                                 {.at = 3, .time = 1000}};
@@ -460,12 +459,12 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
     }
     assert_int_equal(evict(), 1);          /* the next use is too far away */
     assert_int_equal(item[0].order, 1100); /* until twice the time has passed */
-    touch(&item[0], 1050);                 /* used: the hint is spent */
+    touch(&item[0], 1050);                 /* the use ends the hint */
     assert_int_equal(item[0].due_time, 0);
 }
 
-/* What a use saves for each byte multiplies what is learned: an item that is hardly worth its
- * room goes first where it saves little, and stays where it saves much. */
+/* The saving per byte of a use multiplies the learned value: an item that is barely worth its room
+ * goes first if it saves little, and stays if it saves much. */
 static void ours_holds_longer_what_saves_more(void **state)
 {
     (void)state;
@@ -473,7 +472,8 @@ static void ours_holds_longer_what_saves_more(void **state)
     uint8_t idle1 = placement_class_used(idle, 1);
     begin_as(PLACEMENT_OURS);
     teach(placement_class_used(busy, 1), idle1);
-    double least = learn.price / learn.index[idle1][0]; /* value at which it is worth it */
+    /* the value at which it is worth its room */
+    double least = learn.price / learn.index[idle1][0];
     assert_int_equal(placement_learn_worth(&learn, idle1, 0, least / 2), 0);
     uint32_t worth = placement_learn_worth(&learn, idle1, 0, 4 * least);
     assert_true(worth > 0);
@@ -487,11 +487,11 @@ static void ours_holds_longer_what_saves_more(void **state)
         placement_touch(&policy, &part, &item[i], &u[i]);
     assert_int_equal(item[0].order, 50000 + worth);
     assert_int_equal(item[1].order, 50000);
-    assert_int_equal(item[2].order, 52000); /* the hint is worth the room */
+    assert_int_equal(item[2].order, 52000); /* the hint makes it worth the room */
     assert_int_equal(item[3].order, 50000);
 }
 
-/* The price is that at which what is held takes half of the tier. */
+/* At the price, items worth holding take half of the tier. */
 static void a_smaller_tier_has_a_higher_price(void **state)
 {
     (void)state;
@@ -559,7 +559,7 @@ static void the_window_is_as_long_as_the_capacity(void **state)
     assert_int_equal(placement_window_length(1000, 10, 0), 100);
     assert_int_equal(placement_window_length(1000, 10, 64), 64);
     assert_int_equal(placement_window_length(1000, 0, 64), 64); /* no size is known yet */
-    assert_int_equal(placement_window_length(5, 10, 64), 1);    /* one at least */
+    assert_int_equal(placement_window_length(5, 10, 64), 1);    /* at least one */
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* test_placement_price.c - what it is worth to hold state, for each byte. */
+/* test_placement_price.c - the value of holding state, per byte. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,8 +9,8 @@
 
 #include "policy/placement_price.h"
 
-/* Two layers; a token has 100 bytes of KV in each; computing one takes 1 ms and 1 us for each
- * token that a chunk sees in the mean; the disk reads 1 MB/s. */
+/* Two layers; a token has 100 bytes of KV in each. Computing one takes 1 ms, plus 1 us for each
+ * token that a chunk sees on average; the disk reads 1 MB/s. */
 static struct platform platform(void)
 {
     struct platform p;
@@ -41,7 +41,7 @@ static void near(double got, double want)
         fail_msg("%g instead of %g", got, want);
 }
 
-/* Seconds are those of all layers: what computing takes, minus what reading takes. */
+/* Seconds are those of all layers: the time to compute minus the time to read. */
 static void a_chunk_saves_computing_without_reading(void **state)
 {
     (void)state;
@@ -51,12 +51,12 @@ static void a_chunk_saves_computing_without_reading(void **state)
     /* Half of the bytes are read in half of the time, and take half of the room. */
     near(placement_price_stored(&x, 64, CHUNK_BYTES / 2),
          2 * (CHUNK_S - READ_S / 2) / CHUNK_S);
-    /* A quarter of the tokens in as many bytes as half of them. */
+    /* A quarter of the tokens, in as many bytes as half of them. */
     near(placement_price_stored(&x, 16, CHUNK_BYTES / 2),
          2 * (CHUNK_S / 4 - READ_S / 2) / CHUNK_S);
 }
 
-/* Losing a block that the store has costs reading it; another one has to be computed. */
+/* Losing a block that the store has costs reading it; another block must be computed. */
 static void a_block_that_is_stored_saves_less(void **state)
 {
     (void)state;
@@ -70,7 +70,7 @@ static void a_block_that_is_stored_saves_less(void **state)
     near(placement_price_held(&x, 64, true), 1);
 }
 
-/* What restores have corrected counts. */
+/* Corrections learned from restores count. */
 static void corrections_change_the_price(void **state)
 {
     (void)state;

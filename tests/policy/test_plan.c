@@ -68,7 +68,7 @@ static void test_table_3(void **state)
     make(&q, "paper");
     assert_int_equal(plan.n_h, 36);
     assert_int_equal(plan.n_k, 4);
-    /* 36 H + 4 KV is 220 KiB by arithmetic; the table prints 210. */
+    /* 36 H + 4 KV are 220 KiB; the table prints 210. */
     assert_true(plan.stored_bytes_per_token + platform.h_bytes == 2 * 220 * 1024);
 
     q = request("a100x4-4ssd", OPT_30B, 1024, 0);
@@ -78,8 +78,9 @@ static void test_table_3(void **state)
     assert_true(plan.stored_bytes_per_token == 2 * 280 * 1024);
 }
 
-/* Not used to calibrate.  That token-wise is 12 % slower (figure 13) is not reproduced: it
- * comes from GEMM kernels at odd sizes, of which the built-in platforms know only the tile. */
+/* Not used to calibrate.  The paper's result that token-wise is 12 % slower (figure 13) is not
+ * reproduced: it comes from GEMM kernels at odd sizes, of which the built-in platforms know only
+ * the tile. */
 static void test_section_6_3_2(void **state)
 {
     (void)state;
@@ -97,7 +98,8 @@ static void test_section_6_3_2(void **state)
     assert_true(plan.predicted_s <= paper);
 }
 
-/* "with long histories the scheduler falls back to HCache only" (6.2.3): recomputed layers go. */
+/* "with long histories the scheduler falls back to HCache only" (6.2.3): recomputed layers
+ * disappear. */
 static void test_long_history_recomputes_less(void **state)
 {
     (void)state;
@@ -120,8 +122,8 @@ static void test_gqa(void **state)
     assert_int_equal(plan.n_h, 0);
     assert_true(plan.n_r >= 1 && plan.n_k > 0);
     assert_non_null(strstr(plan.reason, "(hidden states have 2x the bytes)"));
-    /* Slow reads and a fast GPU: layer 0 is free, the prefix costs r - 1 layers and
-     * a projection. */
+    /* With slow reads and a fast GPU, layer 0 is free, and the prefix costs r - 1 layers and a
+     * projection. */
     struct plan kv_re;
     q.mode = PLAN_KV_RECOMPUTE;
     assert_int_equal(plan_make(&q, &kv_re, &e), 0);
@@ -169,12 +171,12 @@ static void test_costs_of_forced_plans(void **state)
     make(&q, "RKHK");
     assert_int_equal(plan.n_k, 2);
     assert_int_equal(plan.n_io, 3);
-    assert_int_equal(plan.io_order[0], 2); /* H first: it has the compute to hide */
+    assert_int_equal(plan.io_order[0], 2); /* H first, because compute can hide it */
     make(&q, "auto");
     assert_string_equal(plan.method, "RHHH");
     assert_true(plan.exact);
     assert_true(fabs(plan.stored_bytes_per_token - 3) < 1e-12);
-    assert_true(fabs(plan.bubble) < 1e-12); /* compute works all the time */
+    assert_true(fabs(plan.bubble) < 1e-12); /* compute is never idle */
 }
 
 static void test_latency_head_and_prefill(void **state)
@@ -186,7 +188,8 @@ static void test_latency_head_and_prefill(void **state)
     q.prefill_s = p;
     q.head_s = 0.25;
     make(&q,
-         "r1,h3"); /* reads end at 3, arrive at 3.5, projected at 4.5, then 4 * 2 + head */
+         /* reads end at 3, arrive at 3.5, are projected at 4.5, then 4 * 2 + head */
+         "r1,h3");
     assert_true(fabs(plan.restore_s - 4.5) < 1e-12);
     assert_true(fabs(plan.predicted_s - 12.75) < 1e-12);
     q.fused = true; /* compute never waits: 4 projections, 4 prefills, head */
@@ -198,7 +201,7 @@ static void test_overlap_slows(void **state)
 {
     (void)state;
     struct plan_request q = by_hand(4, plain);
-    q.io_overlap = q.comp_overlap = 2; /* one core for both */
+    q.io_overlap = q.comp_overlap = 2; /* one core for both lanes */
     make(&q, "r1,h3"); /* then nothing is gained: 3 reads and 4 projections */
     assert_true(fabs(plan.predicted_s - 7) < 1e-12);
 }
@@ -225,7 +228,7 @@ static void test_truncated_context(void **state)
     struct plan_request q = by_hand(4, plain);
     for (int i = 0; i < 4; i++)
         layer[i].can_recompute = false;
-    make(&q, "auto"); /* the embedding row needs no past */
+    make(&q, "auto"); /* the embedding row needs no record */
     assert_string_equal(plan.method, "RHHH");
     expect_error(&q, "recompute", ERR_NOT_FOUND, "layer 0 cannot be recomputed");
 }
@@ -265,7 +268,7 @@ static void test_bad_requests_are_named(void **state)
     expect_error(&q, "auto", ERR_USAGE, "layer 1: io_kv_s is not a number");
     layer[1].io_kv_s = -1;
     expect_error(&q, "auto", ERR_USAGE, "layer 1: io_kv_s is negative");
-    layer[1].has_kv = false; /* then nobody asks */
+    layer[1].has_kv = false; /* then no record is needed */
     make(&q, "auto");
     layer[2].comp_tok_s = INFINITY;
     expect_error(&q, "auto", ERR_USAGE, "layer 2: comp_tok_s is infinite");
@@ -279,7 +282,7 @@ static void test_bad_requests_are_named(void **state)
     expect_error(&q, "auto", ERR_USAGE, "257 layers");
 }
 
-/* Every plan's lanes: a layer computes after its read, nothing overlaps within a lane. */
+/* For every plan: a layer computes after its read, and nothing overlaps within a lane. */
 static void test_lanes_are_consistent(void **state)
 {
     (void)state;
@@ -343,16 +346,16 @@ static void test_ranges(void **state)
                                        {.n_tokens = 1024, .mask = only_kv}};
     assert_int_equal(best_prefix(mixed, 2, "auto", 64), 2);
     assert_int_equal(plan.n_layers, 32);
-    /* Behind a range without anything there is nothing to restore. */
+    /* After a range without records there is nothing to restore. */
     const struct plan_range hole[] = {{.n_tokens = 1024, .mask = only_h},
                                       {.n_tokens = 64, .mask = none},
                                       {.n_tokens = 1024, .mask = only_kv}};
     assert_int_equal(best_prefix(hole, 3, "auto", 64), 1);
-    /* One layer of a range lacks both: recompute up to it, or use less of the chain. */
+    /* One layer of a range lacks both kinds: recompute up to it, or use less of the chain. */
     only_kv[31] = 0;
     assert_int_equal(best_prefix(mixed, 2, "auto", 64), 1);
     only_kv[31] = PLAN_HAS_KV;
-    only_kv[1] = 0; /* layers 0 and 1 recomputed are cheaper than 1024 tokens prefilled */
+    only_kv[1] = 0; /* recomputing layers 0 and 1 is cheaper than prefilling 1024 tokens */
     assert_int_equal(best_prefix(mixed, 2, "auto", 64), 2);
     assert_memory_equal(plan.method, "RR", 2);
     assert_int_equal(best_prefix(hole, 0, "auto", 64), 0);
@@ -370,7 +373,8 @@ static void test_ranges_forced(void **state)
     assert_non_null(strstr(e.msg, "no KV"));
     assert_int_equal(best_prefix(range, 1, "hidden", 1), 1);
     assert_int_equal(best_prefix(range, 1, "recompute", 1), 1);
-    /* A store slower than prefill: auto uses nothing and says why, forced plans do as told. */
+    /* With a store slower than prefill, auto uses nothing and says why; forced plans are followed.
+     */
     platform.tier[0].bytes_per_s = 1e3;
     range[0].mask = both;
     assert_int_equal(best_prefix(range, 1, "auto", 1),
@@ -380,7 +384,8 @@ static void test_ranges_forced(void **state)
     assert_int_equal(plan.n_k, 32);
 }
 
-/* Beside decodes a restore has a few percent of the compute: what reads most computes least. */
+/* Beside decodes a restore has a few percent of the compute: the plan that reads most computes
+ * least. */
 static void test_beside_decodes(void **state)
 {
     (void)state;
@@ -401,7 +406,7 @@ static void test_beside_decodes(void **state)
     }
     assert_true(plan.n_k >= 31); /* layer 0 needs no record */
     assert_true(alone_s[1] > alone_s[0]);
-    /* Prefill that is slower, too, makes restoring pay the more. */
+    /* If prefill is slower, too, restoring pays more. */
     platform.tier[0].bytes_per_s = platform.kv_bytes * 32 * 1024 / 1.0;
     struct plan_request kv = {.n_layers = 32, .mode = PLAN_KV};
     assert_int_equal(plan_best_prefix(&platform, &range, 1, 64, true, layer, prefill_s, &kv,
@@ -413,7 +418,7 @@ static void test_beside_decodes(void **state)
         assert_int_equal(plan_best_prefix(&platform, &range, 1, 64, true, layer, prefill_s,
                                           &r, &plan, &used, &e),
                          0);
-        assert_int_equal(used, factor > 1); /* one second of reading, or prefill */
+        assert_int_equal(used, factor > 1); /* one second of reading, or of prefill */
         assert_true(used == 0 || plan.predicted_s >= kv_s);
     }
 }

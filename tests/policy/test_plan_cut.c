@@ -1,6 +1,6 @@
 /* test_plan_cut.c - how much of a chain is restored: plan_best_prefix against a full search for
- * every number of ranges.  `test_plan_cut check` does so for 80 layers and 300 ranges, and times
- * it (make plan-check). */
+ * every number of ranges. `test_plan_cut check` does so for 80 layers and 300 ranges, and times it
+ * (make plan-check). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,9 +15,9 @@
 #include "policy/pipeline.h"
 #include "tests/policy/chains.h"
 
-/* How much slower than the full search's the predicted time may be. */
+/* Largest excess of the predicted time over that of the full search. */
 static const double WITHIN = 0.01;
-/* Of processor time, for the 99th percentile: a decode step that plans is not held up by more. */
+/* Limit on processor time for the 99th percentile, because a decode step waits for its planning. */
 static const double MOST_S = 3e-3;
 
 static struct random_chain x;
@@ -49,8 +49,8 @@ static int between(struct rng *r, int least, int most)
 
 enum { MOST_CHAINS = 8000 };
 
-/* Plans the chain x.  *took_s: its processor time; over the bound it is taken again, at most
- * twice, since other programs make a plan slower and nothing makes it faster. */
+/* Plans the chain x.  *took_s: its processor time; above the limit it is measured again, at most
+ * twice, because other programs can only make a plan slower. */
 static int plan_timed(int *n_used, double *took_s)
 {
     int rc = 0;
@@ -63,7 +63,7 @@ static int plan_timed(int *n_used, double *took_s)
     return rc;
 }
 
-/* Fills the processor time of each plan; returns how many there were. */
+/* Fills the processor time of each plan. Returns their number. */
 static int compare(const struct shape *s, int n_chains, uint64_t seed, double *took_s)
 {
     struct rng r = {seed};
@@ -123,7 +123,7 @@ static void large_chains(void **state)
     compare(&s, 5, 3, took_s);
 }
 
-/* The first n_ranges of x as a chain, and their sums. */
+/* Makes a chain of the first n_ranges of x, and their sums. */
 static struct stored_ranges ranges_of(int n_ranges, int64_t n_new, struct range_sums *s)
 {
     struct stored_ranges c = {.platform = &x.platform,
@@ -163,11 +163,11 @@ static void bounds_hold(void **state)
         plan_bounds_init(&b, &search);
         double least_s = plan_bound_least(&b, search.r_min, search.r_max);
         assert_true(plan.predicted_s >= least_s * (1 - 1e-9));
-        assert_true(least_s > 0.2 * plan.predicted_s); /* and says something */
+        assert_true(least_s > 0.2 * plan.predicted_s); /* and is not trivial */
     }
 }
 
-/* The request that comes back is that of the plan: it predicts the same. */
+/* The returned request belongs to the plan: it predicts the same time. */
 static void the_request_is_the_plans(void **state)
 {
     (void)state;
@@ -199,7 +199,7 @@ static void plans_are_repeatable(void **state)
     }
 }
 
-/* A budget bounds what is saved; these records are saved already. */
+/* A budget limits saving; these records are already saved. */
 static void a_budget_is_refused(void **state)
 {
     (void)state;
@@ -213,7 +213,7 @@ static void a_budget_is_refused(void **state)
 
 /* ---- sums over ranges ---- */
 
-/* The sums that move from cut to cut are those from the start, whatever the way. */
+/* Sums that move from cut to cut equal those computed from the start, in any order of moves. */
 static void sums_move(void **state)
 {
     (void)state;
@@ -253,7 +253,7 @@ static void windows_skip_whole_chunks(void **state)
         x.range[g].n_tokens = 128;
         memset(x.mask[g], PLAN_HAS_H | PLAN_HAS_KV, 4);
     }
-    /* Token 384 sees positions from 385 - tokens on; a chunk is read where it has one of them. */
+    /* Token 384 sees positions from 385 - tokens on; a chunk is read if it has one of them. */
     const struct {
         int window, wanted;
     } cases[] = {{64, 64},   {65, 64},   {66, 128}, {128, 128},
@@ -267,7 +267,7 @@ static void windows_skip_whole_chunks(void **state)
     }
 }
 
-/* Each layer costs what its own records cost, read range by range, and computed kind by kind. */
+/* Each layer costs what its own records cost, read range by range and computed kind by kind. */
 static void layers_cost_what_their_records_cost(void **state)
 {
     (void)state;
@@ -304,9 +304,9 @@ static void layers_cost_what_their_records_cost(void **state)
     }
 }
 
-/* ---- what recomputation costs ---- */
+/* ---- the cost of recomputation ---- */
 
-/* A request without records over the chain's platform. */
+/* Makes a request without records over the chain's platform. */
 static void recompute_request(int64_t n_tokens, struct plan_request *q)
 {
     struct rng r = {7};
@@ -324,10 +324,10 @@ static bool close_to(double a, double b)
     return fabs(a - b) <= 1e-12 * fabs(b);
 }
 
-/* Of 1000 tokens, with windows of 100 from layer 2 on and 5 recomputed layers: layer 4 is only
- * projected, layer 3 computes the 100 rows that layer 4's window sees, layer 2 those 100 and the
- * 100 before them, layer 1, which has no window itself, 300 rows and the K and V of all others;
- * layer 0 is computed whole. */
+/* 1000 tokens, windows of 100 from layer 2 on, 5 recomputed layers: layer 4 is only projected.
+ * Layer 3 computes the 100 rows that layer 4's window sees, layer 2 those 100 and the 100 before
+ * them. Layer 1, which has no window itself, computes 300 rows and the K and V of all others. Layer
+ * 0 is computed whole. */
 static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
 {
     (void)state;
@@ -336,7 +336,7 @@ static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
     q.window = (struct plan_window){.layer = 2, .tokens = 100};
     const struct platform *p = &x.platform;
     for (int slowed = 0; slowed < 2; slowed++) {
-        /* Decodes beside it slow all of it, the K and V of rows outside the windows too. */
+        /* Decodes beside it slow all of it, including K and V of rows outside the windows. */
         double slow = slowed ? 33 : 1;
         q.comp_slow = slowed ? slow : 0;
         for (int i = 0; slowed && i < 6; i++) {
@@ -417,7 +417,8 @@ static void decodes_slow_all_compute(void **state)
     }
 }
 
-/* The makespan without its events is that of the events, also where the lanes slow each other. */
+/* The makespan computed without events equals that of the events, also if the lanes slow each
+ * other. */
 static void makespans_agree(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_plan_deviate.c - a forced plan keeps what the records allow, and names what differs. */
+/* test_plan_deviate.c - a forced plan keeps what the records allow, and names the differences. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ struct range_of {
     uint8_t mask[N];
 };
 
-/* Returns how many ranges are used, or the error. */
+/* Returns the number of ranges used, or the error. */
 static int best(const char *mode, bool may_deviate, const struct range_of *r, int n,
                 struct plan_window window)
 {
@@ -41,7 +41,7 @@ static int best(const char *mode, bool may_deviate, const struct range_of *r, in
     return rc != 0 ? rc : used;
 }
 
-/* One range of 640 tokens. */
+/* Checks one range of 640 tokens. */
 static void expect(const char *mode, const uint8_t mask[N], const char *method,
                    const char *deviation)
 {
@@ -57,7 +57,7 @@ static void expect(const char *mode, const uint8_t mask[N], const char *method,
     assert_int_equal(plan.n_r, counts[0]);
     assert_int_equal(plan.n_h, counts[1]);
     assert_int_equal(plan.n_k, counts[2]);
-    /* What may not deviate is refused exactly where something would be changed. */
+    /* A plan that must not deviate is refused exactly if something would change. */
     int rc = best(mode, false, &r, 1, none);
     assert_int_equal(rc, deviation[0] != 0 ? ERR_NOT_FOUND : 1);
 }
@@ -99,7 +99,7 @@ static void what_can_be_carried_out_is_not_touched(void **state)
     expect("recompute", (uint8_t[N]){0, 0, 0, 0, 0, 0}, "RRRRRR", "");
 }
 
-/* Nonsense stays an error. */
+/* An invalid plan stays an error. */
 static void bad_plans_are_refused(void **state)
 {
     (void)state;
@@ -125,7 +125,7 @@ static void ranges_tell_what_the_letters_do_not(void **state)
     assert_string_equal(plan.method, "KKKKKK");
     assert_string_equal(plan.deviation,
                         "the last 64 of 192 stored tokens lack records: they are computed");
-    /* The first range decides how many are recomputed. */
+    /* The first range decides how many layers are recomputed. */
     struct range_of first[] = {
         {128, {K, 0, K, K, K, K}}, {64, {0, 0, K, K, K, K}}, {64, {K, K, 0, K, K, K}}};
     assert_int_equal(best("kv", true, first, 3, none), 2);

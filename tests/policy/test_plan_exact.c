@@ -1,7 +1,7 @@
 /* test_plan_exact.c - the planner against brute force and against every alternative.
  *
- * Brute force knows nothing of Johnson: it tries every admissible assignment and every
- * order of reads, and times them with the event simulation. */
+ * Brute force does not use Johnson's rule: it tries every admissible assignment and every order of
+ * reads, and times them with the event simulation. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ struct shape {
     int fused; /* 0 no, 1 maybe, 2 always */
 };
 
-/* Times over three decades, as real ones; zero now and then. */
+/* Draws times over three decades, like real ones; sometimes zero. */
 static double random_time(struct rng *r)
 {
     if (rng_below(r, 24) == 0)
@@ -223,7 +223,7 @@ static void test_budget(void **state)
     compare(&s, 1000, 7, true, 0, 0);
 }
 
-/* All assignments in the planner's own order, more layers. */
+/* All assignments in the planner's own order, with more layers. */
 static void test_assignments_of_ten_layers(void **state)
 {
     (void)state;
@@ -231,9 +231,9 @@ static void test_assignments_of_ten_layers(void **state)
             150, 8, false, 0, 0);
 }
 
-/* Where the lanes slow each other Johnson's rule is not a theorem: bound what it loses.
- * Factors up to 2 and latencies as long as reads are far from any machine; nearly all
- * instances are optimal. */
+/* If the lanes slow each other, Johnson's rule is not a theorem: this bounds its loss. Factors up
+ * to 2, and latencies as long as reads, are far from any machine; nearly all instances are optimal.
+ */
 static void test_overlap(void **state)
 {
     (void)state;
@@ -270,9 +270,9 @@ static double predicted_random(struct plan_request q, struct rng *r)
     return predicted(q, PLAN_FORCED_LAYERS);
 }
 
-/* Under overlap the search leaves out r = 0 with H behind it, which may be faster by a per
- * cent where the lanes slow each other nearly as much as they gain: random assignments are
- * left out, too. */
+/* Under overlap the search leaves out r = 0 with H after it, which may be faster by a percent if
+ * the lanes slow each other nearly as much as they gain. So random assignments are left out here,
+ * too. */
 static void never_worse(const struct shape *s, int n_instances, uint64_t seed)
 {
     struct rng r = {seed};
@@ -346,7 +346,7 @@ static void test_never_worse_overlap(void **state)
                 20000, 14);
 }
 
-/* ---- more of anything never hurts ---- */
+/* ---- more resources never hurt ---- */
 
 static double scaled(const struct instance *x, double io, double comp)
 {
@@ -388,7 +388,7 @@ static void test_monotone(void **state)
 
 /* ---- time ---- */
 
-/* The mean; *quickest_us is the same on a machine that does other things, too. */
+/* Returns the mean; *quickest_us is reliable even on a busy machine. */
 static double planning_us(int n_layers, bool uniform, bool fused, bool overlap,
                           int *n_exact, double *quickest_us)
 {
@@ -430,8 +430,8 @@ static void test_time(void **state)
             print_message("# %3d layers, %s%s%s: %.0f us, %d of 10 searches complete\n",
                           sizes[i], uniform ? "alike" : "all different",
                           fused ? ", fused" : "", overlap ? ", overlap" : "", us, n_exact);
-            /* A hundred times what docs/RESTORATION.md says, for sanitizers: a search that is
-             * not bounded takes years. */
+            /* A hundred times the value in docs/RESTORATION.md, for sanitizers: an unbounded search
+             * takes years. */
             assert_true(quickest_us < 50000);
         }
 }

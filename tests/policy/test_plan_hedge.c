@@ -1,4 +1,4 @@
-/* test_plan_hedge.c - plans for a disk whose speed is known within a factor. */
+/* test_plan_hedge.c - plans for a disk whose speed is known only within a factor. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,7 +42,7 @@ static void plan(const struct plan_layer *layer, double spread, const char *mode
         fail_msg("%s", e.msg);
 }
 
-/* The time of a plan's letters if reads take `factor` times as long. */
+/* Returns the time of a plan's letters if reads take `factor` times as long. */
 static double time_at(const struct plan_layer *layer, const char *method, double factor)
 {
     struct plan_layer scaled[L];
@@ -66,8 +66,7 @@ static double worst_regret(const struct plan_layer *layer, const char *method, d
     return worst;
 }
 
-/* What was measured once: at 2.2 GB/s a recomputed layer in front of KV gains 8 %, at 3 GB/s it
- * loses. */
+/* As measured once: at 2.2 GB/s a recomputed layer before KV gains 8 %, at 3 GB/s it loses. */
 static void a_small_gain_is_not_worth_a_drift(void **state)
 {
     (void)state;
@@ -80,7 +79,7 @@ static void a_small_gain_is_not_worth_a_drift(void **state)
     assert_string_equal(p.method, "KKKKKKKKKKKK");
     assert_true(p.hedged_s > 0);
     assert_non_null(strstr(p.reason, "safe"));
-    /* Where the disk is the bottleneck by far, the mixture stays. */
+    /* If the disk is the bottleneck by far, the mixture stays. */
     make_layers(layer, 1e8);
     plan(layer, 1.3, "auto", &p);
     assert_true(p.n_h > 0);
@@ -108,7 +107,7 @@ static void regret_is_never_worse(void **state)
         n_better += with < without * 0.98;
         assert_true(fabs(hedged.hedged_s - (hedged.predicted_s - bare.predicted_s)) <
                     0.001 * bare.predicted_s);
-        /* The best single method is a candidate: the hedge cannot lose more to it than it does. */
+        /* The best single method is a candidate, so the hedge cannot lose more to it. */
         for (const char *single = "KH"; *single != 0; single++) {
             char method[L + 1] = {0};
             memset(method, *single, L);

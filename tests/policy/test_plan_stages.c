@@ -1,8 +1,8 @@
-/* test_plan_stages.c - plans for several stages: the simulation against a second one that knows no
+/* test_plan_stages.c - plans for several stages: the simulation against a second one without
  * events, the planner against brute force and against every alternative, the cost of ranks.
  *
- * The second simulation goes tick by tick: times are whole numbers, and every lane
- * works for one tick or idles. */
+ * The second simulation goes tick by tick: times are whole numbers, and every lane works for one
+ * tick or is idle. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,7 +30,7 @@ static double whole(struct rng *r, int least, int most)
     return least + (double)rng_below(r, (uint64_t)(most - least + 1));
 }
 
-/* Whole seconds, so that ticks are exact. */
+/* Draws whole seconds, so that ticks are exact. */
 static void random_instance(struct rng *r, int n, int n_stages, bool alike,
                             struct instance *x)
 {
@@ -63,7 +63,7 @@ static void random_instance(struct rng *r, int n, int n_stages, bool alike,
     }
 }
 
-/* Any letters, and any order of the reads. */
+/* Draws any letters, and any order of the reads. */
 static void random_plan(struct rng *r, const struct instance *x, struct plan *p)
 {
     int n = x->req.n_layers, prefix = (int)rng_below(r, (uint64_t)n + 1);
@@ -99,9 +99,9 @@ struct ticks {
         left_latency[MOST];
     bool restored[MOST], is_prefilling, head_done;
     struct fifo bus[MAX_STAGES], ready[MAX_STAGES];
-    int up[MAX_STAGES], up_left[MAX_STAGES]; /* layer or -1 */
+    int up[MAX_STAGES], up_left[MAX_STAGES]; /* a layer, or -1 */
     int comp[MAX_STAGES],
-        comp_left[MAX_STAGES]; /* layer, MOST + layer: prefill, 2 MOST: head, or -1 */
+        comp_left[MAX_STAGES]; /* a layer; MOST + layer: prefill; 2 MOST: head; or -1 */
     bool begun[MOST];
 };
 
@@ -135,7 +135,7 @@ static bool is_read(const struct ticks *s, int layer)
     return m == 'K' || (m == 'H' && !s->x->layer[layer].h_free);
 }
 
-/* What the compute lane of stage k does next; -1: it idles. */
+/* Returns the next work of stage k's compute lane; -1: it is idle. */
 static int next_comp(struct ticks *s, int k)
 {
     const struct plan_request *q = &s->x->req;
@@ -282,7 +282,7 @@ static void test_simulation(void **state)
     }
 }
 
-/* The planner and whoever lays out layers have one rule; it is written in base/run.h. */
+/* The planner and the layout of layers use one rule, which is in base/run.h. */
 static void test_layers_lie_where_devices_have_them(void **state)
 {
     (void)state;
@@ -317,8 +317,8 @@ static double brute_force(const struct instance *x)
     return best;
 }
 
-/* The bounds are what the search reaches today: each step that it leaves out is
- * seen in some instance. */
+/* The bounds are the search's present results: each step that it leaves out shows in some instance.
+ */
 static void compare(bool alike, int n_instances, int least_optimal, double most_off)
 {
     struct rng r = {alike ? 21 : 22};
@@ -354,8 +354,8 @@ static void test_near_the_best(void **state)
     compare(false, 150, 137, 0.11);
 }
 
-/* Beyond what brute force can judge, the sum of all predictions is what the search reaches
- * today.  A better search may lower it: then it is written anew. */
+/* Beyond sizes that brute force can check, the sum of all predictions is the search's present
+ * result.  A better search may lower it: then update the number. */
 static void test_no_worse_than_before(void **state)
 {
     (void)state;
@@ -464,7 +464,7 @@ static double predict(const struct platform *p, const char *mode, struct plan *o
 }
 
 /* From DRAM each stage has a bus and a compute lane of its own: M stages take the time of the
- * largest stage; from one SSD all wait for that. */
+ * largest stage; with one SSD all wait for the SSD. */
 static void test_stages_share_the_store_alone(void **state)
 {
     (void)state;
@@ -484,7 +484,7 @@ static void test_stages_share_the_store_alone(void **state)
     assert_true(p.n_r > 1 && p.n_r <= 10);
 }
 
-/* A byte goes up over one of the ranks' buses, then, of hidden states, to the others. */
+/* A byte is copied over one of the ranks' buses; hidden states then also go to the other ranks. */
 static void test_ranks_share_what_goes_up(void **state)
 {
     (void)state;

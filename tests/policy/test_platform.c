@@ -49,7 +49,7 @@ static void test_round_trip(void **state)
     assert_string_equal(text, again);
     assert_true(p.tier[1].bytes_per_s == q.tier[1].bytes_per_s);
     assert_true(p.c_tok.c_s == q.c_tok.c_s);
-    /* Cut short, it says how long it would have been. */
+    /* If cut short, it returns the full length. */
     assert_int_equal(platform_format(&p, again, 10), n);
     assert_int_equal(strlen(again), 9);
 }
@@ -101,7 +101,7 @@ static void test_nonsense_is_named(void **state)
 #undef BAD
 }
 
-/* The sample's text with `from` replaced by `to`. */
+/* Parses the sample's text with `from` replaced by `to`, and checks the error. */
 static void expect_parse_error(const char *from, const char *to, const char *want)
 {
     struct platform p = sample();
@@ -151,7 +151,7 @@ static void test_comments_and_blanks(void **state)
     assert_int_equal(platform_parse(more, (size_t)n, &q, NULL), 0);
 }
 
-/* Any change of a byte either parses to something valid or is refused; nothing else. */
+/* Any changed byte gives a valid platform or a refusal. */
 static void test_flipped_bytes(void **state)
 {
     (void)state;
@@ -203,9 +203,9 @@ static void test_costs(void **state)
     assert_true(fabs(parts - 1 - platform_tok_s(&p, 10)) < 1e-12);
 }
 
-/* Layers that come from a disk take at least that long for each piece of a pass, recomputed or
+/* Layers from a disk take at least the disk's time for each piece of a pass, recomputed or
  * prefilled; restores from hidden states and from K and V read none.  So a plan that recomputed
- * while weights were resident loads instead. */
+ * with resident weights now loads instead. */
 static void test_streamed_weights_make_recomputation_dear(void **state)
 {
     (void)state;
@@ -227,14 +227,14 @@ static void test_streamed_weights_make_recomputation_dear(void **state)
     double kv_s = platform_kv_s(&p, 1000), h_s = platform_h_s(&p, 1000);
     plan_request_from_platform(&p, 0, 1000, 0, layer, prefill_s, &req);
     assert_int_equal(plan_make(&req, &plan, &e), 0);
-    assert_true(plan.n_r >= 4); /* 1 ms a layer beside 5 ms to read one */
+    assert_true(plan.n_r >= 4); /* 1 ms per layer against 5 ms to read one */
     p.weights_s = 0.25;
     assert_true(platform_tok_s(&p, 1000) == 0.5); /* two pieces */
     assert_true(platform_tok_s(&p, 512) == 0.25);
     assert_true(platform_prefill_s(&p, 1000, 1) == 0.25);
     assert_true(platform_tok_s(&p, 0) == 0);
     assert_true(platform_kv_s(&p, 1000) == kv_s && platform_h_s(&p, 1000) == h_s);
-    p.weights_s = 1e-6; /* beside computing that takes longer it costs nothing */
+    p.weights_s = 1e-6; /* it costs nothing beside longer compute */
     assert_true(platform_tok_s(&p, 1000) == 1e-3);
     p.weights_s = 0.25;
     plan_request_from_platform(&p, 0, 1000, 0, layer, prefill_s, &req);
@@ -281,7 +281,7 @@ static void test_balance_points(void **state)
     assert_true(fabs(drop - 0.28) < 0.005);
 }
 
-/* Two restores at once take twice as long by every method; a throttle bounds reading only. */
+/* Two concurrent restores take twice as long by every method; a throttle limits only reading. */
 static void test_shared_and_throttled(void **state)
 {
     (void)state;
@@ -308,8 +308,8 @@ static void test_shared_and_throttled(void **state)
     assert_true(platform_h_s(&slow, 640) == platform_h_s(&p, 640));
 }
 
-/* Before the store's speed has been measured, a limit is its speed; without a limit
- * nothing is known. */
+/* Before the store's speed is measured, a throttle is its speed; without a throttle nothing is
+ * known. */
 static void test_a_throttle_is_the_speed_of_an_unmeasured_store(void **state)
 {
     (void)state;

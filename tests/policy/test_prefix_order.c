@@ -16,7 +16,7 @@ static int32_t ids[MAX_ITEMS][TOKENS];
 static struct prefix_item made[MAX_ITEMS];
 static struct prefix_item *room[MAX_ITEMS];
 
-/* A prompt of runs: "a100b20" is 100 tokens 'a' and then 20 tokens 'b'. */
+/* Makes a prompt of runs: "a100b20" is 100 tokens 'a' and then 20 tokens 'b'. */
 static struct prefix_item *prompt(int number, const char *runs)
 {
     struct prefix_item *p = &made[number];
@@ -29,7 +29,7 @@ static struct prefix_item *prompt(int number, const char *runs)
     return p;
 }
 
-/* The order in which the prompts are taken, as digits of their numbers. */
+/* Writes the order in which the prompts are taken, as digits of their numbers. */
 static void take_all(struct prefix_order *o, char *out)
 {
     struct prefix_item *last = NULL;
@@ -72,7 +72,7 @@ static void the_longest_prefix_goes_first(void **state)
 {
     (void)state;
     assert_string_equal(ORDER("a100x9", "a100y9", "b200x9", "b200y9"), "2301");
-    /* Within a path too: the documents of one system prompt, each with its questions. */
+    /* Within a path, too: the documents of one system prompt, each with its questions. */
     assert_string_equal(ORDER("s100a90x1", "s100b90x1", "s100a90y1", "s100b90y1", "c99"),
                         "02134");
 }
@@ -114,7 +114,7 @@ static void who_comes_later_may_go_next(void **state)
     assert_null(prefix_order_take(&o, &made[1]));
 }
 
-/* Tokens of the tree of all prompts: each prefix once. */
+/* Returns the tokens in the tree of all prompts: each prefix counts once. */
 static int tree_tokens(int n)
 {
     int sum = 0;
@@ -129,8 +129,8 @@ static int tree_tokens(int n)
     return sum;
 }
 
-/* With room for nothing but the prompt before, each token of the tree is computed once: no
- * order can do better.  Prompts are made of blocks, so that all that they share is worth it. */
+/* With room only for the previous prompt, each token of the tree is computed once, which no order
+ * can beat.  Prompts are made of blocks, so that everything they share counts. */
 static void each_prefix_is_computed_once(void **state)
 {
     (void)state;

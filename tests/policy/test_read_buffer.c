@@ -1,4 +1,4 @@
-/* The read buffer of AttentionStore's section 3.2.1, with the paper's own case. */
+/* The read buffer of AttentionStore's section 3.2.1, for the paper's own case. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,8 +15,8 @@ static bool near(double x, double y, double by)
     return fabs(x - y) <= by;
 }
 
-/* Llama-13B, 0.78 MB a token, 16 sequences of 1,000 tokens of history, 26 GB/s.  The prefill of
- * 100 new tokens each is a constant that was fitted: the paper gives none. */
+/* Llama-13B, 0.78 MB per token, 16 sequences of 1,000 tokens of history, 26 GB/s.  The prefill time
+ * of 100 new tokens each is a fitted constant: the paper gives none. */
 static void the_papers_case(void **state)
 {
     (void)state;
@@ -28,15 +28,15 @@ static void the_papers_case(void **state)
     assert_true(near(bytes, 4.68e9, 1e6));
     int n = read_buffer_layers(bytes, bytes_per_s, load_s, n_layers);
     assert_int_equal(n, 15);
-    /* Against loading all and then computing: 37 % less without a buffer, 61 % less with it
-     * (the paper measures 35 and 61). */
+    /* Compared with loading everything and then computing: 37 % less without a buffer, 61 % less
+     * with it (the paper measures 35 and 61). */
     double one_by_one_s = load_s + prefill_s;
     double without = 1 -
                      read_buffer_makespan_s(load_s, prefill_s, n_layers, 0) / one_by_one_s;
     double with = 1 - read_buffer_makespan_s(load_s, prefill_s, n_layers, n) / one_by_one_s;
     assert_true(near(without, 0.37, 0.01));
     assert_true(near(with, 0.61, 0.01));
-    /* One layer less is not enough, one more gains nothing. */
+    /* One layer less is not enough; one more gains nothing. */
     assert_true(read_buffer_makespan_s(load_s, prefill_s, n_layers, n - 1) >
                 prefill_s * 1.01);
     assert_true(
@@ -49,14 +49,14 @@ static void a_load_that_is_hidden_needs_no_buffer(void **state)
     assert_true(read_buffer_bytes(1e9, 0.2, 0.3) == 0);
     assert_int_equal(read_buffer_layers(0, 1e9, 0.2, 8), 0);
     assert_true(near(read_buffer_makespan_s(0.2, 0.3, 8, 0), 0.3 + 0.2 / 8, 1e-9));
-    /* Without new tokens all of it is read ahead. */
+    /* Without new tokens everything is read ahead. */
     assert_true(near(read_buffer_bytes(1e9, 0.2, 0), 0.2e9, 1));
     assert_int_equal(read_buffer_layers(0.2e9, 1e9, 0.2, 8), 8);
     assert_true(read_buffer_makespan_s(0.2, 0, 8, 8) == 0);
     assert_int_equal(read_buffer_layers(1e9, 1e9, 0, 8), 8); /* nothing to load */
 }
 
-/* As much is read ahead as hides the load, were it an eighth longer than predicted. */
+/* As much is read ahead as hides a load that takes an eighth longer than predicted. */
 static void what_is_worth_reading_ahead(void **state)
 {
     (void)state;
@@ -64,9 +64,9 @@ static void what_is_worth_reading_ahead(void **state)
         .load_s = 0.8, .prefill_s = 0.5, .compute_s = 0.6, .alone_s = 0.8};
     assert_true(near(read_ahead_share(&a, 1), 0.5, 1e-9));
     assert_true(near(read_ahead_share(&a, 3), 0.5, 1e-9));
-    a.prefill_s = 0; /* the restore's own compute hides nothing of what comes before it */
+    a.prefill_s = 0; /* the restore's own compute does not hide work before it */
     assert_true(near(read_ahead_share(&a, 1), 1, 1e-9));
-    a.compute_s = 0.9; /* the new tokens hide all of the load */
+    a.compute_s = 0.9; /* the new tokens hide the whole load */
     assert_true(read_ahead_share(&a, 1) == 0);
     a = (struct read_ahead){.load_s = 0.8, .compute_s = 0.1, .alone_s = 0.3};
     assert_true(read_ahead_share(&a, 1) > 0);
@@ -77,8 +77,8 @@ static void what_is_worth_reading_ahead(void **state)
     assert_true(read_ahead_share(&(struct read_ahead){0}, 1) == 0);
 }
 
-/* When its place comes, a restore of which too little was read is slower than the plan for one that
- * is not read ahead. */
+/* When the place comes, a restore of which too little was read is slower than the plan without
+ * reading ahead. */
 static void what_was_read_has_to_pay(void **state)
 {
     (void)state;

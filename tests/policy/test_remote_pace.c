@@ -1,4 +1,4 @@
-/* What a shared tier costs, how long a request waits for it, and how long a failed one rests. */
+/* The costs of a shared tier, how long a request waits for it, and how long a failed one rests. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@ static void silence_is_a_share_of_recomputing(void **state)
     struct remote_view v = {.most_s = 10, .recompute_s = 2.0, .silent_s = 0.15};
     double again_s;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
-    assert_true(fabs(again_s - 0.05) < 1e-9); /* the silence that is left of 0.2 s */
+    assert_true(fabs(again_s - 0.05) < 1e-9); /* the rest of the 0.2 s of silence */
     v.silent_s = 0.2;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_SILENT);
 }
@@ -67,7 +67,7 @@ static void a_dear_fetch_does_not_begin(void **state)
     assert_int_equal(choose(&v, &unknown, &again_s), REMOTE_GO_ON); /* tried once */
 }
 
-/* What comes must still be restored from the local store. */
+/* Fetched chunks must still be restored from the local store, which takes time. */
 static void the_restore_behind_a_fetch_counts(void **state)
 {
     (void)state;
@@ -82,16 +82,18 @@ static void the_restore_behind_a_fetch_counts(void **state)
     assert_int_equal(choose(&v, &unknown, &again_s), REMOTE_GO_ON);
 }
 
-/* A context whose chunks are here but for the last ones is dear to compute, its end is not. */
+/* If only the last chunks of a context are missing, the context is expensive to compute, but its
+ * end is cheap. */
 static void the_rest_of_a_context_has_its_own_price(void **state)
 {
     (void)state;
     assert_true(fabs(remote_rest_s(8, 4, 0.25) - 6) < 1e-9); /* each token costs the same */
-    assert_true(fabs(remote_rest_s(8, 2, 0.5) - 6) < 1e-9);  /* the square of the length */
+    /* grows with the square of the length */
+    assert_true(fabs(remote_rest_s(8, 2, 0.5) - 6) < 1e-9);
     assert_true(fabs(remote_rest_s(8, 2, 0.75) - 3.5) < 1e-9);
     assert_true(fabs(remote_rest_s(8, 3, 0) - 8) < 1e-9);
     assert_true(remote_rest_s(8, 3, 1) == 0);
-    assert_true(remote_rest_s(8, 8, 0.9) >= 0); /* a measurement that cannot be */
+    assert_true(remote_rest_s(8, 8, 0.9) >= 0); /* an impossible measurement */
 }
 
 static void a_fetch_that_crawls_is_left(void **state)
@@ -104,8 +106,7 @@ static void a_fetch_that_crawls_is_left(void **state)
                             .done_bytes = 100,
                             .left_bytes = 300};
     double again_s;
-    assert_int_equal(choose(&v, &p, &again_s),
-                     REMOTE_GO_ON); /* 0.6 s for what takes 0.75 */
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON); /* 0.6 s instead of 0.75 */
     v.elapsed_s = 0.3;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_CRAWLS); /* 0.9 s */
     v.elapsed_s = 0.05;                                        /* too early to tell */
@@ -121,7 +122,7 @@ static void the_pace_follows_what_fetches_took(void **state)
     remote_pace_learn(&p, 0.5, 1000, 1.0);
     assert_true(p.latency_s == 0.5 && p.bytes_per_s == 1000);
     assert_true(remote_pace_price_s(&p, 500) == 1.0);
-    remote_pace_learn(&p, 0, 3000, 1.0); /* says nothing of the latency */
+    remote_pace_learn(&p, 0, 3000, 1.0); /* tells nothing about the latency */
     assert_true(p.latency_s == 0.5 && p.bytes_per_s > 1000 && p.bytes_per_s < 3000);
     for (int i = 0; i < 50; i++)
         remote_pace_learn(&p, 0.1, 3000, 1.0);
@@ -139,11 +140,11 @@ static void rests_double_to_a_bound_and_differ(void **state)
             double s = backoff_s(n, seed);
             least = fmin(least, s);
             most = fmax(most, s);
-            assert_true(s == backoff_s(n, seed)); /* nothing but the seed decides */
+            assert_true(s == backoff_s(n, seed)); /* only the seed decides */
         }
         assert_true(least >= whole / 2 && most <= whole);
         assert_true(least < 0.51 * whole &&
-                    most > 0.99 * whole); /* all of the upper half */
+                    most > 0.99 * whole); /* the whole upper half is used */
     }
 }
 

@@ -25,7 +25,7 @@ static void a_plan_that_holds_is_kept(void **state)
     (void)state;
     struct replan_view v = view(1, 1);
     assert_int_equal(replan_hidden(&v), 10);
-    v = view(3, 3); /* both lanes are slow: the balance is the same */
+    v = view(3, 3); /* both lanes are slow: the balance is unchanged */
     assert_int_equal(replan_hidden(&v), 10);
     v = view(1.1, 1); /* noise */
     assert_int_equal(replan_hidden(&v), 10);
@@ -33,14 +33,14 @@ static void a_plan_that_holds_is_kept(void **state)
     assert_int_equal(replan_hidden(&v), 0);
 }
 
-/* Compute takes twice as long: with 6 layers from hidden states the lanes take 14 and
- * 12.8, with 7 of them 13 and 14.6. */
+/* Compute takes twice as long: with 6 layers from hidden states the lanes take 14 and 12.8, with 7
+ * of them 13 and 14.6. */
 static void slow_compute_gets_more_keys_and_values(void **state)
 {
     (void)state;
     struct replan_view v = view(2, 1);
     assert_int_equal(replan_hidden(&v), 6);
-    v.comp_rest_s = 100; /* the lane is late: it gets as little as can be */
+    v.comp_rest_s = 100; /* the lane is late: it gets as little as possible */
     assert_int_equal(replan_hidden(&v), 0);
     v.comp_rest_s = 1000; /* whatever is read */
     assert_int_equal(replan_hidden(&v), 10);
@@ -54,11 +54,12 @@ static void a_slow_disk_gets_more_hidden_states(void **state)
     assert_int_equal(replan_hidden(&v), 10);
     v.n_hidden = 10;
     assert_int_equal(replan_hidden(&v), 10);
-    v.io_h_s = 8; /* grouped heads: hidden states are the larger ones */
+    v.io_h_s = 8; /* grouped heads: hidden states are larger */
     assert_int_equal(replan_hidden(&v), 0);
 }
 
-/* A change never makes the longer lane longer, and is made for a tenth of what is left or more. */
+/* A change never makes the longer lane longer, and is only made if it gains at least a tenth of the
+ * rest. */
 static void a_change_gains(void **state)
 {
     (void)state;

@@ -46,11 +46,11 @@ static void an_unknown_store_keeps_every_option(void **state)
     expect("auto", &from, (uint8_t[L]){B, B, B, B, B, B, B, B});
     from.platform = &no_tier;
     expect("auto", &from, (uint8_t[L]){B, B, B, B, B, B, B, B});
-    from.h_bytes = 4; /* no smaller: hidden states are never better */
+    from.h_bytes = 4; /* not smaller: hidden states are never better */
     expect("auto", &from, (uint8_t[L]){K, K, K, K, K, K, K, K});
 }
 
-/* Hidden states take as long to project as they save in reading. */
+/* Makes a platform on which projecting hidden states takes the time that they save in reading. */
 static struct platform balanced(void)
 {
     struct platform p;
@@ -89,10 +89,10 @@ static void plans_that_have_less_compute_want_kv(void **state)
     assert_true(count(alone, K) <= 1);
     memcpy(both, alone, sizeof both);
     assert_int_equal(save_kinds_add_beside("auto", &from, both, &e), 0);
-    assert_int_equal(count(both, H), count(alone, H)); /* nothing is taken away */
+    assert_int_equal(count(both, H), count(alone, H)); /* no kind is removed */
     assert_true(count(both, K) >= L - 1);
-    assert_true(p.gemm_correction.log2 == 0); /* the platform itself is as it was */
-    /* A kind that was asked for stays what it is. */
+    assert_true(p.gemm_correction.log2 == 0); /* the platform itself is unchanged */
+    /* A kind that was asked for does not change. */
     uint8_t kv[L] = {K, K, K, K, K, K, K, K};
     assert_int_equal(save_kinds_add_beside("kv", &from, kv, &e), 0);
     assert_int_equal(count(kv, H), 0);
@@ -103,7 +103,7 @@ static void growth_is_planned_for(void **state)
 {
     (void)state;
     struct platform p = balanced();
-    p.c_h = (struct cost_curve){.a_s = 1e-2, .b_s = 1e-7}; /* dear for few tokens */
+    p.c_h = (struct cost_curve){.a_s = 1e-2, .b_s = 1e-7}; /* expensive for few tokens */
     p.c_kv.b_s = 0;
     struct save_kinds_from from = {.n_layers = L,
                                    .h_bytes = 1000,
@@ -116,7 +116,7 @@ static void growth_is_planned_for(void **state)
     from.max_tokens = 1 << 20;
     assert_int_equal(save_kinds_choose("auto", &from, kinds, &e), 0);
     assert_true(count(kinds, K) >= L - 1 && count(kinds, H) >= L - 2);
-    from.max_tokens = 100; /* shorter than the first length that is looked at */
+    from.max_tokens = 100; /* below the first length that is considered */
     assert_int_equal(save_kinds_choose("auto", &from, kinds, &e), 0);
     assert_true(count(kinds, H) <= 1);
 }

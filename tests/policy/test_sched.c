@@ -1,10 +1,10 @@
 /* test_sched.c - the scheduler under simulated loads: seeded arrivals, a fake model, a simulated
  * clock.
  *
- * A fake engine carries out what sched_decide says and checks every decision: rows, places and
- * blocks within their limits, ranks respected, deadlines kept, no token lost by a preemption.
- * At the end every request has ended and every block is back.  The last test shows that
- * starvation would be seen. */
+ * A fake engine follows sched_decide and checks every decision: rows, places and blocks are within
+ * their limits, ranks are respected, deadlines kept, and no token is lost by a preemption.  At the
+ * end every request has ended and every block is back.  The last test shows that starvation would
+ * be detected. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,8 +33,8 @@ struct fake {
     struct sched_req r;
     int n_prompt, n_total, n_known, n_done, n_shown;
     int n_blocks;
-    int leader;     /* whose prompt begins with the same tokens; -1 */
-    int hold_steps; /* after a preemption, until its save has settled */
+    int leader; /* index of a request whose prompt begins with the same tokens; -1: none */
+    int hold_steps; /* steps after a preemption until its save has settled */
     bool here, ended, timed_out;
 };
 
@@ -100,7 +100,7 @@ struct step {
     struct sched_req req[MAX_REQS];
     struct sched_choice choice[MAX_REQS];
     int order[MAX_REQS], idx[MAX_REQS],
-        at[MAX_REQS]; /* idx: request of a place; at: back */
+        at[MAX_REQS]; /* idx: request of a place; at: the reverse */
     int n;
 };
 
@@ -163,8 +163,8 @@ static void check_limits(const struct world *w, const struct step *s)
     assert_true(n_idle == 0 || n_pieces == 0); /* decodes come first */
 }
 
-/* Ranks: who is preempted stands behind somebody who got blocks or a place; who is admitted does
- * not overtake anybody who could have been admitted. */
+/* Checks ranks: a preempted request ranks below one that got blocks or a place, and an admitted one
+ * does not overtake one that could have been admitted. */
 static void check_ranks(const struct world *w, const struct step *s)
 {
     bool overtaken = false, gained = false;
@@ -188,7 +188,7 @@ static void check_ranks(const struct world *w, const struct step *s)
     }
 }
 
-/* --- carrying out ----------------------------------------------------------------------------- */
+/* --- following the decisions ----------------------------------------------------------------- */
 
 static void preempt(struct world *w, struct fake *f)
 {
@@ -203,7 +203,7 @@ static void give(struct world *w, struct fake *f, int n_blocks)
     w->l.free_blocks -= n_blocks;
 }
 
-/* Part of what was computed before comes back by restoration, in chunks. */
+/* A part of the state that was computed before is restored, in chunks. */
 static void start(struct world *w, struct fake *f)
 {
     if (w->l.now_ns - f->r.arrival_ns > w->longest_wait_ns)
@@ -215,7 +215,7 @@ static void start(struct world *w, struct fake *f)
 
 static void run(struct world *w, struct fake *f, int rows)
 {
-    if (f->r.phase == SCHED_RESTORE) { /* takes a step or more, whatever rows it has */
+    if (f->r.phase == SCHED_RESTORE) { /* takes a step or more, for any number of rows */
         f->r.phase = below(w, 2) ? SCHED_RESTORE : SCHED_PREFILL;
         return;
     }
@@ -224,7 +224,8 @@ static void run(struct world *w, struct fake *f, int rows)
     if (f->n_done < f->n_known)
         return;
     f->r.phase = SCHED_DECODE;
-    assert_int_equal(f->n_known - f->n_prompt, f->n_shown); /* nothing shown was lost */
+    /* nothing that was shown is lost */
+    assert_int_equal(f->n_known - f->n_prompt, f->n_shown);
     f->n_shown++;
     if (++f->n_known == f->n_total)
         end(w, f);
@@ -322,12 +323,12 @@ static void decodes_come_first(void **state)
     struct sched_choice c[4];
     one(c, &l, r, 4);
     assert_true(c[1].rows == 1 && c[2].rows == 1);
-    assert_int_equal(c[3].rows, 3); /* the first prefill gets all it can use */
+    assert_int_equal(c[3].rows, 3); /* the first prefill gets all that it can use */
     assert_int_equal(c[0].rows, 5);
 }
 
-/* A newcomer leaves a free block for each that decodes, or it would be preempted when one of
- * them needs it. */
+/* A newcomer leaves a free block for each decoding sequence, which would otherwise be preempted
+ * when it needs one. */
 static void admission_spares_a_block_for_each_decode(void **state)
 {
     (void)state;
@@ -347,7 +348,7 @@ static void admission_spares_a_block_for_each_decode(void **state)
     l.free_blocks = 7;
     one(c, &l, r, 3);
     assert_int_equal(c[2].what, SCHED_ADMIT);
-    r[1].phase = SCHED_PREFILL; /* it has the blocks of its prompt already */
+    r[1].phase = SCHED_PREFILL; /* it already has the blocks of its prompt */
     l.free_blocks = 6;
     one(c, &l, r, 3);
     assert_int_equal(c[2].what, SCHED_ADMIT);
@@ -368,7 +369,7 @@ static void waits_follow_the_queue(void **state)
     assert_true(sched_wait_s(0, 1, 0.5) == 0.5);
     assert_true(sched_wait_s(9, 2, 0.5) == 2.5);
     assert_true(sched_wait_s(64, 8, 4) == 32.5);
-    assert_true(sched_wait_s(3, 0, 2) == 8); /* nobody runs yet */
+    assert_true(sched_wait_s(3, 0, 2) == 8); /* nothing runs yet */
     assert_true(sched_wait_s(3, 4, 0) == 0); /* nothing is known */
 }
 
@@ -382,10 +383,10 @@ static void priorities(void **state)
         {.arrival_ns = 5, .rows = 9, .blocks_needed = 1, .after = -1},
         {.arrival_ns = 6, .priority = -2, .rows = 9, .blocks_needed = 1, .after = -1}};
     struct sched_choice c[3];
-    one(c, &l, r, 3); /* -2 ranks before 0: it takes the place */
+    one(c, &l, r, 3); /* rank -2 is before 0: it takes the place */
     assert_int_equal(c[0].what, SCHED_PREEMPT);
     assert_int_equal(c[2].what, SCHED_ADMIT);
-    r[2].priority = 0; /* equals wait */
+    r[2].priority = 0; /* equal ranks wait */
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_RUN);
     assert_int_equal(c[2].what, SCHED_NOTHING);
@@ -394,7 +395,7 @@ static void priorities(void **state)
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_RUN);
     r[0].is_pinned = false;
-    r[2].blocks_needed = 11; /* not to be had even so: nobody is preempted in vain */
+    r[2].blocks_needed = 11; /* not enough even then: nothing is preempted in vain */
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_RUN);
     assert_int_equal(c[2].what, SCHED_NOTHING);
@@ -417,15 +418,15 @@ static void equal_prompts_follow_one(void **state)
     one(c, &l, r, 3);
     assert_int_equal(c[1].what, SCHED_ADMIT);
     r[0] = (struct sched_req){.is_held = true,
-                              .after = -1}; /* it waits: so need not they */
+                              .after = -1}; /* it waits, so the others need not */
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_NOTHING);
     assert_int_equal(c[1].what, SCHED_ADMIT);
 }
 
-/* A stream of important requests, one a step, each of two steps: with ages the least important one
- * waits for its priority's worth of time and no longer; were an age endless it
- * would wait for ever. */
+/* With a stream of important requests, one per step, each of two steps, the least important one
+ * waits for its priority's worth of time and no longer, because of ages; without ages it would wait
+ * forever. */
 static int64_t wait_under_load(int64_t age_ns)
 {
     static struct world w;
@@ -443,7 +444,7 @@ static int64_t wait_under_load(int64_t age_ns)
         describe(&w, &s);
         sched_decide(&w.l, s.req, s.n, s.order, s.choice);
         carry_out(&w, &s);
-        for (int i = 0; i < w.n; i++) { /* who has ended comes again */
+        for (int i = 0; i < w.n; i++) { /* an ended request is submitted again */
             if (i != 1 && w.f[i].ended)
                 w.f[i] = (struct fake){.n_prompt = 10,
                                        .n_known = 10,
@@ -456,7 +457,7 @@ static int64_t wait_under_load(int64_t age_ns)
     return w.l.now_ns;
 }
 
-/* Whose state is read ahead: the best ranks that wait for nothing but a place and blocks. */
+/* State is read ahead for the best ranks that wait only for a place and blocks. */
 static void the_next_ones_wait_for_a_place_alone(void **state)
 {
     (void)state;
@@ -478,7 +479,7 @@ static void the_next_ones_wait_for_a_place_alone(void **state)
     struct sched_limits late = l;
     struct sched_choice choice[N];
     int order[N], next[N];
-    late.now_ns = 10; /* the last one's deadline is over; the others of its rank wait */
+    late.now_ns = 10; /* the last one's deadline has passed; the others of its rank wait */
     late.max_running = 1;
     r[5].priority = 0;
     sched_decide(&late, r, N, order, choice);
@@ -491,7 +492,7 @@ static void the_next_ones_wait_for_a_place_alone(void **state)
     sched_decide(&l, r, N, order, choice);
     assert_int_equal(choice[3].what, SCHED_ADMIT);
     assert_int_equal(sched_next(r, choice, order, N, N, next), 3);
-    assert_int_equal(next[0], 6); /* its deadline is not over: the clock is at 0 */
+    assert_int_equal(next[0], 6); /* its deadline has not passed: the clock is at 0 */
     assert_int_equal(next[1], 5);
     r[1].priority = -1; /* a better rank comes first */
     sched_decide(&l, r, N, order, choice);
@@ -504,7 +505,7 @@ static void nobody_starves(void **state)
 {
     (void)state;
     assert_true(wait_under_load(2 * MS) < 100 * MS);
-    assert_true(wait_under_load(1000 * MS) >= 200 * MS); /* so this can fail */
+    assert_true(wait_under_load(1000 * MS) >= 200 * MS); /* so this test can fail */
 }
 
 int main(void)

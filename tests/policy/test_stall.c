@@ -1,4 +1,4 @@
-/* test_stall.c - when reads are no longer waited for, and what is done instead. */
+/* test_stall.c - when a restore stops waiting for reads, and what it does instead. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,7 +9,7 @@
 
 #include "policy/stall.h"
 
-/* Recomputing takes a second; 2 of 10 reads came back in 10 ms; nothing since. */
+/* Recomputing takes a second; 2 of 10 reads came back in 10 ms; none since. */
 static struct stall_view view(double silent_s)
 {
     return (struct stall_view){.recompute_s = 1,
@@ -33,7 +33,7 @@ static void a_silence_of_a_tenth_of_recomputing_is_raced(void **state)
 {
     (void)state;
     struct stall_view v = view(0.0999);
-    v.n_left = 1; /* reads do not crawl yet */
+    v.n_left = 1; /* reads are not too slow yet */
     assert_int_equal(choose(&v), STALL_WAIT);
     v.silent_s = 0.1001;
     assert_int_equal(choose(&v), STALL_RACE);
@@ -53,7 +53,8 @@ static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
     assert_int_equal(choose(&v), STALL_WAIT);
 }
 
-/* Beside decodes, and where layers have windows.  What was read is lost, so it takes longer. */
+/* Beside decodes, and if layers have windows, reads are left.  Read state is then lost, so that
+ * takes longer. */
 static void reads_are_left_where_they_cannot_be_raced(void **state)
 {
     (void)state;
@@ -66,7 +67,8 @@ static void reads_are_left_where_they_cannot_be_raced(void **state)
         v.silent_s = 1.0001;
         assert_int_equal(choose(&v), STALL_LEAVE);
         v.is_idle =
-            false; /* its own recomputation, with 3 % of the compute, is no reason to wait */
+            /* its own recomputation, with 3 % of the compute, is no reason to wait */
+            false;
         assert_int_equal(choose(&v), STALL_LEAVE);
         v.recompute_s = 8;
         assert_int_equal(choose(&v), STALL_WAIT);
@@ -82,12 +84,12 @@ static void what_cannot_be_recomputed_is_waited_for(void **state)
     v.may_recompute = false;
     assert_int_equal(choose(&v), STALL_WAIT);
     v = view(3600);
-    v.n_left = 0; /* all is read: its compute is under way */
+    v.n_left = 0; /* everything is read: its compute is running */
     assert_int_equal(choose(&v), STALL_WAIT);
 }
 
-/* A slow disk is no hanging one: a silence is at least as long as two reads, by the plan or by what
- * this restore has seen. */
+/* A slow disk does not hang: a silence lasts at least as long as two reads, by the plan or as this
+ * restore has measured. */
 static void slow_reads_are_given_their_time(void **state)
 {
     (void)state;
@@ -111,11 +113,11 @@ static void a_crawl_is_raced(void **state)
 {
     (void)state;
     struct stall_view v = view(0.01);
-    v.elapsed_s = 0.12; /* 60 ms a read: 480 ms are left */
+    v.elapsed_s = 0.12; /* 60 ms per read: 480 ms are left */
     assert_int_equal(choose(&v), STALL_WAIT);
     v.elapsed_s = 0.13;
     assert_int_equal(choose(&v), STALL_RACE);
-    v.is_beside = true; /* there it is slow for want of compute, too */
+    v.is_beside = true; /* there it may also be slow for lack of compute */
     assert_int_equal(choose(&v), STALL_WAIT);
     v = view(0.01);
     v.elapsed_s = 0.09; /* too early to tell */
@@ -138,7 +140,7 @@ static void a_thread_that_lost_its_core_is_no_stall(void **state)
     assert_int_equal(choose(&v), STALL_RACE);
 }
 
-/* Whoever sleeps for again_s misses no choice. */
+/* Sleeping for again_s misses no decision. */
 static void it_says_when_to_ask_again(void **state)
 {
     (void)state;

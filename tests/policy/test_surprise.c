@@ -1,4 +1,4 @@
-/* test_surprise.c - which predictions missed, and what is named as the cause. */
+/* test_surprise.c - which predictions missed, and the cause that is named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +33,7 @@ static void the_lane_that_explains_half_of_it_is_the_cause(void **state)
     assert_int_equal(of(0.300, 0.189, 0.040), SURPRISE_SHARED);  /* less */
     assert_int_equal(of(0.300, 0.090, 0.140), SURPRISE_COMPUTE); /* exactly half */
     assert_int_equal(of(0.300, 0.090, 0.139), SURPRISE_SHARED);
-    assert_int_equal(of(0.300, 0.250, 0.160), SURPRISE_READS); /* both: the larger */
+    assert_int_equal(of(0.300, 0.250, 0.160), SURPRISE_READS); /* both: the larger one */
     assert_int_equal(of(0.300, 0.200, 0.220), SURPRISE_COMPUTE);
 }
 

@@ -1,5 +1,5 @@
 /* test_truncation.c - the arithmetic of truncation, over every window up to 4,096 tokens, every
- * step and every number of kept tokens: against the definition, token by token. */
+ * step and every number of kept tokens, against the definition, token by token. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { MAX_C = 4096, UNIT = TRUNCATION_UNIT };
 
-/* The definition, in the words of the header. */
+/* The definition, as in the header. */
 static int64_t cut_by_definition(int64_t c, int64_t s, int64_t p)
 {
     int64_t cut = 0;
@@ -21,7 +21,7 @@ static int64_t cut_by_definition(int64_t c, int64_t s, int64_t p)
     return cut;
 }
 
-/* Token p of a truncation: what it sees, and where. */
+/* Checks what token p of a truncation sees, and where. */
 static void check_token(const struct truncation *t, int64_t p)
 {
     int64_t cut = truncation_cut(t, p);
@@ -32,21 +32,22 @@ static void check_token(const struct truncation *t, int64_t p)
     assert_int_equal(truncation_token(t, cut, own), p);
     assert_true(truncation_first(t, cut) <= p && p < truncation_end(t, cut));
     assert_int_equal(truncation_begins(t, p), p > 0 && p == truncation_first(t, cut));
-    /* It sees all kept tokens, and the last that it drops is just before the first that it sees. */
+    /* It sees all kept tokens, and the last dropped token is just before the first one that it
+     * sees. */
     assert_true(truncation_sees(t, cut, 0) && truncation_sees(t, cut, t->keep - 1));
     if (cut > 0) {
         assert_false(truncation_sees(t, cut, t->keep));
         assert_false(truncation_sees(t, cut, t->keep + cut - 1));
         assert_true(truncation_sees(t, cut, t->keep + cut));
         assert_int_equal(truncation_position(t, cut, t->keep + cut), t->keep);
-        /* The stair begins where C - S tokens are in view, and at least one of them moved. */
+        /* The stair begins where C - S tokens are in view, at least one of which moved. */
         assert_int_equal(truncation_position(t, cut, truncation_first(t, cut)),
                          t->context - t->step);
         assert_true(t->keep + cut < truncation_first(t, cut));
     }
 }
 
-/* Chunks have one cut, positions stay below C, and the closed form is the definition. */
+/* Chunks have one cut, positions stay below C, and the closed form equals the definition. */
 static void the_arithmetic_is_the_definition(void **state)
 {
     (void)state;
@@ -70,7 +71,7 @@ static void the_arithmetic_is_the_definition(void **state)
     }
 }
 
-/* Every context up to 4,096 and every ratio gives what the definition says, or is refused. */
+/* Every context up to 4,096 and every ratio gives the definition's numbers, or is refused. */
 static void what_is_asked_for_is_made_or_refused(void **state)
 {
     (void)state;

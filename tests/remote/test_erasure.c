@@ -1,5 +1,5 @@
-/* Entries of the list of erasures: they come back as they were written, and nothing
- * else is taken for one. */
+/* Entries of the list of erasures are read back as written, and no other bytes are accepted as one.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +54,8 @@ static void nothing_else_does(void **state)
         bytes[i / 8] ^= (uint8_t)(1u << i % 8);
     }
     for (size_t k = 0; k < n; k++) {
-        uint8_t *cut = malloc(k > 0 ? k : 1); /* a sanitizer sees reads behind it */
+        /* exact size, so that a sanitizer sees reads beyond it */
+        uint8_t *cut = malloc(k > 0 ? k : 1);
         memcpy(cut, bytes, k);
         assert_int_not_equal(erasure_decode(cut, k, &out, &err), 0);
         free(cut);
@@ -62,7 +63,7 @@ static void nothing_else_does(void **state)
     free(bytes);
 }
 
-/* Right in its checksum, and with more keys than there is room for. */
+/* A correct checksum, but more keys than there is room for. */
 static void counts_are_bounded(void **state)
 {
     static const uint64_t counts[] = {ERASURE_MAX_KEYS + 1, 1, UINT64_MAX, 1ull << 59};

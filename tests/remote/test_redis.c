@@ -1,5 +1,5 @@
-/* The protocol of Redis, against a peer that says what the test tells it to: pieces of any
- * size, answers of any kind, and lies. */
+/* The Redis protocol, against a peer that sends what the test says: pieces of any size, answers of
+ * any kind, and false ones. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
@@ -21,15 +21,13 @@
 
 #define SECOND ((int64_t)1000000000)
 
-/* Answers the greeting's PING, then sends `text` in pieces of `step` bytes behind
- * the next command. */
+/* Answers the greeting's PING; after the next command it sends `text` in pieces of `step` bytes. */
 struct peer {
     int listener, port;
     const char *text;
     size_t n, step;
-    bool stays; /* silent, instead of closing the connection */
-    atomic_bool
-        drips; /* the last answer's end comes only when the test has given up: is_over */
+    bool stays;        /* then stays silent instead of closing the connection */
+    atomic_bool drips; /* the last answer ends only when the test has given up: is_over */
     atomic_bool is_over;
     char heard[4096];
     pthread_t thread;
@@ -115,7 +113,7 @@ static void answers_of_every_kind(void **state)
         struct redis *r = meet(&p, text, sizeof text - 1, step, true, 1000);
         assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), 0);
         assert_true(a.kind == REDIS_BYTES && a.n_bytes == 5);
-        assert_memory_equal(a.bytes, "ab\0cd", 6); /* with the zero behind */
+        assert_memory_equal(a.bytes, "ab\0cd", 6); /* including the final zero */
         assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
         assert_true(a.kind == REDIS_NUMBER && a.number == -42);
         assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
@@ -138,7 +136,7 @@ static void answers_of_every_kind(void **state)
         assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
         assert_true(a.kind == REDIS_BYTES && a.n_bytes == 1);
         assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
-        at = 0; /* numbers of a list are strings of digits */
+        at = 0; /* numbers in a list are strings of digits */
         assert_true(redis_next(&a, &at, &s, &n) && n == 2 && memcmp(s, "-7", 2) == 0);
         assert_true(redis_next(&a, &at, &s, &n) && n == 2 && memcmp(s, "12", 2) == 0);
         assert_false(redis_next(&a, &at, &s, &n));
@@ -148,8 +146,8 @@ static void answers_of_every_kind(void **state)
     }
 }
 
-/* Large strings, which are received into the answer itself, between short answers
- * and behind each other. */
+/* Large strings, which are received into the answer itself, between short answers and after each
+ * other. */
 static void large_strings(void **state)
 {
     enum { KINDS = 6, LARGEST = 300000 };
@@ -194,7 +192,7 @@ static void large_strings(void **state)
     }
 }
 
-/* A string that does not end where its header says so. */
+/* A string that does not end where its header says. */
 static void a_large_string_has_an_end(void **state)
 {
     enum { N = 65536 };
@@ -211,7 +209,7 @@ static void a_large_string_has_an_end(void **state)
     part(&p, r);
 }
 
-/* What is no answer, or one without an end, is an error, and takes no memory. */
+/* Invalid and endless answers are errors, and take no memory. */
 static void lies_are_errors(void **state)
 {
     static const struct {
@@ -223,7 +221,7 @@ static void lies_are_errors(void **state)
         {"$-7\r\n", ERR_FORMAT},
         {"$99999999999999999999\r\n", ERR_FORMAT},
         {"$100\r\nab", -EPIPE},      /* closed in the middle */
-        {"*2147483647\r\n", -EPIPE}, /* a list that is longer than memory */
+        {"*2147483647\r\n", -EPIPE}, /* a list larger than memory */
         {"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n", ERR_FORMAT},
         {"", -EPIPE},
     };
@@ -286,7 +284,7 @@ static void a_list_without_an_end_ends(void **state)
     }
 }
 
-/* The time is that of a whole answer, not of each piece. */
+/* The time limit is for a whole answer, not for each piece. */
 static void drips_end(void **state)
 {
     struct peer p;
@@ -294,7 +292,7 @@ static void drips_end(void **state)
     struct err err = {0};
     (void)state;
     struct redis *r = meet(&p, "+a", 2, 2, true, 100000);
-    atomic_store(&p.drips, true); /* before the command, which the peer waits for */
+    atomic_store(&p.drips, true); /* set before the command, for which the peer waits */
     assert_int_equal(redis_ask(r, get, 2, SECOND / 20, &a, &err), -ETIMEDOUT);
     atomic_store(&p.is_over, true);
     redis_answer_deinit(&a);
@@ -352,7 +350,7 @@ static void a_stop_ends_a_wait(void **state)
     close(stop);
 }
 
-/* Bytes that are always there are never waited for. */
+/* A stream of bytes that never pauses can be stopped. */
 static void a_stop_ends_a_flood(void **state)
 {
     struct wire w;

@@ -1,4 +1,4 @@
-/* Redis Cluster: which slot a key has, which server a slot, and what a redirection says. */
+/* Redis Cluster: the slot of a key, the server of a slot, and the parsing of redirections. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static int slot(const char *key)
     return slot_of(key, strlen(key));
 }
 
-/* Slots as redis-cli's CLUSTER KEYSLOT (Redis 7.0.15) names them. */
+/* Slots as given by redis-cli's CLUSTER KEYSLOT (Redis 7.0.15). */
 static void keys_have_slots(void **state)
 {
     (void)state;
@@ -48,7 +48,7 @@ static void a_list_of_nodes(void **state)
     (void)state;
     if (slots_parse(text, sizeof text - 1, &self, false, s, &err) != 0)
         fail_msg("%s", err.msg);
-    assert_int_equal(s->n_nodes, 3); /* one without slots may just be gone */
+    assert_int_equal(s->n_nodes, 3); /* one without slots may just have left */
     assert_string_equal(s->node[0].host, "10.0.0.1");
     assert_int_equal(s->node[0].port, 7001);
     assert_string_equal(s->node[1].host,
@@ -74,7 +74,7 @@ static void bad_lists(void **state)
         "\n",
         "a\n",
         "a 10.0.0.1:7001\n",
-        LINE("a", "10.0.0.1:7001@17001", "slave", ""), /* no master at all */
+        LINE("a", "10.0.0.1:7001@17001", "slave", ""), /* no master */
         LINE("a", "10.0.0.1", "master", ""),
         LINE("a", "10.0.0.1:", "master", ""),
         LINE("a", "10.0.0.1:0", "master", ""),
@@ -142,8 +142,7 @@ static void redirections(void **state)
     assert_true(redirects("ASK 16383 ::1:6381", &r));
     assert_true(!r.is_for_good && r.slot == 16383 && r.to.port == 6381);
     assert_string_equal(r.to.host, "::1");
-    assert_true(
-        redirects("MOVED 1 :6381", &r)); /* the server that answers, at another port */
+    assert_true(redirects("MOVED 1 :6381", &r)); /* the answering server, at another port */
     assert_string_equal(r.to.host, self.host);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (redirects(others[i], &r))

@@ -1,5 +1,5 @@
-/* Where a shared tier is: what is understood, what is refused, and that no message
- * has the password. */
+/* The address of a shared tier: which forms are accepted and refused, and that no message contains
+ * the password. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* test_timeline.c - the pictures, against what they should be. */
+/* test_timeline.c - pictures, against their expected text. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -109,7 +109,8 @@ static void test_svg(void **state)
     free(svg);
 }
 
-/* The whole picture, byte for byte. HCACHE_WRITE_GOLDEN=1 writes it anew: look at it then. */
+/* Compares the whole picture byte for byte. HCACHE_WRITE_GOLDEN=1 rewrites the golden file: then
+ * look at it. */
 static void test_svg_is_golden(void **state)
 {
     (void)state;

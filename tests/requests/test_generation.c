@@ -1,5 +1,5 @@
-/* test_generation.c - requests at work: how much is generated, by which seeds, what is refused,
- * who is told of the end, and that a stream says what an answer says. */
+/* test_generation.c - running requests: how much is generated, with which seeds, refusals,
+ * callbacks at the end, and that a stream has the content of an answer. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 enum { CONTEXT = 256 };
 
-/* Counts what the client is told. */
+/* Counts the client's callbacks. */
 struct told {
     pthread_mutex_t lock;
     pthread_cond_t woken;
@@ -50,7 +50,7 @@ static void on_ended(void *arg, enum answer_end end, const struct hcache_result 
 
 static const struct client_calls calls = {on_wake, on_began, on_ended};
 
-/* The answers are functions of the requests. */
+/* Returns a client whose answers depend only on the requests. */
 static struct client client(void)
 {
     return (struct client){.h = h,
@@ -107,7 +107,7 @@ static struct prompt_ids prompt_of(int n)
     return p;
 }
 
-/* Starts a request with prompts of so many tokens. */
+/* Starts a request with prompts of these lengths. */
 static int start_as(const struct dialect *dialect, const struct client *c, unsigned kind,
                     const char *body, const int *lengths, int n, struct generation **g,
                     struct fault *f)
@@ -138,7 +138,7 @@ static void wait_for_end(struct generation *g)
     pthread_mutex_unlock(&told.lock);
 }
 
-/* The whole answer of a request. */
+/* Returns the whole answer of a request. */
 static struct json *answer_to(unsigned kind, const char *body, const int *lengths, int n)
 {
     struct client c = client();
@@ -169,7 +169,7 @@ static const char *text_of(const struct json *answer, size_t i)
     return json_string_of(json_member(choice_of(answer, i), "text"), NULL);
 }
 
-/* --- how much --------------------------------------------------------------------------------- */
+/* --- lengths ---------------------------------------------------------------------------------- */
 
 static void generates(unsigned kind, const char *body, int n_prompt, int want)
 {
@@ -183,8 +183,8 @@ static void generates(unsigned kind, const char *body, int n_prompt, int want)
     json_free(a);
 }
 
-/* Without max_tokens a completion has 16 tokens, a chat fills the context; neither
- * goes beyond it. */
+/* Without max_tokens a completion has 16 tokens and a chat fills the context; neither exceeds it.
+ */
 static void answers_without_a_bound_have_the_default(void **state)
 {
     (void)state;
@@ -210,7 +210,7 @@ static void the_envelope_is_that_of_the_request(void **state)
     assert_string_equal(json_string_of(json_member(a, "object"), NULL), "text_completion");
     assert_string_equal(json_string_of(json_member(a, "model"), NULL), "demo");
     assert_int_equal(number(a, "created"), 77);
-    assert_null(json_member(a, "timings")); /* they depend on what ran before */
+    assert_null(json_member(a, "timings")); /* they depend on earlier requests */
     json_free(a);
     a = answer_to(REQUEST_CHAT, "{\"messages\":[],\"max_tokens\":1}", &n, 1);
     assert_string_equal(json_string_of(json_member(a, "id"), NULL), "chatcmpl-r1");
@@ -225,7 +225,7 @@ static void the_envelope_is_that_of_the_request(void **state)
     "{\"prompt\":\"x\",\"ignore_eos\":true,\"temperature\":1.5,\"max_tokens\":8,\"n\":" n  \
     ",\"seed\":" seed "}"
 
-/* Answer i to a prompt has the seed of the request plus i, whatever is answered beside it. */
+/* Answer i to a prompt has the request's seed plus i, whatever is answered beside it. */
 static void each_answer_has_its_seed(void **state)
 {
     (void)state;
@@ -248,7 +248,7 @@ static void each_answer_has_its_seed(void **state)
     json_free(all);
 }
 
-/* --- refused ---------------------------------------------------------------------------------- */
+/* --- refusals --------------------------------------------------------------------------------- */
 
 static void refused(const struct client *c, const char *body, const int *lengths, int n,
                     const char *code, const char *param, const char *part)
@@ -285,7 +285,7 @@ static void what_cannot_be_answered_is_refused(void **state)
     assert_int_equal(told.n_began, 0);
 }
 
-/* --- who is told ------------------------------------------------------------------------------ */
+/* --- callbacks -------------------------------------------------------------------------------- */
 
 static void each_answer_begins_and_ends_once(void **state)
 {
@@ -296,7 +296,7 @@ static void each_answer_begins_and_ends_once(void **state)
     assert_int_equal(told.n_ended[ANSWER_DONE], 3);
     assert_int_equal(told.n_results, 3);
     assert_int_equal(told.n_ended[ANSWER_CANCELLED] + told.n_ended[ANSWER_FAILED], 0);
-    assert_int_equal(told.n_missed, 0); /* no full chunk lies before the last token */
+    assert_int_equal(told.n_missed, 0); /* there is no full chunk before the last token */
 }
 
 static void what_nobody_reads_is_cancelled(void **state)
@@ -317,7 +317,7 @@ static void what_nobody_reads_is_cancelled(void **state)
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
-/* The texts of a stream's events, one behind the other. *n_ends: events with a reason to end. */
+/* Concatenates the texts of a stream's events. *n_ends: events with a reason to end. */
 static void read_stream(char *events, struct textbuf *text, int *n_ends, bool *is_done)
 {
     *n_ends = 0;
@@ -376,8 +376,8 @@ static int keeps_nothing(struct generation *g, struct fault *f)
     return fault_set(f, 507, NULL, NULL, "the answer could not be kept");
 }
 
-/* An answer that its dialect cannot keep is no answer, and a stream ends with the
- * fault in place of its end. */
+/* If a dialect cannot keep an answer, the request fails, and a stream ends with the fault instead
+ * of its end. */
 static void what_cannot_be_kept_is_told(void **state)
 {
     (void)state;
@@ -407,7 +407,7 @@ static void what_cannot_be_kept_is_told(void **state)
     assert_non_null(strstr(events.p, "\"error\""));
     assert_null(strstr(events.p, "[DONE]"));
     size_t n_said = events.n;
-    generation_stream(g, &events); /* nothing comes behind it */
+    generation_stream(g, &events); /* nothing follows it */
     assert_int_equal(events.n, n_said);
     generation_free(g);
     textbuf_free(&events);

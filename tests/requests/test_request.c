@@ -1,4 +1,4 @@
-/* test_request.c - every field's type and range, and what is refused by name. */
+/* test_request.c - every field's type and range, and the fields that are refused by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,8 +12,8 @@
 struct row {
     unsigned kind;
     const char *body;
-    const char *param;   /* of the fault; NULL: it is accepted */
-    const char *message; /* a part of it */
+    const char *param;   /* the fault's parameter; NULL: accepted */
+    const char *message; /* a part of the message */
 };
 
 #define CHAT "{\"messages\":[],"

@@ -1,4 +1,4 @@
-/* test_shape.c - answers on the wire: usage of several answers, tool calls, timings, chunks. */
+/* test_shape.c - the form of answers: usage of several answers, tool calls, timings, chunks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@ enum { MOST = 4 };
 
 enum { CONTEXT = 256 };
 
-static struct hcache *h; /* says how long the context is; nothing is submitted */
+static struct hcache *h; /* only gives the length of the context; nothing is submitted */
 
 static int open_model(void **state)
 {
@@ -32,7 +32,7 @@ static int close_model(void **state)
     return 0;
 }
 
-/* A generation of n answers, n_each to a prompt, that have ended. */
+/* Makes a generation of n ended answers, n_each per prompt. */
 static struct generation *make(unsigned kind, int n, int n_each)
 {
     struct generation *g = calloc(1, sizeof *g + MOST * sizeof g->choice[0]);
@@ -88,7 +88,7 @@ static bool is_null(const struct json *o, const char *key)
     return json_member(o, key) != NULL && json_kind(json_member(o, key)) == JSON_KIND_NULL;
 }
 
-/* A prompt counts once, with the best that was restored for one of its answers. */
+/* A prompt counts once, with the best restore among its answers. */
 static void answers_to_one_prompt_share_it(void **state)
 {
     (void)state;
@@ -102,7 +102,7 @@ static void answers_to_one_prompt_share_it(void **state)
     assert_int_equal(number(u, "completion_tokens"), 5 + 6 + 7 + 8);
     assert_int_equal(number(u, "total_tokens"), 201 + 26);
     assert_int_equal(number(json_member(u, "prompt_tokens_details"), "cached_tokens"), 96);
-    assert_int_equal(number(u, "context_used"), 101 + 8); /* of the longest */
+    assert_int_equal(number(u, "context_used"), 101 + 8); /* of the longest one */
     assert_int_equal(number(u, "context_window"), CONTEXT);
     assert_null(json_member(u, "context_warning"));
     for (size_t i = 0; i < 4; i++) {
@@ -114,7 +114,7 @@ static void answers_to_one_prompt_share_it(void **state)
         assert_null(json_member(c, "message"));
     }
     json_free(a);
-    g->client.repeatable = true; /* what depends on earlier requests is left out */
+    g->client.repeatable = true; /* fields that depend on earlier requests are left out */
     a = shape_completions.answer(g);
     assert_null(json_member(json_member(a, "usage"), "prompt_tokens_details"));
     assert_null(json_member(a, "timings"));
@@ -122,7 +122,7 @@ static void answers_to_one_prompt_share_it(void **state)
     drop(g);
 }
 
-/* Calls make the reason to end; the text before them is the content, or null. */
+/* Calls decide the reason to end; the text before them is the content, or null. */
 static void calls_are_told_with_their_ids(void **state)
 {
     (void)state;
@@ -149,7 +149,7 @@ static void calls_are_told_with_their_ids(void **state)
         assert_string_equal(text(json_member(json_at(calls, 1), "function"), "name"), "g");
         assert_string_equal(text(json_member(json_at(calls, 1), "function"), "arguments"),
                             "[]");
-        assert_null(json_member(json_at(calls, 0), "index")); /* of streams only */
+        assert_null(json_member(json_at(calls, 0), "index")); /* only in streams */
         json_free(a);
         drop(g);
     }
@@ -186,7 +186,7 @@ static void timings_are_those_of_the_result(void **state)
         assert_true(ms == i + 1);
     }
     assert_true(json_real_of(json_member(t, "per_token_ms"), &per_token));
-    assert_true(per_token == 2.5); /* 10 ms for the 4 tokens behind the first */
+    assert_true(per_token == 2.5); /* 10 ms for the 4 tokens after the first */
     assert_int_equal(number(t, "device_tokens"), 20);
     assert_int_equal(number(t, "restored_tokens"), 44);
     assert_int_equal(number(t, "prefilled_tokens"), 36);
@@ -213,7 +213,7 @@ static void stream_is(struct textbuf *b, const char *want)
     "data: {\"id\": \"id-1\", \"object\": \"chat.completion.chunk\", \"created\": 9, "     \
     "\"model\": \"m\", "
 
-/* The role stands in the first chunk only; the usage follows where it was asked for. */
+/* The role is in the first chunk only; usage follows if it was asked for. */
 static void chunks_follow_one_another(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* test_auth.c - keys open, nothing else does, and each has its own salt; event framing. */
+/* test_auth.c - valid keys are accepted, everything else is refused, and each key has its own salt;
+ * event framing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,7 +39,7 @@ static void keys_open(void **state)
     auth_destroy(auth);
 }
 
-/* Counters: an administrator sees all, and so does who is alone. */
+/* Counters: an administrator sees all, and so does every client of a server without keys. */
 static void who_sees_all(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_fault.c - what a refused request is told, in the shapes of both APIs; miss reasons. */
+/* test_fault.c - the errors of refused requests, in the forms of both APIs; miss reasons. */
 #include "server/call.h"
 #include "sessions/provenance.h"
 
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* The client libraries choose their exceptions by status and type. */
+/* Client libraries choose their exceptions by status and type. */
 static const struct {
     int status;
     const char *openai, *anthropic;
@@ -49,8 +49,8 @@ static void test_types(void **state)
     }
 }
 
-/* What goes into a log: a client's texts are hidden, in any form of %s; numbers and
- * the program's own words are not. */
+/* Reasons in a log: a client's texts are hidden, in any form of %s; numbers and the program's own
+ * words are not. */
 static void test_reasons(void **state)
 {
     struct fault f;
@@ -79,7 +79,7 @@ static void test_reasons(void **state)
     assert_int_equal(strlen(f.reason), sizeof f.reason - 1);
 }
 
-/* Every length of a format: it is cut before a conversion, never in one. */
+/* A format of any length is cut before a conversion, never inside one. */
 static void test_long_formats(void **state)
 {
     struct fault f;
@@ -103,7 +103,8 @@ static void test_miss(void **state)
     r.cached_tokens = 64;
     strcpy(r.miss, "evicted");
     assert_string_equal(provenance_miss(&r, ""), "evicted");
-    strcpy(r.miss, "complete"); /* found, but the request ended before all came back */
+    /* found, but the request ended before everything was restored */
+    strcpy(r.miss, "complete");
     assert_string_not_equal(provenance_miss(&r, ""), "complete");
     r.miss[0] = 0; /* it ended in the queue */
     assert_string_not_equal(provenance_miss(&r, ""), "");

@@ -1,4 +1,4 @@
-/* test_guesses.c - how long answers to wrong keys are held back. */
+/* test_guesses.c - how long answers to wrong keys are delayed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,8 +50,7 @@ static void a_few_are_free_and_then_it_slows_down(void **state)
     guesses_destroy(g);
 }
 
-/* 1000 connections at once win nothing: at most one of them is answered a second,
- * up to the bound. */
+/* 1000 concurrent connections gain nothing: at most one is answered per second, up to the limit. */
 static void many_at_once_wait_for_each_other(void **state)
 {
     struct guesses *g;
@@ -81,7 +80,7 @@ static void it_is_forgotten_after_the_window(void **state)
     guesses_destroy(g);
 }
 
-/* Whoever has an IPv6 network has 2^64 addresses in it. */
+/* An IPv6 network gives its owner 2^64 addresses. */
 static void a_network_is_one_address(void **state)
 {
     struct guesses *g;

@@ -1,4 +1,4 @@
-/* test_head.c - what of a request's head is refused. */
+/* test_head.c - which heads of requests are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ struct header {
     const char *name, *value;
 };
 
-/* 0: accepted. */
+/* Returns 0 if the head is accepted. */
 static int status_of(const struct header *h, int n)
 {
     struct head head = {.uri_bytes = 10};
@@ -52,7 +52,7 @@ static void lengths(void **state)
         {400, 2, {{LENGTH, "5"}, {"CONTENT-LENGTH", "5"}}},
         {400, 2, {{LENGTH, "5"}, {ENCODING, "chunked"}}},
         {400, 2, {{ENCODING, "chunked"}, {LENGTH, "5"}}},
-        {400, 1, {{LENGTH "16", ""}}}, /* as the library names a folded header */
+        {400, 1, {{LENGTH "16", ""}}}, /* the library's name for a folded header */
         {400, 1, {{"content-length+16", ""}}},
         {400, 1, {{ENCODING "chunked", "x"}}},
         {400, 2, {{LENGTH, "5"}, {"XTransfer-Encoding: chunked", "y"}}},

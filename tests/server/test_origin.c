@@ -1,4 +1,4 @@
-/* test_origin.c - a web page reaches the server only where it is allowed to. */
+/* test_origin.c - a web page reaches the server only if it is allowed to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@ struct header {
     const char *name, *value;
 };
 
-/* 0: let in. *allowed as origin_check sets it. */
+/* Returns 0 if the request is accepted. *allowed is set by origin_check. */
 static int status_of(const struct origin_rules *r, const struct header *h, bool is_page,
                      const char **allowed)
 {
@@ -36,7 +36,7 @@ static int host_status(const struct origin_rules *r, const char *host)
     return status_of(r, h, false, &allowed);
 }
 
-/* Origin alone beside a Host. */
+/* Checks an Origin with a Host. */
 static int origin_status(const struct origin_rules *r, const char *host, const char *origin)
 {
     const char *allowed;
@@ -181,7 +181,7 @@ static void an_allowed_origin_is_named_in_the_answer(void **state)
     assert_int_equal(status_of(&some, twice, false, &allowed), 403);
 }
 
-/* Requests without an Origin: images, scripts, frames, links. */
+/* Checks requests without an Origin: images, scripts, frames, links. */
 static int site_status(const char *site, const char *mode, const char *dest, bool is_page)
 {
     const char *allowed;
@@ -207,7 +207,7 @@ static void other_sites_may_only_link_to_the_page(void **state)
     assert_int_equal(site_status("cross-site", "no-cors", "document", true), 403);
 }
 
-/* The body of a request whose other headers are in order. */
+/* Checks the body's type in a request whose other headers are valid. */
 static int type_status(const char *page_header, const char *length, const char *type)
 {
     const char *allowed,
@@ -244,7 +244,7 @@ static void a_page_sends_json(void **state)
         assert_int_equal(type_status("Origin", "2", other[i]), 415);
         assert_int_equal(type_status("Sec-Fetch-Site", "2", other[i]), 415);
         assert_int_equal(type_status("Origin", "0", other[i]), 0); /* no body */
-        assert_int_equal(type_status("Accept", "2", other[i]), 0); /* no page */
+        assert_int_equal(type_status("Accept", "2", other[i]), 0); /* not from a page */
     }
     const char *allowed;
     const struct header chunked[] = {{"Host", "localhost"},

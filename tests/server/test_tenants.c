@@ -44,7 +44,7 @@ static void an_answer_is_counted_for_its_key_alone(void **state)
     tenants_destroy(t);
 }
 
-/* What was on the device is no restore; a request without a result counts its end only. */
+/* Tokens on the device are not restored; a request without a result only counts its end. */
 static void only_restored_tokens_make_a_restore(void **state)
 {
     (void)state;
@@ -52,7 +52,7 @@ static void only_restored_tokens_make_a_restore(void **state)
     struct tenant_counts c;
     const struct hcache_result r = {
         .prompt_tokens = 100, .cached_tokens = 64, .device_tokens = 64};
-    tenants_create(0, &t); /* an open server has one tenant */
+    tenants_create(0, &t); /* a server without keys has one tenant */
     for (int i = 0; i < 3; i++)
         tenants_begin(t, 0);
     tenants_end(t, 0, ANSWER_DONE, &r, false);

@@ -1,4 +1,4 @@
-/* test_worker.c - which thread takes which body, and that nothing is lost. */
+/* test_worker.c - which thread takes which body, and that no call is lost. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t change;
     int n_inside, n_ended;
-    bool open; /* calls that hold on may end */
+    bool open; /* waiting calls may end */
 } gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, false};
 
 static void hold_on(struct call *c)
@@ -84,7 +84,7 @@ static struct worker *start(int max_calls)
     return w;
 }
 
-/* Large bodies that take for ever leave the others their threads. */
+/* Large bodies that never end leave the other bodies their threads. */
 static void large_bodies_hold_up_no_smaller_ones(void **state)
 {
     struct worker *w = start(100);
@@ -104,7 +104,7 @@ static void large_bodies_hold_up_no_smaller_ones(void **state)
     assert_true(worker_take(w, &medium[0]));
     wait_for(&gate.n_inside, 2);
     for (int i = 0; i < 3;
-         i++) { /* and behind a medium one there is the thread of small ones */
+         i++) { /* and if medium ones wait, the thread of small ones remains */
         init(&small[i], &passes, 10);
         assert_true(worker_take(w, &small[i]));
     }
@@ -133,7 +133,7 @@ static void it_refuses_more_than_it_may_hold(void **state)
     worker_destroy(w);
 }
 
-/* What was taken is answered before the end, and what comes after it runs all the same. */
+/* Calls that were accepted are answered before the end; later ones still run. */
 static void nothing_is_lost_at_the_end(void **state)
 {
     struct worker *w = start(100);

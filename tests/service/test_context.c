@@ -1,5 +1,4 @@
-/* test_context.c - what a look-up, a pin and an erasure are about, where the
- * context is truncated. */
+/* test_context.c - look-ups, pins and erasures of a truncated context. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +14,9 @@ enum { N = 703, HOUR = 3600 };
 
 static int32_t ids[N];
 
-/* A context of 703 tokens that is truncated is stored in memory. Its last token, with cut 512, sees
- * the chunks 0, 9 and the unfinished chunk 10. The chunks 8 and 9 are the stair before. */
+/* Opens a handle that has stored a truncated context of 703 tokens in memory. Its last token, with
+ * cut 512, sees chunks 0, 9 and the unfinished chunk 10. Chunks 8 and 9 belong to the previous
+ * stair. */
 static struct hcache *open_stored(struct hcache_context *c)
 {
     struct hcache *h;
@@ -72,7 +72,7 @@ static void a_lookup_is_about_what_is_seen(void **state)
     hcache_close(h);
 }
 
-/* What is pinned stays where all else is evicted: the kept chunk and the stair that is in view. */
+/* Pinned chunks stay when everything else is evicted: the kept chunk and the stair in view. */
 static void a_pin_keeps_what_is_seen(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_control.c - control of saved state through the public interface: what each call does to
- * which chunks, and what the counters say of it. */
+/* test_control.c - control of saved state through the public interface: the effect of each call on
+ * chunks, and the counters. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 enum { N = 200, FULL = 192, CHUNKS = 4, HOUR_S = 3600 };
 
-/* A model with a store in memory. */
+/* Opens a model with a store in memory. */
 static struct hcache *open_with(uint64_t cap_bytes)
 {
     struct hcache *h = NULL;
@@ -32,7 +32,7 @@ static struct hcache *open_with(uint64_t cap_bytes)
     return h;
 }
 
-/* The first 64 tokens are those of all seeds; the others are the seed's own. */
+/* Makes ids whose first 64 are the same for all seeds; the others depend on the seed. */
 static void make_ids(int32_t ids[N], int seed)
 {
     for (int i = 0; i < N; i++)
@@ -89,7 +89,7 @@ static uint64_t count_of(const struct hcache_counts *c, const char *name)
     return 0;
 }
 
-/* A key per full chunk, then the tail with its last token and without it. */
+/* A key per full chunk, then the tail's with its last token and without it. */
 static void keys_name_chunks_and_tails(void **state)
 {
     (void)state;
@@ -112,7 +112,7 @@ static void keys_name_chunks_and_tails(void **state)
     hcache_close(h);
 }
 
-/* A context, its tail included, is gone; what another one continues stays, and is counted. */
+/* A context is erased with its tail; chunks that another one continues stay, and are counted. */
 static void erasing_takes_what_nobody_else_continues(void **state)
 {
     (void)state;
@@ -136,7 +136,7 @@ static void erasing_takes_what_nobody_else_continues(void **state)
     hcache_close(h);
 }
 
-/* What begins with a whole text is forgotten with it, and what is before the text's end stays. */
+/* Chunks that begin with a whole text are forgotten with it; chunks before the text's end stay. */
 static void forgetting_takes_what_continues_a_text(void **state)
 {
     (void)state;
@@ -191,7 +191,7 @@ static void clearing_takes_a_salts_chunks_alone(void **state)
     hcache_close(h);
 }
 
-/* Pins count until they end; the past ends them. */
+/* Pins count until they end; a time in the past ends them. */
 static void a_pin_lasts_until_its_time(void **state)
 {
     (void)state;
@@ -227,7 +227,8 @@ static void a_pin_lasts_until_its_time(void **state)
     hcache_close(h);
 }
 
-/* What is guaranteed is counted of the store and of the salt; what is not stored cannot be. */
+/* A guarantee is counted for the store and for the salt; state that is not stored cannot be
+ * guaranteed. */
 static void a_guarantee_is_counted(void **state)
 {
     (void)state;
@@ -251,7 +252,7 @@ static void a_guarantee_is_counted(void **state)
     hcache_close(h);
 }
 
-/* A salt's quota evicts that salt's state, and the counters say why. */
+/* A salt's quota evicts that salt's state, and the counters give the reason. */
 static void a_quota_bounds_one_salt(void **state)
 {
     (void)state;
@@ -283,7 +284,7 @@ static void the_counters_say_what_happened(void **state)
     assert_true(s.appended_bytes > 0 && s.appended_bytes <= s.used_bytes);
     assert_true(s.saving_fault == 0 && s.saving_why[0] == 0 && s.dram.cap_bytes == 0);
     uint64_t misses = s.n_misses;
-    save(h, 1, NULL); /* restored, or found and not read where computing is faster */
+    save(h, 1, NULL); /* restored, or found but not read because computing is faster */
     s = stats_of(h, NULL);
     assert_int_equal(s.n_chunks, CHUNKS);
     assert_true(s.n_hits > 0 && s.n_misses == misses);

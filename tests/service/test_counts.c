@@ -15,7 +15,7 @@
 #include "service/counts.h"
 #include "service/ticket.h"
 
-/* A request that restored 128 of 300 tokens by a plan of three kinds. */
+/* A request that restored 128 of 300 tokens by a plan with three methods. */
 static struct hcache_ticket ended(void)
 {
     return (struct hcache_ticket){.result = {.finish = "stop",
@@ -86,13 +86,13 @@ static void a_missing_full_chunk_is_a_miss(void **state)
     assert_int_equal(c.now.n_misses, 1);
     t.result.cached_tokens = 256;
     t.result.prompt_tokens =
-        320; /* the last token is computed: 256 are all that can be there */
+        320; /* the last token is computed: at most 256 can be restored */
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 1);
     t.result.prompt_tokens = 321;
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 2);
-    t.err.code = -EIO; /* what failed says nothing of the store */
+    t.err.code = -EIO; /* a failed request tells nothing about the store */
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 2);
 }
@@ -105,7 +105,7 @@ static void how_a_request_ended(void **state)
     t.result.finish = "timeout"; /* something was generated */
     counts_end(&c, &t);
     t.result.finish = "";
-    t.err.code = -ETIMEDOUT; /* nothing was */
+    t.err.code = -ETIMEDOUT; /* nothing was generated */
     counts_end(&c, &t);
     assert_int_equal(c.now.n_timed_out, 2);
     assert_int_equal(c.now.n_failed, 0);
@@ -122,7 +122,7 @@ static void how_a_request_ended(void **state)
     assert_int_equal(c.now.n_ended, 5);
 }
 
-/* A request that got no token has computed nothing that counts. */
+/* A request without a generated token has computed nothing that counts. */
 static void tokens_count_with_the_first_token(void **state)
 {
     (void)state;
@@ -139,7 +139,8 @@ static void tokens_count_with_the_first_token(void **state)
     assert_int_equal(in_all(&c.now.restore), 0);
 }
 
-/* Buckets double from 0.1 ms; a bound belongs to its bucket, and the last takes what is above. */
+/* Buckets double from 0.1 ms; a bound belongs to its bucket, and the last one takes all larger
+ * values. */
 static void values_fall_into_their_buckets(void **state)
 {
     (void)state;
@@ -166,7 +167,7 @@ static uint64_t count_of(const struct hcache_counts *c, const char *name)
     return 0;
 }
 
-/* Plans are counted by the methods in them, under the names of /metrics. */
+/* Plans are counted by their methods, under the names of /metrics. */
 static void plans_are_counted_by_their_methods(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_dialog.c - tool calls in an answer, as the public interface tells them. */
+/* test_dialog.c - tool calls in an answer, as the public interface reports them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 #include "service/dialog.h"
 #include "tests/base/tempdir.h"
 
-/* A folder with a tokenizer of the golden files and a template of its own. */
+/* Makes a folder with a tokenizer of the golden files and this template. */
 static struct dialog *dialog_with(const char *template, struct tokenizer **t)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 64];

@@ -1,5 +1,5 @@
 /* test_hcache.c - the public interface: every misuse is an error with a message and leaves the
- * handle usable; text arrives in whole characters; what was saved is there after a restart. */
+ * handle usable; text arrives in whole characters; saved state exists after a restart. */
 #include <errno.h>
 #include <math.h>
 #include <malloc.h>
@@ -61,7 +61,7 @@ static void refuse_open(const struct hcache_opts *o, const char *word)
     int rc = hcache_open(o, &h, &err);
     if (rc >= 0 || err.code != rc || strstr(err.msg, word) == NULL)
         fail_msg("expected '%s', got %d: %s", word, rc, err.msg);
-    assert_null(h); /* nothing to be closed, and closing it does no harm */
+    assert_null(h); /* there is nothing to close, and closing NULL is harmless */
     hcache_close(h);
     assert_int_equal(hcache_open(o, &h, NULL), rc); /* the message is optional */
 }
@@ -159,7 +159,8 @@ static void requests_that_cannot_be_used(void **state)
         assert_int_equal(hcache_generate(h, &q, &r, &err), HCACHE_E_USAGE);
         assert_non_null(strstr(err.msg, "token 7"));
     }
-    /* A strict plan whose records the store lacks fails when it is carried out, with no message. */
+    /* A strict plan whose records the store lacks fails when it runs; the message is optional here,
+     * too. */
     make_prompt(prompt, 600);
     struct hcache_request q = {.prompt = prompt, .n_prompt = 200, .save = "kv"};
     assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
@@ -167,14 +168,14 @@ static void requests_that_cannot_be_used(void **state)
     q.plan = "hidden";
     q.plan_strict = true;
     assert_true(hcache_generate(h, &q, &r, NULL) < 0);
-    /* After all that, it works. */
+    /* After all these errors it works. */
     q = (struct hcache_request){.prompt = prompt, .n_prompt = 200, .max_tokens = 4};
     assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
     assert_int_equal(r.n_tokens, 4);
     assert_int_equal(r.cached_tokens, 192);
     assert_null(r.text); /* a synthetic model has no tokenizer */
     hcache_result_free(&r);
-    hcache_result_free(&r); /* what is freed is empty */
+    hcache_result_free(&r); /* a freed result is empty */
     hcache_close(h);
 }
 
@@ -237,7 +238,8 @@ static void check_cuts(const struct sink *s)
             fail_msg("call %d ends inside a character, at byte %zu", i, s->cut[i]);
 }
 
-/* Hot sampling from a byte-fallback vocabulary gives multi-byte characters, whole and broken. */
+/* Sampling at a high temperature from a byte-fallback vocabulary gives multi-byte characters, whole
+ * and broken. */
 static void text_comes_in_whole_characters(void **state)
 {
     (void)state;
@@ -285,8 +287,8 @@ static void note_progress(void *arg, int n_done)
     p->n_calls++;
 }
 
-/* A prompt of three batches (512 rows each): its progress only grows, and ends with all of it.
- * What is restored counts as well as what is computed. */
+/* A prompt of three batches (512 rows each): its progress only grows, and ends with the whole
+ * prompt. Restored tokens count like computed ones. */
 static void a_prompt_tells_how_far_it_is(void **state)
 {
     (void)state;
@@ -324,8 +326,8 @@ static bool stop_after_a_step(void *n_asked)
     return ++*(int *)n_asked == 2;
 }
 
-/* A prompt of three batches: is_cancelled is asked between them, so that neither the
- * rest nor a token is computed. */
+/* A prompt of three batches: is_cancelled is called between them, so neither the rest nor a token
+ * is computed. */
 static void a_prompt_is_cancelled_before_its_end(void **state)
 {
     (void)state;
@@ -345,7 +347,7 @@ static void a_prompt_is_cancelled_before_its_end(void **state)
     assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
     assert_string_equal(r.finish, "cancelled");
     assert_int_equal(r.n_tokens, 0);
-    assert_int_equal(n_asked, 2); /* once cancelled, nobody is asked again */
+    assert_int_equal(n_asked, 2); /* not called again after a cancellation */
     hcache_result_free(&r);
     hcache_close(h);
 }
@@ -435,8 +437,9 @@ static void expect_same(struct hcache_result *r, const struct hcache_result *ref
     hcache_result_free(r);
 }
 
-/* Saved, closed, opened: restored. The profile beside the store is used, and replaced where it is
- * of no use; a second process may not have the store; another model's state is a reason. */
+/* Saved, closed, opened: restored. The profile beside the store is used, and replaced if it is
+ * useless; a second process cannot open the store; another model's state is reported as the reason.
+ */
 static void a_store_outlives_its_process(void **state)
 {
     (void)state;
@@ -473,7 +476,7 @@ static void a_store_outlives_its_process(void **state)
         expect_same(&r, &ref, 256);
         hcache_close(h);
         if (i ==
-            0) { /* the profile (which is not kept on a busy machine) turns into nonsense */
+            0) { /* the profile (which is not kept on a busy machine) is made invalid */
             snprintf(cmd, sizeof cmd,
                      "for f in %s/profile-*.txt; do echo 'n_layers = 250' > $f; done", dir);
             assert_int_equal(system(cmd), 0);
@@ -490,8 +493,8 @@ static void a_store_outlives_its_process(void **state)
     tempdir_remove(dir);
 }
 
-/* A conversation: each turn brings back all of the turns before it, but for the last token,
- * which was never computed with. */
+/* A conversation: each turn restores all earlier turns except the last token, which was never
+ * computed. */
 static void turns_of_a_conversation(void **state)
 {
     (void)state;
@@ -515,7 +518,7 @@ static void turns_of_a_conversation(void **state)
         n += r.n_tokens;
         assert_int_equal(r.committed_tokens, n - 1);
         for (int i = 0; i < 30; i++)
-            said[n++] = 5 + (turn * 31 + i) % 400; /* what the user says next */
+            said[n++] = 5 + (turn * 31 + i) % 400; /* the user's next message */
         hcache_result_free(&r);
     }
     hcache_close(h);
@@ -523,8 +526,8 @@ static void turns_of_a_conversation(void **state)
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* Requests of any size, in any state, may be given up; what cannot fit costs
- * nothing and is told. */
+/* Requests of any size, in any state, may be given up; a request that cannot fit costs nothing and
+ * is reported. */
 static void tickets_are_given_up_anywhere(void **state)
 {
     (void)state;
@@ -538,7 +541,7 @@ static void tickets_are_given_up_anywhere(void **state)
         struct hcache_ticket *t[6];
         struct hcache_result r;
         struct hcache_err err = {0};
-        if (round != 0) /* else nobody ever steps them: closing does */
+        if (round != 0) /* otherwise nothing steps them before the close */
             assert_int_equal(hcache_serve_start(h, 0, NULL), 0);
         for (int i = 0; i < 6; i++) {
             struct hcache_request q = {.prompt = prompt + i,
@@ -569,7 +572,7 @@ static void tickets_are_given_up_anywhere(void **state)
     }
 }
 
-/* Deadlines are told as what they are; a bad one, or a bad priority, is refused. */
+/* Deadlines are reported as timeouts; an invalid one, or an invalid priority, is refused. */
 static void time_is_bounded(void **state)
 {
     (void)state;
@@ -645,7 +648,7 @@ static void threads_come_and_go(void **state)
     hcache_close(h);
 }
 
-/* What is left on the device is used again, and told; --no-reuse does not. */
+/* State left on the device is reused and reported; with --no-reuse it is not. */
 static void the_device_is_used_again(void **state)
 {
     (void)state;
@@ -680,7 +683,7 @@ static void the_device_is_used_again(void **state)
 
 int main(void)
 {
-    mallopt(M_PERTURB, 0x5a); /* memory that nobody has written is not zero */
+    mallopt(M_PERTURB, 0x5a); /* so that unwritten memory is not zero */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_that_cannot_be_used),
         cmocka_unit_test(requests_that_cannot_be_used),

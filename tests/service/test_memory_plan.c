@@ -1,4 +1,4 @@
-/* test_memory_plan.c - a machine that cannot hold the weights says so before it tries. */
+/* test_memory_plan.c - a machine that cannot hold the weights reports it before loading them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "service/memory_plan.h"
 #include "tests/engine/enginetest.h"
 
-/* With weights of so many bytes in each rank of the stages together. */
+/* Plans with weights of this size in each rank, all stages together. */
 static int reserve(const struct stack *k, uint64_t weights, struct err *err)
 {
     struct model m = *k->model;
@@ -45,8 +45,8 @@ static void weights_beyond_the_machine_are_refused(void **state)
     }
 }
 
-/* Copies in DRAM are filled later: what the machine does not hold beside the rest
- * is refused now. */
+/* Copies in DRAM are filled later; if the machine cannot hold them beside the rest, they are
+ * refused at the start. */
 static void copies_beyond_memory_are_refused_with_the_sums(void **state)
 {
     (void)state;
@@ -80,9 +80,9 @@ static void copies_beyond_memory_are_refused_with_the_sums(void **state)
     stack_close(&k);
 }
 
-/* Copies in DRAM pay where a token's KV is larger than its hidden states: elsewhere the
- * KV cache does with the same memory.  They take an eighth of the machine's at most,
- * and leave as much as they take. */
+/* Copies in DRAM pay if a token's KV is larger than its hidden states; otherwise the KV cache uses
+ * the memory as well. They take at most an eighth of the machine's memory, and leave as much as
+ * they take. */
 static void auto_copies_fit_beside_the_rest(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void auto_copies_fit_beside_the_rest(void **state)
     uint64_t bytes = memory_plan_dram_bytes(&a);
     assert_true(bytes <= all / 8 && bytes % (1 << 20) == 0);
     assert_true(bytes == 0 || bytes >= 64 << 20);
-    m.w.bytes = all; /* nothing is left beside these weights */
+    m.w.bytes = all; /* these weights leave nothing */
     assert_int_equal(memory_plan_dram_bytes(&a), 0);
     m.w.bytes = k.model->w.bytes;
     m.cfg.n_kv_heads = m.cfg.n_heads / 2;
@@ -116,7 +116,7 @@ static void auto_copies_fit_beside_the_rest(void **state)
 
 #define MB ((uint64_t)1000000)
 
-/* A model of 16 layers of 10 MB that keeps 20 MB, and the shape of synth:tiny-mha beside it. */
+/* A model of 16 layers of 10 MB that keeps 20 MB, with the shape of synth:tiny-mha. */
 static const struct weights_sizes sizes = {
     .kept = 20 * MB, .layer = 10 * MB, .n_layers = 16, .n_slots = 2};
 
@@ -133,7 +133,7 @@ static int share(const char *budget, int max_seqs, int64_t kv_tokens,
     return memory_plan_share(&a, &sizes, budget, 0, out, err);
 }
 
-/* The least budget, by what the refusal says. */
+/* Returns the least budget, from the refusal's message. */
 static uint64_t least_budget(int max_seqs)
 {
     struct memory_share s;
@@ -170,8 +170,8 @@ static void open_budget_stack(void)
                     kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
 }
 
-/* The least holds what is kept, two layers and one context; a byte less is refused
- * with the table. */
+/* The least budget holds the kept weights, two layers and one context; a byte less is refused with
+ * the table. */
 static void the_least_budget_is_two_layers_and_a_context(void **state)
 {
     struct memory_share s;
@@ -189,15 +189,15 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
     assert_non_null(strstr(err.msg, "is less than the minimum"));
     assert_non_null(strstr(err.msg, "2 layers 0.02"));
     assert_non_null(strstr(err.msg, "KV of 1024 tokens"));
-    /* A KV cache that was asked for is part of the least. */
+    /* A requested KV cache is part of the least budget. */
     assert_int_equal(shared_with(least, 8, 2048, &s), ERR_LIMIT);
     assert_int_equal(shared_with(least + context_bytes, 8, 2048, &s), 0);
     assert_int_equal(s.kv_tokens, 2048);
     stack_close(&budget_stack);
 }
 
-/* Each byte beyond the least goes to KV first, up to a context for each sequence and half of
- * what is left; then to layers.  The sum never exceeds the budget. */
+/* Each byte above the least goes to KV first, up to a context per sequence and half of the rest;
+ * then to layers.  The sum never exceeds the budget. */
 static void keys_and_values_come_before_layers(void **state)
 {
     struct memory_share s;
@@ -237,7 +237,7 @@ static void percentages_and_texts(void **state)
     assert_int_equal(s.n_resident, 8);
     assert_int_equal(share("100%", 1, 0, &s, &err), 0);
     assert_int_equal(s.n_resident, 16);
-    assert_int_equal(share("auto", 1, 0, &s, &err), 0); /* this machine holds 180 MB */
+    assert_int_equal(share("auto", 1, 0, &s, &err), 0); /* this machine has 180 MB */
     assert_int_equal(s.n_resident, 16);
     static const char *const wrong[] = {"", "101%", "-1%", "many", "5%x"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)

@@ -1,4 +1,4 @@
-/* test_miss.c - where a prompt leaves what is stored, in words. */
+/* test_miss.c - the place where a prompt departs from the stored one, in words. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ static int close_tokenizer(void **state)
     return 0;
 }
 
-/* The text that is added for a prompt that differs at its token `at`. */
+/* Checks the text for a prompt that differs at its token `at`. */
 static void expect(const char *prompt, int at, const char *want)
 {
     int32_t *ids = NULL;
@@ -57,7 +57,7 @@ static void the_place_is_told_without_a_tokenizer(void **state)
     miss_text(NULL, ids, 3, 1, out, sizeof out);
     assert_string_equal(out, "x: the prompt differs at token 1");
     char full[12] = "not stored";
-    miss_text(NULL, ids, 3, 1, full, sizeof full); /* no room: cut, and ended */
+    miss_text(NULL, ids, 3, 1, full, sizeof full); /* no room: cut, and terminated */
     assert_string_equal(full, "not stored:");
 }
 
@@ -83,7 +83,7 @@ static void an_excerpt_is_short_and_whole(void **state)
             miss_text(t, ids, (int)n, at, out, sizeof out);
             const char *from = strchr(out, '"');
             if (from == NULL)
-                continue; /* nothing but a part of a character */
+                continue; /* only a part of a character */
             size_t shown = strlen(from) - 2;
             most = most < 48 ? most : 48;
             assert_in_range(shown, most > 5 ? most - 5 : 1, most);

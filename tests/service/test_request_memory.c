@@ -1,6 +1,5 @@
-/* test_request_memory.c - a request that finds no memory fails alone: whichever of
- * its allocations fails, the outcome is -ENOMEM or the right answer, and the next
- * request is answered. */
+/* test_request_memory.c - a request that finds no memory fails alone: whichever of its allocations
+ * fails, the result is -ENOMEM or the right answer, and the next request is answered. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,15 +13,15 @@
 #include "tests/base/memtest.h"
 
 static struct hcache *model;
-static char *answer; /* of a request that lacked nothing */
-static int n_whole;  /* requests that were answered while memory failed */
+static char *answer; /* the answer with enough memory */
+static int n_whole;  /* requests that were answered while allocations failed */
 
 static bool is_good(int rc, const struct hcache_err *err, const char *what)
 {
     return memtest_ok(rc, (const struct err *)(const void *)err, what);
 }
 
-/* Returns whether the request was answered; then its text is the right one. */
+/* Returns whether the request was answered; checks its text. */
 static bool ask(void)
 {
     static const char chat[] =

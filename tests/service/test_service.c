@@ -1,5 +1,5 @@
-/* test_service.c - the queue in front of the engine, stepped by the test itself: what it
- * promises about steps holds exactly, whatever else the machine does. */
+/* test_service.c - the queue in front of the engine, stepped by the test itself, so that its
+ * promises about steps can be checked exactly on any machine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +52,7 @@ static struct hcache_ticket *submit(struct desk *d)
     return t;
 }
 
-/* One step, as far as t notices; the tokens that it brought. */
+/* Makes one step. Returns the tokens that t got. */
 static int step(struct desk *d, struct hcache_ticket *t, bool *ended)
 {
     struct hcache_delta delta;
@@ -79,8 +79,8 @@ static void drop(struct hcache_ticket *t)
     hcache_ticket_free(t);
 }
 
-/* What is cancelled gets no further token, and its place goes to who waits, in the
- * very next step. */
+/* A cancelled request gets no further token, and its place goes to a waiting one in the very next
+ * step. */
 static void a_cancel_takes_one_step(void **state)
 {
     struct desk d;
@@ -105,7 +105,7 @@ static void a_cancel_takes_one_step(void **state)
     close_desk(&d);
 }
 
-/* One that waits is cancelled as soon. */
+/* A waiting request is cancelled as fast. */
 static void one_that_waits_is_cancelled(void **state)
 {
     struct desk d;
@@ -123,8 +123,7 @@ static void one_that_waits_is_cancelled(void **state)
     close_desk(&d);
 }
 
-/* The wait that newcomers are told of grows with the queue, by the time that
- * requests held a place. */
+/* The predicted wait grows with the queue, by the time for which requests held a place. */
 static void the_wait_follows_the_queue(void **state)
 {
     struct desk d;
@@ -157,7 +156,7 @@ static void the_wait_follows_the_queue(void **state)
     close_desk(&d);
 }
 
-/* Before anything has ended the wait is as long as the first has run, and grows. */
+/* Before any request has ended, the wait is as long as the first has run, and grows. */
 static void the_first_wait_is_a_lower_bound(void **state)
 {
     struct desk d;

@@ -32,7 +32,7 @@ static struct hcache_ticket *submit(struct stack *k, struct service *s, uint64_t
     return submit_saving(k, s, seed, durable, "both");
 }
 
-/* Waits until n requests have ended, and no other one waits for a place or has one. */
+/* Waits until n requests have ended and no other one waits for a place or has one. */
 static void until_ended(struct service *s, uint64_t n)
 {
     struct hcache_stats st;
@@ -69,7 +69,7 @@ static int64_t take(struct hcache_ticket *t)
     return committed;
 }
 
-/* A device that does not answer holds up who asked for durability, and nobody else. */
+/* A disk that does not answer delays only requests that asked for durability. */
 static void only_the_durable_wait_for_the_disk(void **state)
 {
     (void)state;
@@ -93,14 +93,14 @@ static void only_the_durable_wait_for_the_disk(void **state)
     struct hcache_ticket *durable = submit(&k, s, 1, true);
     for (uint64_t i = 2; i < 5; i++) {
         struct hcache_ticket *t = submit(&k, s, i, false);
-        hcache_ticket_wait(t); /* for ever, where the engine waits for the disk */
+        hcache_ticket_wait(t); /* would wait forever if the engine waited for the disk */
         (void)take(t);
     }
     struct hcache_stats st;
     service_stats(s, &st);
-    assert_int_equal(st.n_ended, 3);   /* the durable one has not, */
-    assert_int_equal(st.n_running, 0); /* and takes no place */
-    /* Those that settle, and are given up or cancelled, wait no longer. */
+    assert_int_equal(st.n_ended, 3);   /* the durable one has not ended, */
+    assert_int_equal(st.n_running, 0); /* but holds no place */
+    /* Settling requests that are given up or cancelled do not wait any longer. */
     struct hcache_ticket *given_up = submit(&k, s, 5, true);
     until_ended(s, 3);
     hcache_ticket_free(given_up);
@@ -119,7 +119,7 @@ static void only_the_durable_wait_for_the_disk(void **state)
     io_close(disk);
 }
 
-/* Who steps the engine himself waits himself. */
+/* Without the engine's thread, the caller waits itself. */
 static void durable_without_a_thread(void **state)
 {
     (void)state;
@@ -150,8 +150,8 @@ static void durable_without_a_thread(void **state)
     io_close(disk);
 }
 
-/* What is durable already, or saves nothing, has nothing to wait for: no commit
- * would wake it up. */
+/* If everything is already durable, or nothing is saved, there is no wait: no commit would end it.
+ */
 static void nothing_to_save_is_nothing_to_wait_for(void **state)
 {
     (void)state;
@@ -172,7 +172,7 @@ static void nothing_to_save_is_nothing_to_wait_for(void **state)
     assert_int_equal(service_start(s, 0, &err), 0);
     for (int i = 0; i < 3; i++) {
         struct hcache_ticket *t = submit_saving(&k, s, 1, true, "none");
-        hcache_ticket_wait(t); /* for ever, where only a commit is news */
+        hcache_ticket_wait(t); /* would wait forever if only commits ended it */
         assert_int_equal(take(t), 0);
     }
     service_stop(s);
@@ -184,10 +184,10 @@ static void nothing_to_save_is_nothing_to_wait_for(void **state)
 struct asked {
     struct service *s;
     struct io *disk;
-    int n_settling; /* calls while the request had ended and was not durable */
+    int n_settling; /* calls while the request had ended but was not durable */
 };
 
-/* Lets the disk go on once the request waits for nothing else. */
+/* Lets the disk continue once the request waits for nothing else. */
 static bool is_cancelled(void *arg)
 {
     struct asked *a = arg;
@@ -198,8 +198,7 @@ static bool is_cancelled(void *arg)
     return false;
 }
 
-/* A request that only waits for the disk is looked at when something was committed, not again and
- * again. */
+/* A request that only waits for the disk is checked after commits, not continuously. */
 static void a_settling_request_is_looked_at_after_commits(void **state)
 {
     (void)state;

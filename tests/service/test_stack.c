@@ -1,4 +1,4 @@
-/* test_stack.c - what the parts of a stack get of its options. */
+/* test_stack.c - what the parts of a stack get from its options. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 enum { CONTEXT = 1024, N_SEQS = 64 };
 
-/* Larger blocks of memory cannot be had. */
+/* larger allocations fail */
 static size_t most_bytes = SIZE_MAX;
 
 bool mem_test_denies(size_t n, enum mem_ask ask)
@@ -64,7 +64,7 @@ static void open_with_least(struct stack *k, const char *path, struct said *said
 }
 
 /* Without a budget the KV cache has a context for each sequence.  A budget gives it what it can
- * spare.  A user's number outranks both. */
+ * spare.  The user's number overrides both. */
 static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
@@ -74,7 +74,7 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
     tempdir_make_on_disk(dir, "stack");
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
     for (int i = 0; i < 3;
-         i++) { /* no budget; one of layers alone; one that holds everything */
+         i++) { /* no budget; one that only layers use; one that holds everything */
         static const char *const budgets[] = {NULL, "100%", "8G"};
         struct stack_opts o = options(path, budgets[i], &said);
         et_open(&k, &o);
@@ -93,8 +93,7 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
     tempdir_remove(dir);
 }
 
-/* Layers that are streamed are told, with what each pass reads; resident ones are
- * not worth a line. */
+/* Streamed layers are reported with the bytes that each pass reads; resident ones are not. */
 static void streamed_layers_are_told(void **state)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
@@ -116,7 +115,7 @@ static void streamed_layers_are_told(void **state)
     tempdir_remove(dir);
 }
 
-/* A reader looks for the parts that take memory: those that have none are not listed. */
+/* The table lists only parts that take memory. */
 static void only_parts_that_reserve_memory_are_told(void **state)
 {
     struct stack k;
@@ -143,8 +142,7 @@ static void only_parts_that_reserve_memory_are_told(void **state)
     stack_close(&k);
 }
 
-/* Copies in DRAM that nobody has asked for take what can be had.  Those that were asked for are
- * refused. */
+/* Automatic copies in DRAM take what is available.  Requested ones that do not fit are refused. */
 static void auto_copies_do_not_keep_it_from_starting(void **state)
 {
     (void)state;
@@ -166,7 +164,7 @@ static void auto_copies_do_not_keep_it_from_starting(void **state)
         fail_msg("%s", err.msg);
     store_dram_stats(k.store, &dram);
     assert_true(dram.cap_bytes <= 128 << 20);
-    if (k.o.user.dram_bytes > 260 << 20) /* this machine would have had more for it */
+    if (k.o.user.dram_bytes > 260 << 20) /* this machine had more memory for it */
         assert_non_null(strstr(said.first, "--dram auto"));
     stack_close(&k);
 

@@ -1,5 +1,5 @@
-/* test_stop.c - a service stops within a layer, however long a step takes; and a caller who
- * waits is asked whether to go on, whatever the system's clock is set to. */
+/* test_stop.c - a service stops within a layer, however long a step takes; and a waiting caller's
+ * is_cancelled is called, whatever the system's clock is set to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,9 +15,8 @@
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
 
-/* The system's clock as this program sees it.  The kernel's waits do not see
- * `ahead_s`: a moment that was reckoned with it is as far away as after the clock
- * has been set back by so much. */
+/* The system's clock as this program sees it.  The kernel's waits ignore ahead_s, so a time
+ * computed with it is as far away as if the clock had been set back by that much. */
 static int64_t ahead_s;
 
 int clock_gettime(clockid_t id, struct timespec *t)
@@ -49,7 +48,7 @@ struct rig {
     struct service *s;
 };
 
-/* A service with a thread whose steps wait for a disk that does not answer. */
+/* Opens a service with a thread whose steps wait for a disk that does not answer. */
 static void rig_open(struct rig *r)
 {
     char path[PATH_MAX];
@@ -87,7 +86,7 @@ static bool second_time(void *arg)
     return ++*(int *)arg == 2;
 }
 
-/* It is asked again after 50 ms, not after the hour by which the clock was set back. */
+/* is_cancelled is called again after 50 ms, not after the hour by which the clock was set back. */
 static void a_clock_that_is_set_back_delays_no_question(void **state)
 {
     (void)state;
@@ -106,8 +105,8 @@ static void a_clock_that_is_set_back_delays_no_question(void **state)
     rig_close(&r);
 }
 
-/* The step waits an hour for a disk that does not answer; the stop does not. After it the service
- * starts again, and answers. */
+/* The step waits an hour for a disk that does not answer; the stop does not. The service then
+ * starts again and answers. */
 static void a_stop_does_not_wait_for_streamed_weights(void **state)
 {
     (void)state;

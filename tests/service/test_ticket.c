@@ -10,7 +10,7 @@
 
 #include "service/ticket.h"
 
-/* Pieces separated by '|' arrive one after the other; what is visible after each, likewise. */
+/* Pieces separated by '|' arrive one after another; `visible` has the text visible after each. */
 static void scan(const char *pieces, const char *stop, const char *visible, bool stops)
 {
     char text[200], seen[200] = "", *stops_list[] = {(char *)(uintptr_t)stop};
@@ -39,7 +39,7 @@ static void stop_strings_end_the_text(void **state)
     scan("ab|x|z", "xy", "ab||xz|", false); /* held back, then shown */
     scan("aa|ab", "aab", "|a|", true);      /* overlaps itself */
     scan("a|a|a|b", "aab", "||a||", true);
-    scan("xyxy", "xy", "|", true); /* the first one counts */
+    scan("xyxy", "xy", "|", true); /* the first match counts */
     scan("1|2|3|4", "34", "1|2|||", true);
     scan("abab|abac", "abac", "ab|ab|", true);
 }

@@ -1,4 +1,4 @@
-/* test_memory.c - answers are found by their text, within bounds, and never across salts. */
+/* test_answers.c - answers are found by their text, within limits, and never across salts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "sessions/answers.h"
 #include "tests/base/tempdir.h"
 
-/* Cut in two anywhere: parts count as the text that they make. */
+/* Adds an answer cut in two anywhere: parts count as the text that they form. */
 static void put_ids(struct answers *m, const char *salt, const char *text, size_t n,
                     const int32_t *ids, int n_ids)
 {
@@ -33,7 +33,7 @@ static void put(struct answers *m, const char *salt, const char *text, int32_t i
     put_ids(m, salt, text, strlen(text), ids, 2);
 }
 
-/* The first id of what is found, with its length; 0: nothing. */
+/* Returns the first id of the answer found, with its length; 0: none. */
 static int32_t find(struct answers *m, const char *salt, const char *text, size_t *n)
 {
     int32_t *ids, first;
@@ -165,8 +165,8 @@ static int count(struct answers *m)
     return st.n_entries;
 }
 
-/* The file outlives the process, also one that is killed (nothing is closed here); it shows
- * neither text nor tokens; for another vocabulary it is begun anew. */
+/* The file outlives the process, also one that is killed (nothing is closed here). It contains
+ * neither text nor tokens. For another vocabulary it is started anew. */
 static void a_file_outlives_the_process(void **state)
 {
     (void)state;
@@ -194,7 +194,8 @@ static void a_file_outlives_the_process(void **state)
     answers_close(killed);
 }
 
-/* Cut off anywhere, or with any byte changed, it gives what is whole before that, and goes on. */
+/* Cut off anywhere, or with any byte changed, it gives the complete entries before that place, and
+ * continues. */
 static void a_damaged_file_is_survived(void **state)
 {
     (void)state;
@@ -224,7 +225,7 @@ static void a_damaged_file_is_survived(void **state)
     }
 }
 
-/* What is put again and again does not make the file grow for ever. */
+/* Repeated answers do not make the file grow forever. */
 static void the_file_is_bounded(void **state)
 {
     (void)state;
@@ -251,7 +252,7 @@ static int remove_folder(void **state)
 {
     (void)state;
     unlink(path);
-    return rmdir(dir); /* fails where something was left behind */
+    return rmdir(dir); /* fails if something was left behind */
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* test_conversations.c - turns, branches, bounds, and what erasing leaves behind. */
+/* test_conversations.c - turns, branches, limits, and the remains of erasures. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,8 +62,8 @@ static struct sha256 key_of(int v)
     return k;
 }
 
-/* A turn of `n` tokens from first_id on, behind the parent's first `kept`; its
- * chunks are keys first_key.. */
+/* Makes a turn of `n` tokens from first_id on, after the parent's first `kept` tokens; its chunks
+ * are keys first_key.. */
 static struct turn *make_turn(const char *name, int64_t parent, int64_t conversation,
                               int kept, int n, int first_id, int first_key, int n_keys)
 {
@@ -243,7 +243,7 @@ static void a_conversation_moves_its_head(void **state)
     assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
     int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
     int64_t b = add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 1, 0));
-    /* another client had begun at a, too */
+    /* Another client had begun at a, too. */
     struct turn *late = make_turn("resp_late", a, v.row, 5, 5, 100, 1, 0);
     assert_int_equal(turn_add(x->c, "", late, NULL, &branched, &err), 0);
     assert_true(branched);
@@ -258,7 +258,7 @@ static void a_conversation_moves_its_head(void **state)
     assert_int_equal(code_of_find(x->c, "", "resp_late"), 0); /* its own */
     assert_int_equal(gone.n_turns, 1);
     assert_int_equal(gone.n_shared, 1);
-    /* what goes on in a conversation that is gone is not kept */
+    /* A turn in a conversation that is gone is not kept. */
     struct turn *ghost = make_turn("resp_ghost", b, v.row, 5, 5, 100, 1, 0);
     assert_int_equal(turn_add(x->c, "", ghost, NULL, &branched, &err), ERR_NOT_FOUND);
     turn_free(ghost);
@@ -341,8 +341,8 @@ static void age_ends_them(void **state)
     conversation_deinit(&v);
 }
 
-/* A machine starts with its clock thirty years behind, and its user goes on with what is
- * there.  When the clock is right again, nothing of that is old. */
+/* A machine starts with its clock thirty years behind, and its user continues existing
+ * conversations.  When the clock is right again, none of them counts as old. */
 static void a_clock_that_is_behind_ages_nothing(void **state)
 {
     enum { BEHIND_S = 1000000000 };
@@ -406,7 +406,8 @@ static void file_write(const char *path, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
-/* Any path may be given for the conversations.  A file that is not ours keeps mode and content. */
+/* Any path may be given for the conversations.  A file of another kind keeps its mode and content.
+ */
 static void files_of_others_stay_as_they_are(void **state)
 {
     struct fixture *x = *state;
@@ -471,12 +472,12 @@ static void damage_is_told(void **state)
     x->c = NULL;
 }
 
-/* Numbers of a row that do not fit what stands beside them: told, or bounded; never believed. */
+/* Numbers in a row that do not fit the other fields are reported or bounded, never trusted. */
 static void rows_out_of_range(void **state)
 {
     static const struct {
         const char *sql;
-        int code; /* of the path that ends in resp_b */
+        int code; /* expected code for the path that ends in resp_b */
     } cases[] = {
         {"n_tokens = 2147483647", ERR_CORRUPT},
         {"n_tokens = -1", ERR_CORRUPT},
@@ -527,13 +528,13 @@ static void rows_out_of_range(void **state)
             SQLITE_OK);
         sqlite3_close(db);
         x->c = open_file(x, 0, 0, 0);
-        assert_int_equal(turn_path(x->c, b, &path, &n, &err), 0); /* as it was */
+        assert_int_equal(turn_path(x->c, b, &path, &n, &err), 0); /* as before */
         assert_int_equal(n, 2);
         turn_path_free(path, n);
     }
 }
 
-/* A process adds turns until it is killed: those that it was told of are there, whole. */
+/* A process adds turns until it is killed: the turns that were reported to it exist completely. */
 static void a_killed_process_loses_nothing_told(void **state)
 {
     struct fixture *x = *state;
@@ -575,7 +576,8 @@ static void a_killed_process_loses_nothing_told(void **state)
             assert_int_equal(n, last + 1);
             assert_int_equal(t->n_tokens, 4 * (last + 1));
         }
-        snprintf(name, sizeof name, "resp_%d_%d", cycle, last + 2); /* at most one untold */
+        /* at most one unreported turn */
+        snprintf(name, sizeof name, "resp_%d_%d", cycle, last + 2);
         assert_int_equal(code_of_find(c, "", name), ERR_NOT_FOUND);
         turn_path_free(path, n);
         turn_free(t);
@@ -616,8 +618,8 @@ static void pages_of_a_list(void **state)
                      ERR_NOT_FOUND);
 }
 
-/* The log of a process that was killed may hold text that it was deleting: opening
- * folds and cuts it. */
+/* The log of a killed process may hold text that it was deleting: opening merges and truncates it.
+ */
 static void opening_cuts_the_log(void **state)
 {
     struct fixture *x = *state;
@@ -640,7 +642,7 @@ static void opening_cuts_the_log(void **state)
     assert_int_equal(code_of_find(x->c, "", "resp_1"), 0);
 }
 
-/* All of the file, and of one tenant its conversations with the turns on their paths. */
+/* Counts of the whole file; and for one tenant, its conversations with the turns on their paths. */
 static void counts_are_of_all_and_of_a_tenant(void **state)
 {
     struct fixture *x = *state;
@@ -651,7 +653,8 @@ static void counts_are_of_all_and_of_a_tenant(void **state)
     assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
     int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
     (void)add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 1, 0));
-    (void)add(x->c, make_turn("resp_c", 0, 0, 0, 130, 100, 1, 2)); /* in no conversation */
+    /* not in a conversation */
+    (void)add(x->c, make_turn("resp_c", 0, 0, 0, 130, 100, 1, 2));
     assert_int_equal(conversation_add(x->c, "bob", "conv_b", NULL, NULL, 0, &v, &err), 0);
     assert_int_equal(conversations_stats(x->c, &all, &err), 0);
     assert_true(all.n_conversations == 2 && all.n_turns == 3 && all.n_doomed == 0);

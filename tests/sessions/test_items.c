@@ -1,4 +1,5 @@
-/* test_items.c - items of a conversation: what is read, what a template gets, titles and pages. */
+/* test_items.c - items of a conversation: parsing, the messages for a template, titles and pages.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +14,7 @@
 #include "base/mem.h"
 #include "sessions/items.h"
 
-/* Any value: a document must be a list or an object, so the value is put into one. */
+/* Parses any value: a document must be a list or an object, so the value is put into one. */
 static struct json *parse(const char *text)
 {
     struct json *list = NULL;
@@ -27,7 +28,7 @@ static struct json *parse(const char *text)
     return v;
 }
 
-/* Asserts that v is the JSON `want`, member by member. Frees v. */
+/* Asserts that v equals the JSON `want`, member by member. Frees v. */
 static void same_json(struct json *v, const char *want)
 {
     struct json *w = parse(want);
@@ -54,7 +55,7 @@ static const char *text_of(const struct json *o, const char *key)
     return json_string_of(json_member(o, key), NULL);
 }
 
-/* The items without their ids, which are drawn. */
+/* Compares the items without their ids, which are random. */
 static void items_are(const char *sent, const char *want)
 {
     struct json *items = read_items(sent), *plain = json_new_array();
@@ -199,7 +200,7 @@ static void messages_are(const char *sent, const char *want)
     "\"{}\"}}"
 #define CHAT_OUTPUT(id) "{\"role\":\"tool\",\"tool_call_id\":\"" id "\",\"content\":\"o\"}"
 
-/* Calls belong to the message of the assistant before them, and begin one where there is none. */
+/* Calls belong to the preceding message of the assistant, and begin one if there is none. */
 static void templates_get_messages(void **state)
 {
     (void)state;
@@ -248,13 +249,13 @@ static void the_first_words_of_the_user_are_the_title(void **state)
              80, "first");
     title_is("\"one\\n\\ttwo three\"", 9, "one  two ");
     title_is("\"abc\"", 3, "abc");
-    title_is("\"a\xc3\xa9\"", 2, "a"); /* no half character */
+    title_is("\"a\xc3\xa9\"", 2, "a"); /* no partial character */
     title_is("\"a\xc3\xa9\"", 3, "a\xc3\xa9");
     title_is("[{\"role\":\"user\",\"content\":[]}," SAID("user", "then") "]", 80, "then");
     title_is("[" SAID("assistant", "a") "]", 80, NULL);
 }
 
-/* A page of five items a to e: what is listed, in order, and whether more follow. */
+/* Lists a page of the five items a to e: checks them, their order, and whether more follow. */
 static void page_is(struct items_page page, const char *want, bool has_more)
 {
     struct json *items = parse(

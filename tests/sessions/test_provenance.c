@@ -1,4 +1,4 @@
-/* test_provenance.c - where the state of an answer came from, as JSON. */
+/* test_provenance.c - the source of an answer's state, as JSON. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -116,7 +116,8 @@ static void a_plan_is_told_or_null(void **state)
     assert_null(text(p, "deviation"));
     json_free(o);
     strcpy(r.plan.deviation, "lost");
-    r.plan.layers[0] = 0; /* nothing came back of what was forced: the deviation is told */
+    /* nothing of the forced plan was restored: the deviation is reported */
+    r.plan.layers[0] = 0;
     o = provenance_json(&r, "");
     assert_string_equal(text(json_member(o, "plan"), "deviation"), "lost");
     json_free(o);

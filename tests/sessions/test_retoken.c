@@ -1,5 +1,5 @@
-/* test_retoken.c - a conversation keeps the tokens that were generated: in the text of the next
- * prompt an answer has its own tokens, though the tokenizer would cut it elsewhere. */
+/* test_retoken.c - a conversation keeps the generated tokens: in the text of the next prompt an
+ * answer has its own tokens, even if the tokenizer would split it differently. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,7 +57,7 @@ static struct prompt_ids encode(const char *text, size_t n)
     return p;
 }
 
-/* A token for each letter: never what the tokenizer gives for words. */
+/* Returns a token for each letter, unlike the tokenizer's tokens for words. */
 static struct prompt_ids letters(const char *text)
 {
     struct prompt_ids p = {.ids = malloc(strlen(text) * sizeof(int32_t))};
@@ -116,8 +116,7 @@ static void a_remembered_beginning_keeps_its_tokens(void **state)
     struct answers_stats st;
     put_known(NULL);
     struct prompt_ids known = encode(KNOWN, strlen(KNOWN));
-    int skip =
-        known.n; /* the tokens of the whole text that the remembered ones stand for */
+    int skip = known.n; /* the tokens of the whole text that the remembered ones replace */
     hcache_free(known.ids);
     ids_are(retoken(NULL, KNOWN REST, ""), letters(KNOWN),
             encode(KNOWN REST, strlen(KNOWN REST)), skip);
@@ -134,13 +133,13 @@ static void what_is_not_remembered_is_tokenized(void **state)
     ids_are(retoken(NULL, KNOWN REST, ""), (struct prompt_ids){0},
             encode(KNOWN REST, strlen(KNOWN REST)), 0);
     struct answers *none = m;
-    m = NULL; /* nothing is remembered at all */
+    m = NULL; /* nothing is remembered */
     ids_are(retoken("salt", KNOWN REST, ""), (struct prompt_ids){0},
             encode(KNOWN REST, strlen(KNOWN REST)), 0);
     m = none;
 }
 
-/* Where a token reaches over the end of what is remembered the text has its own tokens. The reason
+/* If a token reaches beyond the end of the remembered text, the text has its own tokens. The reason
  * names the first token that differs. */
 static void a_token_across_the_boundary_is_told(void **state)
 {
@@ -157,7 +156,7 @@ static void a_token_across_the_boundary_is_told(void **state)
     answers_stats(m, &st);
     assert_int_equal(st.n_used, 0);
     assert_int_equal(st.n_unusable, 1);
-    /* All remembered tokens are the text's own: nothing is lost, so there is no reason. */
+    /* All remembered tokens equal the text's own: nothing is lost, so there is no reason. */
     struct prompt_ids own = encode("The whale", 9);
     put(NULL, "The wh", own.ids, 1);
     put(NULL, "The wha", own.ids, 1);
@@ -175,7 +174,7 @@ static void known_tokens_are_continued(void **state)
     hcache_free(known.ids);
     assert_int_equal(retoken_continue(h, k.ids, k.n, strlen(KNOWN), &t, &out, &err), 0);
     ids_are(out, letters(KNOWN), encode(KNOWN REST, strlen(KNOWN REST)), skip);
-    /* Inside a token: the rest is tokenized by itself. */
+    /* Inside a token: the rest is tokenized separately. */
     struct prompt_ids begin = letters("The wha");
     t = text_of("The whales");
     assert_int_equal(retoken_continue(h, begin.ids, begin.n, 7, &t, &out, &err), 0);
@@ -183,7 +182,7 @@ static void known_tokens_are_continued(void **state)
     hcache_free(k.ids);
 }
 
-/* The answer of the letters of `said`, of which `shown` was shown. */
+/* Returns an answer of the letters of `said`, of which `shown` was shown. */
 static struct hcache_result answer(const char *said, const char *shown)
 {
     struct prompt_ids p = letters(said);
@@ -216,7 +215,7 @@ static void an_answer_is_marked_as_shown_and_trimmed(void **state)
     marks_are(" yes\n", " yes\n", 2, (const char *const[]){" yes\n", "yes"}, 5);
     marks_are("yes ", "yes ", 2, (const char *const[]){"yes ", "yes"}, 4);
     marks_are("  ", "  ", 1, (const char *const[]){"  ", NULL}, 2);
-    /* A stop string cut the text: the tokens that were shown whole count, as they were shown. */
+    /* A stop string has cut the text: tokens that were shown completely count, as shown. */
     marks_are(" yesSTOP", " yes", 2, (const char *const[]){" yes", "yes"}, 4);
     marks_are("abc", "x", 0, NULL, 0);
     marks_are("", "", 0, NULL, 0);
@@ -242,7 +241,7 @@ static void an_answer_is_remembered_in_both_forms(void **state)
         free(ids);
     }
     free(r.token_ids);
-    /* A text that a stop string has cut is not what the tokens say. */
+    /* A text that a stop string has cut differs from its tokens. */
     r = answer("noSTOP", "no");
     asked = text_of("again:");
     retoken_remember(h, m, NULL, &asked, prompt, 2, &r);

@@ -1,5 +1,5 @@
-/* test_talk.c - a kept conversation without a server: which tokens a turn keeps, under which
- * salt, what is said of an answer that was cut off, and where branches begin. */
+/* test_talk.c - a kept conversation without a server: which tokens a turn keeps, under which salt,
+ * the report of an answer that was cut off, and where branches begin. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,7 +62,8 @@ static struct talk *talk_with(const char *name, const char *salt)
 
 static int n_generated; /* by the last say */
 
-/* Says the text; at most n tokens are generated. Returns the number of tokens then. */
+/* Sends the text; at most n tokens are generated. Returns the number of the conversation's tokens.
+ */
 static int say(struct talk *t, const char *text, int n)
 {
     struct hcache_request q = {.max_tokens = n, .save = "none"};
@@ -93,7 +94,8 @@ static struct turn **path_of(int64_t head, int *n)
     return path;
 }
 
-/* --- what a turn keeps ------------------------------------------------------------------------ */
+/* --- tokens of a turn --------------------------------------------------------------------------
+ */
 
 static void a_turn_keeps_the_tokens_of_its_parent(void **state)
 {
@@ -111,8 +113,8 @@ static void a_turn_keeps_the_tokens_of_its_parent(void **state)
     assert_int_equal(path[0]->n_tokens, first);
     assert_int_equal(path[1]->n_kept, first);
     assert_int_equal(path[1]->n_tokens, second);
-    assert_true(path[0]->n_keys > first / 64); /* the unfinished one, too */
-    /* The first mark is the prompt: all but what was generated. */
+    assert_true(path[0]->n_keys > first / 64); /* including the unfinished one */
+    /* The first mark is the prompt: everything but the generated tokens. */
     assert_int_equal(path[0]->mark[0].n_tokens, first - n_first);
     assert_int_equal(path[1]->mark[0].n_tokens, second - n_second);
     assert_true(path[0]->n_marks >= 2);
@@ -121,7 +123,7 @@ static void a_turn_keeps_the_tokens_of_its_parent(void **state)
     talk_close(t);
 }
 
-/* A draft behind the head of conversation `title`. */
+/* Returns a draft that continues conversation `title`. */
 static struct draft draft_behind(const char *title, const char *instructions)
 {
     struct draft d = {0};
@@ -145,7 +147,7 @@ static struct draft draft_behind(const char *title, const char *instructions)
     return d;
 }
 
-/* The turn that the draft ends as, with one generated token. */
+/* Returns the finished turn of the draft, with one generated token. */
 static struct turn *finished(const struct draft *d, const char *salt)
 {
     struct turn *t = calloc(1, sizeof *t);
@@ -154,7 +156,7 @@ static struct turn *finished(const struct draft *d, const char *salt)
     struct hcache_result r;
     assert_int_equal(hcache_generate(h, &q, &r, &(struct hcache_err){0}), 0);
     draft_finish(d, h, &r, salt, t);
-    t->output = strdup("[]"); /* the caller's part */
+    t->output = strdup("[]"); /* set by the caller */
     hcache_result_free(&r);
     return t;
 }
@@ -167,7 +169,7 @@ static void state_under_another_salt_is_another(void **state)
     struct draft d = draft_behind("birds", NULL);
     struct turn *same = finished(&d, NULL), *other = finished(&d, "x");
     assert_int_equal(same->n_kept, said);
-    assert_int_equal(other->n_kept, 0); /* none of the parent's chunks is its */
+    assert_int_equal(other->n_kept, 0); /* it uses none of the parent's chunks */
     assert_int_equal(other->n_tokens, same->n_tokens);
     assert_int_equal(other->n_keys, same->n_keys + said / 64);
     turn_free(same);
@@ -176,7 +178,7 @@ static void state_under_another_salt_is_another(void **state)
     talk_close(t);
 }
 
-/* A conversation that is shorter than a chunk has no chunk that could differ. */
+/* A conversation shorter than a chunk has no chunk that could differ. */
 static void short_turns_are_kept_under_any_salt(void **state)
 {
     (void)state;
@@ -202,7 +204,7 @@ static void another_text_is_tokenized_from_where_it_differs(void **state)
     struct draft other = draft_behind("birds", "Speak like a pirate.");
     assert_non_null(strstr(other.what, "retokenised at 0"));
     assert_true(other.n_ids > same.n_ids);
-    struct draft empty = draft_behind("birds", ""); /* no instructions, no message */
+    struct draft empty = draft_behind("birds", ""); /* no instructions, so no message */
     assert_string_equal(empty.what, "");
     assert_int_equal(empty.n_ids, same.n_ids);
     draft_deinit(&same);
@@ -355,7 +357,7 @@ static void an_answer_has_the_room_that_is_left(void **state)
     }
     assert_int_equal(rc, ERR_LIMIT);
     assert_non_null(strstr(err.msg, "of 640 tokens"));
-    assert_int_equal(talk_n_turns(t), n); /* nothing was kept of it */
+    assert_int_equal(talk_n_turns(t), n); /* nothing of it was kept */
     talk_close(t);
 }
 

@@ -1,5 +1,5 @@
-/* `ours` is at most 1 point of hits behind LRU over any 10,000 requests, also against an adversary
- * who sees both caches and asks for what only LRU's has. */
+/* `ours` loses at most 1 percentage point of hits to LRU over any 10,000 requests, even against an
+ * adversary that sees both caches and asks for blocks that only LRU has. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static void duel_end(struct duel *d)
     cache_deinit(&d->ours);
 }
 
-/* Refers to a block; returns whether it was there. */
+/* Refers to a block. Returns whether it was in the cache. */
 static bool refer(struct cache *c, uint32_t block, const struct placement_use *use)
 {
     bool was_there = cache_has(c, block);
@@ -63,14 +63,15 @@ static uint32_t fresh(struct duel *d)
     return BLOCKS / 2 + d->next_fresh++ % (BLOCKS / 2);
 }
 
-/* A loop that does not fit, and content that is used once: holding a part of the loop pays. */
+/* A loop that does not fit, mixed with content used once: holding a part of the loop pays. */
 static uint32_t pick_loop(struct duel *d, uint32_t request)
 {
     (void)request;
     return rng_below(&d->rng, 2) == 0 ? d->next_scan++ % 6000 : fresh(d);
 }
 
-/* Once it is taught by the loop, asks for what LRU has and ours does not; else for what is new. */
+/* Once the loop has taught it, asks for blocks that LRU has and ours does not; else for new ones.
+ */
 static uint32_t pick_worst(struct duel *d, uint32_t request)
 {
     if (request < TAUGHT)
@@ -83,14 +84,14 @@ static uint32_t pick_worst(struct duel *d, uint32_t request)
     return fresh(d);
 }
 
-/* The same in turns: debts are made while it is taught, and called in at once. */
+/* Alternates: debts are made while it learns, and called in at once. */
 static uint32_t pick_by_turns(struct duel *d, uint32_t request)
 {
     return request / 3000 % 2 == 0 ? pick_loop(d, request)
                                    : pick_worst(d, TAUGHT + request);
 }
 
-/* What pays changes without notice: the loop, its recent past, skewed popularity. */
+/* The best choice changes without notice: the loop, its recent past, skewed popularity. */
 static uint32_t pick_phases(struct duel *d, uint32_t request)
 {
     switch (request / 7000 % 3) {
@@ -108,7 +109,7 @@ static uint32_t pick_phases(struct duel *d, uint32_t request)
 /* --- the bound -------------------------------------------------------------------------------- */
 
 struct outcome {
-    double worst;           /* points behind LRU, over the worst 10,000 requests */
+    double worst;           /* points below LRU, over the worst 10,000 requests */
     uint64_t n_lru, n_ours; /* hits */
 };
 
@@ -154,7 +155,7 @@ static void never_more_than_a_point_behind(void **state)
         }
 }
 
-/* The bound leaves room for what pays. */
+/* The bound leaves room for choices that pay. */
 static void what_pays_is_still_done(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_replay.c - the simulated cache, and what the loads and policies do in it. */
+/* test_replay.c - the simulated cache, and the behaviour of loads and policies in it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +31,7 @@ static void chats(struct load *l, uint64_t seed, double think_s)
     load_chats(l, &o);
 }
 
-/* The generator keeps the quantiles that AttentionStore states of ShareGPT. */
+/* The generator has the quantiles that AttentionStore gives for ShareGPT. */
 static void chats_have_the_papers_quantiles(void **state)
 {
     (void)state;
@@ -54,7 +54,7 @@ static void chats_have_the_papers_quantiles(void **state)
     load_free(&l);
 }
 
-/* No policy beats one that knows the future; a cache of all blocks hits all that repeats. */
+/* No policy beats one that knows the future; a cache of all blocks hits all repetitions. */
 static void belady_is_the_best_and_all_fits_is_all_hits(void **state)
 {
     (void)state;
@@ -87,8 +87,8 @@ static void a_window_helps_those_that_look(void **state)
     load_free(&l);
 }
 
-/* More sessions wait than fit: lru loses each before its turn, and the queue tells
- * which to keep. */
+/* More sessions wait than fit: lru loses each before its turn, while the queue tells which to keep.
+ */
 static void a_queue_beats_lru_behind_a_loaded_server(void **state)
 {
     (void)state;
@@ -111,8 +111,8 @@ static void a_queue_beats_lru_behind_a_loaded_server(void **state)
     double lru_rate = (double)lru.n_hits / (double)lru.n_references;
     double as_rate = (double)as.n_hits / (double)as.n_references;
     assert_true(as_rate > 3 * lru_rate && as_rate > 0.2);
-    /* What a waiting job's question cuts off goes at once: 0.66 of the blocks are hits.  They
-     * were 0.60 where it stayed until the job was served. */
+    /* Blocks that a waiting job's question cuts off are evicted at once: 0.66 of the blocks are
+     * hits.  It was 0.60 when they stayed until the job was served. */
     assert_true(as_rate > 0.63);
     assert_true((double)as.n_memory_hits >= 0.99 * (double)as.n_hits);
     load_free(&l);
@@ -168,7 +168,7 @@ static void traces_are_read_and_bad_lines_named(void **state)
     load_free(&l);
 }
 
-/* Random pins, uses and raises of a cache of two tiers: everything adds up. */
+/* Random pins, uses and moves in a cache of two tiers: all counts add up. */
 static void two_tiers_add_up(void **state)
 {
     (void)state;

@@ -12,14 +12,14 @@
 #include "tests/state/life_impl.h"
 #include "tests/state/turns.h"
 
-/* [windows][is_split]: the layers of one model see all tokens, those of the other one see a window;
- * each on a device with unified memory and on one with memory of its own. */
+/* [windows][is_split]: in a world with windows one model's layers see all tokens and the other's
+ * see a window.  is_split: the device has memory of its own; otherwise its memory is unified. */
 static struct world worlds[2][2];
 
 void (*life_before_restart)(void);
 bool life_stages = true;
 
-/* --- one thing after the other ---------------------------------------------------------------- */
+/* --- one thing after another ------------------------------------------------------------------ */
 
 static void cancel(struct life *f, struct slot *s)
 {
@@ -40,7 +40,7 @@ static void move_restore(struct life *f, struct slot *s)
     int n_back = 0;
     if (found == NULL)
         return;
-    if (s->is_staged) { /* for some turns it has no blocks */
+    if (s->is_staged) { /* a staged slot has no blocks for some turns */
         if (life_below(f, 4) == 0 && !life_restore_place(f, s))
             cancel(f, s);
         return;
@@ -67,7 +67,7 @@ static void move(struct life *f, struct slot *s)
         restore_pipeline_want(f->pipeline, s, s->wanted->chain.keys,
                               s->wanted->chain.n_chunks, life_below(f, 100));
     } else if (s->t == NULL) {
-        /* What was fetched for the slot is what it now restores, or its request was cancelled. */
+        /* The slot now restores what was fetched for it, or its request was cancelled. */
         s->t = s->waits && life_below(f, 4) != 0 ? s->wanted
                                                  : &s->w->text[life_below(f, 5) / 2];
         if (s->waits)
@@ -131,9 +131,10 @@ static void end_slots(struct life *f)
     }
 }
 
-/* --- opening, closing, and the restart -------------------------------------------------------- */
+/* --- opening, closing and restarting ---------------------------------------------------------- */
 
-/* Returns whether opening failed. Only a life with trouble may fail, and it says why. */
+/* Returns whether opening failed.  Only a life with trouble may fail, and err must have a reason.
+ */
 static bool may_fail(const struct life *f, int rc, const struct err *err, const char *what)
 {
     if (rc != 0 && (life_is_calm(f) || err->msg[0] == 0))
@@ -159,7 +160,7 @@ static void close_parts(struct life *f)
     f->store = NULL;
 }
 
-/* Returns the bytes of a staging slot: a group of eight records (restore.h). */
+/* Returns the bytes of a staging slot, which holds a group of eight records (restore.h). */
 static size_t slot_bytes(const struct model *m)
 {
     size_t h = round_up(64 * model_hidden_bytes(m), STORE_ALIGN);
@@ -219,7 +220,7 @@ static void live(struct life *f)
             io_sim_unstick(f->io);
     }
     end_slots(f);
-    if (life_has(f, LIFE_HANG)) { /* reads of restores that are long over end now */
+    if (life_has(f, LIFE_HANG)) { /* the reads of restores that ended long ago end now */
         io_sim_fault_clear(f->io);
         io_sim_unstick(f->io);
     }
@@ -228,7 +229,8 @@ static void live(struct life *f)
         pthread_join(f->other, NULL);
 }
 
-/* Waits for news. No stall lasts an hour, so no news within an hour is a lost wake-up. */
+/* Waits until something changes.  No stall lasts an hour, so an hour without a change is a lost
+ * wake-up. */
 static void await_news(struct life *f)
 {
     const int64_t hour_ns = (int64_t)3600 * 1000000000;
@@ -237,7 +239,7 @@ static void await_news(struct life *f)
         turns_fail("the compute lane waits for news that nobody tells");
 }
 
-/* Checks that all committed tokens are found and that everything found comes back. */
+/* Checks that all committed tokens are found and that everything found is restored. */
 static void check_text(struct life *f, int i, bool must_have)
 {
     struct slot *s = &f->slot[0];
@@ -273,7 +275,7 @@ static struct io *empty_disk(const struct world *w, uint64_t seed)
     return io;
 }
 
-/* Opens a disk on which all texts are stored, or nothing. */
+/* Opens a disk: empty, or with all texts stored on it. */
 static void get_disk(struct life *f)
 {
     struct err err = {0};
@@ -313,8 +315,8 @@ static void life_main(void *arg)
     io_close(f->io);
 }
 
-/* Saves all texts on the disk of which lives get copies.  The kinds of records differ from chunk to
- * chunk, so that a restore has many groups. */
+/* Saves all texts on the disk that lives get copies of.  The kinds of records differ between
+ * chunks, so that a restore has many groups. */
 static void fill_disk(void *arg)
 {
     struct life *f = arg;

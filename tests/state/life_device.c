@@ -32,7 +32,7 @@ struct reader {
     struct file_reader base;
     struct io_queue *queue;
     int n_batches, first, n;
-    struct batch batch[]; /* a ring: [first, first + n) are under way */
+    struct batch batch[]; /* a ring: batches [first, first + n) are under way */
 };
 
 /* --- descriptors ------------------------------------------------------------------------------ */
@@ -90,7 +90,7 @@ static int reader_submit(struct file_reader *base, struct file_read *reads, int 
     return 0;
 }
 
-/* A request has ended. Its read belongs to some batch that is under way. */
+/* A request has ended.  Its read belongs to a batch that is under way. */
 static void ended(struct reader *r, const struct io_req *q)
 {
     struct file_read *read = q->user;
@@ -102,7 +102,7 @@ static void ended(struct reader *r, const struct io_req *q)
     }
 }
 
-/* Waits for the batch, at most most_ns. */
+/* Waits for the batch, for at most most_ns nanoseconds. */
 static void await(struct reader *r, const struct batch *b, int64_t most_ns)
 {
     int64_t until = clock_now_ns() + most_ns;

@@ -17,7 +17,7 @@
 #include "tests/state/life.h"
 #include "tests/state/life_world.h"
 
-/* One context: it is restored, and then saved. */
+/* One context, which is restored and then saved. */
 struct slot {
     struct world *w;
     struct kv_table *table;
@@ -26,13 +26,14 @@ struct slot {
     bool waits;
     struct restore *r;
     bool is_started, is_left;
-    bool is_staged;   /* reads, and has no blocks: not started yet */
-    int first, asked; /* chunks */
-    int least;        /* chunks that a race must bring back; 0: there is no race */
+    bool is_staged;   /* the restore reads but has no blocks and is not started yet */
+    int first, asked; /* in chunks */
+    /* chunks that must come back from a race with recomputation; 0: there is no race */
+    int least;
     struct plan plan;
     struct save_seq *q;
     struct store_hit hold; /* the chunk that saving continues; impl NULL: none */
-    int64_t n, until;      /* tokens handed to the saver; tokens to hand to it */
+    int64_t n, until;      /* tokens handed to the saver; the count at which saving stops */
     int64_t committed;
 };
 
@@ -48,9 +49,9 @@ struct life {
     int64_t committed[N_TEXTS]; /* tokens of each text that the saver reported durable */
     pthread_t other;
     bool has_other, quits;
-    uint64_t burst;      /* most work items in a row */
-    uint64_t dram_bytes; /* room for copies in front of the disk; 0: none */
-    bool is_tight;       /* the save buffer holds four chunks; the slots may want more */
+    uint64_t burst;      /* the most work items done in a row */
+    uint64_t dram_bytes; /* DRAM for copies of chunks; 0: no copies */
+    bool is_tight; /* the save buffer holds four chunks only; the slots may want more */
     struct life_counts *counts;
 };
 
@@ -59,13 +60,13 @@ static inline bool life_has(const struct life *f, enum life_trouble t)
     return f->trouble >> t & 1;
 }
 
-/* Whether nothing may be lost and nothing may fail. */
+/* Returns whether nothing may be lost and nothing may fail. */
 static inline bool life_is_calm(const struct life *f)
 {
     return (f->trouble & ~(1u << LIFE_SHORT)) == 0;
 }
 
-/* Whether all committed tokens must come back. */
+/* Returns whether all committed tokens must come back. */
 static inline bool life_keeps(const struct life *f)
 {
     return !life_has(f, LIFE_HANG) && !life_has(f, LIFE_FLIP) &&
@@ -77,26 +78,26 @@ static inline uint64_t life_below(struct life *f, uint64_t n)
     return rng_below(&f->rng, n);
 }
 
-/* Looks the first n_tokens of the slot's text up. */
+/* Looks up the first n_tokens of the slot's text. */
 void life_restore_begin(struct life *f, struct slot *s, int n_tokens);
 /* Returns how many tokens the first n hits hold. */
 int life_tokens_of(const struct restore_found *found, int n);
-/* Starts to restore what was found, or by chance a part; all: everything.  By chance, and not with
- * `all`, it is staged first.  Returns false if nothing was found. */
+/* Starts to restore what was found, or a random part of it; all: everything.  Unless `all` is set,
+ * some restores are staged first.  Returns false if nothing was found. */
 bool life_restore_start(struct life *f, struct slot *s, const struct restore_found *found,
                         bool all);
-/* Gives a staged restore its blocks.  Returns false where a chunk of it is gone: it is then given
- * up. */
+/* Gives a staged restore its blocks.  Returns false if one of its chunks is gone; the restore is
+ * then given up. */
 bool life_restore_place(struct life *f, struct slot *s);
-/* Compares, now and then, the last layer that new tokens may already use. */
+/* Compares, at random times, the last layer that new tokens may already use. */
 void life_check_ready(struct life *f, const struct slot *s);
-/* Lets recomputation race the reads now and then, or leaves the reads; more often in lives whose
- * reads go wrong. */
+/* At random times, lets recomputation race with the reads, or leaves the reads.  It does so more
+ * often in lives with faulty reads. */
 void life_stall(struct life *f, struct slot *s);
 /* Compares a finished restore with the forward pass; returns how many tokens are back. */
 int life_check_restored(struct life *f, struct slot *s);
 
-/* Opens saving from token `from` on; last: the chunk before it, or NULL. */
+/* Begins to save the slot's text at token `from`.  last: the chunk before it, or NULL. */
 void life_save_open(struct life *f, struct slot *s, int64_t from,
                     const struct store_hit *last);
 /* Saves one batch; returns false when the slot has nothing more to save. */
@@ -106,15 +107,15 @@ void life_save_end(struct life *f, struct slot *s);
 /* Notes the tokens that the saver reports as committed. */
 void life_note_committed(struct life *f, struct slot *s);
 
-/* Returns a bit per trouble that the seed chooses. */
+/* Returns the troubles that the seed chooses, one bit each. */
 unsigned life_trouble_draw(struct rng *r);
-/* Arms the disk's faults. */
+/* Sets up the faults of the simulated disk. */
 void life_trouble_begin(struct life *f);
-/* Counts the troubles that really came. */
+/* Counts the troubles that really happened. */
 void life_trouble_count(struct life *f);
-/* Flips one bit in each segment file of one folder. */
+/* Flips one bit in each segment file of one directory. */
 void life_flip(struct life *f, struct rng *r);
-/* The fourth thread; arg: the life. It ends when f->quits is set. */
+/* The main function of the fourth thread.  arg: the life.  It returns when f->quits is set. */
 void *life_other_main(void *arg);
 
 #endif

@@ -18,7 +18,7 @@ static void spoil(struct slot *s, int first, int end)
     }
 }
 
-/* Puts positions [0, n) into the cache. */
+/* Writes positions [0, n) into the cache. */
 static void fill(struct slot *s, int n)
 {
     struct err err = {0};
@@ -69,11 +69,13 @@ static void make_plan(struct life *f, struct slot *s)
         n_r = 0;
     for (int l = 0; l < n; l++)
         s->plan.method[l] = l < n_r ? 'R' : life_below(f, 2) == 0 ? 'H' : 'K';
-    for (int l = n - 1; l >= n_r && life_below(f, 2) == 0; l--) /* the last layers first */
+    /* from the last layer backwards */
+    for (int l = n - 1; l >= n_r && life_below(f, 2) == 0; l--)
         s->plan.io_order[s->plan.n_io++] = (int16_t)l;
 }
 
-/* The blocks have what is on the device already, and else bits that no state has. */
+/* Fills the blocks with the prefix that is on the device already, and the rest with bits that no
+ * state has. */
 static void take_blocks(struct slot *s)
 {
     spoil(s, 0, s->asked);
@@ -82,7 +84,7 @@ static void take_blocks(struct slot *s)
 
 void life_restore_begin(struct life *f, struct slot *s, int n_tokens)
 {
-    /* The look-up has a copy of its own: the caller's is gone at once. */
+    /* The look-up keeps a copy of the tokens: the caller's array is freed at once. */
     size_t bytes = (size_t)n_tokens * sizeof(int32_t);
     int32_t *tokens = xmalloc(bytes);
     memcpy(tokens, s->t->tokens, bytes);
@@ -101,7 +103,7 @@ int life_tokens_of(const struct restore_found *found, int n)
     return n == 0 ? 0 : (n - 1) * 64 + found->hits[n - 1].n_tokens;
 }
 
-/* A plan's beliefs of its layers, by the seed: restores change the kind of their records between
+/* Draws a plan's estimated costs by the seed, so that restores change the kind of record between
  * layers. */
 static void draw_costs(struct life *f, struct plan_layer *costs)
 {

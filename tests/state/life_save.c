@@ -18,7 +18,7 @@ void life_note_committed(struct life *f, struct slot *s)
     *all = n > *all ? n : *all;
 }
 
-/* Chooses kinds for each layer. Chunks that other sequences saved may lack some of them. */
+/* Chooses the kinds of records for each layer.  Chunks that other sequences saved may lack some. */
 static struct save_policy draw_policy(struct life *f)
 {
     struct save_policy p = {0};
@@ -29,7 +29,7 @@ static struct save_policy draw_policy(struct life *f)
     return p;
 }
 
-/* Whether a stored tail has every record that policy p wants of the full chunk. */
+/* Returns whether a stored tail has every record that policy p wants of the full chunk. */
 static bool can_continue(const struct slot *s, const struct save_policy *p,
                          const struct store_hit *tail)
 {
@@ -63,8 +63,7 @@ void life_save_open(struct life *f, struct slot *s, int64_t from,
         s->until = from + (int64_t)life_below(f, (uint64_t)(s->t->n - from) + 1);
 }
 
-/* Returns n rows of one kind from token s->n on, in memory that the layer after the next
- * overwrites. */
+/* Returns n rows of one kind from token s->n on.  The memory is overwritten two layers later. */
 static struct mat rows_of(const struct slot *s, int l, enum store_kind kind, int n)
 {
     const struct model *m = s->w->m;

@@ -7,7 +7,7 @@
 #include "tests/state/life_impl.h"
 #include "tests/state/turns.h"
 
-/* Arms a fault that begins after at most x.skip operations. */
+/* Sets up a fault that begins after at most x.skip operations. */
 static void fault(struct life *f, struct io_sim_fault x)
 {
     x.skip = life_below(f, x.skip + 1);

@@ -17,10 +17,10 @@ enum {
     N_SLOTS = 3, /* contexts that are restored or saved at the same time */
     MAX_ROWS = 128,
     MAX_LAYERS = 8,
-    BLOCKS = 16, /* of a context */
+    BLOCKS = 16, /* KV blocks of a context */
 };
 
-/* Tokens, and their state as a forward pass computes it. */
+/* A text's tokens, and their state as a forward pass computes it. */
 struct text {
     int32_t *tokens;
     int n;
@@ -39,11 +39,11 @@ struct world {
     struct sha256 fingerprint;
     struct text text[N_TEXTS];
     int32_t *pos;
-    uint8_t *got;    /* room for the rows of one layer that kv_read returns */
+    uint8_t *got;    /* room for one layer's rows, as kv_read returns them */
     struct io *full; /* a disk on which all texts are saved */
     bool is_split;   /* the device has memory of its own (life_device.h) */
-    /* Rows of the batch that is saved: those of a layer, and of the one before, as
-     * in model_work. */
+    /* The rows of the batch being saved, for the current layer and the one before, as in
+     * model_work. */
     uint8_t *batch[2][STORE_KINDS];
 };
 
@@ -55,7 +55,7 @@ void world_make_texts(struct world *w, const int n[N_TEXTS], int n_shared, int n
 void world_open(struct world *w, const char *source, int max_ctx, bool is_split);
 void world_close(struct world *w);
 
-/* Memory for the description of one sequence's rows. */
+/* Memory for the struct ragged that describes one sequence's rows. */
 struct world_rows {
     struct ragged r;
     int32_t seq_row[2];

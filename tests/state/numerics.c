@@ -105,8 +105,8 @@ static int tap_layer(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* Positions [first, first + n) in one batch.  The blocks of all positions before are block 0
- * and block 1, by turns, but for the last two. */
+/* Feeds positions [first, first + n) in one batch.  Positions before them use block 0 and block 1
+ * alternately, except for the last two blocks. */
 static void feed(struct place *p, int first, int n)
 {
     int32_t ids[MAX_ROWS], pos[MAX_ROWS], seq_row[2] = {0, n};
@@ -162,7 +162,8 @@ static void add_run(const char *device, const struct device_opts *o,
     for (int i = 0; i < N_DECODE; i++)
         feed(&p, N_PREFILL + i, 1);
     end(&p, run, "decode", f);
-    /* The last block of the context; all before it are the first two of the prefill. */
+    /* The last block of the context; all blocks before it alternate between the prefill's first
+     * two. */
     int last = (p.m->max_ctx - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     assert_true(last >= N_PREFILL + N_DECODE);
     begin(&p);
@@ -197,7 +198,7 @@ char *numerics_table(const char *device, const struct device_opts *o,
     return text;
 }
 
-/* Where the line of the same run begins in a table, or NULL. */
+/* Returns where the line of the same run begins in a table, or NULL. */
 static const char *find_run(const char *table, const char *line, size_t n_name)
 {
     for (const char *p = table; *p != 0;) {

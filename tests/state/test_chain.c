@@ -1,4 +1,4 @@
-/* test_chain.c - the names of a context follow from its tokens, its model and its salt only. */
+/* test_chain.c - the keys of a context depend on its tokens, its model and its salt only. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,7 +38,8 @@ static bool same(const struct sha256 *a, const struct sha256 *b)
     return memcmp(a->b, b->b, sizeof a->b) == 0;
 }
 
-/* Extending by one token, by a chunk, or at once gives the same keys; only full chunks count. */
+/* Extending by one token, by a chunk, or all at once gives the same keys.  Only full chunks get
+ * one. */
 static void extends_in_any_steps(void **state)
 {
     (void)state;
@@ -76,7 +77,7 @@ static void edges(void **state)
     }
 }
 
-/* A key hashes all that came before it. */
+/* A chunk's key depends on all tokens before it. */
 static void depends_on_the_past(void **state)
 {
     (void)state;
@@ -104,7 +105,7 @@ static void salts_and_models_keep_apart(void **state)
                         chain_of(t, 64, 1, "b"), chain_of(t, 64, 2, NULL),
                         chain_of(t, 64, 2, "a")};
     struct chain none = chain_of(t, 64, 1, "");
-    assert_true(same(&none.keys[0], &c[0].keys[0])); /* no salt is the empty one */
+    assert_true(same(&none.keys[0], &c[0].keys[0])); /* no salt equals the empty salt */
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < i; j++)
             assert_false(same(&c[i].keys[0], &c[j].keys[0]));
@@ -113,7 +114,7 @@ static void salts_and_models_keep_apart(void **state)
     chain_deinit(&none);
 }
 
-/* Tokens of a truncated context: C = 256, S = 64, K = 64, so stairs begin at 256, 320, ... */
+/* Tokens of a truncated context: C = 256, S = 64 and K = 64, so stairs begin at 256, 320, ... */
 enum { N_LONG = 64 * 8 };
 
 static struct chain long_chain(const struct truncation *t)
@@ -146,7 +147,8 @@ static void a_truncation_renames_what_it_changes(void **state)
                 assert_false(same(&c[i].keys[k], &c[j].keys[k]));
         }
     }
-    /* Only the first chunk of a stair is stored under another key than the one before. */
+    /* Only the first chunk of a stair is stored under a key that differs from the stair before.
+     */
     for (int k = 1; k < 8; k++) {
         struct sha256 a = chain_stored_parent(&c[0], k), b = chain_stored_parent(&c[1], k);
         assert_int_equal(same(&a, chain_parent(&c[0], k)), k < 4);
@@ -159,7 +161,7 @@ static void a_truncation_renames_what_it_changes(void **state)
     chain_deinit(&none);
 }
 
-/* Equal tokens in view are another state where what was dropped differs, or the cut. */
+/* Equal tokens in view are a different state if the dropped tokens differ, or the cut does. */
 static void a_view_names_what_it_dropped(void **state)
 {
     (void)state;
@@ -169,7 +171,7 @@ static void a_view_names_what_it_dropped(void **state)
     struct sha256 r2 = chain_view_root(&c, 128);
     assert_true(same(&r0, &none.root));
     assert_false(same(&r1, &r0) || same(&r2, &r0) || same(&r1, &r2));
-    c.keys[1].b[0] ^= 1; /* the last chunk that cut 64 drops */
+    c.keys[1].b[0] ^= 1; /* the last chunk that a cut at 64 drops */
     struct sha256 other = chain_view_root(&c, 64);
     assert_false(same(&other, &r1));
     c.keys[1].b[0] ^= 1;

@@ -1,11 +1,14 @@
-/* test_copies.c - copies in DRAM under the seeded interleaver (turns.h): chunks are read, fetched
- * by two fetchers, superseded and erased at once, while the tier's thread makes room in a full
- * arena.  In a third of the worlds bits flip on the disk, in another its reads hang.
+/* test_copies.c - copies in DRAM under the seeded interleaver (turns.h).
  *
- * Checked with each seed: a record that is served has the right bytes until its reader lets go
- * of it; without trouble every record is served; when an erasure has returned and nobody used
- * its chunks, the arena holds no byte of them; no copy of a superseded chunk is found; a
- * damaged chunk is condemned once, and no other is; the books are right at the end. */
+ * Chunks are read, fetched by two fetchers, superseded and erased concurrently, while the tier's
+ * thread makes room in a full arena.  In a third of the worlds bits flip on the disk, in another
+ * third reads hang.
+ *
+ * Each seed checks the following.  A record that is served has the right bytes until its reader
+ * releases it.  Without trouble every record is served.  When an erasure has returned and nobody
+ * used its chunks, the arena holds none of their bytes.  No copy of a superseded chunk is found.  A
+ * damaged chunk is condemned once, and no other chunk is.  At the end the tier's counts agree with
+ * its content. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +57,7 @@ struct world {
     bool quits;
     enum trouble trouble;
     int n_fetchers;
-    uint64_t n_flips; /* in this world */
+    uint64_t n_flips; /* flips in this world */
     uint64_t n_condemned, n_failed, n_superseded;
     uint64_t n_dram, n_erased, n_busy, n_promoted, n_demoted, n_told;
 };
@@ -72,7 +75,7 @@ static void save(struct world *w, uint64_t n)
         turns_fail("saving fails: %s", err.msg);
 }
 
-/* Whether any record of the chunk begins somewhere in the arena. */
+/* Returns whether any record of the chunk begins anywhere in the arena. */
 static bool arena_has(const struct sha256 *key)
 {
     uint8_t want[32];
@@ -132,7 +135,7 @@ static void *fetch_main(void *arg)
     return NULL;
 }
 
-/* Erases a context, and saves another one meanwhile absent. */
+/* Erases a context and saves another one that was absent. */
 static void erase_one(struct world *w, struct rng *r)
 {
     struct sha256 keys[N_CHUNKS];
@@ -152,7 +155,7 @@ static void erase_one(struct world *w, struct rng *r)
         save(w, n);
 }
 
-/* A bit of a chunk flips on the disk. */
+/* Flips a bit of a stored chunk. */
 static void damage_one(struct world *w, struct rng *r)
 {
     struct sha256 keys[N_CHUNKS];
@@ -173,7 +176,7 @@ static void damage_one(struct world *w, struct rng *r)
         w->n_flips++;
 }
 
-/* The next reads of chunks hang, some of them. */
+/* Makes some of the next reads of chunks hang. */
 static void hang_some(struct world *w, struct rng *r)
 {
     struct io_sim_fault fault = {.kind = IO_SIM_STUCK,
@@ -184,7 +187,7 @@ static void hang_some(struct world *w, struct rng *r)
     (void)io_sim_fault_add(w->io, &fault);
 }
 
-/* A context's partial chunk gives way to the full one. */
+/* Replaces a context's partial chunk with the full one. */
 static void supersede_one(struct world *w, int round)
 {
     struct st_ctx c = {.base = 100 + (uint64_t)round, .own = 1};

@@ -1,5 +1,5 @@
-/* test_fingerprint.c - everything that gives a state its bits is in the
- * fingerprint, and nothing else. */
+/* test_fingerprint.c - the fingerprint covers everything that determines a state's bits, and
+ * nothing else. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,9 +22,9 @@ struct place {
     struct stream *s;
 };
 
-static struct device_opts device_opts; /* of the next place */
+static struct device_opts device_opts; /* the options for the next place */
 
-/* dtype: of the state; "q8" and "q4" are bf16 with 8-bit and 4-bit weights. */
+/* dtype: the state's type; "q8" and "q4" mean bf16 with 8-bit and 4-bit weights. */
 static void place_open_context(struct place *p, const char *device, const char *model,
                                const char *dtype, int threads, int max_ctx)
 {
@@ -47,7 +47,7 @@ static void place_open(struct place *p, const char *device, const char *model,
     place_open_context(p, device, model, dtype, threads, 256);
 }
 
-/* Makes the model's rotation tables anew. */
+/* Computes the model's rotation tables again. */
 static void model_rope_reset(struct place *p)
 {
     int n = (int)p->m->rope[0].max_pos;
@@ -114,8 +114,8 @@ static void threads_do_not_matter(void **state)
                          make("cpu", "synth:tiny-gqa", "bf16", threads)));
 }
 
-/* Instruction sets whose bits are equal share state: those of the CPU backend all
- * do, q8 (AMX, VNNI) included. */
+/* Instruction sets that compute equal bits share state.  All of the CPU backend do, also with q8
+ * weights (AMX, VNNI). */
 static void instruction_sets_share_state(void **state)
 {
     (void)state;
@@ -139,7 +139,7 @@ static void instruction_sets_share_state(void **state)
     assert_true(n >= 3);
 }
 
-/* Backends never share state, even where a short run gives the same bits. */
+/* Two backends never share state, even if a short run gives equal bits. */
 static void backends_differ(void **state)
 {
     (void)state;
@@ -160,8 +160,8 @@ static void backends_differ(void **state)
             assert_false(same(all[i], all[j]));
 }
 
-/* The declared versions and the class count by themselves: nothing that is computed
- * changes here. */
+/* The declared versions and the class are part of the fingerprint even if no computed bit changes.
+ */
 static void declarations_count(void **state)
 {
     (void)state;
@@ -181,8 +181,9 @@ static void declarations_count(void **state)
     place_close(&p);
 }
 
-/* A build that computes other rotations from some position on, to the end of its context: at
- * 128, in the middle, at the last positions; then one that differs in a single dimension. */
+/* Simulates a build that computes other rotations from some position to the end of the context:
+ * from 128, from the middle, for the last positions; then one that differs in a single dimension.
+ */
 static void rotation_tables_count(void **state)
 {
     (void)state;
@@ -205,8 +206,8 @@ static void rotation_tables_count(void **state)
     place_close(&p);
 }
 
-/* What may be edited: when a text ends, how long a context is made for, the
- * checkpoint's type as it is told. */
+/* These may change: where a text ends, the maximum context, and the type that the config claims for
+ * the checkpoint. */
 static void eos_ids_and_the_maximum_do_not_matter(void **state)
 {
     (void)state;
@@ -225,7 +226,7 @@ static void eos_ids_and_the_maximum_do_not_matter(void **state)
     }
 }
 
-/* What may not: each field that gives a state its bits. */
+/* These may not change: each field that determines a state's bits. */
 static void fields_of_the_config_count(void **state)
 {
     (void)state;
@@ -271,7 +272,7 @@ static void fields_of_the_config_count(void **state)
     free(text);
 }
 
-/* A layer of another kind than layer 0 is probed as well. */
+/* The probe also runs a layer whose kind differs from that of layer 0. */
 static void every_kind_of_layer_is_probed(void **state)
 {
     (void)state;
@@ -286,7 +287,7 @@ static void every_kind_of_layer_is_probed(void **state)
     place_close(&p);
 }
 
-/* What a probe alone would not tell: weights that 8 bits hold exactly. */
+/* A probe alone would not notice this: the weights are exactly representable in 8 bits. */
 static void the_kind_of_weights_counts(void **state)
 {
     (void)state;
@@ -297,7 +298,7 @@ static void the_kind_of_weights_counts(void **state)
     assert_false(same(f, fingerprint_of(&p)));
     place_close(&p);
 
-    /* Held in 4 bits, each matrix counts: this one is in a layer that no probe computes. */
+    /* With 4-bit weights every matrix counts: this one is in a layer that no probe computes. */
     place_open(&p, "cpu", "synth:tiny-gqa", "q4", 1);
     f = fingerprint_of(&p);
     enum dtype *w_down = matrix_type_at(p.m->w.matrices, 3, SLOT_DOWN);
@@ -307,7 +308,8 @@ static void the_kind_of_weights_counts(void **state)
     place_close(&p);
 }
 
-/* Each field by itself: the hash of the weights, the config, and what the kernels compute. */
+/* Each field counts by itself: the hash of the weights, the config, and what the kernels compute.
+ */
 static void each_field_counts(void **state)
 {
     (void)state;
@@ -321,18 +323,19 @@ static void each_field_counts(void **state)
     p.m->w.hash.b[31] ^= 1;
 
     int window =
-        p.m->cfg.sliding_window; /* longer than the probe: it changes no bit of it */
+        /* longer than the probe, so it changes none of the probe's bits */
+        p.m->cfg.sliding_window;
     p.m->cfg.sliding_window = 4096;
     assert_false(same(f, fingerprint_of(&p)));
     p.m->cfg.sliding_window = window;
 
     float *norm = (float *)(uintptr_t)p.m->w.layers[0].norm1_w, one = norm[3];
-    norm[3] = one * 1.0000002f; /* as other kernels might round */
+    norm[3] = one * 1.0000002f; /* as if a kernel rounded differently */
     assert_false(same(f, fingerprint_of(&p)));
     norm[3] = one;
 
     norm = (float *)(uintptr_t)p.m->w.layers[1]
-               .norm1_w; /* seen by the restoring projection only */
+               .norm1_w; /* only the restoring projection reads it */
     one = norm[3];
     norm[3] = one * 1.01f;
     assert_false(same(f, fingerprint_of(&p)));

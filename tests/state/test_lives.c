@@ -1,9 +1,9 @@
-/* test_lives.c - restores and saves under a seed: life.h says what is checked.
+/* test_lives.c - restores and saves under a seed; life.h lists what is checked.
  *
- * HCACHE_LIVES=N lives N lives (200 by default), from seed HCACHE_LIVES_FROM on (1 by default);
- * HCACHE_LIFE=S lives the life of seed S alone, to look into it; HCACHE_CAMPAIGN_OUT=FILE
- * receives the counts, a "name: number" per line, for the table that `make crash`
- * prints.  A violation prints its seed. */
+ * HCACHE_LIVES=N runs N lives (default 200), from seed HCACHE_LIVES_FROM on (default 1).
+ * HCACHE_LIFE=S runs the life of seed S alone, to look into it.  HCACHE_CAMPAIGN_OUT=FILE receives
+ * the counts, one "name: number" per line, for the table that `make crash` prints.  A violation
+ * prints its seed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,8 @@
 #include "tests/state/life.h"
 #include "tests/state/turns.h"
 
-/* In few lives every kind of trouble comes; in many, direct reads are left as stuck, too. */
+/* Few lives reach every kind of trouble; many lives also reach direct reads that are abandoned as
+ * stuck. */
 enum { FEW_LIVES = 200, MANY_LIVES = 2000 };
 
 static enum state_bug bug;
@@ -91,7 +92,7 @@ static void print_counts(FILE *f, const struct life_counts *c)
     fprintf(f, "  direct reads left as stuck: %llu\n", (unsigned long long)c->n_stuck);
 }
 
-/* Every kind of trouble and every moment of a cancellation has really come. */
+/* Every kind of trouble and every stage of a cancellation has happened. */
 static void assert_reached(const struct life_counts *c)
 {
     for (int i = 0; i < LIFE_MEMORY; i++)
@@ -134,10 +135,10 @@ static void nothing_is_violated(void **state)
         assert_reached(&c);
 }
 
-/* Seeds that once found something. 1702, 4294, 4752: a race went on with a piece that had begun
- * before it, behind a chunk that was lost, and put its rows at the beginning.  The others: a
- * race on a device with memory of its own ended without rows that records had been kept out
- * of.  No restore was staged then. */
+/* Seeds that once found bugs.  1702, 4294 and 4752: a race continued with a piece that had begun
+ * before it, behind a chunk that was lost, and wrote its rows at the beginning.  The others: a race
+ * on a device with memory of its own ended without the rows that had been excluded from its
+ * records.  Restores were not staged then. */
 static void old_findings_stay_mended(void **state)
 {
     (void)state;
@@ -149,7 +150,7 @@ static void old_findings_stay_mended(void **state)
     life_stages = true;
 }
 
-/* A seed names one interleaving: the second time is like the first. */
+/* A seed determines the interleaving: a second run equals the first. */
 static void a_seed_repeats_itself(void **state)
 {
     (void)state;
@@ -163,7 +164,7 @@ static void a_seed_repeats_itself(void **state)
     }
 }
 
-/* Lives in a child until a violation ends it; returns the seed, or 0. */
+/* Runs lives in a child process until one violates a check.  Returns its seed, or 0. */
 static uint64_t hunt(enum state_bug which, uint64_t n_seeds)
 {
     int fd[2], status;
@@ -176,7 +177,8 @@ static uint64_t hunt(enum state_bug which, uint64_t n_seeds)
         (void)!freopen("/dev/null", "w", stderr);
         bug = which;
         life_stages =
-            false; /* none of them is about staging, and so they are found sooner */
+            /* none of the bugs is about staging, and without it they are found sooner */
+            false;
         for (seed = 1; seed <= n_seeds; seed++) {
             (void)!write(fd[1], &seed, sizeof seed);
             life_run(seed, LIFE_DRAWN, &unused);
@@ -191,7 +193,7 @@ static uint64_t hunt(enum state_bug which, uint64_t n_seeds)
     return status == 0 ? 0 : seed;
 }
 
-/* The lives are worth something: each known bug is found. */
+/* The lives find each of the known bugs. */
 static void known_bugs_are_found(void **state)
 {
     (void)state;

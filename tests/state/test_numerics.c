@@ -1,5 +1,5 @@
-/* test_numerics.c - the bits of a state change only together with a declared version, and all
- * instruction sets of the CPU backend have the same ones. */
+/* test_numerics.c - a state's bits change only together with a declared version, and all
+ * instruction sets of the CPU backend compute the same bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@
         "synth:tiny-gqa", dtype, kind, 8200                                                \
     }
 
-/* Every family and every kind of layer in every state dtype, at the end of its context; 8-bit and
+/* Every family and every kind of layer in every state type, up to the end of its context; 8-bit and
  * 4-bit weights; a context of 8,200 tokens. */
 static const struct numerics_run runs[] = {
     CHECKPOINT(FAMILY("llama")),
@@ -67,8 +67,8 @@ static void ref_has_its_golden_bits(void **state)
     check("ref", NULL, "REF_NUMERICS_VERSION (src/tensor/ref/ref.h)");
 }
 
-/* Under the best instruction set, and under each one that this machine has: 8-bit weights then
- * take AMX or VNNI, AVX-512, AVX2 and portable kernels. */
+/* Runs the best instruction set and each other one that this machine has.  8-bit weights then use
+ * AMX or VNNI, AVX-512, AVX2 and portable kernels. */
 static void cpu_has_its_golden_bits_in_every_isa(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void expect(const char *golden, const char *now, const char *want)
     free(wrong);
 }
 
-/* Two backends differ: otherwise the digests would not show what they are made for. */
+/* Two backends have different digests; otherwise a digest would not detect changed bits. */
 static void changed_bits_are_told(void **state)
 {
     (void)state;

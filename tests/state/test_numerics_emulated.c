@@ -1,7 +1,9 @@
-/* test_numerics_emulated.c - the CUDA backend's own mathematics change their bits only together
- * with their version.  In "fast" the large products are cuBLAS's on a real device; here they
- * are the emulation's plain loops, so its digests watch everything else: the products of few
- * rows, attention, norms, rotations. */
+/* test_numerics_emulated.c - bits that the CUDA backend's own kernels compute change only together
+ * with its version.
+ *
+ * In "fast" mode a real device computes large products with cuBLAS.  Here plain loops of the
+ * emulation compute them, so the digests watch everything else: products of few rows, attention,
+ * norms and rotations. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,14 +16,14 @@
 
 #define FAMILY(name) "tests/model/golden/families/" name
 
-/* Emulated threads are slow: two families, with and without a window. */
+/* Emulated threads are slow, so there are only two families, with and without a window. */
 static const struct numerics_run exact_runs[] = {
     {FAMILY("qwen2-window"), "bf16", "checkpoint", 0},
     {FAMILY("falcon-40b"), "f32", "checkpoint", 0},
     {0},
 };
 
-/* With heads of 64 dimensions, for which "fixed" has kernels of its own. */
+/* Heads of 64 dimensions, for which "fixed" has its own kernels. */
 static const struct numerics_run fixed_runs[] = {
     {"models/demo", "bf16", "checkpoint", 320},
     {0},

@@ -1,5 +1,5 @@
-/* test_profile.c - measuring, and the cached profile: what is of another machine or model, or makes
- * no sense, is refused with its reason and measured again. */
+/* test_profile.c - measuring costs, and the cached profile.  A profile that belongs to another
+ * machine or model, or has impossible values, is refused with a reason and measured again. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -35,7 +35,7 @@ static int remove_dir(void **state)
 {
     (void)state;
     unlink(path);
-    return rmdir(dir); /* fails where something was left behind */
+    return rmdir(dir); /* fails if the directory is not empty */
 }
 
 static struct platform measured(const struct platform *begun)
@@ -46,7 +46,7 @@ static struct platform measured(const struct platform *begun)
     return p;
 }
 
-/* The stack's model and machine. */
+/* Sets up the platform of the stack's model and machine. */
 static void begin(struct stack *k, struct platform *p)
 {
     struct sha256 f = {{1, 2, 3}};
@@ -69,12 +69,12 @@ static void comes_back(void **state)
     assert_int_equal(profile_load(&q, path, &expected, &err), 0);
     assert_true(q.c_tok.b_s == p.c_tok.b_s && q.c_kv.b_s == p.c_kv.b_s);
     assert_true(q.tier[0].bytes_per_s == p.tier[0].bytes_per_s && q.n_tiers == 1);
-    /* A folder that is not there: an error, and nothing left behind. */
+    /* A directory that does not exist gives an error, and nothing is left behind. */
     assert_int_equal(profile_store(&p, "/proc/hcache-no-such-folder/x", &err), -ENOENT);
     stack_close(&k);
 }
 
-/* Stores a changed profile and expects its refusal, with this word in the reason. */
+/* Stores a changed profile and expects that loading refuses it with this word in the reason. */
 static void refuse(const struct platform *p, const struct platform *expected,
                    const char *word)
 {
@@ -100,7 +100,7 @@ static void others_are_refused(void **state)
     p.model[0] = p.model[0] == 'a' ? 'b' : 'a';
     refuse(&p, &expected, "model");
     p = measured(&expected);
-    p.n_layers = 200; /* the planner's arrays are sized by the model */
+    p.n_layers = 200; /* the model determines the size of the planner's arrays */
     refuse(&p, &expected, "200 layers");
     p = measured(&expected);
     p.kv_bytes *= 2;
@@ -130,7 +130,8 @@ static void nonsense_is_refused(void **state)
     stack_close(&k);
 }
 
-/* Torn at any byte, or random: refused or, where only the end of line is missing, the same. */
+/* A profile cut off at any byte, or random bytes, is refused.  If only the end of the line is
+ * missing it loads unchanged. */
 static void torn_files_are_refused(void **state)
 {
     (void)state;
@@ -174,7 +175,7 @@ static void compute_costs_are_sane(void **state)
             0);
         assert_true(p.c_tok.b_s > 0 && p.c_tok.c_s >= 0 && p.c_h.b_s > 0 && p.c_kv.b_s > 0);
         assert_true(p.head_s > 0 && p.embed_s > 0);
-        /* With any tier it is a profile that may be kept. */
+        /* With any tier the profile is complete and may be cached. */
         p.n_tiers = 1;
         p.tier[0] = (struct platform_tier){.name = "store", .bytes_per_s = 1e9};
         if (platform_validate(&p, &err) != 0)
@@ -185,7 +186,7 @@ static void compute_costs_are_sane(void **state)
     }
 }
 
-/* The next n_good products succeed, and those behind them fail. */
+/* The next n_good products succeed, and all later ones fail. */
 static struct {
     const struct ops *real;
     int n_good, n_called;
@@ -199,8 +200,8 @@ static int matmul_fails(struct stream *s, struct mat c, struct mat a,
     return failing.real->matmul(s, c, a, w, bias);
 }
 
-/* A sample that fails ends the measurement with its error, whichever it is: the first of
- * a layer's, or one far behind. */
+/* Any sample that fails ends the measurement with its error: a layer's first sample or a much later
+ * one. */
 static void a_failed_sample_ends_the_measurement(void **state)
 {
     (void)state;
@@ -224,7 +225,7 @@ static void a_failed_sample_ends_the_measurement(void **state)
         assert_int_equal(profile_compute(&p, k.model, w, s, PROFILE_QUICK, &err), -EIO);
         assert_non_null(strstr(err.msg, "profile"));
         assert_int_equal(failing.n_called,
-                         n_good[i] + 1); /* nothing is measured behind it */
+                         n_good[i] + 1); /* nothing is measured after it */
     }
     k.dev->ops = failing.real;
     model_work_destroy(w);
@@ -232,8 +233,8 @@ static void a_failed_sample_ends_the_measurement(void **state)
     stack_close(&k);
 }
 
-/* The store's speed is measured on whatever records there are: with layer 0 left out, with one
- * layer only, and where some of them cannot be read. */
+/* The store's speed is measured with any records that exist: layer 0 is left out, there is one
+ * layer only, or some records cannot be read. */
 static void io_is_measured_on_what_exists(void **state)
 {
     (void)state;
@@ -270,7 +271,7 @@ static void io_is_measured_on_what_exists(void **state)
             .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 2};
         assert_int_equal(io_sim_fault_add(io, &f), 0);
         (void)profile_io(&p, k.model, k.store, hits, n,
-                         &err); /* some: measured or refused */
+                         &err); /* with some of the records: measured or refused */
         f.count = 0;
         assert_int_equal(io_sim_fault_add(io, &f), 0);
         assert_int_equal(profile_io(&p, k.model, k.store, hits, n, &err), -EIO);
@@ -282,7 +283,7 @@ static void io_is_measured_on_what_exists(void **state)
     }
 }
 
-/* A device without any state is measured on made-up records, and nothing of them is left. */
+/* An empty device is measured with temporary records, and none of them is left. */
 static void an_empty_device_is_measured(void **state)
 {
     (void)state;
@@ -329,9 +330,9 @@ static void an_empty_device_is_measured(void **state)
     }
 }
 
-/* Half of what the simulated disk is given takes its time while it is submitted, the rest while
- * it is awaited: reads of 10 ms, of which the samples of a quick device would be 949.  How many
- * there is time for depends on the machine, downwards only. */
+/* The simulated disk spends half of a read's time in the submission and the rest in the wait.
+ * Reads take 10 ms; on a quick device the measurement would take 949 samples.  How many there is
+ * time for depends on the machine: a slow one takes fewer. */
 static void a_slow_device_takes_few_samples(void **state)
 {
     (void)state;
@@ -354,8 +355,8 @@ static void a_slow_device_takes_few_samples(void **state)
     if (n > 500)
         fail_msg("%llu reads", (unsigned long long)n);
     double record_s = (double)k.model->cfg.n_embd * 4 * 64 / p.tier[0].bytes_per_s +
-                      p.tier[0].request_s; /* of hidden states */
-    if (!(record_s > 0.004))               /* 10 ms less what the fit gives to latency */
+                      p.tier[0].request_s; /* the time of a record of hidden states */
+    if (!(record_s > 0.004)) /* 10 ms less the part that the fit attributes to latency */
         fail_msg("%.6f s a record, %.6f s latency", record_s, p.tier[0].latency_s);
     io_sim_fault_clear(io);
     profile_scratch_close(scratch);
@@ -363,7 +364,7 @@ static void a_slow_device_takes_few_samples(void **state)
     io_close(io);
 }
 
-/* A full device is an error that says where, and what was begun is removed. */
+/* A full device gives an error that names the place, and the unfinished data is removed. */
 static void a_full_device_cannot_be_measured(void **state)
 {
     (void)state;
@@ -379,7 +380,7 @@ static void a_full_device_cannot_be_measured(void **state)
     io_close(io);
 }
 
-/* The whole way: no profile, a first restore measures the store, and it restores. */
+/* End to end: there is no profile, the first restore measures the store, then it restores. */
 static void a_restore_measures_first(void **state)
 {
     (void)state;
@@ -391,14 +392,14 @@ static void a_restore_measures_first(void **state)
     et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     k.platform.n_tiers = 0;
     assert_int_equal(et_run(&k, &a, &r), 0);
-    assert_int_equal(k.platform.n_tiers, 0); /* nothing was there to be measured */
+    assert_int_equal(k.platform.n_tiers, 0); /* there was nothing to measure */
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(k.platform.n_tiers, 1);
     assert_int_equal(r.n_cached, 192);
     stack_close(&k);
 }
 
-/* A store that is thought to be 1000 times too fast, and GEMM too: restores learn better. */
+/* The profile claims that the store and GEMM are 1000 times too fast; restores correct it. */
 static void a_restore_corrects_the_profile(void **state)
 {
     (void)state;
@@ -422,7 +423,8 @@ static void a_restore_corrects_the_profile(void **state)
     for (int i = 0; i < 4; i++)
         assert_int_equal(et_run(&k, &a, &r), 0);
     const struct platform_correction *c = &k.platform.tier[0].correction;
-    /* Four times too fast, or more where the machine did not run this meanwhile. */
+    /* The correction is at least four times; more if other programs used the machine meanwhile.
+     */
     if (!(c->n_observed == 4 && c->log2 > 0.4 && c->log2 <= CORRECTION_LOG2_MAX))
         fail_msg("%d observed, corrected by 2^%.2f", c->n_observed, c->log2);
     stack_close(&k);

@@ -1,5 +1,6 @@
-/* test_restore.c - restores over a disk that flips bits, fails, tears and dawdles: whatever comes
- * back, the tokens and logits are those of a run that was never evicted, and the reason is said. */
+/* test_restore.c - restores from a disk that flips bits, fails, tears writes and is slow.  The
+ * tokens and logits always equal those of a run that was never evicted, and the reason is reported.
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,7 +33,7 @@ static struct et_ask ask(const char *save, const char *plan)
                            .plan = plan};
 }
 
-/* The run without a store that all others are compared with. */
+/* Runs without a store.  All others are compared with this run. */
 static struct et_run never_evicted(void)
 {
     struct stack k;
@@ -45,7 +46,7 @@ static struct et_run never_evicted(void)
     return r;
 }
 
-/* A stack over a simulated disk that holds the whole context; three staging slots. */
+/* A stack over a simulated disk that holds the whole context, with three staging slots. */
 struct place {
     struct io *io;
     struct stack k;
@@ -102,7 +103,8 @@ static void wait_found(struct restore_pipeline *rr, struct restore *r)
         restore_pipeline_wait(rr, 1000000);
 }
 
-/* The store's speed is measured before anything is looked for: also what finds nothing says it. */
+/* The store's speed is measured before the first look-up; a restore that finds nothing reports it
+ * too. */
 static void the_store_is_measured_ahead(void **state)
 {
     (void)state;
@@ -129,7 +131,8 @@ static void the_store_is_measured_ahead(void **state)
         assert_int_equal(restore_pipeline_create(&o, &rr, &err), 0);
         if (ahead)
             restore_pipeline_measure(rr, &p.k.fingerprint);
-        struct restore *first = restore_find(rr, &want); /* may be looked up before */
+        /* may be looked up before the measurement */
+        struct restore *first = restore_find(rr, &want);
         wait_found(rr, first);
         struct restore *r = restore_find(rr, &want);
         wait_found(rr, r);
@@ -164,7 +167,7 @@ static void every_plan_through_three_slots(void **state)
             assert_int_equal(n[0] + n[1] + n[2], 4 * N_CHUNKS);
             assert_string_equal(r.restore.fault, "");
             assert_string_equal(r.miss, "complete");
-            /* Saved as "none", but the store has it. */
+            /* This run's policy is "none", but the store already has the context. */
             assert_int_equal(r.committed, N_CHUNKS * 64);
         }
     }
@@ -185,8 +188,8 @@ static void slow_disk(void **state)
 
 /* --- bad records ------------------------------------------------------------------------------ */
 
-/* One bad read somewhere: what precedes the chunk comes back, the chunk is condemned, the next run
- * stops before it, and a run that saves makes it whole again. */
+/* One bad read at some place.  The chunks before it are restored and the bad chunk is condemned.
+ * The next run stops before it.  A run that saves stores it again. */
 static void one_fault(enum io_sim_fault_kind kind, int code, uint64_t seed)
 {
     struct place p;
@@ -237,7 +240,7 @@ static void failed_reads(void **state)
         one_fault(IO_SIM_FAIL, -EIO, 200 + seed);
 }
 
-/* Many faults at once, on all layers and slots; then none of the disk works at all. */
+/* Many faults at once, on all layers and slots; then the whole disk fails. */
 static void a_storm(void **state)
 {
     (void)state;
@@ -258,11 +261,11 @@ static void a_storm(void **state)
     assert_int_equal(io_sim_fault_add(p.io, &f), 0);
     struct et_run r = restore(&p, "none", "hidden");
     assert_int_equal(r.n_cached, 0);
-    assert_int_equal(r.plan.n_layers, 0); /* nothing was restored: no plan is reported */
+    assert_int_equal(r.plan.n_layers, 0); /* nothing was restored, so no plan is reported */
     place_close(&p);
 }
 
-/* Trouble that says nothing about the bytes (no memory, no power) is no reason to condemn them. */
+/* Faults that say nothing about the bytes (no memory, no power) do not condemn them. */
 static void trouble_of_the_moment(void **state)
 {
     (void)state;
@@ -284,7 +287,7 @@ static void trouble_of_the_moment(void **state)
     place_close(&p);
 }
 
-/* The medium itself is damaged: found again after a restart. */
+/* The medium itself is damaged, so the damage is still there after a restart. */
 static void damaged_medium(void **state)
 {
     (void)state;
@@ -304,7 +307,7 @@ static void damaged_medium(void **state)
         place_reopen(&p, 1);
         for (int j = 0; j < 5; j++)
             (void)restore(&p, "none", plans[j]);
-        /* A restore finds the first bad chunk on its way; what lies behind shows itself later. */
+        /* A restore finds the first bad chunk; the next restore finds those behind it. */
         for (int j = 0; j < 2 * N_CHUNKS; j++)
             (void)restore(&p, "both", j % 2 == 0 ? "hidden" : "kv");
         struct et_run r = restore(&p, "both", "kv");
@@ -314,7 +317,7 @@ static void damaged_medium(void **state)
     }
 }
 
-/* The disk loses power under a living engine: every run still gives its tokens. */
+/* The disk loses power while the engine runs; every run still gives the right tokens. */
 static void the_disk_dies(void **state)
 {
     (void)state;
@@ -346,12 +349,12 @@ static void strict_plans_need_their_records(void **state)
     assert_int_equal(r.finish, FINISH_ERROR);
     assert_int_equal(r.err.code, ERR_NOT_FOUND);
     assert_true(r.err.msg[0] != 0);
-    /* That was the request's fault, not the store's: */
+    /* The request was at fault, not the store: */
     assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
     place_close(&p);
 }
 
-/* A plan that this engine cannot carry out restores nothing and condemns nothing. */
+/* A plan that this engine cannot execute restores nothing and condemns nothing. */
 static void plans_that_cannot_be_carried_out(void **state)
 {
     (void)state;
@@ -366,7 +369,7 @@ static void plans_that_cannot_be_carried_out(void **state)
     place_close(&p);
 }
 
-/* Another layout under the same name: a record of another size is refused before it can overrun
+/* Another layout under the same name: a record of the wrong size is refused before it can overrun
  * the staging slot. */
 static void records_of_another_size(void **state)
 {
@@ -398,7 +401,7 @@ static void records_of_another_size(void **state)
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &p.ref, "other sizes");
         assert_int_equal(r.n_cached, 0);
-        struct store_hit hit = {0}; /* they are gone, so that right ones can be saved */
+        struct store_hit hit = {0}; /* they are gone, so that the right ones can be saved */
         if (store_pin(p.k.store, &c.keys[0], &hit)) {
             assert_false(store_mask_has(&hit.mask, 0, STORE_KV));
             store_release(p.k.store, &hit, 1);

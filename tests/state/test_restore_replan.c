@@ -1,8 +1,9 @@
 /* test_restore_replan.c - which layers of a running restore get another kind of record.
  *
- * A restore of 10 chunks and 4 layers, as its fields are in the middle: layer 0 is read, and
- * the others may still change.  A layer's reads take 1 s from hidden states and 2 s from K and
- * V; its projection takes 1 s, and K and V need no compute, unless a case says otherwise. */
+ * The restore has 10 chunks and 4 layers, and its fields are set as in the middle of its work:
+ * layer 0 is being read, and the others may still change.  Unless a case says otherwise, a layer's
+ * reads take 1 s from hidden states and 2 s from K and V; its projection takes 1 s, and K and V
+ * need no compute. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -81,7 +82,7 @@ static void an_idle_compute_lane_takes_hidden_states(void **state)
     becomes("KHHH", "KHHH");
 }
 
-/* What layer 0 still computes counts, by the chunks that are left of it. */
+/* The compute that layer 0 still needs counts, by the chunks that are left of it. */
 static void a_busy_compute_lane_takes_keys_and_values(void **state)
 {
     (void)state;
@@ -91,12 +92,13 @@ static void a_busy_compute_lane_takes_keys_and_values(void **state)
     set_comp_h(10);
     becomes("HHHH", "HKKK");
     set_comp_h(1);
-    becomes("HHHH", "HHHH"); /* 53 s and 50 s: less than a tenth is not worth it */
+    /* 53 s against 50 s: a gain of less than a tenth does not justify a change */
+    becomes("HHHH", "HHHH");
     r->layer_left[0] = 0;
     becomes("HKKK", "HHHH");
 }
 
-/* Layers that compute longer than they read come first. */
+/* Layers that compute for longer than they read come first. */
 static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
 {
     (void)state;
@@ -105,8 +107,8 @@ static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
     becomes("HHHH", "HHHK");
 }
 
-/* Two hidden layers of 2 s balance the lanes; on a disk that is three times as slow as planned
- * a third one is better.  Less than a tenth of the reads shows nothing. */
+/* Two hidden layers of 2 s balance the lanes.  On a disk three times as slow as planned, three are
+ * better.  Reads that differ by less than a tenth change nothing. */
 static void a_disk_is_as_slow_as_it_has_shown(void **state)
 {
     (void)state;
@@ -124,7 +126,7 @@ static void the_rest_of_a_layer_is_read_first(void **state)
     (void)state;
     set_comp_h(2);
     r->costs[0].io_kv_s = 20;
-    r->next_chunk = N_CHUNKS / 2; /* 10 s: the other lane is never the longer one */
+    r->next_chunk = N_CHUNKS / 2; /* 10 s: the compute lane is never the longer one */
     becomes("KKKK", "KHHH");
     r->next_chunk = N_CHUNKS;
     becomes("KKKK", "KHHK");
@@ -137,13 +139,13 @@ static void layers_without_both_kinds_stay(void **state)
     becomes("KKKK", "KHKH");
 }
 
-/* Once a group's rows of a kind have come, their time is that of the layers to come. */
+/* Once a group's rows of a kind have arrived, their measured time is used for later layers. */
 static void rows_that_have_come_say_what_a_layer_takes(void **state)
 {
     (void)state;
     r->kind_rows[STORE_HIDDEN] = GROUP_ROWS;
     r->kind_ns[STORE_HIDDEN] = (int64_t)(10e9 / N_ROWS * GROUP_ROWS);
-    becomes("KKKK", "KKKK"); /* 10 s a layer, and all reads take 6 */
+    becomes("KKKK", "KKKK"); /* 10 s per layer, and all reads take 6 s */
     r->kind_rows[STORE_HIDDEN] = GROUP_ROWS - 1;
     becomes("KKKK", "KHHH");
 }
@@ -154,7 +156,7 @@ static void recomputation_keeps_the_lane_busy(void **state)
     r->n_recompute = 2;
     rr->row_ns[0] = 50e9 / (2 * N_ROWS);
     becomes("KKKK", "KKKK");
-    becomes("KHHH", "KHHH"); /* 53 s and 50 s */
+    becomes("KHHH", "KHHH"); /* 53 s against 50 s */
     r->re.row = N_ROWS;
     becomes("KKKK", "KHHH");
 }

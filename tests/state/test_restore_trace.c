@@ -1,4 +1,5 @@
-/* test_restore_trace.c - spans: joined where they follow, never overlapping, bounded. */
+/* test_restore_trace.c - the spans of a trace: adjacent ones are joined, none overlap, and their
+ * number is bounded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,10 +15,10 @@ static void what_follows_is_joined(void **state)
     (void)state;
     t.n = 0;
     restore_trace_add(&t, 0, 100000, 1, 'K');
-    restore_trace_add(&t, 105000, 200000, 1, 'K'); /* 5 us later */
+    restore_trace_add(&t, 105000, 200000, 1, 'K'); /* begins 5 us later */
     restore_trace_add(&t, 200000, 300000, 2, 'K'); /* another layer */
     restore_trace_add(&t, 300000, 400000, 2, 'H'); /* another method */
-    restore_trace_add(&t, 500000, 600000, 2, 'H'); /* a bubble before it */
+    restore_trace_add(&t, 500000, 600000, 2, 'H'); /* with a gap before it */
     assert_int_equal(t.n, 4);
     assert_int_equal(t.span[0].end_ns, 200000);
     assert_int_equal(t.span[3].start_ns, 500000);
@@ -28,8 +29,10 @@ static void what_overlaps_is_cut(void **state)
     (void)state;
     t.n = 0;
     restore_trace_add(&t, 0, 100000, 1, 'K');
-    restore_trace_add(&t, 10000, 150000, 2, 'K'); /* was in flight meanwhile */
-    restore_trace_add(&t, 20000, 140000, 3, 'K'); /* nothing is left of it */
+    /* began while the last span was in flight */
+    restore_trace_add(&t, 10000, 150000, 2, 'K');
+    /* lies inside the last span, so nothing is left of it */
+    restore_trace_add(&t, 20000, 140000, 3, 'K');
     assert_int_equal(t.n, 2);
     assert_int_equal(t.span[1].start_ns, 100000);
     assert_int_equal(t.span[1].end_ns, 150000);

@@ -1,4 +1,5 @@
-/* test_save_policy.c - which kinds of state are written, by name, by letter, and as planned. */
+/* test_save_policy.c - which kinds of state are written: given by name, by letter, or chosen by
+ * plans. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,7 +31,7 @@ static struct platform platform_of(const struct model *m)
     return p;
 }
 
-/* The kinds of all layers as letters. */
+/* Returns the kinds of all layers as letters. */
 static const char *letters_of(const struct save_policy *p, int n)
 {
     static char text[STORE_MAX_LAYERS + 1];
@@ -63,7 +64,7 @@ static void names_and_letters(void **state)
     }
 }
 
-/* Nothing is known of the store: every kind that could be in a best plan. */
+/* Without a profile of the store, every kind is saved that a best plan could use. */
 static void automatic_without_a_profile(void **state)
 {
     (void)state;
@@ -91,31 +92,32 @@ static struct save_policy automatic(const struct model *m, double tok, double h,
     return p;
 }
 
-/* With a profile: what its plans read. Layer 0 is free by recomputation, so it is not written. */
+/* With a profile, the kinds are saved that its plans read.  Layer 0 is recomputed for free, so it
+ * is not written. */
 static void automatic_by_plan(void **state)
 {
     (void)state;
     struct model mha = shaped(1024, 16, 64);
-    /* A store so fast that loading beats every computation. */
+    /* The store is so fast that loading beats every computation. */
     struct save_policy p = automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 4096);
     for (int l = 1; l < 8; l++)
         assert_true(p.kinds[l] & SAVE_KV);
-    /* A slow store and a fast processor: nothing pays. */
+    /* The store is slow and the processor is fast: saving does not pay. */
     p = automatic(&mha, 1e-9, 1e-10, 1e-10, 1e3, 4096);
     for (int l = 0; l < 8; l++)
         assert_int_equal(p.kinds[l], 0);
-    /* In between, half the bytes are worth a projection. */
+    /* In between, halving the bytes is worth a projection. */
     p = automatic(&mha, 1e-3, 1e-7, 1e-7, 1e8, 4096);
     int n_hidden = 0;
     for (int l = 0; l < 8; l++)
         n_hidden += (p.kinds[l] & SAVE_HIDDEN) != 0;
     assert_true(n_hidden > 0);
-    /* Contexts of one chunk, and none at all, still give a policy. */
+    /* Contexts of one chunk, and empty ones, still give a policy. */
     (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 64);
     (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 1);
 }
 
-/* Where decodes leave restores a share of the compute, a projection is no bargain any more. */
+/* When decodes leave restores only a share of the compute, projections do not pay any more. */
 static void automatic_beside_decodes(void **state)
 {
     (void)state;
@@ -135,7 +137,7 @@ static void automatic_beside_decodes(void **state)
     assert_int_equal(n_kv, 7);
 }
 
-/* More layers than the store knows: nothing is saved, and no array is overrun. */
+/* With more layers than the store supports nothing is saved, and no array is overrun. */
 static void too_many_layers(void **state)
 {
     (void)state;

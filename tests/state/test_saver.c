@@ -1,5 +1,5 @@
-/* test_saver.c - two-stage saving: what is handed over comes back bit for bit, nothing waits that
- * must not, and a fault ends saving with one warning and nothing else. */
+/* test_saver.c - two-stage saving.  Rows handed to the saver come back bit for bit, callers never
+ * wait when they must not, and a fault ends saving with one warning and no other effect. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@
 
 enum { MAX_TOKENS = 1200, MAX_ROWS = 128, MAX_SEQS = 3 };
 
-/* --- a saver without an engine: rows are made up ---------------------------------------------- */
+/* --- a saver without an engine: the rows are made up ------------------------------------------ */
 
 struct rig {
     struct device *dev;
@@ -32,7 +32,7 @@ struct rig {
     struct store *store;
     struct saver *saver;
     struct sha256 fingerprint;
-    uint8_t *rows; /* [MAX_ROWS] of the widest matrix */
+    uint8_t *rows; /* [MAX_ROWS] rows of the widest matrix */
     size_t buffer_bytes;
     atomic_int n_warnings;
     char warning[700];
@@ -68,7 +68,7 @@ static void close_saver(struct rig *r)
     store_close(r->store);
 }
 
-/* buffer_bytes 1: the least that is possible, four chunks. */
+/* buffer_bytes 1: the minimum, four chunks. */
 static void rig_open_small(struct rig *r, size_t buffer_bytes, uint64_t cap_bytes)
 {
     struct err err = {0};
@@ -103,7 +103,7 @@ static size_t row_bytes(const struct rig *r, enum store_kind kind)
     return kind == STORE_HIDDEN ? model_hidden_bytes(r->m) : model_kv_bytes(r->m);
 }
 
-/* The bytes that the row of a position has, in every sequence of that seed. */
+/* Fills in the row of a position.  The row is the same in every sequence with that seed. */
 static void fill_row(const struct rig *r, uint64_t seed, int l, enum store_kind kind,
                      int64_t pos, uint8_t *out)
 {
@@ -113,19 +113,19 @@ static void fill_row(const struct rig *r, uint64_t seed, int l, enum store_kind 
         put_u64(out + i, rng_u64(&g));
 }
 
-/* One sequence: its tokens, and how far it is. */
+/* One sequence: its tokens, and its progress. */
 struct line {
     struct rig *r;
     uint64_t seed;
     int32_t tokens[MAX_TOKENS];
     struct chain chain;
-    struct store_hit tail; /* what it continues, held */
+    struct store_hit tail; /* the stored chunk that it continues, held */
     struct save_seq *q;
     int64_t n;
 };
 
-/* A line whose positions up to `from` are in the store; whether the partial chunk
- * at their end is. */
+/* Opens a line whose positions below `from` are in the store.  Returns whether the partial chunk at
+ * their end is stored too. */
 static bool line_find(struct line *x, struct rig *r, uint64_t seed, int64_t from)
 {
     int n_hits = 1;
@@ -178,7 +178,8 @@ static struct mat made_up_rows(struct line *x, int l, enum store_kind kind, int 
     return mat_of(base, DTYPE_F32, n, (int64_t)(bytes / 4));
 }
 
-/* A forward pass over the next n tokens; false where the reservation has to be tried again. */
+/* Runs a forward pass over the next n tokens.  Returns false if the reservation must be tried
+ * again. */
 static bool line_step(struct line *x, int n, enum save_wait how)
 {
     if (!save_reserve(x->q, x->n, n, how))
@@ -198,7 +199,7 @@ static void line_run(struct line *x, int64_t until, int step)
         line_step(x, (int)(until - x->n < step ? until - x->n : step), SAVE_WAIT);
 }
 
-/* Every record that the policy wants of these chunks, and no other, is there and right. */
+/* Checks that these chunks have exactly the records that the policy wants, with the right bytes. */
 static void check_records(struct rig *r, uint64_t seed, const struct store_hit *hits,
                           int n_hits, const struct save_policy *policy)
 {
@@ -232,7 +233,7 @@ static void check_records(struct rig *r, uint64_t seed, const struct store_hit *
                 fill_row(r, seed, i / 2, kind, hits[c].chunk_idx * 64 + p,
                          rows + (size_t)p * bytes);
             const uint8_t *want = rows;
-            if (kind == STORE_KV && n == 64) { /* stored as a KV block lies */
+            if (kind == STORE_KV && n == 64) { /* stored in the layout of a KV block */
                 struct mat m = mat_of(rows, r->m->dtype, 64, 2 * model_kv_dim(r->m));
                 assert_int_equal(model_kv_pack(r->m, pack, packed, m), 0);
                 want = packed;
@@ -265,7 +266,7 @@ static void check_stored(struct rig *r, uint64_t seed, int n_chunks, const char 
     line_close(&x);
 }
 
-/* Chunk i of the line as its tokens are now. */
+/* Checks that chunk i of the line is stored with the line's current tokens. */
 static void check_chunk(const struct line *x, int i, const char *save)
 {
     struct err err = {0};
@@ -281,7 +282,8 @@ static void check_chunk(const struct line *x, int i, const char *save)
     store_release(x->r->store, &hit, 1);
 }
 
-/* The context is stored up to n_tokens: full chunks, and the partial one behind them. */
+/* Checks that the context is stored up to n_tokens: full chunks, and the partial one behind them.
+ */
 static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *save)
 {
     struct line x;
@@ -309,7 +311,8 @@ static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *s
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-/* Whatever the steps, full chunks arrive whole; the tail does not, unless the session goes idle. */
+/* With any step size, full chunks are stored whole.  The tail is stored only when the session goes
+ * idle. */
 static void steps_and_policies(void **state)
 {
     (void)state;
@@ -350,7 +353,7 @@ static void nothing_to_save(void **state)
     rig_close(&r);
 }
 
-/* The flush barrier: after it, a power failure takes nothing that was committed. */
+/* After a flush, a loss of power loses nothing that was committed. */
 static void flush_is_a_barrier(void **state)
 {
     (void)state;
@@ -362,7 +365,7 @@ static void flush_is_a_barrier(void **state)
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 128);
     io_sim_crash(r.io);
-    line_run(&x, 64 * 4, 64); /* goes on, though nothing can be written */
+    line_run(&x, 64 * 4, 64); /* continues although nothing can be written */
     assert_int_not_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 128);
     assert_int_equal(save_ended(x.q), SAVE_END_FAULT);
@@ -380,8 +383,8 @@ static void count_commit(void *arg)
     atomic_fetch_add((atomic_int *)arg, 1);
 }
 
-/* While a sequence goes on and nobody asks, chunks are committed together; and they
- * are, before long. */
+/* While a sequence continues and nobody asks, several chunks are committed together, within a
+ * bounded time. */
 static void commits_are_few_and_come_unasked(void **state)
 {
     (void)state;
@@ -395,7 +398,7 @@ static void commits_are_few_and_come_unasked(void **state)
     int64_t t0 = clock_now_ns();
     for (int i = 1; i <= 18; i++) {
         line_run(&x, 64 * i, 64);
-        do /* until the writer has it: nothing keeps it from committing */
+        do /* until the writer has it and is free to commit */
             saver_stats(r.saver, &stats);
         while (stats.used_bytes > 0);
     }
@@ -409,7 +412,7 @@ static void commits_are_few_and_come_unasked(void **state)
     rig_close(&r);
 }
 
-/* Asks for what is saved of a line, in one of three ways, and waits for it. */
+/* Asks for a commit of the saved line, in one of three ways, and waits for it. */
 static void ask_for_commit(struct line *x, int how)
 {
     struct saver *s = x->r->saver;
@@ -418,15 +421,15 @@ static void ask_for_commit(struct line *x, int how)
             clock_sleep_ns(1000000);
     } else if (how == 1) {
         assert_int_equal(saver_flush(s, NULL), 0);
-    } else { /* at a chunk's end, where there is no tail to be written */
+    } else { /* at a chunk's end, where no tail has to be written */
         save_idle(x->q, x->tokens, x->n);
         while (!save_is_settled(x->q))
             clock_sleep_ns(1000000);
     }
 }
 
-/* Who asks does not wait for the time at which it would have come anyway.  On a machine that
- * has other things to do it may take as long all the same, but not each time. */
+/* A commit that is asked for does not wait until the next periodic commit would be due.  On a busy
+ * machine one may take as long as that, but not each. */
 static void commits_come_when_asked_for(void **state)
 {
     (void)state;
@@ -450,7 +453,7 @@ static void commits_come_when_asked_for(void **state)
     }
 }
 
-/* A sequence that was restored goes on where the store ends. */
+/* A restored sequence continues to save where the store ends. */
 static void continues_a_stored_prefix(void **state)
 {
     (void)state;
@@ -471,8 +474,9 @@ static void continues_a_stored_prefix(void **state)
     rig_close(&r);
 }
 
-/* Goes idle again and again within one chunk, under one saver and under another: each partial
- * chunk has the rows of all before, one takes the other's place, and the full one theirs. */
+/* A session goes idle several times within one chunk, under the same saver and under a new one.
+ * Each partial chunk has the rows of all before it and replaces the last one; the full chunk
+ * replaces them all. */
 static void tails_grow(void **state)
 {
     (void)state;
@@ -497,7 +501,7 @@ static void tails_grow(void **state)
             line_close(&x);
             check_tail(&r, 5, idle_at[j], save);
             store_stats(r.store, &stats);
-            /* Whichever saver wrote it, one that is continued is superseded. */
+            /* A tail that is continued is superseded, no matter which saver wrote it. */
             assert_int_equal(stats.n_partial, j != 7);
             saver_stats(r.saver, &st);
             assert_int_equal(st.used_bytes, 0);
@@ -511,8 +515,8 @@ static void tails_grow(void **state)
     }
 }
 
-/* Two sequences continue one tail in different ways: the first to fill its chunk supersedes it, the
- * second can still read it, if it only had found it before, and begins to save later. */
+/* Two sequences continue one tail in different ways.  The first to fill its chunk supersedes the
+ * tail.  The second found it before and can still read it, even if it begins to save later. */
 static void two_continue_one_tail(bool begins_late)
 {
     struct rig r;
@@ -533,7 +537,7 @@ static void two_continue_one_tail(bool begins_late)
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     line_close(&x);
     store_stats(r.store, &stats);
-    assert_int_equal(stats.n_partial, 0); /* superseded: nobody finds it any more */
+    assert_int_equal(stats.n_partial, 0); /* superseded, so nobody finds it any more */
     if (begins_late)
         line_save(&y, "both");
     line_run(&y, 128, 30);
@@ -542,7 +546,7 @@ static void two_continue_one_tail(bool begins_late)
     assert_int_equal(save_committed_tokens(y.q), 128);
     store_stats(r.store, &stats);
     assert_int_equal(stats.n_partial, 0);
-    assert_int_equal(stats.n_chunks, 3); /* the first is theirs together */
+    assert_int_equal(stats.n_chunks, 3); /* both share the first chunk */
     check_stored(&r, 5, 2, "both");
     check_chunk(&y, 1, "both");
     line_close(&y);
@@ -561,7 +565,7 @@ static void one_begins_at_a_superseded_tail(void **state)
     two_continue_one_tail(true);
 }
 
-/* A tail that cannot be read ends the saving of its sequence alone, and is a miss from then on. */
+/* A tail that cannot be read ends the saving of its sequence only, and is a miss from then on. */
 static void damaged_tail(void **state)
 {
     (void)state;
@@ -620,7 +624,7 @@ static void interleaved_sequences(void **state)
     rig_close(&r);
 }
 
-/* A sequence may be closed while its chunks are in the queue; a saver, while the queue is full. */
+/* A sequence may be closed while its chunks are queued, and a saver while its queue is full. */
 static void close_while_in_flight(void **state)
 {
     (void)state;
@@ -663,9 +667,9 @@ static int fill_memory(struct rig *r, struct line *hog, int max)
 
 enum { MANY = 32 };
 
-/* However many sequences live, their tails stay within the bound: those that find
- * no room are saved no further, whoever asks and however, since none would ever
- * come.  The others are, to the end. */
+/* The tails of any number of sequences stay within the memory bound.  Sequences that find no room
+ * are not saved further, however they ask, because no room would ever come.  The others are saved
+ * to the end. */
 static void tails_stay_within_the_bound(void **state)
 {
     (void)state;
@@ -678,7 +682,7 @@ static void tails_stay_within_the_bound(void **state)
     assert_int_equal(n, 4);
     for (int i = 0; i < 3; i++) {
         line_open(&x, &r, 40, "both", 0);
-        while (x.n < 64 * 14) /* goes on for much longer than its window of open chunks */
+        while (x.n < 64 * 14) /* continues for much longer than its window of open chunks */
             assert_true(line_step(&x, 1 + i * 63, hows[i]));
         assert_int_equal(save_ended(x.q), SAVE_END_MEMORY);
         assert_int_equal(save_committed_tokens(x.q), 0);
@@ -686,8 +690,7 @@ static void tails_stay_within_the_bound(void **state)
     }
     saver_stats(r.saver, &st);
     assert_int_equal(st.n_ended[SAVE_END_MEMORY], 1 + 3);
-    for (int i = 0; i < n;
-         i++) /* one after the other, so that no two need a second chunk */
+    for (int i = 0; i < n; i++) /* one by one, so that no two need a second chunk */
         line_run(&hog[i], 64 * 3 - 1, 1);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     for (int i = 0; i < n; i++) {
@@ -695,7 +698,8 @@ static void tails_stay_within_the_bound(void **state)
         assert_int_equal(save_committed_tokens(hog[i].q), 128);
         line_close(&hog[i]);
     }
-    line_open(&x, &r, 40, "both", 0); /* the same context, asked for again, is saved now */
+    /* the same context is saved when it is asked for again */
+    line_open(&x, &r, 40, "both", 0);
     line_run(&x, 64 * 2, 64);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 128);
@@ -706,7 +710,7 @@ static void tails_stay_within_the_bound(void **state)
     rig_close(&r);
 }
 
-/* A chunk takes what its policy saves, no more. */
+/* A chunk takes memory only for the kinds that its policy saves. */
 static void memory_follows_the_policy(void **state)
 {
     (void)state;
@@ -723,7 +727,7 @@ static void memory_follows_the_policy(void **state)
         used[i] = st.used_bytes;
         line_close(&x);
     }
-    size_t head = used[1] + used[2] - used[0]; /* the struct in front, once */
+    size_t head = used[1] + used[2] - used[0]; /* the struct at the front counts once */
     size_t layers = (size_t)r.m->cfg.n_layers;
     assert_true(head < 1024);
     assert_int_equal(used[1] - head, layers * 64 * row_bytes(&r, STORE_KV));
@@ -733,7 +737,8 @@ static void memory_follows_the_policy(void **state)
 }
 
 /* The writer falls behind.  A caller that only tries is told to come back, and succeeds later.  A
- * sequence that decodes is saved no further, with that reason.  A caller that may wait waits. */
+ * decoding sequence is not saved further, and that is the reason given.  A caller that may wait
+ * does so. */
 static void shed_when_the_writer_falls_behind(void **state)
 {
     (void)state;
@@ -746,7 +751,7 @@ static void shed_when_the_writer_falls_behind(void **state)
     line_open(&a, &r, 40, "both", 0);
     line_open(&b, &r, 41, "both", 0);
     line_open(&c, &r, 42, "both", 0);
-    line_run(&a, 64 * 4, 64); /* all four chunks are on their way */
+    line_run(&a, 64 * 4, 64); /* all four chunks are queued */
     assert_false(line_step(&b, 1, SAVE_TRY));
     assert_int_equal(save_ended(b.q), SAVE_GOES_ON);
     assert_true(line_step(&c, 1, SAVE_SHED));
@@ -774,8 +779,8 @@ static uint64_t appended_bytes(const struct rig *r)
     return stats.appended_bytes;
 }
 
-/* What is held back stays in memory until a flush, until there is no memory for
- * more, or until the saver ends. */
+/* Chunks that are held back stay in memory until a flush, until memory runs out, or until the saver
+ * ends. */
 static void what_is_held_back_is_written_in_the_end(void **state)
 {
     (void)state;
@@ -785,7 +790,7 @@ static void what_is_held_back_is_written_in_the_end(void **state)
     line_open(&a, &r, 40, "both", 0);
     saver_hold_back(r.saver);
     line_run(&a, 64 * 3, 64);
-    clock_sleep_ns(SAVE_COMMIT_NS + 20000000); /* the writer had its chance */
+    clock_sleep_ns(SAVE_COMMIT_NS + 20000000); /* the writer had time to commit */
     assert_int_equal(appended_bytes(&r), 0);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(a.q), 64 * 3);
@@ -806,8 +811,8 @@ static void what_is_held_back_is_written_in_the_end(void **state)
     rig_close(&r);
 }
 
-/* A full disk, under the chunks and under the index: whom it concerns is saved no further, one
- * warning, what was committed stays; with room again, others are saved. */
+/* The disk is full, for chunks or for the index.  The sequences concerned are not saved further,
+ * there is one warning, and committed chunks stay.  With room again, other sequences are saved. */
 static void full_disk(void **state)
 {
     (void)state;
@@ -829,8 +834,8 @@ static void full_disk(void **state)
             assert_int_equal(atomic_load(&r.n_warnings), times);
             assert_non_null(strstr(r.warning, "nothing is saved while the disk is full"));
             assert_int_equal(save_ended(times == 1 ? a.q : b.q), SAVE_END_SPACE);
-            /* a sequence that continues what was not saved gives the same reason,
-             * not an eviction */
+            /* A sequence that continues an unsaved one gives the same reason, and not an
+             * eviction. */
             line_open(&c, &r, times == 1 ? 80 : 81, "both", 64 * 4);
             line_run(&c, 64 * 6, 64);
             assert_int_equal(saver_flush(r.saver, NULL), 0);
@@ -852,7 +857,7 @@ static void full_disk(void **state)
     }
 }
 
-/* A fault of the disk: one warning, saving is over for all, what was committed stays. */
+/* The disk fails: there is one warning, saving ends for all, and committed chunks stay. */
 static void disk_fault(void **state)
 {
     (void)state;
@@ -883,14 +888,15 @@ static void disk_fault(void **state)
         line_close(&b);
         check_stored(&r, 80, 2, "both");
         close_saver(&r);
-        open_saver(&r, 0); /* what lay in between left no half-written chunk behind */
+        open_saver(&r, 0); /* the chunks in flight left no half-written data behind */
         check_stored(&r, 80, 2, "both");
         check_stored(&r, 81, 0, "both");
         rig_close(&r);
     }
 }
 
-/* The cap ends the saving of the sequence that does not fit, with its reason: others go on. */
+/* The size cap ends the saving of the sequence that does not fit, with its reason; others continue.
+ */
 static void store_cap(void **state)
 {
     (void)state;
@@ -904,7 +910,7 @@ static void store_cap(void **state)
     store_stats(r.store, &stats);
     line_close(&a);
     close_saver(&r);
-    open_saver(&r, stats.used_bytes * 5 / 2); /* two chunks, not three */
+    open_saver(&r, stats.used_bytes * 5 / 2); /* room for two chunks, not three */
     line_open(&a, &r, 91, "both", 0);
     line_run(&a, 64 * 5, 64);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
@@ -912,7 +918,7 @@ static void store_cap(void **state)
     assert_int_equal(save_committed_tokens(a.q), 128);
     line_close(&a);
     check_stored(&r, 91, 2, "both");
-    line_open(&b, &r, 92, "both", 0); /* evicts the other one */
+    line_open(&b, &r, 92, "both", 0); /* evicts the other context */
     line_run(&b, 128, 64);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(b.q), 128);
@@ -922,7 +928,8 @@ static void store_cap(void **state)
     rig_close(&r);
 }
 
-/* Under a cap that all sequences together exceed, what a living one was told is there. */
+/* All sequences together exceed the cap.  A living sequence still has every chunk that was reported
+ * committed. */
 static void living_sequences_keep_what_they_were_told(void **state)
 {
     (void)state;
@@ -940,7 +947,7 @@ static void living_sequences_keep_what_they_were_told(void **state)
         struct rng g = {.s = seed};
         int64_t n_committed = 0;
         close_saver(&r);
-        open_saver(&r, stats.used_bytes * 9 / 2); /* four chunks of twelve */
+        open_saver(&r, stats.used_bytes * 9 / 2); /* room for four chunks of twelve */
         for (int i = 0; i < MAX_SEQS; i++)
             line_open(&x[i], &r, 200 + seed * 10 + (uint64_t)i, "both", 0);
         for (int step = 0; step < MAX_SEQS * 4; step++) {

@@ -26,7 +26,7 @@ enum {
     MAX_FIBERS = 16,
     MAX_HELD = 64,
     MAX_ORDERS = 512,
-    MAX_PARKED = 120, /* turns */
+    MAX_PARKED = 120, /* in turns */
     STACK_BYTES = 1 << 20,
 };
 
@@ -36,11 +36,12 @@ enum fiber_state { NONE, READY, ON_LOCK, ON_COND, ASLEEP, ON_JOIN, ENDED };
 
 struct fiber {
     enum fiber_state state;
-    const void *on;   /* the lock, the condition, or the fiber that it waits for */
-    int64_t until_ns; /* of a timed wait; 0: it is not timed */
+    const void *on;   /* the lock, the condition or the fiber that it waits for */
+    int64_t until_ns; /* the end of a timed wait; 0: the wait is not timed */
     bool timed_out;
-    uint64_t rank;         /* by ranks: the greatest that is ready goes on */
-    uint64_t parked_until; /* a turn: before it others go on, where there are any */
+    /* when fibers run by rank: the ready fiber with the greatest rank runs */
+    uint64_t rank;
+    uint64_t parked_until; /* a turn; until then other fibers run, if there are any */
     void *(*fn)(void *arg);
     void *arg, *result;
     ucontext_t at;
@@ -62,14 +63,15 @@ static struct {
     uint64_t seed, max_turns;
     struct rng rng;
     int64_t now_ns;
-    /* How the next fiber is chosen: at one turn in `stay` any that is ready; or by ranks, and at
-     * one turn in `stay` the present one becomes the last. */
+    /* How the next fiber is chosen.  Without ranks: at one turn in `stay`, any ready fiber.
+     * With ranks: the greatest rank, and at one turn in `stay` the present fiber gets the lowest
+     * rank. */
     uint64_t stay;
     bool by_rank;
     struct fiber fiber[MAX_FIBERS];
     struct fiber *now;
     ucontext_t outside;
-    void *outside_fake; /* the address sanitizer's: of the stack outside */
+    void *outside_fake; /* the address sanitizer's handle of the stack outside the fibers */
     const void *outside_stack;
     size_t outside_bytes;
     struct held held[MAX_HELD];
@@ -102,13 +104,13 @@ _Noreturn void turns_fail(const char *fmt, ...)
     _exit(1);
 }
 
-/* A CHECK that fails, or a wild pointer, is a violation, too. */
+/* A failed CHECK or an invalid memory access counts as a violation, too. */
 static void on_signal(int sig)
 {
     turns_fail("signal %d", sig);
 }
 
-/* --- one fiber goes on ------------------------------------------------------------------------ */
+/* --- one fiber runs --------------------------------------------------------------------------- */
 
 static void enter(void *fake_stack)
 {
@@ -146,7 +148,7 @@ static void go_to(struct fiber *next)
     enter(self->fake_stack);
 }
 
-/* The timed wait that ends first, or NULL. */
+/* Returns the timed wait that ends first, or NULL. */
 static struct fiber *first_due(void)
 {
     struct fiber *first = NULL;
@@ -211,7 +213,8 @@ static struct fiber *choose(void)
     if (n == 0)
         turns_fail("every thread waits for another");
     struct fiber *f = ready[rng_below(&w.rng, (uint64_t)n)];
-    /* (Now and then any other one, or a thread that polls would keep the rest from running.) */
+    /* (At random any other fiber is taken, or a thread that polls would keep the rest from
+     * running.) */
     for (int i = 0; w.by_rank && i < n && rng_below(&w.rng, 64) != 0; i++)
         f = ready[i]->rank > f->rank ? ready[i] : f;
     return f;
@@ -248,7 +251,7 @@ void turns_shared(void)
         turn(w.stay < 4 ? w.stay : 4, 8);
 }
 
-/* The present fiber waits. */
+/* Makes the present fiber wait. */
 static void block(enum fiber_state state, const void *on, int64_t until_ns)
 {
     count_turn();
@@ -291,7 +294,7 @@ static void note_order(const void *first, const void *second)
     w.order[w.n_orders++] = (struct order){first, second};
 }
 
-/* A lock that is made where another one was has no history. */
+/* A new lock at the address of an old one has no history. */
 static void forget_orders(const void *lock)
 {
     int n = 0;
@@ -442,9 +445,9 @@ void turns_run(const struct turns_opts *o, void (*fn)(void *arg), void *arg,
         *out = w.counts;
 }
 
-/* --- what the linker sends here --------------------------------------------------------------- */
+/* --- functions that the linker redirects here ------------------------------------------------- */
 
-/* Programs that do not send them have no real ones under this name. */
+/* Programs whose calls are not redirected have no real function under this name. */
 #define REAL(type, name, ...)                                                              \
     extern type __real_##name(__VA_ARGS__) __attribute__((weak));                          \
     type __wrap_##name(__VA_ARGS__);                                                       \

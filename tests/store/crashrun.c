@@ -18,14 +18,14 @@ enum { N_CTX = 5, N_CHUNKS = 4, N_SLOTS = N_CTX * N_CHUNKS, N_LAYERS = 2, N_STEP
 
 static const struct st_shape tiny = {.n_layers = N_LAYERS, .n_bytes = {600, 5000}};
 
-/* What may be known of one chunk; bit 2 * layer + kind per record. */
+/* What the judge knows of one chunk.  The masks have bit 2 * layer + kind for each record. */
 struct slot {
     struct sha256 key;
-    unsigned committed; /* acknowledged */
-    unsigned pending;   /* appended since */
-    unsigned maybe;     /* pending when the commit that was cut off began */
-    bool may_go;        /* the erase that was cut off may have taken it */
-    bool is_pinned;     /* acknowledged */
+    unsigned committed; /* acknowledged by a commit */
+    unsigned pending;   /* appended since the last commit */
+    unsigned maybe;     /* were pending when an interrupted commit began */
+    bool may_go;        /* an interrupted erase may have removed it */
+    bool is_pinned;     /* the pin was acknowledged */
 };
 
 struct life {
@@ -36,12 +36,12 @@ struct life {
     char dir[STORE_MAX_DEVICES][32];
     const char *dirs[STORE_MAX_DEVICES];
     struct st_ctx ctx[N_CTX];
-    struct slot slots[N_SLOTS]; /* chunks that several contexts share appear once */
+    struct slot slots[N_SLOTS]; /* a chunk that several contexts share appears once */
     int n_slots;
-    bool may_evict;  /* the call that was cut off may have evicted */
-    bool has_faults; /* errors are to be expected */
+    bool may_evict;  /* the interrupted call may have evicted chunks */
+    bool has_faults; /* errors are expected */
     bool had_faults;
-    /* the index was rebuilt: what was evicted or not committed may be back */
+    /* the index was rebuilt: evicted or uncommitted records may be back */
     bool may_revive;
     bool may_lose_pins; /* a fault may have cost the index */
     bool lost_segments;
@@ -64,13 +64,13 @@ violation(struct life *l, const char *fmt, ...)
     va_end(ap);
 }
 
-/* Whether an error is what the disk was told to cause. */
+/* Returns whether an error may come from a fault of the simulated disk. */
 static bool may_fail(const struct life *l)
 {
     return l->has_faults || io_sim_crashed(l->io);
 }
 
-/* Whether the disk has lost, misplaced or misread something and not said so. */
+/* Returns whether the disk has lost, misplaced or misread something without reporting it. */
 static bool has_lied(const struct life *l)
 {
     return io_sim_fault_count(l->io, IO_SIM_LOST, 0) > 0 ||
@@ -106,12 +106,14 @@ static int entry_see(void *arg, const struct store_entry *e)
         violation(l, "the store lists a chunk that nobody appended");
         return 0;
     }
-    slot->pending |= bits_of(&e->mask)
-                     << 16; /* kept apart from what is pending, for this pass */
+    slot->pending |=
+        bits_of(&e->mask)
+        /* kept in the upper bits during this pass, apart from what is pending */
+        << 16;
     return 0;
 }
 
-/* seen[i]: the records that the store lists of slot i. */
+/* Fills in seen[i]: the records of slot i that the store lists. */
 static void list(struct life *l, unsigned seen[N_SLOTS])
 {
     for (int i = 0; i < l->n_slots; i++)
@@ -123,7 +125,7 @@ static void list(struct life *l, unsigned seen[N_SLOTS])
     }
 }
 
-/* Reads every context; whatever is found must be right. */
+/* Reads every context.  All that is found must be right. */
 static void read_all(struct life *l)
 {
     for (int c = 0; c < N_CTX && !violated(l); c++) {
@@ -142,7 +144,7 @@ static void read_all(struct life *l)
     }
 }
 
-/* After a call that may have evicted, what is gone is gone. */
+/* After a call that may have evicted: forgets the records that are gone. */
 static void note_evictions(struct life *l)
 {
     unsigned seen[N_SLOTS];
@@ -154,7 +156,7 @@ static void note_evictions(struct life *l)
             continue;
         if (seen[i] != 0 && !has_lied(l))
             violation(l, "a chunk lost some of its records");
-        if (l->has_faults) /* where the index could not let go of it, it comes back */
+        if (l->has_faults) /* if the index could not remove it, it comes back */
             l->slots[i].maybe |= l->slots[i].committed;
         l->slots[i].committed = 0;
     }
@@ -189,7 +191,7 @@ static int step_append(struct life *l)
     else if (!may_fail(l))
         violation(l, "append fails: %s", err.msg);
     if (!io_sim_crashed(l->io)) {
-        note_evictions(l); /* an append that fails may have evicted all the same */
+        note_evictions(l); /* an append that fails may have evicted too */
         l->may_evict = false;
     }
     slot->pending &= ~slot->committed;
@@ -210,7 +212,7 @@ static int step_commit(struct life *l)
             slot->committed |= slot->pending;
             slot->maybe &= l->has_faults ? ~slot->pending : 0u;
         }
-        if (rc != -ENOSPC) /* else it stays appended */
+        if (rc != -ENOSPC) /* otherwise it stays appended */
             slot->pending = 0;
     }
     return rc;
@@ -227,7 +229,7 @@ static int step_gc(struct life *l)
     uint64_t freed;
     struct err err = {0};
     unsigned seen[N_SLOTS];
-    l->may_evict = true; /* chunks that cannot be reached go */
+    l->may_evict = true; /* chunks that cannot be reached are removed */
     int rc = store_gc(l->s, &freed, &err);
     if (rc != 0 && !may_fail(l))
         violation(l, "gc fails: %s", err.msg);
@@ -243,7 +245,7 @@ static int step_gc(struct life *l)
     return rc;
 }
 
-/* Erases a context from some chunk on; what others continue stays. */
+/* Erases a context from some chunk on.  Chunks that other contexts continue stay. */
 static int step_erase(struct life *l)
 {
     struct st_ctx *c = &l->ctx[rng_below(&l->rng, N_CTX)];
@@ -253,7 +255,7 @@ static int step_erase(struct life *l)
     unsigned seen[N_SLOTS];
     int from = (int)rng_below(&l->rng, N_CHUNKS);
     st_keys(c, N_CHUNKS, keys);
-    for (int i = 0; i < l->n_slots; i++) /* it begins with a commit */
+    for (int i = 0; i < l->n_slots; i++) /* an erase begins with a commit */
         l->slots[i].maybe |= l->slots[i].pending;
     for (int i = from; i < N_CHUNKS; i++) {
         slot_of(l, &keys[i])->may_go = true;
@@ -271,10 +273,9 @@ static int step_erase(struct life *l)
             slot->committed |= slot->pending;
             slot->maybe &= l->has_faults ? ~slot->pending : 0u;
             slot->pending = 0;
-        } else { /* its first commit may have happened, and only the rest failed */
+        } else { /* the first commit may have happened although the erase failed */
             slot->committed |= slot->pending & seen[i];
-            slot->maybe |=
-                slot->pending; /* committed and erased, or still to be committed */
+            slot->maybe |= slot->pending; /* committed and erased, or still uncommitted */
             slot->pending &= rc == -ENOSPC && !slot->may_go ? ~seen[i] : 0u;
         }
         if ((slot->committed & ~seen[i]) != 0 && !slot->may_go && l->opts.cap_bytes == 0 &&
@@ -347,7 +348,7 @@ static void workload(struct life *l)
 
 /* --- the judge -------------------------------------------------------------------------------- */
 
-/* Pins that were acknowledged; a rebuilt index has none. */
+/* Checks acknowledged pins.  A rebuilt index has none. */
 static int pin_see(void *arg, const struct store_pinned *p)
 {
     struct life *l = arg;
@@ -395,7 +396,7 @@ static void judge(struct life *l)
         if (lost)
             violation(l, "chunk %d: committed %x, but %x is left", i, slot->committed,
                       seen[i]);
-        if (slot->maybe != 0 && !slot->may_go) { /* an erase commits, then takes away */
+        if (slot->maybe != 0 && !slot->may_go) { /* an erase commits, then removes */
             n_maybe++;
             n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
             if (all_or_none && (seen[i] & slot->maybe) != 0 &&
@@ -413,7 +414,7 @@ static void judge(struct life *l)
     read_all(l);
 }
 
-/* The first segment of the first directory goes. */
+/* Removes the first segment of the first directory. */
 static void segment_lose(struct life *l)
 {
     if (io_unlink(l->io, "/store0/seg-000000.hc", NULL) != 0)
@@ -422,8 +423,8 @@ static void segment_lose(struct life *l)
     l->lost_segments = true;
 }
 
-/* What was in doubt was found out, and made anew from the extents, with those that were evicted
- * or not committed. Nothing but a disk that failed may be the cause. */
+/* Notes that the store found its index doubtful and rebuilt it from the extents.  Evicted or
+ * uncommitted records may be back.  Only a disk that failed may be the cause. */
 static void note_rebuild(struct life *l, const struct crash_opts *opts)
 {
     for (int i = 0; i < l->n_slots; i++)
@@ -442,7 +443,7 @@ static int recover(struct life *l, const struct crash_opts *opts)
     if (opts->lose_index && io_unlink(l->io, "/store0/index.db", NULL) == 0) {
         l->may_revive = true;
         l->may_evict = l->may_evict ||
-                       l->opts.cap_bytes != 0; /* revenants take room, too */
+                       l->opts.cap_bytes != 0; /* records that came back take room, too */
         io_dir_sync(l->io, "/store0", NULL);
     }
     uint64_t n_before = io_sim_count(l->io, IO_SIM_AT_OP);
@@ -450,7 +451,7 @@ static int recover(struct life *l, const struct crash_opts *opts)
     int rc = open_store(l);
     l->out->n_recover_ops = io_sim_count(l->io, IO_SIM_AT_OP) - n_before;
     for (int i = 1; io_sim_crashed(l->io);
-         i++) { /* also while it wiped, which is no error */
+         i++) { /* also while it wiped, which is not reported as an error */
         store_close(l->s);
         l->s = NULL;
         l->out->n_recover_crashes++;
@@ -481,8 +482,8 @@ static void life_init(struct life *l, const struct crash_opts *opts,
         snprintf(l->dir[i], sizeof l->dir[i], "/store%d", i);
         l->dirs[i] = l->dir[i];
     }
-    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space;
-     * every other seed has copies in DRAM. */
+    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space.
+     * Every second seed has copies in DRAM. */
     l->opts = (struct store_opts){.io = l->io,
                                   .dirs = l->dirs,
                                   .n_dirs = n_dirs,
@@ -504,8 +505,8 @@ static void life_init(struct life *l, const struct crash_opts *opts,
 
 static const struct {
     const char *name;
-    struct io_sim_fault
-        fault; /* its chance is multiplied by crash_opts.fault_chance; 0: 1 x */
+    /* its probability is multiplied by crash_opts.fault_chance; 0 means 1 */
+    struct io_sim_fault fault;
 } kinds[CRASH_FAULTS] = {
     [CRASH_EIO] = {"EIO", {.kind = IO_SIM_FAIL, .code = -EIO}},
     [CRASH_ENOSPC] = {"ENOSPC",
@@ -545,7 +546,7 @@ static void faults_add(struct life *l, const struct crash_opts *opts)
         struct io_sim_fault f = kinds[k].fault;
         double chance = opts->fault_chance * (f.chance > 0 ? f.chance : 1);
         f.chance = chance < 0.5 ? chance : 0.5;
-        if (k == CRASH_EROFS) { /* from some moment on, everything */
+        if (k == CRASH_EROFS) { /* from some moment on, every operation fails */
             f.chance = 0;
             f.skip = 20 + rng_below(&l->rng, 400);
         }
@@ -583,11 +584,11 @@ void crash_run(const struct crash_opts *opts, struct crash_result *out)
     faults_count(&l);
     io_sim_fault_clear(l.io);
     l.has_faults = has_lied(
-        &l); /* a store that was lied to may be refused, never misread */
+        &l); /* a store on a disk that lied may be refused, but never misread */
     if (!violated(&l) && recover(&l, opts) == 0) {
         judge(&l);
-        l.has_faults = has_lied(&l); /* its damage may still show */
-        /* What was recovered must be a store like any other. */
+        l.has_faults = has_lied(&l); /* damage by the disk may still show */
+        /* The recovered store must work like any other. */
         l.may_evict = false;
         for (int i = 0; i < 4 && !violated(&l); i++)
             if (step_append(&l) != 0 && !l.has_faults)

@@ -1,13 +1,13 @@
 /* crashrun.h - one seeded life of a store on a simulated disk that loses power, and its judge.
  *
  * A life is a workload (append, commit, backfill, lookup, evict, erase, pin, collect garbage,
- * reopen) that is cut off at a chosen operation of the disk, then recovered; the recovery may be
- * cut off too.  The judge keeps, beside it, the sets of records that were acknowledged, on their
- * way, or never committed, and compares.
+ * reopen).  It is cut off at a chosen operation of the disk and then recovered; the recovery may be
+ * cut off too.  The judge keeps its own sets of the records that were acknowledged, pending, or
+ * never committed, and compares them with the store.
  *
- * Some faults are honest: the device says that it failed.  Others lie: a write is lost or lands
- * elsewhere, a read returns other bytes.  After a lie nothing can be promised but that no wrong
- * byte is served, and that is what is judged then. */
+ * Some faults are honest: the device reports that it failed.  Others lie: a write is lost or lands
+ * elsewhere, a read returns other bytes.  After a lie the store promises only that it serves no
+ * wrong byte, and the judge checks only that. */
 #ifndef TESTS_STORE_CRASHRUN_H
 #define TESTS_STORE_CRASHRUN_H
 
@@ -17,13 +17,13 @@
 enum crash_fault {
     CRASH_EIO,
     CRASH_ENOSPC,
-    CRASH_EROFS, /* for good, as when a file system is remounted read-only */
+    CRASH_EROFS, /* permanently, as when a file system is remounted read-only */
     CRASH_EMFILE,
-    CRASH_SHORT, /* transfers */
+    CRASH_SHORT, /* transfers that are too short */
     CRASH_SLOW,
     CRASH_STUCK,
-    CRASH_SYNC_LIES, /* a sync fails once; later ones say that all is well */
-    CRASH_LOST,      /* the first that lies */
+    CRASH_SYNC_LIES, /* a sync fails once; later syncs report success */
+    CRASH_LOST,      /* lost writes; this and the following faults lie */
     CRASH_MISDIRECTED,
     CRASH_READ_FLIP,
     CRASH_FAULTS
@@ -31,27 +31,27 @@ enum crash_fault {
 const char *crash_fault_name(enum crash_fault f);
 
 struct crash_opts {
-    uint64_t seed;       /* workload, disk and damage */
-    uint64_t crash_at;   /* the n-th operation of the disk; 0: never */
+    uint64_t seed;       /* for the workload, the disk and the damage */
+    uint64_t crash_at;   /* cut off at this operation of the disk; 0: never */
     bool at_barrier;     /* crash_at counts syncs only */
-    uint64_t recover_at; /* the n-th operation of the recovery; 0: never */
-    int n_recover;       /* how often recovery is cut off there; 0: once */
-    bool lose_index;     /* after the crash the index is gone, too */
-    bool lose_segments;  /* after the crash a segment file is gone, too */
-    double fault_chance; /* of an operation to fail, before the crash */
-    unsigned faults;     /* which, by bit; 0: EIO, ENOSPC and SHORT */
+    uint64_t recover_at; /* cut off at this operation of the recovery; 0: never */
+    int n_recover;       /* how many recoveries are cut off there; 0 means 1 */
+    bool lose_index;     /* the index is lost after the crash */
+    bool lose_segments;  /* a segment file is lost after the crash */
+    double fault_chance; /* the probability that an operation fails, before the crash */
+    unsigned faults;     /* which faults, one bit each; 0: EIO, ENOSPC and SHORT */
 };
 
 struct crash_result {
-    uint64_t n_ops, n_barriers; /* of the disk, in the workload */
-    uint64_t n_recover_ops;     /* in the last recovery */
+    uint64_t n_ops, n_barriers; /* operations and syncs of the disk in the workload */
+    uint64_t n_recover_ops;     /* operations of the disk in the last recovery */
     uint64_t n_recover_crashes;
     uint64_t n_faults, n_fault[CRASH_FAULTS];
-    uint64_t n_contexts;      /* that were acknowledged, and looked for after recovery */
-    uint64_t n_lost, n_wrong; /* chunks, records */
+    uint64_t n_contexts; /* acknowledged contexts that were looked for after the recovery */
+    uint64_t n_lost, n_wrong; /* n_lost: in chunks. n_wrong: in records. */
     uint64_t n_dram;          /* records that were read from copies in DRAM */
     bool crashed;
-    char violation[256]; /* empty: every promise held */
+    char violation[256]; /* empty if every promise held */
 };
 
 void crash_run(const struct crash_opts *opts, struct crash_result *out);

@@ -48,8 +48,8 @@ struct io *damage_copy(const struct st_place *p, uint64_t seed)
     return io;
 }
 
-/* Opens the store on `io` and reads both contexts, twice: what is damaged must stay
- * away.  Its commit's status. */
+/* Opens the store on `io` and reads both contexts, twice: damaged records must stay away.  Returns
+ * the status of its commit. */
 static int look(const struct st_place *p, struct io *io, struct damage_seen *out)
 {
     struct damage_seen seen = {0};
@@ -80,8 +80,8 @@ static int look(const struct st_place *p, struct io *io, struct damage_seen *out
     return rc;
 }
 
-/* Damage in a page of the index that opening does not read is found by the commit: the next
- * opening makes the index anew. */
+/* The commit finds damage in a page of the index that opening does not read.  The next opening
+ * rebuilds the index. */
 struct damage_seen damage_look(const struct st_place *p, struct io *io)
 {
     struct damage_seen seen;
@@ -99,7 +99,7 @@ uint64_t damage_size(struct io *io, const char *path)
     return st.size_bytes;
 }
 
-/* Flips one bit of metadata in a copy: nothing may be lost by it. */
+/* Flips one bit of metadata in a copy and checks that nothing is lost by it. */
 void damage_flip(const struct st_place *p, const char *path, uint64_t at, unsigned bit)
 {
     struct io *io = damage_copy(p, at);

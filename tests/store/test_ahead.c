@@ -1,5 +1,5 @@
-/* test_ahead.c - memory that the system provides before it is used: how far, for which region, and
- * that a store in memory asks for it where it is told to. */
+/* test_ahead.c - memory that the system provides before it is used: how far ahead, for which
+ * region, and that a store in memory asks for it when told to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 
 #define MIB ((uint64_t)1 << 20)
 
-/* Whether the page there has memory. */
+/* Returns whether the page at p has memory. */
 static bool is_provided(const uint8_t *p)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -42,7 +42,7 @@ static bool can_provide(void)
     return can;
 }
 
-/* Skips the test where the system has no such call. */
+/* Skips the test if the system has no such call. */
 static struct ahead *begin(void)
 {
     if (!can_provide())
@@ -70,7 +70,8 @@ static void provides_64_mib_behind_what_is_used(void **state)
     assert_false(is_provided(p + 78 * MIB));
     ahead_use(a, p, 200 * MIB);
     assert_int_equal(ahead_await(a), 256 * MIB);
-    assert_false(is_provided(p + 100 * MIB)); /* that comes as it is used */
+    /* memory that far ahead is provided only as it is used */
+    assert_false(is_provided(p + 100 * MIB));
     assert_true(is_provided(p + 255 * MIB));
     ahead_destroy(a);
     mem_unmap(p, 256 * MIB);
@@ -85,7 +86,7 @@ static void another_region_begins_anew(void **state)
     assert_int_equal(ahead_await(a), 3 * MIB);
     assert_false(is_provided(p + 8 * MIB));
     ahead_follow(a, other, 16 * MIB);
-    ahead_use(a, p, 16 * MIB); /* it is not followed any more */
+    ahead_use(a, p, 16 * MIB); /* the region is not followed any more */
     assert_int_equal(ahead_await(a), 16 * MIB);
     assert_false(is_provided(p + 8 * MIB));
     ahead_leave(a, other);
@@ -107,7 +108,7 @@ static void without_a_thread_nothing_happens(void **state)
     ahead_destroy(NULL);
 }
 
-/* Returns where the store's first segment lies.  It holds one context. */
+/* Stores one context and returns the address of the store's first segment. */
 static const uint8_t *fill(struct store *s)
 {
     static const struct st_ctx c = {.base = 1, .own = 1};

@@ -1,6 +1,7 @@
-/* test_audit.c - the store's recount of itself (store_audit), on which other tests rely, sees
- * every kind of disagreement: one number in memory is changed at a time, the audit must say so,
- * and be content again when the number is put back. */
+/* test_audit.c - store_audit, the store's check of its own counts, which other tests rely on.
+ *
+ * The test changes one number in memory at a time.  The audit must report each disagreement, and
+ * report none when the number is put back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,8 +18,8 @@ enum { CHUNKS = 4 };
 static const struct st_ctx one = {.base = 1, .own = 11, .branch = 0, .salt = "one"},
                            two = {.base = 2, .own = 12, .branch = 0, .salt = "two"};
 
-/* A store with two owners, two contexts each, a lasting pin, a hit, one chunk not
- * committed, one erased. */
+/* A store with two owners, two contexts each, a lasting pin, a hit, an uncommitted chunk and an
+ * erased one. */
 static struct store *store_make(struct st_place *p, struct store_hit *hit)
 {
     struct err err = {0};
@@ -48,7 +49,7 @@ static void must_see(struct store *s, const char *what)
         fail_msg("not seen: %s", what);
 }
 
-/* Not for bit fields: those are changed by hand. */
+/* Changes one number and puts it back.  (Bit fields are changed by hand.) */
 #define BREAK(s, place, value)                                                             \
     do {                                                                                   \
         __typeof__(place) before = (place);                                                \
@@ -90,13 +91,13 @@ static void nodes(void **state)
     BREAK(s, free_leaf->place.slot, 0);
     BREAK(s, free_leaf->place.slot, 1000);
     BREAK(s, free_leaf->place.slot, free_leaf->place.slot == 1 ? 2 : 1);
-    BREAK(s, free_leaf->n_pins, 1); /* in the heap, and not to be evicted */
-    BREAK(s, leaf->n_pins, 0);      /* to be evicted, and not in the heap */
+    BREAK(s, free_leaf->n_pins, 1); /* in the heap although it cannot be evicted */
+    BREAK(s, leaf->n_pins, 0);      /* can be evicted but is not in the heap */
     BREAK(s, pinned->pin_at, 1000);
     BREAK(s, pinned->pin_at, pinned->pin_at == 1 ? 2 : 1);
     BREAK(s, leaf->pin_at, 1);
     BREAK(s, parent->n_children, 5);
-    BREAK(s, parent->parent->n_children, 0); /* a name that nothing needs */
+    BREAK(s, parent->parent->n_children, 0); /* a name that nothing refers to */
     BREAK(s, leaf->n_tokens, 7);             /* a partial chunk that was not counted */
 
     store_release(s, &hit, 1);
@@ -120,11 +121,11 @@ static void sums(void **state)
     BREAK(s, o->used_bytes, o->used_bytes + 4096);
     BREAK(s, o->n_chunks, o->n_chunks + 1);
     BREAK(s, o->place.slot[0].item->order,
-          UINT64_MAX); /* would go last, and stands first */
+          UINT64_MAX); /* goes last by its order, but is first in the heap */
     BREAK(s, s->used_bytes, s->used_bytes - 4096);
     BREAK(s, s->freeing_bytes, 4096);
     BREAK(s, s->wiping_bytes, 4096);
-    BREAK(s, s->cap_bytes, 4096); /* more is used than that */
+    BREAK(s, s->cap_bytes, 4096); /* more is used than the cap */
     store_release(s, &hit, 1);
     store_close(s);
     st_place_close(&p);
@@ -153,7 +154,7 @@ static void space(void **state)
     BREAK(s, a->used_bytes, a->used_bytes + 4096);
     BREAK(s, r[0].begin, r[0].end);
     BREAK(s, r[first->n_free - 1].end, a->segment_bytes + 4096);
-    BREAK(s, r[1].begin, r[0].end); /* touch: they should be one */
+    BREAK(s, r[1].begin, r[0].end); /* the two ranges touch: they should be one */
     BREAK(s, first->largest, 0);
     store_release(s, &hit, 1);
     store_close(s);

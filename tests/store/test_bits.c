@@ -1,5 +1,5 @@
-/* test_bits.c - every bit of one of each structure of the metadata is flipped: nothing is lost,
- * nothing wrong is served. (Every bit of a header and a superblock as such: test_parts.)
+/* test_bits.c - flips every bit of one structure of each kind of metadata: nothing is lost and
+ * nothing wrong is served.  (test_parts flips every bit of a header and of a superblock by itself.)
  *
  * HCACHE_CAMPAIGN_OUT=FILE receives the counts. */
 #include <errno.h>
@@ -17,8 +17,8 @@
 #include "damage.h"
 #include "io/io_sim.h"
 
-/* Every bit of one of each structure of the index: meta.row, extent.row, record.tab; and of
- * what a header says. (Every bit of a header and a superblock as such: test_parts.) */
+/* Every bit of one structure of each kind in the index (meta.row, extent.row, record.tab), and of
+ * the fields of a header. */
 static void every_bit_of_the_structures(void **state)
 {
     (void)state;
@@ -51,8 +51,8 @@ static void every_bit_of_the_structures(void **state)
     st_place_close(&p);
 }
 
-/* Every bit of a place that is still to be wiped: nothing but what was erased may be hurt, and
- * that may come back, but not wrong. */
+/* Every bit of the row of a place that still has to be wiped.  Only the erased chunks may be
+ * affected: they may come back, but not with wrong bytes. */
 static void every_bit_of_a_wipe(void **state)
 {
     (void)state;

@@ -1,7 +1,8 @@
-/* test_bounds.c - metadata whose checksum holds and whose fields do not fit: what a bug,
- * another build or somebody with the format's description could write.  Every length and number
- * is refused or bounded, nothing wrong is served, and what can be known from elsewhere is not
- * lost.  docs/PROMISES.md has the table of bounds. */
+/* test_bounds.c - metadata with a right checksum and impossible fields, as a bug, another build or
+ * somebody who knows the format could write.
+ *
+ * Every length and number is refused or bounded, nothing wrong is served, and nothing is lost that
+ * other metadata still describes.  docs/PROMISES.md has the table of bounds. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -80,7 +81,7 @@ static void header_change(struct chunk_header *h, enum header_change what)
         h->offset += STORE_ALIGN;
         break;
     case OTHER_IDX:
-        h->chunk_idx++; /* its layers lie on the other device then */
+        h->chunk_idx++; /* with this index its layers lie on the other device */
         break;
     case OTHER_KEY:
         h->tokens[5] ^= 1;
@@ -95,7 +96,8 @@ static void header_change(struct chunk_header *h, enum header_change what)
     }
 }
 
-/* A copy of the place whose first extent's header says something else, its checksum right. */
+/* Returns a copy of the place in which one field of the first extent's header is changed and its
+ * checksum is right. */
 static struct io *with_header(const struct st_place *p, enum header_change what,
                               struct chunk_header *h)
 {
@@ -110,14 +112,14 @@ static struct io *with_header(const struct st_place *p, enum header_change what,
     header_change(h, what);
     chunk_header_encode(h, block);
     put(io, segment, 0, block, sizeof block);
-    get(io, index_path, at, block, 1); /* the index's own table is damaged */
+    get(io, index_path, at, block, 1); /* damages the index's own table */
     block[0] ^= 1;
     put(io, index_path, at, block, 1);
     return io;
 }
 
-/* The index knows where an extent is, and has lost its table; the header there is
- * not that extent's. */
+/* The index knows where an extent is but has lost its table, and the header there belongs to
+ * another extent. */
 static void header_is_not_the_rows(void **state)
 {
     (void)state;
@@ -133,7 +135,7 @@ static void header_is_not_the_rows(void **state)
         opts.io = io;
         assert_int_equal(store_open(&opts, &s, &err), 0);
         assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, &err), 0);
-        if (what == OTHER_IDX) /* the row has it too, and is believed */
+        if (what == OTHER_IDX) /* the row has this field too, and the row is believed */
             assert_int_equal(r.n_found, DAMAGE_CHUNKS);
         else if (r.n_found != 0 || strstr(r.why, "header unreadable") == NULL)
             fail_msg("change %d: %d found, %s", what, r.n_found, r.why);
@@ -145,8 +147,8 @@ static void header_is_not_the_rows(void **state)
     st_place_close(&p);
 }
 
-/* No index at all: a header that cannot be of this place is passed over, and what
- * is taken is right. */
+/* There is no index.  A header that cannot belong to its place is skipped, and records that are
+ * taken are right. */
 static void headers_are_not_believed_blindly(void **state)
 {
     (void)state;
@@ -159,7 +161,8 @@ static void headers_are_not_believed_blindly(void **state)
         struct damage_seen seen = damage_look(&p, io);
         assert_true(seen.opened);
         assert_int_equal(seen.n_wrong + seen.n_corrupt + seen.n_unread, 0);
-        int n_lost = ALL_RECORDS - seen.n_records; /* of chunk 0 on this device, at most */
+        /* at most those of chunk 0 on this device */
+        int n_lost = ALL_RECORDS - seen.n_records;
         if (what == OTHER_ID ? n_lost != 0 : n_lost == 0 || n_lost > 2 * 4)
             fail_msg("change %d: %d records lost", what, n_lost);
         io_close(io);
@@ -168,7 +171,7 @@ static void headers_are_not_believed_blindly(void **state)
     st_place_close(&p);
 }
 
-/* Two extents that claim one id: one of them is taken, and each byte served is right. */
+/* Two extents have the same id: the store takes one of them, and each byte served is right. */
 static void one_id_twice(void **state)
 {
     (void)state;
@@ -200,7 +203,8 @@ struct field {
     uint64_t value;
 };
 
-/* Puts a value into a row of n bytes at `at`, whose first 8 are the checksum of the rest. */
+/* Writes a value into a row of n bytes at `at` and updates the row's checksum, its first 8 bytes.
+ */
 static void field_put(struct io *io, uint64_t at, size_t n, const struct field *f)
 {
     uint8_t row[256], word[8];
@@ -213,7 +217,7 @@ static void field_put(struct io *io, uint64_t at, size_t n, const struct field *
     put(io, index_path, at, row, n);
 }
 
-/* A copy with this field in the row of n bytes at `at` opens, and everything is read back. */
+/* With this field in the row of n bytes at `at`, a copy opens and every record is read back. */
 static void field_loses_nothing(const struct st_place *p, uint64_t at, size_t n,
                                 const struct field *f, const char *what)
 {
@@ -227,13 +231,13 @@ static void field_loses_nothing(const struct st_place *p, uint64_t at, size_t n,
     io_close(io);
 }
 
-/* The row of a leaf's extent: its key stands in no other row. */
+/* Returns the offset of the row of a leaf's extent.  A leaf's key is in no other row. */
 static uint64_t row_of(struct io *io, const struct sha256 *key)
 {
     return damage_find(io, index_path, key->b, sizeof key->b) - 40;
 }
 
-/* A row that cannot be: the index is rebuilt from the headers, and nothing is lost. */
+/* A row with impossible values: the index is rebuilt from the headers, and nothing is lost. */
 static void rows_out_of_range(void **state)
 {
     (void)state;
@@ -257,7 +261,7 @@ static void rows_out_of_range(void **state)
     st_place_close(&p);
 }
 
-/* The store on `io` takes another context, and has it after a restart. */
+/* The store on `io` saves another context and has it after a restart. */
 static void saves_more(const struct st_place *p, struct io *io)
 {
     static const struct st_ctx more = {.base = 70, .own = 71};
@@ -277,13 +281,14 @@ static void saves_more(const struct st_place *p, struct io *io)
     }
 }
 
-/* What the index says of itself: another store's is refused, what does not add up is rebuilt. */
+/* What the index says about itself: the index of another store is refused, and an inconsistent one
+ * is rebuilt. */
 static void description_out_of_range(void **state)
 {
     (void)state;
     static const struct {
         struct field field;
-        int code; /* of opening; 0: nothing is lost */
+        int code; /* the error of opening; 0: opening succeeds and nothing is lost */
     } cases[] = {
         {{8, 4, 0}, ERR_UNSUPPORTED},
         {{8, 4, 99}, ERR_UNSUPPORTED},
@@ -321,7 +326,7 @@ static void description_out_of_range(void **state)
     st_place_close(&p);
 }
 
-/* A place to be wiped that cannot be: the index is rebuilt, nothing that is stored is wiped. */
+/* An impossible place to wipe: the index is rebuilt and no stored chunk is wiped. */
 static void wipes_out_of_range(void **state)
 {
     (void)state;
@@ -385,7 +390,7 @@ static void superblock_out_of_range(void **state)
     }
 }
 
-/* Directories of one store that disagree on the size of segments. */
+/* The directories of one store disagree on the size of segments. */
 static void superblocks_disagree(void **state)
 {
     (void)state;
@@ -433,7 +438,7 @@ static void options_out_of_range(void **state)
     refused(&o, "segments of 4294971392 bytes");
     o.segment_bytes = (1 << 20) + 1;
     refused(&o, "4096");
-    assert_false(io_exists(p.io, "/st/d0/superblock")); /* nothing was made */
+    assert_false(io_exists(p.io, "/st/d0/superblock")); /* nothing was created */
     st_place_close(&p);
 }
 
@@ -466,7 +471,7 @@ static void chunks_out_of_range(void **state)
     assert_int_equal(store_commit(s, &err), 0);
     assert_true(store_audit(s));
     store_close(s);
-    s = st_open(&p); /* the largest position comes back */
+    s = st_open(&p); /* the largest position is read back */
     struct store_stats stats;
     store_stats(s, &stats);
     assert_int_equal(stats.n_chunks, 1);

@@ -18,7 +18,7 @@ struct tally {
     uint64_t n_images, n_crashed, n_recover_crashes, n_contexts, n_lost, n_wrong;
     uint64_t n_fault[CRASH_FAULTS];
     struct crash_opts first;
-    char violation[256]; /* of the first one */
+    char violation[256]; /* of the first life that violated a promise */
 };
 static struct tally all;
 
@@ -68,8 +68,8 @@ static uint64_t first_seed(void)
     return env_number("HCACHE_CRASH_SEED", 1);
 }
 
-/* Lives that are cut off at each of their barriers; a third of the recoveries is cut off too,
- * once or up to three times in a row. */
+/* Lives cut off at each of their syncs.  A third of the recoveries are cut off too, once or up to
+ * three times in a row. */
 static void every_barrier(void **state)
 {
     (void)state;
@@ -93,7 +93,7 @@ static void every_barrier(void **state)
     }
 }
 
-/* Lives that are cut off in the middle of anything. */
+/* Lives cut off at any operation. */
 static void any_operation(void **state)
 {
     (void)state;
@@ -112,7 +112,7 @@ static void any_operation(void **state)
     }
 }
 
-/* Disks that say that they failed, in every way, and then lose power. */
+/* Disks that report every kind of failure and then lose power. */
 static void honest_faults(void **state)
 {
     (void)state;
@@ -131,7 +131,7 @@ static void honest_faults(void **state)
     }
 }
 
-/* Disks that lie: nothing is promised but that no wrong byte is served. */
+/* Disks that lie: the only promise left is that no wrong byte is served. */
 static void lies(void **state)
 {
     (void)state;
@@ -148,7 +148,7 @@ static void lies(void **state)
     }
 }
 
-/* The index goes with the power, or a segment does; the rebuild is cut off too. */
+/* The index or a segment is lost with the power; the rebuild is cut off too. */
 static void parts_lost(void **state)
 {
     (void)state;
@@ -183,7 +183,7 @@ static void counts_print(FILE *f)
     fprintf(f, "wrong bytes served: %llu\n", (unsigned long long)all.n_wrong);
 }
 
-/* Each kind of fault has really happened, and the table says so. */
+/* Each kind of fault has happened, and the table has its count. */
 static void counted(void **state)
 {
     (void)state;

@@ -1,6 +1,5 @@
-/* test_clock.c - the system's clock is set back by a year and forward by ten while
- * a store is open: which chunk is evicted, which pins hold, and what is recorded
- * stay as if nobody had touched it. */
+/* test_clock.c - while a store is open the system's clock is set back by a year and forward by ten
+ * years.  It changes neither which chunk is evicted, nor which pins hold, nor what is recorded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,8 +19,8 @@
 
 /* --- the system's clock, as the whole program sees it ----------------------------------------- */
 
-static int64_t set_by_s; /* the system's clock was set by this */
-static int64_t passed_s; /* this much time has passed, by all clocks */
+static int64_t set_by_s; /* seconds by which the system's clock was set */
+static int64_t passed_s; /* seconds that have passed by all clocks */
 
 int clock_gettime(clockid_t id, struct timespec *t)
 {
@@ -70,8 +69,8 @@ static int found(struct store *s, const struct st_ctx *c)
     return r.n_found;
 }
 
-/* Contexts are saved and used with the clock set before each; the least recently used one goes,
- * not the one with the oldest date. */
+/* The clock is set before each save and use of a context.  The least recently used context is
+ * evicted, not the one with the oldest date. */
 static void eviction_follows_use(void **state)
 {
     (void)state;
@@ -88,14 +87,14 @@ static void eviction_follows_use(void **state)
     store_stats(s, &full);
     set_by_s = -YEAR_S;
     struct st_ctx kept = context(0);
-    assert_int_equal(found(s, &kept), 1); /* used last, in the past */
+    assert_int_equal(found(s, &kept), 1); /* used last, with the clock in the past */
     assert_int_equal(store_commit(s, &err), 0);
     store_close(s);
 
     set_by_s = 10 * YEAR_S;
     p.opts.cap_bytes = full.used_bytes;
     s = st_open(&p);
-    for (uint64_t i = 0; i < 2; i++) { /* takes the place of contexts 1 and 2 */
+    for (uint64_t i = 0; i < 2; i++) { /* replaces contexts 1 and 2 */
         struct st_ctx c = context(10 + i);
         set_by_s = jumps[i];
         assert_int_equal(st_save(s, &st_small, &c, 1, ST_BOTH, &err), 0);
@@ -154,8 +153,8 @@ static void pins_and_dates_stay(void **state)
     set_by_s = 0;
 }
 
-/* What nobody used goes, also when the time passed while no store was open; a pin holds a whole
- * context, and use counts from the last time. */
+/* Idle chunks are removed, also if the time passed while no store was open.  A pin keeps a whole
+ * context, and the idle time begins at the last use. */
 static void idle_chunks_go(void **state)
 {
     (void)state;
@@ -175,12 +174,12 @@ static void idle_chunks_go(void **state)
     s = st_open(&p);
     int64_t now = clock_wall_s();
     assert_int_equal(store_pin_until(s, &keys[2], 1, now + 1000, &err), 0);
-    assert_int_equal(found(s, &used), 1); /* its first chunk alone is used */
+    assert_int_equal(found(s, &used), 1); /* only its first chunk is used */
     assert_int_equal(store_evict_idle(s, now - 1100, &n_gone, &err), 0);
-    assert_int_equal(n_gone, 0); /* nothing is that old */
+    assert_int_equal(n_gone, 0); /* nothing is old enough */
     assert_int_equal(store_evict_idle(s, now - 500, &n_gone, &err), 0);
     assert_int_equal(n_gone,
-                     4 + 3 + 1); /* of the pinned context the chunk behind the pin */
+                     4 + 3 + 1); /* of the pinned context, only the chunk behind the pin */
     struct store_stats st;
     store_stats(s, &st);
     assert_int_equal(st.evictions[STORE_EVICT_IDLE], n_gone);
@@ -189,7 +188,7 @@ static void idle_chunks_go(void **state)
     assert_int_equal(found(s, &pinned), 1);
     assert_true(store_audit(s));
     store_close(s);
-    s = st_open(&p); /* for good */
+    s = st_open(&p); /* the removal is permanent */
     store_stats(s, &st);
     assert_int_equal(st.n_chunks, 1 + 3);
     assert_true(store_audit(s));

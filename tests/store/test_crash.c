@@ -13,8 +13,8 @@
 #include "crashrun.h"
 #include "store/bugs.h"
 
-/* Counted, not timed: what is tried does not depend on how busy the machine is
- * (some seconds of work). */
+/* The test is bounded by a count and not by time, so what it tries does not depend on how busy the
+ * machine is.  It takes some seconds of work. */
 enum { N_IMAGES = 1000 };
 
 static enum store_bug bug;
@@ -32,7 +32,7 @@ static uint64_t env_number(const char *name, uint64_t otherwise)
 
 struct tally {
     uint64_t n_images, n_crashed, n_recovery_crashed, n_violations;
-    struct crash_opts first; /* that violated */
+    struct crash_opts first; /* the first one that violated a promise */
     char violation[256];
 };
 
@@ -47,8 +47,8 @@ static void image(struct tally *t, const struct crash_opts *opts, struct crash_r
     }
 }
 
-/* Lives of increasing seed.  Each is lived once to its end, then cut off at a few moments, every
- * third time with its recovery cut off too. */
+/* Runs lives of increasing seed.  Each runs once to its end, and is then cut off at a few moments;
+ * every third time its recovery is cut off too. */
 static void images(struct tally *t, uint64_t seed, uint64_t max_images,
                    bool stop_at_violation)
 {
@@ -90,7 +90,7 @@ static void no_promise_breaks(void **state)
     assert_true(t.n_images >= n && t.n_crashed > 0 && t.n_recovery_crashed > 0);
 }
 
-/* Every operation of one short life, none left out. */
+/* One short life, cut off at every operation. */
 static void every_operation(void **state)
 {
     (void)state;
@@ -106,8 +106,8 @@ static void every_operation(void **state)
         fail_msg("crash at %llu: %s", (unsigned long long)t.first.crash_at, t.violation);
 }
 
-/* Disks that fail now and then before they lose power: errors are returned, and no
- * promise breaks. */
+/* Disks that fail at random before they lose power: errors are returned, and every promise holds.
+ */
 static void faults_and_crashes(void **state)
 {
     (void)state;
@@ -132,7 +132,7 @@ static void faults_and_crashes(void **state)
                  t.first.fault_chance, t.violation);
 }
 
-/* The index is lost with the power, and the rebuild is cut off too. */
+/* The index is lost with the power; the rebuild is cut off too. */
 static void index_lost(void **state)
 {
     (void)state;

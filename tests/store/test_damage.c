@@ -1,7 +1,10 @@
-/* Damage at rest: bit flips, truncations, swapped records, lost and misdirected writes.  What is
- * damaged is a miss with a reason; wrong bytes are never served; damage to metadata loses nothing.
+/* test_damage.c - damage at rest: bit flips, truncations, swapped records, lost and misdirected
+ * writes.
  *
- * HCACHE_FLIPS=N tries N flips per kind of file instead of a few hundred, and 2 N in the data;
+ * A damaged record is a miss with a reason.  Wrong bytes are never served.  Damage to metadata
+ * loses nothing.
+ *
+ * HCACHE_FLIPS=N tries N flips per kind of file instead of a few hundred, and 2 N in the data.
  * HCACHE_CAMPAIGN_OUT=FILE receives the counts. */
 #include <errno.h>
 #include <stdarg.h>
@@ -57,7 +60,7 @@ static void metadata_flips(void **state)
     st_place_close(&p);
 }
 
-/* A WAL that a crash left behind: a flip may hide commits, but never brings wrong data. */
+/* Flips in the WAL that a crash left may hide commits, but never bring wrong data. */
 static void wal_flips(void **state)
 {
     (void)state;
@@ -67,7 +70,7 @@ static void wal_flips(void **state)
     assert_true(st_place_open(&p, "sim", 2));
     p.opts.cap_bytes = 80 * 4096;
     struct store *s = st_open(&p);
-    for (int i = 0; i < 6; i++) { /* old rows name space that newer extents now have */
+    for (int i = 0; i < 6; i++) { /* old rows describe space that newer extents use now */
         struct st_ctx other = {50, (uint64_t)i, 0, 0, NULL};
         assert_int_equal(st_save(s, &st_small, &other, 1, ST_BOTH, &err), 0);
     }
@@ -89,7 +92,8 @@ static void wal_flips(void **state)
     st_place_close(&p);
 }
 
-/* Flips in segments: headers (the index knows better) and records (refused by their checksums). */
+/* Flips in segments: in headers, where the index has the same facts, and in records, which their
+ * checksums protect. */
 static uint64_t flip_data(const struct st_place *p, uint64_t n, uint64_t *n_refused)
 {
     struct rng r = {79};
@@ -138,7 +142,7 @@ static void data_flips(void **state)
     st_place_close(&p);
 }
 
-/* verify finds every flipped record, and what it finds is gone afterwards. */
+/* verify finds every flipped record, and condemns what it finds. */
 static int n_reports;
 static void report(void *arg, const char *what)
 {
@@ -184,7 +188,7 @@ static struct io_file *file_of(struct io *io, const char *path)
     return f;
 }
 
-/* Every truncation at a block, of every file. */
+/* Every file truncated at each block. */
 static void truncations(void **state)
 {
     (void)state;
@@ -213,7 +217,7 @@ static void truncations(void **state)
     st_place_close(&p);
 }
 
-/* Two stretches of equal length in one file change places. */
+/* Swaps two ranges of equal length in one file. */
 static struct damage_seen swapped(const struct st_place *p, uint64_t a_at, uint64_t b_at,
                                   size_t n)
 {
@@ -235,7 +239,7 @@ static struct damage_seen swapped(const struct st_place *p, uint64_t a_at, uint6
     return seen;
 }
 
-/* Records within an extent, and every two blocks of the file: misplaced, whatever they are. */
+/* Swaps records within an extent, and any two blocks of the file. */
 static void swaps(void **state)
 {
     (void)state;
@@ -249,7 +253,7 @@ static void swaps(void **state)
     st_place_close(&p);
 }
 
-/* A device that says yes and writes nothing, or elsewhere. */
+/* A device that reports success and writes nothing, or writes elsewhere. */
 static void lost_and_misdirected_writes(void **state)
 {
     (void)state;
@@ -281,7 +285,8 @@ static void lost_and_misdirected_writes(void **state)
     assert_true(n_hits >= 90 && n_corrupt > 0);
 }
 
-/* A read that returns one wrong bit, once: refused, and the chunk is right when appended again. */
+/* A read returns one wrong bit, once.  The record is refused; appended again, the chunk is right.
+ */
 static void read_flips(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Erasing: what is erased is absent, leaves no readable byte in any file of the store, and takes
- * nothing else with it, whenever power fails. */
+/* test_erase.c - erasing: an erased chunk is absent, leaves no readable byte in any file of the
+ * store, and takes no other chunk with it, at whatever moment power fails. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -20,9 +20,9 @@ enum { N = 6 };
 
 static const struct st_ctx ours = {.base = 1, .own = 1, .branch = 2};
 static const struct st_ctx theirs = {
-    .base = 1, .own = 2, .branch = 2}; /* shares two chunks */
+    .base = 1, .own = 2, .branch = 2}; /* shares two chunks with `ours` */
 
-/* --- what a reader of the files could find ---------------------------------------------------- */
+/* --- searching the files for remains ---------------------------------------------------------- */
 
 struct bytes {
     uint8_t *p;
@@ -45,7 +45,7 @@ static struct bytes file_bytes(struct io *io, const char *dir, const char *name)
     return b;
 }
 
-/* The segments of the one store in memory that is open. */
+/* The segments of the one open store whose place is memory. */
 static struct bytes segments[8];
 
 static void *segment_get(void *arg, size_t bytes)
@@ -78,7 +78,7 @@ static int segments_with(const void *what, size_t n)
     return n_with;
 }
 
-/* How many files of the place, or segments of its memory, hold these bytes. */
+/* Returns how many files of the place, or segments in its memory, contain these bytes. */
 static int files_with(const struct st_place *p, const void *what, size_t n)
 {
     int n_with = p->io == NULL ? segments_with(what, n) : 0;
@@ -95,7 +95,7 @@ static int files_with(const struct st_place *p, const void *what, size_t n)
     return n_with;
 }
 
-/* Files with tokens or state of a chunk; with its key, where `keys_too`. */
+/* Returns how many files contain tokens or state of a chunk or, if keys_too, its key. */
 static int remains(const struct st_place *p, const struct st_ctx *c, int chunk,
                    bool keys_too)
 {
@@ -145,7 +145,7 @@ static void nothing_remains(const char *kind, int n_dirs)
     struct store *s = st_open(&p);
     save_both(s);
     if (p.io != NULL)
-        assert_true(remains(&p, &ours, 2, true) > 0); /* the search can find it */
+        assert_true(remains(&p, &ours, 2, true) > 0); /* the search does find it */
     erase_all(s, &ours, &e);
     assert_int_equal(e.n_chunks, N - 2);
     assert_int_equal(e.n_shared, 2);
@@ -165,7 +165,7 @@ static void nothing_remains(const char *kind, int n_dirs)
     assert_true(st.n_chunks == 0 && st.used_bytes == 0 && st.freeing_bytes == 0);
     assert_true(st.evictions[STORE_EVICT_ERASED] == N - 2 + N && st.n_evicted == 0);
     store_close(s);
-    if (p.io != NULL) { /* and a lost index cannot bring it back */
+    if (p.io != NULL) { /* a lost index cannot bring it back either */
         char path[600];
         snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
         assert_int_equal(io_unlink(p.io, path, NULL), 0);
@@ -190,7 +190,7 @@ static void erased_in_files(void **state)
     nothing_remains("sim", 2);
 }
 
-/* Erasing also wipes copies that were evicted, and saved again, before. */
+/* Erasing also wipes older copies of a chunk that was evicted and saved again. */
 static void older_copies(void **state)
 {
     (void)state;
@@ -202,7 +202,7 @@ static void older_copies(void **state)
     p.opts.cap_bytes = 400 << 10;
     struct store *s = st_open(&p);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
-    for (uint64_t i = 10; i < 14; i++) { /* others push ours out */
+    for (uint64_t i = 10; i < 14; i++) { /* other contexts evict ours */
         struct st_ctx c = {.base = i, .own = i};
         assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
     }
@@ -220,7 +220,7 @@ static void older_copies(void **state)
 
 /* --- bytes that no row names ------------------------------------------------------------------ */
 
-/* The state of the end of a context: the first n_tokens of chunk `chunk`. */
+/* Returns the state of the end of a context: of the first n_tokens tokens of chunk `chunk`. */
 static void end_state(const struct st_ctx *c, int chunk, int n_tokens, struct sha256 *key,
                       uint8_t state[700])
 {
@@ -255,8 +255,8 @@ static void append_end(struct store *s, const struct st_ctx *c, int chunk, int n
         fail_msg("%s", err.msg);
 }
 
-/* A conversation of three turns, each of which supersedes the end of the one before: 20 tokens of
- * chunk 2, then 40, then the full chunk. */
+/* Saves a conversation of three turns, each of which supersedes the end of the turn before: 20
+ * tokens of chunk 2, then 40, then the full chunk. */
 static void save_turns(struct store *s, const struct st_ctx *c)
 {
     struct sha256 a, b;
@@ -271,7 +271,8 @@ static void save_turns(struct store *s, const struct st_ctx *c)
     assert_int_equal(store_commit(s, &err), 0);
 }
 
-/* Files that hold token ids of the first three chunks, or state of one of the ends. */
+/* Returns how many files contain token ids of the first three chunks, or state of one of the ends.
+ */
 static int turn_remains(const struct st_place *p, const struct st_ctx *c)
 {
     static const int ends[] = {20, 40, STORE_CHUNK_TOKENS};
@@ -306,8 +307,8 @@ static void erase_turns(struct store *s, const struct st_ctx *c)
     assert_int_equal(e.n_busy + e.n_shared, 0);
 }
 
-/* The superseded ends of a conversation go with it: in the process that wrote them, and in a later
- * one. */
+/* The superseded ends of a conversation are erased with it, in the process that wrote them and in a
+ * later one. */
 static void superseded_ends(void **state)
 {
     (void)state;
@@ -316,7 +317,7 @@ static void superseded_ends(void **state)
         assert_true(st_place_open(&p, "pread", 2));
         struct store *s = st_open(&p);
         save_turns(s, &ours);
-        assert_int_equal(end_remains(&p, &ours, 20), 1); /* the search can find one */
+        assert_int_equal(end_remains(&p, &ours, 20), 1); /* the search does find one */
         if (reopened) {
             store_close(s);
             s = st_open(&p);
@@ -329,8 +330,7 @@ static void superseded_ends(void **state)
     }
 }
 
-/* A process was killed before it could commit: its chunks lie in free space,
- * unknown to the index. */
+/* A process was killed before it committed: its chunks lie in free space, unknown to the index. */
 static void never_committed(void **state)
 {
     (void)state;
@@ -341,7 +341,7 @@ static void never_committed(void **state)
     assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
     for (int i = 2; i < N; i++)
         assert_int_equal(st_append(s, &st_small, &ours, i, ST_BOTH, &err), 0);
-    store_close(s); /* commits nothing */
+    store_close(s); /* closing commits nothing */
     s = st_open(&p);
     assert_int_equal(st_n_right(s, &ours, N), 2);
     assert_true(remains(&p, &ours, 3, false) > 0);
@@ -353,8 +353,8 @@ static void never_committed(void **state)
     st_place_close(&p);
 }
 
-/* The erase of a conversation of three turns with power failing at the n-th operation: once its
- * chunks are absent, and a process has opened the store again, nothing of it is readable. */
+/* Erases a conversation of three turns, with power failing at the n-th operation.  Once its chunks
+ * are absent and a process has opened the store again, none of its bytes are readable. */
 static bool turns_cut_off_at(uint64_t n)
 {
     struct st_place p;
@@ -375,7 +375,7 @@ static bool turns_cut_off_at(uint64_t n)
     s = st_open(&p);
     struct store_stats st;
     store_stats(s, &st);
-    /* 4: the second end goes with the commit after, which an erase begins with */
+    /* 4: the second end goes only with the next commit, and an erase begins with one */
     assert_true(st.n_chunks == 0 || st.n_chunks == 3 || st.n_chunks == 4);
     assert_true(rc != 0 || st.n_chunks == 0);
     if (st.n_chunks == 0 && turn_remains(&p, &ours) != 0)
@@ -395,7 +395,7 @@ static void power_fails_with_ends(void **state)
     assert_true(n > 10);
 }
 
-/* What was evicted lies between what stays, where no file can be cut: gc wipes it there. */
+/* An evicted chunk lies between two that stay, so the file cannot be cut there: gc wipes it. */
 static void evicted_in_the_middle(void **state)
 {
     (void)state;
@@ -429,8 +429,8 @@ static void evicted_in_the_middle(void **state)
     st_place_close(&p);
 }
 
-/* A chunk that is being read stays readable for its reader, is missing for everybody else, and goes
- * when it is let go. */
+/* A chunk that is being read stays readable for its reader, is absent for everybody else, and is
+ * removed when the reader releases it. */
 static void in_use(void **state)
 {
     (void)state;
@@ -452,24 +452,25 @@ static void in_use(void **state)
     assert_int_equal(st_n_right(s, &ours, N), 0);
     assert_true(store_audit(s));
     store_release(s, hits, 4);
-    /* Let go of, they are to be wiped themselves, not only as free space of a later erase. */
+    /* After the release the chunks must be wiped themselves, not only as free space of a later
+     * erase. */
     int n_freeing = 0;
     for (const struct extent *x = s->freeing; x != NULL; x = x->next, n_freeing++)
         assert_true(x->wipe);
     assert_true(n_freeing >= 4);
-    erase_all(s, &ours, &e); /* the commit and the wipe */
+    erase_all(s, &ours, &e); /* the commit and the wipe happen */
     assert_int_equal(e.n_busy, 0);
     for (int i = 0; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
     assert_true(store_audit(s));
-    /* Saved again, it is there again. */
+    /* Saved again, the context is stored again. */
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N), N);
     store_close(s);
     st_place_close(&p);
 }
 
-/* All of an owner's go, where two contexts in use share chunks, and another one is not in use. */
+/* Erases all chunks of an owner: two contexts in use share chunks, and a third is not in use. */
 static void an_owner_with_branches_in_use(void **state)
 {
     (void)state;
@@ -509,7 +510,7 @@ static void an_owner_with_branches_in_use(void **state)
     st_place_close(&p);
 }
 
-/* What was appended behind a chunk after an owner's were listed keeps nothing else from going. */
+/* A chunk appended after the owner's chunks were listed prevents nothing else from being erased. */
 static void appended_while_an_owner_is_erased(void **state)
 {
     (void)state;
@@ -534,8 +535,8 @@ static void appended_while_an_owner_is_erased(void **state)
     st_place_close(&p);
 }
 
-/* A chunk in the middle is found damaged while all are being erased and in use: it has nothing
- * left when those behind it go, and those before it are still to be erased. */
+/* While all chunks are being erased and in use, one in the middle is found damaged.  It has no
+ * records left when those behind it are removed; those before it must still be erased. */
 static void damaged_while_doomed(void **state)
 {
     (void)state;
@@ -592,9 +593,10 @@ static void pending_too(void **state)
     st_place_close(&p);
 }
 
-/* --- power ------------------------------------------------------------------------------------ */
+/* --- loss of power ---------------------------------------------------------------------------- */
 
-/* Erases with power failing at the n-th operation; false where it did not come to that. */
+/* Erases with power failing at the n-th operation.  Returns false if the erase takes fewer
+ * operations. */
 static bool cut_off_at(uint64_t n, uint64_t seed)
 {
     struct st_place p;
@@ -647,7 +649,8 @@ static void power_fails(void **state)
     assert_true(n > 10);
 }
 
-/* A device that cannot wipe: an error now, absent nevertheless, wiped by the next open. */
+/* A device that cannot wipe: the erase reports an error, the chunks are absent all the same, and
+ * the next open wipes them. */
 static void wipe_fails(void **state)
 {
     (void)state;
@@ -676,10 +679,10 @@ static void wipe_fails(void **state)
     st_place_close(&p);
 }
 
-/* --- what continues an erased text ------------------------------------------------------------ */
+/* --- chunks that continue an erased text ------------------------------------------------------ */
 
-/* The turn that is erased has `n_full` chunks and 20 tokens more.  An interrupted answer has
- * saved the chunk that these tokens begin, and those behind it. */
+/* The erased turn has `n_full` chunks and 20 more tokens.  An interrupted answer has saved the
+ * chunk that these tokens begin, and those behind it. */
 static void continuing(const char *kind, int n_full, bool with_others)
 {
     struct st_place p;
@@ -692,7 +695,7 @@ static void continuing(const char *kind, int n_full, bool with_others)
         p.opts.memory = (struct store_memory){segment_get, segment_put, NULL};
     struct store *s = st_open(&p);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
-    assert_true(remains(&p, &ours, N - 1, false) > 0); /* the search can find it */
+    assert_true(remains(&p, &ours, N - 1, false) > 0); /* the search does find it */
     if (with_others)
         assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
     st_keys(&ours, N, keys);
@@ -704,7 +707,7 @@ static void continuing(const char *kind, int n_full, bool with_others)
     turn[n_full] = store_partial_key(n_full > 0 ? &keys[n_full - 1] : &root, tokens, 20);
     assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
     assert_int_equal(e.n_chunks,
-                     0); /* others continue them: it takes more to forget them */
+                     0); /* other contexts continue them, so this erase forgets none */
     assert_int_equal(store_erase_continuing(s, turn, n_full + 1, &e, &err), 0);
     assert_int_equal(e.n_chunks, N - n_full);
     assert_int_equal(st_n_right(s, &ours, N), n_full);
@@ -713,7 +716,7 @@ static void continuing(const char *kind, int n_full, bool with_others)
     for (int i = with_others ? 2 : 0; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
     if (with_others)
-        assert_int_equal(st_n_right(s, &theirs, N), N); /* they share the beginning only */
+        assert_int_equal(st_n_right(s, &theirs, N), N); /* they share only the beginning */
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
@@ -724,7 +727,7 @@ static void what_continues_an_erased_text(void **state)
     (void)state;
     static const char *const kinds[] = {"pread", "dram"};
     for (int i = 0; i < 2; i++) {
-        continuing(kinds[i], 0, false); /* a text of less than a chunk */
+        continuing(kinds[i], 0, false); /* a text shorter than a chunk */
         continuing(kinds[i], 2, false);
         continuing(kinds[i], 2, true);
         continuing(kinds[i], 4, false);

@@ -1,7 +1,9 @@
-/* test_faults.c - every operation of the disk in a store's life fails in turn, alone and
- * with all that follow: open, save, read, pin, evict, list, verify, erase, collect
- * garbage, rebuild.  Whatever fails says so, what was acknowledged is found by the next
- * opening, and no wrong byte is read. */
+/* test_faults.c - each disk operation in a store's life fails in turn, alone and with all that
+ * follow.
+ *
+ * The life opens, saves, reads, pins, evicts, lists, verifies, erases, collects garbage and
+ * rebuilds.  Each failure is reported.  The next opening finds everything acknowledged, and no
+ * wrong byte is read. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +25,7 @@ static const struct st_ctx kept = {.base = 1, .own = 11, .branch = 2},
                            erased = {.base = 1, .own = 12, .branch = 2},
                            crowd = {.base = 3, .own = 13, .branch = 0};
 
-/* A failure has a message. */
+/* Checks that a failure has a message. */
 static bool says(int rc, const struct err *err, const char *what)
 {
     if (rc > 0 || (rc != 0 && err->msg[0] == 0))
@@ -51,7 +53,7 @@ static void no_report(void *arg, const char *what)
     assert_true(what[0] != 0);
 }
 
-/* Everything that a store does. Returns whether `kept` was acknowledged. */
+/* Does everything that a store can do.  Returns whether `kept` was acknowledged. */
 static bool use(struct store *s)
 {
     struct err err = {0};
@@ -64,7 +66,7 @@ static bool use(struct store *s)
     says(st_save(s, &st_small, &erased, CHUNKS, ST_BOTH, &err), &err, "backfill");
     st_keys(&kept, CHUNKS, keys);
     says(store_pin_until(s, keys, CHUNKS, time(NULL) + 1000, &err), &err, "pin");
-    for (int i = 0; i < 6; i++) { /* more than the cap holds */
+    for (int i = 0; i < 6; i++) { /* more than fits the cap */
         struct st_ctx c = crowd;
         c.own += (uint64_t)i;
         c.base += (uint64_t)i;
@@ -89,7 +91,7 @@ struct walk {
     unsigned on;
 };
 
-/* A good life; then one in which the fault hits. Returns how often it did. */
+/* Runs a life without the fault, then one with it.  Returns how often the fault happened. */
 static uint64_t life(const struct walk *w, uint64_t skip, uint64_t count)
 {
     struct st_place p;
@@ -111,7 +113,7 @@ static uint64_t life(const struct walk *w, uint64_t skip, uint64_t count)
     s = st_open(&p);
     struct st_result r;
     assert_int_equal(st_read(s, &st_small, &kept, CHUNKS, &r, &err), 0);
-    /* The pin keeps it where the pin was kept; evicted is not lost. */
+    /* The context is there if its pin was; being evicted is not being lost. */
     if (r.n_wrong != 0 || r.n_corrupt != 0 ||
         (has && r.n_found < CHUNKS && strstr(r.why, "not committed") != NULL))
         fail_msg("operation %llu fails: %d wrong, %d corrupt, %d found (%s)",
@@ -125,7 +127,7 @@ static uint64_t life(const struct walk *w, uint64_t skip, uint64_t count)
     return n_hits;
 }
 
-/* The n-th matching operation, until one is never reached. */
+/* Fails the n-th matching operation for increasing n, until n is never reached. */
 static void walk(const struct walk *w)
 {
     const char *all = getenv("HCACHE_FAULTS");

@@ -1,5 +1,5 @@
-/* The store's files: the cap bounds them, not only the extents; a folder that is removed under
- * a running store is noticed; a chunk that is verified by itself. */
+/* test_files.c - the store's files: the cap bounds the files and not only the extents; a directory
+ * that is removed under a running store is noticed; a single chunk can be verified. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@ static uint64_t file_bytes(struct store *s)
     return st.file_bytes;
 }
 
-/* Chunks of several sizes come and go, so that free space has holes. */
+/* Saves and removes chunks of several sizes, so that free space has holes. */
 static void churn(struct store *s, uint64_t cap)
 {
     static const int kinds[] = {ST_BOTH, ST_H, ST_KV};
@@ -56,14 +56,14 @@ static void the_cap_bounds_the_files(void **state)
         store_stats(s, &st);
         assert_true(st.evictions[STORE_EVICT_CAP] > 0 &&
                     st.evictions[STORE_EVICT_SPACE] == 0);
-        assert_true(st.used_bytes > p.opts.cap_bytes / 2); /* most of it is used */
+        assert_true(st.used_bytes > p.opts.cap_bytes / 2); /* most of the cap is used */
         assert_true(store_audit(s));
         store_close(s);
         st_place_close(&p);
     }
 }
 
-/* Files that an earlier build, or no cap, has let grow are cut when the store is opened. */
+/* Files that grew under an earlier build or without a cap are cut when the store is opened. */
 static void a_lower_cap_cuts_files(void **state)
 {
     (void)state;
@@ -77,7 +77,7 @@ static void a_lower_cap_cuts_files(void **state)
     }
     struct store_stats st;
     store_stats(s, &st);
-    assert_true(st.file_bytes > st.used_bytes); /* allocated ahead */
+    assert_true(st.file_bytes > st.used_bytes); /* space is allocated ahead */
     store_close(s);
     p.opts.cap_bytes = st.used_bytes;
     s = st_open(&p);
@@ -109,7 +109,7 @@ static void removed_under_way(void **state)
         assert_non_null(strstr(err.msg, "was removed or replaced"));
         store_stats(s, &st);
         assert_int_equal(st.saving_fault, -ENOENT);
-        struct st_result r; /* what is open is still read, and right */
+        struct st_result r; /* an open file can still be read */
         assert_int_equal(st_read(s, &st_small, &a, N, &r, &err), 0);
         assert_int_equal(r.n_found, N);
         assert_int_equal(r.n_wrong + r.n_corrupt, 0);
@@ -140,8 +140,8 @@ static int n_chunks_beside(const struct st_place *p, const struct st_ctx *c, int
     return (int)st.n_chunks;
 }
 
-/* A second opening reads what is committed while the first goes on, over checkpoints of the index's
- * log, and changes nothing. */
+/* A second, reading opening reads what is committed while the first writes and checkpoints the
+ * index's log.  It changes nothing. */
 static void read_beside_a_writer(void **state)
 {
     (void)state;
@@ -152,7 +152,7 @@ static void read_beside_a_writer(void **state)
         int n_found;
         assert_true(st_place_open(&p, kinds[k], 2));
         struct store *s = st_open(&p);
-        for (uint64_t i = 0; i < 60; i++) { /* the log begins anew several times */
+        for (uint64_t i = 0; i < 60; i++) { /* the log starts again several times */
             struct st_ctx c = {.base = i, .own = i};
             assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
             if (i % 10 == 9) {
@@ -169,7 +169,7 @@ static void read_beside_a_writer(void **state)
     }
 }
 
-/* «In use» says by which process. */
+/* The message for a store in use names the process that uses it. */
 static void the_holder_is_named(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The folders that a store is given: one folder under two names, folders and files
- * of others, links. */
+/* test_folders.c - the directories given to a store: one directory under two names, directories and
+ * files of other users, links. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@
 
 static const struct st_ctx ctx = {1, 2, 2, 0, NULL};
 
-/* Opens what must not open; the message must contain `text`. */
+/* Opens a store that must not open; the message must contain `text`. */
 static void refused(const struct store_opts *opts, int code, const char *text)
 {
     struct store *s = NULL;
@@ -40,7 +40,8 @@ static void refused_pair(const struct st_place *p, const char *a, const char *b)
     refused(&opts, ERR_USAGE, "the same folder");
 }
 
-/* Two devices in one folder would overwrite each other: whatever its names are, it is one. */
+/* Two devices in one directory would overwrite each other.  A directory is recognized under any of
+ * its names. */
 static void one_folder_under_two_names(void **state)
 {
     (void)state;
@@ -64,7 +65,7 @@ static void one_folder_under_two_names(void **state)
     assert_int_equal(chdir(here), 0);
     free(here);
     free(whole);
-    /* A folder that is only made by opening. */
+    /* A directory that opening itself would create. */
     assert_int_equal(io_unlink(p.io, dir, &err), 0);
     snprintf(other, sizeof other, "%s/new/", p.root);
     struct store_opts opts = p.opts;
@@ -72,7 +73,7 @@ static void one_folder_under_two_names(void **state)
     opts.dirs = fresh;
     opts.n_dirs = 2;
     refused(&opts, ERR_USAGE, "the same folder");
-    assert_false(io_exists(p.io, dir)); /* and none is left behind */
+    assert_false(io_exists(p.io, dir)); /* and it is removed again */
     st_place_close(&p);
 }
 
@@ -97,7 +98,7 @@ static void bind_mounts(void **state)
     st_place_close(&p);
 }
 
-/* A link in place of one of the store's files is not followed, and its target stays as it is. */
+/* A link in place of one of the store's files is not followed, and its target is not changed. */
 static void links_are_not_followed(void **state)
 {
     (void)state;
@@ -129,7 +130,8 @@ static void links_are_not_followed(void **state)
     }
 }
 
-/* In a child that is another user: 0 where the store was refused for that. */
+/* Opens the store in a child process as another user.  Returns 0 if the store was refused for that.
+ */
 static int opened_as(const struct st_place *p, uid_t uid)
 {
     pid_t child = fork();
@@ -150,7 +152,8 @@ static int opened_as(const struct st_place *p, uid_t uid)
     return WEXITSTATUS(status);
 }
 
-/* Who owns the folder can replace every file in it. */
+/* Whoever owns a directory can replace every file in it, so other users' directories are refused.
+ */
 static void folders_of_others(void **state)
 {
     (void)state;

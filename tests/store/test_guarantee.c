@@ -1,5 +1,5 @@
-/* Guaranteed chunks: nothing evicts them, what cannot be promised is refused with the sums, and
- * every end of a promise is counted or was asked for. */
+/* test_guarantee.c - guaranteed chunks: nothing evicts them; a guarantee that cannot be given is
+ * refused with the numbers; and each guarantee that ends was ended by a caller or is counted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -43,7 +43,8 @@ static void crowd(struct store *s, const char *salt)
     }
 }
 
-/* The cap, idle times and gc pass it over, before and after a restart; when it ends it goes. */
+/* The cap, idle times and gc spare a guaranteed context, before and after a restart.  When the
+ * guarantee ends the context can be evicted. */
 static void nothing_evicts(const char *kind)
 {
     struct st_place p;
@@ -90,7 +91,7 @@ static void nothing_evicts_a_guaranteed_chunk(void **state)
     nothing_evicts("sim");
 }
 
-/* Where nothing else can be evicted, a new chunk is refused: an ordinary pin would give way. */
+/* If nothing else can be evicted, a new chunk is refused.  (An ordinary pin would give way.) */
 static void nothing_is_saved_in_its_place(void **state)
 {
     (void)state;
@@ -123,7 +124,7 @@ static void nothing_is_saved_in_its_place(void **state)
     }
 }
 
-/* An owner's quota evicts that owner's other chunks. */
+/* An owner's quota evicts the owner's other chunks. */
 static void a_quota_passes_over_it(void **state)
 {
     (void)state;
@@ -140,7 +141,7 @@ static void a_quota_passes_over_it(void **state)
     must_guarantee(s, &kept);
     crowd(s, "alice");
     assert_int_equal(st_n_found(s, &kept, N), N);
-    /* Two of two contexts are more than three quarters of the quota. */
+    /* Two contexts of two are more than three quarters of the quota. */
     st_must_save(s, &again, N);
     assert_int_equal(guarantee(s, &again, &g, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "owner"));
@@ -151,7 +152,7 @@ static void a_quota_passes_over_it(void **state)
     st_place_close(&p);
 }
 
-/* The bound of store_opts holds where there is neither cap nor quota. */
+/* With neither cap nor quota the bound in store_opts applies. */
 static void an_owner_has_a_bound(void **state)
 {
     (void)state;
@@ -173,7 +174,8 @@ static void an_owner_has_a_bound(void **state)
     st_place_close(&p);
 }
 
-/* Three quarters of the cap may be guaranteed; a refusal has the sums and changes nothing. */
+/* At most three quarters of the cap may be guaranteed.  A refusal gives the numbers and changes
+ * nothing. */
 static void too_much_is_refused(void **state)
 {
     (void)state;
@@ -202,7 +204,7 @@ static void too_much_is_refused(void **state)
     assert_true(g.n_bytes == each && g.all_bytes == 4 * each && g.limit_bytes == 3 * each);
     assert_true(st_stats(s).n_pins == before.n_pins &&
                 st_stats(s).guaranteed_bytes == 3 * each);
-    crowd(s, NULL); /* the rest of the cap is enough to go on */
+    crowd(s, NULL); /* the rest of the cap is enough to continue */
     assert_true(st_n_found(s, &last, N) < N);
     for (uint64_t i = 1; i <= 3; i++) {
         struct st_ctx c = context(i);
@@ -222,7 +224,7 @@ static void what_is_not_stored_is_refused(void **state)
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
     assert_int_equal(guarantee(s, &c, NULL, &err), ERR_NOT_FOUND);
-    for (int i = 0; i < N; i++) /* appended is not committed */
+    for (int i = 0; i < N; i++) /* appended, not committed */
         assert_int_equal(st_append(s, &st_small, &c, i, ST_BOTH, &err), 0);
     assert_int_equal(guarantee(s, &c, NULL, &err), ERR_NOT_FOUND);
     assert_non_null(strstr(err.msg, "4 of its 4 chunks"));
@@ -232,7 +234,8 @@ static void what_is_not_stored_is_refused(void **state)
     st_place_close(&p);
 }
 
-/* Chunks that two guaranteed contexts share count once, and stay as long as one of the two. */
+/* Chunks that two guaranteed contexts share count once, and stay while one of the two guarantees
+ * holds. */
 static void shared_chunks_count_once(void **state)
 {
     (void)state;
@@ -261,7 +264,7 @@ static void shared_chunks_count_once(void **state)
     st_place_close(&p);
 }
 
-/* An ordinary pin neither weakens a guarantee nor is lost when one is refused. */
+/* An ordinary pin does not weaken a guarantee, and is not lost when one is refused. */
 static void ordinary_pins_stand_beside(void **state)
 {
     (void)state;
@@ -314,13 +317,12 @@ static void a_lower_cap_does_not_open(void **state)
     assert_non_null(strstr(err.msg, "guaranteed"));
     p.opts.cap_bytes = each;
     s = st_open(&p);
-    assert_int_equal(st_n_found(s, &a, N), N); /* nothing went in the attempt */
+    assert_int_equal(st_n_found(s, &a, N), N); /* the attempt evicted nothing */
     store_close(s);
     st_place_close(&p);
 }
 
-/* Damage breaks a guarantee, which is counted; the state is guaranteed again when it is saved
- * again. */
+/* Damage breaks a guarantee, and is counted.  Saved again, the state is guaranteed again. */
 static void damage_is_counted(void **state)
 {
     (void)state;
@@ -348,7 +350,7 @@ static void damage_is_counted(void **state)
     st_place_close(&p);
 }
 
-/* Power fails at every operation of the disk: an acknowledged guarantee is there, and holds. */
+/* Power fails at every operation of the disk: an acknowledged guarantee survives and holds. */
 static void it_survives_power(void **state)
 {
     (void)state;
@@ -363,7 +365,8 @@ static void it_survives_power(void **state)
         st_must_save(s, &kept, N);
         io_sim_crash_at(p.io, IO_SIM_AT_OP, at);
         int rc = guarantee(s, &kept, NULL, &err);
-        assert_true(st_stats(s).n_guarantees == (rc == 0)); /* a failed one is undone */
+        /* a failed guarantee is undone */
+        assert_true(st_stats(s).n_guarantees == (rc == 0));
         assert_true(store_audit(s));
         crashed = io_sim_crashed(p.io);
         if (!crashed)

@@ -1,4 +1,5 @@
-/* A header that is damaged alone is found by serving, and mended by saving the chunk again. */
+/* test_headers.c - if only a chunk's header is damaged, serving the chunk finds the damage and
+ * saving it again repairs it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -52,7 +53,7 @@ static void found_and_mended(void **state)
     damage(&p, s, &other);
     assert_int_equal(store_settle(s, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N),
-                     N); /* no lookup has found it yet, so its header was not read */
+                     N); /* no lookup has found the chunk yet, so its header was not read */
     assert_int_equal(store_settle(s, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N), BAD);
     struct sha256 keys[N];
@@ -60,13 +61,14 @@ static void found_and_mended(void **state)
     assert_true(store_was_damaged(s, &keys[BAD]));
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N), N);
-    assert_int_equal(n_bad(s), 1); /* the other context's, which nobody has asked for */
+    /* that of the other context, which nobody has asked for */
+    assert_int_equal(n_bad(s), 1);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);
 }
 
-/* Each header is read once since open, and a device that fails is not taken for damage. */
+/* Each header is read once after opening.  A device error is not taken for damage. */
 static void read_once(void **state)
 {
     (void)state;

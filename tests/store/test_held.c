@@ -1,4 +1,5 @@
-/* The set of held names against an array of counts, in few places so that names meet. */
+/* test_held.c - compares the set of held names with an array of counts.  The table is small, so
+ * that names collide. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +12,7 @@
 
 enum { NAMES = 300, STEPS = 40000 };
 
-/* Names whose first places are few. */
+/* Returns names with few different first places in the table. */
 static uint64_t name_of(int i)
 {
     return ((uint64_t)i << 33) | ((uint64_t)(i % 17) << 1) | 1;

@@ -1,4 +1,5 @@
-/* What eviction must respect: lasting pins, quotas, partial chunks; and how it all is counted. */
+/* test_keep.c - what eviction must respect: lasting pins, quotas and partial chunks; and the counts
+ * of all this. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -39,7 +40,8 @@ static void pins_last(const char *kind)
     struct store *s = st_open(&p);
     st_keys(&kept, N, keys);
     int64_t until = clock_wall_s() + 3600;
-    assert_int_equal(store_pin_until(s, keys, N, until, &err), 0); /* before it is stored */
+    /* before the context is stored */
+    assert_int_equal(store_pin_until(s, keys, N, until, &err), 0);
     assert_int_equal(store_each_pin(s, pin_count, &n_pins), 0);
     assert_int_equal(n_pins, 400);
     st_must_save(s, &kept, N);
@@ -53,7 +55,8 @@ static void pins_last(const char *kind)
     for (uint64_t i = 10; i < 20; i++)
         st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     assert_int_equal(st_n_found(s, &kept, N), N);
-    /* The cap is the bound: when all is pinned, pinned chunks go, oldest first, and are counted. */
+    /* The cap is the bound: if everything is pinned, pinned chunks are evicted, oldest first,
+     * and counted. */
     struct store_stats st;
     store_stats(s, &st);
     assert_true(st.n_evicted_pinned == 0 && st.evictions[STORE_EVICT_CAP] > 0);
@@ -68,7 +71,7 @@ static void pins_last(const char *kind)
     assert_true(st_n_found(s, &kept, N) < N &&
                 st_n_found(s, &(struct st_ctx){.base = 33, .own = 33}, N) == N);
     assert_true(store_audit(s));
-    /* Ended by hand. */
+    /* A pin that a caller ends. */
     st_keys(&(struct st_ctx){.base = 33, .own = 33}, N, keys);
     assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
     struct store_stats after;
@@ -92,8 +95,7 @@ static void pins_last_everywhere(void **state)
     pins_last("sim");
 }
 
-/* What is measured stays where it is meanwhile, and a save finds room all the same:
- * in the ends of contexts. */
+/* Chunks that are being measured stay, and a save still finds room: in the ends of contexts. */
 static void a_sample_leaves_room(void **state)
 {
     (void)state;
@@ -152,7 +154,7 @@ static void pins_run_out(void **state)
     st_place_close(&p);
 }
 
-/* A pin that was acknowledged is there after any crash. */
+/* An acknowledged pin survives any crash. */
 static void pins_survive_power(void **state)
 {
     (void)state;
@@ -231,7 +233,7 @@ static void quotas_bound(const char *kind)
     assert_true(use_of(s, "vip").used_bytes == 5 * each);
     assert_true(use_of(s, NULL).used_bytes == 2 * each);
     assert_int_equal(st_n_found(s, &quiet, N),
-                     N); /* nobody's appetite costs another one's chunks */
+                     N); /* one owner's saves never evict another owner's chunks */
     assert_int_equal(
         st_n_found(s, &(struct st_ctx){.base = 19, .own = 19, .salt = "noisy"}, N), N);
     store_stats(s, &st);
@@ -246,7 +248,8 @@ static void quotas_bound(const char *kind)
         char path[600];
         snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
         assert_int_equal(io_unlink(p.io, path, NULL), 0);
-        p.opts.quota_bytes = 0; /* revenants must not be evicted before they are counted */
+        /* records that come back must not be evicted before they are counted */
+        p.opts.quota_bytes = 0;
         s = st_open(&p);
         assert_true(use_of(s, "quiet").used_bytes == each);
         assert_true(use_of(s, "vip").used_bytes >= 5 * each);
@@ -337,10 +340,11 @@ static void partial_chunks(const char *kind, enum reopen how)
     assert_int_equal(n_tokens, 17);
     assert_memory_equal(found.b, tail[0].b, sizeof found.b);
     assert_false(store_find_partial(s, &keys[1], tokens, 16, &found, &n_tokens));
-    tokens[3] ^= 1; /* other tokens: another chunk */
+    tokens[3] ^= 1; /* other tokens make another chunk */
     assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
     tokens[3] ^= 1;
-    /* A longer one makes it needless, and the full one makes that needless, across restarts. */
+    /* A longer partial chunk supersedes it, and the full chunk supersedes that one, across
+     * restarts. */
     assert_int_equal(append_partial(s, &c, 2, 40, &tail[0], &tail[1]), 0);
     assert_true(store_find_partial(s, &keys[1], tokens, 39, &found, &n_tokens));
     assert_int_equal(store_commit(s, &err), 0);
@@ -360,7 +364,7 @@ static void partial_chunks(const char *kind, enum reopen how)
     int rc = append_partial(s, &c, 2, 64, &tail[1], &found);
     assert_int_equal(rc, 0);
     assert_memory_equal(found.b, keys[2].b,
-                        sizeof found.b); /* the same name as a full one's */
+                        sizeof found.b); /* the same key as a full chunk's */
     assert_int_equal(store_commit(s, &err), 0);
     assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) &&
                  n_tokens == 40);
@@ -391,15 +395,16 @@ static int find_tail(struct store *s, const struct st_ctx *c)
     return store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) ? n_tokens : 0;
 }
 
-/* What is for many to continue stays when one does, in whatever order they came; what is one
- * context's goes, whoever wrote it. */
+/* A partial chunk that many contexts may continue stays when one of them does, in any order of
+ * saving.  One that belongs to one context is superseded, whoever wrote it. */
 static void who_yields(void **state)
 {
     (void)state;
     struct st_ctx c = {.base = 1, .own = 1};
     for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
         for (int who = 0; who < 4;
-             who++) { /* bit 0, 1: the first, the second asks for one that yields */
+             /* bit 0, 1: the first, the second writer asks for a chunk that yields */
+             who++) {
             struct st_place p;
             struct err err = {0};
             struct sha256 tail, unused;
@@ -422,8 +427,8 @@ static void who_yields(void **state)
     }
 }
 
-/* Several in one commit: each goes with the one that makes it needless; what is held can be
- * read until it is let go, and a name that is no partial chunk's changes nothing. */
+/* Several partial chunks in one commit: each is removed with the chunk that supersedes it.  A held
+ * one can be read until it is released.  A name that is not a partial chunk's changes nothing. */
 static void superseded_together(void **state)
 {
     (void)state;
@@ -440,7 +445,7 @@ static void superseded_together(void **state)
         st_keys(&c[i], N, keys[i]);
         assert_int_equal(st_save(s, &st_small, &c[i], 2, ST_BOTH, &err), 0);
         assert_int_equal(append_partial(s, &c[i], 2, 17, NULL, &tail[i]), 0);
-        assert_false(store_pin(s, &tail[i], &hit)); /* not committed */
+        assert_false(store_pin(s, &tail[i], &hit)); /* not committed, so not found */
     }
     assert_false(store_pin(s, &never, &hit));
     assert_int_equal(store_commit(s, &err), 0);
@@ -454,19 +459,19 @@ static void superseded_together(void **state)
         assert_false(store_pin(s, &tail[i], &hit));
         assert_true(store_pin(s, &longer[i], &hit));
         store_release(s, &hit, 1);
-        assert_true(store_pin(s, &keys[i][1], &hit)); /* full ones stay */
+        assert_true(store_pin(s, &keys[i][1], &hit)); /* full chunks stay */
         store_release(s, &hit, 1);
     }
     assert_true(store_audit(s));
     store_release(s, &held, 1);
-    /* What makes it needless is there already: at once. */
+    /* The superseding chunk is stored already: the partial one is removed at once. */
     assert_int_equal(append_partial(s, &c[0], 2, 41, &longer[0], &unused), 0);
     assert_false(store_pin(s, &longer[0], &hit));
     assert_int_equal(store_commit(s, &err), 0);
     assert_int_equal(store_commit(s, &err), 0);
     assert_true(store_audit(s));
     store_close(s);
-    s = st_open(&p); /* and it is so after a restart */
+    s = st_open(&p); /* and stays removed after a restart */
     for (int i = 0; i < TAILS; i++)
         assert_false(store_pin(s, &tail[i], &hit));
     assert_true(store_pin(s, &longer[1], &hit));
@@ -481,8 +486,8 @@ static int count_owner(void *arg, const struct store_owner_use *u)
     return ++*(int *)arg == 2 ? 7 : 0;
 }
 
-/* A quota under one chunk refuses it and evicts nothing; owners are listed until
- * the caller has enough. */
+/* A quota smaller than one chunk refuses the chunk and evicts nothing.  Owners are listed until the
+ * caller's array is full. */
 static void quota_under_one_chunk(void **state)
 {
     (void)state;
@@ -505,7 +510,7 @@ static void quota_under_one_chunk(void **state)
     store_set_quota(s, store_owner("mine"), 0);
     assert_int_equal(st_append(s, &st_small, &more, 0, ST_BOTH, &err), 0);
 
-    store_set_quota(s, store_owner("nobody yet"), 0); /* neither chunks nor a bound */
+    store_set_quota(s, store_owner("nobody yet"), 0); /* has neither chunks nor a quota */
     assert_int_equal(store_each_owner(s, count_owner, &n), 0);
     assert_int_equal(n, 1);
     store_set_quota(s, store_owner("somebody"), 1 << 20);
@@ -520,8 +525,8 @@ static void quota_under_one_chunk(void **state)
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* The cap is the high watermark, a 64th below it the low one: one append in several makes room,
- * for those that follow, and at no moment is more used than the cap. */
+/* The cap is the high watermark and the low one is a 64th below it: one append in several makes
+ * room for those that follow.  The space in use never exceeds the cap. */
 static void watermarks(void **state)
 {
     (void)state;
@@ -544,7 +549,7 @@ static void watermarks(void **state)
         n_rounds += now > 0;
         most = now > most ? now : most;
         if (i < FITS)
-            assert_int_equal(n_evicted, 0); /* not before it is full */
+            assert_int_equal(n_evicted, 0); /* not before the store is full */
     }
     assert_true(most >= FITS / 64 && most <= FITS / 64 + 2);
     assert_true(n_evicted >= 40 && n_rounds <= 40 / (FITS / 64) + 1);
@@ -553,8 +558,7 @@ static void watermarks(void **state)
     st_place_close(&p);
 }
 
-/* What continues a chunk that has gone can be found by nobody: gc sweeps it, and
- * what is shared stays. */
+/* Nobody can find a chunk whose parent is gone: gc removes it.  Shared chunks stay. */
 static void orphans_are_swept(void **state)
 {
     (void)state;
@@ -578,7 +582,7 @@ static void orphans_are_swept(void **state)
     assert_int_equal(store_gc(s, &freed, &err), 0);
     store_stats(s, &st);
     assert_int_equal(st.evictions[STORE_EVICT_ORPHAN], N - 2);
-    assert_int_equal(st.n_chunks, N); /* the shared one, and the sibling's */
+    assert_int_equal(st.n_chunks, N); /* the shared chunk, and the sibling's */
     assert_true(store_audit(s));
     assert_int_equal(st_n_found(s, &c, N), 1);
     assert_int_equal(st_n_found(s, &sibling, N), N);
@@ -593,7 +597,7 @@ static void orphans_are_swept(void **state)
 
 /* --- counting --------------------------------------------------------------------------------- */
 
-/* Why a lookup of the context ends before its end. */
+/* Returns in `why` the reason that a lookup of the context stops before its end. */
 static void why_of(struct store *s, const struct st_ctx *a, char why[128])
 {
     struct sha256 keys[N];
@@ -614,8 +618,8 @@ static void condemned(struct store *s, const struct st_ctx *a, const char *reaso
     store_release(s, &hit, 1);
 }
 
-/* A miss tells the newest reason, and nothing of damage, or an eviction, that was
- * made good since. */
+/* A miss gives the newest reason.  It does not mention damage or an eviction that was repaired
+ * since. */
 static void reasons_are_the_newest(void **state)
 {
     (void)state;
@@ -641,7 +645,7 @@ static void reasons_are_the_newest(void **state)
     st_keys(&a, N, keys);
     assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
     why_of(s, &a, why);
-    assert_string_equal(why, "not stored"); /* whole when it was erased */
+    assert_string_equal(why, "not stored"); /* it was undamaged when it was erased */
     st_must_save(s, &a, N);
     store_close(s);
     p.opts.cap_bytes = 3 * st_context_bytes(N);
@@ -724,7 +728,7 @@ static void failures_are_counted(void **state)
         store_stats(s, &st);
         if (st.n_checksum_failures > 0)
             break;
-        io_sim_fault_add(p.io, &flip); /* it hit the padding */
+        io_sim_fault_add(p.io, &flip); /* the flip hit the padding */
     }
     assert_int_equal(st.n_checksum_failures, 1);
     struct io_sim_fault bad = {

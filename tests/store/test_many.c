@@ -1,10 +1,10 @@
-/* Opening a store of a million chunks: that it takes less than two seconds of processor
- * time is measured with this program (docs/PROMISES.md); what is tested is that it grows no
- * faster than the number of chunks.
+/* test_many.c - opening a store with many chunks: the time grows no faster than their number.
  *
- * HCACHE_MANY=N makes N chunks instead of 200,000 (a million takes a while to make);
- * the bound is in proportion.  The index is filled directly and the segments are
- * sparse: opening reads no data. */
+ * Opening a million chunks takes less than two seconds of processor time; docs/PROMISES.md says how
+ * that was measured with this program.
+ *
+ * HCACHE_MANY=N makes N chunks instead of 200,000 (making a million takes a while); the bound is in
+ * proportion.  The index is filled directly and the segments are sparse: opening reads no data. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -45,7 +45,7 @@ static struct sha256 key_of(uint64_t i)
     return k;
 }
 
-/* Contexts of PER_CONTEXT chunks, saved in turn by 16 sessions at once. */
+/* Returns row i.  Contexts have PER_CONTEXT chunks, and 16 sessions saved them in turn. */
 static struct index_row row_make(uint64_t i)
 {
     uint64_t round = i / 16 / PER_CONTEXT, session = i % 16, chunk = i / 16 % PER_CONTEXT,
@@ -144,8 +144,8 @@ static void opens_quickly(void **state)
     print_message("%llu chunks: opened in %.2f s of processor time (%.2f s by the clock)\n",
                   (unsigned long long)n, (double)best_ns * 1e-9, (double)wall_ns * 1e-9);
 #if !defined(HC_DEBUG)
-    /* Ten times what is promised, measured and written down (docs/PROMISES.md): this is to
-     * notice work that grows faster than the number of chunks, on a slow machine, too. */
+    /* Ten times the promised time (docs/PROMISES.md): on a slow machine too, this bound fails
+     * only if the work grows faster than the number of chunks. */
     assert_true(best_ns < (int64_t)(20000.0 * (double)n));
 #endif
     st_place_close(&p);

@@ -1,6 +1,7 @@
-/* test_memory.c - memory runs out at each allocation of a store's life: an error that says so,
- * no leak (under the address sanitizer), nothing acknowledged lost, no wrong byte, and all goes
- * on once there is memory again. */
+/* test_memory.c - memory runs out at each allocation of a store's life.
+ *
+ * The store reports the error, leaks nothing (under the address sanitizer), loses nothing
+ * acknowledged, reads no wrong byte, and works again once there is memory. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +23,7 @@ enum { CHUNKS = 5, LIVES = 150 };
 static const struct st_ctx first = {.base = 1, .own = 11, .branch = 2},
                            second = {.base = 1, .own = 12, .branch = 2};
 
-/* Every chunk of the context is there and right. */
+/* Checks that every chunk of the context is there and right. */
 static void must_have(struct store *s, const struct st_ctx *c, int n, const char *when)
 {
     struct st_result r;
@@ -40,7 +41,7 @@ static int count_entry(void *arg, const struct store_entry *e)
     return 0;
 }
 
-/* Reads while memory is short: what is found is right. */
+/* Reads while memory is short: records that are found must be right. */
 static void read_any(struct store *s, const struct st_ctx *c)
 {
     struct st_result r;
@@ -49,7 +50,7 @@ static void read_any(struct store *s, const struct st_ctx *c)
     assert_int_equal(r.n_wrong + r.n_corrupt, 0);
 }
 
-/* The use of an open store; what was acknowledged is noted. */
+/* Uses an open store and notes what was acknowledged. */
 static void use(struct store *s, bool *has_first, bool *has_second)
 {
     struct err err = {0};
@@ -83,7 +84,7 @@ static int open_store(const struct st_place *p, struct store **s)
     return rc;
 }
 
-/* Opens again, now with memory: all is right, and saving works. */
+/* Opens the store again, with memory: everything is right, and saving works. */
 static void judge(const struct st_place *p, bool has_first)
 {
     struct err err = {0};
@@ -115,8 +116,8 @@ static void life(void *arg)
     st_place_close(&p);
 }
 
-/* The same store goes on without being opened anew: what was appended stays, and
- * the next commit has it. */
+/* The same store continues without a new opening: appended chunks stay, and the next commit makes
+ * them durable. */
 static void life_goes_on(void *arg)
 {
     struct st_place p;
@@ -140,7 +141,7 @@ static void life_goes_on(void *arg)
     st_place_close(&p);
 }
 
-/* The index is lost, and memory while it is made anew. */
+/* The index is lost, and memory runs out during the rebuild. */
 static void life_rebuild(void *arg)
 {
     struct st_place *p = arg;

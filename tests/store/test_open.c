@@ -1,5 +1,5 @@
-/* Opening what is there: locks, directories that do not belong together, versions, a lost
- * index; and devices that fail: full, failing syncs, failing reads. */
+/* test_open.c - opening an existing store: locks, directories that do not belong together,
+ * versions, a lost index; and failing devices: full, failing syncs, failing reads. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@
 
 static const struct st_ctx ctx = {1, 2, 2, 0, NULL};
 
-/* Opens what must not open; the message must contain `text`. */
+/* Opens a store that must not open; the message must contain `text`. */
 static void refused(const struct store_opts *opts, int code, const char *text)
 {
     struct store *s = NULL;
@@ -59,7 +59,8 @@ static void one_at_a_time(void **state)
     struct store *s = st_open(&p);
     saved(s, 2);
     refused(&p.opts, ERR_BUSY, "in use by another process");
-    /* Twice: the first child inherits every descriptor, and its end must not let go of the lock. */
+    /* Twice: the first child inherits every descriptor, and its end must not release the lock.
+     */
     for (int i = 0; i < 2; i++) {
         pid_t child = fork();
         if (child == 0) {
@@ -74,7 +75,7 @@ static void one_at_a_time(void **state)
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        saved(s, 2 + i); /* and the parent goes on */
+        saved(s, 2 + i); /* and the parent continues */
     }
     readable(s, 2, 2);
     store_close(s);
@@ -93,8 +94,9 @@ static void modes_are_private(void **state)
     char other[400];
     struct io_file *f;
     assert_int_equal(mkdir(p.dir[1], 0755) | chmod(p.dir[1], 0755),
-                     0); /* was there, empty */
-    assert_int_equal(mkdir(p.dir[2], 0755) | chmod(p.dir[2], 0755), 0); /* somebody's */
+                     0); /* an empty directory that existed before */
+    /* a directory with somebody's file */
+    assert_int_equal(mkdir(p.dir[2], 0755) | chmod(p.dir[2], 0755), 0);
     snprintf(other, sizeof other, "%s/other", p.dir[2]);
     assert_int_equal(io_file_open(p.io, other, IO_CREATE, &f, NULL), 0);
     io_file_close(f);
@@ -118,7 +120,7 @@ static void modes_are_private(void **state)
     st_place_close(&p);
 }
 
-/* Whether the bytes stand anywhere in a file. */
+/* Returns whether a file contains the bytes. */
 static bool stands_in(struct io *io, const char *path, const void *what, size_t n)
 {
     struct io_file *f;
@@ -133,7 +135,7 @@ static bool stands_in(struct io *io, const char *path, const void *what, size_t 
     return found;
 }
 
-/* What was asked is known to the headers of the extents, as token ids, and to nothing else. */
+/* Token ids of a prompt are in the headers of extents and in no other file. */
 static void index_tells_no_prompt(void **state)
 {
     (void)state;
@@ -147,7 +149,7 @@ static void index_tells_no_prompt(void **state)
         struct io_names names;
         int n_files = 0;
         st_tokens(&ctx, chunk, tokens);
-        for (int i = 0; i < 4; i++) /* four in a row are no coincidence */
+        for (int i = 0; i < 4; i++) /* four equal ones in a row are no coincidence */
             put_u32(bytes + 4 * i, (uint32_t)tokens[20 + i]);
         assert_int_equal(io_list(p.io, p.dir[0], &names, NULL), 0);
         for (size_t j = 0; j < names.n; j++) {
@@ -215,7 +217,7 @@ static void directories_must_match(void **state)
     const char *cannot_be[] = {below, "/proc/hcache-cannot-be-here"};
     opts.dirs = cannot_be;
     refused(&opts, -ENOENT, "mkdir /proc/hcache-cannot-be-here");
-    assert_false(io_exists(p.io, fresh)); /* nor the folder above the first one */
+    assert_false(io_exists(p.io, fresh)); /* nor is the parent directory of the first one */
     char long_name[800];
     snprintf(long_name, sizeof long_name, "%s/a/%0300d", fresh, 0);
     const char *too_long[] = {long_name};
@@ -245,7 +247,7 @@ static void directories_must_match(void **state)
     opts.dirs = files;
     refused(&opts, -ENOTDIR, "is a file; a store is a folder");
 
-    s = st_open(&p); /* nothing of this did any harm */
+    s = st_open(&p); /* none of the refusals did harm */
     readable(s, 3, 3);
     store_close(s);
     st_place_close(&p);
@@ -267,7 +269,7 @@ static void unwritable(void **state)
     st_place_close(&p);
 }
 
-/* Writes n bytes at an offset of a file, behind the store's back. */
+/* Writes n bytes at an offset of a file without the store. */
 static void poke(struct io *io, const char *path, uint64_t offset, const void *bytes,
                  size_t n)
 {
@@ -324,8 +326,8 @@ static void count_report(void *arg, const char *what)
     *(int *)arg += strstr(what, "superblock") != NULL;
 }
 
-/* Superblocks lost, or both copies damaged: what they said is known from the other directory or
- * from the index, and that a directory is the right one from its extents. */
+/* Superblocks are lost, or both copies are damaged.  Their content is known from the other
+ * directory or from the index; the extents show that the directory is the right one. */
 static void superblocks_are_found_again(void **state)
 {
     (void)state;
@@ -361,7 +363,8 @@ static void superblocks_are_found_again(void **state)
     }
 }
 
-/* Where nothing tells, or another store's directory was given, the store is refused. */
+/* If no other file has that content, or the directory belongs to another store, the store is
+ * refused. */
 static void superblocks_not_guessed(void **state)
 {
     (void)state;
@@ -418,7 +421,7 @@ static void index_is_rebuilt(void **state)
         poke(p.io, path, 0, garbage, sizeof garbage);
         s = st_open(&p);
         readable(s, 4, 4);
-        saved(s, 5); /* goes on as if nothing had happened */
+        saved(s, 5); /* works as if nothing had happened */
         store_close(s);
         s = st_open(&p);
         readable(s, 5, 5);
@@ -440,8 +443,7 @@ static void said_add(void *arg, const char *what)
     snprintf(said->last, sizeof said->last, "%s", what);
 }
 
-/* What opening gives up, because its file is cut or gone, is not stored any more,
- * and verify says so. */
+/* Chunks whose file is cut or gone are dropped at opening, and verify reports them. */
 static void verify_sees_cut_files(void **state)
 {
     (void)state;
@@ -460,21 +462,22 @@ static void verify_sees_cut_files(void **state)
         if (gone)
             assert_int_equal(io_unlink(p.io, "/st/d1/seg-000000.hc", NULL), 0);
         assert_int_equal(io_file_open(p.io, "/st/d0/seg-000000.hc", 0, &f, NULL), 0);
-        if (!gone) /* one block of one chunk is behind the end */
+        if (!gone) /* one block of one chunk lies past the end */
             assert_int_equal(io_file_truncate(f, 3 * 4096, NULL), 0);
         io_file_close(f);
         s = st_open(&p);
         store_stats(s, &st);
         assert_int_equal(store_verify(s, &v, said_add, NULL, &said, &err), 0);
         assert_true(v.n_bad >= st.n_corrupt && v.n_bad == (uint64_t)said.n);
-        assert_int_equal(st.n_corrupt, gone ? 8 : 4); /* by extent: each chunk has two */
+        /* counted by extent: each chunk has two */
+        assert_int_equal(st.n_corrupt, gone ? 8 : 4);
         assert_int_equal(v.n_chunks,
-                         gone ? 0 : 4); /* with what the other device has of them */
+                         gone ? 0 : 4); /* with their records on the other device */
         assert_non_null(strstr(said.last, "missing or too short"));
         store_close(s);
     }
     p.opts.read_only = false;
-    s = st_open(&p); /* and is stored anew */
+    s = st_open(&p); /* and can be stored again */
     saved(s, 4);
     readable(s, 4, 4);
     struct store_verify v;
@@ -484,7 +487,7 @@ static void verify_sees_cut_files(void **state)
     st_place_close(&p);
 }
 
-/* Headers of evicted chunks, whose space is partly in use again, do no harm to a rebuild. */
+/* Headers of evicted chunks whose space is partly reused do no harm to a rebuild. */
 static void rebuild_over_stale_headers(void **state)
 {
     (void)state;
@@ -509,7 +512,7 @@ static void rebuild_over_stale_headers(void **state)
     s = st_open(&p);
     store_stats(s, &after);
     assert_true(after.n_chunks >=
-                before.n_chunks); /* all that was there, and some revenants */
+                before.n_chunks); /* all chunks that were there, and some evicted ones */
     assert_true(store_audit(s));
     for (int i = 0; i < 60; i++) {
         struct st_ctx c = {100, (uint64_t)i, 0, 0, NULL};
@@ -526,22 +529,22 @@ static void rebuild_over_stale_headers(void **state)
     st_place_close(&p);
 }
 
-/* gc has folded the log, so it may go. */
+/* Removes a file; it may be absent, since gc may have folded the log. */
 static int unlink_if_there(struct io *io, const char *path)
 {
     int rc = io_unlink(io, path, NULL);
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* Nothing on it can be written or made. */
+/* Writing and creating fail on this medium. */
 static const struct io_sim_fault read_only_medium = {
     .kind = IO_SIM_FAIL,
     .on = IO_SIM_ON_WRITE | IO_SIM_ON_SYNC | IO_SIM_ON_DIR_SYNC | IO_SIM_ON_NAME |
           IO_SIM_ON_SPACE,
     .code = -EROFS};
 
-/* Those that only read change nothing, need nothing that can be written, and do not
- * keep each other out. */
+/* Opening for reading changes nothing, works on a read-only medium, and several readers can be open
+ * together. */
 static void reads_and_changes_nothing(const struct st_place *q, int n_want)
 {
     struct store_verify v;
@@ -562,8 +565,8 @@ static void reads_and_changes_nothing(const struct st_place *q, int n_want)
     assert_true(io_sim_digest(q->io) == before);
 }
 
-/* A store that a crash left with its last commits in the WAL is read without being changed; one
- * that was closed, and has no WAL, likewise. */
+/* A store whose last commits a crash left in the WAL can be read without being changed; so can a
+ * closed store, which has no WAL. */
 static void only_read(void **state)
 {
     (void)state;
@@ -594,7 +597,7 @@ static void only_read(void **state)
     st_place_close(&p);
 }
 
-/* More segments than the soft limit of descriptors. */
+/* A store with more segments than the soft limit of open files. */
 static void many_segments(void **state)
 {
     (void)state;
@@ -603,7 +606,7 @@ static void many_segments(void **state)
     struct err err = {0};
     struct st_shape big = {.n_layers = 1, .n_bytes = {50000, 1}};
     assert_true(st_place_open(&p, "pread", 1));
-    p.opts.segment_bytes = 1 << 16; /* one chunk each */
+    p.opts.segment_bytes = 1 << 16; /* one chunk per segment */
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
     low = old;
     low.rlim_cur = 24;
@@ -649,19 +652,19 @@ static void full_disk(void **state)
     }
     assert_int_equal(rc, -ENOSPC);
     assert_true(n > 4);
-    readable(s, n + 1, n - 1); /* all earlier ones, and nothing of this one */
+    readable(s, n + 1, n - 1); /* all earlier chunks, and no part of this one */
     assert_true(store_audit(s));
     store_stats(s, &st);
     assert_int_equal(st.n_chunks, (uint64_t)n - 1);
     store_close(s);
-    s = st_open(&p); /* a full disk does not keep the store from opening */
+    s = st_open(&p); /* a full disk does not prevent opening */
     readable(s, n, n - 1);
     store_close(s);
     st_place_close(&p);
 }
 
-/* A disk that is full under the cap is a lower cap: what was used least goes, and the new is
- * stored.  Chunks of two sizes, so that not every hole fits. */
+/* A disk that is full below the cap acts as a lower cap: the least recently used chunks are evicted
+ * and the new one is stored.  Chunks have two sizes, so that not every hole fits. */
 static void full_disk_evicts(void **state)
 {
     (void)state;
@@ -694,7 +697,7 @@ static void full_disk_evicts(void **state)
         assert_true(st.evictions[STORE_EVICT_SPACE] > 50 && st.n_chunks >= 10);
         assert_true(st.n_chunks + st.evictions[STORE_EVICT_SPACE] == CONTEXTS);
         store_close(s);
-        p.opts.cap_bytes = 0; /* as much as there is, and nothing goes */
+        p.opts.cap_bytes = 0; /* no cap: nothing is evicted */
         s = st_open(&p);
         struct st_ctx c = {.base = 1, .own = 1};
         int rc = 0;
@@ -711,7 +714,7 @@ static void full_disk_evicts(void **state)
     }
 }
 
-/* A full disk under the index: the commit may be tried again. */
+/* The disk is full when the index is written: the commit can be repeated. */
 static void full_disk_under_index(void **state)
 {
     (void)state;
@@ -737,7 +740,7 @@ static void full_disk_under_index(void **state)
     st_place_close(&p);
 }
 
-/* A new store with two chunks, and the commit of a third that failed. */
+/* Returns a new store with two chunks, after a failed commit of a third. */
 static struct store *open_and_fail(struct st_place *p, const struct io_sim_fault *fault)
 {
     struct err err = {0};
@@ -768,7 +771,7 @@ static void failed_sync_is_final(void **state)
             .kind = cases[i].kind, .on = IO_SIM_ON_SYNC, .path = cases[i].path, .count = 1};
         struct store *s = open_and_fail(&p, &fault);
         readable(s, 3, 2);
-        /* The device is well again, but what it has lost it will not say. */
+        /* The device works again, but does not report what it has lost. */
         assert_int_not_equal(store_commit(s, &err), 0);
         assert_int_not_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
         assert_non_null(strstr(err.msg, "saving is off"));
@@ -790,8 +793,9 @@ static void failed_sync_is_final(void **state)
     }
 }
 
-/* What is found at open may be there in the caches alone: a commit that failed, or was killed
- * half-way.  A commit of nothing new says that it is durable, so it must have made it so. */
+/* Chunks found at opening may be in the system's caches only, after a commit that failed or was
+ * killed.  A commit with nothing new reports that they are durable, so it must have made them so.
+ */
 static void what_is_found_is_made_durable(void **state)
 {
     (void)state;
@@ -804,7 +808,7 @@ static void what_is_found_is_made_durable(void **state)
     s = st_open(&p);
     readable(s, 3, 3); /* visible */
     assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
-    assert_int_not_equal(store_commit(s, &err), 0); /* and still not durable */
+    assert_int_not_equal(store_commit(s, &err), 0); /* but still not durable */
     store_close(s);
     io_sim_fault_clear(p.io);
     s = st_open(&p);
@@ -823,14 +827,15 @@ static void what_is_found_is_made_durable(void **state)
     st_place_close(&p);
 }
 
-/* A header that says that the index is not to be written: opening sees nothing wrong, the first
- * commit does, and the next opening makes the index anew. */
+/* A damaged SQLite header says that the index is read-only: opening sees nothing wrong, the first
+ * commit does, and the next opening rebuilds the index. */
 static void unwritable_index_is_damage(void **state)
 {
     (void)state;
     struct st_place p;
     struct err err = {0};
-    enum { WRITE_VERSION = 18 }; /* in SQLite's header: above 2, read only */
+    /* the offset in SQLite's header; a value above 2 means read-only */
+    enum { WRITE_VERSION = 18 };
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
     saved(s, 2);
@@ -864,13 +869,13 @@ static void failed_reads_are_misses(void **state)
     assert_int_equal(r.n_unread, 1);
     assert_int_equal(r.n_records, 3 * 6 - 1);
     io_sim_fault_clear(p.io);
-    readable(s, 3, 3); /* an error of the device condemns nothing */
+    readable(s, 3, 3); /* a device error condemns nothing */
     store_close(s);
     st_place_close(&p);
 }
 
-/* A device that stops answering: reads fail as misses in time, an append fails in time, and
- * both work again when it answers. */
+/* A device stops answering: reads become misses within the time limit, an append fails within it,
+ * and both work again when the device answers. */
 static void stuck_device(void **state)
 {
     (void)state;
@@ -900,7 +905,8 @@ static void stuck_device(void **state)
     st_place_close(&p);
 }
 
-/* --- memory of the caller's ------------------------------------------------------------------- */
+/* --- memory that the caller lends --------------------------------------------------------------
+ */
 
 struct lender {
     int n_lent, n_at_most;
@@ -935,7 +941,7 @@ static void segments_are_lent(void **state)
     assert_int_equal(r.n_found, N);
     assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
     assert_true(l.n_lent > 1);
-    l.n_at_most = l.n_lent; /* no more is to be had */
+    l.n_at_most = l.n_lent; /* the lender gives no more */
     int rc = 0;
     for (uint64_t i = 10; rc == 0 && i < 100; i++) {
         const struct st_ctx more = {.base = i, .own = i, .model = 3};
@@ -947,8 +953,8 @@ static void segments_are_lent(void **state)
     assert_int_equal(l.n_lent, 0);
 }
 
-/* A quota of the file system that is used up: under a cap the oldest goes, else the append
- * fails; either way the store goes on. */
+/* The file system's quota is used up: under a cap the oldest chunks are evicted, otherwise the
+ * append fails.  The store keeps working. */
 static void a_used_up_quota_is_a_full_disk(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Erasing in a store that cannot be written: no lookup finds the chunks again, the erasure is
- * noted, and the next open that can write does it, whenever power fails. */
+/* test_owed.c - erasing in a store that cannot be written: lookups no longer find the chunks, the
+ * erasure is noted in a file, and the next opening that can write carries it out, at whatever
+ * moment power fails. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +22,7 @@ static const struct st_ctx kept = {.base = 1, .own = 1, .branch = 2, .salt = "a"
                            other = {.base = 3, .own = 3, .salt = "b"},
                            late = {.base = 4, .own = 4, .salt = "c"};
 
-/* Whether any file of the folder holds the first bytes of a chunk's state. */
+/* Returns whether any file of the directory contains the first bytes of a chunk's state. */
 static bool remains(const struct st_place *p, const struct st_ctx *c, int chunk)
 {
     struct sha256 keys[N];
@@ -105,9 +106,10 @@ static void noted_and_done(void **state)
     assert_int_equal(st_n_right(s, &gone, N), 2);
     assert_int_equal(st_n_right(s, &kept, N), N);
     store_close(s);
-    assert_true(remains(&p, &gone, N - 1)); /* or the test shows nothing */
+    assert_true(remains(&p, &gone, N - 1)); /* otherwise the test would show nothing */
     s = open_for_reading(&p);
-    assert_int_equal(st_n_right(s, &gone, N), 2); /* a restart that cannot write either */
+    /* after a restart that cannot write either */
+    assert_int_equal(st_n_right(s, &gone, N), 2);
     store_close(s);
     s = st_open(&p);
     assert_int_equal(st_n_right(s, &gone, N), 2);
@@ -115,7 +117,7 @@ static void noted_and_done(void **state)
     assert_int_equal(st_n_right(s, &other, N), N);
     assert_false(is_noted(&p));
     assert_false(remains(&p, &gone, N - 1));
-    /* It is done once: what is saved again stays. */
+    /* A noted erasure is carried out once: a context saved again stays. */
     struct err err = {0};
     assert_int_equal(st_save(s, &st_small, &gone, N, ST_BOTH, &err), 0);
     store_close(s);
@@ -126,7 +128,7 @@ static void noted_and_done(void **state)
     st_place_close(&p);
 }
 
-/* All of an owner's chunks are one entry. */
+/* All chunks of an owner are one entry. */
 static void of_an_owner(void **state)
 {
     (void)state;
@@ -176,7 +178,7 @@ static void after_a_fault(void **state)
     st_place_close(&p);
 }
 
-/* Nothing can be written, then a little: the note is made up for. */
+/* At first not even the note can be written; once some writing works, the note is written. */
 static void noted_later(void **state)
 {
     (void)state;
@@ -213,7 +215,7 @@ static uint64_t fill(struct io_file *f)
     return at;
 }
 
-/* On a full disk the reserve makes room for the note. */
+/* On a full disk, releasing the reserve makes room for the note. */
 static void on_a_full_disk(void **state)
 {
     (void)state;
@@ -235,8 +237,8 @@ static void on_a_full_disk(void **state)
     st_place_close(&p);
 }
 
-/* Not a block is left, and no reserve: the state is used no more, and is erased
- * when there is room. */
+/* There is no free block and no reserve: the state is not used any more, and is erased when there
+ * is room. */
 static void without_a_block_left(void **state)
 {
     (void)state;
@@ -260,7 +262,7 @@ static void without_a_block_left(void **state)
     assert_int_equal(store_settle(s, &err), -ENOSPC);
     assert_int_equal(erase(s, &gone, &e), -ENOSPC); /* asked for again */
     assert_int_equal(e.n_owed, 0);
-    /* What was appended and cannot be committed goes with all that its owner has. */
+    /* An appended chunk that cannot be committed is erased with all that its owner has. */
     assert_int_equal(store_erase_owner(s, store_owner("c"), &e, &err), -ENOSPC);
     assert_int_equal(e.n_busy, 1);
     assert_true(remains(&p, &gone, N - 1));
@@ -282,7 +284,7 @@ static void without_a_block_left(void **state)
     st_place_close(&p);
 }
 
-/* Power fails at any operation of the open that does what was noted. */
+/* Power fails at any operation of the opening that carries out the noted erasures. */
 static void cut_off_anywhere(void **state)
 {
     (void)state;
@@ -322,7 +324,7 @@ static void cut_off_anywhere(void **state)
     st_place_close(&p);
 }
 
-/* Damage in the file costs the entries that it hits; the others are done. */
+/* Damage in the file loses the entries that it hits; the others are carried out. */
 static void a_damaged_note(void **state)
 {
     (void)state;
@@ -334,7 +336,8 @@ static void a_damaged_note(void **state)
     assert_int_equal(erase(s, &gone, &e), -EROFS); /* the chunks from the last one on */
     store_close(s);
     snprintf(path, sizeof path, "%s/" STORE_OWED_FILE, p.dirs[0]);
-    assert_int_equal(io_sim_flip(p.io, path, 3 * 64 + 30, 2), 0); /* the fourth: chunk 2 */
+    /* the fourth entry: chunk 2 */
+    assert_int_equal(io_sim_flip(p.io, path, 3 * 64 + 30, 2), 0);
     s = st_open(&p);
     assert_int_equal(st_n_right(s, &gone, N), 3);
     assert_false(is_noted(&p));

@@ -1,5 +1,5 @@
-/* Whole chunks outside of a store: they come out as they were put in, prove what they
- * are, and go into any other store. */
+/* test_parcel.c - whole chunks outside of a store: they are read as they were saved, prove which
+ * chunk they are, and can be put into any other store. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static void take_out(struct store *s, const struct sha256 *key, struct parcel *o
     store_reader_close(r);
 }
 
-/* Chunks that were saved on one kind of store, in two parts, and read out of it. */
+/* Saves chunks in one kind of store, in two parts, reads them out, and puts them into another. */
 static void carry(const char *from, int n_from, const char *to, int n_to)
 {
     struct st_place a, b;
@@ -49,7 +49,7 @@ static void carry(const char *from, int n_from, const char *to, int n_to)
     struct st_result got;
     struct err err = {0};
     struct store *s = begin(&a, from, n_from), *t = begin(&b, to, n_to);
-    for (int i = 0; i < N; i++) { /* two appends give each chunk two extents a device */
+    for (int i = 0; i < N; i++) { /* two appends give each chunk two extents per device */
         assert_int_equal(st_append(s, &st_small, &ctx, i, ST_KV, &err), 0);
         assert_int_equal(st_append(s, &st_small, &ctx, i, ST_H, &err), 0);
     }
@@ -97,7 +97,7 @@ static struct parcel one_parcel(void)
     return p;
 }
 
-/* Bytes that count: all but the zeros behind records. */
+/* Returns whether the byte matters: all do but the zeros behind records. */
 static bool counts(const struct chunk_header *h, size_t at)
 {
     if (at < CHUNK_HEADER_BYTES)
@@ -142,7 +142,8 @@ static void other_sizes_are_refused(void **state)
     assert_int_equal(parcel_check(longer, p.n_bytes + STORE_ALIGN, &h, &err), ERR_CORRUPT);
     assert_int_equal(parcel_check(longer, p.n_bytes + 1, &h, &err), ERR_CORRUPT);
     for (size_t n = 0; n < p.n_bytes; n += 509) {
-        uint8_t *cut = malloc(n > 0 ? n : 1); /* so that a sanitizer sees reads behind it */
+        /* so that a sanitizer sees reads past its end */
+        uint8_t *cut = malloc(n > 0 ? n : 1);
         memcpy(cut, p.bytes, n);
         assert_int_not_equal(parcel_check(cut, n, &h, &err), 0);
         free(cut);
@@ -151,7 +152,7 @@ static void other_sizes_are_refused(void **state)
     parcel_deinit(&p);
 }
 
-/* An extent as it lies in a store's file has the same form, and is no parcel. */
+/* An extent in a store's file has the same form, but is no parcel. */
 static void a_piece_of_a_store_is_refused(void **state)
 {
     (void)state;
@@ -169,7 +170,7 @@ static void a_piece_of_a_store_is_refused(void **state)
     parcel_deinit(&p);
 }
 
-/* To read a chunk for others is no use of it. */
+/* Reading a chunk for export does not count as a use. */
 static void reading_counts_nothing(void **state)
 {
     (void)state;

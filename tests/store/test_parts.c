@@ -39,7 +39,8 @@ static void keys_are_stable_and_differ(void **state)
     tokens[63] = -1;
     struct sha256 b = store_chunk_key(&root, tokens);
     assert_memory_not_equal(a.b, b.b, 32);
-    /* Stored contexts depend on this value, which Python's hashlib gives for the tagged fields. */
+    /* Stored contexts depend on this value.  Python's hashlib gives the same for the tagged
+     * fields. */
     char hex[65];
     sha256_hex(&a, hex);
     assert_string_equal(hex,
@@ -95,7 +96,7 @@ static void header_round_trip(void **state)
     free(back);
 }
 
-/* Every bit of a header: nothing passes. */
+/* Each flipped bit of a header is refused. */
 static void header_flips(void **state)
 {
     (void)state;
@@ -112,7 +113,7 @@ static void header_flips(void **state)
     free(h);
 }
 
-/* Puts v at `at` and makes the checksum right again: what an attacker or a bug would write. */
+/* Writes v at `at` and updates the checksum, as an attacker or a bug could. */
 static int decode_with(const struct chunk_header *h, int at, int n_bytes, uint64_t v)
 {
     uint8_t bytes[CHUNK_HEADER_BYTES], word[8];
@@ -127,8 +128,7 @@ static int decode_with(const struct chunk_header *h, int at, int n_bytes, uint64
     return rc;
 }
 
-/* With a good checksum, out-of-range fields are still refused. Returns how many
- * were let through. */
+/* Out-of-range fields are refused even with a right checksum.  Returns how many were accepted. */
 static int bad_fields(void)
 {
     static const struct {
@@ -151,7 +151,7 @@ static int bad_fields(void)
         {56, 8, 1},
         {72, 2, 16},
         {68, 4, CHUNK_MAX_IDX},
-        {12, 4, 63}, /* tokens: the key is that of another number of them */
+        {12, 4, 63}, /* tokens: the key belongs to another number of tokens */
         {12, 4, 0},
         {12, 4, 65},
         {12, 4, UINT32_MAX},
@@ -181,7 +181,7 @@ static void header_bounds(void **state)
     free(h);
 }
 
-/* Version 1 had neither partial chunks nor owners: its reserved bytes are not read as one. */
+/* Version 1 had neither partial chunks nor owners: its reserved bytes must not be read as such. */
 static void header_version_1(void **state)
 {
     (void)state;
@@ -206,7 +206,8 @@ static void superblock_flips(void **state)
     superblock_encode(&sb, bytes);
     for (int bit = 0; bit < SUPERBLOCK_FILE_BYTES * 8; bit += 3) {
         bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        assert_int_equal(superblock_decode(bytes, &back, NULL), 0); /* the other copy */
+        /* from the other copy */
+        assert_int_equal(superblock_decode(bytes, &back, NULL), 0);
         assert_int_equal(back.device, 1);
         assert_memory_equal(back.uuid, sb.uuid, sizeof sb.uuid);
         bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
@@ -218,7 +219,7 @@ static void superblock_flips(void **state)
 
 /* --- allocator -------------------------------------------------------------------------------- */
 
-/* Against a map with a byte per block. */
+/* Compares the allocator with a map that has one byte per block. */
 static void alloc_random(void **state)
 {
     (void)state;
@@ -240,7 +241,7 @@ static void alloc_random(void **state)
             uint64_t n = 1 + rng_below(&r, 12);
             uint32_t segment;
             uint64_t offset;
-            if (rng_below(&r, 8) == 0) { /* a claim of any place */
+            if (rng_below(&r, 8) == 0) { /* claims any place */
                 segment = (uint32_t)rng_below(&r, MAX);
                 offset = rng_below(&r, SEGMENT + 4) * STORE_ALIGN;
                 bool is_free = offset / STORE_ALIGN + n <= SEGMENT;
@@ -307,7 +308,7 @@ static struct sha256 key_of(uint64_t n)
     return k;
 }
 
-/* Eviction order: always the least recently used leaf, against a search of everything. */
+/* Evicts in order: the least recently used leaf, as a search of all nodes finds it. */
 static void catalog_victims(void **state)
 {
     (void)state;

@@ -1,6 +1,5 @@
-/* test_reader.c - readers: many records at once, few taken at a time, records larger
- * than any buffer of the store's own, reads that cannot be, and readers that are
- * closed while the device works. */
+/* test_reader.c - readers: many records at once, few completions taken at a time, records larger
+ * than any internal buffer, impossible reads, and readers closed while the device works. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,12 +22,12 @@ static const struct st_ctx ctx = {.base = 1, .own = 11, .branch = 1};
 
 static const char *const kinds[] = {"sim", "pread", "uring", "dram"};
 
-/* Records of megabytes: the writer's pieces, the scan of a rebuild and verify's
- * window are all smaller. */
+/* Records of several megabytes.  The writer's pieces, the scan of a rebuild and verify's window are
+ * all smaller. */
 static const struct st_shape large = {.n_layers = 2,
                                       .n_bytes = {5u << 20, (9u << 20) + 77}};
 
-/* Goes up, and ends with everything. */
+/* Checks that reported progress only grows, and ends at the total. */
 struct progress {
     uint64_t done_bytes, all_bytes;
     int n_calls;
@@ -70,7 +69,7 @@ static void large_records(void **state)
             if (!on_disk)
                 continue;
             store_close(
-                s); /* then with the index as it is; then with one that has to be made */
+                s); /* first with the existing index, then with one that must be rebuilt */
             if (round == 1) {
                 char path[400];
                 snprintf(path, sizeof path, "%s/index.db", p.dir[0]);
@@ -95,7 +94,7 @@ struct reading {
     struct store_read reads[2 * LAYERS], *batch[2 * LAYERS];
 };
 
-/* One chunk of 180 records, looked up, a read of each prepared. */
+/* Saves one chunk of 180 records, looks it up, and prepares a read of each record. */
 static void reading_make(struct reading *g, const char *kind)
 {
     struct err err = {0};
@@ -124,7 +123,7 @@ static void reading_end(struct reading *g)
 {
     store_reader_close(g->r);
     store_release(g->s, &g->hit, 1);
-    store_release(g->s, &g->hit, 1); /* released already: nothing happens */
+    store_release(g->s, &g->hit, 1); /* released already: does nothing */
     mem_unmap(g->memory, 2 * LAYERS * ROOM);
     store_close(g->s);
     st_place_close(&g->p);
@@ -138,7 +137,7 @@ static void few_at_a_time(void **state)
         struct err err = {0};
         struct store_read *done[7];
         if (strcmp(kinds[i], "uring") == 0)
-            continue; /* as pread, where it is there */
+            continue; /* works like pread, where available */
         reading_make(&g, kinds[i]);
         assert_int_equal(store_reader_submit(g.r, g.batch, 2 * LAYERS, &err), 0);
         int n_all = 0, n;
@@ -171,7 +170,7 @@ static void reads_that_cannot_be(void **state)
     reading_make(&g, "sim");
     g.reads[0].layer = LAYERS; /* not saved */
     g.reads[1].dst_bytes = ROOM - 1;
-    g.reads[2].dst_bytes = 0; /* the caller knows that it fits */
+    g.reads[2].dst_bytes = 0; /* the caller asserts that it fits */
     assert_int_equal(store_reader_submit(g.r, g.batch, 3, &err), 0);
     for (int n_all = 0; n_all < 3; n_all += n)
         assert_int_equal(store_reader_wait(g.r, done, 3, &n, &err), 0);
@@ -193,7 +192,8 @@ static void closed_while_reading(void **state)
         struct err err = {0};
         reading_make(&g, on[i]);
         assert_int_equal(store_reader_submit(g.r, g.batch, 2 * LAYERS, &err), 0);
-        reading_end(&g); /* what was not taken is forgotten; the sanitizer sees the rest */
+        /* reads that were not taken are dropped; the sanitizer would see misuse */
+        reading_end(&g);
     }
 }
 
@@ -213,7 +213,7 @@ static void no_queue(void **state)
     st_place_close(&p);
 }
 
-/* A record read by somebody else from where the store says it is. */
+/* Reads a record without the store, at the place that the store reports. */
 static void places_for_others(void **state)
 {
     (void)state;
@@ -223,7 +223,7 @@ static void places_for_others(void **state)
         struct store_place at;
         struct store_stats st;
         if (strcmp(kinds[i], "uring") == 0)
-            continue; /* as pread, where it is there */
+            continue; /* works like pread, where available */
         reading_make(&g, kinds[i]);
         struct store_read *one = &g.reads[1];
         bool real = strcmp(kinds[i], "pread") == 0;
@@ -251,7 +251,8 @@ static void places_for_others(void **state)
         assert_int_equal(store_read_place(g.s, &g.reads[2], &at), ERR_MISMATCH);
         g.reads[2].layer = STORE_MAX_LAYERS - 1;
         assert_int_equal(store_read_place(g.s, &g.reads[2], &at), ERR_NOT_FOUND);
-        io_throttle(g.p.io, 1 << 30, 0); /* what is slowed is not to be read past it */
+        /* a throttled place must not be read past the throttle */
+        io_throttle(g.p.io, 1 << 30, 0);
         assert_false(store_has_files(g.s));
         reading_end(&g);
     }

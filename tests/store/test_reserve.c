@@ -1,5 +1,5 @@
-/* A full disk: erasing and gc take the reserve and free space; saving leaves it
- * alone; opening works. */
+/* test_reserve.c - a full disk: erasing and gc use the reserve and free space; saving does not use
+ * it; opening works. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,7 +36,7 @@ static struct store *small_disk(struct st_place *p)
     return s;
 }
 
-/* Takes every block that is left. */
+/* Takes all blocks that are left. */
 static void fill(const struct st_place *p)
 {
     static const uint8_t block[STORE_ALIGN];
@@ -88,7 +88,7 @@ static void erasing_works(void **state)
             fail_msg("%s", err.msg);
         int rc = st_save(s, &st_small, &later, N, ST_BOTH, &err);
         assert_int_equal(rc, -ENOSPC);
-        assert_int_equal(has_reserve(&p), with); /* saving leaves it alone */
+        assert_int_equal(has_reserve(&p), with); /* saving does not use the reserve */
         rc = erase(s, &gone, &err);
         if (with && rc != 0)
             fail_msg("%s", err.msg);
@@ -116,14 +116,15 @@ static void gc_works(void **state)
     s = st_open(&p);
     if (store_gc(s, &freed, &err) != 0)
         fail_msg("%s", err.msg);
-    assert_true(freed > 0); /* behind the last extent */
+    assert_true(freed > 0); /* the space behind the last extent */
     assert_int_equal(st_n_right(s, &kept, N) + st_n_right(s, &gone, N), 2 * N);
     assert_true(has_reserve(&p));
     store_close(s);
     st_place_close(&p);
 }
 
-/* A cap below what is stored: a full disk keeps the index from letting go, and the store opens. */
+/* The cap is below what is stored, and a full disk prevents the index from removing rows: the store
+ * still opens. */
 static void a_lower_cap_waits(void **state)
 {
     (void)state;

@@ -1,5 +1,7 @@
-/* The store's promises without crashes, on every backend: what was committed is found and
- * bit-equal, what was not is not; sharing, backfill, cap and eviction; reopening. */
+/* test_store.c - the store's promises without crashes, on every backend.
+ *
+ * Committed chunks are found and bit-equal; uncommitted ones are not found.  Also covered: sharing,
+ * backfill, cap and eviction, and reopening. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -49,7 +51,7 @@ static void round_trip(struct st_place *p)
     store_close(s);
 }
 
-/* Records that are made when it is their turn, all in the same memory; the n-th cannot be made. */
+/* Makes records on demand, all in the same memory.  The n-th cannot be made. */
 struct maker {
     struct sha256 key;
     uint8_t bytes[16384];
@@ -101,7 +103,7 @@ static void made_late(struct st_place *p)
     OK(store_commit(s, err));
     check(s, &c, 1, 1, 6);
     m.n_made = 0;
-    OK(store_append(s, &chunk, err)); /* all is there: nothing is made */
+    OK(store_append(s, &chunk, err)); /* everything is stored, so nothing is made */
     assert_int_equal(m.n_made, 0);
     assert_true(store_audit(s));
     store_close(s);
@@ -133,7 +135,7 @@ static void backfill(struct st_place *p)
     OK(st_save(s, &st_small, &c, 4, ST_H, err));
     check(s, &c, 4, 4, 3);
     OK(st_append_layers(s, &st_small, &c, 1, ST_BOTH, 1, 3,
-                        err)); /* H is there, KV is new */
+                        err)); /* H is stored, KV is new */
     check(s, &c, 4, 4, 3);     /* not committed */
     OK(store_commit(s, err));
     struct st_result r;
@@ -142,14 +144,14 @@ static void backfill(struct st_place *p)
     assert_true(store_mask_has(&r.mask[1], 2, STORE_KV));
     assert_false(store_mask_has(&r.mask[1], 0, STORE_KV));
     store_stats(s, &before);
-    OK(st_save(s, &st_small, &c, 4, ST_H, err)); /* nothing new */
+    OK(st_save(s, &st_small, &c, 4, ST_H, err)); /* contains nothing new */
     store_stats(s, &after);
     assert_int_equal(before.used_bytes, after.used_bytes);
     assert_true(store_audit(s));
     store_close(s);
 }
 
-/* A chunk's bytes on one device. */
+/* Returns a chunk's bytes on one device. */
 static uint64_t chunk_bytes(int n_layers)
 {
     return 4096 + (uint64_t)n_layers * (8192 + 12288);
@@ -166,12 +168,12 @@ static void eviction(struct st_place *p)
     int n_hits;
     OK(st_save(s, &st_small, &a, 3, ST_BOTH, err));
     OK(st_save(s, &st_small, &b, 3, ST_BOTH, err));
-    check(s, &a, 3, 3, 6); /* a is now the more recently used */
+    check(s, &a, 3, 3, 6); /* a is now more recently used than b */
     OK(st_save(s, &st_small, &big, 1, ST_BOTH, err));
     check(s, &b, 3, 2, 6); /* b lost its leaf, not its head */
     check(s, &a, 3, 3, 6);
 
-    /* A pinned chain stays, whatever comes. */
+    /* A pinned chain stays, whatever is saved. */
     st_keys(&a, 3, keys);
     OK(store_lookup(s, keys, 3, hits, &n_hits, NULL, 0, err));
     assert_int_equal(n_hits, 3);
@@ -184,7 +186,7 @@ static void eviction(struct st_place *p)
         assert_true(st.used_bytes <= p->opts.cap_bytes);
     }
     check(s, &a, 3, 3, 6);
-    /* Chunks that are appended and not committed stay too, and count. */
+    /* Uncommitted chunks stay too, and count. */
     for (n_saved = 0; n_saved < 3; n_saved++)
         assert_int_equal(st_append(s, &st_small, &big, n_saved, ST_BOTH, &e), 0);
     assert_int_equal(st_append(s, &st_small, &big, 3, ST_BOTH, &e), ERR_LIMIT);
@@ -223,7 +225,7 @@ static void condemned(struct st_place *p)
     store_stats(s, &st);
     assert_int_equal(st.n_chunks, 3);
     OK(st_save(s, &st_small, &c, 2, ST_BOTH,
-               err)); /* recomputed: the rest is reachable again */
+               err)); /* recomputed, so the rest can be reached again */
     check(s, &c, 4, 4, 6);
     assert_true(store_audit(s));
     store_close(s);
@@ -237,7 +239,7 @@ static void reasons(struct st_place *p)
     struct st_result r;
     store_expect(s, &f);
     OK(st_read(s, &st_small, &mine, 2, &r, err));
-    assert_string_equal(r.why, "not stored"); /* an empty store is nobody's */
+    assert_string_equal(r.why, "not stored"); /* an empty store has no owner */
     OK(st_save(s, &st_small, &theirs, 2, ST_H, err));
     OK(st_read(s, &st_small, &mine, 2, &r, err));
     assert_non_null(strstr(r.why, "another model or build (fingerprint "));
@@ -250,7 +252,8 @@ static void reasons(struct st_place *p)
     store_close(s);
 }
 
-/* Where a context leaves what is stored: from the parents' chains alone, so never across salts. */
+/* Finds where a context diverges from the stored ones.  It uses the parents' chains only, so it
+ * never crosses salts. */
 static void differences(struct st_place *p)
 {
     struct store *s = st_open(p);
@@ -268,18 +271,20 @@ static void differences(struct st_place *p)
     t[40]++;
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 40);
     assert_int_equal(store_differs_at(s, &keys[2], t, 41), 40);
-    assert_int_equal(store_differs_at(s, &keys[2], t, 40), -1); /* as far as it goes */
-    assert_int_equal(store_differs_at(s, &keys[1], t, 64), 0);  /* another place */
+    /* equal as far as the given tokens go */
+    assert_int_equal(store_differs_at(s, &keys[2], t, 40), -1);
+    /* another place in the chain */
+    assert_int_equal(store_differs_at(s, &keys[1], t, 64), 0);
     assert_int_equal(store_differs_at(s, &theirs[2], t, 64), -1);
     OK(st_save(s, &st_small, &salted, 3, ST_H, err));
     assert_int_equal(store_differs_at(s, &theirs[2], t, 64), -1);
-    /* of several the one that is nearest, whichever is newer */
+    /* Of several contexts the nearest one counts, not the newest. */
     OK(st_save(s, &st_small, &branch, 4, ST_H, err));
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 40);
     st_tokens(&branch, 3, t);
     t[63]++;
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 63);
-    /* what is erased is near nobody */
+    /* An erased context is near nobody. */
     st_keys(&branch, 4, keys);
     OK(store_erase(s, &keys[3], 1, &gone, err));
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 0);
@@ -287,7 +292,8 @@ static void differences(struct st_place *p)
     store_close(s);
 }
 
-/* A child of the root whose first `same` tokens are t's; `other` tells children apart. */
+/* Appends a child of the root whose first `same` tokens are those of t.  `other` makes children
+ * differ. */
 static void append_beside(struct store *s, const int32_t *t, int same, int other)
 {
     struct store_chunk c = {.fingerprint = st_fingerprint(7), .owner = store_owner(NULL)};
@@ -303,7 +309,7 @@ static void append_beside(struct store *s, const int32_t *t, int same, int other
     OK(store_append(s, &c, err));
 }
 
-/* The nearest of many siblings is found, though all others are newer. */
+/* Finds the nearest of many siblings although all others are newer. */
 static void nearest_is_oldest(struct st_place *p)
 {
     enum { SIBLINGS = 100, SAME = 50 };
@@ -324,8 +330,8 @@ static void nearest_is_oldest(struct st_place *p)
     if (p->io == NULL)
         return;
 
-    /* A store that is opened anew knows no tokens: each search reads STORE_NEAREST
-     * of the headers. */
+    /* A reopened store has no tokens in memory: each search reads STORE_NEAREST of the headers.
+     */
     s = st_open(p);
     assert_int_equal(store_differs_at(s, &root, t, 64), 9);
     for (int i = 1; i <= SIBLINGS / STORE_NEAREST; i++)
@@ -345,7 +351,7 @@ static void wrong_use(struct st_place *p)
     memcpy(bad.tokens, tokens, sizeof tokens);
     assert_int_equal(store_append(s, &bad, &e), ERR_USAGE);
     assert_int_equal(st_append(s, &huge, &c, 0, ST_H, &e),
-                     ERR_LIMIT); /* more than a segment */
+                     ERR_LIMIT); /* larger than a segment */
     assert_true(store_audit(s));
     OK(st_save(s, &st_small, &c, 1, ST_H, err));
     check(s, &c, 1, 1, 3);
@@ -356,7 +362,7 @@ static int count(void *arg, const struct store_entry *e)
 {
     struct store_entry *last = arg;
     if (e->chunk_idx > 0 && memcmp(e->parent.b, last->key.b, sizeof e->parent.b) != 0)
-        return -1; /* in a listing of unbranched chains a parent stands before its child */
+        return -1; /* in a listing of unbranched chains a parent precedes its child */
     *last = *e;
     return 0;
 }
@@ -424,7 +430,7 @@ static void recency_survives(struct st_place *p)
         {1, 1, 0, 0, NULL}, {2, 2, 0, 0, NULL}, {3, 3, 0, 0, NULL}, {4, 4, 0, 0, NULL}};
     for (int i = 0; i < 3; i++)
         OK(st_save(s, &st_small, &c[i], 1, ST_BOTH, err));
-    check(s, &c[0], 1, 1, 6); /* the oldest becomes the most recently used */
+    check(s, &c[0], 1, 1, 6); /* makes the oldest the most recently used */
     store_close(s);
     p->opts.cap_bytes = 3 * chunk_bytes(3) * (uint64_t)p->opts.n_dirs;
     if (p->opts.n_dirs > 1)
@@ -435,7 +441,7 @@ static void recency_survives(struct st_place *p)
     check(s, &c[1], 1, 0, 6);
     check(s, &c[2], 1, 1, 6);
     store_close(s);
-    p->opts.cap_bytes = chunk_bytes(3); /* a lower cap holds from the moment of opening */
+    p->opts.cap_bytes = chunk_bytes(3); /* a lower cap applies from the opening on */
     s = st_open(p);
     struct store_stats st;
     store_stats(s, &st);
@@ -444,7 +450,7 @@ static void recency_survives(struct st_place *p)
     store_close(s);
 }
 
-/* Full chunks of one model, pinned, and nothing is counted or reordered. */
+/* Samples are full chunks of one model, pinned; taking them changes neither counts nor order. */
 static void samples(struct st_place *p)
 {
     struct store *s = st_open(p);

@@ -1,6 +1,8 @@
-/* Several threads on one store: savers of the same contexts, readers, a maintainer.
- * Equal chunks are stored once, nothing wrong is read, and the books are right at the
- * end.  Meant for VARIANT=tsan too. */
+/* test_threads.c - several threads on one store: savers of the same contexts, readers and a
+ * maintainer.
+ *
+ * Equal chunks are stored once, nothing wrong is read, and the audit agrees at the end.  The test
+ * is also meant for VARIANT=tsan. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -77,8 +79,8 @@ static void *reader(void *arg)
     return NULL;
 }
 
-/* Requests that wait, for one of two threads that read ahead; without a DRAM tier
- * there is nothing to do. */
+/* Announces waiting requests for one of two threads that read ahead.  Without a DRAM tier it has
+ * nothing to do. */
 static void *fetcher(void *arg)
 {
     struct thread *t = arg;
@@ -173,7 +175,7 @@ static void together(const char *kind, uint64_t cap_bytes, uint64_t dram_bytes)
     }
     for (int i = 0; i < N; i++) {
         for (int ms = 0; i == N_SAVERS && sh.n_read == 0 && ms < 20000; ms++)
-            clock_sleep_ns(1000000); /* the savers may be done before a reader has begun */
+            clock_sleep_ns(1000000); /* the savers may finish before a reader has begun */
         if (i == N_SAVERS)
             sh.stop = true;
         pthread_join(threads[i].id, NULL);
@@ -183,7 +185,7 @@ static void together(const char *kind, uint64_t cap_bytes, uint64_t dram_bytes)
     assert_true(sh.n_read > 0);
     assert_true(store_audit(sh.s));
     if (cap_bytes ==
-        0) { /* everything fits: saved once more, every record is there exactly once */
+        0) { /* everything fits: after one more save every record is there exactly once */
         struct store_stats st;
         struct err err = {0};
         for (uint64_t i = 0; i < N_CTX; i++) {

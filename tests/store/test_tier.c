@@ -1,5 +1,5 @@
-/* Copies of chunks in DRAM: where they come from, what serves them, and that they end before,
- * or with, the chunks on the disk.  test_lives has the same tier under a seed. */
+/* test_tier.c - copies of chunks in DRAM: where they come from, what they serve, and that they end
+ * before or with the chunks on the disk.  test_lives runs the same tier under a seed. */
 #include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -16,10 +16,10 @@
 #include "storetest.h"
 #include "store/store_impl.h"
 
-/* A chunk's records of both kinds take 60 KiB of an arena: 16 chunks stay in 1 MiB. */
+/* A chunk's records of both kinds take 60 KiB of the arena: 16 chunks stay in 1 MiB. */
 enum { N = 4, ARENA = 1 << 20, COPY = 61440, STAY = 16, RECORDS = 6 };
 
-/* The arena of the one store that is open. */
+/* The arena of the one open store. */
 static uint8_t *arena;
 
 static void *arena_get(void *arg, size_t bytes)
@@ -28,7 +28,7 @@ static void *arena_get(void *arg, size_t bytes)
     return arena = mem_map(bytes);
 }
 
-/* How many blocks were not zero when it was given back. */
+/* How many blocks were not zero when the arena was given back. */
 static int n_left;
 
 static void arena_put(void *arg, void *p, size_t bytes)
@@ -63,7 +63,7 @@ static void end(struct st_place *p, struct store *s)
     st_place_close(p);
 }
 
-/* What the tier has after its thread has done all that there is to do. */
+/* Returns the tier's counts after its thread has done all its work. */
 static struct store_dram settled(struct store *s)
 {
     struct store_stats st;
@@ -81,12 +81,12 @@ static void save(struct store *s, const struct st_ctx *c, int n)
     for (int i = 0; i < n; i++) {
         if (st_append(s, &st_small, c, i, ST_BOTH, &err) != 0)
             fail_msg("%s", err.msg);
-        (void)settled(s); /* the next chunk finds room */
+        (void)settled(s); /* leaves room for the next chunk */
     }
     assert_int_equal(store_commit(s, &err), 0);
 }
 
-/* Reads n chunks of a context; all must be right. Returns how many records came from DRAM. */
+/* Reads n chunks of a context; all must be right.  Returns how many records came from DRAM. */
 static int read_dram(struct store *s, const struct st_ctx *c, int n)
 {
     struct st_result r;
@@ -106,7 +106,7 @@ static bool is_copied(struct store *s, const struct sha256 *key)
     return copied;
 }
 
-/* Returns how many chunks of a context are copied; they must be its first ones. */
+/* Returns how many chunks of a context have copies; they must be the first ones. */
 static int n_copied(struct store *s, const struct st_ctx *c, int n)
 {
     struct sha256 keys[ST_MAX_CHUNKS];
@@ -119,7 +119,7 @@ static int n_copied(struct store *s, const struct st_ctx *c, int n)
     return n_first;
 }
 
-/* Whether the arena holds the beginning of a record of this chunk. */
+/* Returns whether the arena contains the beginning of a record of this chunk. */
 static bool arena_has(const struct sha256 *key)
 {
     uint8_t want[64];
@@ -152,15 +152,15 @@ static void written_chunks_are_read_from_dram(void **state)
     for (int i = 0; i < N; i++)
         assert_int_equal(st_append(s, &st_small, &c, i, ST_BOTH, &err), 0);
     assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
-    assert_int_equal(r.n_found, 0); /* visible with the commit, not before */
+    assert_int_equal(r.n_found, 0); /* visible only after the commit */
     assert_int_equal(store_commit(s, &err), 0);
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
     store_stats(s, &st);
-    assert_int_equal(st.read_bytes, 0); /* the disk was not asked */
+    assert_int_equal(st.read_bytes, 0); /* the disk was not read */
     assert_int_equal(st.dram.n_reads, N * RECORDS);
     assert_int_equal(st.dram.n_written, N);
     assert_int_equal(st.dram.used_bytes, N * COPY);
-    /* Other readers read the disk: that is what they measure or check. */
+    /* Other readers read the disk, since that is what they measure or check. */
     assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, 0);
@@ -198,8 +198,7 @@ static void a_restart_begins_without_copies(void **state)
     end(&p, s);
 }
 
-/* A server with a full arena ends at once: closing neither zeroes copies nor writes
- * them anywhere. */
+/* Closing with a full arena returns at once: it neither zeroes copies nor writes them anywhere. */
 static void closing_does_not_touch_the_arena(void **state)
 {
     (void)state;
@@ -210,7 +209,8 @@ static void closing_does_not_touch_the_arena(void **state)
     uint64_t n_ops = io_sim_count(p.io, IO_SIM_AT_OP);
     store_close(s);
     assert_true(n_left > STAY * RECORDS);
-    assert_true(io_sim_count(p.io, IO_SIM_AT_OP) - n_ops < STAY); /* the index closes */
+    /* only the closing of the index does I/O */
+    assert_true(io_sim_count(p.io, IO_SIM_AT_OP) - n_ops < STAY);
     st_place_close(&p);
 }
 
@@ -228,7 +228,7 @@ static void a_write_that_fails_leaves_no_copy(void **state)
     assert_true(arena_is_zero());
     io_sim_fault_clear(p.io);
     save(s, &c, N);
-    /* What was appended and cannot be committed any more goes from DRAM, too. */
+    /* Appended chunks that cannot be committed any more are removed from DRAM, too. */
     struct st_ctx other = {.base = 2, .own = 2};
     assert_int_equal(st_append(s, &st_small, &other, 0, ST_BOTH, &err), 0);
     fault = (struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .count = 1};
@@ -257,16 +257,16 @@ static void a_full_arena_keeps_a_sixteenth_free(void **state)
     assert_int_equal(d.n_chunks, STAY);
     assert_int_equal(d.n_demoted, 21 - STAY);
     assert_int_equal(d.n_full, 0); /* nothing had to wait */
-    /* The context that was used last stays whole; the first has lost its tail. */
+    /* The context used last stays whole; the first has lost its tail. */
     assert_int_equal(n_copied(s, &c[0], 7), 2);
     assert_int_equal(n_copied(s, &c[1], 7), 7);
     assert_int_equal(n_copied(s, &c[2], 7), 7);
-    for (int i = 0; i < 3; i++) /* nothing is lost */
+    for (int i = 0; i < 3; i++) /* nothing is lost: the disk has the rest */
         assert_int_equal(read_dram(s, &c[i], 7), i == 0 ? 2 * RECORDS : 7 * RECORDS);
     end(&p, s);
 }
 
-/* The first context was used last: the second loses its tail. */
+/* The first context was used last, so the second loses its tail. */
 static void what_is_used_stays(void **state)
 {
     (void)state;
@@ -303,14 +303,14 @@ static void what_waits_stays(void **state)
     save(s, &c[2], 7);
     assert_int_equal(n_copied(s, &c[0], 7), 7);
     assert_int_equal(n_copied(s, &c[1], 7), 2);
-    /* It waits no longer, and was used before the others. */
+    /* Its request no longer waits, and it was used before the others. */
     store_expect_use_no_more(s, keys, 7, 1);
     save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
     assert_int_equal(n_copied(s, &c[0], 7), 5);
     end(&p, s);
 }
 
-/* A client says when it comes back: under `ours` the copies of the oldest context stay. */
+/* A client hints when it comes back: the policy `ours` keeps the copies of the oldest context. */
 static void what_is_hinted_stays(void **state)
 {
     (void)state;
@@ -341,7 +341,7 @@ static void what_is_hinted_stays(void **state)
     }
 }
 
-/* The caller holds the chunks of a context itself, or no longer. */
+/* Tells the store that the caller holds the chunks of a context itself, or no longer does. */
 static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
 {
     struct sha256 keys[ST_MAX_CHUNKS];
@@ -349,12 +349,12 @@ static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
     st_keys(c, n, keys);
     for (int i = 0; i < n; i++)
         changes[i] = (struct store_held){store_chunk_name(&keys[i]), is_held};
-    while (!store_tell_held(s, changes, n)) /* another thread has the lock */
+    while (!store_tell_held(s, changes, n)) /* fails while another thread has the lock */
         sched_yield();
 }
 
-/* What the caller holds itself goes first, although it was used last, and whether it was held
- * before its copies were made or since. */
+/* Copies of chunks that the caller holds itself go first, even if used last, whether the caller
+ * held them before the copies were made or since. */
 static void what_the_caller_holds_goes_first(void **state)
 {
     (void)state;
@@ -370,12 +370,12 @@ static void what_the_caller_holds_goes_first(void **state)
         save(s, &c[1], 7);
         if (!before)
             hold(s, &c[1], 7, true);
-        assert_int_equal(n_copied(s, &c[1], 7), 7); /* while there is room it stays */
+        assert_int_equal(n_copied(s, &c[1], 7), 7); /* stays while there is room */
         save(s, &c[2], 7);
         assert_int_equal(n_copied(s, &c[0], 7), 7);
         assert_int_equal(n_copied(s, &c[1], 7), 2);
         assert_int_equal(n_copied(s, &c[2], 7), 7);
-        /* Held no longer, it is as good as the others: the first was used least recently. */
+        /* No longer held, it counts like the others: the first was used least recently. */
         hold(s, &c[1], 7, false);
         save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
         assert_int_equal(n_copied(s, &c[0], 7), 5);
@@ -384,7 +384,8 @@ static void what_the_caller_holds_goes_first(void **state)
     }
 }
 
-/* Two of the caller's blocks have the same state: one of them goes, and the chunk is still held. */
+/* Two of the caller's blocks have the same state.  When one of them is released, the chunk is still
+ * held. */
 static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
 {
     (void)state;
@@ -402,7 +403,7 @@ static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
     end(&p, s);
 }
 
-/* A chunk that was dropped by its owner goes first until it is used again, as in the store. */
+/* A chunk dropped by its owner goes first until it is used again, as in the store. */
 static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
 {
     (void)state;
@@ -454,8 +455,8 @@ static void a_chunk_that_is_read_is_not_dropped(void **state)
     end(&p, s);
 }
 
-/* Half of the arena is free, in holes that are too small: the thread makes one that
- * is large enough. */
+/* Half of the arena is free, in holes that are too small.  The tier's thread joins them into one
+ * that is large enough. */
 static void free_room_in_small_holes_is_joined(void **state)
 {
     (void)state;
@@ -476,7 +477,7 @@ static void free_room_in_small_holes_is_joined(void **state)
     }
     struct st_ctx first = {.base = 100, .own = 1}, second = {.base = 101, .own = 1};
     assert_true(settled(s).used_bytes < ARENA / 2);
-    save(s, &first, 1); /* the tier learns how large copies are */
+    save(s, &first, 1); /* teaches the tier how large copies are */
     save(s, &second, 1);
     save(s, &(struct st_ctx){.base = 102, .own = 1}, 1);
     assert_int_equal(n_copied(s, &second, 1), 1);
@@ -509,7 +510,7 @@ static void a_chunk_that_is_too_large_has_no_copy(void **state)
 
 enum { LONG = 7 };
 
-/* A store with contexts on its disk and nothing in DRAM. */
+/* Opens a store with contexts on its disk and no copies in DRAM. */
 static struct store *begin_cold(struct st_place *p, struct st_ctx *c, int n)
 {
     struct err err = {0};
@@ -548,7 +549,7 @@ static void want_end(struct store *s, const struct st_ctx *c, int n, uint64_t tu
     store_fetch_want_end(s, c);
 }
 
-/* Until there is nothing to fetch, which the tier's thread has had its time for. */
+/* Fetches until nothing is left to fetch, and lets the tier's thread finish its work. */
 static void fetch_all(struct store *s, struct store_fetcher *f)
 {
     for (int n_idle = 0; n_idle < 2;) {
@@ -583,7 +584,7 @@ static void what_waits_is_fetched(void **state)
     end(&p, s);
 }
 
-/* 192 tokens are not worth it; nor are the 192 that lack copies of a longer context. */
+/* 192 tokens are too few to fetch; so are 192 tokens that lack copies within a longer context. */
 static void little_is_not_fetched(void **state)
 {
     (void)state;
@@ -603,7 +604,7 @@ static void little_is_not_fetched(void **state)
     want(s, &c[0], LONG, 1);
     fetch_all(s, f);
     assert_int_equal(n_copied(s, &c[0], LONG), 4);
-    /* What is not stored is not waited for, and ends the context. */
+    /* Fetching does not wait for a chunk that is not stored: it ends the context. */
     st_keys(&(struct st_ctx){.base = 77, .own = 1}, LONG, keys);
     store_fetch_want(s, keys, keys, LONG, 0);
     assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
@@ -611,7 +612,7 @@ static void little_is_not_fetched(void **state)
     end(&p, s);
 }
 
-/* What the caller holds in memory of its own is not fetched, but what is behind it. */
+/* Chunks that the caller holds in its own memory are not fetched; those behind them are. */
 static void what_the_caller_holds_is_not_fetched(void **state)
 {
     (void)state;
@@ -635,8 +636,8 @@ static void what_the_caller_holds_is_not_fetched(void **state)
     end(&p, s);
 }
 
-/* Three contexts of seven chunks, room for sixteen: the last in the queue gets what is left,
- * and takes nothing from those before it, in whatever order they are told of. */
+/* Three contexts of seven chunks, with room for sixteen: the last in the queue gets the rest, and
+ * takes nothing from those before it, in whatever order they are announced. */
 static void earlier_turns_come_first(void **state)
 {
     (void)state;
@@ -645,7 +646,8 @@ static void earlier_turns_come_first(void **state)
     struct store *s = begin_cold(&p, c, 3);
     struct store_fetcher *f = fetcher(s);
     want(s, &c[2], LONG, 30);
-    assert_int_equal(store_fetch_step(f), STORE_FETCH_WORKED); /* the last is begun */
+    /* begins with the last one */
+    assert_int_equal(store_fetch_step(f), STORE_FETCH_WORKED);
     want(s, &c[0], LONG, 10);
     want(s, &c[1], LONG, 20);
     fetch_all(s, f);
@@ -653,7 +655,8 @@ static void earlier_turns_come_first(void **state)
     assert_int_equal(n_copied(s, &c[1], LONG), LONG);
     assert_int_equal(n_copied(s, &c[2], LONG), STAY - 2 * LONG);
     assert_int_equal(settled(s).n_full, 0);
-    /* One is cancelled, and another comes that is served before all: the last gives way to it. */
+    /* One request is cancelled, and a new one comes that is served first: the last gives way to
+     * it. */
     want_end(s, &c[1], LONG, 20);
     fetch_all(s, f);
     assert_int_equal(n_copied(s, &c[2], LONG), LONG);
@@ -669,8 +672,8 @@ static void earlier_turns_come_first(void **state)
     end(&p, s);
 }
 
-/* A copy that was dropped again is not fetched a second time for the same request: or, where
- * the policy does not know what waits, the two would go on for ever. */
+/* A copy that was dropped again is not fetched twice for the same request.  Otherwise, under a
+ * policy that does not look ahead, fetching and dropping would alternate for ever. */
 static void a_chunk_is_fetched_once_for_a_request(void **state)
 {
     (void)state;
@@ -679,7 +682,7 @@ static void a_chunk_is_fetched_once_for_a_request(void **state)
     struct sha256 keys[LONG];
     struct store *s = begin_cold(&p, c, 3);
     struct store_fetcher *f = fetcher(s);
-    for (int i = 0; i < 3; i++) { /* the window is told of none */
+    for (int i = 0; i < 3; i++) { /* the policy's window has none of them */
         st_keys(&c[i], LONG, keys);
         store_fetch_want(s, &c[i], keys, LONG, (uint64_t)i);
     }
@@ -691,7 +694,7 @@ static void a_chunk_is_fetched_once_for_a_request(void **state)
     end(&p, s);
 }
 
-/* The bytes of chunk i of a context on the medium. */
+/* Flips bytes of a context's chunk on the medium. */
 static void flip_on_disk(struct st_place *p, struct store *s, const struct sha256 *key)
 {
     char path[400];
@@ -703,7 +706,7 @@ static void flip_on_disk(struct st_place *p, struct store *s, const struct sha25
     assert_int_equal(io_sim_flip(p->io, path, offset, 3), 0);
 }
 
-/* A chunk whose bytes are wrong is condemned, once: no fetch tries it again. */
+/* A chunk with wrong bytes is condemned once: no fetch tries it again. */
 static void a_damaged_chunk_is_condemned_once(void **state)
 {
     (void)state;
@@ -731,8 +734,8 @@ static void a_damaged_chunk_is_condemned_once(void **state)
     end(&p, s);
 }
 
-/* The disk hangs, or fails: nobody is to blame, the chunk stays, and this request
- * has no further fetches. */
+/* The disk hangs or fails: no chunk is condemned, the chunk stays, and this request is not fetched
+ * any further. */
 static void a_disk_that_hangs_ends_the_fetch(void **state)
 {
     (void)state;
@@ -765,7 +768,8 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
     }
 }
 
-/* Erased, condemned, or evicted for another while it is on its way: nothing of it stays. */
+/* A chunk is erased, condemned, or evicted for another one while it is being fetched: no copy of it
+ * stays. */
 static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
 {
     (void)state;
@@ -781,7 +785,7 @@ static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
         st_keys(&c[0], LONG, keys);
         want(s, &c[0], LONG, 1);
         assert_int_equal(store_fetch_step(f),
-                         STORE_FETCH_WORKED); /* chunk 0 is on its way */
+                         STORE_FETCH_WORKED); /* chunk 0 is being fetched */
         if (how == 0) {
             assert_int_equal(store_erase(s, keys, LONG, &out, &err), 0);
             assert_int_equal(out.n_busy, 1);
@@ -818,7 +822,7 @@ static void two_fetchers_share_the_work(void **state)
     }
     fetch_all(s, f);
     fetch_all(s, g);
-    assert_int_equal(settled(s).n_promoted, LONG); /* each chunk once */
+    assert_int_equal(settled(s).n_promoted, LONG); /* each chunk is fetched once */
     assert_int_equal(n_copied(s, &c[0], LONG), LONG);
     store_fetcher_close(f);
     store_fetcher_close(g);
@@ -841,7 +845,7 @@ static void erasing_reaches_the_copy(void **state)
     assert_true(arena_has(&keys[0]) && arena_has(&keys[STAY - 1]));
     assert_int_equal(store_erase(s, keys, STAY, &out, &err), 0);
     assert_int_equal(out.n_chunks, STAY);
-    assert_true(arena_is_zero()); /* when it returns, not some time later */
+    assert_true(arena_is_zero()); /* when the call returns, not some time later */
     assert_int_equal(settled(s).used_bytes, 0);
     end(&p, s);
 }
@@ -925,7 +929,8 @@ static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
     end(&p, s);
 }
 
-/* A chunk whose parent is gone is out of reach; gc takes it, and its copy before it returns. */
+/* A chunk whose parent is gone cannot be reached.  gc removes it, and its copy before gc returns.
+ */
 static void gc_reaches_the_copy(void **state)
 {
     (void)state;
@@ -947,7 +952,7 @@ static void gc_reaches_the_copy(void **state)
     end(&p, s);
 }
 
-/* The partial chunk that a full one replaces: its copy goes with the commit, also where a
+/* A full chunk replaces a partial one: the commit removes the partial one's copy, even if a
  * sequence still holds the chunk. */
 static void superseding_reaches_the_copy(void **state)
 {
@@ -985,7 +990,7 @@ static void superseding_reaches_the_copy(void **state)
         full.yields = false;
         full.supersedes = &part.key;
         assert_int_equal(store_append(s, &full, &err), 0);
-        assert_true(is_copied(s, &part.key)); /* until the full one is durable */
+        assert_true(is_copied(s, &part.key)); /* stays until the full chunk is durable */
         assert_int_equal(store_commit(s, &err), 0);
         assert_false(is_copied(s, &part.key));
         assert_int_equal(settled(s).n_chunks, 2);
@@ -997,7 +1002,7 @@ static void superseding_reaches_the_copy(void **state)
 
 /* --- damage ----------------------------------------------------------------------------------- */
 
-/* A bit flips in DRAM: the copy goes, the chunk on the disk stays. */
+/* A bit flips in DRAM: the copy is dropped, and the chunk on the disk stays. */
 static void a_damaged_copy_condemns_nothing(void **state)
 {
     (void)state;
@@ -1017,11 +1022,12 @@ static void a_damaged_copy_condemns_nothing(void **state)
     assert_int_equal(st.n_checksum_failures, 1);
     assert_int_equal(st.n_corrupt, 0);
     assert_int_equal(settled(s).n_chunks, N - 1);
-    assert_int_equal(read_dram(s, &c, N), (N - 1) * RECORDS); /* the rest from the disk */
+    /* the rest came from the disk */
+    assert_int_equal(read_dram(s, &c, N), (N - 1) * RECORDS);
     end(&p, s);
 }
 
-/* The most that a map may have. */
+/* The largest mapping that succeeds. */
 static size_t most_bytes;
 static int n_denied;
 
@@ -1031,7 +1037,8 @@ static void *scarce_get(void *arg, size_t bytes)
     return bytes > most_bytes ? NULL : arena_get(arg, bytes);
 }
 
-/* Memory that cannot be had: copies that were asked for are an error; others have less, or none. */
+/* Memory is scarce: copies that the user asked for are an error; by default the arena is smaller,
+ * or absent. */
 static void copies_take_less_where_memory_is_scarce(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The cap on all files of a store: segments, superblocks, index, log and reserve together stay
- * below it after every commit.  docs/STORE_FORMAT.md has the shares. */
+/* test_total.c - the cap bounds all files of a store: segments, superblocks, index, log and reserve
+ * together stay below it after every commit.  docs/STORE_FORMAT.md has the shares. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 enum { N = 6, N_CONTEXTS = 400, CAP = 4 << 20 };
 
-/* One record for a chunk, so that the rows of an extent are large beside it. */
+/* One record per chunk, so that the index's rows are large beside the extents. */
 static const struct st_shape tiny = {1, {[STORE_HIDDEN] = 100, [STORE_KV] = 0}};
 
 struct files {
@@ -65,7 +65,7 @@ static struct st_ctx ctx_of(int i)
     return (struct st_ctx){.base = 100 + (uint64_t)i, .own = 100 + (uint64_t)i};
 }
 
-/* Pins some contexts and erases others, which adds rows that no append made room for. */
+/* Pins some contexts and erases others.  This adds rows that no append made room for. */
 static void pin_and_erase(struct store *s, int i, int n)
 {
     struct err err = {0};
@@ -74,7 +74,7 @@ static void pin_and_erase(struct store *s, int i, int n)
     struct st_ctx pinned = ctx_of(i), erased = ctx_of(i - 3);
     st_keys(&pinned, n, keys);
     (void)store_pin_until(s, keys, n, clock_wall_s() + 3600,
-                          NULL); /* some may be evicted */
+                          NULL); /* some may be evicted, which is no error */
     st_keys(&erased, n, keys);
     assert_int_equal(store_erase(s, keys, n, &gone, &err), 0);
 }
@@ -119,8 +119,8 @@ static void everything_is_bounded(void **state)
         assert_true(st_place_open(&p, "sim", n_dirs));
         p.opts.files_cap_bytes = CAP;
         struct files most = filled(&p, &st_small, N, ST_BOTH, &st);
-        assert_true(st.cap_bytes > CAP / 4 * 3);                /* the rest takes little, */
-        assert_true(st.used_bytes > CAP / 2);                   /* and most of it is used */
+        assert_true(st.cap_bytes > CAP / 4 * 3); /* the other files take little, */
+        assert_true(st.used_bytes > CAP / 2);    /* and most of the cap is used */
         assert_true(most.log > 8 * (uint64_t)INDEX_PAGE_BYTES); /* the log was folded */
         st_place_close(&p);
     }
@@ -136,12 +136,12 @@ static void small_extents_are_bounded_by_the_index(void **state)
     p.opts.files_cap_bytes = CAP;
     struct files most = filled(&p, &tiny, 3 * N, ST_H, &st);
     assert_true(most.index <= (64 << 10) + CAP / 128);
-    assert_true(most.segments < st.cap_bytes); /* or the index was not the bound */
+    assert_true(most.segments < st.cap_bytes); /* otherwise the index was not the bound */
     assert_true(st.n_extents > 100);
     st_place_close(&p);
 }
 
-/* Opened again, also without having been closed, a store knows how full its index is. */
+/* When it is opened again, also without having been closed, a store knows how full its index is. */
 static void it_holds_after_opening_again(void **state)
 {
     (void)state;
@@ -175,7 +175,7 @@ static void a_cap_that_leaves_nothing_is_refused(void **state)
     s = st_open(&p);
     const struct st_ctx c = ctx_of(1);
     assert_int_equal(st_save(s, &tiny, &c, 1, ST_H, &err),
-                     0); /* and this one leaves something */
+                     0); /* this save leaves some room */
     assert_true(files_of(&p).all <= p.opts.files_cap_bytes);
     store_close(s);
     st_place_close(&p);

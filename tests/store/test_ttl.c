@@ -1,5 +1,5 @@
-/* Times to live: chunks expire so long after their last use, those that others use with the longest
- * time, and across restarts. */
+/* test_ttl.c - times to live: a chunk expires a given time after its last use.  A shared chunk has
+ * the longest time of its users.  Times survive restarts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static int n_stored(struct store *s, const struct st_ctx *c)
     return n;
 }
 
-/* Saves what is missing of a context, and uses the rest, with this time to live. */
+/* Uses a context with this time to live, and saves the chunks that are missing. */
 static void use(struct store *s, const struct st_ctx *c, uint32_t ttl_s)
 {
     struct err err = {0};
@@ -60,7 +60,7 @@ static void use(struct store *s, const struct st_ctx *c, uint32_t ttl_s)
     assert_int_equal(store_commit(s, &err), 0);
 }
 
-/* As if all chunks had been used so many seconds earlier. */
+/* Makes all chunks look as if they had been used by_s seconds earlier. */
 static void age(struct store *s, uint32_t by_s)
 {
     struct catalog *c = &s->catalog;
@@ -93,7 +93,7 @@ static void chunks_expire(const char *kind)
     use(s, &lasting, 0);
     assert_int_equal(expire(s), 0);
     age(s, 600);
-    use(s, &brief, 1000); /* a use begins the time anew */
+    use(s, &brief, 1000); /* a use restarts the time */
     age(s, 600);
     assert_int_equal(expire(s), 0);
     age(s, 600);
@@ -113,8 +113,8 @@ static void chunks_expire_everywhere(void **state)
     chunks_expire("sim");
 }
 
-/* Two contexts share their first two chunks: these have the longest time, and none is the
- * longest. */
+/* Two contexts share their first two chunks, which have the longer time.  No time to live at all
+ * counts as the longest. */
 static void shared_chunks_have_the_longest_time(void **state)
 {
     (void)state;
@@ -140,7 +140,7 @@ static void shared_chunks_have_the_longest_time(void **state)
     }
 }
 
-/* What is pinned, guaranteed or in use stays, and goes when it is not any more. */
+/* A pinned, guaranteed or used chunk stays, and expires when it is none of these any more. */
 static void what_is_kept_does_not_expire(void **state)
 {
     (void)state;
@@ -154,7 +154,7 @@ static void what_is_kept_does_not_expire(void **state)
     use(s, &c, 1000);
     st_keys(&c, N, keys);
     age(s, 5000);
-    assert_true(store_pin(s, &keys[1], &hit)); /* of the middle: those behind it go */
+    assert_true(store_pin(s, &keys[1], &hit)); /* pins the middle: those behind it expire */
     assert_int_equal(expire(s), 2);
     store_release(s, &hit, 1);
     use(s, &c, 1000);
@@ -162,14 +162,14 @@ static void what_is_kept_does_not_expire(void **state)
     age(s, 5000);
     assert_int_equal(expire(s), 0);
     assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
-    age(s, 5000); /* the next look at them is now */
+    age(s, 5000); /* makes the next check of them due now */
     assert_int_equal(expire(s), N);
     store_close(s);
     st_place_close(&p);
 }
 
-/* Time to live and last use are in the index; what has expired meanwhile goes when the store
- * opens. */
+/* Time to live and last use are in the index.  Chunks that expired meanwhile are removed when the
+ * store opens. */
 static void it_survives_a_restart(void **state)
 {
     (void)state;
@@ -186,7 +186,7 @@ static void it_survives_a_restart(void **state)
     s = st_open(&p);
     store_stats(s, &st);
     assert_true(st.n_expiring == N ||
-                st.n_expiring == 2 * N); /* a second has passed, or not */
+                st.n_expiring == 2 * N); /* a second may have passed */
     age(s, 10);
     expire(s);
     store_stats(s, &st);
@@ -199,7 +199,7 @@ static void it_survives_a_restart(void **state)
     st_place_close(&p);
 }
 
-/* Expired chunks go before all others where room is needed. */
+/* If room is needed, expired chunks are evicted before all others. */
 static void expired_chunks_go_first(void **state)
 {
     (void)state;
@@ -225,7 +225,7 @@ static void expired_chunks_go_first(void **state)
     st_place_close(&p);
 }
 
-/* The heap against a scan: entries come, move and go at random. */
+/* Compares the heap with a scan while entries are added, moved and removed at random. */
 static void the_heap_is_in_order(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* A store of format version 1 (tests/store/golden) in the hands of this build: read as it is,
- * raised when it is opened for writing, whole at every moment of that. */
+/* test_upgrade.c - this build opens a store of format version 1 (tests/store/golden): reading
+ * leaves it as it is, opening for writing upgrades it, and it is consistent at every moment of
+ * that. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -37,7 +38,7 @@ static void file_put(struct io *io, const char *from, const char *to)
     free(bytes);
 }
 
-/* The golden store on a simulated disk, durable. */
+/* Puts the golden store on a simulated disk, durable. */
 static void place_make(struct st_place *p, uint64_t seed)
 {
     static const char *const files[][2] = {{"a/superblock", "/st/d0/superblock"},
@@ -114,7 +115,7 @@ static void read_as_it_is(void **state)
     st_place_close(&p);
 }
 
-/* Everything that version 2 has, in a store that was of version 1. */
+/* Uses all features of version 2 in a store that was of version 1. */
 static void use(struct store *s)
 {
     struct err err = {0};
@@ -198,8 +199,8 @@ static void power_fails_while_raising(void **state)
     assert_true(n > 10);
 }
 
-/* A damaged copy is written again, at the first chance and whatever happens meanwhile: the next
- * damage may hit the other one. */
+/* A damaged copy of the superblock is rewritten at the first chance, whatever happens meanwhile,
+ * because the next damage may hit the other copy. */
 static void a_damaged_copy_is_mended(void **state)
 {
     (void)state;
@@ -223,7 +224,7 @@ static void a_damaged_copy_is_mended(void **state)
             if (!crashed) {
                 io_sim_crash_at(p.io, IO_SIM_AT_OP, 0);
                 both_copies_hold(p.io, "/st/d1/superblock");
-                io_sim_crash(p.io); /* what was written again is durable */
+                io_sim_crash(p.io); /* the rewritten copy is durable */
             }
             io_sim_restart(p.io);
             if (!crashed)
@@ -238,10 +239,11 @@ static void a_damaged_copy_is_mended(void **state)
     print_message("mending a superblock: power failed at each of %llu operations\n",
                   (unsigned long long)n_crashes);
     assert_true(n_crashes >=
-                4); /* each copy: its writing and its sync, before and behind */
+                4); /* for each copy: before and after its write and its sync */
 }
 
-/* Where it cannot be written, the store does without, and only reading leaves it as it is. */
+/* If the copy cannot be written, the store works without it.  Opening for reading leaves it as it
+ * is. */
 static void a_copy_that_cannot_be_mended(void **state)
 {
     (void)state;
@@ -274,7 +276,8 @@ static void a_copy_that_cannot_be_mended(void **state)
     st_place_close(&p);
 }
 
-/* An index of a later version, or of none that ever was: refused with its number, not changed. */
+/* An index of a later version, or of one that never existed, is refused with its number and not
+ * changed. */
 static void other_index_versions(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
-/* SQLite over src/io: behaviour on every implementation, and a workload that is crashed at each of
- * its operations on the simulated disk.
+/* test_vfs.c - SQLite over src/io: its behaviour on every implementation, and a workload that
+ * crashes at each of its operations on the simulated disk.
  *
  * The oracle: transaction i inserts ROWS rows (i, j, content of (i, j)).  After a crash with k
- * transactions acknowledged, the table holds exactly the first k or k + 1 of them, whole. */
+ * transactions acknowledged, the table holds exactly the first k or k + 1 transactions, whole. */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -101,8 +101,8 @@ static bool is_sound(sqlite3 *db)
     return ok;
 }
 
-/* The number of transactions in the database, or -1 where it holds anything but whole ones from the
- * first on. */
+/* Returns the number of transactions in the database, or -1 if they are not whole and consecutive
+ * from the first on. */
 static int count_txns(sqlite3 *db)
 {
     int64_t n = query_int(db, "SELECT count(DISTINCT i) FROM t");
@@ -119,7 +119,7 @@ static struct io *sim_with_folder(uint64_t seed)
     assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &io, NULL), 0);
     assert_int_equal(io_mkdirs(io, "/db", NULL, NULL), 0);
     assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
-    /* SQLite's own generator (WAL salts) is global: the same for every run. */
+    /* SQLite's own generator (WAL salts) is global: give it the same state in every run. */
     sqlite3_test_control(SQLITE_TESTCTRL_PRNG_SEED, 42, NULL);
     return io;
 }
@@ -140,7 +140,8 @@ static uint64_t count_ops(const char *pragmas)
     return n;
 }
 
-/* Opens after a crash and compares with the oracle; false where recovery itself was crashed. */
+/* Opens after a crash and compares with the oracle.  Returns false if the recovery itself crashed.
+ */
 static bool check_recovered(struct io *io, const char *pragmas, int acknowledged,
                             uint64_t op, uint64_t seed)
 {
@@ -156,12 +157,13 @@ static bool check_recovered(struct io *io, const char *pragmas, int acknowledged
     if (!is_sound(db) || found < acknowledged || found > acknowledged + 1)
         fail_msg("op %d seed %d: acknowledged %d, found %d", (int)op, (int)seed,
                  acknowledged, found);
-    assert_int_equal(insert_txn(db, found), SQLITE_OK); /* and life goes on */
+    /* and the database can be used again */
+    assert_int_equal(insert_txn(db, found), SQLITE_OK);
     sqlite3_close(db);
     return true;
 }
 
-/* Crashes at one operation, and again once or twice while recovering. Returns a digest. */
+/* Crashes at one operation, and again once or twice during the recovery.  Returns a digest. */
 static uint64_t crash_once(const char *pragmas, uint64_t op, uint64_t seed)
 {
     struct io *io = sim_with_folder(seed);
@@ -219,7 +221,7 @@ static void test_deterministic(void **state)
     assert_true(n_different > 0);
 }
 
-/* The suite must be able to fail: with syncs that do nothing, transactions get lost. */
+/* This suite can fail: if syncs do nothing, it finds lost transactions. */
 static void test_lost_syncs_are_noticed(void **state)
 {
     (void)state;
@@ -239,7 +241,7 @@ static void test_lost_syncs_are_noticed(void **state)
     assert_true(n_lost > 0);
 }
 
-/* Each kind of failure, at each of many moments: an error to the caller, nothing committed lost. */
+/* Each kind of failure at many moments: the caller gets an error and nothing committed is lost. */
 static void test_faults(void **state)
 {
     (void)state;
@@ -307,7 +309,7 @@ static void test_one_opener(void **state)
     sim_end(io);
 }
 
-/* The same workload on real files; SQLite's own VFS then reads what ours has written. */
+/* Runs the same workload on real files; SQLite's own VFS then reads what ours has written. */
 static void on_real_files(struct io *io)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
@@ -319,7 +321,7 @@ static void on_real_files(struct io *io)
     assert_int_equal(open_db(path, WAL, &db), SQLITE_OK);
     assert_int_equal(count_txns(db), N_TXNS);
     assert_int_equal(insert_txn(db, N_TXNS), SQLITE_OK);
-    /* A shell from outside meets the lock. */
+    /* SQLite's own VFS respects our lock. */
     assert_int_equal(sqlite3_open_v2(path, &other, SQLITE_OPEN_READWRITE, "unix"),
                      SQLITE_OK);
     assert_int_equal(exec(other, "SELECT count(*) FROM t"), SQLITE_BUSY);
@@ -352,8 +354,8 @@ static void test_uring(void **state)
     on_real_files(io);
 }
 
-/* A VFS for reading only reads what is there, with a log and without, and neither
- * writes nor makes nor removes. */
+/* A read-only VFS reads a database with a log or without one, and writes, creates and removes no
+ * file. */
 static void test_only_reading(void **state)
 {
     (void)state;
@@ -363,7 +365,7 @@ static void test_only_reading(void **state)
     for (int with_log = 0; with_log < 2; with_log++) {
         sqlite3 *writer = NULL, *db;
         struct io *copy = io;
-        if (with_log) { /* as a crash leaves it: the log is there */
+        if (with_log) { /* as after a crash: the log exists */
             assert_int_equal(open_db(DB_PATH, WAL, &writer), SQLITE_OK);
             assert_int_equal(insert_txn(writer, N_TXNS), SQLITE_OK);
             assert_int_equal(io_sim_fork(io, 1, &copy, NULL), 0);

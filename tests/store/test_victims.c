@@ -1,4 +1,4 @@
-/* test_victims.c - which chunks a store under a cap evicts: what policy/placement.h says. */
+/* test_victims.c - which chunks a store under a cap evicts; policy/placement.h has the rules. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "store/store_impl.h"
 #include "tests/store/storetest.h"
 
-/* One record of one block: a chunk takes two blocks of 4 KiB. */
+/* One record of one block: with its header a chunk takes two blocks of 4 KiB. */
 static const struct st_shape shape = {1, {4096, 0}};
 enum { CHUNK_BYTES = 2 * STORE_ALIGN };
 
@@ -42,7 +42,7 @@ static void save(struct store *s, uint64_t own, int n)
         fail_msg("%s", err.msg);
 }
 
-/* Whether the store has a chunk; does not count as a use. */
+/* Returns whether the store has a chunk.  Does not count as a use. */
 static bool has(struct store *s, uint64_t own, int chunk)
 {
     struct st_ctx c = context(own);
@@ -55,8 +55,8 @@ static bool has(struct store *s, uint64_t own, int chunk)
     return found;
 }
 
-/* Stores contexts 1 to 3 of a chunk each, a request waits for `wanted` (0: none), and context 4
- * comes. Returns the one that went. */
+/* Stores contexts 1 to 3 of one chunk each, announces a request for `wanted` (0: none), and stores
+ * context 4.  Returns the context that was evicted. */
 static uint64_t gone_for_the_fourth(enum placement_kind policy, uint64_t wanted)
 {
     struct store *s = open_store(policy, 3);
@@ -75,7 +75,7 @@ static uint64_t gone_for_the_fourth(enum placement_kind policy, uint64_t wanted)
             assert_int_equal(gone, 0);
             gone = own;
         }
-    if (wanted != 0) { /* served: the oldest goes, as without it */
+    if (wanted != 0) { /* served: the oldest is evicted, as without the request */
         store_expect_use_no_more(s, &key, 1, 7);
         save(s, 5, 1);
         assert_false(has(s, wanted, 0));
@@ -88,13 +88,14 @@ static void a_waiting_request_keeps_its_chunks(void **state)
 {
     (void)state;
     assert_int_equal(gone_for_the_fourth(PLACEMENT_LRU, 0), 1);
-    assert_int_equal(gone_for_the_fourth(PLACEMENT_LRU, 1), 1); /* does not look ahead */
+    /* LRU does not look ahead */
+    assert_int_equal(gone_for_the_fourth(PLACEMENT_LRU, 1), 1);
     assert_int_equal(gone_for_the_fourth(PLACEMENT_ATTENTIONSTORE, 0), 1);
     assert_int_equal(gone_for_the_fourth(PLACEMENT_ATTENTIONSTORE, 1), 2);
     assert_int_equal(gone_for_the_fourth(PLACEMENT_OURS, 1), 2);
 }
 
-/* Of requests that wait, the state of the last one goes first. */
+/* If all state belongs to waiting requests, that of the last one goes first. */
 static void the_tail_of_the_queue_goes_first(void **state)
 {
     (void)state;
@@ -108,20 +109,20 @@ static void the_tail_of_the_queue_goes_first(void **state)
     }
     save(s, 4, 1);
     assert_true(has(s, 1, 0) && has(s, 2, 0) && !has(s, 3, 0) && has(s, 4, 0));
-    save(s, 5, 1); /* nobody waits for 4 */
+    save(s, 5, 1); /* no request waits for 4 */
     assert_true(has(s, 1, 0) && has(s, 2, 0) && !has(s, 4, 0) && has(s, 5, 0));
     store_close(s);
 }
 
-/* Waiting requests need all that is stored.  A chunk that nobody waits for does not push it out
- * under ours, unless it has to be stored; one that is needed sooner does. */
+/* Waiting requests need all that is stored.  Under the policy `ours` a chunk that no request waits
+ * for does not evict any of it, unless it must be stored; a chunk that is needed sooner does. */
 static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
 {
     (void)state;
     static const struct {
         enum placement_kind policy;
         bool may_be_refused;
-        uint64_t turn; /* of the request that needs the newcomer; 0: none */
+        uint64_t turn; /* the turn of the request that needs the newcomer; 0: none */
         bool is_stored;
     } cases[] = {
         {PLACEMENT_OURS, true, 0, false},          {PLACEMENT_OURS, true, 20, false},
@@ -155,7 +156,8 @@ static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
     }
 }
 
-/* A dropped chunk goes before all that were used earlier, unless it was used since. */
+/* A dropped chunk is evicted before all that were used earlier, unless it was used since the drop.
+ */
 static void a_dropped_chunk_goes_first(void **state)
 {
     (void)state;
@@ -181,8 +183,8 @@ static void a_dropped_chunk_goes_first(void **state)
     }
 }
 
-/* The price of seconds reaches chunks: of two contexts with the same hint, the one whose chunk
- * has half of the bytes is worth its room and the other is not, though that was used later. */
+/* The price in seconds counts per byte.  Two contexts have the same hint; the one whose chunk has
+ * half the bytes is worth its room and the other is not, although that was used later. */
 static void what_saves_more_for_each_byte_stays(void **state)
 {
     (void)state;
@@ -195,7 +197,7 @@ static void what_saves_more_for_each_byte_stays(void **state)
     struct sha256 key[2];
     store_set_price(s, &price);
     s->catalog.learn->price =
-        0.75 / WAIT_S; /* a use saves so much in this time, or is not worth it */
+        0.75 / WAIT_S; /* the gain per second of waiting at which a use is just worth it */
     for (int i = 0; i < 2; i++) {
         struct st_ctx c = context((uint64_t)(1 + i));
         struct store_hit hit;
@@ -214,7 +216,7 @@ static void what_saves_more_for_each_byte_stays(void **state)
     store_close(s);
 }
 
-/* Saves three contexts of a chunk each in a store on a disk, drops the newest, uses it again where
+/* Saves three contexts of one chunk each in a store on a disk, drops the newest, uses it again if
  * `used`, and opens the store again.  Returns the first victim's number. */
 static uint64_t first_victim_after_a_restart(bool used)
 {
@@ -250,7 +252,7 @@ static uint64_t first_victim_after_a_restart(bool used)
     return first;
 }
 
-/* A drop lives as long as its chunk, or until the chunk is used: across a restart, too. */
+/* A drop lasts until its chunk is removed or used, across a restart, too. */
 static void a_drop_survives_a_restart(void **state)
 {
     (void)state;
@@ -262,7 +264,8 @@ static void a_drop_survives_a_restart(void **state)
 
 enum { CONTEXTS = 5, DEPTH = 5, OPS = 40 };
 
-/* Contexts share their first `branch` chunks; block numbers are shared likewise. */
+/* The simulator and the store, kept side by side.  Contexts share their first `branch` chunks and
+ * the corresponding block numbers. */
 struct twin {
     struct store *store;
     struct cache cache;
@@ -273,7 +276,7 @@ struct twin {
     struct sha256 keys[CONTEXTS][DEPTH];
     uint64_t turn[CONTEXTS]; /* 0: no request waits */
     int n_expected[CONTEXTS];
-    struct store_hit held[CONTEXTS]; /* impl NULL: nothing is */
+    struct store_hit held[CONTEXTS]; /* impl NULL: none is held */
     uint32_t held_block[CONTEXTS];
     bool looks;
 };
@@ -305,7 +308,7 @@ static void twin_begin(struct twin *t, enum placement_kind policy, struct rng *r
     }
 }
 
-/* Uses what is there of a context and stores the next chunk behind it. */
+/* Uses the stored chunks of a context and stores the next one. */
 static void twin_use(struct twin *t, int c, uint32_t now)
 {
     struct store_hit hits[DEPTH];
@@ -335,7 +338,7 @@ static void twin_use(struct twin *t, int c, uint32_t now)
     store_release(t->store, hits, n_hits);
 }
 
-/* A request for a context comes, or the one that waits goes. */
+/* Announces a request for a context, or removes the one that waits. */
 static void twin_expect(struct twin *t, int c, uint64_t turn)
 {
     bool joins = t->turn[c] == 0;
@@ -354,8 +357,7 @@ static void twin_expect(struct twin *t, int c, uint64_t turn)
     t->turn[c] = joins ? turn : 0;
 }
 
-/* Something begins to hold a stored chunk of a context, or lets it go: it may not be evicted
- * meanwhile. */
+/* Begins or ends to hold a stored chunk of a context.  A held chunk may not be evicted. */
 static void twin_hold(struct twin *t, int c, int chunk)
 {
     if (t->held[c].impl != NULL) {
@@ -368,15 +370,15 @@ static void twin_hold(struct twin *t, int c, int chunk)
     }
 }
 
-/* Looks without a pin: pins and releases would order the store's leaves anew. */
+/* Checks without a pin: pins and releases would change the order of the store's leaves. */
 static bool is_stored(const struct twin *t, int c, int chunk)
 {
     const struct chunk_node *n = catalog_find(&t->store->catalog, &t->keys[c][chunk]);
     return n != NULL && n->n_live > 0;
 }
 
-/* Simulator and store hold the same chunks after each step of a random history,
- * under every policy. */
+/* Simulator and store hold the same chunks after each step of a random history, under every policy.
+ */
 static void simulator_and_store_choose_the_same_victims(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* cases.h - shapes on which every operation is compared between backends; the kernel benchmark
- * takes the rows marked `bench` too. */
+/* cases.h - shapes on which every operation is compared between backends.  The kernel benchmark
+ * also runs the cases marked `bench`. */
 #ifndef TESTS_TENSOR_CASES_H
 #define TESTS_TENSOR_CASES_H
 
@@ -8,11 +8,11 @@
 
 struct matmul_case {
     int64_t m, n, k;
-    bool bench; /* too big for the reference; measured instead */
+    bool bench; /* too large for the reference: benchmarked only */
 };
 
-/* Rows around the heights of the micro-kernels (6, 12), of tiles (192) and of what is packed at
- * once (384); columns around panels (16) and tiles (128); k around the block (256). */
+/* Row counts lie around the heights of micro-kernels (6, 12), of tiles (192) and of what is packed
+ * at once (384); column counts around panels (16) and tiles (128); k around the block (256). */
 static const struct matmul_case matmul_cases[] = {
     {1, 1, 1, false},         {1, 16, 256, false},     {1, 17, 257, false},
     {1, 100, 600, false},     {2, 33, 255, false},     {3, 31, 70, false},
@@ -33,7 +33,7 @@ struct attention_case {
     int n_seqs;
     struct {
         int start,
-            rows; /* positions [start, start + rows), all earlier ones are in the cache */
+            rows; /* positions [start, start + rows); all earlier ones are in the cache */
     } seq[3];
     bool bench;
 };
@@ -54,18 +54,18 @@ static const struct attention_case attention_cases[] = {
     {2, 2, 32, 16, 1, {{0, 100}}, false},
     {4, 2, 64, 100, 2, {{250, 30}, {99, 1}}, false},
     {2, 1, 64, 1, 1, {{5, 70}}, false},
-    {16, 8, 64, 0, 2, {{130, 1}, {64, 1}}, false}, /* several kv heads in a tile */
-    {12, 12, 20, 70, 1, {{200, 1}}, false},        /* also where K and V are converted */
+    {16, 8, 64, 0, 2, {{130, 1}, {64, 1}}, false}, /* several KV heads in a tile */
+    {12, 12, 20, 70, 1, {{200, 1}}, false},        /* K and V are converted, too */
     {14, 2, 32, 0, 1, {{129, 1}}, false},          /* strips of 4 and 3 */
-    {16, 4, 64, 0, 1, {{130, 1}}, false},  /* tiles of half of the heads, by pairs */
-    {28, 4, 32, 40, 1, {{200, 1}}, false}, /* 7 queries a head: AVX-512 alone */
-    {8, 2, 128, 0, 2, {{37, 200}, {3, 70}}, false}, /* enough for a GPU's wide tiles */
+    {16, 4, 64, 0, 1, {{130, 1}}, false},  /* tiles of half of the heads, in pairs */
+    {28, 4, 32, 40, 1, {{200, 1}}, false}, /* 7 queries per head: AVX-512 only */
+    {8, 2, 128, 0, 2, {{37, 200}, {3, 70}}, false}, /* enough rows for a GPU's wide tiles */
     {12, 12, 64, 100, 1, {{10, 300}}, false},
     {8, 8, 80, 0, 1, {{0, 129}}, false},
     {8, 4, 96, 0, 3, {{64, 128}, {0, 257}, {500, 1}}, false},
     {16, 16, 64, 0, 1, {{0, 4096}}, true},   /* bench-220m, prefill */
-    {16, 16, 64, 0, 1, {{3584, 512}}, true}, /* its last chunk of 512 */
-    {16, 16, 64, 0, 1, {{4095, 1}}, true},   /* and decode */
+    {16, 16, 64, 0, 1, {{3584, 512}}, true}, /* the last 512 tokens of that prefill */
+    {16, 16, 64, 0, 1, {{4095, 1}}, true},   /* one decode step */
     {32, 8, 128, 0, 1, {{4095, 1}}, true},   /* Llama-3-8B */
 };
 

@@ -46,7 +46,8 @@ static struct mat as_type(struct mat x, enum dtype t)
     return out;
 }
 
-/* What one operation may lose by rounding its result to t, and then some for sums. */
+/* Returns the bound on what one operation loses by rounding its result to t, with some room for
+ * sums. */
 static double rounding(enum dtype t)
 {
     return t == DTYPE_F32 ? 2e-5 : t == DTYPE_F16 ? 2e-3 : 1.2e-2;
@@ -101,7 +102,7 @@ static void test_matmul(void **state)
             if (t != DTYPE_F32 && c % 3 == 0)
                 check_matmul(l, matmul_cases[c], t, t, DTYPE_F32, true);
         }
-        if (c % 4 == 0) /* a state type that is not the weights' */
+        if (c % 4 == 0) /* the activations' type differs from the weights' */
             EACH_LANE(l)
         check_matmul(l, matmul_cases[c], DTYPE_F32, DTYPE_BF16, DTYPE_F32, true);
     }
@@ -185,7 +186,7 @@ static void check_elements(const struct lane *l, struct rows_case rc, enum dtype
     mat_free(&blank);
 }
 
-/* In one operation as in two: the sum to the bit. */
+/* One fused operation gives the same bits as two: the sum is compared to the bit. */
 static void check_add_norm(const struct lane *l, struct rows_case rc, enum dtype tx,
                            enum dtype ty, enum dtype to)
 {
@@ -386,8 +387,8 @@ static void test_rope(void **state)
     }
 }
 
-/* K and V come back as ref has them: written row by row in pieces, with queries rotated beside
- * them or without, or as packed chunks. */
+/* K and V are read back as ref has them: written row by row in pieces, with or without rotating
+ * queries in the same call, or as packed chunks. */
 static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, int d_rot,
                      int piece)
 {
@@ -469,7 +470,7 @@ static void test_kv(void **state)
 
 /* --- attention -------------------------------------------------------------------------------- */
 
-/* On ref with q of type t's values, or on a lane of the GPU. */
+/* Returns the attention on ref with the values of q rounded to type t, or on a lane of the GPU. */
 static struct mat attention_on(const struct lane *l, const struct attention_case *ac,
                                enum dtype t)
 {
@@ -512,7 +513,7 @@ static struct mat attention_on(const struct lane *l, const struct attention_case
     return out;
 }
 
-/* Beyond the shared cases: whole and cut tiles at every head size that has a kernel for them, and a
+/* Beyond the shared cases: whole and partial tiles at every head size that has a kernel, and a
  * context long enough to be split. */
 static const struct attention_case more_cases[] = {
     {2, 1, 64, 0, 2, {{0, 130}, {70, 20}}, false}, {2, 2, 96, 0, 1, {{100, 64}}, false},
@@ -547,7 +548,7 @@ static void test_attention(void **state)
         check_attention(&more_cases[c]);
 }
 
-/* Exact math: a row alone and the same row among others have the same bits. */
+/* Exact math: a row has the same bits alone and among other rows. */
 static void test_exact_is_batch_invariant(void **state)
 {
     (void)state;
@@ -567,7 +568,7 @@ static void test_exact_is_batch_invariant(void **state)
     assert_same_bits(x, y);
     mat_free(&x);
     mat_free(&y);
-    /* The queries differ between the two calls but in their first row: compare the first rows. */
+    /* Both calls have the same queries in their first row only: compare the first rows. */
     const struct attention_case first = {4, 2, 64, 0, 1, {{149, 1}}, false};
     x = attention_on(&exact, &last, DTYPE_BF16);
     y = attention_on(&exact, &first, DTYPE_BF16);
@@ -584,7 +585,8 @@ static void test_exact_is_batch_invariant(void **state)
 
 /* --- sampling --------------------------------------------------------------------------------- */
 
-/* Whole numbers are added in any order to the same sum: ref's token, whatever the mathematics. */
+/* Sums of whole numbers do not depend on the order of addition, so every math mode chooses ref's
+ * token. */
 static void test_sample(void **state)
 {
     (void)state;
@@ -611,7 +613,8 @@ static void test_sample(void **state)
 
 enum { SUM_RECORDS = 2200 };
 
-/* Records of n_bytes, `stride` apart; on a stream that has nothing but its order. */
+/* Checks records of n_bytes each, `stride` apart, on a stream with no other synchronisation than
+ * its order. */
 static void check_sums(const struct lane *l, const uint32_t *n_bytes, int n, size_t stride)
 {
     size_t bytes = (size_t)n * stride;
@@ -637,7 +640,8 @@ static void check_sums(const struct lane *l, const uint32_t *n_bytes, int n, siz
     free(host);
 }
 
-/* Every length up to two places and some; then long ones around places, rounds and stripes. */
+/* Every length up to a little more than two places; then long ones around places, rounds and
+ * stripes. */
 static void test_checksum(void **state)
 {
     (void)state;
@@ -659,8 +663,8 @@ static void test_checksum(void **state)
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
-/* Copies and kernels on two streams, ordered by an event: the emulation runs nothing before it is
- * waited for, so an order that is not asked for is not kept. */
+/* Copies and kernels on two streams, ordered by an event.  The emulation runs nothing before it is
+ * waited for, so an order that was not requested is not kept. */
 static void test_streams(void **state)
 {
     (void)state;
@@ -689,8 +693,8 @@ static void test_streams(void **state)
     mat_free(&got);
 }
 
-/* More pieces than go into one call, from places apart to places apart, on a copy
- * stream as on a compute stream. */
+/* More pieces than one call takes, scattered at both ends, on a copy stream and on a compute
+ * stream. */
 static void test_copies_together(void **state)
 {
     (void)state;

@@ -1,10 +1,10 @@
-/* cuda_cases.h - every operation of device "cuda" against `ref`, on whatever GPU that device
+/* cuda_cases.h - compares every operation of device "cuda" with `ref`, on the GPU that the device
  * finds: a real one (test_cuda.c) or the emulated one (test_cuda_emulated.c).
  *
- * Exact math has ref's bits wherever no exponential is involved; fast math is near it. */
+ * Exact math has ref's bits where no exponential is involved; fast math is close to it. */
 #ifndef TESTS_TENSOR_CUDA_CASES_H
 #define TESTS_TENSOR_CUDA_CASES_H
 
-int cuda_cases_run(const char *name); /* how many failed */
+int cuda_cases_run(const char *name); /* Returns how many tests failed. */
 
 #endif

@@ -1,5 +1,5 @@
-/* cuda_fixed_cases.c - see cuda_fixed_cases.h.  That results are near `ref`'s is
- * cuda_cases.c's; here they are compared with each other, bit for bit. */
+/* cuda_fixed_cases.c - see cuda_fixed_cases.h.  cuda_cases.c checks that results are close to
+ * ref's; here they are compared with each other, bit for bit. */
 #include "cuda_fixed_cases.h"
 
 #include "cuda_rig.h"
@@ -29,7 +29,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Row `i` of a, `n` of them, are the same bits as row `j` of b. */
+/* Checks that rows [i, i + n) of a have the same bits as rows [j, j + n) of b. */
 static void same_rows(struct mat a, int64_t i, struct mat b, int64_t j, int64_t n,
                       const char *what)
 {
@@ -47,7 +47,7 @@ static void same_rows(struct mat a, int64_t i, struct mat b, int64_t j, int64_t 
 
 /* --- products --------------------------------------------------------------------------------- */
 
-/* A batch of m rows of `a` from `row` on must give rows of `whole`. */
+/* A batch of m rows of `a` from `row` on must give the corresponding rows of `whole`. */
 static void check_batch(struct mat a, const struct weight *w, const float *bias,
                         struct mat whole, int64_t row, int64_t m)
 {
@@ -79,7 +79,7 @@ static void check_product(int64_t n, int64_t k, enum dtype t, enum dtype tc)
         check_batch(ga.m, &w, gbias.ptr, whole, ROWS - sizes[i], sizes[i]);
         check_batch(ga.m, &w, gbias.ptr, whole, (ROWS - sizes[i]) * 3 / 7, sizes[i]);
     }
-    /* Rows that no 16-byte copy can fetch: the same arithmetic by other means. */
+    /* Rows that no 16-byte copy can fetch: another path must compute the same bits. */
     struct mat odd = mat_alloc(t, ROWS, k + 1);
     for (int64_t r = 0; r < ROWS; r++)
         memcpy((uint8_t *)odd.data + (size_t)(r * odd.ld) * dtype_bytes(t),
@@ -104,8 +104,8 @@ static void check_product(int64_t n, int64_t k, enum dtype t, enum dtype tc)
 static void products(void **state)
 {
     (void)state;
-    /* k: less than a step, a tile, a block; some blocks, and a rest; more blocks
-     * than the warps of a round */
+    /* k: less than a step, a tile and a block; some blocks and a rest; more blocks than the
+     * warps of a round. */
     static const struct {
         int64_t n, k;
     } shapes[] = {{33, 16},   {70, 8},    {17, 63}, {130, 264},
@@ -126,17 +126,17 @@ static void products(void **state)
 
 enum { SEQS = 3 };
 
-/* One cache of SEQS sequences, full, and a query for each of their positions. */
+/* A full cache of SEQS sequences, and a query for each of their positions. */
 struct scene {
     struct attention_case c;
     int from, tokens; /* rows at positions [from, tokens) are compared */
     enum dtype t;
     struct cache cache;
     struct gmat q[SEQS];
-    struct mat want[SEQS]; /* each sequence alone, in one prefill */
+    struct mat want[SEQS]; /* the result of each sequence alone, in one prefill */
 };
 
-/* What a batch of up to SEQS sequences gives; host memory. */
+/* Returns the attention of a batch of up to SEQS sequences, in host memory. */
 static struct mat attend(struct scene *s, const struct attention_case *b)
 {
     int start[SEQS] = {0}, rows[SEQS] = {0}, n = 0, width = s->c.heads * s->c.d_head;
@@ -163,7 +163,7 @@ static struct mat attend(struct scene *s, const struct attention_case *b)
     return got;
 }
 
-/* Of a batch, the rows that the scene has. */
+/* Compares those rows of a batch that the scene contains. */
 static void check_mixed(struct scene *s, struct attention_case all, const char *what)
 {
     struct attention_case *b = &all;
@@ -220,7 +220,8 @@ static void scene_free(struct scene *s)
     cache_free(&gpu, &s->cache);
 }
 
-/* Fewer than 8 rows of a sequence are decodes, each alone; more are tiles. */
+/* Fewer than 8 rows of a sequence are computed as decodes, row by row; more are computed in tiles.
+ */
 static void check_attention(struct attention_case c, int from, int tokens, enum dtype t)
 {
     static const struct attention_case batches[] = {
@@ -235,8 +236,8 @@ static void check_attention(struct attention_case c, int from, int tokens, enum 
         snprintf(what, sizeof what, "batch %zu", i);
         check_mixed(&s, batches[i], what);
     }
-    /* Decodes of one sequence, alone; most differences in f32 vanish when a result is rounded,
-     * so of some scenes there are many. */
+    /* Decodes of one sequence alone.  Rounding a result hides most differences in f32, so some
+     * scenes have many of them. */
     for (int p = from + 3; p<tokens; p += from> 0 ? 1 : 61) {
         struct attention_case one = {.seq = {{p, 1}, {0, 0}, {0, 0}}};
         check_mixed(&s, one, "alone");
@@ -249,7 +250,7 @@ static void attention(void **state)
     (void)state;
     static const struct {
         struct attention_case c;
-        int from, tokens; /* above 512: in several splits */
+        int from, tokens; /* above 512 tokens: in several splits */
     } cases[] = {
         {{.heads = 1, .n_kv = 1, .d_head = 64}, 0, 620},
         {{.heads = 4, .n_kv = 1, .d_head = 64, .window = 100}, 0, 200},
@@ -259,9 +260,11 @@ static void attention(void **state)
         {{.heads = 2, .n_kv = 2, .d_head = 128}, 0, 200},
         {{.heads = 1, .n_kv = 1, .d_head = 256}, 0, 200},
         {{.heads = 16, .n_kv = 1, .d_head = 64}, 560, 620},
-        {{.heads = 18, .n_kv = 1, .d_head = 64}, 0, 70}, /* more than an operand's rows */
+        /* more heads than an operand has rows */
+        {{.heads = 18, .n_kv = 1, .d_head = 64}, 0, 70},
         {{.heads = 4, .n_kv = 1, .d_head = 64, .window = 300}, 530, 620},
-        {{.heads = 2, .n_kv = 1, .d_head = 20}, 0, 140}, /* no kernel: as in exact math */
+        /* this head size has no kernel: as in exact math */
+        {{.heads = 2, .n_kv = 1, .d_head = 20}, 0, 140},
     };
     for (size_t i = 0; i < N_CASES(cases); i++) {
         enum dtype t = i % 2 == 0 ? DTYPE_BF16 : DTYPE_F16;
@@ -272,14 +275,15 @@ static void attention(void **state)
     check_attention(cases[0].c, 0, 140, DTYPE_F32);
 }
 
-/* The same keys at positions so far apart that in one place their splits have room in scratch,
- * and in the other they have not, for all rows together or for a single one. */
+/* The same keys at positions far apart: in one call their splits fit the scratch memory and in the
+ * other they do not, either for all rows together or even for one. */
 static void long_contexts(void **state)
 {
     (void)state;
     enum { N = 3, D = 128, SPLIT = 512, WINDOW = 10, AT = 472, FAR = 340 * SPLIT };
     static const struct rope none = {0};
-    static const int heads[] = {48, 96}; /* one row at a time; not one */
+    /* 48 heads: one row at a time fits; 96: not even one */
+    static const int heads[] = {48, 96};
     for (size_t h = 0; h < N_CASES(heads); h++) {
         int width = heads[h] * D, blocks = (FAR + SPLIT) / KV_BLOCK_TOKENS;
         struct cache c = cache_on(&gpu, DTYPE_BF16, 1, D, 1, SPLIT);
@@ -316,10 +320,10 @@ static void long_contexts(void **state)
     }
 }
 
-/* --- everything else of a layer --------------------------------------------------------------- */
+/* --- all other operations of a layer ---------------------------------------------------------- */
 
-static const float *weights; /* of norms, on the device */
-static struct mat sums;      /* f32, there too */
+static const float *weights; /* weights of norms, on the device */
+static struct mat sums;      /* sums in f32, on the device */
 
 static int of_rmsnorm(struct mat out, struct mat x)
 {

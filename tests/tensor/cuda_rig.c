@@ -9,7 +9,7 @@ struct lane lane_cuda(const char *math)
 {
     struct lane l = {0};
     struct err err = {0};
-    /* tools/gpu_check.sh runs this program once more with early launches. */
+    /* tools/gpu_check.sh also runs this program with early launches. */
     const struct device_opts o = {.cuda_math = math,
                                   .cuda_early = getenv("HCACHE_CUDA_EARLY")};
     if (device_open("cuda", &o, NULL, &l.device, &err) != 0)

@@ -1,13 +1,13 @@
-/* cuda_rig.h - what the tests of device "cuda" share: lanes of it, and data on
- * their way to it and back. */
+/* cuda_rig.h - shared by the tests of device "cuda": lanes of the device, and copies to and from
+ * it. */
 #ifndef TESTS_TENSOR_CUDA_RIG_H
 #define TESTS_TENSOR_CUDA_RIG_H
 
 #include "rig.h"
 
-struct lane lane_cuda(const char *math); /* --cuda-math */
+struct lane lane_cuda(const char *math); /* math: the value of --cuda-math */
 
-/* A device copy of `bytes` at src. */
+/* Returns a device copy of the `bytes` bytes at src. */
 struct buf up(const struct lane *l, const void *src, size_t bytes);
 void down(const struct lane *l, void *dst, const void *src, size_t bytes);
 
@@ -16,10 +16,10 @@ struct gmat {
     struct buf mem;
 };
 struct gmat up_mat(const struct lane *l, struct mat host);
-/* Brings the result to the host and frees the device's. */
+/* Copies the result to the host and frees the device's copy. */
 struct mat take(const struct lane *l, struct gmat *g);
 
-/* cache_make for device memory: slots hold NaN. */
+/* Like cache_make, in device memory: slots hold NaN. */
 struct cache cache_on(const struct lane *l, enum dtype t, int n_kv, int d_head, int n_seqs,
                       int max_tokens);
 

@@ -1,4 +1,4 @@
-/* rig.h - what the tensor tests share: devices of every kind, random data, comparisons. */
+/* rig.h - shared by the tensor tests: devices of every kind, random data, comparisons. */
 #ifndef TESTS_TENSOR_RIG_H
 #define TESTS_TENSOR_RIG_H
 
@@ -13,7 +13,7 @@
 
 #define ISA_COUNT 3
 extern const char
-    *const isa_names[ISA_COUNT]; /* "portable" first: the others must equal it */
+    *const isa_names[ISA_COUNT]; /* "portable" is first; the others must equal it */
 
 struct lane {
     struct pool *pool;
@@ -24,14 +24,15 @@ struct lane {
 
 /* The reference device. */
 struct lane lane_ref(void);
-/* The cpu device on one instruction set; device is NULL, and a line is printed,
- * where this CPU lacks it. */
+/* The CPU device on one instruction set.  If this CPU lacks it, prints a line and returns a lane
+ * whose device is NULL. */
 struct lane lane_cpu(const char *isa, int n_threads);
 void lane_close(struct lane *l);
 
-/* n random elements in [-1, 1], exact in type t. The caller frees. */
+/* Returns n random elements in [-1, 1], exact in type t.  The caller frees them. */
 void *random_elems(enum dtype t, int64_t n, uint64_t seed);
-/* n rows of k random 4-bit weights in the blocks of tensor/q4_blocks.h. The caller frees. */
+/* Returns n rows of k random 4-bit weights in the blocks of tensor/q4_blocks.h.  The caller frees
+ * them. */
 uint8_t *random_q4(enum dtype t, int64_t n, int64_t k, uint64_t seed);
 float elem_get(const void *p, enum dtype t, int64_t i);
 struct mat mat_alloc(enum dtype t, int64_t rows, int64_t cols); /* zeroed */
@@ -43,19 +44,19 @@ struct weight weight_make(const struct lane *l, enum dtype t, int64_t n, int64_t
 void weight_free(const struct lane *l, struct weight *w);
 
 void assert_same_bits(struct mat a, struct mat b);
-/* |a - b| <= tolerance * (1 + |b|) everywhere. */
+/* Checks that |a - b| <= tolerance * (1 + |b|) everywhere. */
 void assert_near(struct mat a, struct mat b, double tolerance);
 
-/* A rope table for `max_pos` positions. */
+/* Returns a rotation table for max_pos positions. */
 struct rope rope_make(int64_t max_pos, int d_rot);
 void rope_free(struct rope *r);
 
-/* A cache of one layer whose slots hold NaN, and a ragged batch over it. */
+/* A KV cache of one layer whose unused slots hold NaN. */
 struct cache {
     struct kv_layer kv;
     struct buf mem;
     int n_seqs, n_blocks;
-    int32_t *table[4]; /* blocks in a shuffled order */
+    int32_t *table[4]; /* block numbers in a shuffled order */
 };
 struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head,
                         int n_seqs, int max_tokens);
@@ -66,7 +67,7 @@ struct test_batch {
     int32_t *pos, *seq_row;
     const int32_t **tables;
 };
-/* Sequence i takes positions [start[i], start[i] + rows[i]). */
+/* Returns a ragged batch in which sequence i has positions [start[i], start[i] + rows[i]). */
 struct test_batch batch_make(const struct cache *c, int n_seqs, const int *start,
                              const int *rows);
 void batch_free(struct test_batch *b);

@@ -8,14 +8,13 @@
 
 #include "base/mem.h"
 
-/* Around the kernels' digits, and one of a real model. */
+/* Sizes around the kernels' digits, and that of a real model. */
 const int sample_vocabs[] = {1, 2, 50, 1023, 2048, 2049, 5000, 50257};
 const int n_sample_vocabs = sizeof sample_vocabs / sizeof sample_vocabs[0];
 
 enum { N_ROWS = 24 };
 
-/* A row in three has values in steps, so that many are equal; one in four holds
- * what is no number. */
+/* Every third row has values in steps, so that many are equal; every fourth contains NaNs. */
 static void fill(float *logits, int n, int row, struct rng *r)
 {
     for (int j = 0; j < n; j++) {

@@ -1,5 +1,5 @@
-/* The reference, and with it everything that equals it, against an independent computation in f64:
- * plain formulas, no blocks, no online softmax. */
+/* test_accuracy.c - compares the reference, and with it all backends that equal it, with an
+ * independent computation in f64: plain formulas, no blocks, no online softmax. */
 #include "rig.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 #include "cases.h"
 
-/* ref, and cpu on the portable kernels, which all others equal */
+/* ref, and the CPU's portable kernels, which all others equal */
 static struct lane lanes[2];
 
 static int setup(void **state)
@@ -26,7 +26,8 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Rounding of partial sums of 256 is what is left: sqrt(256) half units of a sum of size 10. */
+/* The bound is the rounding of partial sums of 256 terms: sqrt(256) half units of a sum of size 10.
+ */
 static void test_matmul(void **state)
 {
     (void)state;
@@ -81,7 +82,7 @@ static void test_norms(void **state)
     mat_free(&out);
 }
 
-/* exp through silu: x / (1 + exp(-x)), over the whole range; and its ends. */
+/* Checks exp by way of silu, x / (1 + exp(-x)), over the whole range and at its ends. */
 static void test_exponential(void **state)
 {
     (void)state;
@@ -107,7 +108,7 @@ static void test_exponential(void **state)
 
 struct exact {
     const struct attention_case *ac;
-    struct mat q, kv; /* kv rows from position 0 */
+    struct mat q, kv; /* kv: rows from position 0 on */
 };
 
 static double exact_output(const struct exact *e, int row, int pos, int head, int dim,

@@ -1,4 +1,5 @@
-/* Parts of a large piece of memory, against a map of its pages. */
+/* test_carve.c - compares an allocator of parts of a large piece of memory with a map of its pages.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,7 @@ static void test_first_fit(void **state)
     (void)state;
     struct carve c;
     size_t a, b, d;
-    carve_init(&c, 3 * CARVE_ALIGN + 17); /* what is no whole page is not used */
+    carve_init(&c, 3 * CARVE_ALIGN + 17); /* a rest that is not a whole page is not used */
     assert_true(carve_take(&c, 1, &a));
     assert_true(carve_take(&c, CARVE_ALIGN, &b));
     assert_true(a == 0 && b == CARVE_ALIGN);
@@ -31,7 +32,7 @@ static void test_first_fit(void **state)
     carve_deinit(&c);
 }
 
-/* Refused only where no gap is as large; never what is taken. */
+/* An allocation fails only if no gap is as large, and never overlaps another one. */
 static void test_random(void **state)
 {
     (void)state;

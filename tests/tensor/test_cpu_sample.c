@@ -1,4 +1,5 @@
-/* What each instruction set says that logits weigh, rounded down, is what sampling.h says. */
+/* test_cpu_sample.c - each instruction set computes the weights of logits, rounded down, that
+ * sampling.h defines. */
 #include "rig.h"
 
 #include <math.h>
@@ -8,11 +9,11 @@
 #include "tensor/cpu/cpu.h"
 #include "tensor/sampling.h"
 
-enum { N = 40003 }; /* not whole vectors */
+enum { N = 40003 }; /* not a multiple of the vector width */
 
 static const float best = 3.75f;
 
-/* Evenly down to where nothing weighs anything, and what is no finite number. */
+/* Returns logits spread evenly down to where the weight is zero, and some that are not finite. */
 static float *logits_make(void)
 {
     float *logits = random_elems(DTYPE_F32, N, 1);
@@ -59,7 +60,7 @@ static void test_largest(void **state)
             continue;
         const struct cpu_kernels *k = cpu_kernels_of(l.stream);
         assert_true(k->max_row(logits, N) == best);
-        for (int n = 2; n < 40; n++) /* all negative: absent lanes must not count */
+        for (int n = 2; n < 40; n++) /* all negative: unused vector lanes must not count */
             assert_true(k->max_row(logits, n) == logits[n - 1]);
         assert_true(k->max_row(logits, 1) == -INFINITY);
         assert_true(k->max_row(logits + N / 2, 1) == -INFINITY);

@@ -1,5 +1,8 @@
-/* The CUDA backend on a GPU: every operation against `ref`. Skipped where there is none.
- * `test_cuda small`: without the shapes that fill it, for checkers that make everything slow. */
+/* test_cuda.c - compares every operation of the CUDA backend on a GPU with `ref`.  Skipped on a
+ * machine without a GPU.
+ *
+ * `test_cuda small` leaves out the shapes that fill a GPU, for checkers that slow everything down.
+ */
 #include "rig.h"
 
 #include <stdio.h>

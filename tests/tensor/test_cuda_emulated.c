@@ -1,5 +1,5 @@
-/* The CUDA backend's own sources on the emulated GPU (tests/cuda_emu). What a real GPU does is for
- * test_cuda.c to say. */
+/* test_cuda_emulated.c - the CUDA backend's own sources on the emulated GPU (tests/cuda_emu).
+ * Behaviour of a real GPU is tested by test_cuda.c. */
 #include "rig.h"
 
 #include <stdlib.h>
@@ -23,8 +23,8 @@ static void test_no_device(void **state)
     assert_non_null(strstr(err.msg, "fast, fixed or exact"));
 }
 
-/* What the emulation cannot show is the early launch itself; that every kernel begins with
- * await_stream it checks at each launch. */
+/* The emulation has no early launches.  It does check at each launch that the kernel begins with
+ * await_stream. */
 static void test_early_launches(void **state)
 {
     (void)state;
@@ -46,7 +46,7 @@ static void test_early_launches(void **state)
     device_close(d);
 }
 
-/* What an old driver cannot do together is done one by one. */
+/* An old driver lacks calls for several copies: they are done one by one. */
 static void test_no_batches(void **state)
 {
     (void)state;
@@ -84,7 +84,7 @@ static void test_too_little_memory(void **state)
     assert_int_equal(device_open("cuda", NULL, NULL, &d, &err), 0);
     assert_int_equal(buf_alloc(d, MEM_DEVICE, (size_t)100 << 30, &b, &err), -12);
     assert_non_null(strstr(err.msg, "107.37 GB are needed"));
-    /* What was refused is not what a later operation fails with. */
+    /* A later operation does not fail with the error of a refused one. */
     struct stream *s;
     assert_int_equal(buf_alloc(d, MEM_DEVICE, 64, &b, &err), 0);
     assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, &err), 0);

@@ -1,4 +1,4 @@
-/* A device group on the CPU: memory that every rank has, exchanges, copies, faults. */
+/* test_group.c - a device group on the CPU: memory on every rank, exchanges, copies and faults. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -50,7 +50,7 @@ static void fill(const struct device *d, float *x, int64_t n)
     }
 }
 
-/* The sum runs over the ranks in ascending order, and all have it. */
+/* The sum is taken over the ranks in ascending order, and every rank gets it. */
 static void sums_in_order_of_ranks(void **state)
 {
     (void)state;
@@ -101,7 +101,7 @@ static void gathers_rank_by_rank(void **state)
     device_close(d);
 }
 
-/* Each rank has its own part of each chunk, and nothing else was written. */
+/* Each rank receives its own part of each chunk, and nothing else is written. */
 static void kv_goes_up_and_down_by_heads(void **state)
 {
     (void)state;
@@ -137,7 +137,7 @@ static void kv_goes_up_and_down_by_heads(void **state)
                     assert_int_equal(own[i], 0);
             }
         }
-        /* ... and comes down again: rows of each rank's own, side by side. */
+        /* ... and comes down again: each rank's rows side by side. */
         uint8_t down[N * CHUNK];
         for (int r = 0; r < n_ranks; r++) {
             uint8_t *own = rank_address(d, to.ptr, r);
@@ -157,8 +157,8 @@ static void kv_goes_up_and_down_by_heads(void **state)
     }
 }
 
-/* Memory is found by any address inside of it, whatever was freed in between; host
- * memory is everybody's. */
+/* Memory is found by any address inside it, whatever was freed in between.  Host memory belongs to
+ * all ranks. */
 static void addresses_of_ranks(void **state)
 {
     (void)state;
@@ -194,7 +194,8 @@ static void addresses_of_ranks(void **state)
     device_close(d);
 }
 
-/* Up to every rank, down from the first, and from device to device in each rank's own. */
+/* Copies go up to every rank and down from the first.  Between devices each rank copies its own
+ * memory. */
 static void copies(void **state)
 {
     (void)state;
@@ -228,7 +229,7 @@ static void copies(void **state)
     }
 }
 
-/* A rank's fault is the group's, with its words, until it recovers. */
+/* A fault of a rank is the group's fault, with the rank's message, until the rank recovers. */
 static void a_rank_fails(void **state)
 {
     (void)state;
@@ -254,8 +255,8 @@ static void a_rank_fails(void **state)
     device_close(d);
 }
 
-/* Memory lies on one stage, on each of its ranks; what is done with it is done there, and a
- * copy from one stage to another comes after what the giver has queued. */
+/* Memory lies on one stage, on each of its ranks, and operations on it run there.  A copy from one
+ * stage to another runs after all that the source stage has queued. */
 static void stages(void **state)
 {
     (void)state;

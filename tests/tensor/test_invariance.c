@@ -1,5 +1,6 @@
-/* Batch invariance: a row's result has the same bits alone, beside any neighbours, at any place
- * in the batch, in any chunking, and on 1, 2 or 3 threads. Every instruction set. */
+/* test_invariance.c - batch invariance: a row's result has the same bits alone, beside any
+ * neighbours, at any place in the batch, in any chunking, and on 1, 2 or 3 threads, with every
+ * instruction set. */
 #include "rig.h"
 
 #include <stdlib.h>
@@ -12,7 +13,7 @@ static const int heights[] = {1, 2, 5, 6, 7, 12, 13, 17, 64, 200};
 /* --- rows ----------------------------------------------------------------------------------- */
 
 struct rows_fixture {
-    struct mat x, y; /* ROWS rows of input */
+    struct mat x, y; /* x: ROWS rows of input */
     float *w, *b;
     struct weight weight;
     struct rope rope;
@@ -128,13 +129,12 @@ static void test_rows(void **state)
 struct attention_fixture {
     enum dtype dtype;
     int heads, n_kv, d_head, window;
-    struct mat kv, q; /* [ROWS] of the sequence under test */
+    struct mat kv, q; /* [ROWS] rows of the sequence under test */
     struct rope rope;
 };
 
-/* The sequence in pieces of `piece` rows; with `neighbours`, each piece shares its
- * batch with rows of another sequence before and behind it. Unused slots of the
- * cache hold NaN all the while. */
+/* Computes the sequence in pieces of `piece` rows.  With `neighbours`, each piece shares its batch
+ * with rows of another sequence before and after it.  Unused slots of the cache hold NaN. */
 static struct mat attend_in_pieces(const struct lane *l, struct attention_fixture *f,
                                    int piece, bool neighbours)
 {

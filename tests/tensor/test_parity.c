@@ -1,7 +1,8 @@
-/* Every operation on odd shapes and all types: `ref` against `cpu` on every instruction set.
+/* test_parity.c - every operation on odd shapes and all types: `ref` against `cpu` with every
+ * instruction set.
  *
- * Bit-equal to ref wherever the contract has no exponential, else near it; and always bit-equal to
- * the portable kernels. */
+ * Results are bit-equal to ref if the operation has no exponential, and close to it otherwise.
+ * They are always bit-equal to those of the portable kernels. */
 #include "rig.h"
 
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 #include "cases.h"
 #include "sample_cases.h"
 
-/* ref's expf and ours differ by 2 ulp or less; sums of 300 weights keep that below this. */
+/* ref's expf and ours differ by at most 2 ulp; in sums of 300 weights the difference stays below
+ * this. */
 #define EXP_TOLERANCE 2e-6
 
 static struct lane ref, cpu[ISA_COUNT];
@@ -77,7 +79,7 @@ static void test_matmul(void **state)
             EACH_TYPE(t) check_matmul(matmul_cases[c], t, c % 2 == 0);
 }
 
-/* Wide rows, views with ld > cols, and the columns beside the result are left alone. */
+/* Wide rows, and views with ld > cols: the columns beside the result are not changed. */
 static void test_matmul_views(void **state)
 {
     (void)state;
@@ -109,8 +111,8 @@ static void test_matmul_views(void **state)
     mat_free(&before);
 }
 
-/* Packing piece by piece at any row gives what packing at once gives, and rows come
- * back exactly. */
+/* Packing piece by piece, at any row, gives the same bytes as packing at once.  Unpacked rows are
+ * exact. */
 static void test_weight_pack(void **state)
 {
     (void)state;
@@ -200,7 +202,7 @@ static void test_rows(void **state)
         }
 }
 
-/* Rounding of every kind of value: all bf16 and f16 patterns, their middles, NaN and infinity. */
+/* Rounding of every kind of value: all bf16 and f16 patterns, their midpoints, NaN and infinity. */
 static void test_convert_all_values(void **state)
 {
     (void)state;
@@ -224,7 +226,8 @@ static void test_convert_all_values(void **state)
         EACH_ISA(i)
         {
             if (t == DTYPE_F32 && i == 0)
-                continue; /* a signalling NaN times 1: quiet on some paths, and of no interest */
+                /* a signalling NaN times 1 becomes quiet on some paths; this does not matter */
+                continue;
             cpu[i].ops->convert(cpu[i].stream, got, x);
             if (t != DTYPE_F32)
                 assert_same_bits(got, want);
@@ -321,8 +324,8 @@ static void test_activations(void **state)
 {
     (void)state;
     for (size_t c = 0; c < N_CASES(rows_cases); c++) {
-        /* act(x) within 4e-7 of ref's, times up to 12 of the other factor; the reference's own
-         * 1 + erf and 1 + tanh lose as much where they cancel. */
+        /* act(x) is within 4e-7 of ref's, and is multiplied by up to 12, the other factor.  The
+         * reference's own 1 + erf and 1 + tanh lose as much where they cancel. */
         check_activation(rows_cases[c], ACTIVATION_SILU, 2e-6);
         check_activation(rows_cases[c], ACTIVATION_RELU, 0);
         check_activation(rows_cases[c], ACTIVATION_GELU, 5e-6);
@@ -388,7 +391,7 @@ static void test_rope(void **state)
     check_rope_op(16, 0);
 }
 
-/* The whole cache, NaN slots included, has the same bits as ref's, whatever the pieces. */
+/* The whole cache, NaN slots included, has the same bits as ref's, for any piece size. */
 static void check_kv_fill(enum dtype t, int n_kv, int d_head, int d_rot, int piece)
 {
     enum { TOKENS = 200 };
@@ -424,8 +427,8 @@ static void check_kv_fill(enum dtype t, int n_kv, int d_head, int d_rot, int pie
     rope_free(&rope);
 }
 
-/* A chunk in a block's layout, made by kv_fill without rotation, loads to the same bits as its rows
- * would give, on ref and on every instruction set. */
+/* A chunk in the layout of a block, made by kv_fill without rotation, loads to the same bits as its
+ * rows would give, on ref and with every instruction set. */
 static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
 {
     enum { TOKENS = 192 };
@@ -452,7 +455,7 @@ static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
             l->ops->kv_load(l->stream, &got.kv, &one, &rope);
         }
         assert_memory_equal(got.mem.ptr, want.mem.ptr, want.mem.bytes);
-        /* All at once, of chunks that lie backwards where the blocks do: the same. */
+        /* All chunks in one call, in reverse order in the source: the result is the same. */
         memset(got.mem.ptr, 0xff, got.mem.bytes);
         uint8_t *rest = xmalloc(TOKENS / KV_BLOCK_TOKENS * chunks.kv.block_stride);
         for (int c = 0; c < TOKENS / KV_BLOCK_TOKENS; c++)

@@ -1,5 +1,5 @@
-/* 4-bit weights: packed values are the file's, the product equals `ref` by every kernel that
- * this CPU runs, the ends of the range of activations, and the error against f64. */
+/* test_q4.c - 4-bit weights: packed values equal the file's; every kernel's product equals that of
+ * `ref`, also at the extremes of activations; and the error against f64 is bounded. */
 #include "quant_rig.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static void test_every_kernel(void **state)
     quant_check_cases(t);
 }
 
-/* The largest sum of integers of either sign, zeros, tiny and huge numbers, infinities and NaN. */
+/* The largest sums of integers of either sign, zeros, tiny and huge numbers, infinities and NaN. */
 static void test_extremes(void **state)
 {
     (void)state;
@@ -42,10 +42,10 @@ static void test_extremes(void **state)
             }
         }
         for (int k = 0; k < K; k++) {
-            x[0 * K + k] = 1; /* with the first row of W the largest sum there is */
+            x[0 * K + k] = 1; /* with the first row of W: the largest possible sum */
             x[1 * K + k] = 0;
-            x[2 * K + k] *= 1e-38f; /* counts as nothing */
-            x[3 * K + k] *= 1e-29f; /* above the limit */
+            x[2 * K + k] *= 1e-38f; /* so small that it counts as zero */
+            x[3 * K + k] *= 1e-29f; /* above the limit for values */
             x[4 * K + k] *= 1e30f;
             x[7 * K + k] = k < 256 ? x[7 * K + k] : 0;
             x[9 * K + k] = -1;
@@ -70,7 +70,7 @@ static void test_extremes(void **state)
     }
 }
 
-/* Activations are rounded to 1/254 of their block's largest at most; weights are exact. */
+/* Activations are rounded by at most 1/254 of their block's largest value; weights are exact. */
 static void test_error(void **state)
 {
     (void)state;
@@ -81,11 +81,12 @@ static void test_error(void **state)
         uint8_t *rows = random_q4(t, N, K, 6);
         struct weight w = weight_make(&cpu, t, N, K, rows);
         double worst = quant_worst_product(&w, a, &kept);
-        /* One deviation is 1 / (254 sqrt(3)) beside activations of size 1 / sqrt(3): 0.4 %. */
+        /* One standard deviation is 1 / (254 sqrt(3)) for activations of size 1 / sqrt(3): 0.4
+         * %. */
         print_message("%s: the worst product of %d is off by %.2f %% of its terms' sum\n",
                       dtype_name(t), M * N, 100 * worst);
         assert_true(worst < 5 * 0.004);
-        assert_true(worst > 1e-5); /* what is compared is rounded at all */
+        assert_true(worst > 1e-5); /* the product was rounded at all */
         free(rows);
         weight_free(&cpu, &w);
         mat_free(&kept);
@@ -95,7 +96,7 @@ static void test_error(void **state)
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-/* The rows of packed weights are those that the format's own decoder gives. */
+/* Unpacked rows equal those of the format's own decoder. */
 static void test_values_are_the_files(void **state)
 {
     (void)state;
@@ -119,7 +120,7 @@ static void test_values_are_the_files(void **state)
         for (int l = 0; l < 2; l++) {
             struct weight w = weight_make(lanes[l], t, N, K, rows);
             lanes[l]->ops->weight_rows(lanes[l]->stream, got, &w, ids);
-            for (int i = 0; i < N * K; i++) /* 0 and -0 are one value */
+            for (int i = 0; i < N * K; i++) /* 0 and -0 count as equal */
                 assert_true(((float *)got.data)[i] == ((float *)want.data)[i]);
             weight_free(lanes[l], &w);
         }
@@ -129,7 +130,7 @@ static void test_values_are_the_files(void **state)
     }
 }
 
-/* Piece by piece at any row as at once; and the size that q4.h promises. */
+/* Packing piece by piece, at any row, equals packing at once, and has the size that q4.h gives. */
 static void test_pack(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* 8-bit weights: what packing keeps, the product against `ref` by every kernel that this CPU runs,
- * the ends of the range of activations, and the error against f64. */
+/* test_q8.c - 8-bit weights: what packing keeps; every kernel's product equals that of `ref`, also
+ * at the extremes of activations; and the error against f64 is bounded. */
 #include "quant_rig.h"
 
 #include <errno.h>
@@ -25,10 +25,10 @@ static void test_extremes(void **state)
     struct mat a = mat_random(DTYPE_F32, M, K, 1);
     float *x = a.data, *rows = random_elems(DTYPE_F32, N * K, 2);
     for (int k = 0; k < K; k++) {
-        x[0 * K + k] = 1;       /* with the first row of W the largest sum there is */
-        x[1 * K + k] = 0;       /* nothing */
-        x[2 * K + k] *= 1e-38f; /* counts as nothing */
-        x[3 * K + k] *= 1e-29f; /* above the limit */
+        x[0 * K + k] = 1;       /* with the first row of W: the largest possible sum */
+        x[1 * K + k] = 0;       /* all zeros */
+        x[2 * K + k] *= 1e-38f; /* so small that it counts as zero */
+        x[3 * K + k] *= 1e-29f; /* above the limit for values */
         x[4 * K + k] *= 1e38f;
         x[7 * K + k] = k < 256 ? x[7 * K + k] : 0;
         rows[0 * K + k] = 1;
@@ -54,8 +54,8 @@ static void test_extremes(void **state)
     free(rows);
 }
 
-/* Rounding to 8 bits keeps a number to half a step of 1/127 of its block's largest, and a scale in
- * f16 is at most 2^-10 larger; activations at 16 bits add little. */
+/* Rounding to 8 bits changes a number by at most half a step, where a step is 1/127 of its block's
+ * largest; the scale in f16 is at most 2^-10 larger.  Activations have 16 bits and add little. */
 static void test_error(void **state)
 {
     (void)state;
@@ -63,7 +63,7 @@ static void test_error(void **state)
     struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
     float *rows = random_elems(DTYPE_F32, N * K, 6);
     struct weight w = weight_make(&cpu, DTYPE_Q8, N, K, rows);
-    /* 2048 errors of up to 1/65534, beside terms of size 1/3: 5 deviations */
+    /* 2048 errors of up to 1/65534, beside terms of size 1/3: 5 standard deviations. */
     assert_true(quant_worst_product(&w, a, &kept) < 1e-4);
     for (int64_t i = 0; i < (int64_t)N * K; i += Q8_BLOCK) {
         const float *q = (const float *)kept.data + i;
@@ -81,7 +81,8 @@ static void test_error(void **state)
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-/* Piece by piece at any row as at once; every kernel packs the same bytes; rows as in `ref`. */
+/* Packing piece by piece, at any row, equals packing at once; every kernel packs the same bytes;
+ * unpacked rows equal those of `ref`. */
 static void test_pack(void **state)
 {
     (void)state;
@@ -119,7 +120,7 @@ static void test_pack(void **state)
     free(rows);
 }
 
-/* What 8 bits and an f16 scale cannot hold is refused, never approximated. */
+/* Values that 8 bits and an f16 scale cannot represent are refused, never approximated. */
 static void test_refused(void **state)
 {
     (void)state;

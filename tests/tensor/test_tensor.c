@@ -1,4 +1,4 @@
-/* Element types, buffers, streams and events on the CPU. */
+/* test_tensor.c - element types, buffers, streams and events on the CPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,8 +13,8 @@
 #include "base/clock.h"
 #include "tensor/tensor.h"
 
-/* Every pair of neighbouring halves: what lies below the middle goes down, above it up, and the
- * middle itself to the even one. */
+/* For every pair of neighbouring halves: values below the middle round down, those above round up,
+ * and the middle rounds to the even one. */
 static void check_neighbours(uint16_t lo, float (*up)(uint16_t), uint16_t (*down)(float))
 {
     float a = up(lo), b = up((uint16_t)(lo + 1)), mid = a + (b - a) / 2;
@@ -101,8 +101,8 @@ static void test_devices(void **state)
     device_close(d);
 }
 
-/* A copy stream copies in order and marks, also with more commands than its ring holds; the compute
- * stream waits for the mark. */
+/* A copy stream executes copies and marks in order, also with more commands than its ring holds.
+ * The compute stream waits for the mark. */
 static void test_stream_order(void **state)
 {
     (void)state;
@@ -139,7 +139,7 @@ static void test_stream_order(void **state)
     device_close(d);
 }
 
-/* Bytes over a throttled stream take no less than the link's time.  They arrive as they are. */
+/* Copies over a throttled stream take at least the link's time, and arrive unchanged. */
 static void test_throttled_copies(void **state)
 {
     (void)state;
@@ -165,7 +165,7 @@ static void test_throttled_copies(void **state)
     device_close(d);
 }
 
-/* A wait is for the marks made before it, and an event can be recorded again. */
+/* A wait covers the marks made before it, and an event can be recorded again. */
 static void test_event_across_streams(void **state)
 {
     (void)state;
@@ -192,8 +192,8 @@ static void test_event_across_streams(void **state)
     device_close(d);
 }
 
-/* Every piece arrives, at any alignment and length, and nothing beside it, however
- * many threads share them. */
+/* Every piece arrives at any alignment and length, nothing beside it changes, and any number of
+ * threads may share the pieces. */
 static void test_copy_all(void **state)
 {
     (void)state;

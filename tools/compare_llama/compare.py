@@ -1,11 +1,14 @@
-"""hcache beside llama.cpp: speed and the error of 8-bit weights, same machine, same run.
+"""Compares hcache with llama.cpp: speed, and the error of 8-bit weights, on the same machine in the
+same run.
 
-    compare.py speed [--rounds 3] [--threads 2] [--llama DIR]      bench-220m, random weights
-    compare.py kl MODEL_DIR TEXT [--context 512] [--windows 20]    a llama checkpoint with a tokenizer
+  compare.py speed [--rounds 3] [--threads 2] [--llama DIR]      bench-220m, random weights
+  compare.py kl MODEL_DIR TEXT [--context 512] [--windows 20]    a llama checkpoint with a tokenizer
 
-Build llama.cpp with build.sh first (DIR: .venv/llama).  `speed` takes turns, a round after another, and
-prints medians: prefill of 512 tokens and decoding of 64, from an empty context (hcache: of one token) and behind
-512 tokens, bf16 and q8, each behind a run that is not counted.  --csv FILE adds every round to FILE, with what ran."""
+Build llama.cpp with build.sh first (DIR: .venv/llama).  `speed` alternates between the programs,
+round after round, and prints medians: prefill of 512 tokens, and decoding of 64 after an empty
+context (hcache: after one token) and after 512 tokens, with bf16 and q8.  Each is preceded by a
+warm-up run that does not count.  --csv FILE adds every round to FILE, with the versions that ran.
+"""
 import argparse
 import csv
 import json
@@ -48,7 +51,7 @@ def run(*words):
 
 
 def gguf(model, name, dtype):
-    """The checkpoint as GGUF; q8_0 is made from bf16 by llama.cpp itself."""
+    """Returns the checkpoint as GGUF; llama.cpp itself makes q8_0 from bf16."""
     path = os.path.join(args.llama, f"{name}-{dtype}.gguf")
     if dtype == "q8_0":
         run(os.path.join(args.llama, "build/bin/llama-quantize"), gguf(model, name, "bf16"), path, "q8_0")
@@ -58,7 +61,7 @@ def gguf(model, name, dtype):
 
 
 def llama_speed(path):
-    """(prefill, decode, decode behind 512), what ran."""
+    """Returns (prefill, decode, decode after 512 tokens) and the version that ran."""
     bench = args.bench or os.path.join(args.llama, "build/bin/llama-bench")
     extra = ["--repack", 0] if args.no_repack else []
     out = json.loads(run(bench, "-m", path, "-t", args.threads, "-p", 512, "-n", 64, "-d", "0,512", "-r", 1, "-o", "json",
@@ -69,7 +72,8 @@ def llama_speed(path):
 
 
 def hcache_speed(model, prompts, weights):
-    """As llama_speed. Of the last two prompts, a long and a short one: the first warms up, as llama-bench does."""
+    """Like llama_speed.  The last two prompts are a long and a short one; the first is a warm-up,
+    as in llama-bench."""
     timings = []
     server = subprocess.Popen([args.hcache, "serve", model, "--port", "0", "--no-reuse", "--max-sequences", "1", "--threads",
                                str(args.threads), "--weights", weights], stderr=subprocess.PIPE, text=True)
@@ -94,7 +98,7 @@ CSV_HEADER = ["program", "weights", "threads", "round", "prefill_tokens_per_s", 
 
 
 def csv_open(path):
-    """The file to add rows to: a new one, or one that this wrote before."""
+    """Opens the file to add rows to: a new one, or one that this program wrote before."""
     file = open(path, "a+", newline="")
     file.seek(0)
     header = file.readline().strip()

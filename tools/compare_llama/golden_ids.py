@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Writes into tests/e2e/golden llama.cpp's ids of some texts, by the scores of a vocabulary: llama2_ids.json for
-Llama 2's, llama2_like_ids.json for the folder tests/model/golden/llama2-like.
+"""Writes llama.cpp's token ids of some texts, from the scores of a vocabulary, into
+tests/e2e/golden: llama2_ids.json for Llama 2's vocabulary, llama2_like_ids.json for the folder
+tests/model/golden/llama2-like.
 
-    golden_ids.py TOKENIZER.model|FOLDER JUDGE      (JUDGE: judge.cpp, built as build.sh builds logits.cpp)"""
+  golden_ids.py TOKENIZER.model|FOLDER JUDGE      (JUDGE: judge.cpp, built as build.sh builds logits.cpp)
+"""
 import json
 import pathlib
 import subprocess

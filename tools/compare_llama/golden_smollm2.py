@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Writes tests/e2e/golden/smollm2.json: llama.cpp's ids, 200 greedy tokens and perplexity of SmolLM2.
+"""Writes tests/e2e/golden/smollm2.json: llama.cpp's ids, 200 greedy tokens and perplexity of
+SmolLM2.
 
-    golden_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf TEXT [--llama DIR] [--threads N]
+  golden_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf TEXT [--llama DIR] [--threads N]
 
-Build llama.cpp with build.sh first (DIR), and judge.cpp as build.sh builds logits.cpp.  The model is
-requantised to F32, K and V are f32, there is no flash attention.  TEXT: perplexity is taken over its first 64
-KiB in windows of 512, the second half of each scored.  Steps whose two best logits lie within 1e-3 are listed
-in `close`: there another sum may choose another token.  `first` has the five best tokens behind the prompt, with the
-logarithms of their probabilities."""
+Build llama.cpp with build.sh first (DIR), and judge.cpp as build.sh builds logits.cpp.  The model
+is requantised to F32, K and V are f32, and flash attention is off.  The perplexity is that of the
+first 64 KiB of TEXT in windows of 512; the second half of each window is scored.  `close` lists the
+steps whose two best logits lie within 1e-3: there another order of summation may choose another
+token.  `first` has the five best tokens after the prompt, with the logarithms of their
+probabilities."""
 import argparse
 import json
 import os

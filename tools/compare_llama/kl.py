@@ -1,7 +1,7 @@
-"""The mean divergence of logits from others: KL(A || B), in nats a token, and how often the best token is
-the same.  Both files are of the kind that `hcache ppl --logits-out` writes.
+"""Prints the mean divergence of logits from others, KL(A || B), in nats per token, and how often
+the best token is the same.  Both files have the format that `hcache ppl --logits-out` writes.
 
-    kl.py A B"""
+  kl.py A B"""
 import sys
 
 import numpy as np

@@ -1,11 +1,12 @@
-"""Writes a GGUF file of a known shape with random quantised weights, for speed and memory.
+"""Writes a GGUF file of a known shape with random quantised weights, to measure speed and memory.
 
-    made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16] [--layers N]
-    SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M)
+  made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16] [--layers N]
+  SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M)
 
-The types of the tensors are those that llama-quantize chooses: in q4_k_m the head is Q6_K, and W_v and
-W_down are Q6_K in half of the layers.  The file has no vocabulary: prompts are token ids.  The values are
-small random numbers, so that no activation overflows; the texts that such a model writes mean nothing."""
+The tensors have the types that llama-quantize chooses: in q4_k_m the head is Q6_K, and W_v and
+W_down are Q6_K in half of the layers.  The file has no vocabulary: prompts are token ids.  The
+values are small random numbers, so that no activation overflows; texts by such a model mean
+nothing."""
 import argparse
 
 import gguf
@@ -27,10 +28,12 @@ n_layers = args.layers or s["layers"]
 Q = gguf.GGMLQuantizationType
 rng = np.random.default_rng(1)
 
-# Weights per block, bytes per block, and where the block has its f16 scales (the second one is the minimum).
+# Weights per block, bytes per block, and the offsets of the block's f16 scales (the second one is
+# the minimum).
 BLOCKS = {Q.Q4_0: (32, 18, [0]), Q.Q4_1: (32, 20, [0, 2]), Q.Q8_0: (32, 34, [0]), Q.Q4_K: (256, 144, [0, 2]),
           Q.Q6_K: (256, 210, [208])}
-# A scale with which weights are near 0.02: the range of the numbers, times that of the second level.
+# A scale that makes weights about 0.02: it allows for the range of the numbers and of the second
+# level's scale.
 SCALE = {Q.Q4_0: 0.004, Q.Q4_1: 0.004, Q.Q8_0: 0.0003, Q.Q4_K: 0.0001, Q.Q6_K: 0.00001}
 
 
@@ -49,7 +52,7 @@ def kind_of(name, layer):
 
 
 def blocks(kind, rows, cols):
-    """rows x cols random weights in the type's blocks."""
+    """Returns rows x cols random weights in the type's blocks."""
     if kind == Q.BF16:
         values = rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(0.02)
         return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(rows, cols * 2)

@@ -1,10 +1,11 @@
-"""Writes a checkpoint of the llama family (config.json, model.safetensors) as GGUF, as llama.cpp reads it.
+"""Writes a checkpoint of the llama family (config.json, model.safetensors) as GGUF, as llama.cpp
+reads it.
 
-    to_gguf.py MODEL_DIR OUT.gguf [--dtype bf16|f32] [--vocabulary]
+  to_gguf.py MODEL_DIR OUT.gguf [--dtype bf16|f32] [--vocabulary]
 
-With --vocabulary the byte-level BPE of tokenizer.json is written, too, as llama-server needs it, cut with
-Llama 3's pattern, and a chat template that writes what `hcache serve --plain-chat` does.  Without, what is
-compared is fed as token ids."""
+With --vocabulary it also writes the byte-level BPE of tokenizer.json, which llama-server needs,
+with Llama 3's pattern for splitting, and a chat template that renders what `hcache serve
+--plain-chat` does.  Without it, token ids are fed to both programs."""
 import argparse
 import json
 import struct
@@ -25,7 +26,7 @@ if config["model_type"] != "llama":
 
 
 def tensors(path):
-    """Name and values (f32) of every tensor of a safetensors file."""
+    """Yields the name and the values (f32) of every tensor of a safetensors file."""
     data = np.memmap(path, dtype=np.uint8, mode="r")
     n = struct.unpack("<Q", data[:8])[0]
     for name, t in json.loads(bytes(data[8 : 8 + n])).items():
@@ -41,7 +42,8 @@ def tensors(path):
 
 
 def interleave(w, heads):
-    """Rows of a head from halves (x1.. x2..) to pairs: llama.cpp rotates neighbours."""
+    """Reorders the rows of each head from halves (x1.. x2..) to pairs: llama.cpp rotates
+    neighbours."""
     rows = w.shape[0]
     return w.reshape(heads, 2, rows // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 

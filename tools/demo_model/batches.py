@@ -9,9 +9,9 @@ from dialogue import Builder
 BEGIN, END, USER, ASSISTANT, SYSTEM = range(5)
 ROLE = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
 
-VALUE_WEIGHT = 4.0     # tokens of a recalled value
-ECHO_WEIGHT = 2.0      # tokens of a value that is said again right after it was told
-USER_WEIGHT = 0.0      # what a person says next is random: nothing to learn from it
+VALUE_WEIGHT = 4.0  # weight of the tokens of a recalled value
+ECHO_WEIGHT = 2.0  # weight of the tokens of a value that is repeated right after it was told
+USER_WEIGHT = 0.0  # a person's next words are random: nothing can be learnt from them
 
 
 def load_tokenizer(path):
@@ -19,13 +19,13 @@ def load_tokenizer(path):
 
 
 def tokens_of(enc, at, value):
-    """Indices of the tokens that overlap the value at character `at`."""
+    """Returns the indices of the tokens that overlap the value at character `at`."""
     return [i for i, (a, b) in enumerate(enc.offsets) if b > at and a < at + len(value)]
 
 
 def encode(tok, turns):
-    """ids, loss weight of each id (as a target), and (slot, first, last + 1, distance) of each
-    recalled value; distance = tokens since the last place where its slot's value was said."""
+    """Returns ids, the loss weight of each id (as a target), and (slot, first, last + 1, distance)
+    of each recalled value.  distance: tokens since the value of its slot was last said."""
     ids, weights, recalls, seen = [BEGIN], [0.0], [], {}
     for turn, enc in zip(turns, tok.encode_batch([t.text for t in turns], add_special_tokens=False)):
         ids += [ROLE[turn.role]]
@@ -56,7 +56,7 @@ def sequence(tok, rng, length, split="train"):
     n_facts = rng.randint(max(2, length // 128), max(4, length // 48))
     turns = Builder(rng, int(length * 1.05) + 20, style, split=split, n_facts=n_facts).build()
     ids, weights, recalls = encode(tok, turns)
-    while len(ids) < length:      # rare: the words of this dialogue were few tokens
+    while len(ids) < length:  # rare: this dialogue's words gave few tokens
         ids, weights = ids + [END], weights + [0.0]
     return ids[:length], weights[:length], [r for r in recalls if r[2] <= length]
 

@@ -1,9 +1,9 @@
-"""Checks the shipped folder against the field's reference: Hugging Face transformers.
+"""Checks the shipped folder against Hugging Face transformers, the reference.
 
-    python check_oracle.py ../../models/demo
+  python check_oracle.py ../../models/demo
 
-Token ids of the rendered template, f32 logits and greedy continuations must be those of golden.json.
-"""
+Token ids of the rendered template, f32 logits and greedy continuations must equal those in
+golden.json."""
 import json
 import sys
 

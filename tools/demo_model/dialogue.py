@@ -1,10 +1,9 @@
-"""Builds one seeded dialogue: facts told, small talk between, facts asked for.
+"""Builds one seeded dialogue: facts are told, small talk follows, and the facts are asked for.
 
-A dialogue is a list of Turn. The builder knows nothing of tokens; it estimates length in words and
-the caller cuts. `style`:
-  mixed  facts and questions all the way (dense supervision, all distances)
-  late   facts first, then other talk, then questions (long distances)
-"""
+A dialogue is a list of Turn.  The builder knows nothing of tokens; it estimates length in words,
+and the caller cuts.  `style`:
+  mixed  facts and questions throughout (dense supervision, all distances)
+  late   facts first, then other talk, then questions (long distances)"""
 from dataclasses import dataclass, field
 
 import facts as F
@@ -16,8 +15,8 @@ SYSTEM_LINES = ["You are a friendly assistant with a good memory.", "You are a h
 WRAPS = ["{}.", "{}.", "{}.", "By the way, {}.", "You should know that {}.", "Just so you know, {}.",
          "I want to tell you that {}.", "Let me tell you something: {}.", "Please remember that {}.",
          "Please note that {}.", "Remember this: {}.", "Keep in mind that {}."]
-# Replies say the fact again, as a good listener does. The words of the later answer then stand
-# in the context, and the many ways of telling are understood at once, where they are near.
+# Replies repeat the fact.  Its words then stand in the context near the many ways of telling it,
+# and are learnt from there.
 ECHOES = ["Noted: {}.", "I see, {}.", "I will remember that {}.", "Good to know that {}."]
 
 
@@ -27,7 +26,7 @@ class Turn:
     text: str
     value: str = None          # in an assistant turn: the value that it must contain
     slot: str = None
-    told: list = field(default_factory=list)   # (slot, value) told here, or said again
+    told: list = field(default_factory=list)  # (slot, value) told or repeated here
 
 
 def sentence(text):
@@ -43,7 +42,7 @@ class Builder:
                  code_share=0.25):
         self.rng, self.limit, self.style, self.split = rng, words, style, split
         self.turns, self.words = [], 0
-        self.told = {}                 # slot -> (fact, value, word position of the last mention)
+        self.told = {}  # slot -> (fact, value, word position where it was last mentioned)
         self.used_values = set()
         self.beasts = set()
         self.story_questions = []
@@ -51,7 +50,7 @@ class Builder:
 
     def say(self, role, text, **kw):
         self.turns.append(Turn(role, text, **kw))
-        self.words += len(text.split()) + 3   # punctuation and the turn's own marks
+        self.words += len(text.split()) + 3  # counts punctuation and the turn's own marks
 
     # -- one exchange each ------------------------------------------------------------------
     def tell(self):
@@ -60,7 +59,8 @@ class Builder:
         for _ in range(n):
             fact = self.untold.pop()
             value = F.draw_value(fact, self.rng, self.split)
-            if value in self.used_values:      # no two facts share a value: answers stay checkable
+            # no two facts share a value, so that answers can be checked
+            if value in self.used_values:
                 self.untold.insert(0, fact)
                 continue
             self.used_values.add(value)
@@ -121,7 +121,7 @@ class Builder:
             self.story_questions = list(questions)
 
     def new_beasts(self, *beasts):
-        """No two stories of a dialogue share an animal: questions name the animal only."""
+        """No two stories of a dialogue share an animal, because questions name only the animal."""
         new = self.beasts.isdisjoint(beasts)
         self.beasts.update(beasts if new else ())
         return new
@@ -142,7 +142,8 @@ class Builder:
 
     # -- the whole ----------------------------------------------------------------------------
     def next_slot(self):
-        """Half of the time the slot that was mentioned longest ago, else any but the last asked."""
+        """Returns, half of the time, the slot that was mentioned longest ago, otherwise any but the
+        last one asked for."""
         if len(self.told) > 1 and self.rng.random() < 0.5:
             return min(self.told, key=lambda s: self.told[s][2])
         latest = max(self.told, key=lambda s: self.told[s][2])

@@ -35,7 +35,7 @@ def load(path):
 
 
 def dialogue(tok, seed):
-    """A held-out dialogue of 300 to 2000 tokens in which each fact is asked for once."""
+    """Returns a held-out dialogue of 300 to 2000 tokens in which each fact is asked for once."""
     rng = random.Random(f"evaluation-{seed}")
     target = rng.choice((300, 500, 800, 1100, 1500, 1900))
     while True:
@@ -54,9 +54,9 @@ def dialogue(tok, seed):
 
 @torch.no_grad()
 def check(model, tok, seed):
-    """(slot, distance, exact, value) of each question. The answer is right under greedy decoding
-    exactly when the argmax at each of its positions is the next token, given the right prefix: so
-    one forward pass judges all answers of the dialogue at once."""
+    """Returns (slot, distance, exact, value) for each question.  Under greedy decoding the answer
+    is right exactly if the argmax at each of its positions is the next token, given the right
+    prefix.  So one forward pass judges all answers of the dialogue."""
     ids, recalls = dialogue(tok, seed)
     best = model(torch.tensor([ids]))[0].argmax(-1).tolist()
     for slot, at, end, distance in recalls:

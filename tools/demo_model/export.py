@@ -1,10 +1,9 @@
 """Writes the model folder from a checkpoint, and replays the dialogues for golden.json.
 
-    python export.py --checkpoint DIR/last.pt --out ../../models/demo
+  python export.py --checkpoint DIR/last.pt --out ../../models/demo
 
-The tokenizer is already there (train_tokenizer.py), so are dialogues.json (make_dialogues.py) and
-the model card, which is written by hand. Every output is a pure function of the checkpoint.
-"""
+The folder already has the tokenizer (train_tokenizer.py), dialogues.json (make_dialogues.py) and
+the model card, which is written by hand.  Every output is a pure function of the checkpoint."""
 import argparse
 import json
 import os
@@ -22,7 +21,7 @@ TEMPLATE = ("{{ bos_token }}{% for message in messages %}"
             "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
 MAX_REPLY = 160          # tokens; the longest story is about 100
 GOLDEN = (1, 3, 5, 8, 10)  # dialogues whose last question becomes a golden case
-LOGITS = (1, 8)            # of these, the ones with logits
+LOGITS = (1, 8)  # those of them that have logits
 
 
 def write_json(path, value, indent=1):
@@ -43,9 +42,9 @@ def configs(out, c):
 
 @torch.no_grad()
 def greedy(model, past, ids, limit=MAX_REPLY):
-    """Continuation of ids up to and with <|end|>, the f32 logits of the prompt's last position, and
-    the smallest gap between the best two logits. past: keys and values of the first tokens of ids,
-    extended here; all but the last token that is returned are in it afterwards."""
+    """Returns the continuation of ids up to and including <|end|>, the f32 logits of the prompt's
+    last position, and the smallest gap between the best two logits.  past: keys and values of the
+    first tokens of ids, extended here; afterwards it contains all but the last returned token."""
     done = past[0][0].shape[2] if past[0] else 0
     new, out, first, margin = ids[done:], [], None, float("inf")
     while len(out) < limit and len(ids) + len(out) < model.c["max_position_embeddings"]:
@@ -61,14 +60,14 @@ def greedy(model, past, ids, limit=MAX_REPLY):
 
 
 def replay(model, tok, turns):
-    """The chat as it goes with the model's own replies. Yields one record per turn."""
+    """Holds the chat with the model's own replies.  Yields one record per turn."""
     template = jinja2.Environment().from_string(TEMPLATE)
     messages, past, before = [], [[] for _ in model.model.layers], []
     for turn in turns:
         messages.append({"role": "user", "content": turn["user"]})
         prompt = template.render(messages=messages, bos_token=SPECIAL[0], add_generation_prompt=True)
         ids = tok.encode(prompt, add_special_tokens=False).ids
-        if ids[:len(before)] != before:      # a reply that does not encode to the tokens it came from
+        if ids[:len(before)] != before:  # the reply's text does not encode to the reply's tokens
             past = [[] for _ in model.model.layers]
         out, logits, margin = greedy(model, past, ids)
         before = ids + out[:-1]

@@ -1,12 +1,11 @@
-"""What a person can tell about themselves, and how one asks for it.
+"""What a person can tell about themselves, and how to ask for it.
 
 A Fact is one slot ("what my dog is called") with several ways to tell it, several ways to ask for
-it and ONE answer, in which {V} stands for the value. One answer per slot keeps greedy decoding
-unambiguous: whatever is wrong in an answer is then a failure of memory, not of taste.
+it and ONE answer, in which {V} stands for the value.  One answer per slot keeps greedy decoding
+unambiguous: any error in an answer is then a failure of memory and not of style.
 
 Held-out combinations: a pair (slot, value) whose hash is 0 mod 8 never occurs in training text, and
-evaluation dialogues use only such pairs.
-"""
+evaluation dialogues use only such pairs."""
 import hashlib
 from dataclasses import dataclass
 
@@ -18,11 +17,13 @@ HELD_OUT_MOD = 8
 @dataclass(frozen=True)
 class Fact:
     slot: str
-    tells: tuple       # clauses, lower case where a sentence may continue
+    tells: tuple  # clauses, in lower case if a sentence may continue
     asks: tuple        # questions
-    answer: str        # a clause with {V}, no full stop; what tells slots apart stands at most 4 tokens before
-    values: str        # name of a value list
-    unknown: str       # how the assistant names the slot when it was never told
+    # a clause with {V}, without a full stop; the words that distinguish slots are at most 4 tokens
+    # before {V}
+    answer: str
+    values: str  # name of a list of values
+    unknown: str  # how the assistant names the slot if it was never told
 
 
 def held_out(slot, value):
@@ -50,7 +51,7 @@ VALUES = {
 
 
 def draw(values, rng):
-    """A value; one name in four is made up, so that copying cannot be replaced by memorising."""
+    """Returns a value; one name in four is made up, so that memorising cannot replace copying."""
     if values == "number":
         return number(rng)
     if values in ("person", "pet") and rng.random() < 0.25:
@@ -163,7 +164,7 @@ def build_facts():
 
 FACTS = build_facts()
 
-# A person's own name or favourite drink matters more in a chat than its share of the 200 slots.
+# A person's own name or favourite drink matters more in a chat than one of 200 slots.
 WEIGHT = {"me": 4.0, "fav": 3.0}
 
 CODE_WORDS = sorted({x for v in ("person", "pet", "city", "colour", "fruit", "flower", "sport", "instrument",
@@ -172,8 +173,8 @@ VALUES["code"] = CODE_WORDS
 
 
 def code_fact(rng):
-    """Any word may stand for any other. Slots that come and go by the hundred thousand ask for
-    one general way to look things up rather than one for each common relation."""
+    """Any word may stand for any other.  Hundreds of thousands of short-lived slots require one
+    general way to look things up rather than one for each common relation."""
     k = rng.choice(CODE_WORDS)
     return Fact(f"{k}.code", (f"the code word for {k} is {{V}}", f"{k} stands for {{V}}"),
                 (f"What is the code word for {k}?", f"What does {k} stand for?"),
@@ -181,7 +182,8 @@ def code_fact(rng):
 
 
 def draw_facts(rng, n, code_share):
-    """n different slots, by weight (Efraimidis and Spirakis), some of them code words."""
+    """Returns n different slots, drawn by weight (Efraimidis and Spirakis), some of them code
+    words."""
     codes = {f.slot: f for f in (code_fact(rng) for _ in range(sum(rng.random() < code_share for _ in range(n))))}
     key = {f.slot: rng.random() ** (1 / WEIGHT.get(f.slot.split(".")[0], 1.0)) for f in FACTS}
     plain = sorted(FACTS, key=lambda f: -key[f.slot])[:n - len(codes)]
@@ -191,7 +193,8 @@ def draw_facts(rng, n, code_share):
 
 
 def chance(fact):
-    """Accuracy of the best guess that knows the slot's list but not the dialogue."""
+    """Returns the accuracy of the best guess that knows the slot's list of values but not the
+    dialogue."""
     if fact.values == "number":
         return 1 / 989
     return 1 / len(VALUES[fact.values])

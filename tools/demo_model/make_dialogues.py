@@ -1,13 +1,13 @@
 """Writes the 20 held-out dialogues that the tests replay.
 
-    python make_dialogues.py --out ../../models/demo/dialogues.json
+  python make_dialogues.py --out ../../models/demo/dialogues.json
 
-Only what the user says is in the file, and for a question the value its answer must contain; the
-replies come from whoever replays it. `distance` is the number of tokens between the telling of a
-fact and its question if every reply is the reference one, so a replay differs a little. The seeds
-are fixed and nothing was selected by whether the model answers well. Every (slot, value) pair is
-one that training never sees; ten dialogues ask for facts told at least 600 tokens earlier.
-"""
+The file has only the user's words and, for a question, the value that its answer must contain; the
+replies come from the program that replays it.  `distance` is the number of tokens between the
+telling of a fact and its question if every reply is the reference one, so a replay differs a
+little.  The seeds are fixed, and dialogues were not selected by whether the model answers well.
+Training never sees any of the (slot, value) pairs.  Ten dialogues ask for facts told at least 600
+tokens earlier."""
 import argparse
 import json
 import random
@@ -19,7 +19,8 @@ COUNT = 20
 
 
 class Script(Builder):
-    """A dialogue with few, larger turns: facts, then `quiet` tokens of other talk, then questions."""
+    """A dialogue with fewer, larger turns: facts, then `quiet` tokens of other talk, then
+    questions."""
 
     def __init__(self, rng, quiet):
         super().__init__(rng, 0, "late", split="heldout", n_facts=rng.randint(4, 7), code_share=0)

@@ -54,7 +54,7 @@ class Attention(nn.Module):
                    for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mask = None
-        if past is not None:              # [] or [k, v] of the tokens before
+        if past is not None:  # past is [] or [k, v] of the tokens before
             if past:
                 mask = torch.ones(t, t + past[0].shape[2], dtype=torch.bool).tril(past[0].shape[2])
                 k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
@@ -115,8 +115,8 @@ class Llama(nn.Module):
         induction(self)
 
     def hidden(self, ids, past=None):
-        """ids [B][T] -> normed hidden states [B][T][d], the input of the (tied) output head.
-        past: a list of an empty list per layer, filled here, and passed again with the next token."""
+        """ids [B][T] -> normed hidden states [B][T][d], the input of the (tied) output head.  past:
+        a list with one empty list per layer, filled here, and passed again with the next token."""
         x = self.model.embed_tokens(ids)
         first = past[0][0].shape[2] if past and past[0] else 0
         cos, sin = (t[first:first + ids.shape[1]] for t in (self.cos, self.sin))
@@ -153,7 +153,7 @@ def induction(model, spread=0.25, sharp=3.5, copy=3.0):
     embed = model.model.embed_tokens.weight
     nn.init.normal_(embed[:, token], std=spread)
     embed[:, 0], embed[:, slots:] = 1.0, 0.0
-    model.model.norm.weight.fill_(0.1)           # the head is tied: keeps the first logits small
+    model.model.norm.weight.fill_(0.1)  # keeps the first logits small, since the head is tied
     project = nn.init.orthogonal_(torch.empty(32, 127))
 
     q, k, v, o = (getattr(model.model.layers[0].self_attn, n + "_proj").weight for n in "qkvo")
@@ -165,7 +165,8 @@ def induction(model, spread=0.25, sharp=3.5, copy=3.0):
         q[re, 0], q[im, 0] = 2 * torch.cos(-(h + 1) * freq), 2 * torch.sin(-(h + 1) * freq)
         k[re, 0] = 2
         v[h * hd:h * hd + 32, token] = project
-        o[slots + 32 * h:slots + 32 * h + 32, h * hd:h * hd + 32] = 0.187 * torch.eye(32)  # embedding's rms
+        # rms of the embedding
+        o[slots + 32 * h:slots + 32 * h + 32, h * hd:h * hd + 32] = 0.187 * torch.eye(32)
 
     q, k, v, o = (getattr(model.model.layers[1].self_attn, n + "_proj").weight for n in "qkvo")
     for p in (q, k, v, o):
@@ -174,7 +175,7 @@ def induction(model, spread=0.25, sharp=3.5, copy=3.0):
         for back in range(4):
             pairs = torch.arange(half - 16 + 4 * back, half - 12 + 4 * back)
             dims = h * hd + torch.cat((pairs, pairs + half))
-            seen = torch.arange(8) + 8 * h       # this head's share of a slot
+            seen = torch.arange(8) + 8 * h  # this head's part of a slot
             k[dims, slots + 32 * back + seen] = sharp
             if back:
                 q[dims, slots + 32 * (back - 1) + seen] = sharp

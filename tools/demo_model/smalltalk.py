@@ -1,4 +1,4 @@
-"""Small talk, little essays and stories: what stands between a fact and the question for it."""
+"""Small talk, short essays and stories, which stand between a fact and the question for it."""
 import random
 
 import words as w
@@ -123,7 +123,7 @@ def with_article(noun):
 
 
 def diary(rng, sentences):
-    """Some unrelated sentences; they use the same value words as facts do, as distractors."""
+    """Returns some unrelated sentences; as distractors they use the same words as facts do."""
     picked = rng.sample(DIARY, min(sentences, len(DIARY)))
     return " ".join([rng.choice(DIARY_OPENINGS)] + [s.format(
         wild=rng.choice(w.WILDS), beast=with_article(rng.choice(w.BEASTS)), food=rng.choice(w.FOODS),
@@ -134,8 +134,8 @@ def diary(rng, sentences):
 
 
 def story(rng):
-    """A story and the (question, answer clause, value) triples it supports. The answers are made of
-    the story's own words, as those about facts are made of the assistant's own."""
+    """Returns a story and the (question, answer clause, value) triples that it supports.  The
+    answers use the story's own words, as answers about facts use the assistant's own words."""
     beast, friend = rng.sample(w.BEASTS, 2)
     name, other = rng.sample(w.PEOPLE, 2)
     home, treasure, wild = rng.choice(w.HOMES), with_article(rng.choice(w.TREASURES)), rng.choice(w.WILDS)
@@ -156,9 +156,10 @@ def story(rng):
 
 
 def fixed_story(beast):
-    """The assistant's own story about a beast: always the same one, so that it can be learnt."""
+    """Returns the assistant's own story about a beast, always the same one, so that it can be
+    learnt."""
     seed = w.BEASTS.index(beast)
-    while True:  # the first seed from here on whose story is about this beast
+    while True:  # takes the first seed from here on whose story is about this beast
         told, friend, text, questions = story(random.Random(1000 + seed))
         if told == beast:
             return friend, text, questions

@@ -13,9 +13,9 @@ import sys
 import time
 
 # Large tensors are freed and allocated again in every step; returning them to the kernel costs a
-# third of the time in page faults. And a worker that waits must sleep: spinning on one core, it
-# keeps off the other worker, whose own core is busy with somebody else's work. Both must be in the
-# environment before libc starts.
+# third of the time in page faults.  A worker that waits must sleep: if it spins on one core, it
+# slows down the other worker, whose own core is busy with other processes.  Both settings must be
+# in the environment before libc starts.
 SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
             "MALLOC_TOP_PAD_": str(1 << 28), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 if any(k not in os.environ for k in SETTINGS):
@@ -27,8 +27,8 @@ import torch.nn.functional as F
 import batches
 from model import Llama
 
-# (first step, {sequence length: share of the steps}). The language is learnt on short dialogues,
-# then the memory is stretched.
+# (first step, {sequence length: share of the steps}).  Short dialogues teach the language; then the
+# memory is extended.
 CURRICULUM = [(0, {256: 1.0}), (100, {256: 0.4, 1024: 0.3, 2048: 0.3})]
 
 
@@ -38,7 +38,8 @@ def length_at(seed, step, curriculum=CURRICULUM):
 
 
 def orthogonal(g, rounds=5):
-    """Newton-Schulz iteration of Muon (Jordan et al. 2024): about the nearest orthogonal matrix."""
+    """Newton-Schulz iteration of Muon (Jordan et al. 2024): returns approximately the nearest
+    orthogonal matrix."""
     x = g.bfloat16()
     if g.shape[0] > g.shape[1]:
         x = x.T
@@ -65,7 +66,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class Masters:
-    """f32 copies of bf16 parameters; the optimizers see only these."""
+    """f32 copies of bf16 parameters; the optimizers see only the copies."""
 
     def __init__(self, model):
         self.model = model

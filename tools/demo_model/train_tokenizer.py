@@ -16,8 +16,8 @@ SPECIAL = ["<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 
 
 def texts(n):
-    """Turns without digits and made-up names (both should fall into small pieces), then every
-    word of every value list often enough to become one token."""
+    """Yields turns without digits and made-up names (both should be split into small pieces), then
+    every word of every list of values often enough to become one token."""
     facts.made_up_name = lambda rng: rng.choice(facts.VALUES["person"])
     for seed in range(n):
         rng = random.Random(f"tokenizer-{seed}")

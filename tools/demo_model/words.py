@@ -111,7 +111,7 @@ ERRANDS = [f"{v} the {o}" for v, os in (
     split("""go to the dentist, go to the cinema, go to the opera, go to the theatre, bake a cake, buy a coat,
     sell the car, wash the dog, write a letter, climb a mountain, cook for the neighbours, play chess""")
 
-# Stories: animals that are never somebody's pet, so that a story is a distractor but no contradiction.
+# Stories: animals that are never a pet, so that a story is a distractor but not a contradiction.
 BEASTS = split("fox, owl, bear, hare, mouse, badger, heron, wolf, otter, frog, hedgehog, crow, mole, beaver")
 HOMES = split("""an old mill, a dark cave, a hollow tree, a small cottage, a ruined tower, a quiet barn, a deep
 burrow, a wooden hut, a stone bridge, an empty chapel""")

@@ -987,7 +987,7 @@ STATEMENTS = [
 ]
 
 
-# Well formed, and left out on purpose: an error that says so.
+# Well formed, but intentionally not supported: an error must say so.
 UNSUPPORTED = {
     "{{ d.items }}",
     "{{ s.upper() ~ s.lower() ~ s.title() ~ s.capitalize() ~ s.swapcase() }}",
@@ -1006,6 +1006,6 @@ UNSUPPORTED = {
 
 
 def units():
-    """(source, variables beyond VARS)"""
+    """Yields (source, variables beyond VARS)."""
     out = [("{{ " + e + " }}", {}) for e in EXPRESSIONS]
     return out + [s if isinstance(s, tuple) else (s, {}) for s in STATEMENTS]

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Writes a Hugging Face folder as a GGUF file, as llama.cpp's converter does; standard library only.
+"""Writes a Hugging Face folder as a GGUF file, as llama.cpp's converter does; uses the standard
+library only.
 
-    hf_to_gguf.py MODEL_DIR OUT.gguf [--split N]
-    hf_to_gguf.py --families      all of tests/model/golden/gguf (but types.bin and mixed.gguf)
+  hf_to_gguf.py MODEL_DIR OUT.gguf [--split N]
+  hf_to_gguf.py --families      all of tests/model/golden/gguf (except types.bin and mixed.gguf)
 
-Matrices keep their type, vectors become F32.  Families: llama, mistral, qwen2, qwen3, phi, phi3, gemma,
-falcon.  A byte-level BPE tokenizer and the chat template go along where the folder has them."""
+Matrices keep their type; vectors become F32.  Families: llama, mistral, qwen2, qwen3, phi, phi3,
+gemma, falcon.  A byte-level BPE tokenizer and the chat template are included if the folder has
+them."""
 import argparse
 import json
 import math
@@ -72,19 +74,20 @@ def rows_in_order(raw, n_rows, order):
 
 
 def interleaved(n_rows, d):
-    """Rows of each head from halves to pairs: architecture llama rotates neighbours."""
+    """Reorders the rows of each head from halves to pairs: architecture llama rotates neighbours.
+    """
     return [h + half * (d // 2) + i for h in range(0, n_rows, d) for i in range(d // 2) for half in range(2)]
 
 
 def stacked(heads, kv_heads, d):
-    """Falcon's q, k, v of each group to all q, all k, all v."""
+    """Reorders Falcon's q, k, v of each group to all q, all k, all v."""
     per = heads // kv_heads
     rows = lambda first, n: [g * (per + 2) * d + first + i for g in range(kv_heads) for i in range(n)]
     return rows(0, per * d) + rows(per * d, d) + rows((per + 1) * d, d)
 
 
 def rope_factors(rope, d):
-    """What llama.cpp's converter makes of Llama 3.1's scaling."""
+    """Returns the factors that llama.cpp's converter computes from Llama 3.1's scaling."""
     factors = []
     for i in range(d // 2):
         wave = 2 * math.pi * rope["rope_theta"] ** (2 * i / d)
@@ -189,7 +192,7 @@ def write(path, pairs, tensors):
 
 
 def convert(folder, out, split=1, pre="gpt-2", change=()):
-    """change: metadata by key, in place of what the folder says (key, kind, value); value None: left out."""
+    """change: metadata (key, kind, value) that replaces the folder's; value None omits the key."""
     folder, out = pathlib.Path(folder), pathlib.Path(out)
     c = json.load(open(folder / "config.json", encoding="utf-8"))
     arch = ARCHS[c["model_type"]]

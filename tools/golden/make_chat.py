@@ -84,7 +84,8 @@ def outcome(source, variables):
 
 
 def unit_outcome(source, extra):
-    """What the interpreter leaves out on purpose is an error there, whatever the reference does."""
+    """A feature that our interpreter intentionally lacks is an error there, whatever the reference
+    does."""
     if source in chat_units.UNSUPPORTED:
         return {"error": "unsupported"}
     found = outcome(source, {**chat_units.VARS, **extra})

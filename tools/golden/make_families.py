@@ -92,7 +92,8 @@ FAMILIES = {
         new_decoder_architecture=True, num_ln_in_parallel_attn=1, alibi=False,
         ffn_hidden_size=96, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
         tie_word_embeddings=False, rope_parameters=rope())),
-    "falcon-rw": ("FalconConfig", "bfloat16", dict(  # its layout and block; the real one has ALiBi
+    # the layout and block of the real one, which has ALiBi
+    "falcon-rw": ("FalconConfig", "bfloat16", dict(
         vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
         multi_query=False, parallel_attn=False, bias=False, new_decoder_architecture=False,
         alibi=False, ffn_hidden_size=96, max_position_embeddings=256, bos_token_id=1,
@@ -101,7 +102,7 @@ FAMILIES = {
 
 
 def representable(t):
-    """Rounds to bf16, and drops what f16 could only hold as a subnormal number."""
+    """Rounds to bf16, and sets values to zero that f16 could hold only as subnormal numbers."""
     t = t.to(torch.bfloat16).to(torch.float32)
     return torch.where(t.abs() < 2.0 ** -13, torch.zeros_like(t), t)
 
@@ -116,7 +117,7 @@ def draw(model, plus_one, seed):
         elif p.dim() == 1:
             x = 0.2 * x
         else:
-            # gemma scales its tied embeddings: the token's own row would win every time
+            # gemma scales its tied embeddings: without this the token's own row would always win
             x = (0.5 if plus_one and "embed" in name else 1.4) * x / p.shape[1] ** 0.5
         p.data = representable(x)
 
@@ -127,7 +128,7 @@ def logits_of(model, ids):
 
 
 def greedy(model, ids):
-    """Ids, and the smallest gap between the two best logits on the way."""
+    """Returns the ids, and the smallest gap between the two best logits at any step."""
     ids, gap = list(ids), float("inf")
     for _ in range(N_DECODE):
         best = logits_of(model, ids)[-1].topk(2)
@@ -149,7 +150,7 @@ def make(name):
     cls, dtype, args = FAMILIES[name]
     config = getattr(transformers, cls)(**args)
     path = OUT / name
-    for seed in range(1, 100):  # a seed whose greedy choices are not close calls
+    for seed in range(1, 100):  # finds a seed whose greedy choices are not close
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         draw(model, name == "gemma", seed)

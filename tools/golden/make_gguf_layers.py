@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes into tests/model/golden/gguf tiny random llamas whose layers have matrices of different types, as llama.cpp's
-Q4_K_M has them, quantised by llama.cpp: layers.gguf (Q4_1, Q8_0) and six.gguf (Q4_K, Q6_K; the head is the
-embedding table).
+"""Writes tiny random llamas, whose layers have matrices of different types as in llama.cpp's
+Q4_K_M, into tests/model/golden/gguf, quantised by llama.cpp: layers.gguf (Q4_1, Q8_0) and six.gguf
+(Q4_K, Q6_K; the head is the embedding table).
 
-    make_gguf_layers.py LLAMA_DIR     (what tools/compare_llama/build.sh built; needs numpy and gguf)"""
+  make_gguf_layers.py LLAMA_DIR     (the result of tools/compare_llama/build.sh; needs numpy and gguf)
+"""
 import pathlib
 import subprocess
 import sys
@@ -18,14 +19,15 @@ VOCAB = 64
 
 
 def layers_type(name, i):
-    """The first and the last of 4 layers have 8 bits where the others have 4."""
+    """In the first and the last of 4 layers these tensors have 8 bits; in the others they have 4.
+    """
     if name in ("attn_v", "ffn_down") and i in (0, 3):
         return "q8_0"
     return "q4_0" if name in ("attn_output", "token_embd") else "q8_0" if name == "output" else "q4_1"
 
 
 def six_type(name, i):
-    """W_k has 6 bits in layer 0, where it shares a matrix with W_v, and 4 bits in layer 1."""
+    """In layer 0 W_k has 6 bits, and shares a matrix with W_v; in layer 1 it has 4 bits."""
     six = name in ("attn_v", "token_embd") or i == 0 and name in ("attn_k", "ffn_down")
     return "q6_k" if six else "q4_k"
 

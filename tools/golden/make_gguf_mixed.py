@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes into tests/model/golden/gguf tiny random llamas that llama.cpp has quantised, and what llama.cpp computes from
-their dequantised values: mixed.gguf, whose matrices have nine types, and bf16.gguf, where they have BF16.
+"""Writes tiny random llamas, quantised by llama.cpp, into tests/model/golden/gguf, and what
+llama.cpp computes from their dequantised values: mixed.gguf, whose matrices have nine types, and
+bf16.gguf, where they have BF16.
 
-    make_gguf_mixed.py LLAMA_DIR     (what tools/compare_llama/build.sh built; needs numpy and gguf)
+  make_gguf_mixed.py LLAMA_DIR     (the result of tools/compare_llama/build.sh; needs numpy and gguf)
 
-mixed.json, bf16.json: ids; logits of positions 35..68, by llama.cpp from the file requantised to F32, K and V in f32."""
+mixed.json and bf16.json have ids, and the logits of positions 35..68 that llama.cpp computes from
+the file requantised to F32, with K and V in f32."""
 import json
 import pathlib
 import struct

@@ -23,7 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = os.path.join(HERE, "..", "..", "tests", "model", "golden")
 SHARED = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "..", "..", "..", "shared")
 
-# Written for this purpose.
+# Written for these tests.
 CORPUS = """
 A serving engine keeps what it has computed. When a conversation comes back after an hour, the
 engine does not read the whole history again; it loads the state that it saved, layer by layer, and
@@ -81,7 +81,7 @@ def random_texts(n):
             if rng.random() < 0.5:
                 s += " "
         out.append(s)
-    for _ in range(n // 4):  # any code points at all
+    for _ in range(n // 4):  # arbitrary code points
         out.append("".join(chr(c) for c in (rng.choice([rng.randrange(0x80, 0x800),
                    rng.randrange(0x800, 0xd800), rng.randrange(0xe000, 0x10000),
                    rng.randrange(0x10000, 0x20000)]) for _ in range(rng.randrange(1, 6)))
@@ -90,7 +90,8 @@ def random_texts(n):
 
 
 def is_old(c):
-    """Assigned long ago: the oracle's Unicode tables and ours may be of different years."""
+    """Returns whether a character was assigned long ago: the Unicode tables of the reference and
+    ours may be of different years."""
     import unicodedata
     return unicodedata.ucd_3_2_0.category(chr(c)) != "Cn"
 
@@ -155,11 +156,12 @@ BYTES = [special("<unk>"), special("<s>"), special("</s>")] + \
 
 
 def llama2_like(metaspace):
-    """SentencePiece style with byte fallback: as Llama-2's files have it, old form and new form."""
+    """SentencePiece style with byte fallback, as in Llama 2's files, in the old and the new form.
+    """
     tok = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tok.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
     train(tok, BYTES, 620, [])
-    # The byte tokens are part of the vocabulary but no added tokens.
+    # The byte tokens belong to the vocabulary but are not added tokens.
     j = json.loads(tok.to_str())
     j["added_tokens"] = j["added_tokens"][:3]
     if metaspace:
@@ -184,7 +186,7 @@ def llama2_like(metaspace):
 
 
 def metaspace_like():
-    """Metaspace as pre-tokenizer and as decoder, no byte fallback: unknown characters fuse."""
+    """Metaspace as pre-tokenizer and as decoder, without byte fallback: unknown characters fuse."""
     tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tok.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="first")
     train(tok, [special("<unk>"), special("<s>"), special("</s>")], 420, [])
@@ -207,7 +209,7 @@ def byte_level(pre, specials, vocab_size=420, normalizer=None, **model):
 
 
 def gpt2_like():
-    """GPT-2's regex and a space in front; added tokens that swallow white space."""
+    """GPT-2's regex with a space in front; added tokens that absorb white space."""
     tok = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), [special("<|endoftext|>")])
     tok.add_special_tokens([special("<mask>", lstrip=True), special("<|x|>", rstrip=True)])
     tok.add_tokens([AddedToken("<tool>", normalized=False)])
@@ -241,7 +243,7 @@ def qwen_like():
 
 
 def falcon_like():
-    """Steps behind ByteLevel work on its alphabet."""
+    """Steps after ByteLevel work on its alphabet."""
     return byte_level(pre_tokenizers.Sequence([
         pre_tokenizers.Punctuation("contiguous"),
         pre_tokenizers.ByteLevel(add_prefix_space=False),

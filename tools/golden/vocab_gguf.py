@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes GGUF files that hold a tokenizer and no model, for tests; standard library only.
+"""Writes GGUF files with a tokenizer and no model, for tests; uses the standard library only.
 
-    vocab_gguf.py spm TOKENIZER.model OUT.gguf       SentencePiece, kind llama
-    vocab_gguf.py bpe FOLDER PRE OUT.gguf            tokenizer.json, kind gpt2
-    vocab_gguf.py scores FOLDER OUT.gguf             tokenizer.json with merges like SentencePiece's, kind llama"""
+  vocab_gguf.py spm TOKENIZER.model OUT.gguf       SentencePiece, kind llama
+  vocab_gguf.py bpe FOLDER PRE OUT.gguf            tokenizer.json, kind gpt2
+  vocab_gguf.py scores FOLDER OUT.gguf             tokenizer.json with merges like SentencePiece's, kind llama
+"""
 import json
 import pathlib
 import struct
@@ -29,7 +30,7 @@ def varint(data, at):
 
 
 def fields(data):
-    """(number, value) of a protobuf message: ints, floats as bytes, and bytes."""
+    """Yields (number, value) of a protobuf message: ints, floats as bytes, and bytes."""
     at = 0
     while at < len(data):
         key, at = varint(data, at)
@@ -74,7 +75,7 @@ def bpe(folder, pre, out):
 
 
 def scores(folder, out):
-    """A token's score is minus the rank of the first merge that makes it."""
+    """Makes a token's score minus the rank of the first merge that makes it."""
     t = json.load(open(pathlib.Path(folder) / "tokenizer.json", encoding="utf-8"))
     vocab = t["model"]["vocab"]
     n = 1 + max([*vocab.values(), *(a["id"] for a in t["added_tokens"])])

@@ -1,6 +1,6 @@
-"""Bugs are asserted with CHECK, faults are returned.  So: no assert() (it vanishes with NDEBUG), no
-abort() or exit() in the library, and no CHECK on what was just decoded from bytes.  And: what one file
-alone may do is done by no other."""
+"""Checks that bugs are asserted with CHECK and faults are returned: there is no assert() (it
+vanishes with NDEBUG), no abort() or exit() in the library, and no CHECK on data just decoded from
+bytes.  Also checks that certain calls occur only in the one file that may make them."""
 import re
 import subprocess
 import sys
@@ -8,7 +8,8 @@ import sys
 ENDS = {"src/base/check.c", "src/base/mem.c"}  # the two places that may end the program
 files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src/*.[ch]", "src/*.cu"],
                        capture_output=True, text=True, check=True).stdout.split()
-# What one file alone may do: its pattern, that file, the folder where others may not.
+# Code that only one file may have: its pattern, that file, and the directory in which other files
+# may not have it.
 OWNED = [
     (re.compile(r"->\s*phase\s*=[^=]"), "src/engine/seq.c", "src/engine/",
      "seq.c alone changes a sequence's phase: request the edge (seq.h)"),
@@ -27,7 +28,7 @@ RULES = [
 
 
 def code_only(text):
-    """Comments and strings blanked, lines kept."""
+    """Returns the text with comments and strings blanked, and its lines kept."""
     blank = lambda m: re.sub(r"[^\n]", " ", m.group(0))
     return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
 

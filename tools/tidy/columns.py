@@ -1,5 +1,6 @@
-"""Comments and documents have at most 100 columns.  Wider are: rows of tables, in a document (they begin with a bar) or in
-a comment (three spaces part their cells); strings; what a document shows as code; and words that cannot be broken."""
+"""Checks that comments and documents have at most 100 columns.  Exceptions: rows of tables, in a
+document (they begin with a bar) or in a comment (three spaces separate their cells); strings; code
+in a document; and words that cannot be broken."""
 import re
 import subprocess
 import sys
@@ -13,7 +14,8 @@ def listed(*patterns):
 
 
 def too_wide(line):
-    """Whether the line could have been broken: a space stands within its columns, behind its first word."""
+    """Returns whether the line is too wide and could be broken: it has a space within its columns,
+    after its first word."""
     return len(line) > MOST and " " in line[:MOST].strip()
 
 

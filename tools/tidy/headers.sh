@@ -1,4 +1,4 @@
-# Every header can be included alone (but for the kernels' templates, which are bodies of files).
+# Every header can be included alone (except the kernels' templates, which are the bodies of files).
 cc=$(command -v gcc || command -v clang) || { echo "no compiler"; exit 77; }
 bad=0 n=0
 for h in $(git ls-files 'src/*.h' 'include/*.h' 'apps/*.h' | grep -vE '^src/tensor/cpu/(kern|vec|transpose)_'); do

@@ -1,7 +1,7 @@
-"""Who may include whom: DESIGN's table of layers, checked against every #include "...".
+"""Checks every #include "..." against the table of layers below: which directory may include which.
 
-tests/ and bench/ may include everything; examples/ are built against an installed copy.  A header without a folder ("x.h") is one of the same
-folder; the public header is "hcache.h"."""
+tests/ and bench/ may include everything; examples/ are built against an installed copy.  A header
+without a directory ("x.h") is in the same directory; the public header is "hcache.h"."""
 import re
 import subprocess
 import sys
@@ -29,12 +29,13 @@ MAY = {
     "src/server": ["hcache.h", "batch", "requests", "sessions", "format", "base"],
     "include": [],
 }
-# Programs see the library as its users do; tool commands may look inside.
+# Programs see the library as its users do, except the commands that are tools, which may look
+# inside.
 PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "requests", "batch", "server"]
 APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/cmd_batch.c", "apps/main.c"}
 FREE = ("tests/", "bench/", "apps/", "examples/")
 
-# Only the CUDA backend sees its parts that no GPU has run.
+# Only the CUDA backend may include its parts that no GPU has run yet.
 UNTRIED = "tensor/cuda/untried/"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
@@ -46,7 +47,8 @@ def folder_of(path):
 
 
 def layer_of(header):
-    """What the table calls the header's place: "base", "hcache.h", "apps", or None: same folder."""
+    """Returns the table's name for the header's place: "base", "hcache.h", "apps"; None: the same
+    directory."""
     if "/" not in header:
         return header if header in ("hcache.h", "build_id.h") else None
     return header.split("/")[0]
@@ -64,7 +66,8 @@ for path in files:
     folder = folder_of(path)
     if path in APPS_PUBLIC_ONLY:
         allowed = PUBLIC_ONLY
-    elif path == "apps/cmd_tokenize.c":  # a tokenizer without its model: quick, and needs no weights
+    # a tokenizer without its model: quick, and needs no weights
+    elif path == "apps/cmd_tokenize.c":
         allowed = PUBLIC_ONLY + ["model"]
     elif path.startswith(FREE):
         continue

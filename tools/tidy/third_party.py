@@ -1,5 +1,5 @@
-"""Each third party's header appears in one place; any other <header> must be the C library's or the
-system's.  So a new dependency is a decision, made here."""
+"""Checks that each third party's header appears in one place only; any other <header> must be the C
+library's or the system's.  A new dependency must be added here, and so is a decision."""
 import re
 import subprocess
 import sys

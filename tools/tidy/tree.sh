@@ -1,4 +1,4 @@
-# What is committed is portable: no absolute paths of a workplace, no white space at line ends, no
+# What is committed is portable: no absolute paths of one machine, no white space at line ends, no
 # tabs in C, nothing built, nothing big outside models/ and tests/.
 bad=0
 say() { echo "$1"; bad=1; }
@@ -20,7 +20,7 @@ done < <(git ls-files | grep -vE '^(models|tests)/')
 for f in $(git ls-files 'tools/*.sh' .ci/run); do
     [ -e "$f" ] && [ ! -x "$f" ] && [[ $f != tools/tidy/* ]] && say "$f is not executable"
 done
-# What no GPU has run grows no further (src/tensor/cuda/untried/untried.h).
+# Code that no GPU has run must not grow (src/tensor/cuda/untried/untried.h).
 lines=$(cat src/tensor/cuda/untried/* | wc -l)
 [ "$lines" -gt 920 ] && say "src/tensor/cuda/untried has $lines lines; 920 are allowed until a GPU has run it"
 [ $bad = 0 ] && echo "# $(git ls-files | wc -l) files"

@@ -1,4 +1,4 @@
-/* amx.h - whether this process may use AMX, and the shapes of its tiles. */
+/* amx.h - tests whether this process may use AMX, and defines the shapes of its tiles. */
 #ifndef TENSOR_AMX_H
 #define TENSOR_AMX_H
 
@@ -10,12 +10,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* True where the CPU has AMX and the operating system lets this process use it.
- * The first answer is kept. */
+/* Returns true if the CPU has AMX and the operating system lets this process use it.  The first
+ * answer is cached. */
 static inline bool amx_runs_here(void)
 {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILE_DATA = 18, AMX_TILE_AND_INT8 = 3 << 24 };
-    static atomic_int known; /* 0: not yet; 1: no; 2: yes */
+    static atomic_int known; /* 0: not asked yet; 1: no; 2: yes */
     unsigned a, b, c, d;
     int yes = atomic_load(&known);
     if (yes == 0) {
@@ -30,14 +30,15 @@ static inline bool amx_runs_here(void)
 
 struct amx_config {
     uint8_t palette, start, reserved[14];
-    uint16_t bytes[16]; /* of a tile's row */
+    uint16_t bytes[16]; /* bytes of each tile's rows */
     uint8_t rows[16];
 };
 _Static_assert(sizeof(struct amx_config) == 64, "what ldtilecfg reads");
 
 static inline void amx_configure(const struct amx_config *c)
 {
-    /* gcc 12 takes the intrinsic to read 8 of the 64 bytes, and would drop the other stores. */
+    /* gcc 12 believes that the intrinsic reads only 8 of the 64 bytes, and would drop the other
+     * stores. */
     __asm__ volatile("" : : "r"(c) : "memory");
     _tile_loadconfig(c);
 }

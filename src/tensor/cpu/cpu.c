@@ -1,4 +1,5 @@
-/* cpu.c - the CPU device: which kernels, how much scratch, and how rows are cut over threads. */
+/* cpu.c - the CPU device: the choice of kernels, the size of scratch memory, and the division of
+ * rows among threads. */
 #include "tensor/cpu/cpu.h"
 #include "tensor/cpu/quant.h"
 
@@ -41,7 +42,7 @@ static bool isa_runs_here(const struct cpu_kernels *k)
     return false;
 }
 
-/* Best first. */
+/* The best first. */
 static const struct cpu_kernels *const all_kernels[] = {
 #if defined(__x86_64__)
     &cpu_kernels_avx512,

@@ -1,16 +1,17 @@
-/* cpu.h - how the CPU backend is cut in two; private to src/tensor/cpu.
+/* cpu.h - the CPU backend and its kernels; private to src/tensor/cpu.
  *
- *   cpu_*.c    one group of operations each: checks, how work is cut over threads, memory layout
+ *   cpu_*.c    one group of operations each: checks, division of work among threads, memory layout
  *   kern_*.h   the loops, written once over a vector of 16 floats (v16)
  *   vec_*.h    v16 in portable C, AVX2 (two registers) and AVX-512 (one register)
  *   isa_*.c    compiles kern_*.h over one vec_*.h into one `struct cpu_kernels`
  *
- * All three instruction sets give the same bits, exponentials included: they run the same steps on
- * the same lanes.  The table is chosen once, when the device is opened: the best that the CPU has,
- * or what the option --isa (portable, avx2, avx512) asks for.
+ * All three instruction sets give the same bits, exponentials included, because they run the same
+ * steps on the same lanes.  The table is chosen once, when the device is opened: the best that the
+ * CPU has, or the one named by --isa (portable, avx2, avx512).
  *
- * Packed weights: panels of 16 columns (rows of W), [ceil(n/16)][k][16] in the weight's type, so
- * that a panel is one stream of memory and a k-step is one vector.  Absent columns are zero. */
+ * Packed weights are panels of 16 columns (rows of W), [ceil(n/16)][k][16] in the weight's type, so
+ * that a panel is one stream of memory and a k-step is one vector.  Columns that do not exist are
+ * zero. */
 #ifndef TENSOR_CPU_H
 #define TENSOR_CPU_H
 
@@ -20,14 +21,14 @@
 #include "tensor/operations.h"
 #include "tensor/shape.h"
 
-/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version).  All
- * instruction sets have this one version, since they give the same bits. */
+/* Raise it whenever an operation gives other bits (tensor.h: device.numerics_version).  All
+ * instruction sets share this version, because they give the same bits. */
 #define CPU_NUMERICS_VERSION 1
 
 #define PANEL 16
 
-/* Rows whose activations are packed at once, and rows of one tile: a k-block of 192 rows is 192 KiB
- * and stays in L2 beside the tile of C. */
+/* PACK_ROWS: rows whose activations are packed at once. TILE_ROWS: rows of one tile; a k-block of
+ * 192 rows is 192 KiB and stays in L2 beside the tile of C. */
 #define PACK_ROWS   384
 #define TILE_ROWS   192
 #define TILE_PANELS 8
@@ -37,7 +38,7 @@
 
 /* One tile of a matrix product: m rows by n_panels panels. */
 struct mm_tile {
-    /* packed: element (row, k) at a[(k / 256 * a_rows + row) * 256 + k % 256] */
+    /* packed: element (row, k) is a[(k / 256 * a_rows + row) * 256 + k % 256] */
     const float *a;
     int64_t a_rows;
     int m;
@@ -47,23 +48,23 @@ struct mm_tile {
     int n_panels;
     float *c; /* first element of the tile */
     int64_t ldc;
-    int64_t n_cols;    /* those that exist: at most n_panels * 16 */
-    const float *bias; /* of the first column, or NULL */
-    float *scratch;    /* MM_SCRATCH floats, of this thread */
+    int64_t n_cols;    /* columns that exist: at most n_panels * 16 */
+    const float *bias; /* bias of the first column, or NULL */
+    float *scratch;    /* MM_SCRATCH floats of this thread */
 };
 #define MM_SCRATCH (256 * 32 + TILE_ROWS * 32 + 32)
 
-/* Tokens [t0, t0 + n) of one block, some neighbouring kv heads. */
+/* Tokens [t0, t0 + n) of one block, for some neighbouring kv heads. */
 struct kv_run {
     enum dtype dtype;
     int d_head, n_heads, t0, n;
-    const uint8_t *k_rows, *v_rows; /* first token's K and V of the first head */
-    size_t row_bytes;               /* from token to token */
-    const float *cos, *sin;         /* first token's, [half] per token */
+    const uint8_t *k_rows, *v_rows; /* K and V of the first token and the first head */
+    size_t row_bytes;               /* bytes from token to token */
+    const float *cos, *sin;         /* of the first token, [half] per token */
     int half;                       /* d_rot / 2 */
     uint8_t *k, *v; /* the first head in the block: [d_head][64], [64][d_head] */
-    void *scratch;  /* KV_SCRATCH floats, of this thread */
-    bool is_cached; /* what is written is read at once */
+    void *scratch;  /* KV_SCRATCH floats of this thread */
+    bool is_cached; /* the result is read at once, so it should stay in the caches */
 };
 /* A whole chunk in a block's layout, K before RoPE. */
 struct kv_chunk {
@@ -71,18 +72,18 @@ struct kv_chunk {
     int d_head, n_kv;
     const uint8_t *chunk;
     uint8_t *block;
-    const float *cos, *sin; /* [half][64], of this chunk's positions */
+    const float *cos, *sin; /* [half][64], for this chunk's positions */
     int half;
 };
 
-/* Tokens that are transposed together (32 of 16 bits are a cache line), and elements of K of one
- * token that are taken together. */
+/* KV_GROUP: tokens that are transposed together (32 of 16 bits are a cache line). KV_ITEM_ELEMENTS:
+ * elements of one token's K that are taken together. */
 #define KV_GROUP         32
 #define KV_ITEM_ELEMENTS 1024
 #define KV_SCRATCH       (KV_GROUP * (KV_ITEM_ELEMENTS + ATTENTION_MAX_D_HEAD))
 
 /* Attention of up to TILE_QUERIES query vectors of one sequence: n for each of n_kv_heads
- * neighbouring kv heads, all those of a head together. */
+ * neighbouring kv heads, ordered by head. */
 struct attn_tile {
     const struct kv_layer *kv;
     const int32_t *table;
@@ -91,9 +92,9 @@ struct attn_tile {
     const float *q[TILE_QUERIES];
     float *out[TILE_QUERIES];
     int32_t begin[TILE_QUERIES],
-        end[TILE_QUERIES]; /* visible keys, the same for every head */
+        end[TILE_QUERIES]; /* range of visible keys, the same for every head */
     float scale;
-    float *scratch; /* ATTN_SCRATCH floats, of this thread */
+    float *scratch; /* ATTN_SCRATCH floats of this thread */
 };
 #define ATTN_SCRATCH                                                                       \
     (KV_BLOCK_TOKENS * ATTENTION_MAX_D_HEAD * 2 +                                          \
@@ -101,7 +102,7 @@ struct attn_tile {
 
 struct cpu_kernels {
     const char *isa;
-    int direct_rows; /* up to here mm_direct is used, above mm_blocked */
+    int direct_rows; /* up to this many rows mm_direct is used, above mm_blocked */
 
     void (*mm_direct)(const struct mm_tile *t);
     void (*mm_blocked)(const struct mm_tile *t);
@@ -119,9 +120,9 @@ struct cpu_kernels {
                     enum activation act); /* up may be NULL */
     bool (*finite_row)(const void *x, enum dtype t, int64_t n);
     void (*rope_head)(float *x, const float *cos, const float *sin, int half);
-    float (*max_row)(const float *x, int64_t n); /* NaNs aside; -inf of none */
-    /* out[i]: to be rounded down to sample_weight(logits[i], best, temperature),
-     * which is 0 of a NaN */
+    /* ignores NaNs; -inf if there is nothing else */
+    float (*max_row)(const float *x, int64_t n);
+    /* out[i], rounded down, is sample_weight(logits[i], best, temperature), which is 0 for a NaN */
     void (*sample_row_exp)(float *out, const float *logits, int64_t n, float best,
                            float temperature);
 
@@ -136,16 +137,16 @@ extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 #endif
 
-/* --- what the operations share -------------------------------------------------------------- */
+/* --- shared by the operations --------------------------------------------------------------- */
 
 const struct cpu_kernels *cpu_kernels_of(const struct stream *s);
 
-/* A compute stream's scratch: packed activations, then one part per thread. */
+/* A compute stream's scratch memory: packed activations, then one part per thread. */
 float *scratch_packed(const struct stream *s);
 float *scratch_thread(const struct stream *s, int thread_idx);
 
 /* Work is cut into items that threads take one after another, so that a thread whose core is busy
- * takes fewer.  Which thread computes an item never changes its result. */
+ * takes fewer.  An item's result does not depend on the thread that computes it. */
 struct items {
     atomic_long next;
     long n;
@@ -156,9 +157,9 @@ static inline bool item_take(struct items *it, long *item)
     return *item < it->n;
 }
 
-/* The same for few rows of activations, where reading weights is all: each thread begins with a
- * stretch of neighbouring items, so that it can ask for the next item's memory while it reads
- * one, and helps with the others' stretches when its own is done. */
+/* Like struct items, for few rows of activations, where reading weights takes all the time.  Each
+ * thread begins with its own stretch of neighbouring items, so that it can prefetch the next item's
+ * memory while it reads one.  When its stretch is done it helps with the others'. */
 #define MAX_STRETCHES 16
 struct stretches {
     int n;
@@ -168,7 +169,8 @@ struct stretches {
     } of[MAX_STRETCHES];
 };
 void stretches_init(struct stretches *s, long n_items, int n_threads);
-/* `at`: the stretch that this thread is in; at first its own index.  False: no item is left. */
+/* Takes an item.  *at: the stretch that this thread works on, initially its own index.  Returns
+ * false if no item is left. */
 static inline bool stretch_take(struct stretches *s, int thread_idx, int *at, long *item)
 {
     for (; *at < thread_idx + s->n; ++*at) {
@@ -180,10 +182,11 @@ static inline bool stretch_take(struct stretches *s, int thread_idx, int *at, lo
     return false;
 }
 
-/* Below this many elements a fork and join (2 to 5 us) costs more than the second core gains. */
+/* For fewer elements than this, a fork and join (2 to 5 us) costs more than the second core gains.
+ */
 #define MIN_PARALLEL_ELEMENTS 16384
 
-/* Calls fn(arg, begin, end) over rows: on all threads where `elements` is worth it. */
+/* Calls fn(arg, begin, end) over rows, on all threads if there are enough `elements`. */
 typedef void rows_fn(void *arg, int64_t begin, int64_t end);
 void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn *fn,
               void *arg);

@@ -1,10 +1,10 @@
-/* cpu_attention.c - how attention is cut into tiles.
+/* cpu_attention.c - cuts attention into tiles.
  *
  * A tile is a run of rows of one sequence with all query heads that share one kv head, so that a
- * block of K and V is read (and converted) once for all of them.  Where every sequence has one row
- * (decode) a tile takes several kv heads: those lie one behind the other in a block, and memory is
- * read fastest in long stretches.  Threads take tiles one after another, the last rows first: those
- * see the most keys. */
+ * block of K and V is read (and converted) once for all of them.  If every sequence has one row
+ * (decode), a tile takes several kv heads: these are adjacent in a block, and memory is read
+ * fastest in long stretches.  Threads take tiles one after another, the last rows first, because
+ * those see the most keys. */
 #include "tensor/cpu/cpu.h"
 
 #include "base/pool.h"
@@ -17,9 +17,9 @@ struct attn_job {
     const struct ragged *r;
     float scale;
     int window, group;
-    int tile_rows, tile_heads; /* rows and kv heads of a tile, at most */
-    struct items
-        items; /* all row tiles of the batch, last first, times groups of kv heads */
+    int tile_rows, tile_heads; /* maximum rows and kv heads of a tile */
+    /* all row tiles of the batch, the last first, times groups of kv heads */
+    struct items items;
 };
 
 static int seq_tiles(const struct attn_job *j, int seq)
@@ -28,7 +28,7 @@ static int seq_tiles(const struct attn_job *j, int seq)
     return (rows + j->tile_rows - 1) / j->tile_rows;
 }
 
-/* Rows [row0, row1) of sequence seq for tile_heads kv heads. */
+/* Computes rows [row0, row1) of sequence seq for tile_heads kv heads. */
 static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int kv_head,
                      int thread_idx)
 {
@@ -59,7 +59,8 @@ static void run_items(void *arg, int thread_idx, int n_threads)
     struct attn_job *j = arg;
     (void)n_threads;
     int n_groups = j->kv->n_kv / j->tile_heads;
-    int seq = j->r->n_seqs, tiles_before = 0, tiles = 0; /* of the sequences behind seq */
+    /* tiles of the sequences after seq */
+    int seq = j->r->n_seqs, tiles_before = 0, tiles = 0;
     for (long item; item_take(&j->items, &item);) {
         int tile = (int)(item / n_groups);
         while (tile >= tiles_before + tiles) {
@@ -73,9 +74,9 @@ static void run_items(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* As many kv heads as a tile holds, as long as every thread has a tile: a tile of
- * half of the heads jumps over the other half in every block, and memory is read a
- * tenth slower (docs/perf/). */
+/* Returns the kv heads per tile: as many as fit, as long as every thread has a tile.  A tile with
+ * half of the heads skips the other half in every block, and memory is read a tenth slower
+ * (docs/perf/). */
 static int tile_heads_of(const struct attn_job *j)
 {
     int min_items = pool_threads(j->s->pool), n_kv = j->kv->n_kv;
@@ -113,7 +114,7 @@ int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct k
     for (int i = 0; i < r->n_rows; i++)
         n_keys += r->pos[i] + 1;
     job.items.n = n_tiles * (kv->n_kv / job.tile_heads);
-    if (n_keys * q.cols < 65536) /* a fork and join would cost more */
+    if (n_keys * q.cols < 65536) /* a fork and join would cost more than it gains */
         run_items(&job, 0, 1);
     else
         pool_run(s->pool, run_items, &job);

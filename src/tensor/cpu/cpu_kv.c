@@ -1,8 +1,8 @@
-/* cpu_kv.c - rotary positions, and the paged cache's only writer and its reader.
+/* cpu_kv.c - rotary positions, and the only code that writes and reads the paged cache.
  *
- * A batch is cut into runs: consecutive tokens of one sequence inside one block, and
- * as many kv heads as their buffer holds.  Threads take runs one after another; no two
- * of them write one block's head. */
+ * A batch is cut into runs: consecutive tokens of one sequence inside one block, and as many kv
+ * heads as the buffer holds.  Threads take runs one after another; no two threads write the same
+ * head of a block. */
 #include "tensor/cpu/cpu.h"
 
 #include "base/pool.h"
@@ -54,14 +54,14 @@ struct kv_job {
     const struct rope *rope;
     const struct ragged *r;
     int heads_per_item;
-    struct items items; /* run-major: item = run * n_head_groups + group */
+    struct items items; /* in order of runs: item = run * n_head_groups + group */
 };
 
 struct span {
     int seq, row, n; /* rows [row, row + n) of the batch */
 };
 
-/* Length of the run at `row`: to the end of its block or of its sequence. Positions are
+/* Returns the length of the run at `row`: to the end of its block or of its sequence. Positions are
  * consecutive inside a sequence. */
 static int span_length(const struct ragged *r, int seq, int row)
 {
@@ -111,7 +111,7 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, in
     };
 }
 
-/* Every thread walks all spans and takes the items that are its turn. */
+/* Every thread walks all spans and processes the items that it takes. */
 static void fill_items(void *arg, int thread_idx, int n_threads)
 {
     struct kv_job *j = arg;

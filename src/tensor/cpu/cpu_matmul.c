@@ -1,8 +1,9 @@
-/* cpu_matmul.c - packed weights, and how a matrix product is cut into tiles.
+/* cpu_matmul.c - packs weights, and cuts a matrix product into tiles.
  *
  * Activations are copied row by row into k-blocks, [k / 256][rows][256], so that a micro-kernel
  * finds its rows at constant distances and a k-block of a tile is contiguous.  One row needs no
- * copy.  Tiles are taken by threads one after another; sums are never split (DESIGN §5). */
+ * copy.  Threads take tiles one after another; sums are never split (ops.h, arithmetic contract).
+ */
 #include "tensor/cpu/cpu.h"
 #include "tensor/cpu/q4.h"
 #include "tensor/cpu/q8.h"
@@ -25,7 +26,7 @@ size_t cpu_weight_bytes(enum dtype t, int64_t n, int64_t k)
 
 /* --- packing: done once, at load ------------------------------------------------------------ */
 
-/* Strides in elements; the two sizes of element are all there are. */
+/* Strides in elements. Elements have only two sizes. */
 static void pack_row_u16(uint16_t *dst, const uint16_t *src, int64_t k)
 {
     for (int64_t i = 0; i < k; i++)
@@ -97,7 +98,7 @@ int cpu_weight_rows(struct stream *s, struct mat out, const struct weight *w,
         const uint32_t *src32 = weight_at(w, ids[i]);
         uint16_t row16[256];
         uint32_t row32[256];
-        for (int64_t j = 0; j < w->k; j += 256) { /* gather a piece, then convert it */
+        for (int64_t j = 0; j < w->k; j += 256) { /* gathers a piece, then converts it */
             int64_t n = w->k - j < 256 ? w->k - j : 256;
             for (int64_t e = 0; e < n; e++) {
                 if (w->dtype == DTYPE_F32)
@@ -180,7 +181,7 @@ static void run_tiles(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Rows [row0, row0 + m), m <= PACK_ROWS. */
+/* Multiplies rows [row0, row0 + m), m <= PACK_ROWS. */
 static void multiply_rows(struct mm_job *job)
 {
     int64_t n_panels = panels_of(job->w->n);

@@ -1,4 +1,4 @@
-/* cpu_q4.c - packs 4-bit and 6-bit weights and reads rows of packed ones. */
+/* cpu_q4.c - packs 4-bit and 6-bit weights, and reads rows of packed ones. */
 #include "tensor/cpu/q4.h"
 
 #include <string.h>
@@ -13,11 +13,11 @@ const struct quant_kernels *const q4_all_kernels[] = {
     &q4_kernels_portable, NULL,
 };
 
-/* Where the parts of one block of one column lie. */
+/* Addresses of the parts of one block of one column. */
 struct place {
-    uint8_t *numbers;         /* 4 bytes of each quarter, and of q6_k of each half */
-    uint8_t *scale, *minimum; /* f16; of q4_k and q6_k the shared ones */
-    uint8_t *s, *t;           /* q4_k, q6_k */
+    uint8_t *numbers;         /* 4 bytes in each quarter, and for q6_k in each half */
+    uint8_t *scale, *minimum; /* f16; for q4_k and q6_k those that the blocks share */
+    uint8_t *s, *t;           /* for q4_k and q6_k */
 };
 
 static bool has_minimum(enum dtype t)
@@ -57,7 +57,7 @@ static void pack_row(const struct weight *w, int64_t row, const uint8_t *src)
             *p.t = part.t;
         }
         if (w->dtype == DTYPE_Q4_K)
-            part.m ^= 0x8000; /* it is subtracted */
+            part.m ^= 0x8000; /* flips the sign: the kernels add -M * t */
         for (int h = 0; h < 2 && w->dtype == DTYPE_Q6_K; h++)
             memcpy(p.numbers + (4 + h) * Q4_QUARTER_BYTES, part.high[h], 4);
         if (has_minimum(w->dtype))
@@ -92,7 +92,7 @@ int cpu_q4_pack(struct stream *s, struct weight *w, int64_t row, const uint8_t *
     return rc;
 }
 
-/* out [32] = one block of a row. */
+/* Sets out [32] to one block of a row. */
 static void read_block(const struct weight *w, int64_t row, int64_t block, float *out)
 {
     struct place p = place_of(w, row, block);

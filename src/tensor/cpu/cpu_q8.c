@@ -1,4 +1,4 @@
-/* cpu_q8.c - packs 8-bit weights and reads rows of packed ones. */
+/* cpu_q8.c - packs 8-bit weights, and reads rows of packed ones. */
 #include "tensor/cpu/q8.h"
 
 #include <errno.h>
@@ -46,7 +46,7 @@ int cpu_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *sr
     return atomic_load(&job.refused) ? -ERANGE : 0;
 }
 
-/* out [n] = elements [k, k + n) of a row, all of one block of 32. */
+/* Sets out [n] to elements [k, k + n) of a row, all inside one block of 32. */
 static void read_block(const struct weight *w, int64_t row, int64_t k, int64_t n,
                        float *out)
 {

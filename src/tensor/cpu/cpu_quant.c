@@ -1,7 +1,7 @@
-/* cpu_quant.c - how a product with quantised weights is cut into tiles.
+/* cpu_quant.c - cuts a product with quantised weights into tiles.
  *
- * All threads round the rows of activations once per product into [k-blocks][rows][256], with the
- * scales of 8-bit weights' rows behind.  Threads then take tiles one after another, as in
+ * Once per product, all threads round the rows of activations into [k-blocks][rows][256], followed
+ * by the rows' scales for 8-bit weights.  Threads then take tiles one after another, as in
  * cpu_matmul.c. */
 #include "tensor/cpu/quant.h"
 
@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-/* Rows by panels of one tile, as in cpu_matmul.c: a k-block of 192 rows is 96 KiB. */
+/* Size of one tile, rows by panels, as in cpu_matmul.c: a k-block of 192 rows is 96 KiB. */
 #define TILE_N_PANELS 8
 /* Panels of one tile of few rows: as many as a kernel reads at once. */
 #define DIRECT_N_PANELS 4
@@ -29,7 +29,7 @@ size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k)
     return (size_t)panels_of(n) * quant_panel_bytes(t, k);
 }
 
-/* Instruction sets in the order in which each includes those behind it. */
+/* Instruction sets, ordered so that each includes those after it. */
 static int isa_rank(const char *isa)
 {
     return strcmp(isa, "portable") == 0 ? 0 : strcmp(isa, "avx2") == 0 ? 1 : 2;
@@ -45,7 +45,7 @@ const struct quant_kernels *quant_kernels_of(const struct quant_kernels *const *
 
 /* --- the product ------------------------------------------------------------------------------ */
 
-/* One matrix that the rounded rows meet. */
+/* One matrix by which the rounded rows are multiplied. */
 struct part {
     struct mat c;
     const struct weight *w;
@@ -67,7 +67,7 @@ struct quant_job {
     int16_t *x; /* [k-blocks][m][256] */
     float *e;   /* [k-blocks][m] */
     struct items items;
-    struct stretches stretches; /* of direct products */
+    struct stretches stretches; /* used by products of few rows */
 };
 
 static void round_rows(void *arg, int64_t begin, int64_t end)
@@ -134,7 +134,7 @@ static void run_direct(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Rows [row0, row0 + m), m <= PACK_ROWS. */
+/* Multiplies rows [row0, row0 + m), m <= PACK_ROWS. */
 static void multiply_rows(struct quant_job *job)
 {
     int64_t k_blocks = (job->a.cols + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;

@@ -1,4 +1,5 @@
-/* cpu_rows.c - the operations that work row by row: checks, and rows over threads. */
+/* cpu_rows.c - the operations that work row by row: checks, and the division of rows among threads.
+ */
 #include "tensor/cpu/cpu.h"
 
 struct row_job {

@@ -1,13 +1,13 @@
 /* cpu_sample.c - choosing a token (ops.h, sampling.h).
  *
- * Candidates are never sorted.  Their keys say their order, and the one with which a sum over
- * them, in that order, reaches what is wanted is found digit by digit of the keys, as on a GPU
- * (k_sample.cu): a histogram of what the candidates weigh by their digit says which digit holds
- * it, and only those that have it are looked at for the next.  So a row costs a few passes over
- * the vocabulary, whatever survives.
+ * Candidates are never sorted.  Their keys define the order.  The code looks for the candidate with
+ * which a sum over them, in that order, reaches a wanted value.  It finds that candidate's key
+ * digit by digit, as on a GPU (k_sample.cu): a histogram of the candidates' weights by digit tells
+ * which digit the key has, and only candidates with that digit are examined for the next one.  So a
+ * row costs a few passes over the vocabulary, however many candidates survive.
  *
- * Rows are shared out over threads; in the stream's scratch each has room for the
- * candidates of one. */
+ * Rows are divided among threads; the stream's scratch memory has room for the candidates of one
+ * row per thread. */
 #include "tensor/cpu/cpu.h"
 
 #include <math.h>
@@ -16,10 +16,10 @@
 #include "base/pool.h"
 
 struct candidate {
-    uint64_t key, weight; /* weight > 0: without any it is never chosen */
+    uint64_t key, weight; /* weight > 0: a token without weight is never chosen */
 };
 
-/* The first of the largest logits. */
+/* Returns the first of the largest logits. */
 static int32_t first_of(const struct cpu_kernels *k, const float *logits, int n)
 {
     float best = k->max_row(logits, n);
@@ -31,7 +31,7 @@ static int32_t first_of(const struct cpu_kernels *k, const float *logits, int n)
 
 /* --- the candidate at a sum ------------------------------------------------------------------- */
 
-/* Three digits of the logit, two of the id (of which SAMPLE_MAX_COLS leaves 22 bits). */
+/* Digits of the key: three for the logit, two for the id (SAMPLE_MAX_COLS leaves it 22 bits). */
 #define BUCKETS 2048
 static const struct digit {
     int shift;
@@ -43,8 +43,8 @@ static uint32_t digit_of(const struct candidate *c, struct digit d)
     return (uint32_t)(c->key >> d.shift) & d.mask;
 }
 
-/* Brings those of the n candidates whose digit is `value` to the front: how many.  A swap too
- * many is cheaper than a branch that nobody can foretell. */
+/* Moves those of the n candidates whose digit is `value` to the front, and returns their number.
+ * An unneeded swap is cheaper than a branch that cannot be predicted. */
 static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t value)
 {
     int n_found = 0;
@@ -57,12 +57,14 @@ static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t va
     return n_found;
 }
 
-/* The key of the candidate with which the sum of the weights, largest key first, reaches
- * `want`, or their number does; that of all does.  Leaves the candidates in another order. */
+/* Returns the key of the candidate with which the sum of weights, or with `counts` the number of
+ * candidates, reaches `want`, largest key first; if the total is less, the last one's.  Changes the
+ * order of the candidates. */
 static uint64_t key_at(struct candidate *c, int n, uint64_t want, bool counts)
 {
     for (size_t i = 0; n > 1; i++) {
-        CHECK_HOT(i < sizeof digits / sizeof digits[0]); /* no two have one key */
+        /* no two candidates have the same key */
+        CHECK_HOT(i < sizeof digits / sizeof digits[0]);
         uint64_t sum[BUCKETS] = {0};
         for (int k = 0; k < n; k++)
             sum[digit_of(&c[k], digits[i])] += counts ? 1 : c[k].weight;
@@ -76,7 +78,7 @@ static uint64_t key_at(struct candidate *c, int n, uint64_t want, bool counts)
 
 /* --- filters ---------------------------------------------------------------------------------- */
 
-/* Those of at least this key and weight stay, in order: how many. */
+/* Keeps candidates of at least this key and weight, in order, and returns their number. */
 static int keep(struct candidate *c, int n, uint64_t key, uint64_t weight)
 {
     int n_kept = 0;
@@ -95,7 +97,7 @@ static uint64_t total_of(const struct candidate *c, int n)
     return sum;
 }
 
-/* The first with which the summed weight reaches `want`. */
+/* Returns the key of the first candidate with which the summed weight reaches `want`. */
 static uint64_t key_by_id(const struct candidate *c, uint64_t want)
 {
     uint64_t sum = c->weight;
@@ -104,8 +106,8 @@ static uint64_t key_by_id(const struct candidate *c, uint64_t want)
     return c->key;
 }
 
-/* Appends those of n neighbouring logits that weigh something, in order of their ids, of
- * which the first is `id`: how many. */
+/* Appends those of n neighbouring logits that have a weight, in order of their ids, the first of
+ * which is `id`. Returns their number. */
 static int append(struct candidate *c, const float *logits, const float *exps, int32_t id,
                   int n)
 {
@@ -118,7 +120,7 @@ static int append(struct candidate *c, const float *logits, const float *exps, i
     return n_new;
 }
 
-/* How many are candidates, weight or none. */
+/* Returns the number of candidates, with weight or without. */
 static int numbers_of(const float *logits, int n)
 {
     int n_numbers = 0;
@@ -163,7 +165,7 @@ struct sample_job {
     struct mat logits;
     const struct sample_row *rows;
     uint8_t *scratch;
-    size_t bytes; /* of it, a thread's */
+    size_t bytes; /* bytes of scratch per thread */
     int n_threads;
 };
 

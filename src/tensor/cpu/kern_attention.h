@@ -1,21 +1,21 @@
-/* kern_attention.h - one tile of attention: up to TILE_QUERIES query vectors, over all key blocks
- * that any of them sees, block by block and in a block head by head.
+/* kern_attention.h - one tile of attention: up to TILE_QUERIES query vectors over all key blocks
+ * that any of them sees, block by block, and head by head inside a block.
  *
  * Strips of up to MM_ROWS queries use the inner loop of the matrix product: scores over d_head,
  * then P.V over the visible keys.  For many queries K and V of a block are converted to f32 once
  * per tile; for few (decode) they are read from the cache and converted in registers.
  *
  * A key that a query does not see never enters its arithmetic, not even times zero: its slot may
- * hold anything, and 0 * v would turn -0 into +0.  Inside a strip whose queries see different
- * keys of a block, those that all see are taken together, the others row by row, in order. */
+ * hold anything, and 0 * v would turn -0 into +0.  If the queries of a strip see different keys of
+ * a block, the keys that all see are taken together, and the others row by row, in order. */
 #ifndef TENSOR_KERN_ATTENTION_H
 #define TENSOR_KERN_ATTENTION_H
 
 #define KEYS     KV_BLOCK_TOKENS
 #define KEY_VECS (KEYS / 16)
 
-/* Vectors of keys, or of d_head, that a strip takes at once: enough sums to keep both
- * multipliers busy, no more than there are registers. */
+/* Vectors of keys, or of d_head, that a strip takes at once: enough sums to keep both multipliers
+ * busy, but no more than there are registers. */
 #define ATTN_PANELS(rows)                                                                  \
     ((rows)*4 <= MM_ROWS * MM_PANELS ? 4 : (rows)*2 <= MM_ROWS * MM_PANELS ? 2 : 1)
 
@@ -23,14 +23,16 @@ struct attn_state {
     const struct attn_tile *t;
     int d_head, d_pad; /* d_pad: d_head rounded up to whole vectors */
     int n_all;         /* query vectors of all heads */
-    int n_strips;      /* of one head's */
+    int n_strips;      /* strips of one head */
     float *q;          /* [n_all][d_head] */
     float *o;          /* [n_all][d_pad] */
-    float *p;      /* scores, then weights: [n_all][64]; strips of a head share theirs */
+    /* [n_all][64] scores, then weights; if a head has several strips, all strips use the first rows
+     */
+    float *p;
     float *k, *v;  /* one head of the block in f32: [d_head][64], [64][d_pad] */
     float *m, *l;  /* [n_all] running maximum and sum */
-    float *shrink; /* [n_all] what the block makes of the output so far */
-    bool converts; /* into k and v; otherwise blocks are read where they lie */
+    float *shrink; /* [n_all] factor by which the block scales the output so far */
+    bool converts; /* K and V are converted into k and v; false: blocks are read in place */
 };
 
 /* K [d_head][64] or V [64][step] of one head in one block, converted or not. */
@@ -39,20 +41,20 @@ struct kv_part {
     enum dtype type;
     int step;
     struct ahead {
-        const uint8_t
-            *at; /* parts of n_heads neighbouring heads, which will be read soon */
-        int n_heads, share; /* this part asks for the share-th of n_heads equal shares */
+        const uint8_t *at; /* parts of n_heads neighbouring heads that will be read soon */
+        /* this part prefetches share number `share` of n_heads equal ones */
+        int n_heads, share;
         size_t head_bytes;
     } ahead;
 };
 
-/* What one pass of a strip asks for, as in struct operands. */
+/* The lines that one pass of a strip prefetches, as in struct operands. */
 struct fetch {
     const uint8_t *at;
     size_t line, step;
 };
 
-/* Visible keys of the block of one strip: row r sees [lo[r], hi[r]). */
+/* The keys of a block that one strip sees: row r sees [lo[r], hi[r]). */
 struct strip {
     int idx, first, n; /* queries [first, first + n) */
     float *p;          /* [n][64] */
@@ -105,10 +107,12 @@ static void attn_end(const struct attn_state *s)
 
 /* --- softmax of rows over one block ---------------------------------------------------------- */
 
-/* Rows at once: each is a chain of latencies, most of which is spent side by side (docs/perf/). */
+/* Rows processed at once: each is a chain of latencies, which overlap with those of the other rows
+ * (docs/perf/). */
 #define SOFTMAX_ROWS 4
 
-/* p[lo..hi) times scale, the others -inf. Returns per lane the largest, m included. */
+/* Multiplies p[lo..hi) by scale and sets the others to -inf. Returns the largest value per lane,
+ * including m. */
 INLINE v16 softmax_scale(float *p, int lo, int hi, float scale, float m)
 {
     v16 factor = v_set1(scale), minus = v_set1(-INFINITY), top = v_set1(m);
@@ -126,11 +130,11 @@ INLINE v16 softmax_scale(float *p, int lo, int hi, float scale, float m)
 
 /* Rows of a tile, and the keys of the block that they see. */
 struct softmax {
-    float *
-        p; /* [n_rows][64]: products q.k on entry, weights on return, 0 outside of [lo, hi) */
+    /* [n_rows][64]: products q.k on entry, weights on return, 0 outside of [lo, hi) */
+    float *p;
     const int *lo, *hi;
     float scale;
-    float *m, *l, *shrink; /* as in attn_state */
+    float *m, *l, *shrink; /* see attn_state */
 };
 
 INLINE void softmax_rows(const struct softmax *x, int n_rows)
@@ -192,13 +196,13 @@ static void block_convert(const struct attn_state *s, const uint8_t *k, const ui
     FOR_DTYPE(s->t->kv->dtype, t, block_convert_t(s, k, v, (enum dtype)t));
 }
 
-/* --- asking ahead ---------------------------------------------------------------------------- */
+/* --- prefetching ------------------------------------------------------------------------------ */
 
-/* One head is asked for line by line, of several FETCH_STRETCHES at once, since more pages at
- * once are read faster (docs/perf/). */
+/* A head is prefetched line by line, in FETCH_STRETCHES places at once, because memory is read
+ * faster from several pages at once (docs/perf/). */
 #define FETCH_STRETCHES 4
 
-/* Bytes [begin, begin + bytes) of a share, in n_steps times a line per vector. */
+/* Prefetches bytes [begin, begin + bytes) of a share, in n_steps steps of one line per vector. */
 static struct fetch fetch_of(const struct ahead *a, size_t begin, size_t bytes,
                              size_t n_steps, int n_panels)
 {
@@ -221,7 +225,7 @@ INLINE void strip_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, const stru
 
 /* --- strips --------------------------------------------------------------------------------- */
 
-/* Strip idx of a head; strips are of nearly equal height. */
+/* Returns strip idx of a head; strips have nearly equal heights. */
 static struct strip strip_of(const struct attn_state *s, int head, int idx,
                              int32_t block_pos)
 {
@@ -248,7 +252,7 @@ static struct strip strip_of(const struct attn_state *s, int head, int idx,
     return st;
 }
 
-/* p[r][0..64) = q[r] . k. */
+/* Computes p[r][0..64) = q[r] . k. */
 INLINE void scores(const struct attn_state *s, const struct strip *st,
                    const struct kv_part *b, enum dtype t, int n_rows)
 {
@@ -278,15 +282,16 @@ INLINE void scores(const struct attn_state *s, const struct strip *st,
     }
 }
 
-/* Some neighbouring rows of a strip, the keys that they all see. */
+/* Some neighbouring rows of a strip, and the keys that they all see. */
 struct weighing {
-    int strip_idx, row; /* row: the first, of the tile */
-    const float *p;     /* its weights, [64] per row */
+    int strip_idx, row; /* row: the first one, counted in the tile */
+    const float *p;     /* weights of the rows, [64] per row */
     const float *shrink;
     int lo, hi;
 };
 
-/* o[r][d..) = o[r][d..) * shrink[r] + p[r][lo..hi) . v[..][d..), n_panels vectors of d_head. */
+/* Computes o[r][d..) = o[r][d..) * shrink[r] + p[r][lo..hi) . v[..][d..) for n_panels vectors of
+ * d_head. */
 INLINE void weigh_panels(const struct attn_state *s, const struct weighing *w,
                          const struct kv_part *b, enum dtype t, int d, int n_rows,
                          int n_panels)
@@ -351,7 +356,7 @@ static const struct {
 } attn_by_rows[] = {{NULL, NULL}, EACH_STRIP_HEIGHT(ATTN)};
 #undef ATTN
 
-/* n rows of the strip from `row` on, keys [lo, hi). */
+/* Processes n rows of the strip from `row` on, keys [lo, hi). */
 static void weigh_rows(const struct attn_state *s, const struct strip *st,
                        const struct kv_part *b, int row, int n, const float *shrink, int lo,
                        int hi)
@@ -366,7 +371,8 @@ static int clamp(int x, int lo, int hi)
     return x < lo ? lo : x > hi ? hi : x;
 }
 
-/* Rows that see the block unevenly: before, common part, after. */
+/* For rows that see different keys of the block: keys before the common part, the common part, keys
+ * after it. */
 static void weigh_uneven(const struct attn_state *s, const struct strip *st,
                          const struct kv_part *b)
 {
@@ -383,7 +389,7 @@ static void weigh_uneven(const struct attn_state *s, const struct strip *st,
                    st->hi[r]);
 }
 
-/* Rows [row, row + SOFTMAX_ROWS) of the strip all see some of the block. */
+/* Returns whether rows [row, row + SOFTMAX_ROWS) of the strip all see some of the block. */
 static bool some_see(const struct strip *st, int row)
 {
     bool all = row + SOFTMAX_ROWS <= st->n;
@@ -392,7 +398,7 @@ static bool some_see(const struct strip *st, int row)
     return all;
 }
 
-/* Of rows from `row` on of a strip. */
+/* Describes the rows of a strip from `row` on. */
 static struct softmax softmax_of(const struct attn_state *s, const struct strip *st,
                                  int row)
 {
@@ -442,7 +448,7 @@ static size_t head_bytes_of(const struct kv_layer *kv)
     return (size_t)kv->d_head * KEYS * dtype_bytes(kv->dtype);
 }
 
-/* Where K of the tile's head `head` begins in a block. */
+/* Returns where K of the tile's head `head` begins in a block. */
 static const uint8_t *block_k(const struct attn_tile *t, int32_t block, int head)
 {
     const struct kv_layer *kv = t->kv;
@@ -450,7 +456,7 @@ static const uint8_t *block_k(const struct attn_tile *t, int32_t block, int head
            (size_t)(t->kv_head + head) * head_bytes_of(kv);
 }
 
-/* Where V of the tile's head `head` begins in a block. */
+/* Returns where V of the tile's head `head` begins in a block. */
 static const uint8_t *block_v(const struct attn_tile *t, int32_t block, int head)
 {
     return block_k(t, block, head) + (size_t)t->kv->n_kv * head_bytes_of(t->kv);
@@ -458,8 +464,8 @@ static const uint8_t *block_v(const struct attn_tile *t, int32_t block, int head
 
 /* --- heads one after another ----------------------------------------------------------------- */
 
-/* A head's part of a block, and the same part of what comes next; `converted` is
- * where its f32 lies. */
+/* Describes a head's part of a block, with the part that comes next; `converted` is its f32 copy.
+ */
 static struct kv_part part_of(const struct attn_state *s, const uint8_t *at,
                               const uint8_t *next, const float *converted)
 {
@@ -492,7 +498,8 @@ static void head_attend(const struct attn_state *s, int32_t block, int head,
 
 /* --- pairs of heads, for a row or a few (decode) ---------------------------------------------- */
 
-/* Over whole blocks strips that need several passes over K are faster one by one (docs/perf/). */
+/* Over whole blocks, strips that need several passes over K are faster head by head (docs/perf/).
+ */
 static bool takes_pairs(const struct attn_state *s)
 {
     const struct attn_tile *t = s->t;
@@ -500,7 +507,8 @@ static bool takes_pairs(const struct attn_state *s)
            (ATTN_PANELS(t->n) == 4 || t->n_kv_heads < t->kv->n_kv);
 }
 
-/* K of a head asks for a half of the next pair's, after the last pair for V of the first. */
+/* While K of a head is read, half of the next pair's K is prefetched; after the last pair, V of the
+ * first. */
 static struct kv_part k_of_pair(const struct attn_state *s, int32_t block, int head)
 {
     const struct attn_tile *t = s->t;
@@ -511,7 +519,7 @@ static struct kv_part k_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_k(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
-/* Likewise V, after the last pair for K of the next block. */
+/* Likewise for V; after the last pair, K of the next block is prefetched. */
 static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int head,
                                 int32_t next_block)
 {
@@ -523,9 +531,9 @@ static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_v(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
-/* Nothing is read while weights are computed: the idx-th rows of them ask for the first lines
- * of what V of the first pair will ask for, a few in each of its stretches.  (Not inlined, gcc
- * 12 takes it for a function without effects and drops the call.) */
+/* Memory would be idle while weights are computed.  So softmax number idx prefetches the first
+ * lines of V of the first pair, a few in each of its stretches.  (If it is not inlined, gcc 12
+ * takes it for a function without effects and drops the call.) */
 #define SOFTMAX_LINES 4
 INLINE void softmax_ask(const struct ahead *v, int idx)
 {
@@ -535,7 +543,7 @@ INLINE void softmax_ask(const struct ahead *v, int idx)
         __builtin_prefetch(at + i % 4 * stretch + i / 4 * 64, 0, 2);
 }
 
-/* Of all the tile's rows, which see the same keys: each sequence has one row. */
+/* Softmax of all rows of the tile, which see the same keys because each sequence has one row. */
 static void heads_softmax(const struct attn_state *s, int32_t block, int32_t next_block)
 {
     struct kv_part v = v_of_pair(s, block, 0, next_block);
@@ -562,8 +570,8 @@ static void heads_softmax(const struct attn_state *s, int32_t block, int32_t nex
     }
 }
 
-/* Scores of all heads, then weights of all, then outputs of all: K of the tile's heads is one
- * stretch of memory and V another, and the chains of latencies of the softmaxes overlap. */
+/* Computes the scores of all heads, then all weights, then all outputs.  So K of the tile's heads
+ * is one stretch of memory and V another, and the latencies of the softmaxes overlap. */
 static void pairs_attend(const struct attn_state *s, int32_t block, int32_t next_block)
 {
     int n_heads = s->t->n_kv_heads;

@@ -1,12 +1,12 @@
-/* kern_kv.h - from rows of K and V, as they are stored, to a KV block.
+/* kern_kv.h - converts rows of K and V, as they are stored, to a KV block.
  *
- * The source is read token by token, as one stream of memory (head by head, in pieces of 128 bytes
- * 4 KiB apart, was 1.6 GB/s instead).  K of 16 aligned tokens is rotated into a small buffer, then
- * transposed into [d_head][64]; V is copied. */
+ * The source is read token by token, as one stream of memory (reading head by head, in pieces of
+ * 128 bytes 4 KiB apart, ran at 1.6 GB/s).  K of a group of aligned tokens is rotated into a small
+ * buffer, then transposed into [d_head][64]; V is copied. */
 #ifndef TENSOR_KERN_KV_H
 #define TENSOR_KERN_KV_H
 
-/* out[0..d_head) = round_T(rotated k[0..d_head)) */
+/* out[0..d_head) = round_T(rotated k[0..d_head)). */
 INLINE void rotate_row(void *out, const void *k, enum dtype t, const float *cos,
                        const float *sin, int half, int d_head)
 {
@@ -22,7 +22,7 @@ INLINE void rotate_row(void *out, const void *k, enum dtype t, const float *cos,
            (size_t)d_head * dtype_bytes(t) - done);
 }
 
-/* One token to the block, element by element: for runs that are not a whole group. */
+/* Writes one token to the block, element by element, for runs that are not a whole group. */
 INLINE void scatter_row(uint8_t *k_block, const void *row, enum dtype t, int d_head,
                         int token)
 {
@@ -42,9 +42,9 @@ INLINE void put_lines(void *dst, const void *src, size_t n, bool is_cached)
         stream_lines(dst, src, n);
 }
 
-/* KV_GROUP tokens from `rows` [KV_GROUP][d_head] to tokens [token, token + KV_GROUP) of the block:
- * 16 dimensions at a time through a buffer, so that whole cache lines can be
- * written past the caches. */
+/* Transposes KV_GROUP tokens from `rows` [KV_GROUP][d_head] to tokens [token, token + KV_GROUP) of
+ * the block, 16 dimensions at a time through a buffer, so that whole cache lines bypass the caches.
+ */
 INLINE void transpose_group(uint8_t *k_block, const void *rows, enum dtype t, int d_head,
                             int token, bool is_cached)
 {
@@ -70,7 +70,8 @@ INLINE void transpose_group(uint8_t *k_block, const void *rows, enum dtype t, in
         }
 }
 
-/* K and V of one token, all heads of the run: K rotated to rotated[head][slot], V to its place. */
+/* Handles K and V of one token, all heads of the run: K is rotated to rotated[head][slot], V is
+ * copied to its place. */
 INLINE void token_rows(const struct kv_run *run, enum dtype t, int i, char *rotated,
                        int slots, int slot)
 {
@@ -118,8 +119,8 @@ static void kv_fill(const struct kv_run *run)
     FOR_DTYPE(run->dtype, t, kv_fill_t(run, (enum dtype)t));
 }
 
-/* Lanes run along the tokens: one cosine per lane, no transpose; what was read is written as it
- * lies, past the caches. */
+/* Lanes run along the tokens, so there is one cosine per lane and no transpose; the result is
+ * written in the order of the source, past the caches. */
 INLINE void kv_load_t(const struct kv_chunk *c, enum dtype t)
 {
     size_t line = KV_BLOCK_TOKENS * dtype_bytes(t), head_bytes = (size_t)c->d_head * line;

@@ -1,11 +1,11 @@
-/* kern_math.h - loads and stores by element type, and the exponential. Included by isa_*.c only,
- * after a vec_*.h. */
+/* kern_math.h - loads and stores by element type, and the exponential. Only isa_*.c and the like
+ * include it, after a vec_*.h. */
 #ifndef TENSOR_KERN_MATH_H
 #define TENSOR_KERN_MATH_H
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* `t` is a constant wherever these are inlined. */
+/* `t` is a constant wherever these functions are inlined. */
 INLINE v16 v_load_t(const void *p, enum dtype t, int64_t i)
 {
     if (t == DTYPE_F32)
@@ -15,8 +15,8 @@ INLINE v16 v_load_t(const void *p, enum dtype t, int64_t i)
     return v_load_bf16((const uint16_t *)p + i);
 }
 
-/* The 16 elements in the order of lanes that is cheapest to make; v_reorder leads from
- * that order to the natural one, and back. */
+/* Loads 16 elements into lanes in the order that is cheapest to make; v_reorder converts that order
+ * to the natural one and back. */
 INLINE v16 v_load_split(const void *p, enum dtype t, int64_t i)
 {
     return t == DTYPE_BF16 ? v_load_bf16_split((const uint16_t *)p + i) : v_load_t(p, t, i);
@@ -37,7 +37,7 @@ INLINE void v_store_t(void *p, enum dtype t, int64_t i, v16 a)
         v_store_bf16((uint16_t *)p + i, a);
 }
 
-/* The first n < 16 elements from i on; the other lanes are zero, or are not stored. */
+/* The first n < 16 elements from i on; other lanes are zero, or are not stored. */
 INLINE v16 v_load_part(const void *p, enum dtype t, int64_t i, int64_t n)
 {
     char lanes[64] = {0};
@@ -52,7 +52,7 @@ INLINE void v_store_part(void *p, enum dtype t, int64_t i, int64_t n, v16 a)
     memcpy((char *)p + (size_t)i * dtype_bytes(t), lanes, (size_t)n * dtype_bytes(t));
 }
 
-/* Up to 16 elements: n may be larger than 16. */
+/* Up to 16 elements; n may be larger than 16. */
 INLINE v16 v_load_upto(const void *p, enum dtype t, int64_t i, int64_t n)
 {
     return n >= 16 ? v_load_t(p, t, i) : v_load_part(p, t, i, n);
@@ -65,9 +65,9 @@ INLINE void v_store_upto(void *p, enum dtype t, int64_t i, int64_t n, v16 a)
         v_store_part(p, t, i, n, a);
 }
 
-/* exp(x) within 2 ulp for -87 <= x <= 88; below it is 0, above exp(88); NaN stays NaN.
- * x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first with few enough bits that n
- * times it is exact; a polynomial in r (Cephes expf). */
+/* exp(x) within 2 ulp for -87 <= x <= 88; 0 below, exp(88) above; NaN stays NaN.  x = n ln 2 + r
+ * with |r| <= ln 2 / 2.  ln 2 has two parts, the first with so few bits that n times it is exact.
+ * exp(r) is a polynomial (Cephes expf). */
 INLINE v16 v_exp(v16 x)
 {
     v16 low = x;

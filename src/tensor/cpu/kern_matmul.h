@@ -1,17 +1,16 @@
 /* kern_matmul.h - the inner loops of the matrix product.
  *
- * mm_direct: one strip of rows.  Reads panels once, converting in registers, several
- * panels at a time
- *   where there are registers for it.
- * mm_blocked: several strips.  Up to MM_CONVERT_ROWS every strip converts in
- * registers; above, a group
- *   of panels is converted to f32 once per k-block (it stays in L1).  Up to MM_ALONG_ROWS it
- *   goes along a panel, as memory is read fastest; above, over all columns of a k-block.
- *   While a strip is multiplied it asks for its share of the next group.  The sums of the
- *   k-blocks are kept in C itself.
+ * mm_direct is for one strip of rows.  It reads panels once and converts them in registers, several
+ * panels at a time if there are enough registers.
  *
- * Both compute a partial sum per k-block of 256 in ascending k, then add it: the
- * contract's order. */
+ * mm_blocked is for several strips.  Up to MM_CONVERT_ROWS rows every strip converts in registers.
+ * For more rows, a group of panels is converted to f32 once per k-block (it stays in L1).  Up to
+ * MM_ALONG_ROWS it proceeds along a panel, because memory is read fastest that way; for more rows
+ * it proceeds over all columns of a k-block.  While a strip is multiplied, it prefetches its share
+ * of the next group.  C itself holds the sums of the k-blocks.
+ *
+ * Both compute a partial sum per k-block of 256 in ascending k and then add it, which is the order
+ * that ops.h prescribes. */
 #ifndef TENSOR_KERN_MATMUL_H
 #define TENSOR_KERN_MATMUL_H
 
@@ -20,7 +19,7 @@
 #define EACH_ROW   _Pragma("GCC unroll 16") for (int r = 0; r < n_rows; r++)
 #define EACH_PANEL _Pragma("GCC unroll 8") for (int j = 0; j < n_panels; j++)
 
-/* Panels walked at once, at most. */
+/* Maximum number of panels walked at once. */
 #define WIDE_MAX 4
 
 /* F(1) F(2) .. F(MM_ROWS) */
@@ -32,18 +31,18 @@
 #define EACH_STRIP_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11) F(12)
 #endif
 
-/* What a tile multiplies: rows of floats by vectors of 16 elements. */
+/* Operands of a tile: rows of floats, and vectors of 16 elements. */
 struct operands {
     const float *a;
-    int a_row, a_step; /* floats from row to row, from step to step */
+    int a_row, a_step; /* floats between rows, and between steps */
     const uint8_t *b;
-    int64_t b_step, b_panel; /* elements from step to step, from vector to vector */
-    /* What will be read soon: a line per vector every FETCH_STEPS steps, or several
-     * lines less often; this many bytes from one to the next of those asked for at
-     * once, and from time to time. */
+    int64_t b_step, b_panel; /* elements between steps, and between vectors */
+    /* Memory to prefetch: one line per vector every FETCH_STEPS steps, or several lines less often.
+     * fetch_line: bytes between lines that are prefetched together; fetch_step: bytes between
+     * steps. */
     const uint8_t *fetch;
     size_t fetch_line, fetch_step;
-    bool fetch_l1; /* not into L2 only */
+    bool fetch_l1; /* into L1; false: into L2 only */
 };
 #define FETCH_STEPS 2
 
@@ -59,7 +58,7 @@ INLINE void tile_step(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype
     }
 }
 
-/* sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n, asking for n_lines lines at
+/* sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n; prefetches n_lines lines at
  * once. The sums' lanes are in the order of v_load_split. */
 INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype t, int n,
                      int n_rows, int n_panels, int n_lines)
@@ -84,7 +83,7 @@ INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype 
 
 /* --- several strips of rows ------------------------------------------------------------------ */
 
-/* A strip of rows by a group of panels over one k-block. */
+/* A strip of rows times a group of panels, over one k-block. */
 struct micro {
     const float *a;   /* [n_rows][256] */
     const uint8_t *b; /* panels [kb][16] of b_type, panel_elements apart */
@@ -93,9 +92,9 @@ struct micro {
     int kb;
     float *c;
     int64_t ldc;
-    bool first;           /* C is not read */
-    const float *bias;    /* added where not NULL: the last k-block */
-    const uint8_t *fetch; /* of the next group, see struct operands */
+    bool first;           /* C is overwritten, not added to */
+    const float *bias;    /* added if not NULL, which is so for the last k-block */
+    const uint8_t *fetch; /* the next group; see struct operands */
     size_t fetch_panel, fetch_step;
 };
 
@@ -140,7 +139,7 @@ static void (*const micro_by_rows[])(const struct micro *m) = {NULL,
                                                                EACH_STRIP_HEIGHT(MICRO)};
 #undef MICRO
 
-/* Panel by panel into f32. */
+/* Converts a group to f32, panel by panel. */
 INLINE void convert_group_t(float *b, const uint8_t *w, enum dtype t,
                             int64_t panel_elements, int kb)
 {
@@ -155,7 +154,7 @@ static void convert_group(float *b, const uint8_t *w, enum dtype type,
     FOR_DTYPE(type, t, convert_group_t(b, w, (enum dtype)t, panel_elements, kb));
 }
 
-/* One group of panels, one k-block, all rows. */
+/* Multiplies one group of panels with all rows, over one k-block. */
 static void group_rows(const struct mm_tile *t, struct micro m, const uint8_t *next)
 {
     int height = m.b_type == DTYPE_BF16 ? MM_BF16_ROWS : MM_ROWS;
@@ -174,7 +173,7 @@ static void group_rows(const struct mm_tile *t, struct micro m, const uint8_t *n
     }
 }
 
-/* A group at the right edge may be narrower than GROUP_COLS: it is summed beside C. */
+/* A group at the right edge may be narrower than GROUP_COLS: its sums are kept beside C. */
 struct edge {
     float *c;
     float *bias;
@@ -194,14 +193,14 @@ static struct edge edge_of(const struct mm_tile *t)
     return e;
 }
 
-/* Where panel `panel` of the tile begins at row k. */
+/* Returns where panel `panel` of the tile begins at row k. */
 static const uint8_t *panel_at(const struct mm_tile *t, int panel, int64_t k)
 {
     return t->w +
            ((size_t)panel * (size_t)t->k + (size_t)k) * PANEL * dtype_bytes(t->dtype);
 }
 
-/* The k-block at k of the group at col; `next` is the weights of the one behind it. */
+/* Processes the k-block at k of the group at col; `next` is the weights of the following group. */
 static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k,
                         int64_t col, bool convert, const uint8_t *next)
 {
@@ -213,7 +212,8 @@ static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k
         .a = t->a + k * t->a_rows,
         .b = panel_at(t, panel, k),
         .b_type = t->dtype,
-        /* a panel that is missing at the edge is the last one again, and dropped */
+        /* a panel that does not exist at the edge is replaced by the last one, and its sums are
+         * dropped */
         .panel_elements = left < MM_PANELS ? 0 : t->k * PANEL,
         .kb = kb,
         .c = at_edge ? e->c : t->c + col,
@@ -230,9 +230,9 @@ static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k
     group_rows(t, m, next);
 }
 
-/* Many rows go over all columns of a k-block, whose activations stay in the cache.  Fewer go
- * along a panel: the weights are one long stream of memory.  There f32, which has nothing to
- * convert, is read where it lies. */
+/* Many rows proceed over all columns of a k-block, whose activations stay in the cache.  Fewer rows
+ * proceed along a panel, so that the weights are one long stream of memory.  f32 weights need no
+ * conversion and are then read in place. */
 static void mm_blocked(const struct mm_tile *t)
 {
     struct edge e = edge_of(t);
@@ -262,11 +262,11 @@ static void mm_blocked(const struct mm_tile *t)
 
 /* --- few rows ------------------------------------------------------------------------------- */
 
-/* How far ahead memory is asked for, in steps, by rows. Not 64 and 128: whole KiB ahead were up
- * to a tenth slower (docs/perf/). */
+/* Prefetch distance in steps, by number of rows. It is not 64 or 128, because multiples of a KiB
+ * were up to a tenth slower (docs/perf/). */
 #define FETCH_AHEAD(n_rows) ((n_rows) > 4 ? 136 : 72)
 
-/* Step i of every panel; `a` is the first row's element of it. */
+/* Step i of every panel; `a` is the first row's element of the step. */
 INLINE void direct_step(v16 (*sum)[WIDE_MAX], const uint8_t *const *panel, enum dtype dt,
                         int64_t i, const float *a, int n_rows, int n_panels)
 {
@@ -279,15 +279,15 @@ INLINE void direct_step(v16 (*sum)[WIDE_MAX], const uint8_t *const *panel, enum 
     }
 }
 
-/* sum[r][j] over steps [begin, end); `fetch` is what panel j will want when it has
- * come to `begin`.  Each line is asked for once: a second time costs a quarter of a
- * cycle and more, and a step has 13. */
+/* Computes sum[r][j] over steps [begin, end); `fetch` is the memory that panel j needs next when it
+ * is at `begin`.  Each line is prefetched once: a second prefetch costs a quarter of a cycle and
+ * more, and a step has 13. */
 INLINE void direct_steps(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
                          const uint8_t *const *panel, const uint8_t *const *fetch,
                          int64_t begin, int64_t end, int n_rows, int n_panels)
 {
     const float *a = t->a + begin / KB * KB * t->a_rows + begin % KB;
-    /* Steps of a line; one by one where two at once do not fit the registers. */
+    /* Steps that fill a line; one step at a time if two do not fit the registers. */
     const bool one = dt == DTYPE_F32 || (dt == DTYPE_BF16 && n_rows > MM_BF16_ROWS);
     const int line_steps = one ? 1 : 2;
     int64_t i = 0;
@@ -300,8 +300,8 @@ INLINE void direct_steps(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dty
         direct_step(sum, panel, dt, begin + i, a + i, n_rows, n_panels);
 }
 
-/* sum[r][j] = the partial sums of the k-block at k, of n_panels panels; `next` is where the panels
- * behind these begin. */
+/* sum[r][j] = the partial sums of the k-block at k for n_panels panels; `next` is where the
+ * following panels begin. */
 INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
                               const uint8_t *const *panel, const uint8_t *const *next,
                               int64_t k, int n_rows, int n_panels)
@@ -317,7 +317,7 @@ INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enu
         direct_steps(sum, t, dt, panel, next, own_end, end, n_rows, n_panels);
 }
 
-/* C at panel p = the sums (+ bias); columns that do not exist are dropped. */
+/* Writes the sums (+ bias) to C at panel p; columns that do not exist are dropped. */
 static void direct_store(const struct mm_tile *t, int p, const float *sums, int n_panels)
 {
     for (int j = 0; j < n_panels; j++) {
@@ -331,8 +331,8 @@ static void direct_store(const struct mm_tile *t, int p, const float *sums, int 
     }
 }
 
-/* Panels [p, p + n_panels) of the tile; those behind its end are the last one
- * again, and dropped. */
+/* Processes panels [p, p + n_panels) of the tile; a panel beyond its end is replaced by the last
+ * one, and its sums are dropped. */
 INLINE void direct_panels(const struct mm_tile *t, enum dtype dt, int p, int n_rows,
                           int n_panels)
 {

@@ -7,10 +7,10 @@
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
-/* Largest magnitudes below this count as zero. */
+/* If the largest magnitude is below this, the block counts as zero. */
 #define LEAST_BITS 0x0d800000u /* 2^-100 */
 
-/* x [16] of half a block, and their sum. */
+/* Rounds half a block to x [16] and returns the sum of x. */
 INLINE int32_t round_half(const float *a, float scale, int8_t *x)
 {
     int32_t sum = 0;
@@ -22,7 +22,7 @@ INLINE int32_t round_half(const float *a, float scale, int8_t *x)
     return sum;
 }
 
-/* x [32] of one block, their sum, and h of the halves. */
+/* Rounds a block to x [32], sets h of its two halves, and returns the sum of x. */
 INLINE float round_block(const float *a, float scale, int8_t *x, float *h)
 {
     int32_t low = round_half(a, scale, x), high = round_half(a + 16, scale, x + 16);
@@ -31,7 +31,8 @@ INLINE float round_block(const float *a, float scale, int8_t *x, float *h)
     return (float)(low + high);
 }
 
-/* Blocks one by one: some of them count as zero, or hold what is no number. */
+/* Rounds block by block, for k-blocks in which a block counts as zero or contains an infinity or a
+ * NaN. */
 static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, float *at)
 {
     for (int b = 0; b < n_blocks; b++) {
@@ -50,7 +51,7 @@ static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, 
     }
 }
 
-/* A k-block of a row: all divisions side by side. */
+/* Rounds a k-block of a row, with all divisions side by side. */
 static void round_k_block(const float *a, int n_blocks, float *at)
 {
     uint32_t top[QUANT_PER_K_BLOCK] = {0};
@@ -75,7 +76,7 @@ static void round_k_block(const float *a, int n_blocks, float *at)
         at[Q4_Z + b] = sum[b] * at[Q4_E + b];
 }
 
-/* The scales stand with the numbers: e_all is not used. */
+/* The scales stand beside the numbers, so e_all is not used. */
 static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e_all,
                       int64_t e_step)
 {
@@ -87,8 +88,8 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
 
 /* --- scales ---------------------------------------------------------------------------------- */
 
-/* d and m of block b of 16 columns; `scales` is where the k-block has its scales.  Of q6_k the
- * halves' s, of which D is no part. */
+/* Sets d and m of block b of 16 columns; `scales` is the start of the k-block's scales.  For q6_k
+ * they are the halves' s, not multiplied by D. */
 INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16 *m)
 {
     const uint8_t *at = scales + q4_shared_bytes(t) + (size_t)b * q4_scale_bytes(t);
@@ -109,7 +110,7 @@ INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
-/* s[r][j] = the exact sums over one block of 32. */
+/* Sets s[r][j] to the exact sums over one block of 32. */
 INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t *const *w,
                          int n_rows, int n_panels)
 {
@@ -127,7 +128,7 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t 
     }
 }
 
-/* Asks for the lines of block b a way ahead: its numbers, and now and then one of scales. */
+/* Prefetches ahead of block b: lines of its numbers, and now and then one of scales. */
 INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype, const uint8_t *panel,
                          const uint8_t *k_block, int b, int n_rows, int n_panels)
 {
@@ -141,7 +142,7 @@ INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype, const uin
             fetch_at(t, panel, k_block + 8 * bytes + b * 64, n_rows, n_panels));
 }
 
-/* The sum over half a block of x (q - 32), as floats; h: see q4.h. */
+/* Returns the sum of x (q - 32) over half a block, as floats.  h: see q4.h. */
 INLINE v16 half_sum(const i8x4 q[4], const uint8_t *x, float h)
 {
     i_part first = i_dot4(i_dot4(i_zero(), q[0], i_set4(x)), q[1], i_set4(x + 4)),
@@ -149,7 +150,8 @@ INLINE v16 half_sum(const i8x4 q[4], const uint8_t *x, float h)
     return v_add(i_sums2(first, second), v_set1(h));
 }
 
-/* acc[r][j] += block b of q6_k, of every panel; w: its numbers, x: the rows' k-block. */
+/* Adds block b of q6_k, of every panel, to acc[r][j].  w: the block's numbers; x: the rows'
+ * k-block. */
 INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *const *w,
                           const uint8_t *const *scales, int b, int n_rows, int n_panels)
 {
@@ -178,7 +180,7 @@ INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *c
     }
 }
 
-/* acc[r][j] += the k-block at k. */
+/* Adds the k-block at k to acc[r][j]. */
 INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
                            enum dtype dtype, const uint8_t *const *panel, int64_t k,
                            int n_rows, int n_panels)
@@ -214,7 +216,8 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
     }
 }
 
-/* Panels [p, p + n_panels); those behind the tile's end are the last one again, and dropped. */
+/* Processes panels [p, p + n_panels); a panel beyond the tile's end is replaced by the last one,
+ * and its sums are dropped. */
 INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, int n_rows,
                           int n_panels)
 {
@@ -260,8 +263,8 @@ static void direct(const struct quant_tile *t)
 
 /* --- many rows: a k-block of one panel widened ------------------------------------------------ */
 
-/* w: groups `step` bytes apart, in order of k; d, m: blocks `f_step` floats apart (of q6_k the
- * halves' s; D is top_scale). */
+/* w: groups `step` bytes apart, in order of k; d, m: blocks `f_step` floats apart.  For q6_k, d and
+ * m are the halves' s, and top_scale gives D. */
 INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                         size_t step, float *d, float *m, size_t f_step)
 {
@@ -287,7 +290,7 @@ INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t
     }
 }
 
-/* D of a k-block of q6_k. */
+/* Returns D of a k-block of q6_k. */
 INLINE v16 top_scale(const uint8_t *from, int n_blocks)
 {
     return v_load_f16(

@@ -1,5 +1,5 @@
-/* kern_q4_blocked.h - the inner loops of the product with 4-bit weights for many rows: for
- * every k-block a group of panels is widened to bytes once and used by all rows of the tile. */
+/* kern_q4_blocked.h - the inner loops of the product with 4-bit weights for many rows: for every
+ * k-block a group of panels is widened to bytes once, and all rows of the tile use it. */
 #ifndef TENSOR_KERN_Q4_BLOCKED_H
 #define TENSOR_KERN_Q4_BLOCKED_H
 

@@ -1,11 +1,11 @@
-/* kern_q8.h - rounding, and the inner loops of the product with 8-bit weights for few rows:
- * weights are widened in registers, several panels (streams of memory) at a time. */
+/* kern_q8.h - rounding, and the inner loops of the product with 8-bit weights for few rows: weights
+ * are widened in registers, several panels (streams of memory) at a time. */
 #ifndef TENSOR_KERN_Q8_H
 #define TENSOR_KERN_Q8_H
 
 #include "tensor/cpu/kern_quant.h"
 
-/* x [256] in order of k, zero behind n; returns e. */
+/* Rounds to x [256] in order of k, zero beyond n. Returns e. */
 static float round_numbers(const float *a, int n, int16_t *x)
 {
     uint32_t top = largest_bits(a, n);
@@ -44,7 +44,7 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
     }
 }
 
-/* q and the scale of one block of a row of W. */
+/* Rounds one block of a row of W to q and its scale. */
 static bool round_weights(const float *w, int n, int8_t q[Q8_BLOCK], uint16_t *d16)
 {
     uint32_t top = largest_bits(w, n);
@@ -82,7 +82,8 @@ static bool pack_row(uint8_t *panel, int column, const float *w, int64_t k)
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
-/* s[r][j] = the exact sums over one block of 32; `fetch` is what panel j will want soon. */
+/* Sets s[r][j] to the exact sums over one block of 32.  `fetch`: for each panel an address to
+ * prefetch. */
 INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *const *w,
                          const uint8_t *const *fetch, int n_rows, int n_panels)
 {
@@ -99,7 +100,7 @@ INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *co
     }
 }
 
-/* acc[r][j] += the k-block at k. */
+/* Adds the k-block at k to acc[r][j]. */
 INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
                            const uint8_t *const *panel, int64_t k, int n_rows, int n_panels)
 {
@@ -126,7 +127,8 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
     EACH_ROW EACH_PANEL acc[r][j] = v_fma(p[r][j], v_set1(e[r]), acc[r][j]);
 }
 
-/* Panels [p, p + n_panels); those behind the tile's end are the last one again, and dropped. */
+/* Processes panels [p, p + n_panels); a panel beyond the tile's end is replaced by the last one,
+ * and its sums are dropped. */
 INLINE void direct_panels(const struct quant_tile *t, int p, int n_rows, int n_panels)
 {
     const uint8_t *panel[WIDE_MAX];

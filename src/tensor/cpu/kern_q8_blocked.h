@@ -1,14 +1,15 @@
 /* kern_q8_blocked.h - the inner loops of the product with 8-bit weights for many rows.
  *
- * For every k-block a group of panels is widened once and used by all rows of the tile; what
- * has been summed over the k-blocks lies in C itself. */
+ * For every k-block a group of panels is widened once, and all rows of the tile use it.  C itself
+ * holds the sums over the k-blocks. */
 #ifndef TENSOR_KERN_Q8_BLOCKED_H
 #define TENSOR_KERN_Q8_BLOCKED_H
 
 #define GROUP_PANELS Q8_PANELS
 #define GROUP_ROWS   Q8_ROWS
 
-/* A k-block of a group of panels, widened: step i has the pairs of half a group of four. */
+/* A widened k-block of a group of panels: step i has pairs, each half of a group of four numbers.
+ */
 struct wide {
     int16_t w[KB / 2][Q8_PANELS][PANEL][2];
     float d[QUANT_PER_K_BLOCK][Q8_PANELS][PANEL];
@@ -69,7 +70,7 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
     }
 }
 
-/* It reads what the few rows read. */
+/* It reads activations in the same form as `direct`. */
 #define Q8_BLOCKED       blocked
 #define Q8_ROUND_BLOCKED round_row
 

@@ -1,4 +1,4 @@
-/* kern_quant.h - what the loops of 8-bit and 4-bit weights share: rounding of activations, and
+/* kern_quant.h - shared by the loops for 8-bit and 4-bit weights: rounding of activations, and
  * storing the sums of few rows. */
 #ifndef TENSOR_KERN_QUANT_H
 #define TENSOR_KERN_QUANT_H
@@ -7,8 +7,8 @@
 #define WIDE_MAX   4
 #define EACH_ROW   _Pragma("GCC unroll 8") for (int r = 0; r < n_rows; r++)
 #define EACH_PANEL _Pragma("GCC unroll 4") for (int j = 0; j < n_panels; j++)
-/* How far ahead memory is asked for, as in kern_matmul.h. Not a power of two: 2 and 4 KiB were
- * up to a tenth slower than distances on either side of them (docs/perf/). */
+/* Prefetch distance, as in kern_matmul.h. It is not a power of two: 2 and 4 KiB were up to a tenth
+ * slower than smaller or larger distances (docs/perf/). */
 #define FETCH_BYTES(n_rows) ((n_rows) <= 2 ? 3072 : 4352)
 
 /* --- rounding -------------------------------------------------------------------------------- */
@@ -27,7 +27,7 @@ static float float_of_bits(uint32_t u)
     return f;
 }
 
-/* Magnitudes are ordered as their bits are; infinity and NaN come last. */
+/* Magnitudes are ordered like their bits; infinity and NaN come last. */
 static uint32_t largest_bits(const float *a, int64_t n)
 {
     uint32_t top = 0;
@@ -39,7 +39,7 @@ static uint32_t largest_bits(const float *a, int64_t n)
 }
 
 #define INFINITY_BITS 0x7f800000u
-/* 1.5 * 2^23: adding it leaves a whole number, to nearest even, in the low bits. */
+/* 1.5 * 2^23: after adding it, the low bits hold the whole number, rounded to nearest even. */
 #define ROUNDER      12582912.0f
 #define ROUNDER_BITS 0x4b400000
 
@@ -53,10 +53,10 @@ static int32_t whole(float f)
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
-/* Where a panel's memory is asked for while `at`, which is `ahead` bytes before it, is read: in the
- * panel itself, or behind its end at the beginning of the panel that is read next.  Panels are read
- * n_panels at a time, so that one lies n_panels further on.  Of a tile's last panels that is the
- * next tile, which the same thread takes next (struct stretches). */
+/* Returns the address to prefetch while `at` is read.  It lies `ahead` bytes after `at`: in the
+ * same panel or, past its end, at the beginning of the panel that is read next.  Panels are read
+ * n_panels at a time, so that is n_panels further on.  After a tile's last panels it is the next
+ * tile, which the same thread takes next (struct stretches). */
 INLINE const uint8_t *fetch_at(const struct quant_tile *t, const uint8_t *panel,
                                const uint8_t *at, int n_rows, int n_panels)
 {
@@ -65,7 +65,7 @@ INLINE const uint8_t *fetch_at(const struct quant_tile *t, const uint8_t *panel,
                                           : ahead + (size_t)(n_panels - 1) * t->panel_bytes;
 }
 
-/* C at panel p = the sums (+ bias); columns that do not exist are dropped. */
+/* Writes the sums (+ bias) to C at panel p; columns that do not exist are dropped. */
 static void direct_store(const struct quant_tile *t, int p, const float *sums, int n_panels)
 {
     for (int j = 0; j < n_panels; j++) {

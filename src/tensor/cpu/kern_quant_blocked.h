@@ -1,8 +1,7 @@
-/* kern_quant_blocked.h - the walk over a tile of many rows, for 8-bit and 4-bit weights.
+/* kern_quant_blocked.h - walks over a tile of many rows, for 8-bit and 4-bit weights.
  *
- * Included after `struct wide`, which is a k-block of a group of panels widened.  Who
- * includes it then defines the two functions declared here.  What has been summed over
- * the k-blocks lies in C itself. */
+ * The including file first defines `struct wide`, a widened k-block of a group of panels, and later
+ * the two functions that are declared here.  C itself holds the sums over the k-blocks. */
 #ifndef TENSOR_KERN_QUANT_BLOCKED_H
 #define TENSOR_KERN_QUANT_BLOCKED_H
 
@@ -10,20 +9,20 @@
 
 struct micro {
     const int16_t *x; /* [n_rows][256] */
-    const float *e;   /* [n_rows]; 8-bit weights */
+    const float *e;   /* [n_rows]; for 8-bit weights */
     const struct wide *w;
     int n_blocks;
     float *c;
     int64_t ldc;
-    enum dtype dtype;  /* of the weights */
-    bool first;        /* C is not read */
-    const float *bias; /* added where not NULL: the last k-block */
+    enum dtype dtype;  /* the weights' type */
+    bool first;        /* C is overwritten, not added to */
+    const float *bias; /* added if not NULL, which is so for the last k-block */
 };
 
-/* *out = the k-block at k of the panels from `panel` on; a panel behind the tile's end is `panel`
- * again. */
+/* Sets *out to the k-block at k of the panels from `panel` on; a panel beyond the tile's end is
+ * replaced by `panel`. */
 static void widen_group(struct wide *out, const struct quant_tile *t, int panel, int64_t k);
-/* The product of n_rows rows; n_rows is a constant where this is inlined. */
+/* Multiplies n_rows rows; n_rows is a constant wherever this is inlined. */
 INLINE void micro_rows(const struct micro *m, int n_rows);
 
 #define MICRO(R)                                                                           \
@@ -48,7 +47,8 @@ static void (*const micro_by_rows[])(const struct micro *m) = {
 #endif
 };
 
-/* One group of panels, one k-block, all rows, in strips of nearly equal height. */
+/* Multiplies one group of panels with all rows over one k-block, in strips of nearly equal height.
+ */
 static void group_rows(const struct quant_tile *t, struct micro m)
 {
     int n_strips = (t->m + GROUP_ROWS - 1) / GROUP_ROWS;
@@ -62,7 +62,7 @@ static void group_rows(const struct quant_tile *t, struct micro m)
     }
 }
 
-/* A group at the right edge may be narrower than GROUP_COLS: it is summed beside C. */
+/* A group at the right edge may be narrower than GROUP_COLS: its sums are kept beside C. */
 struct edge {
     float *c;
     float *bias;

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-/* Calls the statement with `t` a constant, so that each type gets its own loop. */
+/* Runs the statement with `t` as a constant, so that each type gets a loop of its own. */
 #define FOR_DTYPE(type, t, ...)                                                            \
     do {                                                                                   \
         if ((type) == DTYPE_BF16) {                                                        \
@@ -21,7 +21,7 @@
 
 /* --- norms ---------------------------------------------------------------------------------- */
 
-/* Absent lanes are `mean`, so that their distance is zero. */
+/* Lanes without an element are `mean`, so that their distance is zero. */
 INLINE float square_sum(const void *x, enum dtype t, int64_t n, float mean)
 {
     v16 sum = v_zero(), m = v_set1(mean);
@@ -160,7 +160,7 @@ static void act_row(float *out, const float *gate, const float *up, int64_t n,
         act_row_a(out, gate, up, n, ACTIVATION_GELU_TANH);
 }
 
-/* x - x is 0 where x is finite, else NaN, which sticks to the sum. */
+/* x - x is 0 for finite x, else NaN; a NaN stays in the sum. */
 INLINE bool finite_row_t(const void *x, enum dtype t, int64_t n)
 {
     v16 sum = v_zero();

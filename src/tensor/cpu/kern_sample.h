@@ -1,8 +1,8 @@
-/* kern_sample.h - what every logit of a row weighs, 16 at a time. */
+/* kern_sample.h - computes the weight of every logit of a row, 16 at a time. */
 #ifndef TENSOR_KERN_SAMPLE_H
 #define TENSOR_KERN_SAMPLE_H
 
-/* The largest that is no NaN, -inf where there is none. */
+/* Returns the largest value that is not a NaN; -inf if there is none. */
 static float max_row(const float *x, int64_t n)
 {
     v16 top = v_set1(-INFINITY);
@@ -13,7 +13,7 @@ static float max_row(const float *x, int64_t n)
     return v_max_lane(top);
 }
 
-/* Step by step sample_exp of sampling.h before it rounds down. */
+/* The steps of sample_exp in sampling.h, up to its rounding down. */
 INLINE v16 v_sample_exp(v16 x)
 {
     const v16 to_whole = v_set1(12582912.0f);

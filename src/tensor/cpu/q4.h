@@ -1,26 +1,28 @@
 /* q4.h - 4-bit and 6-bit weights; private to src/tensor/cpu.
  *
- * A panel is a sequence of k-blocks, each
+ * A panel is a sequence of k-blocks.  Each has the form
  *
- *     [n_blocks][4 quarters][16 columns][4 bytes]  byte i of quarter v has number 4 v
- *     + i of the block
- *                                                  in its low half, number 16 + 4 v + i in its
- *                                                  high half
- *     q6_k: [2 halves][16 columns][4 bytes] behind the quarters of each block: bits 2 v and
- *     2 v + 1 of byte i of half h are the high bits of number 16 h + 4 v + i
+ *     [n_blocks][4 quarters][16 columns][4 bytes]  byte i of quarter v has number 4 v + i of the
+ *                                                  block in its low half, number 16 + 4 v + i in
+ *                                                  its high half
+ *     q6_k: [2 halves][16 columns][4 bytes]        after the quarters of each block: bits 2 v and
+ *                                                  2 v + 1 of byte i of half h are the high bits
+ *                                                  of number 16 h + 4 v + i
  *     scales:
  *       q4_0   [n_blocks][16 columns]              d, f16
  *       q4_1   [n_blocks][2][16 columns]           d, m, f16
  *       q4_k   [2][16 columns]                     D, -M, f16
  *              [n_blocks][2][16 columns]           s, t, 8 bits
- *       q6_k   [16 columns], 32 bytes of nothing   D, f16
- *              [n_blocks][2][16 columns]           the halves' s, 8 bits, signed
+ *       q6_k   [16 columns], 32 bytes unused       D, f16
+ *              [n_blocks][2][16 columns]           s of each half, 8 bits, signed
  *
- * where n_blocks is 8, less in the last one of q4_0 and q4_1.  A weight takes 0.5625,
- * 0.625, 0.578 and 0.828 bytes.  q6_k's 32 bytes keep all vectors of 64 bytes within lines.
+ * n_blocks is 8, or less in the last k-block of q4_0 and q4_1.  A weight takes 0.5625, 0.625, 0.578
+ * and 0.828 bytes (q4_0, q4_1, q4_k, q6_k).  q6_k's 32 unused bytes keep all vectors of 64 bytes
+ * within cache lines.
  *
- * Rounded activations: [k-blocks][rows][512] bytes. A row has x [256] of 8 bits, e [8], z [8] and
- * h [8][2] of f32: h is -32 times the sum of 16 numbers x, for q6_k. All kernels read this form. */
+ * Rounded activations are [k-blocks][rows][512] bytes.  A row has x [256] of 8 bits, e [8] and z
+ * [8] of f32, and for q6_k h [8][2] of f32: -32 times the sum of 16 numbers x.  The kernels for few
+ * and for many rows read the same form. */
 #ifndef TENSOR_Q4_H
 #define TENSOR_Q4_H
 
@@ -28,10 +30,11 @@
 
 #define Q4_QUARTER_BYTES (4 * PANEL)
 #define Q4_BLOCK_BYTES   (4 * Q4_QUARTER_BYTES)
-#define Q4_ROW_BYTES     512                  /* of rounded activations in a k-block */
-#define Q4_E             (MATMUL_K_BLOCK / 4) /* where e is in a row of activations, as floats */
-#define Q4_Z             (Q4_E + QUANT_PER_K_BLOCK)
-#define Q4_H             (Q4_Z + QUANT_PER_K_BLOCK)
+#define Q4_ROW_BYTES     512 /* bytes of a row of rounded activations in a k-block */
+/* offsets of e, z and h in a row of activations, in floats */
+#define Q4_E (MATMUL_K_BLOCK / 4)
+#define Q4_Z (Q4_E + QUANT_PER_K_BLOCK)
+#define Q4_H (Q4_Z + QUANT_PER_K_BLOCK)
 
 extern const struct quant_kernels q4_kernels_portable;
 #if defined(__x86_64__)
@@ -41,7 +44,7 @@ extern const struct quant_kernels q4_kernels_vnni;
 extern const struct quant_kernels q4_kernels_amx;
 #endif
 
-/* Bytes of the numbers of a block, of its scales, and of those that its whole k-block shares. */
+/* Bytes of the numbers of a block; of its scales; and of the scales that a whole k-block shares. */
 static inline size_t q4_number_bytes(enum dtype t)
 {
     return t == DTYPE_Q6_K ? Q4_BLOCK_BYTES + 2 * Q4_QUARTER_BYTES : Q4_BLOCK_BYTES;
@@ -54,7 +57,7 @@ static inline size_t q4_shared_bytes(enum dtype t)
 {
     return t == DTYPE_Q4_K || t == DTYPE_Q6_K ? 4 * PANEL : 0;
 }
-/* Where the k-block at k begins in its panel; k is a multiple of 256, or the whole row. */
+/* Returns the offset of the k-block at k in its panel; k is a multiple of 256, or the whole row. */
 static inline size_t q4_offset(enum dtype t, int64_t k)
 {
     return (size_t)(k / Q4_BLOCK) * (q4_number_bytes(t) + q4_scale_bytes(t)) +

@@ -1,7 +1,7 @@
-/* q4_amx.c - the kernels of 4-bit weights with AMX for many rows; few rows are those of VNNI.
+/* q4_amx.c - kernels for 4-bit weights with AMX, for many rows; few rows use VNNI's kernels.
  *
- * A tile multiplies 16 rows by 16 columns over a block of 32, of q6_k over half of one.  The sums
- * are the same integers that the other kernels find. */
+ * A tile multiplies 16 rows by 16 columns over a block of 32, or with q6_k over half a block.  The
+ * sums are the same integers as those of the other kernels. */
 #include "tensor/cpu/q4.h"
 
 #include "tensor/cpu/amx.h"
@@ -25,7 +25,7 @@ static inline __m512i i_whole_512(__m512i sum)
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_q4.h"
 
-/* A strip of x, which lies in L2, is read once for so many panels, which stay in L1. */
+/* A strip of x, which lies in L2, is read once for GROUP panels, which stay in L1. */
 enum { STRIP = 16, GROUP = 4 };
 
 /* A k-block of one panel. */
@@ -43,8 +43,8 @@ struct scratch {
 };
 _Static_assert(sizeof(struct scratch) <= QUANT_SCRATCH, "scratch of a thread");
 
-/* Tiles 0 and 1 by turns: sums; 2: 16 rows of x; 3: a block of weights, or half of one, 4 numbers
- * to a lane. */
+/* Tiles 0 and 1, alternately: sums; 2: 16 rows of x; 3: a block of weights or half of one, 4
+ * numbers per lane. */
 static void tiles_configure(int weights)
 {
     struct amx_config c = {.palette = 1,
@@ -53,7 +53,7 @@ static void tiles_configure(int weights)
     amx_configure(&c);
 }
 
-/* sums [16][16] = those of one block of 32, or of half of one. */
+/* Sets sums [16][16] to those of one block of 32, or of half a block. */
 #define TILES_MULTIPLY(SUM)                                                                \
     static inline void tiles_multiply_##SUM(void *sums, const uint8_t *x,                  \
                                             const uint8_t *w)                              \
@@ -68,7 +68,7 @@ TILES_MULTIPLY(0)
 TILES_MULTIPLY(1)
 #undef TILES_MULTIPLY
 
-/* acc += block b, whose sums of integers are `sums`; f: e of row 0. */
+/* Adds block b, whose integer sums are `sums`, to acc; f: e of row 0. */
 INLINE void strip_add(v16 acc[STRIP], const int32_t (*sums)[PANEL], const float *d,
                       const float *m, const float *f)
 {
@@ -82,8 +82,8 @@ INLINE void strip_add(v16 acc[STRIP], const int32_t (*sums)[PANEL], const float 
     }
 }
 
-/* acc [16] += the k-block's sums of one strip of rows by one panel.  The sums of a block are
- * added while the next one is multiplied: a tile takes some 50 cycles to come back. */
+/* Adds the k-block's sums of one strip of rows by one panel to acc [16].  The sums of a block are
+ * added while the next one is multiplied, because a tile's result takes some 50 cycles. */
 INLINE void strip_sums(v16 acc[STRIP], struct scratch *s, const struct panel *p,
                        const uint8_t *x, int n_blocks)
 {
@@ -102,7 +102,7 @@ INLINE void strip_sums(v16 acc[STRIP], struct scratch *s, const struct panel *p,
         strip_add(acc, s->even, p->d[n_blocks - 1], p->m[n_blocks - 1], f + n_blocks - 1);
 }
 
-/* The sums of the two halves of block b. */
+/* Computes the sums of the two halves of block b. */
 INLINE void halves_multiply(int32_t (*low)[PANEL], int32_t (*high)[PANEL], const uint8_t *x,
                             const uint8_t *w, int b)
 {
@@ -111,7 +111,7 @@ INLINE void halves_multiply(int32_t (*low)[PANEL], int32_t (*high)[PANEL], const
     tiles_multiply_1(high, x + b * Q4_BLOCK + 16, at + 16 * PANEL);
 }
 
-/* acc += block b of q6_k; f: row 0 of the k-block. */
+/* Adds block b of q6_k to acc.  f: row 0 of the k-block. */
 INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
                        const int32_t (*high)[PANEL], const struct panel *p, const float *f,
                        int b)
@@ -129,7 +129,7 @@ INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
     }
 }
 
-/* As strip_sums, for q6_k, whose k-blocks are whole. */
+/* Like strip_sums, for q6_k, whose k-blocks are always whole. */
 INLINE void strip_sums6(v16 acc[STRIP], struct scratch *s, const struct panel *p,
                         const uint8_t *x)
 {
@@ -145,7 +145,7 @@ INLINE void strip_sums6(v16 acc[STRIP], struct scratch *s, const struct panel *p
     }
 }
 
-/* Rows [r0, r0 + n) by one panel: what C has of earlier k-blocks, plus this one. */
+/* Computes rows [r0, r0 + n) by one panel: the sums of earlier k-blocks in C, plus this one. */
 static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int panel,
                   int r0, int n)
 {
@@ -189,8 +189,8 @@ static void widen_group(const struct quant_tile *t, struct scratch *s, int64_t k
     }
 }
 
-/* A group of panels is widened once and met by all strips.  The last strip may be narrower: the
- * tile reads on, in the stream's scratch, and the rows behind its end are dropped. */
+/* A group of panels is widened once, and all strips use it.  If the last strip is narrower, the
+ * tile reads on in the stream's scratch, and the extra rows are dropped. */
 static void blocked_amx(const struct quant_tile *t)
 {
     struct scratch *s = t->scratch;

@@ -1,5 +1,5 @@
-/* q4_avx512.c - the kernels of 4-bit weights compiled for one instruction set; see quant.h.
- * The sums of a block are kept in 16 bits, as in vec_nib_avx2.h. */
+/* q4_avx512.c - the kernels of 4-bit weights compiled for one instruction set; see quant.h.  The
+ * sums of a block are kept in 16 bits, as in vec_nib_avx2.h. */
 #include "tensor/cpu/q4.h"
 
 #include "tensor/cpu/vec_avx512.h"

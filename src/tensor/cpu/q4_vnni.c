@@ -1,5 +1,5 @@
-/* q4_vnni.c - the kernels of 4-bit weights for AVX-512 with VNNI, which multiplies fours of
- * bytes and adds to a sum in one instruction; see quant.h. */
+/* q4_vnni.c - the kernels of 4-bit weights for AVX-512 with VNNI, which multiplies groups of four
+ * bytes and adds them to a sum in one instruction; see quant.h. */
 #include "tensor/cpu/q4.h"
 
 #include "tensor/cpu/vec_avx512.h"

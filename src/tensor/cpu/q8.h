@@ -1,15 +1,15 @@
 /* q8.h - 8-bit weights; private to src/tensor/cpu.
  *
- * A panel is a sequence of k-blocks, each
+ * A panel is a sequence of k-blocks.  Each has the form
  *
  *     [n_blocks][8 groups][16 columns][4 numbers]  8 bits: 4 neighbours in k share a 32-bit lane
  *     [n_blocks][16 columns]                       the scales, f16
  *
- * where n_blocks is 8, less in the last one.  Numbers behind k are zero.
+ * n_blocks is 8, or less in the last k-block.  Numbers beyond k are zero.
  *
- * Rounded activations: [k-blocks][rows][256] 16-bit numbers, in each group of four
- * the order 0 2 1 3: sign-extending the even and the odd bytes of a lane of weights
- * gives the pairs (0, 2) and (1, 3). */
+ * Rounded activations are [k-blocks][rows][256] 16-bit numbers, in each group of four in the order
+ * 0 2 1 3: sign-extending the even and the odd bytes of a lane of weights gives the pairs (0, 2)
+ * and (1, 3). */
 #ifndef TENSOR_Q8_H
 #define TENSOR_Q8_H
 
@@ -27,7 +27,7 @@ extern const struct quant_kernels q8_kernels_vnni;
 extern const struct quant_kernels q8_kernels_amx;
 #endif
 
-/* Where the k-block at k (a multiple of 256) begins in its panel. */
+/* Returns the offset of the k-block at k (a multiple of 256) in its panel. */
 static inline size_t q8_offset(int64_t k)
 {
     return (size_t)(k / Q8_BLOCK) * (Q8_BLOCK_BYTES + Q8_SCALE_BYTES);

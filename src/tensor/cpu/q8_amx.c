@@ -1,8 +1,8 @@
-/* q8_amx.c - the kernels of 8-bit weights with AMX for many rows; few rows are those of VNNI.
+/* q8_amx.c - kernels for 8-bit weights with AMX, for many rows; few rows use VNNI's kernels.
  *
- * A tile multiplies 16 rows by 16 columns over a block of 32, in numbers of 8 bits.
- * Activations have 16: they are kept as two bytes, x = 256 h + l with l unsigned, and
- * multiplied twice.  The sums are the same integers that the other kernels find. */
+ * A tile multiplies 16 rows by 16 columns over a block of 32, in 8-bit numbers.  Activations have
+ * 16 bits: each is split into two bytes, x = 256 h + l with l unsigned, and multiplied twice.  The
+ * sums are the same integers as those of the other kernels. */
 #include "tensor/cpu/q8.h"
 
 #include "tensor/cpu/amx.h"
@@ -25,7 +25,7 @@ static inline __m512i i_dot_512(__m512i sum, __m512i a, __m512i b)
 
 enum { STRIP = 16 };
 
-/* A row of a k-block as 256 bytes h, then 256 bytes l, in order of k. */
+/* Rounds a row; each k-block is 256 bytes h, then 256 bytes l, in order of k. */
 static void round_row_split(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
                             int64_t e_step)
 {
@@ -42,8 +42,8 @@ static void round_row_split(const float *a, int64_t k, int16_t *x, int64_t x_ste
     }
 }
 
-/* Tiles 0 and 1, and 5 and 6 by turns: sums; 2 and 3: h and l of 16 rows; 4: a block of weights, 4
- * numbers to a lane. */
+/* Tiles 0 and 1, alternating with 5 and 6: sums; 2 and 3: h and l of 16 rows; 4: a block of
+ * weights, 4 numbers per lane. */
 static void tiles_configure(void)
 {
     struct amx_config c = {.palette = 1,
@@ -52,7 +52,7 @@ static void tiles_configure(void)
     amx_configure(&c);
 }
 
-/* sums [2][16][16] = those of h and of l, over one block of 32. */
+/* Sets sums [2][16][16] to those of h and of l, over one block of 32. */
 #define TILES_MULTIPLY(H, L)                                                               \
     static inline void tiles_multiply_##H(int32_t *sums, const uint8_t *x,                 \
                                           const uint8_t *w)                                \
@@ -71,7 +71,7 @@ TILES_MULTIPLY(0, 1)
 TILES_MULTIPLY(5, 6)
 #undef TILES_MULTIPLY
 
-/* p += the block's sums times its scales. */
+/* Adds the block's sums times its scales to p. */
 INLINE void strip_add(v16 p[STRIP], const int32_t *sums, const uint8_t *scales)
 {
     v16 d = v_load_f16((const uint16_t *)scales);
@@ -82,8 +82,8 @@ INLINE void strip_add(v16 p[STRIP], const int32_t *sums, const uint8_t *scales)
     }
 }
 
-/* p [16] = the k-block's sums of one strip of rows by one panel.  The sums of a block are added
- * while the next one is multiplied: a tile takes some 50 cycles to come back. */
+/* Sets p [16] to the k-block's sums of one strip of rows by one panel.  The sums of a block are
+ * added while the next one is multiplied, because a tile's result takes some 50 cycles. */
 INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const uint8_t *w,
                        int n_blocks)
 {
@@ -103,15 +103,15 @@ INLINE void strip_sums(v16 p[STRIP], int32_t *scratch, const uint8_t *x, const u
         strip_add(p, even, scales + (n_blocks - 1) * Q8_SCALE_BYTES);
 }
 
-/* Asks for the lines that strip_store will write: C of many rows does not stay in the cache,
- * and what lies ldc apart no prefetcher foresees (docs/perf/). */
+/* Prefetches the lines that strip_store will write: C of many rows does not stay in the cache, and
+ * no hardware prefetcher predicts lines that are ldc apart (docs/perf/). */
 INLINE void strip_ask(const struct quant_tile *t, int panel, int r0, int n)
 {
     for (int r = r0; r < r0 + n; r++)
         __builtin_prefetch(t->c + r * t->ldc + (int64_t)panel * PANEL, 1);
 }
 
-/* Adds p to C: rows [r0, r0 + n), the columns of one panel that exist. */
+/* Adds p to C: rows [r0, r0 + n) and those columns of one panel that exist. */
 static void strip_store(const struct quant_tile *t, const v16 *p, int64_t k, int panel,
                         int r0, int n)
 {
@@ -127,8 +127,8 @@ static void strip_store(const struct quant_tile *t, const v16 *p, int64_t k, int
     }
 }
 
-/* A strip of x stays in L1 while it meets all panels.  The last strip may be narrower: the tile
- * reads on, in the stream's scratch, and the rows behind its end are dropped. */
+/* A strip of x stays in L1 while all panels use it.  If the last strip is narrower, the tile reads
+ * on in the stream's scratch, and the extra rows are dropped. */
 static void blocked_amx(const struct quant_tile *t)
 {
     int32_t *scratch = t->scratch;

@@ -1,5 +1,5 @@
-/* q8_vnni.c - the kernels of 8-bit weights for AVX-512 with VNNI, which multiplies pairs and
- * adds to a sum in one instruction; see q8.h. */
+/* q8_vnni.c - the kernels of 8-bit weights for AVX-512 with VNNI, which multiplies pairs and adds
+ * them to a sum in one instruction; see q8.h. */
 #include "tensor/cpu/q8.h"
 
 #include "tensor/cpu/vec_avx512.h"

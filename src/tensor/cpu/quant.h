@@ -1,5 +1,5 @@
-/* quant.h - products with quantised weights: what 8 bits (q8.h) and 4 bits (q4.h) share; private to
- * src/tensor/cpu.
+/* quant.h - products with quantised weights: the parts that 8 bits (q8.h) and 4 bits (q4.h) share;
+ * private to src/tensor/cpu.
  *
  *   cpu_quant.c        how a product is cut over threads and tiles
  *   cpu_q8.c, cpu_q4.c packing, and rows of packed weights
@@ -21,23 +21,23 @@
 
 /* One tile of a product: m rows by n_panels panels. */
 struct quant_tile {
-    const int16_t *x; /* row r of k-block b at x[(b * x_rows + r) * 256] */
-    const float *e;   /* 8-bit weights: the row's scale at e[b * x_rows + r] */
+    const int16_t *x; /* row r of k-block b is at x[(b * x_rows + r) * 256] */
+    const float *e;   /* for 8-bit weights: the row's scale is e[b * x_rows + r] */
     int64_t x_rows;
     int m;
     int64_t k;
-    enum dtype dtype; /* of the weights */
+    enum dtype dtype; /* type of the weights */
     const uint8_t *w; /* first panel */
     size_t panel_bytes;
     int n_panels;
     float *c; /* first element of the tile */
     int64_t ldc;
-    int64_t n_cols;    /* those that exist: at most n_panels * 16 */
-    const float *bias; /* of the first column, or NULL */
-    void *scratch;     /* QUANT_SCRATCH bytes, of this thread */
+    int64_t n_cols;    /* columns that exist: at most n_panels * 16 */
+    const float *bias; /* bias of the first column, or NULL */
+    void *scratch;     /* QUANT_SCRATCH bytes of this thread */
 };
 
-/* Two panels of a k-block widened, its scales, and a narrow edge of C summed aside. */
+/* Two panels of a widened k-block, its scales, and the sums of a narrow edge beside C. */
 #define QUANT_SCRATCH                                                                      \
     (2 * (MATMUL_K_BLOCK * PANEL * 2 + QUANT_PER_K_BLOCK * PANEL * 4) +                    \
      (TILE_ROWS + 1) * 2 * PANEL * 4)
@@ -45,22 +45,22 @@ struct quant_tile {
 struct quant_kernels {
     const char *name;
     bool (*runs_here)(void);
-    int direct_rows; /* up to here `direct` is used, above `blocked` */
+    int direct_rows; /* up to this many rows `direct` is used, above `blocked` */
 
     void (*direct)(const struct quant_tile *t);
     void (*blocked)(const struct quant_tile *t);
-    /* x and e of one row of k numbers, in the form that each of the two reads; k-blocks are
-     * x_step and e_step elements apart. */
+    /* Round one row of k numbers to x and e, in the form that `direct` or `blocked` reads; k-blocks
+     * are x_step and e_step elements apart. */
     void (*round_direct)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
                          int64_t e_step);
     void (*round_blocked)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
                           int64_t e_step);
-    /* One row of W into its lane of a panel, from row-major f32. False: 8 bits cannot hold it.
-     * NULL for 4-bit weights: their packing moves bits and has no kernels. */
+    /* Packs one row of W, row-major f32, into its lane of a panel. Returns false if 8 bits cannot
+     * hold it. NULL for 4-bit weights: packing them only moves bits and needs no kernel. */
     bool (*pack_row)(uint8_t *panel, int column, const float *w, int64_t k);
 };
 
-/* Every table, best first, ended by NULL. */
+/* All tables, the best first, ended by NULL. */
 extern const struct quant_kernels *const q8_all_kernels[];
 extern const struct quant_kernels *const q4_all_kernels[];
 
@@ -72,7 +72,7 @@ static inline int64_t quant_blocks_of(int64_t k)
 {
     return (k + Q8_BLOCK - 1) / Q8_BLOCK;
 }
-/* Blocks of 32 in the k-block at k. */
+/* Returns the number of blocks of 32 in the k-block at k. */
 static inline int quant_blocks_at(int64_t k, int64_t all)
 {
     int64_t left = quant_blocks_of(all - k);
@@ -80,7 +80,7 @@ static inline int quant_blocks_at(int64_t k, int64_t all)
 }
 size_t quant_panel_bytes(enum dtype t, int64_t k);
 
-/* The panel that has a row of W. */
+/* Returns the panel that has a row of W. */
 static inline uint8_t *quant_panel_at(const struct weight *w, int64_t row)
 {
     return (uint8_t *)w->mem.ptr +
@@ -91,12 +91,14 @@ static inline uint8_t *quant_panel_at(const struct weight *w, int64_t row)
 size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k);
 int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                      const float *bias);
-/* ops.matmul_two, where both weights have 8 bits or both have 4. */
+/* ops.matmul_two for two weights that both have 8 bits, or both have blocks (q4_blocks.h). */
 int cpu_quant_matmul_two(struct stream *s, struct mat a, const struct product *p);
-/* With given kernels, for tests: the best of the device's instruction set are the default. */
+/* The product with the given kernels, for tests; normally the best ones of the device's instruction
+ * set are used. */
 int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struct mat c,
                     struct mat a, const struct weight *w, const float *bias);
-/* The best table of `all` that this CPU runs and the device's instruction set includes. */
+/* Returns the best table of `all` that this CPU can run and the device's instruction set includes.
+ */
 const struct quant_kernels *quant_kernels_of(const struct quant_kernels *const *all,
                                              const struct stream *s);
 

@@ -1,5 +1,5 @@
-/* transpose_avx2.h - 16 by 16 elements of 16 bits, and writes past the caches: for
- * both vec_*.h that have AVX2. */
+/* transpose_avx2.h - transposes 16 by 16 elements of 16 bits, and writes past the caches: for both
+ * vec_*.h that have AVX2. */
 #ifndef TENSOR_TRANSPOSE_AVX2_H
 #define TENSOR_TRANSPOSE_AVX2_H
 
@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* One round: out[2i], out[2i+1] interleave r[i] and r[i + 8] in units of `op`. */
+/* One round: out[2i] and out[2i + 1] interleave r[i] and r[i + 8] in units of `bits` bits. */
 #define INTERLEAVE(out, r, bits)                                                           \
     do {                                                                                   \
         _Pragma("GCC unroll 8") for (int i_ = 0; i_ < 8; i_++)                             \
@@ -19,7 +19,7 @@
 
 /* dst[j][i] = src[i][j]; strides in elements.
  *
- * Interleaving rows i and i + 8 four times in units of 16 bits is a perfect shuffle: inside each
+ * Interleaving rows i and i + 8 four times in units of 16 bits is a perfect shuffle.  Inside each
  * 128-bit half it leaves column c of rows 0..7 in one register and of rows 8..15 in the next. The
  * halves hold columns 0..7 and 8..15. */
 static inline void transpose16_u16(uint16_t *dst, int dst_stride, const uint16_t *src,
@@ -44,9 +44,9 @@ static inline void transpose16_u16(uint16_t *dst, int dst_stride, const uint16_t
 
 #undef INTERLEAVE
 
-/* dst = src, past the caches where dst is aligned to lines of 64 bytes and n is a number of them:
- * half the memory traffic, since the lines need not be read first.  stream_end orders these writes
- * before what follows. */
+/* dst = src. The write bypasses the caches if dst is aligned to lines of 64 bytes and n is a whole
+ * number of lines: half the memory traffic, because the lines are not read first.  stream_end
+ * orders these writes before later ones. */
 static inline void stream_lines(void *dst, const void *src, size_t n)
 {
     if (((uintptr_t)dst | n) % 64 != 0) {

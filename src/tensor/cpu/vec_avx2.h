@@ -17,12 +17,13 @@
 #define MM_WIDE_1 4
 #define MM_WIDE_2 2
 #define MM_WIDE_4 1
-/* Rows of a strip of bf16 converted on the way: with 6 the compiler spills sums. */
+/* Rows of a strip when bf16 is converted in registers: with 6 the compiler spills sums. */
 #define MM_BF16_ROWS 5
-/* More rows are multiplied by weights converted beforehand; more still not along the panels. */
+/* Above MM_CONVERT_ROWS rows weights are converted beforehand; above MM_ALONG_ROWS the product does
+ * not proceed along panels. */
 #define MM_CONVERT_ROWS 15
 #define MM_ALONG_ROWS   20
-/* From more on K and V are converted beforehand. */
+/* From this many queries on, K and V are converted beforehand. */
 #define ATTN_CONVERT_QUERIES 32
 
 typedef struct {
@@ -71,7 +72,7 @@ static inline v16 v_fma(v16 a, v16 b, v16 c)
 {
     return v_pair(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
 }
-/* b where either is NaN. */
+/* Returns b if either is NaN. */
 static inline v16 v_max(v16 a, v16 b)
 {
     return v_pair(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi));
@@ -106,12 +107,12 @@ static inline __m256 scale2_half(__m256 a, __m256 n)
     __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), e));
 }
-/* a * 2^n for integral n, where the result is normal. */
+/* a * 2^n for integral n, if the result is normal. */
 static inline v16 v_scale2(v16 a, v16 n)
 {
     return v_pair(scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi));
 }
-/* Lanes below n keep a, the others take b. */
+/* Lanes below n are a's, the others b's. */
 static inline v16 v_first(int n, v16 a, v16 b)
 {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -145,8 +146,8 @@ static inline v16 v_load_bf16(const uint16_t *p)
 {
     return v_pair(bf16_half(p), bf16_half(p + 8));
 }
-/* One shuffle for 8 elements, where v_load_bf16 needs a shuffle and a shift: lanes 0-3, 8-11, 4-7,
- * 12-15. */
+/* One shuffle per 8 elements, where v_load_bf16 needs a shuffle and a shift. The lanes are 0-3,
+ * 8-11, 4-7, 12-15. */
 static inline v16 v_load_bf16_split(const uint16_t *p)
 {
     __m256i x = _mm256_loadu_si256((const __m256i *)p), zero = _mm256_setzero_si256();

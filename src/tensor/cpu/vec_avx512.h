@@ -18,10 +18,11 @@
 #define MM_WIDE_2 4
 #define MM_WIDE_4 4
 /* As in vec_avx2.h. */
-#define MM_BF16_ROWS         12
-#define MM_CONVERT_ROWS      24
-#define MM_ALONG_ROWS        24
-#define ATTN_CONVERT_QUERIES 24 /* from more on K and V are converted beforehand */
+#define MM_BF16_ROWS    12
+#define MM_CONVERT_ROWS 24
+#define MM_ALONG_ROWS   24
+/* from this many queries on, K and V are converted beforehand */
+#define ATTN_CONVERT_QUERIES 24
 
 typedef __m512 v16;
 
@@ -62,7 +63,7 @@ static inline v16 v_fma(v16 a, v16 b, v16 c)
 {
     return _mm512_fmadd_ps(a, b, c);
 }
-/* b where either is NaN. */
+/* Returns b if either is NaN. */
 static inline v16 v_max(v16 a, v16 b)
 {
     return _mm512_max_ps(a, b);
@@ -89,13 +90,13 @@ static inline float v_lane0(v16 a)
 {
     return _mm512_cvtss_f32(a);
 }
-/* a * 2^n for integral n, where the result is normal. */
+/* a * 2^n for integral n, if the result is normal. */
 static inline v16 v_scale2(v16 a, v16 n)
 {
     __m512i e = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), e));
 }
-/* Lanes below n keep a, the others take b. */
+/* Lanes below n are a's, the others b's. */
 static inline v16 v_first(int n, v16 a, v16 b)
 {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
@@ -123,7 +124,7 @@ static inline v16 v_load_bf16(const uint16_t *p)
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-/* One shuffle instead of a shuffle and a shift, for lanes in another order: 0-3, 8-11, 4-7, 12-15.
+/* One shuffle instead of a shuffle and a shift; the lanes are in the order 0-3, 8-11, 4-7, 12-15.
  * Loading the same 32 bytes into both halves costs nothing, and a shuffle stays inside 16 bytes. */
 static inline v16 v_load_bf16_split(const uint16_t *p)
 {
@@ -141,8 +142,8 @@ static inline v16 v_load_f16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
-/* Rounds to nearest even; NaN keeps its upper payload and becomes quiet. (vcvtneps2bf16 would flush
- * subnormals, which the contract does not.) */
+/* Rounds to nearest even; NaN keeps its upper payload and becomes quiet. (vcvtneps2bf16 flushes
+ * subnormals, which ops.h does not allow.) */
 static inline void v_store_bf16(uint16_t *p, v16 a)
 {
     __m512i u = _mm512_castps_si512(a);

@@ -1,5 +1,5 @@
 /* vec_int_avx2.h - 16 lanes of two 16-bit numbers in two AVX2 registers.  (pmaddubsw would take
- * 8-bit numbers as they are, but its sums saturate.) */
+ * 8-bit numbers directly, but its sums saturate.) */
 #ifndef TENSOR_INT_H
 #define TENSOR_INT_H
 
@@ -36,7 +36,7 @@ static inline void i_store(void *p, i16x2 a)
     _mm256_storeu_si256(p, a.lo);
     _mm256_storeu_si256((__m256i *)p + 1, a.hi);
 }
-/* The pair at p in every lane. */
+/* Returns the pair at p in every lane. */
 static inline i16x2 i_set1(const int16_t *p)
 {
     int32_t pair;
@@ -44,7 +44,7 @@ static inline i16x2 i_set1(const int16_t *p)
     __m256i v = _mm256_set1_epi32(pair);
     return (i16x2){v, v};
 }
-/* The even and the odd bytes of 16 lanes of four, sign-extended. */
+/* Sign-extends the even and the odd bytes of 16 lanes of four bytes. */
 static inline void i_widen(const uint8_t *p, i16x2 *even, i16x2 *odd)
 {
     i16x2 v = i_load(p);

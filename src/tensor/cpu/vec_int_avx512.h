@@ -1,5 +1,5 @@
-/* vec_int_avx512.h - 16 lanes of two 16-bit numbers in one AVX-512 register.  Who includes it
- * defines i_dot_512, the one step for which some CPUs have an instruction of their own. */
+/* vec_int_avx512.h - 16 lanes of two 16-bit numbers in one AVX-512 register.  The including file
+ * defines i_dot_512, the one step for which some CPUs have an instruction. */
 #ifndef TENSOR_INT_H
 #define TENSOR_INT_H
 
@@ -31,14 +31,14 @@ static inline void i_store(void *p, i16x2 a)
 {
     _mm512_storeu_si512(p, a);
 }
-/* The pair at p in every lane. */
+/* Returns the pair at p in every lane. */
 static inline i16x2 i_set1(const int16_t *p)
 {
     int32_t pair;
     memcpy(&pair, p, sizeof pair);
     return _mm512_set1_epi32(pair);
 }
-/* The even and the odd bytes of 16 lanes of four, sign-extended. */
+/* Sign-extends the even and the odd bytes of 16 lanes of four bytes. */
 static inline void i_widen(const uint8_t *p, i16x2 *even, i16x2 *odd)
 {
     __m512i v = _mm512_loadu_si512(p);

@@ -12,7 +12,7 @@
 #define Q8_ROWS   4 /* rows x panels of the blocked kernel */
 #define Q8_PANELS 1
 #define Q8_WIDE_1                                                                          \
-    1 /* panels walked at once by the direct kernel with 1, 2 and up to 4 rows */
+    1 /* panels walked at once by the direct kernel, for 1, 2 and up to 4 rows */
 #define Q8_WIDE_2 1
 #define Q8_WIDE_4 1
 #define Q8_DIRECT 4
@@ -41,7 +41,7 @@ static inline void i_store(void *p, i16x2 a)
 {
     memcpy(p, &a, sizeof a);
 }
-/* The pair at p in every lane. */
+/* Returns the pair at p in every lane. */
 static inline i16x2 i_set1(const int16_t *p)
 {
     i16x2 r;
@@ -49,7 +49,7 @@ static inline i16x2 i_set1(const int16_t *p)
         memcpy(r.pair[i], p, sizeof r.pair[i]);
     return r;
 }
-/* The even and the odd bytes of 16 lanes of four, sign-extended. */
+/* Sign-extends the even and the odd bytes of 16 lanes of four bytes. */
 static inline void i_widen(const uint8_t *p, i16x2 *even, i16x2 *odd)
 {
     const int8_t *b = (const int8_t *)p;

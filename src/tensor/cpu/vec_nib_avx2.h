@@ -1,7 +1,7 @@
 /* vec_nib_avx2.h - 16 lanes of four 8-bit numbers in two AVX2 registers.
  *
- * The sums of a block of 32 are kept in 16 bits, two to a lane: at most 8 x 2 x 15
- * x 127 = 30480.  Numbers of 6 bits take two parts for half a block: 2 x 2 x 63 x 127 = 32004. */
+ * The sums of a block of 32 fit 16 bits, two sums per lane: at most 8 x 2 x 15 x 127 = 30480.  For
+ * 6-bit numbers, half a block takes two parts: 2 x 2 x 63 x 127 = 32004. */
 #ifndef TENSOR_NIB_H
 #define TENSOR_NIB_H
 
@@ -38,7 +38,7 @@ static inline void i_store4(void *p, i8x4 a)
     _mm256_storeu_si256(p, a.lo);
     _mm256_storeu_si256((__m256i *)p + 1, a.hi);
 }
-/* The four bytes at p in every lane. */
+/* Returns the four bytes at p in every lane. */
 static inline i8x4 i_set4(const void *p)
 {
     int32_t four;
@@ -46,7 +46,7 @@ static inline i8x4 i_set4(const void *p)
     __m256i v = _mm256_set1_epi32(four);
     return (i8x4){v, v};
 }
-/* The low and the high halves of 64 bytes. */
+/* Splits 64 bytes into their low and their high halves. */
 static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
 {
     const __m256i mask = _mm256_set1_epi8(15);
@@ -62,7 +62,7 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
     return (i_part){_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo)),
                     _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
 }
-/* The sums of a block of 32 as floats. */
+/* Returns the sums of a block of 32 as floats. */
 static inline v16 i_sums(i_part a)
 {
     const __m256i ones = _mm256_set1_epi16(1);

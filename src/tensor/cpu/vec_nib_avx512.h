@@ -1,4 +1,4 @@
-/* vec_nib_avx512.h - 16 lanes of four 8-bit numbers in one AVX-512 register.  Who includes it
+/* vec_nib_avx512.h - 16 lanes of four 8-bit numbers in one AVX-512 register.  The including file
  * defines i_dot4_512 and i_whole_512: some CPUs have one instruction for both. */
 #ifndef TENSOR_NIB_H
 #define TENSOR_NIB_H
@@ -31,14 +31,14 @@ static inline void i_store4(void *p, i8x4 a)
 {
     _mm512_storeu_si512(p, a);
 }
-/* The four bytes at p in every lane. */
+/* Returns the four bytes at p in every lane. */
 static inline i8x4 i_set4(const void *p)
 {
     int32_t four;
     memcpy(&four, p, sizeof four);
     return _mm512_set1_epi32(four);
 }
-/* The low and the high halves of 64 bytes. */
+/* Splits 64 bytes into their low and their high halves. */
 static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
 {
     const __m512i mask = _mm512_set1_epi8(15);
@@ -51,7 +51,7 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     return i_dot4_512(sum, w, x);
 }
-/* The sums of a block of 32 as floats. */
+/* Returns the sums of a block of 32 as floats. */
 static inline v16 i_sums(i_part a)
 {
     return _mm512_cvtepi32_ps(i_whole_512(a));

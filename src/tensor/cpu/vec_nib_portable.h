@@ -12,7 +12,7 @@
 #define Q4_ROWS   4 /* rows x panels of the blocked kernel */
 #define Q4_PANELS 1
 #define Q4_WIDE_1                                                                          \
-    1 /* panels walked at once by the direct kernel with 1, 2 and up to 4 rows */
+    1 /* panels walked at once by the direct kernel, for 1, 2 and up to 4 rows */
 #define Q4_WIDE_2 1
 #define Q4_WIDE_4 1
 #define Q4_DIRECT 4
@@ -41,7 +41,7 @@ static inline void i_store4(void *p, i8x4 a)
 {
     memcpy(p, &a, sizeof a);
 }
-/* The four bytes at p in every lane. */
+/* Returns the four bytes at p in every lane. */
 static inline i8x4 i_set4(const void *p)
 {
     i8x4 r;
@@ -49,7 +49,7 @@ static inline i8x4 i_set4(const void *p)
         memcpy(r.of[i], p, sizeof r.of[i]);
     return r;
 }
-/* The low and the high halves of 64 bytes. */
+/* Splits 64 bytes into their low and their high halves. */
 static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
 {
     for (int i = 0; i < 64; i++) {
@@ -65,7 +65,7 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
             sum.lane[i] += w.of[i][j] * (int8_t)x.of[i][j];
     return sum;
 }
-/* The sums of a block of 32 as floats. */
+/* Returns the sums of a block of 32 as floats. */
 static inline v16 i_sums(i_part a)
 {
     v16 r;

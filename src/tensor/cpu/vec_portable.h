@@ -1,6 +1,5 @@
-/* vec_portable.h - a vector of 16 floats in plain C: what every CPU can run, and
- * what shows that the other two do the same steps.  fmaf is the C library's (the
- * compiler may not contract). */
+/* vec_portable.h - a vector of 16 floats in plain C: it runs on every CPU, and tests compare the
+ * other two with it.  fmaf is the C library's (the compiler may not contract). */
 #ifndef TENSOR_VEC_H
 #define TENSOR_VEC_H
 
@@ -10,17 +9,19 @@
 
 #include "tensor/tensor.h"
 
-#define VEC_ISA              "portable"
-#define VEC_TABLE            cpu_kernels_portable
-#define MM_ROWS              4 /* rows x panels of the micro-kernel */
-#define MM_PANELS            1
-#define MM_WIDE_1            1 /* panels walked at once by mm_direct with 1, 2 and up to 4 rows */
-#define MM_WIDE_2            1
-#define MM_WIDE_4            1
-#define MM_BF16_ROWS         4
-#define MM_CONVERT_ROWS      0
-#define MM_ALONG_ROWS        0
-#define ATTN_CONVERT_QUERIES 0 /* from more on K and V are converted beforehand */
+#define VEC_ISA   "portable"
+#define VEC_TABLE cpu_kernels_portable
+#define MM_ROWS   4 /* rows x panels of the micro-kernel */
+#define MM_PANELS 1
+/* panels walked at once by mm_direct, for 1, 2 and up to 4 rows */
+#define MM_WIDE_1       1
+#define MM_WIDE_2       1
+#define MM_WIDE_4       1
+#define MM_BF16_ROWS    4
+#define MM_CONVERT_ROWS 0
+#define MM_ALONG_ROWS   0
+/* from this many queries on, K and V are converted beforehand */
+#define ATTN_CONVERT_QUERIES 0
 
 typedef struct {
     float f[16];
@@ -74,7 +75,7 @@ static inline v16 v_fma(v16 a, v16 b, v16 c)
     V_EACH(i) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
     return a;
 }
-/* b where either is NaN, as the vector instructions have it. */
+/* Returns b if either is NaN, as the vector instructions do. */
 static inline v16 v_max(v16 a, v16 b)
 {
     V_EACH(i) a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];
@@ -106,7 +107,7 @@ static inline float v_lane0(v16 a)
 {
     return a.f[0];
 }
-/* a * 2^n for integral n, where the result is normal. */
+/* a * 2^n for integral n, if the result is normal. */
 static inline v16 v_scale2(v16 a, v16 n)
 {
     V_EACH(i)
@@ -119,7 +120,7 @@ static inline v16 v_scale2(v16 a, v16 n)
     }
     return a;
 }
-/* Lanes below n keep a, the others take b. */
+/* Lanes below n are a's, the others b's. */
 static inline v16 v_first(int n, v16 a, v16 b)
 {
     V_EACH(i) a.f[i] = i < n ? a.f[i] : b.f[i];
@@ -179,9 +180,9 @@ static inline void transpose16_u16(uint16_t *dst, int dst_stride, const uint16_t
         dst[j * dst_stride + i] = src[i * src_stride + j];
 }
 
-/* dst = src, past the caches where dst is aligned to lines of 64 bytes and n is a number of them:
- * half the memory traffic, since the lines need not be read first.  stream_end orders these writes
- * before what follows. */
+/* dst = src. The write bypasses the caches if dst is aligned to lines of 64 bytes and n is a whole
+ * number of lines: half the memory traffic, because the lines are not read first.  stream_end
+ * orders these writes before later ones. */
 static inline void stream_lines(void *dst, const void *src, size_t n)
 {
     memcpy(dst, src, n);

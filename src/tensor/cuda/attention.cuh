@@ -1,4 +1,5 @@
-/* attention.cuh - what the attention kernels share: where keys are, and how they come to shared memory. */
+/* attention.cuh - shared by the attention kernels: the place of keys, and their way to shared
+ * memory. */
 #ifndef TENSOR_CUDA_ATTENTION_CUH
 #define TENSOR_CUDA_ATTENTION_CUH
 
@@ -6,7 +7,7 @@
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/mma.cuh"
 
-/* PAD: between staged rows of a head, so that eight of them begin in different banks. */
+/* PAD: elements between staged rows of a head, so that eight rows begin in different banks. */
 enum { TOKENS = 64, PAD = 8 };
 
 template <typename T>
@@ -22,7 +23,7 @@ static __device__ __forceinline__ int first_key(const gpu_attention_job &a, int 
     return a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
 }
 
-/* 2^x, 0 below 2^-126; 1 of 0, 0 of -inf. */
+/* 2^x, or 0 below 2^-126; exactly 1 for 0, and 0 for -inf. */
 static __device__ __forceinline__ float exp2_approx(float x)
 {
 #ifdef HCACHE_CUDA_EMULATED
@@ -34,7 +35,8 @@ static __device__ __forceinline__ float exp2_approx(float x)
 #endif
 }
 
-/* This block's rows, `rows` of a tile at most; n_rows <= 0: none.  Late ones have the most keys: they start first. */
+/* Returns this block's rows, at most `rows` of a tile; n_rows <= 0: none.  Later rows have more
+ * keys, so they start first. */
 static __device__ __forceinline__ gpu_tile my_rows(const gpu_attention_job &a, int rows)
 {
     int parts = GPU_TILE_ROWS / rows, i = a.b.n_tiles * parts - 1 - (int)blockIdx.x;
@@ -45,16 +47,16 @@ static __device__ __forceinline__ gpu_tile my_rows(const gpu_attention_job &a, i
     return t;
 }
 
-/* Slots [0, 64) of one head's K or V to shared memory; those outside [from, to) as zeros, since
- * nobody may have written them and 0 * NaN is NaN. */
+/* Copies slots [0, 64) of one head's K or V to shared memory.  Slots outside [from, to) become
+ * zeros: they may never have been written, and 0 * NaN is NaN. */
 template <typename T, int D, int N_THREADS, bool SPARING = (D > 128)>
 static __device__ __forceinline__ void fetch(T *to_smem, const T *rows, int from, int to)
 {
     constexpr int ALL = TOKENS * (D / PIECE), COPIES = (ALL + N_THREADS - 1) / N_THREADS;
     constexpr int UNROLLED = SPARING ? 4
-                                     : COPIES; /* of registers, which the products want */
+                                     : COPIES; /* sparing: the products need the registers */
 #pragma unroll UNROLLED
-    for (int j = 0; j < COPIES; j++) { /* rows lie without gaps */
+    for (int j = 0; j < COPIES; j++) { /* rows have no gaps between them */
         int i = (int)threadIdx.x + j * N_THREADS;
         int slot = i / (D / PIECE), c = i % (D / PIECE) * PIECE;
         if (ALL % N_THREADS == 0 || i < ALL)

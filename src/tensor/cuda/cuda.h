@@ -1,16 +1,16 @@
 /* cuda.h - the CUDA backend, private to src/tensor/cuda.
  *
  * A device is one GPU; several work as a group (tensor/group.h).  The C files run on the host:
- * memory, streams, batches on their way up, cuBLAS.  The kernels are in k_*.cu behind launch.h.
- * Graphs, early launches, cuFile and NCCL are in untried/ behind untried/untried.h: no GPU has run
- * them, and the backend works without each.
+ * memory, streams, upload of batches, cuBLAS.  The kernels are in k_*.cu behind launch.h.  Graphs,
+ * early launches, cuFile and NCCL are in untried/ behind untried/untried.h: no GPU has run them,
+ * and the backend works without each of them.
  *
- * Activations have the state dtype between operations (device.act_is_state), the residual sum
- * inside a layer and the logits f32; products accumulate in f32.  With cuBLAS, and with
- * attention in tiles and splits as the batch suggests, a row's bits may depend on the batch
- * around it.  --cuda-math fixed chooses kernels where they do not: on tensor cores, tiles and
- * splits at fixed places (launch.h); =exact ones that have ops.h's arithmetic, at a fraction of
- * the speed. */
+ * Activations have the state dtype between operations (device.act_is_state); the residual sum
+ * inside a layer and the logits are f32; products accumulate in f32.  With cuBLAS, and with
+ * attention cut into tiles and splits as suits the batch, a row's bits may depend on the other rows
+ * of its batch. --cuda-math fixed selects kernels whose results do not: they use tensor cores, with
+ * tiles and splits at fixed places (launch.h).  --cuda-math exact selects kernels with the
+ * arithmetic of ops.h, at a fraction of the speed. */
 #ifndef TENSOR_CUDA_H
 #define TENSOR_CUDA_H
 
@@ -23,36 +23,36 @@
 #include "tensor/ops.h"
 #include "tensor/shape.h"
 
-/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version).  The three
- * kinds of mathematics are classes of their own and share it. */
+/* Raise it whenever an operation gives other bits (tensor.h: device.numerics_version).  The three
+ * kinds of mathematics are separate classes and share the version. */
 #define CUDA_NUMERICS_VERSION 1
 
 struct cuda_blas;
 struct recorder;
 struct cuda_blas_handle;
 
-/* cuda_memory.c */
+/* A GPU's memory; see cuda_memory.c. */
 struct cuda_memory {
-    pthread_mutex_t lock; /* of what follows */
-    uint8_t *base;        /* what was reserved; NULL: nothing */
+    pthread_mutex_t lock; /* protects the fields below */
+    uint8_t *base;        /* the reserved memory; NULL: none */
     struct carve carve;
 };
 
 struct cuda_device {
     struct device base;
     struct cuda_memory memory;
-    int index; /* among the GPUs that the process sees */
+    int index; /* number among the GPUs that the process sees */
     int n_sm;
-    size_t shared_bytes;       /* that a block may have */
-    enum gpu_math math;        /* --cuda-math */
-    atomic_bool copies_singly; /* the driver takes no batches of copies */
-    bool no_graphs;            /* --cuda-graphs off */
-    struct cuda_blas *blas;    /* NULL but in fast math */
+    size_t shared_bytes;       /* shared memory that a block may have */
+    enum gpu_math math;        /* set by --cuda-math */
+    atomic_bool copies_singly; /* the driver does not accept batches of copies */
+    bool no_graphs;            /* set by --cuda-graphs off */
+    struct cuda_blas *blas;    /* NULL except in fast math */
     char about[320];
 };
 
-/* Host data on their way to the device: pinned memory and its image, in two halves; a half is
- * written again when what was copied from it has arrived. */
+/* Host data on their way to the device: pinned memory and its image on the device, in two halves. A
+ * half is reused when the copies from it have arrived. */
 struct upload {
     uint8_t *host, *dev;
     size_t half, used;
@@ -64,15 +64,16 @@ struct upload {
 struct cuda_stream {
     struct stream base;
     cudaStream_t handle;
-    /* compute streams only: */
+    /* For compute streams only: */
     struct cuda_blas_handle *blas;
     struct upload up;
-    float *scratch; /* of split attention */
+    float *scratch; /* for split attention */
     int64_t scratch_floats;
-    int32_t *flag, *flag_host; /* device, pinned */
-    /* the last batch that was brought up, and where it is */
+    int32_t *flag, *flag_host; /* on the device; in pinned memory */
+    /* The batch that was uploaded last, and its place. */
     uint64_t batch_id, batch_switches;
-    bool batch_stays; /* in the recorder's image, which nobody writes over meanwhile */
+    /* the batch is in the recorder's image, which is not overwritten meanwhile */
+    bool batch_stays;
     struct gpu_batch batch;
     struct recorder *recorder;
 };
@@ -87,35 +88,36 @@ static inline struct cuda_stream *cuda_stream(struct stream *s)
     return (struct cuda_stream *)s;
 }
 
-/* 0, or: says in the log what failed, makes it the stream's sticky error, and returns that. */
+/* Returns 0 if e is success.  Otherwise logs the failure, makes it the stream's sticky error, and
+ * returns the error. */
 int cuda_check(struct cuda_stream *s, cudaError_t e, const char *what);
-/* The same with a text of one's own. Returns the stream's code. */
+/* The same with the caller's text. Returns the stream's code. */
 int cuda_fail(struct cuda_stream *s, int code, const char *why);
-/* First line of an operation: the stream's code; NULL data of an empty batch is fine. */
+/* First call of an operation. Returns the stream's code; an empty batch may have NULL data. */
 int cuda_enter(struct stream *s);
-/* Last line: what the launches before it said. */
+/* Last call of an operation. Returns the error of its launches. */
 int cuda_leave(struct stream *s, const char *what);
 
 /* --- cuda_memory.c --- */
 void cuda_memory_init(struct cuda_memory *m);
 void cuda_memory_deinit(struct cuda_memory *m);
 cudaError_t cuda_memory_reserve(struct cuda_memory *m, size_t bytes);
-/* bytes > 0; not zeroed. */
+/* Allocates bytes > 0, which are not zeroed. */
 cudaError_t cuda_memory_take(struct cuda_memory *m, size_t bytes, void **out);
 void cuda_memory_give(struct cuda_memory *m, void *p); /* NULL is allowed */
-size_t cuda_memory_unused(struct cuda_memory *m);      /* of what was reserved */
+size_t cuda_memory_unused(struct cuda_memory *m); /* unused part of the reserved memory */
 
 /* --- cuda_upload.c --- */
 int upload_create(struct cuda_memory *m, struct upload *u, size_t half_bytes);
 void upload_destroy(struct cuda_memory *m, struct upload *u);
-/* Room for `bytes` in both memories: fill *host, then upload_send. */
+/* Takes `bytes` of room in both memories; fill *host, then call upload_send. */
 int upload_take(struct cuda_stream *s, size_t bytes, void **host, void **dev);
 int upload_send(struct cuda_stream *s, void *dev, const void *host, size_t bytes);
 int upload_ids(struct cuda_stream *s, const int32_t *ids, int64_t n, const int32_t **dev);
-/* A batch in device memory; the same one (by ragged.id) is brought up once. */
+/* Uploads a batch to device memory; the same batch (by ragged.id) is uploaded once. */
 int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch *out);
-/* A batch of decodes, one row each, to `image`, with room for tables of the next power of two;
- * where that is too small, to where upload_batch brings it. */
+/* Uploads a batch of decodes, one row each, to `image`, with room for tables of the next power of
+ * two. If it does not fit, it goes where upload_batch puts it. */
 int upload_decode(struct cuda_stream *s, const struct ragged *r, void *image,
                   size_t image_bytes);
 
@@ -125,7 +127,8 @@ void cuda_blas_close(struct cuda_blas *b);
 int cuda_blas_handle_create(struct cuda_blas *b, cudaStream_t s,
                             struct cuda_blas_handle **out, struct err *err);
 void cuda_blas_handle_destroy(struct cuda_blas *b, struct cuda_blas_handle *h);
-/* c [m][n] = a [m][k] . w [n][k]^T; a and w of one type, c of it or f32. 0 or cuBLAS's status. */
+/* c [m][n] = a [m][k] . w [n][k]^T; a and w have one type, c has that or f32. Returns 0 or cuBLAS's
+ * status. */
 int cuda_blas_matmul(struct cuda_blas *b, struct cuda_blas_handle *h, struct gpu_mat c,
                      struct gpu_mat a, struct gpu_mat w);
 

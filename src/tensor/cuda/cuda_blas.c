@@ -1,4 +1,4 @@
-/* cuda_blas.c - cuBLAS, opened when a GPU is: programs that run on the CPU never load it. */
+/* cuda_blas.c - loads cuBLAS when a GPU is opened: programs that run on the CPU never load it. */
 #include "tensor/cuda/cuda.h"
 
 #include <dlfcn.h>
@@ -88,7 +88,8 @@ int cuda_blas_handle_create(struct cuda_blas *b, cudaStream_t s,
         return err_set(err, -EIO, "device cuda: cublasCreate: status %d", (int)st);
     }
     st = b->set_stream(h->handle, s);
-    /* A workspace of its own: results then do not depend on other streams (cuBLAS's manual). */
+    /* With a workspace of its own, a handle's results do not depend on other streams (cuBLAS's
+     * manual). */
     if (st == CUBLAS_STATUS_SUCCESS &&
         cudaMalloc(&h->workspace, WORKSPACE_BYTES) == cudaSuccess)
         st = b->set_workspace(h->handle, h->workspace, WORKSPACE_BYTES);
@@ -117,7 +118,7 @@ int cuda_blas_matmul(struct cuda_blas *b, struct cuda_blas_handle *h, struct gpu
                      struct gpu_mat a, struct gpu_mat w)
 {
     const float one = 1, zero = 0;
-    /* cuBLAS counts by columns: there, our w [n][k] is k x n and c [m][n] is n x m = w^T . a. */
+    /* cuBLAS is column-major: there, w [n][k] is k x n, and c [m][n] is n x m = w^T . a. */
     return (int)b->gemm(h->handle, CUBLAS_OP_T, CUBLAS_OP_N, c.cols, c.rows, a.cols, &one,
                         w.data, type_of(w.type), (int)w.ld, a.data, type_of(a.type),
                         (int)a.ld, &zero, c.data, type_of(c.type), (int)c.ld,

@@ -15,7 +15,7 @@ enum {
     UPLOAD_HALF = 4 << 20,
     SCRATCH_FLOATS = 4 << 20,
 };
-/* Device memory of a compute stream: the above, what a recorder has, a flag. */
+/* Device memory of a compute stream: scratch, both halves of the upload, the recorder's, a flag. */
 #define STREAM_BYTES                                                                       \
     (SCRATCH_FLOATS * sizeof(float) + 2 * (size_t)UPLOAD_HALF + RECORDER_BYTES +           \
      CARVE_ALIGN)
@@ -58,7 +58,7 @@ static int no_memory(struct err *err, size_t bytes)
     return err_set(
         err, -ENOMEM,
         "device cuda: %.2f GB are needed at once, %.2f of %.2f GB are free: choose a "
-        "smaller model, fewer --kv-tokens, or end what else uses the GPU",
+        "smaller model, fewer --kv-tokens, or end other programs that use the GPU",
         (double)bytes / 1e9, (double)unused / 1e9, (double)total / 1e9);
 }
 
@@ -77,7 +77,7 @@ static int cuda_reserve(struct device *d, size_t bytes, struct err *err)
                                       bytes, cudaGetErrorString(e));
 }
 
-/* Streams do not wait for what runs without one, so that is waited for here. */
+/* Waits for the zeroing, because streams do not wait for work that runs without a stream. */
 static cudaError_t take_zeroed(struct cuda_memory *m, size_t bytes, void **out)
 {
     cudaError_t e = cuda_memory_take(m, bytes, out);
@@ -95,7 +95,9 @@ static int cuda_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
     if (kind == MEM_DEVICE) {
         cudaError_t e = take_zeroed(memory_of(d), n, &p);
         if (e != cudaSuccess)
-            (void)cudaGetLastError(); /* told here, and not by the next operation */
+            /* clears the error, which is reported here, so that the next operation does not report
+             * it */
+            (void)cudaGetLastError();
         if (e == cudaErrorMemoryAllocation)
             return no_memory(err, bytes);
         if (e != cudaSuccess)
@@ -154,7 +156,7 @@ static void cuda_stream_destroy(struct stream *base)
     free(s);
 }
 
-/* What operations need beside their operands. */
+/* Allocates the memory that operations need beside their operands. */
 static int compute_create(struct cuda_device *d, struct cuda_stream *s, struct err *err)
 {
     if (d->blas != NULL) {
@@ -190,7 +192,7 @@ static int cuda_stream_create(struct device *d, enum stream_kind kind, struct st
     if (cudaStreamCreateWithFlags(&s->handle, cudaStreamNonBlocking) != cudaSuccess)
         rc = err_set(err, -EIO, "device cuda: no stream: %s",
                      cudaGetErrorString(cudaGetLastError()));
-    if (rc == 0 && kind == STREAM_COMPUTE) /* inline ones pack host memory only */
+    if (rc == 0 && kind == STREAM_COMPUTE) /* inline streams only pack host memory */
         rc = compute_create((struct cuda_device *)d, s, err);
     if (rc != 0) {
         cuda_stream_destroy(&s->base);
@@ -207,15 +209,15 @@ static int cuda_stream_sync(struct stream *base)
     return rc != 0 ? rc : atomic_load(&base->code);
 }
 
-/* A launch that was refused leaves the device as it was; after a fault inside a kernel every
- * later call fails as well, and nothing helps but another process. */
+/* A launch that was refused leaves the device as it was.  After a fault inside a kernel every later
+ * call fails as well, and only a new process helps. */
 static int cuda_stream_recover(struct stream *base)
 {
     struct cuda_stream *s = cuda_stream(base);
     (void)cudaStreamSynchronize(s->handle);
     (void)cudaGetLastError();
     cudaError_t e = cudaStreamSynchronize(s->handle);
-    s->batch_id = 0; /* it may not have arrived */
+    s->batch_id = 0; /* the batch may not have arrived */
     base->fault[0] = 0;
     atomic_store(&base->code, 0);
     return cuda_check(s, e, "the device is lost");
@@ -245,7 +247,8 @@ static int cuda_stream_copy_strided(struct stream *base, void *dst, size_t dst_s
                       "copy");
 }
 
-/* As many copies one behind the other leave the bus idle between them, a microsecond or so each. */
+/* Copies a batch with one call. Single copies leave the bus idle for about a microsecond between
+ * them. */
 static cudaError_t copy_batch(struct cuda_stream *s, const struct copy_part *copies,
                               size_t n)
 {
@@ -334,7 +337,7 @@ static int cuda_event_sync(struct event *e)
 
 /* --- the device ------------------------------------------------------------------------------- */
 
-/* What goes wrong here is said by the call that comes after it. */
+/* A failure here is reported by the next call. */
 static void cuda_device_enter(struct device *d)
 {
     (void)cudaSetDevice(((struct cuda_device *)d)->index);
@@ -369,7 +372,7 @@ static const struct device_vtable cuda_vtable = {
     .file_reader_open = cuda_file_reader_open,
 };
 
-/* 512 rows of a model of 7B are 64 of a product's tiles of 128 x 256, for over 100
+/* 512 rows of a 7B model give a product only 64 tiles of 128 x 256, for more than 100
  * multiprocessors. */
 enum { BATCH_ROWS = 2048 };
 
@@ -378,7 +381,7 @@ static const char *const math_names[] = {
 static const char *const numerics_names[] = {
     [GPU_FAST] = "cuda fast", [GPU_FIXED] = "cuda fixed", [GPU_EXACT] = "cuda exact"};
 
-/* What device_opts say, as indices of the lists below. */
+/* The values of device_opts, as indices into the lists below. */
 struct choices {
     int math, no_graphs, early, shared;
 };
@@ -411,10 +414,10 @@ int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
                        e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
     index = c.shared ? 0 : index;
     if (index >= n)
-        return err_set(
-            err, ERR_UNSUPPORTED,
-            "device cuda: GPU %d is wanted, and there are %d: choose fewer ranks or stages",
-            index, n);
+        return err_set(err, ERR_UNSUPPORTED,
+                       "device cuda: GPU %d is needed, but there are only %d: choose fewer "
+                       "ranks or stages",
+                       index, n);
     e = cudaSetDevice(index);
     if (e == cudaSuccess)
         e = cudaGetDeviceProperties(&prop, index);

@@ -1,10 +1,9 @@
-/* cuda_memory.c - a GPU's memory: one allocation, of the size that a plan says, and
- * what is cut from it.
+/* cuda_memory.c - a GPU's memory: one allocation of the planned size, and the pieces cut from it.
  *
- * Before cuda_reserve, and where the plan has no room (buffers of a benchmark's own), the
- * driver is asked for each piece; the log tells the latter.  Memory that was given back may be
- * taken again at once, so the device is waited for first: pieces come and go when an engine
- * starts and ends, not while it serves. */
+ * Before cuda_memory_reserve, and if the plan has no room (buffers of a benchmark), each piece is
+ * requested from the driver; the log reports the latter.  Freed memory may be taken again at once,
+ * so the device is synchronised first.  That is cheap enough, because pieces come and go only when
+ * an engine starts or ends. */
 #include "tensor/cuda/cuda.h"
 
 #include <errno.h>

@@ -78,7 +78,7 @@ static int cuda_embed(struct stream *s, struct mat out, struct mat table,
     return embed(s, out, table, ids, scale);
 }
 
-/* Checks done, runs a launch unless there is nothing to do. */
+/* After the checks, runs a launch unless there are no rows. */
 #define LAUNCH_ROWS(s, out, what, call)                                                    \
     do {                                                                                   \
         int rc_ = cuda_enter(s);                                                           \
@@ -185,9 +185,9 @@ static int cuda_matmul(struct stream *s, struct mat c, struct mat a, const struc
     int rc = cuda_enter(s);
     if (rc != 0 || c.rows == 0)
         return rc;
-    /* cuBLAS and tensor cores want one type for both factors, and the latter 16 bits; a state
-     * dtype other than the weights' does not give them that, and exactness forbids it.  The
-     * choice does not look at the batch. */
+    /* cuBLAS and tensor cores require one type for both factors, and tensor cores require 16 bits.
+     * A state dtype that differs from the weights' rules them out, and so does exact math.  The
+     * choice does not depend on the batch. */
     bool fixed = d->math == GPU_FIXED && a.dtype != DTYPE_F32;
     if (a.dtype != w->dtype || (d->math != GPU_FAST && !fixed)) {
         gpu_matmul_exact(cs->handle, gc, ga, gw, bias);
@@ -288,7 +288,7 @@ static int cuda_kv_load(struct stream *s, const struct kv_layer *kv,
     return rc;
 }
 
-/* Elements are moved, never computed with: by their size alone. */
+/* Elements are moved, never computed with, so only their size matters. */
 static void pack_heads(uint8_t *out, const uint8_t *rows, size_t row_bytes, int n_kv,
                        size_t head_bytes)
 {
@@ -304,7 +304,7 @@ static int cuda_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv
     size_t e = dtype_bytes(rows.dtype), head_bytes = (size_t)d_head * e;
     size_t row_bytes = (size_t)rows.ld * e,
            half = (size_t)n_kv * KV_BLOCK_TOKENS * head_bytes;
-    (void)s; /* host memory to host memory */
+    (void)s; /* host memory to host memory, so the stream is not used */
     CHECK(rows.rows == KV_BLOCK_TOKENS && rows.cols == (int64_t)2 * n_kv * d_head);
     pack_heads(chunk, rows.data, row_bytes, n_kv, head_bytes);
     pack_heads((uint8_t *)chunk + half, (uint8_t *)rows.data + (size_t)n_kv * head_bytes,

@@ -1,4 +1,4 @@
-/* cuda_upload.c - token ids and batch descriptions on their way to the device. */
+/* cuda_upload.c - uploads token ids and batch descriptions to the device. */
 #include "tensor/cuda/cuda.h"
 
 #include <errno.h>
@@ -11,7 +11,8 @@
 enum {
     ALIGN = 256,
     SOLO_ROWS =
-        8, /* sequences with fewer rows go row by row: a tile would be mostly empty */
+        /* sequences with fewer rows are processed row by row: a tile would be mostly empty */
+    8,
 };
 
 int upload_create(struct cuda_memory *m, struct upload *u, size_t half_bytes)
@@ -87,7 +88,7 @@ int upload_ids(struct cuda_stream *s, const int32_t *ids, int64_t n, const int32
 
 /* --- batches ---------------------------------------------------------------------------------- */
 
-/* How long the parts of a batch's image are. */
+/* Lengths of the parts of a batch's image. */
 struct image_size {
     int n_rows, n_seqs, table_ld, n_tiles, n_solo;
 };
@@ -114,7 +115,8 @@ static struct image_size measure(const struct ragged *r)
     return z;
 }
 
-/* Writes the image at `host` and describes where its parts will be in device memory. */
+/* Writes the image at `host`. Returns a description with the places of its parts in device memory.
+ */
 static struct gpu_batch write_image(const struct ragged *r, struct image_size z,
                                     int32_t *host, const int32_t *dev)
 {
@@ -157,14 +159,14 @@ static size_t image_size_bytes(struct image_size z)
     return n * sizeof(int32_t) + (size_t)z.n_tiles * sizeof(struct gpu_tile);
 }
 
-/* An image stays until its half is used again: through one switch of halves. */
+/* Returns whether the batch's image is still there: it lasts through one switch of halves. */
 static bool is_there(const struct cuda_stream *s, const struct ragged *r)
 {
     return r->id != 0 && r->id == s->batch_id &&
            (s->batch_stays || s->up.n_switches - s->batch_switches <= 1);
 }
 
-/* To `to` in device memory; NULL: next in turn. */
+/* Uploads the image to `to` in device memory; NULL: to the next free place. */
 static int send_image(struct cuda_stream *s, const struct ragged *r, struct image_size z,
                       void *to)
 {

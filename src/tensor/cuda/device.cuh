@@ -1,4 +1,5 @@
-/* device.cuh - what the kernels share: element types, reductions, and the one macro that launches.
+/* device.cuh - shared by the kernels: element types, reductions, and the macro that launches a
+ * kernel.
  *
  * With HCACHE_CUDA_EMULATED the same sources compile for the CPU (tests/cuda_emu), where the tests
  * run them lane by lane. */
@@ -26,12 +27,13 @@ static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
     cudaLaunchConfig_t how = {grid, block, shared, stream, nullptr, 0};
     early_launch(&how, &early);
     cudaLaunchKernelEx(&how, kernel,
-                       static_cast<P>(args)...); /* faults: cudaGetLastError */
+                       static_cast<P>(args)...); /* cudaGetLastError reports faults */
 }
 #define LAUNCH(kernel, grid, block, shared, stream, ...)                                   \
     launch(kernel, dim3(grid), dim3(block), (shared), (stream), __VA_ARGS__)
 
-/* First line of every kernel: touches nothing before the kernels in front of it have ended. */
+/* First line of every kernel: it touches nothing before the earlier kernels of the stream have
+ * ended. */
 static __device__ __forceinline__ void await_stream()
 {
     early_await();
@@ -93,17 +95,18 @@ static __device__ __forceinline__ void from_f32(float &h, float f)
 }
 
 /* --- pieces of a row ---
- * A thread takes PIECE neighbouring elements at a time, by 16-byte loads and stores where addresses allow ("wide"):
- * narrower ones leave most of the memory's speed unused.  Who takes which element, and so the order of
- * sums, is the same either way. */
+ *
+ * A thread takes PIECE neighbouring elements at a time, by 16-byte loads and stores if the
+ * addresses allow ("wide"): narrower accesses leave most of the memory's speed unused.  The
+ * division of elements among threads, and so the order of sums, is the same in both cases. */
 enum { PIECE = 8 };
 
-/* PIECE elements as they lie in memory: to be on their way while others are at work. */
+/* PIECE elements as they lie in memory, so that loads can be in flight during other work. */
 template <typename T> struct raw_piece {
     uint4 w[PIECE * sizeof(T) / 16];
 };
 
-/* 16-byte aligned. */
+/* p is 16-byte aligned. */
 template <typename T>
 static __device__ __forceinline__ void load_raw(raw_piece<T> &to, const T *p)
 {
@@ -141,7 +144,7 @@ template <typename T> static __device__ __forceinline__ void load8(float *x, con
     unpack8(x, v);
 }
 
-/* Two f32 rounded to T, the first in the low half. */
+/* Rounds two f32 to T and packs them, the first into the low half. */
 template <typename T> static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
 {
     T a, b;
@@ -161,7 +164,7 @@ template <typename T> static __device__ __forceinline__ void store8(T *p, const 
                         pack2<T>(x[6], x[7])};
 }
 
-/* The first n of a piece, as many as the row still has; zeros behind them. */
+/* Loads the first n elements of a piece, which the row still has, followed by zeros. */
 template <typename T>
 static __device__ __forceinline__ void take_piece(float *x, const T *p, int n, bool wide)
 {
@@ -186,7 +189,7 @@ static __device__ __forceinline__ void put_piece(T *p, const float *x, int n, bo
             from_f32(p[e], x[e]);
 }
 
-/* Whether rows `ld` elements apart can be gone through by 16 bytes. */
+/* Returns whether rows that are `ld` elements apart can be accessed 16 bytes at a time. */
 static inline bool is_wide(const void *p, int64_t ld, int type)
 {
     return (uintptr_t)p % 16 == 0 && ld * (type == 0 ? 4 : 2) % 16 == 0;
@@ -200,12 +203,12 @@ static __device__ __forceinline__ float warp_sum(float x)
     return x;
 }
 
-/* The sum over a block of N_THREADS; every thread gets it. */
+/* Returns the sum over a block of N_THREADS, to every thread. */
 template <int N_THREADS> static __device__ __forceinline__ float block_sum(float x)
 {
     __shared__ float part[N_THREADS / WARP];
     x = warp_sum(x);
-    __syncthreads(); /* the last sum has been read */
+    __syncthreads(); /* the previous sum has been read */
     if (threadIdx.x % WARP == 0)
         part[threadIdx.x / WARP] = x;
     __syncthreads();
@@ -216,7 +219,7 @@ template <int N_THREADS> static __device__ __forceinline__ float block_sum(float
     return x;
 }
 
-/* Runs the statements with T the element type numbered `type`. */
+/* Runs the statements with T as the element type of number `type`. */
 #define WITH_TYPE(type, T, ...)                                                            \
     switch (type) {                                                                        \
     case 0: {                                                                              \

@@ -1,14 +1,17 @@
-/* k_attention.cu - attention over the paged cache, in fast math; in exact math every row by attend_row,
- * unsplit.
+/* k_attention.cu - attention over the paged cache in fast math. Exact math runs every row by
+ * attend_row, without splits.
  *
- * - attend_row: one row against all its keys, shared out over warps and, where rows are few, over
- *   blocks ("splits", joined by join_splits).  The heads that share a KV head go together, so that K
- *   and V are read once.  Any type and head size: the kernel of decoding.
- * - attend_tile: up to 128 rows of one sequence on the tensor cores, one KV block after another, with
- *   the next block on its way (cp.async) but for the widest heads: the kernel of prefill, for f16 and bf16.
+ * - attend_row: one row against all its keys, which are divided among warps and, if rows are few,
+ *   among
+ *   blocks ("splits", joined by join_splits).  Heads that share a KV head are processed together, so
+ *   that K and V are read once.  It takes any type and head size, and is the kernel of decoding.
+ * - attend_tile: up to 128 rows of one sequence on the tensor cores, one KV block after another,
+ *   while
+ *   the next block is copied (cp.async), except for the widest heads.  It is the kernel of prefill, for
+ *   f16 and bf16.
  *
- * Both keep a running maximum and sum (online softmax), and neither touches a key that no row of the
- * launch sees: unwritten slots may hold anything. */
+ * Both keep a running maximum and sum (online softmax).  Neither touches a key that no row of the
+ * launch sees, because unwritten slots may hold anything. */
 #include "tensor/cuda/attention.cuh"
 
 /* --- one row ---------------------------------------------------------------------------------- */
@@ -22,13 +25,13 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     attend_row(gpu_attention_job a, const int32_t *rows, int n_splits)
 {
     await_stream();
-    constexpr int SUB = WARP / LANES; /* keys at a time */
+    constexpr int SUB = WARP / LANES; /* keys processed at a time */
     __shared__ float score[ROW_WARPS][G][TOKENS];
     __shared__ float top[ROW_WARPS][G], total[ROW_WARPS][G];
     __shared__ float value[ROW_WARPS][G][LANES * PIECE];
 
     int n_heads = a.q.cols / a.kv.d_head, group = n_heads / a.kv.n_kv, d = a.kv.d_head;
-    int chunks = (group + G - 1) / G; /* of heads that share a KV head */
+    int chunks = (group + G - 1) / G; /* chunks of heads that share a KV head */
     int kv_head = (int)blockIdx.y / chunks,
         head0 = kv_head * group + (int)blockIdx.y % chunks * G;
     int n_g = (kv_head + 1) * group - head0 < G ? (kv_head + 1) * group - head0 : G;
@@ -91,7 +94,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             for (int s = WARP / 2; s > 0; s /= 2)
                 high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, s));
             high = fmaxf(high, m[g]);
-            float shrink = expf(m[g] - high); /* 0 at first, where m is -infinity */
+            float shrink = expf(m[g] - high); /* 0 at first, when m is -infinity */
             s0 = expf(s0 - high), s1 = expf(s1 - high);
             score[warp][g][lane] = s0;
             score[warp][g][lane + WARP] = s1;
@@ -117,7 +120,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
                     o[g][e] = fmaf(p, vx[e], o[g][e]);
             }
         }
-        __syncwarp(); /* the scores are written anew */
+        __syncwarp(); /* the scores are overwritten next */
     }
 
     /* Join the subgroups of the warp, then the warps. */
@@ -186,7 +189,8 @@ static __global__ void join_splits(gpu_attention_job a, const int32_t *rows, int
     }
 }
 
-/* Enough blocks for every multiprocessor, each with a few KV blocks at least. */
+/* Returns the number of splits: enough blocks for every multiprocessor, each with at least a few KV
+ * blocks. */
 static int splits_for(const gpu_attention_job &a, int n_rows, int per_row)
 {
     int longest = a.b.table_ld,
@@ -245,18 +249,19 @@ static void rows_by_head(cudaStream_t s, const gpu_attention_job &a, const int32
 
 enum { TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP };
 
-/* A warp takes M times 16 rows.  With M = 2 what it loads of K and V serves twice as many products: with 1 shared
- * memory is the bound.  Shared memory holds the KV block at work, and where there is room the next on its way. */
+/* A warp takes M times 16 rows.  With M = 2, K and V that it has loaded serve twice as many
+ * products; with M = 1 shared memory is the bottleneck.  Shared memory holds the present KV block
+ * and, if there is room, the next one. */
 template <typename T, int D, int M> struct tile_of {
     enum {
         ROWS = TILE_WARPS * 16 * M,
         STAGES = D <= 128 ? 2 : 1,
-        SPARING = D > 128 || M > 1, /* of registers */
+        SPARING = D > 128 || M > 1, /* sparing of registers */
         SHARED = (ROWS + 2 * STAGES * TOKENS) * (D + PAD) * (int)sizeof(T),
     };
 };
 
-/* s = q . k^T: M times 16 rows x 64 keys a warp. */
+/* s = q . k^T: M times 16 rows x 64 keys per warp. */
 template <typename T, int D, int M>
 static __device__ __forceinline__ void tile_scores(float (*s)[TOKENS / 8][4], const T *q,
                                                    const T *k, int lane)
@@ -314,8 +319,9 @@ tile_values(float (*o)[D / 8][4], const float (*p)[TOKENS / 8][4], const T *v, i
     }
 }
 
-/* A row's scores to weights: lane 4g + t has keys 2t, 2t + 1, 8 + 2t, ... of rows g (r = 0) and g + 8 (r = 1); the first of
- * them is key0.  `all`: the row, at pos, sees the whole block.  Returns what the row's output shrinks by. */
+/* Turns a row's scores into weights.  Lane 4g + t has keys 2t, 2t + 1, 8 + 2t, ... of rows g (r =
+ * 0) and g + 8 (r = 1); key0 is the first of them.  `all`: the row, at pos, sees the whole block. 
+ * Returns the factor for the row's output so far. */
 static __device__ __forceinline__ float tile_weights(float (*s)[4], int r, int key0,
                                                      int pos, bool all, int window,
                                                      float scale, float &top, float &total)
@@ -357,7 +363,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention
     T *sq = (T *)shared, *ring = sq + F::ROWS * LD;
     const gpu_tile t = my_rows(a, F::ROWS);
     if (t.n_rows <= 0)
-        return; /* the whole block */
+        return; /* the whole block of threads returns */
     int head = (int)blockIdx.y, kv_head = head / (a.q.cols / D / a.kv.n_kv);
     const int32_t *table = a.b.tables + (int64_t)t.seq * a.b.table_ld;
     int pos0 = a.b.pos[t.row], last = pos0 + t.n_rows - 1, begin = first_key(a, pos0);
@@ -402,7 +408,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention
             copy_async_wait<0>();
         }
         __syncthreads();
-        /* Whoever sees none of these keys yet, or has no rows, has nothing to do. */
+        /* A warp without rows, or whose rows see none of these keys yet, skips the block. */
         if (row0 < t.n_rows && b * TOKENS < first + 16 * M) {
             float s[M][TOKENS / 8][4];
             tile_scores<T, D, M>(s, sq + row0 * LD, k, lane);
@@ -421,7 +427,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention
                 }
             tile_values<T, D, M>(o, s, v, lane);
         }
-        __syncthreads(); /* the stage is filled anew */
+        __syncthreads(); /* the stage is refilled next */
         if (STAGES == 1 && b < b_to)
             FETCH(b + 1);
     }
@@ -458,7 +464,7 @@ static void launch_tiles(cudaStream_t s, const gpu_attention_job &a)
     LAUNCH(kernel, grid, TILE_THREADS, F::SHARED, s, a);
 }
 
-/* Wide tiles where there are enough of them for all multiprocessors. */
+/* Uses wide tiles if there are enough of them for all multiprocessors. */
 template <typename T, int D>
 static void choose_tiles(cudaStream_t s, const gpu_attention_job &a)
 {
@@ -469,7 +475,7 @@ static void choose_tiles(cudaStream_t s, const gpu_attention_job &a)
         launch_tiles<T, D, 1>(s, a);
 }
 
-/* False where there is no kernel for this head size. */
+/* Returns false if there is no kernel for this head size. */
 template <typename T> static bool tiles_by_head(cudaStream_t s, const gpu_attention_job &a)
 {
     if (!is_wide(a.q.data, a.q.ld, a.q.type) || a.out.ld % 2 != 0 ||
@@ -505,7 +511,7 @@ void gpu_attention(cudaStream_t s, struct gpu_attention_job a)
         tiled = tiles_by_head<f16>(s, a);
     else if (!tiled && a.kv.type == 2)
         tiled = tiles_by_head<bf16>(s, a);
-    bool all = a.math != GPU_FAST || !tiled; /* every row on its own */
+    bool all = a.math != GPU_FAST || !tiled; /* every row is processed alone */
     const int32_t *rows = all ? NULL : a.b.solo;
     int n = all ? a.b.n_rows : a.b.n_solo;
     WITH_TYPE(a.kv.type, T, rows_by_head<T>(s, a, rows, n))

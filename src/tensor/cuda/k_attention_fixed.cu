@@ -1,30 +1,33 @@
-/* k_attention_fixed.cu - attention whose every row is computed in one way, whatever batch it is part of:
- * launch.h (gpu_attention_fixed) writes that way down.
+/* k_attention_fixed.cu - attention in which each row is computed in one way, whatever its batch;
+ * launch.h (gpu_attention_fixed) defines that way.
  *
- * - fixed_tile: up to 64 rows of a sequence and one head, all their keys: prefill.  A warp has 16 rows and all 64
- *   keys of a block; splits are merged in registers.
- * - fixed_split: a row alone, with the heads that share a KV head as the rows of its operand, and one split:
- *   decoding.  A block's 64 keys are four strips of 16, one a warp; of the output each warp has some of the
+ * - fixed_tile: up to 64 rows of a sequence and one head, with all their keys: prefill.  A warp has
+ *   16
+ *   rows and all 64 keys of a block; splits are merged in registers.
+ * - fixed_split: one row, with the heads that share a KV head as the rows of its operand, and one
+ *   split:
+ *   decoding.  A block's 64 keys are four strips of 16, one per warp; each warp has some of the output's
  *   columns.  fixed_join merges the splits.
  *
- * A result does not depend on which of them computes it since each step is the same function here, operands A are
- * always queries, and whatever is added up across lanes or warps is so in one order.  Every operation that the
- * compiler could fuse with another is named. */
+ * Both kernels give the same result, because each step is the same function, operands A are always
+ * queries, and sums across lanes or warps have one order.  Every operation that the compiler could
+ * fuse with another is written as an explicit intrinsic. */
 #include "tensor/cuda/attention.cuh"
 
 enum {
     SPLIT =
-        8, /* blocks: enough to be worth a pass over the accumulators; 8 blocks of threads for each
-                          4096 tokens and KV head */
+        /* blocks per split: enough to be worth a pass over the accumulators; 8 blocks of threads
+         * for each 4096 tokens and KV head */
+        8,
     STRIP = 16, /* keys */
     STRIPS = TOKENS / STRIP,
     N_WARPS = STRIPS,
-    N_ROWS = 16, /* of operand A */
+    N_ROWS = 16, /* rows of operand A */
 };
 
 /* --- the steps -------------------------------------------------------------------------------- */
 
-/* s: scores of 16 rows of q and the keys of N strips from `strip` of k, staged. */
+/* s: scores of 16 rows of q and the keys of N staged strips of k, from `strip` on. */
 template <typename T, int D, int N>
 static __device__ __forceinline__ void attend_scores(float (&s)[2 * N][4], const T *q,
                                                      const T *k, int strip)
@@ -48,8 +51,8 @@ static __device__ __forceinline__ void attend_scores(float (&s)[2 * N][4], const
     }
 }
 
-/* Scales, and hides what rows at pos[2] do not see; `key` is the strips' first.  high[2] becomes the largest that
- * it, or any score of the row in these strips, is. */
+/* Scales the scores, and hides keys that rows at pos[2] do not see; `key` is the strips' first key.
+ * Raises high[2] to the largest score of each row in these strips. */
 template <int N>
 static __device__ __forceinline__ void attend_mask(float (&s)[2 * N][4], float high[2],
                                                    int key, const int pos[2], int window,
@@ -72,13 +75,14 @@ static __device__ __forceinline__ void attend_mask(float (&s)[2 * N][4], float h
     }
 }
 
-/* While a row has seen no key its maximum is -inf, and all its weights are to be 0. */
+/* While a row has seen no key, its maximum is -inf and all its weights must be 0. */
 static __device__ __forceinline__ float base_of(float high)
 {
     return high == -INFINITY ? 0.0f : high;
 }
 
-/* Weights of row r (0 or 1: g or g + 8) in one strip, and the sum of this lane's four. */
+/* Computes the weights of row r (0 or 1: g or g + 8) in one strip. Returns the sum of this lane's
+ * four. */
 static __device__ __forceinline__ float attend_weigh(float *lo, float *hi, int r,
                                                      float base)
 {
@@ -91,12 +95,12 @@ static __device__ __forceinline__ float attend_weigh(float *lo, float *hi, int r
     return sum;
 }
 
-/* A row's running maximum and (of this lane's keys) sum. */
+/* A row's running maximum, and its running sum over this lane's keys. */
 struct softmax {
     float m[2], l[2];
 };
 
-/* The strips' sums, in ascending order, and what the output is to be multiplied by. */
+/* Adds the strips' sums in ascending order. Returns the factor for the output so far. */
 static __device__ __forceinline__ float attend_shrink(softmax &x, int r, float high,
                                                       const float sum[STRIPS])
 {
@@ -107,8 +111,8 @@ static __device__ __forceinline__ float attend_shrink(softmax &x, int r, float h
     return shrink;
 }
 
-/* o += p . v for 16 keys and N pairs of columns (8 each) from `pair`, `step` pairs apart; those from n on are
- * not there. */
+/* o += p . v for 16 keys and N pairs of columns (8 each) from `pair` on, `step` pairs apart; pairs
+ * from n on do not exist. */
 template <typename T, int D, int N>
 static __device__ __forceinline__ void attend_values(float (&o)[2 * N][4],
                                                      const uint32_t p[4], const T *v,
@@ -119,7 +123,7 @@ static __device__ __forceinline__ void attend_values(float (&o)[2 * N][4],
 #pragma unroll
     for (int i = 0; i < N; i++) {
         uint32_t vb[4];
-        if (pair + i * step >= D / 16) /* of a whole warp alike */
+        if (pair + i * step >= D / 16) /* the same for a whole warp */
             continue;
         load_matrix_x4_trans(vb, v + (strip * STRIP + lane % 16) * LD +
                                      (pair + i * step) * 16 + lane / 16 * 8);
@@ -128,15 +132,15 @@ static __device__ __forceinline__ void attend_values(float (&o)[2 * N][4],
     }
 }
 
-/* The sum of a row's four lanes: all get the same. */
+/* Returns the sum over a row's four lanes, to all of them. */
 static __device__ __forceinline__ float row_sum(float l)
 {
     l = __fadd_rn(l, __shfl_xor_sync(0xffffffffu, l, 1));
     return __fadd_rn(l, __shfl_xor_sync(0xffffffffu, l, 2));
 }
 
-/* Merges a split (m, l, o) into what is before it (M, L, O): O = o * add + O * keep. A split without keys changes
- * nothing. */
+/* Merges a split (m, l, o) into the splits before it (M, L, O): O = o * add + O * keep. A split
+ * without keys changes nothing. */
 struct joined {
     float keep, add;
 };
@@ -156,7 +160,7 @@ static __device__ __forceinline__ float join_value(joined j, float all, float o)
     return fmaf(o, j.add, __fmul_rn(all, j.keep));
 }
 
-/* A zero's sign tells how many blocks without keys were computed: + 0 takes it away. */
+/* Adds 0, because a zero's sign would otherwise tell how many blocks without keys were computed. */
 static __device__ __forceinline__ float attend_result(float o, float l)
 {
     return __fadd_rn(__fdiv_rn(o, l), 0.0f);
@@ -167,8 +171,8 @@ static __device__ __forceinline__ float log2_scale(const gpu_attention_job &a)
     return __fmul_rn(a.scale, 1.4426950408889634f);
 }
 
-/* 16-byte pieces of a query to shared memory, zeros where it is not there; one by one where rows of q are not
- * aligned to them. */
+/* Copies a query's 16-byte pieces to shared memory, with zeros if it does not exist; element by
+ * element if q's rows are not aligned. */
 template <typename T>
 static __device__ __forceinline__ void fetch_piece(T *to, const T *from, bool in, bool wide)
 {
@@ -189,14 +193,14 @@ static __device__ __forceinline__ bool q_is_wide(const gpu_mat &q)
 
 /* --- a tile of rows --------------------------------------------------------------------------- */
 
-/* Heads above 128 have too many columns for one warp's registers (the output twice): two warps share the rows,
- * and compute the scores both. */
+/* Heads above 128 have too many columns for one warp's registers (which hold the output twice): two
+ * warps share the rows, and both compute the scores. */
 template <typename T, int D> struct tile {
     enum {
         PARTS = D > 128 ? 2 : 1,
         THREADS = N_WARPS * PARTS * WARP,
         PAIRS = D / 16 / PARTS,
-        STAGES = D <= 128 ? 2 : 1, /* of K and V: the one at work, and the next */
+        STAGES = D <= 128 ? 2 : 1, /* stages of K and V: the present one and the next */
         SHARED = (1 + 2 * STAGES) * TOKENS * (D + PAD) * (int)sizeof(T),
     };
 };
@@ -219,7 +223,7 @@ static __global__ void __launch_bounds__(tile<T, D>::THREADS)
     } else {
         t = my_rows(a, TOKENS);
         if (t.n_rows <= 0)
-            return; /* the whole block */
+            return; /* the whole block of threads returns */
     }
     int head = (int)blockIdx.y, kv_head = head / (a.q.cols / D / a.kv.n_kv);
     const int32_t *table = a.b.tables + (int64_t)t.seq * a.b.table_ld;
@@ -301,7 +305,7 @@ static __global__ void __launch_bounds__(tile<T, D>::THREADS)
                 o[i / 4][i % 4] = 0;
             }
         }
-        __syncthreads(); /* the stage is filled anew */
+        __syncthreads(); /* the stage is refilled next */
         if (STAGES == 1 && b < b_to)
             FETCH(b + 1);
     }
@@ -322,7 +326,7 @@ static __global__ void __launch_bounds__(tile<T, D>::THREADS)
 template <typename T, int D> struct split {
     enum {
         THREADS = N_WARPS * WARP,
-        PAIRS = (D / 16 + N_WARPS - 1) / N_WARPS, /* of a warp, at most */
+        PAIRS = (D / 16 + N_WARPS - 1) / N_WARPS, /* maximum pairs of a warp */
         STAGES = D <= 128 ? 2 : 1,
         P_LD = TOKENS + PAD,
         ELEMENTS = N_ROWS * (D + PAD) + STAGES * 2 * TOKENS * (D + PAD) + N_ROWS * P_LD,
@@ -331,7 +335,7 @@ template <typename T, int D> struct split {
     };
 };
 
-/* What a split leaves for the join: o, m, l. */
+/* Returns the place of a split's results, which fixed_join reads: o, m, l. */
 static __device__ __forceinline__ float *partial_of(const gpu_attention_job &a, int i_row,
                                                     int head, int i, int n_splits, int d)
 {
@@ -339,7 +343,8 @@ static __device__ __forceinline__ float *partial_of(const gpu_attention_job &a, 
     return a.scratch + (((int64_t)i_row * n_heads + head) * n_splits + i) * (d + 2);
 }
 
-/* Block (row, up to 16 heads of a KV head, split).  With one split in all, the results themselves. */
+/* Grid: row, up to 16 heads of a KV head, split.  If there is only one split, it writes the results
+ * themselves. */
 template <typename T, int D>
 static __global__ void __launch_bounds__(split<T, D>::THREADS)
     fixed_split(gpu_attention_job a, const int32_t *rows, int n_splits)
@@ -386,7 +391,7 @@ static __global__ void __launch_bounds__(split<T, D>::THREADS)
     FETCH(b_from);
 
     float o[2 * PAIRS][4];
-    softmax x = {{-INFINITY, -INFINITY}, {0, 0}}; /* alike in all warps */
+    softmax x = {{-INFINITY, -INFINITY}, {0, 0}}; /* the same in all warps */
 #pragma unroll
     for (int i = 0; i < 2 * PAIRS * 4; i++)
         o[i / 4][i % 4] = 0;
@@ -435,7 +440,8 @@ static __global__ void __launch_bounds__(split<T, D>::THREADS)
             load_matrix_x4(p, sp + lane % 16 * F::P_LD + i * STRIP + lane / 16 * 8);
             attend_values<T, D, PAIRS>(o, p, v, i, warp, N_WARPS);
         }
-        __syncthreads(); /* the stage, and what the warps told each other, is written anew */
+        /* the stage, and the values that warps exchanged, are overwritten next */
+        __syncthreads();
         if (STAGES == 1 && b < b_to)
             FETCH(b + 1);
     }
@@ -469,7 +475,7 @@ static __global__ void __launch_bounds__(split<T, D>::THREADS)
             }
 }
 
-/* One block per (row, head). */
+/* One block of threads per (row, head). */
 template <typename T>
 static __global__ void fixed_join(gpu_attention_job a, const int32_t *rows, int n_splits)
 {
@@ -508,8 +514,8 @@ static void launch_tiles(cudaStream_t s, const gpu_attention_job &a, const int32
            rows);
 }
 
-/* As many rows at a time as scratch has room for; a context that one row's splits are too many for goes as a
- * tile: the same results, without the other multiprocessors. */
+/* Launches as many rows at a time as scratch has room for.  If a row has too many splits for
+ * scratch, it runs as a tile: the same results, without the other multiprocessors. */
 template <typename T, int D>
 static void launch_rows(cudaStream_t s, const gpu_attention_job &a)
 {

@@ -1,19 +1,22 @@
-/* k_checksum.cu - checksum64 of records (XXH3, 64 bits, seed 0 and default secret): a block a record.
+/* k_checksum.cu - checksum64 of records (XXH3, 64 bits, seed 0 and default secret), one block of
+ * threads per record.
  *
- * XXH3 of more than 240 bytes takes 1024 bytes at a time, as 16 stripes of 64, into eight sums of 64 bits, and
- * stirs them in between.  What a stripe adds does not depend on the sums, so only the stirring is a chain:
+ * For more than 240 bytes, XXH3 adds 1024 bytes at a time, as 16 stripes of 64, to eight 64-bit
+ * sums, and stirs the sums in between.  The value that a stripe adds does not depend on the sums,
+ * so only the stirring is a chain:
  *
- *   summers  [ 64 KiB ][ 64 KiB ][ 64 KiB ]...          what each 1024 bytes add: 16 warps, 64 places at a time
+ *   summers  [ 64 KiB ][ 64 KiB ][ 64 KiB ]...          values of each 1024 bytes: 16 warps, 64 places at a time
  *   last warp          [ 64 steps][ 64 steps]...        adds and stirs, eight lanes
  *
- * A step is some 30 cycles, 512 KiB are 512 steps, 9 us: about what one multiprocessor takes to read as much.  So more
- * blocks a record would save nothing, and the rest of the GPU is left to whatever else it does. */
+ * A step takes some 30 cycles; 512 KiB are 512 steps, 9 us, about the time in which one
+ * multiprocessor reads as much.  So more blocks per record would save nothing, and the rest of the
+ * GPU stays free. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 
 enum {
     SUM_WARPS = 16,
-    EACH = 4, /* places of a warp in a round */
+    EACH = 4, /* places that a warp handles in a round */
     ROUND = SUM_WARPS * EACH,
     THREADS = (SUM_WARPS + 1) * WARP,
     PLACE = 1024, /* bytes between two stirrings */
@@ -33,7 +36,7 @@ typedef unsigned long long u64;
 #define PRIME64_4 0x85ebca77c2b2ae63u
 #define PRIME64_5 0x27d4eb2f165667c5u
 
-/* XXH3's default secret: 192 bytes, little end first. */
+/* XXH3's default secret: 192 bytes, little-endian. */
 static __constant__ const u64 secret[24] = {
     0xbe4ba423396cfeb8u, 0x1cad21f72c81017cu, 0xdb979083e96dd4deu, 0x1f67b3b7a4a44072u,
     0x78e5c0cc4ee679cbu, 0x2172ffcc7dd05a82u, 0x8e2443f7744608b8u, 0x4c263a81e69035e0u,
@@ -42,12 +45,12 @@ static __constant__ const u64 secret[24] = {
     0xc3ebd33483acc5eau, 0xeb6313faffa081c5u, 0x49daf0b751dd0d17u, 0x9e68d429265516d3u,
     0xfca1477d58be162bu, 0xce31d07ad1b8f88fu, 0x280416958f3acb45u, 0x7e404bbbcafbd7afu};
 
-/* What the eight sums begin with. */
+/* Initial values of the eight sums. */
 static __constant__ const u64 first_sum[LANES] = {PRIME32_3, PRIME64_1, PRIME64_2,
                                                   PRIME64_3, PRIME64_4, PRIME32_2,
                                                   PRIME64_5, PRIME32_1};
 
-/* Eight of the secret's bytes from any of them on. */
+/* Returns eight bytes of the secret from any offset. */
 static __device__ u64 secret_at(int byte)
 {
     int shift = byte % 8 * 8;
@@ -55,7 +58,7 @@ static __device__ u64 secret_at(int byte)
     return shift == 0 ? low : low >> shift | secret[byte / 8 + 1] << (64 - shift);
 }
 
-/* n bytes at any address, little end first. */
+/* Returns n bytes from any address, little-endian. */
 static __device__ u64 read_bytes(const uint8_t *p, int n)
 {
     u64 x = 0;
@@ -132,7 +135,7 @@ static __device__ u64 checksum_short(const uint8_t *p, int n)
     if (n <= 16)
         return checksum_16(p, n);
     u64 h = (u64)n * PRIME64_1;
-    if (n <= 128) { /* pairs of 16 bytes from both ends inwards */
+    if (n <= 128) { /* pairs of 16 bytes, from both ends inwards */
         for (int i = (n - 1) / 32; i >= 0; i--)
             h += mix16(p + 16 * i, 32 * i) + mix16(p + n - 16 * (i + 1), 32 * i + 16);
         return stir_end(h);
@@ -146,7 +149,7 @@ static __device__ u64 checksum_short(const uint8_t *p, int n)
 
 /* --- more: a block ---------------------------------------------------------------------------- */
 
-/* What eight bytes add to their own lane. */
+/* Returns the value that eight bytes add to their own lane. */
 static __device__ __forceinline__ u64 product(u64 x)
 {
     return (u64)(uint32_t)x * (x >> 32);
@@ -156,8 +159,8 @@ static __device__ __forceinline__ u64 product(u64 x)
 struct record {
     const uint8_t *bytes;
     uint32_t n;
-    int n_places; /* the last of which is not stirred, and may have no stripe */
-    int n_last;   /* stripes of the last */
+    int n_places; /* the last place is not stirred, and may have no stripe */
+    int n_last; /* stripes of the last place */
 };
 
 static __device__ record record_of(const uint8_t *bytes, uint32_t n)
@@ -166,7 +169,8 @@ static __device__ record record_of(const uint8_t *bytes, uint32_t n)
     return r;
 }
 
-/* A warp's places of a round: 32 neighbouring threads read 512 bytes, 16 each, and then the next 512. */
+/* Loads a warp's places of a round: 32 neighbouring threads read 512 bytes, 16 each, then the next
+ * 512. */
 static __device__ __forceinline__ void fetch(uint4 v[EACH][2], const record &r, int round,
                                              int warp, int lane)
 {
@@ -185,7 +189,7 @@ static __device__ __forceinline__ void fetch(uint4 v[EACH][2], const record &r, 
     }
 }
 
-/* sum[0], sum[1] += what 16 bytes of the lanes 2j and 2j + 1 add to them. */
+/* Adds the values of the 16 bytes of lanes 2j and 2j + 1 to sum[0] and sum[1]. */
 static __device__ __forceinline__ void add16(u64 sum[2], uint4 v, const u64 key[2])
 {
     u64 a = (u64)v.y << 32 | v.x, b = (u64)v.w << 32 | v.z;
@@ -193,8 +197,8 @@ static __device__ __forceinline__ void add16(u64 sum[2], uint4 v, const u64 key[
     sum[1] += product(b ^ key[1]) + a;
 }
 
-/* What the places of a round add, to sums [ROUND][LANES].  Stripes that are not there have been left out: what
- * a zero would add is not zero. */
+/* Adds the values of a round's places to sums [ROUND][LANES].  Stripes that do not exist are left
+ * out, because a zero stripe's value is not zero. */
 static __device__ __forceinline__ void add_places(u64 *sums, const uint4 v[EACH][2],
                                                   const u64 key[2][2], const record &r,
                                                   int round, int warp, int lane)
@@ -220,7 +224,7 @@ static __device__ __forceinline__ void add_places(u64 *sums, const uint4 v[EACH]
     }
 }
 
-/* One lane through the places of a round. */
+/* Takes one lane through the places of a round. */
 static __device__ __forceinline__ u64 stir_places(u64 acc, const u64 *sums, const record &r,
                                                   int round, int lane)
 {
@@ -234,7 +238,7 @@ static __device__ __forceinline__ u64 stir_places(u64 acc, const u64 *sums, cons
     return n <= ROUND ? acc + sums[n_stirred * LANES + lane] : acc;
 }
 
-/* The last 64 bytes, which may have been added before in part. */
+/* Adds the last 64 bytes, some of which may already have been added. */
 static __device__ u64 add_end(u64 acc, const record &r, int lane)
 {
     const uint8_t *p = r.bytes + r.n - STRIPE;
@@ -279,7 +283,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int round = 0; round <= n_rounds; round++) {
         if (sums_up && round < n_rounds) {
             add_places(sums[round % 2], v, key, r, round, warp, lane);
-            fetch(v, r, round + 1, warp, lane); /* beyond the end: nothing */
+            fetch(v, r, round + 1, warp, lane); /* loads nothing beyond the end */
         } else if (stirs && round > 0) {
             acc = stir_places(acc, sums[(round - 1) % 2], r, round - 1, lane);
         }

@@ -1,14 +1,14 @@
-/* k_fetch.cu - small data of the host's, read by a kernel.
+/* k_fetch.cu - a kernel that reads small data of the host.
  *
- * A copy from host memory, however small, waits in the copy engine behind all that another stream has queued
- * there before, and the stream with it: milliseconds, where a restore comes up.  A kernel reads pinned memory
- * by itself. */
+ * A copy from host memory, however small, waits in the copy engine behind all copies that other
+ * streams have queued before, and its stream waits with it: milliseconds, during a restore.  A
+ * kernel reads pinned memory directly. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 
 enum { THREADS = 256, MOST_BLOCKS = 128 };
 
-/* volatile: what an earlier kernel has left of these addresses in a cache is not asked. */
+/* volatile: values that an earlier kernel left in a cache for these addresses are not used. */
 static __global__ void fetch_words(uint32_t *to, const volatile uint32_t *from, unsigned n)
 {
     await_stream();

@@ -1,7 +1,8 @@
-/* k_kv.cu - rotary positions, and the only writers and reader of KV blocks.
+/* k_kv.cu - rotary positions, and the only kernels that write and read KV blocks.
  *
- * A block holds K, then V, each as [n_kv][64][d_head]: a head's 64 keys lie together, which is what
- * the attention kernels copy as one tile.  All are bound by memory: threads go in pieces (device.cuh). */
+ * A block holds K, then V, each as [n_kv][64][d_head]: a head's 64 keys are adjacent, and the
+ * attention kernels copy them as one tile.  All kernels are bound by memory, so threads work on
+ * pieces (device.cuh). */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 
@@ -14,8 +15,8 @@ static __device__ __forceinline__ int pieces_of(int n)
     return (n + PIECE - 1) / PIECE;
 }
 
-/* The first d_rot elements of a head are rotated, element i with element i + d_rot / 2: by pieces of
- * pairs.  Unfused, as ops.h says. */
+/* Rotates the first d_rot elements of a head, element i with element i + d_rot / 2, in pieces of
+ * pairs. The operations are not fused, as ops.h requires. */
 template <typename T>
 static __device__ __forceinline__ void rotate_piece(T *to, const T *x, int piece,
                                                     gpu_angles rope, int pos, bool wide)
@@ -50,7 +51,7 @@ static __device__ __forceinline__ void copy_piece(T *to, const T *from, int i, i
         to[e] = from[e];
 }
 
-/* A head's K is written in so many pieces: of pairs, then of what is not rotated. */
+/* Returns the number of pieces of a head's K: pieces of pairs, then pieces that are not rotated. */
 static __device__ __forceinline__ int k_pieces(int d_head, gpu_angles rope)
 {
     return pieces_of(rope.d_rot / 2) + pieces_of(d_head - rope.d_rot);
@@ -80,7 +81,7 @@ static bool is_wide(gpu_kv kv)
 
 /* --- rows of queries ---------------------------------------------------------------------------- */
 
-/* In place: a thread owns both elements of a pair. */
+/* In place, because a thread owns both elements of a pair. */
 template <typename T>
 static __device__ __forceinline__ void rope_row(T *row, int cols, int d_head,
                                                 gpu_angles rope, int pos, bool wide)
@@ -173,7 +174,7 @@ void gpu_kv_fill(cudaStream_t s, struct gpu_kv kv, struct gpu_mat rows,
     })
 }
 
-/* Blocks [.][0] rotate queries, blocks [.][1] fill. */
+/* Blocks [.][0] rotate queries; blocks [.][1] fill the cache. */
 template <typename T>
 static __global__ void rope_kv_fill_rows(gpu_mat q, gpu_kv kv, gpu_mat rows,
                                          gpu_angles rope, gpu_batch b, bool q_wide,
@@ -199,7 +200,7 @@ void gpu_rope_kv_fill(cudaStream_t s, struct gpu_mat q, struct gpu_kv kv,
     })
 }
 
-/* One block per run of tokens of a (head, chunk). */
+/* One block of threads per run of tokens of a (head, chunk). */
 enum { LOAD_RUN = 16 };
 
 template <typename T>

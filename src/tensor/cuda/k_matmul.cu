@@ -1,23 +1,25 @@
-/* k_matmul.cu - the two products that are our own; the rest is cuBLAS (cuda_matmul.c).
+/* k_matmul.cu - two of the products that cuBLAS does not compute; k_matmul_fixed.cu has the third.
  *
- * - exact: ops.h's order to the bit (blocks of 256, an fma chain in each), for any type and shape.
- *   Its results do not depend on the batch, and equal the CPU's.  On the plain f32 units: slow.
- * - gemv: few rows, so that time is the reading of the weights: a warp streams whole weight rows in
- *   16-byte pieces and keeps all rows of `a` going. */
+ * - exact: the order of ops.h to the bit (blocks of 256, an fma chain in each), for any type and
+ *   shape.
+ *   Its results do not depend on the batch, and equal the CPU's.  It runs on the plain f32 units: slow.
+ * - gemv: for few rows, whose time is the reading of the weights: a warp streams whole weight rows
+ *   in
+ *   16-byte pieces and accumulates all rows of `a` at once. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 
 /* --- exact ------------------------------------------------------------------------------------ */
 
 enum {
-    TILE = 64,     /* of c, both ways */
-    TILE_K = 16,   /* staged at a time; divides K_BLOCK */
+    TILE = 64, /* rows and columns of a tile of c */
+    TILE_K = 16, /* columns staged at a time; divides K_BLOCK */
     K_BLOCK = 256, /* MATMUL_K_BLOCK of ops.h */
     SIDE = 4,      /* each of 256 threads computes SIDE x SIDE results */
     EXACT_THREADS = (TILE / SIDE) * (TILE / SIDE),
 };
 
-/* Rows [row0, row0 + TILE) and columns [k0, k0 + TILE_K) of m as f32, zeros outside. */
+/* Stages rows [row0, row0 + TILE) and columns [k0, k0 + TILE_K) of m as f32, with zeros outside. */
 template <typename T>
 static __device__ __forceinline__ void stage(float (*to)[TILE + 1], gpu_mat m, int row0,
                                              int k0)
@@ -77,7 +79,7 @@ void gpu_matmul_exact(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct
                       const float *bias)
 {
     dim3 grid(blocks_for(c.cols, TILE), blocks_for(c.rows, TILE));
-    if (c.type == 0) /* c is f32, or of a's type */
+    if (c.type == 0) /* c is f32, or has a's type */
         WITH_TYPE(a.type, TA, WITH_TYPE(w.type, TW, {
                       auto kernel = matmul_exact<float, TA, TW>;
                       LAUNCH(kernel, grid, EXACT_THREADS, 0, s, c, a, w, bias);
@@ -99,7 +101,7 @@ int gpu_gemv_can(struct gpu_mat c, struct gpu_mat a, struct gpu_mat w)
            is_wide(a.data, a.ld, a.type) && is_wide(w.data, w.ld, w.type);
 }
 
-/* What a lane's pieces at k add. */
+/* Adds the products of a lane's pieces at k. */
 template <typename TA, typename TW, int M, int R>
 static __device__ __forceinline__ void gemv_step(float (&acc)[M][R], const gpu_mat &a,
                                                  int k, const raw_piece<TW> *w)
@@ -119,7 +121,7 @@ static __device__ __forceinline__ void gemv_step(float (&acc)[M][R], const gpu_m
     }
 }
 
-/* Each warp computes R neighbouring columns of c for all M rows.  Lane i takes the pieces i, i + 32,
+/* Each warp computes R neighbouring columns of c for all M rows.  Lane i takes pieces i, i + 32,
  * ... of k; the lanes are added at the end. */
 template <typename TC, typename TA, typename TW, int M, int R>
 static __global__ void __launch_bounds__(GEMV_THREADS)
@@ -129,7 +131,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     int lane = (int)(threadIdx.x % WARP);
     int col0 = (int)(blockIdx.x * GEMV_WARPS + threadIdx.x / WARP) * R;
     if (col0 >= c.cols)
-        return; /* the whole warp */
+        return; /* the whole warp returns */
     const TW *wr[R];
     float acc[M][R];
 #pragma unroll
@@ -140,16 +142,17 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
         for (int m = 0; m < M; m++)
             acc[m][r] = 0;
     }
-    /* The weights of AHEAD steps are asked for before the first is used: left to itself the compiler waits for each
-     * step's, which is half of what a product of 4096 columns has to have on its way. */
+    /* The weights of AHEAD steps are loaded before the first is used.  By itself the compiler waits
+     * for each step's loads, which are half of the bytes that a product with 4096 columns must have
+     * in flight. */
     constexpr int STEP = WARP * PIECE, AHEAD = R == 2 ? 4 : 2;
     int k = lane * PIECE, rest = a.cols % (AHEAD * STEP);
-    for (; k < a.cols - rest; k += AHEAD * STEP) { /* of all lanes alike */
+    for (; k < a.cols - rest; k += AHEAD * STEP) { /* the same for all lanes */
         raw_piece<TW> raw[AHEAD][R];
 #pragma unroll
         for (int i = 0; i < AHEAD * R; i++)
             load_raw(raw[i / R][i % R], wr[i % R] + k + i / R * STEP);
-        __syncwarp(); /* loads stay in front of it */
+        __syncwarp(); /* keeps the loads before it */
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
             gemv_step<TA, TW, M, R>(acc, a, k + i * STEP, raw[i]);
@@ -214,7 +217,7 @@ static void gemv_launch(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const f
 void gpu_gemv(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
               const float *bias)
 {
-    /* a and w of one type, c of that type or f32: what the forward pass uses */
+    /* a and w have one type, c has that or f32, as in the forward pass */
     if (c.type == w.type)
         WITH_TYPE(w.type, T, gemv_launch<T, T, T>(s, c, a, w, bias))
     else

@@ -1,47 +1,52 @@
-/* k_matmul_fixed.cu - products on the tensor cores whose every element is computed in one way, whatever
- * batch it is part of: launch.h (gpu_matmul_fixed) writes that way down.
+/* k_matmul_fixed.cu - products on the tensor cores in which each element is computed in one way,
+ * whatever its batch; launch.h (gpu_matmul_fixed) defines that way.
  *
- * - few: up to 32 rows, where time is the reading of the weights.  A block of threads takes 16 columns and all
- *   of k; its warps take k-blocks in turn, each through a ring of its own, and the blocks' sums meet in
- *   shared memory.
- * - tiles: more rows.  The usual tiling (paper section 4's products: norm, then [W_k;W_v]), with a second set of
- *   accumulators for the sum of the k-blocks.
+ * - few: up to 32 rows, whose time is the reading of the weights.  A block of threads takes 16
+ *   columns
+ *   and all of k.  Its warps take k-blocks in turn, each through a ring of its own, and the blocks' sums
+ *   meet in shared memory.
+ * - tiles: more rows.  The usual tiling (for the products of the HCache paper's section 4: norm,
+ *   then
+ *   [W_k;W_v]), with a second set of accumulators for the sum of the k-blocks.
  *
- * What keeps them equal: both stage k in tiles of 64 that are zero beyond its end, take a tile's four steps in
- * ascending order with the activations as operand A, and sum blocks from +0.  That a tensor core adds up a
- * step alike in every row and column of its operands, and leaves a sum as it is where all products are
- * zero, is assumed of the hardware; test_fixed_is_batch_invariant asks it. */
+ * Both give the same bits: they stage k in tiles of 64 that are zero beyond its end, take a tile's
+ * four steps in ascending order with the activations as operand A, and sum blocks from +0.  The
+ * hardware is assumed to add up a step equally in every row and column of its operands, and to
+ * leave a sum unchanged if all products are zero; test_fixed_is_batch_invariant checks this. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/mma.cuh"
 
 enum {
-    K_BLOCK = 256, /* the length of a chain of steps, as ops.h's: longer ones lose bits, since what does not fit
-                      beside the largest summand is cut off and not rounded */
-    K_TILE = 64,   /* staged at a time: 128 bytes of a row */
+    /* length of a chain of steps, as in ops.h. Longer chains lose bits, because bits below the
+     * largest summand are cut off and not rounded */
+    K_BLOCK = 256,
+    K_TILE = 64, /* columns staged at a time: 128 bytes of a row */
     PIECES = K_TILE / PIECE,
     TILES_A_BLOCK = K_BLOCK / K_TILE,
 };
 
 /* --- staging ---------------------------------------------------------------------------------- */
 
-/* Where piece `p` of staged row r is.  Rows are as long as all banks together, so that unmoved the same piece
- * of eight rows, which is what a load of a matrix takes, would lie in the same four banks. */
+/* Returns the place of piece `p` of staged row r.  Rows are as long as all banks together.  Without
+ * the permutation, the same piece of eight rows, which one matrix load reads, would lie in the same
+ * four banks. */
 static __device__ __forceinline__ int staged(int r, int p)
 {
     return r * K_TILE + ((p ^ r) & (PIECES - 1)) * PIECE;
 }
 
-/* What one of N_THREADS threads brings of a tile's ROWS rows: piece `p` of every STEPth row from `r` on.  What of a
- * copy's addresses does not change from tile to tile is here: worked out anew it took longer than the tile's
- * products.  WIDE: rows begin at multiples of 16 bytes and have whole pieces. */
+/* The part of a tile's ROWS rows that one of N_THREADS threads copies: piece `p` of every STEPth
+ * row from `r` on.  It holds the parts of the addresses that do not change from tile to tile;
+ * computing them anew took longer than the tile's products.  WIDE: rows begin at multiples of 16
+ * bytes and have whole pieces. */
 template <typename T, int ROWS, int N_THREADS, bool WIDE> struct stager {
     enum {
         STEP = N_THREADS / PIECES,
         COPIES = ROWS / STEP,
     };
     const T *from;
-    int64_t step; /* elements */
+    int64_t step; /* elements between the rows */
     int r, p, n_cols, n_rows;
 
     __device__ __forceinline__ stager(const gpu_mat &m, int row0, int thread)
@@ -51,8 +56,8 @@ template <typename T, int ROWS, int N_THREADS, bool WIDE> struct stager {
         from = (const T *)m.data + (int64_t)(row0 + r) * m.ld + p * PIECE;
     }
 
-    /* [k0, k0 + 64) of the rows; zeros where there is nothing.  FEW: what lies in shared memory behind the rows
-     * that are there may stay as it is. */
+    /* Copies [k0, k0 + 64) of the rows, with zeros where nothing exists.  FEW: shared memory behind
+     * the existing rows may keep its contents. */
     template <bool FEW> __device__ __forceinline__ void bring(T *to, int k0) const
     {
 #pragma unroll
@@ -60,7 +65,7 @@ template <typename T, int ROWS, int N_THREADS, bool WIDE> struct stager {
             int row = r + i * STEP, k = k0 + p * PIECE;
             const T *piece = from + i * step + k0;
             T *at = to + staged(row, p);
-            if (FEW && i * STEP >= n_rows) /* of all threads alike */
+            if (FEW && i * STEP >= n_rows) /* the same for all threads */
                 break;
             if (WIDE) {
                 copy_async16(at, piece, row < n_rows && k < n_cols);
@@ -75,7 +80,7 @@ template <typename T, int ROWS, int N_THREADS, bool WIDE> struct stager {
     }
 };
 
-/* 16 staged rows from r0 at step `kk` of the tile, as operand A. */
+/* Loads 16 staged rows from r0 at step `kk` of the tile, as operand A. */
 template <typename T>
 static __device__ __forceinline__ void load_a(uint32_t a[4], const T *tile, int r0, int kk)
 {
@@ -83,7 +88,8 @@ static __device__ __forceinline__ void load_a(uint32_t a[4], const T *tile, int 
     load_matrix_x4(a, tile + staged(r0 + lane % 16, kk * 2 + lane / 16));
 }
 
-/* 16 staged rows from r0 as operand B: b[0] and b[1] of columns [r0, r0 + 8), b[2] and b[3] of the next. */
+/* Loads 16 staged rows from r0 as operand B: b[0] and b[1] are columns [r0, r0 + 8), b[2] and b[3]
+ * the next. */
 template <typename T>
 static __device__ __forceinline__ void load_b(uint32_t b[4], const T *tile, int r0, int kk)
 {
@@ -91,7 +97,8 @@ static __device__ __forceinline__ void load_b(uint32_t b[4], const T *tile, int 
     load_matrix_x4(b, tile + staged(r0 + lane % 8 + lane / 16 * 8, kk * 2 + lane / 8 % 2));
 }
 
-/* part [16 M][8 N] += rows from a0 of tile a times rows from w0 of tile w: four steps, ascending. */
+/* part [16 M][8 N] += rows from a0 of tile a times rows from w0 of tile w: four steps, ascending.
+ */
 template <typename T, int M, int N>
 static __device__ __forceinline__ void tile_steps(float (&part)[M][N][4], const T *a,
                                                   int a0, const T *w, int w0)
@@ -122,7 +129,7 @@ static __device__ __forceinline__ void clear(float (&x)[M][N][4])
         x[i / (N * 4)][i / 4 % N][i % 4] = 0;
 }
 
-/* Bias last; c is f32 or of type T. */
+/* Adds the bias last; c is f32 or of type T. */
 template <typename T>
 static __device__ __forceinline__ void put(const gpu_mat &c, int row, int col, float v,
                                            const float *bias)
@@ -140,20 +147,21 @@ static __device__ __forceinline__ void put(const gpu_mat &c, int row, int col, f
 
 /* --- few rows --------------------------------------------------------------------------------- */
 
-/* Bytes on their way decide: 4 warps with 3 tiles of 2 KiB each, and two to three blocks of threads on a
- * multiprocessor, are 48 to 72 KiB of weights; 5 TB/s at 0.8 us of latency are 30. */
+/* The number of bytes in flight decides: 4 warps with 3 tiles of 2 KiB each, and two to three
+ * blocks of threads on a multiprocessor, are 48 to 72 KiB of weights; 5 TB/s at 0.8 us of latency
+ * need 30. */
 enum { FEW_COLS = 16, FEW_WARPS = 4, FEW_THREADS = FEW_WARPS * WARP };
 
 template <typename T, int M> struct few {
     enum {
         ROWS = 16 * M,
         STAGES = M == 1 ? 4 : 3,
-        A = ROWS * K_TILE, /* elements of a stage: A's, then the weights' */
+        A = ROWS * K_TILE, /* elements of a stage: those of A, then those of the weights */
         STAGE = A + FEW_COLS * K_TILE,
-        SUMS = ROWS * FEW_COLS, /* of a warp's k-block */
+        SUMS = ROWS * FEW_COLS, /* sums of a warp's k-block */
         SHARED = FEW_WARPS * STAGES * STAGE * (int)sizeof(T) +
                  2 * FEW_WARPS * SUMS * (int)sizeof(float),
-        OWN = SUMS / FEW_THREADS, /* results that a thread adds up */
+        OWN = SUMS / FEW_THREADS, /* results that one thread adds up */
     };
 };
 
@@ -173,13 +181,14 @@ static __global__ void __launch_bounds__(FEW_THREADS)
 
     stager<T, F::ROWS, WARP, WIDE> from_a(a, 0, lane);
     stager<T, FEW_COLS, WARP, WIDE> from_w(w, col0, lane);
-    /* Rows that are not there stay zero. */
+    /* Rows that do not exist stay zero. */
     for (int s = 0; s < F::STAGES; s++)
         for (int i = a.rows * K_TILE + lane; i < F::A; i += WARP)
             ring[s * F::STAGE + i].bits = 0;
     __syncwarp();
 
-    /* A warp's tile t is one of block (warp + t / 4 * FEW_WARPS); n_tiles or more: there is none. */
+    /* A warp's tile t is one of block (warp + t / 4 * FEW_WARPS); n_tiles or more: it does not
+     * exist. */
 #define TILE_OF(t)                                                                         \
     ((warp + (t) / TILES_A_BLOCK * FEW_WARPS) * TILES_A_BLOCK + (t) % TILES_A_BLOCK)
 #define FETCH(t)                                                                           \
@@ -205,18 +214,19 @@ static __global__ void __launch_bounds__(FEW_THREADS)
         for (int i = 0; i < TILES_A_BLOCK; i++, t++) {
             FETCH(t + F::STAGES - 1);
             copy_async_wait<F::STAGES - 1>();
-            __syncwarp(); /* all lanes' copies are there */
+            __syncwarp(); /* all lanes' copies have arrived */
             const T *tile = ring + t % F::STAGES * F::STAGE;
             if (TILE_OF(t) < n_tiles)
                 tile_steps<T, M, 2>(part, tile, 0, tile + F::A, 0);
-            __syncwarp(); /* the stage is filled anew */
+            __syncwarp(); /* the stage is refilled next */
         }
         float *mine = sums + (side * FEW_WARPS + warp) * F::SUMS;
 #pragma unroll
         for (int i = 0; i < M * 2 * 4; i++)
             mine[(i / 8 * 16 + g + i % 4 / 2 * 8) * FEW_COLS + i / 4 % 2 * 8 + tq * 2 +
                  i % 2] = part[i / 8][i / 4 % 2][i % 4];
-        __syncthreads(); /* one barrier a round: the other side is read behind the next */
+        /* one barrier per round: the other half of the sums is read after the next one */
+        __syncthreads();
         int n = n_blocks - b0 < FEW_WARPS ? n_blocks - b0 : FEW_WARPS;
         for (int v = 0; v < n; v++)
 #pragma unroll
@@ -235,7 +245,7 @@ static __global__ void __launch_bounds__(FEW_THREADS)
 
 /* --- tiles ------------------------------------------------------------------------------------ */
 
-/* ROWS x COLS results a block of threads, HIGH x WIDTH of them a warp. */
+/* A block of threads computes ROWS x COLS results, a warp HIGH x WIDTH of them. */
 template <typename T, int ROWS, int COLS, int HIGH, int WIDTH> struct tiling {
     enum {
         THREADS = ROWS / HIGH * (COLS / WIDTH) * WARP,
@@ -254,7 +264,7 @@ static __global__ void __launch_bounds__(tiling<T, ROWS, COLS, HIGH, WIDTH>::THR
     constexpr int M = HIGH / 16, N = WIDTH / 8;
     SHARED_DYNAMIC(shared);
     T *ring = (T *)shared;
-    /* Neighbours share their columns: what they read of the weights comes from memory once. */
+    /* Neighbouring blocks share their columns, so that weights are read from memory once. */
     int row0 = (int)blockIdx.x % n_down * ROWS, col0 = (int)blockIdx.x / n_down * COLS;
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     int a0 = warp / (COLS / WIDTH) * HIGH, w0 = warp % (COLS / WIDTH) * WIDTH;
@@ -278,7 +288,7 @@ static __global__ void __launch_bounds__(tiling<T, ROWS, COLS, HIGH, WIDTH>::THR
     clear<M, N>(part);
     for (int t = 0; t < n_tiles; t++) {
         copy_async_wait<F::STAGES - 2>();
-        __syncthreads(); /* the tile is there, and the one before it is done with */
+        __syncthreads(); /* the tile has arrived, and the one before it is no longer used */
         FETCH(t + F::STAGES - 1);
         const T *tile = ring + t % F::STAGES * F::STAGE;
         tile_steps<T, M, N>(part, tile, a0, tile + ROWS * K_TILE, w0);
@@ -298,7 +308,7 @@ static __global__ void __launch_bounds__(tiling<T, ROWS, COLS, HIGH, WIDTH>::THR
                acc[i / (N * 4)][i / 4 % N][i % 4], bias);
 }
 
-/* --- choice: of speed alone ------------------------------------------------------------------- */
+/* --- choice of kernel: it affects speed only -------------------------------------------------- */
 
 static void allow_shared(const void *kernel, int bytes)
 {
@@ -328,7 +338,7 @@ static void launch_tiles(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const 
            a, w, bias, n_down);
 }
 
-/* The largest tiles that still give three quarters of the multiprocessors something to do. */
+/* Chooses the largest tiles that still keep three quarters of the multiprocessors busy. */
 template <typename T, bool WIDE>
 static void choose(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const float *bias,
                    int n_sm)

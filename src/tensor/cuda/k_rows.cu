@@ -1,7 +1,7 @@
-/* k_rows.cu - operations row by row: embedding, norms, conversions, activations.
+/* k_rows.cu - operations that work row by row: embedding, norms, conversions, activations.
  *
- * All are bound by memory: threads go through rows in pieces (device.cuh).  A row's result depends on the
- * row alone. */
+ * All are bound by memory: threads go through rows in pieces (device.cuh).  A row's result depends
+ * on the row alone. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 
@@ -16,7 +16,8 @@ static bool is_wide(gpu_mat m)
 
 /* --- norms: a block takes a row ---------------------------------------------------------------- */
 
-/* What a row is normed by: with a bias the mean is taken off first (layer norm), else not (RMS). */
+/* How a row is normalised: with a bias the mean is subtracted first (layer norm), else not (RMS).
+ */
 struct norm_by {
     const float *w, *b;
     float eps;
@@ -118,7 +119,7 @@ static __global__ void add_norm_rows(gpu_mat out, gpu_mat sum, gpu_mat x, gpu_ma
         put_piece(to + j, v, x.cols - j, wide);
     }
     norm_row(ROW_OF(out, TO), to, x.cols, by,
-             wide); /* a thread reads what it wrote itself */
+             wide); /* a thread reads only what it has written itself */
 }
 
 void gpu_add_norm(cudaStream_t s, struct gpu_mat out, struct gpu_mat sum, struct gpu_mat x,
@@ -163,7 +164,7 @@ void gpu_head_norm(cudaStream_t s, struct gpu_mat x, int d_head, const float *w,
 
 /* --- element by element: a thread takes a piece -------------------------------------------------- */
 
-/* blockIdx.y cuts long rows, so that one row of a decode still fills the chip. */
+/* blockIdx.y divides long rows, so that one row of a decode still fills the GPU. */
 #define MY_PIECE ((int)(blockIdx.y * THREADS + threadIdx.x) * PIECE)
 
 static dim3 piece_grid(gpu_mat m)
@@ -337,7 +338,7 @@ static __global__ void all_finite_rows(gpu_mat x, int32_t *flag, bool wide)
     for (int e = 0; e < PIECE; e++)
         good = good && isfinite(v[e]);
     if (!good)
-        *flag = 0; /* whoever writes writes the same */
+        *flag = 0; /* all writers write the same value */
 }
 
 void gpu_all_finite(cudaStream_t s, struct gpu_mat x, int32_t *flag)

@@ -1,26 +1,28 @@
-/* k_sample.cu - choosing a token of each row of logits (ops.h, sampling.h): a block a row.
+/* k_sample.cu - choosing a token from each row of logits (ops.h, sampling.h), one block of threads
+ * per row.
  *
- * Candidates are never sorted.  Their keys say their order, and the one with which a sum over them, in that
- * order, passes a target is found digit by digit: a histogram of what the candidates weigh by the next digit
- * of their keys, summed from the largest down, says which digit holds the target, and the next pass looks
- * among those that have it.  Three digits are of the logit, two of the id.  Weights are whole numbers, so
- * that the order in which threads add does not matter.  A row of 128 K logits is 512 KB, which stays in L2
- * between passes; weights are computed anew in each, which costs less than keeping them. */
+ * Candidates are never sorted.  Their keys define the order.  The kernel looks for the candidate
+ * with which a sum over them, in that order, exceeds a target, and finds its key digit by digit: a
+ * histogram of the candidates' weights by the next digit of their keys, summed from the largest
+ * down, tells which digit holds the target, and the next pass examines only candidates with that
+ * digit.  Three digits are of the logit, two of the id.  Weights are whole numbers, so the order in
+ * which threads add does not matter.  A row of 128 K logits is 512 KB, which stays in L2 between
+ * passes.  Each pass computes the weights anew, which costs less than storing them. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 #include "tensor/sampling.h"
 
 enum { THREADS = 1024, DIGIT = 11, BUCKETS = 1 << DIGIT };
 
-/* Which candidates of a row count, and for how much. */
+/* Which candidates of a row count, and by how much. */
 struct sieve {
     const float *logits;
     int n;
     float best, temperature;
-    uint64_t cut;   /* those of at least this key */
-    uint64_t least; /* of them those of at least this weight */
-    bool counts;    /* each counts as one, and not its weight */
-    bool by_id;     /* the lowest id is first */
+    uint64_t cut; /* only candidates of at least this key */
+    uint64_t least; /* and of at least this weight */
+    bool counts; /* each counts as one, not by its weight */
+    bool by_id; /* the lowest id is first */
 };
 
 static __device__ __forceinline__ uint64_t measure(const sieve &v, int j, uint64_t *key)
@@ -35,12 +37,12 @@ static __device__ __forceinline__ uint64_t measure(const sieve &v, int j, uint64
     return w >= v.least ? w : 0;
 }
 
-/* The sum of x over threads 0 to this one; the last thread's is the block's. */
+/* Returns the sum of x over threads 0 to this one; the last thread has the sum of the block. */
 static __device__ uint64_t block_scan(uint64_t x)
 {
     __shared__ uint64_t sum[THREADS];
     int t = (int)threadIdx.x;
-    __syncthreads(); /* the last scan has been read */
+    __syncthreads(); /* the previous scan has been read */
     sum[t] = x;
     for (int d = 1; d < THREADS; d *= 2) {
         __syncthreads();
@@ -90,8 +92,8 @@ static __device__ uint64_t total_of(const sieve &v)
     return block_total(sum);
 }
 
-/* 64 bits in two halves: in shared memory the hardware adds 32 at once and 64 in a loop of compare and swap, which
- * hundreds of threads at the same bucket make long. */
+/* 64 bits in two halves: in shared memory the hardware adds 32 bits at once, but 64 bits in a loop
+ * of compare and swap, which takes long when hundreds of threads use one bucket. */
 struct bucket_sum {
     unsigned low, high;
 };
@@ -100,7 +102,7 @@ static __device__ __forceinline__ void add_to(bucket_sum *b, uint64_t x)
 {
     unsigned low = (unsigned)x, high = (unsigned)(x >> 32);
     unsigned was = atomicAdd(&b->low, low);
-    high += was + low < low; /* the carry */
+    high += was + low < low; /* adds the carry */
     if (high != 0)
         atomicAdd(&b->high, high);
 }
@@ -110,7 +112,8 @@ static __device__ __forceinline__ uint64_t sum_of(const bucket_sum &b)
     return (uint64_t)b.high << 32 | b.low;
 }
 
-/* The digit that holds the target, when buckets are summed from the largest down; less what is above it. */
+/* Returns the digit that holds the target when buckets are summed from the largest down; subtracts
+ * the sum above it from *target. */
 static __device__ uint64_t find_digit(const bucket_sum *bucket, uint64_t *target)
 {
     enum { EACH = BUCKETS / THREADS };
@@ -132,12 +135,14 @@ static __device__ uint64_t find_digit(const bucket_sum *bucket, uint64_t *target
     return found;
 }
 
-/* The key of the candidate with which the sum of what counts, in order, exceeds target; the sum of all does. */
+/* Returns the key of the candidate with which the ordered sum exceeds target; if no sum does, the
+ * last one's. */
 static __device__ uint64_t candidate_at(const sieve &v, uint64_t target)
 {
     __shared__ bucket_sum bucket[BUCKETS];
     const int shift[5] = {53, 42, 32, 11, 0}, bits[5] = {11, 11, 10, 11, 11};
-    uint64_t found = (uint64_t)0x3ff << 22; /* of the id's complement, in every key */
+    /* the bits of the id's complement that every key has */
+    uint64_t found = (uint64_t)0x3ff << 22;
     for (int d = v.by_id ? 3 : 0; d < 5; d++) {
         __syncthreads(); /* the last digit has been read */
         for (int b = (int)threadIdx.x; b < BUCKETS; b += THREADS)
@@ -154,7 +159,7 @@ static __device__ uint64_t candidate_at(const sieve &v, uint64_t target)
     return found;
 }
 
-/* v has all candidates, n of them; the best is finite. */
+/* v has all n candidates, and the best logit is finite. */
 static __device__ uint64_t draw_one(sieve v, const sample_row &o, uint64_t n)
 {
     bool top_k = o.top_k > 0 && (uint64_t)o.top_k < n, top_p = o.top_p < 1.0f;
@@ -170,7 +175,8 @@ static __device__ uint64_t draw_one(sieve v, const sample_row &o, uint64_t n)
     return candidate_at(v, sample_target(o.draw, total_of(v)));
 }
 
-static __global__ void __launch_bounds__(THREADS, 1) /* without the 1: 32 registers, and spills */
+/* without the 1 the compiler uses 32 registers and spills */
+static __global__ void __launch_bounds__(THREADS, 1)
     sample_rows(int32_t *ids, gpu_mat logits, const sample_row *rows)
 {
     await_stream();

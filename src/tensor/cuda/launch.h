@@ -1,9 +1,8 @@
-/* launch.h - the kernels as the C side of the backend sees them: plain functions that queue work on
- * a CUDA stream and return at once; faults show in cudaGetLastError and at the next
- * synchronisation.
+/* launch.h - the interface to the kernels: plain functions that queue work on a CUDA stream and
+ * return at once. Faults show in cudaGetLastError and at the next synchronisation.
  *
- * All pointers are device memory.  Matrices are row-major; types are enum dtype's numbers (0 f32,
- * 1 f16, 2 bf16).  Private to src/tensor/cuda; included by C and by CUDA sources. */
+ * All pointers are device memory.  Matrices are row-major; types are enum dtype's numbers (0 f32, 1
+ * f16, 2 bf16).  Private to src/tensor/cuda; included by C and by CUDA sources. */
 #ifndef TENSOR_CUDA_LAUNCH_H
 #define TENSOR_CUDA_LAUNCH_H
 
@@ -19,13 +18,13 @@ struct gpu_mat {
     void *data;
     int type;
     int rows, cols;
-    int64_t ld; /* elements */
+    int64_t ld; /* in elements */
 };
 
 /* K and V of one layer: block b at blocks + b * stride, K first, both as [n_kv][64][d_head]. */
 struct gpu_kv {
     uint8_t *blocks;
-    int64_t stride; /* bytes */
+    int64_t stride; /* in bytes */
     int type, n_kv, d_head;
 };
 
@@ -34,7 +33,7 @@ struct gpu_angles {
     int d_rot;
 };
 
-/* Up to GPU_TILE_ROWS neighbouring rows of one sequence: a unit of prefill attention. */
+/* Up to GPU_TILE_ROWS neighbouring rows of one sequence: a work item of prefill attention. */
 enum { GPU_TILE_ROWS = 128 };
 struct gpu_tile {
     int32_t row, n_rows, seq;
@@ -43,21 +42,21 @@ struct gpu_tile {
 /* A ragged batch (ops.h) in device memory. */
 struct gpu_batch {
     int n_rows, n_solo, n_tiles, table_ld;
-    const int32_t *pos;           /* [n_rows] */
-    const int32_t *row_seq;       /* [n_rows] */
-    const int32_t *tables;        /* [n_seqs][table_ld] */
-    const int32_t *solo;          /* [n_solo] rows of sequences with few rows: decodes */
+    const int32_t *pos;     /* [n_rows] */
+    const int32_t *row_seq; /* [n_rows] */
+    const int32_t *tables;  /* [n_seqs][table_ld] */
+    const int32_t *solo;    /* [n_solo] rows of sequences with few rows, such as decodes */
     const struct gpu_tile *tiles; /* [n_tiles] the other rows */
 };
 
-/* How a device computes (--cuda-math): FAST is cuBLAS and whatever split a batch lends
- * itself to; in the others a row's bits do not depend on the batch.  FIXED: on tensor
- * cores; EXACT: ops.h's arithmetic. */
+/* How a device computes (--cuda-math).  FAST: cuBLAS, and splits as they suit the batch.  In the
+ * other two a row's bits do not depend on the batch.  FIXED: on tensor cores; EXACT: the arithmetic
+ * of ops.h. */
 enum gpu_math { GPU_FAST, GPU_FIXED, GPU_EXACT };
 
-/* --- small data on their way up (k_fetch.cu) --- */
-/* From pinned memory, which the device reads itself: no copy, which would wait behind those of
- * other streams. 0 < n_bytes < 2^32; both have room for a multiple of 4, and lie at one. */
+/* --- small uploads (k_fetch.cu) --- */
+/* Copies from pinned memory by a kernel, because a copy would wait behind those of other streams. 0
+ * < n_bytes < 2^32; both sides are aligned to 4 and have room for a multiple of 4. */
 void gpu_fetch(cudaStream_t s, void *to, const void *from, size_t n_bytes);
 
 /* --- rows (k_rows.cu) --- */
@@ -70,24 +69,25 @@ void gpu_layernorm(cudaStream_t s, struct gpu_mat out, struct gpu_mat x, const f
 void gpu_head_norm(cudaStream_t s, struct gpu_mat x, int d_head, const float *w, float eps);
 void gpu_convert(cudaStream_t s, struct gpu_mat out, struct gpu_mat x);
 void gpu_add(cudaStream_t s, struct gpu_mat out, struct gpu_mat a, struct gpu_mat b);
-/* sum = x + y, out = its norm (RMS where b is NULL). */
+/* sum = x + y, out = its norm (RMS if b is NULL). */
 void gpu_add_norm(cudaStream_t s, struct gpu_mat out, struct gpu_mat sum, struct gpu_mat x,
                   struct gpu_mat y, const float *w, const float *b, float eps);
 void gpu_add_bias(cudaStream_t s, struct gpu_mat x, const float *bias);
 void gpu_act_mul(cudaStream_t s, struct gpu_mat out, struct gpu_mat gate_up, int act);
 void gpu_act(cudaStream_t s, struct gpu_mat x, int act);
-/* *flag becomes 0 where x holds an infinity or a NaN; the caller has set it to 1. */
+/* Sets *flag to 0 if x holds an infinity or a NaN; the caller has set it to 1. */
 void gpu_all_finite(cudaStream_t s, struct gpu_mat x, int32_t *flag);
 
 /* --- products (k_matmul.cu): c [m][n] = a [m][k] . w[n][k]^T (+ bias) --- */
 /* The arithmetic of ops.h to the bit, for every type and shape: independent of the batch. */
 void gpu_matmul_exact(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
                       const float *bias);
-/* a and w both f16, or both bf16; c of that type or f32 (k_matmul_fixed.cu).  An element is,
- * whatever batch and kernel computes it: k is cut into blocks of 256, filled up with zeros to a
- * multiple of 64; a block's sum is a chain of tensor-core steps of 16 (m16n8k16, the row of `a`
- * in operand A) in ascending k from +0; blocks' sums are added in f32 in ascending order, from
- * +0; bias last. `n_sm`: multiprocessors, for the choice of a tile's size. */
+/* a and w are both f16 or both bf16; c has that type or f32 (k_matmul_fixed.cu).  Each element is
+ * computed as follows, whatever batch and kernel computes it: k is cut into blocks of 256, padded
+ * with zeros to a multiple of 64; a block's sum is a chain of tensor-core steps of 16 (m16n8k16,
+ * the row of `a` in operand A) in ascending k from +0; blocks' sums are added in f32 in ascending
+ * order, from +0; bias last. `n_sm`: number of multiprocessors, by which the tile size is chosen.
+ */
 void gpu_matmul_fixed(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
                       const float *bias, int n_sm);
 enum { GPU_GEMV_ROWS = 8 };
@@ -110,7 +110,7 @@ struct gpu_chunks {
     const uint8_t *first;
     int64_t stride;
     int n, pos0;
-    int32_t block[GPU_LOAD_CHUNKS]; /* [n] where each belongs */
+    int32_t block[GPU_LOAD_CHUNKS]; /* [n] destination block of each chunk */
 };
 void gpu_kv_load(cudaStream_t s, struct gpu_kv kv, struct gpu_chunks chunks,
                  struct gpu_angles rope);
@@ -118,40 +118,43 @@ void gpu_kv_read(cudaStream_t s, struct gpu_mat out, struct gpu_kv kv, struct gp
 
 /* --- attention (k_attention.cu) --- */
 struct gpu_attention_job {
-    struct gpu_mat out, q; /* [n_rows][heads * d_head], of one type */
+    struct gpu_mat out, q; /* [n_rows][heads * d_head], both of one type */
     struct gpu_kv kv;
     struct gpu_batch b;
     float scale;
     int window; /* 0: none */
     enum gpu_math math;
-    float *scratch; /* of split rows */
+    float *scratch; /* for rows that are split */
     int64_t scratch_floats;
-    int n_sm;            /* multiprocessors: how far splitting pays */
-    size_t shared_bytes; /* that a block may have */
+    int n_sm; /* number of multiprocessors, which limits how far splitting pays */
+    size_t shared_bytes; /* shared memory that a block may have */
 };
 void gpu_attention(cudaStream_t s, struct gpu_attention_job a);
-/* In fixed math (k_attention_fixed.cu); false, and nothing is queued, where the type is f32 or the
- * head's size has no kernel.  What a row of a head gets, whatever batch and kernel computes it:
- *  - keys come in blocks of 64 and in splits of 512, both at fixed positions, in ascending order;
- *    a split begins with m = -inf, l = 0, o = 0;
- *  - of a block, scores s = q . k are chains of steps of 16 (m16n8k16) over the head, times scale
- *    * log2 e, or -inf where the row does not see the key; m' = max(m, s); p = exp2(s - m'); l = l
- *    * exp2(m - m') + the sum of p (in the order of attend_weigh); o = o * exp2(m - m'), then four
+/* Attention in fixed math (k_attention_fixed.cu). Returns false, with nothing queued, if the type
+ * is f32 or there is no kernel for the head's size.  Each row of a head is computed as follows,
+ * whatever batch and kernel computes it:
+ *  - keys come in blocks of 64 and in splits of 512, both at fixed positions, in ascending order; a
+ *    split begins with m = -inf, l = 0, o = 0;
+ *  - in a block, scores s = q . k are chains of steps of 16 (m16n8k16) over the head, times scale *
+ *    log2 e, or -inf if the row does not see the key; m' = max(m, s); p = exp2(s - m'); l = l *
+ *    exp2(m - m') + the sum of p (in the order of attend_weigh); o = o * exp2(m - m'), then four
  *    steps of 16 keys with p rounded to the type of V;
- *  - splits are merged in ascending order into M = -inf, L = 0, O = 0, as split_join
- *    says; the result is O / L.
- * A block of which the row sees no key changes nothing, so it does not matter
- * whether it is computed. */
+ *  - splits are merged in ascending order into M = -inf, L = 0, O = 0 (split_join); the result is O
+ *    / L.
+ *
+ * A block in which the row sees no key changes nothing, so it does not matter whether it is
+ * computed. */
 int gpu_attention_fixed(cudaStream_t s, struct gpu_attention_job a);
 
 /* --- sampling (k_sample.cu) --- */
-/* ids[i] = what rows[i] chooses of row i of logits, f32. */
+/* Sets ids[i] to the token that rows[i] chooses from row i of logits, f32. */
 struct sample_row;
 void gpu_sample(cudaStream_t s, int32_t *ids, struct gpu_mat logits,
                 const struct sample_row *rows);
 
 /* --- checksums (k_checksum.cu) --- */
-/* Records of host-known sizes, `stride` bytes apart; both multiples of 16. */
+/* Records of sizes known to the host, `stride` bytes apart; first and stride are multiples of 16.
+ */
 enum { GPU_CHECKSUMS = 256 };
 struct gpu_records {
     const uint8_t *first;
@@ -159,7 +162,7 @@ struct gpu_records {
     int n;
     uint32_t n_bytes[GPU_CHECKSUMS]; /* [n] */
 };
-/* out[i] = checksum64 (base/hash.h) of record i. */
+/* Sets out[i] to checksum64 (base/hash.h) of record i. */
 void gpu_checksum(cudaStream_t s, uint64_t *out, struct gpu_records records);
 
 #ifdef __cplusplus

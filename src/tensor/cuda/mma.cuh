@@ -1,8 +1,8 @@
 /* mma.cuh - tensor-core steps and asynchronous copies (sm_80 and later) under readable names.
  *
- * Fragments of m16n8k16 (row x column): lane 4g + t holds of A the pairs (row g, k 2t), (g + 8, 2t),
- * (g, 2t + 8), (g + 8, 2t + 8); of B (k 2t, column g), (2t + 8, g); of C (g, columns 2t and 2t + 1),
- * (g + 8, the same). */
+ * Fragments of m16n8k16 (row x column): lane 4g + t holds, of A, the pairs (row g, k 2t), (g + 8,
+ * 2t), (g, 2t + 8), (g + 8, 2t + 8); of B, (k 2t, column g), (2t + 8, g); of C, (g, columns 2t and
+ * 2t + 1), (g + 8, the same). */
 #ifndef TENSOR_CUDA_MMA_CUH
 #define TENSOR_CUDA_MMA_CUH
 
@@ -23,7 +23,7 @@ static inline void mma_16816(float c[4], const uint32_t a[4], uint32_t b0, uint3
     emu_warp_mma(c, in);
 }
 
-/* Lane i gives the address of row i % 8 of 8x8 matrix i / 8. */
+/* Lane i has the address of row i % 8 of 8x8 matrix i / 8. */
 static inline void emu_load_matrix(uint32_t r[4], const void *row, bool trans)
 {
     const uint16_t *const *all = (const uint16_t *const *)emu_warp_gather(&row, sizeof row);
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void load_matrix_x4_trans(uint32_t r[4], const
                  : "r"(at)
                  : "memory");
 }
-/* 16 bytes from global to shared memory, or zeros. */
+/* Copies 16 bytes from global to shared memory, or zeros. */
 static __device__ __forceinline__ void copy_async16(void *to, const void *from, bool in)
 {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(to);

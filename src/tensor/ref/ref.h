@@ -1,7 +1,7 @@
 /* ref.h - element access for the reference operations; private to src/tensor/ref.
  *
- * The reference is the judge: plain C, one element after another, in exactly the order that ops.h
- * prescribes.  It never trades clarity for speed. */
+ * The reference judges the other backends.  It is plain C, one element after another, in exactly
+ * the order that ops.h prescribes, and never trades clarity for speed. */
 #ifndef TENSOR_REF_H
 #define TENSOR_REF_H
 
@@ -9,7 +9,7 @@
 #include "tensor/operations.h"
 #include "tensor/shape.h"
 
-/* Raised whenever an operation gives other bits (tensor.h: device.numerics_version). */
+/* Raise it whenever an operation gives other bits (tensor.h: device.numerics_version). */
 #define REF_NUMERICS_VERSION 1
 
 static inline float elem_load(const void *p, enum dtype t, int64_t i)
@@ -38,12 +38,12 @@ static inline void mat_set(struct mat a, int64_t row, int64_t col, float f)
     elem_store(a.data, a.dtype, row * a.ld + col, f);
 }
 
-/* The contract's order of a sum: 16 lanes, added pairwise. */
+/* Sums in the order of ops.h: 16 lanes, added pairwise. */
 #define REF_LANES 16
 float ref_lanes_sum(float lanes[REF_LANES]);
 
-/* Where element (position pos of sequence s, head, dim) lies: in elements from the
- * block's start. */
+/* kv_block returns the block of position pos of sequence s; k_index and v_index return the offset
+ * of an element, in elements from the block's start. */
 static inline uint8_t *kv_block(const struct kv_layer *kv, const struct ragged *r, int s,
                                 int32_t pos)
 {
@@ -62,7 +62,7 @@ static inline int64_t v_index(const struct kv_layer *kv, int head, int dim, int3
 
 OPERATIONS_DECLARE(ref)
 
-/* Of w->dtype q8: what weight_bytes, weight_pack, weight_rows and matmul are then. */
+/* weight_bytes, weight_pack, weight_rows and matmul for weights of dtype q8. */
 size_t ref_q8_bytes(int64_t n, int64_t k);
 int ref_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
                 int64_t n_rows);
@@ -71,7 +71,7 @@ int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
 int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
 
-/* The same for 4-bit weights. */
+/* The same operations for 4-bit weights. */
 size_t ref_q4_bytes(enum dtype t, int64_t n, int64_t k);
 int ref_q4_pack(struct stream *s, struct weight *w, int64_t row, const void *src,
                 int64_t n_rows);

@@ -44,7 +44,7 @@ static void attend_block(struct row_state *row, const float *q, const struct kv_
         p[j] = expf(p[j] - m_new);
         lanes[j % REF_LANES] = lanes[j % REF_LANES] + p[j];
     }
-    float shrink = expf(row->m - m_new); /* 0 in the first block, where m is -infinity */
+    float shrink = expf(row->m - m_new); /* 0 in the first block, when m is -infinity */
     row->l = fmaf(row->l, shrink, ref_lanes_sum(lanes));
     row->m = m_new;
     for (int d = 0; d < kv->d_head; d++) {

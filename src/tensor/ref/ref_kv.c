@@ -1,4 +1,4 @@
-/* ref_kv.c - rotary positions, and the only writer and reader of KV blocks. */
+/* ref_kv.c - rotary positions, and the only code that writes and reads KV blocks. */
 #include "tensor/ref/ref.h"
 
 /* Rotates one head at x[0..d_head): element i with element i + d_rot / 2. */

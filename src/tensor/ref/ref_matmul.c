@@ -1,4 +1,4 @@
-/* ref_matmul.c - weights as they come, [n][k], and the matrix product in the order of ops.h. */
+/* ref_matmul.c - weights as stored, [n][k], and the matrix product in the order of ops.h. */
 #include "tensor/ref/ref.h"
 
 #include <math.h>
@@ -42,7 +42,7 @@ int ref_weight_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
-/* The partial sum over one k-block. */
+/* Returns the partial sum over one k-block. */
 static float block_dot(struct mat a, int64_t i, const struct weight *w, int64_t j,
                        int64_t k0)
 {

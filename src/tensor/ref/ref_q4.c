@@ -1,7 +1,7 @@
 /* ref_q4.c - 4-bit and 6-bit weights as files have them, and the matrix product with them in the
  * order of ops.h.
  *
- * A weight lies as [n][k / block] of the blocks of q4_blocks.h. */
+ * A weight is an array [n][k / block] of the blocks of q4_blocks.h. */
 #include "tensor/q4_blocks.h"
 #include "tensor/ref/ref.h"
 
@@ -41,7 +41,7 @@ int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
-/* x [32], and the two factors of a block of a row of A. */
+/* Rounds a block of a row of A to x [32]; *e and *z are its two factors. */
 static void round_block(const float *a, int32_t *x, float *e, float *z)
 {
     float largest = 0;

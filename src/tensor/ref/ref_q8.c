@@ -1,6 +1,6 @@
 /* ref_q8.c - 8-bit weights, and the matrix product with them in the order of ops.h.
  *
- * A weight lies as [n][blocks] of struct block: its scale, then its numbers. */
+ * A weight is an array [n][blocks] of struct block: a scale, then numbers. */
 #include "tensor/ref/ref.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ size_t ref_q8_bytes(int64_t n, int64_t k)
 
 /* --- rounding ------------------------------------------------------------------------------- */
 
-/* False where q8 cannot hold the numbers. */
+/* Returns false if q8 cannot hold the numbers. */
 static bool round_weights(struct block *b, const float *w, int64_t n)
 {
     float largest = 0;
@@ -44,14 +44,14 @@ static bool round_weights(struct block *b, const float *w, int64_t n)
     float want = largest / 127.0f;
     b->d = f32_to_f16(want);
     if (f16_to_f32(b->d) < want)
-        b->d++; /* the next number above; the sign is plus */
+        b->d++; /* the next larger f16, because the sign is plus */
     float d = f16_to_f32(b->d);
     for (int64_t i = 0; i < n && isfinite(d); i++)
         b->q[i] = (int8_t)rintf(w[i] / d);
     return isfinite(d);
 }
 
-/* x [256] and e of one k-block of a row of A. */
+/* Rounds one k-block of a row of A to x [256]. Returns e. */
 static float round_activations(int32_t *x, struct mat a, int64_t row, int64_t k0, int64_t n)
 {
     float largest = 0;
@@ -96,7 +96,7 @@ int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
-/* p of one k-block that begins at k0. */
+/* Returns p of the k-block that begins at k0. */
 static float block_sum(const int32_t *x, const struct weight *w, int64_t j, int64_t k0)
 {
     float p = 0;

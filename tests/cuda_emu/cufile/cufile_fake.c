@@ -1,9 +1,9 @@
 /* cufile_fake.c - see cufile_fake.h.
  *
- * Rules that it checks: copies through host memory are forbidden before the driver is opened;
- * nothing without the driver; files and memory registered, once, and deregistered; reads of
- * whole blocks of 4 KiB within the registered memory; a batch is given no more than it was set
- * up for, and nothing while something of it is under way. */
+ * It checks these rules: copies through host memory are forbidden before the driver is opened;
+ * nothing is called without the driver; files and memory are registered once and deregistered;
+ * reads are whole blocks of 4 KiB within the registered memory; a batch gets no more reads than it
+ * was set up for, and none while some of its reads are in flight. */
 #include "cufile_fake.h"
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ struct fake_batch {
     bool ended[MOST], stuck[MOST];
 };
 
-/* What is looked up by name: the functions of cuFile that are used, and cufile_fake.h's. */
+/* Symbols that are looked up by name: the functions of cuFile in use, and cufile_fake.h's. */
 struct cufile_fake *cufile_fake(void);
 struct error cuFileSetParameterBool(int param, bool value);
 struct error cuFileDriverOpen(void);
@@ -128,11 +128,11 @@ struct error cuFileDriverClose_v2(void)
     return (struct error){0, 0};
 }
 
-/* 56 bytes: the control flags are the eighth number of 4, the features the ninth. */
+/* 56 bytes: the control flags are the eighth 4-byte number, the features the ninth. */
 struct error cuFileDriverGetProperties(unsigned *p)
 {
     memset(p, 0, 56);
-    p[7] = 1u << 1; /* that the parameter outranks */
+    p[7] = 1u << 1; /* the parameter overrides it */
     p[8] = f.no_batches ? 0 : 1u << 1;
     return (struct error){0, 0};
 }
@@ -218,7 +218,7 @@ struct error cuFileBatchIOSubmit(struct fake_batch *b, unsigned n, struct io *io
     return e;
 }
 
-/* Its bytes arrive now. */
+/* The read's bytes arrive now. */
 static void do_read(struct fake_batch *b, unsigned i, struct event *e)
 {
     const struct io *a = &b->io[i];
@@ -240,7 +240,7 @@ static void do_read(struct fake_batch *b, unsigned i, struct event *e)
     f.n_bytes += n;
 }
 
-/* One read at a time, and now and then nothing new: who asks has to ask again. */
+/* Reports one read at a time, and sometimes none: the caller must ask again. */
 struct error cuFileBatchIOGetStatus(struct fake_batch *b, unsigned min, unsigned *n,
                                     struct event *e, struct timespec *timeout)
 {

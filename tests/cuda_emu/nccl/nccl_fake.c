@@ -1,7 +1,7 @@
 /* nccl_fake.c - see nccl_fake.h.
  *
- * Rules that it checks: a call of each rank in a group, with one count and one type; nothing
- * outside of a group; nothing on a communicator that is gone. */
+ * It checks these rules: a group has one call of each rank, with one count and one type; there are
+ * no calls outside of a group; a destroyed communicator is not used. */
 #include "nccl_fake.h"
 
 #include <stdint.h>
@@ -13,7 +13,7 @@ struct comm {
     int rank, n;
 };
 
-/* What is looked up by name: the functions of NCCL that are used, and nccl_fake.h's. */
+/* Symbols that are looked up by name: the functions of NCCL in use, and nccl_fake.h's. */
 struct nccl_fake *nccl_fake(void);
 const char *ncclGetErrorString(int code);
 int ncclCommInitAll(struct comm **comms, int n, const int *devices);
@@ -160,7 +160,7 @@ static float to_float(uint16_t h)
     return x;
 }
 
-/* To nearest, ties to even; there is no NaN. */
+/* Rounds to nearest, ties to even; x is not a NaN. */
 static uint16_t to_bfloat16(float x)
 {
     uint32_t bits;

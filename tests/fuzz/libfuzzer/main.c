@@ -1,5 +1,5 @@
-/* main.c - libFuzzer's entry: HCACHE_FUZZ names the target.  Built by `make fuzz`
- * with clang only. */
+/* main.c - libFuzzer's entry point: HCACHE_FUZZ names the target.  Only `make fuzz` with clang
+ * builds it. */
 #include <stdio.h>
 #include <stdlib.h>
 

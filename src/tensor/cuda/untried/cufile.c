@@ -1,20 +1,20 @@
-/* cufile.c - reads from files into the GPU's memory: GPUDirect Storage by cuFile,
- * opened when a restore pipeline is.
+/* cufile.c - reads files into the GPU's memory: GPUDirect Storage with cuFile, which is loaded when
+ * a restore pipeline is created.
  *
- * Only where it is direct: cuFile's compatibility mode reads to host memory and copies, which this
- * program does better itself, verified by tests.  So that mode is forbidden before the driver is
- * opened (CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, which outranks cufile.json and the
- * environment); then opening fails where there is no kernel support
- * (CU_FILE_DRIVER_NOT_INITIALIZED), and registering a file does on a file system that cannot
- * (CU_FILE_IO_NOT_SUPPORTED).  A library too old to have that parameter must say that the mode is
- * off (CU_FILE_ALLOW_COMPAT_MODE of the driver's control flags).
+ * Only direct reads are used.  cuFile's compatibility mode reads to host memory and copies; this
+ * program does that better itself, with tests.  So the mode is forbidden before the driver is
+ * opened (CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, which overrides cufile.json and the
+ * environment).  Then opening fails without kernel support (CU_FILE_DRIVER_NOT_INITIALIZED), and
+ * registering a file fails on an unsuitable file system (CU_FILE_IO_NOT_SUPPORTED).  A library too
+ * old for that parameter must report that the mode is off (CU_FILE_ALLOW_COMPAT_MODE in the
+ * driver's control flags).
  *
- * A batch of reads has a handle of cuFile's, which is used again when all of them have ended.
- * Batches are waited for in the order of their beginning, with a timeout: a disk that does not
- * answer is cancelled, not waited for.
+ * A batch of reads has a cuFile handle, which is reused when all its reads have ended.  Batches are
+ * waited for in the order of submission, with a timeout: reads from a disk that does not answer are
+ * cancelled.
  *
- * cuFile's header need not be there: the few declarations that are used are those of
- * versions 1.14 and 1.20, equal. */
+ * cuFile's header is not needed: the few declarations in use are equal in versions 1.14 and 1.20.
+ */
 #include "tensor/cuda/untried/untried.h"
 
 #include <dlfcn.h>
@@ -73,7 +73,7 @@ _Static_assert(sizeof(struct cufile_io) == 64 && sizeof(struct cufile_event) == 
 
 enum { MAX_FILES = 64, BATCH_MOST = 8 };
 
-/* A file that is registered; it is known again by what it is, since descriptors are used again. */
+/* A registered file. It is identified by device and inode, because descriptors are reused. */
 struct known_file {
     int fd;
     dev_t dev;
@@ -81,7 +81,7 @@ struct known_file {
     void *handle;
 };
 
-/* Reads that cuFile is given together. */
+/* Reads that are given to cuFile together. */
 struct file_batch {
     void *id;
     struct file_read *reads;
@@ -92,14 +92,14 @@ struct file_batch {
 
 struct cuda_file_reader {
     struct file_reader base;
-    int index; /* of the GPU */
+    int index; /* number of the GPU */
     void *library;
     bool has_driver;
-    const void *registered; /* the memory, as far as it is */
+    const void *registered; /* the registered memory; NULL: none */
     uint8_t *into;
     struct known_file files[MAX_FILES];
     int n_files;
-    struct file_batch *batches; /* [n_batches], a ring: [first, first + n) are under way */
+    struct file_batch *batches; /* [n_batches], a ring: [first, first + n) are in flight */
     int n_batches, first, n;
 
     struct cufile_error (*driver_open)(void);
@@ -149,9 +149,9 @@ static int refused(struct err *err, const char *what, struct cufile_error e)
                    meaning(e.code));
 }
 
-/* Left to itself cuFile writes cufile.log into the current folder, whatever its parameters say
- * (seen with 1.14 and 1.20, where no driver is there): only the environment helps.  No thread
- * of ours reads that while a restore pipeline is created. */
+/* By default cuFile writes cufile.log into the current folder, whatever its parameters say (seen
+ * with 1.14 and 1.20 on a machine without a driver); only the environment prevents it.  No other
+ * thread of this program reads that variable while a restore pipeline is created. */
 static void silence_log(void)
 {
     if (getenv("CUFILE_ENV_PATH_JSON") == NULL)
@@ -243,7 +243,7 @@ static void forget_file(struct cuda_file_reader *r, int i)
     r->files[i] = r->files[--r->n_files];
 }
 
-/* Whether a batch reads from it that is under way, or about to be. */
+/* Returns whether a batch that is in flight, or about to be, reads from the file. */
 static bool is_in_use(const struct cuda_file_reader *r, const void *handle)
 {
     for (int i = 0; i <= r->n; i++) {
@@ -255,7 +255,7 @@ static bool is_in_use(const struct cuda_file_reader *r, const void *handle)
     return false;
 }
 
-/* A place for one more: of all that are registered one goes that nobody reads from. */
+/* Makes room for one more file: unregisters one that no batch reads. */
 static int make_room(struct cuda_file_reader *r, struct err *err)
 {
     for (int i = 0; r->n_files == MAX_FILES && i < MAX_FILES; i++)
@@ -327,7 +327,7 @@ static int reader_submit(struct file_reader *base, struct file_read *reads, int 
     return 0;
 }
 
-/* What an event says of its read; -EINPROGRESS: nothing yet. */
+/* Returns the status of a read from its event; -EINPROGRESS: it has not ended. */
 static int status_of(const struct cufile_event *e, const struct file_read *read)
 {
     if (e->status == WAITING || e->status == PENDING)
@@ -337,8 +337,8 @@ static int status_of(const struct cufile_event *e, const struct file_read *read)
     return e->status == CANCELED || e->status == TIMEOUT ? -ECANCELED : -EIO;
 }
 
-/* cuFile does not know what became of a batch.  It is cancelled, and destroyed, which ends what
- * is under way; the reader is of no use any more. */
+/* cuFile does not know the state of a batch.  The batch is cancelled and destroyed, which ends its
+ * reads; the reader cannot be used any more. */
 static int abandon(struct cuda_file_reader *r, struct file_batch *b, struct cufile_error e,
                    struct err *err)
 {

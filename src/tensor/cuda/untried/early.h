@@ -17,7 +17,7 @@ extern int gpu_launch_early;
 #endif
 
 #ifdef __CUDACC__
-/* Adds the attribute to a launch. *a has to live until the launch. */
+/* Adds the attribute to a launch. *a must live until the launch. */
 static inline void early_launch(cudaLaunchConfig_t *how, cudaLaunchAttribute *a)
 {
     a->id = cudaLaunchAttributeProgrammaticStreamSerialization;

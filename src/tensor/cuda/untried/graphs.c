@@ -1,14 +1,15 @@
-/* graphs.c - CUDA graphs: what is queued again and again, a layer of a decode, is recorded once
- * and then replayed with one call.
+/* graphs.c - CUDA graphs: work that is queued repeatedly, a layer of a decode, is recorded once and
+ * then replayed with one call.
  *
- * A graph holds addresses and grid sizes, so what differs between two decodes of as many rows must
- * not show in them: the batch's image goes to a fixed place in device memory before each replay,
- * with room for tables of the next power of two, which also says how attention is split.  Recorded
- * or not, a decode queues the same kernels with the same arguments: its bits are the same.
+ * A graph contains addresses and grid sizes, so two decodes with equally many rows must not differ
+ * in them.  The batch's image therefore goes to a fixed place in device memory before each replay,
+ * with room for tables of the next power of two, which also decides how attention is split.
+ * Recorded or not, a decode queues the same kernels with the same arguments, so its bits are the
+ * same.
  *
- * The first time something comes it is queued as it is (libraries load their kernels then, which a
- * recording does not allow); the second time it is recorded.  Where that fails, a warning says
- * so, once, and all goes on without. */
+ * Work that comes for the first time is queued normally (libraries load their kernels then, which a
+ * recording does not allow); the second time it is recorded.  If recording fails, one warning says
+ * so, and everything is queued normally from then on. */
 #include "tensor/cuda/untried/untried.h"
 
 #include <errno.h>
@@ -21,13 +22,14 @@
 
 enum {
     MAX_ROWS =
-        64,       /* with tables of 128 K tokens their image takes half of RECORDER_BYTES */
-    SLOTS = 8192, /* a power of two; all are forgotten where half are taken */
+        64, /* with tables of 128 K tokens their image takes half of RECORDER_BYTES */
+    /* a power of two; all recordings are forgotten when half of the slots are taken */
+    SLOTS = 8192,
 };
 
 struct recording {
     uint64_t key;         /* 0: none */
-    cudaGraphExec_t exec; /* NULL: it came once */
+    cudaGraphExec_t exec; /* NULL: it came once so far */
 };
 
 struct recorder {
@@ -68,7 +70,7 @@ void recorder_destroy(struct cuda_memory *m, struct recorder *r)
     free(r);
 }
 
-/* The slot of a key, or the free one where it belongs. */
+/* Returns the slot of a key, or the free slot where it belongs. */
 static struct recording *find(struct recorder *r, uint64_t key)
 {
     size_t i = (size_t)key % SLOTS;
@@ -85,7 +87,7 @@ static bool is_decode(const struct ragged *r)
     return one_each;
 }
 
-/* Not the operations' fault: they are queued as they are from now on. */
+/* Stops recording for good; the operations are not at fault and are queued normally from now on. */
 static void give_up(struct recorder *r, const char *what, const char *why)
 {
     (void)cudaGetLastError();
@@ -94,9 +96,9 @@ static void give_up(struct recorder *r, const char *what, const char *why)
     log_warn("device cuda: %s: %s; decoding goes on without recorded graphs", what, why);
 }
 
-/* NULL where there is nothing to replay: queue(arg) has then to be called.  What failed in
- * it may be what a recording does not allow, and nothing of it has run: if it was
- * something else, it will fail again. */
+/* Records queue's operations. NULL: there is nothing to replay, and the caller must call
+ * queue(arg).  A failure inside may be something that a recording does not allow, and none of its
+ * operations has run; any other fault will happen again. */
 static cudaGraphExec_t record(struct cuda_stream *s, int (*queue)(void *arg), void *arg)
 {
     cudaGraph_t graph = NULL;
@@ -124,7 +126,7 @@ static cudaGraphExec_t record(struct cuda_stream *s, int (*queue)(void *arg), vo
 int cuda_record(struct stream *base, const struct ragged *r, uint64_t key, const void *at,
                 int (*queue)(void *arg), void *arg)
 {
-    (void)at; /* it has one memory */
+    (void)at; /* a device that is no group has one memory */
     struct cuda_stream *s = cuda_stream(base);
     struct recorder *rec = s->recorder;
     int rc = cuda_enter(base);

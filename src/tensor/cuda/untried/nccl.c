@@ -1,20 +1,24 @@
-/* nccl.c - exchanges between GPUs: NCCL, opened when a group is.  No machine of ours has had two.
+/* nccl.c - exchanges between GPUs with NCCL, which is loaded when a group is opened.  It has never
+ * run on a machine with two GPUs.
  *
  * One process and one thread have all ranks (ncclCommInitAll), so each exchange is a group call
- * over them, queued on the ranks' own streams.  NCCL's rules, and what follows here:
+ * over them, queued on the ranks' own streams.  NCCL's rules, and how this file follows them:
  *
- *  1. Two communicators on one GPU must not be at work at once: their kernels wait for each
- *     other's GPUs.  So a stage has one, for its compute streams.  What ranks gather on copy
- *     streams, which work beside them (paper section 5), they copy from each other
- *     (collective_memory.c): that also leaves the multiprocessors alone.
- *  2. Nobody calls it from two threads at once: group.exchange.
- *  3. With several GPUs a thread, exchanges do not belong into recorded graphs, whose launches may
- *     wait for each other: what is recorded ends before one (group_ops.c, group_record).
- *  4. After an error nothing is known of what was queued: the communicators are aborted, not
- *     destroyed, and every later exchange of the stage fails.  Errors that show only later are
- *     asked for before each exchange.
+ *  1. Two communicators on one GPU must not work at the same time, because their kernels would wait
+ *     for
+ *     each other's GPUs.  So a stage has one communicator, for its compute streams.  On copy streams,
+ *     which run concurrently (HCache paper, section 5), ranks gather by copying from each other
+ *     (collective_memory.c), which also leaves the multiprocessors alone.
+ *  2. Two threads must not call NCCL at once: group.exchange prevents it.
+ *  3. With several GPUs per thread, exchanges must not be in recorded graphs, whose launches may
+ *     wait
+ *     for each other: a recording ends before an exchange (group_ops.c, group_record).
+ *  4. After an error the state of queued work is unknown: the communicators are aborted, not
+ *     destroyed,
+ *     and every later exchange of the stage fails.  Asynchronous errors are queried before each
+ *     exchange.
  *
- * NCCL's header need not be there: the few declarations that are used are its stable interface. */
+ * NCCL's header is not needed: the few declarations in use are its stable interface. */
 #include "tensor/cuda/untried/untried.h"
 
 #include <dlfcn.h>
@@ -37,7 +41,7 @@ struct nccl {
     void *library;
     int n;
     nccl_comm comm[MAX_RANKS];
-    char broken[160]; /* why nothing can be exchanged any more; empty: it can */
+    char broken[160]; /* why no exchange is possible any more; empty: exchanges work */
     int (*init_all)(nccl_comm *comms, int n, const int *devices);
     int (*destroy)(nccl_comm c);
     int (*abandon)(nccl_comm c); /* ncclCommAbort */
@@ -65,7 +69,8 @@ static void drop_comms(struct nccl *n)
     }
 }
 
-/* Every stream of the stage fails: what one rank has queued of an exchange waits for the others. */
+/* Fails every stream of the stage, because the part of an exchange that one rank has queued waits
+ * for the others. */
 static int fail(struct nccl *n, const struct ranks *r, int code, const char *what)
 {
     if (code != 0 && n->broken[0] == 0) {
@@ -80,7 +85,7 @@ static int fail(struct nccl *n, const struct ranks *r, int code, const char *wha
     return cuda_fail(cuda_stream(r->s[0]), -EIO, n->broken);
 }
 
-/* Whether an exchange can begin: nothing has gone wrong, then or since. */
+/* Returns 0 if an exchange can begin: there is no error, old or asynchronous. */
 static int check_comms(struct nccl *n, const struct ranks *r)
 {
     int code = 0;
@@ -91,7 +96,7 @@ static int check_comms(struct nccl *n, const struct ranks *r)
     return fail(n, r, code, "an earlier exchange");
 }
 
-/* A group call is ended also where a part of it was refused. */
+/* A group call is ended even if a part of it was refused. */
 static int nccl_all_reduce(struct collective *c, const struct ranks *r, const struct mat *x)
 {
     struct nccl *n = (struct nccl *)c;
@@ -203,8 +208,8 @@ void cuda_connect(int n)
         for (int k = 0; k < n; k++) {
             int can = 0;
             if (k != i && cudaDeviceCanAccessPeer(&can, i, k) == cudaSuccess && can != 0)
-                (void)cudaDeviceEnablePeerAccess(k, 0); /* it may be enabled already */
+                (void)cudaDeviceEnablePeerAccess(k, 0); /* it may already be enabled */
         }
-        (void)cudaGetLastError(); /* of that, which is no fault */
+        (void)cudaGetLastError(); /* clears that error, which is no fault */
     }
 }

@@ -1,15 +1,15 @@
-/* untried.h - the boundary of the parts of the CUDA backend that only the emulation has run.
+/* untried.h - the boundary of those parts of the CUDA backend that only the emulation has run.
  *
  *   graphs.c   a decode's layers recorded as CUDA graphs and replayed    --cuda-graphs off
  *   early.c    kernels launched before the one in front has ended        --cuda-early off (default)
  *   cufile.c   reads from files into device memory by cuFile             --gpu-direct off
- *   nccl.c     exchanges between GPUs by NCCL                            one rank a stage
+ *   nccl.c     exchanges between GPUs by NCCL                            one rank per stage
  *
- * The right column is how to do without each. The rest of src/tensor/cuda works without them and
- * gives the same bits. Nothing is added here until a GPU has run it: a part that has run on one
- * moves up to src/tensor/cuda. tools/tidy/tree.sh bounds the size of the folder.
+ * The right column disables each part. The rest of src/tensor/cuda works without them and gives the
+ * same bits. Nothing is added here until a GPU has run it: a part that has run on one moves up to
+ * src/tensor/cuda. tools/tidy/tree.sh bounds the size of the folder.
  *
- * The rest of the backend includes this header and early.h only. nccl.c implements
+ * The rest of the backend includes only this header and early.h. nccl.c implements
  * cuda_collective_open and cuda_connect of tensor/group_impl.h. */
 #ifndef TENSOR_CUDA_UNTRIED_H
 #define TENSOR_CUDA_UNTRIED_H
@@ -19,12 +19,12 @@
 
 /* --- graphs.c: the recorded graphs of a stream --- */
 
-#define RECORDER_BYTES ((size_t)1 << 20) /* of device memory */
+#define RECORDER_BYTES ((size_t)1 << 20) /* bytes of device memory */
 
 /* off: nothing is recorded; cuda_record queues the operations each time. */
 int recorder_create(struct cuda_memory *m, bool off, struct recorder **out);
 void recorder_destroy(struct cuda_memory *m, struct recorder *r); /* NULL is allowed */
-/* ops.record */
+/* Implements ops.record. */
 int cuda_record(struct stream *s, const struct ragged *r, uint64_t key, const void *at,
                 int (*queue)(void *arg), void *arg);
 
