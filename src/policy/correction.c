@@ -7,12 +7,14 @@
 #include "policy/pipeline.h"
 #include "policy/plan_parts.h"
 
-/* Largest first step of a surprise, in log2: a factor of 1.2. It doubles while surprises go on. */
-#define FIRST_STEP 0.26
-enum { RUN_MAX = 4 };
+/* A larger surprise, in log2, is not noise; a factor moves by no larger one at once. */
+#define STEP 0.26
 
-/* A shorter measurement contains more clock and wake-up time than cost. */
-#define LEAST_S 0.5e-3
+/* A shorter measurement contains more clock and wake-up time than cost, and teaches nothing. */
+#define LEAST_S 0.2e-3
+
+/* A short restore moves the start by at most CORRECTION_GAIN_MIN times this. */
+#define START_STEP_S 0.5e-3
 
 /* Share of a lane's work that one kind must have, so that the lane teaches that kind. */
 #define MOST 0.8
@@ -24,24 +26,34 @@ static double clamp(double x, double limit)
     return fmin(limit, fmax(-limit, x));
 }
 
+/* Counts a large surprise in its run. */
+static void go_on(struct platform_correction *c, double observed_log2, int direction)
+{
+    bool is_new = c->run * direction <= 0;
+    if (is_new || fabs(observed_log2 - c->log2) < fabs(c->run_log2 - c->log2))
+        c->run_log2 = observed_log2;
+    c->run = is_new ? direction : c->run + direction;
+}
+
 void correction_observe(struct platform_correction *c, double expected_s, double observed_s)
 {
     double ratio = observed_s / expected_s;
     if (!(expected_s > 0) || !(ratio > 0) || !isfinite(ratio))
         return;
-    double surprise = clamp(log2(ratio), CORRECTION_LOG2_MAX) - c->log2;
-    int direction = surprise > 0 ? 1 : -1;
-    if (fabs(surprise) <= FIRST_STEP) /* noise */
+    double observed_log2 = clamp(log2(ratio), CORRECTION_LOG2_MAX);
+    double surprise = observed_log2 - c->log2;
+    if (fabs(surprise) <= STEP)
         c->run = 0;
-    else if (c->run * direction <= 0)
-        c->run = direction;
-    else if (c->run * direction < RUN_MAX)
-        c->run += direction;
-    /* 0.26, 0.52, 1.04, 2.08: from the fourth surprise in a row on, any size is believed. */
-    double step = c->run == 0 ? FIRST_STEP : FIRST_STEP * exp2(abs(c->run) - 1);
+    else
+        go_on(c, observed_log2, surprise > 0 ? 1 : -1);
     double gain = fmax(CORRECTION_GAIN_MIN, 1.0 / (c->n_observed + 2));
     c->spread_log2 += gain * (fmin(fabs(surprise), CORRECTION_SPREAD_MAX) - c->spread_log2);
-    c->log2 = clamp(c->log2 + gain * clamp(surprise, step), CORRECTION_LOG2_MAX);
+    if (abs(c->run) >= CORRECTION_RUN) {
+        c->log2 = c->run_log2;
+        c->run = 0;
+    } else {
+        c->log2 += gain * clamp(surprise, STEP);
+    }
     if (c->n_observed < 1000000000)
         c->n_observed++;
 }
@@ -86,8 +98,10 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
     bool is_store_bound = req->n_stages > 1 ||
                           platform_io_bytes_per_s(p, tier) >= t->bytes_per_s;
     if (plan->n_io > 0 && is_store_bound)
-        e.io_s = (lanes.io_busy_s + req->io_latency_s) /
+        e.io_s = (lanes.io_busy_s + t->latency_s) /
                  platform_correction_factor(&t->correction);
+    if (plan->n_io > 0)
+        e.restore_s = lanes.restore_s - p->start_s;
     return e;
 }
 
@@ -96,10 +110,21 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
     return is_whole && o->compute_s + o->wait_s >= CORRECTION_ALONE * o->total_s;
 }
 
+/* Moves the start by a limited step towards what a short restore took beyond its lanes. */
+static void learn_start(struct platform *p, double lanes_s, double observed_s)
+{
+    if (!(lanes_s > 0) || lanes_s >= CORRECTION_SHORT_S)
+        return;
+    double surprise = clamp(observed_s - lanes_s - p->start_s, START_STEP_S);
+    p->start_s = fmin(CORRECTION_SHORT_S,
+                      fmax(0, p->start_s + CORRECTION_GAIN_MIN * surprise));
+}
+
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o)
 {
     double compute = e->gemm_s + e->kv_s;
+    learn_start(p, e->restore_s, o->total_s);
     struct platform_correction *io = &p->tier[e->tier].correction;
     double believed_io_s = e->io_s * platform_correction_factor(io);
     bool io_bound = o->wait_s > IO_BOUND * o->total_s;

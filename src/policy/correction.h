@@ -8,15 +8,18 @@
  *
  * Each factor is a robust running mean of log2(observed / measured cost):
  * 1. It is bounded: it stays within 2^±CORRECTION_LOG2_MAX.
- * 2. It is robust: a surprise moves it by a limited step. The step doubles only while surprises
- *    go on in one direction. So the factor follows a change of the machine, but not a single
- *    outlier.
+ * 2. It is robust: a single outlier moves it by a limited step. CORRECTION_RUN surprises in a row
+ *    in one direction are a change of the machine. The factor then becomes the observation of
+ *    these that is nearest to it.
  * 3. It converges: the weight of an observation falls to CORRECTION_GAIN_MIN, never to zero.
  *
  * A kind of work that no plan uses teaches nothing. Prefill teaches GEMM as well, and every
  * request has a prefill. So a wrong belief about compute ends with the next prompts, and
  * exploring costs nothing. Prefill teaches only large misses, since restores' own products run
  * beside reads and in other sizes.
+ *
+ * A restore of less than CORRECTION_SHORT_S also waits for threads to wake up, and that time
+ * belongs to no lane. Its time beyond the prediction moves platform.start_s.
  *
  * The mean size of surprises is the factor's *spread*: plans are hedged against it
  * (plan_request.io_spread).
@@ -33,6 +36,8 @@
 #define CORRECTION_LOG2_MAX 3.0
 #define CORRECTION_ALONE    0.8
 #define CORRECTION_GAIN_MIN 0.2
+#define CORRECTION_RUN      3
+#define CORRECTION_SHORT_S  2e-3
 /* A prefill that takes this many times longer, or shorter, than predicted is not noise. */
 #define CORRECTION_PREFILL_MISS 1.5
 /* Most that one surprise adds to the spread, in log2: an outlier is not a habit. */
@@ -45,7 +50,8 @@ void correction_observe(struct platform_correction *c, double expected_s,
 /* Times that a plan's lanes are expected to take, by the profile alone. */
 struct correction_expected {
     int tier;
-    double io_s; /* the I/O lane, slowed by the measured overlap with compute */
+    double restore_s; /* the whole restore, by the corrected profile but without start_s */
+    double io_s;      /* the I/O lane, slowed by the measured overlap with compute */
     /* The compute lane's two kinds of work, slowed by the overlap with I/O. */
     double gemm_s, kv_s;
 };

@@ -5,7 +5,11 @@
  * (a plan of R + 11 K on a disk whose speed drifted lost 10.7 % to plain KV). If the read speed
  * is known only within a factor f, auto takes the plan with the least worst regret: its time
  * over the best plan's, with reads at 1/f, 1 and f times the measured time. Candidates are the
- * best plan of each case and every single method. */
+ * best plan of each case and every single method.
+ *
+ * A single method also wins if a mixture is predicted to gain less than PLAN_LEAST_GAIN or
+ * PLAN_LEAST_GAIN_S over it: costs are not known that well. Reads without compute beside them also
+ * show the full speed of the disk. */
 #include <math.h>
 #include <string.h>
 
@@ -103,8 +107,19 @@ static double worst_regret(const struct candidate *c, const double *best)
     return worst;
 }
 
+/* Returns whether a single method loses so little, in every case, that no mixture is worth it. */
+static bool is_good_enough(const struct candidate *c, const double *best, double least)
+{
+    for (int i = 0; i < CASES; i++)
+        if (c->time_s[i] >
+            fmax(best[i] * least * (1 + PLAN_LEAST_GAIN), best[i] + PLAN_LEAST_GAIN_S))
+            return false;
+    return true;
+}
+
 /* Returns the candidate with the least worst regret; among candidates within `slack` of it, the
- * fastest at the measured speed. */
+ * fastest at the measured speed. The first CASES candidates may be mixtures, the others are single
+ * methods. */
 static const struct candidate *choose(const struct candidate *c, int n, const double *best,
                                       double slack)
 {
@@ -116,6 +131,10 @@ static const struct candidate *choose(const struct candidate *c, int n, const do
     for (int k = 0; k < n; k++)
         if (worst_regret(&c[k], best) <= least * (1 + slack + 1e-9) &&
             (chosen == NULL || (slack > 0 && c[k].time_s[0] < chosen->time_s[0])))
+            chosen = &c[k];
+    for (int k = CASES; k < n; k++) /* the best single method that is good enough */
+        if (is_good_enough(&c[k], best, least) &&
+            (chosen < c + CASES || c[k].time_s[0] < chosen->time_s[0]))
             chosen = &c[k];
     return chosen;
 }

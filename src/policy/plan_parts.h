@@ -128,6 +128,11 @@ void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int
 
 /* ---- plan_hedge.c: when reading may be faster or slower than was measured ---- */
 
+/* A hedged mixture must be predicted to take this share, and so many seconds, less than the best
+ * single method. */
+#define PLAN_LEAST_GAIN   0.04
+#define PLAN_LEAST_GAIN_S 0.5e-3
+
 bool plan_wants_hedge(const struct plan_request *req);
 /* As plan_search, with the least worst regret over req->io_spread. Also fills hedged_s. */
 int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,

@@ -53,7 +53,10 @@ struct platform_correction {
     double log2;        /* -3..3 */
     int n_observed;     /* observations behind it */
     double spread_log2; /* mean |surprise|: how far off one observation may be */
-    int run;            /* consecutive surprises in one direction; not kept in the text */
+    /* Large surprises in a row in one direction, negative for faster ones; not in the text. */
+    int run;
+    double
+        run_log2; /* the observation of that run that is nearest to log2; not in the text */
 };
 
 /* One place that chunks can be read from, with the speed of all its devices together. */
@@ -96,6 +99,10 @@ struct platform {
     struct platform_correction kv_correction; /* factor of C_KV */
     /* Least share of the processors that a measurement had; 0: unknown. */
     double cpu_share;
+    /* Seconds until the first read of a restore is handed over, beyond its tier's latency: threads
+     * wake up. Restores teach it (correction.h). Each process learns it anew, so the text leaves
+     * it out. */
+    double start_s;
     double embed_s; /* seconds per token to look up embedding rows */
     double head_s;  /* seconds of final norm, head and sampling for one position */
     /* Seconds until a layer's weights have come up, the mean of all layers; 0: all are resident.

@@ -81,7 +81,7 @@ static void prefill_teaches_large_misses_only(void **state)
     platform_init(&p);
     correction_learn_prefill(&p, 1, 1.49);
     correction_learn_prefill(&p, 1, 1 / 1.49);
-    correction_learn_prefill(&p, 1e-4, 4e-4); /* more elapsed time than compute */
+    correction_learn_prefill(&p, 0.4e-4, 1.6e-4); /* more elapsed time than compute */
     p.weights_s = 1;
     correction_learn_prefill(&p, 1, 4);
     assert_int_equal(p.gemm_correction.n_observed, 0);
@@ -112,6 +112,27 @@ static void outliers_do_not_count(void **state)
         correction_observe(&c, 0.1, 0.1);
     correction_observe(&c, 0.1, 100);
     assert_true(factor(&c) < 1.04);
+}
+
+/* From the third surprise in a row on the machine is another one, however much was seen. */
+static void three_surprises_are_a_change(void **state)
+{
+    (void)state;
+    struct platform_correction c = {0};
+    for (int i = 0; i < 1000; i++)
+        correction_observe(&c, 0.1, 0.1);
+    correction_observe(&c, 0.1, 0.6);
+    correction_observe(&c, 0.1, 0.3);
+    assert_true(factor(&c) < 1.1);
+    correction_observe(&c, 0.1, 0.7);
+    assert_true(fabs(factor(&c) - 3) < 1e-9); /* the least of the three */
+    correction_observe(&c, 0.1, 0.1);         /* back, twice: no run of three */
+    correction_observe(&c, 0.1, 0.1);
+    correction_observe(&c, 0.1, 0.3);
+    assert_true(factor(&c) > 2.5);
+    for (int i = 0; i < 3; i++)
+        correction_observe(&c, 0.1, 0.02);
+    assert_true(fabs(factor(&c) - 0.2) < 1e-9);
 }
 
 static void nonsense_is_ignored(void **state)
@@ -168,6 +189,38 @@ static void a_bus_teaches_nothing(void **state)
     assert_int_equal(p.tier[0].correction.n_observed, 0);
     p.tier[0].up_bytes_per_s = 1e9;
     assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
+}
+
+/* Threads that wake up late make a short restore late, and the next predictions include it. */
+static void short_restores_teach_the_start(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    struct plan plan;
+    begin(&p, layer, &req, 64);
+    p.tier[0].bytes_per_s = 1e10;
+    for (int i = 0; i < 40; i++) {
+        begin(&p, layer, &req, 64);
+        assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+        assert_int_equal(plan_make(&req, &plan, NULL), 0);
+        struct correction_expected e = correction_expect(&p, 0, &req, &plan);
+        assert_true(e.restore_s < CORRECTION_SHORT_S);
+        correction_learn(&p, &e,
+                         &(struct correction_observed){.compute_s = plan.comp_busy_s,
+                                                       .total_s = e.restore_s + 0.3e-3});
+    }
+    assert_true(fabs(p.start_s - 0.3e-3) < 0.02e-3);
+    assert_true(req.io_latency_s > p.tier[0].latency_s + 0.25e-3);
+    /* One outlier moves it little; a long restore not at all. */
+    struct correction_expected e = {.restore_s = 1e-3};
+    correction_learn(&p, &e, &(struct correction_observed){.total_s = 1});
+    assert_true(p.start_s < 0.45e-3);
+    double before = p.start_s;
+    e.restore_s = 2 * CORRECTION_SHORT_S;
+    correction_learn(&p, &e, &(struct correction_observed){.total_s = 1});
+    assert_true(p.start_s == before);
 }
 
 /* A machine whose GEMM, KV loading and disk are off by these factors: after a number of restores
@@ -281,8 +334,10 @@ int main(void)
         cmocka_unit_test(outliers_do_not_count),
         cmocka_unit_test(prefill_ends_a_wrong_belief_about_compute),
         cmocka_unit_test(prefill_teaches_large_misses_only),
+        cmocka_unit_test(three_surprises_are_a_change),
         cmocka_unit_test(nonsense_is_ignored),
         cmocka_unit_test(a_bus_teaches_nothing),
+        cmocka_unit_test(short_restores_teach_the_start),
         cmocka_unit_test(learns_the_machine),
         cmocka_unit_test(is_kept),
         cmocka_unit_test(only_whole_restores_that_ran_alone_teach),
