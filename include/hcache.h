@@ -751,7 +751,7 @@ struct hcache_stats {
     /* tokens of preempted sequences when they came back: restored; computed again */
     uint64_t recovered_tokens, recomputed_tokens;
     uint64_t n_stairs; /* times that a truncated context's window moved */
-    double stairs_s;   /* total time from such a move until its state had moved */
+    double stairs_s;   /* total time from the end of a stair until the state had moved */
     /* of the device; kept: blocks with reusable state, free when wanted */
     int kv_blocks, kv_blocks_free, kv_blocks_kept;
     uint64_t kv_blocks_evicted;
@@ -768,7 +768,7 @@ struct hcache_stats {
     struct hcache_counts stalls;
     struct hcache_counts misses;    /* look-ups in the store that missed, by reason */
     struct hcache_counts evictions; /* evicted chunks, by reason */
-    /* records that were not used because of it */
+    /* records that were not used for this reason */
     uint64_t n_checksum_failures, n_read_failures;
     uint64_t store_bytes, store_cap_bytes, store_read_bytes, store_written_bytes;
     struct hcache_hist queue, ttft, tbt;
@@ -776,10 +776,10 @@ struct hcache_stats {
 };
 void hcache_stats(struct hcache *h, struct hcache_stats *out);
 
-/* How far the present step is, where weights are streamed and a step may take seconds.  *layer is
- * the number of the layer that it has reached, from 1, of *n_layers; between two steps it is the
- * last step's.  Returns false where no step has begun, or all layers stay in memory.  Any thread;
- * it waits for nothing. */
+/* Reports the progress of the present step; a step that streams weights may take seconds. *layer is
+ * the number of the layer that the step has reached, from 1 to *n_layers. Between two steps it is
+ * the last step's. Returns false if no step has begun, or if all layers stay in memory. Any thread
+ * may call it; it does not wait. */
 bool hcache_step_progress(const struct hcache *h, int *layer, int *n_layers);
 
 #pragma GCC visibility pop

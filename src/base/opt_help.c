@@ -289,8 +289,8 @@ static int distance(const char *a, const char *b)
 const char *opt_nearest(const char *typed, const char *const *words, int n)
 {
     const char *best = NULL;
-    /* At most a third of the letters may differ, and at least one; beyond that it is another word.
-     */
+    /* A third of the letters may differ, or one letter in a short word. With more, it is another
+     * word. */
     int best_distance = (strlen(typed) < 3 ? 1 : (int)strlen(typed) / 3) + 1;
     for (int i = 0; i < n; i++) {
         int d = distance(typed, words[i]);

@@ -102,7 +102,7 @@ static uint64_t number_of_group(const char *dir, const char *file, const char *l
     return number_in(path, label, 1);
 }
 
-/* Pages of files that nobody has used lately make room for others, so they count as left. */
+/* The kernel can drop inactive file pages, so they count as available. */
 static uint64_t left_in(const struct group_files *f, const char *dir)
 {
     uint64_t most = number_of_group(dir, f->most, "");
@@ -114,8 +114,8 @@ static uint64_t left_in(const struct group_files *f, const char *dir)
     return used < most ? most - used : 0;
 }
 
-/* The group at `path` and all above it bound the process.  A container may see its own group at the
- * top alone, under a path that is the host's. */
+/* The group at `path` and all its ancestors bound the process. In a container `path` may be the
+ * host's, while the container sees its own group only, at the root. */
 static uint64_t least_upwards(const struct group_files *f, const char *root, char *path)
 {
     uint64_t least = UINT64_MAX;
@@ -131,7 +131,7 @@ static uint64_t least_upwards(const struct group_files *f, const char *root, cha
     }
 }
 
-/* Whether the controllers between the two first colons have memory. */
+/* Returns whether the list of controllers, between the first two colons, contains memory. */
 static bool has_memory(const char *controllers)
 {
     size_t n = strlen("memory");

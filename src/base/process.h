@@ -15,8 +15,9 @@ bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n);
 /* Returns how many bytes this process may still allocate: the system's available memory, limited by
  * the rest of its control groups.  0: not known. */
 uint64_t process_memory_left(void);
-/* Returns the least that is left in a control group of the process or in one above it; UINT64_MAX
- * where none has a limit.  groups: /proc/self/cgroup; root: /sys/fs/cgroup.  Both versions. */
+/* Returns the smallest amount of memory left in the process's control groups and their ancestors;
+ * UINT64_MAX if none has a limit. groups: the path of /proc/self/cgroup; root: of /sys/fs/cgroup.
+ * Reads versions 1 and 2 of control groups. */
 uint64_t process_group_memory_left(const char *groups, const char *root);
 /* Returns the peak resident memory of this process, in bytes. */
 uint64_t process_memory_peak(void);

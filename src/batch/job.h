@@ -73,7 +73,7 @@ void batch_stop(struct batch *b);
 /* Sends no more requests, and makes batch_run return when the running ones have ended, as after
  * batch_stop.  Call it on batch_run's thread, in on_progress. */
 void batch_yield(struct batch *b);
-/* Sets a new max_out_bytes. Call it likewise. */
+/* Sets a new max_out_bytes. Call it on batch_run's thread, in on_progress. */
 void batch_set_bound(struct batch *b, uint64_t max_out_bytes);
 void batch_counts(const struct batch *b, struct batch_counts *out);
 void batch_close(struct batch *b); /* NULL is allowed */

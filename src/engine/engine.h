@@ -146,7 +146,7 @@ struct outcome {
     int differs_at;
     struct restore_result restore;
     enum surprise surprise; /* whether the plan's prediction missed, and why */
-    /* Whether its reads hung or crawled, and what then brought its state back. */
+    /* Whether its reads hung or crawled, and how its state then came back. */
     enum stall_end stall;
     struct outcome_truncation truncation;
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;

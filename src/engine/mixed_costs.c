@@ -54,8 +54,8 @@ static int project(struct sampling *p, int n)
     return stream_sync(x->stream);
 }
 
-/* Begins as mixed_load does, so that a link that is slowed down starts anew: where a copy was late,
- * the next one does not make up for it. */
+/* Begins as mixed_load does. This resets the throttle of a slowed link: a copy that was late does
+ * not let the next one run faster. */
 static int copy(struct sampling *p, int n)
 {
     const struct places *pl = &p->x.places;
@@ -153,7 +153,8 @@ static int forward(struct sampling *p, int n, double *seconds)
     return rc;
 }
 
-/* The seconds at no rows of the line through both times: those of reading the layer. */
+/* Returns where the line through both times meets zero rows: the seconds to read the layer's
+ * weights. */
 static double forward_mini(int n_rows, double forward_s, double one_row_s)
 {
     double per_row = n_rows > 1 ? (forward_s - one_row_s) / (n_rows - 1) : 0;

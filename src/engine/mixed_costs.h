@@ -17,7 +17,7 @@ struct mixed_costs {
     double kv_bytes, act_bytes; /* bytes of one block of one layer */
     /* Seconds of one layer for n_rows rows that attend to one block each. */
     double forward_s;
-    double forward_mini_s; /* the part of it that does not depend on the rows */
+    double forward_mini_s; /* part of forward_s that does not depend on n_rows */
 };
 
 /* Returns x: the time to project a block over the time to bring its keys and values over the

@@ -109,7 +109,7 @@ static struct places_opts fixed_places(const struct mixed_job *j, const struct m
     return po;
 }
 
-/* Mini-batches of all requests at their greatest length, whole requests each. */
+/* Forms mini-batches of whole requests, all at their greatest length. */
 static int n_minibatches(const struct mixed_job *j, const struct places_opts *po,
                          int context)
 {

@@ -99,8 +99,8 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
     s->restore = NULL;
     s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
     s->out.n_cached = seq_tokens_done(s);
-    /* If a chunk was lost, the new tokens begin elsewhere. If fused prefill has not begun, they
-     * go with the batch. */
+    /* After the loss of a chunk the new tokens begin at an earlier position, so fused prefill of
+     * them is thrown away. If fused prefill has not begun, the batch takes the new tokens. */
     if (s->n_done != g->fused.first || !fused_has_begun(&g->fused, s))
         fused_cancel(&g->fused, s);
     if (s->phase == PHASE_RESTORE && s->n_done < view_moved(&s->view))
@@ -303,8 +303,8 @@ static void judge_prediction(struct seq *s)
             measured.compute_s * 1e3, predicted.compute_s * 1e3);
 }
 
-/* Updates the plan to what ran: layers that changed their kind of record, and recomputation that
- * won a race. */
+/* Changes the reported plan to the methods that ran: layers may have changed their kind of record,
+ * and recomputation may have won a race. */
 static void tell_changed(struct seq *s, const struct restore_result *r)
 {
     struct plan *p = &s->out.plan;

@@ -1,8 +1,8 @@
 /* restore_phase.h - the restoration phase of sequences: look up, plan, restore; private to
  * src/engine.
  *
- * An engine has one restore_phase for all its sequences. It requests edges of the sequences that
- * it restores (seq.h), and touches no other sequence. */
+ * An engine has one restore_phase for all its sequences. It requests transitions of the sequences
+ * that it restores (seq.h), and touches no other sequence. */
 #ifndef ENGINE_RESTORE_PHASE_H
 #define ENGINE_RESTORE_PHASE_H
 

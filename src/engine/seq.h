@@ -19,8 +19,9 @@
  *    known. In a decoding sequence all tokens but the last are done.
  * 2. A waiting sequence holds no place and no blocks. It may have a staged restore (staging.h):
  *    its `restore` is then not NULL. DONE is final.
- * 3. seq.c alone writes the phase, in one function that ends the program at an edge that is not
- *    drawn. Scheduling, restoring and fused prefill request edges by the functions below.
+ * 3. seq.c alone writes the phase, in one function that ends the program at a transition that is
+ *    not drawn. Scheduling, restoring and fused prefill request transitions through the functions
+ *    below.
  *
  * Private to src/engine. Everything belongs to the thread that steps. */
 #ifndef ENGINE_SEQ_H
@@ -49,8 +50,8 @@ struct seq_shared {
     struct stream *stream;
     struct sha256 fingerprint;
     bool reuse; /* equal prefixes share blocks of the KV cache */
-    /* True if the store has copies in DRAM: it is then told which chunks the KV pool holds.
-     * held[0, n_held) are the changes that it has yet to be told. */
+    /* True if the store has copies in DRAM. The engine then reports to the store which chunks the
+     * KV pool holds. held[0, n_held) are changes that are not reported yet. */
     bool tells_held;
     struct store_held held[64];
     int n_held;
@@ -58,12 +59,12 @@ struct seq_shared {
     uint64_t n_edges[PHASES][PHASES]; /* taken so far, [from][to] */
 };
 
-/* What the store and the KV pool were told about a waiting sequence (upcoming.h). */
+/* What was announced about a waiting sequence to the store and the KV pool (upcoming.h). */
 struct seq_upcoming {
     uint64_t turn;
-    int cut; /* cut of the view that they were told of */
+    int cut; /* cut of the announced view */
     int n_chunks,
-        /* The view needs n_wanted chunks; the store was told of the first n_chunks. */
+        /* The view needs n_wanted chunks; the first n_chunks were announced to the store. */
         n_wanted;
     bool is_told, is_pool_told;
     /* Whether fetching ahead was decided; whether the chunks are being fetched. */
@@ -83,7 +84,7 @@ struct seq_staging {
 struct stairs {
     bool must_choose; /* WAIT: it chooses its view when its saves have settled */
     bool is_stepping; /* WAIT, RESTORE: a stair has ended, the next one has not begun */
-    /* The saver's mark at its arrival: what others had handed over by then. */
+    /* The saver's mark at its arrival: covers everything that was handed over before. */
     uint64_t mark;
     int limit; /* chunks from this one on could not be restored; INT_MAX: no such limit */
     int n_replays;      /* times that stairs were replayed because their state was lost */
@@ -160,7 +161,7 @@ bool phase_may_follow(enum phase from, enum phase to);
 
 /* WAIT: forgets its save and its pin, and takes its first blocks: known ones (n_done then counts
  * their tokens), and new ones for the rest. If the pool has too few, it gives back what it took
- * and returns false. The sequence still waits: an edge to RESTORE or PREFILL follows. */
+ * and returns false. The sequence still waits: a transition to RESTORE or PREFILL follows. */
 bool seq_take_place(struct seq *s);
 /* WAIT -> RESTORE. */
 void seq_enter_restore(struct seq *s);

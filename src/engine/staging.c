@@ -110,7 +110,7 @@ static bool stage(struct restore_phase *g, struct seq *s, const struct restore_f
 }
 
 /* Returns whether a found chunk was erased. No chunk is erased before the chunks that continue
- * it, so the last one tells for all. */
+ * it, so the test of the last one suffices. */
 static bool is_erased(const struct seq *s, const struct restore_found *f)
 {
     return !store_hits_stand(s->shared->store, &f->hits[f->n_hits - 1], 1);

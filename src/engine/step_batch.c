@@ -173,7 +173,7 @@ static int forward_zigzag(struct step_batch *b, const struct model_tap *tap)
     return rc;
 }
 
-/* The same, with blocks that come over the link. */
+/* Runs the forward pass with mixed blocks, which come over the link. */
 static int forward_mixed(struct step_batch *b)
 {
     struct mixed *x = b->mixed;

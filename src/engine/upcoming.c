@@ -30,7 +30,7 @@ static void tell_pool(struct seq *s, const struct view *v)
     s->upcoming.is_pool_told = true;
 }
 
-/* Tells the present prices: restores correct the platform. */
+/* Reports the present prices, which change because restores correct the platform. */
 static void tell_prices(struct seq_shared *sh)
 {
     struct placement_price price;

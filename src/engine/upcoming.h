@@ -6,8 +6,8 @@
  * sequences last (policy/placement.h). The windows of store and pool are bounded: later
  * sequences get room as earlier ones leave.
  *
- * If there is a fetcher (restore_pipeline_want), it is also told of the chunks that the KV pool
- * does not hold, until the sequence's own restore begins.
+ * A fetcher (restore_pipeline_want), if there is one, also gets the chunks that the KV pool does
+ * not hold, until the sequence's own restore begins.
  *
  * A truncated sequence needs the chunks of its view: the kept chunks, and those from the cut on.
  * Until it has chosen its view, it is announced with the view of its last token. If it chooses
@@ -17,12 +17,12 @@
 
 #include "engine/seq.h"
 
-/* Tells a store with copies in DRAM which chunks' state the KV pool has begun or ceased to hold:
- * as many as it takes now. Never waits. */
+/* Reports to a store with copies in DRAM which chunks' state the KV pool has gained or lost: as
+ * many changes as the store takes now. Never waits. */
 void upcoming_tell_held(struct seq_shared *sh);
-/* Announces the waiting sequences of a list, in their order, until the store has no more room,
- * and tells it current prices of state. age_ns: waiting time that is worth one step of priority,
- * as for the scheduler. */
+/* Announces the waiting sequences of a list, in their order, until the store has no more room, and
+ * gives it the current prices of state. age_ns: waiting time that is worth one step of priority, as
+ * for the scheduler. */
 void upcoming_tell(struct seq_list l, int64_t age_ns);
 /* Starts fetching ahead for the sequences that still wait after admission. Admitted sequences
  * read by their own restores. */

@@ -21,7 +21,7 @@
 
 struct zigzag {
     const struct model *model;
-    int max_rows;   /* most rows of a step; 0: zig-zag is off */
+    int max_rows;   /* maximum rows of a step; 0: zig-zag is off */
     int piece_rows; /* most rows of a mini-batch */
     struct buf mem[MAX_STAGES];
     struct residual x;     /* [max_rows] rows on each stage */
@@ -52,7 +52,8 @@ static inline bool zigzag_is_on(const struct zigzag *z)
 
 /* Cuts the batch into mini-batches of at most piece_rows rows. */
 void zigzag_cut(struct zigzag *z, const struct step_batch *b);
-/* Cut by hand: zigzag_clear drops all mini-batches, zigzag_add appends rows [begin, end). */
+/* For a caller that cuts the batch itself: zigzag_clear drops all mini-batches, and zigzag_add
+ * appends one of rows [begin, end). */
 void zigzag_clear(struct zigzag *z);
 void zigzag_add(struct zigzag *z, const struct step_batch *b, int begin, int end);
 

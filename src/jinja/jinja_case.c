@@ -12,7 +12,7 @@
 /* Ranges of letters: pairs that lie `step` apart (upper + step = lower), or that alternate (step 0:
  * upper letters have the parity of `first`). */
 static const struct {
-    uint16_t first, last; /* of the upper letters; of all if they alternate */
+    uint16_t first, last; /* range of the upper letters; of all letters if they alternate */
     uint16_t step;
 } pairs[] = {
     {'A', 'Z', 32},     {0xC0, 0xD6, 32},   {0xD8, 0xDE, 32},   {0x100, 0x12F, 0},

@@ -433,7 +433,7 @@ static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256
         prefix_put(p->prefix, own, root, last_known(t), tokens, KV_BLOCK_TOKENS);
     } else if (known != own) {
         block_share(p, known);
-        if (is_known(p, own)) /* known for the tokens that it had before it was full */
+        if (is_known(p, own)) /* known by the tokens that it held before it was full */
             prefix_forget(p->prefix, own);
         block_drop(p, own, &t->use);
         t->blocks[t->n_known] = known;

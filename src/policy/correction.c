@@ -7,7 +7,7 @@
 #include "policy/pipeline.h"
 #include "policy/plan_parts.h"
 
-/* A larger surprise, in log2, is not noise; a factor moves by no larger one at once. */
+/* In log2: a larger surprise is not noise, and no single observation moves a factor further. */
 #define STEP 0.26
 
 /* A shorter measurement contains more clock and wake-up time than cost, and teaches nothing. */
@@ -16,7 +16,8 @@
 /* A short restore moves the start by at most CORRECTION_GAIN_MIN times this. */
 #define START_STEP_S 0.5e-3
 
-/* Share of a lane's work that one kind must have, so that the lane teaches that kind. */
+/* A lane's time corrects a kind of work only if that kind is at least this share of the lane's
+ * work. */
 #define MOST 0.8
 /* The I/O lane is the bottleneck if compute waits for it during this share of the whole. */
 #define IO_BOUND 0.2

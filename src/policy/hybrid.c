@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* ACT blocks that gain less are not worth a second kind of block. */
+/* ACT blocks must shorten a step by at least this share, or a second kind of block does not pay. */
 #define LEAST_GAIN 0.03
 
 static double line(const struct hybrid_line *l, double n, int n_minibatches)
@@ -24,7 +24,7 @@ static double compute_seconds(const struct hybrid_machine *m, int64_t n_act)
 
 /* --- mini-batches ----------------------------------------------------------------------------- */
 
-/* What mini-batches of the two sizes take of a lane's seconds. */
+/* The shares of a lane's time that a large and a small mini-batch take. */
 struct sizes {
     int n_large, n_small; /* large ones have one more request */
     double large, small;
@@ -41,8 +41,8 @@ static struct sizes sizes_of(const struct hybrid_machine *m)
                           .small = (double)(n / k) / n};
 }
 
-/* Seconds of a layer whose lanes take these.  The large mini-batches come first, so that there are
- * two changes of size a layer. */
+/* Returns the seconds of a layer whose lanes take link_s and compute_s. The large mini-batches come
+ * first, so each layer has two changes of size. */
 static double overlap(const struct hybrid_machine *m, double link_s, double compute_s)
 {
     struct sizes z = sizes_of(m);
@@ -95,9 +95,10 @@ void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *me
 
 /* --- choosing --------------------------------------------------------------------------------- */
 
-/* Returns the least n_act in [0, n_blocks] with which the blocks fit and the link brings only
- * weights, or takes at most `ratio` times as long as compute; infinite: with which they fit.
- * n_blocks + 1: there is none.  All of these hold for all larger n_act, too. */
+/* Returns the least n_act in [0, n_blocks] with which the blocks fit and the link either brings
+ * only weights or takes at most `ratio` times as long as compute. If `ratio` is infinite, the
+ * blocks only have to fit. Returns n_blocks + 1 if there is none. Each condition also holds for all
+ * larger n_act. */
 static int64_t first_with(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                           int64_t n_blocks, double ratio)
 {
@@ -133,10 +134,11 @@ static void try_around(const struct hybrid_machine *m, const struct hybrid_memor
         try_one(m, mem, n_blocks, n, best);
 }
 
-/* The link's time falls with n_act and compute's rises.  So the seconds of a layer fall, then rise,
- * and bend where the lanes of two mini-batches that run beside each other cross.  The best is at
- * such a bend, at the least number that fits, or at the least that leaves nothing on the host.
- * Whole blocks on the device bend the link's line by less than two blocks. */
+/* With a larger n_act the link takes less time and compute takes more. So the seconds of a layer
+ * first fall and then rise. Their curve bends where the lanes of two overlapping mini-batches take
+ * equal time. The best n_act is at one of these bends, or is the least that fits, or the least that
+ * leaves nothing on the host. The device holds whole blocks only, which moves a bend by less than
+ * two blocks. */
 void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                    int64_t n_blocks, struct hybrid_split *out)
 {
@@ -182,7 +184,7 @@ int64_t hybrid_requests(const struct hybrid_machine *m, const struct hybrid_memo
 
 /* --- Algorithm 1 ------------------------------------------------------------------------------ */
 
-/* The n for which the line gives these seconds; 0 where its first block takes longer. */
+/* Returns the n at which a_s + b_s * n is `seconds`; 0 if a_s alone is more. */
 static double solve(double a_s, double b_s, double seconds)
 {
     return seconds > a_s ? (seconds - a_s) / b_s : 0;

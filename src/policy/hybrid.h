@@ -2,25 +2,26 @@
  * activations (HybridServe, section 4.3).
  *
  * A *block* is 64 tokens of one layer.  A KV block holds keys and values.  An ACT block holds the
- * layer's inputs: it is smaller where heads are not grouped, and its keys and values are projected
- * again in each step.  For every layer of every step
+ * layer's inputs: it is smaller if heads are not grouped, and its keys and values are projected
+ * again in each step. For every layer of every step
  *
  *     link     [weights][KV and ACT blocks of the host ...]      T_weights + T_load
  *     compute  [forward pass][projection of all ACT blocks]      T_forward + T_project
  *
- * run beside each other, so a step takes the longer of the two.  Blocks on the device need no link.
+ * The two lanes run beside each other, so a step takes the longer of the two. Blocks on the device
+ * need no link.
  *
- * Requests pass a layer in mini-batches (policy/minibatch.h).  While one computes, the next one's
- * blocks come.  So a layer takes the sum of max(compute of a mini-batch, link of the next one), and
- * that is the longer lane only where mini-batches are equal:
+ * Requests pass a layer in mini-batches (policy/minibatch.h). While one computes, the blocks of the
+ * next one are loaded. So a layer takes the sum of max(compute of a mini-batch, link of the next
+ * one). This sum equals the longer lane only if the mini-batches are equal:
  *
  *     6 requests, at most 5 together   5 + 1: 5 of 6 parts beside 1 of 6, twice
  *                                      3 + 3: as long as the longer lane
  *
- * The printed equation 9 leaves out the transfer of ACT blocks that lie on the host.
- * hybrid_paper follows the print; hybrid_choose counts them.  In a balanced mixture of infinite
- * length with x = d * bandwidth / FLOP/s of the projection, KV : ACT is x : 1 by the print, and
- * x - 1/2 : 1 with them.  Then the mixture takes x / (x + 1/2) of the time of KV blocks alone.
+ * The paper's equation 9 leaves out the transfer of ACT blocks that lie on the host. hybrid_paper
+ * follows the paper; hybrid_choose counts this transfer. Let x = d * bandwidth / FLOP/s of the
+ * projection. A balanced mixture of infinite length has KV : ACT = x : 1 without the transfer, and
+ * (x - 1/2) : 1 with it. Then the mixture takes x / (x + 1/2) of the time of KV blocks alone.
  *
  * Pure: no clock, no allocation. */
 #ifndef POLICY_HYBRID_H
@@ -29,7 +30,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Seconds for n > 0: a_s + b_s * n.  Nothing costs nothing. */
+/* A cost of n blocks or bytes: a_s + b_s * n seconds for n > 0, and 0 for n = 0. */
 struct hybrid_line {
     double a_s, b_s;
 };
@@ -47,8 +48,8 @@ struct hybrid_machine {
     /* Requests of equal size, at least n_minibatches.  Mini-batches have whole requests, and their
      * numbers of requests differ by at most one.  0: mini-batches are equal. */
     int n_requests;
-    /* Layers of a step.  Its first load and its last computation overlap nothing.  0: so many that
-     * this does not count. */
+    /* Layers of a step. Its first load and its last computation overlap nothing. 0: infinitely
+     * many, so that these two do not count. */
     int n_layers;
 };
 
@@ -61,32 +62,33 @@ struct hybrid_memory {
 struct hybrid_split {
     int64_t act_device, kv_device, act_host, kv_host;
     double link_s, compute_s;
-    double seconds;    /* of a layer: at least the longer of the two */
-    double kv_seconds; /* with KV blocks alone, whether they fit or not */
-    bool fits;         /* false: no mixture of so many blocks fits, and the rest is 0 */
+    double seconds;    /* seconds of a layer: at least the longer of link_s and compute_s */
+    double kv_seconds; /* the same with KV blocks alone, even if they do not fit */
+    bool fits; /* false: no mixture of n_blocks blocks fits, and all other fields are 0 */
 };
 
-/* Places n_blocks blocks, n_act of them as ACT.  The device is filled with ACT blocks first where
- * they are smaller, and then with KV blocks: either saves the link as many bytes as it takes. */
+/* Places n_blocks blocks, n_act of them as ACT. ACT blocks, if they are smaller, fill the device
+ * first, then KV blocks. A block of either type saves the link as many bytes as it takes on the
+ * device. */
 void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                   int64_t n_blocks, int64_t n_act, struct hybrid_split *out);
 
-/* Finds the mixture of n_blocks blocks with the shortest step.  Uses no ACT blocks where they
- * are no smaller than KV blocks, or where they shorten the step by less than 3 % and are not
- * needed to make the blocks fit. */
+/* Finds the mixture of n_blocks blocks with the shortest step. Uses no ACT blocks if they are no
+ * smaller than KV blocks, or if they shorten the step by less than 3 % and all blocks fit without
+ * them. */
 void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                    int64_t n_blocks, struct hybrid_split *out);
 
-/* Returns how many of at most `most` requests of `blocks` blocks run at once: the number with the
- * most requests a second.  0: not even one fits.  m->forward_s is that of one request.  *out is
- * their split. */
+/* Returns the number of requests to run at once, at most `most`, that completes the most requests a
+ * second; 0: not even one fits. Each request has `blocks` blocks, and m->forward_s is the time of
+ * one request. *out is the split of all blocks. */
 int64_t hybrid_requests(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                         int64_t blocks, int64_t most, struct hybrid_split *out);
 
-/* Algorithm 1 as printed: how the host's memory is shared out before any request is known.
- * mem->device_bytes is full of ACT blocks.  Numbers of blocks are real, as in the paper's linear
- * system.  The print does not say what happens where the first step wants more than there is: then
- * it gets what there is. */
+/* The paper's Algorithm 1: divides the host's memory before any request is known. ACT blocks fill
+ * the device's memory, mem->device_bytes. Numbers of blocks are real, as in the paper's linear
+ * system. The paper does not say what happens if the first step wants more memory than the host
+ * has; here it gets all of it. */
 struct hybrid_shares {
     double act_init, kv_init;     /* step 1: no idle time beside the weights */
     double act_remain, kv_remain; /* step 2: the rest, in balance */
@@ -95,9 +97,9 @@ struct hybrid_shares {
 void hybrid_paper(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                   struct hybrid_shares *out);
 
-/* Equation 11: whether the next block of a request is an ACT block, where it has n_act and n_kv
- * blocks and they are to stand in the ratio act_share : kv_share.  After each block the numbers are
- * less than one block off the ratio. */
+/* Equation 11: returns whether the next block of a request with n_act and n_kv blocks is an ACT
+ * block, so that they keep the ratio act_share : kv_share. After each block the numbers are less
+ * than one block off the ratio. */
 bool hybrid_next_is_act(double act_share, double kv_share, int64_t n_act, int64_t n_kv);
 
 #endif

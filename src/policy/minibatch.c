@@ -14,7 +14,7 @@ static double load_seconds(const struct hybrid_machine *m, double bytes)
     return bytes > 0 ? m->link.a_s + m->link.b_s * bytes : 0;
 }
 
-/* The longer over the shorter. */
+/* Returns the longer time over the shorter. */
 static double ratio_of(double a, double b)
 {
     if (a == b)
@@ -22,7 +22,7 @@ static double ratio_of(double a, double b)
     return a > b ? a / b : b / a;
 }
 
-/* Seconds until blocks of both types have come. */
+/* Returns the seconds until the blocks of both types are loaded. */
 static double load_both_seconds(const struct hybrid_machine *m, int64_t n_act, int64_t n_kv)
 {
     return load_seconds(m, (double)n_kv * m->kv_bytes + (double)n_act * m->act_bytes);
@@ -40,7 +40,7 @@ double minibatch_seconds(const struct hybrid_machine *m, int64_t n_act, int64_t 
     return fmax(project_seconds(m, n_act), load_both_seconds(m, n_act, n_kv));
 }
 
-/* Seconds of both lanes of mini-batch i of n. */
+/* Return the seconds of either lane for mini-batch i of n. */
 static double compute_seconds(const struct hybrid_machine *m, const struct minibatch *b,
                               int n, int i, int n_requests)
 {
@@ -142,7 +142,7 @@ static double whole_imbalance(const struct hybrid_machine *m, const struct minib
     return ratio_of(project_seconds(m, n_act), load_both_seconds(m, n_act, n_kv));
 }
 
-/* Whether the request brings the mini-batch nearer to its share of the blocks. */
+/* Returns whether the request brings the mini-batch nearer to its share of the blocks. */
 static bool is_nearer(const struct minibatch *b, const struct minibatch_request *r,
                       double share)
 {
@@ -150,8 +150,8 @@ static bool is_nearer(const struct minibatch *b, const struct minibatch_request 
     return with <= share || with - share < share - without;
 }
 
-/* Returns the request that joins next, or -1: into an empty mini-batch the one that takes longest,
- * else the one that leaves the least imbalance, of several alike the longest. */
+/* Returns the request that joins next, or -1. The longest request joins an empty mini-batch.
+ * Otherwise the request that leaves the least imbalance joins; the longest wins a tie. */
 static int next_to_join(const struct hybrid_machine *m, const struct minibatch_room *room,
                         const struct minibatch_request *r, int n, const struct minibatch *b,
                         double share, const int *of)
@@ -175,8 +175,9 @@ static int next_to_join(const struct hybrid_machine *m, const struct minibatch_r
     return best;
 }
 
-/* Mini-batches that each take an equal share of the blocks that are left, of n_bins in all, and
- * `slack` of the way from there to a full buffer.  There may be more than n_bins. */
+/* Forms mini-batches for n_bins bins; more may be needed. Each mini-batch is filled up to an equal
+ * share of the remaining blocks, plus `slack` (0 to 1) of the way from this share to a full
+ * buffer. */
 static int form_equal(const struct hybrid_machine *m, const struct minibatch_room *room,
                       const struct minibatch_request *r, int n, int n_bins, double slack,
                       int *of, struct minibatch *bins)
@@ -203,7 +204,7 @@ static int form_equal(const struct hybrid_machine *m, const struct minibatch_roo
     return k;
 }
 
-/* Puts the mini-batches in the order of their load: there are as few changes of size as can be. */
+/* Puts the mini-batches in the order of their load, so that neighbours differ least in size. */
 static void sort_by_load(const struct hybrid_machine *m, struct minibatch *bins, int n_bins,
                          int *of, int n)
 {
@@ -232,7 +233,7 @@ static int form_balanced(const struct hybrid_machine *m, const struct minibatch_
     return k;
 }
 
-/* Sum of the longer lanes: each mini-batch beside its own load. */
+/* Returns the sum of the longer lanes, each mini-batch compared with its own load. */
 static double lanes_seconds(const struct hybrid_machine *m, const struct minibatch *b,
                             int n)
 {
@@ -242,9 +243,9 @@ static double lanes_seconds(const struct hybrid_machine *m, const struct minibat
     return sum;
 }
 
-/* Full buffers say how many mini-batches are needed.  Whole requests seldom fill exact shares, so
- * several shares are tried.  The shortest layer wins, of several alike the one whose mini-batches
- * are balanced by themselves. */
+/* Full buffers determine the number of mini-batches. Whole requests seldom fill equal shares
+ * exactly, so several sizes of the share are tried. The shortest layer wins. In a tie, the layer
+ * whose mini-batches are each balanced wins. */
 static int form_best(const struct hybrid_machine *m, const struct minibatch_room *room,
                      const struct minibatch_request *r, int n, int *of,
                      struct minibatch *bins)

@@ -75,8 +75,8 @@ void placement_learn_init(struct placement_learn *l);
 /* Returns the class of a request's items, without the bits of the uses. turn: 1 is a
  * conversation's first; 0: unknown. */
 uint8_t placement_class(int turn, bool is_tool_pending, bool is_partial);
-/* Returns the class with its owner's bits. Owners share four numbers, so that a tenant whose
- * requests come back sooner than others' is told apart. tag 0 is the first number. */
+/* Returns the class with its owner's bits. Owners share four numbers. They distinguish a tenant
+ * whose requests come back sooner than those of other tenants. tag 0 is the first number. */
 uint8_t placement_class_owner(uint8_t class, uint64_t tag);
 /* Returns the class of an item that has been used n_uses times, the last time in this class. */
 uint8_t placement_class_used(uint8_t class, uint32_t n_uses);

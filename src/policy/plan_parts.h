@@ -128,8 +128,8 @@ void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int
 
 /* ---- plan_hedge.c: when reading may be faster or slower than was measured ---- */
 
-/* A hedged mixture must be predicted to take this share, and so many seconds, less than the best
- * single method. */
+/* A hedged mixture must be predicted to be faster than the best single method by at least this
+ * share and at least this many seconds. */
 #define PLAN_LEAST_GAIN   0.04
 #define PLAN_LEAST_GAIN_S 0.5e-3
 

@@ -393,7 +393,7 @@ static void search(struct search *s)
         prepare_layer(&g, i);
     offer_simple(&g);
     for (int r = s->r_min; r <= s->r_max; r++) {
-        recomputed_s = 0; /* one layer after another, on whatever stages they are */
+        recomputed_s = 0; /* one layer after another, on all stages together */
         for (int i = 0; i < r; i++)
             recomputed_s += plan_recompute_s(s->req, i, r);
         if (!search_worth(s, recomputed_s))

@@ -305,15 +305,15 @@ enum stand {
     STAND_GAP    /* entries that this server has not seen are no longer kept */
 };
 
-/* Compares them. s was asked for before the entries were read; n_seen: entries seen before that;
- * n_new: read now. */
+/* Compares the stream's state with this server's position. s was requested before the entries were
+ * read. n_seen counts the entries seen before, n_new the entries read now. */
 static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_t n_new,
                            bool has_last)
 {
     uint64_t n_gone = s->n_added > s->n_kept ? s->n_added - s->n_kept : 0;
     if (n_seen > s->n_added || (n_seen > n_gone && !has_last))
         return STAND_OTHER;
-    /* The second case: they were dropped after s was asked for. */
+    /* In the second case the stream has dropped unseen entries after s was requested. */
     return n_seen < n_gone || (n_new == 0 && n_seen < s->n_added) ? STAND_GAP : STAND_OK;
 }
 
@@ -323,8 +323,8 @@ static void see(struct remote *r, uint64_t n_seen, const char *id)
     copy_text(r->seen_id, sizeof r->seen_id, id, strlen(id));
 }
 
-/* Continues from the stream's state. A server without a position was no member before, so
- * dropped entries concern it as little as erasures from before it was installed. */
+/* Continues from the stream's state. A server without a position has never taken part before, so
+ * dropped entries do not concern it. */
 static void settle(struct remote *r, const struct stream_info *s, enum stand stand,
                    uint64_t n_new, bool *more)
 {

@@ -25,8 +25,8 @@ struct dialect {
     void (*end)(struct generation *g, struct choice *ch, struct textbuf *out);
     void (*close)(struct generation *g, struct textbuf *out);
     void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);
-    /* Every choice has ended well, and the client has not been told yet: makes it durable.
-     * Returns 0, or -1 with *f. */
+    /* Makes the answer durable. Called when every choice has ended well, and before the client
+     * learns it. Returns 0, or -1 with *f. */
     int (*keep)(struct generation *g, struct fault *f);
     /* Keep is also called for an answer whose client has gone, with the part that exists. */
     bool keeps_unfinished;
@@ -34,8 +34,8 @@ struct dialect {
 };
 
 /* Returns 0; or -1 with *f, *out NULL and nothing submitted. Takes the prompts and own, which is
- * the dialect's, in both cases. text: of the only prompt, if its answers are to be remembered,
- * also taken; NULL: not. what: a miss reason that tokenizing found, or "". */
+ * the dialect's, in both cases. text: the text of the only prompt, for remembering its answers;
+ * also taken. NULL: they are not remembered. what: a miss reason that tokenizing found, or "". */
 int generation_start(const struct client *c, const struct dialect *dialect, void *own,
                      const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
                      struct prompt_text *text, const char *what, struct generation **out,
@@ -55,9 +55,9 @@ void generation_stream(struct generation *g, struct textbuf *out);
 int generation_answer(struct generation *g, struct json **answer, struct fault *f);
 /* Any thread. NULL is allowed, here and below. */
 void generation_cancel(struct generation *g);
-/* Ends running choices. If the dialect keeps unfinished answers, it keeps the part that exists
- * of an answer that the client was not told of. That waits for one step of the engine, and for
- * the disk. */
+/* Ends running choices. If the dialect keeps unfinished answers, and the client has not received
+ * the end of an answer, the dialect keeps the part that exists. That waits for one step of the
+ * engine, and for the disk. */
 void generation_free(struct generation *g);
 
 #endif

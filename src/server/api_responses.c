@@ -24,7 +24,8 @@ struct response {
     char conversation[NAME_BYTES]; /* "": none */
     char *title;
     bool has_branched; /* the conversation had gone on meanwhile */
-    /* Why the disk did not take it; NULL: it is kept, or was not to be kept. */
+    /* Reason why the disk did not take it; NULL: it is kept, or the request did not ask for
+     * that. */
     char *not_kept;
     int64_t sequence; /* sequence number of events */
     bool is_open;     /* the message's events have begun */
@@ -209,7 +210,7 @@ static int keep(struct generation *g, struct fault *f)
     json_free(o);
     json_free(items);
     json_free(told);
-    /* After a fault of the disk the answer is given all the same, and tells that it is not kept. */
+    /* After a disk fault the answer is still sent, and says that it is not kept. */
     if (!err_is_of_disk(rc))
         return rc == 0 ? 0 : keep_fault(&err, f);
     log_warn("an answer was not kept: %s", err.msg);

@@ -88,7 +88,7 @@ struct call {
     struct textbuf body; /* empty once it is parsed */
     struct json *json;   /* the body, parsed */
     size_t json_bytes;   /* memory of json, counted in body_bytes */
-    bool has_bad_body;   /* it could not be parsed, and the client was told */
+    bool has_bad_body;   /* it could not be parsed, and the fault was answered */
 
     int status;
     char refused[160];  /* reason of a refusal, for the log; "": not refused */

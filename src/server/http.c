@@ -311,8 +311,8 @@ static void expect_silence(struct call *c)
         watch_alarm(c->watch, (int64_t)seconds * 1000000000, keep_alive, c);
 }
 
-/* A comment for a stream that is silent; clients pass over it.  Where weights are streamed a second
- * one says how far the step is. */
+/* Writes a comment into a silent stream; clients ignore it. If weights are streamed, a second
+ * comment reports the progress of the step. */
 static void keep_stream_alive(struct call *c)
 {
     int layer, n_layers;

@@ -1,7 +1,7 @@
 /* origin.h - decides whether a request may come from the web page that sent it. Pure.
  *
  * A browser lets any page send requests to this server. Three headers, which pages cannot forge,
- * tell them apart:
+ * identify the page:
  *
  *     Host             the name that the browser asked for. A foreign page can point a name of its own at
  *                      our address (DNS rebinding), and its requests then count as its own origin's.

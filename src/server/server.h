@@ -40,7 +40,7 @@ struct server_opts {
     int read_timeout_s;  /* a request must have arrived whole within this */
     int write_timeout_s; /* a client that reads nothing for this time is dropped */
     int idle_timeout_s;  /* most time between two requests of a connection */
-    int keep_alive_s;    /* a silent stream gets a comment every so many seconds; 0: none */
+    int keep_alive_s;    /* interval of the comments that a silent stream gets; 0: none */
     uint64_t max_body_bytes;
     uint64_t max_bodies_bytes; /* bound on the bodies of all requests together */
     const char *plan;    /* plan of every restore: auto (NULL), hidden, kv, recompute */

@@ -3,8 +3,8 @@
  * The HTTP library drops a connection on which nothing moves, but not one that sends a byte now
  * and then. And it does not look at a connection at all while its request waits for the engine.
  * So one thread watches every socket for its peer's end, and every connection for its deadline.
- * A client that closes its half of the connection counts as gone, as in other servers: it cannot
- * be told apart from a dead one.
+ * A client that closes its half of the connection counts as gone, as in other servers: it cannot be
+ * distinguished from a dead one.
  *
  * A watch never closes a socket. It shuts it down, and the library, its owner, notices. Call
  * watch_end before the socket is closed; after it returns the watcher does not touch the socket. */

@@ -68,7 +68,7 @@ int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until
 
 /* --- erasing ---------------------------------------------------------------------------------- */
 
-/* Tells the engine and the caller the result of an erasure. */
+/* Reports the result of an erasure to the engine and the caller. */
 static void erased_tell(struct hcache *h, const struct store_erased *gone,
                         struct hcache_erased *out)
 {

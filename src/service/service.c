@@ -509,8 +509,9 @@ void service_stop(struct service *s)
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* Begins the text as a continuation of the prompt's: some tokenizers drop a space at the
- * beginning of a text, and this is none. Four tokens are more than a character has. */
+/* Feeds the prompt's last four tokens to the text stream. The answer continues a text, so its first
+ * space must stay; some tokenizers drop a space at the beginning of a text. Four tokens complete
+ * any character. */
 static void prime_text(struct hcache_ticket *t)
 {
     const char *text;

@@ -452,7 +452,7 @@ static int open_state(struct stack *k, struct err *err)
         rc = model_work_create(k->model, k->batch_rows, &work, err);
     if (rc == 0)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
-    /* Tells the store the fingerprint, so that a miss can report "state of another model". */
+    /* Gives the store the fingerprint, so that a miss can report "state of another model". */
     if (rc == 0 && k->store != NULL) {
         store_expect(k->store, &k->fingerprint);
         rc = open_profile(k, work, s, err);

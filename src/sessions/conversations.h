@@ -50,7 +50,7 @@ struct conversations_opts {
      * ERR_NOT_FOUND. */
     const char *stands_in_because;
     /* Name of this server among others; NULL: there are none. It becomes a part of new names, so
-     * that another server can tell where a conversation is kept: -EAGAIN. Copied. */
+     * that another server knows which server keeps a conversation: -EAGAIN. Copied. */
     const char *server;
 };
 

@@ -20,8 +20,8 @@
 #include "policy/placement.h"
 #include "sim/load.h"
 
-/* Jobs count only while at least this many others wait. The end of the run, when no session
- * arrives any more and all remaining state fits into the cache, says nothing about a loaded
+/* Jobs count only while at least this many others wait. At the end of the run no session arrives
+ * any more and all remaining state fits into the cache, so it says nothing about a loaded
  * server. */
 #define CLOSED_LEAST_QUEUE 1500
 

@@ -16,17 +16,18 @@
 
 struct ahead;
 
-/* Returns NULL where no thread can be had.  All functions below allow NULL, on any thread. */
+/* Returns NULL if no thread can be created. All functions below allow NULL, on any thread. */
 struct ahead *ahead_create(void);
 void ahead_destroy(struct ahead *a);
 
-/* Follows this region from now on, from its first byte, and none before. */
+/* Follows this region from now on, from its first byte, and stops following the one before. */
 void ahead_follow(struct ahead *a, uint8_t *base, uint64_t n_bytes);
 /* The region's bytes up to here are in use. */
 void ahead_use(struct ahead *a, const uint8_t *base, uint64_t end_bytes);
 /* Leaves the region alone: its memory may be given back after the return. */
 void ahead_leave(struct ahead *a, const uint8_t *base);
-/* Waits until all that the followed region should have now is provided; returns its bytes. */
+/* Waits until the memory ahead of the followed region's used bytes is provided; returns its
+ * bytes. */
 uint64_t ahead_await(struct ahead *a);
 
 #endif

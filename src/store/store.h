@@ -294,8 +294,8 @@ int store_differs_at(struct store *s, const struct sha256 *parent, const int32_t
 int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
                  struct store_hit *hits);
 
-/* Tells the store which fingerprint the caller looks for (NULL: none), so that a lookup can
- * report "state of another model or build". Changes nothing else. */
+/* Sets the fingerprint that the caller looks for (NULL: none), so that a lookup can report "state
+ * of another model or build". Changes nothing else. */
 void store_expect(struct store *s, const struct sha256 *fingerprint);
 
 /* Declares a chunk damaged after a failed check. It and all that continues it are misses from

@@ -109,7 +109,7 @@ static bool is_needless(const struct tier *t, const struct chunk_node *n)
 static void use_as_store_does(struct tier *t, struct tier_chunk *c)
 {
     const struct placement_item *of = &c->node->place;
-    /* A hint counts here if the store believes it. */
+    /* a client's hint counts only if the store's own policy relies on it */
     bool has_hint = of->due_time > of->used_time && of->worth > 0;
     struct placement_use use = {.at = of->used_at,
                                 .time = of->used_time,

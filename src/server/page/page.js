@@ -14,8 +14,8 @@ const sending = new Map(); // running answers by conversation id ("new": no id y
 const WARN_SHARE = 0.8;   // share of the context at which it warns, as in terminal and API
 const UNUSED_S = 3600;    // seconds after which a conversation of this page without a turn is removed
 
-// On a touch screen Enter starts a line, since its keyboard has no Shift+Enter. The keyboard covers half the screen: it
-// goes when a message is sent, and comes only when the user wants it.
+// On a touch screen Enter starts a line, since its keyboard has no Shift+Enter. The keyboard covers
+// half the screen, so it closes when a message is sent and opens only when the user taps the box.
 const touch = matchMedia("(pointer: coarse)");
 
 const openId = () => (open ? open.id : "new");
@@ -42,7 +42,8 @@ function when(seconds) {
   return today ? d.toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"}) : d.toLocaleDateString();
 }
 
-// A conversation has no title before its first answer has ended: until then its question stands there.
+// A conversation has no title before its first answer has ended. Until then the list shows its
+// question.
 function titleOf(c) {
   const running = sending.get(c.id);
   return c.title || (running ? running.question.said.slice(0, 80) : "Untitled");
@@ -58,8 +59,8 @@ function entry(c) {
   return li;
 }
 
-// This page makes a conversation before its first answer. Where that answer never came, the conversation is empty: it
-// is not listed, and removed once no answer can be on its way.
+// This page makes a conversation before its first answer. If that answer never came, the
+// conversation is empty. The list leaves it out, and removes it once no answer can be on its way.
 function isEmpty(c) {
   const empty = !c.turns && c.metadata.page === "new" && !sending.has(c.id);
   if (empty && Date.now() / 1000 - c.updated_at > UNUSED_S)
@@ -206,7 +207,7 @@ async function branch(at) {
   $("text").focus();
 }
 
-// Asks a turn again (Talk.turnOf): on a branch, or where it is the first one in a new conversation.
+// Asks a turn again (Talk.turnOf): on a branch, or, if it is the first turn, in a new conversation.
 async function again(turn) {
   const s = settings();
   if (turn.at) await branch(turn.at);
@@ -322,7 +323,8 @@ async function stopped(running) {
   return false;
 }
 
-// The new conversation gets its name from the server; the open one, unless the user has left it, is it from now on.
+// The new conversation gets its name from the server. It becomes the open one, unless the user has
+// left it.
 async function begin(running) {
   const c = await post("/v1/conversations", {metadata: {...metadataOf(fresh), page: "new"}});
   sending.delete("new");
@@ -339,7 +341,7 @@ function failed(e) {
   else notice(e.message);
 }
 
-// Sends to the open conversation; input: items, where the text alone is not all.
+// Sends to the open conversation. `input`: the items to send if they are more than the text.
 async function say(text, input = text) {
   if (!text || sending.has(openId())) return;
   const running = {question: Talk.message("user", text), li: Talk.message("assistant", ""), control: new AbortController()};
@@ -369,7 +371,8 @@ async function say(text, input = text) {
   if (isSent && id === openId() && !touch.matches) $("text").focus();
 }
 
-// Nothing was kept: the text goes back into its conversation's box, and a conversation made for it goes.
+// Nothing was kept: the text returns to its conversation's box, and a conversation made for it is
+// removed.
 function unsaid(running, id, text, isNew) {
   running.question.remove();
   running.li.remove();
@@ -440,7 +443,7 @@ async function health() {
 const STATES = {ok: "ready", loading: "loading the model", stopping: "shutting down", away: "not reachable"};
 let state = "ok", hasStarted = false;
 
-// Shows the state that was seen last, with live figures where there are some. Returns how many answers run.
+// Shows the last known state, with live figures if there are any. Returns how many answers run.
 async function showState() {
   const seen = state, isLive = seen === "ok" && hasStarted && !document.hidden;
   const n = isLive ? await stats().catch(() => 0) : 0;

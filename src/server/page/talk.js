@@ -1,7 +1,7 @@
 // talk.js - the messages of the open conversation as elements, with the actions for each.
 //
 // A list element has `said` (its text), data-turn (the response that it belongs to, once the server has kept it)
-// and data-item (its item, where it came from the server).
+// and data-item (its item, if it came from the server).
 "use strict";
 
 const Talk = (() => {
