@@ -34,8 +34,8 @@ int rig_time(struct rig *r, int (*run)(struct rig *r, void *arg, int i), void *a
 /* The device's measured limits; results are shares of them. */
 struct device_ceilings {
     double gemm_flops; /* rate of a large square product of the rig's type */
-    double up_bytes_per_s,
-        down_bytes_per_s;      /* of pinned host memory; 0 if memory is unified */
+    /* Rates of copies to the device and back, with pinned host memory; 0 if memory is unified. */
+    double up_bytes_per_s, down_bytes_per_s;
     double memory_bytes_per_s; /* device memory: bytes read plus bytes written by a copy */
 };
 /* Takes at most half a second on a GPU. Sizes grow until a run is long compared with the clock's

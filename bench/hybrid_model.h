@@ -17,7 +17,7 @@ enum hybrid_arm {
     HYBRID_ACT,    /* activations only */
     HYBRID_TOKENS, /* half of each context as token ids, the rest as keys and values */
     HYBRID_HALF,   /* as many ACT as KV blocks */
-    HYBRID_PAPER,  /* Algorithm 1 as printed */
+    HYBRID_PAPER,  /* the paper's Algorithm 1 */
     HYBRID_AUTO,   /* hybrid_choose */
     HYBRID_ARMS
 };
@@ -33,8 +33,8 @@ struct hybrid_setup {
 
 /* One step of the batch, at one length of the contexts. */
 struct hybrid_step {
-    struct hybrid_split split; /* of one layer */
-    double step_s;             /* of all layers */
+    struct hybrid_split split; /* split of one layer */
+    double step_s;             /* time of a step, all layers together */
     double link_bytes;         /* for caches, without weights, all layers */
     double compute_share;      /* share of the step */
 };

@@ -12,7 +12,7 @@
 
 struct estimate {
     uint64_t lines_done, bytes_done; /* finished by this run */
-    uint64_t lines_left, bytes_left; /* of the input: everything not done */
+    uint64_t lines_left, bytes_left; /* the part of the input that is not done */
     bool is_size_known;
     double elapsed_s;
 };

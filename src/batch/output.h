@@ -20,7 +20,7 @@ struct output {
     char *path;
     uint64_t n_bytes;     /* durable bytes */
     uint64_t n_lines;     /* lines found at open */
-    uint64_t n_failed;    /* of n_lines: those that report a fault */
+    uint64_t n_failed;    /* part of n_lines that reports a fault */
     struct textbuf lines; /* added, not yet written */
 };
 

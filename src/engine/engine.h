@@ -133,7 +133,7 @@ struct outcome {
     int n_prompt, n_generated;
     int n_stored;    /* prompt tokens that the store has, as far as it was asked */
     int n_cached;    /* prompt tokens that were not computed */
-    int n_device;    /* those of n_cached that the KV cache had; the others were restored */
+    int n_device;    /* part of n_cached that the KV cache had; the rest was restored */
     int n_remote;    /* prompt tokens whose chunks the remote sent for this sequence */
     int n_preempted; /* times that it lost its place */
     /* Tokens that were done when it lost its place, and were not computed again. */

@@ -3,7 +3,7 @@
  *
  *   off, recompute   all blocks are KV blocks on the device; blocks without room are computed again
  *   kv, act          blocks of this type alone
- *   paper            Algorithm 1 as printed
+ *   paper            the paper's Algorithm 1
  *   auto             hybrid_choose; no ACT blocks if the link outruns the projection, or heads are
  *                    grouped; off if the device computes in the host's memory
  *
@@ -26,7 +26,7 @@ enum mixed_method {
 /* Names that users give; ends with NULL. */
 extern const char *const mixed_methods[MIXED_METHODS + 1];
 
-/* Beyond this x (mixed_costs_x) `auto` uses no ACT blocks: they would gain less than 5 %. */
+/* Above this x (mixed_costs_x) `auto` uses no ACT blocks, because they would gain less than 5 %. */
 #define MIXED_MOST_X 10.0
 
 struct mixed_job {

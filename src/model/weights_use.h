@@ -26,8 +26,8 @@
 
 /* A source of layers. The thread that owns s calls acquire and release. */
 struct layer_source {
-    /* Returns 0, or a negative code if the layer cannot be had; no release follows then.  May wait.
-     * *out is valid until the release. */
+    /* Returns 0, or a negative code if the layer cannot be provided; then no release follows. May
+     * wait. *out is valid until the release. */
     int (*acquire)(void *arg, int l, struct stream *s, const struct layer_weights **out);
     /* The layer's memory may be overwritten once the operations queued on s have run. */
     void (*release)(void *arg, int l, struct stream *s);

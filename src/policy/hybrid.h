@@ -43,7 +43,7 @@ struct hybrid_machine {
         forward_mini_s; /* further seconds for each mini-batch but one: it reads the layer again */
     struct hybrid_line project; /* T_project, by ACT blocks */
     struct hybrid_line link;    /* T_load, by bytes */
-    double kv_bytes, act_bytes; /* of a block */
+    double kv_bytes, act_bytes; /* bytes of a block */
     int n_minibatches;          /* each pays a_s of link and project; at least 1 */
     /* Requests of equal size, at least n_minibatches.  Mini-batches have whole requests, and their
      * numbers of requests differ by at most one.  0: mini-batches are equal. */

@@ -122,7 +122,7 @@ struct staged {
     struct search *s;
     const struct plan_request *q;
     int n, n_choices;
-    struct choice choice[PLAN_MAX_LAYERS]; /* by falling rate */
+    struct choice choice[PLAN_MAX_LAYERS]; /* ordered by falling rate */
     char only[PLAN_MAX_LAYERS];            /* method of layers without a choice; 0: none */
     int n_offers;
     char method[PLAN_MAX_LAYERS + 1];

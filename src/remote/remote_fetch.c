@@ -31,7 +31,7 @@ struct work {
     struct remote_fetch *f;
     uint64_t *length;     /* [n] lengths of the values */
     int n;                /* length of the chain that the remote has */
-    int n_asked, n_come;  /* of these n: asked for, and received */
+    int n_asked, n_come;  /* how many of these n were asked for, and received */
     uint64_t asked_bytes; /* bytes asked for and not received */
     int n_flight;         /* answers that are still to come */
     int n_round_trips;

@@ -10,7 +10,7 @@
 
 /* --- names and ports -------------------------------------------------------------------------- */
 
-enum { MAX_NAME = 253 }; /* of a DNS name */
+enum { MAX_NAME = 253 }; /* longest DNS name */
 
 struct authority {
     char name[MAX_NAME + 1]; /* lower case; an address in the form of inet_ntop */

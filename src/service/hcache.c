@@ -504,7 +504,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
         rc = plan_mode_parse(r->plan, &mode, err);
     if (rc == 0 && r->plan != NULL)
         rc = check_plan(&mode, r->plan, err);
-    /* A forced plan may ask for any kind later: save both, unless told otherwise. */
+    /* A forced plan may need any kind later: save both, unless the request says otherwise. */
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
     struct platform bounded = h->platform;
     platform_throttle(&bounded, 0, (double)h->k.o.user.throttle_bytes_per_s);

@@ -151,7 +151,7 @@ int load_mooncake(struct load *l, const char *text, size_t n, struct err *err)
 struct agents_state {
     enum load_part part;
     struct rng rng;
-    double gap_s, start_s; /* of the present session */
+    double gap_s, start_s; /* gap before the present session, and its start */
     char session[64];
     uint32_t n_seen; /* sessions in the file so far */
     uint32_t base;   /* the number of its first block - 1: blocks count from 1 */

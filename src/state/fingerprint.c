@@ -24,7 +24,7 @@ enum { MIN_SAMPLE = 64, MAX_SAMPLE = 1 << 20 };
 
 struct probe {
     const struct model *m;
-    struct model view; /* of m, with rotation tables that reach the far positions */
+    struct model view; /* copy of m with rotation tables that reach the far positions */
     struct model_work *w;
     struct stream *s;
     struct sha256_ctx *h;

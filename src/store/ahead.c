@@ -22,7 +22,7 @@ struct ahead {
     pthread_mutex_t lock; /* protects what follows */
     pthread_cond_t news;  /* for the thread: there is more to provide, or it is to end */
     pthread_cond_t rest;  /* the thread has provided a piece */
-    uint8_t *base;        /* of the region; NULL: none */
+    uint8_t *base;        /* start of the region; NULL: none */
     uint64_t n_bytes, end_bytes,
         at; /* bytes before `at` are provided, or are being provided now */
     bool is_busy, quit;

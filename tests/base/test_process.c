@@ -99,7 +99,7 @@ static void version_1_has_files_of_its_own(void **state)
     assert_int_equal(left("3:hugetlb,memory:/job/one\n"), 6500);
 }
 
-/* A container without a name space of its own is told the host's path, which it cannot see. */
+/* A container without a name space of its own reads the host's path, which it cannot see. */
 static void a_container_finds_its_group_at_the_top(void **state)
 {
     (void)state;

@@ -7,7 +7,7 @@
 export HCACHE_PLAN=kv
 model=models/demo
 store=$tmp/store
-# doc SEED WORDS: text of so many words
+# doc SEED WORDS: prints a text of WORDS words
 doc() { awk -v s="$1" -v n="$2" 'BEGIN { split("river stone lamp the of tree cold open seven road light under paper green", w, " ");
     for (i = 0; i < n; i++) { s = (s * 1103515245 + 12345) % 2147483648; printf "%s%s", w[1 + int(s / 65536) % 14], i % 9 == 8 ? ". " : " " } }'; }
 for i in 1 2 3 4 5 6; do doc "$i" 220 >"$tmp/doc$i.txt"; done

@@ -20,7 +20,7 @@ def connect(server, n):
 
 
 def is_served(c, seconds=PATIENCE):
-    """Returns whether a whole answer arrives, each piece within so many seconds."""
+    """Returns whether a whole answer arrives, each piece within `seconds`."""
     c.settimeout(seconds)
     try:
         answer = http.client.HTTPResponse(c)

@@ -22,7 +22,7 @@ def memory(s, name):
 
 
 def limit(s, room):
-    """Limits the growth of the server's address space to so many bytes; None removes the limit."""
+    """Limits the growth of the server's address space to `room` bytes; None removes the limit."""
     most = resource.RLIM_INFINITY if room is None else memory(s, "VmSize") + room
     resource.prlimit(s.p.pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 

@@ -110,7 +110,7 @@ static struct et_run run(struct stack *k, const char *save, const char *plan, bo
 
 static struct et_run want; /* the result without eviction */
 
-/* The whole context is restored, and at least so many bytes are read directly. */
+/* The whole context is restored. All its bytes are read directly if `direct` is set, else none. */
 static void restores(struct stack *k, const char *plan, bool fused, bool direct)
 {
     struct et_run r = run(k, "none", plan, fused);

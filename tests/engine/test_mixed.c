@@ -192,8 +192,8 @@ static const int *by_request(void *arg, const struct kv_table *t)
 /* There are scratch blocks for three quarters of the requests' blocks, both types together.  In
  * order of arrival, requests of one kind share a mini-batch.  `balance` begins with the longest and
  * gives each mini-batch one request of either kind and half of the blocks: while one is projected,
- * the other is loaded.  `print` takes requests in order while F_b does not grow: it is infinite
- * with KV blocks alone, so a second such request joins. */
+ * the other is loaded. `print`, the paper's method, takes requests in order while F_b does not
+ * grow. F_b is infinite with KV blocks alone, so a second request with KV blocks joins. */
 static void mini_batches_are_those_of_the_policy(void **state)
 {
     (void)state;

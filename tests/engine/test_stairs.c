@@ -1,5 +1,5 @@
 /* test_stairs.c - contexts that outgrow their window: every token has the bits of the definition,
- * whatever the sequence's history.
+ * for any history of the sequence.
  *
  * The judge computes the definition token by token: it keeps K (before RoPE) and V of all tokens,
  * and fills the cache anew for each stair. */
@@ -205,8 +205,8 @@ static void the_engine_computes_the_definition(void **state)
     }
 }
 
-/* Turn by turn, as one long prompt, and restored: the bits are the same, whatever was saved and
- * however it is restored. */
+/* A context has the same bits if it is computed turn by turn, computed as one long prompt, or
+ * restored, for all kinds of saved state and all plans. */
 static void however_a_context_came_there(void **state)
 {
     (void)state;

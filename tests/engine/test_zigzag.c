@@ -77,7 +77,7 @@ static void each_layer_is_taken_once_a_step(void **state)
     test_free(spy);
 }
 
-/* A layer that cannot be had in the middle of a step ends the step's requests. */
+/* If a layer cannot be read in the middle of a step, the step's requests end. */
 static void a_layer_that_fails_ends_the_step(void **state)
 {
     (void)state;

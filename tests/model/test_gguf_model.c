@@ -299,7 +299,7 @@ static void test_layers_differ(void **state)
     solo_close(&t);
 }
 
-/* A quantised file is held as `auto` chooses unless told otherwise; state is bf16. */
+/* A quantised file is held as `auto` chooses unless the options name a format; state is bf16. */
 static void test_quantised_files_are_held_as_measured(void **state)
 {
     (void)state;

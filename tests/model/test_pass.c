@@ -234,7 +234,8 @@ static void a_pass_that_is_given_up_releases_its_layer(void **state)
     lab_close();
 }
 
-/* A layer that cannot be had ends the pass with the source's code; earlier layers were released. */
+/* If the source cannot provide a layer, the pass ends with the source's code; earlier layers were
+ * released. */
 static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
 {
     (void)state;

@@ -126,7 +126,7 @@ static void three_surprises_are_a_change(void **state)
     assert_true(factor(&c) < 1.1);
     correction_observe(&c, 0.1, 0.7);
     assert_true(fabs(factor(&c) - 3) < 1e-9); /* the least of the three */
-    correction_observe(&c, 0.1, 0.1);         /* back, twice: no run of three */
+    correction_observe(&c, 0.1, 0.1); /* two normal observations end the run of surprises */
     correction_observe(&c, 0.1, 0.1);
     correction_observe(&c, 0.1, 0.3);
     assert_true(factor(&c) > 2.5);

@@ -1,4 +1,5 @@
-/* test_minibatch.c - mini-batches beside the best of all partitions, and the rule of the print. */
+/* test_minibatch.c - mini-batches compared with the best of all partitions, and the paper's
+ * rule. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -154,7 +155,8 @@ static void balanced_mini_batches_are_near_the_best(void **state)
 
 /* --- equal sizes ------------------------------------------------------------------------------ */
 
-/* Requests alike: as few mini-batches as hold them, whose numbers differ by at most one. */
+/* Equal requests form as few mini-batches as can hold them, with numbers of requests that differ by
+ * at most one. */
 static void requests_alike_make_equal_mini_batches(void **state)
 {
     (void)state;
@@ -188,7 +190,7 @@ static void a_layer_computes_beside_the_next_load(void **state)
     assert_true(minibatch_layer_seconds(&m, unequal, 2) == 5 + 7.5);
     assert_true(minibatch_layer_seconds(&m, equal, 2) == 4.5 + 4.5);
     assert_true(minibatch_layer_seconds(&m, equal, 1) == 4.5);
-    m.forward_s = 12; /* ten of them in the mini-batch of five requests */
+    m.forward_s = 12; /* ten ACT blocks are in the mini-batch of five requests */
     m.weights_s = 2;  /* one beside each */
     assert_true(minibatch_layer_seconds(&m, unequal, 2) == (10 + 5) + 8.5);
     m.forward_mini_s = 6; /* the second mini-batch reads the layer again: 15 and 3 of 18 */
@@ -265,8 +267,8 @@ static void opposites_are_put_together(void **state)
     assert_int_equal(of[2], of[3]);
 }
 
-/* A projection of 10 s hides 10 s of the link.  Its ACT blocks take 5 s of it, so 5
- * s of KV blocks fit. */
+/* A projection of 10 s hides 10 s of the link. Its ACT blocks take 5 s of the link, so 5 s of KV
+ * blocks fit. */
 static void balance_counts_the_transfer_of_act_blocks(void **state)
 {
     (void)state;
@@ -298,7 +300,7 @@ static void types_share_a_buffer(void **state)
     for (int k = 0; k < 3; k++)
         assert_int_equal(members[k], 4);
     assert_int_not_equal(of[10],
-                         of[11]); /* what has no ACT block goes beside what has many */
+                         of[11]); /* a request without ACT blocks joins one with many */
 }
 
 static void imbalance_is_symmetric_and_at_least_one(void **state)

@@ -105,7 +105,7 @@ static void use(struct load *x, int i, uint32_t now)
     x->next[i] = now + 1 + gap(x, i);
 }
 
-/* Runs until `until`; the tier's size is told with an eviction of content that nobody observes. */
+/* Runs until `until`. An eviction of content that is not observed reports the tier's size. */
 static void run(struct load *x, uint32_t until, uint64_t n_items)
 {
     for (int i = 0; i < ITEMS; i++)

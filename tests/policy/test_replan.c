@@ -42,7 +42,7 @@ static void slow_compute_gets_more_keys_and_values(void **state)
     assert_int_equal(replan_hidden(&v), 6);
     v.comp_rest_s = 100; /* the lane is late: it gets as little as possible */
     assert_int_equal(replan_hidden(&v), 0);
-    v.comp_rest_s = 1000; /* whatever is read */
+    v.comp_rest_s = 1000; /* for every kind that is read */
     assert_int_equal(replan_hidden(&v), 10);
 }
 

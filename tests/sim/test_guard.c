@@ -84,7 +84,8 @@ static uint32_t pick_worst(struct duel *d, uint32_t request)
     return fresh(d);
 }
 
-/* Alternates: debts are made while it learns, and called in at once. */
+/* Alternates: debts accumulate while `ours` learns, and the adversary then uses all of them at
+ * once. */
 static uint32_t pick_by_turns(struct duel *d, uint32_t request)
 {
     return request / 3000 % 2 == 0 ? pick_loop(d, request)

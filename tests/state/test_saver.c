@@ -736,9 +736,9 @@ static void memory_follows_the_policy(void **state)
     rig_close(&r);
 }
 
-/* The writer falls behind.  A caller that only tries is told to come back, and succeeds later.  A
- * decoding sequence is not saved further, and that is the reason given.  A caller that may wait
- * does so. */
+/* The writer falls behind. A caller that only tries gets no room now, and succeeds later. A
+ * decoding sequence is not saved further, and that is the reason given. A caller that may wait does
+ * so. */
 static void shed_when_the_writer_falls_behind(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* test_ahead.c - memory that the system provides before it is used: how far ahead, for which
- * region, and that a store in memory asks for it when told to. */
+ * region, and that a store in memory asks for it if its option is set. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

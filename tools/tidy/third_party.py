@@ -1,5 +1,5 @@
 """Checks that each third party's header appears in one place only; any other <header> must be the C
-library's or the system's.  A new dependency must be added here, and so is a decision."""
+library's or the system's. A new dependency must be added here, so it is a deliberate decision."""
 import re
 import subprocess
 import sys
