@@ -1,6 +1,7 @@
 """Shared by measurements of one server: `hcache serve` as a child process, token ids, and arms that
 take turns."""
 import json
+import os
 import random
 import re
 import statistics
@@ -44,6 +45,12 @@ class Server:
         with urllib.request.urlopen(self.url + "/metrics", timeout=60) as f:
             m = re.search(r"^hcache_" + re.escape(name) + r" (\S+)", f.read().decode(), re.M)
         return float(m.group(1)) if m else 0
+
+    def processor_s(self):
+        """Processor time that the program has used so far: its own, and the system's for it."""
+        with open(f"/proc/{self.p.pid}/stat", encoding="ascii") as f:
+            fields = f.read().rpartition(")")[2].split()
+        return tuple(int(x) / os.sysconf("SC_CLK_TCK") for x in fields[11:13])
 
     def stop(self):
         self.p.terminate()

@@ -32,6 +32,7 @@ a.add_argument("--answer", type=int, default=64)
 a.add_argument("--rounds", type=int, default=2)
 a.add_argument("--shares", default="0.1,0.9,3.0", help="of a request's service time that its load takes")
 a.add_argument("--dram", default="2G")
+a.add_argument("--keep", help="a folder that keeps the contexts for the next run")
 a.add_argument("--mixed", action="store_true", help="predictions of contexts that lie in DRAM and on the disk")
 a.add_argument("--throttle", default="400MB", help="of the disk, for --mixed: bytes per second")
 a.add_argument("--plan", default="kv", help="for --mixed: auto, kv, ...")
@@ -97,36 +98,44 @@ if a.mixed:
     mixed([prompt_of(i) for i in range(a.requests)])
     raise SystemExit
 
-tmp = tempfile.mkdtemp(prefix="prefetch.", dir="/var/tmp")
+tmp = a.keep or tempfile.mkdtemp(prefix="prefetch.", dir="/var/tmp")
+is_saved = os.path.exists(os.path.join(tmp, "store"))
 store = ["--store", os.path.join(tmp, "store")]
 prompts = [prompt_of(i) for i in range(a.requests)]
-s = server(*store, "--max-sequences", "2", "--dram", "0")
-for p in prompts:
-    s.ask(p, 1)
-s.flush()
-s.stop()
+if not is_saved:
+    s = server(*store, "--max-sequences", "2", "--dram", "0")
+    for p in prompts:
+        s.ask(p, 1)
+    s.flush()
+    s.stop()
 s = server(*store, "--max-sequences", "1", "--dram", "0")
-probe = [s.ask(p, a.answer) for p in prompts[:3]]
+probe = at_once(s, prompts[:6])[1:]
 compute_s = statistics.median(t["decode_ms"] + t["prefill_ms"] for t in probe) * 1e-3
 load_bytes = probe[-1]["restore_bytes"]
 s.stop()
 print(f"{a.requests} requests of {a.tokens} tokens, {a.answer} to answer: service without load {compute_s:.2f} s, "
-      f"{load_bytes / 1e6:.1f} MB each", flush=True)
+      f"{load_bytes / 1e6:.1f} MB each (probes: " +
+      ", ".join(f"{t['decode_ms'] + t['prefill_ms']:.0f}" for t in probe) + " ms)", flush=True)
 for share in [float(x) for x in a.shares.split(",")]:
     rate = int(load_bytes / (compute_s * share))
     median = {"on": [], "off": []}
     for _ in range(a.rounds):
         for mode in ("on", "off"):
+            begin = time.monotonic()
             s = server(*store, "--max-sequences", "1", "--max-queue", "256", "--dram", a.dram, "--prefetch", mode,
                        "--throttle", str(rate))
+            start_s, before = time.monotonic() - begin, s.processor_s()
             t = at_once(s, prompts)
+            used = [x - y for x, y in zip(s.processor_s(), before)]
             ttft = statistics.median(x["ttft_ms"] for x in t) * 1e-3
             median[mode].append(ttft)
             print(f"  load/service {share}, {rate / 1e6:.0f} MB/s, prefetch {mode}: median TTFT {ttft:.2f} s, from DRAM "
                   f"{sum(x['dram_tokens'] for x in t)} of {sum(x['restored_tokens'] for x in t)} tokens, staged "
                   f"{sum(x['staged_bytes'] for x in t) / 1e6:.0f} of {sum(x['restore_bytes'] for x in t) / 1e6:.0f} MB, never used "
-                  f"{s.metric('dram_promotions_unused_total'):.0f}, no room {s.metric('dram_full_total'):.0f}", flush=True)
+                  f"{s.metric('dram_promotions_unused_total'):.0f}, no room {s.metric('dram_full_total'):.0f}; processor time "
+                  f"{used[0]:.1f} s and the system's {used[1]:.1f} s; started in {start_s:.1f} s", flush=True)
             s.stop()
     on, off = statistics.median(median["on"]), statistics.median(median["off"])
     print(f"load/service {share}: prefetch on / off = {on / off:.2f}", flush=True)
-shutil.rmtree(tmp)
+if not a.keep:
+    shutil.rmtree(tmp)

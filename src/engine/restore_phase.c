@@ -340,8 +340,10 @@ static void judge_stall(struct restore_phase *g, struct seq *s)
              (double)r->total_ns * 1e-6, ends[e]);
 }
 
-/* Corrects the platform by the times that the restore of s took. A staged restore teaches
- * nothing. */
+/* Corrects the platform by the times that the restore of s took. A staged restore teaches nothing.
+ * Its reads ran beside decodes, two groups at a time, and stopped for other restores, so their
+ * time is not the disk's. Its compute found parked groups ready, in another order than the
+ * plan's. */
 static void teach(struct platform *p, const struct seq *s)
 {
     const struct restore_result *r = &s->out.restore;

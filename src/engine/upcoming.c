@@ -43,11 +43,13 @@ static void tell_prices(struct seq_shared *sh)
 }
 
 /* Returns whether a fetch may gain time. Before the disk's speed is known, every fetch may. */
-static bool may_gain(const struct seq *s, const struct view *v, int n_stored)
+static bool may_gain(const struct seq *s, const struct view *v, int n_held, int n_stored)
 {
     const struct platform *p = s->shared->platform;
     int n_tokens = n_stored * STORE_CHUNK_TOKENS;
-    return p->n_tiers == 0 || dram_tier_gains(p, n_tokens, v->n_tokens - n_tokens);
+    double price_s = store_fetch_price_s(s->shared->store, v->keys + n_held,
+                                         n_stored - n_held);
+    return p->n_tiers == 0 || dram_tier_gains(p, n_tokens, v->n_tokens - n_tokens, price_s);
 }
 
 /* Asks for the chunks that the KV pool does not hold. The last token is computed in any case. */
@@ -57,12 +59,10 @@ static void tell_fetcher(struct seq *s, const struct view *v)
     if (s->shared->fetcher == NULL)
         return;
     n = store_count(s->shared->store, v->keys, n);
-    if (!may_gain(s, v, n))
-        return;
     if (seq_may_reuse(s))
         n_held = kv_pool_find(s->shared->pool, &v->root, v->tokens, v->n_tokens - 1,
                               seq_is_saved(s), &n_unused);
-    if (n_held >= n)
+    if (n_held >= n || !may_gain(s, v, n_held, n))
         return;
     restore_pipeline_want(s->shared->fetcher, s, v->keys + n_held, n - n_held,
                           s->upcoming.turn);

@@ -33,7 +33,8 @@ static double two_lanes_s(int n, double io_s, double comp_s)
     return fmax(n * io_s + comp_s, io_s + n * comp_s);
 }
 
-bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new)
+bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new,
+                     double price_s)
 {
     if (p->n_tiers == 0)
         return false;
@@ -44,5 +45,5 @@ bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new)
     double disk = fmin(two_lanes_s(p->n_layers, io_h, h),
                        two_lanes_s(p->n_layers, io_kv, kv));
     double dram = p->n_layers * fmin(h, kv);
-    return disk > dram * (1 + 1.0 / 32);
+    return disk - dram > dram / 32 + price_s;
 }

@@ -16,9 +16,11 @@
 int dram_tier(struct platform *p);
 
 /* Returns whether a request with n_tokens of history and n_new new tokens would have its first
- * token sooner from DRAM than from tier 0, by more than 1/32, which is less than the error of
- * predictions. New tokens follow the layers as they come back, so a long prompt hides its own
- * load. Returns false if the platform has no tier. */
-bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new);
+ * token sooner from DRAM than from tier 0, by more than price_s and by more than 1/32, which is
+ * less than the error of predictions. price_s is the processor time that the fetch takes from
+ * others, in seconds. New tokens follow the layers as they come back, so a long prompt hides its
+ * own load. Returns false if the platform has no tier. */
+bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new,
+                     double price_s);
 
 #endif

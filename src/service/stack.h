@@ -28,6 +28,9 @@ struct stack_opts {
     const struct mixed_opts *mixed; /* as engine_opts.mixed; borrowed while it opens */
     /* Silence after which a device counts as dead, see store_opts; 0: 30 s. */
     int64_t stuck_ns;
+    /* As store_opts.dram_ahead_bytes; 0: all memory of --dram BYTES, the store's default for
+     * --dram auto. */
+    uint64_t dram_ahead_bytes;
     bool no_profile; /* the caller fills the platform itself */
     /* Called when the model's configuration is known and before its weights are loaded. A code
      * other than 0 ends the opening. NULL: not called. */

@@ -38,8 +38,9 @@ struct store_want {
     /* Next in the list: of a later turn, or of the same turn and announced later. */
     struct store_want *next;
     const void *id;
-    uint64_t turn;
-    int n, at; /* keys[0, at) were fetched, or had copies: once is enough */
+    uint64_t turn,
+        n_bytes; /* n_bytes: of the copies that were missing at the announcement */
+    int n, at;   /* keys[0, at) were fetched, or had copies: once is enough */
     bool has_begun, has_failed;
     struct sha256 keys[];
 };
@@ -80,6 +81,57 @@ static void want_remove(struct store *s, const void *id)
     free(w);
 }
 
+/* [lock] Returns the first extent of a stored chunk that has no copy, or NULL. */
+static struct extent *extent_alone(const struct chunk_node *n)
+{
+    struct extent *x = n->extents;
+    while (x != NULL && (x->state != EXTENT_LIVE || x->copy != NULL))
+        x = x->next;
+    return x;
+}
+
+/* [lock] Returns the node of a key whose chunk can be fetched or has copies, or NULL. */
+static struct chunk_node *node_of(const struct store *s, const struct sha256 *key)
+{
+    struct chunk_node *n = catalog_find(&s->catalog, key);
+    return n == NULL || n->n_live == 0 || n->doomed ? NULL : n;
+}
+
+/* [lock] Returns the bytes of the missing copies of the keys, up to the first key that is not
+ * stored. */
+static uint64_t bytes_alone(const struct store *s, const struct sha256 *keys, int n)
+{
+    uint64_t n_bytes = 0;
+    for (int i = 0; i < n; i++) {
+        const struct chunk_node *node = node_of(s, &keys[i]);
+        if (node == NULL)
+            break;
+        for (const struct extent *x = node->extents; x != NULL; x = x->next)
+            if (x->state == EXTENT_LIVE && x->copy == NULL)
+                n_bytes += extent_bytes(x) - CHUNK_HEADER_BYTES;
+    }
+    return n_bytes;
+}
+
+/* [lock] Returns the bytes of the copies that requests still wait for. */
+static uint64_t bytes_promised(const struct store *s)
+{
+    uint64_t n_bytes = 0;
+    for (const struct store_want *w = s->wants; w != NULL; w = w->next)
+        n_bytes += w->n_bytes / (uint64_t)w->n * (uint64_t)(w->n - w->at);
+    return n_bytes;
+}
+
+double store_fetch_price_s(struct store *s, const struct sha256 *keys, int n)
+{
+    if (s->tier == NULL)
+        return 0;
+    pthread_mutex_lock(&s->lock);
+    double price_s = tier_price_s(s->tier, bytes_alone(s, keys, n), bytes_promised(s));
+    pthread_mutex_unlock(&s->lock);
+    return price_s;
+}
+
 void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys, int n,
                       uint64_t turn)
 {
@@ -95,6 +147,7 @@ void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys
     pthread_mutex_lock(&s->lock);
     want_remove(s, id);
     if (w != NULL && s->n_wants < MAX_WANTS) {
+        w->n_bytes = bytes_alone(s, keys, n);
         struct store_want **p = &s->wants;
         while (*p != NULL && (*p)->turn <= turn)
             p = &(*p)->next;
@@ -135,15 +188,6 @@ void store_free_wants(struct store *s)
 
 /* --- the next fetch --------------------------------------------------------------------------- */
 
-/* [lock] Returns the first extent of a stored chunk that has no copy, or NULL. */
-static struct extent *extent_alone(const struct chunk_node *n)
-{
-    struct extent *x = n->extents;
-    while (x != NULL && (x->state != EXTENT_LIVE || x->copy != NULL))
-        x = x->next;
-    return x;
-}
-
 /* [lock] Returns the first chunk of the want that is only on the disk, keys[*at], or NULL. A
  * missing chunk ends the context. */
 static struct chunk_node *want_next(const struct store *s, struct store_want *w, int *at)
@@ -151,8 +195,8 @@ static struct chunk_node *want_next(const struct store *s, struct store_want *w,
     struct chunk_node *first = NULL;
     int n_alone = 0;
     for (int i = w->at; i < w->n && (first == NULL || !w->has_begun); i++) {
-        struct chunk_node *n = catalog_find(&s->catalog, &w->keys[i]);
-        if (n == NULL || n->n_live == 0 || n->doomed)
+        struct chunk_node *n = node_of(s, &w->keys[i]);
+        if (n == NULL)
             break;
         if (extent_alone(n) == NULL || tier_is_held(s->tier, n))
             continue;

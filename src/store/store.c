@@ -92,6 +92,7 @@ static int open_tier(struct store *s, const struct store_opts *opts, struct err 
 {
     struct tier_opts o = {.bytes = opts->dram_bytes,
                           .memory = opts->memory,
+                          .ahead_bytes = opts->dram_ahead_bytes,
                           .policy = opts->policy == PLACEMENT_OURS
                                         ? PLACEMENT_OURS
                                         : PLACEMENT_ATTENTIONSTORE,
@@ -220,6 +221,11 @@ void store_dram_stats(struct store *s, struct store_dram *out)
     pthread_mutex_lock(&s->lock);
     tier_stats(s->tier, out);
     pthread_mutex_unlock(&s->lock);
+}
+
+bool store_await_dram(struct store *s, int64_t timeout_ns, uint64_t *n_bytes)
+{
+    return tier_await_memory(s->tier, timeout_ns, n_bytes);
 }
 
 static const char *const evict_names[STORE_EVICTS] = {

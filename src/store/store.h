@@ -114,6 +114,10 @@ struct store_opts {
     /* If that memory is not available, half of it is tried, and so on; below 64 MiB there are no
      * copies. store_dram_stats tells the size. If false, the store is not opened: -ENOMEM. */
     bool dram_optional;
+    /* Memory for copies that the system provides ahead of its use, at the lowest priority; 0:
+     * 256 MiB. dram_bytes or more: all of it, from store_open on, on every processor (see
+     * store_await_dram). */
+    uint64_t dram_ahead_bytes;
     const char *const *dirs; /* one per device, in order; missing ones are created */
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: none */
@@ -555,6 +559,10 @@ void store_in_dram(struct store *s, const struct store_hit *hits, int n, bool *i
  * thread. Does nothing without a DRAM tier. */
 void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys, int n,
                       uint64_t turn);
+/* Returns the processor time, in seconds, that the system would take to provide memory for copies
+ * of keys[0..n). Memory provided ahead costs nothing, but other waiting requests may need it
+ * first. Returns 0 if the whole arena is provided, or there is no arena. */
+double store_fetch_price_s(struct store *s, const struct sha256 *keys, int n);
 /* Call when the request waits no longer. */
 void store_fetch_want_end(struct store *s, const void *id);
 
@@ -669,6 +677,9 @@ struct store_stats {
 void store_stats(struct store *s, struct store_stats *out);
 /* Fills out->dram alone. */
 void store_dram_stats(struct store *s, struct store_dram *out);
+/* Waits until the system has provided the copies' memory, if all of it is provided from the
+ * opening on. Returns false after timeout_ns. *n_bytes is the memory provided so far. */
+bool store_await_dram(struct store *s, int64_t timeout_ns, uint64_t *n_bytes);
 
 struct store_entry {
     struct sha256 key, parent, fingerprint;

@@ -5,13 +5,12 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "store/alloc.h"
+#include "store/arena.h"
 #include "store/held.h"
 
 /* The thread keeps one part in this many of the arena free. */
@@ -39,7 +38,7 @@ struct tier_chunk {
 
 struct tier {
     struct tier_opts o;
-    uint8_t *arena;
+    struct arena *arena;
     uint64_t arena_bytes;
     struct alloc alloc;
     uint32_t n_segments;
@@ -52,10 +51,6 @@ struct tier {
     uint64_t n_chunks;
     pthread_t thread;
     bool has_thread, quit, is_idle;
-    pthread_t provider; /* touches the arena's pages, and ends when it has touched all */
-    bool has_provider;
-    uint64_t end_bytes;     /* end of the part of the arena that was ever used */
-    pthread_cond_t advance; /* to the provider: end_bytes has grown, or it is to end */
     pthread_cond_t news, progress; /* news: to the thread; progress: from the thread */
     struct store_dram counts;
 };
@@ -212,15 +207,6 @@ bool tier_has_room(struct tier *t, uint64_t extent_bytes)
     return alloc_fits(&t->alloc, n_bytes);
 }
 
-/* Notes that the arena is now used up to here. */
-static void note_end(struct tier *t, uint64_t end_bytes)
-{
-    if (end_bytes <= t->end_bytes)
-        return;
-    t->end_bytes = end_bytes;
-    pthread_cond_signal(&t->advance);
-}
-
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
 {
     if (t == NULL || extent_bytes <= CHUNK_HEADER_BYTES)
@@ -239,7 +225,7 @@ struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
         copy = xcalloc(1, sizeof *copy);
         *copy = (struct tier_copy){
             .n_bytes = n_bytes, .segment = segment, .offset = offset, .n_users = 1};
-        note_end(t, segment * t->alloc.segment_bytes + offset + n_bytes);
+        arena_use(t->arena, segment * t->alloc.segment_bytes + offset + n_bytes);
     } else {
         t->counts.n_full++;
     }
@@ -258,7 +244,7 @@ bool tier_may_take(const struct tier *t, uint64_t extent_bytes, uint64_t turn)
 
 static uint8_t *bytes_of(const struct tier *t, const struct tier_copy *copy)
 {
-    return t->arena + copy->segment * t->alloc.segment_bytes + copy->offset;
+    return arena_bytes(t->arena) + copy->segment * t->alloc.segment_bytes + copy->offset;
 }
 
 uint8_t *tier_at(const struct tier *t, const struct tier_copy *copy, uint64_t offset)
@@ -444,59 +430,15 @@ void tier_settle(struct tier *t)
 
 /* --- the arena's memory ----------------------------------------------------------------------- */
 
-/* Bytes provided at once: a huge page takes up to a millisecond. */
-#define PROVIDE_BYTES ((uint64_t)2 << 20)
-/* Memory is provided this far beyond the last byte that was ever used. */
-#define AHEAD_BYTES ((uint64_t)256 << 20)
-
-static void *map(void *arg, size_t bytes)
+double tier_price_s(const struct tier *t, uint64_t n_bytes, uint64_t n_promised)
 {
-    (void)arg;
-    return mem_map(bytes);
+    return t != NULL ? arena_price_s(t->arena, n_bytes, n_promised) : 0;
 }
 
-static void unmap(void *arg, void *p, size_t bytes)
+bool tier_await_memory(const struct tier *t, int64_t timeout_ns, uint64_t *n_bytes)
 {
-    (void)arg;
-    mem_unmap(p, bytes);
-}
-
-/* [lock] Returns how much of the arena should have memory now. */
-static uint64_t wanted_bytes(const struct tier *t)
-{
-    uint64_t left = t->arena_bytes - t->end_bytes;
-    return t->end_bytes + (left < AHEAD_BYTES ? left : AHEAD_BYTES);
-}
-
-static void *provide_main(void *arg)
-{
-    enum { NICE = 19 };
-    struct tier *t = arg;
-    uint64_t at = 0;
-    /* On Linux this sets the thread's own priority. */
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
-    pthread_mutex_lock(t->o.lock);
-    while (!t->quit && at < t->arena_bytes) {
-        uint64_t left = wanted_bytes(t) > at ? wanted_bytes(t) - at : 0;
-        if (left == 0) {
-            pthread_cond_wait(&t->advance, t->o.lock);
-            continue;
-        }
-        uint64_t n = left < PROVIDE_BYTES ? left : PROVIDE_BYTES;
-        pthread_mutex_unlock(t->o.lock);
-        mem_provide(t->arena + at, n);
-        at += n;
-        pthread_mutex_lock(t->o.lock);
-    }
-    pthread_mutex_unlock(t->o.lock);
-    return NULL;
-}
-
-/* Starts the provider. Without it, memory comes as it is used. */
-static void provide_begin(struct tier *t)
-{
-    t->has_provider = t->o.memory.get == map &&
-                      thread_create(&t->provider, provide_main, t) == 0;
+    *n_bytes = 0;
+    return t == NULL || arena_await(t->arena, timeout_ns, n_bytes);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -505,30 +447,23 @@ int tier_open(const struct tier_opts *o, struct tier **out, struct err *err)
 {
     struct tier *t = xcalloc(1, sizeof *t);
     t->o = *o;
-    if (t->o.memory.get == NULL)
-        t->o.memory = (struct store_memory){map, unmap, NULL};
     t->n_segments = (uint32_t)((o->bytes + SEGMENT_BYTES - 1) / SEGMENT_BYTES);
     uint64_t segment = o->bytes / t->n_segments / STORE_ALIGN * STORE_ALIGN;
     t->arena_bytes = segment * t->n_segments;
     pthread_cond_init(&t->news, NULL);
     pthread_cond_init(&t->progress, NULL);
-    pthread_cond_init(&t->advance, NULL);
     placement_init(&t->policy, o->policy, o->window, NULL);
     alloc_init(&t->alloc, segment);
     alloc_add_segments(&t->alloc, t->n_segments);
-    t->arena = t->o.memory.get(t->o.memory.arg, t->arena_bytes);
-    int rc = t->arena == NULL
-                 ? err_set(err, -ENOMEM, "no memory for %llu bytes of copies in DRAM",
-                           (unsigned long long)o->bytes)
-                 : thread_create(&t->thread, tier_main, t);
-    t->has_thread = rc == 0;
-    if (rc > 0)
+    struct arena_opts a = {t->arena_bytes, o->ahead_bytes, o->memory};
+    int rc = arena_open(&a, &t->arena, err);
+    if (rc == 0 && (rc = thread_create(&t->thread, tier_main, t)) != 0)
         rc = err_set(err, -rc, "no thread for the DRAM tier: %s", strerror(rc));
+    t->has_thread = rc == 0;
     if (rc != 0) {
         tier_close(t, NULL);
         return rc;
     }
-    provide_begin(t);
     *out = t;
     return 0;
 }
@@ -562,23 +497,18 @@ void tier_close(struct tier *t, struct catalog *c)
     pthread_mutex_lock(t->o.lock);
     t->quit = true;
     pthread_cond_signal(&t->news);
-    pthread_cond_signal(&t->advance);
     pthread_mutex_unlock(t->o.lock);
     if (t->has_thread)
         pthread_join(t->thread, NULL);
-    if (t->has_provider)
-        pthread_join(t->provider, NULL);
     if (c != NULL)
         chunks_free(c);
     copies_free(t->zero);
-    if (t->arena != NULL)
-        t->o.memory.put(t->o.memory.arg, t->arena, t->arena_bytes);
+    arena_close(t->arena);
     alloc_deinit(&t->alloc);
     free(t->victims.slot);
     held_deinit(&t->held);
     pthread_cond_destroy(&t->news);
     pthread_cond_destroy(&t->progress);
-    pthread_cond_destroy(&t->advance);
     free(t);
 }
 

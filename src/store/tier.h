@@ -22,11 +22,6 @@
  *    1/16 of the arena is free, or no free range holds the largest copy so far. If there is
  *    still no room, a copy is not made, and n_full counts it.
  *
- * The system provides and zeroes memory page by page at its first use. For the arena of a cold
- * server, beside decodes, that took 40 times the processor time of the rest of a fetch
- * (docs/perf/). So another thread, of the lowest priority, touches the arena 256 MiB ahead of
- * the part used so far.
- *
  * A copy is needless if the caller holds the chunk's state itself (tier_hold). It is dropped
  * before all others as soon as no copied chunk continues its chunk.
  *
@@ -50,6 +45,7 @@ struct tier_copy;
 struct tier_opts {
     uint64_t bytes;             /* size of the arena */
     struct store_memory memory; /* get NULL: ordinary memory */
+    uint64_t ahead_bytes;       /* arena_opts.ahead_bytes */
     enum placement_kind policy;
     struct placement_window *window; /* the catalog's window; may be NULL */
     pthread_mutex_t *lock;           /* the store's lock */
@@ -107,6 +103,13 @@ bool tier_is_held(const struct tier *t, const struct chunk_node *n);
 void tier_touch(struct tier *t, const struct chunk_node *n);
 /* [lock] Call when the policy's knowledge of the node changed in another way. n may be NULL. */
 void tier_review(struct tier *t, const struct chunk_node *n);
+
+/* [lock] Returns the processor time, in seconds, that memory for n_bytes of new copies would cost.
+ * n_promised bytes of the memory provided so far belong to other requests. */
+double tier_price_s(const struct tier *t, uint64_t n_bytes, uint64_t n_promised);
+/* Waits until the system has provided the memory asked for at the start. Returns false after
+ * timeout_ns. *n_bytes is the memory provided so far. */
+bool tier_await_memory(const struct tier *t, int64_t timeout_ns, uint64_t *n_bytes);
 
 /* [lock, released meanwhile] Waits until every forgotten copy without readers is zeroed. */
 void tier_wait_zeroed(struct tier *t);

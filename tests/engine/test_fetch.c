@@ -182,6 +182,55 @@ static void a_long_prompt_is_not_read_ahead_for(void **state)
     io_close(disk);
 }
 
+/* Opens a stack whose disk is faster than the system provides memory. ahead_bytes of the memory for
+ * copies are provided ahead; 0: all of it. */
+static void open_priced(struct stack *k, struct io *disk, uint64_t ahead_bytes)
+{
+    et_open(k, &(struct stack_opts){.io = disk,
+                                    .user.store = et_dirs,
+                                    .user.n_store = 2,
+                                    .user.dram_bytes = 32 << 20,
+                                    .dram_ahead_bytes = ahead_bytes});
+    et_platform(&k->platform, 1e-9, 1e-12, 1e-12, 1e12);
+}
+
+static double price_of_prompt(const struct stack *k)
+{
+    struct chain c;
+    chain_init(&c, &k->fingerprint, NULL);
+    chain_extend(&c, prompt, WT_PROMPT);
+    double price_s = store_fetch_price_s(k->store, c.keys, WT_CHUNKS);
+    chain_deinit(&c);
+    return price_s;
+}
+
+/* A fetch may need memory that the system has to provide first. It is not made if that costs more
+ * time than the fetch saves. */
+static void a_fetch_that_costs_more_than_it_saves_is_not_made(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run want, got;
+    struct io *disk = wt_disk(&want);
+    for (int is_cold = 0; is_cold < 2; is_cold++) {
+        open_priced(&k, disk, is_cold ? 4096 : 0);
+        while (is_cold && price_of_prompt(&k) == 0) /* until a page is timed */
+            clock_sleep_ns(1000000);
+        assert_int_equal(price_of_prompt(&k) > 0, is_cold);
+        struct seq *first = wt_occupy(&k);
+        struct seq *s = wt_add(&k, prompt, WT_PROMPT, 8);
+        wt_step(&k);
+        assert_int_equal(s->phase, PHASE_WAIT);
+        assert_int_equal(n_wants(&k), is_cold ? 0 : 1);
+        wt_run(&k, s, &got);
+        assert_int_equal(got.n_cached, WT_CHUNKS * 64);
+        et_same(&want, &got, "fetched or not");
+        wt_run(&k, first, &got);
+        stack_close(&k);
+    }
+    io_close(disk);
+}
+
 /* Returns the number of the prompt's chunks that the store believes to be in the KV pool. */
 static int n_held(struct stack *k)
 {
@@ -278,9 +327,9 @@ static void plans_price_chunks_by_where_they_lie(void **state)
         et_same(&want, &got, "a part is restored from DRAM");
     }
     /* The disk's speed is known, and reading ahead from such a disk pays. */
-    assert_true(dram_tier_gains(&k.platform, WT_PROMPT, 1));
+    assert_true(dram_tier_gains(&k.platform, WT_PROMPT, 1, 0));
     et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e12);
-    assert_false(dram_tier_gains(&k.platform, WT_PROMPT, 1));
+    assert_false(dram_tier_gains(&k.platform, WT_PROMPT, 1, 0));
     stack_close(&k);
     io_close(disk);
 }
@@ -335,6 +384,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(only_what_is_needed_is_fetched),
         cmocka_unit_test(room_is_used_again_at_once),
         cmocka_unit_test(a_long_prompt_is_not_read_ahead_for),
+        cmocka_unit_test(a_fetch_that_costs_more_than_it_saves_is_not_made),
         cmocka_unit_test(the_store_knows_what_the_pool_holds),
         cmocka_unit_test(plans_price_chunks_by_where_they_lie),
         cmocka_unit_test(each_tier_has_its_own_letter),

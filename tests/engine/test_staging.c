@@ -152,6 +152,9 @@ static void what_was_read_ahead_is_used(void **state)
     assert_int_equal(stats(&l.k)->n_staged, 1);
     assert_int_equal(stats(&l.k)->n_staged_used, 1);
     et_same(&l.want, &l.got, "staged, then placed");
+    /* Its reads ran beside decodes, so they say nothing of the disk. */
+    assert_int_equal(l.k.platform.tier[0].correction.n_observed, 0);
+    assert_int_equal(l.k.platform.kv_correction.n_observed, 0);
     lab_close(&l);
 }
 

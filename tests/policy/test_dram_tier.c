@@ -201,11 +201,23 @@ static void a_fast_disk_is_not_read_ahead_from(void **state)
 {
     (void)state;
     struct platform p = machine();
-    assert_true(dram_tier_gains(&p, 2048, 1));
+    assert_true(dram_tier_gains(&p, 2048, 1, 0));
     p.tier[0].bytes_per_s = 1e12; /* compute is the bottleneck */
-    assert_false(dram_tier_gains(&p, 2048, 1));
+    assert_false(dram_tier_gains(&p, 2048, 1, 0));
     p.n_tiers = 0;
-    assert_false(dram_tier_gains(&p, 2048, 1));
+    assert_false(dram_tier_gains(&p, 2048, 1, 0));
+}
+
+/* A fetch must gain more than the processor time that its memory takes from others. */
+static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
+{
+    (void)state;
+    struct platform p = machine();
+    double load_s = LAYERS * platform_io_s(&p, 0, 2048, RECORD_KV);
+    assert_true(dram_tier_gains(&p, 2048, 1, load_s / 4));
+    assert_false(dram_tier_gains(&p, 2048, 1, load_s));
+    p.tier[0].bytes_per_s /= 8; /* a slower disk is worth it */
+    assert_true(dram_tier_gains(&p, 2048, 1, load_s));
 }
 
 /* The prefill of a long prompt takes longer than its load, and hides it. */
@@ -215,9 +227,9 @@ static void a_long_prompt_hides_its_load(void **state)
     struct platform p = machine();
     double load_s = platform_io_s(&p, 0, 2048, RECORD_HIDDEN);
     assert_true(platform_prefill_s(&p, 2048, 64) < load_s);
-    assert_true(dram_tier_gains(&p, 2048, 64));
+    assert_true(dram_tier_gains(&p, 2048, 64, 0));
     assert_true(platform_prefill_s(&p, 2048, 4096) > 5 * load_s);
-    assert_false(dram_tier_gains(&p, 2048, 4096));
+    assert_false(dram_tier_gains(&p, 2048, 4096, 0));
 }
 
 int main(void)
@@ -226,6 +238,7 @@ int main(void)
         cmocka_unit_test(the_tier_is_added_once),
         cmocka_unit_test(a_mixed_context_waits_for_its_disk_part),
         cmocka_unit_test(a_fast_disk_is_not_read_ahead_from),
+        cmocka_unit_test(a_fetch_that_costs_more_than_it_gains_is_not_made),
         cmocka_unit_test(a_long_prompt_hides_its_load),
         cmocka_unit_test(a_letter_for_each_tier_pays),
     };

@@ -1,6 +1,7 @@
 /* test_tier.c - copies of chunks in DRAM: where they come from, what they serve, and that they end
  * before or with the chunks on the disk.  test_lives runs the same tier under a seed. */
 #include <errno.h>
+#include <math.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -584,6 +585,51 @@ static void what_waits_is_fetched(void **state)
     end(&p, s);
 }
 
+static double price(struct store *s, const struct st_ctx *c, int n)
+{
+    struct sha256 keys[ST_MAX_CHUNKS];
+    st_keys(c, n, keys);
+    return store_fetch_price_s(s, keys, n);
+}
+
+/* Memory that is provided ahead costs the first request nothing. Existing copies cost nothing, and
+ * memory from the caller's functions costs nothing. */
+static void memory_that_is_not_provided_has_a_price(void **state)
+{
+    (void)state;
+    enum { PART = 4 }; /* chunks; fewer are not fetched */
+    struct st_place p;
+    struct st_ctx c[2];
+    struct store *s = begin_cold(&p, c, 2);
+    assert_true(price(s, &c[0], LONG) == 0);
+    store_close(s);
+
+    p.opts.memory = (struct store_memory){NULL, NULL, NULL};
+    p.opts.dram_bytes = 8 << 20;
+    p.opts.dram_ahead_bytes = LONG * COPY; /* room for one context */
+    s = st_open(&p);
+    want(s, &c[1], LONG, 5);
+    while (price(s, &c[0], LONG) == 0) /* until its pages are provided, and timed */
+        sched_yield();
+    want_end(s, &c[1], LONG, 5);
+    assert_true(price(s, &c[0], LONG) == 0);
+    want(s, &c[1], PART, 5);
+    double part = price(s, &c[0], LONG);
+    assert_true(part > 0);
+    want(s, &c[1], LONG, 5);
+    double whole = price(s, &c[0], LONG);
+    assert_true(fabs(whole / part - (double)LONG / PART) < 0.01);
+
+    struct store_fetcher *f = fetcher(s);
+    want_end(s, &c[1], LONG, 5);
+    want(s, &c[0], LONG, 6);
+    fetch_all(s, f);
+    assert_int_equal(n_copied(s, &c[0], LONG), LONG);
+    assert_true(price(s, &c[0], LONG) == 0);
+    store_fetcher_close(f);
+    end(&p, s);
+}
+
 /* 192 tokens are too few to fetch; so are 192 tokens that lack copies within a longer context. */
 static void little_is_not_fetched(void **state)
 {
@@ -1095,6 +1141,7 @@ int main(void)
         cmocka_unit_test(free_room_in_small_holes_is_joined),
         cmocka_unit_test(a_chunk_that_is_too_large_has_no_copy),
         cmocka_unit_test(what_waits_is_fetched),
+        cmocka_unit_test(memory_that_is_not_provided_has_a_price),
         cmocka_unit_test(little_is_not_fetched),
         cmocka_unit_test(what_the_caller_holds_is_not_fetched),
         cmocka_unit_test(earlier_turns_come_first),

@@ -1,0 +1,145 @@
+/* The memory of copies in DRAM: the part that the system provides before its use, and the price of
+ * the rest. */
+#include <errno.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/process.h"
+#include "store/arena.h"
+
+enum { MIB = 1 << 20, PAGE = 4096, MANY = 1000000000 };
+
+static struct arena *open_arena(uint64_t n_bytes, uint64_t ahead_bytes)
+{
+    struct arena_opts o = {.n_bytes = n_bytes, .ahead_bytes = ahead_bytes};
+    struct arena *a = NULL;
+    struct err err = {0};
+    if (arena_open(&o, &a, &err) != 0)
+        fail_msg("%s", err.msg);
+    return a;
+}
+
+/* Returns the size of the first part that has memory. */
+static uint64_t resident(const struct arena *a, uint64_t n_bytes)
+{
+    static unsigned char page[32 * MIB / PAGE];
+    assert_true(n_bytes / PAGE <= sizeof page);
+    assert_int_equal(mincore(arena_bytes(a), n_bytes, page), 0);
+    uint64_t n = 0;
+    while (n < n_bytes / PAGE && (page[n] & 1) != 0)
+        n++;
+    return n * PAGE;
+}
+
+static void await_resident(const struct arena *a, uint64_t n_bytes)
+{
+    while (resident(a, n_bytes) < n_bytes)
+        sched_yield();
+}
+
+static void a_whole_arena_has_its_memory_from_the_start(void **state)
+{
+    (void)state;
+    uint64_t n_bytes = 0;
+    struct arena *a = open_arena(9 * MIB, UINT64_MAX);
+    while (!arena_await(a, MANY, &n_bytes))
+        assert_true(n_bytes < 9 * MIB);
+    assert_int_equal(n_bytes, 9 * MIB);
+    assert_int_equal(resident(a, 9 * MIB), 9 * MIB);
+    assert_true(arena_price_s(a, 9 * MIB, UINT64_MAX) == 0);
+    arena_close(a);
+}
+
+/* Memory that is not provided yet has a price. */
+static void memory_is_provided_ahead_of_its_use(void **state)
+{
+    (void)state;
+    uint64_t n_bytes;
+    struct arena *a = open_arena(32 * MIB, 4 * MIB);
+    assert_true(arena_await(a, 0, &n_bytes)); /* nothing to wait for */
+    while (arena_await(a, 0, &n_bytes) && n_bytes < 4 * MIB)
+        sched_yield();
+    assert_int_equal(resident(a, 4 * MIB), 4 * MIB);
+    assert_true(arena_price_s(a, 4 * MIB, 0) == 0);
+    assert_true(arena_price_s(a, 1 * MIB, 3 * MIB) == 0);
+    double one = arena_price_s(a, 1 * MIB, 4 * MIB);
+    assert_true(one > 0);
+    double two = arena_price_s(a, 2 * MIB, 99 * MIB);
+    assert_true(two > 1.9 * one && two < 2.1 * one);
+    arena_use(a, 20 * MIB);
+    await_resident(a, 24 * MIB);
+    arena_use(a, 28 * MIB);
+    await_resident(a, 32 * MIB);
+    assert_true(arena_price_s(a, 32 * MIB, UINT64_MAX) == 0); /* all of it has memory */
+    arena_close(a);
+}
+
+static void an_arena_that_is_closed_early_ends_at_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        arena_close(open_arena((uint64_t)64 * MIB, i % 2 == 0 ? UINT64_MAX : MIB));
+}
+
+static void *get(void *arg, size_t n_bytes)
+{
+    (void)arg;
+    return mem_map(n_bytes);
+}
+
+static void put(void *arg, void *p, size_t n_bytes)
+{
+    (void)arg;
+    mem_unmap(p, n_bytes);
+}
+
+static void memory_of_the_caller_is_left_as_it_is(void **state)
+{
+    (void)state;
+    struct arena_opts o = {16 * MIB, UINT64_MAX, {get, put, NULL}};
+    struct arena *a = NULL;
+    struct err err = {0};
+    uint64_t n_bytes;
+    assert_int_equal(arena_open(&o, &a, &err), 0);
+    assert_true(arena_await(a, 0, &n_bytes));
+    assert_true(arena_price_s(a, 16 * MIB, UINT64_MAX) == 0);
+    assert_int_equal(resident(a, 16 * MIB), 0);
+    arena_close(a);
+}
+
+/* The system kills a process that uses more memory than is left. */
+static void more_than_the_system_has_left_is_refused(void **state)
+{
+    (void)state;
+    struct arena_opts o = {.ahead_bytes = UINT64_MAX};
+    struct arena *a = NULL;
+    struct err err = {0};
+    if (process_memory_left() == 0)
+        skip();
+    o.n_bytes = (process_memory_left() / PAGE + 1) * 4 * PAGE;
+    assert_int_equal(arena_open(&o, &a, &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "less --dram"));
+    o.ahead_bytes = MIB; /* it may never be used */
+    assert_int_equal(arena_open(&o, &a, &err), 0);
+    arena_close(a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_whole_arena_has_its_memory_from_the_start),
+        cmocka_unit_test(memory_is_provided_ahead_of_its_use),
+        cmocka_unit_test(an_arena_that_is_closed_early_ends_at_once),
+        cmocka_unit_test(memory_of_the_caller_is_left_as_it_is),
+        cmocka_unit_test(more_than_the_system_has_left_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
