@@ -12,13 +12,12 @@
 
 /* Bytes that one call provides: a huge page takes up to a millisecond. */
 #define PIECE_BYTES ((uint64_t)2 << 20)
-/* How far behind the last used byte memory is provided: two long contexts of a small model. */
-#define AHEAD_BYTES ((uint64_t)64 << 20)
 
 enum { LOWEST_PRIORITY = 19 };
 
 struct ahead {
     pthread_t thread;
+    uint64_t ahead_bytes;
     pthread_mutex_t lock; /* protects what follows */
     pthread_cond_t news;  /* for the thread: there is more to provide, or it is to end */
     pthread_cond_t rest;  /* the thread has provided a piece */
@@ -32,7 +31,7 @@ struct ahead {
 static uint64_t wanted_bytes(const struct ahead *a)
 {
     uint64_t left = a->n_bytes - a->end_bytes;
-    return a->end_bytes + (left < AHEAD_BYTES ? left : AHEAD_BYTES);
+    return a->end_bytes + (left < a->ahead_bytes ? left : a->ahead_bytes);
 }
 
 /* [lock] */
@@ -122,9 +121,10 @@ uint64_t ahead_await(struct ahead *a)
     return n;
 }
 
-struct ahead *ahead_create(void)
+struct ahead *ahead_create(uint64_t ahead_bytes)
 {
     struct ahead *a = xcalloc(1, sizeof *a);
+    a->ahead_bytes = ahead_bytes;
     pthread_mutex_init(&a->lock, NULL);
     pthread_cond_init(&a->news, NULL);
     pthread_cond_init(&a->rest, NULL);

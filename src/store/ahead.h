@@ -6,7 +6,7 @@
  * its next bytes provided meanwhile:
  *
  *     region   |#### used ####|==== provided ====|......................|
- *                             '-- AHEAD_BYTES ---'
+ *                             '-- ahead_bytes ---'
  *
  * The thread has the lowest priority.  Without it, memory comes as it is used. */
 #ifndef STORE_AHEAD_H
@@ -16,8 +16,9 @@
 
 struct ahead;
 
-/* Returns NULL if no thread can be created. All functions below allow NULL, on any thread. */
-struct ahead *ahead_create(void);
+/* Provides ahead_bytes behind the last used byte.  Returns NULL if no thread can be created.  All
+ * functions below allow NULL, on any thread. */
+struct ahead *ahead_create(uint64_t ahead_bytes);
 void ahead_destroy(struct ahead *a);
 
 /* Follows this region from now on, from its first byte, and stops following the one before. */

@@ -14,6 +14,10 @@
 #include "store/ahead.h"
 #include "store/media.h"
 
+/* Memory that is provided behind the last used byte.  64 MiB were too few for contexts of 67 MB that
+ * arrive one right after the other. */
+#define AHEAD_BYTES ((uint64_t)256 << 20)
+
 struct dram {
     struct media base;
     struct store_memory memory;
@@ -204,7 +208,7 @@ static const struct media_ops dram_ops = {
 static void begin_ahead(struct dram *d, uint64_t cap_bytes)
 {
     d->most_bytes = cap_bytes;
-    d->ahead = ahead_create();
+    d->ahead = ahead_create(AHEAD_BYTES);
     d->first = d->ahead != NULL ? map(NULL, d->base.segment_bytes) : NULL;
     if (d->first != NULL)
         ahead_follow(d->ahead, d->first, ahead_bytes(d, 0));

@@ -47,12 +47,12 @@ static struct ahead *begin(void)
 {
     if (!can_provide())
         skip();
-    struct ahead *a = ahead_create();
+    struct ahead *a = ahead_create(64 * MIB);
     assert_non_null(a);
     return a;
 }
 
-static void provides_64_mib_behind_what_is_used(void **state)
+static void provides_that_much_behind_the_last_used_byte(void **state)
 {
     (void)state;
     struct ahead *a = begin();
@@ -140,7 +140,7 @@ static void a_store_in_memory_asks_for_it(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(provides_64_mib_behind_what_is_used),
+        cmocka_unit_test(provides_that_much_behind_the_last_used_byte),
         cmocka_unit_test(another_region_begins_anew),
         cmocka_unit_test(without_a_thread_nothing_happens),
         cmocka_unit_test(a_store_in_memory_asks_for_it),
