@@ -55,7 +55,7 @@ ARCH_O      := $(if $(filter release,$(VARIANT)),-O3)
 ARCH_avx2   := -mavx2 -mfma -mf16c $(ARCH_O)
 ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 ARCH_vnni   := $(ARCH_avx512) -mavx512vnni
-ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8
+ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8 -mamx-bf16
 
 # The CUDA backend is built into the release program if nvcc exists (CUDA=0: it is not).  It has
 # machine code for the GPUs of CUDA_ARCHS; later GPUs compile it from PTX when they load it.  Each

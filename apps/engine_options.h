@@ -20,8 +20,8 @@ struct engine_args {
 };
 
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const engine_weights[] = {"checkpoint", "auto", "f32", "bf16",
-                                             "q8",         "q4",   NULL};
+static const char *const engine_weights[] = {"checkpoint", "auto", "f32",   "bf16",
+                                             "q8",         "q4",   "bf16r", NULL};
 static const char *const engine_devices[] = {"cpu", "ref", "cuda", NULL};
 static const char *const engine_checksums[] = {"auto", "device", "host", NULL};
 static const char *const engine_maths[] = {"fast", "fixed", "exact", NULL};
@@ -42,7 +42,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "type of saved state; the checkpoint's by default"}
 #define OPT_WEIGHTS(s)                                                                     \
     {"weights", OPT(s, engine.o.weights), .choices = engine_weights, .def = "checkpoint",  \
-     .help = "format of the matrices: f32, bf16, 8 bits (q8) or 4 bits (q4); auto: "   \
+     .help = "format of the matrices: f32, bf16, 8 bits (q8), 4 bits (q4), or bf16 with "  \
+             "activations rounded to bf16 (bf16r: for processors with AMX); auto: "        \
              "4-bit tensors of a GGUF file as they are, else the smallest but q4 that "    \
              "changes predictions by at most 0.001 nats per token; checkpoint: their own " \
              "type, quantized ones as with auto"}

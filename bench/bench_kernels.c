@@ -212,7 +212,7 @@ static void bench_matmul(struct bench *b)
 {
     for (size_t i = 0; i < N_CASES(matmul_cases); i++)
         if (matmul_cases[i].bench)
-            for (int t = DTYPE_Q6_K; t >= DTYPE_F32; t--)
+            for (int t = DTYPE_BF16R; t >= DTYPE_F32; t--)
                 matmul_case_run(b, matmul_cases[i], (enum dtype)t);
 }
 

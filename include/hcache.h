@@ -77,6 +77,7 @@ struct hcache_opts {
      *  - "f32", "bf16": floating point.
      *  - "q8": 8 bits, with one scale per 32 values.
      *  - "q4": 4 bits. A GGUF file's 4-bit tensors are used as they are; others are converted.
+     *  - "bf16r": bf16; products round their activations to bf16 as well, which is fast with AMX.
      *  - "auto": 4-bit tensors of the file as they are; for others the smallest of "f32", "bf16"
      *    and "q8" that hardly changes the model's predictions.
      *  - "checkpoint" or NULL: the file's own type; quantised tensors as in "auto".
@@ -190,7 +191,7 @@ struct hcache_model_info {
     const char *family;
     const char *dtype;  /* type of saved state */
     const char *format; /* "safetensors", "gguf", "packed" or "synth" */
-    /* format of the matrices in memory: "f32", "f16", "bf16", "q8", "q4" */
+    /* format of the matrices in memory: "f32", "f16", "bf16", "q8", "q4", "bf16r" */
     const char *held;
     int n_file_types; /* element types in the files, each with its number of tensors */
     struct {

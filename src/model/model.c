@@ -303,7 +303,7 @@ static int choose_held(struct model *m, const struct model_opts *o,
 static int check_packed_kind(const struct model *m, const char *name, struct err *err)
 {
     const char *has = dtype_name(m->packed_held);
-    if ((m->packed_held == DTYPE_Q8 || m->packed_held == DTYPE_Q4) && !m->dev->quantised)
+    if (m->packed_held >= DTYPE_Q8 && !m->dev->quantised)
         return err_set(
             err, ERR_UNSUPPORTED,
             "%s: is packed as %s, for which device %s has no kernels: pack it as bf16",
@@ -323,14 +323,15 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
     const char *name = o->weights != NULL ? o->weights : "checkpoint";
     bool chosen = strcmp(name, "auto") == 0, known = chosen;
     *held = WEIGHTS_AS_STORED;
-    for (int i = WEIGHTS_AS_STORED; i <= WEIGHTS_Q4; i++)
+    for (int i = WEIGHTS_AS_STORED; i <= WEIGHTS_BF16R; i++)
         if (strcmp(weights_held_name((enum weights_held)i), name) == 0) {
             *held = (enum weights_held)i;
             known = true;
         }
     if (!known)
         return err_set(err, ERR_USAGE,
-                       "weights '%s': must be checkpoint, auto, f32, bf16, q8 or q4", name);
+                       "weights '%s': must be checkpoint, auto, f32, bf16, q8, q4 or bf16r",
+                       name);
     if (*held >= WEIGHTS_Q8 && !m->dev->quantised)
         return err_set(err, ERR_UNSUPPORTED,
                        "weights %s: device %s has no kernels for them: use --weights bf16",

@@ -269,11 +269,12 @@ static int describe(struct packer *p)
     int rc = weights_describe(&info, m->source, &m->cfg, m->dtype, p->err);
     if (rc == 0) {
         enum weights_held h = p->wo.held;
-        p->f.dtype = h == WEIGHTS_F32    ? DTYPE_F32
-                     : h == WEIGHTS_BF16 ? DTYPE_BF16
-                     : h == WEIGHTS_Q8   ? DTYPE_Q8
-                     : h == WEIGHTS_Q4   ? DTYPE_Q4
-                                         : info.dtype;
+        p->f.dtype = h == WEIGHTS_F32     ? DTYPE_F32
+                     : h == WEIGHTS_BF16  ? DTYPE_BF16
+                     : h == WEIGHTS_Q8    ? DTYPE_Q8
+                     : h == WEIGHTS_Q4    ? DTYPE_Q4
+                     : h == WEIGHTS_BF16R ? DTYPE_BF16R
+                                          : info.dtype;
         p->f.file_dtype = info.quantised ? DTYPE_BF16 : info.dtype;
         p->f.types = info.types;
         weights_table_types(&info, p->f.dtype, p->f.table_dtype);

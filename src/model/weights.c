@@ -233,6 +233,8 @@ static enum dtype held_dtype(const struct loader *ld)
         return DTYPE_Q8;
     case WEIGHTS_Q4:
         return DTYPE_Q4;
+    case WEIGHTS_BF16R:
+        return DTYPE_BF16R;
     default:
         return ld->set.dtype;
     }
@@ -398,6 +400,8 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
 /* Returns the element type from which a matrix is packed. */
 static enum dtype packed_from(enum dtype matrix)
 {
+    if (matrix == DTYPE_BF16R)
+        return DTYPE_BF16;
     return matrix == DTYPE_Q8 || matrix == DTYPE_Q4 ? DTYPE_F32 : matrix;
 }
 

@@ -116,8 +116,9 @@ enum weights_held {
     WEIGHTS_AS_STORED, /* the checkpoint's own type; f32 if types are mixed or quantised */
     WEIGHTS_F32,
     WEIGHTS_BF16,
-    WEIGHTS_Q8, /* every matrix, including the head */
-    WEIGHTS_Q4, /* 4 or 8 bits: each matrix has a type of its own (matrix_types.h) */
+    WEIGHTS_Q8,    /* every matrix, including the head */
+    WEIGHTS_Q4,    /* 4 or 8 bits: each matrix has a type of its own (matrix_types.h) */
+    WEIGHTS_BF16R, /* bf16; products round activations to bf16 */
 };
 
 /* Tensors to load: all, or a part, to examine a model that is larger than memory. */

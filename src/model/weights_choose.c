@@ -32,7 +32,8 @@ const char *weights_held_name(enum weights_held h)
                                         [WEIGHTS_F32] = "f32",
                                         [WEIGHTS_BF16] = "bf16",
                                         [WEIGHTS_Q8] = "q8",
-                                        [WEIGHTS_Q4] = "q4"};
+                                        [WEIGHTS_Q4] = "q4",
+                                        [WEIGHTS_BF16R] = "bf16r"};
     return names[h];
 }
 

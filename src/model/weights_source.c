@@ -202,7 +202,9 @@ void weights_table_types(const struct weights_info *info, enum dtype held,
                          enum dtype out[2])
 {
     const struct tensor_set *set = info->impl;
-    out[0] = out[1] = held == DTYPE_Q8 || held == DTYPE_Q4 ? DTYPE_F32 : held;
+    out[0] = out[1] = held == DTYPE_BF16R                    ? DTYPE_BF16
+                      : held == DTYPE_Q8 || held == DTYPE_Q4 ? DTYPE_F32
+                                                             : held;
     for (size_t i = 0; i < set->list.n; i++) {
         enum slot s = set->list.items[i].parts[0].slot;
         if (slot_is_table(s))

@@ -26,8 +26,9 @@ enum dtype {
     DTYPE_Q4_1,   /* and a minimum per block */
     DTYPE_Q4_K,   /* scales and minima of two levels, per 32 and per 256 */
     DTYPE_Q6_K,   /* 6-bit numbers with a scale of two levels, per 16 and per 256 */
-    /* Not the type of one matrix: a model whose matrices each have one of the four types above or
-     * q8. */
+    DTYPE_BF16R,  /* bf16 numbers whose products round activations to bf16 */
+    /* Not the type of one matrix: a model whose matrices each have q8 or one of the four block
+     * types above. */
     DTYPE_Q4,
 };
 
@@ -112,7 +113,7 @@ struct device {
     bool act_is_state; /* activations have the model's state dtype instead (on a GPU) */
     bool unified;      /* device memory is host memory, so staging needs no copy */
     bool k_by_token;   /* K of a block is laid out like V, [n_kv][64][d_head]: see ops.h */
-    bool quantised; /* operations accept weights of DTYPE_Q8 and of blocks (q4_blocks.h) */
+    bool quantised; /* operations accept weights of types that only packed weights have */
     /* rows of a forward pass that bring products close to their best speed */
     int batch_rows;
     size_t stream_bytes; /* device memory of a compute stream; 0 if memory is unified */

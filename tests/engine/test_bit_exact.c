@@ -490,6 +490,12 @@ static void chunkings_q4(void **state)
     chunkings_of("q4");
 }
 
+static void chunkings_bf16r(void **state)
+{
+    (void)state;
+    chunkings_of("bf16r");
+}
+
 /* Several sequences in one batch, prefill beside decode: each gives the same as alone. */
 static void batch_composition(void **state)
 {
@@ -639,6 +645,7 @@ int main(void)
         cmocka_unit_test(chunkings),
         cmocka_unit_test(chunkings_q8),
         cmocka_unit_test(chunkings_q4),
+        cmocka_unit_test(chunkings_bf16r),
         cmocka_unit_test(batch_composition),
         cmocka_unit_test(one_wrong_element_is_seen),
     };

@@ -119,21 +119,21 @@ static void instruction_sets_share_state(void **state)
 {
     (void)state;
     static const char *const isas[] = {"avx512", "avx2"};
-    static const char *const weights[] = {"checkpoint", "q8", "q4"};
+    static const char *const weights[] = {"checkpoint", "q8", "q4", "bf16r"};
     int n = 0;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         struct device *dev;
-        struct device_opts opts = {.isa = isas[i / 3]};
+        struct device_opts opts = {.isa = isas[i / 4]};
         bool runs = device_open("cpu", &opts, NULL, &dev, NULL) == 0;
         if (!runs) {
-            print_message("skipped: this CPU has no %s\n", isas[i / 3]);
+            print_message("skipped: this CPU has no %s\n", isas[i / 4]);
             continue;
         }
         device_close(dev);
-        struct build fast = {.isa = isas[i / 3],
+        struct build fast = {.isa = isas[i / 4],
                              .model = FAMILY("qwen3"),
                              .dtype = "bf16",
-                             .weights = weights[i % 3]};
+                             .weights = weights[i % 4]};
         struct build slow = fast;
         slow.isa = "portable";
         hand_over(&fast, &slow, true);

@@ -110,6 +110,7 @@ static void a_packed_gguf_file_is_the_model(void **state)
     expect_same(GGUF "falcon-40b.gguf", NULL);
     expect_same(GGUF "split-00001-of-00003.gguf", "q8");
     expect_same("synth:tiny-mha", "q8");
+    expect_same("synth:tiny-mha", "bf16r");
     expect_same("synth:tiny-mha", "q4"); /* q4_1, and q8 if rows are not whole blocks */
     expect_same(GGUF "mixed.gguf", NULL);
     expect_same(GGUF "mixed.gguf", "q4");  /* q4_k, q4_0 and q8 */

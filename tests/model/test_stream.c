@@ -115,6 +115,7 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
         {"synth:tiny-mha", "f32", 1},
         {"synth:tiny-mha", "q8", 1},
         {"synth:tiny-gqa", "q4", 1},
+        {"synth:tiny-gqa", "bf16r", 1},
         {"tests/model/golden/gguf/layers.gguf", "q4", 1},
         {"synth:tiny-gqa", "bf16", 1},
         {"tests/model/golden/families/qwen2-window", NULL, 1},

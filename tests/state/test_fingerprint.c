@@ -24,11 +24,11 @@ struct place {
 
 static struct device_opts device_opts; /* the options for the next place */
 
-/* dtype: the state's type; "q8" and "q4" mean bf16 with 8-bit and 4-bit weights. */
+/* dtype: the state's type; "q8", "q4" and "bf16r" mean bf16 with weights of that format. */
 static void place_open_context(struct place *p, const char *device, const char *model,
                                const char *dtype, int threads, int max_ctx)
 {
-    bool quantised = dtype[0] == 'q';
+    bool quantised = dtype[0] == 'q' || strcmp(dtype, "bf16r") == 0;
     struct err err = {0};
     assert_int_equal(pool_create(threads, &p->pool, &err), 0);
     assert_int_equal(device_open(device, &device_opts, p->pool, &p->dev, &err), 0);
@@ -96,12 +96,13 @@ static void models_and_dtypes_differ(void **state)
 {
     (void)state;
     struct sha256 f[] = {
-        make("cpu", "synth:tiny-mha", "f32", 1),  make("cpu", "synth:tiny-mha", "bf16", 1),
-        make("cpu", "synth:tiny-mha", "f16", 1),  make("cpu", "synth:tiny-gqa", "f32", 1),
-        make("cpu", "synth:tiny-gqa", "bf16", 1), make("cpu", "synth:tiny-mha", "q8", 1),
-        make("cpu", "synth:tiny-gqa", "q8", 1),   make("cpu", "synth:tiny-gqa", "q4", 1),
+        make("cpu", "synth:tiny-mha", "f32", 1),   make("cpu", "synth:tiny-mha", "bf16", 1),
+        make("cpu", "synth:tiny-mha", "f16", 1),   make("cpu", "synth:tiny-gqa", "f32", 1),
+        make("cpu", "synth:tiny-gqa", "bf16", 1),  make("cpu", "synth:tiny-mha", "q8", 1),
+        make("cpu", "synth:tiny-gqa", "q8", 1),    make("cpu", "synth:tiny-gqa", "q4", 1),
+        make("cpu", "synth:tiny-gqa", "bf16r", 1),
     };
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 9; i++)
         for (int j = 0; j < i; j++)
             assert_false(same(f[i], f[j]));
 }
@@ -115,14 +116,14 @@ static void threads_do_not_matter(void **state)
 }
 
 /* Instruction sets that compute equal bits share state.  All of the CPU backend do, also with q8
- * weights (AMX, VNNI). */
+ * and bf16r weights (AMX, VNNI). */
 static void instruction_sets_share_state(void **state)
 {
     (void)state;
     static const char *const isas[] = {"avx512", "avx2", "portable"};
-    static const char *const dtypes[] = {"f32", "bf16", "q8", "q4"};
+    static const char *const dtypes[] = {"f32", "bf16", "q8", "q4", "bf16r"};
     int n = 0;
-    for (int d = 0; d < 4; d++) {
+    for (int d = 0; d < 5; d++) {
         struct sha256 best = make("cpu", "synth:tiny-gqa", dtypes[d], 1);
         for (int i = 0; i < 3; i++) {
             struct device *dev;

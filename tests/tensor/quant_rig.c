@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cases.h"
+#include "tensor/cpu/bf16r.h"
 #include "tensor/q4_blocks.h"
 
 struct lane ref, cpu;
@@ -27,7 +28,9 @@ int quant_teardown(void **state)
 
 const struct quant_kernels *const *quant_all(enum dtype t)
 {
-    return t == DTYPE_Q8 ? q8_all_kernels : q4_all_kernels;
+    return t == DTYPE_Q8      ? q8_all_kernels
+           : t == DTYPE_BF16R ? bf16r_all_kernels
+                              : q4_all_kernels;
 }
 
 void quant_check_product(enum dtype t, struct mat a, int64_t n, const void *rows,
@@ -51,7 +54,7 @@ void quant_check_product(enum dtype t, struct mat a, int64_t n, const void *rows
 
 void quant_check_cases(enum dtype t)
 {
-    int64_t block = t == DTYPE_Q8 ? 1 : q4_block_weights(t);
+    int64_t block = dtype_has_blocks(t) ? q4_block_weights(t) : 1;
     EACH_KERNELS(t, i) print_message("%s, %s\n", dtype_name(t), quant_all(t)[i]->name);
     for (size_t c = 0; c < N_CASES(matmul_cases); c++) {
         const struct matmul_case *mc = &matmul_cases[c];
@@ -59,8 +62,10 @@ void quant_check_cases(enum dtype t)
         if (mc->bench)
             continue;
         struct mat a = mat_random(DTYPE_F32, mc->m, k, 1);
-        void *rows = t == DTYPE_Q8 ? random_elems(DTYPE_F32, mc->n * k, 2)
-                                   : random_q4(t, mc->n, k, 2);
+        void *rows = dtype_has_blocks(t)
+                         ? random_q4(t, mc->n, k, 2)
+                         : random_elems(t == DTYPE_Q8 ? DTYPE_F32 : DTYPE_BF16, mc->n * k,
+                                        2);
         float *bias = random_elems(DTYPE_F32, mc->n, 3);
         quant_check_product(t, a, mc->n, rows, c % 2 == 0 ? bias : NULL);
         free(rows);

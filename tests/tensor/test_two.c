@@ -7,9 +7,9 @@ enum { K = 512, N_A = 70, N_B = 1000, MOST_ROWS = 9 };
 
 /* Weights that share their rounded rows, and those that do not. */
 static const enum dtype pairs[][2] = {
-    {DTYPE_Q4_1, DTYPE_Q4_1}, {DTYPE_Q4_K, DTYPE_Q4_0}, {DTYPE_Q8, DTYPE_Q8},
-    {DTYPE_Q4_K, DTYPE_Q6_K}, {DTYPE_Q8, DTYPE_Q4_K},   {DTYPE_Q4_1, DTYPE_Q8},
-    {DTYPE_BF16, DTYPE_BF16},
+    {DTYPE_Q4_1, DTYPE_Q4_1}, {DTYPE_Q4_K, DTYPE_Q4_0},   {DTYPE_Q8, DTYPE_Q8},
+    {DTYPE_Q4_K, DTYPE_Q6_K}, {DTYPE_Q8, DTYPE_Q4_K},     {DTYPE_Q4_1, DTYPE_Q8},
+    {DTYPE_BF16, DTYPE_BF16}, {DTYPE_BF16R, DTYPE_BF16R},
 };
 
 static struct weight random_weight(const struct lane *l, enum dtype t, int64_t n,
@@ -17,7 +17,7 @@ static struct weight random_weight(const struct lane *l, enum dtype t, int64_t n
 {
     void *rows = dtype_has_blocks(t)
                      ? random_q4(t, n, K, seed)
-                     : random_elems(t == DTYPE_Q8 ? DTYPE_F32 : t, n * K, seed);
+                     : random_elems(t == DTYPE_Q8 ? DTYPE_F32 : DTYPE_BF16, n * K, seed);
     struct weight w = weight_make(l, t, n, K, rows);
     free(rows);
     return w;

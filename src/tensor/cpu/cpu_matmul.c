@@ -4,6 +4,7 @@
  * finds its rows at constant distances and a k-block of a tile is contiguous.  One row needs no
  * copy.  Threads take tiles one after another; sums are never split (ops.h, arithmetic contract).
  */
+#include "tensor/cpu/bf16r.h"
 #include "tensor/cpu/cpu.h"
 #include "tensor/cpu/q4.h"
 #include "tensor/cpu/q8.h"
@@ -14,7 +15,7 @@
 
 static bool is_quantised(enum dtype t)
 {
-    return t == DTYPE_Q8 || dtype_has_blocks(t);
+    return t == DTYPE_Q8 || t == DTYPE_BF16R || dtype_has_blocks(t);
 }
 
 size_t cpu_weight_bytes(enum dtype t, int64_t n, int64_t k)
@@ -74,6 +75,8 @@ int cpu_weight_pack(struct stream *s, struct weight *w, int64_t row, const void 
         return cpu_q8_pack(s, w, row, src, n_rows);
     if (dtype_has_blocks(w->dtype))
         return cpu_q4_pack(s, w, row, src, n_rows);
+    if (w->dtype == DTYPE_BF16R)
+        return cpu_bf16r_pack(s, w, row, src, n_rows);
     CHECK(w->k <= MATMUL_MAX_K && w->mem.bytes >= cpu_weight_bytes(w->dtype, w->n, w->k));
     int rc = stream_enter(s);
     if (rc == 0) {
@@ -92,6 +95,8 @@ int cpu_weight_rows(struct stream *s, struct mat out, const struct weight *w,
         return cpu_q8_rows(s, out, w, ids);
     if (dtype_has_blocks(w->dtype))
         return cpu_q4_rows(s, out, w, ids);
+    if (w->dtype == DTYPE_BF16R)
+        return cpu_bf16r_rows(s, out, w, ids);
     for (int64_t i = 0; i < out.rows; i++) {
         CHECK(ids[i] >= 0 && ids[i] < w->n);
         const uint16_t *src16 = weight_at(w, ids[i]);
@@ -221,8 +226,7 @@ int cpu_matmul_two(struct stream *s, struct mat a, const struct product *p)
     for (int i = 0; i < 2; i++)
         check_matmul(p[i].c, a, p[i].w);
     CHECK(a.cols <= MATMUL_MAX_K);
-    bool q8 = p[0].w->dtype == DTYPE_Q8 && p[1].w->dtype == DTYPE_Q8;
-    if (q8 || (dtype_has_blocks(p[0].w->dtype) && dtype_has_blocks(p[1].w->dtype)))
+    if (quant_alike(p[0].w->dtype, p[1].w->dtype))
         return cpu_quant_matmul_two(s, a, p);
     int rc = cpu_matmul(s, p[0].c, a, p[0].w, p[0].bias);
     return rc != 0 ? rc : cpu_matmul(s, p[1].c, a, p[1].w, p[1].bias);

@@ -6,6 +6,7 @@
 #include "tensor/cpu/quant.h"
 
 #include "base/pool.h"
+#include "tensor/cpu/bf16r.h"
 #include "tensor/cpu/q4.h"
 #include "tensor/cpu/q8.h"
 
@@ -18,6 +19,8 @@
 
 size_t quant_panel_bytes(enum dtype t, int64_t k)
 {
+    if (t == DTYPE_BF16R)
+        return (size_t)((k + BF16R_BLOCK - 1) / BF16R_BLOCK) * BF16R_BLOCK_BYTES;
     size_t bytes = t == DTYPE_Q8
                        ? (size_t)quant_blocks_of(k) * (Q8_BLOCK_BYTES + Q8_SCALE_BYTES)
                        : q4_offset(t, k);
@@ -181,7 +184,17 @@ int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struc
 
 static const struct quant_kernels *kernels_for(enum dtype t, const struct stream *s)
 {
-    return quant_kernels_of(t == DTYPE_Q8 ? q8_all_kernels : q4_all_kernels, s);
+    return quant_kernels_of(t == DTYPE_Q8      ? q8_all_kernels
+                            : t == DTYPE_BF16R ? bf16r_all_kernels
+                                               : q4_all_kernels,
+                            s);
+}
+
+bool quant_alike(enum dtype a, enum dtype b)
+{
+    if (dtype_has_blocks(a))
+        return dtype_has_blocks(b);
+    return a == b && (a == DTYPE_Q8 || a == DTYPE_BF16R);
 }
 
 int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,

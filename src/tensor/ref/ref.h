@@ -77,6 +77,8 @@ int ref_q4_pack(struct stream *s, struct weight *w, int64_t row, const void *src
                 int64_t n_rows);
 int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
                 const int32_t *ids);
+int ref_bf16r_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+                     const float *bias);
 int ref_q4_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
 

@@ -26,6 +26,11 @@ int ref_weight_pack(struct stream *s, struct weight *w, int64_t row, const void 
     return stream_enter(s);
 }
 
+static enum dtype element_type(const struct weight *w)
+{
+    return w->dtype == DTYPE_BF16R ? DTYPE_BF16 : w->dtype;
+}
+
 int ref_weight_rows(struct stream *s, struct mat out, const struct weight *w,
                     const int32_t *ids)
 {
@@ -37,7 +42,7 @@ int ref_weight_rows(struct stream *s, struct mat out, const struct weight *w,
     for (int64_t i = 0; i < out.rows; i++) {
         CHECK(ids[i] >= 0 && ids[i] < w->n);
         for (int64_t j = 0; j < w->k; j++)
-            mat_set(out, i, j, elem_load(w->mem.ptr, w->dtype, ids[i] * w->k + j));
+            mat_set(out, i, j, elem_load(w->mem.ptr, element_type(w), ids[i] * w->k + j));
     }
     return stream_enter(s);
 }
@@ -61,6 +66,8 @@ int ref_matmul(struct stream *s, struct mat c, struct mat a, const struct weight
         return ref_q8_matmul(s, c, a, w, bias);
     if (dtype_has_blocks(w->dtype))
         return ref_q4_matmul(s, c, a, w, bias);
+    if (w->dtype == DTYPE_BF16R)
+        return ref_bf16r_matmul(s, c, a, w, bias);
     for (int64_t i = 0; i < c.rows; i++) {
         for (int64_t j = 0; j < c.cols; j++) {
             float acc = block_dot(a, i, w, j, 0);

@@ -1,0 +1,149 @@
+/* bf16 weights with rounded activations: the product equals `ref` by every kernel that this CPU
+ * runs, for few and many rows; numbers that AMX takes for zero; packing; the error against f64. */
+#include "quant_rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases.h"
+#include "tensor/cpu/bf16r.h"
+
+static void test_every_kernel(void **state)
+{
+    (void)state;
+    quant_check_cases(DTYPE_BF16R);
+}
+
+/* Rows of every width of tiles and strips, at an edge of rows and of columns. */
+static void test_every_number_of_rows(void **state)
+{
+    (void)state;
+    enum { K = 300, N = 150 };
+    void *rows = random_elems(DTYPE_BF16, N * K, 2);
+    float *bias = random_elems(DTYPE_F32, N, 3);
+    for (int64_t m = 1; m <= 70; m += m < 18 ? 1 : 13) {
+        struct mat a = mat_random(DTYPE_F32, m, K, (uint64_t)m);
+        quant_check_product(DTYPE_BF16R, a, N, rows, bias);
+        mat_free(&a);
+    }
+    free(bias);
+    free(rows);
+}
+
+/* Bits of all kinds but infinities and NaNs: subnormal operands, products and sums are zero. */
+static void test_subnormal_numbers(void **state)
+{
+    (void)state;
+    enum { M = 20, N = 40, K = 512 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 1);
+    uint16_t *rows = random_elems(DTYPE_BF16, N * K, 2);
+    struct rng r = {3};
+    bool seen = false;
+    for (int i = 0; i < M * K; i++) {
+        uint32_t u = (uint32_t)rng_u64(&r) & 0x807fffff;
+        u |= (uint32_t)(i % 3 == 0 ? rng_u64(&r) % 4 : 50 + rng_u64(&r) % 30) << 23;
+        memcpy((float *)a.data + i, &u, sizeof u);
+    }
+    for (int i = 0; i < N * K; i++) {
+        uint32_t exponent = i % 5 == 0 ? (uint32_t)(rng_u64(&r) % 3)
+                                       : (uint32_t)(45 + rng_u64(&r) % 40);
+        rows[i] = (uint16_t)((rng_u64(&r) & 0x807f) | exponent << 7);
+    }
+    quant_check_product(DTYPE_BF16R, a, N, rows, NULL);
+    struct weight w = weight_make(&ref, DTYPE_BF16R, N, K, rows);
+    struct mat c = mat_alloc(DTYPE_F32, M, N), exact = mat_alloc(DTYPE_F32, M, N);
+    ref.ops->matmul(ref.stream, c, a, &w, NULL);
+    w.dtype = DTYPE_BF16;
+    ref.ops->matmul(ref.stream, exact, a, &w, NULL);
+    for (int i = 0; i < M * N; i++) {
+        float f = ((float *)c.data)[i];
+        assert_true(f == 0 || fabsf(f) >= 0x1p-126f);
+        seen = seen || f != ((float *)exact.data)[i];
+    }
+    assert_true(seen); /* what is compared is flushed at all */
+    weight_free(&ref, &w);
+    mat_free(&c);
+    mat_free(&exact);
+    mat_free(&a);
+    free(rows);
+}
+
+/* An infinity or a NaN spoils its own row alone. */
+static void test_no_numbers(void **state)
+{
+    (void)state;
+    enum { M = 3, N = 33, K = 64 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 1), c = mat_alloc(DTYPE_F32, M, N);
+    void *rows = random_elems(DTYPE_BF16, N * K, 2);
+    ((float *)a.data)[5] = NAN;
+    ((float *)a.data)[K + 7] = INFINITY;
+    struct weight w = weight_make(&cpu, DTYPE_BF16R, N, K, rows);
+    EACH_KERNELS(DTYPE_BF16R, i)
+    {
+        const float *y = c.data;
+        assert_int_equal(quant_matmul_by(bf16r_all_kernels[i], cpu.stream, c, a, &w, NULL),
+                         0);
+        assert_true(isnan(y[0]) && !isfinite(y[N + 1]) && isfinite(y[2 * N]));
+    }
+    weight_free(&cpu, &w);
+    mat_free(&a);
+    mat_free(&c);
+    free(rows);
+}
+
+/* Piece by piece at any row as at once; the rows of packed weights are the file's. */
+static void test_pack(void **state)
+{
+    (void)state;
+    enum { N = 37, K = 70 };
+    int32_t ids[N];
+    uint16_t *rows = random_elems(DTYPE_BF16, N * K, 4);
+    struct weight whole = weight_make(&cpu, DTYPE_BF16R, N, K, rows), parts = whole;
+    struct mat got = mat_alloc(DTYPE_BF16, N, K);
+    assert_int_equal(whole.mem.bytes, 48 * 96 * 2);
+    assert_int_equal(buf_alloc(cpu.device, MEM_DEVICE, whole.mem.bytes, &parts.mem, NULL),
+                     0);
+    for (int64_t r = 0, n = 1; r < N; r += n, n = r + 7 < N ? 7 : N - r)
+        cpu.ops->weight_pack(cpu.stream, &parts, r, rows + r * K, n);
+    assert_memory_equal(whole.mem.ptr, parts.mem.ptr, whole.mem.bytes);
+    for (int i = 0; i < N; i++)
+        ids[i] = i;
+    cpu.ops->weight_rows(cpu.stream, got, &parts, ids);
+    assert_memory_equal(got.data, rows, N * K * 2);
+    weight_free(&cpu, &whole);
+    weight_free(&cpu, &parts);
+    mat_free(&got);
+    free(rows);
+}
+
+/* Activations are rounded to 2^-9 of themselves at most; products are exact. */
+static void test_error(void **state)
+{
+    (void)state;
+    enum { M = 2, N = 20, K = 2048 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
+    void *rows = random_elems(DTYPE_BF16, N * K, 6);
+    struct weight w = weight_make(&cpu, DTYPE_BF16R, N, K, rows);
+    double worst = quant_worst_product(&w, a, &kept);
+    print_message("the worst product of %d is off by %.2f %% of its terms' sum\n", M * N,
+                  100 * worst);
+    assert_true(worst < 0.02 && worst > 1e-5);
+    free(rows);
+    weight_free(&cpu, &w);
+    mat_free(&kept);
+    mat_free(&a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_kernel),
+        cmocka_unit_test(test_every_number_of_rows),
+        cmocka_unit_test(test_subnormal_numbers),
+        cmocka_unit_test(test_no_numbers),
+        cmocka_unit_test(test_pack),
+        cmocka_unit_test(test_error),
+    };
+    return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
+}
