@@ -23,8 +23,8 @@
         "synth:tiny-gqa", dtype, kind, 8200                                                \
     }
 
-/* Every family and every kind of layer in every state type, up to the end of its context; 8-bit and
- * 4-bit weights; a context of 8,200 tokens. */
+/* Every family and every kind of layer in every state type, up to the end of its context; weights
+ * of 8, 6 and 4 bits, and bf16 weights with rounded activations; a context of 8,200 tokens. */
 static const struct numerics_run runs[] = {
     CHECKPOINT(FAMILY("llama")),
     CHECKPOINT(FAMILY("llama3")),
@@ -46,6 +46,9 @@ static const struct numerics_run runs[] = {
     {FAMILY("falcon-40b"), "bf16", "q8", 0},
     {FAMILY("llama"), "f32", "q4", 0},
     {FAMILY("qwen2-window"), "bf16", "q4", 0},
+    {FAMILY("llama"), "f32", "bf16r", 0},
+    {FAMILY("qwen2-window"), "bf16", "bf16r", 0},
+    {"tests/model/golden/gguf/six.gguf", "bf16", "q4", 0}, /* 4 and 6 bits */
     LONG("f32", "checkpoint"),
     LONG("bf16", "checkpoint"),
     LONG("f16", "q8"),
