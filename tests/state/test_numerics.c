@@ -24,7 +24,7 @@
     }
 
 /* Every family and every kind of layer in every state type, up to the end of its context; weights
- * of 8, 6 and 4 bits, and bf16 weights with rounded activations; a context of 8,200 tokens. */
+ * of 8 and 4 bits, and bf16 weights with rounded activations; a context of 8,200 tokens. */
 static const struct numerics_run runs[] = {
     CHECKPOINT(FAMILY("llama")),
     CHECKPOINT(FAMILY("llama3")),
@@ -48,7 +48,6 @@ static const struct numerics_run runs[] = {
     {FAMILY("qwen2-window"), "bf16", "q4", 0},
     {FAMILY("llama"), "f32", "bf16r", 0},
     {FAMILY("qwen2-window"), "bf16", "bf16r", 0},
-    {"tests/model/golden/gguf/six.gguf", "bf16", "q4", 0}, /* 4 and 6 bits */
     LONG("f32", "checkpoint"),
     LONG("bf16", "checkpoint"),
     LONG("f16", "q8"),
