@@ -323,6 +323,8 @@ static void add_declared(const struct model *m, struct sha256_ctx *h)
     add_text(h, "weight dtype", dtype_name(m->w.dtype));
     if (m->w.dtype == DTYPE_Q4)
         add_matrix_types(m, h);
+    if (m->w.dtype == DTYPE_BF16R)
+        add_u32(h, "bf16r version", BF16R_NUMERICS_VERSION);
     add_text(h, "state dtype", dtype_name(m->dtype));
     add_text(h, "k layout", m->dev->k_by_token ? "by token" : "by dimension");
     free(config);

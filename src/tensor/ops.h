@@ -28,12 +28,13 @@
  *    Weights are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve the speed
  *    of many rows: a product differs from that with f32 activations by about 0.4 % of the size of
  *    its terms' sum (tests/tensor/test_q4.c), a model's predictions as docs/MODELS.md says.
- *  - matmul by bf16 weights that meet rounded activations (bf16r), which is AMX's instruction: a
- *    and w are bf16, a rounded to nearest even.  Over a block of 32 along k, even = fma(a, w, even)
- *    over its even k and odd = fma(a, w, odd) over its odd k, both from +0 in ascending k; acc =
- *    acc + (even + odd) from +0 over the blocks in ascending k; bias last.  Numbers behind k are
- *    zero.  A subnormal operand or result of any of these but the bias is zero.  Weights are exact;
- *    activations keep 8 bits of mantissa.
+ *  - matmul with bf16 weights and rounded activations (bf16r) is AMX's instruction.  a and w are
+ *    bf16; a is rounded to nearest even.  Over a block of 32 along k, even = fma(a, w, even) over
+ *    the even k and odd = fma(a, w, odd) over the odd k, both from +0 in ascending k.  acc = acc +
+ *    (even + odd) from +0 over the blocks in ascending k; bias last.  Numbers behind k are zero.
+ *    Each of these operations but the bias takes a subnormal operand for zero, and its result is
+ *    zero if it is below 2^-126 after rounding to 24 bits.  Weights are exact; activations keep 8
+ *    bits.  BF16R_NUMERICS_VERSION is part of the fingerprint of a model with these weights.
  *  - norms: the sum of squares (or the sum) runs over 16 lanes (element i goes to lane i mod 16,
  *    lane = fma(x, x, lane)), which are then added pairwise: 16 -> 8 -> 4 -> 2 -> 1 (lane i + lane
  *    i + half); out = (x * scale) * w, scale = 1 / sqrtf(sum / n + eps).
@@ -61,6 +62,9 @@
 #define KV_BLOCK_TOKENS 64
 #define Q8_BLOCK        32
 #define Q4_BLOCK        32
+
+/* Raise it whenever a product with bf16r weights gives other bits. */
+#define BF16R_NUMERICS_VERSION 1
 
 /* Limits that a backend need not exceed: models that need more are refused by their config. */
 #define MATMUL_MAX_K         65536 /* length of a row of a weight */
@@ -151,7 +155,8 @@ struct ops {
     /* Packs rows [row, row + n_rows) of w from row-major src [n_rows][k].  src has dtype w->dtype;
      * f32 if that is q8; bf16 if it is bf16r; blocks (q4_blocks.h) if it has 4 or 6 bits, and k is
      * then a multiple of a block.  Rows that are never packed are zero.  Panels have 16 rows, but
-     * row may be any number.  -ERANGE: q8 cannot hold an infinity, a NaN or a number above 8.3e6. */
+     * row may be any number.  -ERANGE: q8 cannot hold an infinity, a NaN or a number above 8.3e6.
+     */
     int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
                        int64_t n_rows);
     /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings).  Exact; for q8, q * d

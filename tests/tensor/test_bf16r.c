@@ -31,7 +31,7 @@ static void test_every_number_of_rows(void **state)
     free(rows);
 }
 
-/* Bits of all kinds but infinities and NaNs: subnormal operands, products and sums are zero. */
+/* Random bits without infinities and NaNs: subnormal operands, products and sums are zero. */
 static void test_subnormal_numbers(void **state)
 {
     (void)state;
@@ -61,12 +61,35 @@ static void test_subnormal_numbers(void **state)
         assert_true(f == 0 || fabsf(f) >= 0x1p-126f);
         seen = seen || f != ((float *)exact.data)[i];
     }
-    assert_true(seen); /* what is compared is flushed at all */
+    assert_true(seen); /* some numbers were flushed */
     weight_free(&ref, &w);
     mat_free(&c);
     mat_free(&exact);
     mat_free(&a);
     free(rows);
+}
+
+/* A sum just below the smallest normal number is zero, although fmaf rounds it up to that number:
+ * 2^-126 - 2^-150 is zero, 2^-126 - 2^-151 rounds to 2^-126 with 24 bits.  For both signs. */
+static void test_just_below_the_smallest(void **state)
+{
+    (void)state;
+    enum { M = 2, N = 2, K = 4 };
+    struct mat a = mat_alloc(DTYPE_F32, M, K), c = mat_alloc(DTYPE_F32, M, N);
+    const float x[M][K] = {{0x1p-63f, 0, -0x1p-75f, 0}, {-0x1p-63f, 0, 0x1p-75f, 0}},
+                y[N][K] = {{0x1p-63f, 0, 0x1p-75f, 0}, {0x1p-63f, 0, 0x1p-76f, 0}};
+    uint16_t rows[N * K];
+    memcpy(a.data, x, sizeof x);
+    for (int i = 0; i < N * K; i++)
+        rows[i] = f32_to_bf16(y[i / K][i % K]);
+    quant_check_product(DTYPE_BF16R, a, N, rows, NULL);
+    struct weight w = weight_make(&ref, DTYPE_BF16R, N, K, rows);
+    assert_int_equal(ref.ops->matmul(ref.stream, c, a, &w, NULL), 0);
+    const float *z = c.data;
+    assert_true(z[0] == 0 && z[1] == 0x1p-126f && z[2] == 0 && z[3] == -0x1p-126f);
+    weight_free(&ref, &w);
+    mat_free(&a);
+    mat_free(&c);
 }
 
 /* An infinity or a NaN spoils its own row alone. */
@@ -92,7 +115,8 @@ static void test_no_numbers(void **state)
     free(rows);
 }
 
-/* Piece by piece at any row as at once; the rows of packed weights are the file's. */
+/* Packing in pieces, at any row, gives the bytes of packing at once.  Rows of packed weights are the
+ * given ones. */
 static void test_pack(void **state)
 {
     (void)state;
@@ -117,7 +141,7 @@ static void test_pack(void **state)
     free(rows);
 }
 
-/* Activations are rounded to 2^-9 of themselves at most; products are exact. */
+/* The only error is the rounding of activations, at most 2^-9 of each. */
 static void test_error(void **state)
 {
     (void)state;
@@ -141,6 +165,7 @@ int main(void)
         cmocka_unit_test(test_every_kernel),
         cmocka_unit_test(test_every_number_of_rows),
         cmocka_unit_test(test_subnormal_numbers),
+        cmocka_unit_test(test_just_below_the_smallest),
         cmocka_unit_test(test_no_numbers),
         cmocka_unit_test(test_pack),
         cmocka_unit_test(test_error),

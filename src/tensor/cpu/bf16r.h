@@ -1,12 +1,12 @@
-/* bf16r.h - bf16 weights that meet rounded activations; private to src/tensor/cpu.
+/* bf16r.h - bf16 weights with rounded activations; private to src/tensor/cpu.
  *
  * A panel is a sequence of blocks of 32 along k, each
  *
  *     [16 pairs][16 columns][2]   bf16: two neighbours in k share a 32-bit lane
  *
- * which is a tile of AMX.  Numbers behind k are zero, also of rounded activations:
- * [k-blocks][rows][256] bf16.  ops.h has the arithmetic, which is that of AMX's instruction; the
- * other kernels compute its steps one by one.  Tiles of a product are cut as those of 8 bits
+ * which is a tile of AMX.  Rounded activations are [k-blocks][rows][256] bf16.  Numbers behind k
+ * are zero in both.  ops.h has the arithmetic, which is that of AMX's instruction; the other
+ * kernels compute its steps one by one.  A product is cut into tiles like one with 8-bit weights
  * (quant.h). */
 #ifndef TENSOR_BF16R_H
 #define TENSOR_BF16R_H
@@ -22,10 +22,10 @@ extern const struct quant_kernels bf16r_kernels_avx2;
 extern const struct quant_kernels bf16r_kernels_avx512;
 extern const struct quant_kernels bf16r_kernels_amx;
 #endif
-/* Every table, best first, ended by NULL. */
+/* All tables, the best first; NULL ends the list. */
 extern const struct quant_kernels *const bf16r_all_kernels[];
 
-/* Blocks of 32 in the k-block at k. */
+/* Returns the number of blocks of 32 in the k-block at k. */
 static inline int bf16r_blocks_at(int64_t k, int64_t all)
 {
     int64_t left = all - k < MATMUL_K_BLOCK ? all - k : MATMUL_K_BLOCK;

@@ -1,8 +1,8 @@
 /* bf16r_amx.c - the kernels of bf16r.h with AMX: a tile multiplies 16 rows by 16 columns over a
  * block of 32, and keeps the sums.
  *
- * Few rows: four panels at a time, tiles of as many rows as there are.  Many rows: strips of 32
- * rows by two panels, a k-block at a time, which keeps the weights in L1; the sums rest in C. */
+ * Few rows: four panels at a time, and tiles with exactly these rows.  Many rows: strips of 32 rows
+ * by two panels, one k-block after another, which keeps the weights in L1; the sums stay in C. */
 #include "tensor/cpu/bf16r.h"
 
 #include "tensor/cpu/amx.h"
@@ -47,7 +47,7 @@ static void fetch_block(const struct quant_tile *t, const uint8_t *panel, const 
         __builtin_prefetch(ahead + i);
 }
 
-/* sums [m][4][16] of panels [p, p + 4); those behind the tile's end are the last one again. */
+/* Computes sums [m][4][16] of panels [p, p + 4), and repeats the last panel behind the end. */
 static void few_panels(const struct quant_tile *t, int p, float *sums)
 {
     const uint8_t *w[WIDE];
@@ -95,7 +95,7 @@ static void direct_amx(const struct quant_tile *t)
 
 /* --- many rows ------------------------------------------------------------------------------- */
 
-/* c [32][2][16], ldc floats from row to row, += the k-block of 32 rows x by two panels. */
+/* Adds the k-block of 32 rows x by two panels to c [32][2][16], whose rows are ldc floats apart. */
 static void strip_block(float *c, int64_t ldc, bool first, const int16_t *x,
                         const uint8_t *w0, const uint8_t *w1, int n_blocks)
 {
@@ -127,8 +127,8 @@ static void strip_block(float *c, int64_t ldc, bool first, const int16_t *x,
     _tile_stored(3, c + 16 * ldc + PANEL, step);
 }
 
-/* The same where C has fewer rows or columns: aside.  Rows of x behind the tile's end are read, as
- * they lie in the stream's scratch, and dropped. */
+/* The same if C has fewer rows or columns; computed in a buffer of 32 rows.  Rows of x behind the
+ * tile's end are read too: they lie in the stream's scratch memory.  Their sums are dropped. */
 static void strip_edge(const struct quant_tile *t, float *c, int n_rows, int64_t n_cols,
                        bool first, const int16_t *x, const uint8_t *w0, const uint8_t *w1,
                        int n_blocks)
@@ -141,7 +141,7 @@ static void strip_edge(const struct quant_tile *t, float *c, int n_rows, int64_t
         memcpy(c + r * t->ldc, aside + r * 2 * PANEL, (size_t)n_cols * sizeof *c);
 }
 
-/* Two panels, or the last one twice, of the k-block at k. */
+/* Computes two panels, or the last one twice, of the k-block at k. */
 static void panels_block(const struct quant_tile *t, int p, int64_t k)
 {
     int64_t col = (int64_t)p * PANEL, n_cols = t->n_cols - col;

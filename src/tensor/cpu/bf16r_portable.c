@@ -21,7 +21,23 @@ static inline v16 v_flush(v16 a)
             a.f[i] = copysignf(0, a.f[i]);
     return a;
 }
-/* 16 pairs of bf16, those of even and of odd k. */
+/* fma, then flush.  A result just below 2^-126 is subnormal for the processor although fmaf rounds
+ * it up to 2^-126: the scaled fma, which keeps 24 bits there, decides (as in ref_bf16r.c). */
+static inline float fma_flush(float x, float y, float acc)
+{
+    float r = fmaf(x, y, acc), ax = fabsf(x), ay = fabsf(y);
+    if (fabsf(r) > 0x1p-126f || isnan(r))
+        return r;
+    float scaled = fmaf((ax < ay ? x : y) * 0x1p64f, ax < ay ? y : x, acc * 0x1p64f);
+    return fabsf(scaled) < 0x1p-62f ? copysignf(0, r) : r;
+}
+static inline v16 v_fma_flush(v16 a, v16 b, v16 acc)
+{
+    for (int i = 0; i < 16; i++)
+        acc.f[i] = fma_flush(a.f[i], b.f[i], acc.f[i]);
+    return acc;
+}
+/* Splits 16 pairs of bf16 into those of even k and those of odd k. */
 static inline void v_pairs(const uint8_t *p, v16 *even, v16 *odd)
 {
     for (int i = 0; i < 16; i++) {

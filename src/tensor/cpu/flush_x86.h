@@ -21,5 +21,9 @@ static inline v16 v_flush(v16 a)
 {
     return a;
 }
+static inline v16 v_fma_flush(v16 a, v16 b, v16 acc)
+{
+    return v_fma(a, b, acc);
+}
 
 #endif

@@ -1,6 +1,6 @@
 /* kern_bf16r.h - rounding, and the loops of the product of bf16 weights with rounded activations,
- * written once over v16.  Who includes it defines v_pairs, v_flush, and flushing_begin and
- * flushing_end, between which subnormal numbers count as zero.
+ * written once over v16.  The including file defines v_pairs, v_flush, v_fma_flush, and
+ * flushing_begin and flushing_end.  Between these two calls subnormal numbers count as zero.
  *
  * The steps are those of AMX's instruction (ops.h), which sums even and odd k apart. */
 #ifndef TENSOR_KERN_BF16R_H
@@ -19,7 +19,7 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* x of one row, zero behind k; there are no scales. */
+/* Writes one row of x, with zeros behind k.  There are no scales. */
 static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
                       int64_t e_step)
 {
@@ -50,7 +50,7 @@ INLINE v16 v_set_bf16(int16_t x)
     return v_set1(f);
 }
 
-/* acc[r] += a block of 32. */
+/* Adds a block of 32 to acc[r]. */
 INLINE void strip_block(v16 acc[STRIP_MOST], const int16_t *x, const uint8_t *w, int n_rows)
 {
     v16 even[STRIP_MOST], odd[STRIP_MOST];
@@ -62,14 +62,14 @@ INLINE void strip_block(v16 acc[STRIP_MOST], const int16_t *x, const uint8_t *w,
         {
             v16 x0 = v_flush(v_set_bf16(x[r * KB + 2 * p])),
                 x1 = v_flush(v_set_bf16(x[r * KB + 2 * p + 1]));
-            even[r] = v_flush(v_fma(x0, w0, even[r]));
-            odd[r] = v_flush(v_fma(x1, w1, odd[r]));
+            even[r] = v_fma_flush(x0, w0, even[r]);
+            odd[r] = v_fma_flush(x1, w1, odd[r]);
         }
     }
     EACH_ROW acc[r] = v_flush(v_add(acc[r], v_flush(v_add(even[r], odd[r]))));
 }
 
-/* Rows [r0, r0 + n_rows) of one panel. */
+/* Computes rows [r0, r0 + n_rows) of one panel. */
 INLINE void strip(const struct quant_tile *t, int panel, int r0, int n_rows)
 {
     const uint8_t *w = t->w + (size_t)panel * t->panel_bytes;

@@ -12,6 +12,18 @@ static float flush(float f)
     return fabsf(f) < 0x1p-126f ? copysignf(0, f) : f;
 }
 
+/* fma(x, y, acc), zero if it is subnormal.  A result just below 2^-126 counts as subnormal although
+ * fmaf rounds it up to 2^-126, because the instruction rounds to 24 bits before it looks.  Scaled by
+ * 2^64, fmaf rounds to 24 bits as well.  Neither the smaller factor nor acc can overflow there. */
+static float fma_flushed(float x, float y, float acc)
+{
+    float r = fmaf(x, y, acc);
+    if (fabsf(r) != 0x1p-126f)
+        return flush(r);
+    float low = fabsf(x) < fabsf(y) ? x : y, high = fabsf(x) < fabsf(y) ? y : x;
+    return fabsf(fmaf(low * 0x1p64f, high, acc * 0x1p64f)) < 0x1p-62f ? copysignf(0, r) : r;
+}
+
 /* The sum over one block of 32; numbers behind k are zero. */
 static float block_sum(struct mat a, int64_t i, const struct weight *w, int64_t j,
                        int64_t k0)
@@ -21,7 +33,7 @@ static float block_sum(struct mat a, int64_t i, const struct weight *w, int64_t 
         bool there = k < w->k;
         float x = there ? flush(bf16_to_f32(f32_to_bf16(mat_get(a, i, k)))) : 0,
               y = there ? flush(elem_load(w->mem.ptr, DTYPE_BF16, j * w->k + k)) : 0;
-        sum[k % 2] = flush(fmaf(x, y, sum[k % 2]));
+        sum[k % 2] = fma_flushed(x, y, sum[k % 2]);
     }
     return flush(sum[0] + sum[1]);
 }
