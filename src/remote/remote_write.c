@@ -1,6 +1,6 @@
 /* remote_write.c - the writer's thread: takes offers to the remote.
  *
- *     STRLEN of up to BATCH keys      chunks that the remote has are not written again
+ *     STRLEN of up to ROUND_OFFERS keys      chunks that the remote has are not written again
  *     parcel_read, SETEX              one chunk after the other: memory for only one chunk
  *
  * An offer leaves the queue when the remote has answered. If a connection fails, it stays there
@@ -18,15 +18,16 @@
 
 /* A chunk on which the connection fails this often is dropped: it may be the cause. */
 enum { MOST_TRIES = 3 };
-enum { BATCH = 64, READS_IN_FLIGHT = 16, WRITER_NICE = 10 };
+enum { ROUND_OFFERS = 64, READS_IN_FLIGHT = 16, WRITER_NICE = 10 };
 
-struct batch {
+/* The oldest offers, which are settled together. */
+struct round {
     struct remote *r;
     struct store_reader **reader;
     struct parcel *parcel;
     struct redis_answer answer;
-    struct offer offer[BATCH];
-    bool is_there[BATCH];
+    struct offer offer[ROUND_OFFERS];
+    bool is_there[ROUND_OFFERS];
     int n, n_done;
     bool writes;    /* the first n_done are settled; the next one is being written */
     struct err err; /* code != 0: the connection has failed, or the remote refuses */
@@ -42,13 +43,13 @@ static void count(struct remote *r, uint64_t *what, uint64_t n)
 /* --- one offer -------------------------------------------------------------------------------- */
 
 /* Sends a command and waits for its answer. Returns false if the connection failed. */
-static bool ask(struct batch *b, const struct redis_arg *args, int n_args)
+static bool ask(struct round *b, const struct redis_arg *args, int n_args)
 {
     return cluster_ask(b->r->write_link.cluster, args, n_args, b->r->o.stuck_ns, &b->answer,
                        &b->err) == 0;
 }
 
-static bool remove_value(struct batch *b, const struct offer *o)
+static bool remove_value(struct round *b, const struct offer *o)
 {
     char name[NAME_BYTES];
     name_chunk(&o->key, name);
@@ -57,7 +58,7 @@ static bool remove_value(struct batch *b, const struct offer *o)
 }
 
 /* Reads the chunk from the store. Returns false if it cannot. */
-static bool read_chunk(struct batch *b, const struct offer *o)
+static bool read_chunk(struct round *b, const struct offer *o)
 {
     struct remote *r = b->r;
     struct err err = {0};
@@ -75,7 +76,7 @@ static bool read_chunk(struct batch *b, const struct offer *o)
     return rc == 0;
 }
 
-static bool write_chunk(struct batch *b, const struct offer *o)
+static bool write_chunk(struct round *b, const struct offer *o)
 {
     struct remote *r = b->r;
     char name[NAME_BYTES], ttl[16];
@@ -109,7 +110,7 @@ static bool write_chunk(struct batch *b, const struct offer *o)
 /* --- a batch ---------------------------------------------------------------------------------- */
 
 /* Asks which of the chunks the remote has. */
-static bool look(struct batch *b)
+static bool look(struct round *b)
 {
     struct cluster *cluster = b->r->write_link.cluster;
     char name[NAME_BYTES];
@@ -136,8 +137,8 @@ static bool is_erasure_due(struct remote *r)
     return is_due;
 }
 
-/* Processes the batch, until the remote fails or refuses. */
-static void work(struct batch *b)
+/* Settles the offers, until the remote fails or refuses. */
+static void work(struct round *b)
 {
     struct remote *r = b->r;
     if (!look(b))
@@ -154,16 +155,16 @@ static void work(struct batch *b)
 }
 
 /* [lock] Copies the oldest offers; they stay in the queue. */
-static void take(struct remote *r, struct batch *b)
+static void take(struct remote *r, struct round *b)
 {
-    b->n = r->n_offers < BATCH ? (int)r->n_offers : BATCH;
+    b->n = r->n_offers < ROUND_OFFERS ? (int)r->n_offers : ROUND_OFFERS;
     for (int i = 0; i < b->n; i++)
         b->offer[i] = r->offers[(r->first_offer + (uint32_t)i) % MAX_OFFERS];
 }
 
-static void batch_run(struct remote *r, struct store_reader **reader, struct parcel *parcel)
+static void run_round(struct remote *r, struct store_reader **reader, struct parcel *parcel)
 {
-    struct batch b = {.r = r, .reader = reader, .parcel = parcel};
+    struct round b = {.r = r, .reader = reader, .parcel = parcel};
     pthread_mutex_lock(&r->lock);
     take(r, &b);
     pthread_mutex_unlock(&r->lock);
@@ -211,7 +212,7 @@ void *remote_writer_main(void *remote)
         if (ready && due_ns == 0)
             ready = remote_erasures_run(r);
         if (ready && has_offers)
-            batch_run(r, &reader, &parcel);
+            run_round(r, &reader, &parcel);
         pthread_mutex_lock(&r->lock);
     }
     pthread_mutex_unlock(&r->lock);
