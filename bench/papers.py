@@ -2,7 +2,7 @@
 """Every figure of the papers that needs no GPU: the paper's numbers and this program's, on one
 page.
 
-  bench/papers.py [--out DIR] [--only fig3,tab1,...] [--quick] [--program FILE]
+  bench/papers.py [--out DIR] [--only fig3,tab1,...] [--quick] [--program FILE] [--model M --text F]
 
 Each entry of FIGURES names its program, parameters and seed.  The labels of entries mean:
 
@@ -25,7 +25,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-HC = None  # --program
+HC = MODEL = TEXT = CONTEXT = None  # --program, --model, --text, --context
 
 
 def output(*words, ok=(0,)):
@@ -105,6 +105,63 @@ def table3(out):
             rows.append((f"{name}: {what} of a token", value, m[method]["stored_bytes_per_token"] / 2048,
                          "KiB at one byte an element; layer 0 needs no hidden states"))
     return rows
+
+
+def snapshots(out):
+    """6.3.3: a layer of 1,024 tokens is computed in so long, and its hidden states (2 bytes an
+    element) must leave the GPU meanwhile."""
+    rows = []
+    for name, shape, platform, hidden in (("7B", "llama-2-7b", "a100-4ssd", 4096), ("13B", "llama-2-13b", "a100-4ssd", 5120)):
+        m = planned(shape, platform, 1024)["recompute"]
+        ms = m["restore_ms"] / m["recompute"]
+        paper = ("3", "3") if name == "13B" else ("", "")
+        rows.append((f"{name}: a layer of 1,024 tokens", paper[0], ms, "ms"))
+        rows.append((f"{name}: its hidden states", paper[1], 1024 * hidden * 2 / (ms * 1e6), "GB/s"))
+    return rows
+
+
+# --- AttentionStore --------------------------------------------------------------------------------
+
+def placement(out):
+    """The policies' own code on a simulated clock; 9,000 chats behind one server."""
+    j = json.loads(output(HC, "bench", "tiers", "--figures", "13,14,15,16,17,21,22,23,24", "--seed", 1, "--json"))
+    return [(f"{r['figure']}: {r['row']}", r["paper"], r["ours"], r["why"]) for r in j["figures"] if r["figure"]]
+
+
+def figure18(out):
+    """1,000 tokens with so many of them stored; a batch of 16 is 16 such prompts one after the
+    other."""
+    rows = []
+    for stored in (500, 600, 700, 800, 900):
+        m = planned("llama-2-13b", "a100-dram", stored, 1000 - stored)
+        recompute = m["recompute"]["predicted_ms"]
+        for method, what in (("kv", "keys and values"), ("auto", "the best plan")):
+            rows.append((f"{stored}/{1000 - stored}: {what}", "", m[method]["predicted_ms"] / recompute,
+                         "of the time of recomputing; the paper gives bars without numbers"))
+    return rows
+
+
+def overflow(out):
+    """Perplexity behind the window's end. The paper has LLaMA-13B on WikiText-2."""
+    if TEXT is None:
+        return None
+    ppl = {}
+    for how in ("recompute", "decoupled", "stale"):
+        ppl[how] = json.loads(output(HC, "ppl", MODEL, TEXT, "--overflow", how, "--context", CONTEXT, "--max-tokens", 8 * CONTEXT,
+                                     "--json"))["ppl"]
+    return [(f"{name}, over recomputed", paper, ppl[how] / ppl["recompute"], f"perplexity {ppl[how]:.2f}")
+            for name, how, paper in (("decoupled positions (AS)", "decoupled", 1.00), ("recomputed (TT)", "recompute", 1),
+                                     ("stale positions (NKVT)", "stale", 336))]
+
+
+def documents(out):
+    """Six tasks for each document; the first one's state serves the others."""
+    text = output(sys.executable, os.path.join(HERE, "tier_figures.py"), MODEL, "documents", "--program", HC)
+    found = re.findall(r"(.*): first token ([\d.]+) ms, recomputed ([\d.]+) ms", text)
+    if not found:
+        sys.exit("papers: tier_figures.py printed no times")
+    return [(what, "0.05 at 28K tokens", float(x) / float(y), f"of the first token's time with recomputing, {y} ms")
+            for what, x, y in found]
 
 
 # --- HybridServe, modelled --------------------------------------------------------------------------
@@ -221,7 +278,12 @@ FIGURES = (
     ("fig14", "HCache", "Figure 14: two-stage saving", "run at scale", False, figure14),
     ("fig15", "HCache", "Figure 15: reuse on the device, by skew", "run at scale", False,
      served("skew", "--seconds", 400, "--drain", 30)),
+    ("snapshots", "HCache", "6.3.3: rate of hidden states", "modelled", True, snapshots),
+    ("as13", "AttentionStore", "Figures 13 to 17 and 21 to 24", "the policies run on a simulated clock", False, placement),
+    ("as18", "AttentionStore", "Figure 18: recomputing beside loading", "modelled", True, figure18),
     ("fig20", "AttentionStore", "Figure 20: saving overlapped with computing", "run at scale", False, figure20),
+    ("as25", "AttentionStore", "Figure 25: tasks on long documents", "run at scale", False, documents),
+    ("astab1", "AttentionStore", "Table 1: perplexity behind the window", "run at scale", False, overflow),
 )
 
 
@@ -275,11 +337,14 @@ def main():
     a = argparse.ArgumentParser()
     a.add_argument("--out", default="build/papers")
     a.add_argument("--program", default="build/hcache")
+    a.add_argument("--model", default="models/demo", help="of as25 and astab1")
+    a.add_argument("--text", help="of astab1")
+    a.add_argument("--context", type=int, default=256, help="of astab1")
     a.add_argument("--only", help="ids, by commas")
     a.add_argument("--quick", action="store_true", help="what takes seconds only")
     a = a.parse_args()
-    global HC
-    HC = a.program
+    global HC, MODEL, TEXT, CONTEXT
+    HC, MODEL, TEXT, CONTEXT = a.program, a.model, a.text, a.context
     known = [g[0] for g in FIGURES]
     wanted = a.only.split(",") if a.only else known
     for w in wanted:
@@ -291,6 +356,9 @@ def main():
             continue
         print(f"{paper}, {title} ({label})", flush=True)
         rows = make(a.out)
+        if rows is None:
+            print("  not run: it needs --text FILE and --model MODEL")
+            continue
         with open(os.path.join(a.out, name + ".csv"), "w", newline="") as f:
             w = csv.writer(f)
             w.writerow(("name", "paper", "ours", "note"))

@@ -262,11 +262,12 @@ static void print_head(const struct sweep_opts *o)
 
 /* Totals over all cases. */
 struct totals {
-    double error[MAX_CASES], ratio[MAX_CASES], regret[MAX_CASES];
+    double error[MAX_CASES], ratio[MAX_CASES], regret[MAX_CASES], noise[MAX_CASES];
     enum background load[MAX_CASES];
     bool is_slower[MAX_CASES]; /* slower than recomputing, by more than TOLERANCE */
     int n, n_broken;
     double worst;
+    double auto_ms, best_ms; /* sums over all cases; best: of auto and the single methods */
 };
 
 static void count_case(struct totals *t, const struct sweep_case *c,
@@ -277,6 +278,9 @@ static void count_case(struct totals *t, const struct sweep_case *c,
     t->ratio[t->n] = x->auto_ms / best;
     t->regret[t->n] = x->is_one ? 0 : fmax(0, x->auto_ms / best - 1);
     t->error[t->n] = fabs(x->predicted_ms / x->auto_ms - 1);
+    t->noise[t->n] = x->noise;
+    t->auto_ms += x->auto_ms;
+    t->best_ms += x->is_one ? x->auto_ms : fmin(x->auto_ms, best);
     t->load[t->n] = c->load;
     t->is_slower[t->n] = recompute->n > 0 &&
                          x->auto_ms > recompute->median_ms * (1 + TOLERANCE);
@@ -289,13 +293,14 @@ static void count_case(struct totals *t, const struct sweep_case *c,
  */
 static void print_gates(const struct totals *t, enum background load)
 {
-    static double error[MAX_CASES], regret[MAX_CASES];
+    static double error[MAX_CASES], regret[MAX_CASES], noise[MAX_CASES];
     double sum = 0;
     int n = 0, n_slower = 0;
     for (int i = 0; i < t->n; i++) {
         if (load != BACKGROUNDS && t->load[i] != load)
             continue;
         error[n] = t->error[i];
+        noise[n] = t->noise[i];
         regret[n] = t->regret[i];
         sum += regret[n++];
         n_slower += t->is_slower[i];
@@ -304,20 +309,21 @@ static void print_gates(const struct totals *t, enum background load)
         return;
     double median = bench_median(error, n);
     (void)bench_median(regret, n);
+    (void)bench_median(noise, n);
     int at = n * 95 / 100;
-    printf("%-8s %6d %11.1f %% %8.1f %% %10.2f %% %9.2f %% %10d\n",
-           load == BACKGROUNDS ? "all" : background_name(load), n, 100 * median,
-           100 * error[at], 100 * sum / n, 100 * regret[at], n_slower);
+    printf("%-8s %6d %10.1f %% %11.1f %% %8.1f %% %10.2f %% %9.2f %% %10d\n",
+           load == BACKGROUNDS ? "all" : background_name(load), n, 100 * noise[at],
+           100 * median, 100 * error[at], 100 * sum / n, 100 * regret[at], n_slower);
 }
 
 static void print_totals(struct totals *t)
 {
     double worst = t->worst;
-    printf("\n%-8s %6s %13s %10s %12s %11s %10s\n", "load", "cases", "error: median", "p95",
-           "regret: mean", "p95", "> recompute");
+    printf("\n%-8s %6s %12s %13s %10s %12s %11s %10s\n", "load", "cases", "A/A: p95",
+           "error: median", "p95", "regret: mean", "p95", "> recompute");
     for (int b = 0; b <= BACKGROUNDS; b++)
         print_gates(t, (enum background)b);
-    printf("goals %20s %10s %12s %11s %10s\n", "10 %", "25 %", "2 %", "5 %", "0");
+    printf("goals %33s %10s %12s %11s %10s\n", "10 %", "25 %", "2 %", "5 %", "0");
     printf(
         "\n%d cases: in %d auto was slower than the best single method by more than 5 %% "
         "beyond "
@@ -325,6 +331,8 @@ static void print_totals(struct totals *t)
         t->n, t->n_broken);
     printf("auto over the best single method: median %.3f, worst %.3f\n",
            bench_median(t->ratio, t->n), worst);
+    printf("all restores together: %.0f ms, %.1f %% above the best methods\n", t->auto_ms,
+           100 * (t->auto_ms / t->best_ms - 1));
     printf("|predicted / measured - 1|: median %.1f %%",
            100 * bench_median(t->error, t->n));
     printf(", 90th percentile %.1f %%\n", 100 * t->error[t->n * 9 / 10]);
