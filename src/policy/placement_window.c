@@ -115,13 +115,3 @@ uint32_t placement_window_count(const struct placement_window *w, uint64_t id)
 {
     return w->place[place_of(w, id)].n;
 }
-
-uint64_t placement_window_length(uint64_t capacity_bytes, uint64_t mean_request_bytes,
-                                 uint64_t max_requests)
-{
-    uint64_t n = mean_request_bytes > 0 ? capacity_bytes / mean_request_bytes
-                                        : max_requests;
-    if (max_requests > 0 && n > max_requests)
-        n = max_requests;
-    return n > 0 ? n : 1;
-}

@@ -10,8 +10,7 @@
  *     id 23 --> turn 4
  *
  * Memory is the owner's and bounded. A pair (request, id) that finds no room is unknown to the
- * window, and nothing else changes. AttentionStore bounds the window by requests: C / S_kv of
- * them, where C is the capacity and S_kv the mean size of a session (placement_window_length).
+ * window, and nothing else changes.
  *
  * Pure: no clock, no I/O, no allocation. Each operation takes O(1) on average if requests come
  * and go in the order of their turns; else O(requests that need the same id). */
@@ -61,10 +60,5 @@ bool placement_window_remove(struct placement_window *w, uint64_t id, uint64_t t
 uint64_t placement_window_turn(const struct placement_window *w, uint64_t id);
 /* Returns how many requests need the id. */
 uint32_t placement_window_count(const struct placement_window *w, uint64_t id);
-
-/* Returns how many requests to look ahead: as many as the capacity holds, at least 1, at most
- * max_requests (0: no bound). */
-uint64_t placement_window_length(uint64_t capacity_bytes, uint64_t mean_request_bytes,
-                                 uint64_t max_requests);
 
 #endif

@@ -553,15 +553,6 @@ static void the_window_agrees_with_a_list(void **state)
     assert_true(window.n_refused > 0);
 }
 
-static void the_window_is_as_long_as_the_capacity(void **state)
-{
-    (void)state;
-    assert_int_equal(placement_window_length(1000, 10, 0), 100);
-    assert_int_equal(placement_window_length(1000, 10, 64), 64);
-    assert_int_equal(placement_window_length(1000, 0, 64), 64); /* no size is known yet */
-    assert_int_equal(placement_window_length(5, 10, 64), 1);    /* at least one */
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -585,7 +576,6 @@ int main(void)
         cmocka_unit_test(ours_believes_a_hint_as_far_as_it_is_worth_the_room),
         cmocka_unit_test(a_smaller_tier_has_a_higher_price),
         cmocka_unit_test(the_window_agrees_with_a_list),
-        cmocka_unit_test(the_window_is_as_long_as_the_capacity),
         cmocka_unit_test(an_audit_sees_what_is_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
