@@ -192,6 +192,7 @@ static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
     labelled(b, "saves_ended_total", "reason", "writer_behind", st->shed_behind);
     labelled(b, "saves_ended_total", "reason", "no_memory", st->shed_memory);
     labelled(b, "saves_ended_total", "reason", "store_cap", st->shed_cap);
+    labelled(b, "saves_ended_total", "reason", "refused", st->shed_refused);
     labelled(b, "saves_ended_total", "reason", "disk_full", st->shed_space);
     labelled(b, "saves_ended_total", "reason", "parent_gone", st->shed_parent);
     labelled(b, "saves_ended_total", "reason", "tail_unreadable", st->shed_tail);

@@ -122,6 +122,7 @@ void counts_read_saver(struct saver *saver, struct hcache_stats *out)
     out->shed_behind = st.n_ended[SAVE_END_BEHIND];
     out->shed_memory = st.n_ended[SAVE_END_MEMORY];
     out->shed_cap = st.n_ended[SAVE_END_CAP];
+    out->shed_refused = st.n_ended[SAVE_END_REFUSED];
     out->shed_space = st.n_ended[SAVE_END_SPACE];
     out->shed_parent = st.n_ended[SAVE_END_PARENT];
     out->shed_tail = st.n_ended[SAVE_END_TAIL];

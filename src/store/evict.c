@@ -286,6 +286,12 @@ int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
     uint64_t used = c->owners[owner_idx].used_bytes;
     if (n_bytes <= quota && used <= quota - n_bytes)
         return 0;
+    if (n_bytes <= quota && catalog_victim_of(c, owner_idx) != NULL)
+        return err_set(
+            err, ERR_BUSY,
+            "%llu bytes do not fit into the owner's quota of %llu: waiting requests "
+            "need the other chunks sooner",
+            (unsigned long long)n_bytes, (unsigned long long)quota);
     return err_set(err, ERR_LIMIT,
                    "%llu bytes do not fit into the owner's quota of %llu: %llu are in use "
                    "(%llu guaranteed) and none of them can be evicted",
@@ -355,7 +361,7 @@ static int evicted_free(struct store *s, struct err *err)
 static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
 {
     if (catalog_victim(&s->catalog) != NULL)
-        return err_set(err, ERR_LIMIT,
+        return err_set(err, ERR_BUSY,
                        "%llu bytes do not fit under the store's cap of %llu: waiting "
                        "requests need the other chunks sooner",
                        (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes);

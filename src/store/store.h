@@ -206,7 +206,7 @@ struct store_chunk {
     const struct sha256 *supersedes;
     struct store_use use;
     /* If the policy refuses the chunk (placement_admits), nothing that a waiting request needs
-     * sooner is evicted for it: the append fails with ERR_LIMIT. */
+     * sooner is evicted for it: the append fails with ERR_BUSY. */
     bool may_be_refused;
 };
 

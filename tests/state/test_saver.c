@@ -34,6 +34,7 @@ struct rig {
     struct sha256 fingerprint;
     uint8_t *rows; /* [MAX_ROWS] rows of the widest matrix */
     size_t buffer_bytes;
+    enum placement_kind policy; /* policy of the next store */
     atomic_int n_warnings;
     char warning[700];
 };
@@ -48,8 +49,11 @@ static void warn(void *arg, const char *text)
 static void open_saver(struct rig *r, uint64_t cap_bytes)
 {
     struct err err = {0};
-    struct store_opts so = {
-        .io = r->io, .dirs = et_dirs, .n_dirs = 2, .cap_bytes = cap_bytes};
+    struct store_opts so = {.io = r->io,
+                            .dirs = et_dirs,
+                            .n_dirs = 2,
+                            .cap_bytes = cap_bytes,
+                            .policy = r->policy};
     if (store_open(&so, &r->store, &err) != 0)
         fail_msg("%s", err.msg);
     struct saver_opts o = {.store = r->store,
@@ -928,6 +932,40 @@ static void store_cap(void **state)
     rig_close(&r);
 }
 
+/* A sequence that no request waits for does not push out chunks that waiting requests need. Its
+ * saving ends, with a reason of its own. */
+static void a_refused_save_has_a_reason_of_its_own(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line a, b;
+    struct store_stats stats;
+    struct saver_stats saved;
+    rig_open(&r, 0);
+    line_open(&a, &r, 93, "both", 0);
+    line_run(&a, 128, 64);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    store_stats(r.store, &stats);
+    line_close(&a);
+    close_saver(&r);
+    r.policy = PLACEMENT_OURS;
+    open_saver(&r, stats.used_bytes + stats.used_bytes / 4);
+    line_open(&a, &r, 93, "none", 0); /* only its keys are needed */
+    assert_int_equal(store_expect_use(r.store, a.chain.keys, 2, 1), 2);
+    line_open(&b, &r, 94, "both", 0);
+    line_run(&b, 128, 64);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_ended(b.q), SAVE_END_REFUSED);
+    saver_stats(r.saver, &saved);
+    assert_int_equal(saved.n_ended[SAVE_END_REFUSED], 1);
+    assert_int_equal(saved.n_ended[SAVE_END_CAP], 0);
+    line_close(&b);
+    store_expect_use_no_more(r.store, a.chain.keys, 2, 1);
+    line_close(&a);
+    check_stored(&r, 93, 2, "both");
+    rig_close(&r);
+}
+
 /* All sequences together exceed the cap.  A living sequence still has every chunk that was reported
  * committed. */
 static void living_sequences_keep_what_they_were_told(void **state)
@@ -995,6 +1033,7 @@ int main(void)
         cmocka_unit_test(full_disk),
         cmocka_unit_test(disk_fault),
         cmocka_unit_test(store_cap),
+        cmocka_unit_test(a_refused_save_has_a_reason_of_its_own),
         cmocka_unit_test(living_sequences_keep_what_they_were_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -146,7 +146,7 @@ static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
         st_may_be_refused = cases[i].may_be_refused;
         int rc = st_append(s, &shape, &c, 0, ST_H, &err);
         st_may_be_refused = false;
-        assert_int_equal(rc, cases[i].is_stored ? 0 : ERR_LIMIT);
+        assert_int_equal(rc, cases[i].is_stored ? 0 : ERR_BUSY);
         assert_true(rc == 0 || strstr(err.msg, "waiting requests need") != NULL);
         assert_int_equal(store_commit(s, &err), 0);
         for (uint64_t own = 1; own <= 3; own++)
