@@ -751,8 +751,9 @@ struct hcache_stats {
     uint64_t n_preempted; /* times that a sequence was preempted */
     /* tokens of preempted sequences when they came back: restored; computed again */
     uint64_t recovered_tokens, recomputed_tokens;
-    uint64_t n_stairs; /* times that a truncated context's window moved */
-    double stairs_s;   /* total time from the end of a stair until the state had moved */
+    uint64_t n_stairs;  /* times that a truncated context's window moved */
+    uint64_t n_replays; /* truncated contexts that were computed again without the store */
+    double stairs_s;    /* total time from the end of a stair until the state had moved */
     /* of the device; kept: blocks with reusable state, free when wanted */
     int kv_blocks, kv_blocks_free, kv_blocks_kept;
     uint64_t kv_blocks_evicted;

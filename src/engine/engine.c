@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/engine_impl.h"
+#include "engine/stairs.h"
 
 /* --- creation --------------------------------------------------------------------------------- */
 
@@ -310,7 +311,8 @@ void engine_remove(struct engine *e, struct seq *s)
  * best rank first. Decodes never wait for the saver: if all its buffers are on their way to the
  * store, the saver stops saving that sequence. A decode of a truncated sequence waits for a
  * later step instead, because its state must come back when its window moves. A prefill waits
- * for a buffer; if the step has other work, it waits for a later step. */
+ * for a buffer; if the step has other work, it waits for a later step. A sequence that carries
+ * its view needs no buffer of the store, so it waits for none. */
 static void make_batch(struct engine *e)
 {
     struct step_batch *b = &e->batch;
@@ -320,9 +322,8 @@ static void make_batch(struct engine *e)
         struct seq *s = c->seqs[i];
         if (s->phase != PHASE_DECODE || s->rows == 0)
             continue;
-        /* Chunks that a truncated sequence fails to save are missing at the end of its stair. */
-        enum save_wait how = s->view.truncation.context > 0 ? SAVE_TRY : SAVE_SHED;
-        if (save_reserve(s->save, seq_at(s), 1, how))
+        if (save_reserve(s->save, seq_at(s), 1,
+                         stairs_need_store(s) ? SAVE_TRY : SAVE_SHED))
             step_batch_add(b, s, 1);
     }
     for (int i = 0; i < c->n_live; i++) {
@@ -331,7 +332,10 @@ static void make_batch(struct engine *e)
             continue;
         int left = s->view.n_tokens - s->n_done;
         int n = left < s->rows ? left : s->rows;
-        if (save_reserve(s->save, seq_at(s), n, b->n_seqs > 0 ? SAVE_TRY : SAVE_WAIT))
+        enum save_wait how = carry_is_on(&s->stairs.carry) ? SAVE_SHED
+                             : b->n_seqs > 0               ? SAVE_TRY
+                                                           : SAVE_WAIT;
+        if (save_reserve(s->save, seq_at(s), n, how))
             step_batch_add(b, s, n);
     }
 }

@@ -203,7 +203,8 @@ struct engine_stats {
     /* Restores that began to read before their sequence had a place; those that continued at the
      * place. */
     uint64_t n_staged, n_staged_used;
-    uint64_t n_stairs; /* times that the window of a truncated context moved */
+    uint64_t n_stairs;  /* times that the window of a truncated context moved */
+    uint64_t n_replays; /* truncated contexts that were computed again without the store */
     /* Time from the end of each stair until its state had moved, summed. */
     int64_t stairs_ns;
     uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */

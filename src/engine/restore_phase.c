@@ -26,6 +26,7 @@
 #include "base/mem.h"
 #include "engine/restore_plan.h"
 #include "engine/staging.h"
+#include "engine/stairs.h"
 #include "engine/upcoming.h"
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -153,6 +154,9 @@ void restore_phase_find(struct restore_phase *g, struct seq *s)
         .recompute_s = restore_plan_price_s(g, s, v->n_tokens),
         .recompute_half_s = restore_plan_price_s(g, s,
                                                  s->n_done + (v->n_tokens - s->n_done) / 2),
+        .stair_s = g->shared->model->cfg.n_layers *
+                   platform_prefill_s(g->o.platform, view_moved(v),
+                                      v->n_tokens - view_moved(v)),
         .restore_s = restore_s(g, v->n_tokens - s->n_done)};
     s->restore = restore_find(g->pipeline, &want);
 }
@@ -200,6 +204,18 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
     restore_phase_find(g, s);
 }
 
+/* The view is not restored: all stairs are replayed. */
+static void tell_replay(struct seq *s)
+{
+    snprintf(
+        s->out.miss, sizeof s->out.miss,
+        "computing all %d tokens again, stair by stair, is faster: %.1f ms instead of %.1f",
+        s->n_tokens, stairs_replay_s(s, s->view.n_tokens) * 1e3,
+        s->out.plan.predicted_s * 1e3);
+    s->n_planned = 0;
+    s->out.plan.n_layers = 0;
+}
+
 /* Plans and starts the reads: the look-up has ended. */
 static void start(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                   bool beside_decodes)
@@ -224,6 +240,9 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
         snprintf(s->out.miss, sizeof s->out.miss, "recomputing is faster: %.150s",
                  s->out.plan.reason);
         s->out.plan.n_layers = 0;
+        end(g, s, n_hits);
+    } else if (restore_plan_is_slower(g, s) && stairs_replay(s)) {
+        tell_replay(s);
         end(g, s, n_hits);
     } else {
         struct restore_job job = restore_plan_job(g, s, first);
@@ -415,6 +434,10 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
 {
     struct restore_reads r;
     double again_s;
+    bool replays = stairs_need_replay(s);
+    if (replays) /* whether it may depends on others */
+        s->recompute_s = restore_plan_price_s(
+            g, s, restore_plan_tokens(restore_found(s->restore), s->n_planned));
     if (s->recompute_s <= 0)
         return;
     restore_reads_of(s->restore, &r);
@@ -427,7 +450,7 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
         .n_read = r.n_read,
         .n_left = r.n_left,
         .may_recompute = true,
-        .can_race = r.can_race,
+        .can_race = r.can_race && s->view.cut == 0,
         .is_idle = r.is_idle,
         .is_beside = beside_decodes,
         .is_raced = r.is_raced};
@@ -438,7 +461,7 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
         log_info("reads of a restore stall (silent for %.1f ms, %d of %d done): "
                  "recomputation races them",
                  v.silent_s * 1e3, r.n_read, n_reads);
-    } else if (what == STALL_LEAVE) {
+    } else if (what == STALL_LEAVE && (!replays || stairs_replay(s))) {
         char why[100];
         snprintf(why, sizeof why, "the store did not answer for %.0f ms: not waited for",
                  v.silent_s * 1e3);
@@ -509,7 +532,8 @@ static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
     }
     if (s->n_planned == 0 && (f = restore_found(s->restore)) != NULL)
         start(g, s, f, beside_decodes);
-    else if (s->n_planned == 0 && leaves_lookup(g, s))
+    else if (s->n_planned == 0 && leaves_lookup(g, s) &&
+             (!stairs_need_replay(s) || stairs_replay(s)))
         leave_lookup(g, s);
     if (s->phase != PHASE_RESTORE || s->n_planned == 0 || s->restore == NULL)
         return;

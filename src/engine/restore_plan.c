@@ -6,6 +6,7 @@
 
 #include "policy/dram_tier.h"
 #include "policy/save_kinds.h"
+#include "engine/stairs.h"
 #include "state/profile.h"
 
 bool restore_plan_must_measure(const struct restore_phase *g)
@@ -185,10 +186,20 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
 double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
                             int n_tokens)
 {
-    if (restore_plan_is_forced(s) || s->view.cut > 0)
+    if (restore_plan_is_forced(s))
         return 0;
+    if (stairs_need_replay(s))
+        return stairs_may_replay(s) ? stairs_replay_s(s, n_tokens) : 0;
     return g->shared->model->cfg.n_layers *
            platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
+}
+
+/* The plan's time includes prefill of the new tokens, and so does a replay's. */
+bool restore_plan_is_slower(const struct restore_phase *g, const struct seq *s)
+{
+    double price_s = stairs_need_replay(s) ? restore_plan_price_s(g, s, s->view.n_tokens)
+                                           : 0;
+    return price_s > 0 && price_s < s->out.plan.predicted_s;
 }
 
 struct restore_job restore_plan_job(const struct restore_phase *g, const struct seq *s,

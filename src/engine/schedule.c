@@ -100,7 +100,9 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
     /* Its saves may have settled since choose_views. While no place is free it chooses no view:
      * it asks for a place and chooses when it has one (admit). */
     bool must_choose = is_full ? stairs_must_wait(s) : s->stairs.must_choose;
-    r->is_held = (s->save != NULL && !save_is_settled(s->save)) || must_choose;
+    bool is_unsettled = s->save != NULL && !save_is_settled(s->save) &&
+                        !carry_is_on(&s->stairs.carry);
+    r->is_held = is_unsettled || must_choose;
     r->after = is_full ? -1 : lead_find(c->prompt, c->n_live, i, n_known);
 }
 
@@ -165,6 +167,10 @@ static void tell_miss(struct seq *s)
 /* Begins with the device's blocks, and restores if the store has more. */
 static void begin(struct schedule *c, struct seq *s)
 {
+    if (carry_is_on(&s->stairs.carry)) {
+        stairs_take_up(s);
+        return;
+    }
     if (s->n_done == 0 || s->n_done < view_moved(&s->view) || store_has_more(s)) {
         restore_phase_begin(c->restores, s);
         return;
@@ -286,9 +292,14 @@ static void end_stairs(struct schedule *c)
 
 static void choose_views(struct schedule *c)
 {
-    for (int i = 0; i < c->n_seqs; i++)
-        if (c->seqs[i]->phase == PHASE_WAIT && !stairs_must_wait(c->seqs[i]))
-            stairs_choose(c->seqs[i]);
+    for (int i = 0; i < c->n_seqs; i++) {
+        struct seq *s = c->seqs[i];
+        if (s->phase != PHASE_WAIT)
+            continue;
+        stairs_judge_saves(s);
+        if (!stairs_must_wait(s))
+            stairs_choose(s);
+    }
 }
 
 void schedule_step(struct schedule *c)

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "engine/upcoming.h"
+#include "policy/staircase.h"
 
 int seq_count(struct seq_list l, enum phase phase)
 {
@@ -41,6 +42,8 @@ static void enter(struct seq *s, enum phase to)
     s->phase = to;
     if (to == PHASE_PREFILL || to == PHASE_DONE)
         upcoming_end(s);
+    if (to == PHASE_DONE)
+        stairs_carry_no_more(s);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -124,7 +127,8 @@ bool seq_is_saved(const struct seq *s)
 
 bool seq_may_reuse(const struct seq *s)
 {
-    return s->shared->reuse && (s->plan == NULL || strcmp(s->plan, "auto") == 0);
+    return s->shared->reuse && !carry_is_on(&s->stairs.carry) &&
+           (s->plan == NULL || strcmp(s->plan, "auto") == 0);
 }
 
 int seq_blocks_wanted(const struct seq *s)
@@ -220,6 +224,13 @@ static void keep_new(struct seq *s)
         kv_table_mark_saved(s->shared->pool, &s->table, s->n_done / KV_BLOCK_TOKENS);
 }
 
+/* Tokens that are computed for each token in view, where the view is lost. */
+static double replay_share(const struct seq *s)
+{
+    return staircase_share(&s->view.truncation,
+                           view_token(&s->view, s->view.n_tokens - 1) + 1);
+}
+
 /* Returns the request's declared next use, for the KV pool as for the store. */
 static struct kv_use kv_use_of(const struct seq *s)
 {
@@ -230,7 +241,8 @@ static struct kv_use kv_use_of(const struct seq *s)
         .time = (uint32_t)(clock_now_ns() / (1000000000 / KV_TIME_PER_S)),
         .reuse_in = reuse_in < UINT32_MAX / 4 ? (uint32_t)reuse_in : UINT32_MAX / 4,
         .class = placement_class_owner(class, store_owner(s->salt)),
-        .lot = (uint64_t)s->t_arrival};
+        .lot = (uint64_t)s->t_arrival,
+        .share = replay_share(s)};
 }
 
 void seq_drop_blocks(struct seq *s)
@@ -248,6 +260,7 @@ struct store_use seq_use(const struct seq *s)
 {
     struct store_use use = s->req.use;
     use.lot = (uint64_t)s->t_arrival;
+    use.share = replay_share(s);
     return use;
 }
 

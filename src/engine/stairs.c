@@ -7,7 +7,11 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "engine/step_batch.h"
+#include "policy/staircase.h"
+#include "policy/stall.h"
 
 enum { MAX_REPLAYS = 8 };
 
@@ -116,6 +120,7 @@ void stairs_init(struct seq *s)
 
 void stairs_deinit(struct seq *s)
 {
+    stairs_carry_no_more(s);
     unpin_all(s);
     free(s->stairs.pins);
 }
@@ -125,12 +130,110 @@ void stairs_left(struct seq *s)
     begin(s);
 }
 
+/* --- replaying without the store -------------------------------------------------------------- */
+
+bool stairs_may_replay(const struct seq *s)
+{
+    return truncation_of(s)->context > 0 && s->shared->platform != NULL &&
+           s->shared->n_carrying == 0 && carry_may(s->shared->model->dev) &&
+           (s->plan == NULL || strcmp(s->plan, "auto") == 0);
+}
+
+bool stairs_need_replay(const struct seq *s)
+{
+    return s->n_done < view_moved(&s->view);
+}
+
+double stairs_replay_s(const struct seq *s, int position)
+{
+    return staircase_price_s(s->shared->platform, truncation_of(s), 0,
+                             view_token(&s->view, position));
+}
+
+bool stairs_replay(struct seq *s)
+{
+    if (!stairs_may_replay(s) ||
+        !carry_begin(&s->stairs.carry, s->shared->model, truncation_of(s)))
+        return false;
+    s->shared->n_carrying++;
+    s->shared->stats.n_replays++;
+    return true;
+}
+
+void stairs_carry_no_more(struct seq *s)
+{
+    s->shared->n_carrying -= carry_is_on(&s->stairs.carry);
+    carry_end(&s->stairs.carry);
+}
+
+void stairs_judge_saves(struct seq *s)
+{
+    struct stairs *st = &s->stairs;
+    double again_s;
+    if (!stairs_must_wait(s) || !stairs_may_replay(s)) {
+        st->t_heard = 0;
+        return;
+    }
+    uint64_t n = saver_settled(s->shared->saver);
+    int64_t now = clock_now_ns();
+    if (st->t_heard == 0 || n != st->n_heard) {
+        st->t_heard = now;
+        st->n_heard = n;
+        return;
+    }
+    double price_s = staircase_price_s(s->shared->platform, truncation_of(s), 0,
+                                       s->n_tokens);
+    const struct stall_view v = {.recompute_s = price_s,
+                                 .silent_s = (double)(now - st->t_heard) * 1e-9,
+                                 .n_left = 1,
+                                 .may_recompute = price_s > 0};
+    if (stall_choose(&v, &again_s) != STALL_LEAVE || !stairs_replay(s))
+        return;
+    s->out.stall = STALL_LEFT;
+    s->shared->stats.n_stalls[STALL_LEFT]++;
+    log_info(
+        "the store did not take what a truncated context saved for %.0f ms: its %d tokens "
+        "are computed again, stair by stair",
+        v.silent_s * 1e3, s->n_tokens);
+}
+
+/* The cut of the view that what is carried leads to. */
+static int carried_cut(const struct seq *s)
+{
+    const struct carry *c = &s->stairs.carry;
+    return c->cut + (c->n == c->max_rows ? truncation_of(s)->step : 0);
+}
+
+static void choose_carried(struct seq *s)
+{
+    int cut = carried_cut(s);
+    if (cut > s->stairs.carry.cut)
+        carry_move(&s->stairs.carry, truncation_of(s), s->shared->model->cfg.n_layers);
+    view_set(&s->view, &s->chain, s->tokens, s->n_tokens, cut);
+    unpin_all(s);
+}
+
+/* A chunk is saved whole, so one that a preemption has interrupted is computed again. */
+void stairs_take_up(struct seq *s)
+{
+    const struct seq_shared *sh = s->shared;
+    s->stairs.carry.n -= s->stairs.carry.n % STORE_CHUNK_TOKENS;
+    int rc = carry_fill(&s->stairs.carry, sh->model, sh->stream, sh->pool, &s->table);
+    if (rc != 0) {
+        struct step_fault fault = step_fault(sh, rc);
+        seq_fail(s, rc, fault.text);
+        return;
+    }
+    s->n_done = s->stairs.carry.n;
+    seq_enter_prefill(s);
+}
+
 /* --- choosing --------------------------------------------------------------------------------- */
 
 bool stairs_must_wait(const struct seq *s)
 {
     const struct saver *saver = s->shared->saver;
-    if (!s->stairs.must_choose || saver == NULL)
+    if (!s->stairs.must_choose || saver == NULL || carry_is_on(&s->stairs.carry))
         return false;
     return (s->save != NULL && !save_is_settled(s->save)) ||
            !saver_reached(saver, s->stairs.mark);
@@ -166,6 +269,8 @@ int stairs_next_cut(const struct seq *s)
 {
     if (!s->stairs.must_choose)
         return s->view.cut;
+    if (carry_is_on(&s->stairs.carry))
+        return carried_cut(s);
     return begins_anew(s) ? 0 : (int)truncation_cut(truncation_of(s), s->n_tokens - 1);
 }
 
@@ -206,6 +311,11 @@ void stairs_choose(struct seq *s)
     const struct truncation *t = truncation_of(s);
     if (!s->stairs.must_choose)
         return;
+    if (carry_is_on(&s->stairs.carry)) {
+        choose_carried(s);
+        s->stairs.must_choose = false;
+        return;
+    }
     choose_view(s);
     s->stairs.must_choose = false;
     int next = s->n_reached < s->n_tokens ? s->n_reached : s->n_tokens - 1;
@@ -240,6 +350,8 @@ void stairs_advanced(struct seq *s)
 {
     int64_t first = truncation_first(truncation_of(s), s->view.cut);
     s->n_reached = seq_at(s) > s->n_reached ? seq_at(s) : s->n_reached;
+    if (carry_is_on(&s->stairs.carry))
+        s->stairs.carry.n = s->n_done;
     if (s->stairs.n_former > 0 &&
         save_committed_tokens(s->save) >= first + STORE_CHUNK_TOKENS)
         let_go(s);

@@ -14,6 +14,12 @@
  * (seq_retry). A stair that was reached and then lost is replayed a few times at most. If the
  * sequence's saving has ended, it fails with that reason, since no replay would help.
  *
+ * A store that does not answer is left, as restores leave it (policy/stall.h): for as long as that
+ * is cheaper than a replay, it is waited for.  The sequence then begins with the first stair, and
+ * carries the state of its view itself (carry.h) until it ends: it asks the store for nothing any
+ * more, so one replay is enough.  One sequence at a time carries; others wait until it has ended.
+ * The same replay is chosen where the plan says that reading takes longer.
+ *
  * The chunks that a stair has dropped stay pinned until the stair's first chunk is durable. Then
  * they become the store's first victims. */
 #ifndef ENGINE_STAIRS_H
@@ -35,6 +41,29 @@ int stairs_next_cut(const struct seq *s);
 /* WAIT, once stairs_must_wait is false: chooses the view if s must choose. s may be DONE
  * afterwards. */
 void stairs_choose(struct seq *s);
+
+/* Whether s may begin to replay its stairs without the store. */
+bool stairs_may_replay(const struct seq *s);
+/* Whether what the view of s has moved is not on the device: without the store, a replay. */
+bool stairs_need_replay(const struct seq *s);
+/* Returns the seconds that computing all tokens up to a position of the view of s takes, stair by
+ * stair. */
+double stairs_replay_s(const struct seq *s, int position);
+/* RESTORE, or WAIT: s begins to carry.  It must leave to WAIT, where it chooses its first stair.
+ * Returns false where it may not, or where there is no memory. */
+bool stairs_replay(struct seq *s);
+/* s has ended, and others may carry. */
+void stairs_carry_no_more(struct seq *s);
+/* WAIT: leaves a saver that does not answer. */
+void stairs_judge_saves(struct seq *s);
+/* WAIT -> PREFILL, or DONE with an error: s has its place, and puts there what it carries. */
+void stairs_take_up(struct seq *s);
+/* Whether what s does not save is missing at the end of its stair. */
+static inline bool stairs_need_store(const struct seq *s)
+{
+    return s->view.truncation.context > 0 && !carry_is_on(&s->stairs.carry);
+}
+
 /* Call when all moved tokens of the view are back: the stair goes on. */
 void stairs_began(struct seq *s);
 /* Call when the tokens before seq_at(s) are done. */

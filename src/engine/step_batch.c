@@ -68,12 +68,28 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
 
 /* --- forward ---------------------------------------------------------------------------------- */
 
+/* What sequences carry of the rows that pass. */
+static int carry_rows(const struct step_batch *b, int l, struct mat kv_rows)
+{
+    int begin = b->now->first_row, end = begin + b->now->r.n_rows, rc = 0;
+    for (int i = 0; rc == 0 && i < b->n_seqs; i++) {
+        struct seq *s = b->seqs[i];
+        int from = s->row > begin ? s->row : begin;
+        int to = s->row + s->n_rows < end ? s->row + s->n_rows : end;
+        if (carry_is_on(&s->stairs.carry) && from < to)
+            rc = carry_take(&s->stairs.carry, b->shared->stream, l,
+                            s->n_done + (from - s->row),
+                            mat_rows(kv_rows, from - begin, to - from));
+    }
+    return rc;
+}
+
 /* The tap of the forward pass. */
 static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct step_batch *b = arg;
     save_layer(b->now->parts, b->now->n_parts, l, hidden, kv_rows, b->shared->stream);
-    return 0;
+    return b->shared->n_carrying > 0 ? carry_rows(b, l, kv_rows) : 0;
 }
 
 /* Returns whether this batch computes a sequence's last known token. */

@@ -270,7 +270,7 @@ void prefix_leave(struct prefix *x, int32_t block, const struct kv_use *said)
         .class = (uint8_t)(said->class | placement_class(0, false, is_partial)),
         .lot = said->lot,
         .reuse_in = said->reuse_in,
-        .value = placement_price_held(&x->price, b->n_tokens, b->saved)};
+        .value = placement_price_held(&x->price, b->n_tokens, said->share, b->saved)};
     placement_touch(&x->policy, &x->leaves, &b->place, &use);
     b->is_kept = true;
     x->n_kept++;

@@ -26,20 +26,27 @@ static double value_of(const struct placement_price *x, double saved_s, double n
                 PLACEMENT_MOST_VALUE);
 }
 
-double placement_price_stored(const struct placement_price *x, int n_tokens,
+/* Seconds until lost tokens are computed again. */
+static double compute_s(const struct placement_price *x, int n_tokens, double share)
+{
+    return n_tokens * (share > 0 ? share : 1) * x->token_s;
+}
+
+double placement_price_stored(const struct placement_price *x, int n_tokens, double share,
                               uint64_t n_bytes)
 {
     if (!is_known(x) || n_bytes == 0)
         return 1;
     double read_s = (double)n_bytes * x->read_byte_s;
-    return value_of(x, n_tokens * x->token_s - read_s, (double)n_bytes);
+    return value_of(x, compute_s(x, n_tokens, share) - read_s, (double)n_bytes);
 }
 
-double placement_price_held(const struct placement_price *x, int n_tokens, bool is_stored)
+double placement_price_held(const struct placement_price *x, int n_tokens, double share,
+                            bool is_stored)
 {
     if (!is_known(x))
         return 1;
-    double saved_s = n_tokens * x->token_s;
+    double saved_s = compute_s(x, n_tokens, share);
     double read_s = x->chunk_bytes * n_tokens / PLATFORM_CHUNK_TOKENS * x->read_byte_s;
     if (is_stored && read_s > 0)
         saved_s = fmin(saved_s, read_s);

@@ -7,6 +7,9 @@
  *     a block of the pool   computing its tokens, or reading them        computing a chunk of keys and
  *                           if the store has them, too                   values
  *
+ * A view of a truncated context is computed by a replay of all stairs (policy/staircase.h). So each
+ * token of the view saves computing `share` tokens: n / (n - cut) behind n tokens.
+ *
  * A token deep in a context takes longer to compute than one at its beginning. This is left out
  * on purpose: docs/PLACEMENT.md has the measurements.
  *
@@ -31,11 +34,13 @@ struct placement_price {
 
 void placement_price_make(const struct platform *p, struct placement_price *out);
 
-/* Returns the value of a stored chunk of n_tokens tokens in n_bytes; 1 if no price is known. */
-double placement_price_stored(const struct placement_price *x, int n_tokens,
+/* Returns the value of a stored chunk of n_tokens tokens in n_bytes; 1 if no price is known.
+ * share: number of tokens that are computed for each token if the chunk is lost; 0 means 1. */
+double placement_price_stored(const struct placement_price *x, int n_tokens, double share,
                               uint64_t n_bytes);
 /* Returns the value of a block of the pool with n_tokens tokens. is_stored: the store has its
  * state. */
-double placement_price_held(const struct placement_price *x, int n_tokens, bool is_stored);
+double placement_price_held(const struct placement_price *x, int n_tokens, double share,
+                            bool is_stored);
 
 #endif

@@ -34,6 +34,13 @@ double remote_rest_s(double all_s, double half_s, double share)
     return fmin(fmax(rest, 0), all_s);
 }
 
+double remote_replay_s(double replay_s, double stair_s, int n_behind, int n_stair)
+{
+    if (n_behind < 0)
+        return replay_s;
+    return n_stair > 0 ? stair_s * (n_stair - n_behind) / n_stair : 0;
+}
+
 /* Returns how long the remote may be silent. */
 static double patience_s(const struct remote_view *v)
 {

@@ -79,6 +79,10 @@ static void request_metrics(struct textbuf *b, const struct hcache_stats *st)
     metric(b, "counter", "truncation_stall_seconds_total",
            "Time from the end of a stair until its state was at its new positions.",
            st->stairs_s);
+    metric(
+        b, "counter", "truncation_replays_total",
+        "Truncated contexts that were computed again, stair by stair, without the store.",
+        (double)st->n_replays);
     histogram(b, "queue_seconds", "Time that requests waited for a place.", &st->queue);
     histogram(b, "ttft_seconds", "Time to the first token, queueing included.", &st->ttft);
     histogram(b, "tbt_seconds", "Time between tokens of a sequence.", &st->tbt);

@@ -99,6 +99,7 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
     out->n_staged = e->n_staged;
     out->n_staged_used = e->n_staged_used;
     out->n_stairs = e->n_stairs;
+    out->n_replays = e->n_replays;
     out->stairs_s = (double)e->stairs_ns * 1e-9;
     out->kv_blocks = e->blocks;
     out->kv_blocks_free = e->blocks_free;

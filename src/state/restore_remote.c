@@ -59,10 +59,16 @@ static void price(const struct restore *r, struct remote_want *w)
 {
     const struct restore_want *want = &r->want;
     int n_have = want->n_have / STORE_CHUNK_TOKENS, n_all = r->n_keys - n_have;
-    double share = (double)(r->found.n_hits - n_have) / n_all;
-    w->recompute_s = want->recompute_s > 0
-                         ? remote_rest_s(want->recompute_s, want->recompute_half_s, share)
-                         : 0;
+    int n_hits = r->found.n_hits, n_moved = want->n_moved;
+    double share = (double)(n_hits - n_have) / n_all;
+    bool is_replay = n_have < n_moved;
+    if (want->recompute_s <= 0)
+        w->recompute_s = 0;
+    else if (is_replay)
+        w->recompute_s = remote_replay_s(want->recompute_s, want->stair_s, n_hits - n_moved,
+                                         r->n_keys - n_moved);
+    else
+        w->recompute_s = remote_rest_s(want->recompute_s, want->recompute_half_s, share);
     w->restore_s = want->restore_s * (1 - share);
 }
 

@@ -233,6 +233,11 @@ bool saver_reached(const struct saver *s, uint64_t mark)
     return shared_load(&s->n_settled) >= mark;
 }
 
+uint64_t saver_settled(const struct saver *s)
+{
+    return shared_load(&s->n_settled);
+}
+
 void saver_hold_back(struct saver *s)
 {
     pthread_mutex_lock(&s->lock);

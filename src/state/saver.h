@@ -82,13 +82,13 @@ enum save_end {
     SAVE_END_BEHIND, /* the writer fell behind: all memory for chunks waits for the store */
     /* The tails of living sequences fill the memory for chunks, or memory is short. */
     SAVE_END_MEMORY,
-    SAVE_END_CAP,    /* the store has reached its cap, and no chunk may be evicted */
+    SAVE_END_CAP,     /* the store has reached its cap, and no chunk may be evicted */
     SAVE_END_REFUSED, /* waiting requests need sooner what a chunk would have pushed out */
-    SAVE_END_SPACE,  /* the disk is full; later sequences are saved once there is room */
-    SAVE_END_PARENT, /* the chunk that it continues was evicted */
-    SAVE_END_TAIL,   /* the partial chunk that it continues could not be read */
-    SAVE_END_DEVICE, /* the device failed to copy its results */
-    SAVE_END_FAULT,  /* the store failed, which ends saving for all */
+    SAVE_END_SPACE,   /* the disk is full; later sequences are saved once there is room */
+    SAVE_END_PARENT,  /* the chunk that it continues was evicted */
+    SAVE_END_TAIL,    /* the partial chunk that it continues could not be read */
+    SAVE_END_DEVICE,  /* the device failed to copy its results */
+    SAVE_END_FAULT,   /* the store failed, which ends saving for all */
     SAVE_ENDS
 };
 const char *save_end_text(enum save_end e); /* Returns a sentence that says what to do. */
@@ -185,6 +185,8 @@ enum save_end save_ended(const struct save_seq *q);
  * durable or was given up, whatever is handed over later. */
 uint64_t saver_mark(struct saver *s);
 bool saver_reached(const struct saver *s, uint64_t mark);
+/* Returns how many chunks were committed or given up so far. */
+uint64_t saver_settled(const struct saver *s);
 /* Sets `fn`, which is called when a mark may have been reached. It runs on the writer's thread
  * with the saver's lock held, so it may only take note. After a call with NULL returns, there
  * are no more calls. */

@@ -583,12 +583,12 @@ static uint8_t class_of(const struct catalog *c, const struct chunk_node *n,
 }
 
 /* Returns the time saved by holding the node's chunk, per byte. */
-static double value_of(const struct catalog *c, const struct chunk_node *n)
+static double value_of(const struct catalog *c, const struct chunk_node *n, double share)
 {
     uint64_t n_bytes = 0;
     for (const struct extent *x = n->extents; x != NULL; x = x->next)
         n_bytes += extent_bytes(x);
-    return placement_price_stored(&c->price, n->n_tokens, n_bytes);
+    return placement_price_stored(&c->price, n->n_tokens, share, n_bytes);
 }
 
 static void used_at(struct catalog *c, struct chunk_node *n, uint64_t tick, uint32_t wall_s,
@@ -599,7 +599,7 @@ static void used_at(struct catalog *c, struct chunk_node *n, uint64_t tick, uint
                               .class = class_of(c, n, use),
                               .lot = use->lot,
                               .reuse_in = use->reuse_in_s,
-                              .value = value_of(c, n)};
+                              .value = value_of(c, n, use->share)};
     if (tick <= n->place.used_at)
         return;
     if (n->place.is_dropped)

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "policy/placement_price.h"
+#include "policy/staircase.h"
 
 /* Two layers; a token has 100 bytes of KV in each. Computing one takes 1 ms, plus 1 us for each
  * token that a chunk sees on average; the disk reads 1 MB/s. */
@@ -47,12 +48,12 @@ static void a_chunk_saves_computing_without_reading(void **state)
     (void)state;
     struct platform p = platform();
     struct placement_price x = price_of(&p);
-    near(placement_price_stored(&x, 64, CHUNK_BYTES), (CHUNK_S - READ_S) / CHUNK_S);
+    near(placement_price_stored(&x, 64, 0, CHUNK_BYTES), (CHUNK_S - READ_S) / CHUNK_S);
     /* Half of the bytes are read in half of the time, and take half of the room. */
-    near(placement_price_stored(&x, 64, CHUNK_BYTES / 2),
+    near(placement_price_stored(&x, 64, 0, CHUNK_BYTES / 2),
          2 * (CHUNK_S - READ_S / 2) / CHUNK_S);
     /* A quarter of the tokens, in as many bytes as half of them. */
-    near(placement_price_stored(&x, 16, CHUNK_BYTES / 2),
+    near(placement_price_stored(&x, 16, 0, CHUNK_BYTES / 2),
          2 * (CHUNK_S / 4 - READ_S / 2) / CHUNK_S);
 }
 
@@ -62,12 +63,28 @@ static void a_block_that_is_stored_saves_less(void **state)
     (void)state;
     struct platform p = platform();
     struct placement_price x = price_of(&p);
-    near(placement_price_held(&x, 64, false), 1);
-    near(placement_price_held(&x, 64, true), READ_S / CHUNK_S);
-    near(placement_price_held(&x, 16, false), 0.25);
+    near(placement_price_held(&x, 64, 0, false), 1);
+    near(placement_price_held(&x, 64, 0, true), READ_S / CHUNK_S);
+    near(placement_price_held(&x, 16, 0, false), 0.25);
     p.tier[0].bytes_per_s = 1e3; /* slower than computing: it would be computed */
     x = price_of(&p);
-    near(placement_price_held(&x, 64, true), 1);
+    near(placement_price_held(&x, 64, 0, true), 1);
+}
+
+/* Behind many stairs a lost view costs a replay, so its chunks are worth more. Losing a block costs
+ * no more than a read if the store has the block. */
+static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
+{
+    (void)state;
+    struct platform p = platform();
+    struct placement_price x = price_of(&p);
+    static const struct truncation t = {.context = 1024, .step = 512, .keep = 64};
+    double share = staircase_share(&t, 8 * 1024); /* the last stair sees 1,024 tokens */
+    near(share, 8);
+    near(placement_price_stored(&x, 64, share, CHUNK_BYTES),
+         (8 * CHUNK_S - READ_S) / CHUNK_S);
+    near(placement_price_held(&x, 64, share, false), 8);
+    near(placement_price_held(&x, 64, share, true), READ_S / CHUNK_S);
 }
 
 /* Corrections learned from restores count. */
@@ -77,7 +94,7 @@ static void corrections_change_the_price(void **state)
     struct platform p = platform();
     p.gemm_correction.log2 = 1; /* computing takes twice as long */
     struct placement_price x = price_of(&p);
-    near(placement_price_stored(&x, 64, CHUNK_BYTES),
+    near(placement_price_stored(&x, 64, 0, CHUNK_BYTES),
          (2 * CHUNK_S - READ_S) / (2 * CHUNK_S));
 }
 
@@ -87,14 +104,14 @@ static void values_are_bounded_and_1_where_nothing_is_known(void **state)
     struct platform p = platform();
     p.tier[0].bytes_per_s = 1e3; /* reading takes longer than computing */
     struct placement_price x = price_of(&p), none = {0};
-    near(placement_price_stored(&x, 64, CHUNK_BYTES), PLACEMENT_LEAST_VALUE);
-    near(placement_price_stored(&x, 64, 1), PLACEMENT_MOST_VALUE);
-    near(placement_price_stored(&x, 64, 0), 1);
-    near(placement_price_stored(&none, 64, CHUNK_BYTES), 1);
-    near(placement_price_held(&none, 64, true), 1);
+    near(placement_price_stored(&x, 64, 0, CHUNK_BYTES), PLACEMENT_LEAST_VALUE);
+    near(placement_price_stored(&x, 64, 0, 1), PLACEMENT_MOST_VALUE);
+    near(placement_price_stored(&x, 64, 0, 0), 1);
+    near(placement_price_stored(&none, 64, 0, CHUNK_BYTES), 1);
+    near(placement_price_held(&none, 64, 0, true), 1);
     platform_init(&p); /* nothing was measured */
     x = price_of(&p);
-    near(placement_price_stored(&x, 64, CHUNK_BYTES), 1);
+    near(placement_price_stored(&x, 64, 0, CHUNK_BYTES), 1);
 }
 
 int main(void)
@@ -102,6 +119,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_chunk_saves_computing_without_reading),
         cmocka_unit_test(a_block_that_is_stored_saves_less),
+        cmocka_unit_test(a_chunk_of_a_late_stair_saves_a_share_of_the_replay),
         cmocka_unit_test(corrections_change_the_price),
         cmocka_unit_test(values_are_bounded_and_1_where_nothing_is_known),
     };

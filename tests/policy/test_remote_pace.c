@@ -96,6 +96,17 @@ static void the_rest_of_a_context_has_its_own_price(void **state)
     assert_true(remote_rest_s(8, 8, 0.9) >= 0); /* an impossible measurement */
 }
 
+/* A part of what a view has moved saves nothing: a replay is due all the same. */
+static void a_view_without_its_moved_chunks_costs_a_replay(void **state)
+{
+    (void)state;
+    assert_true(remote_replay_s(50, 4, -8, 16) == 50);
+    assert_true(remote_replay_s(50, 4, -1, 16) == 50);
+    assert_true(remote_replay_s(50, 4, 0, 16) == 4);
+    assert_true(remote_replay_s(50, 4, 12, 16) == 1);
+    assert_true(remote_replay_s(50, 4, 0, 0) == 0);
+}
+
 static void a_fetch_that_crawls_is_left(void **state)
 {
     (void)state;
@@ -157,6 +168,7 @@ int main(void)
         cmocka_unit_test(a_dear_fetch_does_not_begin),
         cmocka_unit_test(the_restore_behind_a_fetch_counts),
         cmocka_unit_test(the_rest_of_a_context_has_its_own_price),
+        cmocka_unit_test(a_view_without_its_moved_chunks_costs_a_replay),
         cmocka_unit_test(a_fetch_that_crawls_is_left),
         cmocka_unit_test(the_pace_follows_what_fetches_took),
         cmocka_unit_test(rests_double_to_a_bound_and_differ),

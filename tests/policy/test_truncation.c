@@ -1,5 +1,7 @@
 /* test_truncation.c - the arithmetic of truncation, over every window up to 4,096 tokens, every
- * step and every number of kept tokens, against the definition, token by token. */
+ * step and every number of kept tokens, against the definition, token by token. Also the price of
+ * a replay of all stairs. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "policy/staircase.h"
 #include "policy/truncation.h"
 
 enum { MAX_C = 4096, UNIT = TRUNCATION_UNIT };
@@ -128,6 +131,83 @@ static void no_truncation_cuts_nothing(void **state)
     assert_true(truncation_end(&t, 0) == INT64_MAX);
 }
 
+/* A replay, token by token: which stair each token is computed on, and how many rows that stair
+ * had before. */
+static void a_replay_computes_each_token_once(void **state)
+{
+    (void)state;
+    static const struct truncation ts[] = {{0},
+                                           {256, 64, 64},
+                                           {256, 128, 64},
+                                           {1024, 512, 64},
+                                           {1024, 256, 128},
+                                           {4096, 2048, 64}};
+    for (size_t i = 0; i < sizeof ts / sizeof ts[0]; i++) {
+        const struct truncation *t = &ts[i];
+        for (int64_t n = 1; n < 6000; n += 61) {
+            for (int64_t from = 0; from <= n; from += 173) {
+                struct staircase c = staircase_of(t, from, n), by_token = {0};
+                int64_t moves = 0, cut = truncation_cut(t, from), n_on = 0;
+                by_token.past = truncation_position(t, cut, from);
+                for (int64_t p = from; p < n; p++) {
+                    if (truncation_cut(t, p) != cut) { /* another stair */
+                        by_token.n_whole += n_on == t->step && moves > 0;
+                        cut = truncation_cut(t, p);
+                        n_on = 0;
+                        moves++;
+                        assert_int_equal(truncation_position(t, cut, p),
+                                         t->context - t->step);
+                    }
+                    n_on++;
+                    by_token.n_first += moves == 0;
+                }
+                bool is_whole = moves > 0 && n_on == t->step;
+                by_token.n_whole += is_whole;
+                by_token.n_last = moves == 0 || is_whole ? 0 : n_on;
+                assert_memory_equal(&c, &by_token, sizeof c);
+                assert_int_equal(staircase_moves(&c), moves);
+                assert_int_equal(staircase_rows(t, &c), n - from);
+            }
+        }
+    }
+}
+
+static bool is_near(double a, double b)
+{
+    return fabs(a - b) <= 1e-9 * fabs(b);
+}
+
+/* Computing costs 1 ms a token and 1 us for each token that it sees, moving 0.1 ms a token. */
+static void a_replay_has_the_price_of_its_stairs(void **state)
+{
+    (void)state;
+    static const struct truncation t = {1024, 512, 64};
+    struct platform p;
+    platform_init(&p);
+    p.n_layers = 3;
+    p.c_tok = (struct cost_curve){.b_s = 1e-3, .c_s = 0.5e-6};
+    p.c_kv = (struct cost_curve){.b_s = 1e-4};
+    double first = platform_prefill_s(&p, 0, 1024), move = platform_kv_s(&p, 512);
+    double whole = platform_prefill_s(&p, 512, 512),
+           last = platform_prefill_s(&p, 512, 100);
+    assert_true(is_near(first, 1.024 + 0.5e-6 * 1024 * 1024));
+    assert_true(is_near(whole, 0.512 + 0.5e-6 * (1024 * 1024 - 512 * 512)));
+    assert_true(is_near(move, 0.0512));
+    assert_true(is_near(staircase_price_s(&p, &t, 0, 1024), 3 * first));
+    assert_true(is_near(staircase_price_s(&p, &t, 0, 1024 + 3 * 512 + 100),
+                        3 * (first + 3 * (move + whole) + move + last)));
+    /* In the middle of a stair: 100 rows of it, behind 924 positions. */
+    assert_true(is_near(staircase_price_s(&p, &t, 1024 + 412, 1024 + 512),
+                        3 * platform_prefill_s(&p, 924, 100)));
+    assert_true(staircase_price_s(&p, &t, 2000, 2000) == 0);
+    /* Without a truncation it is the price of a prefill. */
+    assert_true(is_near(staircase_price_s(&p, &(struct truncation){0}, 100, 3000),
+                        3 * platform_prefill_s(&p, 100, 2900)));
+    assert_true(staircase_share(&t, 1024) == 1);
+    assert_true(is_near(staircase_share(&t, 2560), 2560.0 / 1024));
+    assert_true(is_near(staircase_share(&t, 2561), 2561.0 / 513));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -135,6 +215,8 @@ int main(void)
         cmocka_unit_test(what_is_asked_for_is_made_or_refused),
         cmocka_unit_test(a_refusal_names_the_numbers),
         cmocka_unit_test(no_truncation_cuts_nothing),
+        cmocka_unit_test(a_replay_computes_each_token_once),
+        cmocka_unit_test(a_replay_has_the_price_of_its_stairs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

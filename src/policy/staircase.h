@@ -1,0 +1,43 @@
+/* staircase.h - what computing a truncated context from its tokens costs.
+ *
+ * The state of a token depends on the tokens that its own stair sees (policy/truncation.h).  So a
+ * view cannot be computed by itself: all stairs from the first one on are computed again, one after
+ * another, each token once.  This is a *replay*.
+ *
+ *     stair 0    C rows behind 0                        prefill(0, C)
+ *     stair 1    C - S tokens move,  S rows behind them    place(C - S) + prefill(C - S, S)
+ *     ...                                                   n_whole times in all
+ *     the last   C - S tokens move, the rest behind them   place(C - S) + prefill(C - S, n_last)
+ *
+ * Pure. */
+#ifndef POLICY_STAIRCASE_H
+#define POLICY_STAIRCASE_H
+
+#include "policy/platform.h"
+#include "policy/truncation.h"
+
+/* The rows that a replay computes of tokens [from, n), where the stair of token `from` has its
+ * earlier positions already. */
+struct staircase {
+    int64_t past,
+        n_first;     /* n_first rows behind `past` positions, on the stair of `from` */
+    int64_t n_whole; /* later stairs of S rows each */
+    int64_t n_last;  /* rows of a last stair that is not whole; 0: there is none */
+};
+
+/* 0 <= from <= n.  A context that is not truncated has one stair. */
+struct staircase staircase_of(const struct truncation *t, int64_t from, int64_t n);
+/* Returns how many rows are computed: n - from. */
+int64_t staircase_rows(const struct truncation *t, const struct staircase *c);
+/* Returns how often moved tokens are put into the cache at new positions: C - S of them each time.
+ */
+int64_t staircase_moves(const struct staircase *c);
+/* Returns the seconds that this takes on a platform, of all layers. */
+double staircase_price_s(const struct platform *p, const struct truncation *t, int64_t from,
+                         int64_t n);
+
+/* Returns how many tokens are computed for each token that a view has, where the view of tokens
+ * [0, n) is lost: n over the number of those that its last stair sees; 1 without a truncation. */
+double staircase_share(const struct truncation *t, int64_t n);
+
+#endif

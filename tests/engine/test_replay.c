@@ -1,0 +1,348 @@
+/* test_replay.c - truncated contexts that are computed again, stair by stair, because their store
+ * does not answer, is slower than that, or has lost a chunk: once, and with the same bits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "engine/engine_impl.h"
+#include "policy/staircase.h"
+#include "state/chain.h"
+#include "store/store_impl.h"
+#include "tests/engine/enginetest.h"
+
+/* The text has nine stairs behind the first one.  Its end is asked for: MORE tokens, which go over
+ * two stairs. */
+enum { N_PROMPT = 200, N_ALL = 256 + 64 * 9 - 5, MORE = 100, N_ASKED = N_ALL + 1 - MORE };
+
+static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
+
+struct place {
+    struct io *io;
+    struct stack k;
+    int32_t text[N_ALL + 1];
+    struct et_run ref; /* of the end, without any store's help */
+    uint64_t n_rows;   /* that steps have computed */
+};
+
+static struct et_ask ask_end(const struct place *p, const char *plan)
+{
+    return (struct et_ask){.prompt = p->text,
+                           .n_prompt = N_ASKED,
+                           .max_tokens = MORE,
+                           .save = "kv",
+                           .plan = plan,
+                           .truncation = small};
+}
+
+static struct stack_opts options(struct io *io)
+{
+    return (struct stack_opts){.user.store = et_dirs,
+                               .user.n_store = 2,
+                               .user.threads = 2,
+                               .user.max_sequences = 4,
+                               .user.kv_tokens = 1024,
+                               .user.no_reuse = true,
+                               .stuck_ns = (int64_t)3600 * 1000000000,
+                               .io = io};
+}
+
+static void place_open(struct place *p, uint64_t seed)
+{
+    struct stack other;
+    struct et_run r;
+    memset(p, 0, sizeof *p);
+    p->io = et_disk(seed, 0);
+    struct stack_opts o = options(p->io);
+    et_open(&p->k, &o);
+    et_platform(&p->k.platform, 2e-5, 2e-6, 1e-7, 1e9);
+    et_prompt(p->text, N_PROMPT, seed);
+    struct et_ask a = {.prompt = p->text,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = N_ALL + 1 - N_PROMPT,
+                       .save = "kv",
+                       .truncation = small};
+    assert_int_equal(et_run(&p->k, &a, &r), 0);
+    assert_int_equal(r.finish, FINISH_LENGTH);
+    memcpy(p->text + N_PROMPT, r.tokens, (size_t)r.n_tokens * sizeof r.tokens[0]);
+    et_open(&other, &(struct stack_opts){.user.store_in_memory = true,
+                                         .user.kv_tokens = 512,
+                                         .user.no_reuse = true});
+    a = ask_end(p, NULL);
+    assert_int_equal(et_run(&other, &a, &p->ref), 0);
+    assert_int_equal(p->ref.n_cached, 0);
+    stack_close(&other);
+}
+
+static void place_close(struct place *p)
+{
+    stack_close(&p->k);
+    io_close(p->io);
+}
+
+/* From now on no such transfer ends.  Whoever waits for one waits for ever: the alarm ends the
+ * program then. */
+static void hang(struct place *p, unsigned on, uint64_t skip)
+{
+    struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = on, .path = "seg-", .skip = skip};
+    assert_int_equal(io_sim_fault_add(p->io, &f), 0);
+    alarm(300);
+}
+
+static void go_on(struct place *p)
+{
+    alarm(0);
+    io_sim_fault_clear(p->io);
+    io_sim_unstick(p->io);
+}
+
+static struct seq *add(struct place *p, const struct et_ask *a)
+{
+    struct err err = {0};
+    struct seq *s;
+    struct request q = et_request(&p->k, a);
+    if (engine_add(p->k.engine, &q, &s, &err) != 0)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+static struct seq *add_end(struct place *p, const char *plan)
+{
+    struct et_ask a = ask_end(p, plan);
+    return add(p, &a);
+}
+
+static int step(struct place *p)
+{
+    struct err err = {0};
+    int n_active;
+    if (engine_step(p->k.engine, &n_active, &err) != 0)
+        fail_msg("%s", err.msg);
+    p->n_rows += (uint64_t)p->k.engine->batch.n_rows;
+    assert_in_range(p->k.engine->shared.n_carrying, 0, 1);
+    return n_active;
+}
+
+static void run_all(struct place *p)
+{
+    p->n_rows = 0;
+    while (step(p) > 0)
+        ;
+}
+
+static struct engine_stats stats(const struct place *p)
+{
+    struct engine_stats st;
+    engine_stats(p->k.engine, &st);
+    return st;
+}
+
+static void take_end(struct place *p, struct seq *s, const char *what)
+{
+    static struct et_run r;
+    et_take(&p->k, s, &r);
+    if (r.finish == FINISH_ERROR)
+        fail_msg("%s: %s", what, r.err.msg);
+    et_same(&r, &p->ref, what);
+}
+
+/* The last token is not computed. */
+static void assert_replayed(const struct place *p, const char *what)
+{
+    struct staircase c = staircase_of(&small, 0, N_ALL);
+    if (p->n_rows != (uint64_t)staircase_rows(&small, &c))
+        fail_msg("%s: %llu rows of %d", what, (unsigned long long)p->n_rows, N_ALL);
+}
+
+/* The disk hangs for good, in the look-up, or in reads of the restore: after a while the context is
+ * computed once, each row once, and goes on over more stairs.  When the disk goes on, the context
+ * is restored again. */
+static void a_disk_that_hangs_is_left_for_one_replay(void **state)
+{
+    (void)state;
+    static const uint64_t skip[] = {0, 6};
+    for (int i = 0; i < 2; i++) {
+        struct place p;
+        place_open(&p, 10 + (uint64_t)i);
+        hang(&p, IO_SIM_ON_READ, skip[i]);
+        struct seq *s = add_end(&p, NULL);
+        run_all(&p);
+        assert_replayed(&p, "a hanging disk");
+        assert_int_equal(stats(&p).n_replays, 1);
+        assert_int_equal(stats(&p).n_stalls[STALL_LEFT], 1);
+        assert_int_equal(seq_outcome(s)->n_cached, 0);
+        assert_int_equal(seq_outcome(s)->truncation.n_dropped,
+                         truncation_cut(&small, N_ALL - 1));
+        assert_non_null(strstr(seq_outcome(s)->miss, "the store did not answer"));
+        go_on(&p);
+        take_end(&p, s, "left");
+        s = add_end(&p, NULL);
+        run_all(&p);
+        assert_int_equal(seq_outcome(s)->n_cached, N_ASKED / 64 * 64);
+        assert_int_equal(stats(&p).n_replays, 1);
+        take_end(&p, s, "the disk goes on");
+        place_close(&p);
+    }
+}
+
+/* One sequence at a time carries its view; the others wait for their turn. */
+static void one_sequence_at_a_time_replays(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 20);
+    hang(&p, IO_SIM_ON_READ, 0);
+    struct seq *s[2] = {add_end(&p, NULL), add_end(&p, NULL)};
+    run_all(&p);
+    assert_int_equal(stats(&p).n_replays, 2);
+    go_on(&p);
+    for (int i = 0; i < 2; i++)
+        take_end(&p, s[i], "one of two");
+    place_close(&p);
+}
+
+/* A sequence that loses its place while it carries its view computes at most the rows of an
+ * unfinished chunk again. */
+static void a_preempted_replay_keeps_its_chunks(void **state)
+{
+    (void)state;
+    struct place p;
+    uint64_t n_rows = 0;
+    place_open(&p, 30);
+    hang(&p, IO_SIM_ON_READ, 0);
+    struct seq *s = add_end(&p, NULL);
+    for (int n = 0; seq_outcome(s)->n_generated < MORE - 5; n_rows = p.n_rows) {
+        step(&p);
+        if (s->phase == PHASE_DECODE && n++ % 20 == 0)
+            seq_preempt(s);
+    }
+    int n_preempted = seq_outcome(s)->n_preempted;
+    assert_true(n_preempted > 3);
+    run_all(&p);
+    n_rows += p.n_rows;
+    assert_in_range(n_rows, N_ALL + 1, N_ALL + 63 * n_preempted);
+    assert_int_equal(stats(&p).n_replays, 1);
+    go_on(&p);
+    take_end(&p, s, "preempted");
+    place_close(&p);
+}
+
+/* The disk hangs in writes, at the end of a stair: the sequence does not wait for ever. */
+static void saves_that_hang_are_left(void **state)
+{
+    (void)state;
+    struct place p;
+    struct stack other;
+    static struct et_run r, ref;
+    int32_t prompt[300];
+    place_open(&p, 40);
+    et_prompt(prompt, 300, 77);
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = 230,
+                       .max_tokens = 150,
+                       .save = "kv",
+                       .truncation = small};
+    et_open(&other, &(struct stack_opts){.user.store_in_memory = true,
+                                         .user.kv_tokens = 512,
+                                         .user.no_reuse = true});
+    assert_int_equal(et_run(&other, &a, &ref), 0);
+    stack_close(&other);
+    hang(&p, IO_SIM_ON_WRITE, 0);
+    struct seq *s = add(&p, &a);
+    run_all(&p);
+    assert_int_equal(stats(&p).n_replays, 1);
+    assert_int_equal(stats(&p).n_stalls[STALL_LEFT], 1);
+    go_on(&p);
+    et_take(&p.k, s, &r);
+    et_same(&r, &ref, "saves hang");
+    place_close(&p);
+}
+
+/* The plan compares reading with a replay of the whole history, and takes what is cheaper: also
+ * where both are close.  A forced plan is carried out. */
+static void the_cheaper_way_is_planned(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 50);
+    double replay_s = staircase_price_s(&p.k.platform, &small, 0, N_ASKED);
+    double bytes = (256.0 - 64) * p.k.platform.n_layers * (double)model_kv_bytes(p.k.model);
+    static const struct {
+        double share; /* of the time of a replay that reading takes */
+        const char *plan;
+        bool replays;
+    } way[] = {{0.01, NULL, false}, {0.5, NULL, false}, {2, NULL, true}, {2, "kv", false}};
+    for (size_t i = 0; i < sizeof way / sizeof way[0]; i++) {
+        uint64_t before = stats(&p).n_replays;
+        et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, bytes / (way[i].share * replay_s));
+        struct seq *s = add_end(&p, way[i].plan);
+        run_all(&p);
+        assert_int_equal(stats(&p).n_replays, before + way[i].replays);
+        assert_int_equal(stats(&p).n_stalls[STALL_LEFT], 0);
+        if (way[i].replays) {
+            assert_replayed(&p, "planned");
+            assert_non_null(strstr(seq_outcome(s)->miss, "stair by stair, is faster"));
+        }
+        assert_int_equal(seq_outcome(s)->n_cached, way[i].replays ? 0 : N_ASKED / 64 * 64);
+        take_end(&p, s, "planned");
+    }
+    place_close(&p);
+}
+
+/* Flips a bit of each record of a chunk on the disk. */
+static void damage(struct place *p, int chunk)
+{
+    struct chain c;
+    char path[100];
+    chain_init(&c, &p->k.fingerprint, NULL);
+    c.truncation = small;
+    chain_extend(&c, p->text, N_ALL);
+    const struct chunk_node *n = catalog_find(&p->k.store->catalog, &c.keys[chunk]);
+    assert_non_null(n);
+    const struct extent *x = n->extents;
+    for (uint64_t at = 4096 + 100; at < extent_bytes(x); at += 4096) {
+        snprintf(path, sizeof path, "%s/seg-%06u.hc", et_dirs[x->device], x->segment);
+        assert_int_equal(io_sim_flip(p->io, path, x->offset + at, 3), 0);
+    }
+    chain_deinit(&c);
+}
+
+/* A damaged chunk is no store that does not answer: stairs that do not need it come back from the
+ * store, and the others are computed, once. */
+static void a_damaged_chunk_replays_from_the_store(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 60);
+    damage(&p, N_ASKED / 64 - 2);
+    struct seq *s = add_end(&p, NULL);
+    run_all(&p);
+    assert_int_equal(stats(&p).n_replays, 0);
+    assert_true(p.n_rows > (uint64_t)(N_ALL - N_ASKED / 64 * 64));
+    assert_true(p.n_rows < N_ALL / 2);
+    take_end(&p, s, "damaged");
+    s = add_end(&p, NULL); /* it was saved again */
+    run_all(&p);
+    assert_int_equal(p.n_rows, N_ALL - N_ASKED / 64 * 64);
+    take_end(&p, s, "healed");
+    place_close(&p);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_disk_that_hangs_is_left_for_one_replay),
+        cmocka_unit_test(one_sequence_at_a_time_replays),
+        cmocka_unit_test(a_preempted_replay_keeps_its_chunks),
+        cmocka_unit_test(saves_that_hang_are_left),
+        cmocka_unit_test(the_cheaper_way_is_planned),
+        cmocka_unit_test(a_damaged_chunk_replays_from_the_store),
+    };
+    et_only(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
