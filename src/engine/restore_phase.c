@@ -204,7 +204,7 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
     restore_phase_find(g, s);
 }
 
-/* The view is not restored: all stairs are replayed. */
+/* Notes that all stairs are replayed instead of restoring the view. */
 static void tell_replay(struct seq *s)
 {
     snprintf(
@@ -435,7 +435,7 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
     struct restore_reads r;
     double again_s;
     bool replays = stairs_need_replay(s);
-    if (replays) /* whether it may depends on others */
+    if (replays) /* whether s may replay depends on other sequences */
         s->recompute_s = restore_plan_price_s(
             g, s, restore_plan_tokens(restore_found(s->restore), s->n_planned));
     if (s->recompute_s <= 0)

@@ -194,7 +194,7 @@ double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
            platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
 }
 
-/* The plan's time includes prefill of the new tokens, and so does a replay's. */
+/* The times of the plan and of the replay both include the prefill of the new tokens. */
 bool restore_plan_is_slower(const struct restore_phase *g, const struct seq *s)
 {
     double price_s = stairs_need_replay(s) ? restore_plan_price_s(g, s, s->view.n_tokens)

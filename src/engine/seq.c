@@ -224,7 +224,7 @@ static void keep_new(struct seq *s)
         kv_table_mark_saved(s->shared->pool, &s->table, s->n_done / KV_BLOCK_TOKENS);
 }
 
-/* Tokens that are computed for each token in view, where the view is lost. */
+/* Returns the number of tokens that are computed for each token in view if the view is lost. */
 static double replay_share(const struct seq *s)
 {
     return staircase_share(&s->view.truncation,

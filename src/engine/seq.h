@@ -92,11 +92,11 @@ struct stairs {
     int n_replays;      /* times that stairs were replayed because their state was lost */
     enum save_end lost; /* why its last save ended early */
     int64_t t_step;     /* when the last stair ended */
-    /* WAIT: the time when the saver last made progress, and how far it had come.  t_heard 0: the
-     * sequence waits for nothing. */
+    /* WAIT: the time when the saver last made progress, and its count of settled chunks then.
+     * t_heard 0: the sequence does not wait for the saver. */
     int64_t t_heard;
     uint64_t n_heard;
-    struct carry carry; /* on: the sequence relies on the store no more */
+    struct carry carry; /* on: the sequence needs the store no more */
     /* [n_pins] pins that keep chunks from eviction. The first n_former pin chunks [former,
      * former_end), which the present stair has dropped; the others pin chunks in view. */
     struct store_hit *pins;
@@ -219,8 +219,8 @@ void seq_drop_blocks(struct seq *s);
 /* --- saving ----------------------------------------------------------------------------------- */
 
 bool seq_is_saved(const struct seq *s);
-/* Returns whether s may take known blocks. A forced plan may not: it is carried out in full. Nor may
- * a sequence that replays its stairs: it needs rows that blocks do not have. */
+/* Returns whether s may take known blocks. A forced plan may not: it is carried out in full. A
+ * sequence that carries its view may not: it needs K before RoPE, which blocks do not have. */
 bool seq_may_reuse(const struct seq *s);
 /* Begins saving at a position. If the position is no multiple of 64, `tail` is the partial chunk
  * before it, which the caller holds. Does nothing if s is not saved, or saving has begun. */

@@ -197,7 +197,7 @@ void stairs_judge_saves(struct seq *s)
         v.silent_s * 1e3, s->n_tokens);
 }
 
-/* The cut of the view that what is carried leads to. */
+/* Returns the cut of the next view that the carried rows can fill. */
 static int carried_cut(const struct seq *s)
 {
     const struct carry *c = &s->stairs.carry;
@@ -213,7 +213,7 @@ static void choose_carried(struct seq *s)
     unpin_all(s);
 }
 
-/* A chunk is saved whole, so one that a preemption has interrupted is computed again. */
+/* Chunks are saved whole, so a chunk that a preemption has interrupted is computed again. */
 void stairs_take_up(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;

@@ -14,11 +14,11 @@
  * (seq_retry). A stair that was reached and then lost is replayed a few times at most. If the
  * sequence's saving has ended, it fails with that reason, since no replay would help.
  *
- * A store that does not answer is left, as restores leave it (policy/stall.h): for as long as that
- * is cheaper than a replay, it is waited for.  The sequence then begins with the first stair, and
- * carries the state of its view itself (carry.h) until it ends: it asks the store for nothing any
- * more, so one replay is enough.  One sequence at a time carries; others wait until it has ended.
- * The same replay is chosen where the plan says that reading takes longer.
+ * A sequence waits for a store that does not answer as long as that is cheaper than a replay
+ * (policy/stall.h). Then it begins with the first stair and carries the state of its view in memory
+ * (carry.h) until it ends. It asks the store for nothing any more, so one replay is enough. One
+ * sequence at a time carries; others wait until it has ended. The same replay is chosen if the
+ * plan predicts that reading takes longer.
  *
  * The chunks that a stair has dropped stay pinned until the stair's first chunk is durable. Then
  * they become the store's first victims. */
@@ -42,23 +42,23 @@ int stairs_next_cut(const struct seq *s);
  * afterwards. */
 void stairs_choose(struct seq *s);
 
-/* Whether s may begin to replay its stairs without the store. */
+/* Returns whether s may begin to replay its stairs without the store. */
 bool stairs_may_replay(const struct seq *s);
-/* Whether what the view of s has moved is not on the device: without the store, a replay. */
+/* Returns whether the moved tokens of the view of s are missing on the device, so that only the store
+ * or a replay can bring them. */
 bool stairs_need_replay(const struct seq *s);
-/* Returns the seconds that computing all tokens up to a position of the view of s takes, stair by
- * stair. */
+/* Returns the time to compute all tokens up to a position of the view of s, stair by stair. */
 double stairs_replay_s(const struct seq *s, int position);
-/* RESTORE, or WAIT: s begins to carry.  It must leave to WAIT, where it chooses its first stair.
- * Returns false where it may not, or where there is no memory. */
+/* RESTORE or WAIT: s begins to carry. It must leave to WAIT, where it chooses its first stair.
+ * Returns false if it may not, or if there is no memory. */
 bool stairs_replay(struct seq *s);
-/* s has ended, and others may carry. */
+/* Frees the carried state, so that another sequence may carry. */
 void stairs_carry_no_more(struct seq *s);
-/* WAIT: leaves a saver that does not answer. */
+/* WAIT: s begins to carry if the saver does not answer. */
 void stairs_judge_saves(struct seq *s);
-/* WAIT -> PREFILL, or DONE with an error: s has its place, and puts there what it carries. */
+/* WAIT -> PREFILL, or DONE with an error: writes the carried rows into the blocks of s. */
 void stairs_take_up(struct seq *s);
-/* Whether what s does not save is missing at the end of its stair. */
+/* Returns whether s needs the store at the end of its stair, so its saves may not be shed. */
 static inline bool stairs_need_store(const struct seq *s)
 {
     return s->view.truncation.context > 0 && !carry_is_on(&s->stairs.carry);

@@ -68,7 +68,7 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
 
 /* --- forward ---------------------------------------------------------------------------------- */
 
-/* What sequences carry of the rows that pass. */
+/* Copies the rows of sequences that carry their view. */
 static int carry_rows(const struct step_batch *b, int l, struct mat kv_rows)
 {
     int begin = b->now->first_row, end = begin + b->now->r.n_rows, rc = 0;

@@ -76,7 +76,7 @@ struct kv_use {
     uint32_t reuse_in;
     uint8_t class; /* placement_class(); the pool adds whether a block is full */
     uint64_t lot;  /* a number that all blocks of one request share */
-    double share;  /* tokens that are computed for each that is lost; 0: as 1 */
+    double share;  /* tokens that are computed for each lost token; 0 means 1 */
 };
 enum { KV_TIME_PER_S = 16 };
 

@@ -40,9 +40,9 @@ double remote_pace_price_s(const struct remote_pace *p, uint64_t n_bytes);
  * they attend to more. */
 double remote_rest_s(double all_s, double half_s, double share);
 
-/* The same of a view of a truncated context.  Replaying all its stairs costs replay_s.  Once all
- * moved chunks are there it is enough to compute the stair behind them, which costs stair_s for
- * n_stair chunks.  n_behind of them are there already; below 0: moved chunks are missing. */
+/* Returns the same for a view of a truncated context. Replaying all its stairs takes replay_s. Once
+ * all moved chunks are there, only the n_stair chunks behind them are computed, in stair_s.
+ * n_behind of these are there already; below 0: moved chunks are missing. */
 double remote_replay_s(double replay_s, double stair_s, int n_behind, int n_stair);
 
 struct remote_view {

@@ -1,6 +1,6 @@
-/* staircase.h - what computing a truncated context from its tokens costs.
+/* staircase.h - the price of computing a truncated context from its tokens.
  *
- * The state of a token depends on the tokens that its own stair sees (policy/truncation.h).  So a
+ * The state of a token depends on the tokens that its own stair sees (policy/truncation.h). So a
  * view cannot be computed by itself: all stairs from the first one on are computed again, one after
  * another, each token once.  This is a *replay*.
  *
@@ -16,8 +16,8 @@
 #include "policy/platform.h"
 #include "policy/truncation.h"
 
-/* The rows that a replay computes of tokens [from, n), where the stair of token `from` has its
- * earlier positions already. */
+/* The rows that a replay of tokens [from, n) computes. The earlier positions of the stair of token
+ * `from` are there already. */
 struct staircase {
     int64_t past,
         n_first;     /* n_first rows behind `past` positions, on the stair of `from` */
@@ -25,19 +25,18 @@ struct staircase {
     int64_t n_last;  /* rows of a last stair that is not whole; 0: there is none */
 };
 
-/* 0 <= from <= n.  A context that is not truncated has one stair. */
+/* 0 <= from <= n. A context that is not truncated has one stair. */
 struct staircase staircase_of(const struct truncation *t, int64_t from, int64_t n);
-/* Returns how many rows are computed: n - from. */
+/* Returns the number of rows that are computed: n - from. */
 int64_t staircase_rows(const struct truncation *t, const struct staircase *c);
-/* Returns how often moved tokens are put into the cache at new positions: C - S of them each time.
- */
+/* Returns how often C - S moved tokens are written into the cache at new positions. */
 int64_t staircase_moves(const struct staircase *c);
-/* Returns the seconds that this takes on a platform, of all layers. */
+/* Returns the time of a replay of all layers on a platform. */
 double staircase_price_s(const struct platform *p, const struct truncation *t, int64_t from,
                          int64_t n);
 
-/* Returns how many tokens are computed for each token that a view has, where the view of tokens
- * [0, n) is lost: n over the number of those that its last stair sees; 1 without a truncation. */
+/* Returns the number of tokens that are computed for each token in view if the view of tokens
+ * [0, n) is lost: n over the number of tokens that its last stair sees; 1 without a truncation. */
 double staircase_share(const struct truncation *t, int64_t n);
 
 #endif

@@ -234,7 +234,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         chunk.n_records = make_records(s, c, &without, records);
         rc = store_append(s->o.store, &chunk, err);
         *end = rc == ERR_LIMIT       ? SAVE_END_CAP
-               : rc == ERR_BUSY   ? SAVE_END_REFUSED
+               : rc == ERR_BUSY      ? SAVE_END_REFUSED
                : rc == -ENOMEM       ? SAVE_END_MEMORY
                : rc == -ENOSPC       ? SAVE_END_SPACE
                : rc == ERR_NOT_FOUND ? SAVE_END_PARENT

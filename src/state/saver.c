@@ -39,7 +39,8 @@ const char *save_end_text(enum save_end e)
     case SAVE_END_CAP:
         return "the store is full: its cap is reached, and nothing may be evicted";
     case SAVE_END_REFUSED:
-        return "the store is full of what waiting requests need sooner: make it larger "
+        return "the store is full of chunks that waiting requests need sooner: make it "
+               "larger "
                "(store-cap)";
     case SAVE_END_SPACE:
         return "the disk is full: make room on it, or bound the store (store-cap)";

@@ -83,7 +83,7 @@ enum save_end {
     /* The tails of living sequences fill the memory for chunks, or memory is short. */
     SAVE_END_MEMORY,
     SAVE_END_CAP,     /* the store has reached its cap, and no chunk may be evicted */
-    SAVE_END_REFUSED, /* waiting requests need sooner what a chunk would have pushed out */
+    SAVE_END_REFUSED, /* waiting requests need the stored chunks sooner */
     SAVE_END_SPACE,   /* the disk is full; later sequences are saved once there is room */
     SAVE_END_PARENT,  /* the chunk that it continues was evicted */
     SAVE_END_TAIL,    /* the partial chunk that it continues could not be read */

@@ -182,8 +182,8 @@ struct store_use {
     /* The chunks expire after this time without a use; 0: they do not expire. */
     uint32_t ttl_s;
     uint64_t lot; /* a number that all chunks of one request share */
-    /* Tokens that are computed for each token of these chunks where they are lost (of a truncated
-     * context: policy/staircase.h); 0: as 1. */
+    /* Number of tokens that are computed for each token of these chunks if they are lost
+     * (policy/staircase.h); 0 means 1. */
     double share;
 };
 

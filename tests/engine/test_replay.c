@@ -1,5 +1,6 @@
 /* test_replay.c - truncated contexts that are computed again, stair by stair, because their store
- * does not answer, is slower than that, or has lost a chunk: once, and with the same bits. */
+ * does not answer, is slower than that, or has lost a chunk. Each row is computed once, and the
+ * bits are the same. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,8 +17,8 @@
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 
-/* The text has nine stairs behind the first one.  Its end is asked for: MORE tokens, which go over
- * two stairs. */
+/* The text has nine stairs behind the first one. Requests ask for its last MORE tokens, which go
+ * over two stairs. */
 enum { N_PROMPT = 200, N_ALL = 256 + 64 * 9 - 5, MORE = 100, N_ASKED = N_ALL + 1 - MORE };
 
 static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
@@ -26,8 +27,8 @@ struct place {
     struct io *io;
     struct stack k;
     int32_t text[N_ALL + 1];
-    struct et_run ref; /* of the end, without any store's help */
-    uint64_t n_rows;   /* that steps have computed */
+    struct et_run ref; /* the end of the text, computed without a stored chunk */
+    uint64_t n_rows;   /* rows that steps have computed */
 };
 
 static struct et_ask ask_end(const struct place *p, const char *plan)
@@ -85,8 +86,7 @@ static void place_close(struct place *p)
     io_close(p->io);
 }
 
-/* From now on no such transfer ends.  Whoever waits for one waits for ever: the alarm ends the
- * program then. */
+/* From now on these transfers never end. If a thread waits for one, the alarm ends the program. */
 static void hang(struct place *p, unsigned on, uint64_t skip)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = on, .path = "seg-", .skip = skip};
@@ -159,9 +159,9 @@ static void assert_replayed(const struct place *p, const char *what)
         fail_msg("%s: %llu rows of %d", what, (unsigned long long)p->n_rows, N_ALL);
 }
 
-/* The disk hangs for good, in the look-up, or in reads of the restore: after a while the context is
- * computed once, each row once, and goes on over more stairs.  When the disk goes on, the context
- * is restored again. */
+/* The disk hangs for good, in the look-up or in reads of the restore. After a while the context is
+ * computed, each row once, and goes on over more stairs. When the disk goes on, the context is
+ * restored again. */
 static void a_disk_that_hangs_is_left_for_one_replay(void **state)
 {
     (void)state;
@@ -206,8 +206,8 @@ static void one_sequence_at_a_time_replays(void **state)
     place_close(&p);
 }
 
-/* A sequence that loses its place while it carries its view computes at most the rows of an
- * unfinished chunk again. */
+/* A sequence that loses its place while it carries its view computes only the rows of an unfinished
+ * chunk again. */
 static void a_preempted_replay_keeps_its_chunks(void **state)
 {
     (void)state;
@@ -263,8 +263,8 @@ static void saves_that_hang_are_left(void **state)
     place_close(&p);
 }
 
-/* The plan compares reading with a replay of the whole history, and takes what is cheaper: also
- * where both are close.  A forced plan is carried out. */
+/* The plan compares reading with a replay of the whole history and takes the cheaper one, also if
+ * both are close. A forced plan is carried out. */
 static void the_cheaper_way_is_planned(void **state)
 {
     (void)state;
@@ -312,8 +312,8 @@ static void damage(struct place *p, int chunk)
     chain_deinit(&c);
 }
 
-/* A damaged chunk is no store that does not answer: stairs that do not need it come back from the
- * store, and the others are computed, once. */
+/* The store answers although a chunk is damaged: stairs that do not need the chunk come back from
+ * the store, and the others are computed once. */
 static void a_damaged_chunk_replays_from_the_store(void **state)
 {
     (void)state;

@@ -131,8 +131,7 @@ static void no_truncation_cuts_nothing(void **state)
     assert_true(truncation_end(&t, 0) == INT64_MAX);
 }
 
-/* A replay, token by token: which stair each token is computed on, and how many rows that stair
- * had before. */
+/* Compares with a replay token by token: the stair of each token, and the rows before it. */
 static void a_replay_computes_each_token_once(void **state)
 {
     (void)state;
@@ -177,7 +176,7 @@ static bool is_near(double a, double b)
     return fabs(a - b) <= 1e-9 * fabs(b);
 }
 
-/* Computing costs 1 ms a token and 1 us for each token that it sees, moving 0.1 ms a token. */
+/* Computing takes 1 ms a token and 1 us for each token that it sees; moving takes 0.1 ms a token. */
 static void a_replay_has_the_price_of_its_stairs(void **state)
 {
     (void)state;
