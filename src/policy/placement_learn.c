@@ -389,6 +389,7 @@ static void update(struct placement_learn *l, uint32_t time)
         l->price = solve_price(l, &p, HELD_SHARE * content);
     count_debt(l, time);
     halve_old(l);
+    l->n_updates++;
 }
 
 /* --- events ----------------------------------------------------------------------------------- */

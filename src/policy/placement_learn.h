@@ -66,6 +66,7 @@ struct placement_learn {
     bool may_depart;   /* the tier may depart from LRU's order */
     uint32_t time;     /* time of the last use */
     uint32_t n_events; /* uses and evictions since the last update */
+    uint64_t n_updates;
 };
 
 /* Makes an empty one: all classes have the same worth until observations differ. */
