@@ -14,6 +14,7 @@
 #include "engine/engine_impl.h"
 #include "policy/staircase.h"
 #include "state/chain.h"
+#include "state/saver.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 
@@ -270,7 +271,6 @@ static void the_cheaper_way_is_planned(void **state)
     (void)state;
     struct place p;
     place_open(&p, 50);
-    double replay_s = staircase_price_s(&p.k.platform, &small, 0, N_ASKED);
     double bytes = (256.0 - 64) * p.k.platform.n_layers * (double)model_kv_bytes(p.k.model);
     static const struct {
         double share; /* of the time of a replay that reading takes */
@@ -279,7 +279,9 @@ static void the_cheaper_way_is_planned(void **state)
     } way[] = {{0.01, NULL, false}, {0.5, NULL, false}, {2, NULL, true}, {2, "kv", false}};
     for (size_t i = 0; i < sizeof way / sizeof way[0]; i++) {
         uint64_t before = stats(&p).n_replays;
-        et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, bytes / (way[i].share * replay_s));
+        et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, 1); /* forgets corrections by runs */
+        double replay_s = staircase_price_s(&p.k.platform, &small, 0, N_ASKED);
+        p.k.platform.tier[0].bytes_per_s = bytes / (way[i].share * replay_s);
         struct seq *s = add_end(&p, way[i].plan);
         run_all(&p);
         assert_int_equal(stats(&p).n_replays, before + way[i].replays);
@@ -294,7 +296,7 @@ static void the_cheaper_way_is_planned(void **state)
     place_close(&p);
 }
 
-/* Flips a bit of each record of a chunk on the disk. */
+/* Flips a bit of each record of a chunk on the disks. A plan may read some of them only. */
 static void damage(struct place *p, int chunk)
 {
     struct chain c;
@@ -304,11 +306,11 @@ static void damage(struct place *p, int chunk)
     chain_extend(&c, p->text, N_ALL);
     const struct chunk_node *n = catalog_find(&p->k.store->catalog, &c.keys[chunk]);
     assert_non_null(n);
-    const struct extent *x = n->extents;
-    for (uint64_t at = 4096 + 100; at < extent_bytes(x); at += 4096) {
-        snprintf(path, sizeof path, "%s/seg-%06u.hc", et_dirs[x->device], x->segment);
-        assert_int_equal(io_sim_flip(p->io, path, x->offset + at, 3), 0);
-    }
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        for (uint64_t at = 4096 + 100; at < extent_bytes(x); at += 4096) {
+            snprintf(path, sizeof path, "%s/seg-%06u.hc", et_dirs[x->device], x->segment);
+            assert_int_equal(io_sim_flip(p->io, path, x->offset + at, 3), 0);
+        }
     chain_deinit(&c);
 }
 
@@ -319,16 +321,19 @@ static void a_damaged_chunk_replays_from_the_store(void **state)
     (void)state;
     struct place p;
     place_open(&p, 60);
-    damage(&p, N_ASKED / 64 - 2);
+    int chunk = N_ASKED / 64 - 2;
+    damage(&p, chunk);
     struct seq *s = add_end(&p, NULL);
     run_all(&p);
     assert_int_equal(stats(&p).n_replays, 0);
-    assert_true(p.n_rows > (uint64_t)(N_ALL - N_ASKED / 64 * 64));
-    assert_true(p.n_rows < N_ALL / 2);
+    assert_int_equal(seq_outcome(s)->n_cached, 64 * chunk);
+    assert_true(p.n_rows <=
+                (uint64_t)(N_ALL - 64 * chunk)); /* fused rows are not counted */
     take_end(&p, s, "damaged");
     s = add_end(&p, NULL); /* it was saved again */
     run_all(&p);
-    assert_int_equal(p.n_rows, N_ALL - N_ASKED / 64 * 64);
+    assert_int_equal(seq_outcome(s)->n_cached, N_ASKED / 64 * 64);
+    assert_true(p.n_rows <= N_ALL - N_ASKED / 64 * 64);
     take_end(&p, s, "healed");
     place_close(&p);
 }
