@@ -2,32 +2,40 @@
 #include "store/ahead.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "base/cpus.h"
 #include "base/mem.h"
 #include "base/thread.h"
 
-/* Bytes that one call provides: a huge page takes up to a millisecond. */
+/* Bytes of one call: a huge page takes up to a millisecond, and the host of a virtual machine takes
+ * longer. */
 #define PIECE_BYTES ((uint64_t)2 << 20)
 
-enum { LOWEST_PRIORITY = 19 };
+enum { MAX_THREADS = 8, LOWEST_PRIORITY = 19 };
 
 struct ahead {
-    pthread_t thread;
+    enum ahead_pace pace;
+    pthread_t threads[MAX_THREADS];
+    int n_threads;
     uint64_t ahead_bytes;
-    pthread_mutex_t lock; /* protects what follows */
-    pthread_cond_t news;  /* for the thread: there is more to provide, or it is to end */
-    pthread_cond_t rest;  /* the thread has provided a piece */
-    uint8_t *base;        /* start of the region; NULL: none */
-    uint64_t n_bytes, end_bytes,
-        at; /* bytes before `at` are provided, or are being provided now */
-    bool is_busy, quit;
+    pthread_mutex_t lock; /* protects the fields below */
+    pthread_cond_t news;  /* to the threads: there is more to provide, or quit is set */
+    pthread_cond_t rest;  /* from the threads: a piece is provided */
+    uint8_t *base;        /* the region; NULL: none */
+    uint64_t n_bytes;
+    uint64_t end_bytes; /* end of the used part */
+    uint64_t at;        /* end of the part that is provided, or that a thread has taken */
+    int n_busy;         /* threads that provide a piece now */
+    bool quit;
+    double s_per_byte; /* processor time, mean of newer pieces; 0: unknown */
 };
 
-/* [lock] */
+/* [lock] Returns the end of the part that should be provided now. */
 static uint64_t wanted_bytes(const struct ahead *a)
 {
     uint64_t left = a->n_bytes - a->end_bytes;
@@ -40,6 +48,20 @@ static bool has_work(const struct ahead *a)
     return a->base != NULL && a->at < wanted_bytes(a);
 }
 
+static double thread_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* [lock] Keeps the mean of about 32 pieces, because a single piece may be slow. */
+static void note_speed(struct ahead *a, double s_per_byte)
+{
+    enum { PIECES = 32 };
+    a->s_per_byte += (s_per_byte - a->s_per_byte) / (a->s_per_byte > 0 ? PIECES : 1);
+}
+
 /* [lock, released meanwhile] */
 static void provide_piece(struct ahead *a)
 {
@@ -47,19 +69,22 @@ static void provide_piece(struct ahead *a)
     uint64_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
     uint8_t *p = a->base + a->at;
     a->at += n;
-    a->is_busy = true;
+    a->n_busy++;
     pthread_mutex_unlock(&a->lock);
+    double begin_s = thread_s();
     mem_provide(p, n);
+    double s = thread_s() - begin_s;
     pthread_mutex_lock(&a->lock);
-    a->is_busy = false;
+    a->n_busy--;
+    note_speed(a, s / (double)n);
     pthread_cond_broadcast(&a->rest);
 }
 
 static void *ahead_main(void *arg)
 {
     struct ahead *a = arg;
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(),
-                      LOWEST_PRIORITY); /* this thread's, on Linux */
+    if (a->pace == AHEAD_BESIDE) /* sets the priority of this thread only, on Linux */
+        (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LOWEST_PRIORITY);
     pthread_mutex_lock(&a->lock);
     while (!a->quit) {
         if (has_work(a))
@@ -79,7 +104,7 @@ void ahead_follow(struct ahead *a, uint8_t *base, uint64_t n_bytes)
     a->base = base;
     a->n_bytes = n_bytes;
     a->end_bytes = a->at = 0;
-    pthread_cond_signal(&a->news);
+    pthread_cond_broadcast(&a->news);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -90,9 +115,9 @@ void ahead_use(struct ahead *a, const uint8_t *base, uint64_t end_bytes)
     pthread_mutex_lock(&a->lock);
     if (base == a->base && end_bytes > a->end_bytes) {
         a->end_bytes = end_bytes < a->n_bytes ? end_bytes : a->n_bytes;
-        if (a->at < a->end_bytes) /* what is in use came by itself */
+        if (a->at < a->end_bytes) /* the used part has come by itself */
             a->at = a->end_bytes / PIECE_BYTES * PIECE_BYTES;
-        pthread_cond_signal(&a->news);
+        pthread_cond_broadcast(&a->news);
     }
     pthread_mutex_unlock(&a->lock);
 }
@@ -104,33 +129,58 @@ void ahead_leave(struct ahead *a, const uint8_t *base)
     pthread_mutex_lock(&a->lock);
     if (base == a->base)
         a->base = NULL;
-    while (a->is_busy)
+    while (a->n_busy > 0)
         pthread_cond_wait(&a->rest, &a->lock);
     pthread_mutex_unlock(&a->lock);
 }
 
-uint64_t ahead_await(struct ahead *a)
+bool ahead_await(struct ahead *a, int64_t timeout_ns, uint64_t *n_bytes)
+{
+    *n_bytes = 0;
+    if (a == NULL)
+        return true;
+    int64_t until = clock_now_ns() + timeout_ns;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
+                         .tv_nsec = (long)(until % 1000000000)};
+    int rc = 0;
+    pthread_mutex_lock(&a->lock);
+    while ((has_work(a) || a->n_busy > 0) && rc == 0)
+        rc = pthread_cond_timedwait(&a->rest, &a->lock, &t);
+    bool is_done = !has_work(a) && a->n_busy == 0;
+    if (a->base != NULL)
+        *n_bytes = a->at;
+    pthread_mutex_unlock(&a->lock);
+    return is_done;
+}
+
+double ahead_price_s(struct ahead *a, uint64_t n_bytes, uint64_t n_promised)
 {
     if (a == NULL)
         return 0;
     pthread_mutex_lock(&a->lock);
-    while (has_work(a) || a->is_busy)
-        pthread_cond_wait(&a->rest, &a->lock);
-    uint64_t n = a->base != NULL ? a->at : 0;
+    bool is_all = a->at == a->n_bytes;
+    uint64_t ahead = a->at > a->end_bytes ? a->at - a->end_bytes : 0;
+    uint64_t own = ahead > n_promised ? ahead - n_promised : 0;
+    double s = n_bytes > own && !is_all ? (double)(n_bytes - own) * a->s_per_byte : 0;
     pthread_mutex_unlock(&a->lock);
-    return n;
+    return s;
 }
 
-struct ahead *ahead_create(uint64_t ahead_bytes)
+struct ahead *ahead_create(uint64_t ahead_bytes, enum ahead_pace pace)
 {
     struct ahead *a = xcalloc(1, sizeof *a);
     a->ahead_bytes = ahead_bytes;
+    a->pace = pace;
     pthread_mutex_init(&a->lock, NULL);
     pthread_cond_init(&a->news, NULL);
-    pthread_cond_init(&a->rest, NULL);
-    if (thread_create(&a->thread, ahead_main, a) == 0)
+    clock_cond_init(&a->rest);
+    int n = pace == AHEAD_BESIDE ? 1 : cpus_usable();
+    n = n < MAX_THREADS ? n : MAX_THREADS;
+    while (a->n_threads < n && thread_create(&a->threads[a->n_threads], ahead_main, a) == 0)
+        a->n_threads++;
+    if (a->n_threads > 0)
         return a;
-    free(a);
+    ahead_destroy(a);
     return NULL;
 }
 
@@ -140,9 +190,10 @@ void ahead_destroy(struct ahead *a)
         return;
     pthread_mutex_lock(&a->lock);
     a->quit = true;
-    pthread_cond_signal(&a->news);
+    pthread_cond_broadcast(&a->news);
     pthread_mutex_unlock(&a->lock);
-    pthread_join(a->thread, NULL);
+    for (int i = 0; i < a->n_threads; i++)
+        pthread_join(a->threads[i], NULL);
     pthread_mutex_destroy(&a->lock);
     pthread_cond_destroy(&a->news);
     pthread_cond_destroy(&a->rest);

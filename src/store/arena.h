@@ -1,20 +1,13 @@
-/* arena.h - the memory of copies in DRAM, and the threads that make the system provide it; private
- * to src/store.
+/* arena.h - the memory of copies in DRAM; private to src/store.
  *
- * The system provides and zeroes memory page by page at its first use. For a cold arena, beside
- * decodes, that took 40 times the processor time of the rest of a fetch: 1.2 ns a byte if the
- * host of a virtual machine provides the page too, else 0.1 to 0.3 ns (docs/perf/). So memory
- * is provided before its use:
+ * The system provides it before its use (ahead.h):
  *
  *     all of it     from arena_open on, by one thread per processor. arena_await waits for the
  *                   end.
  *     a part ahead  by one thread of the lowest priority: ahead_bytes beyond the last byte that
  *                   was ever used. arena_price_s returns the cost of the rest.
  *
- * Memory from the caller's functions (store_memory) counts as provided.
- *
- * The arena has its own lock. It is taken inside the store's lock, and no other lock is taken
- * inside it. */
+ * Memory from the caller's functions (store_memory) counts as provided. */
 #ifndef STORE_ARENA_H
 #define STORE_ARENA_H
 
@@ -34,9 +27,8 @@ struct arena_opts {
     struct store_memory memory; /* get NULL: ordinary memory */
 };
 
-/* Maps the memory and starts the threads. If no thread starts, memory comes at its first use.
- * Returns -ENOMEM if the memory cannot be mapped, or if all of it is to be provided and the system
- * has less left: the system would kill a process. */
+/* Maps the memory and starts the threads. Returns -ENOMEM if the memory cannot be mapped, or if all
+ * of it is to be provided and the system has less left: the system would kill a process. */
 int arena_open(const struct arena_opts *o, struct arena **out, struct err *err);
 /* Ends the threads and gives the memory back without zeroing it. */
 void arena_close(struct arena *a);
@@ -47,13 +39,11 @@ uint8_t *arena_bytes(const struct arena *a);
 /* Notes that bytes before end_bytes are in use. */
 void arena_use(struct arena *a, uint64_t end_bytes);
 
-/* Returns the processor time, in seconds, that the system would take to provide memory for n_bytes
- * more. n_promised bytes of the memory provided ahead are not available for them. Returns 0 until
- * the first piece is timed. */
+/* As ahead_price_s. */
 double arena_price_s(struct arena *a, uint64_t n_bytes, uint64_t n_promised);
 
 /* Waits until all memory is provided, if all of it is provided from the start. Returns false after
- * timeout_ns. *n_bytes is the memory provided so far. */
+ * timeout_ns. *n_bytes is the end of the part provided so far. */
 bool arena_await(struct arena *a, int64_t timeout_ns, uint64_t *n_bytes);
 
 #endif

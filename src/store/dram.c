@@ -208,7 +208,7 @@ static const struct media_ops dram_ops = {
 static void begin_ahead(struct dram *d, uint64_t cap_bytes)
 {
     d->most_bytes = cap_bytes;
-    d->ahead = ahead_create(AHEAD_BYTES);
+    d->ahead = ahead_create(AHEAD_BYTES, AHEAD_BESIDE);
     d->first = d->ahead != NULL ? map(NULL, d->base.segment_bytes) : NULL;
     if (d->first != NULL)
         ahead_follow(d->ahead, d->first, ahead_bytes(d, 0));

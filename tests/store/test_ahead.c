@@ -1,5 +1,6 @@
-/* test_ahead.c - memory that the system provides before it is used: how far ahead, for which
- * region, and that a store in memory asks for it if its option is set. */
+/* test_ahead.c - memory that the system provides before its use: how far ahead, for which region,
+ * at which price, and that a store in memory asks for it if its option is set. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -47,9 +48,18 @@ static struct ahead *begin(void)
 {
     if (!can_provide())
         skip();
-    struct ahead *a = ahead_create(64 * MIB);
+    struct ahead *a = ahead_create(64 * MIB, AHEAD_BESIDE);
     assert_non_null(a);
     return a;
+}
+
+/* Waits for the memory that should be provided now, and returns its end. */
+static uint64_t awaited(struct ahead *a)
+{
+    uint64_t n_bytes = 0;
+    while (!ahead_await(a, 1000000000, &n_bytes))
+        ;
+    return n_bytes;
 }
 
 static void provides_that_much_behind_the_last_used_byte(void **state)
@@ -57,19 +67,19 @@ static void provides_that_much_behind_the_last_used_byte(void **state)
     (void)state;
     struct ahead *a = begin();
     uint8_t *p = must_map(256 * MIB);
-    assert_int_equal(ahead_await(a), 0);
+    assert_int_equal(awaited(a), 0);
     ahead_follow(a, p, 256 * MIB);
-    assert_int_equal(ahead_await(a), 64 * MIB);
+    assert_int_equal(awaited(a), 64 * MIB);
     for (uint64_t at = 0; at < 64 * MIB; at += MIB)
         assert_true(is_provided(p + at));
     assert_false(is_provided(p + 66 * MIB));
     ahead_use(a, p, 10 * MIB);
-    assert_int_equal(ahead_await(a), 74 * MIB);
+    assert_int_equal(awaited(a), 74 * MIB);
     ahead_use(a, p, 5 * MIB); /* less than before */
-    assert_int_equal(ahead_await(a), 74 * MIB);
+    assert_int_equal(awaited(a), 74 * MIB);
     assert_false(is_provided(p + 78 * MIB));
     ahead_use(a, p, 200 * MIB);
-    assert_int_equal(ahead_await(a), 256 * MIB);
+    assert_int_equal(awaited(a), 256 * MIB);
     /* memory that far ahead is provided only as it is used */
     assert_false(is_provided(p + 100 * MIB));
     assert_true(is_provided(p + 255 * MIB));
@@ -83,18 +93,53 @@ static void another_region_begins_anew(void **state)
     struct ahead *a = begin();
     uint8_t *p = must_map(16 * MIB), *other = must_map(16 * MIB);
     ahead_follow(a, p, 3 * MIB);
-    assert_int_equal(ahead_await(a), 3 * MIB);
+    assert_int_equal(awaited(a), 3 * MIB);
     assert_false(is_provided(p + 8 * MIB));
     ahead_follow(a, other, 16 * MIB);
     ahead_use(a, p, 16 * MIB); /* the region is not followed any more */
-    assert_int_equal(ahead_await(a), 16 * MIB);
+    assert_int_equal(awaited(a), 16 * MIB);
     assert_false(is_provided(p + 8 * MIB));
     ahead_leave(a, other);
     mem_unmap(other, 16 * MIB);
     ahead_use(a, other, 16 * MIB);
-    assert_int_equal(ahead_await(a), 0);
+    assert_int_equal(awaited(a), 0);
     ahead_destroy(a);
     mem_unmap(p, 16 * MIB);
+}
+
+/* Memory beyond the provided part has a price in proportion to its bytes. */
+static void missing_memory_has_a_price(void **state)
+{
+    (void)state;
+    struct ahead *a = begin();
+    uint8_t *p = must_map(128 * MIB);
+    ahead_follow(a, p, 128 * MIB);
+    assert_int_equal(awaited(a), 64 * MIB);
+    assert_true(ahead_price_s(a, 64 * MIB, 0) == 0);
+    assert_true(ahead_price_s(a, 16 * MIB, 48 * MIB) == 0);
+    double one = ahead_price_s(a, 16 * MIB, 64 * MIB);
+    assert_true(one > 0);
+    assert_true(fabs(ahead_price_s(a, 32 * MIB, 99 * MIB) / one - 2) < 1e-6);
+    assert_true(fabs(ahead_price_s(a, 80 * MIB, 0) / one - 1) < 1e-6);
+    ahead_use(a, p, 64 * MIB);
+    assert_int_equal(awaited(a), 128 * MIB);
+    assert_true(ahead_price_s(a, 128 * MIB, UINT64_MAX) == 0); /* all is provided */
+    ahead_destroy(a);
+    mem_unmap(p, 128 * MIB);
+}
+
+static void several_threads_provide_it_at_once(void **state)
+{
+    (void)state;
+    uint8_t *p = must_map(33 * MIB);
+    ahead_destroy(begin());
+    struct ahead *a = ahead_create(UINT64_MAX, AHEAD_AT_ONCE);
+    ahead_follow(a, p, 33 * MIB);
+    assert_int_equal(awaited(a), 33 * MIB);
+    for (uint64_t at = 0; at < 33 * MIB; at += MIB)
+        assert_true(is_provided(p + at));
+    ahead_destroy(a);
+    mem_unmap(p, 33 * MIB);
 }
 
 static void without_a_thread_nothing_happens(void **state)
@@ -104,7 +149,8 @@ static void without_a_thread_nothing_happens(void **state)
     ahead_follow(NULL, &byte, 1);
     ahead_use(NULL, &byte, 1);
     ahead_leave(NULL, &byte);
-    assert_int_equal(ahead_await(NULL), 0);
+    assert_int_equal(awaited(NULL), 0);
+    assert_true(ahead_price_s(NULL, 1, 0) == 0);
     ahead_destroy(NULL);
 }
 
@@ -142,6 +188,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(provides_that_much_behind_the_last_used_byte),
         cmocka_unit_test(another_region_begins_anew),
+        cmocka_unit_test(missing_memory_has_a_price),
+        cmocka_unit_test(several_threads_provide_it_at_once),
         cmocka_unit_test(without_a_thread_nothing_happens),
         cmocka_unit_test(a_store_in_memory_asks_for_it),
     };
