@@ -739,8 +739,8 @@ struct hcache_stats {
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests for which less was restored than possible */
     /* Sequences whose saving ended early, by reason: the writer fell behind; no memory for the
-     * tail; the store's limit; waiting requests need the stored chunks sooner; the disk is full; the
-     * parent chunk was evicted; the tail could not be read; the store failed. */
+     * tail; the store's limit; waiting requests need the stored chunks sooner; the disk is full;
+     * the parent chunk was evicted; the tail could not be read; the store failed. */
     uint64_t shed_behind, shed_memory, shed_cap, shed_refused, shed_space, shed_parent,
         shed_tail, shed_fault;
     /* Chunks committed; partial chunks among them; chunks that the store already had. */

@@ -21,10 +21,10 @@ int restore_plan_tokens(const struct restore_found *f, int n);
 int restore_plan_usable(const struct seq *s, const struct restore_found *f);
 bool restore_plan_is_forced(const struct seq *s);
 
-/* Returns the time to compute the first n_tokens if nothing else is computed, or 0 if the
- * restore must wait for the store however long that takes, as forced plans must. The moved tokens of a
- * view are computed by replaying all stairs (policy/staircase.h); if the sequence may not do that
- * now, the time is 0. */
+/* Returns the time to compute the first n_tokens if nothing else is computed, or 0 if the restore
+ * must wait for the store however long that takes, as forced plans must. The moved tokens of a view
+ * are computed by replaying all stairs (policy/staircase.h); if the sequence may not do that now,
+ * the time is 0. */
 double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
                             int n_tokens);
 

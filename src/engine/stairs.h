@@ -44,8 +44,8 @@ void stairs_choose(struct seq *s);
 
 /* Returns whether s may begin to replay its stairs without the store. */
 bool stairs_may_replay(const struct seq *s);
-/* Returns whether the moved tokens of the view of s are missing on the device, so that only the store
- * or a replay can bring them. */
+/* Returns whether the moved tokens of the view of s are missing on the device, so that only the
+ * store or a replay can bring them. */
 bool stairs_need_replay(const struct seq *s);
 /* Returns the time to compute all tokens up to a position of the view of s, stair by stair. */
 double stairs_replay_s(const struct seq *s, int position);

@@ -142,9 +142,9 @@ struct restore_want {
     int n_have;              /* tokens whose K and V are already in the cache */
     double recompute_s;      /* time to compute the other tokens; 0: wait for the remote */
     double recompute_half_s; /* time to compute the first half of them */
-    /* For a truncated context that lacks moved tokens: recompute_s is the time to replay all stairs,
-     * which is due until all moved tokens are there. stair_s is the time to compute the tokens
-     * behind them. */
+    /* For a truncated context that lacks moved tokens: recompute_s is the time to replay all
+     * stairs, which is due until all moved tokens are there. stair_s is the time to compute the
+     * tokens behind them. */
     double stair_s;
     /* Time to restore the other tokens from the store if it had them all; 0: unknown. */
     double restore_s;

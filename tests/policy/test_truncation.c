@@ -176,7 +176,8 @@ static bool is_near(double a, double b)
     return fabs(a - b) <= 1e-9 * fabs(b);
 }
 
-/* Computing takes 1 ms a token and 1 us for each token that it sees; moving takes 0.1 ms a token. */
+/* Computing takes 1 ms a token and 1 us for each token that it sees; moving takes 0.1 ms a token.
+ * */
 static void a_replay_has_the_price_of_its_stairs(void **state)
 {
     (void)state;

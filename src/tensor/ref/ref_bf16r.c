@@ -13,8 +13,9 @@ static float flush(float f)
 }
 
 /* fma(x, y, acc), zero if it is subnormal.  A result just below 2^-126 counts as subnormal although
- * fmaf rounds it up to 2^-126, because the instruction rounds to 24 bits before it looks.  Scaled by
- * 2^64, fmaf rounds to 24 bits as well.  Neither the smaller factor nor acc can overflow there. */
+ * fmaf rounds it up to 2^-126, because the instruction rounds to 24 bits before it looks.  Scaled
+ * by 2^64, fmaf rounds to 24 bits as well.  Neither the smaller factor nor acc can overflow there.
+ * */
 static float fma_flushed(float x, float y, float acc)
 {
     float r = fmaf(x, y, acc);
