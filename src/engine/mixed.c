@@ -4,6 +4,7 @@
  * projects and stores the same blocks (mixed_layer.c). */
 #include "engine/mixed_impl.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 #include "base/mem.h"
 #include "engine/step_batch.h"
 #include "model/pass.h"
+#include "policy/hybrid_share.h"
 
 enum {
     /* 512 rows: products of this many rows are near their best speed on a CPU */
@@ -84,6 +86,20 @@ static int reserve(struct mixed *x, struct err *err)
     return rc;
 }
 
+/* Gives each place for a sequence its share of ACT blocks. The number of its tail is the place of a
+ * sequence: the first sequences of a job have the places of the first mini-batch. */
+static void share_out(struct mixed *x)
+{
+    const struct hybrid_machine *m = &x->o.machine;
+    const struct hybrid_split *s = &x->o.split;
+    if (!s->fits || m->n_requests != x->max_seqs)
+        return;
+    x->share = xcalloc((size_t)x->max_seqs, sizeof *x->share);
+    hybrid_share_requests(m, s, x->share);
+    x->share_blocks = (double)(s->act_device + s->act_host + s->kv_device + s->kv_host) /
+                      x->max_seqs;
+}
+
 int mixed_init(struct mixed *x, const struct mixed_opts *o, const struct model *m,
                struct model_work *work, struct stream *s, struct zigzag *z, int max_seqs,
                struct err *err)
@@ -113,6 +129,7 @@ int mixed_init(struct mixed *x, const struct mixed_opts *o, const struct model *
         x->seqs[i].where = x->numbers + 2 * i * per_seq;
         x->seqs[i].number = x->seqs[i].where + per_seq;
     }
+    share_out(x);
     return reserve(x, err);
 }
 
@@ -136,6 +153,7 @@ void mixed_deinit(struct mixed *x)
     free(x->minis);
     free(x->acts);
     free(x->numbers);
+    free(x->share);
     free(x->pos);
     free(x->seq_row);
     free((void *)x->tables);
@@ -159,14 +177,18 @@ static const int *order_by_ratio(void *arg, const struct kv_table *t)
     static const int tokens_first[] = {PLACES_TOKENS, PLACES_KV_DEVICE, PLACES_KV_HOST,
                                        PLACES_ACT_DEVICE, PLACES_ACT_HOST};
     const struct mixed *x = arg;
+    double act_share = x->o.act_share, kv_share = x->o.kv_share;
     int n_act = 0;
     if (t->n_blocks < x->o.token_blocks)
         return tokens_first;
     for (int i = 0; i < t->n_blocks; i++)
         n_act += is_act(places_class_of(&x->places, t->blocks[i]));
-    return hybrid_next_is_act(x->o.act_share, x->o.kv_share, n_act, t->n_blocks - n_act)
-               ? act_first
-               : kv_first;
+    if (x->share != NULL && t->tail > 0) {
+        act_share = (double)x->share[t->tail - 1];
+        kv_share = fmax(x->share_blocks - act_share, 0);
+    }
+    return hybrid_next_is_act(act_share, kv_share, n_act, t->n_blocks - n_act) ? act_first
+                                                                               : kv_first;
 }
 
 struct kv_pool_numbers mixed_numbers(struct mixed *x)

@@ -52,6 +52,9 @@ struct mixed_opts {
     /* Equation 11: the ratio of ACT to KV blocks of a sequence, while blocks of both types are
      * left. */
     double act_share, kv_share;
+    /* The decision of hybrid_choose. If split.fits and machine.n_requests is the number of
+     * sequences, each sequence has the ratio that hybrid_share_requests gives to its place. */
+    struct hybrid_split split;
     int token_blocks; /* TOKENS blocks at the start of each sequence, while any are left */
     /* Blocks of each of the two buffers, at least one context's. 0: as many as needed, at most
      * 64 MiB. */
@@ -121,7 +124,10 @@ struct mixed {
     unsigned
         /* Mini-batches times layers so far in this step. The lowest bit selects the buffer. */
         turn;
-    int32_t *numbers; /* memory of `where` and `number` of all sequences */
+    int64_t
+        *share; /* [max_seqs] ACT blocks of a full context in each place; NULL: act_share */
+    double share_blocks; /* blocks of that context */
+    int32_t *numbers;    /* memory of `where` and `number` of all sequences */
     /* Memory of a projection: */
     int project_blocks; /* most blocks that are projected at once */
     struct buf kv_mem;

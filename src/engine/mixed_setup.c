@@ -178,6 +178,7 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
         .n = {(int)s->kv_device, (int)s->act_device, (int)s->kv_host, (int)s->act_host},
         .act_share = (double)n_act(s),
         .kv_share = (double)n_kv(s),
+        .split = j->method == MIXED_AUTO ? *s : (struct hybrid_split){0},
         .buffer_blocks = 1, /* at least one context's blocks */
         .packing = j->method == MIXED_PRINTED ? MIXED_PAPER : MIXED_BALANCED,
         .machine = r.machine};

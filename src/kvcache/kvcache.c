@@ -287,13 +287,13 @@ int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
                        (long long)n_tokens, (long long)(want - t->n_blocks),
                        kv_pool_free_blocks(p), p->opts.n_blocks);
     kv_table_prepare(t, (int)want);
+    if (t->tail == 0 && (want > 0 || t->n_blocks > 0) && p->numbers.n_tails > 0) {
+        CHECK(p->n_free_tails > 0);
+        t->tail = 1 + p->free_tails[--p->n_free_tails];
+    }
     while (t->n_blocks < want) {
         t->blocks[t->n_blocks] = block_take(p, t);
         t->n_blocks++;
-    }
-    if (t->tail == 0 && t->n_blocks > 0 && p->numbers.n_tails > 0) {
-        CHECK(p->n_free_tails > 0);
-        t->tail = 1 + p->free_tails[--p->n_free_tails];
     }
     return 0;
 }

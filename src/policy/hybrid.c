@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "policy/hybrid_share.h"
+
 /* ACT blocks must shorten a step by at least this share, or a second kind of block does not pay. */
 #define LEAST_GAIN 0.03
 
@@ -122,7 +124,13 @@ static void try_one(const struct hybrid_machine *m, const struct hybrid_memory *
     if (n_act < 0 || n_act > n_blocks)
         return;
     hybrid_place(m, mem, n_blocks, n_act, &s);
-    if (s.fits && (!best->fits || s.seconds < best->seconds))
+    if (!s.fits)
+        return;
+    int64_t shares[HYBRID_SHARE_MOST];
+    double seconds = hybrid_share_out(m, &s, shares);
+    s.is_shared_out = seconds < s.seconds;
+    s.seconds = fmin(s.seconds, seconds);
+    if (!best->fits || s.seconds < best->seconds)
         *best = s;
 }
 
@@ -137,8 +145,8 @@ static void try_around(const struct hybrid_machine *m, const struct hybrid_memor
 /* With a larger n_act the link takes less time and compute takes more. So the seconds of a layer
  * first fall and then rise. Their curve bends where the lanes of two overlapping mini-batches take
  * equal time. The best n_act is at one of these bends, or is the least that fits, or the least that
- * leaves nothing on the host. The device holds whole blocks only, which moves a bend by less than
- * two blocks. */
+ * leaves nothing on the host. With unequal shares both lanes take equal time at the best n_act. The
+ * device holds whole blocks only, which moves a bend by less than two blocks. */
 void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                    int64_t n_blocks, struct hybrid_split *out)
 {

@@ -18,6 +18,8 @@
  *     6 requests, at most 5 together   5 + 1: 5 of 6 parts beside 1 of 6, twice
  *                                      3 + 3: as long as the longer lane
  *
+ * If sizes cannot be equal, mini-batches have different shares of ACT blocks (hybrid_share.h).
+ *
  * The paper's equation 9 leaves out the transfer of ACT blocks that lie on the host. hybrid_paper
  * follows the paper; hybrid_choose counts this transfer. Let x = d * bandwidth / FLOP/s of the
  * projection. A balanced mixture of infinite length has KV : ACT = x : 1 without the transfer, and
@@ -64,6 +66,9 @@ struct hybrid_split {
     double link_s, compute_s;
     double seconds;    /* seconds of a layer: at least the longer of link_s and compute_s */
     double kv_seconds; /* the same with KV blocks alone, even if they do not fit */
+    /* true: hybrid_share_out gives each mini-batch its ACT blocks; false: all requests have equally
+     * many */
+    bool is_shared_out;
     bool fits; /* false: no mixture of n_blocks blocks fits, and all other fields are 0 */
 };
 
@@ -73,9 +78,9 @@ struct hybrid_split {
 void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                   int64_t n_blocks, int64_t n_act, struct hybrid_split *out);
 
-/* Finds the mixture of n_blocks blocks with the shortest step. Uses no ACT blocks if they are no
- * smaller than KV blocks, or if they shorten the step by less than 3 % and all blocks fit without
- * them. */
+/* Finds the mixture of n_blocks blocks with the shortest step, with equal or unequal shares of the
+ * mini-batches. Uses no ACT blocks if they are no smaller than KV blocks, or if they shorten the
+ * step by less than 3 % and all blocks fit without them. */
 void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                    int64_t n_blocks, struct hybrid_split *out);
 

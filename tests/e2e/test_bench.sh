@@ -131,6 +131,10 @@ check "bench hybrid run: seven arms, the same logits, the bytes of the policy" j
 check "... nothing comes for blocks on the device, half for activations, half where half are tokens" json_is \
     '[(a := {r["arm"]: r["link_bytes"] for r in j["rows"]}) and a["device"], a["kv"] == 4 * 3 * 2 * 64 * 64 * 2 * 4, a["kv"] / a["act"], a["kv"] / a["tokens"]]' \
     '0 True 2.0 2.0'
+run_hc bench hybrid run "$model" --batch 3 --prompt 64 --tokens 2 --arms kv,hybrid --json
+check "... and only the arms that were asked for" json_is '[r["arm"] for r in j["rows"]]' "['device', 'kv', 'hybrid']"
+run_hc bench hybrid run "$model" --arms kv,none
+expect "an arm that is none" 2 "arms: 'none' is none of kv"
 run_hc bench hybrid run "$model" --ratio none
 expect "a ratio that is none" 2 "ratio"
 run_hc bench hybrid --shape none

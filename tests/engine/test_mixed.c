@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "engine/engine_impl.h"
+#include "policy/hybrid_share.h"
 #include "tests/engine/mixedtest.h"
 
 static void random_patterns_have_the_same_bits(void **state)
@@ -28,11 +29,11 @@ struct job {
     struct seq *s[N_SEQS];
 };
 
-static void job_open(struct job *j, const struct mixed_opts *mo, int n_prompt, int n_seqs,
-                     int n_generate, bool shared)
+static void job_open_at_most(struct job *j, const struct mixed_opts *mo, int max_seqs,
+                             int n_prompt, int n_seqs, int n_generate, bool shared)
 {
     struct err err = {0};
-    et_open(&j->k, &(struct stack_opts){.user.max_sequences = N_SEQS,
+    et_open(&j->k, &(struct stack_opts){.user.max_sequences = max_seqs,
                                         .user.max_context = 512,
                                         .step_rows = 2048,
                                         .mixed = mo});
@@ -47,6 +48,12 @@ static void job_open(struct job *j, const struct mixed_opts *mo, int n_prompt, i
         if (engine_add(j->k.engine, &q, &j->s[i], &err) != 0)
             fail_msg("%s", err.msg);
     }
+}
+
+static void job_open(struct job *j, const struct mixed_opts *mo, int n_prompt, int n_seqs,
+                     int n_generate, bool shared)
+{
+    job_open_at_most(j, mo, N_SEQS, n_prompt, n_seqs, n_generate, shared);
 }
 
 static int step(struct job *j)
@@ -130,6 +137,55 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
         }
         job_close(&j, N_SEQS);
     }
+}
+
+/* Three sequences of five blocks in two mini-batches: the pair computes beside the load of the
+ * third, so it has fewer ACT blocks.  Each sequence gets those that the policy has for its place,
+ * and the mini-batches are the policy's. */
+static void sequences_get_the_shares_of_their_mini_batches(void **state)
+{
+    (void)state;
+    enum { N = 3, N_BLOCKS = 5 };
+    struct hybrid_machine m = {.project = {0, 2e-3},
+                               .link = {0, 1e-3 / (64 * 2 * 64 * 4)},
+                               .kv_bytes = 64 * 2 * 64 * 4,
+                               .act_bytes = 64 * 64 * 4,
+                               .n_minibatches = 2,
+                               .n_requests = N};
+    struct hybrid_memory mem = {0, 1e9};
+    struct hybrid_split split;
+    struct job j;
+    int64_t want[N];
+    hybrid_choose(&m, &mem, (int64_t)N * N_BLOCKS, &split);
+    hybrid_share_requests(&m, &split, want);
+    assert_true(split.is_shared_out && want[0] + 2 <= want[2] && want[1] + 2 <= want[2]);
+    struct mixed_opts mo = {.n = {0, 0, (int)split.kv_host, (int)split.act_host},
+                            .act_share = (double)split.act_host,
+                            .kv_share = (double)split.kv_host,
+                            .split = split,
+                            .buffer_blocks = 1,
+                            .machine = m};
+    job_open_at_most(&j, &mo, N, 4 * 64 + 10, N, 20, false);
+    const struct places *p = &j.k.engine->mixed.places;
+    assert_int_equal(p->o.n_scratch, 512 / 64 + 1); /* two sequences of four full blocks */
+    while (seq_outcome(j.s[N - 1])->n_generated == 0)
+        step(&j);
+    for (int i = 0; i < N; i++) {
+        const struct kv_table *t = seq_table(j.s[i]);
+        int64_t n_act = 0;
+        assert_int_equal(t->n_blocks, N_BLOCKS);
+        for (int b = 0; b < N_BLOCKS; b++)
+            n_act += places_class_of(p, t->blocks[b]) == PLACES_ACT_HOST;
+        assert_int_equal(n_act, want[i]);
+    }
+    struct mixed_stats before = stats_of(&j), after;
+    step(&j);
+    after = stats_of(&j);
+    assert_int_equal(after.n_minibatches - before.n_minibatches, 2);
+    const struct mixed *x = &j.k.engine->mixed;
+    assert_int_equal(x->minis[0].end_seq, 2);
+    assert_ptr_equal(x->batch->seqs[2], j.s[2]);
+    job_close(&j, N);
 }
 
 /* Half of each context is kept as tokens: a step computes these rows again and loads only the other
@@ -392,6 +448,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_patterns_have_the_same_bits),
         cmocka_unit_test(a_step_moves_the_bytes_of_the_policy),
+        cmocka_unit_test(sequences_get_the_shares_of_their_mini_batches),
         cmocka_unit_test(tokens_are_computed_again),
         cmocka_unit_test(sequences_have_the_ratio),
         cmocka_unit_test(mini_batches_are_those_of_the_policy),

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "policy/hybrid.h"
+#include "policy/hybrid_share.h"
 
 /* Makes a machine without fixed costs, on which loading the KV blocks of n tokens takes n seconds
  * and projecting them x * n. */
@@ -101,27 +102,56 @@ static void act_blocks_come_to_the_device_first(void **state)
 
 /* --- mini-batches of whole requests ----------------------------------------------------------- */
 
-/* Three requests in two mini-batches, x = 2.  A balanced mixture, 2 of 5 blocks ACT, computes the
- * two requests beside the load of one, and is slower than KV blocks alone.  2 of 9 blocks are as
- * many as are projected beside the smaller load. */
-static void a_small_mini_batch_hides_little(void **state)
+/* Three requests in two mini-batches, x = 2. In a balanced mixture 2 of 5 blocks are ACT blocks. If
+ * all requests have equally many, the mixture is slower than KV blocks alone, since two requests
+ * compute beside the load of one. With 800 and 2800 ACT blocks, 1600 s of compute stand beside a
+ * load of 1600 s, and 5600 s beside 5600 s. */
+static void a_small_mini_batch_has_more_act_blocks(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(2);
     struct hybrid_split s;
+    int64_t act[3];
     m.n_minibatches = 2;
     hybrid_choose(&m, &no_device, 9000, &s);
     assert_int_equal(s.act_host, 3600);
-    assert_true(s.seconds == 7200);
+    assert_true(s.seconds == 7200 && !s.is_shared_out);
     m.n_requests = 3;
     hybrid_place(&m, &no_device, 9000, 3600, &s);
     assert_true(fabs(s.seconds - 7200 * 4 / 3.0) < 1e-6 && s.seconds > s.kv_seconds);
     hybrid_choose(&m, &no_device, 9000, &s);
-    assert_int_equal(s.act_host, 2000);
-    assert_true(fabs(s.seconds - 8000) < 1e-6 && fabs(s.kv_seconds - 9000) < 1e-6);
+    assert_int_equal(s.act_host, 3600);
+    assert_true(s.is_shared_out && fabs(s.seconds - 7200) < 3);
+    assert_true(fabs(hybrid_share_out(&m, &s, act) - s.seconds) < 1e-6);
+    assert_true(act[0] == 800 && act[1] == 2800);
+    hybrid_share_requests(&m, &s, act);
+    assert_true(act[0] == 400 && act[1] == 400 && act[2] == 2800);
     m.n_requests = 4;
     hybrid_choose(&m, &no_device, 9000, &s);
     assert_int_equal(s.act_host, 3600);
+    assert_false(s.is_shared_out);
+}
+
+/* Ten requests of six blocks, at most four at once, make three mini-batches. 31 or 32 of 60 blocks
+ * are ACT blocks, as with mini-batches of equal size. With equally many in each request 25 were. */
+static void ten_requests_reach_the_mixture_of_equal_mini_batches(void **state)
+{
+    (void)state;
+    struct hybrid_machine m = machine_of(1.4);
+    struct hybrid_split s;
+    int64_t act[10], sum = 0;
+    m.n_minibatches = 3;
+    m.n_requests = 10;
+    hybrid_choose(&m, &no_device, 60, &s);
+    assert_true(s.is_shared_out);
+    assert_in_range(s.act_host, 31, 32);
+    assert_true(s.seconds < 1.05 * s.kv_seconds * 1.4 / 1.9);
+    hybrid_share_requests(&m, &s, act);
+    for (int i = 0; i < 10; i++) {
+        assert_in_range(act[i], i < 7 ? 2 : 4, i < 7 ? 3 : 5);
+        sum += act[i];
+    }
+    assert_int_equal(sum, s.act_host);
 }
 
 /* A forward pass of three fifths of the link's time: the large mini-batch's takes longer than the
@@ -281,6 +311,8 @@ static void no_fixed_ratio_is_better(void **state)
     assert_true(n_mixed > 1000 && n_plain > 500 && n_none > 500);
 }
 
+enum { MOST_MINIS = 8 };
+
 /* Returns the share of the requests that mini-batch i has; the larger mini-batches come first. */
 static double share_of(const struct hybrid_machine *m, int i)
 {
@@ -288,34 +320,68 @@ static double share_of(const struct hybrid_machine *m, int i)
     return n == 0 ? 1.0 / k : (double)(n / k + (i < n % k)) / n;
 }
 
-/* Returns seconds of n_layers layers with double buffers.  The weights of the next layer come in
- * pieces between the loads of this one, so that neither waits for the whole of the other. */
+/* Fills act with the ACT blocks of each mini-batch. */
+static void shares_of(const struct hybrid_machine *m, const struct hybrid_split *s,
+                      double *act)
+{
+    int64_t whole[MOST_MINIS];
+    if (s->is_shared_out)
+        hybrid_share_out(m, s, whole);
+    for (int i = 0; i < m->n_minibatches; i++)
+        act[i] = s->is_shared_out ? (double)whole[i]
+                                  : (double)(s->act_device + s->act_host) * share_of(m, i);
+}
+
+/* How the weights of the next layer come: each mini-batch's load has a part behind it. */
+enum weights_part {
+    WEIGHTS_AHEAD, /* the part comes at once */
+    WEIGHTS_WAIT, /* the part waits for a free buffer, as the next mini-batch's blocks do */
+};
+
+/* Returns seconds of m->n_layers layers with double buffers and act ACT blocks in each
+ * mini-batch. */
 static double simulate(const struct hybrid_machine *m, const struct hybrid_split *s,
-                       int n_layers)
+                       const double *act, enum weights_part part)
 {
     enum { MOST = 512 };
     double done[MOST], link = m->weights_s, compute = 0, weights = link;
     int n = m->n_minibatches, at = 0;
-    double bytes = (double)s->act_host * m->act_bytes + (double)s->kv_host * m->kv_bytes;
     double n_act = (double)(s->act_device + s->act_host);
-    assert_true(n * n_layers <= MOST);
-    for (int l = 0; l < n_layers; l++) {
+    double n_kv = (double)(s->kv_device + s->kv_host);
+    double act_bytes = n_act > 0 ? m->act_bytes * (double)s->act_host / n_act : 0;
+    double kv_bytes = n_kv > 0 ? m->kv_bytes * (double)s->kv_host / n_kv : 0;
+    assert_true(n * m->n_layers <= MOST);
+    for (int l = 0; l < m->n_layers; l++) {
         double next_weights = weights;
         for (int i = 0; i < n; i++, at++) {
             double share = share_of(m, i);
-            double load = bytes > 0 ? m->link.a_s + m->link.b_s * bytes * share : 0;
+            double bytes = act_bytes * act[i] +
+                           kv_bytes * ((n_act + n_kv) * share - act[i]);
+            double load = bytes > 1e-9 ? m->link.a_s + m->link.b_s * bytes : 0;
             double forward = m->forward_s + m->forward_mini_s * (n - 1);
             double work = forward * share +
-                          (n_act > 0 ? m->project.a_s + m->project.b_s * n_act * share : 0);
+                          (act[i] > 0 ? m->project.a_s + m->project.b_s * act[i] : 0);
             link = fmax(link, at >= 2 ? done[at - 2] : 0) + load;
             compute = fmax(fmax(compute, link), weights) + work;
             done[at] = compute;
-            link += l + 1 < n_layers ? m->weights_s / n : 0;
+            if (l + 1 < m->n_layers) {
+                if (part == WEIGHTS_WAIT && at >= 1)
+                    link = fmax(link, done[at - 1]);
+                link += m->weights_s / n;
+            }
             next_weights = link;
         }
         weights = next_weights;
     }
     return compute;
+}
+
+static double simulate_split(const struct hybrid_machine *m, const struct hybrid_split *s,
+                             enum weights_part part)
+{
+    double act[MOST_MINIS];
+    shares_of(m, s, act);
+    return simulate(m, s, act, part);
 }
 
 static void an_event_simulation_finds_hardly_better(void **state)
@@ -336,11 +402,11 @@ static void an_event_simulation_finds_hardly_better(void **state)
         hybrid_choose(&m, &mem, n, &best);
         if (!best.fits)
             continue;
-        double ours = simulate(&m, &best, m.n_layers);
+        double ours = simulate_split(&m, &best, WEIGHTS_AHEAD);
         for (int64_t n_act = 0; n_act <= n; n_act++) {
             hybrid_place(&m, &mem, n, n_act, &s);
             if (s.fits)
-                least = fmin(least, simulate(&m, &s, m.n_layers));
+                least = fmin(least, simulate_split(&m, &s, WEIGHTS_AHEAD));
         }
         worst = fmax(worst, ours / least);
         sum += ours / least;
@@ -349,6 +415,72 @@ static void an_event_simulation_finds_hardly_better(void **state)
     print_message("beside the best by simulation: worst %.3f, mean %.4f\n", worst,
                   sum / n_judged);
     assert_true(n_judged > 200 && worst <= 1.05);
+}
+
+/* Returns the least seconds over all numbers of ACT blocks of each of two or three mini-batches of
+ * `blocks` blocks a request. */
+static double best_of_all_shares(const struct hybrid_machine *m, int64_t blocks)
+{
+    int64_t most[3] = {0}, a[3];
+    double least = INFINITY, act[3];
+    for (int i = 0; i < m->n_minibatches; i++)
+        most[i] = llround(share_of(m, i) * (double)(blocks * m->n_requests));
+    for (a[0] = 0; a[0] <= most[0]; a[0]++)
+        for (a[1] = 0; a[1] <= most[1]; a[1]++)
+            for (a[2] = 0; a[2] <= most[2]; a[2]++) {
+                struct hybrid_split s;
+                for (int i = 0; i < 3; i++)
+                    act[i] = (double)a[i];
+                hybrid_place(m, &no_device, blocks * m->n_requests, a[0] + a[1] + a[2], &s);
+                least = fmin(least, simulate(m, &s, act, WEIGHTS_WAIT));
+            }
+    return least;
+}
+
+/* Mini-batches of unequal size: no other sharing out is much faster. */
+static void all_shares_of_mini_batches_find_hardly_better(void **state)
+{
+    (void)state;
+    struct rng r = {77};
+    double worst = 0, sum = 0, worst_equal = 0;
+    int n_shared = 0;
+    enum { N = 300 };
+    for (int i = 0; i < N; i++) {
+        struct hybrid_machine m;
+        struct hybrid_memory mem;
+        struct hybrid_split s, plain;
+        int64_t blocks = 2 + (int64_t)rng_below(&r, 4), n;
+        draw(&r, &m, &mem, &n);
+        double block_s = 2 * m.link.b_s, all_s = block_s;
+        m.n_minibatches = 2 + (int)rng_below(&r, 2);
+        m.n_requests = m.n_minibatches * (1 + (int)rng_below(&r, 3)) + 1;
+        n = blocks * m.n_requests;
+        all_s *= (double)n;
+        m.n_layers = 24;
+        m.act_bytes = 1;
+        m.weights_s = rng_unit(&r) * all_s / 3;
+        m.forward_s = rng_unit(&r) * all_s / 3;
+        m.forward_mini_s = rng_unit(&r) * all_s / 30;
+        m.project = (struct hybrid_line){rng_unit(&r) * block_s / 4,
+                                         between(&r, 0.3, 5) * block_s};
+        m.link.a_s = rng_unit(&r) * block_s / 4;
+        hybrid_choose(&m, &no_device, n, &s);
+        double least = best_of_all_shares(&m, blocks), equal = INFINITY;
+        for (int64_t k = 0; k <= n; k++) {
+            hybrid_place(&m, &no_device, n, k, &plain);
+            equal = fmin(equal, simulate_split(&m, &plain, WEIGHTS_WAIT));
+        }
+        double ours = simulate_split(&m, &s, WEIGHTS_WAIT) / least;
+        n_shared += s.is_shared_out;
+        worst = fmax(worst, ours);
+        worst_equal = fmax(worst_equal, equal / least);
+        sum += ours;
+    }
+    print_message(
+        "%d of %d shared out; beside the best of all shares: worst %.3f, mean %.4f; the "
+        "best equal share: worst %.3f\n",
+        n_shared, N, worst, sum / N, worst_equal);
+    assert_true(n_shared > N / 3 && worst <= 1.05 && sum / N <= 1.01);
 }
 
 static void requests_at_once_are_as_many_as_pay(void **state)
@@ -391,7 +523,8 @@ int main(void)
         cmocka_unit_test(little_gain_or_grouped_heads_mean_no_act_blocks),
         cmocka_unit_test(memory_asks_for_act_blocks_that_time_does_not),
         cmocka_unit_test(act_blocks_come_to_the_device_first),
-        cmocka_unit_test(a_small_mini_batch_hides_little),
+        cmocka_unit_test(a_small_mini_batch_has_more_act_blocks),
+        cmocka_unit_test(ten_requests_reach_the_mixture_of_equal_mini_batches),
         cmocka_unit_test(unequal_mini_batches_may_have_nothing_to_gain),
         cmocka_unit_test(further_mini_batches_read_the_layer_again),
         cmocka_unit_test(a_step_of_few_layers_overlaps_little),
@@ -399,6 +532,7 @@ int main(void)
         cmocka_unit_test(the_next_block_keeps_the_ratio),
         cmocka_unit_test(no_fixed_ratio_is_better),
         cmocka_unit_test(an_event_simulation_finds_hardly_better),
+        cmocka_unit_test(all_shares_of_mini_batches_find_hardly_better),
         cmocka_unit_test(requests_at_once_are_as_many_as_pay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "base/rng.h"
+#include "policy/hybrid_share.h"
 #include "policy/minibatch.h"
 
 enum { MOST = 8, MOST_REQUESTS = 40 };
@@ -303,6 +304,46 @@ static void types_share_a_buffer(void **state)
                          of[11]); /* a request without ACT blocks joins one with many */
 }
 
+/* Ten requests in mini-batches of 4, 3 and 3, with the ACT blocks that the policy has for each
+ * mini-batch.  Whatever their order, packing finds mini-batches that are about as good as the
+ * policy's; in the policy's order it finds no worse ones. */
+static void packing_finds_the_shares_of_the_policy(void **state)
+{
+    (void)state;
+    enum { N = 10, BLOCKS = 6 };
+    struct hybrid_machine m = machine_of(1.4, 0);
+    const struct minibatch_room room = {28, 28};
+    struct hybrid_memory mem = {0, 1e18};
+    struct hybrid_split split;
+    struct rng rng = {14};
+    int64_t act[N];
+    double worst = 0;
+    m.n_minibatches = 3;
+    m.n_requests = N;
+    hybrid_choose(&m, &mem, (int64_t)N * BLOCKS, &split);
+    assert_true(split.is_shared_out);
+    hybrid_share_requests(&m, &split, act);
+    for (int t = 0; t < 100; t++) {
+        struct minibatch_request r[N];
+        struct minibatch bins[N];
+        int of[N];
+        for (int i = 0; i < N; i++)
+            r[i] = (struct minibatch_request){act[i], BLOCKS - act[i], 0};
+        assert_int_equal(form(&m, &room, r, N, MINIBATCH_BALANCED, of, bins), 3);
+        double seconds = minibatch_layer_seconds(&m, bins, 3);
+        assert_true(t > 0 || seconds <= split.seconds * (1 + 1e-9));
+        worst = fmax(worst, seconds / split.seconds);
+        for (int i = N - 1; i > 0; i--) { /* another order */
+            int j = (int)rng_below(&rng, (uint64_t)i + 1);
+            int64_t a = act[i];
+            act[i] = act[j];
+            act[j] = a;
+        }
+    }
+    print_message("beside the policy's mini-batches, in 100 orders: at most %.4f\n", worst);
+    assert_true(worst <= 1.03);
+}
+
 static void imbalance_is_symmetric_and_at_least_one(void **state)
 {
     (void)state;
@@ -326,6 +367,7 @@ int main(void)
         cmocka_unit_test(opposites_are_put_together),
         cmocka_unit_test(balance_counts_the_transfer_of_act_blocks),
         cmocka_unit_test(types_share_a_buffer),
+        cmocka_unit_test(packing_finds_the_shares_of_the_policy),
         cmocka_unit_test(imbalance_is_symmetric_and_at_least_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
