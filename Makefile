@@ -179,6 +179,8 @@ $(B)/emu/%.o: %.cc $(B)/flags.stamp
 TEST_MAIN := $(filter %/linewise.o %/strict.o,$(TESTLIB_OBJ))
 STRICT_LOCKS := $(filter %/strict_locks.o,$(TESTLIB_OBJ))
 TESTLIB := $(B)/tests/libtests.a
+# Each of the two archives uses functions of the other (--wrap below).
+TEST_ARCHIVES := -Wl,--start-group $(TESTLIB) $(B)/libhcache.a -Wl,--end-group
 $(TESTLIB): $(TESTLIB_OBJ) $(B)/files.stamp
 	@mkdir -p $(@D)
 	@rm -f $@
@@ -186,7 +188,7 @@ $(TESTLIB): $(TESTLIB_OBJ) $(B)/files.stamp
 
 $(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB) $(B)/libhcache.a
 	@echo "  LINK $@"
-	@$(CXX) $(LDFLAGS) -o $@ $< $(TEST_MAIN) $(EMU_OBJ) $(TESTLIB) $(B)/libhcache.a $(LDLIBS) -lcmocka
+	@$(CXX) $(LDFLAGS) $(WRAP_STATE) -o $@ $< $(TEST_MAIN) $(EMU_OBJ) $(TEST_ARCHIVES) $(LDLIBS) -lcmocka
 
 # A libnccl.so.2 through which the emulated GPUs exchange data.
 NCCL_FAKE := $(B)/tests/cuda_emu/libnccl.so.2
@@ -217,10 +219,12 @@ $(addprefix $(B)/tests/,base/test_mem format/test_json_scan engine/test_no_mallo
 
 $(B)/tests/%: $(B)/tests/%.o $(TESTLIB) $(B)/libhcache.a
 	@echo "  LINK $@"
-	@$(CC) $(LDFLAGS) $(LEAKS) $(WRAP) -o $@ $< $(TEST_MAIN) $(TESTLIB) $(B)/libhcache.a $(LDLIBS) -lcmocka
+	@$(CC) $(LDFLAGS) $(LEAKS) $(WRAP_STATE) $(WRAP) -o $@ $< $(TEST_MAIN) $(TEST_ARCHIVES) $(LDLIBS) -lcmocka
 
-# The linker redirects the tests' calls of locks to tests/base/strict_locks.c.
+# The linker redirects the tests' calls of locks to tests/base/strict_locks.c, and the ends of stores
+# and pools to strict_store.c and strict_pool.c.
 wrapped = $(addprefix -Wl$(COMMA)--wrap=,$(1))
+WRAP_STATE := $(call wrapped,store_close kv_pool_destroy)
 WRAP := $(call wrapped,$(addprefix pthread_,mutex_init mutex_lock mutex_unlock mutex_destroy cond_wait cond_timedwait)) \
         $(STRICT_LOCKS)
 

@@ -156,6 +156,11 @@ void kv_pool_destroy(struct kv_pool *p)
     free(p);
 }
 
+static bool is_known(const struct kv_pool *p, int32_t b)
+{
+    return p->prefix != NULL && prefix_has(p->prefix, b);
+}
+
 int kv_pool_n_blocks(const struct kv_pool *p)
 {
     return p->opts.n_blocks;
@@ -174,6 +179,44 @@ int kv_pool_free_blocks(const struct kv_pool *p)
 uint64_t kv_pool_n_evicted(const struct kv_pool *p)
 {
     return p->prefix != NULL ? p->prefix->n_evicted : 0;
+}
+
+uint32_t kv_pool_n_expected(const struct kv_pool *p)
+{
+    return p->prefix != NULL ? p->prefix->window.n_used : 0;
+}
+
+/* Counts the entries of the free stacks. Returns -1 if a block is in the wrong stack, in use, known,
+ * or free twice. */
+static int audit_stacks(const struct kv_pool *p)
+{
+    uint8_t *is_free = xcalloc((size_t)p->opts.n_blocks, 1);
+    int n = 0;
+    for (int c = 0; c < KV_POOL_CLASSES; c++)
+        for (int i = 0; i < p->free[c].n && n >= 0; i++) {
+            int32_t b = p->free[c].blocks[i];
+            bool is_good = b >= p->free[c].first &&
+                           b < p->free[c].first + p->numbers.n[c] && p->refs[b] == 0 &&
+                           !is_known(p, b) && !is_free[b];
+            n = is_good ? n + 1 : -1;
+            is_free[b] = 1;
+        }
+    free(is_free);
+    return n;
+}
+
+bool kv_pool_audit(const struct kv_pool *p)
+{
+    int n_used = 0;
+    for (int32_t b = 0; b < p->opts.n_blocks; b++) {
+        bool is_used = p->refs[b] > 0;
+        if (p->refs[b] < 0 || (is_known(p, b) && p->prefix->node[b].is_kept == is_used))
+            return false;
+        n_used += is_used;
+    }
+    return audit_stacks(p) == p->n_free &&
+           n_used + kv_pool_free_blocks(p) == p->opts.n_blocks &&
+           (p->prefix == NULL || prefix_audit(p->prefix));
 }
 
 const struct kv_layer *kv_pool_layers(const struct kv_pool *p)
@@ -223,11 +266,6 @@ static int32_t block_take(struct kv_pool *p, const struct kv_table *t)
     CHECK(p->refs[b] == 0);
     p->refs[b] = 1;
     return b;
-}
-
-static bool is_known(const struct kv_pool *p, int32_t b)
-{
-    return p->prefix != NULL && prefix_has(p->prefix, b);
 }
 
 static void block_share(struct kv_pool *p, int32_t b)

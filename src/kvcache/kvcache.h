@@ -61,6 +61,11 @@ int kv_pool_n_blocks(const struct kv_pool *p);
 /* Returns how many blocks are kept: known, but without a user. */
 int kv_pool_kept_blocks(const struct kv_pool *p);
 uint64_t kv_pool_n_evicted(const struct kv_pool *p);
+/* Returns whether each block is in exactly one state (used, kept, free), and all counts agree.
+ * For tests: takes O(blocks). */
+bool kv_pool_audit(const struct kv_pool *p);
+/* Returns how many needs of waiting requests are noted (kv_pool_expect). */
+uint32_t kv_pool_n_expected(const struct kv_pool *p);
 
 /* Returns the views [n_layers] that operations take, each on its layer's stage. Valid as long as
  * the pool. NULL for a pool of numbers. */

@@ -335,3 +335,55 @@ void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
 {
     each_id(x, root, tokens, n_tokens, turn, placement_window_remove);
 }
+
+/* --- audit ------------------------------------------------------------------------------------ */
+
+/* Returns whether the block is among the children of its parent, next to siblings that agree. */
+static bool is_linked(const struct prefix *x, int32_t b)
+{
+    const struct prefix_node *n = &x->node[b];
+    int32_t first = n->parent == PREFIX_NONE ? x->top : x->node[n->parent].first_child;
+    return n->prev_sibling == PREFIX_NONE ? first == b
+                                          : x->node[n->prev_sibling].next_sibling == b;
+}
+
+static bool is_in_bucket(const struct prefix *x, int32_t block)
+{
+    const struct prefix_node *n = &x->node[block];
+    int32_t b = *bucket_of(x, &n->root, n->parent, n->tokens);
+    while (b != PREFIX_NONE && b != block)
+        b = x->node[b].next_in_bucket;
+    return b == block;
+}
+
+static bool node_audit(const struct prefix *x, int32_t b)
+{
+    const struct prefix_node *n = &x->node[b];
+    const struct prefix_node *parent = n->parent == PREFIX_NONE ? NULL
+                                                                : &x->node[n->parent];
+    bool is_full = n->n_tokens == KV_BLOCK_TOKENS;
+    return (parent == NULL ||
+            (parent->n_tokens == KV_BLOCK_TOKENS && (n->is_kept || !parent->is_kept))) &&
+           n->id == id_of(&n->root, parent, n->tokens, n->n_tokens) &&
+           n->place.id == n->id && is_linked(x, b) &&
+           (is_full ? is_in_bucket(x, b) : n->first_child == PREFIX_NONE) &&
+           (n->place.slot != 0) == (n->is_kept && n->first_child == PREFIX_NONE) &&
+           placement_audit(&x->leaves, &n->place);
+}
+
+bool prefix_audit(const struct prefix *x)
+{
+    int n_kept = 0, n_listed = 0;
+    for (int32_t b = 0; b < x->n_nodes; b++) {
+        const struct prefix_node *n = &x->node[b];
+        const struct prefix_name *name = &x->names[b];
+        if (n->n_tokens > 0 && !node_audit(x, b))
+            return false;
+        if ((n->n_tokens == 0 && name->name != 0) ||
+            (name->name != name->reported && !name->is_listed))
+            return false;
+        n_kept += n->n_tokens > 0 && n->is_kept;
+        n_listed += name->is_listed;
+    }
+    return n_kept == x->n_kept && n_listed == x->n_listed;
+}

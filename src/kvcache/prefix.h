@@ -102,4 +102,7 @@ void prefix_set_name(struct prefix *x, int32_t block, uint64_t name);
 /* Reports up to max changes of names (at least two). Returns how many. */
 int prefix_changes(struct prefix *x, struct kv_change *out, int max);
 
+/* Returns whether the tree, its counts and the kept nodes agree. For tests: takes O(nodes). */
+bool prefix_audit(const struct prefix *x);
+
 #endif

@@ -57,15 +57,20 @@ static size_t save_buffer_bytes(const struct stack *k)
 
 static int open_store(struct stack *k, struct err *err);
 
+/* Returns the bytes of a chunk with all kinds of records, in a store or as a value of the remote. */
+static size_t chunk_bytes(const struct model *m)
+{
+    size_t layer = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN) +
+                   round_up(STORE_CHUNK_TOKENS * model_kv_bytes(m), STORE_ALIGN);
+    return (size_t)m->cfg.n_layers * layer + STORE_ALIGN;
+}
+
 /* Returns the size of the store in memory for truncated contexts, used if there is no other
  * store: two windows of the model's own size, with all kinds of records. One holds the tokens
  * that a context sees. The other holds dropped tokens until the store evicts them. */
 static uint64_t window_store_bytes(const struct model *m)
 {
-    uint64_t chunks = 2 * (uint64_t)(m->cfg.max_ctx / STORE_CHUNK_TOKENS);
-    uint64_t layer = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN) +
-                     round_up(STORE_CHUNK_TOKENS * model_kv_bytes(m), STORE_ALIGN);
-    return chunks * ((uint64_t)m->cfg.n_layers * layer + STORE_ALIGN);
+    return 2 * (uint64_t)(m->cfg.max_ctx / STORE_CHUNK_TOKENS) * chunk_bytes(m);
 }
 
 /* Makes a store in memory: truncated contexts move through a store. */
@@ -398,14 +403,6 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
 static int most_rows(const struct stack *k)
 {
     return k->step_rows > k->batch_rows ? k->step_rows : k->batch_rows;
-}
-
-/* Returns the bytes of a chunk with all kinds of records, as a value of the remote. */
-static size_t chunk_bytes(const struct model *m)
-{
-    size_t layer = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN) +
-                   round_up(STORE_CHUNK_TOKENS * model_kv_bytes(m), STORE_ALIGN);
-    return (size_t)m->cfg.n_layers * layer + STORE_ALIGN;
 }
 
 /* Seven days. */

@@ -202,6 +202,40 @@ static void what_is_no_json_is_refused(void **state)
     }
 }
 
+/* Compares json_scan with json_parse on before + TEXT + after, for every TEXT of at most n bytes of
+ * the alphabet. */
+static void agree_on_all(const char *before, const char *alphabet, size_t n,
+                         const char *after)
+{
+    size_t n_letters = strlen(alphabet), n_texts = 1;
+    for (size_t len = 0; len <= n; len++, n_texts *= n_letters)
+        for (size_t t = 0; t < n_texts; t++) {
+            char middle[8] = {0}, text[64], copy[64];
+            for (size_t i = 0, rest = t; i < len; i++, rest /= n_letters)
+                middle[i] = alphabet[rest % n_letters];
+            snprintf(text, sizeof text, "%s%s%s", before, middle, after);
+            memcpy(copy, text, sizeof copy);
+            struct json *j = NULL;
+            size_t cost;
+            int scanned = json_scan(copy, strlen(copy), NULL, NULL, "it", &cost, NULL);
+            if (scanned != json_parse(&j, text, strlen(text), "it", NULL))
+                fail_msg("json_scan returns %d for %s, json_parse does not", scanned, text);
+            json_free(j);
+        }
+}
+
+static void a_scan_accepts_exactly_the_texts_that_a_parse_accepts(void **state)
+{
+    (void)state;
+    agree_on_all("[", "01-+.eE", 5, "]");
+    agree_on_all("", "[]{},:\"1 ", 5, "");
+    agree_on_all("{\"", "a\":, {}\\", 4, "1}");
+    agree_on_all("[\"\\", "ubnx\\\"/0", 4, "\"]");
+    agree_on_all("[\"\\u", "0dDcCe8gG", 4, "\"]");
+    agree_on_all("[\"\\ud83d\\u", "0dDbBcef", 4, "\"]");
+    agree_on_all("[", "truefals", 4, "]");
+}
+
 static void depth_is_bounded(void **state)
 {
     char text[2 * JSON_MAX_DEPTH + 3];
@@ -223,6 +257,7 @@ int main(void)
         cmocka_unit_test(the_cost_of_members),
         cmocka_unit_test(ignored_members_cost_nothing),
         cmocka_unit_test(what_is_no_json_is_refused),
+        cmocka_unit_test(a_scan_accepts_exactly_the_texts_that_a_parse_accepts),
         cmocka_unit_test(depth_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,6 +16,7 @@
 #include "io/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
+#include "tests/base/strict_store.h"
 
 /* A chunk's records of both kinds take 60 KiB of the arena: 16 chunks stay in 1 MiB. */
 enum { N = 4, ARENA = 1 << 20, COPY = 61440, STAY = 16, RECORDS = 6 };
@@ -1158,5 +1159,6 @@ int main(void)
         cmocka_unit_test(superseding_reaches_the_copy),
         cmocka_unit_test(a_damaged_copy_condemns_nothing),
     };
+    strict_store_allows_waits = true;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #include "sim/cache.h"
 #include "store/store_impl.h"
 #include "tests/store/storetest.h"
+#include "tests/base/strict_store.h"
 
 /* One record of one block: with its header a chunk takes two blocks of 4 KiB. */
 static const struct st_shape shape = {1, {4096, 0}};
@@ -431,5 +432,6 @@ int main(void)
         cmocka_unit_test(simulator_and_store_choose_the_same_victims),
         cmocka_unit_test(the_tail_of_the_queue_goes_first),
     };
+    strict_store_allows_waits = true;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
