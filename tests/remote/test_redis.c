@@ -315,6 +315,29 @@ static void refusals_are_printable(void **state)
     part(&p, r);
 }
 
+/* The peer takes the connection and says nothing. */
+static void silence_at_the_greeting_ends(void **state)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n_a = sizeof a;
+    struct remote_url url;
+    struct redis *r = NULL;
+    struct err err = {0};
+    (void)state;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+    assert_int_equal(remote_url_parse("redis://127.0.0.1", &url, &err), 0);
+    const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = 1000};
+    int64_t deadline_ns = clock_now_ns() + SECOND / 20;
+    assert_int_equal(redis_open(&o, "127.0.0.1", ntohs(a.sin_port), deadline_ns, &r, &err),
+                     -ETIMEDOUT);
+    assert_null(r);
+    close(listener);
+}
+
 static void silence_ends(void **state)
 {
     struct peer p;
@@ -388,6 +411,7 @@ int main(void)
         cmocka_unit_test(large_strings),
         cmocka_unit_test(a_large_string_has_an_end),
         cmocka_unit_test(sizes_are_bounded),
+        cmocka_unit_test(silence_at_the_greeting_ends),
         cmocka_unit_test(silence_ends),
         cmocka_unit_test(a_stop_ends_a_wait),
         cmocka_unit_test(a_stop_ends_a_flood),

@@ -151,6 +151,54 @@ static void the_store_is_measured_ahead(void **state)
     place_close(&p);
 }
 
+/* The store's speed is to be measured on the chunks that were found, and they cannot be read: the
+ * look-up fails with that fault, and finds and uses nothing. */
+static void a_store_that_cannot_be_measured_is_not_used(void **state)
+{
+    (void)state;
+    struct place p;
+    struct restore_pipeline *rr;
+    struct model_work *w;
+    struct stream *s;
+    struct chain chain;
+    struct err err = {0};
+    place_open(&p, 6, "both");
+    assert_int_equal(stream_create(p.k.dev, STREAM_COMPUTE, &s, &err), 0);
+    assert_int_equal(model_work_create(p.k.model, 512, &w, &err), 0);
+    struct restore_pipeline_opts o = {.model = p.k.model,
+                                      .store = p.k.store,
+                                      .pool = engine_pool(p.k.engine),
+                                      .work = w,
+                                      .stream = s,
+                                      .max_tokens = N_PROMPT};
+    chain_init(&chain, &p.k.fingerprint, NULL);
+    chain_extend(&chain, prompt, N_PROMPT);
+    struct restore_want want = {.root = &chain.root,
+                                .keys = chain.keys,
+                                .tokens = prompt,
+                                .n_tokens = N_PROMPT - 1,
+                                .measure_io = true};
+    struct io_sim_fault f = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-"};
+    assert_int_equal(restore_pipeline_create(&o, &rr, &err), 0);
+    for (int fails = 1; fails >= 0; fails--) {
+        if (fails)
+            assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+        else
+            io_sim_fault_clear(p.io);
+        struct restore *r = restore_find(rr, &want);
+        wait_found(rr, r);
+        assert_int_equal(restore_found(r)->err.code, fails ? -EIO : 0);
+        assert_int_equal(restore_found(r)->n_hits, fails ? 0 : N_CHUNKS);
+        assert_int_equal(restore_found(r)->measured, !fails);
+        restore_end(r);
+    }
+    restore_pipeline_destroy(rr);
+    chain_deinit(&chain);
+    model_work_destroy(w);
+    stream_destroy(s);
+    place_close(&p);
+}
+
 /* --- sound disks ------------------------------------------------------------------------------ */
 
 static void every_plan_through_three_slots(void **state)
@@ -416,6 +464,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_store_is_measured_ahead),
+        cmocka_unit_test(a_store_that_cannot_be_measured_is_not_used),
         cmocka_unit_test(every_plan_through_three_slots),
         cmocka_unit_test(slow_disk),
         cmocka_unit_test(flipped_bits),

@@ -363,6 +363,46 @@ static void superblocks_are_found_again(void **state)
     }
 }
 
+/* Superblocks are lost, and one read or opening of a file fails: the store says that the disk fails,
+ * not that the store is damaged, and the next opening finds everything. */
+static void a_failing_disk_is_not_a_damaged_store(void **state)
+{
+    (void)state;
+    for (int which = 1; which <= 3; which++) {
+        bool has_hit = true, has_failed = false;
+        for (uint64_t n = 0; has_hit; n++) {
+            struct st_place p;
+            struct err err = {0};
+            assert_true(st_place_open(&p, "sim", 2));
+            struct store *s = st_open(&p);
+            saved(s, 4);
+            store_close(s);
+            for (int d = 0; d < 2; d++)
+                if ((which >> d & 1) != 0)
+                    superblock_lose(p.io, p.dir[d]);
+            struct io_sim_fault f = {.kind = IO_SIM_FAIL,
+                                     .on = IO_SIM_ON_READ | IO_SIM_ON_OPEN,
+                                     .code = -EIO,
+                                     .skip = n,
+                                     .count = 1};
+            assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+            s = NULL;
+            int rc = store_open(&p.opts, &s, &err);
+            has_hit = io_sim_fault_hits(p.io) > 0;
+            has_failed = has_failed || rc != 0;
+            if (rc == ERR_CORRUPT || rc == ERR_MISMATCH || rc == ERR_NOT_FOUND)
+                fail_msg("operation %d fails: %s", (int)n, err.msg);
+            store_close(s);
+            io_sim_fault_clear(p.io);
+            s = st_open(&p);
+            readable(s, 4, 4);
+            store_close(s);
+            st_place_close(&p);
+        }
+        assert_true(has_failed);
+    }
+}
+
 /* If no other file has that content, or the directory belongs to another store, the store is
  * refused. */
 static void superblocks_not_guessed(void **state)
@@ -1004,6 +1044,7 @@ int main(void)
         cmocka_unit_test(stuck_device),
         cmocka_unit_test(future_version),
         cmocka_unit_test(superblocks_are_found_again),
+        cmocka_unit_test(a_failing_disk_is_not_a_damaged_store),
         cmocka_unit_test(superblocks_not_guessed),
         cmocka_unit_test(index_is_rebuilt),
         cmocka_unit_test(rebuild_over_stale_headers),
