@@ -186,8 +186,8 @@ uint32_t kv_pool_n_expected(const struct kv_pool *p)
     return p->prefix != NULL ? p->prefix->window.n_used : 0;
 }
 
-/* Counts the entries of the free stacks. Returns -1 if a block is in the wrong stack, in use, known,
- * or free twice. */
+/* Returns the number of entries of the free stacks; -1 if a block is in the wrong stack, in use,
+ * known, or free twice. */
 static int audit_stacks(const struct kv_pool *p)
 {
     uint8_t *is_free = xcalloc((size_t)p->opts.n_blocks, 1);

@@ -57,7 +57,7 @@ static size_t save_buffer_bytes(const struct stack *k)
 
 static int open_store(struct stack *k, struct err *err);
 
-/* Returns the bytes of a chunk with all kinds of records, in a store or as a value of the remote. */
+/* Returns the bytes of a chunk with all kinds of records, in a store or in the remote. */
 static size_t chunk_bytes(const struct model *m)
 {
     size_t layer = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN) +

@@ -1,8 +1,8 @@
 /* strict_pool.c - a test program ends where a pool of KV blocks is destroyed that is not as it
  * should be.
  *
- * At its end a pool's counters agree with its blocks, no table has a block, and no request waits for
- * one. The linker gives the calls of kv_pool_destroy to this function (--wrap). */
+ * At its end a pool's counters agree with its blocks, no table has a block, and no request waits
+ * for one. The linker gives the calls of kv_pool_destroy to this function (--wrap). */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -363,8 +363,8 @@ static void superblocks_are_found_again(void **state)
     }
 }
 
-/* Superblocks are lost, and one read or opening of a file fails: the store says that the disk fails,
- * not that the store is damaged, and the next opening finds everything. */
+/* Superblocks are lost, and one read or opening of a file fails: the store says that the disk
+ * fails, not that the store is damaged, and the next opening finds everything. */
 static void a_failing_disk_is_not_a_damaged_store(void **state)
 {
     (void)state;
