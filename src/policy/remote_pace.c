@@ -21,6 +21,17 @@ void remote_pace_learn(struct remote_pace *p, double latency_s, uint64_t n_bytes
         learn(&p->bytes_per_s, (double)n_bytes / transfer_s);
 }
 
+void remote_pace_refuse(struct remote_pace *p)
+{
+    if (p->n_refused < REMOTE_REFUSALS_MOST)
+        p->n_refused++;
+}
+
+void remote_pace_tried(struct remote_pace *p)
+{
+    p->n_refused = 0;
+}
+
 double remote_pace_price_s(const struct remote_pace *p, uint64_t n_bytes)
 {
     return p->bytes_per_s > 0 ? p->latency_s + (double)n_bytes / p->bytes_per_s : 0;
@@ -55,14 +66,17 @@ static bool crawls(const struct remote_view *v)
 {
     double all = (double)v->done_bytes + (double)v->left_bytes;
     double again = v->recompute_s * (double)v->left_bytes / all;
-    return v->elapsed_s >= REMOTE_SILENT_SHARE * v->recompute_s &&
+    return v->elapsed_s >=
+               fmax(REMOTE_SILENT_SHARE * v->recompute_s, REMOTE_SILENT_LEAST_S) &&
            v->elapsed_s / (double)v->done_bytes * (double)v->left_bytes > again;
 }
 
-/* fetch_s: 0 if unknown; then a fetch is tried once. */
-static bool is_dear(const struct remote_view *v, double fetch_s)
+/* Returns false if the cost is unknown, and after many refusals: then a fetch is tried. */
+static bool is_dear(const struct remote_view *v, const struct remote_pace *p)
 {
-    return fetch_s > 0 && fetch_s + v->restore_s > REMOTE_WORTH_SHARE * v->recompute_s;
+    double fetch_s = remote_pace_price_s(p, v->left_bytes);
+    return fetch_s > 0 && p->n_refused < REMOTE_REFUSALS_MOST &&
+           fetch_s + v->restore_s > REMOTE_WORTH_SHARE * v->recompute_s;
 }
 
 enum remote_choice remote_choose(const struct remote_view *v, const struct remote_pace *p,
@@ -75,7 +89,6 @@ enum remote_choice remote_choose(const struct remote_view *v, const struct remot
     if (v->recompute_s <= 0 || v->left_bytes == 0)
         return REMOTE_GO_ON;
     if (v->done_bytes == 0)
-        return is_dear(v, remote_pace_price_s(p, v->left_bytes)) ? REMOTE_TOO_DEAR
-                                                                 : REMOTE_GO_ON;
+        return is_dear(v, p) ? REMOTE_TOO_DEAR : REMOTE_GO_ON;
     return crawls(v) ? REMOTE_CRAWLS : REMOTE_GO_ON;
 }

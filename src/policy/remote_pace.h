@@ -8,6 +8,9 @@
  * - During the transfer, it gives up a remote that is silent for a share of the recomputation
  *   time, and a remote that crawls.
  *
+ * A remote that was slow may be fast again. Only a transfer can show it, so one fetch is tried
+ * after REMOTE_REFUSALS_MOST refusals in a row. It costs at most about a tenth of recomputing.
+ *
  * Chunks that came before it gave up are used. Pure: no clock, no allocation. */
 #ifndef POLICY_REMOTE_PACE_H
 #define POLICY_REMOTE_PACE_H
@@ -22,15 +25,24 @@
 /* A fetch begins only if it is expected to take at most this share of the recomputation time. */
 #define REMOTE_WORTH_SHARE 0.8
 
+/* After this many refusals in a row because of the cost, one fetch is tried. */
+#define REMOTE_REFUSALS_MOST 32
+
 /* Speed of earlier fetches; 0: unknown. */
 struct remote_pace {
     double latency_s;   /* seconds for a request with an answer of a few bytes */
     double bytes_per_s; /* bandwidth of a transfer */
+    int n_refused;      /* REMOTE_TOO_DEAR since the last transfer */
 };
 
 /* Corrects the pace by a fetch. Values of 0 teach nothing. */
 void remote_pace_learn(struct remote_pace *p, double latency_s, uint64_t n_bytes,
                        double transfer_s);
+
+/* Counts a fetch that did not begin because it was too dear. */
+void remote_pace_refuse(struct remote_pace *p);
+/* Ends the row of refusals: a transfer was tried, with or without success. */
+void remote_pace_tried(struct remote_pace *p);
 
 /* Returns the seconds to transfer n_bytes in one round trip; 0 if the bandwidth is unknown. */
 double remote_pace_price_s(const struct remote_pace *p, uint64_t n_bytes);
@@ -54,7 +66,8 @@ struct remote_view {
     double elapsed_s; /* time since the transfer began */
     double silent_s;  /* time since the remote last sent anything */
     double most_s; /* a silence this long ends every fetch, also one that is waited for */
-    /* Bytes that have come, and that are to come. Both 0: unknown so far. */
+    /* Bytes that have come, with those of unfinished values, and that are to come. Both 0: unknown
+     * so far. */
     uint64_t done_bytes, left_bytes;
 };
 

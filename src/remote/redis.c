@@ -336,7 +336,10 @@ int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer
         return too_long(r, err);
     if (rc == 0 && !*complete)
         rc = receive(r, deadline_ns, out, err);
-    return rc == 0 && !*complete ? parse(r, out, complete, err) : rc;
+    if (rc == 0 && !*complete)
+        rc = parse(r, out, complete, err);
+    out->n_here = *complete ? 0 : (size_t)r->n_come;
+    return rc;
 }
 
 /* Begins an answer: a list grows from nothing. */

@@ -33,7 +33,9 @@ struct work {
     int n;                /* length of the chain that the remote has */
     int n_asked, n_come;  /* how many of these n were asked for, and received */
     uint64_t asked_bytes; /* bytes asked for and not received */
-    int n_flight;         /* answers that are still to come */
+    uint64_t all_bytes,
+        come_bytes; /* bytes of all n values, and of the n_come complete ones */
+    int n_flight;   /* answers that are still to come */
     int n_round_trips;
     struct remote_view view;
     int64_t t_transfer;
@@ -123,6 +125,17 @@ static void end_overdue(struct remote *r)
         finish(f);
 }
 
+/* Updates the view. A value that drips counts as it comes, or its first chunk would be waited for
+ * however long it takes. */
+static void show_progress(struct work *w)
+{
+    w->view.elapsed_s = w->t_transfer != 0 ? since_s(w->t_transfer) : 0;
+    w->view.done_bytes = w->come_bytes + w->answer.n_here;
+    w->view.left_bytes = w->all_bytes > w->view.done_bytes
+                             ? w->all_bytes - w->view.done_bytes
+                             : 0;
+}
+
 /* Receives the next answer, within the time that the fetch has. */
 static bool receive(struct work *w)
 {
@@ -132,7 +145,7 @@ static bool receive(struct work *w)
     int64_t again_ns;
     int rc = 0;
     w->answer.kind = REDIS_NONE;
-    w->answer.n_bytes = 0;
+    w->answer.n_bytes = w->answer.n_here = 0;
     while (rc == 0 && !complete) {
         if (!goes_on(w->f, &w->view, &w->r->pace, &again_ns))
             return false;
@@ -143,7 +156,7 @@ static bool receive(struct work *w)
         if (rc == 0)
             atomic_store(&w->f->t_heard, clock_now_ns());
         rc = rc == -ETIMEDOUT ? 0 : rc;
-        w->view.elapsed_s = w->t_transfer != 0 ? since_s(w->t_transfer) : 0;
+        show_progress(w);
         end_overdue(w->r);
     }
     if (rc != 0) {
@@ -215,7 +228,7 @@ static bool look(struct work *w)
     }
     if (w->n < want->n)
         miss(w->f, REMOTE_MISS_ABSENT, "the remote does not have it");
-    w->view.left_bytes = n_bytes;
+    w->all_bytes = w->view.left_bytes = n_bytes;
     w->view.recompute_s *= (double)w->n / want->n;
     w->view.restore_s *= (double)w->n / want->n;
     return true;
@@ -298,11 +311,25 @@ static bool bring(struct work *w)
             return false;
         uint64_t n = w->length[w->n_come++];
         w->asked_bytes -= n;
-        w->view.done_bytes += n;
-        w->view.left_bytes -= n;
+        w->come_bytes += n;
+        show_progress(w);
     }
-    remote_pace_learn(&w->r->pace, 0, w->view.done_bytes, since_s(w->t_transfer));
     return true;
+}
+
+/* Learns the bandwidth from a complete transfer, and from one that was too slow. */
+static void settle_pace(struct work *w)
+{
+    struct remote_pace *p = &w->r->pace;
+    bool is_slow = w->f->out.why == REMOTE_MISS_SLOW;
+    if (w->t_transfer == 0) {
+        if (is_slow)
+            remote_pace_refuse(p);
+        return;
+    }
+    if (w->n_come == w->n || is_slow)
+        remote_pace_learn(p, 0, w->view.done_bytes, since_s(w->t_transfer));
+    remote_pace_tried(p);
 }
 
 /* Makes the received chunks durable and visible. */
@@ -346,6 +373,7 @@ static void fetch(struct remote *r, struct remote_fetch *f)
         w.length = xcalloc((size_t)f->want.n, sizeof *w.length);
         if (look(&w) && w.n > 0 && goes_on(f, &w.view, &r->pace, &again_ns))
             (void)bring(&w);
+        settle_pace(&w);
         settle_link(&w);
         commit(&w);
         free(w.length);

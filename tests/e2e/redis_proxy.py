@@ -6,6 +6,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 
 from ports import free_port
 from tap import PATIENCE
@@ -78,6 +79,7 @@ class Proxy:
 
       None      nothing
       hang      answers stop; connections stay open
+      drip      large pieces of an answer come byte by byte, 200 a second
       corrupt   changes one byte of each large piece of an answer
       cut       closes the connection in the middle of a large answer
       truncate  removes bytes from the middle of a large answer
@@ -128,10 +130,22 @@ class Proxy:
                     except TimeoutError:
                         pass
                     a.settimeout(None)
+                if self.harm == "drip" and len(piece) >= 4096:
+                    self.n_harmed += 1
+                    piece = self.drip(piece, a)
                 a.sendall(self.harmed(piece, a))
         except OSError:
             pass
         close(a, b)
+
+    def drip(self, piece, a):
+        """Returns what is left of the piece when the harm ends."""
+        a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while piece and self.harm == "drip":
+            a.sendall(piece[:1])
+            piece = piece[1:]
+            time.sleep(0.005)
+        return piece
 
     def harmed(self, piece, a):
         if len(piece) < 4096 or self.harm not in ("corrupt", "cut", "truncate"):

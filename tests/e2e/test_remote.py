@@ -124,6 +124,48 @@ def test_hang(redis, text):
     b.stop()
 
 
+def test_drip(redis, text):
+    """A Redis that sends its values slowly: a fetch ends before its first chunk is complete, and
+    teaches its bandwidth.  The server then refuses fetches, but tries one now and then, and finds
+    that the Redis is fast again."""
+    proxy = Proxy(redis.port)
+    a, b = start(redis.url()), start(proxy.url(), plan=())
+    n = 0
+
+    def prompts():
+        """Prompts whose state is in the Redis, and in no other server."""
+        nonlocal n
+        n += 12
+        for i in range(n - 12, n):
+            ask(a, prompt=f"The story number {i}. " + LONG, max_tokens=1)
+        written(a)
+        return [f"The story number {i}. " + LONG for i in range(n - 12, n)]
+
+    def is_slow():
+        """A pause of the machine may look like a silence: then the next prompt is tried."""
+        for prompt in prompts():
+            is_up(b)
+            proxy.harm = "drip"
+            ask(b, prompt=prompt, max_tokens=1)
+            proxy.harm = None
+            if remote(b)["misses_by_reason"]["slow"] > 0:
+                return True
+        return False
+
+    check("drip: the remote is reached", is_up(a) and is_up(b), b.log)
+    check("drip: a value that comes slowly is a miss", until(is_slow), remote(b))
+    r = remote(b)
+    check("drip: values had begun to come", proxy.n_harmed > 0, proxy.n_harmed)
+    check("drip: the transfer has taught its bandwidth", 0 < r["bytes_per_s"] < 1e6, r)
+    equal("drip: no chunk has come", r["fetched_chunks"], 0)
+    again, _ = ask(b)
+    equal("drip: the answer is right", again, text)
+    check("drip: a fetch is tried after some refusals",
+          until(lambda: any(ask(b, prompt=p, max_tokens=1)[1]["remote_tokens"] > 0 for p in prompts())), remote(b))
+    a.stop()
+    b.stop()
+
+
 def test_full(redis):
     redis.ask("CONFIG", "SET", "maxmemory", "1mb")
     redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
@@ -237,6 +279,7 @@ if is_installed():
         filled(server)[0].stop()
         test_harm(server, story, kind, reasons)
     test_hang(server, story)
+    test_drip(server, story)
     test_full(server)
     test_killed(server, story)
     test_absent_at_start(story)

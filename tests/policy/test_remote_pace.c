@@ -125,6 +125,38 @@ static void a_fetch_that_crawls_is_left(void **state)
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
 }
 
+/* The first bytes of a short context say nothing: scheduling takes 25 ms. */
+static void a_short_transfer_has_time_to_show_its_pace(void **state)
+{
+    (void)state;
+    const struct remote_pace p = {0};
+    struct remote_view v = {.most_s = 10,
+                            .recompute_s = 0.05,
+                            .elapsed_s = 0.02,
+                            .done_bytes = 1,
+                            .left_bytes = 300};
+    double again_s;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
+    v.elapsed_s = REMOTE_SILENT_LEAST_S;
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_CRAWLS);
+}
+
+/* Only a transfer can show that a slow remote is fast again. */
+static void a_dear_remote_is_tried_again(void **state)
+{
+    (void)state;
+    struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
+    struct remote_view v = {.most_s = 10, .recompute_s = 1.0, .left_bytes = 800000};
+    double again_s;
+    for (int i = 0; i < REMOTE_REFUSALS_MOST; i++) {
+        assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR);
+        remote_pace_refuse(&p);
+    }
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
+    remote_pace_tried(&p);
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR);
+}
+
 static void the_pace_follows_what_fetches_took(void **state)
 {
     (void)state;
@@ -170,6 +202,8 @@ int main(void)
         cmocka_unit_test(the_rest_of_a_context_has_its_own_price),
         cmocka_unit_test(a_view_without_its_moved_chunks_costs_a_replay),
         cmocka_unit_test(a_fetch_that_crawls_is_left),
+        cmocka_unit_test(a_short_transfer_has_time_to_show_its_pace),
+        cmocka_unit_test(a_dear_remote_is_tried_again),
         cmocka_unit_test(the_pace_follows_what_fetches_took),
         cmocka_unit_test(rests_double_to_a_bound_and_differ),
     };
