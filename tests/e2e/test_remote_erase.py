@@ -76,6 +76,8 @@ def test_one_context(redis, a, b):
 
 
 def test_all(redis, a, b):
+    # A chunk that a server commits after the erasure is new state.
+    check("no server has a save to make", written(a) and written(b))
     status, _, r = a.post("/v1/cache/clear", {})
     equal("all is erased here", (status, r["erased"]), (200, "local"))
     check("and everywhere", everywhere(a, 2), tiers(a)["remote"])
