@@ -28,8 +28,9 @@
  *                     (placement_learn.h), or a client's hint of the next use
  *     belady          next use, the latest first; for simulations that know the future
  *
- * `ours` never falls more than 1 point of hits behind LRU over any 10,000 requests: it departs
- * from LRU's order only as far as placement_guard.h allows, and otherwise evicts the least
+ * `ours` departs from LRU's order only while two miniature caches show that this pays
+ * (placement_trial.h). It never falls more than 1 point of hits behind LRU over any 10,000
+ * requests, because placement_guard.h bounds how far it departs. Otherwise it evicts the least
  * recently used item. For this a part orders its items twice.
  *
  * Each operation takes O(log n); the victim is found in O(1).

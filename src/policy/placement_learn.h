@@ -19,7 +19,7 @@
  *
  * If the hazard only falls with age and all classes are alike, this is LRU.
  *
- * Pure: no clock, no I/O, no allocation. The struct has about 650 KB. */
+ * Pure: no clock, no I/O, no allocation. The struct has about 1 MB. */
 #ifndef POLICY_PLACEMENT_LEARN_H
 #define POLICY_PLACEMENT_LEARN_H
 
@@ -27,14 +27,13 @@
 #include <stdint.h>
 
 #include "policy/placement_guard.h"
+#include "policy/placement_trial.h"
 
 /* Bits of a class: 0 and 1 number of uses (set by the policy), 2 partial chunk, 3 tool call
  * pending, 4 and 5 turn of the conversation, 6 and 7 owner. */
 #define PLACEMENT_CLASSES 256
 /* Ages in steps of a factor of 2^0.5: [0, 1), [1, 1.4), ... up to 2^21 units. */
 #define PLACEMENT_AGES 44
-
-#define PLACEMENT_SAMPLES 16384 /* a power of two */
 
 #define PLACEMENT_VALUE_ONE 256
 
@@ -63,6 +62,7 @@ struct placement_learn {
     uint64_t n_items; /* items in the tier */
     double lru_age; /* age at which lru would evict; HUGE_VAL: the tier has room for all */
     struct placement_guard guard;
+    struct placement_trial trial;
     bool may_depart;   /* the tier may depart from LRU's order */
     uint32_t time;     /* time of the last use */
     uint32_t n_events; /* uses and evictions since the last update */
@@ -93,7 +93,8 @@ struct placement_learn_use {
 void placement_learn_used(struct placement_learn *l, const struct placement_learn_use *use);
 /* Notes that content was evicted from a tier of n_items items. */
 void placement_learn_evicted(struct placement_learn *l, uint64_t id, uint64_t n_items);
-/* Returns whether the next eviction may depart from LRU's order (placement_guard.h). */
+/* Returns whether the next eviction departs from LRU's order: it does while that pays
+ * (placement_trial.h), as far as the bound allows (placement_guard.h). */
 bool placement_learn_may_depart(const struct placement_learn *l);
 
 /* Returns how long after its use an item of the class is held; 0: not at all. lot: a number that

@@ -401,7 +401,7 @@ static void learn_size(uint64_t n_items)
 }
 
 /* Every item of class `busy` is used again after 20 units of time, and one item in a hundred of
- * class `idle`. A tier of 200 items is full. */
+ * class `idle`. A tier of 60 items is full: LRU would hold no item for 20 units. */
 static void teach(uint8_t busy, uint8_t idle)
 {
     uint32_t now = 1000;
@@ -410,7 +410,7 @@ static void teach(uint8_t busy, uint8_t idle)
         now += i % 4 == 0;
         learn_use(1 + (uint64_t)(i / 4) % 20, busy, now);
         learn_use(i % 100 == 0 && i > 0 ? id - 10 : ++id, idle, now);
-        learn_size(200);
+        learn_size(60);
     }
 }
 

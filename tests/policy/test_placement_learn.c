@@ -351,7 +351,12 @@ static void the_guard_is_told_where_lru_differs(void **state)
     u.id = young->id; /* both have it */
     placement_learn_used(l, &u);
     assert_true(l->guard.regret == regret);
-    assert_int_equal(placement_learn_may_depart(l), placement_guard_room(&l->guard) > 0);
+    l->trial.pays = true;
+    assert_true(placement_guard_room(&l->guard) > 0);
+    assert_true(placement_learn_may_depart(l));
+    l->trial.pays = false;
+    assert_false(placement_learn_may_depart(l));
+    l->trial.pays = true;
     placement_guard_departed(&l->guard, 1e9);
     placement_learn_used(l, &u);
     assert_false(placement_learn_may_depart(l));
