@@ -269,7 +269,7 @@ static const char *const compared[] = {"recompute",         "kv",    "hidden",
                                        "kv+recompute",      "paper", "tokenwise",
                                        "tokenwise-rounded", "auto"};
 
-/* One row for each method, and one for the plan that was asked for. */
+/* One row for each method, and one for the plan of --plan. */
 enum {
     N_COMPARED = sizeof compared / sizeof *compared,
     AUTO = N_COMPARED - 1,

@@ -101,7 +101,7 @@ struct scorer {
     int64_t n_scored;
     uint64_t digest; /* over the scored logits */
     struct progress progress;
-    struct ppl_reference kept, against; /* file NULL: not asked for */
+    struct ppl_reference kept, against; /* file NULL: the option is not set */
     struct err *err;
 };
 

@@ -13,7 +13,7 @@
 #include "base/err.h"
 #include "sessions/talk.h"
 
-/* How an answer has ended. */
+/* The end of an answer. */
 struct terminal_end {
     char finish[32]; /* "stop", "length", "cancelled", "timeout" */
     int n_tokens;    /* tokens of the answer */
@@ -58,7 +58,7 @@ struct terminal_talk {
     const struct terminal_ops *ops;
 };
 
-/* How answers are sampled. */
+/* The parameters of sampling. */
 struct terminal_sampling {
     struct hcache_request q; /* max_tokens -1: the rest of the context */
     /* a retry at temperature 0 would give the same answer, so it uses 0.7 */

@@ -57,7 +57,7 @@ SKIP = re.compile(r"^\s*(#|//|/?\*|enum|static const|extern|typedef|struct \w+;|
 EQUIVALENT = "tools/mutants_equivalent.txt"
 RESULTS = "build/mutants/results.tsv"
 SECONDS = "build/mutants/seconds.tsv"
-MOST_OBJECTS = 60  # a header that more of them include is not judged: that would take minutes
+MOST_OBJECTS = 60  # a header that more objects include is not judged, because that would take minutes
 # The end-to-end tests that judge a folder after its own tests, by their names.
 END_TO_END = {
     "server": "serve", "service": "serve|stateful", "sessions": "stateful|retoken|moved", "requests": "serve|stateful|shaping|zero",

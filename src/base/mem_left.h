@@ -1,4 +1,4 @@
-/* mem_left.h - what a program has not given back, for its tests. */
+/* mem_left.h - the memory that a program has not freed, for its tests. */
 #ifndef BASE_MEM_LEFT_H
 #define BASE_MEM_LEFT_H
 

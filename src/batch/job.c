@@ -6,8 +6,7 @@
  *  1. A line that is not a request, or was refused, has been written to the errors before the next
  *     line is read.  A line in flight is in no file.
  *  2. Lines read ahead are bounded in number and bytes.  Lines in flight are bounded in answers,
- *     except
- *     that one line may exceed the bound. */
+ *     except that one line may exceed the bound. */
 #include "batch/job.h"
 
 #include <pthread.h>
@@ -62,7 +61,7 @@ struct batch {
     bool at_end;
     bool is_held;    /* the engine has no room for more now */
     bool yields;     /* set by batch_yield */
-    bool has_waited; /* it waited for a line while there was nothing else to do */
+    bool has_waited; /* the job waited for a line while it had nothing else to do */
     struct batch_counts counts;
     uint64_t bytes_passed; /* bytes of lines that an earlier run has done */
     uint64_t bytes_done;   /* bytes of lines that this run has done */

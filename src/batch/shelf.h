@@ -12,8 +12,7 @@
  *  1. A record is written to a new file, synced, and renamed, so a crash leaves the old or the new
  *     one.
  *  2. A look-up finds only records of the tenant that asks.  For others, ERR_NOT_FOUND is returned,
- *     as
- *     for records that do not exist.
+ *     as for records that do not exist.
  *  3. All bytes together stay within max_bytes; a record counts as SHELF_RECORD_BYTES. */
 #ifndef BATCH_SHELF_H
 #define BATCH_SHELF_H

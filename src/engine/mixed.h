@@ -23,11 +23,11 @@
  * A TOKENS block has no memory. In each step a sequence's rows up to its last TOKENS block pass
  * the layers again, in front of its new rows. Their K and V lie in scratch blocks meanwhile.
  *
- * Invariants: 1. A block outside the present mini-batch's rows was stored in an earlier step, so
- * a load never
+ * Invariants:
+ *  1. A block outside the present mini-batch's rows was stored in an earlier step, so a load never
  *     reads what the step writes.
- * 2. A buffer is loaded again only behind the last operation that used it. 3. The place of a
- *    block changes no bits.
+ *  2. A buffer is loaded again only behind the last operation that used it.
+ *  3. The place of a block changes no bits.
  *
  * One device, no group, no store. Everything belongs to the thread that steps. */
 #ifndef ENGINE_MIXED_H

@@ -73,7 +73,7 @@ static void split_as_printed(const struct room *r, int64_t n, struct hybrid_spli
                                  .fits = true};
 }
 
-/* Splits the most blocks, up to n, that have room. */
+/* Splits the greatest number of blocks, at most n, that have room. */
 static void split_most(const struct room *r, int64_t n, struct hybrid_split *out)
 {
     int64_t low = 0, high = n;

@@ -161,7 +161,7 @@ struct seq *seq_create(struct seq_shared *sh, const struct request *r);
 /* In any phase. restore_phase_abandon must have ended its restore. */
 void seq_destroy(struct seq *s);
 
-/* --- edges ------------------------------------------------------------------------------------ */
+/* --- transitions ------------------------------------------------------------------------------ */
 
 /* Returns whether a sequence may go from one phase to the other. */
 bool phase_may_follow(enum phase from, enum phase to);

@@ -12,8 +12,7 @@
  *
  * Invariants:
  *  1. Layers run in ascending order, each once.  A layer's weights are acquired before its first
- *     rows
- *     and released after its last (weights_use.h).
+ *     rows and released after its last (weights_use.h).
  *  2. The rows of a pass may go through a layer in pieces, in ascending order.  Pieces change no
  *     bits. */
 #ifndef MODEL_PASS_H

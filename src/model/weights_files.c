@@ -4,8 +4,7 @@
  *  1. Nothing outside a mapping is read: the parser has checked every range against the file's
  *     size.
  *  2. A tensor is accepted only if the model's description asks for exactly it.  Leftover tensors
- *     are
- *     refused too, because an unused bias or layer would change results. */
+ *     are refused too, because an unused bias or layer would change results. */
 #include "model/weights_source.h"
 
 #include <errno.h>

@@ -370,7 +370,7 @@ static double run_events(const struct pipe_load *load, struct pipeline *out)
 struct backlog {
     const struct pipe_load *load;
     bool fused;
-    double ready_s; /* work that may run now, as if alone */
+    double ready_s; /* compute that may run now, in seconds as if it ran alone */
     int n_prefix;   /* layers 0..n_prefix-1 have arrived */
     uint8_t jobs_left[PLAN_MAX_LAYERS];
 };

@@ -237,7 +237,9 @@ static bool fit(struct staged *g, int r, double limit_s, struct work w)
 /* Returns the least limit that fits. Leaves its letters in g->method. */
 static double least_limit(struct staged *g, int r)
 {
-    enum { HALVINGS = 24 }; /* to a 10^7th, finer than any measurement */
+    enum {
+        HALVINGS = 24
+    }; /* the result is exact to a 10^7th, finer than any measurement */
     struct work quick = quick_work(g, r);
     double lo = 0, hi = longest_lane(g, &quick);
     for (int i = 0; i < HALVINGS; i++) {

@@ -40,7 +40,7 @@
 
 enum stall_choice { STALL_WAIT, STALL_RACE, STALL_LEAVE };
 
-/* How a restore ended that did more than wait. */
+/* The end of a restore that did more than wait. */
 enum stall_end {
     STALL_NONE,
     STALL_READ,       /* recomputation raced the reads, and the reads ended first */

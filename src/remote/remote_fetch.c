@@ -29,9 +29,9 @@
 struct work {
     struct remote *r;
     struct remote_fetch *f;
-    uint64_t *length;     /* [n] lengths of the values */
-    int n;                /* length of the chain that the remote has */
-    int n_asked, n_come;  /* how many of these n were asked for, and received */
+    uint64_t *length;    /* [n] lengths of the values */
+    int n;               /* length of the chain that the remote has */
+    int n_asked, n_come; /* number of these n that were requested, and that were received */
     uint64_t asked_bytes; /* bytes asked for and not received */
     uint64_t all_bytes,
         come_bytes; /* bytes of all n values, and of the n_come complete ones */
@@ -58,7 +58,7 @@ static double since_s(int64_t t)
 
 /* --- when a fetch is given up ----------------------------------------------------------------- */
 
-/* Returns whether the fetch goes on. If not, it has its reason. */
+/* Returns whether the fetch continues. If it does not, the fetch holds the reason. */
 static bool goes_on(struct remote_fetch *f, struct remote_view *v,
                     const struct remote_pace *pace, int64_t *again_ns)
 {

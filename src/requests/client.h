@@ -10,7 +10,7 @@
 #include "sessions/answers.h"
 #include "sessions/fault.h"
 
-/* How an answer has ended. */
+/* The end of an answer. */
 enum answer_end {
     ANSWER_DONE,
     ANSWER_CANCELLED,

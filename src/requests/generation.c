@@ -227,7 +227,7 @@ int generation_start(const struct client *c, const struct dialect *dialect, void
     if (text != NULL) {
         g->text = *text;
         g->prompt = prompts[0];
-        n_prompts = 0; /* they were taken */
+        n_prompts = 0; /* g owns its text and the prompt now */
     }
     for (int i = 0; i < n_prompts; i++)
         hcache_free(prompts[i].ids);

@@ -109,7 +109,7 @@ bool auth_check(const struct auth *a, const char *authorization, const char **sa
     const char *given = authorization + 7;
     given += strspn(given, " ");
     struct sha256 digest = digest_of(given, strlen(given), "", 0);
-    for (int i = 0; i < a->n; i++) { /* always all of them */
+    for (int i = 0; i < a->n; i++) { /* always compares all keys */
         if (same(&digest, &a->key[i].digest))
             *salt = a->key[i].salt;
     }

@@ -74,7 +74,7 @@ struct call {
     struct MHD_Connection *connection;
     struct watch *watch;
     const struct route *route;
-    char method[16];  /* as it was sent, possibly cut */
+    char method[16];  /* as the client sent it, possibly cut */
     int64_t begun_ns; /* time when its head had arrived */
     char tail[256];   /* rest of the path, behind a route that ends with "/" */
     size_t uri_bytes;
@@ -88,7 +88,7 @@ struct call {
     struct textbuf body; /* empty once it is parsed */
     struct json *json;   /* the body, parsed */
     size_t json_bytes;   /* memory of json, counted in body_bytes */
-    bool has_bad_body;   /* it could not be parsed, and the fault was answered */
+    bool has_bad_body;   /* the body could not be parsed, and the client got the fault */
 
     int status;
     char refused[160];  /* reason of a refusal, for the log; "": not refused */
@@ -135,7 +135,7 @@ const char *call_query(struct call *c, const char *name);
 /* Checks that this server has the model of that name (NULL: any). Returns 0, or -1 with *f. */
 int call_check_name(struct call *c, const char *name, struct fault *f);
 
-/* Wakes a call that may wait for what happened. Any thread. */
+/* Wakes a call that may wait for this event. Any thread. */
 void call_wake(struct call *c);
 /* Returns false if its client has gone; the call then has a short answer already. */
 bool call_is_wanted(struct call *c);

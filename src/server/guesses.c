@@ -21,7 +21,7 @@ enum {
 
 struct place {
     int64_t last_ns; /* time of the last wrong key */
-    int64_t free_ns; /* when the last delayed answer is sent */
+    int64_t free_ns; /* time when the last delayed answer will be sent */
     int n;           /* wrong keys, each within the window after the one before */
 };
 

@@ -98,7 +98,7 @@ void call_fault(struct call *c, const struct fault *f)
 {
     if (f->status == 429)
         c->retry_after_s = expected_wait_s(call_model(c));
-    /* It loads, stops or is short of memory: the wait is unknown. */
+    /* The server loads, stops or is short of memory: the wait is unknown. */
     else if (f->status == 503)
         c->retry_after_s = 1;
     /* A message that is all hidden says less than the code. */
@@ -820,7 +820,7 @@ void server_stop(struct server *s)
 {
     if (s == NULL)
         return;
-    worker_stop(s->disk); /* they wake the calls that they have */
+    worker_stop(s->disk); /* each worker wakes its own calls */
     worker_stop(s->text);
     watcher_ring(s->watcher);
     loops_stop(s->loops);

@@ -115,7 +115,7 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
 /* Memory of a process outside the plan: program, libraries, stacks, scratch of operations. */
 #define PROCESS_BYTES ((uint64_t)64 << 20)
 
-/* Returns everything except weights and KV. */
+/* Returns the memory of everything except weights and KV. */
 static uint64_t other_bytes(const struct memory_ask *a, size_t save_bytes)
 {
     const struct model *m = a->model;

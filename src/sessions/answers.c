@@ -281,7 +281,7 @@ static int write_anew(struct answers *m, struct err *err)
         rc = err_set(err, -errno, "%s: %s", m->path, strerror(errno));
     if (rc != 0 && fd >= 0) {
         close(fd);
-        (void)unlink(temp); /* on a full disk its blocks are needed */
+        (void)unlink(temp); /* on a full disk other files need its blocks */
     }
     free(temp);
     if (rc != 0)

@@ -175,7 +175,7 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
     db_done(st);
     free(tokens);
     t->row = sqlite3_last_insert_rowid(c->db);
-    c->n_turns += c->n_turns >= 0; /* a rollback counts anew */
+    c->n_turns += c->n_turns >= 0; /* after a rollback turns are counted again */
     return rc;
 }
 
@@ -425,7 +425,7 @@ static int read_path(struct conversations *c, int64_t row, struct turn ***path, 
     return rc;
 }
 
-/* Refuses a turn that keeps more of its parent's tokens than there are: that is damage. */
+/* Refuses a turn that keeps more tokens of its parent than the parent has: the file is damaged. */
 static int check_path(struct turn *const *path, int n, struct err *err)
 {
     for (int i = 0; i < n; i++) {

@@ -266,7 +266,7 @@ static struct json *chat_message(const struct json *item)
         json_put(m, "content", json_share(json_member(item, "output")));
         return m;
     }
-    /* Few templates know a developer; it becomes the system for all of them. */
+    /* Few templates know the role "developer"; for all of them it becomes "system". */
     json_put_string(m, "role",
                     role == NULL                     ? "assistant"
                     : strcmp(role, "developer") == 0 ? "system"

@@ -143,7 +143,7 @@ static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class
         if (w->is_full)
             return;
         if (parent != CACHE_NONE)
-            cache_unpin(&p->cache, parent); /* its child keeps it */
+            cache_unpin(&p->cache, parent); /* its child now keeps it from eviction */
         w->last = block;
         w->n_done++;
         return;
@@ -218,7 +218,7 @@ void replay_run(const struct load *l, const struct replay_opts *o,
         if (looks && i + o->window < l->n_requests)
             expect(&p, i + o->window, true);
         if (looks)
-            expect(&p, i, false); /* it is served now */
+            expect(&p, i, false); /* the request is served now and waits no longer */
         serve(&p, &l->request[i]);
     }
     out->n_written = p.cache.n_added;

@@ -137,7 +137,7 @@ static bool find(struct restore *r)
         f->err.code = measure(rr, r->hits, n_full, &f->err);
     f->measured = r->want.measure_io && rr->has_tier;
     f->tier = rr->tier;
-    if (f->err.code != 0) { /* nothing can be read */
+    if (f->err.code != 0) { /* the fetch failed: no record can be read */
         store_release(rr->o.store, r->hits, f->n_hits);
         f->n_hits = 0;
     }
@@ -180,7 +180,7 @@ bool restore_reads_remain(struct restore *r)
 static void next_group(struct restore *r, struct group *g, struct good_chunks good)
 {
     int c = r->next_chunk, n_good = good.end;
-    if (c >= n_good) { /* go on to the next layer */
+    if (c >= n_good) { /* continues with the next layer */
         r->next_layer++;
         c = r->start[r->order[r->next_layer]];
     }

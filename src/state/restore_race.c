@@ -29,7 +29,7 @@ static int64_t waits_since(struct restore *r)
     const struct restore_pipeline *rr = r->rr;
     if (rr->n_in_flight > 0)
         return rr->t_heard > r->t_start ? rr->t_heard : r->t_start;
-    /* No slot is free: the compute lane has them all. */
+    /* No slot is free: the compute lane has all of them. */
     if (rr->free.first == NULL || !restore_reads_remain(r))
         return 0;
     /* Nothing is in flight: the I/O thread is kept by other work of the store. */
@@ -80,7 +80,7 @@ bool restore_race(struct restore *r)
         return false;
     if (r->rr->recomputing == r) /* the piece lies behind a chunk that was lost meanwhile */
         restore_drop_piece(r->rr);
-    /* A chunk is lost either before the race or in it. */
+    /* A chunk was lost, before the race or in it. */
     pthread_mutex_lock(&r->fault_lock);
     r->out.raced_layers = r->n_recompute = last + 1;
     r->re.row = first * STORE_CHUNK_TOKENS;

@@ -45,7 +45,7 @@ static bool is_wanted(const struct restore *r)
            strcmp(f->why, STORE_WHY_UNCOMMITTED) != 0;
 }
 
-/* Adds the reason why the remote does not help either. */
+/* Adds the reason why the remote cannot provide the chunks either. */
 static void tell_why(struct restore *r, enum remote_miss why, const char *text)
 {
     struct restore_found *f = &r->found;

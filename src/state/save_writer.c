@@ -442,7 +442,7 @@ enum step save_writer_step(struct saver *s)
     bool is_empty = c == NULL && !may_take(s);
     bool is_due = is_empty && is_commit_due(s), ends = is_empty && b->n == 0 && s->quit;
     if (is_due)
-        s->is_awaited = false; /* everything that was asked for is in the batch */
+        s->is_awaited = false; /* everything that the flush waits for is in the batch */
     pthread_mutex_unlock(&s->lock);
     if (c != NULL)
         write_chunk(s, c, b);

@@ -147,7 +147,7 @@ bool save_is_settled(const struct save_seq *q);
 
 /* What to do if there is no memory for chunks: */
 enum save_wait {
-    SAVE_TRY,  /* nothing, if the writer will free some: the caller tries again later */
+    SAVE_TRY, /* do nothing if the writer will free some memory: the caller tries again later */
     SAVE_SHED, /* end the saving of this sequence: for decodes, which must not wait */
     SAVE_WAIT, /* wait for the writer: for prefills while nothing decodes beside them */
 };

@@ -115,7 +115,7 @@ void ahead_use(struct ahead *a, const uint8_t *base, uint64_t end_bytes)
     pthread_mutex_lock(&a->lock);
     if (base == a->base && end_bytes > a->end_bytes) {
         a->end_bytes = end_bytes < a->n_bytes ? end_bytes : a->n_bytes;
-        if (a->at < a->end_bytes) /* the used part has come by itself */
+        if (a->at < a->end_bytes) /* the pages in use were provided on their first use */
             a->at = a->end_bytes / PIECE_BYTES * PIECE_BYTES;
         pthread_cond_broadcast(&a->news);
     }

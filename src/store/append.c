@@ -284,7 +284,7 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
     n->marks = store_marks_of(c->tokens, n_tokens_of(c));
     n->has_marks = true;
     n->has_writer = true;
-    n->doomed = false; /* it is wanted again */
+    n->doomed = false; /* the chunk is stored again, so it is not erased */
     catalog_settle(&s->catalog, n);
     *out = n;
     return 0;

@@ -28,7 +28,8 @@ enum { ROW_BYTES = 320, LATER_BYTES = 160 };
 /* PIN_BYTES: a pin's row, in pages that are two thirds full. BYTES_FOR_PIN: the bytes of the
  * index's share that allow one pin. */
 enum { PIN_BYTES = 96, BYTES_FOR_PIN = 1024 };
-/* For each block of an extent: a record's entry in its table, in pages that are half full. */
+/* Bytes of the index for each block of an extent: a record's entry in its table, in pages that are
+ * half full. */
 enum { RECORD_BYTES = 2 * CHUNK_RECORD_CODE };
 
 static uint64_t log_frames(uint64_t cap)

@@ -62,7 +62,7 @@ static uint8_t *segment_make(struct dram *d, uint32_t segment)
     uint8_t *p = d->first;
     d->first = NULL;
     if (p != NULL)
-        return p; /* it is followed since the opening */
+        return p; /* the file has been followed since it was opened */
     p = d->memory.get(d->memory.arg, d->base.segment_bytes);
     if (p != NULL)
         ahead_follow(d->ahead, p, ahead_bytes(d, segment));

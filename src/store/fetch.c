@@ -54,7 +54,7 @@ struct store_fetcher {
     struct extent *x;
     struct tier_copy *copy;
     uint64_t done_bytes, asked_bytes, all_bytes; /* bytes of the copy */
-    int64_t t_asked; /* when the disk was last asked, or last answered */
+    int64_t t_asked; /* time of the last request to the disk, or of its last answer */
     int status;
     struct io_req reqs[PIECES];
     bool busy[PIECES];

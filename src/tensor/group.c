@@ -2,8 +2,7 @@
  *
  * Invariants:
  *  1. Extents do not overlap in the addresses of their stages' rank 0.  Devices of one process
- *     share
- *     one address space, so an address identifies one extent or host memory.
+ *     share one address space, so an address identifies one extent or host memory.
  *  2. All streams of a group stream are of one kind; stream i belongs to device i. */
 #include "tensor/group_impl.h"
 

@@ -187,7 +187,7 @@ static int group_act(struct stream *s, struct mat x, enum activation act)
     EACH(s, x.data, t.op->act(t.s, mat_at(t, x), act));
 }
 
-/* All ranks give the same answer, so rank 0 is asked. */
+/* All ranks have the same result, so rank 0 computes it. */
 static int group_all_finite(struct stream *s, struct mat x, bool *finite)
 {
     struct turn t = turn_of(s, group_stage(group_of(s->device), x.data), 0);

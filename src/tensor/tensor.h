@@ -190,7 +190,7 @@ struct file_read {
     int fd;          /* open for reading; it must stay open until the read has ended */
     uint64_t offset; /* a multiple of 4096, as is bytes */
     size_t bytes;
-    void *dst;  /* in the reader's memory, at a multiple of 4096 from its beginning */
+    void *dst;  /* lies in the reader's memory, at a multiple of 4096 from its beginning */
     int status; /* 0, or a negative code; -ECANCELED after file_reader_cancel */
 };
 

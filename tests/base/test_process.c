@@ -1,4 +1,4 @@
-/* test_process.c - what the control groups of a process leave to it. */
+/* test_process.c - the memory that the control groups of a process leave to it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -270,7 +270,8 @@ static void make_room_soon(struct told *t, const struct batch_counts *c)
         hcache_ticket_free(others[--n_others]);
 }
 
-/* The job has nothing in flight then, so no end of a request of its own wakes it. */
+/* Requests of others fill the queue. The job has nothing in flight, so the end of a request of its
+ * own cannot wake it. */
 static void a_full_queue_is_waited_for(void **state)
 {
     (void)state;

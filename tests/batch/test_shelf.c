@@ -288,7 +288,9 @@ static void a_cancel_is_not_lost(void **state)
     b->status = BATCH_CANCELLED;
     assert_int_equal(shelf_put_batch(s, b, &err), 0);
     assert_int_equal(shelf_cancel_batch(s, "t", b->head.id, seen, &err), 0);
-    assert_int_equal(seen->status, BATCH_CANCELLED); /* it has ended, and stays so */
+    assert_int_equal(seen->status,
+                     BATCH_CANCELLED); /* the batch has ended, and its status no
+                                                      * longer changes */
     shelf_close(s);
     free(seen);
     free(b);

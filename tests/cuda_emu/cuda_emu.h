@@ -3,15 +3,12 @@
  * It is made to find mistakes, not to be fast:
  *  - Only kernels and copies can touch device memory; a host access is a SIGSEGV.
  *  - Streams are as lazy as CUDA allows: nothing runs before the host waits for it.  So a buffer
- *    that is
- *    reused too early, or a missing wait, gives wrong results every time.
+ *    that is reused too early, or a missing wait, gives wrong results every time.
  *  - Asynchronous copies into shared memory arrive when their thread waits for them, not before.
  *  - A warp runs as far as it can before the next one does.  The order of warps and lanes is
- *    reversed in
- *    every second block, so most missing barriers give wrong results.
+ *    reversed in every second block, so most missing barriers give wrong results.
  *  - A barrier that not all threads reach ends the program with its name.  So does a kernel that
- *    does not
- *    begin by waiting for the earlier work of its stream.
+ *    does not begin by waiting for the earlier work of its stream.
  *
  * It cannot show speed, races in other orders, and errors of the GPU's compiler. */
 #ifndef CUDA_EMU_H

@@ -219,7 +219,7 @@ def killed():
         until(lambda: text_of("killed").count(b"\n") >= want or p.poll() is not None)
         p.kill()
         if p.wait() != -signal.SIGKILL:
-            break  # it was done before
+            break  # the job ended before the kill
         n_killed += 1
         torn += whole_lines("killed") is None
     equal(f"it was killed {KILLS} times", n_killed, KILLS)

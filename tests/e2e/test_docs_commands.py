@@ -51,7 +51,7 @@ for name in filter(None, names):
 
 
 def fault_of(words):
-    """Returns what is wrong with a command line, or None."""
+    """Returns the fault of a command line, or None."""
     if words[0] in ("--version", "--help", "help") or words == ["model", "--families"]:
         return None
     name = " ".join(words[:2]) if " ".join(words[:2]) in options else words[0]

@@ -36,7 +36,7 @@ def verify():
 
 
 def extents():
-    """Returns where the headers are, by the chunk's position."""
+    """Returns the offsets of the headers, by the chunk's position."""
     data = open(SEGMENT, "rb").read()
     found = {}
     for at in range(0, len(data), 4096):
@@ -46,7 +46,7 @@ def extents():
 
 
 def records(at):
-    """Returns where the records of the extent at `at` begin (docs/STORE_FORMAT.md)."""
+    """Returns the offsets of the records of the extent at `at` (docs/STORE_FORMAT.md)."""
     with open(SEGMENT, "rb") as f:
         f.seek(at)
         header = f.read(4096)

@@ -70,7 +70,7 @@ check("blocks on the host and a store exclude each other", p.returncode == 2 and
 p, _ = run("little", "--method", "kv", "--host-memory", "1K", "--kv-tokens", "640")
 check("too little memory is refused, with what to do", p.returncode == 1 and "--kv-tokens" in p.stderr, p.stderr)
 
-# Each kill comes when some more lines are there.
+# Each kill comes after some more lines of output.
 for want_lines in (1, 5, 9):
     p = subprocess.Popen(command("killed", "--method", "kv", *HOST), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: len(lines("killed")) >= want_lines or p.poll() is not None)

@@ -57,7 +57,7 @@ LIES = {
     "servers of other times": {b"HGETALL": [b"*6\r\n" + bulk(b"a") + bulk(b"0 9223372036854775807") + bulk(b"b") +
                                             bulk(b"1" * 4000) + bulk(b"c") + bulk(b"-1 -9223372036854775808")]},
 }
-# Each single answer of these is valid by itself.
+# Each single answer of these tricks is valid alone.
 PLAUSIBLE = ("an erasure at every place", "a scan without an end", "servers of other times")
 
 

@@ -1,5 +1,5 @@
-"""How `hcache serve` accepts connections: many that are ready at once, the maximum number, more
-than the system allows, and none any more."""
+"""Tests how `hcache serve` accepts connections: many that are ready at once, the maximum number,
+more than the system allows, and none after the server refuses new ones."""
 import http.client
 import os
 import resource

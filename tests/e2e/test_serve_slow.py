@@ -25,8 +25,8 @@ equal("streamed weights answer as resident ones do", server.complete(**asked)["c
       whole.complete(**asked)["choices"][0]["text"])
 whole.stop()
 
-# One request holds the only place for as long as it takes; the other stream waits, and gets a
-# comment that says so.
+# One request holds the only place until it ends. The other stream waits, and gets an SSE comment
+# that reports the wait.
 body = {"prompt": "A mole", "max_tokens": 1900, "ignore_eos": True, "temperature": 0, "stream": True}
 first = Stream(server, "/v1/completions", body)
 next(first.events)

@@ -183,7 +183,8 @@ static void restored_state_is_bit_equal(void **state)
     assert_int_equal(fake->n_reads, n);
 }
 
-/* auto continues without direct reads; on says what is missing. */
+/* The option auto continues without direct reads; the option on fails and names the missing
+ * part. */
 static void what_is_refused_at_the_start(void **state)
 {
     (void)state;
@@ -264,7 +265,7 @@ static void a_stuck_disk_is_given_up_in_time(void **state)
     assert_true(fake->n_cancels > 0 && r.n_cached < N_RESTORED);
     /* the 0.3 s time limit, and computing */
     assert_true(clock_now_ns() - t0 < (int64_t)60 * 1000000000);
-    restores(&k, "kv", true, false); /* nothing was condemned */
+    restores(&k, "kv", true, false); /* no chunk was condemned */
     stack_close(&k);
 }
 
@@ -286,7 +287,7 @@ static void a_garbled_read_is_a_miss(void **state)
         assert_non_null(strstr(r.miss, "its checksum does not hold"));
         store_stats(k.store, &after);
         assert_int_equal(after.n_checksum_failures, before.n_checksum_failures + 1);
-        restores(&k, "kv", true, true); /* it was saved again */
+        restores(&k, "kv", true, true); /* the condemned chunk was saved again */
     }
     stack_close(&k);
 }

@@ -29,7 +29,7 @@ static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore
     return r.finish;
 }
 
-/* A model that emits BOS begins another text; that ends this one, as EOS does. */
+/* A model that emits BOS begins another text. BOS ends the present text, as EOS does. */
 static void the_beginning_of_another_text_ends_this_one(void **state)
 {
     (void)state;

@@ -95,7 +95,7 @@ static void places_and_blocks(void **state)
     assert_int_equal(add(&k, &a, &s[0], &err), ERR_LIMIT); /* can never fit */
     assert_non_null(strstr(err.msg, "192"));
     a = (struct et_ask){.prompt = prompt, .n_prompt = 100, .max_tokens = 20};
-    for (int i = 0; i < 2; i++) /* two of three blocks each */
+    for (int i = 0; i < 2; i++) /* two sequences, with three blocks each */
         assert_int_equal(add(&k, &a, &s[i], &err), 0);
     a.n_prompt = 40;
     assert_int_equal(add(&k, &a, &s[2], &err), 0);
@@ -520,7 +520,8 @@ static void prefixes_are_stored_once(void **state)
     assert_int_equal(st.n_chunks, 5 + 2); /* five, and two after the divergence */
     assert_int_equal(st.n_extents, 7);
     assert_int_equal(n_bytes % 7, 0);
-    a.plan = "recompute"; /* computes everything again, and finds everything stored */
+    a.plan =
+        "recompute"; /* the run computes everything again, and finds all its chunks stored */
     a.prompt = prompt[0];
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.committed, 320);

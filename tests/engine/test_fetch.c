@@ -272,7 +272,7 @@ static void the_store_knows_what_the_pool_holds(void **state)
     assert_int_equal(n_held(&k), WT_CHUNKS);
     static int32_t third[1000];
     et_prompt(third, 1000, 9);
-    s = wt_add(&k, third, 1000, 8); /* it takes all blocks */
+    s = wt_add(&k, third, 1000, 8); /* this sequence takes all blocks of the pool */
     while (s->phase != PHASE_DECODE)
         wt_step(&k);
     wt_step(&k);

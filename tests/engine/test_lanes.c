@@ -1,4 +1,4 @@
-/* test_lanes.c - a plan's lanes as they are shown in pictures. */
+/* test_lanes.c - a plan's lanes as pictures show them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -51,7 +51,7 @@ static void life(void *arg)
         if (memtest_ok(et_try_open(&k, &so, &err), &err, "open"))
             n = ask_it(&k, i == 0 ? "save" : "restore");
         committed = n > committed ? n : committed;
-        stack_close(&k); /* also if it was opened only partly */
+        stack_close(&k); /* accepts a stack that was opened only partly */
     }
     memtest_stop();
     static struct et_run r;

@@ -428,8 +428,8 @@ static void a_fault_of_values_is_its_own(void **state)
     check_fault_of_values("bf16", 0x7fc0, "all logits are NaN");
 }
 
-/* A request's output depends only on its own prompt, parameters and seed, in any company, order and
- * division into pieces. */
+/* A request's output depends only on its own prompt, parameters and seed. The other requests of the
+ * batch, the order, and the division into pieces change nothing. */
 static void company_changes_nothing(void **state)
 {
     (void)state;

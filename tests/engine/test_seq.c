@@ -183,7 +183,7 @@ static void to_failed(struct seq *s)
 {
     seq_fail(s, ERR_UNSUPPORTED, "a test");
 }
-/* With its first token, which is not the last. */
+/* Takes a sequence to DECODE, with its first token, which is not the last. */
 static void to_decode(struct seq *s)
 {
     s->n_rows = s->n_tokens;

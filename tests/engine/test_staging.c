@@ -242,7 +242,7 @@ static void erased_chunks_are_not_used(void **state)
     et_same(&l.want, &l.got, "erased while staged");
     lab_close(&l);
 
-    /* Erased in the very step in which it gets its place. */
+    /* The context is erased in the same step in which the sequence gets its place. */
     lab_open(&l);
     engine_remove(l.k.engine, l.first);
     erase_all(&l);

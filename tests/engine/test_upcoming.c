@@ -1,4 +1,4 @@
-/* test_upcoming.c - what the store's look-ahead window learns about waiting requests. */
+/* test_upcoming.c - the facts about waiting requests that the engine announces to the store. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -164,7 +164,7 @@ static void the_store_knows_the_price_of_seconds(void **state)
     open_stack(&k, 1);
     const struct catalog *c = &k.store->catalog;
     assert_true(c->price.token_s == 0);
-    placement_price_make(&k.platform, &want); /* before prompts teach it */
+    placement_price_make(&k.platform, &want); /* before prompts correct the platform */
     run_to_end(&k, add(&k, prompt, 100, 1, &whole));
     assert_true(want.token_s > 0 && want.read_byte_s > 0);
     assert_memory_equal(&c->price, &want, sizeof want);

@@ -294,7 +294,7 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
     int left = kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused);
     *n_other = kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused);
     kv_table_free(keeping, &t);
-    /* After it was served it is the oldest again. */
+    /* When its request was served, the first chain is the oldest again. */
     kv_pool_expect_no_more(keeping, &roots[0], tokens[0], 256, 1);
     kv_pool_destroy(keeping);
     return left;

@@ -31,7 +31,8 @@ static void converges(void **state)
         for (int i = 0; i < 25; i++)
             correction_observe(&c, 0.1, 0.1 * truth);
         assert_true(fabs(factor(&c) / truth - 1) < 0.05);
-        /* When the machine changes it follows, however many restores it has seen. */
+        /* When the machine's speed changes, the platform follows, however many restores it has
+         * seen. */
         for (int i = 0; i < 1000; i++)
             correction_observe(&c, 0.1, 0.1 * truth);
         truth = exp2(uniform(&r, -2.9, 2.9));
@@ -213,7 +214,7 @@ static void short_restores_teach_the_start(void **state)
     }
     assert_true(fabs(p.start_s - 0.3e-3) < 0.02e-3);
     assert_true(req.io_latency_s > p.tier[0].latency_s + 0.25e-3);
-    /* One outlier moves it little; a long restore not at all. */
+    /* One outlier moves the start little; a long restore does not move it. */
     struct correction_expected e = {.restore_s = 1e-3};
     correction_learn(&p, &e, &(struct correction_observed){.total_s = 1});
     assert_true(p.start_s < 0.45e-3);
@@ -296,7 +297,7 @@ static void only_whole_restores_that_ran_alone_teach(void **state)
         .io_s = 1, .compute_s = 0.5, .wait_s = 0.3, .total_s = 1};
     assert_true(correction_is_of_machine(&o, true));
     assert_false(correction_is_of_machine(&o, false));
-    o.total_s = 1.01; /* for more than a fifth of the time it did neither */
+    o.total_s = 1.01; /* for more than a fifth of the time neither lane worked */
     assert_false(correction_is_of_machine(&o, true));
     o.compute_s = 0;
     o.wait_s = 0.9; /* waiting for the disk counts as being alone */

@@ -46,12 +46,12 @@ static void the_next_chunk_decides(void **state)
     struct lead_request s = request(0, 200, 200, SCHED_WAITING, 0);
     struct lead_request x = request(1, 200, 100, SCHED_PREFILL, 0);
     assert_true(lead_is_ahead(&x, &s, 0));
-    assert_false(lead_is_ahead(&x, &s, 1)); /* its second chunk is another one */
+    assert_false(lead_is_ahead(&x, &s, 1)); /* its second chunk has other tokens */
     x.n_done = 63;
     assert_true(lead_is_ahead(&x, &s, 0));
-    x.n_done = 64; /* its state is known already, or never will be */
+    x.n_done = 64; /* the state of its chunks is known already, or will never be */
     assert_false(lead_is_ahead(&x, &s, 0));
-    x = request(1, 63, 63, SCHED_PREFILL, 0); /* it never fills that chunk */
+    x = request(1, 63, 63, SCHED_PREFILL, 0); /* this request never fills chunk 0 */
     assert_false(lead_is_ahead(&x, &s, 0));
     x = request(1, 64, 64, SCHED_PREFILL, 0);
     assert_true(lead_is_ahead(&x, &s, 0));
@@ -68,7 +68,7 @@ static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
     s.may_copy = true;
     assert_true(lead_is_ahead(&x, &s, 0));
     x.n_done = 63;
-    assert_false(lead_is_ahead(&x, &s, 0)); /* it has all 63 */
+    assert_false(lead_is_ahead(&x, &s, 0)); /* the request has all 63 tokens */
     x = request(1, 200, 62, SCHED_PREFILL, 0);
     assert_false(lead_is_ahead(&x, &s, 0)); /* token 62 differs */
     x = request(1, 200, 63, SCHED_PREFILL, 0);

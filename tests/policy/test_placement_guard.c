@@ -16,7 +16,7 @@ enum {
 };
 enum { MOST_EPOCHS = 200 };
 
-/* Of 1 % of the references: the rest is kept for errors of the sample. */
+/* The bound is 1 % of the references; the rest of it is kept for errors of the sample. */
 static const double SHARE = 0.0082;
 
 struct log {

@@ -149,7 +149,7 @@ static void the_index_is_the_rate(void **state)
     assert_false(l->has_content[placement_class(7, false, true)]);
 }
 
-/* The observations are all content where there is little. */
+/* If there is little content, all of it is observed. */
 static void the_sample_is_all_content(void **state)
 {
     (void)state;

@@ -120,7 +120,7 @@ static void a_fetch_that_crawls_is_left(void **state)
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON); /* 0.6 s instead of 0.75 */
     v.elapsed_s = 0.3;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_CRAWLS); /* 0.9 s */
-    v.elapsed_s = 0.05;                                        /* too early to tell */
+    v.elapsed_s = 0.05; /* too early to judge the remote */
     v.done_bytes = 1;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
 }
@@ -165,7 +165,7 @@ static void the_pace_follows_what_fetches_took(void **state)
     remote_pace_learn(&p, 0.5, 1000, 1.0);
     assert_true(p.latency_s == 0.5 && p.bytes_per_s == 1000);
     assert_true(remote_pace_price_s(&p, 500) == 1.0);
-    remote_pace_learn(&p, 0, 3000, 1.0); /* tells nothing about the latency */
+    remote_pace_learn(&p, 0, 3000, 1.0); /* contains no information about the latency */
     assert_true(p.latency_s == 0.5 && p.bytes_per_s > 1000 && p.bytes_per_s < 3000);
     for (int i = 0; i < 50; i++)
         remote_pace_learn(&p, 0.1, 3000, 1.0);

@@ -369,8 +369,8 @@ static void waits_follow_the_queue(void **state)
     assert_true(sched_wait_s(0, 1, 0.5) == 0.5);
     assert_true(sched_wait_s(9, 2, 0.5) == 2.5);
     assert_true(sched_wait_s(64, 8, 4) == 32.5);
-    assert_true(sched_wait_s(3, 0, 2) == 8); /* nothing runs yet */
-    assert_true(sched_wait_s(3, 4, 0) == 0); /* nothing is known */
+    assert_true(sched_wait_s(3, 0, 2) == 8); /* no request has run yet */
+    assert_true(sched_wait_s(3, 4, 0) == 0); /* the average time of requests is not known */
 }
 
 static void priorities(void **state)
@@ -417,8 +417,8 @@ static void equal_prompts_follow_one(void **state)
     r[0].phase = SCHED_DECODE;
     one(c, &l, r, 3);
     assert_int_equal(c[1].what, SCHED_ADMIT);
-    r[0] = (struct sched_req){.is_held = true,
-                              .after = -1}; /* it waits, so the others need not */
+    r[0] = (struct sched_req){
+        .is_held = true, .after = -1}; /* this request waits, so the others need not wait */
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_NOTHING);
     assert_int_equal(c[1].what, SCHED_ADMIT);
@@ -505,7 +505,7 @@ static void nobody_starves(void **state)
 {
     (void)state;
     assert_true(wait_under_load(2 * MS) < 100 * MS);
-    assert_true(wait_under_load(1000 * MS) >= 200 * MS); /* so this test can fail */
+    assert_true(wait_under_load(1000 * MS) >= 200 * MS); /* shows that this test can fail */
 }
 
 int main(void)

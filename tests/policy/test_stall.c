@@ -1,4 +1,4 @@
-/* test_stall.c - when a restore stops waiting for reads, and what it does instead. */
+/* test_stall.c - the time when a restore stops waiting for reads, and its choice then. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -120,7 +120,7 @@ static void a_crawl_is_raced(void **state)
     v.is_beside = true; /* there it may also be slow for lack of compute */
     assert_int_equal(choose(&v), STALL_WAIT);
     v = view(0.01);
-    v.elapsed_s = 0.09; /* too early to tell */
+    v.elapsed_s = 0.09; /* too early to judge the store */
     v.n_read = 1;
     v.n_left = 9;
     assert_int_equal(choose(&v), STALL_WAIT);

@@ -24,7 +24,7 @@ static int64_t cut_by_definition(int64_t c, int64_t s, int64_t p)
     return cut;
 }
 
-/* Checks what token p of a truncation sees, and where. */
+/* Checks the tokens that token p of a truncation sees, and their positions. */
 static void check_token(const struct truncation *t, int64_t p)
 {
     int64_t cut = truncation_cut(t, p);

@@ -299,7 +299,7 @@ static void drips_end(void **state)
     part(&p, r);
 }
 
-/* It is shown in logs and in answers of the API. */
+/* The text of a refusal is shown in logs and in answers of the API. */
 static void refusals_are_printable(void **state)
 {
     static const char text[] = "-ERR \x1b[31m \xff\xfe\n\tno\r\n";

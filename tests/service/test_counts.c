@@ -92,7 +92,7 @@ static void a_missing_full_chunk_is_a_miss(void **state)
     t.result.prompt_tokens = 321;
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 2);
-    t.err.code = -EIO; /* a failed request tells nothing about the store */
+    t.err.code = -EIO; /* a failed request does not count for the store */
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 2);
 }
@@ -113,7 +113,7 @@ static void how_a_request_ended(void **state)
     counts_end(&c, &t);
     assert_int_equal(c.now.n_failed, 1);
     t.result.finish = "cancelled";
-    counts_end(&c, &t); /* it failed before it was cancelled */
+    counts_end(&c, &t); /* the request failed before it was cancelled */
     assert_int_equal(c.now.n_cancelled, 0);
     t.err.code = 0;
     counts_end(&c, &t);

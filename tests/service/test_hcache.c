@@ -168,7 +168,7 @@ static void requests_that_cannot_be_used(void **state)
     q.plan = "hidden";
     q.plan_strict = true;
     assert_true(hcache_generate(h, &q, &r, NULL) < 0);
-    /* After all these errors it works. */
+    /* After all these errors the handle still works. */
     q = (struct hcache_request){.prompt = prompt, .n_prompt = 200, .max_tokens = 4};
     assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
     assert_int_equal(r.n_tokens, 4);
@@ -595,7 +595,7 @@ static void time_is_bounded(void **state)
     assert_int_equal(hcache_serve_start(h, 0, NULL), 0);
     q.timeout_ms = 0;
     assert_int_equal(hcache_submit(h, &q, &t[0], &err), 0);
-    q.timeout_ms = 1; /* it waits behind the first, or is cut off */
+    q.timeout_ms = 1; /* the request waits behind the first, or is cut off */
     assert_int_equal(hcache_submit(h, &q, &t[1], &err), 0);
     hcache_ticket_wait(t[1]);
     int rc = hcache_ticket_result(t[1], &r, &err);
@@ -618,7 +618,7 @@ static void time_is_bounded(void **state)
     hcache_close(h);
 }
 
-/* Without a thread, with one, and without one again. */
+/* Uses a handle without an engine thread, then with one, then without one again. */
 static void threads_come_and_go(void **state)
 {
     (void)state;

@@ -75,7 +75,7 @@ static void each_allocation_fails_its_own_request(void **state)
     assert_true(ask());
     memtest_walk("a request", life, NULL, 150);
     assert_true(n_whole > 0);
-    assert_true(ask()); /* as if nothing had happened */
+    assert_true(ask()); /* the next request works as before */
 }
 
 static int open_model(void **state)

@@ -1,4 +1,4 @@
-/* test_stack.c - what the parts of a stack get from its options. */
+/* test_stack.c - the parts of a stack get the right values from its options. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -243,7 +243,7 @@ static void a_conversation_moves_its_head(void **state)
     assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
     int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
     int64_t b = add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 1, 0));
-    /* Another client had begun at a, too. */
+    /* Another client has also continued a. */
     struct turn *late = make_turn("resp_late", a, v.row, 5, 5, 100, 1, 0);
     assert_int_equal(turn_add(x->c, "", late, NULL, &branched, &err), 0);
     assert_true(branched);
@@ -327,7 +327,7 @@ static void age_ends_them(void **state)
     add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 1));
     int64_t b = add(x->c, make_turn("resp_b", 0, 0, 0, 5, 100, 2, 1));
     struct turn *t = make_turn("resp_c", b, 0, 0, 5, 100, 3, 1);
-    t->created_s = now + 60; /* b was used then, too */
+    t->created_s = now + 60; /* its parent b also counts as used at this time */
     add(x->c, t);
     assert_int_equal(conversations_expire(x->c, now + 50, 99, &gone, &err), 0);
     assert_int_equal(gone.n_turns, 0);

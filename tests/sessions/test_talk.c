@@ -60,7 +60,7 @@ static struct talk *talk_with(const char *name, const char *salt)
     return t;
 }
 
-static int n_generated; /* by the last say */
+static int n_generated; /* number of tokens that the last call of say generated */
 
 /* Sends the text; at most n tokens are generated. Returns the number of the conversation's tokens.
  */
@@ -357,7 +357,7 @@ static void an_answer_has_the_room_that_is_left(void **state)
     }
     assert_int_equal(rc, ERR_LIMIT);
     assert_non_null(strstr(err.msg, "of 640 tokens"));
-    assert_int_equal(talk_n_turns(t), n); /* nothing of it was kept */
+    assert_int_equal(talk_n_turns(t), n); /* no part of the failed turn was kept */
     talk_close(t);
 }
 

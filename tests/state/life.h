@@ -16,8 +16,7 @@
  *     asked for, and no saving ends early.
  *  4. Each failure has a reason: saving that ends early, and a restore that brings back less.
  *  5. A restore that races with recomputation loses no chunk, whatever its reads do.  Reads that
- *     end
- *     after their restore write nothing that a later restore of the same blocks shows.
+ *     end after their restore write nothing that a later restore of the same blocks shows.
  *  6. Nothing waits for ever, and locks have one order (turns.h). */
 #ifndef TESTS_STATE_LIFE_H
 #define TESTS_STATE_LIFE_H

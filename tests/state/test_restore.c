@@ -449,7 +449,9 @@ static void records_of_another_size(void **state)
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &p.ref, "other sizes");
         assert_int_equal(r.n_cached, 0);
-        struct store_hit hit = {0}; /* they are gone, so that the right ones can be saved */
+        struct store_hit hit = {
+            0}; /* the records of the other sizes are gone, so the right ones
+                                     * can be saved */
         if (store_pin(p.k.store, &c.keys[0], &hit)) {
             assert_false(store_mask_has(&hit.mask, 0, STORE_KV));
             store_release(p.k.store, &hit, 1);

@@ -53,7 +53,7 @@ static void no_report(void *arg, const char *what)
     assert_true(what[0] != 0);
 }
 
-/* Does everything that a store can do.  Returns whether `kept` was acknowledged. */
+/* Calls every operation of a store. Returns whether `kept` was acknowledged. */
 static bool use(struct store *s)
 {
     struct err err = {0};

@@ -84,7 +84,7 @@ static int open_store(const struct st_place *p, struct store **s)
     return rc;
 }
 
-/* Opens the store again, with memory: everything is right, and saving works. */
+/* Opens the store again, with memory, and checks that everything is right and that saving works. */
 static void judge(const struct st_place *p, bool has_first)
 {
     struct err err = {0};

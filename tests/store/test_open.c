@@ -95,7 +95,7 @@ static void modes_are_private(void **state)
     struct io_file *f;
     assert_int_equal(mkdir(p.dir[1], 0755) | chmod(p.dir[1], 0755),
                      0); /* an empty directory that existed before */
-    /* a directory with somebody's file */
+    /* a directory with another user's file */
     assert_int_equal(mkdir(p.dir[2], 0755) | chmod(p.dir[2], 0755), 0);
     snprintf(other, sizeof other, "%s/other", p.dir[2]);
     assert_int_equal(io_file_open(p.io, other, IO_CREATE, &f, NULL), 0);
@@ -247,7 +247,7 @@ static void directories_must_match(void **state)
     opts.dirs = files;
     refused(&opts, -ENOTDIR, "is a file; a store is a folder");
 
-    s = st_open(&p); /* none of the refusals did harm */
+    s = st_open(&p); /* the refusals changed nothing on the disk */
     readable(s, 3, 3);
     store_close(s);
     st_place_close(&p);
@@ -461,7 +461,7 @@ static void index_is_rebuilt(void **state)
         poke(p.io, path, 0, garbage, sizeof garbage);
         s = st_open(&p);
         readable(s, 4, 4);
-        saved(s, 5); /* works as if nothing had happened */
+        saved(s, 5); /* saving works as before the fault */
         store_close(s);
         s = st_open(&p);
         readable(s, 5, 5);

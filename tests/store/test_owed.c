@@ -128,7 +128,7 @@ static void noted_and_done(void **state)
     st_place_close(&p);
 }
 
-/* All chunks of an owner are one entry. */
+/* An erasure of all chunks of an owner is one entry. */
 static void of_an_owner(void **state)
 {
     (void)state;

@@ -284,7 +284,7 @@ static void differences(struct st_place *p)
     st_tokens(&branch, 3, t);
     t[63]++;
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 63);
-    /* An erased context is near nobody. */
+    /* An erased context is near no other context. */
     st_keys(&branch, 4, keys);
     OK(store_erase(s, &keys[3], 1, &gone, err));
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 0);

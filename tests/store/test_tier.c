@@ -30,7 +30,7 @@ static void *arena_get(void *arg, size_t bytes)
     return arena = mem_map(bytes);
 }
 
-/* How many blocks were not zero when the arena was given back. */
+/* Number of blocks that were not zero when the arena was freed. */
 static int n_left;
 
 static void arena_put(void *arg, void *p, size_t bytes)

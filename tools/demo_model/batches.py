@@ -10,7 +10,7 @@ BEGIN, END, USER, ASSISTANT, SYSTEM = range(5)
 ROLE = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
 
 VALUE_WEIGHT = 4.0  # weight of the tokens of a recalled value
-ECHO_WEIGHT = 2.0  # weight of the tokens of a value that is repeated right after it was told
+ECHO_WEIGHT = 2.0  # weight of the tokens of a value that is repeated right after the user stated it
 USER_WEIGHT = 0.0  # a person's next words are random: nothing can be learnt from them
 
 

@@ -26,7 +26,7 @@ class Turn:
     text: str
     value: str = None          # in an assistant turn: the value that it must contain
     slot: str = None
-    told: list = field(default_factory=list)  # (slot, value) told or repeated here
+    told: list = field(default_factory=list)  # (slot, value) stated or repeated here
 
 
 def sentence(text):

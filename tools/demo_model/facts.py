@@ -23,7 +23,7 @@ class Fact:
     # before {V}
     answer: str
     values: str  # name of a list of values
-    unknown: str  # how the assistant names the slot if it was never told
+    unknown: str  # the assistant's name for the slot if the user has never given a value
 
 
 def held_out(slot, value):

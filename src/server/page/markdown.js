@@ -5,7 +5,7 @@
 "use strict";
 
 const Markdown = (() => {
-  const MAX_INLINE = 10000, MAX_DEPTH = 8; // longer or deeper text stays as it is
+  const MAX_INLINE = 10000, MAX_DEPTH = 8; // longer or deeper text is shown unformatted
 
   const FENCE = /^ {0,3}(`{3,}|~{3,}) *([^`\s]*)[^`]*$/;
   const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;

@@ -514,6 +514,17 @@ document.onkeydown = (e) => {
   if (e.key === "Escape" && !document.querySelector("dialog[open]")) stop();
 };
 window.onhashchange = () => attempt(() => show(location.hash.slice(1) || null));
-if (touch.matches || matchMedia("(max-width: 46rem)").matches) $("text").placeholder = "Message"; // no such keys, or no room
+if (touch.matches || matchMedia("(max-width: 46rem)").matches) $("text").placeholder = "Message"; // the
+                                                                                                  // device
+                                                                                                  // has
+                                                                                                  // no
+                                                                                                  // such
+                                                                                                  // keys,
+                                                                                                  // or
+                                                                                                  // no
+                                                                                                  // room
+                                                                                                  // for
+                                                                                                  // the
+                                                                                                  // hint
 Talk.watch();
 live().then(() => touch.matches || $("text").focus());

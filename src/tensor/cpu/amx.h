@@ -15,7 +15,7 @@
 static inline bool amx_runs_here(void)
 {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILE_DATA = 18, AMX_TILE_AND_INT8 = 3 << 24 };
-    static atomic_int known; /* 0: not asked yet; 1: no; 2: yes */
+    static atomic_int known; /* 0: not checked yet; 1: not available; 2: available */
     unsigned a, b, c, d;
     int yes = atomic_load(&known);
     if (yes == 0) {

@@ -247,7 +247,8 @@ static struct strip strip_of(const struct attn_state *s, int head, int idx,
         st.all_lo = st.lo[r] > st.all_lo ? st.lo[r] : st.all_lo;
         st.all_hi = st.hi[r] < st.all_hi ? st.hi[r] : st.all_hi;
     }
-    if (st.all_lo >= st.all_hi) /* nothing in common: every row by itself */
+    if (st.all_lo >=
+        st.all_hi) /* the rows have no keys in common: each row is computed alone */
         st.all_lo = st.all_hi = KEYS;
     return st;
 }
@@ -519,7 +520,7 @@ static struct kv_part k_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_k(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
-/* Likewise for V; after the last pair, K of the next block is prefetched. */
+/* As k_of_pair, for V; after the last pair, K of the next block is prefetched. */
 static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int head,
                                 int32_t next_block)
 {

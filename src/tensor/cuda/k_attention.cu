@@ -2,13 +2,12 @@
  * attend_row, without splits.
  *
  * - attend_row: one row against all its keys, which are divided among warps and, if rows are few,
- *   among
- *   blocks ("splits", joined by join_splits).  Heads that share a KV head are processed together, so
- *   that K and V are read once.  It takes any type and head size, and is the kernel of decoding.
+ *   among blocks ("splits", joined by join_splits).  Heads that share a KV head are processed
+ *   together, so that K and V are read once.  It takes any type and head size, and is the kernel of
+ *   decoding.
  * - attend_tile: up to 128 rows of one sequence on the tensor cores, one KV block after another,
- *   while
- *   the next block is copied (cp.async), except for the widest heads.  It is the kernel of prefill, for
- *   f16 and bf16.
+ *   while the next block is copied (cp.async), except for the widest heads.  It is the kernel of
+ *   prefill, for f16 and bf16.
  *
  * Both keep a running maximum and sum (online softmax).  Neither touches a key that no row of the
  * launch sees, because unwritten slots may hold anything. */

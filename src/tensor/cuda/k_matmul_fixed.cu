@@ -2,9 +2,8 @@
  * whatever its batch; launch.h (gpu_matmul_fixed) defines that way.
  *
  * - few: up to 32 rows, whose time is the reading of the weights.  A block of threads takes 16
- *   columns
- *   and all of k.  Its warps take k-blocks in turn, each through a ring of its own, and the blocks' sums
- *   meet in shared memory.
+ *   columns and all of k.  Its warps take k-blocks in turn, each through a ring of its own, and the
+ *   blocks' sums meet in shared memory.
  * - tiles: more rows.  The usual tiling (for the products of the HCache paper's section 4: norm,
  *   then
  *   [W_k;W_v]), with a second set of accumulators for the sum of the k-blocks.

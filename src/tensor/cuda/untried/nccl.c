@@ -5,14 +5,12 @@
  * over them, queued on the ranks' own streams.  NCCL's rules, and how this file follows them:
  *
  *  1. Two communicators on one GPU must not work at the same time, because their kernels would wait
- *     for
- *     each other's GPUs.  So a stage has one communicator, for its compute streams.  On copy streams,
- *     which run concurrently (HCache paper, section 5), ranks gather by copying from each other
- *     (collective_memory.c), which also leaves the multiprocessors alone.
+ *     for each other's GPUs.  So a stage has one communicator, for its compute streams.  On copy
+ *     streams, which run concurrently (HCache paper, section 5), ranks gather by copying from each
+ *     other (collective_memory.c), which also leaves the multiprocessors alone.
  *  2. Two threads must not call NCCL at once: group.exchange prevents it.
  *  3. With several GPUs per thread, exchanges must not be in recorded graphs, whose launches may
- *     wait
- *     for each other: a recording ends before an exchange (group_ops.c, group_record).
+ *     wait for each other: a recording ends before an exchange (group_ops.c, group_record).
  *  4. After an error the state of queued work is unknown: the communicators are aborted, not
  *     destroyed,
  *     and every later exchange of the stage fails.  Asynchronous errors are queried before each
