@@ -275,8 +275,8 @@ static void give_up(struct client *k, int status, const char *error)
 {
     note_error(k->b, status, error);
     k->b->n_errors++;
-    k->c->n_turns =
-        k->b->args.turns; /* its messages end with a question without an answer */
+    /* Its messages end with a question without an answer. */
+    k->c->n_turns = k->b->args.turns;
     k->c->is_busy = false;
     k->c = NULL;
 }

@@ -285,8 +285,8 @@ static void visit_rest(struct shelf *s, const char *name)
     if (n == 0 || (name[n] != 0 && strcmp(name + n, ".new") != 0 &&
                    strcmp(name + n, ".json.new") != 0))
         return;
-    bool has_record = faccessat(s->fd, record, F_OK, 0) ==
-                      0; /* even a record that is not used */
+    /* A record that is not used counts, too. */
+    bool has_record = faccessat(s->fd, record, F_OK, 0) == 0;
     if (ends_with(name, ".new") || (!has_record && !is_wanted(s, name)))
         shelf_remove(s, name);
 }

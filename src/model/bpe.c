@@ -484,8 +484,8 @@ static int add_run(const struct bpe *b, const char *text, size_t n, struct id_li
 static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char *piece,
                             size_t n, struct id_list *out, struct err *err)
 {
-    struct run *s = (struct run *)symbols_for(
-        w, 2 * n); /* two symbols are larger than a run */
+    /* Room for n runs: two symbols are larger than a run. */
+    struct run *s = (struct run *)symbols_for(w, 2 * n);
     uint32_t count = 0;
     if (s == NULL)
         return no_memory(n, err);

@@ -31,8 +31,8 @@ bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c
                       int n_ranks);
 /* Returns whether the matrices of two layers have the same types. */
 bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b);
-void matrix_types_free(
-    struct matrix_types *t); /* deinits and frees the struct; NULL is allowed */
+/* Deinits and frees the struct; NULL is allowed. */
+void matrix_types_free(struct matrix_types *t);
 
 /* Returns the place of a matrix's type. `layer` is ignored for the head. */
 enum dtype *matrix_type_at(struct matrix_types *t, int layer, enum slot s);

@@ -93,8 +93,8 @@ struct weights_stream_stats {
     /* Speed of the disk, including the first loading; 0: layers come from host memory. */
     double disk_bytes_per_s;
     int64_t wait_ns; /* time that passes waited for layers */
-    int64_t
-        ahead_ns; /* how long the source can read ahead of a pass, at its present speed */
+    /* how long the source can read ahead of a pass, at its present speed */
+    int64_t ahead_ns;
     int64_t verify_ns; /* time spent on checksums */
     uint64_t n_failed; /* layers that could not be read */
     char fault[200];   /* reason of the last failure; empty after a success */

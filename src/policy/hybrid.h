@@ -41,8 +41,8 @@ struct hybrid_line {
 struct hybrid_machine {
     double weights_s; /* T_weights: its weights over the link; 0: they are resident */
     double forward_s; /* T_forward: all new tokens, attention included, in one mini-batch */
-    double
-        forward_mini_s; /* further seconds for each mini-batch but one: it reads the layer again */
+    /* further seconds for each mini-batch but one: it reads the layer again */
+    double forward_mini_s;
     struct hybrid_line project; /* T_project, by ACT blocks */
     struct hybrid_line link;    /* T_load, by bytes */
     double kv_bytes, act_bytes; /* bytes of a block */

@@ -21,8 +21,8 @@
 struct minibatch_request {
     int64_t n_act; /* ACT blocks, on the host or on the device */
     int64_t n_kv;  /* KV blocks that come over the link */
-    int64_t
-        n_written; /* blocks that the step writes: they need room in the buffer, and no time */
+    /* blocks that the step writes: they need room in the buffer, and no time */
+    int64_t n_written;
 };
 
 /* The sums over all requests of a mini-batch. */

@@ -55,8 +55,8 @@ struct platform_correction {
     double spread_log2; /* mean |surprise|: how far off one observation may be */
     /* Large surprises in a row in one direction, negative for faster ones; not in the text. */
     int run;
-    double
-        run_log2; /* the observation of that run that is nearest to log2; not in the text */
+    /* the observation of that run that is nearest to log2; not in the text */
+    double run_log2;
 };
 
 /* One place that chunks can be read from, with the speed of all its devices together. */

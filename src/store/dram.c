@@ -14,8 +14,8 @@
 #include "store/ahead.h"
 #include "store/media.h"
 
-/* Memory that is provided behind the last used byte.  64 MiB were too few for contexts of 67 MB
- * that arrive one right after the other. */
+/* Memory that is provided behind the last used byte. 64 MiB were too few for contexts of 67 MB that
+ * follow each other without a pause. */
 #define AHEAD_BYTES ((uint64_t)256 << 20)
 
 struct dram {

@@ -582,8 +582,8 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer,
                 uint8_t *copy = xmalloc(rd.n_bytes);
                 memcpy(copy, rd.bytes, rd.n_bytes);
                 if (i == 1 && l == bad_layer && kd == (int)kind)
-                    copy[rd.n_bytes / 2 + 1] ^=
-                        0x40; /* flips the top exponent bit of one element */
+                    /* Flips the top exponent bit of one element. */
+                    copy[rd.n_bytes / 2 + 1] ^= 0x40;
                 rec[n++] = (struct store_record){.layer = l,
                                                  .kind = (enum store_kind)kd,
                                                  .bytes = copy,

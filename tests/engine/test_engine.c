@@ -520,8 +520,8 @@ static void prefixes_are_stored_once(void **state)
     assert_int_equal(st.n_chunks, 5 + 2); /* five, and two after the divergence */
     assert_int_equal(st.n_extents, 7);
     assert_int_equal(n_bytes % 7, 0);
-    a.plan =
-        "recompute"; /* the run computes everything again, and finds all its chunks stored */
+    /* The run computes everything again, and finds all its chunks stored. */
+    a.plan = "recompute";
     a.prompt = prompt[0];
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.committed, 320);

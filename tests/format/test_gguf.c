@@ -73,8 +73,8 @@ static void add_data(struct file *f, size_t n)
 
 static int parse(struct gguf *g, const struct file *f, struct err *e)
 {
-    uint8_t *exact = xmalloc(
-        f->n); /* exact size, so that a sanitizer sees reads beyond the end */
+    /* Exact size, so that a sanitizer sees reads beyond the end. */
+    uint8_t *exact = xmalloc(f->n);
     memcpy(exact, f->bytes, f->n);
     int rc = gguf_parse(g, exact, f->n, f->n, "f.gguf", e);
     gguf_deinit(g);

@@ -132,8 +132,8 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
         for (int n = n_layers - 1; n >= 0; n = n > 0 ? n / 2 : -1) {
             lab_open(&lab, path, cases[i].n_ranks, n, NULL, 0);
             assert_int_equal(stats_of(&lab).n_streamed, n_layers - n);
-            if (strstr(cases[i].model, "layers.gguf") !=
-                NULL) /* layers differ: an upper bound */
+            /* Layers differ: an upper bound. */
+            if (strstr(cases[i].model, "layers.gguf") != NULL)
                 assert_true(lab.t.m->w.bytes <= weights_sizes_bytes(&lab.sizes, n));
             else
                 assert_int_equal(lab.t.m->w.bytes, weights_sizes_bytes(&lab.sizes, n));

@@ -66,8 +66,8 @@ static int32_t *encode(const struct tokenizer *t, const char *s, size_t n, unsig
     struct err err = {0};
     if (tokenizer_encode(t, s, n, flags, &ids, n_ids, &err) != 0)
         fail_msg("%s", err.msg);
-    assert_true(tokenizer_least_count(t, s, n) <=
-                *n_ids); /* holds for every text of these tests */
+    /* Holds for every text of these tests. */
+    assert_true(tokenizer_least_count(t, s, n) <= *n_ids);
     return ids;
 }
 

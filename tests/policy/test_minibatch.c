@@ -184,8 +184,8 @@ static void requests_alike_make_equal_mini_batches(void **state)
 static void a_layer_computes_beside_the_next_load(void **state)
 {
     (void)state;
-    struct hybrid_machine m = machine_of(
-        1, 0); /* a KV block comes in 1 s, is projected in 1 s */
+    /* A KV block comes in 1 s, is projected in 1 s. */
+    struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch unequal[] = {{5, 5, 0, 5}, {1, 1, 0, 1}};
     const struct minibatch equal[] = {{3, 3, 0, 3}, {3, 3, 0, 3}};
     assert_true(minibatch_layer_seconds(&m, unequal, 2) == 5 + 7.5);
@@ -246,8 +246,8 @@ static void requests_of_one_kind_share_mini_batches(void **state)
         r[i] = (struct minibatch_request){2, 2, 0};
     assert_int_equal(form(&m, &room, r, 8, MINIBATCH_PAPER, of, bins), 2);
     assert_int_equal(form(&m, &room, r, 8, MINIBATCH_BALANCED, of, bins), 2);
-    r[3].n_kv =
-        50; /* larger than the buffer: it runs alone, and does not block the others for ever */
+    /* Larger than the buffer: it runs alone, and does not block the others for ever. */
+    r[3].n_kv = 50;
     int n = form(&m, &room, r, 8, MINIBATCH_BALANCED, of, bins);
     assert_int_equal(n, 3);
     for (int i = 0; i < 8; i++)

@@ -498,8 +498,8 @@ static void test_ranks_share_what_goes_up(void **state)
                      1) < 1e-9);
     assert_true(fabs(platform_h_s(&four, 1024) * 4 / platform_h_s(&one, 1024) - 1) < 1e-9);
     assert_true(platform_tok_s(&four, 1024) > platform_tok_s(&one, 1024) / 4);
-    assert_true(platform_io_s(&four, 0, 1024, RECORD_HIDDEN) ==
-                up_4); /* DRAM is faster than the buses */
+    /* DRAM is faster than the buses. */
+    assert_true(platform_io_s(&four, 0, 1024, RECORD_HIDDEN) == up_4);
 }
 
 static void test_nonsense_is_named(void **state)

@@ -84,7 +84,7 @@ static struct worker *start(int max_calls)
     return w;
 }
 
-/* Large bodies that never end leave the other bodies their threads. */
+/* Large bodies that never end do not take the threads of other bodies. */
 static void large_bodies_hold_up_no_smaller_ones(void **state)
 {
     struct worker *w = start(100);

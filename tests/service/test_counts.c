@@ -85,8 +85,8 @@ static void a_missing_full_chunk_is_a_miss(void **state)
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 1);
     t.result.cached_tokens = 256;
-    t.result.prompt_tokens =
-        320; /* the last token is computed: at most 256 can be restored */
+    /* The last token is computed: at most 256 can be restored. */
+    t.result.prompt_tokens = 320;
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 1);
     t.result.prompt_tokens = 321;

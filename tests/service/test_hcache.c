@@ -475,8 +475,8 @@ static void a_store_outlives_its_process(void **state)
         assert_true(r.restored_bytes > 0);
         expect_same(&r, &ref, 256);
         hcache_close(h);
-        if (i ==
-            0) { /* the profile (which is not kept on a busy machine) is made invalid */
+        /* The profile (which is not kept on a busy machine) is made invalid. */
+        if (i == 0) {
             snprintf(cmd, sizeof cmd,
                      "for f in %s/profile-*.txt; do echo 'n_layers = 250' > $f; done", dir);
             assert_int_equal(system(cmd), 0);

@@ -157,8 +157,8 @@ static void traces_are_read_and_bad_lines_named(void **state)
     load_free(&l);
     assert_int_equal(load_agents(&l, agents, sizeof agents - 1, LOAD_ALL, 1e6, 1, &err), 0);
     assert_true(l.n_requests == 3 && l.n_references == 6 && l.request[0].is_tool_pending);
-    assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) ==
-                1.0 / 6); /* b's block 1 is another one */
+    /* Block 1 of b is another block. */
+    assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) == 1.0 / 6);
     load_free(&l);
     assert_int_equal(load_agents(&l, agents, sizeof agents - 1, LOAD_EVEN, 60, 1, &err), 0);
     assert_int_equal(l.n_requests, 1);

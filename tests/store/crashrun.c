@@ -583,8 +583,8 @@ void crash_run(const struct crash_opts *opts, struct crash_result *out)
     l.s = NULL;
     faults_count(&l);
     io_sim_fault_clear(l.io);
-    l.has_faults = has_lied(
-        &l); /* a store on a disk that lied may be refused, but never misread */
+    /* A store on a disk that lied may be refused, but never misread. */
+    l.has_faults = has_lied(&l);
     if (!violated(&l) && recover(&l, opts) == 0) {
         judge(&l);
         l.has_faults = has_lied(&l); /* damage by the disk may still show */

@@ -551,8 +551,8 @@ static void rebuild_over_stale_headers(void **state)
     p.opts.cap_bytes = 0;
     s = st_open(&p);
     store_stats(s, &after);
-    assert_true(after.n_chunks >=
-                before.n_chunks); /* all chunks that were there, and some evicted ones */
+    /* The rebuilt index has all chunks of the lost one, and some evicted ones. */
+    assert_true(after.n_chunks >= before.n_chunks);
     assert_true(store_audit(s));
     for (int i = 0; i < 60; i++) {
         struct st_ctx c = {100, (uint64_t)i, 0, 0, NULL};

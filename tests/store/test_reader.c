@@ -68,8 +68,8 @@ static void large_records(void **state)
             assert_int_equal(v.n_records, 8);
             if (!on_disk)
                 continue;
-            store_close(
-                s); /* first with the existing index, then with one that must be rebuilt */
+            /* Opens first with the existing index, then with one that must be rebuilt. */
+            store_close(s);
             if (round == 1) {
                 char path[400];
                 snprintf(path, sizeof path, "%s/index.db", p.dir[0]);

@@ -479,7 +479,7 @@ static void samples(struct st_place *p)
     store_close(s);
 }
 
-/* --- every body on every place ---------------------------------------------------------------- */
+/* --- every test body on every place ----------------------------------------------------------- */
 
 struct body {
     void (*run)(struct st_place *p);

@@ -184,8 +184,8 @@ static void together(const char *kind, uint64_t cap_bytes, uint64_t dram_bytes)
     assert_int_equal(sh.n_wrong, 0);
     assert_true(sh.n_read > 0);
     assert_true(store_audit(sh.s));
-    if (cap_bytes ==
-        0) { /* everything fits: after one more save every record is there exactly once */
+    /* Everything fits: after one more save every record is there exactly once. */
+    if (cap_bytes == 0) {
         struct store_stats st;
         struct err err = {0};
         for (uint64_t i = 0; i < N_CTX; i++) {

@@ -238,8 +238,8 @@ static void a_damaged_copy_is_mended(void **state)
     }
     print_message("mending a superblock: power failed at each of %llu operations\n",
                   (unsigned long long)n_crashes);
-    assert_true(n_crashes >=
-                4); /* for each copy: before and after its write and its sync */
+    /* For each copy, power fails before and after its write and its sync. */
+    assert_true(n_crashes >= 4);
 }
 
 /* If the copy cannot be written, the store works without it.  Opening for reading leaves it as it

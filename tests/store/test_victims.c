@@ -197,8 +197,8 @@ static void what_saves_more_for_each_byte_stays(void **state)
     const struct store_use use = {.reuse_in_s = WAIT_S};
     struct sha256 key[2];
     store_set_price(s, &price);
-    s->catalog.learn->price =
-        0.75 / WAIT_S; /* the gain per second of waiting at which a use is just worth it */
+    /* The gain per second of waiting at which a use is just worth it. */
+    s->catalog.learn->price = 0.75 / WAIT_S;
     for (int i = 0; i < 2; i++) {
         struct st_ctx c = context((uint64_t)(1 + i));
         struct store_hit hit;

@@ -115,8 +115,8 @@ static void test_no_numbers(void **state)
     free(rows);
 }
 
-/* Packing in pieces, at any row, gives the bytes of packing at once.  Rows of packed weights are
- * the given ones. */
+/* Packing in pieces, at any row, gives the bytes of one packing of all rows. Rows of packed weights
+ * are the given ones. */
 static void test_pack(void **state)
 {
     (void)state;

@@ -33,8 +33,8 @@ static void test_extremes(void **state)
         uint8_t *rows = random_q4(t, N, K, 2);
         size_t bytes = q4_block_bytes(t), numbers = bytes - (size_t)q4_block_weights(t) / 2;
         for (size_t at = 0; at < q4_row_bytes(t, K); at += bytes) {
-            if (t ==
-                DTYPE_Q6_K) { /* q = 0 and s = -128: sums of 16.6 million, below 2^24 */
+            /* q = 0 and s = -128 give sums of 16.6 million, below 2^24. */
+            if (t == DTYPE_Q6_K) {
                 memset(rows + at, 0, 192);
                 memset(rows + at + 192, 0x80, 16);
             } else {

@@ -247,8 +247,8 @@ static struct strip strip_of(const struct attn_state *s, int head, int idx,
         st.all_lo = st.lo[r] > st.all_lo ? st.lo[r] : st.all_lo;
         st.all_hi = st.hi[r] < st.all_hi ? st.hi[r] : st.all_hi;
     }
-    if (st.all_lo >=
-        st.all_hi) /* the rows have no keys in common: each row is computed alone */
+    /* The rows have no keys in common: each row is computed alone. */
+    if (st.all_lo >= st.all_hi)
         st.all_lo = st.all_hi = KEYS;
     return st;
 }

@@ -12,10 +12,10 @@ static float flush(float f)
     return fabsf(f) < 0x1p-126f ? copysignf(0, f) : f;
 }
 
-/* fma(x, y, acc), zero if it is subnormal.  A result just below 2^-126 counts as subnormal although
- * fmaf rounds it up to 2^-126, because the instruction rounds to 24 bits before it looks.  Scaled
- * by 2^64, fmaf rounds to 24 bits as well.  Neither the smaller factor nor acc can overflow there.
- * */
+/* Returns fma(x, y, acc), or zero if it is subnormal. A result just below 2^-126 counts as
+ * subnormal although fmaf rounds it up to 2^-126, because the instruction rounds to 24 bits before
+ * it checks. Scaled by 2^64, fmaf rounds to 24 bits as well. Neither the smaller factor nor acc can
+ * overflow there. */
 static float fma_flushed(float x, float y, float acc)
 {
     float r = fmaf(x, y, acc);

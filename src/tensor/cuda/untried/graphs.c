@@ -21,8 +21,8 @@
 #include "base/mem.h"
 
 enum {
-    MAX_ROWS =
-        64, /* with tables of 128 K tokens their image takes half of RECORDER_BYTES */
+    /* With tables of 128 K tokens their image takes half of RECORDER_BYTES. */
+    MAX_ROWS = 64,
     /* a power of two; all recordings are forgotten when half of the slots are taken */
     SLOTS = 8192,
 };
