@@ -74,7 +74,7 @@ static const struct opt options[] = {
      .help = "capacity of the KV cache in tokens, all sequences together; 0: a context for "
              "each, but at most a quarter of this machine's memory"},
     {"plain-chat", OPT(struct batch_args, plain_chat),
-     .help = "allow chats where the model has no chat template, as lines \"role: text\""},
+     .help = "allow chats if the model has no chat template, as lines \"role: text\""},
     {"parse-special", OPT(struct batch_args, parse_special),
      .help = "read special tokens in messages as special tokens; by default they are text"},
     OPT_COMPUTE(struct batch_args),

@@ -12,7 +12,7 @@ static const struct {
 } benches[] = {
     {"device", bench_device,
      "copies, products and attention of a device: the same on CPU and GPU"},
-    {"kernels", bench_kernels, "every kernel as a share of what the machine can do"},
+    {"kernels", bench_kernels, "every kernel as a share of the machine's limits"},
     {"plan", bench_plan,
      "planning a restore: processor time by ranges of different records"},
     {"restore", bench_restore, "restoring a context, by every method"},

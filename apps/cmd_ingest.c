@@ -45,18 +45,16 @@ static const struct opt options[] = {
     {"save", OPT(struct ingest_args, save), .arg = "KINDS", .def = "auto",
      .help = "auto, hidden, kv, both, or a letter per layer (H, K, B, -)"},
     {"plan", OPT(struct ingest_args, plan), .arg = "PLAN", .def = "auto",
-     .help = "how stored state comes back: auto, hidden, kv, recompute, rN,hN,kN, or a "
-             "letter per layer"},
+     .help = "method of restoring: auto, hidden, kv, recompute, rN,hN,kN, or a letter "
+             "per layer"},
     {"chat", OPT(struct ingest_args, chat), .choices = roles,
      .help = "store each document as the first message of a chat, in the form of the "
              "model's template, so that a client's chat with that message finds it"},
     {"part-tokens", OPT(struct ingest_args, part_tokens), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 24,
-     .help = "with --chat: store a file of more than N tokens in parts, each a message of "
-             "its own that ends "
-             "at a paragraph, line, sentence or word; 0: half of the context, for files "
-             "that are longer "
-             "than that"},
+     .help = "with --chat: store a file of more than N tokens in parts, each a separate "
+             "message that ends at a paragraph, line, sentence or word; 0: half of the "
+             "context, for files that are longer than that"},
     {"overlap-tokens", OPT(struct ingest_args, overlap_tokens), .arg = "N", .def = "64",
      .min = 0, .max = 1 << 20,
      .help = "about this many tokens of a part are repeated in the next one"},

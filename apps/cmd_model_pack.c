@@ -33,7 +33,7 @@ static const struct opt pack_options[] = {
      .def = "checkpoint",
      .help = "format of the matrices in the file, with the values of run --weights"},
     {"device", OPT(struct pack_args, device), .choices = engine_devices, .def = "cpu",
-     .help = "device for which the file is written: each has a layout of its own"},
+     .help = "device for which the file is written: each device has its own layout"},
     {"tensor-parallel", OPT(struct pack_args, ranks), .arg = "N", .def = "1", .min = 1,
      .max = HCACHE_MAX_DEVICES, .help = "number of ranks for which the file is written"},
     {"isa", OPT(struct pack_args, isa), .arg = "NAME",

@@ -57,8 +57,8 @@ static const struct opt plan_options[] = {
     {"new", OPT(struct plan_args, n_new), .arg = "N", .def = "0", .min = 0,
      .max = 100000000, .help = "new tokens to prefill after them"},
     {"method", OPT(struct plan_args, method), .arg = "METHOD", .def = "auto",
-     .help = "what to draw: auto, hidden, kv, recompute, kv+recompute, paper, tokenwise, "
-             "tokenwise-rounded, rN,hN,kN, or a letter per layer (RRHHKK)"},
+     .help = "method to draw: auto, hidden, kv, recompute, kv+recompute, paper, "
+             "tokenwise, tokenwise-rounded, rN,hN,kN, or a letter per layer (RRHHKK)"},
     {"fused", OPT(struct plan_args, fused),
      .help = "prefill layer i of the new tokens as soon as layers 0 to i are restored"},
     {"dtype", OPT(struct plan_args, dtype), .def = "checkpoint", .choices = dtypes,

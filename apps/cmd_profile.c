@@ -46,10 +46,9 @@ static const struct opt options[] = {
 static const struct opt_cmd cmd = {
     .name = "profile",
     .summary =
-        "Measures what restoring costs on this machine: a layer by history length, the "
+        "Measures the costs of restoring on this machine: a layer by history length, the "
         "projection of hidden states, loading KV, every store device and DRAM, and how "
-        "much "
-        "reading and computing slow each other.",
+        "much reading and computing slow each other.",
     .positionals = positionals,
     .options = options,
     .examples =

@@ -43,7 +43,7 @@ static const struct opt positionals[] = {
 
 static const struct opt options[] = {
     {"prompt", OPT(struct run_args, prompt), .letter = 'p', .arg = "TEXT",
-     .help = "the prompt; where the model has a chat template, the user's message"},
+     .help = "the prompt; with a chat template, the user's message"},
     {"system", OPT(struct run_args, system), .arg = "TEXT",
      .help = "the system's message before it"},
     {"raw", OPT(struct run_args, raw),
@@ -81,7 +81,7 @@ static const struct opt options[] = {
     {"min-p", OPT(struct run_args, min_p), .arg = "P", .def = "0", .hi = 0.999999,
      .help = "drop tokens less likely than P times the likeliest"},
     {"seed", OPT(struct run_args, seed), .arg = "N", .def = "0", .min = INT64_MIN,
-     .max = INT64_MAX, .help = "of sampling"},
+     .max = INT64_MAX, .help = "seed of sampling"},
     {"ignore-eos", OPT(struct run_args, ignore_eos),
      .help = "do not stop at the end of the text"},
     {"no-special", OPT(struct run_args, no_special), .help = "like --raw, and without BOS"},
@@ -90,9 +90,9 @@ static const struct opt options[] = {
     OPT_MAX_CONTEXT(struct run_args),
     OPT_TRUNCATE(
         struct run_args,
-        "go on past the context: drop a share R of it when it is full, but its first K "
-        "tokens (64); C: the model's own. Without --store, state is kept in memory; "
-        "off; in a kept conversation 0.5 by default"),
+        "continue past the context: when it is full, drop a share R of it, but never its "
+        "first K tokens (64); C: the model's own. Without --store, state is kept in "
+        "memory; off; in a kept conversation 0.5 by default"),
     OPT_STORE(
         struct run_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
@@ -101,9 +101,8 @@ static const struct opt options[] = {
     OPT_REMOTE(struct run_args),
     OPT_POLICY(struct run_args),
     {"save", OPT(struct run_args, save), .arg = "KINDS",
-     .help = "auto, hidden, kv, both, none, or a letter per layer (H, K, B, -); auto, or "
-             "both where "
-             "a plan is forced"},
+     .help = "state to save: auto, hidden, kv, both, none, or a letter per layer (H, K, "
+             "B, -); by default auto, or both if a plan is forced"},
     {"plan", OPT(struct run_args, plan), .arg = "PLAN", .def = "auto",
      .help = "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K); "
              "layers without stored records are computed"},
@@ -118,7 +117,7 @@ static const struct opt options[] = {
      .help = "seconds without use after which this run's state expires; 0 is never"},
     {"json", OPT(struct run_args, json), .help = "print one JSON object and nothing else"},
     {"verbose", OPT(struct run_args, verbose), .letter = 'v',
-     .help = "print the memory layout and what was restored"},
+     .help = "print the memory layout and the restored parts"},
     {0},
 };
 

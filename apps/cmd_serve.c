@@ -64,7 +64,7 @@ static const struct opt options[] = {
     {"host", OPT(struct serve_args, host), .arg = "ADDRESS", .def = "127.0.0.1",
      .help = "numeric address to listen on, or localhost"},
     {"port", OPT(struct serve_args, port), .arg = "N", .def = "8080", .min = 0,
-     .max = 65535, .help = "port to listen on; 0 is any free one, which is printed"},
+     .max = 65535, .help = "port to listen on; 0: any free port, which is printed"},
     OPT_STORE(
         struct serve_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
@@ -130,7 +130,9 @@ static const struct opt options[] = {
     {"served-name", OPT(struct serve_args, name), .arg = "NAME",
      .help = "name of the model for clients; its folder's name by default"},
     {"max-sequences", OPT(struct serve_args, engine.o.max_sequences), .arg = "N",
-     .def = "8", .min = 1, .max = 256, .help = "that are generated at once"},
+     .def = "8", .min = 1, .max = 256,
+     .help = "sequences that are generated at the same "
+             "time"},
     {"max-queue", OPT(struct serve_args, max_queue), .arg = "N", .def = "64", .min = 1,
      .max = 1 << 16, .help = "most waiting requests; more get 429"},
     OPT_MAX_CONTEXT(struct serve_args),
@@ -140,9 +142,9 @@ static const struct opt options[] = {
              "contexts"},
     OPT_TRUNCATE(
         struct serve_args,
-        "how contexts go on that outgrow their window: a share R is dropped when it is "
-        "full, but not its first K tokens (64); C: the model's own; off. With --store "
-        "0.5 by default. Without --store, state is kept in memory"),
+        "continue contexts that outgrow their window: when it is full, drop a share R of "
+        "it, but never its first K tokens (64); C: the model's own; off: no truncation. "
+        "With --store 0.5 by default. Without --store, state is kept in memory"),
     {"kv-tokens", OPT(struct serve_args, engine.o.kv_tokens), .arg = "N", .def = "0",
      .help = "capacity of the KV cache in tokens, all sequences together; 0: a context for "
              "each, but at most a quarter of this machine's memory"},
@@ -150,15 +152,16 @@ static const struct opt options[] = {
      .help = "reuse only saved state, not state left in the KV cache"},
     {"plan", OPT(struct serve_args, plan), .def = "auto", .choices = serve_plans,
      .help =
-         "how state is restored, and so what is saved; all but auto are for comparisons"},
+         "method of restoring, which also selects the saved state; all but auto are for "
+         "comparisons"},
     {"plan-strict", OPT(struct serve_args, plan_strict),
      .help = "fail a request whose stored records do not allow that plan"},
     {"max-connections", OPT(struct serve_args, max_connections), .arg = "N", .def = "2048",
-     .min = 1, .max = 1 << 16, .help = "that may be open"},
+     .min = 1, .max = 1 << 16, .help = "most connections that may be open"},
     {"max-body", OPT(struct serve_args, max_body), .arg = "BYTES", .def = "16M",
-     .min = 1024, .help = "of a request"},
+     .min = 1024, .help = "most bytes of a request"},
     {"max-bodies", OPT(struct serve_args, max_bodies), .arg = "BYTES", .def = "256M",
-     .min = 1024, .help = "of all requests that are being read or answered"},
+     .min = 1024, .help = "most bytes of all requests that are being read or answered"},
     {"read-timeout", OPT(struct serve_args, read_timeout), .arg = "S", .def = "30",
      .min = 1, .max = 86400,
      .help = "seconds within which a request must arrive completely"},
@@ -178,7 +181,7 @@ static const struct opt options[] = {
     {"http-threads", OPT(struct serve_args, http_threads), .arg = "N", .def = "2", .min = 1,
      .max = 64, .help = "threads for connections; the engine has its own"},
     {"plain-chat", OPT(struct serve_args, plain_chat),
-     .help = "allow chats where the model has no chat template, as lines \"role: text\""},
+     .help = "allow chats if the model has no chat template, as lines \"role: text\""},
     {"parse-special", OPT(struct serve_args, parse_special),
      .help =
          "read special tokens such as <|im_end|> in messages as special tokens; by "

@@ -42,16 +42,16 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "type of saved state; the checkpoint's by default"}
 #define OPT_WEIGHTS(s)                                                                     \
     {"weights", OPT(s, engine.o.weights), .choices = engine_weights, .def = "checkpoint",  \
-     .help = "format of the matrices: f32, bf16, 8 bits (q8), 4 bits (q4), or bf16 with "  \
-             "activations rounded to bf16 (bf16r: for processors with AMX); auto: "        \
-             "4-bit tensors of a GGUF file as they are, else the smallest but q4 that "    \
-             "changes predictions by at most 0.001 nats per token; checkpoint: their own " \
-             "type, quantized ones as with auto"}
+     .help = "format of the matrices: f32, bf16, 8 bits (q8), 4 bits (q4), or bf16 with " \
+             "activations rounded to bf16 (bf16r: for processors with AMX); auto: 4-bit " \
+             "tensors of a GGUF file unchanged, else the smallest but q4 that changes " \
+             "predictions by at most 0.001 nats per token; checkpoint: their own type, " \
+             "quantized ones as with auto"}
 #define OPT_WEIGHTS_MEMORY(s)                                                              \
     {"weights-memory", OPT(s, engine.o.weights_memory), .arg = "BYTES|auto|P%",            \
-     .help = "memory for a packed model (hcache model pack), KV cache and buffers; layers " \
-             "that do not fit are read for each pass. auto: what the machine has left; P%: " \
-             "so many percent of the layers stay; without it all stay"}
+     .help = "memory for a packed model (hcache model pack), KV cache and buffers; " \
+             "layers that do not fit are read for each pass. auto: the memory that the " \
+             "machine has left; P%: this share of the layers stays; by default all stay"}
 #define OPT_THREADS(s)                                                                     \
     {"threads", OPT(s, engine.o.threads), .arg = "N", .def = "0", .min = 0, .max = 1024,   \
      .help = "compute threads; 0 is one per processor that the process may use"}
@@ -109,7 +109,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "certificates of authorities that may have signed the remote's; the system's by default"},  \
     {"remote-cert", OPT(s, engine.o.remote_cert), .arg = "FILE",                           \
      .help = "certificate for the remote, if it requires one"},                                  \
-    {"remote-key", OPT(s, engine.o.remote_key), .arg = "FILE", .help = "its key"},         \
+    {"remote-key", OPT(s, engine.o.remote_key), .arg = "FILE",                             \
+     .help = "key of --remote-cert"},                                                       \
     {"remote-write", OPT(s, engine.o.remote_write), .choices = engine_remote_writes,       \
      .def = "always",                                                                      \
      .help = "when state is written to the remote: once it is stored here, when the request that " \

@@ -19,13 +19,13 @@ struct cmd {
 
 /* In the order in which a newcomer meets them. */
 static const struct cmd cmds[] = {
-    {"run", cmd_run, "generates text, restoring what is stored of the prompt"},
+    {"run", cmd_run, "generates text; restores the stored part of the prompt"},
     {"serve", cmd_serve, "serves a model over HTTP, as OpenAI's API does"},
     {"batch", cmd_batch, "answers a file of requests, as fast as the machine can"},
     {"plan", cmd_plan,
      "shows how a stored context would be restored on a platform, and why"},
     {"profile", cmd_profile,
-     "measures what restoring costs on this machine, for the planner"},
+     "measures the costs of restoring on this machine, for the planner"},
     {"bench", cmd_bench, "measures this machine, and hcache on it"},
     {"tokenize", cmd_tokenize, "converts text to token ids and back"},
     {"store", cmd_store, "lists and verifies saved state, erases it, frees space"},

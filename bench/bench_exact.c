@@ -66,7 +66,7 @@ static const struct opt exact_options[] = {
     {"restart-cmd", OPT(struct exact_args, restart_cmd), .arg = "CMD",
      .help = "a shell command that ends the server and starts it again"},
     {"restarts", OPT(struct exact_args, restarts), .arg = "N", .def = "3", .min = 1,
-     .max = 10000, .help = "how often --restart-cmd runs, spread over the run"},
+     .max = 10000, .help = "number of times that --restart-cmd runs, spread over the run"},
     {"patience", OPT(struct exact_args, patience), .arg = "S", .def = "120", .min = 0,
      .max = 86400, .help = "seconds for which a request that fails is sent again"},
     {"seed", OPT(struct exact_args, seed), .arg = "N", .def = "1", .min = 0,
@@ -80,9 +80,8 @@ static const struct opt exact_options[] = {
 
 static const struct opt_cmd exact_cmd = {
     .name = "bench exact",
-    .summary = "Compares a server's answers in many mixed conversations with cold runs of "
-               "the same "
-               "messages, and counts what leaked between conversations.",
+    .summary = "Compares a server's answers in many mixed conversations with cold runs "
+               "of the same messages, and counts leaks between conversations.",
     .options = exact_options,
     .examples =
         "  hcache bench exact --conversations 500 --turns 20 --json\n"

@@ -69,7 +69,8 @@ static const struct opt options[] = {
              "method"},
     {"skip", OPT(struct restore_args, skip), .arg = "N", .def = "0", .min = 0,
      .max = 1000000, .help = "--sweep: begin with this case, to run a sweep in pieces"},
-    {"seed", OPT(struct restore_args, seed), .arg = "N", .def = "1", .help = "of --sweep"},
+    {"seed", OPT(struct restore_args, seed), .arg = "N", .def = "1",
+     .help = "seed of --sweep"},
     {"load", OPT(struct restore_args, loads), .arg = "NAME[,NAME...]", .def = "none",
      .help = "--sweep: other work beside each case, drawn from these: none, busy (a thread "
              "that "

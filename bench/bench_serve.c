@@ -57,7 +57,7 @@ static const struct opt serve_options[] = {
     {"time-scale", OPT(struct serve_args, time_scale), .arg = "X", .def = "0.1", .lo = 0,
      .hi = 100, .help = "factor for the workload's pauses"},
     {"zipf", OPT(struct serve_args, zipf), .arg = "S", .def = "1", .lo = 0, .hi = 4,
-     .help = "skew of how often each document is asked for"},
+     .help = "skew of the documents' popularity"},
     {"documents", OPT(struct serve_args, documents), .arg = "N", .def = "20", .min = 1,
      .max = 100000, .help = "number of documents"},
     {"task", OPT(struct serve_args, task), .arg = "NAME", .def = "even",

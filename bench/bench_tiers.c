@@ -62,7 +62,7 @@ static const struct opt options[] = {
      .help = "blocks that are written, for loads other than closed: all, or only at their "
              "second reference"},
     {"state", OPT(struct tiers_args, state), .choices = state_names, .def = "kv",
-     .help = "what is stored in the closed load; hidden states have half the bytes"},
+     .help = "kind of stored state in the closed load; hidden states have half the bytes"},
     {"figures", OPT(struct tiers_args, figures), .arg = "N[,N...]",
      .help =
          "AttentionStore's figures among 13 to 17 and 21 to 24, beside the paper's values"},

@@ -152,9 +152,8 @@ struct hcache_opts {
     /* Rule by which a full store or KV cache evicts state: "lru", "fifo", "lfu", "attentionstore"
      * or "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;
-    uint64_t
-        /* limit on each salt's saved state unless hcache_cache_quota sets another; 0: none */
-        salt_quota_bytes;
+    /* limit on each salt's saved state unless hcache_cache_quota sets another; 0: none */
+    uint64_t salt_quota_bytes;
     /* limit on each salt's guaranteed state; 0: no limit of its own */
     uint64_t guarantee_bytes;
     /* limits the speed of the store's reads, for experiments; 0: no limit */
@@ -277,9 +276,8 @@ struct hcache_shaping {
     /* for each occurrence of a token in the answer, -2..2; 0: off */
     float frequency_penalty;
     float presence_penalty; /* once for a token that occurs in the answer, -2..2; 0: off */
-    float
-        /* factor for tokens that occur in prompt or answer, 0.01..100; 0 or 1: off */
-        repetition_penalty;
+    /* factor for tokens that occur in prompt or answer, 0.01..100; 0 or 1: off */
+    float repetition_penalty;
     /* [n_bias] biases of single tokens; at most HCACHE_MAX_BIAS */
     const struct hcache_bias *bias;
     int n_bias;
@@ -447,7 +445,7 @@ struct hcache_result {
     uint64_t restored_staged_bytes;
     int remote_tokens; /* tokens fetched from the remote into the store for this request */
     char miss[200];    /* why not more was restored */
-    /* why saving ended early, and what to do; NULL: it did not. A static string */
+    /* reason why saving ended early, and advice; NULL: it did not. A static string */
     const char *save_stopped;
     struct hcache_plan plan;
     struct hcache_timings timings;
@@ -626,9 +624,8 @@ struct hcache_remote {
 struct hcache_cache_stats {
     const char *tier; /* NULL: there is no store, and all other fields are 0 */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
-    uint64_t
-        /* limit on all files of the store, from which cap_bytes follows for used_bytes; 0: none */
-        files_cap_bytes;
+    /* limit on all files of the store, from which cap_bytes follows for used_bytes; 0: none */
+    uint64_t files_cap_bytes;
     uint64_t n_expiring;       /* chunks with a time to live */
     uint64_t n_guarantees;     /* pins that are guarantees */
     uint64_t guaranteed_bytes; /* part of used_bytes that is never evicted */

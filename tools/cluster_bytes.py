@@ -116,7 +116,7 @@ class Compare:
 
     def __init__(self):
         self.records, self.chunks, self.differences = {}, {}, []
-        # counts of what was compared with another source
+        # counts of data that was compared with another source
         self.n_chunks = self.n_records = self.n_bytes = 0
 
     def add(self, source, chunks):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the crash campaign and prints one table of what it tried (docs/TESTING.md).
+# Runs the crash campaign and prints one table of its cases (docs/TESTING.md).
 #   tools/crash.sh BUILD [short|long]     short: under 3 minutes; long: hours
 # Fuzzing runs separately (LOG=1 make fuzz); the table has the sums of its log over all sessions.
 # Each part writes its counts, one "name: number" per line, into BUILD/crash/; equal names are added

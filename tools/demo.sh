@@ -22,14 +22,14 @@ trap 'exit 130' INT TERM
 bold= plain=
 [ -t 1 ] && bold=$'\e[1m' plain=$'\e[0m'
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
-die() {  # prints what was done until then, too
+die() {  # also prints the work done until then
     doing ""
     [ ! -e "$tmp/story" ] || cat "$tmp/story" >&2
     echo "demo: $*" >&2
     exit 1
 }
 line() { printf '%s%s%s %s\n' "$bold" "$1" "$plain" "$2" | fold -s -w 100; } # line WHO TEXT
-# Shows on stderr what is being done, if that is a terminal.
+# Shows the present step on stderr, if that is a terminal.
 doing() { [ ! -t 2 ] || printf '\r\e[K%s' "${1:+$1 ...}" >&2; }
 
 model=${DEMO_MODEL:-}
@@ -133,7 +133,8 @@ say_answer() { # say_answer FILE EXPECTED
     case $text in *"$2"*) ;; *) die "the model should have said \"$2\", and said: $text" ;; esac
 }
 
-# tools/demo_dialogue.txt has one line per turn: TEXT, or TEXT<tab>what the answer must contain.
+# tools/demo_dialogue.txt has one line per turn: TEXT, or TEXT<tab>words that the answer must
+# contain.
 demo_chat() {
     local turns n turn text
     write_chat_py

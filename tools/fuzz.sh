@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Looks for inputs that break a parser: runs each target of tests/fuzz for the given time, starting
-# from the corpus and from what earlier runs found (build/fuzz/found).  Ends with a table.  An input
-# that breaks a parser is left in build/fuzz/broken and makes the run fail.
+# from the corpus and from inputs that earlier runs found (build/fuzz/found). Ends with a table. An
+# input that breaks a parser is left in build/fuzz/broken and makes the run fail.
 #   tools/fuzz.sh SECONDS [PATTERN]
 #   LOG=1 tools/fuzz.sh ...     adds the counts to tests/fuzz/executions.csv, and prints the sums over all sessions
 #   UNTIL=N tools/fuzz.sh ...   each target runs only until the sum of its executions is N

@@ -59,7 +59,7 @@ else
     torch_args="llama-2-7b:4096,32,32,32,11008,32000 float16 $lengths" torch_device=cuda cpu_model=synth:llama-2-13b cpu_lengths=512
     first_save_args="--batches 1 --steps 64 --context 512 --save-buffer 4G" greedy_args="20 200 1500" exact_args="4 50 1500"
     cublas=$(find_cublas)
-    plain=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}") # what is not ours has its own libraries
+    plain=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}") # other programs have their own libraries
     export HCACHE_GPU_DIRECT=off  # except in the parts that measure it
     export LD_LIBRARY_PATH=${cublas:+$cublas:}${LD_LIBRARY_PATH:-}:$PWD/$bundle/lib
 fi
@@ -78,7 +78,7 @@ part() {
         echo "skipped  $what: no time is left" | tee -a "$parts/parts.txt"
         return
     fi
-    if [ "$(type -t "$1")" = function ]; then # bounded by what it runs
+    if [ "$(type -t "$1")" = function ]; then # a function bounds its own commands
         "$@" >"$parts/$what.log" 2>&1
     else
         timeout -k 5 "$limit" "$@" >"$parts/$what.log" 2>&1
@@ -158,8 +158,8 @@ part parity 60 $test_cuda
     else
         missing memcheck compute-sanitizer
     fi
-    # Fixed math, to be compared with parts greedy, device-bf16, restore and save: what do the same
-    # bits for every batch cost?
+    # Fixed math, to be compared with parts greedy, device-bf16, restore and save: the cost of the
+    # same bits in every batch.
     [ -n "$python" ] && part fixed 40 env HCACHE_CUDA_MATH=fixed "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/fixed.csv"
     part device-fixed 25 env HCACHE_CUDA_MATH=fixed $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-fixed.csv"
     part restore-fixed 60 env HCACHE_CUDA_MATH=fixed $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the five numbers that decide what is worth building on, from the first parts of
+"""Prints the five numbers that decide the next work on the GPU, from the first parts of
 gpu_check.sh.
 
   gpu_first.py PARTS

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is built, or removes it:
+# Installs the built files, or removes them:
 #   tools/install.sh install BUILD_DIR        tools/install.sh uninstall BUILD_DIR
 # PREFIX (default /usr/local) is where the program will run from; DESTDIR (default empty) is put in
 # front of it.  PKGS and LIBS are the packages and libraries that the static library needs.

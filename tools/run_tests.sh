@@ -70,7 +70,7 @@ esac
 # shared models are (default ../shared).
 for v in "${!HCACHE_@}"; do [ "$v" = HCACHE_SHARED ] || unset "$v"; done
 export HCACHE_BUILD=$build
-# Tests look at what is on the disk.  Tests of copies in memory ask for them (--dram).
+# Tests look at the files on the disk. Tests of copies in memory ask for them (--dram).
 export HCACHE_DRAM=0
 export CMOCKA_MESSAGE_OUTPUT=TAP
 # A race or a leak gives the program an exit code of its own.
@@ -110,7 +110,7 @@ busyness() {
 
 out_of_memory_kills() { awk '$1 == "oom_kill" { print $2 }' /proc/vmstat 2>/dev/null; }
 
-# Prints what the threads of a process group are doing, before the group is killed.
+# Prints the state of the threads of a process group, before the group is killed.
 snapshot() { # snapshot GROUP
     local task p
     echo "still running when the time was over:"

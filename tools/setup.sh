@@ -85,7 +85,7 @@ if [ "${1:-}" = --list ]; then
     exit
 fi
 
-# Does what an argument asks for beside packages.
+# Does the other work that an argument requests beside packages.
 make_rest() {
     case ${1:-} in
     --real-model) fetch_real_model || fail "could not fetch the model" ;;

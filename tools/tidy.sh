@@ -2,7 +2,7 @@
 # Runs every check of the tree that a program can do: one line per check; status 1 if any fails.
 #   tools/tidy.sh [NAME...]     NAME: a file of tools/tidy/ without its extension; none: all
 #   tools/tidy.sh --quick       those that compile nothing: seconds
-# A check prints what is wrong and returns 1, or prints why it cannot run here and returns 77.
+# A check prints its findings and returns 1, or prints why it cannot run here and returns 77.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

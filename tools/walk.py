@@ -53,7 +53,7 @@ def record(hcache, folder):
     p.terminate()
     p.wait()
     p, port = serve(argv, ("valgrind", "--tool=callgrind", "--separate-threads=yes", f"--callgrind-out-file={folder}/out"))
-    time.sleep(5)  # what a server does after its start does not belong to the turn
+    time.sleep(5)  # the work of a server after its start does not belong to the turn
     control(["-z"], p.pid)
     turn = chat(port, first + [answer, {"role": "user", "content": "And what of the whales?"}], 8)
     time.sleep(2)  # saves the chunks that the turn has filled

@@ -1,4 +1,4 @@
-/* mixed_costs.h - measures what a layer of a hybrid cache costs on this machine, by sampled
+/* mixed_costs.h - measures the costs of a layer of a hybrid cache on this machine, by sampled
  * linear regression (HybridServe, section 4.3, figure 11).
  *
  * Times are measured with the operations of mixed.h: blocks that come over the link, and blocks

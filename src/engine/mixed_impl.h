@@ -1,4 +1,4 @@
-/* mixed_impl.h - what the files of the hybrid cache share; private to them.
+/* mixed_impl.h - declarations that the files of the hybrid cache share; private to them.
  *
  *   mixed.c        memory, mini-batches, the calls of a pass
  *   mixed_layer.c  a mini-batch's way through a layer

@@ -41,7 +41,7 @@ enum phase { PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE, PHASE_DONE,
 struct seq_shared {
     const struct model *model;
     struct store *store; /* NULL: nothing is restored or saved */
-    /* Fetches ahead what waiting sequences need; NULL: nothing is fetched ahead. */
+    /* Fetches state of waiting sequences ahead; NULL: nothing is fetched ahead. */
     struct restore_pipeline *fetcher;
     /* Speeds from which the gain of a fetch is predicted. */
     const struct platform *platform;

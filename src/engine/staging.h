@@ -31,7 +31,7 @@ bool staging_may_begin(const struct restore_phase *g, const struct seq *s);
 /* Decides that nothing is staged for s, because another sequence is about to compute or restore
  * the beginning that they share. */
 void staging_leave_out(struct seq *s);
-/* Begins to look up what the store has of s behind the first n_known chunks, which the KV pool
+/* Begins to look up the stored chunks of s behind the first n_known chunks, which the KV pool
  * holds. */
 void staging_begin(struct restore_phase *g, struct seq *s, int n_known);
 /* Advances the staged restore: plans and begins to read once the look-up is done; ends it if a

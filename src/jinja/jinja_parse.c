@@ -1,7 +1,7 @@
 /* jinja_parse.c - parses statements like Jinja's parser, tag by tag.
  *
- * A tag may contain what Jinja's grammar allows, down to where a ternary needs parentheses.
- * Unknown tags are errors when the template is compiled. */
+ * A tag may contain everything that Jinja's grammar allows, and a ternary needs parentheses in the
+ * same places. Unknown tags are errors when the template is compiled. */
 #include "jinja/jinja_impl.h"
 
 #include <stdarg.h>

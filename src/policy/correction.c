@@ -111,7 +111,7 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
     return is_whole && o->compute_s + o->wait_s >= CORRECTION_ALONE * o->total_s;
 }
 
-/* Moves the start by a limited step towards what a short restore took beyond its lanes. */
+/* Moves the start by a limited step towards the time that a short restore took beyond its lanes. */
 static void learn_start(struct platform *p, double lanes_s, double observed_s)
 {
     if (!(lanes_s > 0) || lanes_s >= CORRECTION_SHORT_S)

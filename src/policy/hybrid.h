@@ -60,7 +60,7 @@ struct hybrid_memory {
     double device_bytes, host_bytes;
 };
 
-/* A placement of one layer's blocks, and what a step costs with it. */
+/* A placement of one layer's blocks, and the costs of a step with it. */
 struct hybrid_split {
     int64_t act_device, kv_device, act_host, kv_host;
     double link_s, compute_s;

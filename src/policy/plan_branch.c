@@ -180,7 +180,7 @@ static void begin_r(struct branch *b, int r)
     b->method[b->n] = 0;
 }
 
-/* Begins the tree of all these candidates. */
+/* Begins the tree of all candidates that recompute layers [0, r). */
 static void begin_tree(struct branch *b, int r)
 {
     begin_r(b, r);

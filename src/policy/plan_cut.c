@@ -250,8 +250,8 @@ static bool range_suits(const struct stored_ranges *c, const struct plan *p, int
     return true;
 }
 
-/* Describes what the letters of a forced plan do not show: ranges that use the other kind, and
- * ranges behind the restored prefix. */
+/* Describes the facts that the letters of a forced plan do not show: ranges that use the other
+ * kind, and ranges behind the restored prefix. */
 static void tell_ranges(const struct stored_ranges *c, int n_used, struct plan *out)
 {
     int64_t used = 0, begin = 0, other = 0;

@@ -78,7 +78,7 @@ enum remote_choice {
     REMOTE_CRAWLS    /* recomputing the rest is faster than waiting for it at this pace */
 };
 
-/* Returns what to do. *again_s: the choice stays the same for this long if nothing comes. */
+/* Returns the choice. *again_s: it stays the same for this time if nothing comes. */
 enum remote_choice remote_choose(const struct remote_view *v, const struct remote_pace *p,
                                  double *again_s);
 

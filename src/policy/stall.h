@@ -67,8 +67,7 @@ struct stall_view {
     bool is_raced;      /* recomputation races already */
 };
 
-/* Returns what to do. *again_s: the choice stays the same for at least this long if no read
- * completes. */
+/* Returns the choice. *again_s: it stays the same for at least this time if no read completes. */
 enum stall_choice stall_choose(const struct stall_view *v, double *again_s);
 
 #endif

@@ -103,7 +103,7 @@ int cluster_open(const struct redis_opts *o, struct cluster_seeds *seeds,
     int rc = -1;
     memcpy(url.host, o->url->host, sizeof url.host);
     for (int i = -1; i < seeds->n && rc != 0 && rc != ERR_CANCELLED; i++) {
-        /* The last seed gets all the time that is left, each other half of it. */
+        /* The last seed gets all the remaining time, each other seed half of it. */
         int64_t now = clock_now_ns();
         int64_t share_ns = (deadline_ns - now) / (i + 1 < seeds->n ? 2 : 1);
         cluster_close(c);

@@ -141,7 +141,7 @@ static int read_numbers(const struct json *body, struct subject *s, struct fault
     return fault_set(f, 400, NULL, NULL, "%s", err.msg);
 }
 
-/* Reads whether a prompt or messages are truncated. For a response that is known. */
+/* Reads whether a prompt or messages are truncated. A response's turn already says it. */
 static int read_truncation(const struct call *c, const struct json *body, struct subject *s,
                            struct fault *f)
 {

@@ -1,4 +1,4 @@
-/* gate.h - decides by its head alone whether a request may come in. */
+/* gate.h - decides whether a request may come in, by its head alone. */
 #ifndef SERVER_GATE_H
 #define SERVER_GATE_H
 

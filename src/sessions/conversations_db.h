@@ -21,10 +21,9 @@ struct conversations {
     /* Protects everything below; held for whole transactions. */
     pthread_mutex_t lock;
     sqlite3 *db;
-    int64_t
-        /* -1: not counted yet. Counting 300000 rows for every turn would cost more than the
+    /* -1: not counted yet. Counting 300000 rows for every turn would cost more than the
          * turn. */
-        n_turns;
+    int64_t n_turns;
     struct {
         const char *sql;
         sqlite3_stmt *st;

@@ -215,7 +215,7 @@ static bool is_whole(const struct hcache *h, const struct hcache_result *r)
     return r->text != NULL && total == r->n_text;
 }
 
-/* Remembers that the prompt with a[0, n) behind it is those tokens. */
+/* Remembers the tokens of the prompt with a[0, n) behind it. */
 static void remember(const struct hcache *h, struct answers *m, const char *salt,
                      const struct prompt_text *asked, const char *a, size_t n,
                      const struct answers_ids *ids)

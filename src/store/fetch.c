@@ -5,8 +5,8 @@
  *     store_fetch_step       starts, continues or ends the fetch of one chunk; never waits
  *     store_fetch_want_end   the request waits no longer, or was cancelled
  *
- * The next fetch is the first chunk of the earliest turn that is only on the disk. It is not
- * made
+ * The next fetch is the first chunk of the earliest turn that is only on the disk.
+ * It is not made
  * - if fewer than FETCH_MIN_CHUNKS of a request's chunks are only on the disk;
  * - for chunks whose state the caller holds in memory of its own (store_tell_held);
  * - if it would take the room of chunks that an earlier request needs (tier_may_take);

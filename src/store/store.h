@@ -451,9 +451,9 @@ int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
 
 /* Evicts the chunks whose time to live has passed: no use for store_use.ttl_s. A chunk that
  * requests with different times use has the longest of them; none counts as the longest. Chunks
- * that are in use, pinned or continued by others stay until they are not. The time to live and
- * the time of the last use survive a restart. store_open evicts chunks that have expired
- * meanwhile; so does an append that needs room. *n_chunks is the number of evicted chunks. */
+ * that are in use, pinned or continued by others stay as long as that holds. The time to live and
+ * the time of the last use survive a restart. store_open evicts chunks that have expired meanwhile;
+ * so does an append that needs room. *n_chunks is the number of evicted chunks. */
 int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err);
 
 /* --- quotas --------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 """Makes bad model files out of good ones: damage.py KIND DIR
 
-The kinds are what a download, a disk or a converter does to a checkpoint."""
+Each kind is damage that a download, a disk or a converter does to a checkpoint."""
 import json
 import os
 import struct

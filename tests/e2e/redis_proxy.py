@@ -75,7 +75,7 @@ def answer(f):
 
 
 class Proxy:
-    """Passes bytes between clients and a redis-server.  `harm` says what it does to them:
+    """Passes bytes between clients and a redis-server. `harm` selects the damage:
 
       None      nothing
       hang      answers stop; connections stay open

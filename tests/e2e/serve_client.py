@@ -43,7 +43,7 @@ def until(condition):
 
 
 def threads_of(p):
-    """Returns what each thread of a process waits for."""
+    """Returns the kernel function and the system call in which each thread of a process waits."""
     out = []
     for tid in sorted(os.listdir(f"/proc/{p.pid}/task")):
         words = []

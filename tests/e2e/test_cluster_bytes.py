@@ -21,7 +21,8 @@ def remote(s):
 
 
 def shared(redis, tmp):
-    """Runs two servers: the second one fetches what the first one has computed, and continues."""
+    """Runs two servers: the second one fetches the state that the first one has computed, and
+    continues."""
     stores = []
     for name, question in (("a", ""), ("b", "What does he do then?")):
         stores.append(os.path.join(tmp, name))

@@ -48,7 +48,7 @@ def files_of(store):
 
 
 def remains(store, text=True):
-    """Returns what is left: files with the text or token ids, and segments with a byte that is not
+    """Returns the remains: files with the text or token ids, and segments with a byte that is not
     zero."""
     found = []
     for name, data in files_of(store).items():

@@ -171,7 +171,7 @@ def without_permission_to_write(tmp):
 
 
 def erased_by_the_next(name, store):
-    """The index cannot be written, but its directory can: what is cleared is noted, and erased once
+    """The index cannot be written, but its directory can: cleared chunks are noted, and erased once
     the index can be written."""
     index = os.path.join(store, "index.db")
     name += ", but for its folder"
@@ -208,7 +208,8 @@ def without_permission_for_conversations(tmp, store):
 
 
 def in_folder_of_a_stranger(store):
-    """The owner of the directory may have put anything there, and may read what is put there."""
+    """The owner of the directory may have put any file there, and may read files that others put
+    there."""
     name = "a folder of another user"
     for path in [store] + [os.path.join(store, f) for f in os.listdir(store)]:
         os.chown(path, STRANGER, STRANGER)

@@ -31,7 +31,7 @@ for turn in first second; do
     check "bit for bit" json_is 'j["logits_digest"]' "$digest"
 done
 
-# Killed at several moments: each time it continues from what is durable.
+# Killed at several moments, ingest each time continues from the durable chunks.
 done_tokens=0
 for ms in 300 600 1200; do
     "$hc" ingest "$model" --store "$store" "${docs[@]}" --save both >"$tmp/out" 2>"$tmp/err" </dev/null &

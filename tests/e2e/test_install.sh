@@ -75,7 +75,7 @@ done < <(tools/options.sh "$hc" --names)
 check "each page has a date and the version" test -z \
     "$(grep -LE "^\.TH \"hcache[a-z-]*\" 1 \"[0-9]{4}-[0-9]{2}-[0-9]{2}\" \"hcache $version\" \"hcache\"$" "$to"/share/man/man1/*.1)"
 check "the main page lists the commands" grep -q 'fBserve' "$to/share/man/man1/hcache.1"
-complete_words() { # complete_words WORD... : what bash offers for the last one
+complete_words() { # complete_words WORD... : the completions that bash offers for the last word
     bash -c '. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _hcache; printf "%s\n" "${COMPREPLY[@]}"' \
         - "$to/share/bash-completion/completions/hcache" "$@"
 }

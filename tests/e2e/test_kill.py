@@ -79,7 +79,7 @@ def cycle(number):
     # A victim that restores is quicker than the run before it, and the machine may be less busy
     # now.
     latest[0] = min(latest[0] * 1.5, 1) if was_killed else latest[0] * 0.5
-    # the run was quicker than the kill: it has reported what it committed
+    # the run was quicker than the kill and has reported its committed tokens
     if said and not was_killed:
         committed = max(committed, json.loads(said)["committed_tokens"])
 

@@ -1,4 +1,4 @@
-"""The reason in `miss` for a changed history: the token at which it diverges from what is stored,
+"""The reason in `miss` for a changed history: the token at which it diverges from the stored state,
 with the words of the prompt."""
 import os
 import re

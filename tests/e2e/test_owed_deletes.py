@@ -1,4 +1,4 @@
-"""DELETE and /v1/cache/clear on a disk that is full or not writable: what the answer says, and that
+"""DELETE and /v1/cache/clear on a disk that is full or not writable: the answer reports it, and
 nothing comes back afterwards: not in an answer, not after kill -9, and no byte in a file once the
 disk can be written.
 

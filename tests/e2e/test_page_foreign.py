@@ -63,7 +63,8 @@ def fetch(b, url, **options):
 
 
 def state(s):
-    """Returns what a page may neither read nor change: kept conversations and saved state."""
+    """Returns the data that a page may neither read nor change: kept conversations and saved
+    state."""
     return (len(s.request("GET", "/v1/conversations")[2]["data"]),
             s.post("/v1/cache/lookup", {"messages": [{"role": "user", "content": SECRET * 12}]})[2]["stored_tokens"])
 

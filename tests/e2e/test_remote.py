@@ -1,5 +1,6 @@
-"""--remote: a server continues, from a Redis, what another server has computed.  A Redis that is
-slow, full, gone or lying costs a miss with its reason, and never gives a wrong answer."""
+"""--remote: a server continues, from a Redis, conversations that another server has computed. A
+Redis that is slow, full, gone or lying costs a miss with its reason, and never gives a wrong
+answer."""
 import os
 import shutil
 import sys

@@ -58,7 +58,7 @@ check("a slow reader gets the beginning of its answer", slow.recv(12) == b"HTTP/
 
 
 def is_dropped():
-    slow.recv(1)  # of what the two sockets hold
+    slow.recv(1)  # part of the bytes that the two sockets hold
     return server.metric("hcache_http_connections") == 1
 
 

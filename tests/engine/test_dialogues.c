@@ -47,8 +47,8 @@ enum { N_PLANS = sizeof plans / sizeof plans[0] };
 struct talk {
     int32_t tokens[MAX_CTX];
     int n;
-    bool chosen[MAX_CTX]; /* by the model: the tokens of answers, their ends included */
-    int plan[MAX_CTX];    /* the turn's, of chosen tokens */
+    bool chosen[MAX_CTX]; /* tokens that the model chose: answers, with their ends */
+    int plan[MAX_CTX];    /* index of the turn's plan, for chosen tokens */
 };
 
 static struct tokenizer *tokenizer;

@@ -202,7 +202,8 @@ static void lru_holds_the_youngest(void **state)
     assert_true(isinf(l->lru_age));
 }
 
-/* Sampled content whose age is below what its class and value are worth to a random request. */
+/* Returns the amount of sampled content that is held: its age is below the time for which its class
+ * and value are worth holding, for a random request. */
 static double held(const struct load *x)
 {
     struct rng r = {5};

@@ -163,7 +163,7 @@ static void bounds_hold(void **state)
         plan_bounds_init(&b, &search);
         double least_s = plan_bound_least(&b, search.r_min, search.r_max);
         assert_true(plan.predicted_s >= least_s * (1 - 1e-9));
-        assert_true(least_s > 0.2 * plan.predicted_s); /* and is not trivial */
+        assert_true(least_s > 0.2 * plan.predicted_s); /* the bound is not trivial */
     }
 }
 

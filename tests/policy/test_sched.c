@@ -424,9 +424,9 @@ static void equal_prompts_follow_one(void **state)
     assert_int_equal(c[1].what, SCHED_ADMIT);
 }
 
-/* With a stream of important requests, one per step, each of two steps, the least important one
- * waits for its priority's worth of time and no longer, because of ages; without ages it would wait
- * forever. */
+/* Returns the wait of an unimportant request beside a stream of important ones, one per step, each
+ * of two steps. Because requests age, it waits no longer than the time that its priority is worth.
+ * Without ages it would wait forever. */
 static int64_t wait_under_load(int64_t age_ns)
 {
     static struct world w;

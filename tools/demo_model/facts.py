@@ -1,4 +1,4 @@
-"""What a person can tell about themselves, and how to ask for it.
+"""Facts that a person can state about themselves, and questions for them.
 
 A Fact is one slot ("what my dog is called") with several ways to tell it, several ways to ask for
 it and ONE answer, in which {V} stands for the value.  One answer per slot keeps greedy decoding

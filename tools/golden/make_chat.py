@@ -1,5 +1,5 @@
-"""Writes tests/format/golden/chat.json: chat templates, conversations, and what the reference Jinja
-makes of them.
+"""Writes tests/format/golden/chat.json: chat templates, conversations, and the texts that the
+reference Jinja renders from them.
 
     python3 tools/golden/make_chat.py [--check]
 

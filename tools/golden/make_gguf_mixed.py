@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tiny random llamas, quantised by llama.cpp, into tests/model/golden/gguf, and what
-llama.cpp computes from their dequantised values: mixed.gguf, whose matrices have nine types, and
-bf16.gguf, whose matrices have BF16.
+"""Writes two tiny random llamas, quantised by llama.cpp, into tests/model/golden/gguf, and the
+logits that llama.cpp computes from their dequantised values. The matrices of mixed.gguf have nine
+types; those of bf16.gguf are BF16.
 
   make_gguf_mixed.py LLAMA_DIR     (the result of tools/compare_llama/build.sh; needs numpy and gguf)
 
