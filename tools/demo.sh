@@ -162,7 +162,7 @@ demo_chat() {
 
     text=${turns[n]%%$'\t'*}
     doing "restoring in another process"
-    say "Another process is asked about what was told at the beginning."
+    say "Another process is asked about the beginning of the conversation."
     chat ask "$text"
     line "  you:" "$text"
     both --raw --prompt-file "$tmp/prompt" --max-tokens 60
@@ -206,7 +206,7 @@ demo_synthetic() {
     echo "(No trained model is here: $model has random weights, and its conversation is $history random tokens.)"
 
     doing "computing a conversation, and killing its process"
-    say "A process is told a long conversation and begins to answer; in mid-sentence it is killed with SIGKILL."
+    say "A process gets a long conversation and begins to answer; in mid-sentence it is killed with SIGKILL."
     echo "\$ hcache run $model --token-ids CONVERSATION --store STORE"
     linger=1
     run_and_kill --token-ids "$tmp/conversation" --max-tokens 900 --ignore-eos

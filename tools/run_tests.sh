@@ -294,7 +294,7 @@ require_tools() {
         command -v "$tool" >/dev/null || missing+=("$tool")
     done
     [ ${#missing[@]} -eq 0 ] && return
-    echo "missing: ${missing[*]}. tools/setup.sh installs what the tests need."
+    echo "missing: ${missing[*]}. tools/setup.sh installs the packages for the tests."
     failed=$((failed + 1)) bad_names+=("tools")
 }
 

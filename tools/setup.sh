@@ -74,7 +74,7 @@ case ${1:-} in
 *) fail "unknown argument \"$1\" (allowed: --test, --cluster, --clients, --dev, --real-model, --list)" ;;
 esac
 
-command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand what Debian 12 calls: ${want[*]}"
+command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand the packages that Debian 12 calls: ${want[*]}"
 
 missing=()
 for p in "${want[@]}"; do

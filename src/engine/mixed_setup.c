@@ -26,7 +26,7 @@ bool mixed_must_measure(const struct mixed_job *j, struct mixed_choice *out)
     if (j->method == MIXED_OFF)
         why = "it is not asked for";
     else if (j->method == MIXED_RECOMPUTE)
-        why = "what has no room on the device is computed again";
+        why = "blocks without room on the device are computed again";
     else if (j->host_bytes == 0)
         why = "there is no memory for blocks on the host (--host-memory)";
     else if (!is_forced(j) && j->has_store)

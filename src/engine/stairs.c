@@ -191,10 +191,9 @@ void stairs_judge_saves(struct seq *s)
         return;
     s->out.stall = STALL_LEFT;
     s->shared->stats.n_stalls[STALL_LEFT]++;
-    log_info(
-        "the store did not take what a truncated context saved for %.0f ms: its %d tokens "
-        "are computed again, stair by stair",
-        v.silent_s * 1e3, s->n_tokens);
+    log_info("for %.0f ms the store did not take the state of a truncated context: its %d "
+             "tokens are computed again, stair by stair",
+             v.silent_s * 1e3, s->n_tokens);
 }
 
 /* Returns the cut of the next view that the carried rows can fill. */

@@ -333,7 +333,7 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
     if (req->budget_bytes_per_token != 0)
         return err_set(
             e, ERR_USAGE,
-            "plan request: a budget bounds what is saved; a chain is saved already");
+            "plan request: a budget bounds the state to save; a chain is saved already");
     if (req->mode != PLAN_AUTO && n_ranges > 0)
         return longest_prefix(&k, out, n_used, e);
     if (may_prefill)

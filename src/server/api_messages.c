@@ -330,8 +330,8 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
         rc = read_dialog(p, d, f);
     if (rc == 0 && truncates && d->n > 0)
         rc = fault_set(f, 400, "unsupported_value", "truncation",
-                       "'truncation' cannot be auto beside 'cache_control': what it marks "
-                       "may be dropped");
+                       "'truncation' cannot be auto beside 'cache_control': the marked "
+                       "part may be dropped");
     if (rc == 0)
         rc = render(c, d->messages, d, p, text, f);
     if (rc == 0 && truncates)

@@ -378,7 +378,7 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
                          "'conversation' and 'previous_response_id' exclude each other");
     if (p->conversation != NULL && !p->store)
         return fault_set(f, 400, NULL, "store",
-                         "'store' is false, but a conversation keeps what is said in it");
+                         "'store' is false, but a conversation keeps its messages");
     if (request_check_truncation(p, &c->s->truncation, f) != 0)
         return -1;
     if (c->s->conversations == NULL &&

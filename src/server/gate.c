@@ -116,7 +116,7 @@ static void note_guess(struct call *c)
         log_warn("a wrong API key came from %s", g.address);
     else if (g.tell)
         log_warn("a wrong API key came from %s; %llu others came before it, since the last "
-                 "such line",
+                 "line about it",
                  g.address, (unsigned long long)g.n_untold);
 }
 

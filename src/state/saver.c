@@ -49,7 +49,7 @@ const char *save_end_text(enum save_end e)
     case SAVE_END_TAIL:
         return "the stored end of the context could not be read";
     case SAVE_END_DEVICE:
-        return "the device failed to copy what it had computed";
+        return "the device failed to copy its results";
     case SAVE_END_FAULT:
         return "the store failed; nothing is saved any more";
     case SAVE_GOES_ON:

@@ -101,7 +101,7 @@ static int tell_holder(struct store *s, struct err *err)
 {
     return err_set(
         err, ERR_BUSY,
-        "the store in %s is in use by another process: %s. Where it is a server, use its "
+        "the store in %s is in use by another process: %s. If it is a server, use its "
         "API (/v1/cache/..., /v1/conversations) or hcache run -i --url URL. Otherwise stop "
         "that process first",
         s->dirs[0], s->holder[0] != 0 ? s->holder : "it cannot be identified");
