@@ -8,8 +8,10 @@
 
 #include <cmocka.h>
 
+#include "io/io_sim.h"
 #include "storetest.h"
 #include "store/parcel.h"
+#include "store/store_impl.h"
 
 enum { N = 3, ALL = ST_BOTH };
 
@@ -194,6 +196,35 @@ static void reading_counts_nothing(void **state)
     end(&a, s);
 }
 
+/* A chunk that proves to be damaged when it is read for export is a miss from then on. */
+static void a_damaged_chunk_is_condemned(void **state)
+{
+    (void)state;
+    struct st_place a;
+    struct sha256 keys[2];
+    struct parcel p = {0};
+    struct err err = {0};
+    struct store_hit hit;
+    struct store_reader *r;
+    char path[64];
+    struct store *s = begin(&a, "sim", 1);
+    assert_int_equal(st_save(s, &st_small, &ctx, 2, ALL, &err), 0);
+    st_keys(&ctx, 2, keys);
+    assert_true(store_pin(s, &keys[1], &hit));
+    const struct extent *x = ((const struct chunk_node *)hit.impl)->extents;
+    snprintf(path, sizeof path, "/st/d0/seg-%06u.hc", x->segment);
+    uint64_t at = x->offset + CHUNK_HEADER_BYTES + 10;
+    store_release(s, &hit, 1);
+    assert_int_equal(io_sim_flip(a.io, path, at, 3), 0);
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, &err), 0);
+    assert_int_equal(parcel_read(s, r, &keys[1], &p, &err), ERR_CORRUPT);
+    assert_int_equal(parcel_read(s, r, &keys[1], &p, &err), ERR_NOT_FOUND);
+    assert_int_equal(parcel_read(s, r, &keys[0], &p, &err), 0);
+    store_reader_close(r);
+    parcel_deinit(&p);
+    end(&a, s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +233,7 @@ int main(void)
         cmocka_unit_test(other_sizes_are_refused),
         cmocka_unit_test(a_piece_of_a_store_is_refused),
         cmocka_unit_test(reading_counts_nothing),
+        cmocka_unit_test(a_damaged_chunk_is_condemned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
