@@ -115,6 +115,7 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
     e->shared = (struct seq_shared){.model = o->model,
                                     .store = o->store,
                                     .saver = o->saver,
+                                    .has_remote = o->remote != NULL,
                                     .fingerprint = o->fingerprint,
                                     .reuse = o->reuse,
                                     .tells_held = has_copies(o->store)};

@@ -50,8 +50,9 @@ struct seq_shared {
     struct model_work *work;
     struct stream *stream;
     struct sha256 fingerprint;
-    bool reuse;     /* equal prefixes share blocks of the KV cache */
-    int n_carrying; /* sequences that replay their stairs without the store: at most one */
+    bool has_remote; /* look-ups ask a remote for chunks that the store lacks */
+    bool reuse;      /* equal prefixes share blocks of the KV cache */
+    int n_carrying;  /* sequences that replay their stairs without the store: at most one */
     /* True if the store has copies in DRAM. The engine then reports to the store which chunks the
      * KV pool holds. held[0, n_held) are changes that are not reported yet. */
     bool tells_held;
@@ -86,6 +87,8 @@ struct seq_staging {
 struct stairs {
     bool must_choose; /* WAIT: it chooses its view when its saves have settled */
     bool is_stepping; /* WAIT, RESTORE: a stair has ended, the next one has not begun */
+    bool has_asked_remote; /* it has tried its last view with the help of the remote */
+    bool asks_remote;      /* WAIT, RESTORE: it tries that now */
     /* The saver's mark at its arrival: covers everything that was handed over before. */
     uint64_t mark;
     int limit; /* chunks from this one on could not be restored; INT_MAX: no such limit */

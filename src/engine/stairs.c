@@ -273,14 +273,33 @@ int stairs_next_cut(const struct seq *s)
     return begins_anew(s) ? 0 : (int)truncation_cut(truncation_of(s), s->n_tokens - 1);
 }
 
+/* Returns whether the sequence tries its last view with the help of the remote. */
+static bool may_try_remote(const struct seq *s)
+{
+    return s->shared->has_remote && s->n_reached == 0 && !s->stairs.has_asked_remote;
+}
+
+/* Notes that the remote did not send the missing chunks of the last view. The store still has the
+ * chunks that it had before. */
+static void end_try(struct seq *s)
+{
+    if (s->stairs.asks_remote)
+        s->stairs.limit = INT_MAX;
+    s->stairs.asks_remote = false;
+}
+
 static void choose_view(struct seq *s)
 {
     const struct truncation *t = truncation_of(s);
-    int cut = stairs_next_cut(s);
-    for (; cut > 0; cut -= t->step) {
+    end_try(s);
+    for (int cut = stairs_next_cut(s); cut > 0; cut -= t->step) {
         view_set(&s->view, &s->chain, s->tokens, s->n_tokens, cut);
         if (count_there(s) >= view_moved(&s->view))
             return;
+        if (may_try_remote(s)) {
+            s->stairs.has_asked_remote = s->stairs.asks_remote = true;
+            return;
+        }
     }
     view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
 }
@@ -339,7 +358,10 @@ void stairs_began(struct seq *s)
         s->shared->stats.n_stairs++;
         s->shared->stats.stairs_ns += stall_ns;
     }
+    if (s->stairs.asks_remote) /* the store has its view only now */
+        pin_anew(s);
     s->stairs.is_stepping = false;
+    s->stairs.asks_remote = false;
     s->stairs.limit = INT_MAX;
     o->n_dropped = s->view.cut;
     o->n_computed_again += s->n_reached > seq_at(s) ? s->n_reached - seq_at(s) : 0;

@@ -20,6 +20,9 @@
  * sequence at a time carries; others wait until it has ended. The same replay is chosen if the
  * plan predicts that reading takes longer.
  *
+ * If the store lacks the last view of a request, the request tries that view once with the help of
+ * the remote, which then sends this view alone. Otherwise it would fetch all stairs in turn.
+ *
  * The chunks that a stair has dropped stay pinned until the stair's first chunk is durable. Then
  * they become the store's first victims. */
 #ifndef ENGINE_STAIRS_H

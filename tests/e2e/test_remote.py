@@ -269,6 +269,31 @@ def test_modes():
     redis.stop()
 
 
+def test_truncated(redis):
+    """A server without its state fetches the last view of a truncated context, and no earlier stair."""
+    window = ("--truncate", "0.5,context=256")
+    redis.ask("FLUSHALL")
+    a = start(redis.url(), *window)
+    check("truncated: the remote is reached", is_up(a), a.log)
+    story = LONG * 4
+    text, t = ask(a, story, truncation="auto")
+    check("truncated: it is written", written(a), remote(a))
+    b = start(redis.url(), *window)
+    check("truncated: a second server reaches it", is_up(b), b.log)
+    again, t = ask(b, story, truncation="auto")
+    equal("truncated: the same answer", again, text)
+    r, n = remote(b), remote(a)["written_chunks"]
+    check("truncated: one view of at most four chunks came", 2 <= r["fetched_chunks"] <= 4 < n / 2, (n, r))
+    equal("truncated: in two round trips", r["round_trips"], 2)
+    redis.ask("FLUSHALL")
+    c = start(redis.url(), *window)
+    check("truncated: a third server reaches it", is_up(c), c.log)
+    again, t = ask(c, story, truncation="auto")
+    equal("truncated: nothing is there: the same answer", (again, t["remote_tokens"]), (text, 0))
+    for s in (a, b, c):
+        s.stop()
+
+
 tmp = tempfile.mkdtemp(prefix="hcache-remote.")
 check("redis-server is installed (tools/setup.sh --test)", is_installed())
 if is_installed():
@@ -287,6 +312,7 @@ if is_installed():
     test_user_and_db(story)
     test_modes()
     test_ttl()
+    test_truncated(server)
     server.stop()
 shutil.rmtree(tmp)
 end()
