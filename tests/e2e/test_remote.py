@@ -300,6 +300,7 @@ if is_installed():
     server = Redis()
     first, story = test_shared(server)
     first.stop()
+    test_truncated(server)
     for kind, reasons in (("corrupt", ["wrong"]), ("swap", ["wrong"]), ("cut", ["failed"]),
                           ("truncate", ["wrong", "failed", "silent"])):
         filled(server)[0].stop()
@@ -312,7 +313,6 @@ if is_installed():
     test_user_and_db(story)
     test_modes()
     test_ttl()
-    test_truncated(server)
     server.stop()
 shutil.rmtree(tmp)
 end()
