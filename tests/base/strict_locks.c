@@ -1,5 +1,5 @@
-/* strict_locks.c - a test program ends where a lock is released that its thread does not hold, or
- * taken twice.
+/* strict_locks.c - ends a test program whose thread releases a lock that it does not hold, or takes
+ * a lock twice.
  *
  * Both go unnoticed otherwise, until two threads meet. The linker gives the calls of src/ and
  * tests/ to these functions (--wrap). */

@@ -1,5 +1,4 @@
-/* strict_pool.c - a test program ends where a pool of KV blocks is destroyed that is not as it
- * should be.
+/* strict_pool.c - ends a test program that destroys a pool of KV blocks in a wrong state.
  *
  * At its end a pool's counters agree with its blocks, no table has a block, and no request waits
  * for one. The linker gives the calls of kv_pool_destroy to this function (--wrap). */

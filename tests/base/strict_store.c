@@ -1,6 +1,6 @@
-/* strict_store.c - a test program ends where a store is closed that is not as it should be.
+/* strict_store.c - ends a test program that closes a store in a wrong state.
  *
- * At its close a store's counters agree with its chunks, nobody uses a chunk, and no request waits
+ * At its close a store's counters agree with its chunks, no chunk is in use, and no request waits
  * for one. The linker gives the calls of store_close to this function (--wrap). */
 #include <stdio.h>
 #include <stdlib.h>

@@ -62,7 +62,8 @@ static bool is_sound(const struct placement_mini *m)
     return n == m->n;
 }
 
-/* A loop of 80 slots does not fit into 50. LRU hits none of it; holding 40 of them hits these. */
+/* A loop of 80 slots does not fit into 50. LRU never hits. A policy that holds 40 slots hits these
+ * 40. */
 static void loop(uint32_t n, bool holds)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -156,7 +157,7 @@ static void a_gain_within_its_spread_is_no_evidence(void **state)
     assert_true(placement_trial_pays(t));
 }
 
-/* A path ends at its first miss: what lies behind cannot be restored, so it is no hit. */
+/* A path ends at its first miss: slots behind the miss cannot be restored, so they are no hits. */
 static void a_path_ends_at_its_first_miss(void **state)
 {
     (void)state;

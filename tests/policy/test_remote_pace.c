@@ -96,7 +96,7 @@ static void the_rest_of_a_context_has_its_own_price(void **state)
     assert_true(remote_rest_s(8, 8, 0.9) >= 0); /* an impossible measurement */
 }
 
-/* A part of what a view has moved saves nothing: a replay is due all the same. */
+/* A part of the chunks that a view has moved saves nothing: a replay is still needed. */
 static void a_view_without_its_moved_chunks_costs_a_replay(void **state)
 {
     (void)state;
