@@ -346,7 +346,7 @@ static void reuse_early(struct store *s)
 }
 
 /* [lock, dropped meanwhile] Frees the space of evicted chunks: the index drops their rows, and
- * their bytes are wiped if they must be. */
+ * their bytes are wiped if they must be. Waits for another thread that does so. */
 static int evicted_free(struct store *s, struct err *err)
 {
     pthread_mutex_unlock(&s->lock);
@@ -355,6 +355,13 @@ static int evicted_free(struct store *s, struct err *err)
         rc = store_wipe(s, err);
     pthread_mutex_lock(&s->lock);
     return rc;
+}
+
+/* [lock] Returns whether space is on its way to be free. Another thread may free it: its commit has
+ * emptied the lists, and the bytes are counted until it ends. */
+static bool is_freeing(const struct store *s)
+{
+    return s->freeing_bytes > 0 || s->wiping_bytes > 0;
 }
 
 /* [lock] Returns the error why n_bytes have no room although everything evictable was evicted. */
@@ -404,7 +411,7 @@ int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newc
             evict(s, over + slack, STORE_EVICT_CAP, newcomer);
         if (!store_index_has_room(s, n_bytes))
             evict_for_index(s, newcomer);
-        if (s->freeing == NULL && s->wiping == NULL)
+        if (!is_freeing(s))
             return no_room(s, n_bytes, err);
         if (store_has_bug(STORE_BUG_EARLY_REUSE) && s->freeing_bytes > 0) {
             reuse_early(s);
@@ -427,7 +434,7 @@ bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
         return false;
     uint64_t slack = s->used_bytes / 64;
     evict(s, n_bytes > slack ? n_bytes : slack, why, newcomer);
-    if (s->freeing == NULL && s->wiping == NULL)
+    if (!is_freeing(s))
         return false;
     return evicted_free(s, &err) == 0;
 }
