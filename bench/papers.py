@@ -129,8 +129,7 @@ def placement(out):
 
 
 def figure18(out):
-    """1,000 tokens with so many of them stored; a batch of 16 is 16 such prompts one after the
-    other."""
+    """One prompt of 1,000 tokens, STORED/NEW; the paper has batches of 16."""
     rows = []
     for stored in (500, 600, 700, 800, 900):
         m = planned("llama-2-13b", "a100-dram", stored, 1000 - stored)
@@ -143,7 +142,7 @@ def figure18(out):
 
 def overflow(out):
     """Perplexity behind the window's end. The paper has LLaMA-13B on WikiText-2."""
-    if TEXT is None:
+    if TEXT is None or MODEL is None:
         return None
     ppl = {}
     for how in ("recompute", "decoupled", "stale"):
@@ -156,7 +155,8 @@ def overflow(out):
 
 def documents(out):
     """Six tasks for each document; the first one's state serves the others."""
-    text = output(sys.executable, os.path.join(HERE, "tier_figures.py"), MODEL, "documents", "--program", HC)
+    text = output(sys.executable, os.path.join(HERE, "tier_figures.py"), MODEL or "synth:bench-220m", "documents",
+                  "--program", HC)
     found = re.findall(r"(.*): first token ([\d.]+) ms, recomputed ([\d.]+) ms", text)
     if not found:
         sys.exit("papers: tier_figures.py printed no times")
@@ -337,7 +337,7 @@ def main():
     a = argparse.ArgumentParser()
     a.add_argument("--out", default="build/papers")
     a.add_argument("--program", default="build/hcache")
-    a.add_argument("--model", default="models/demo", help="of as25 and astab1")
+    a.add_argument("--model", help="of astab1, and of as25 instead of synth:bench-220m")
     a.add_argument("--text", help="of astab1")
     a.add_argument("--context", type=int, default=256, help="of astab1")
     a.add_argument("--only", help="ids, by commas")
