@@ -20,6 +20,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* The usual ahead_bytes. 64 MiB were too few for contexts of 67 MB that follow each other without a
+ * pause. */
+#define AHEAD_BYTES ((uint64_t)256 << 20)
+
 struct ahead;
 enum ahead_pace { AHEAD_BESIDE, AHEAD_AT_ONCE };
 

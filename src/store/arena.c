@@ -8,14 +8,12 @@
 #include "base/process.h"
 #include "store/ahead.h"
 
-#define AHEAD_BYTES ((uint64_t)256 << 20)
-
 struct arena {
     struct arena_opts o;
     uint8_t *base;
     bool is_whole; /* all memory is provided from the start */
-    struct ahead
-        *ahead; /* NULL: the caller's functions gave the memory, or no thread started */
+    /* NULL: the caller's functions gave the memory, or no thread started. */
+    struct ahead *ahead;
 };
 
 uint8_t *arena_bytes(const struct arena *a)

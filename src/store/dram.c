@@ -14,10 +14,6 @@
 #include "store/ahead.h"
 #include "store/media.h"
 
-/* Memory that is provided behind the last used byte. 64 MiB were too few for contexts of 67 MB that
- * follow each other without a pause. */
-#define AHEAD_BYTES ((uint64_t)256 << 20)
-
 struct dram {
     struct media base;
     struct store_memory memory;
@@ -62,7 +58,7 @@ static uint8_t *segment_make(struct dram *d, uint32_t segment)
     uint8_t *p = d->first;
     d->first = NULL;
     if (p != NULL)
-        return p; /* the file has been followed since it was opened */
+        return p; /* ahead has followed this memory since the opening */
     p = d->memory.get(d->memory.arg, d->base.segment_bytes);
     if (p != NULL)
         ahead_follow(d->ahead, p, ahead_bytes(d, segment));
