@@ -43,7 +43,7 @@ struct chat {
     struct progress reading; /* progress of reading the prompt */
     int n_read;              /* tokens of the prompt that were read */
     bool has_text;           /* the answer has text */
-    bool on_terminal;        /* false: a failure ends the chat, because nobody can answer */
+    bool on_terminal;        /* false: a failure ends the chat, as no user can react */
     struct err last;         /* error of a turn that failed */
 };
 

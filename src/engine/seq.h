@@ -62,7 +62,7 @@ struct seq_shared {
     uint64_t n_edges[PHASES][PHASES]; /* taken so far, [from][to] */
 };
 
-/* What was announced about a waiting sequence to the store and the KV pool (upcoming.h). */
+/* The announcement of a waiting sequence to the store and the KV pool (upcoming.h). */
 struct seq_upcoming {
     uint64_t turn;
     int cut; /* cut of the announced view */

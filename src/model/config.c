@@ -253,8 +253,8 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
 }
 
 /* Returns whether a family's heads may be rotated in part.  The reference reads
- * partial_rotary_factor only in these families; in others it rotates whole heads whatever the file
- * says, or fails. */
+ * partial_rotary_factor only in these families. In other families it ignores the field and rotates
+ * whole heads, or it fails. */
 static bool has_partial_rotary(enum model_family family)
 {
     return family == FAMILY_PHI || family == FAMILY_PHI3;

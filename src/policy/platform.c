@@ -463,9 +463,9 @@ double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
            platform_correction_factor(&t->correction);
 }
 
-/* Returns the time to bring one byte up; 0 where memory is unified. Of K and V each rank brings
- * up its own heads. Of hidden states, which every rank needs whole, it brings up a share, and
- * the ranks then gather the shares. */
+/* Returns the time to copy one byte from the host to the device, or 0 if memory is unified. Each
+ * rank copies K and V of its own heads. Every rank needs whole hidden states: each rank copies a
+ * share, and then the ranks gather the shares. */
 static double up_byte_s(const struct platform *p, int tier, enum platform_record kind)
 {
     double up = p->tier[tier].up_bytes_per_s, gather = p->tier[tier].gather_bytes_per_s;

@@ -19,7 +19,8 @@ static void how(const struct hcache_result *r, struct textbuf *out)
                      r->plan.kv);
 }
 
-/* Writes the token counts. Of several answers to one prompt the first one's cached tokens count. */
+/* Writes the token counts. If a prompt has several answers, the cached tokens are those of the
+ * first answer. */
 static void tell_tokens(const struct generation *g, struct textbuf *out)
 {
     const struct hcache_result *first = &g->choice[0].result;

@@ -283,8 +283,8 @@ static bool is_fault_of_disk(int rc)
     }
 }
 
-/* Opens the store for reading only: generation goes on, and stored state is still restored. Not
- * if its folder belongs to another user (-EPERM), who could have replaced its files. */
+/* Opens the store for reading only: generation continues, and stored state is still restored. A
+ * folder of another user is refused (-EPERM), because that user could have replaced its files. */
 static int open_without_saving(struct stack *k, struct store_opts *so,
                                const struct err *why)
 {

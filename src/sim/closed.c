@@ -135,8 +135,9 @@ static uint32_t jobs_of(const struct closed *c, double bytes)
     return n < 1 ? 1 : n > 1e9 ? 1000000000 : (uint32_t)n;
 }
 
-/* Announces all jobs of the queue, not only those that fit into the cache. Of two jobs behind
- * that window the later one's state must be evicted first; lru would evict the earlier one's. */
+/* Announces all jobs of the queue, not only those that fit into the cache. If two jobs are behind
+ * that window, the state of the later one must be evicted first. lru would evict that of the
+ * earlier one. */
 static void window_fill(struct closed *c)
 {
     if (c->n_known < c->head)

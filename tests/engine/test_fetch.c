@@ -326,7 +326,7 @@ static void plans_price_chunks_by_where_they_lie(void **state)
             assert_string_equal(got.plan.method, "RRRR");
         et_same(&want, &got, "a part is restored from DRAM");
     }
-    /* The disk's speed is known, and reading ahead from such a disk pays. */
+    /* The disk is known to be slow enough for reading ahead to pay. */
     assert_true(dram_tier_gains(&k.platform, WT_PROMPT, 1, 0));
     et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e12);
     assert_false(dram_tier_gains(&k.platform, WT_PROMPT, 1, 0));

@@ -60,8 +60,8 @@ struct case_of {
     const char *save, *plan, *layers, *deviation;
 };
 
-/* The answer has the bits of a computed one, whatever was missing. Strict plans fail exactly when
- * others deviate. */
+/* For every set of missing records, the answer has the same bits as a computed one. A strict plan
+ * fails exactly if the same plan without strictness deviates. */
 static void missing_records(void **state)
 {
     (void)state;
