@@ -2,6 +2,7 @@
 #include "store/ahead.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -83,8 +84,11 @@ static void provide_piece(struct ahead *a)
 static void *ahead_main(void *arg)
 {
     struct ahead *a = arg;
-    if (a->pace == AHEAD_BESIDE) /* sets the priority of this thread only, on Linux */
+    if (a->pace == AHEAD_BESIDE) { /* sets both for this thread only, on Linux */
+        const struct sched_param unused = {0};
         (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LOWEST_PRIORITY);
+        (void)sched_setscheduler(0, SCHED_IDLE, &unused);
+    }
     pthread_mutex_lock(&a->lock);
     while (!a->quit) {
         if (has_work(a))
