@@ -370,10 +370,11 @@ plan-check: $(B)/tests/policy/test_plan_cut
 	@$< check
 
 # Makes a page with the papers' figures that need no GPU.  ONLY=fig3,tab1 selects some of them.
-# MODEL=M and TEXT=F give those of AttentionStore's section 4.3.7 a model and a text.
+# MODEL=M and TEXT=F give those of AttentionStore's section 4.3.7 a model and a text.  SHORTEN=N
+# gives the served loads one Nth of their time.
 papers: all
 	@python3 bench/papers.py --program $(B)/hcache $(if $(ONLY),--only $(ONLY)) \
-	    $(if $(MODEL),--model $(MODEL)) $(if $(TEXT),--text $(TEXT))
+	    $(if $(SHORTEN),--shorten $(SHORTEN)) $(if $(MODEL),--model $(MODEL)) $(if $(TEXT),--text $(TEXT))
 
 # Draws COUNT one-line mutants of FILES (files or directories) with SEED and lists those that the
 # nearest tests miss.  PER_FOLDER=N draws N from each directory of src/ instead.  WIDE=S runs

@@ -2,7 +2,8 @@
 """Every figure of the papers that needs no GPU: the paper's numbers and this program's, on one
 page.
 
-  bench/papers.py [--out DIR] [--only fig3,tab1,...] [--quick] [--program FILE] [--model M --text F]
+  bench/papers.py [--out DIR] [--only fig3,tab1,...] [--quick] [--shorten N] [--program FILE]
+                  [--model M --text F]
 
 Each entry of FIGURES names its program, parameters and seed.  The labels of entries mean:
 
@@ -11,7 +12,9 @@ Each entry of FIGURES names its program, parameters and seed.  The labels of ent
   modelled       computed from the paper's hardware table; nothing ran
 
 An entry writes DIR/ID.csv (name, paper, ours, note). DIR/index.html shows every existing CSV, and
-names the entries that were not run. --quick runs only the entries that take seconds."""
+names the entries that were not run. --quick runs only the entries that take seconds.  --shorten N
+gives the loads of Figures 9, 10 and 15 one Nth of their time, so that hours become minutes; their
+rows then say so."""
 import argparse
 import csv
 import html
@@ -26,6 +29,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 HC = MODEL = TEXT = CONTEXT = None  # --program, --model, --text, --context
+SHORTEN = 1  # --shorten
 
 
 def output(*words, ok=(0,)):
@@ -243,8 +247,10 @@ def figure20(out):
     return rows
 
 
-def served(only, *options):
+def served(only, seconds, drain):
     def make(out):
+        options = ("--seconds", max(1, seconds // SHORTEN), "--drain", drain)
+        note = f"; a load of {options[1]} s instead of {seconds}" if SHORTEN > 1 else ""
         folder = os.path.join(out, "serve-" + only)
         output(sys.executable, os.path.join(HERE, "serve_figures.py"), "--out", folder, "--only", only, "--program", HC,
                *options)
@@ -254,7 +260,7 @@ def served(only, *options):
         for r in rows_of(os.path.join(folder, "serve-figures.csv")):
             rows.append((f"{r['workload']} {r['server']}", papers[only] if r["server"] == "auto" else "",
                          float(r["ttft_p50_ms"]), f"ms to the first token (median of {r['answered']}); between tokens "
-                         f"{r['tbt_p50_ms']} ms"))
+                         f"{r['tbt_p50_ms']} ms{note}"))
         return rows
     return make
 
@@ -268,16 +274,16 @@ FIGURES = (
     ("hybrid", "HybridServe", "Figures 3, 4, 6 and 12 to 15", "modelled", True, hybrid),
     ("hybridrun", "HybridServe", "Figure 11, and mixtures of KV and activations", "run at scale", False, hybrid_run),
     ("fig9", "HCache", "Figure 9: chats, by rate of sessions", "run at scale", False,
-     served("rates", "--seconds", 60, "--drain", 20)),
+     served("rates", seconds=60, drain=20)),
     ("fig10", "HCache", "Figure 10: long contexts", "run at scale", False,
-     served("documents", "--seconds", 400, "--drain", 30)),
+     served("documents", seconds=400, drain=30)),
     ("fig11", "HCache", "Figure 11: platforms, storage, lengths", "run at scale; a-c modelled", False,
      ablation(("11ac", "11df", "11gi"))),
     ("fig12", "HCache", "Figures 12 and 13: scheduler and partition", "run at scale; 13a modelled", False,
      ablation(("12", "13"))),
     ("fig14", "HCache", "Figure 14: two-stage saving", "run at scale", False, figure14),
     ("fig15", "HCache", "Figure 15: reuse on the device, by skew", "run at scale", False,
-     served("skew", "--seconds", 400, "--drain", 30)),
+     served("skew", seconds=400, drain=30)),
     ("snapshots", "HCache", "6.3.3: rate of hidden states", "modelled", True, snapshots),
     ("as13", "AttentionStore", "Figures 13 to 17 and 21 to 24", "the policies run on a simulated clock", False, placement),
     ("as18", "AttentionStore", "Figure 18: recomputing beside loading", "modelled", True, figure18),
@@ -341,10 +347,11 @@ def main():
     a.add_argument("--text", help="of astab1")
     a.add_argument("--context", type=int, default=256, help="of astab1")
     a.add_argument("--only", help="ids, by commas")
-    a.add_argument("--quick", action="store_true", help="what takes seconds only")
+    a.add_argument("--quick", action="store_true", help="only the entries that take seconds")
+    a.add_argument("--shorten", type=int, default=1, metavar="N", help="give served loads one Nth of their time")
     a = a.parse_args()
-    global HC, MODEL, TEXT, CONTEXT
-    HC, MODEL, TEXT, CONTEXT = a.program, a.model, a.text, a.context
+    global HC, MODEL, TEXT, CONTEXT, SHORTEN
+    HC, MODEL, TEXT, CONTEXT, SHORTEN = a.program, a.model, a.text, a.context, a.shorten
     known = [g[0] for g in FIGURES]
     wanted = a.only.split(",") if a.only else known
     for w in wanted:

@@ -36,11 +36,14 @@ a.add_argument("--rounds", type=int, default=3)
 a.add_argument("--throttle", default="0", help="of the disk's reads, bytes per second")
 a.add_argument("--dram", default="1G")
 a.add_argument("--vocabulary", type=int, default=8000)
+a.add_argument("--threads", help="of compute; by default one per processor")
 a = a.parse_args()
 
 
 def server(*options):
-    return Server(a.program, a.model, "--no-reuse", "--max-context", str(a.tokens + 1024), "--throttle", a.throttle, *options)
+    threads = ("--threads", a.threads) if a.threads else ()
+    return Server(a.program, a.model, "--no-reuse", "--max-context", str(a.tokens + 1024), "--throttle", a.throttle,
+                  *threads, *options)
 
 
 def ids(seed, n):
