@@ -146,8 +146,8 @@ int model_work_rows(const struct model_work *w);
 int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                 const int32_t *ids, const struct ragged *r);
 
-/* The projection that restores from hidden states: kv_rows [n][2 * rank_kv_dim] T from the layer's
- * input h [n][d] T. It gives the bits that a pass computes from the same rows. */
+/* The projection that restores from hidden states: kv_rows [n][2 * model_rank_kv_dim] T from
+ * the layer's input h [n][d] T. It gives the bits that a pass computes from the same rows. */
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows);
 

@@ -58,9 +58,9 @@ void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o);
  * the last row the pass moves to the next layer.  After an error only model_pass_end may follow. */
 int model_pass_layer(struct model_pass *p, const struct ragged *r);
 
-/* Computes only kv_rows [n_rows][2 * rank_kv_dim] T = K (before RoPE) and V of the present layer,
- * instead of model_pass_layer, for the last layer that is wanted.  It takes all rows at once and
- * completes the pass. */
+/* Computes only kv_rows [n_rows][2 * model_rank_kv_dim] T = K (before RoPE) and V of the present
+ * layer, instead of model_pass_layer, for the last layer that is wanted.  It takes all rows at once
+ * and completes the pass. */
 int model_pass_kv(struct model_pass *p, const struct ragged *r, struct mat kv_rows);
 
 static inline bool model_pass_is_done(const struct model_pass *p)

@@ -35,7 +35,7 @@ void solo_forget(struct solo *t); /* makes the sequence empty again */
 void solo_feed(struct solo *t, const int32_t *ids, int n, float *logits);
 void solo_feed_tapped(struct solo *t, const int32_t *ids, int n, float *logits,
                       const struct model_tap *tap);
-/* As solo_run, but returns the forward pass's code. */
+/* Feeds the ids like solo_feed_tapped, and returns the forward pass's code. */
 int solo_try(struct solo *t, const int32_t *ids, int n, float *logits,
              const struct model_tap *tap);
 

@@ -54,7 +54,7 @@ struct kv_job {
     const struct rope *rope;
     const struct ragged *r;
     int heads_per_item;
-    struct items items; /* in order of runs: item = run * n_head_groups + group */
+    struct items items; /* in order of runs: item = run * groups of heads + group */
 };
 
 struct span {

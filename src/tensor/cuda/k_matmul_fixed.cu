@@ -5,13 +5,12 @@
  *   columns and all of k.  Its warps take k-blocks in turn, each through a ring of its own, and the
  *   blocks' sums meet in shared memory.
  * - tiles: more rows.  The usual tiling (for the products of the HCache paper's section 4: norm,
- *   then
- *   [W_k;W_v]), with a second set of accumulators for the sum of the k-blocks.
+ *   then [W_k;W_v]), with a second set of accumulators for the sum of the k-blocks.
  *
  * Both give the same bits: they stage k in tiles of 64 that are zero beyond its end, take a tile's
  * four steps in ascending order with the activations as operand A, and sum blocks from +0.  The
  * hardware is assumed to add up a step equally in every row and column of its operands, and to
- * leave a sum unchanged if all products are zero; test_fixed_is_batch_invariant checks this. */
+ * leave a sum unchanged if all products are zero; tests/tensor/cuda_fixed_cases.c checks this. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/mma.cuh"
