@@ -60,9 +60,9 @@ static const struct opt options[] = {
              "these)"},
     {"overflow", OPT(struct ppl_args, overflow), .arg = "HOW", .choices = overflows,
      .help =
-         "score the text as one context that is truncated when --context tokens are full: "
-         "the rest of the state moves to new positions, is computed again, or keeps its "
-         "former rotation"},
+         "score the text as one context that is truncated when --context tokens are full. "
+         "The rest of the state moves to new positions (decoupled), is computed again "
+         "(recompute), or keeps its former rotation (stale)"},
     {"ratio", OPT(struct ppl_args, ratio), .arg = "R", .def = "0.5", .lo = 0, .hi = 1,
      .help = "share of the context that one truncation drops"},
     {"keep", OPT(struct ppl_args, keep), .arg = "K", .def = "64", .min = 0, .max = 1 << 20,

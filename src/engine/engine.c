@@ -248,11 +248,10 @@ static int check_truncation(const struct engine *e, const struct request *r,
                        "make it larger (--kv-tokens)",
                        (long long)c, (long long)pool);
     if (n_max > c && !saves_all(e, r))
-        return err_set(
-            err, ERR_LIMIT,
-            "the prompt has %d tokens and %d are to be generated; a context is "
-            "truncated at %lld tokens only where every layer is saved in a store",
-            r->n_prompt, r->max_tokens, (long long)c);
+        return err_set(err, ERR_LIMIT,
+                       "the prompt has %d tokens and %d are to be generated; a context is "
+                       "truncated at %lld tokens only if every layer is saved in a store",
+                       r->n_prompt, r->max_tokens, (long long)c);
     return 0;
 }
 

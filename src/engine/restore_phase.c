@@ -346,7 +346,7 @@ static void judge_stall(struct restore_phase *g, struct seq *s)
 {
     static const char *const ends[STALL_ENDS] = {"", "its reads ended first",
                                                  "recomputation ended first",
-                                                 "prefill computes what it lacks"};
+                                                 "prefill computes the missing part"};
     const struct restore_result *r = &s->out.restore;
     enum stall_end e = s->out.stall;
     if (e == STALL_NONE && r->raced_layers > 0)
@@ -463,7 +463,8 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
                  v.silent_s * 1e3, r.n_read, n_reads);
     } else if (what == STALL_LEAVE && (!replays || stairs_replay(s))) {
         char why[100];
-        snprintf(why, sizeof why, "the store did not answer for %.0f ms: not waited for",
+        snprintf(why, sizeof why,
+                 "the store did not answer for %.0f ms: the request continues without it",
                  v.silent_s * 1e3);
         s->out.stall = STALL_LEFT;
         restore_stop(s->restore, why);
@@ -517,7 +518,7 @@ static void leave_lookup(struct restore_phase *g, struct seq *s)
     s->out.stall = STALL_LEFT;
     g->shared->stats.n_stalls[STALL_LEFT]++;
     snprintf(s->out.miss, sizeof s->out.miss,
-             "the store did not answer for %.0f ms: not waited for",
+             "the store did not answer for %.0f ms: the request continues without it",
              (double)s->out.lookup_ns * 1e-6);
     log_info("a look-up of %d tokens: %s", s->view.n_tokens, s->out.miss);
     end(g, s, 0);

@@ -139,7 +139,9 @@ void plan_explain(const struct plan_request *q, struct plan *out)
             100 * out->io_busy_s / out->predicted_s,
             100 * out->comp_busy_s / out->predicted_s);
     if (out->hedged_s > 0)
-        say(out, "; %.2g ms slower, in case the disk is %.2g times as fast or slow",
+        say(out,
+            "; %.2g ms slower than the best plan, in case the disk is %.2g times faster "
+            "or slower",
             out->hedged_s * 1e3, q->io_spread);
     if (q->mode == PLAN_AUTO && !out->exact && q->n_stages <= 1)
         say(out, " (search cut short)");

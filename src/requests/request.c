@@ -279,8 +279,7 @@ static int read_format(const struct field *d, const struct json *v, struct fault
     if (type != NULL && strcmp(type, "text") == 0)
         return 0;
     return fault_set(f, 400, "unsupported_value", d->name,
-                     "'%-s' is not supported by this server, but for {\"type\": \"text\"}",
-                     d->name);
+                     "this server supports '%-s' only as {\"type\": \"text\"}", d->name);
 }
 
 static int read_text_format(const struct field *d, const struct json *v, struct fault *f)
@@ -369,8 +368,7 @@ static int read_one_of(const struct field *d, const struct json *v, struct fault
     if (text != NULL && strcmp(text, d->help) == 0)
         return 0;
     return fault_set(f, 400, "unsupported_value", d->name,
-                     "'%-s' is not supported by this server, but for \"%-s\"", d->name,
-                     d->help);
+                     "this server supports '%-s' only as \"%-s\"", d->name, d->help);
 }
 
 static bool is_neutral(const struct field *d, const struct json *v)

@@ -153,8 +153,8 @@ static int read_truncation(const struct call *c, const struct json *body, struct
         return 0;
     if (json_member(body, "response_id") != NULL)
         return fault_set(f, 400, NULL, "truncation",
-                         "'truncation' goes with 'prompt' and 'messages': a response is "
-                         "looked at as it was truncated");
+                         "'truncation' needs 'prompt' or 'messages': a response keeps the "
+                         "truncation with which it was made");
     if (strcmp(how, "auto") == 0)
         s->truncation = c->s->truncation;
     else if (strcmp(how, "disabled") != 0)

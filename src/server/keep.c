@@ -210,7 +210,7 @@ static void note_clock(struct server *s)
     s->clock_set_by_s = by_s;
     log_warn("the system's clock was set by %+lld s since this server started: ages, pins "
              "and recorded times "
-             "go on without that; restart the server for it to follow",
+             "go on without that; restart the server to follow it",
              (long long)by_s);
 }
 

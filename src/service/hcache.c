@@ -405,7 +405,7 @@ static int check_request(const struct hcache *h, const struct hcache_request *r,
     }
     if (r->truncation.ratio > 0 && r->max_tokens > MAX_TRUNCATED_ANSWER)
         return err_set(err, ERR_USAGE,
-                       "max_tokens is %d; of a truncated context it must be at most %d",
+                       "max_tokens is %d; for a truncated context it must be at most %d",
                        r->max_tokens, MAX_TRUNCATED_ANSWER);
     if (r->priority < -HCACHE_MAX_PRIORITY || r->priority > HCACHE_MAX_PRIORITY)
         return err_set(err, ERR_USAGE, "priority is %d; it must be %d to %d", r->priority,

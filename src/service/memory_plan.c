@@ -350,8 +350,8 @@ int memory_plan_reserve(const struct memory_ask *a, struct err *err)
         err, -ENOMEM,
         "%.2f GB are needed on device %s, %.2f of %.2f GB are free: weights %.2f, "
         "KV cache of %lld tokens %.2f, activations %.2f, restoring %.2f: choose a "
-        "smaller model, fewer --kv-tokens or a shorter --max-context, or end what "
-        "else uses the device",
+        "smaller model, fewer --kv-tokens or a shorter --max-context, or end other "
+        "programs that use the device",
         (double)total_of(&most) / 1e9, d->name, (double)unused / 1e9, (double)total / 1e9,
         (double)most.model / 1e9, (long long)a->kv_tokens, (double)most.kv / 1e9,
         (double)most.work / 1e9, (double)most.restore / 1e9);

@@ -36,8 +36,8 @@ int restore_direct_parse(const char *text, enum restore_direct *out, struct err 
 static const char *why_not(const struct restore_pipeline *rr)
 {
     if (rr->check == NULL)
-        return "the device has to check what it reads (one device with memory of its own, "
-               "--checksums is not host)";
+        return "direct reads need one device with memory of its own that computes the "
+               "checksums (not --checksums host)";
     if (!store_has_files(rr->o.store))
         return "the store has to be in files, and its reads not throttled";
     return NULL;
@@ -54,11 +54,11 @@ int restore_direct_open(struct restore_pipeline *rr, struct err *err)
                                            &rr->files, &why);
     rr->is_direct = rc == 0;
     if (rc == 0)
-        log_info("restores read from the disk straight into the device's memory");
+        log_info("restores read from the disk directly into the device's memory");
     else if (rr->o.direct == RESTORE_DIRECT_ON)
         return err_set(err, rc, "gpu-direct on: %.200s", why.msg);
     else
-        log_info("restores read by way of host memory: %.200s", why.msg);
+        log_info("restores read through host memory: %.200s", why.msg);
     return 0;
 }
 
@@ -72,7 +72,7 @@ void restore_direct_close(struct restore_pipeline *rr)
 static void give_up(struct restore_pipeline *rr, const char *why)
 {
     if (rr->is_direct)
-        log_warn("restores read by way of host memory from now on: %.200s", why);
+        log_warn("restores read through host memory from now on: %.200s", why);
     rr->is_direct = false;
 }
 

@@ -328,7 +328,8 @@ static void fetch_end(struct store_fetcher *f)
         tier_abandon(s->tier, f->x, f->copy);
     if (is_damaged) {
         atomic_fetch_add_explicit(&s->n_checksum_failures, 1, memory_order_relaxed);
-        store_condemn_node(s, f->hit.impl, "its checksum does not hold, read ahead");
+        store_condemn_node(s, f->hit.impl,
+                           "its checksum does not hold (found while reading ahead)");
     }
     want_settle(f, stays);
     if (is_read)

@@ -265,7 +265,7 @@ function busy() {
 function ended(li, response) {
   const why = (response.incomplete_details || {}).reason;
   if (response.status === "incomplete")
-    Talk.mark(li, why === "max_output_tokens" ? "This answer ended at its longest length." : "This answer was stopped.");
+    Talk.mark(li, why === "max_output_tokens" ? "This answer has reached its longest length." : "This answer was stopped.");
   Talk.foot(li, response.id);
   if (response.conversation) return;
   notice("Another client went on with this conversation meanwhile. This answer is a branch of it. ",

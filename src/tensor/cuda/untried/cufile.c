@@ -137,9 +137,9 @@ static const char *meaning(int code)
     case 5036:
         return "GPU memory cannot be pinned";
     case 5049:
-        return "this disk cannot be read so";
+        return "this disk cannot be read directly";
     default:
-        return "CUFILE_LOGFILE_PATH=FILE has it tell more";
+        return "set CUFILE_LOGFILE_PATH=FILE to get its log";
     }
 }
 
