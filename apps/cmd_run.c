@@ -522,7 +522,8 @@ static bool is_kept(const struct run_args *a)
     return a->interactive && a->engine.o.n_store > 0;
 }
 
-/* Takes talk.  first: a message that is sent before any is read; NULL: none. */
+/* Runs the conversation of `talk`, which it takes over. first: a message that is sent before any
+ * is read; NULL: none. */
 static int converse(struct terminal_talk *talk, const char *first, size_t n_first,
                     struct run_args *a, struct err *err)
 {

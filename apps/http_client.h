@@ -22,8 +22,8 @@ int http_client_call(struct http_client *c, const char *method, const char *path
                      struct json *body, struct json **out, struct err *err);
 
 struct http_stream {
-    void (*event)(void *arg,
-                  const struct json *o); /* receives each object of the stream, in order */
+    /* receives each object of the stream, in order */
+    void (*event)(void *arg, const struct json *o);
     bool (*is_stopped)(
         void *
             /* called about once a second and after each arrival; true closes the connection */

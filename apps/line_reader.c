@@ -154,8 +154,8 @@ static void history_load(struct line_reader *r)
     if (fd < 0)
         return;
     close(fd);
-    history(r->history, &event, H_LOAD,
-            r->file); /* a file of another program loads as empty */
+    /* a file of another program loads as empty */
+    history(r->history, &event, H_LOAD, r->file);
 }
 
 /* Writes a new file and renames it over the old one, so that no reader sees half of it. */

@@ -64,7 +64,7 @@ static void note_reading(void *arg, int n_done)
     ((struct chat *)arg)->n_read = n_done;
 }
 
-/* Shows the progress of reading the prompt when it takes long. */
+/* Returns whether Ctrl-C was pressed. Meanwhile it shows how much of the prompt has been read. */
 static bool is_stopped(void *arg)
 {
     struct chat *c = arg;

@@ -17,9 +17,9 @@
 struct terminal_end {
     char finish[32]; /* "stop", "length", "cancelled", "timeout" */
     int n_tokens;    /* tokens of the answer */
-    int used,
-        context; /* tokens of the conversation so far, and of the context; 0: not known */
-    /* valid until the next call; NULL: the answer is a server's */
+    /* tokens of the conversation so far, and of the context; 0: not known */
+    int used, context;
+    /* the answer's result, valid until the next call; NULL: another server made the answer */
     const struct hcache_result *result;
 };
 
@@ -45,8 +45,8 @@ struct terminal_ops {
      * came. */
     int (*say)(struct terminal_talk *t, const char *text, size_t n,
                const struct terminal_sink *sink, struct terminal_end *end, struct err *err);
-    int (*branch)(struct terminal_talk *t, int back,
-                  struct err *err); /* continues from `back` answers ago */
+    /* continues from `back` answers ago */
+    int (*branch)(struct terminal_talk *t, int back, struct err *err);
     int (*list)(struct terminal_talk *t, struct err *err); /* prints the conversations */
     int (*n_turns)(struct terminal_talk *t);
     const char *(*title)(struct terminal_talk *t); /* NULL: it has none */

@@ -77,8 +77,8 @@ struct bench {
     double fma, read, copy; /* limits */
     void *cold; /* COLD_BYTES of random bits that are small numbers in every type */
     bool blas;
-    double layer_s,
-        attention_s; /* sums for bench-220m over 4096 tokens, added as they are measured */
+    /* sums for bench-220m over 4096 tokens, added as they are measured */
+    double layer_s, attention_s;
 };
 
 /* --- output --------------------------------------------------------------------------------- */

@@ -640,7 +640,7 @@ struct hcache_cache_stats {
     char saving_why[200]; /* message of saving_fault, or "" */
     struct hcache_dram dram;
     struct hcache_remote remote;
-    /* Of the salt that was asked about: */
+    /* Of the salt that the caller named: */
     uint64_t salt_chunks, salt_bytes, salt_quota_bytes, salt_guaranteed_bytes;
 };
 void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out);
@@ -727,8 +727,8 @@ struct hcache_stats {
     struct hcache_dram dram;
     uint64_t computed_tokens; /* tokens of prompts that were computed */
     uint64_t restored_bytes;
-    uint64_t n_restores,
-        n_restores_recompute; /* restores with a plan; those whose plan recomputes layers */
+    /* restores with a plan; those whose plan recomputes layers */
+    uint64_t n_restores, n_restores_recompute;
     uint64_t layers_recompute, layers_hidden, layers_kv;
     uint64_t n_replanned; /* restores that changed the kind of record between layers */
     /* restores that read ahead while their requests waited; those whose bytes were used */
@@ -751,7 +751,7 @@ struct hcache_stats {
     uint64_t n_stairs;  /* times that a truncated context's window moved */
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
     double stairs_s;    /* total time from the end of a stair until the state had moved */
-    /* of the device; kept: blocks with reusable state, free when wanted */
+    /* blocks of the device's KV cache; kept: blocks with reusable state, which can be taken, too */
     int kv_blocks, kv_blocks_free, kv_blocks_kept;
     uint64_t kv_blocks_evicted;
     /* For jobs with blocks on the host: bytes to the device, and bytes to the host. */

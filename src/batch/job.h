@@ -26,9 +26,9 @@ struct batch_counts {
         n_failed;
     uint64_t out_bytes;   /* bytes of output and errors */
     uint64_t total_lines; /* lines of the input; 0: not known */
-    uint64_t prompt_tokens, device_tokens, restored_tokens,
-        generated_tokens; /* tokens of this run */
-    uint64_t n_answers;   /* answers of this run; one line may have several */
+    /* tokens of this run */
+    uint64_t prompt_tokens, device_tokens, restored_tokens, generated_tokens;
+    uint64_t n_answers; /* answers of this run; one line may have several */
     /* This run's time, in parts: reading lines and tokenizing them; waiting for the engine, or for
      * lines from a pipe; making answers and writing them. */
     double elapsed_s, reading_s, waiting_s, writing_s;

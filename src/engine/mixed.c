@@ -86,8 +86,8 @@ static int reserve(struct mixed *x, struct err *err)
     return rc;
 }
 
-/* Gives each place for a sequence its share of ACT blocks. The number of its tail is the place of a
- * sequence: the first sequences of a job have the places of the first mini-batch. */
+/* Gives each place its share of ACT blocks. A sequence's place is the number of its tail, so the
+ * first sequences of a job are the first mini-batch. */
 static void share_out(struct mixed *x)
 {
     const struct hybrid_machine *m = &x->o.machine;

@@ -124,8 +124,8 @@ struct mixed {
     unsigned
         /* Mini-batches times layers so far in this step. The lowest bit selects the buffer. */
         turn;
-    int64_t
-        *share; /* [max_seqs] ACT blocks of a full context in each place; NULL: act_share */
+    /* [max_seqs] ACT blocks of a full context in each place; NULL: act_share */
+    int64_t *share;
     double share_blocks; /* blocks of that context */
     int32_t *numbers;    /* memory of `where` and `number` of all sequences */
     /* Memory of a projection: */

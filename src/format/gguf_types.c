@@ -31,8 +31,8 @@ static float half(const uint8_t *p)
         float f = (float)em * 0x1p-24f;
         return sign != 0 ? -f : f;
     }
-    uint32_t exponent = em < 0x7c00 ? 112u << 23
-                                    : 224u << 23; /* keeps infinities and NaNs */
+    /* keeps infinities and NaNs */
+    uint32_t exponent = em < 0x7c00 ? 112u << 23 : 224u << 23;
     return float_of(sign | ((em << 13) + exponent));
 }
 

@@ -52,10 +52,10 @@ const char *json_kind_name(const struct json *v); /* "a string", for messages */
 
 /* number of elements or members; 0 for other kinds */
 size_t json_count(const struct json *v);
-const struct json *json_at(const struct json *array,
-                           size_t i); /* NULL if there is no element i */
-const struct json *json_member(const struct json *object,
-                               const char *key); /* NULL: missing */
+/* NULL if there is no element i */
+const struct json *json_at(const struct json *array, size_t i);
+/* NULL: missing */
+const struct json *json_member(const struct json *object, const char *key);
 
 /* Returns NULL if v is not a string.  The text ends with a zero byte and may contain others; *n is
  * its length.  If n is NULL, a string that contains a zero byte gives NULL too, because the caller
@@ -122,13 +122,13 @@ struct json *json_new_raw(const char *text, size_t n);
  * on neither owner may write to it.  NULL becomes null. */
 struct json *json_share(const struct json *v);
 
-void json_put(struct json *object, const char *key,
-              struct json *child); /* takes the child */
+/* takes the child */
+void json_put(struct json *object, const char *key, struct json *child);
 void json_put_int(struct json *object, const char *key, int64_t v);
 /* null if v is not finite */
 void json_put_real(struct json *object, const char *key, double v);
-void json_put_ms(struct json *object, const char *key,
-                 double ms); /* rounded to whole microseconds */
+/* rounded to whole microseconds */
+void json_put_ms(struct json *object, const char *key, double ms);
 void json_put_bool(struct json *object, const char *key, bool v);
 void json_put_null(struct json *object, const char *key);
 /* null if s is NULL */

@@ -232,8 +232,8 @@ static void put_int(struct format *f, struct jbuf *b, const struct spec *s,
                      u);
     int n_prefix = snprintf(prefix, sizeof prefix, "%.*s%s", (int)sign.n, sign.s, base);
     struct jbuf body = {0};
-    put_many(f, &body, '0',
-             s->precision - n); /* an integer's precision is its minimum number of digits */
+    /* an integer's precision is its minimum number of digits */
+    put_many(f, &body, '0', s->precision - n);
     jbuf_put(f->j, &body, digits, (size_t)n);
     put_padded(f, b, s, (struct jstr){prefix, (size_t)n_prefix},
                (struct jstr){body.s, body.n}, (int64_t)body.n, s->zero);

@@ -178,8 +178,8 @@ bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b);
 int jval_order(struct jinja *j, const struct jval *a, const struct jval *b, const char *op);
 bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *in);
 bool jval_iterable(const struct jval *v);
-struct jseq *jval_items(struct jinja *j,
-                        const struct jval *v); /* walks a J_ITER to its end */
+/* walks a J_ITER to its end */
+struct jseq *jval_items(struct jinja *j, const struct jval *v);
 int64_t jval_len(struct jinja *j, const struct jval *v);
 struct jval jval_slice(struct jinja *j, const struct jval *v, const struct jval *start,
                        const struct jval *stop, const struct jval *step);
@@ -277,10 +277,10 @@ extern const struct jfunc jinja_filters_text[], jinja_filters_seq[], jinja_tests
 struct jval jinja_call_filter(struct jinja *j, struct jstr name, struct jcall *c);
 bool jinja_call_test(struct jinja *j, struct jstr name, struct jcall *c);
 
-struct jval jval_getattr(struct jinja *j, const struct jval *v,
-                         struct jstr name); /* v.name */
-struct jval jval_getitem(struct jinja *j, const struct jval *v,
-                         const struct jval *key); /* v[key] */
+/* v.name */
+struct jval jval_getattr(struct jinja *j, const struct jval *v, struct jstr name);
+/* v[key] */
+struct jval jval_getitem(struct jinja *j, const struct jval *v, const struct jval *key);
 struct jval jval_getpath(struct jinja *j, struct jval v,
                          /* path such as "a.b.0", as filters take it */
                          const struct jval *path);

@@ -93,7 +93,8 @@ struct kv_table {
     int n_saved; /* the first n_saved blocks are marked as saved */
     int tail;    /* for a pool of numbers: 1 + its place for an unfinished block; 0: none */
     int n_named; /* the first n_named blocks have got their names */
-    struct kv_use use; /* hints for blocks that are left from now on; the caller sets it */
+    /* hints for blocks that the sequence releases from now on; the caller sets it */
+    struct kv_use use;
 };
 
 /* Reserves room for n_blocks entries, so that no memory is needed later. Returns false if there

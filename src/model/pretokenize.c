@@ -396,7 +396,7 @@ static int run_steps(const struct pretokenizer *p, int from, int to, bool at_sta
     return rc == 0 && out->failed ? no_memory(out->n_text, err) : rc;
 }
 
-/* Returns the first of the final steps that only cut. */
+/* Returns the index of the first step of those at the end that only cut the text. */
 static int first_cut(const struct pretokenizer *p)
 {
     int i = p->n_steps;

@@ -20,8 +20,8 @@
 /* Weights of one layer. data NULL or n zero: the family has no such tensor. Biases and norms are
  * f32. */
 struct layer_weights {
-    const float *norm1_w,
-        *norm1_b; /* before attention, [d]; gemma's 1 + w is added when loading */
+    /* before attention, [d]; gemma's 1 + w is added when loading */
+    const float *norm1_w, *norm1_b;
     const float *norm2_w, *norm2_b; /* before the MLP; NULL in BLOCK_PARALLEL */
     struct weight wq;               /* [n_heads * d_head][d] */
     struct weight wkv;              /* [2 * n_kv_heads * d_head][d]: K rows, then V rows */

@@ -7,7 +7,8 @@
 #include "policy/pipeline.h"
 #include "policy/plan_parts.h"
 
-/* In log2: a larger surprise is not noise, and no single observation moves a factor further. */
+/* In log2. A larger surprise is not noise. No single observation moves a factor further than
+ * this. */
 #define STEP 0.26
 
 /* A shorter measurement contains more clock and wake-up time than cost, and teaches nothing. */
@@ -27,7 +28,8 @@ static double clamp(double x, double limit)
     return fmin(limit, fmax(-limit, x));
 }
 
-/* Counts a large surprise in its run. */
+/* Counts a large surprise: it continues the series of surprises in this direction, or begins
+ * one. */
 static void go_on(struct platform_correction *c, double observed_log2, int direction)
 {
     bool is_new = c->run * direction <= 0;

@@ -46,7 +46,8 @@ struct hybrid_machine {
     struct hybrid_line project; /* T_project, by ACT blocks */
     struct hybrid_line link;    /* T_load, by bytes */
     double kv_bytes, act_bytes; /* bytes of a block */
-    int n_minibatches;          /* each pays a_s of link and project; at least 1 */
+    /* mini-batches of a step, at least 1; each costs a_s of link and of project */
+    int n_minibatches;
     /* Requests of equal size, at least n_minibatches.  Mini-batches have whole requests, and their
      * numbers of requests differ by at most one.  0: mini-batches are equal. */
     int n_requests;
@@ -95,7 +96,7 @@ int64_t hybrid_requests(const struct hybrid_machine *m, const struct hybrid_memo
  * system. The paper does not say what happens if the first step wants more memory than the host
  * has; here it gets all of it. */
 struct hybrid_shares {
-    double act_init, kv_init;     /* step 1: no idle time beside the weights */
+    double act_init, kv_init; /* step 1: no idle time while the weights are transferred */
     double act_remain, kv_remain; /* step 2: the rest, in balance */
     double act_host, kv_host;     /* the sums */
 };

@@ -22,8 +22,8 @@ struct lanes {
     const struct hybrid_machine *m;
     int k; /* mini-batches */
     double forward_s, n_blocks;
-    double act_bytes,
-        kv_bytes; /* of a block over the link, on average: blocks on the device count as 0 */
+    /* bytes of a block over the link, on average; blocks on the device count as 0 */
+    double act_bytes, kv_bytes;
 };
 
 static struct lanes lanes_of(const struct hybrid_machine *m, const struct hybrid_split *s)
@@ -105,7 +105,8 @@ static double from_next(const struct lanes *l, double excess, int i, double next
     return clamp(seconds / l->m->project.b_s, l->n_blocks * part(l, i));
 }
 
-/* Returns the number of mini-batch i + 1 for the same equation, from that of mini-batch i. */
+/* Solves the same equation for mini-batch i + 1: returns its ACT blocks, given those of
+ * mini-batch i. */
 static double from_this(const struct lanes *l, double excess, int i, double this)
 {
     int next = (i + 1) % l->k;
@@ -135,7 +136,8 @@ static void solve(const struct lanes *l, double n_act, double *x)
     }
 }
 
-/* Scales the numbers, or the blocks that they leave to KV, so that their sum is n_act. */
+/* Scales the numbers of ACT blocks, or those of the KV blocks beside them, so that the ACT blocks
+ * sum to n_act. */
 static void scale(const struct lanes *l, double n_act, double *x)
 {
     double sum = 0;

@@ -178,7 +178,8 @@ static int prefill_allowed(const struct lanes *s)
     return s->n_restored_jobs == l->n_jobs ? l->n_layers : 0;
 }
 
-/* Returns the stage's next job without a read that may start. Recomputation goes up the layers. */
+/* Returns the stage's next job that needs no read and may start. Recomputation goes up the
+ * layers. */
 static int next_readless(struct lanes *s, struct stage_lanes *k)
 {
     const struct pipe_load *l = s->load;

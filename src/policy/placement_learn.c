@@ -112,7 +112,8 @@ static uint32_t age_at(const struct placement_sample *s, uint32_t time)
     return time > s->time ? time - s->time : 0;
 }
 
-/* Returns the slot of an id; if there is none, a free one, or the one that was used first. */
+/* Returns the slot of an id. If the id has none, returns a free slot, or else the slot with the
+ * oldest use. */
 static struct placement_sample *sample_of(struct placement_learn *l, uint64_t hash,
                                           uint64_t id)
 {
@@ -320,8 +321,9 @@ static double share_of(const struct placement_learn *l, int class, double price)
     return share < 0 ? 0 : share > 1 ? 1 : share;
 }
 
-/* Returns how long items of a class are held at a price. If only a share of a class is held
- * below the price, that share is held as at the price. */
+/* Returns how long items of a class are held at a price. If the class is worth less than the
+ * price, only a share of its items is held (share_of), as long as at the highest price that holds
+ * them all. */
 static uint32_t worth_at(const struct placement_learn *l, int class, double price)
 {
     double index = l->index[class][0];
@@ -434,7 +436,7 @@ static void compare(struct placement_learn *l, const struct placement_sample *s,
     l->may_depart = placement_guard_room(&l->guard) > 0;
 }
 
-/* Lets the miniature caches of the trial have the use, too. */
+/* Passes the use to the trial's miniature caches. */
 static void try_both(struct placement_learn *l, const struct placement_sample *s,
                      const struct placement_learn_use *use)
 {

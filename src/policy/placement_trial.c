@@ -114,7 +114,7 @@ static bool hits(const struct placement_mini *m, uint32_t slot, bool *has_ended)
     return !*has_ended;
 }
 
-/* Within a request the tail goes before the head. */
+/* Returns the order of eviction of the present use: within a request, the tail goes first. */
 static uint64_t order_of(const struct placement_trial *t)
 {
     uint32_t from_head = t->n_in_lot < UINT16_MAX ? t->n_in_lot : UINT16_MAX;

@@ -24,8 +24,8 @@
 struct placement_mini { /* a heap of slots; the lowest key is evicted first */
     uint64_t key[PLACEMENT_SAMPLES];
     uint16_t heap[PLACEMENT_SAMPLES];
-    uint16_t
-        place[PLACEMENT_SAMPLES]; /* 1 + the slot's place in heap; 0: not in the cache */
+    /* 1 + the slot's place in heap; 0: not in the cache */
+    uint16_t place[PLACEMENT_SAMPLES];
     uint32_t n;
 };
 

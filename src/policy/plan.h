@@ -132,7 +132,7 @@ struct plan {
     double io_busy_s, comp_busy_s; /* time that each lane works, slow-down included */
     double bubble; /* idle share of the busiest lane over predicted_s, 0..1 */
     double stored_bytes_per_token;
-    /* Extra time, by its own prediction, that auto pays for being safe (io_spread). */
+    /* Extra predicted time that auto accepts to be safe against io_spread. */
     double hedged_s;
     /* auto: the search was complete (optimal if overlap factors are 1, up to hedged_s). */
     bool exact;

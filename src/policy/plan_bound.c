@@ -14,7 +14,7 @@
 
 #include "policy/plan_parts.h"
 
-/* Unlike fmin and fmax these are not calls. */
+/* The compiler inlines these; fmin and fmax are calls. */
 static inline double lesser(double x, double y)
 {
     return x < y ? x : y;

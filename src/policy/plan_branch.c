@@ -30,8 +30,8 @@ struct branch {
     struct search *s;
     const struct plan_request *q;
     int n;
-    bool fused,
-        both[PLAN_MAX_LAYERS];  /* Layer i has two options, neither better in both times. */
+    /* both[i]: layer i has two options, neither better in both times. */
+    bool fused, both[PLAN_MAX_LAYERS];
     char only[PLAN_MAX_LAYERS]; /* otherwise: its better option, or 0 */
     int n_by_rank, n_by_rate;
     struct option by_rank[2 * PLAN_MAX_LAYERS]; /* in Johnson's order */

@@ -101,7 +101,7 @@ void plan_recompute_sums(const struct plan_request *req, double *sum_s)
         for (int i = w->layer > 1 ? w->layer - 1 : 0; windows && i < r - 1; i++)
             sum_s[r] += share[r - 1 - i] * l[i].comp_tok_s +
                         below_s[i >= w->layer][r - 1 - i];
-        if (!windows || r < w->layer) /* below any longer prefix the layer is whole, too */
+        if (!windows || r < w->layer) /* also counts whole in any longer prefix */
             whole_s += l[r - 1].comp_tok_s;
     }
 }

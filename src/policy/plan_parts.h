@@ -176,8 +176,8 @@ struct plan_bounds {
     /* Weighted work of all layers from this one on. */
     double rest[PLAN_MAX_LAYERS + 1][PLAN_WEIGHTS];
     double least_bytes[PLAN_MAX_LAYERS];
-    double min_io_s[PLAN_MAX_LAYERS + 1],
-        min_comp_s[PLAN_MAX_LAYERS + 1]; /* sums over the layers from this one on */
+    /* sums over the layers from this one on */
+    double min_io_s[PLAN_MAX_LAYERS + 1], min_comp_s[PLAN_MAX_LAYERS + 1];
     /* fused: time of the reads from this layer on, and of the new tokens' layers that wait for
      * them. */
     double front_s[PLAN_MAX_LAYERS + 1], prefill_behind_s;

@@ -313,8 +313,8 @@ static void turn(const struct choice *o, char *method)
     method[o->layer] = method[o->layer] == o->lean ? o->quick : o->lean;
 }
 
-/* Layers that differ only in their place are changed in the order of their rates: one more or
- * one less of them is lean. */
+/* Layers with equal costs are changed in the order of their rates, so that only their number
+ * matters. Returns whether choice x is the next one of its kind. */
 static bool is_next_turn(const struct staged *g, int x, const char *method)
 {
     const struct choice *o = &g->choice[x];

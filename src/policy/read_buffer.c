@@ -17,7 +17,7 @@ static double ends_s(const struct read_ahead *a, double share)
 
 double read_ahead_share(const struct read_ahead *a, double room)
 {
-    const double margin = 1.0 / 32; /* less than the error of predictions */
+    const double margin = 1.0 / 32; /* a margin below the error of predictions */
     if (ends_s(a, fmin(room, 1)) * (1 + margin) > a->alone_s)
         return 0;
     double bytes = read_buffer_bytes(1, a->load_s * (1 + 1.0 / 8), a->prefill_s);

@@ -40,7 +40,7 @@ static void sort(const struct sched_limits *l, const struct sched_req *req, int 
     }
 }
 
-/* Takes a request's place and blocks, and the rows that this step had already given it. */
+/* Takes away a request's place and blocks, and the rows that this step had already given it. */
 static void give_up(struct decision *d, int i, enum sched_verdict why)
 {
     if (d->choice[i].what == SCHED_RUN) {

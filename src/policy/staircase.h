@@ -19,8 +19,8 @@
 /* The rows that a replay of tokens [from, n) computes. The earlier positions of the stair of token
  * `from` are there already. */
 struct staircase {
-    int64_t past,
-        n_first;     /* n_first rows behind `past` positions, on the stair of `from` */
+    /* n_first rows behind `past` positions, on the stair of `from` */
+    int64_t past, n_first;
     int64_t n_whole; /* later stairs of S rows each */
     int64_t n_last;  /* rows of a last stair that is not whole; 0: there is none */
 };

@@ -53,8 +53,8 @@ struct redis_answer {
     int64_t number;
     uint8_t *bytes; /* with a final zero that is not counted */
     size_t n_bytes, max_bytes;
-    size_t
-        n_here; /* bytes that have come while the answer is incomplete, with the protocol's */
+    /* bytes that have come while the answer is incomplete, with the protocol's */
+    size_t n_here;
 };
 void redis_answer_deinit(struct redis_answer *a);
 /* Returns the next string of a list; *at begins with 0. Returns false behind the last. */

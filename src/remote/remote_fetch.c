@@ -33,9 +33,9 @@ struct work {
     int n;               /* length of the chain that the remote has */
     int n_asked, n_come; /* number of these n that were requested, and that were received */
     uint64_t asked_bytes; /* bytes asked for and not received */
-    uint64_t all_bytes,
-        come_bytes; /* bytes of all n values, and of the n_come complete ones */
-    int n_flight;   /* answers that are still to come */
+    /* bytes of all n values, and of the n_come complete ones */
+    uint64_t all_bytes, come_bytes;
+    int n_flight; /* answers that are still to come */
     int n_round_trips;
     struct remote_view view;
     int64_t t_transfer;

@@ -135,7 +135,7 @@ bool link_ready(struct link *l, int64_t timeout_ns);
 void link_fail(struct link *l, const struct err *why);
 /* Closes a link that has not failed: answers in flight are no longer needed. */
 void link_drop(struct link *l);
-/* Call when the remote has done what it was asked: ends the row of failures. */
+/* Call after a successful command. Ends the series of failures. */
 void link_praise(struct link *l);
 /* Returns the nanoseconds until a closed link may be opened; 0: now. */
 int64_t link_rest_ns(const struct link *l);

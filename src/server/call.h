@@ -55,8 +55,10 @@ struct server {
     struct loops *loops;
     int port, listen_socket;
     int64_t created_s;
-    int64_t clock_set_by_s; /* clock change that was logged last; the tidying thread's */
-    int64_t next_idle_s; /* time of the next search for idle chunks; the tidying thread's */
+    /* clock change that was logged last; only the tidying thread uses it */
+    int64_t clock_set_by_s;
+    /* time of the next search for idle chunks; only the tidying thread uses it */
+    int64_t next_idle_s;
     atomic_bool said_expired;   /* logged that expired chunks cannot be evicted */
     atomic_bool said_idle;      /* logged that idle chunks cannot be evicted */
     atomic_bool said_owed;      /* logged that erased state cannot be overwritten */

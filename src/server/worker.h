@@ -38,8 +38,8 @@ int worker_create(const struct worker_opts *o, struct worker **out, struct err *
 void worker_stop(struct worker *w);
 void worker_destroy(struct worker *w);
 
-/* Has the call's route answer on a thread of the worker, which then runs call_done. Returns
- * false if too many calls wait. */
+/* Makes a thread of the worker answer the call's route, and then run call_done. Returns false if
+ * too many calls wait. */
 bool worker_take(struct worker *w, struct call *c);
 
 /* Runs run(arg) on the last thread of the worker, for long work without a waiting client. If the

@@ -161,7 +161,8 @@ struct restore_found {
     /* Index of the first token where the context differs from the nearest stored one; -1:
      * unknown. */
     int differs_at;
-    bool measured; /* `tier` was measured, as asked for: ahead, or on these hits */
+    /* `tier` was measured: by request before the look-up, or on the chunks that it found */
+    bool measured;
     struct platform_tier tier; /* valid if `measured` */
     struct err err;            /* code != 0: nothing can be read, and n_hits is 0 */
 };

@@ -114,7 +114,7 @@ struct saver {
     atomic_ullong n_settled;      /* read without the lock, too */
     void (*on_commit)(void *arg); /* NULL: no callback */
     void *on_commit_arg;
-    bool holds_back; /* the queue is left alone (saver_hold_back) */
+    bool holds_back; /* the writer takes no chunks from the queue (saver_hold_back) */
     bool is_awaited; /* a caller waits for the queue to be committed soon */
     bool quit;
     int fault; /* first code that the store returned: saving has ended for all */
@@ -123,8 +123,8 @@ struct saver {
     bool disk_is_full;
     struct err full_err;
 
-    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails,
-        n_shared; /* See struct saver_stats. */
+    /* See struct saver_stats. */
+    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails, n_shared;
 };
 
 /* [lock] Returns whether a chunk is queued, being written, or written and not committed. */

@@ -38,9 +38,9 @@ struct store_want {
     /* Next in the list: of a later turn, or of the same turn and announced later. */
     struct store_want *next;
     const void *id;
-    uint64_t turn,
-        n_bytes; /* n_bytes: of the copies that were missing at the announcement */
-    int n, at;   /* keys[0, at) were fetched, or had copies: once is enough */
+    /* n_bytes: of the copies that were missing at the announcement */
+    uint64_t turn, n_bytes;
+    int n, at; /* keys[0, at) were fetched, or had copies: once is enough */
     bool has_begun, has_failed;
     struct sha256 keys[];
 };

@@ -345,8 +345,8 @@ char *store_path(const char *dir, const char *name);
 
 /* [lock] Pins a node, and returns the hit. */
 struct store_hit store_pin_node(struct store *s, struct chunk_node *n);
-struct chunk_marks store_marks_of(const int32_t *tokens,
-                                  int n); /* n <= STORE_CHUNK_TOKENS */
+/* n <= STORE_CHUNK_TOKENS */
+struct chunk_marks store_marks_of(const int32_t *tokens, int n);
 
 /* Reads an extent's header and checks it against the index (key, place, id). `block` is 4096
  * aligned bytes. */

@@ -13,7 +13,7 @@
 #include "store/arena.h"
 #include "store/held.h"
 
-/* The thread keeps one part in this many of the arena free. */
+/* The thread keeps 1/FREE_PART of the arena free. */
 enum { FREE_PART = 16 };
 /* Largest segment of the arena: the allocator moves arrays of free ranges. */
 #define SEGMENT_BYTES ((uint64_t)1 << 30)

@@ -14,8 +14,8 @@ static void quotas(void **state)
 {
     (void)state;
     assert_int_equal(cpus_under_quota(64, 200000, 100000), 2);
-    assert_int_equal(cpus_under_quota(64, 250000, 100000),
-                     3); /* two and a half count as three */
+    /* two and a half count as three */
+    assert_int_equal(cpus_under_quota(64, 250000, 100000), 3);
     assert_int_equal(cpus_under_quota(64, 30000, 100000), 1);
     assert_int_equal(cpus_under_quota(2, 6400000, 100000), 2);
     assert_int_equal(cpus_under_quota(8, -1, 100000), 8);

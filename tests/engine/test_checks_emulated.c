@@ -152,7 +152,7 @@ static void a_bad_record_is_a_miss(void **state)
     }
 }
 
-/* The last chunk, after a group of eight. */
+/* The damage is in the last chunk, in a group behind the first eight. */
 static void in_the_second_group(void **state)
 {
     (void)state;

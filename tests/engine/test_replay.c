@@ -327,8 +327,8 @@ static void a_damaged_chunk_replays_from_the_store(void **state)
     run_all(&p);
     assert_int_equal(stats(&p).n_replays, 0);
     assert_int_equal(seq_outcome(s)->n_cached, 64 * chunk);
-    assert_true(p.n_rows <=
-                (uint64_t)(N_ALL - 64 * chunk)); /* fused rows are not counted */
+    /* fused rows are not counted */
+    assert_true(p.n_rows <= (uint64_t)(N_ALL - 64 * chunk));
     take_end(&p, s, "damaged");
     s = add_end(&p, NULL); /* it was saved again */
     run_all(&p);

@@ -380,8 +380,8 @@ static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
                     save_committed_tokens(s->save) >= first + STORE_CHUNK_TOKENS);
     }
     assert_true(n_pinned > 0);
-    int last = (small.keep + s->view.cut) / STORE_CHUNK_TOKENS -
-               1; /* dropped by the last stair */
+    /* dropped by the last stair */
+    int last = (small.keep + s->view.cut) / STORE_CHUNK_TOKENS - 1;
     for (int c = 1; c < last; c++) {
         const struct chunk_node *n = catalog_find(&k.store->catalog, &s->chain.keys[c]);
         assert_true(n != NULL && n->place.is_dropped);

@@ -258,8 +258,8 @@ static void test_rename(void **state)
     assert_int_equal(st.size_bytes, 3);
     assert_false(st.is_dir);
     char b[6];
-    assert_int_equal(io_file_pread(old, b, 6, 0, NULL),
-                     0); /* open handles keep their file */
+    /* open handles keep their file */
+    assert_int_equal(io_file_pread(old, b, 6, 0, NULL), 0);
     assert_memory_equal(b, "former", 6);
     io_file_close(f);
     io_file_close(old);

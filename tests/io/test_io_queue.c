@@ -296,8 +296,8 @@ static void test_throttle_queue(void **state)
     submit(q, &w);
     assert_int_equal(io_queue_wait(q, 1, 1, 1000000, &done, &n, NULL), 0);
     int64_t waited = clock_now_ns() - t0;
-    assert_true(n == 0 ||
-                waited >= limit_ns(4 * MIB) * 98 / 100); /* the time-out was kept */
+    /* the time-out was kept */
+    assert_true(n == 0 || waited >= limit_ns(4 * MIB) * 98 / 100);
     if (n == 0)
         wait_one(q);
     int64_t took = clock_now_ns() - t0;

@@ -499,8 +499,8 @@ static void test_punch_without_holes(void **state)
     iotest_fill(big, sizeof big, 3);
     assert_int_equal(io_file_pwrite(p.f, big, sizeof big, 0, NULL), 0);
     arm("fallocate", EOPNOTSUPP, 1);
-    assert_int_equal(io_file_punch(p.f, IO_ALIGN, 100 * IO_ALIGN, &err),
-                     0); /* past the end */
+    /* past the end */
+    assert_int_equal(io_file_punch(p.f, IO_ALIGN, 100 * IO_ALIGN, &err), 0);
     disarm();
     uint64_t size;
     assert_int_equal(io_file_size(p.f, &size, NULL), 0);

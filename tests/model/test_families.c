@@ -32,7 +32,8 @@ struct expected {
     int32_t prompt[N_PROMPT], decode[N_DECODE];
     int n_positions;
     int32_t positions[MAX_POSITIONS];
-    double logits[MAX_POSITIONS + N_DECODE][VOCAB]; /* for the positions, then the steps */
+    /* the logits of `positions`, then those of the decode steps */
+    double logits[MAX_POSITIONS + N_DECODE][VOCAB];
     double bf16_rms, bf16_max;
 };
 

@@ -877,8 +877,8 @@ static void test_named_flags(void **state)
     tempdir_remove(dir);
 }
 
-/* Beside a tokenizer.json the switches change nothing: its post-processor decides, even if there is
- * none. Beside vocab.json and merges.txt they act. */
+/* add_bos_token and add_eos_token act with vocab.json and merges.txt. With a tokenizer.json they
+ * change nothing: its post-processor decides, even if there is none. */
 static void test_switches(void **state)
 {
     (void)state;

@@ -300,8 +300,8 @@ static void types_share_a_buffer(void **state)
         members[of[i]]++;
     for (int k = 0; k < 3; k++)
         assert_int_equal(members[k], 4);
-    assert_int_not_equal(of[10],
-                         of[11]); /* a request without ACT blocks joins one with many */
+    /* a request without ACT blocks joins one with many */
+    assert_int_not_equal(of[10], of[11]);
 }
 
 /* Ten requests in mini-batches of 4, 3 and 3, with the ACT blocks that the policy has for each

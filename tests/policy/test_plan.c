@@ -377,8 +377,8 @@ static void test_ranges_forced(void **state)
      */
     platform.tier[0].bytes_per_s = 1e3;
     range[0].mask = both;
-    assert_int_equal(best_prefix(range, 1, "auto", 1),
-                     1); /* recomputing the range as a restore */
+    /* recomputing the range as a restore */
+    assert_int_equal(best_prefix(range, 1, "auto", 1), 1);
     assert_int_equal(plan.n_r, 32);
     assert_int_equal(best_prefix(range, 1, "kv", 1), 1);
     assert_int_equal(plan.n_k, 32);

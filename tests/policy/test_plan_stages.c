@@ -100,8 +100,8 @@ struct ticks {
     bool restored[MOST], is_prefilling, head_done;
     struct fifo bus[MAX_STAGES], ready[MAX_STAGES];
     int up[MAX_STAGES], up_left[MAX_STAGES]; /* a layer, or -1 */
-    int comp[MAX_STAGES],
-        comp_left[MAX_STAGES]; /* a layer; MOST + layer: prefill; 2 MOST: head; or -1 */
+    /* a layer; MOST + layer: prefill; 2 MOST: head; or -1 */
+    int comp[MAX_STAGES], comp_left[MAX_STAGES];
     bool begun[MOST];
 };
 
@@ -317,8 +317,8 @@ static double brute_force(const struct instance *x)
     return best;
 }
 
-/* The bounds are the search's present results: each step that it leaves out shows in some instance.
- */
+/* The bounds are the search's present results. If the search leaves out one of its steps, some
+ * instance exceeds them. */
 static void compare(bool alike, int n_instances, int least_optimal, double most_off)
 {
     struct rng r = {alike ? 21 : 22};

@@ -186,8 +186,8 @@ static void rests_double_to_a_bound_and_differ(void **state)
             assert_true(s == backoff_s(n, seed)); /* only the seed decides */
         }
         assert_true(least >= whole / 2 && most <= whole);
-        assert_true(least < 0.51 * whole &&
-                    most > 0.99 * whole); /* the whole upper half is used */
+        /* the whole upper half is used */
+        assert_true(least < 0.51 * whole && most > 0.99 * whole);
     }
 }
 

@@ -99,8 +99,8 @@ static void end(struct world *w, struct fake *f)
 struct step {
     struct sched_req req[MAX_REQS];
     struct sched_choice choice[MAX_REQS];
-    int order[MAX_REQS], idx[MAX_REQS],
-        at[MAX_REQS]; /* idx: request of a place; at: the reverse */
+    /* idx: request of a place; at: the reverse */
+    int order[MAX_REQS], idx[MAX_REQS], at[MAX_REQS];
     int n;
 };
 

@@ -78,8 +78,8 @@ static void test_width_is_bounded(void **state)
     assert_string_equal(narrow, forty);
     int n = timeline_text(&lanes, 100000, wide, sizeof wide);
     assert_true(n < 4 * 401);
-    assert_int_equal(timeline_text(&lanes, 100000, NULL, 0),
-                     n); /* returns only the length */
+    /* returns only the length */
+    assert_int_equal(timeline_text(&lanes, 100000, NULL, 0), n);
     timeline_text(&lanes, 100000, wide, 10);
     assert_int_equal(strlen(wide), 9);
 }

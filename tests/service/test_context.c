@@ -85,7 +85,7 @@ static void a_pin_keeps_what_is_seen(void **state)
     assert_int_equal(hcache_cache_pin_context(h, &c, until, &n_tokens, &err), 0);
     assert_int_equal(n_tokens, 128);
     assert_int_equal(hcache_cache_evict_idle(h, -HOUR, &n_evicted, &err), 0);
-    assert_int_equal(n_evicted, 8); /* 1 to 7, and the unfinished one */
+    assert_int_equal(n_evicted, 8); /* chunks 1 to 7, and the unfinished chunk */
     assert_int_equal(look(h, &c).stored_tokens, 128);
     assert_int_equal(hcache_cache_pin_context(h, &c, 0, &n_tokens, &err), 0);
     assert_int_equal(hcache_cache_evict_idle(h, -HOUR, &n_evicted, &err), 0);

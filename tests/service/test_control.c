@@ -158,11 +158,11 @@ static void forgetting_takes_what_continues_a_text(void **state)
         fail_msg("%s", err.msg);
     save(h, 1, NULL);
     int n = keys_of(h, 1, 100, NULL, keys);
-    assert_int_equal(n,
-                     3); /* one full chunk; the end, with its last token and without it */
+    /* one full chunk; the end, with its last token and without it */
+    assert_int_equal(n, 3);
     assert_int_equal(hcache_cache_forget(h, keys, 1, &gone, &err), 0);
-    assert_int_equal(gone.n_chunks,
-                     0); /* a text that ends with a chunk has no end of its own */
+    /* a text that ends with a chunk has no end of its own */
+    assert_int_equal(gone.n_chunks, 0);
     assert_int_equal(hcache_cache_forget(h, keys, n, &gone, &err), 0);
     assert_int_equal(gone.n_chunks, CHUNKS - 1);
     assert_int_equal(stored(h, 1, NULL), 64);

@@ -156,7 +156,8 @@ static void the_wait_follows_the_queue(void **state)
     close_desk(&d);
 }
 
-/* Before any request has ended, the wait is as long as the first has run, and grows. */
+/* Before any request has ended, the predicted wait is the time for which the first request has
+ * run so far. */
 static void the_first_wait_is_a_lower_bound(void **state)
 {
     struct desk d;

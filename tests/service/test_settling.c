@@ -202,9 +202,8 @@ static bool is_cancelled(void *arg)
 static void a_settling_request_is_looked_at_after_commits(void **state)
 {
     (void)state;
-    enum {
-        MOST = 1 + 4 + 1
-    }; /* once before, and after each of at most four chunks and the end */
+    /* once before, once after each of at most four chunks, and once after the end */
+    enum { MOST = 1 + 4 + 1 };
     struct stack k;
     struct io *disk = et_disk(4, 1 << 26);
     struct asked a = {.disk = disk};

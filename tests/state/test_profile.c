@@ -224,8 +224,8 @@ static void a_failed_sample_ends_the_measurement(void **state)
         failing.n_called = 0;
         assert_int_equal(profile_compute(&p, k.model, w, s, PROFILE_QUICK, &err), -EIO);
         assert_non_null(strstr(err.msg, "profile"));
-        assert_int_equal(failing.n_called,
-                         n_good[i] + 1); /* nothing is measured after it */
+        /* no call follows the one that fails */
+        assert_int_equal(failing.n_called, n_good[i] + 1);
     }
     k.dev->ops = failing.real;
     model_work_destroy(w);
@@ -270,8 +270,8 @@ static void io_is_measured_on_what_exists(void **state)
         struct io_sim_fault f = {
             .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 2};
         assert_int_equal(io_sim_fault_add(io, &f), 0);
-        (void)profile_io(&p, k.model, k.store, hits, n,
-                         &err); /* with some of the records: measured or refused */
+        /* with some of the records: measured or refused */
+        (void)profile_io(&p, k.model, k.store, hits, n, &err);
         f.count = 0;
         assert_int_equal(io_sim_fault_add(io, &f), 0);
         assert_int_equal(profile_io(&p, k.model, k.store, hits, n, &err), -EIO);

@@ -82,7 +82,7 @@ static void an_idle_compute_lane_takes_hidden_states(void **state)
     becomes("KHHH", "KHHH");
 }
 
-/* The compute that layer 0 still needs counts, by the chunks that are left of it. */
+/* Layer 0's remaining compute counts, in proportion to its remaining chunks. */
 static void a_busy_compute_lane_takes_keys_and_values(void **state)
 {
     (void)state;

@@ -120,8 +120,8 @@ static void sums(void **state)
     BREAK(s, c->n_pins, c->n_pins + 1);
     BREAK(s, o->used_bytes, o->used_bytes + 4096);
     BREAK(s, o->n_chunks, o->n_chunks + 1);
-    BREAK(s, o->place.slot[0].item->order,
-          UINT64_MAX); /* goes last by its order, but is first in the heap */
+    /* goes last by its order, but is first in the heap */
+    BREAK(s, o->place.slot[0].item->order, UINT64_MAX);
     BREAK(s, s->used_bytes, s->used_bytes - 4096);
     BREAK(s, s->freeing_bytes, 4096);
     BREAK(s, s->wiping_bytes, 4096);

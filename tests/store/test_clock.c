@@ -178,8 +178,8 @@ static void idle_chunks_go(void **state)
     assert_int_equal(store_evict_idle(s, now - 1100, &n_gone, &err), 0);
     assert_int_equal(n_gone, 0); /* nothing is old enough */
     assert_int_equal(store_evict_idle(s, now - 500, &n_gone, &err), 0);
-    assert_int_equal(n_gone,
-                     4 + 3 + 1); /* of the pinned context, only the chunk behind the pin */
+    /* of the pinned context, only the chunk behind the pin */
+    assert_int_equal(n_gone, 4 + 3 + 1);
     struct store_stats st;
     store_stats(s, &st);
     assert_int_equal(st.evictions[STORE_EVICT_IDLE], n_gone);

@@ -411,8 +411,8 @@ static void evicted_in_the_middle(void **state)
         c[i] = (struct st_ctx){.base = 20 + i, .own = 20 + i};
         assert_int_equal(st_save(s, &st_small, &c[i], N, ST_BOTH, &err), 0);
     }
-    assert_int_equal(st_n_right(s, &c[0], N) + st_n_right(s, &c[2], N),
-                     2 * N); /* used after c[1] */
+    /* used after c[1] */
+    assert_int_equal(st_n_right(s, &c[0], N) + st_n_right(s, &c[2], N), 2 * N);
     store_stats(s, &st);
     store_close(s);
     p.opts.cap_bytes = st.used_bytes / 3 * 2;
@@ -706,8 +706,8 @@ static void continuing(const char *kind, int n_full, bool with_others)
     memcpy(turn, keys, (size_t)n_full * sizeof keys[0]);
     turn[n_full] = store_partial_key(n_full > 0 ? &keys[n_full - 1] : &root, tokens, 20);
     assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
-    assert_int_equal(e.n_chunks,
-                     0); /* other contexts continue them, so this erase forgets none */
+    /* other contexts continue them, so this erase forgets none */
+    assert_int_equal(e.n_chunks, 0);
     assert_int_equal(store_erase_continuing(s, turn, n_full + 1, &e, &err), 0);
     assert_int_equal(e.n_chunks, N - n_full);
     assert_int_equal(st_n_right(s, &ours, N), n_full);

@@ -52,8 +52,8 @@ static void found_and_mended(void **state)
     damage(&p, s, &ours);
     damage(&p, s, &other);
     assert_int_equal(store_settle(s, &err), 0);
-    assert_int_equal(st_n_right(s, &ours, N),
-                     N); /* no lookup has found the chunk yet, so its header was not read */
+    /* no lookup has found the chunk yet, so its header was not read */
+    assert_int_equal(st_n_right(s, &ours, N), N);
     assert_int_equal(store_settle(s, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N), BAD);
     struct sha256 keys[N];

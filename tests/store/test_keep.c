@@ -226,14 +226,14 @@ static void quotas_bound(const char *kind)
     for (uint64_t i = 10; i < 20; i++) {
         st_must_save(s, &(struct st_ctx){.base = i, .own = i, .salt = "noisy"}, N);
         st_must_save(s, &(struct st_ctx){.base = i, .own = i, .salt = "vip"}, N);
-        st_must_save(s, &(struct st_ctx){.base = i, .own = i},
-                     N); /* the empty salt is an owner, too */
+        /* the empty salt is an owner, too */
+        st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     }
     assert_true(use_of(s, "noisy").used_bytes == 2 * each);
     assert_true(use_of(s, "vip").used_bytes == 5 * each);
     assert_true(use_of(s, NULL).used_bytes == 2 * each);
-    assert_int_equal(st_n_found(s, &quiet, N),
-                     N); /* one owner's saves never evict another owner's chunks */
+    /* one owner's saves never evict another owner's chunks */
+    assert_int_equal(st_n_found(s, &quiet, N), N);
     assert_int_equal(
         st_n_found(s, &(struct st_ctx){.base = 19, .own = 19, .salt = "noisy"}, N), N);
     store_stats(s, &st);
@@ -363,8 +363,8 @@ static void partial_chunks(const char *kind, enum reopen how)
     assert_true(st.n_partial >= 1);
     int rc = append_partial(s, &c, 2, 64, &tail[1], &found);
     assert_int_equal(rc, 0);
-    assert_memory_equal(found.b, keys[2].b,
-                        sizeof found.b); /* the same key as a full chunk's */
+    /* the same key as a full chunk's */
+    assert_memory_equal(found.b, keys[2].b, sizeof found.b);
     assert_int_equal(store_commit(s, &err), 0);
     assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) &&
                  n_tokens == 40);

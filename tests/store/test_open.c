@@ -93,8 +93,8 @@ static void modes_are_private(void **state)
     assert_true(st_place_open(&p, "pread", 3));
     char other[400];
     struct io_file *f;
-    assert_int_equal(mkdir(p.dir[1], 0755) | chmod(p.dir[1], 0755),
-                     0); /* an empty directory that existed before */
+    /* an empty directory that existed before */
+    assert_int_equal(mkdir(p.dir[1], 0755) | chmod(p.dir[1], 0755), 0);
     /* a directory with another user's file */
     assert_int_equal(mkdir(p.dir[2], 0755) | chmod(p.dir[2], 0755), 0);
     snprintf(other, sizeof other, "%s/other", p.dir[2]);
@@ -511,8 +511,8 @@ static void verify_sees_cut_files(void **state)
         assert_true(v.n_bad >= st.n_corrupt && v.n_bad == (uint64_t)said.n);
         /* counted by extent: each chunk has two */
         assert_int_equal(st.n_corrupt, gone ? 8 : 4);
-        assert_int_equal(v.n_chunks,
-                         gone ? 0 : 4); /* with their records on the other device */
+        /* with their records on the other device */
+        assert_int_equal(v.n_chunks, gone ? 0 : 4);
         assert_non_null(strstr(said.last, "missing or too short"));
         store_close(s);
     }

@@ -153,8 +153,8 @@ static void few_at_a_time(void **state)
             }
             n_all += n;
         }
-        assert_int_equal(store_reader_wait(g.r, done, 7, &n, &err),
-                         0); /* nothing is left */
+        /* nothing is left */
+        assert_int_equal(store_reader_wait(g.r, done, 7, &n, &err), 0);
         assert_int_equal(n, 0);
         reading_end(&g);
     }

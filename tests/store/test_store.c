@@ -134,9 +134,9 @@ static void backfill(struct st_place *p)
     struct store_stats before, after;
     OK(st_save(s, &st_small, &c, 4, ST_H, err));
     check(s, &c, 4, 4, 3);
-    OK(st_append_layers(s, &st_small, &c, 1, ST_BOTH, 1, 3,
-                        err)); /* H is stored, KV is new */
-    check(s, &c, 4, 4, 3);     /* not committed */
+    /* H is stored, KV is new */
+    OK(st_append_layers(s, &st_small, &c, 1, ST_BOTH, 1, 3, err));
+    check(s, &c, 4, 4, 3); /* not committed */
     OK(store_commit(s, err));
     struct st_result r;
     OK(st_read(s, &st_small, &c, 4, &r, err));
@@ -224,8 +224,8 @@ static void condemned(struct st_place *p)
     OK(store_commit(s, err));
     store_stats(s, &st);
     assert_int_equal(st.n_chunks, 3);
-    OK(st_save(s, &st_small, &c, 2, ST_BOTH,
-               err)); /* recomputed, so the rest can be reached again */
+    /* recomputed, so the rest can be reached again */
+    OK(st_save(s, &st_small, &c, 2, ST_BOTH, err));
     check(s, &c, 4, 4, 6);
     assert_true(store_audit(s));
     store_close(s);
@@ -350,8 +350,8 @@ static void wrong_use(struct st_place *p)
     struct store_chunk bad = {.key = {{1}}};
     memcpy(bad.tokens, tokens, sizeof tokens);
     assert_int_equal(store_append(s, &bad, &e), ERR_USAGE);
-    assert_int_equal(st_append(s, &huge, &c, 0, ST_H, &e),
-                     ERR_LIMIT); /* larger than a segment */
+    /* larger than a segment */
+    assert_int_equal(st_append(s, &huge, &c, 0, ST_H, &e), ERR_LIMIT);
     assert_true(store_audit(s));
     OK(st_save(s, &st_small, &c, 1, ST_H, err));
     check(s, &c, 1, 1, 3);

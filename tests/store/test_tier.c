@@ -831,8 +831,8 @@ static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
         struct store_fetcher *f = fetcher(s);
         st_keys(&c[0], LONG, keys);
         want(s, &c[0], LONG, 1);
-        assert_int_equal(store_fetch_step(f),
-                         STORE_FETCH_WORKED); /* chunk 0 is being fetched */
+        /* chunk 0 is being fetched */
+        assert_int_equal(store_fetch_step(f), STORE_FETCH_WORKED);
         if (how == 0) {
             assert_int_equal(store_erase(s, keys, LONG, &out, &err), 0);
             assert_int_equal(out.n_busy, 1);
@@ -945,8 +945,8 @@ static void condemning_reaches_the_copy(void **state)
     st_keys(&c, N, keys);
     assert_true(store_pin(s, &keys[N - 1], &hit));
     store_condemn(s, &hit, "for the test");
-    assert_int_equal(settled(s).used_bytes,
-                     (N - 1) * COPY); /* also while somebody holds it */
+    /* also while somebody holds it */
+    assert_int_equal(settled(s).used_bytes, (N - 1) * COPY);
     store_release(s, &hit, 1);
     assert_int_equal(settled(s).used_bytes, (N - 1) * COPY);
     assert_false(arena_has(&keys[N - 1]));

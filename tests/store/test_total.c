@@ -73,8 +73,8 @@ static void pin_and_erase(struct store *s, int i, int n)
     struct store_erased gone;
     struct st_ctx pinned = ctx_of(i), erased = ctx_of(i - 3);
     st_keys(&pinned, n, keys);
-    (void)store_pin_until(s, keys, n, clock_wall_s() + 3600,
-                          NULL); /* some may be evicted, which is no error */
+    /* some may be evicted, which is no error */
+    (void)store_pin_until(s, keys, n, clock_wall_s() + 3600, NULL);
     st_keys(&erased, n, keys);
     assert_int_equal(store_erase(s, keys, n, &gone, &err), 0);
 }
@@ -174,8 +174,8 @@ static void a_cap_that_leaves_nothing_is_refused(void **state)
     p.opts.files_cap_bytes = 256 << 10;
     s = st_open(&p);
     const struct st_ctx c = ctx_of(1);
-    assert_int_equal(st_save(s, &tiny, &c, 1, ST_H, &err),
-                     0); /* this save leaves some room */
+    /* this save leaves some room */
+    assert_int_equal(st_save(s, &tiny, &c, 1, ST_H, &err), 0);
     assert_true(files_of(&p).all <= p.opts.files_cap_bytes);
     store_close(s);
     st_place_close(&p);

@@ -190,8 +190,8 @@ static void what_saves_more_for_each_byte_stays(void **state)
 {
     (void)state;
     enum { WAIT_S = 1000 };
-    static const struct st_shape large = {1,
-                                          {3 * 4096, 0}}; /* four blocks with its header */
+    /* four blocks with its header */
+    static const struct st_shape large = {1, {3 * 4096, 0}};
     struct store *s = open_store(PLACEMENT_OURS, 20);
     const struct placement_price price = {.token_s = 1, .chunk_bytes = CHUNK_BYTES};
     const struct store_use use = {.reuse_in_s = WAIT_S};

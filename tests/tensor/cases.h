@@ -32,8 +32,8 @@ struct attention_case {
     int heads, n_kv, d_head, window;
     int n_seqs;
     struct {
-        int start,
-            rows; /* positions [start, start + rows); all earlier ones are in the cache */
+        /* positions [start, start + rows); all earlier ones are in the cache */
+        int start, rows;
     } seq[3];
     bool bench;
 };

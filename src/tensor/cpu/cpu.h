@@ -91,8 +91,8 @@ struct attn_tile {
     int n;
     const float *q[TILE_QUERIES];
     float *out[TILE_QUERIES];
-    int32_t begin[TILE_QUERIES],
-        end[TILE_QUERIES]; /* range of visible keys, the same for every head */
+    /* range of keys that each query sees, the same for every head */
+    int32_t begin[TILE_QUERIES], end[TILE_QUERIES];
     float scale;
     float *scratch; /* ATTN_SCRATCH floats of this thread */
 };
