@@ -108,7 +108,7 @@ static int pass_rows(struct fused *f, int n)
     return rc == 0 ? stream_sync(sh->stream) : rc;
 }
 
-/* Hands the sequence on: all rows have passed the last layer. */
+/* Leaves the sequence to the batches: all rows have passed the last layer. */
 static int leave(struct fused *f)
 {
     const struct seq_shared *sh = f->shared;

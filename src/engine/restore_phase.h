@@ -56,7 +56,7 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s);
 /* The time and rows that a step leaves to restores. */
 struct restore_phase_budget {
     int64_t batch_ns; /* time that the step's forward pass took; 0: there was none */
-    int64_t free_ns;  /* time behind it that costs the next pass nothing (beside_free_ns) */
+    int64_t free_ns;  /* time after it that delays no later pass (beside_free_ns) */
     int n_decodes;    /* decodes in that pass */
     int rows_left;    /* new tokens that the step may still compute */
 };

@@ -237,9 +237,10 @@ static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double
  * hold. */
 struct load {
     struct bench *b;
-    long first, n;            /* chunks of this share-out */
-    struct buf mem;           /* records; also blocks where memory is unified */
-    struct buf dev;           /* else: the records' twins and the blocks */
+    long first, n;  /* chunks of this share-out */
+    struct buf mem; /* records; also blocks where memory is unified */
+    /* on a device with memory of its own: the records' twins, and the blocks */
+    struct buf dev;
     uint8_t *records, *twins; /* twins is NULL if operations read the records themselves */
     uint64_t *sums;           /* checksums on the device; NULL: the host checks */
     struct kv_layer kv;
