@@ -125,7 +125,7 @@ def test_cache(tmp):
     check("a pin says how much of it is pinned",
           cache("pin", **said, truncation="auto", ttl=60)["pinned_tokens"] == seen(n, cut))
     refused = cache("lookup", response_id=r["id"], truncation="auto")
-    check("a response is looked at as it was truncated", refused[0] == 400 and "as it was truncated" in refused[1], refused)
+    check("a response keeps its own truncation", refused[0] == 400 and "keeps the truncation" in refused[1], refused)
     refused = cache("lookup", **said, truncation="often")
     check("another value is refused", refused[0] == 400 and "auto or disabled" in refused[1], refused)
     refused = cache("lookup", messages=[{"role": "system", "content": LONG * 4}], truncation="auto")
