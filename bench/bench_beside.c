@@ -1,15 +1,15 @@
 /* bench_beside.c - measures how much a long prompt, or its restoration, slows sequences that decode
  * beside it.
  *
- * A few sequences decode all the time.  Windows take turns: nothing else happens; a new prompt
- * arrives and is prefilled (and saved); the same prompt arrives again and is restored.  For each
- * kind of window the table has the time between the tokens of a sequence (TBT), also as a multiple
- * of the time alone.
+ * A few sequences decode all the time.  Windows of three kinds alternate: decodes alone, decodes
+ * while a new prompt is prefilled (and saved), decodes while the same prompt is restored.  For each
+ * kind the table has the time between the tokens of a sequence (TBT), also as a multiple of the
+ * time alone.
  *
  * Each window begins with fresh decodes, because their steps take longer as contexts grow.  Every
- * second window of nothing is counted apart: the difference of the two is the noise of the
- * measurement.  The prompt's last tokens, which no restoration covers and which are always
- * computed, are counted apart from the restoration. */
+ * second window of decodes alone is counted apart: the difference of the two is the noise of the
+ * measurement.  No restoration covers the prompt's last tokens: they are always computed, and are
+ * counted apart from the restoration. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

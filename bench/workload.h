@@ -69,8 +69,9 @@ int workload_trace(struct workload *w, const struct workload_opts *o, const char
 struct workload_stats {
     int n_sessions, n_turns;
     double question; /* mean of new tokens of a turn; for documents, without the document */
-    double document; /* mean of a first segment that others may share; 0 for chats */
-    double answer;   /* mean of max_tokens */
+    /* mean length of documents, which sessions may share; 0 for chats */
+    double document;
+    double answer;      /* mean of max_tokens */
     double history_p50; /* median of a session's whole length */
     double over_2500;   /* share of sessions longer than 2,500 tokens */
 };

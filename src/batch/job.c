@@ -56,7 +56,7 @@ struct batch {
     size_t ahead_bytes;
     struct item **flying; /* [n_flying] */
     int n_flying, cap_flying, n_answers;
-    struct prefix_item last; /* a copy of the one that was sent last */
+    struct prefix_item last; /* copy of the item that was sent last */
     int32_t *last_ids;
     bool at_end;
     bool is_held;    /* the engine has no room for more now */

@@ -81,8 +81,8 @@ static void put_cased(struct jinja *j, struct jbuf *b, const char *from, uint32_
                       enum letter want)
 {
     uint32_t other;
-    if (cp == 0xDF &&
-        want == LOWER) { /* already lower case; its upper case has two letters */
+    /* already lower case; its upper case has two letters */
+    if (cp == 0xDF && want == LOWER) {
         put_char(j, b, from, cp);
         return;
     }

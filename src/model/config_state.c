@@ -20,7 +20,8 @@ static int32_t context_of(const struct model_config *c)
 {
     switch (c->rope_scaling.kind) {
     case ROPE_SCALING_NONE:
-    case ROPE_SCALING_LLAMA3: /* it depends on the original context, a field of its own */
+    /* the rotation depends on the original context, which is another field */
+    case ROPE_SCALING_LLAMA3:
     case ROPE_SCALING_FACTORS:
         return 0;
     }

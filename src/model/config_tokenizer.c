@@ -23,7 +23,7 @@ static int read_switch(int *out, const struct json *o, const char *key, struct e
     return rc;
 }
 
-/* Reads the template: a string, or of a list of named ones the one called "default". */
+/* Reads the template: a string, or the template "default" of a list of named ones. */
 static int read_chat_template(char **out, const struct json *o, struct err *err)
 {
     const struct json *v = json_member(o, "chat_template");

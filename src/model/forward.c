@@ -103,7 +103,7 @@ static int round_kv(const struct model *m, struct stream *s, const struct layer_
     return op->convert(s, kv_rows, kv);
 }
 
-/* q and kv_rows, which layer_kv makes too, of normalised rows. */
+/* Computes q and kv_rows of normalised rows; layer_kv computes the same kv_rows. */
 static int project_qkv(const struct model *m, const struct activations *a, struct stream *s,
                        const struct layer_weights *lw, struct mat normed, struct mat q,
                        struct mat kv_rows)

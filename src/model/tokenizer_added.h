@@ -25,7 +25,7 @@ struct guards {
 struct added_search {
     bool special;                /* special tokens are found, too */
     const struct guards *guards; /* NULL: none */
-    size_t at; /* position of s[0] in the text in which the guards count */
+    size_t at; /* position of s[0] in the text that the guards' places refer to */
     /* A guard anywhere inside a control token rules it out; for normalized text, in which the token
      * may begin with a blank that was added. */
     bool inside;

@@ -29,7 +29,7 @@ struct tokenizer {
     struct pretokenizer *pre;
     struct bpe *bpe;
     struct added_finder *added_raw, *added_normalized;
-    /* The tokens that are matched in normalized text, but as they are written. */
+    /* Finds tokens that are matched in normalized text, by their text before normalization. */
     struct added_finder *added_written;
     struct tokenizer_text *added_text; /* [n_added] the text that is matched */
     char **added_owned;

@@ -22,8 +22,8 @@ static size_t shrink_of_normalizer(const struct normalizer_step *s)
     case NORMALIZER_NFD:
     case NORMALIZER_NFKC:
     case NORMALIZER_NFKD:
-        /* A character of the result comes from one character of at most 4 bytes; a composed one, of
-         * 2 bytes or more, from at most 4 characters. */
+        /* In a decomposed form, each character stems from one character of at most 4 bytes. In a
+         * composed form, a character of 2 bytes or more stems from at most 4 characters. */
         return 8;
     }
     return 0;

@@ -474,8 +474,8 @@ static void make_share(void *arg, int thread_idx, int n_threads)
             atomic_store(&j->refused, true);
 }
 
-/* Fills ld->blocks with n of the loaded rows in blocks of a 4-bit type: the file's own, or
- * converted. -ERANGE: 4 bits cannot hold the numbers. */
+/* Converts n of the loaded rows to blocks of a 4-bit type in ld->blocks, or copies the file's own
+ * blocks. -ERANGE: 4 bits cannot hold the numbers. */
 static int make_blocks(struct loader *ld, const struct loaded_rows *b, enum dtype type,
                        const uint8_t *rows, int64_t n)
 {

@@ -321,7 +321,7 @@ int weights_packed_load(struct weights *out, const char *source,
     *out = (struct weights){.packed = p,
                             .layers = xcalloc((size_t)cfg->n_layers, sizeof *out->layers)};
     p->dev = o->dev;
-    p->cfg = *cfg; /* the source needs it as long as it lives */
+    p->cfg = *cfg; /* the source needs it until it is closed */
     int rc = pack_file_open(&p->f, source, ld.err);
     if (rc == 0) {
         p->mem = xcalloc(p->f.n_parts, sizeof *p->mem);

@@ -127,8 +127,8 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
     int rc = 0;
     if (slot == NULL) {
         slot = slot_for(p, l);
-        if (slot == NULL &&
-            p->n_slots < MAX_SLOTS) { /* all slots are in use: see weights_stream.h */
+        /* all slots are in use: see weights_stream.h */
+        if (slot == NULL && p->n_slots < MAX_SLOTS) {
             slot = &p->slots[p->n_slots];
             rc = slot_init(p, slot, NULL);
             p->n_slots++;

@@ -57,7 +57,7 @@ struct weights_stream {
     int n_slots, n_reading;
     int position;        /* index of the layer that was lent last */
     int64_t progress_ns; /* time at which bytes arrived last */
-    int64_t busy_from;   /* since when reads are in flight; 0: none are */
+    int64_t busy_from;   /* when the present reads began; 0: none are in flight */
     atomic_bool stopped; /* written under the lock */
     bool closing, cancels;
     bool hangs; /* a wait for bytes timed out, and none have come since */

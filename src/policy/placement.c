@@ -215,7 +215,7 @@ static void order_at_use(const struct placement *p, struct placement_item *item,
         item->order = ~use->next;
 }
 
-/* Sets the rank, and the order: within the upcoming items, or the policy's. */
+/* Sets the item's rank, and its order: among upcoming items by turn, else by the policy. */
 static void rank(const struct placement *p, struct placement_item *item)
 {
     uint64_t turn = turn_of(p, item->id);

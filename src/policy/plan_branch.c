@@ -32,7 +32,7 @@ struct branch {
     int n;
     /* both[i]: layer i has two options, neither better in both times. */
     bool fused, both[PLAN_MAX_LAYERS];
-    char only[PLAN_MAX_LAYERS]; /* otherwise: its better option, or 0 */
+    char only[PLAN_MAX_LAYERS]; /* if not `both`: the better option, or 0 */
     int n_by_rank, n_by_rate;
     struct option by_rank[2 * PLAN_MAX_LAYERS]; /* in Johnson's order */
     /* Layers with a choice, most read saved per compute first. */

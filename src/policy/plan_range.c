@@ -272,7 +272,7 @@ static void layer_from_shares(const struct platform *p, const struct range_share
                               struct plan_layer *l)
 {
     bool possible = h->lost_tokens == 0;
-    /* If no range has the preferred kind, the letter equals the other one. */
+    /* If no range has records of the preferred kind, the letter means the same as the other one. */
     l->has_h = possible && h->h_tokens > 0;
     l->has_kv = possible && kv->kv_tokens > 0;
     l->io_h_s = h->io_s;

@@ -53,7 +53,7 @@ struct redis_answer {
     int64_t number;
     uint8_t *bytes; /* with a final zero that is not counted */
     size_t n_bytes, max_bytes;
-    /* bytes that have come while the answer is incomplete, with the protocol's */
+    /* bytes received of an incomplete answer, including those of the protocol */
     size_t n_here;
 };
 void redis_answer_deinit(struct redis_answer *a);

@@ -125,8 +125,8 @@ static void end_overdue(struct remote *r)
         finish(f);
 }
 
-/* Updates the view. A value that drips counts as it comes, or its first chunk would be waited for
- * however long it takes. */
+/* Updates the view. Bytes of an incomplete value count; otherwise a value that drips would be
+ * waited for without end. */
 static void show_progress(struct work *w)
 {
     w->view.elapsed_s = w->t_transfer != 0 ? since_s(w->t_transfer) : 0;

@@ -367,8 +367,8 @@ static int read_some(struct remote *r, bool *more, struct redis_answer *a, struc
     return rc;
 }
 
-/* Entries concern a server that has state, also if the remote could not be reached when it
- * began. */
+/* A server that has state by now must not skip entries, even if the remote could not be reached
+ * when it began. */
 static void leave_off_skipping(struct remote *r)
 {
     struct store_stats st;

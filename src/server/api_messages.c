@@ -75,7 +75,7 @@ static const char *type_of(const struct json *block)
     return type != NULL ? type : "";
 }
 
-/* Reads a text, or blocks that are text, joined. */
+/* Reads a text, or joins the texts of a list of blocks. */
 static int read_texts(const struct json *v, const char *param, size_t n_messages,
                       struct textbuf *out, struct dialog_text *d, struct fault *f)
 {

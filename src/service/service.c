@@ -389,7 +389,8 @@ static bool has_work(const struct service *s)
     return s->queue != NULL || s->live != NULL || (s->settling != NULL && s->may_settle);
 }
 
-/* [lock] Waits for work: for the caller, or, once all is done, for the stop. */
+/* [lock] Waits until there is work or an erasure to handle, or until service_stop was called and
+ * all is settled. */
 static void wait_for_work(struct service *s)
 {
     while (!has_work(s) && s->forget_asked == s->forget_done &&

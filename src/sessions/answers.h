@@ -27,7 +27,7 @@ struct answers;
 struct answers_opts {
     int max_entries;
     size_t max_bytes;
-    const char *path; /* path of its file, mode 0600; NULL: it ends with the process */
+    const char *path; /* path of the file, mode 0600; NULL: in memory only */
     /* Identifies the meaning of token ids. A file for another vocabulary is begun anew. */
     struct sha256 vocabulary;
 };

@@ -80,7 +80,7 @@ void db_name(sqlite3_stmt *st, int column, char out[NAME_BYTES]);
  * likewise. */
 int db_release(struct conversations *c, int64_t row, struct erased *out, struct err *err);
 
-/* Takes the names of all turns that were made in the conversation. */
+/* Removes the names of all turns that were made in the conversation. */
 int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
                 struct err *err);
 /* db_end; then overwrites erased content in the log, too. */

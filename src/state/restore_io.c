@@ -397,7 +397,7 @@ static bool find_next(struct restore_pipeline *rr)
     return true;
 }
 
-/* Does a piece of a fetch: no restore wants the disk. */
+/* Does a piece of a fetch; called while no restore wants the disk. */
 static enum step fetch(struct restore_pipeline *rr)
 {
     bool worked = rr->fetcher != NULL &&

@@ -23,7 +23,7 @@ static bool has_window(const struct restore *r)
     return r->rr->o.model->cfg.sliding_window > 0;
 }
 
-/* [lock] Returns the time since when the store owes a read; 0: it owes none. */
+/* [lock] Returns the time at which the wait for a read began; 0: no read is due. */
 static int64_t waits_since(struct restore *r)
 {
     const struct restore_pipeline *rr = r->rr;

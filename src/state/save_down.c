@@ -215,8 +215,8 @@ void save_down_begin(struct save_down *d)
     d->n_copies = 0;
 }
 
-/* Waits until ring positions up to `end` are free: no unfinished job begins a whole ring before
- * it. */
+/* Waits until ring positions up to `end` are free: every unfinished job begins less than a whole
+ * ring before `end`. */
 static void await_room(struct save_down *d, uint64_t end)
 {
     pthread_mutex_lock(&d->lock);

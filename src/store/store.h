@@ -352,9 +352,9 @@ int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct e
  * guaranteed: ERR_LIMIT. */
 struct store_guaranteed {
     uint64_t n_bytes; /* bytes that this guarantee adds */
-    /* Guaranteed in the whole store, and their bound; 0: none. */
+    /* bytes guaranteed in the whole store, and their limit (0: none) */
     uint64_t all_bytes, limit_bytes;
-    /* Guaranteed for the owner, and their bound; 0: none. */
+    /* bytes guaranteed for the owner, and their limit (0: none) */
     uint64_t owner_bytes, owner_limit_bytes;
 };
 int store_guarantee(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,

@@ -333,9 +333,9 @@ static int group_checksum(struct stream *s, uint64_t *out, const void *first, si
 
 /* --- recording -------------------------------------------------------------------------------- */
 
-/* A recording is of a function that queues a layer's operations, with exchanges among them.  An
- * exchange cannot be recorded, because replays on several GPUs must not wait for each other.  So
- * each rank records each span between exchanges separately:
+/* Records a function that queues a layer's operations and exchanges.  An exchange cannot be
+ * recorded, because replays on several GPUs must not wait for each other.  So each rank records
+ * each span between exchanges separately:
  *
  *   queue(arg), operations left out     exchange             exchange             end
  *                                     /                    /                    /

@@ -175,8 +175,8 @@ struct copy_part {
     size_t bytes;
 };
 int stream_copy_all(struct stream *s, const struct copy_part *copies, int n);
-/* Makes the copies of a copy stream take as long as over a link of bytes_per_s, as long as one
- * follows the other; for experiments.  ERR_UNSUPPORTED: the device has a copy engine of its own. */
+/* For experiments: slows a copy stream's copies to the speed of a link of bytes_per_s, while one
+ * follows the other. ERR_UNSUPPORTED: the device has a copy engine of its own. */
 int stream_throttle(struct stream *s, double bytes_per_s, struct err *err);
 
 /* --- files ---------------------------------------------------------------------------------- */

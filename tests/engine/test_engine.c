@@ -313,8 +313,8 @@ static void batches_of_any_size(void **state)
                                          .user.store = et_dirs,
                                          .user.n_store = 2,
                                          .user.no_reuse = true});
-        for (int p = i == 0 ? 0 : 2; p >= 0;
-             p--) { /* state that nothing has saved yet is computed */
+        /* state that nothing has saved yet is computed */
+        for (int p = i == 0 ? 0 : 2; p >= 0; p--) {
             a.plan = plans[p];
             assert_int_equal(et_run(&k, &a, i == 0 ? &first : &r), 0);
             if (i > 0)

@@ -56,8 +56,8 @@ static void ranks_restore_bit_equal(void **state)
             et_same(&r, &ref, a.plan);
         }
         a.plan = "recompute";
-        for (int j = 0; j < 4 - 3 * i;
-             j++) { /* on one rank: in an operation, or in an exchange */
+        /* on one rank: the fault hits an operation, or an exchange */
+        for (int j = 0; j < 4 - 3 * i; j++) {
             cuda_emu_fail(CUDA_EMU_LAUNCH, 11 + 17 * j);
             assert_int_equal(et_run(&k, &a, &r), 0);
             assert_int_equal(r.finish, FINISH_ERROR);

@@ -140,8 +140,8 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
 }
 
 /* Three sequences of five blocks in two mini-batches: the pair computes beside the load of the
- * third, so it has fewer ACT blocks.  Each sequence gets those that the policy has for its place,
- * and the mini-batches are the policy's. */
+ * third, so it has fewer ACT blocks. The number of ACT blocks of each sequence, and the
+ * mini-batches, are those that the policy computes. */
 static void sequences_get_the_shares_of_their_mini_batches(void **state)
 {
     (void)state;

@@ -74,8 +74,8 @@ static void decode_allocates_nothing(void **state)
             struct request q = et_request(&k, &a);
             assert_int_equal(engine_add(k.engine, &q, &s[j], &err), 0);
         }
-        for (int j = 0; j < 3;
-             j++) { /* runs until all decode, because look-ups come first */
+        /* runs until all sequences decode, because look-ups come first */
+        for (int j = 0; j < 3; j++) {
             while (seq_outcome(s[j])->n_generated < 2)
                 assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         }

@@ -78,7 +78,8 @@ static void run_to_end(struct stack *k)
 
 /* --- preemption ------------------------------------------------------------------------------- */
 
-/* Runs all of them in a pool for one context, arriving over time, with the given store. */
+/* Runs all prompts in a pool that has room for one context; they arrive over time, and use the
+ * given store. */
 static struct engine_stats in_a_tiny_pool(struct stack *k, const char *what)
 {
     struct engine_stats st;

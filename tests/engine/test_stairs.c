@@ -149,7 +149,7 @@ static void run(struct stack *k, const struct et_ask *a, struct et_run *out)
 /* The whole text: a prompt, and its continuation by a single run. */
 struct text {
     int32_t tokens[N_ALL + 1];
-    uint64_t digest; /* after tokens [N_PROMPT - 1, N_ALL) */
+    uint64_t digest; /* digest of the logits after tokens [N_PROMPT - 1, N_ALL) */
 };
 
 static void make_text(struct stack *k, const struct truncation *t, const char *save,

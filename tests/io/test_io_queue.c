@@ -271,8 +271,8 @@ static void test_throttle_overflow(void **state)
     io_throttle_init(&t);
     io_throttle_set(&t, 1);
     int64_t end_ns = 0, before_ns = 0;
-    for (int i = 0; i < 200;
-         i++) { /* 64 MiB take 2 years, so 137 of them take all of the clock's range */
+    /* 64 MiB take 2 years: 137 reservations reach the end of the clock's range */
+    for (int i = 0; i < 200; i++) {
         before_ns = end_ns;
         end_ns = io_throttle_reserve(&t, 64u << 20);
         assert_true(end_ns > 0 && end_ns >= before_ns);

@@ -200,7 +200,7 @@ static void test_hostile_expressions(void **state)
         /* Short texts are accepted: no expression is refused for its form. */
         assert_int_equal(split(hostile[i], text, 8, ends, &err), 8);
     }
-    /* Equally long, and linear. */
+    /* The same length, matched in linear time. */
     struct err err = {0};
     size_t ends[2];
     assert_int_equal(split("a", text, N, ends, &err), N);

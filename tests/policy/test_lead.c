@@ -20,7 +20,8 @@ struct made {
 
 static struct made made[3];
 
-/* It differs from others from token `differs` on. */
+/* Returns request i, whose tokens differ from those of the other requests from token `differs`
+ * on. */
 static struct lead_request request(int i, int n_tokens, int differs, enum sched_phase phase,
                                    int n_done)
 {

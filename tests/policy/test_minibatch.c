@@ -99,7 +99,8 @@ struct best {
     double layer_s, lanes_s;
 };
 
-/* The least of both over all partitions: request i joins one of the bins, or opens a new one. */
+/* Finds the least layer_s and the least lanes_s over all partitions: request i joins one of the
+ * bins, or opens a new one. */
 static void find_best(const struct hybrid_machine *m, const struct minibatch_room *room,
                       const struct minibatch_request *r, int n, int *of, int i, int n_bins,
                       struct best *best)
@@ -210,7 +211,7 @@ static void written_blocks_take_room_but_no_time(void **state)
     int of[4];
     assert_int_equal(form(&m, &room, r, 3, MINIBATCH_BALANCED, of, bins), 1);
     assert_int_equal(form(&m, &room, r, 4, MINIBATCH_BALANCED, of, bins), 2);
-    r[2].n_written = 40; /* alone, whatever its size */
+    r[2].n_written = 40; /* more than the buffer holds: the request runs alone */
     assert_int_equal(form(&m, &room, r, 3, MINIBATCH_BALANCED, of, bins), 2);
     assert_int_not_equal(of[2], of[0]);
     assert_int_equal(of[0], of[1]);

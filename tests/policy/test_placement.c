@@ -220,10 +220,12 @@ static void lfu_evicts_the_least_used_and_ages(void **state)
     for (int i = 0; i < 5; i++)
         touch(&item[0], (uint64_t)(10 + i));
     assert_int_equal(item[0].order, 6); /* six uses, age 0 */
-    assert_int_equal(evict(), 1);       /* one use; the earlier of two */
+    /* items 1 and 2 have one use each; item 1's is earlier */
+    assert_int_equal(evict(), 1);
     assert_int_equal(policy.age, 1);
     add(3, 21);
-    assert_int_equal(item[3].order, 2); /* one use + age 1: after item 2, which has 1 */
+    /* one use + age 1: behind item 2, whose order is 1 */
+    assert_int_equal(item[3].order, 2);
     assert_int_equal(evict(), 2);
     /* An item that was used often, but no longer is, goes when new items have aged past it. */
     int n_new = 0;

@@ -75,8 +75,8 @@ static void each_owner_has_its_number(void **state)
 
 /* --- loads ------------------------------------------------------------------------------------ */
 
-/* Content of two classes, each used again after an exponential time; a tier of `held` items under
- * LRU, in which everything stays whose last use is young enough. */
+/* Content of two classes; each item is used again after an exponential time. A tier holds `held`
+ * items under LRU: those whose last use is young enough. */
 enum { ITEMS = 3000 };
 
 struct load {
@@ -236,7 +236,7 @@ static void the_price_fills_half_of_the_tier(void **state)
     }
 }
 
-/* What saves more, or comes back sooner, is held by more requests and for longer. */
+/* Content that saves more, or comes back sooner, is held by more requests and for longer. */
 static void worth_rises_with_value_and_rate(void **state)
 {
     (void)state;
@@ -313,8 +313,8 @@ static void old_behaviour_fades(void **state)
     assert_in_range(n_fallen, 1, 6);
 }
 
-/* An eviction of what LRU would hold is a debt; its use is a hit lost, and a use that LRU would
- * have missed is one gained. */
+/* Evicting an item that LRU would hold makes a debt. A use of that item is a lost hit. A use that
+ * LRU would have missed is a gained hit. */
 static void the_guard_is_told_where_lru_differs(void **state)
 {
     (void)state;

@@ -56,7 +56,7 @@ static void a_load_that_is_hidden_needs_no_buffer(void **state)
     assert_int_equal(read_buffer_layers(1e9, 1e9, 0, 8), 8); /* nothing to load */
 }
 
-/* As much is read ahead as hides a load that takes an eighth longer than predicted. */
+/* The part that is read ahead hides a load that takes an eighth longer than predicted. */
 static void what_is_worth_reading_ahead(void **state)
 {
     (void)state;

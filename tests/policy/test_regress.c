@@ -109,8 +109,8 @@ static void says_how_well_it_fits(void **state)
         {{1, 1}, 5.0}, {{1, 2}, 1.0}, {{1, 3}, 5.0}, {{1, 4}, 1.0}};
     assert_true(regress(noise, 4, 2, &f));
     assert_true(f.r2 < 0.2);
-    for (int n_terms = 1; n_terms <= 2;
-         n_terms++) { /* terms that were not asked for are zero */
+    /* terms that were not asked for are zero */
+    for (int n_terms = 1; n_terms <= 2; n_terms++) {
         memset(&f, 0xff, sizeof f);
         assert_true(regress(line, 4, n_terms, &f));
         for (int j = n_terms; j < REGRESS_TERMS_MAX; j++)

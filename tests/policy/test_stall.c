@@ -117,7 +117,7 @@ static void a_crawl_is_raced(void **state)
     assert_int_equal(choose(&v), STALL_WAIT);
     v.elapsed_s = 0.13;
     assert_int_equal(choose(&v), STALL_RACE);
-    v.is_beside = true; /* there it may also be slow for lack of compute */
+    v.is_beside = true; /* beside decodes it may also be slow for lack of compute */
     assert_int_equal(choose(&v), STALL_WAIT);
     v = view(0.01);
     v.elapsed_s = 0.09; /* too early to judge the store */

@@ -103,8 +103,8 @@ static void large_bodies_hold_up_no_smaller_ones(void **state)
     init(&medium[0], &holds, 11);
     assert_true(worker_take(w, &medium[0]));
     wait_for(&gate.n_inside, 2);
-    for (int i = 0; i < 3;
-         i++) { /* and if medium ones wait, the thread of small ones remains */
+    /* if medium bodies wait, too, the thread of small ones remains */
+    for (int i = 0; i < 3; i++) {
         init(&small[i], &passes, 10);
         assert_true(worker_take(w, &small[i]));
     }

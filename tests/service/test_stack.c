@@ -73,8 +73,8 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
     (void)state;
     tempdir_make_on_disk(dir, "stack");
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
-    for (int i = 0; i < 3;
-         i++) { /* no budget; one that only layers use; one that holds everything */
+    /* no budget, a budget that only layers use, a budget that holds everything */
+    for (int i = 0; i < 3; i++) {
         static const char *const budgets[] = {NULL, "100%", "8G"};
         struct stack_opts o = options(path, budgets[i], &said);
         et_open(&k, &o);

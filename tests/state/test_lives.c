@@ -202,7 +202,8 @@ static void known_bugs_are_found(void **state)
         const char *name;
         unsigned trouble;
     } bugs[STATE_BUGS] = {
-        /* It shows only if a chunk is lost between the two reads, so lives lose many chunks. */
+        /* The bug shows only if a chunk is lost between the two reads, so lives lose many
+         * chunks. */
         [STATE_BUG_TWO_READS] = {"n_good read twice",
                                  1u << LIFE_FLIP | 1u << LIFE_READ_FAIL | 1u << LIFE_SHORT},
         [STATE_BUG_LOST_NEWS] = {"a lost wake-up", LIFE_DRAWN},

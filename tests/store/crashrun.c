@@ -450,8 +450,8 @@ static int recover(struct life *l, const struct crash_opts *opts)
     io_sim_crash_at(l->io, IO_SIM_AT_OP, opts->recover_at);
     int rc = open_store(l);
     l->out->n_recover_ops = io_sim_count(l->io, IO_SIM_AT_OP) - n_before;
-    for (int i = 1; io_sim_crashed(l->io);
-         i++) { /* also while it wiped, which is not reported as an error */
+    /* the power may also fail during wiping, which is not reported as an error */
+    for (int i = 1; io_sim_crashed(l->io); i++) {
         store_close(l->s);
         l->s = NULL;
         l->out->n_recover_crashes++;

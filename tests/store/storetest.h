@@ -51,7 +51,7 @@ struct st_result {
     int n_wrong;   /* records that passed the check with wrong bytes; must be 0 */
     int n_corrupt; /* records that the check refused; their chunk was condemned */
     int n_unread;  /* records that gave another error */
-    int n_dram;    /* those of all that were served from copies in DRAM */
+    int n_dram;    /* records that were served from copies in DRAM */
     struct store_mask mask[ST_MAX_CHUNKS];
     char why[128];
 };

@@ -161,7 +161,7 @@ static void headers_are_not_believed_blindly(void **state)
         struct damage_seen seen = damage_look(&p, io);
         assert_true(seen.opened);
         assert_int_equal(seen.n_wrong + seen.n_corrupt + seen.n_unread, 0);
-        /* at most those of chunk 0 on this device */
+        /* at most the records of chunk 0 on this device are lost */
         int n_lost = ALL_RECORDS - seen.n_records;
         if (what == OTHER_ID ? n_lost != 0 : n_lost == 0 || n_lost > 2 * 4)
             fail_msg("change %d: %d records lost", what, n_lost);

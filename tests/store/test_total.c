@@ -141,7 +141,7 @@ static void small_extents_are_bounded_by_the_index(void **state)
     st_place_close(&p);
 }
 
-/* When it is opened again, also without having been closed, a store knows how full its index is. */
+/* A store that is opened again knows how full its index is, even if it was not closed. */
 static void it_holds_after_opening_again(void **state)
 {
     (void)state;

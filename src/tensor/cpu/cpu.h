@@ -60,7 +60,7 @@ struct kv_run {
     int d_head, n_heads, t0, n;
     const uint8_t *k_rows, *v_rows; /* K and V of the first token and the first head */
     size_t row_bytes;               /* bytes from token to token */
-    const float *cos, *sin;         /* those of the first token, [half] per token */
+    const float *cos, *sin;         /* rotation of the first token, [half] per token */
     int half;                       /* d_rot / 2 */
     uint8_t *k, *v; /* the first head in the block: [d_head][64], [64][d_head] */
     void *scratch;  /* KV_SCRATCH floats of this thread */

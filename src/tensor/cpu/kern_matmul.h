@@ -164,8 +164,8 @@ static void group_rows(const struct mm_tile *t, struct micro m, const uint8_t *n
     size_t next_bytes = (size_t)KB * PANEL * dtype_bytes(t->dtype);
     m.fetch_panel = (size_t)t->k * PANEL * dtype_bytes(t->dtype);
     m.fetch_step = next_bytes * FETCH_STEPS / KB / (size_t)n_strips;
-    for (int i = 0; i < n_strips;
-         i++) { /* strips of nearly equal height: 13 rows are 7 + 6 */
+    /* strips of nearly equal height: 13 rows are 7 + 6 */
+    for (int i = 0; i < n_strips; i++) {
         int r0 = t->m * i / n_strips, r1 = t->m * (i + 1) / n_strips;
         m.a = a + (int64_t)r0 * KB;
         m.c = c + r0 * m.ldc;

@@ -61,7 +61,7 @@ static void round_block(const float *a, int32_t *x, float *e, float *z)
     *z = (float)sum * *e;
 }
 
-/* acc and a block of q6_k. */
+/* Returns acc plus the product of a block of q6_k. */
 static float add_k6(const struct q4_part *p, const int32_t *x, float e, float acc)
 {
     int32_t s = 0;
