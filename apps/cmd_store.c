@@ -371,7 +371,7 @@ static int run_stat(const struct store_args *a, struct err *err)
     struct store_stats st;
     int rc = session_open(&s, a, true, err);
     if (rc == 0 && a->advise) {
-        rc = store_advise(s.store, a->json, err);
+        rc = store_print_advice(s.store, a->json, err);
         session_close(&s);
         return rc;
     }

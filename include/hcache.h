@@ -623,7 +623,8 @@ struct hcache_remote {
 };
 
 struct hcache_cache_stats {
-    const char *tier; /* NULL: there is no store, and all other fields are 0 */
+    const char *tier;   /* NULL: there is no store, and all other fields are 0 */
+    const char *policy; /* which chunks a full store evicts first: hcache_opts.policy */
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
     /* limit on all files of the store, from which cap_bytes follows for used_bytes; 0: none */
     uint64_t files_cap_bytes;
@@ -645,6 +646,19 @@ struct hcache_cache_stats {
     uint64_t salt_chunks, salt_bytes, salt_quota_bytes, salt_guaranteed_bytes;
 };
 void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out);
+
+/* Contexts and bytes of saved state that were used within a time: a store of that size keeps every
+ * context that comes back within it. */
+enum { HCACHE_ADVICES = 5 };
+struct hcache_advice {
+    const char *within;       /* "hour", "day", "week", "30 days", "all time" */
+    int64_t seconds;          /* the same in seconds; 0: all time */
+    uint64_t contexts, bytes; /* those that were used within that time */
+};
+/* Fills in a row for each time, the shortest first. The time of a call grows with the number of
+ * chunks. HCACHE_E_UNSUPPORTED: there is no store. */
+int hcache_cache_advise(struct hcache *h, struct hcache_advice out[HCACHE_ADVICES],
+                        struct hcache_err *err);
 
 /* --- serving: many requests at once -------------------------------------------------------------
  *

@@ -57,9 +57,9 @@ static int too_long(const struct gen_params *p, int n_prompt, int max_context,
 static struct hcache_truncation truncation_of(const struct generation *g)
 {
     const struct gen_params *p = &g->params;
-    struct hcache_truncation t = g->client.truncation;
-    if (!request_truncates(p, &t))
+    if (!request_truncates(p, &g->client.truncation))
         return (struct hcache_truncation){0};
+    struct hcache_truncation t = request_truncation(p, &g->client.truncation);
     prompt_keep(p->n_system, &t);
     if (p->truncation == NULL && hcache_truncation_check(g->client.h, &t, NULL, NULL) != 0)
         t.ratio = 0;

@@ -110,7 +110,7 @@ static const struct field fields[] = {
     {"context_management", F_NEUTRAL, 0, 0, 0, RESP | MSGS, "not supported"},
     {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"include", F_IGNORED, 0, 0, 0, RESP, "ignored: the answer never has the requested parts"},
-    {"truncation", F_STRING, 1, 16, AT(truncation), BOTH | RESP | MSG, "auto or disabled; in a conversation auto is the default"},
+    {"truncation", F_STRING, 1, 64, AT(truncation), BOTH | RESP | MSG, "auto, disabled, or numbers as of --truncate; in a conversation auto is the default"},
     {"reasoning", F_IGNORED, 0, 0, 0, RESP, "ignored: chat_template_kwargs may turn thinking on"},
     {"thinking", F_IGNORED, 0, 0, 0, MSGS, "ignored: chat_template_kwargs may turn thinking on"},
     {"reasoning_effort", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: chat_template_kwargs may turn thinking on"},
@@ -529,6 +529,32 @@ static int turn_of(const struct json *messages)
     return turn;
 }
 
+int request_read_truncation(const char *text, bool *truncates,
+                            struct hcache_truncation *numbers, struct fault *f)
+{
+    *numbers = (struct hcache_truncation){0};
+    *truncates = strcmp(text, "disabled") != 0;
+    if (!*truncates || strcmp(text, "auto") == 0)
+        return 0;
+    if (hcache_truncation_parse(text, numbers, NULL) == 0 && numbers->ratio > 0)
+        return 0;
+    return fault_set(f, 400, "unsupported_value", "truncation",
+                     "'truncation' is \"%.64s\"; it must be auto or disabled, or a ratio "
+                     "above 0 and below 1, then keep=K and context=C",
+                     text);
+}
+
+static int read_truncation(struct gen_params *p, struct fault *f)
+{
+    bool truncates;
+    if (p->truncation == NULL)
+        return 0;
+    if (request_read_truncation(p->truncation, &truncates, &p->numbers, f) != 0)
+        return -1;
+    p->truncation = truncates ? "auto" : "disabled";
+    return 0;
+}
+
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f)
 {
@@ -562,17 +588,20 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         return fault_field(f, "top_logprobs", "needs 'logprobs' to be true");
     if (out->no_tools)
         out->tools = NULL;
-    if (out->truncation != NULL && strcmp(out->truncation, "auto") != 0 &&
-        strcmp(out->truncation, "disabled") != 0)
-        return fault_set(f, 400, "unsupported_value", "truncation",
-                         "'truncation' is \"%.16s\"; it must be auto or disabled",
-                         out->truncation);
+    if (read_truncation(out, f) != 0)
+        return -1;
     if (out->messages == NULL && out->prompt == NULL)
         return fault_field(f, request_prompt_name(kind), "is missing");
     if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
         return fault_field(f, "max_tokens", "is missing");
     out->turn = turn_of(out->messages);
     return 0;
+}
+
+struct hcache_truncation request_truncation(const struct gen_params *p,
+                                            const struct hcache_truncation *how)
+{
+    return p->numbers.ratio > 0 ? p->numbers : *how;
 }
 
 bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how)

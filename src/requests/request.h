@@ -54,7 +54,9 @@ struct gen_params {
     const char *previous;
     const struct json *conversation, *metadata;
     bool store;
-    const char *truncation; /* "auto" or "disabled"; NULL: not given */
+    /* "auto", also if the request gives its own numbers, or "disabled"; NULL: not given */
+    const char *truncation;
+    struct hcache_truncation numbers; /* the request's own; ratio 0: the server's apply */
     /* The first n_system tokens are never dropped; they include the system's messages. */
     int n_system;
     /* Fields of a message: */
@@ -83,6 +85,14 @@ int request_known(const struct json *body, const char *const *names, struct faul
 /* Returns whether a request continues past its window: it asks for it, or is part of a
  * conversation and does not say otherwise. False if `how` has no ratio. */
 bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how);
+/* Returns the numbers of a request that truncates: its own, or `how`. */
+struct hcache_truncation request_truncation(const struct gen_params *p,
+                                            const struct hcache_truncation *how);
+/* Reads a request's `truncation`: auto, disabled, or numbers as of --truncate. *truncates gets
+ * whether it is not disabled; *numbers the numbers, with ratio 0 if there are none. Returns 0, or
+ * -1 with *f. */
+int request_read_truncation(const char *text, bool *truncates,
+                            struct hcache_truncation *numbers, struct fault *f);
 /* Returns 0, or -1 with *f if the request asks for truncation and `how` has no ratio. */
 int request_check_truncation(const struct gen_params *p,
                              const struct hcache_truncation *how, struct fault *f);

@@ -3,7 +3,7 @@
  * A prompt is given as `prompt` (a text or token ids, as in /v1/completions), as `messages`
  * (with tools and chat_template_kwargs, as in chats), or as `response_id`: all texts up to a
  * kept response. Everything concerns the state of the key that is sent, under `cache_salt`. A
- * prompt is truncated if `truncation` is auto, as in /v1/responses; a response as it was. */
+ * prompt is truncated as its `truncation` says, as in /v1/responses; a response as it was. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +11,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "sessions/draft.h"
-#include "server/auth.h"
 #include "server/keep.h"
 #include "sessions/retoken.h"
 #include "requests/shape.h"
-#include "server/tenants.h"
 
 enum { MAX_TTL_S = 10 * 366 * 86400 };
 
@@ -82,19 +80,21 @@ static int from_messages(struct call *c, const struct json *body, struct subject
     return rc;
 }
 
-/* Returns how a kept response was truncated: with the server's numbers, and with its own number
- * of kept tokens. */
+/* Returns how a kept response was truncated. A response of an older server names only its kept
+ * tokens; the other numbers are this server's. */
 static int truncation_of(const struct call *c, const struct turn *t,
                          struct hcache_truncation *out, struct fault *f)
 {
     struct json *told = NULL;
-    int64_t n_dropped = 0, n_kept = 0;
+    int64_t n_dropped = 0, n_kept = 0, context = 0, step = 0;
     struct err err = {0};
     if (t->restoration == NULL ||
         json_parse(&told, t->restoration, strlen(t->restoration), t->name, NULL) != 0)
         return 0;
     (void)json_opt_int(told, "truncated_tokens", 0, INT32_MAX, &n_dropped, &err);
     (void)json_opt_int(told, "kept_tokens", 0, INT32_MAX, &n_kept, &err);
+    (void)json_opt_int(told, "window_tokens", 0, INT32_MAX, &context, &err);
+    (void)json_opt_int(told, "step_tokens", 0, INT32_MAX, &step, &err);
     json_free(told);
     if (n_dropped == 0)
         return 0;
@@ -104,6 +104,11 @@ static int truncation_of(const struct call *c, const struct turn *t,
                          "(--truncate): the keys of its state are not known");
     *out = c->s->truncation;
     out->keep = (int)n_kept;
+    if (context > 0) {
+        out->context = (int)context;
+        out->ratio = ((double)step + 32) /
+                     (double)context; /* rounded down, it is this step */
+    }
     return 0;
 }
 
@@ -147,6 +152,7 @@ static int read_truncation(const struct call *c, const struct json *body, struct
 {
     struct err err = {0};
     const char *how = NULL;
+    bool truncates;
     if (json_opt_string(body, "truncation", &how, &err) != 0)
         return fault_set(f, 400, NULL, "truncation", "%s", err.msg);
     if (how == NULL)
@@ -155,16 +161,17 @@ static int read_truncation(const struct call *c, const struct json *body, struct
         return fault_set(f, 400, NULL, "truncation",
                          "'truncation' needs 'prompt' or 'messages': a response keeps the "
                          "truncation with which it was made");
-    if (strcmp(how, "auto") == 0)
-        s->truncation = c->s->truncation;
-    else if (strcmp(how, "disabled") != 0)
+    if (request_read_truncation(how, &truncates, &s->truncation, f) != 0)
+        return -1;
+    if (!truncates)
+        return 0;
+    if (c->s->truncation.ratio == 0)
         return fault_set(f, 400, "unsupported_value", "truncation",
-                         "'truncation' is \"%.16s\"; it must be auto or disabled", how);
-    return strcmp(how, "auto") == 0 && s->truncation.ratio == 0
-               ? fault_set(f, 400, "unsupported_value", "truncation",
-                           "'truncation' cannot be auto: this server keeps no state "
-                           "(--store or --truncate), or its model cannot be truncated")
-               : 0;
+                         "'truncation' cannot be auto: this server keeps no state "
+                         "(--store or --truncate), or its model cannot be truncated");
+    if (s->truncation.ratio == 0)
+        s->truncation = c->s->truncation;
+    return 0;
 }
 
 /* Reads the subject. Every member of `names` may be present. needs_prompt: one of the members
@@ -259,209 +266,6 @@ void api_cache_lookup(struct call *c)
     subject_deinit(&s);
 }
 
-static struct json *counts(const struct hcache_counts *c)
-{
-    struct json *o = json_new_object();
-    for (int i = 0; i < c->n; i++)
-        json_put_int(o, c->at[i].name, (int64_t)c->at[i].count);
-    return o;
-}
-
-static struct json *rates(const struct hcache_stats *st)
-{
-    struct json *o = json_new_object();
-    double cached = (double)(st->device_tokens + st->restored_tokens);
-    double all = cached + (double)st->computed_tokens;
-    json_put_int(o, "device_tokens", (int64_t)st->device_tokens);
-    json_put_int(o, "restored_tokens", (int64_t)st->restored_tokens);
-    json_put_int(o, "computed_tokens", (int64_t)st->computed_tokens);
-    json_put_real(o, "hit_rate", all > 0 ? cached / all : 0);
-    json_put_int(o, "requests", (int64_t)st->n_ended);
-    json_put_int(o, "restores", (int64_t)st->n_restores);
-    json_put_int(o, "requests_with_a_miss", (int64_t)st->n_misses);
-    json_put_int(o, "running", st->n_running);
-    json_put_int(o, "waiting", st->n_waiting);
-    return o;
-}
-
-static struct json *tier(const struct hcache_cache_stats *k)
-{
-    struct json *o = json_new_object();
-    json_put_string(o, "name", k->tier);
-    json_put_int(o, "chunks", (int64_t)k->n_chunks);
-    json_put_int(o, "used_bytes", (int64_t)k->used_bytes);
-    json_put_int(o, "cap_bytes", (int64_t)k->cap_bytes);
-    json_put_int(o, "files_cap_bytes", (int64_t)k->files_cap_bytes);
-    json_put_int(o, "file_bytes", (int64_t)k->file_bytes);
-    json_put_int(o, "pending_bytes", (int64_t)k->pending_bytes);
-    json_put_int(o, "pins", (int64_t)k->n_pins);
-    json_put_int(o, "expiring_chunks", (int64_t)k->n_expiring);
-    json_put_int(o, "guarantees", (int64_t)k->n_guarantees);
-    json_put_int(o, "guaranteed_bytes", (int64_t)k->guaranteed_bytes);
-    json_put_int(o, "guarantee_limit_bytes", (int64_t)k->guarantee_limit_bytes);
-    json_put_int(o, "guarantees_broken", (int64_t)k->n_guarantees_broken);
-    json_put_int(o, "chunk_hits", (int64_t)k->n_hits);
-    json_put_int(o, "chunk_misses", (int64_t)k->n_misses);
-    json_put_int(o, "evicted", (int64_t)k->n_evicted);
-    json_put_int(o, "corrupt", (int64_t)k->n_corrupt);
-    json_put_int(o, "written_bytes", (int64_t)k->appended_bytes);
-    json_put_int(o, "read_bytes", (int64_t)k->read_bytes);
-    json_put(o, "misses_by_reason", counts(&k->misses));
-    json_put(o, "evictions_by_reason", counts(&k->evictions));
-    json_put_bool(o, "saves", k->saving_fault == 0);
-    return o;
-}
-
-/* Statistics of the copies in memory, in front of the disk. */
-static struct json *dram_tier(const struct hcache_dram *d)
-{
-    struct json *o = json_new_object();
-    json_put_string(o, "name", "dram");
-    json_put_int(o, "chunks", (int64_t)d->n_chunks);
-    json_put_int(o, "used_bytes", (int64_t)d->used_bytes);
-    json_put_int(o, "cap_bytes", (int64_t)d->cap_bytes);
-    json_put_int(o, "copies_written", (int64_t)d->n_written);
-    json_put_int(o, "copies_promoted", (int64_t)d->n_promoted);
-    json_put_int(o, "promoted_bytes", (int64_t)d->promoted_bytes);
-    json_put_int(o, "promoted_unused", (int64_t)d->n_unused);
-    json_put_int(o, "demoted", (int64_t)d->n_demoted);
-    json_put_int(o, "not_copied", (int64_t)d->n_full);
-    json_put_int(o, "read_bytes", (int64_t)d->read_bytes);
-    return o;
-}
-
-/* Statistics of the tier that servers share, behind the store. */
-static struct json *remote_tier(const struct hcache_remote *r)
-{
-    struct json *o = json_new_object();
-    json_put_string(o, "name", "remote");
-    json_put_string(o, "url", r->url);
-    json_put_bool(o, "up", r->is_up);
-    json_put_string(o, "down_because", r->is_up ? NULL : r->why_down);
-    json_put_int(o, "fetches", (int64_t)r->n_fetches);
-    json_put_int(o, "round_trips", (int64_t)r->n_round_trips);
-    json_put_int(o, "fetched_chunks", (int64_t)r->n_fetched);
-    json_put_int(o, "fetched_bytes", (int64_t)r->fetched_bytes);
-    json_put(o, "misses_by_reason", counts(&r->misses));
-    json_put_int(o, "written_chunks", (int64_t)r->n_written);
-    json_put_int(o, "written_bytes", (int64_t)r->written_bytes);
-    json_put_int(o, "known_chunks", (int64_t)r->n_known);
-    json_put_int(o, "dropped_chunks", (int64_t)r->n_dropped);
-    json_put_int(o, "gone_chunks", (int64_t)r->n_gone);
-    json_put_int(o, "refused_chunks", (int64_t)r->n_refused);
-    json_put_int(o, "queued_chunks", (int64_t)r->n_queued);
-    json_put_int(o, "failures", (int64_t)r->n_failures);
-    json_put_int(o, "servers", (int64_t)r->n_servers);
-    json_put_int(o, "erasures_to_publish", (int64_t)r->n_unpublished);
-    json_put_int(o, "erasures", (int64_t)r->n_erasures);
-    json_put_int(o, "erasures_everywhere", (int64_t)r->n_erasures_everywhere);
-    json_put_real(o, "latency_ms", r->latency_s * 1e3);
-    json_put_real(o, "bytes_per_s", r->bytes_per_s);
-    return o;
-}
-
-static struct json *salt_use(const struct hcache_cache_stats *k)
-{
-    struct json *o = json_new_object();
-    json_put_int(o, "chunks", (int64_t)k->salt_chunks);
-    json_put_int(o, "used_bytes", (int64_t)k->salt_bytes);
-    json_put_int(o, "quota_bytes", (int64_t)k->salt_quota_bytes);
-    json_put_int(o, "guaranteed_bytes", (int64_t)k->salt_guaranteed_bytes);
-    return o;
-}
-
-/* Statistics of one key. */
-static struct json *tenant_rates(struct call *c)
-{
-    struct tenant_counts t;
-    struct json *o = json_new_object();
-    uint64_t n_ended = 0;
-    tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &t);
-    double cached = (double)(t.device_tokens + t.restored_tokens);
-    double all = cached + (double)t.computed_tokens;
-    for (int i = 0; i < ANSWER_ENDS; i++)
-        n_ended += t.n_ended[i];
-    json_put_int(o, "device_tokens", (int64_t)t.device_tokens);
-    json_put_int(o, "restored_tokens", (int64_t)t.restored_tokens);
-    json_put_int(o, "computed_tokens", (int64_t)t.computed_tokens);
-    json_put_real(o, "hit_rate", all > 0 ? cached / all : 0);
-    json_put_int(o, "requests", (int64_t)n_ended);
-    json_put_int(o, "restores", (int64_t)t.n_restores);
-    json_put_int(o, "requests_with_a_miss", (int64_t)t.n_misses);
-    json_put_int(o, "open", (int64_t)t.n_open);
-    return o;
-}
-
-/* The part of a tier's statistics that concerns all keys. */
-static struct json *tenant_tier(const struct hcache_cache_stats *k)
-{
-    struct json *o = json_new_object();
-    json_put_string(o, "name", k->tier);
-    json_put_bool(o, "saves", k->saving_fault == 0);
-    return o;
-}
-
-static void put_tenant_conversations(struct json *o, struct call *c)
-{
-    struct conversations_stats st;
-    struct err err = {0};
-    if (c->s->conversations == NULL ||
-        conversations_stats_of(c->s->conversations, call_tenant(c), &st, &err) != 0) {
-        json_put_null(o, "conversations");
-        return;
-    }
-    struct json *v = json_new_object();
-    json_put_int(v, "conversations", st.n_conversations);
-    json_put_int(v, "turns", st.n_turns);
-    json_put(o, "conversations", v);
-}
-
-static void put_conversations(struct json *o, struct call *c)
-{
-    struct conversations_stats st;
-    struct err err = {0};
-    if (c->s->conversations == NULL ||
-        conversations_stats(c->s->conversations, &st, &err) != 0) {
-        json_put_null(o, "conversations");
-        return;
-    }
-    struct json *v = json_new_object();
-    json_put_int(v, "conversations", st.n_conversations);
-    json_put_int(v, "turns", st.n_turns);
-    json_put_int(v, "used_bytes", (int64_t)st.used_bytes);
-    json_put_int(v, "chunks_to_erase", st.n_doomed);
-    json_put(o, "conversations", v);
-}
-
-void api_cache_stats(struct call *c)
-{
-    struct hcache_cache_stats k;
-    struct hcache_stats st;
-    struct json *o = object("cache.stats"), *tiers = json_new_array();
-    char *salt = call_state_salt(c, call_query(c, "cache_salt"));
-    hcache_cache_stats(call_model(c), salt, &k);
-    hcache_stats(call_model(c), &st);
-    bool all = auth_sees_all(c->s->auth, c->salt);
-    json_put_string(o, "of", all ? "all" : "key");
-    if (all && k.dram.cap_bytes > 0)
-        json_push(tiers, dram_tier(&k.dram));
-    if (k.tier != NULL)
-        json_push(tiers, all ? tier(&k) : tenant_tier(&k));
-    if (all && k.remote.url[0] != 0)
-        json_push(tiers, remote_tier(&k.remote));
-    json_put(o, "tiers", tiers);
-    json_put_bool(o, "saves", k.tier != NULL && k.saving_fault == 0);
-    json_put_string(o, "not_saved_because", k.saving_fault != 0 ? k.saving_why : NULL);
-    json_put(o, "prompts", all ? rates(&st) : tenant_rates(c));
-    json_put(o, "salt", salt_use(&k));
-    if (all)
-        put_conversations(o, c);
-    else
-        put_tenant_conversations(o, c);
-    call_json(c, 200, o);
-    free(salt);
-}
-
 /* --- computing ahead -------------------------------------------------------------------------- */
 
 static struct json *prefetched(struct generation *g)
@@ -492,6 +296,7 @@ void api_cache_prefetch(struct call *c)
     }
     p.cache_salt = s.cache_salt;
     p.truncation = s.truncation.ratio > 0 ? "auto" : NULL;
+    p.numbers = s.truncation;
     p.n_system = s.truncation.keep;
     free(s.salt);
     call_generate(c, &prefetch, NULL, &p, &s.prompt, 1, NULL, "");
@@ -681,7 +486,7 @@ void api_cache_quota(struct call *c)
     struct hcache_cache_stats k;
     hcache_cache_quota(call_model(c), s.salt, (uint64_t)s.bytes);
     hcache_cache_stats(call_model(c), s.salt, &k);
-    struct json *o = salt_use(&k);
+    struct json *o = api_cache_salt_use(&k);
     json_put_string(o, "object", "cache.quota");
     call_json(c, 200, o);
     subject_deinit(&s);

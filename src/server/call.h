@@ -162,6 +162,8 @@ void api_file(struct call *c);    /* /v1/files/ID.. */
 void api_batches(struct call *c); /* GET, POST */
 void api_batch(struct call *c);   /* /v1/batches/ID.. */
 void api_cache_stats(struct call *c);
+/* Returns the stored state and the bounds of the salt that k is about. */
+struct json *api_cache_salt_use(const struct hcache_cache_stats *k);
 void api_cache_lookup(struct call *c);
 void api_cache_prefetch(struct call *c);
 void api_cache_pin(struct call *c);

@@ -156,11 +156,17 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->n_misses);
 }
 
-static void saving_metrics(struct textbuf *b, const struct hcache_cache_stats *k)
+static void saving_metrics(struct textbuf *b, const struct hcache_cache_stats *k,
+                           int64_t idle_ttl_s)
 {
     metric(b, "gauge", "store_saves",
            "1: state is being saved; 0: no store, a fault, or a full disk.",
            k->tier != NULL && k->saving_fault == 0);
+    metric(b, "gauge", "pins", "Contexts with a lasting pin, guaranteed ones included.",
+           (double)k->n_pins);
+    metric(b, "gauge", "idle_ttl_seconds",
+           "Time without use after which chunks are evicted; 0: there is none.",
+           (double)idle_ttl_s);
     metric(b, "gauge", "expiring_chunks", "Chunks with a time to live.",
            (double)k->n_expiring);
     metric(b, "gauge", "guarantees", "Guaranteed contexts: pins that are never broken.",
@@ -385,7 +391,7 @@ static void all_metrics(struct textbuf *b, struct call *c)
     token_metrics(b, &st);
     restore_metrics(b, &st);
     hcache_cache_stats(call_model(c), NULL, &k);
-    saving_metrics(b, &k);
+    saving_metrics(b, &k, c->s->o.idle_ttl_s);
     store_metrics(b, &st);
     dram_metrics(b, &st.dram);
     remote_metrics(b, &st, &k.remote);

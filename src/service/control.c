@@ -9,6 +9,7 @@
 #include "service/counts.h"
 #include "service/hcache_impl.h"
 #include "state/chain.h"
+#include "store/advise.h"
 
 _Static_assert(sizeof(struct sha256) == 32, "keys are passed as they are");
 _Static_assert((int)STORE_MISSES <= (int)HCACHE_MAX_COUNTS &&
@@ -195,6 +196,7 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     if (h->k.saver != NULL)
         saver_stats(h->k.saver, &saver);
     out->tier = st.tier;
+    out->policy = placement_names[h->k.policy];
     out->dram = counts_dram(&st.dram);
     out->remote = counts_remote(h->k.remote);
     out->n_chunks = st.n_chunks;
@@ -228,4 +230,18 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
         out->evictions.at[i] = (struct hcache_count){store_evict_name((enum store_evict)i),
                                                      st.evictions[i]};
     (void)store_each_owner(h->k.store, look_at_owner, &look);
+}
+
+int hcache_cache_advise(struct hcache *h, struct hcache_advice out[HCACHE_ADVICES],
+                        struct hcache_err *err)
+{
+    _Static_assert((int)HCACHE_ADVICES == (int)STORE_ADVICES, "one row for each time");
+    struct store_advice a[STORE_ADVICES];
+    int rc = need_store(h, hcache_inner(err));
+    if (rc == 0)
+        rc = store_advise(h->k.store, clock_wall_s(), a, hcache_inner(err));
+    for (int i = 0; rc == 0 && i < STORE_ADVICES; i++)
+        out[i] = (struct hcache_advice){a[i].within, a[i].seconds, a[i].contexts,
+                                        a[i].bytes};
+    return rc;
 }

@@ -98,7 +98,10 @@ struct json *provenance_json(const struct hcache_result *r, const char *what)
     json_put_int(o, "cached_tokens", r->cached_tokens);
     json_put_int(o, "generated_tokens", r->n_tokens);
     json_put_int(o, "truncated_tokens", r->truncated_tokens);
-    json_put_int(o, "kept_tokens", r->truncated_tokens > 0 ? r->truncation.keep : 0);
+    bool is_truncated = r->truncated_tokens > 0;
+    json_put_int(o, "kept_tokens", is_truncated ? r->truncation.keep : 0);
+    json_put_int(o, "window_tokens", is_truncated ? r->truncation.context : 0);
+    json_put_int(o, "step_tokens", is_truncated ? r->truncation.step : 0);
     json_put(o, "prefix", parts);
     json_put_string(o, "miss", provenance_miss(r, what));
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);

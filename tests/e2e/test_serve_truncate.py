@@ -204,7 +204,48 @@ def test_resent(tmp):
     cold.stop()
 
 
+def test_numbers(tmp):
+    """A request may bring its own C, S and K: its answer is that of a server with these numbers."""
+    server = Server(MODEL, "--store", os.path.join(tmp, "y"), *WINDOW)
+    other = Server(MODEL, "--store", os.path.join(tmp, "z"), "--truncate", "0.25,keep=128,context=320")
+    numbers, said = "0.25,keep=128,context=320", LONG * 8
+
+    def respond(s, truncation):
+        status, _, r = s.post("/v1/responses", {"input": said, "temperature": 0, "max_output_tokens": 24, "truncation": truncation})
+        if status != 200:
+            raise RuntimeError(f"{status}: {r}")
+        return r["id"], r["output"][0]["content"][0]["text"], r["usage"]["truncated_tokens"], r["usage"]["input_tokens"]
+
+    own, theirs, auto = respond(server, numbers), respond(other, "auto"), respond(server, "auto")
+    equal("a request's own numbers give the answer of a server with these numbers", own[1:], theirs[1:])
+    check("which are not this server's numbers", own[2] % 128 == 64 and auto[2] % 128 == 0, (own, auto))
+    r = server.request("GET", f"/v1/responses/{own[0]}/restoration", None)[2]
+    equal("the response names them", [r[k] for k in ("window_tokens", "step_tokens", "kept_tokens")], [320, 64, 128])
+    server.post("/v1/cache/flush", {})
+    chat = {"messages": [{"role": "user", "content": said}]}
+    for what, more in (("response", {"response_id": own[0]}), ("prompt", {**chat, "truncation": numbers})):
+        f = server.post("/v1/cache/lookup", more)[2]
+        check(f"a look-up of the {what} finds its stairs", f["truncated_tokens"] == own[2] and f["stored_tokens"] == f["restorable_tokens"] > 128, f)
+    for path, more in (("chat/completions", chat), ("completions", {"prompt": said}), ("messages", chat)):
+        status, _, r = server.post("/v1/" + path, {**more, "max_tokens": 8, "truncation": numbers})
+        check(f"{path} takes them, too", status == 200 and r["usage"]["truncated_tokens"] % 128 == 64, r)
+    for bad, why in (("0.5,keep=100", "keep is 100; with a context of"), ("0.5,keep=128,context=256", "keep is 128; with a context of 256"),
+                     ("0.1,context=256", "a ratio of 0.1 of a context of 256 tokens is a step of 0"),
+                     ("0.5,context=1000000", "the window is 1000000 tokens, and there is room for contexts of"),
+                     ("1.5", "a ratio above 0 and below 1"), ("0.5,keep=0", "keep=K"), ("keep=64", "a ratio above 0"), ("off", "auto or disabled")):
+        status, _, r = server.post("/v1/responses", {"input": said, "truncation": bad})
+        check(f"{bad}: 400 with the numbers", status == 400 and why in r["error"]["message"], r)
+        status, _, r = server.post("/v1/cache/lookup", {"prompt": said, "truncation": bad})
+        check(f"{bad}: 400 of a look-up", status == 400 and why in r["error"]["message"], r)
+    gone = server.post("/v1/cache/evict", {"response_id": own[0]})[2]
+    found = server.post("/v1/cache/lookup", {**chat, "truncation": numbers})[2]
+    check("evicting the response erases its stairs", gone["erased_chunks"] >= 2 and found["stored_tokens"] < found["restorable_tokens"], (gone, found))
+    other.stop()
+    server.stop()
+
+
 with tempfile.TemporaryDirectory() as tmp:
+    test_numbers(tmp)
     test_conversation(tmp)
     test_fields(tmp)
     test_system_items(tmp)

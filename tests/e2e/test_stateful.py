@@ -18,7 +18,7 @@ import time
 sys.path.insert(0, os.path.dirname(__file__))
 import scripted_model  # noqa: E402
 from serve_client import HC, SAVING, Server, Stream, files_under, until  # noqa: E402
-from tap import PATIENCE, check, end  # noqa: E402
+from tap import PATIENCE, check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
 CYCLES = int(os.environ.get("KILL_CYCLES", "12"))
@@ -343,9 +343,17 @@ def test_idle(tmp):
     n_kept = ask("pin", prompt=kept, ttl=100000)["pinned_tokens"] // 64
     ask("prefetch", prompt=LONG)
     server.stop()
-    server = Server(MODEL, *SAVING, "--store", store, "--idle-ttl", "1")
+    server = Server(MODEL, *SAVING, "--store", store, "--idle-ttl", "1", "--policy", "fifo")
     check("what is idle goes", until(lambda: chunks() == n_kept))
     check("it is counted", server.metric('hcache_evictions_total{reason="idle"}') > 0)
+    tier = server.request("GET", "/v1/cache/stats")[2]["tiers"][0]
+    equal("stats and metrics name the idle time, the policy and the pins",
+          [tier[k] for k in ("idle_ttl_s", "policy", "pins")] + [server.metric("hcache_idle_ttl_seconds"), server.metric("hcache_pins")],
+          [1, "fifo", 1, 1, 1])
+    advice = server.request("GET", "/v1/cache/stats?advise=true")[2]["advice"]
+    check("stats advise on a size, on request", "advice" not in server.request("GET", "/v1/cache/stats")[2] and
+          [r["used_within"] for r in advice] == ["hour", "day", "week", "30 days", "all time"] and
+          all(r["contexts"] == 1 and r["bytes"] == tier["used_bytes"] for r in advice), advice)
     check("what is pinned stays", ask("lookup", prompt=kept)["stored_tokens"] >= 64)
     ask("pin", prompt=kept, ttl=0)
     server.stop()
