@@ -88,7 +88,7 @@ print(json.dumps({"disk_modules": n_disk, "rows": rows}))
 
 
 def accelerate(group, args, folder, cpu_mb):
-    """Returns the result, None if the process did not survive; and the process."""
+    """Returns (result, process). The result is None if the process did not survive."""
     drop_cache(folder)
     p = group.run([args.python, os.path.join(folder, "offloaded.py"),
                    os.path.join(folder, "model"), str(cpu_mb), str(args.prompt),

@@ -54,10 +54,11 @@ struct timing {
 struct outcome_of {
     struct plan plan;
     double noise;
-    struct timing predicted, first, second, all,
-        single[N_SINGLES]; /* all: first and second */
-    int best;              /* timings of the single methods */
-    bool is_one;           /* auto's plans were all the same as the best single method's */
+    struct timing predicted, first, second;
+    struct timing all; /* first and second */
+    struct timing single[N_SINGLES];
+    int best;    /* index of the fastest single method; -1: none */
+    bool is_one; /* auto's plans were all the same as the best single method's */
     int n_same[N_SINGLES];
 };
 

@@ -94,7 +94,7 @@ int64_t hybrid_requests(const struct hybrid_machine *m, const struct hybrid_memo
 /* The paper's Algorithm 1: divides the host's memory before any request is known. ACT blocks fill
  * the device's memory, mem->device_bytes. Numbers of blocks are real, as in the paper's linear
  * system. The paper does not say what happens if the first step wants more memory than the host
- * has; here it gets all of it. */
+ * has; here that step gets all of the host's memory. */
 struct hybrid_shares {
     double act_init, kv_init; /* step 1: no idle time while the weights are transferred */
     double act_remain, kv_remain; /* step 2: the rest, in balance */

@@ -322,8 +322,8 @@ static double share_of(const struct placement_learn *l, int class, double price)
 }
 
 /* Returns how long items of a class are held at a price. If the class is worth less than the
- * price, only a share of its items is held (share_of), as long as at the highest price that holds
- * them all. */
+ * price, only a share of its items is held (share_of): for the same time as at the highest price
+ * at which all items are held. */
 static uint32_t worth_at(const struct placement_learn *l, int class, double price)
 {
     double index = l->index[class][0];

@@ -176,7 +176,7 @@ double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
  * where memory is unified. */
 double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,
                      enum platform_record kind);
-/* Returns both as one lane of one stage: the longer of the two. */
+/* Returns the longer of both times, platform_read_s and platform_up_s. */
 double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
                      enum platform_record kind);
 /* Returns whether reads of this tier copy nothing, because it is DRAM of a device with unified

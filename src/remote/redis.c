@@ -359,7 +359,7 @@ int redis_receive(struct redis *r, int64_t timeout_ns, struct redis_answer *out,
     answer_begin(out);
     while (rc == 0 && !complete) {
         rc = redis_receive_some(r, deadline_ns, out, &complete, err);
-        /* An answer in small pieces may take no longer than a silent one. */
+        /* The pieces of an answer do not extend its deadline. */
         if (rc == 0 && !complete && clock_now_ns() >= deadline_ns)
             rc = err_set(err, -ETIMEDOUT, "the end of the remote's answer does not come");
     }

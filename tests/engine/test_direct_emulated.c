@@ -1,6 +1,7 @@
 /* Restores that read files straight into an (emulated) GPU's memory, with a fake cuFile
- * (tests/cuda_emu/cufile).  They are bit-equal, and direct reads are used and reported.  Reads that
- * it refuses, fails, garbles or never ends are read in another way, detected, or given up in time.
+ * (tests/cuda_emu/cufile).  They are bit-equal, and direct reads are used and reported.  If cuFile
+ * refuses or fails a read, the host makes it. Garbled bytes are detected. A read that never ends is
+ * given up in time.
  * Without the library everything works as before. */
 #include <dlfcn.h>
 #include <setjmp.h>

@@ -318,9 +318,9 @@ static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, f
     stack_close(&k);
 }
 
-/* Ranks with a run of the vocabulary each compute the logits of one rank with all of it, bit for
- * bit: for one row, and for more than are gathered at a time.  A head that is the embedding table
- * is complete on every rank. */
+/* Several ranks, each with a run of the vocabulary, compute the same bits of logits as one rank
+ * with the whole vocabulary: for one row, and for more rows than are gathered at a time.  A head
+ * that is the embedding table is complete on every rank. */
 static void the_head_is_cut_by_vocabulary(void **state)
 {
     (void)state;

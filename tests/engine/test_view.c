@@ -15,7 +15,7 @@ enum { MOST = 64 * 40, CHUNK = STORE_CHUNK_TOKENS };
 
 static int32_t tokens[MOST];
 
-/* The tokens that the last token of a stair sees, of the first n. */
+/* Fills out with the tokens below n that the last token of a stair sees. Returns their number. */
 static int seen(const struct truncation *t, int cut, int n, int32_t out[MOST])
 {
     int n_out = 0;

@@ -179,8 +179,8 @@ static void test_long_matches(void **state)
     }
 }
 
-/* Expressions that examine the whole rest for each match, and ones that try all ways: the work per
- * text is limited, and too much is an error. */
+/* Some expressions examine the whole rest of the text for each match, others try all ways to match.
+ * The work per text is limited; an expression that needs more is an error. */
 static void test_hostile_expressions(void **state)
 {
     (void)state;

@@ -92,7 +92,7 @@ static void the_least_recently_used_goes_first(void **state)
     assert_ptr_equal(placement_victim(&part), &item[1]);
     placement_remove(&part, &item[1]);
     assert_ptr_equal(placement_victim(&part), &item[2]);
-    touch(&item[1], 5); /* not in the tier: it counts when it is back */
+    touch(&item[1], 5); /* a use outside of the tier: it counts when the item is back */
     assert_ptr_equal(placement_victim(&part), &item[2]);
     placement_insert(&policy, &part, &item[1]);
     assert_ptr_equal(placement_victim(&part), &item[1]);
@@ -362,7 +362,7 @@ static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
     (void)state;
     static const struct {
         enum placement_kind kind;
-        uint64_t turn, next; /* of the newcomer; turn 0: no request waits for it */
+        uint64_t turn, next; /* the newcomer's; turn 0: no request waits for it */
         bool waits;          /* a request waits for the victim, at turn 10 */
         bool is_admitted;
     } cases[] = {

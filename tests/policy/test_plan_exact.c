@@ -270,9 +270,9 @@ static double predicted_random(struct plan_request q, struct rng *r)
     return predicted(q, PLAN_FORCED_LAYERS);
 }
 
-/* Under overlap the search leaves out r = 0 with H after it, which may be faster by a percent if
- * the lanes slow each other nearly as much as they gain. So random assignments are left out here,
- * too. */
+/* Under overlap the search does not try r = 0 followed by H. That may be faster by a percent if the
+ * lanes slow each other nearly as much as they gain, so random assignments are compared only
+ * without overlap. */
 static void never_worse(const struct shape *s, int n_instances, uint64_t seed)
 {
     struct rng r = {seed};

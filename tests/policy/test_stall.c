@@ -53,8 +53,8 @@ static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
     assert_int_equal(choose(&v), STALL_WAIT);
 }
 
-/* Beside decodes, and if layers have windows, reads are left.  Read state is then lost, so that
- * takes longer. */
+/* Beside decodes, and if layers have windows, reads are left.  State that was read is
+ * then lost, so more evidence is needed. */
 static void reads_are_left_where_they_cannot_be_raced(void **state)
 {
     (void)state;

@@ -122,7 +122,8 @@ static void answers_to_one_prompt_share_it(void **state)
     drop(g);
 }
 
-/* Calls decide the reason to end; the text before them is the content, or null. */
+/* An answer with calls has finish_reason "tool_calls"; its content is the text before the calls, or
+ * null. */
 static void calls_are_told_with_their_ids(void **state)
 {
     (void)state;
