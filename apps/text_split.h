@@ -5,8 +5,9 @@
 #include <stddef.h>
 
 /* Returns the end of a part that begins at `from`, at most `most` bytes later (at least 1).  It is
- * the text's end, or else the position after the last empty line in the part's second half, or
- * there after the last line, sentence, word, or whole character. */
+ * the text's end if that is near enough. Otherwise it lies in the part's second half, after the
+ * last empty line there; if there is none, after the last line, sentence, word, or whole
+ * character. */
 size_t text_split_end(const char *text, size_t n, size_t from, size_t most);
 
 /* Returns the beginning of the part after one that ends at `end`, so that both share at most

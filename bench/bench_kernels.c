@@ -178,8 +178,7 @@ static double matmul_case_run(struct bench *b, struct matmul_case mc, enum dtype
     size_t a_bytes = (size_t)(mc.m * mc.k) * 4, c_bytes = (size_t)(mc.m * mc.n) * 4;
     float *a = small_numbers(a_bytes, DTYPE_F32), *c = mem_map(c_bytes);
     size_t w_bytes = b->ops->weight_bytes(t, mc.n, mc.k);
-    /* The cold buffer holds bf16; its bits are also numbers as f16, f32 and in 8 and 4 bits, if odd
-     * ones. */
+    /* The cold buffer holds bf16 numbers. As f16, f32, 8 or 4 bits its bytes are numbers, too. */
     struct matmul_run r = {.b = b,
                            .c = mat_of(c, DTYPE_F32, mc.m, mc.n),
                            .a = mat_of(a, DTYPE_F32, mc.m, mc.k),

@@ -35,7 +35,7 @@ struct hybrid_setup {
 struct hybrid_step {
     struct hybrid_split split; /* split of one layer */
     double step_s;             /* time of a step, all layers together */
-    double link_bytes;         /* for caches, without weights, all layers */
+    double link_bytes;         /* bytes of the caches over the link, all layers */
     double compute_share;      /* share of the step */
 };
 

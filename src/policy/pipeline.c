@@ -445,8 +445,8 @@ static int next_with_read(const struct pipe_load *l, int from)
     return from;
 }
 
-/* Returns the makespan with mutual slow-down: steps from one event to the next: a read ends,
- * arrives, or the backlog ends. */
+/* Returns the makespan with mutual slow-down. It steps from one event to the next: a read ends, a
+ * read arrives, or the backlog ends. */
 static double run_slowed(const struct pipe_load *l)
 {
     struct backlog b;

@@ -66,8 +66,8 @@ struct remote_view {
     double elapsed_s; /* time since the transfer began */
     double silent_s;  /* time since the remote last sent anything */
     double most_s; /* a silence this long ends every fetch, also one that is waited for */
-    /* Bytes that have come, with those of unfinished values, and that are to come. Both 0: unknown
-     * so far. */
+    /* Bytes that have come, including those of unfinished values, and bytes that are still to come.
+     * Both 0: unknown so far. */
     uint64_t done_bytes, left_bytes;
 };
 

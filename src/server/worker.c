@@ -61,7 +61,8 @@ static bool take_job(struct worker_thread *t, struct job *out)
     return false;
 }
 
-/* Waits for the next job. Returns false if it is time to tidy up, or (*end) to end. */
+/* Waits for the next job. Returns false if there is none: it is time to tidy up, or, if *end is
+ * set, to end the thread. */
 static bool next_job(struct worker_thread *t, const struct timespec *until, struct job *out,
                      bool *end)
 {

@@ -295,7 +295,7 @@ struct store_hit store_hold(struct store *s, const struct store_hit *held)
     pthread_mutex_lock(&s->lock);
     (void)store_pin_node(s, held->impl);
     pthread_mutex_unlock(&s->lock);
-    return *held; /* with the records that it was found with */
+    return *held; /* has the records that the first look-up found */
 }
 
 bool store_hits_stand(struct store *s, const struct store_hit *hits, int n)

@@ -80,7 +80,7 @@ static void stages_restore_bit_equal(void **state)
     static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
                                         "r1,h0,k1"};
     static const struct {
-        /* of two layers; the second model's head is its embedding table */
+        /* models of two layers; the second one's head is its embedding table */
         const char *model;
         int ranks;
     } cases[] = {{"tests/model/golden/families/llama", 1},
@@ -118,7 +118,7 @@ static void stages_restore_bit_equal(void **state)
                 et_same(&r, &ref, a.plan);
             }
             a.plan = "recompute";
-            /* on either stage, or between them */
+            /* the fault hits either stage, or the copies between them */
             for (int j = 0; j < 2 * (stages - 1); j++) {
                 cuda_emu_fail(CUDA_EMU_LAUNCH, 8 + 22 * j);
                 assert_int_equal(et_run(&k, &a, &r), 0);

@@ -273,7 +273,7 @@ static void the_cheaper_way_is_planned(void **state)
     place_open(&p, 50);
     double bytes = (256.0 - 64) * p.k.platform.n_layers * (double)model_kv_bytes(p.k.model);
     static const struct {
-        double share; /* of the time of a replay that reading takes */
+        double share; /* reading takes this share of the time of a replay */
         const char *plan;
         bool replays;
     } way[] = {{0.01, NULL, false}, {0.5, NULL, false}, {2, NULL, true}, {2, "kv", false}};

@@ -118,7 +118,8 @@ static void numbers_say_the_class(void **state)
 
 /* --- the pool of numbers ---------------------------------------------------------------------- */
 
-/* Entries of even index come from class 3 if it has blocks, others from class 1; then in order. */
+/* Entries of even index come from class 3, others from class 1. If that class has no blocks, the
+ * other classes follow in order. */
 static const int *even_odd(void *arg, const struct kv_table *t)
 {
     static const int even[] = {3, 0, 1, 2, 4}, odd[] = {1, 0, 2, 3, 4};

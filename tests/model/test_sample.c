@@ -202,8 +202,8 @@ static void test_support(void **state)
     }
 }
 
-/* (seed, position) decides: repeated, it gives the same token; elsewhere others; and seeds show no
- * pattern. */
+/* Seed and position decide the token: the same pair gives the same token, other pairs give others,
+ * and neighbouring seeds show no pattern. */
 static void test_seed_and_position(void **state)
 {
     (void)state;

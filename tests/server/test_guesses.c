@@ -44,7 +44,8 @@ static void a_few_are_free_and_then_it_slows_down(void **state)
     int64_t first = add(g, "10.0.0.1", SECOND_NS).hold_ns;
     int64_t second = add(g, "10.0.0.1", SECOND_NS).hold_ns;
     assert_true(first > 0);
-    assert_int_equal(second, first + 2 * first); /* after the first, and longer */
+    /* it waits for the first answer, then twice as long */
+    assert_int_equal(second, first + 2 * first);
     assert_int_equal(add(g, "10.0.0.2", SECOND_NS).hold_ns, 0);
     assert_int_equal(guesses_count(g), GUESSES_FREE + 3);
     guesses_destroy(g);

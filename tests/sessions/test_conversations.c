@@ -642,7 +642,7 @@ static void opening_cuts_the_log(void **state)
     assert_int_equal(code_of_find(x->c, "", "resp_1"), 0);
 }
 
-/* Counts of the whole file; and for one tenant, its conversations with the turns on their paths. */
+/* Counts cover the whole file, or one tenant: its conversations, and the turns on their paths. */
 static void counts_are_of_all_and_of_a_tenant(void **state)
 {
     struct fixture *x = *state;

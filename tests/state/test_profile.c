@@ -270,7 +270,7 @@ static void io_is_measured_on_what_exists(void **state)
         struct io_sim_fault f = {
             .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 2};
         assert_int_equal(io_sim_fault_add(io, &f), 0);
-        /* with some of the records: measured or refused */
+        /* two reads fail: the profile is measured without them, or refused */
         (void)profile_io(&p, k.model, k.store, hits, n, &err);
         f.count = 0;
         assert_int_equal(io_sim_fault_add(io, &f), 0);

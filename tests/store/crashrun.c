@@ -396,7 +396,8 @@ static void judge(struct life *l)
         if (lost)
             violation(l, "chunk %d: committed %x, but %x is left", i, slot->committed,
                       seen[i]);
-        if (slot->maybe != 0 && !slot->may_go) { /* an erase commits, then removes */
+        /* not if an erase may have removed the chunk after its commit */
+        if (slot->maybe != 0 && !slot->may_go) {
             n_maybe++;
             n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
             if (all_or_none && (seen[i] & slot->maybe) != 0 &&

@@ -18,7 +18,7 @@ struct tally {
     uint64_t n_images, n_crashed, n_recover_crashes, n_contexts, n_lost, n_wrong;
     uint64_t n_fault[CRASH_FAULTS];
     struct crash_opts first;
-    char violation[256]; /* of the first life that violated a promise */
+    char violation[256]; /* message of the first life that violated a promise */
 };
 static struct tally all;
 

@@ -511,7 +511,7 @@ static void verify_sees_cut_files(void **state)
         assert_true(v.n_bad >= st.n_corrupt && v.n_bad == (uint64_t)said.n);
         /* counted by extent: each chunk has two */
         assert_int_equal(st.n_corrupt, gone ? 8 : 4);
-        /* with their records on the other device */
+        /* all four chunks still have records on the other device */
         assert_int_equal(v.n_chunks, gone ? 0 : 4);
         assert_non_null(strstr(said.last, "missing or too short"));
         store_close(s);

@@ -651,7 +651,7 @@ static void little_is_not_fetched(void **state)
     want(s, &c[0], LONG, 1);
     fetch_all(s, f);
     assert_int_equal(n_copied(s, &c[0], LONG), 4);
-    /* Fetching does not wait for a chunk that is not stored: it ends the context. */
+    /* A fetch does not wait for a chunk that is not stored: the context ends there. */
     st_keys(&(struct st_ctx){.base = 77, .own = 1}, LONG, keys);
     store_fetch_want(s, keys, keys, LONG, 0);
     assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);

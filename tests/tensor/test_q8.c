@@ -25,7 +25,7 @@ static void test_extremes(void **state)
     struct mat a = mat_random(DTYPE_F32, M, K, 1);
     float *x = a.data, *rows = random_elems(DTYPE_F32, N * K, 2);
     for (int k = 0; k < K; k++) {
-        x[0 * K + k] = 1;       /* with the first row of W: the largest possible sum */
+        x[0 * K + k] = 1;       /* row 0 of x and of W: the largest possible sum */
         x[1 * K + k] = 0;       /* all zeros */
         x[2 * K + k] *= 1e-38f; /* so small that it counts as zero */
         x[3 * K + k] *= 1e-29f; /* above the limit for values */
