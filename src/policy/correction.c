@@ -98,8 +98,7 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
     e.kv_s *= slowed / platform_correction_factor(&p->kv_correction);
     /* If a bus is slower than the store, the time of reads says nothing about the store. */
     const struct platform_tier *t = &p->tier[tier];
-    bool is_store_bound = req->n_stages > 1 ||
-                          platform_io_bytes_per_s(p, tier) >= t->bytes_per_s;
+    bool is_store_bound = req->n_stages > 1 || platform_is_store_bound(p, tier);
     if (plan->n_io > 0 && is_store_bound)
         e.io_s = (lanes.io_busy_s + t->latency_s) /
                  platform_correction_factor(&t->correction);

@@ -497,6 +497,12 @@ double platform_io_bytes_per_s(const struct platform *p, int tier)
     return 1 / fmax(1 / p->tier[tier].bytes_per_s, up_byte_s(p, tier, RECORD_HIDDEN));
 }
 
+bool platform_is_store_bound(const struct platform *p, int tier)
+{
+    CHECK(tier >= 0 && tier < p->n_tiers);
+    return up_byte_s(p, tier, RECORD_HIDDEN) <= 1 / p->tier[tier].bytes_per_s;
+}
+
 static void slow_curve(struct cost_curve *c, double factor)
 {
     c->a_s *= factor;

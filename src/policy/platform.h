@@ -184,6 +184,8 @@ double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
 bool platform_tier_in_place(const struct platform_tier *t);
 /* Returns the bandwidth of that lane for hidden states in bytes/s, without the time per record. */
 double platform_io_bytes_per_s(const struct platform *p, int tier);
+/* Returns whether the tier itself limits that lane, not the bus behind it. */
+bool platform_is_store_bound(const struct platform *p, int tier);
 /* Returns the factor by which a correction multiplies costs; 1: nothing was learned. */
 double platform_correction_factor(const struct platform_correction *c);
 /* Changes *p to the machine that a restore sees beside other work: compute takes `times` as

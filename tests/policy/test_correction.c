@@ -192,6 +192,26 @@ static void a_bus_teaches_nothing(void **state)
     assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
 }
 
+/* Reads teach whatever the bandwidth is. Compared with 1 / (1 / x), a bandwidth x like 4e9 was
+ * larger, and its reads were taken for those of a bus. */
+static void any_bandwidth_is_taught(void **state)
+{
+    (void)state;
+    struct rng r = {.s = 5};
+    for (int i = 0; i < 1000; i++) {
+        struct platform p = {0};
+        struct plan_layer layer[12];
+        struct plan_request req;
+        struct plan plan;
+        begin(&p, layer, &req, 4096);
+        p.tier[0].bytes_per_s = exp2(uniform(&r, 24, 34));
+        begin(&p, layer, &req, 4096);
+        assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+        assert_int_equal(plan_make(&req, &plan, NULL), 0);
+        assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
+    }
+}
+
 /* Threads that wake up late make a short restore late, and the next predictions include it. */
 static void short_restores_teach_the_start(void **state)
 {
@@ -338,6 +358,7 @@ int main(void)
         cmocka_unit_test(three_surprises_are_a_change),
         cmocka_unit_test(nonsense_is_ignored),
         cmocka_unit_test(a_bus_teaches_nothing),
+        cmocka_unit_test(any_bandwidth_is_taught),
         cmocka_unit_test(short_restores_teach_the_start),
         cmocka_unit_test(learns_the_machine),
         cmocka_unit_test(is_kept),
