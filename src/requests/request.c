@@ -110,7 +110,7 @@ static const struct field fields[] = {
     {"context_management", F_NEUTRAL, 0, 0, 0, RESP | MSGS, "not supported"},
     {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"include", F_IGNORED, 0, 0, 0, RESP, "ignored: the answer never has the requested parts"},
-    {"truncation", F_STRING, 1, 64, AT(truncation), BOTH | RESP | MSG, "auto, disabled, or numbers as of --truncate; in a conversation auto is the default"},
+    {"truncation", F_STRING, 1, 64, AT(truncation), BOTH | RESP | MSG, "auto, disabled, or numbers in the form of --truncate; in a conversation auto is the default"},
     {"reasoning", F_IGNORED, 0, 0, 0, RESP, "ignored: chat_template_kwargs may turn thinking on"},
     {"thinking", F_IGNORED, 0, 0, 0, MSGS, "ignored: chat_template_kwargs may turn thinking on"},
     {"reasoning_effort", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: chat_template_kwargs may turn thinking on"},

@@ -88,9 +88,9 @@ bool request_truncates(const struct gen_params *p, const struct hcache_truncatio
 /* Returns the numbers of a request that truncates: its own, or `how`. */
 struct hcache_truncation request_truncation(const struct gen_params *p,
                                             const struct hcache_truncation *how);
-/* Reads a request's `truncation`: auto, disabled, or numbers as of --truncate. *truncates gets
- * whether it is not disabled; *numbers the numbers, with ratio 0 if there are none. Returns 0, or
- * -1 with *f. */
+/* Reads a request's `truncation`: auto, disabled, or numbers in the form of --truncate.
+ * *truncates: false for disabled. *numbers: the numbers, or ratio 0 if the text has none.
+ * Returns 0, or -1 with *f. */
 int request_read_truncation(const char *text, bool *truncates,
                             struct hcache_truncation *numbers, struct fault *f);
 /* Returns 0, or -1 with *f if the request asks for truncation and `how` has no ratio. */
