@@ -1,12 +1,13 @@
 /* metrics.c - GET /metrics: counters in Prometheus' text form. docs/SERVER.md
  * explains the names. */
+#include "server/metrics.h"
+
 #include <string.h>
 
 #include "server/auth.h"
 #include "server/call.h"
 #include "server/guesses.h"
 #include "server/loops.h"
-#include "server/tenants.h"
 #include "sessions/answers.h"
 
 static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
@@ -339,35 +340,32 @@ static void http_metrics(struct textbuf *b, struct server *s)
                  atomic_load(&s->n_status[i]));
 }
 
-/* Writes one key's metrics, under the same names as the metrics of all keys. */
-static void tenant_metrics(struct textbuf *b, struct call *c)
+void metrics_of_tenant(struct textbuf *b, const struct tenant_counts *t)
 {
     static const char *const ends[] = {[ANSWER_DONE] = "done",
                                        [ANSWER_CANCELLED] = "cancelled",
                                        [ANSWER_FAILED] = "failed",
                                        [ANSWER_TIMEOUT] = "timeout"};
-    struct tenant_counts t;
-    tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &t);
-    metric(b, "counter", "http_requests_total", "Requests.", (double)t.n_http);
+    metric(b, "counter", "http_requests_total", "Requests.", (double)t->n_http);
     metric(b, "gauge", "requests_open", "Sequences of this key that wait or run.",
-           (double)t.n_open);
+           (double)t->n_open);
     head(b, "counter", "requests_total", "Ended sequences, by how they ended.");
     for (int i = 0; i < ANSWER_ENDS; i++)
-        labelled(b, "requests_total", "end", ends[i], t.n_ended[i]);
+        labelled(b, "requests_total", "end", ends[i], t->n_ended[i]);
     head(b, "counter", "prompt_tokens_total",
          "Prompt tokens, by the source of their state.");
-    labelled(b, "prompt_tokens_total", "source", "device", t.device_tokens);
-    labelled(b, "prompt_tokens_total", "source", "restored", t.restored_tokens);
-    labelled(b, "prompt_tokens_total", "source", "computed", t.computed_tokens);
+    labelled(b, "prompt_tokens_total", "source", "device", t->device_tokens);
+    labelled(b, "prompt_tokens_total", "source", "restored", t->restored_tokens);
+    labelled(b, "prompt_tokens_total", "source", "computed", t->computed_tokens);
     metric(b, "counter", "generated_tokens_total", "Generated tokens.",
-           (double)t.generated_tokens);
+           (double)t->generated_tokens);
     metric(b, "counter", "restores_total", "Requests with restored state.",
-           (double)t.n_restores);
+           (double)t->n_restores);
     metric(b, "counter", "restore_bytes_total", "Bytes read by restores.",
-           (double)t.restored_bytes);
+           (double)t->restored_bytes);
     metric(b, "counter", "requests_missed_total",
            "Requests that restored fewer chunks than their prompt has.",
-           (double)t.n_misses);
+           (double)t->n_misses);
 }
 
 static void step_metrics(struct textbuf *b, const struct hcache *h)
@@ -379,6 +377,18 @@ static void step_metrics(struct textbuf *b, const struct hcache *h)
     metric(b, "gauge", "step_layers", "The layers of a step.", n_layers);
 }
 
+void metrics_of_engine(struct textbuf *b, const struct hcache_stats *st,
+                       const struct hcache_cache_stats *k, int64_t idle_ttl_s)
+{
+    request_metrics(b, st);
+    token_metrics(b, st);
+    restore_metrics(b, st);
+    saving_metrics(b, k, idle_ttl_s);
+    store_metrics(b, st);
+    dram_metrics(b, &st->dram);
+    remote_metrics(b, st, &k->remote);
+}
+
 static void all_metrics(struct textbuf *b, struct call *c)
 {
     struct hcache_stats st;
@@ -387,16 +397,17 @@ static void all_metrics(struct textbuf *b, struct call *c)
     if (call_model(c) == NULL)
         return;
     hcache_stats(call_model(c), &st);
-    request_metrics(b, &st);
-    token_metrics(b, &st);
-    restore_metrics(b, &st);
     hcache_cache_stats(call_model(c), NULL, &k);
-    saving_metrics(b, &k, c->s->o.idle_ttl_s);
-    store_metrics(b, &st);
-    dram_metrics(b, &st.dram);
-    remote_metrics(b, &st, &k.remote);
+    metrics_of_engine(b, &st, &k, c->s->o.idle_ttl_s);
     answer_metrics(b, c->s->answers);
     step_metrics(b, call_model(c));
+}
+
+static void tenant_metrics(struct textbuf *b, struct call *c)
+{
+    struct tenant_counts t;
+    tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &t);
+    metrics_of_tenant(b, &t);
 }
 
 void api_metrics(struct call *c)
