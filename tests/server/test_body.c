@@ -1,0 +1,231 @@
+/* test_body.c - bodies of requests: what is taken, what is refused, and that the bytes of all bodies
+ * and values together are counted, until they are freed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "server/body.h"
+
+enum { MAX_BODY = 100, MAX_ALL = 250 };
+
+static struct server server;
+
+static uint64_t counted(void)
+{
+    return atomic_load(&server.body_bytes);
+}
+
+static int prepare(void **state)
+{
+    (void)state;
+    atomic_store(&server.body_bytes, 0);
+    server.o.max_body_bytes = MAX_BODY;
+    server.o.max_bodies_bytes = MAX_ALL;
+    return 0;
+}
+
+static struct call begin(void)
+{
+    return (struct call){.s = &server};
+}
+
+static void end(struct call *c)
+{
+    body_release(c);
+    textbuf_free(&c->out);
+}
+
+static enum MHD_Result add(struct call *c, size_t n)
+{
+    char *bytes = xcalloc(1, n + 1);
+    memset(bytes, 'x', n);
+    enum MHD_Result r = body_add(c, bytes, n);
+    free(bytes);
+    return r;
+}
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
+static void a_body_may_have_as_much_as_its_bound(void **state)
+{
+    (void)state;
+    struct call c = begin();
+    struct fault f = {0};
+    for (size_t i = 1; i <= MAX_BODY / 10; i++) {
+        assert_int_equal(add(&c, 10), MHD_YES);
+        assert_int_equal(counted(), 10 * i);
+    }
+    assert_int_equal(c.body.n, MAX_BODY);
+    assert_int_equal(body_check(&c, &f), 0);
+    assert_int_equal(f.status, 0);
+    end(&c);
+    assert_int_equal(counted(), 0);
+}
+
+/* A body that is too large is dropped, and cut off at twice the bound: a client that has sent all of
+ * it gets an answer. */
+static void a_body_that_is_too_large_is_dropped(void **state)
+{
+    (void)state;
+    struct call c = begin();
+    struct fault f = {0};
+    assert_int_equal(add(&c, MAX_BODY), MHD_YES);
+    assert_int_equal(add(&c, 1), MHD_YES);
+    assert_true(c.too_big);
+    assert_null(c.body.p);
+    assert_int_equal(counted(), 0);
+    assert_int_equal(body_check(&c, &f), -1);
+    assert_int_equal(f.status, 413);
+    assert_string_equal(f.message, "the body has more than 100 bytes");
+    assert_int_equal(add(&c, MAX_BODY - 1), MHD_YES); /* twice the bound */
+    assert_int_equal(add(&c, 1), MHD_NO);
+    assert_int_equal(counted(), 0);
+    end(&c);
+    assert_int_equal(counted(), 0);
+}
+
+static void all_bodies_together_have_a_bound(void **state)
+{
+    (void)state;
+    struct call c[3] = {begin(), begin(), begin()};
+    struct fault f = {0};
+    assert_int_equal(add(&c[0], MAX_BODY), MHD_YES);
+    assert_int_equal(add(&c[1], MAX_BODY), MHD_YES);
+    assert_int_equal(add(&c[2], MAX_ALL - 2 * MAX_BODY), MHD_YES); /* exactly full */
+    assert_int_equal(body_check(&c[2], &f), 0);
+    assert_int_equal(counted(), MAX_ALL);
+    assert_int_equal(add(&c[2], 1), MHD_YES);
+    assert_int_equal(body_check(&c[2], &f), -1);
+    assert_int_equal(f.status, 503);
+    assert_string_equal(f.message, "too many large requests at once");
+    assert_int_equal(counted(), 2 * MAX_BODY); /* the others keep theirs */
+    assert_int_equal(body_check(&c[0], &f), 0);
+    for (int i = 0; i < 3; i++)
+        end(&c[i]);
+    assert_int_equal(counted(), 0);
+}
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+static void put(struct call *c, const char *text)
+{
+    assert_int_equal(body_add(c, text, strlen(text)), MHD_YES);
+}
+
+/* The values replace the bytes, and are counted until the call ends. */
+static void a_body_becomes_values(void **state)
+{
+    (void)state;
+    struct call c = begin();
+    server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
+    put(&c, "{\"model\": \"m\", \"n\": ");
+    put(&c, "3}");
+    const struct json *v = call_body(&c, 0);
+    int64_t n = 0;
+    assert_non_null(v);
+    assert_true(json_int_of(json_member(v, "n"), &n) && n == 3);
+    assert_int_equal(c.body.n, 0);
+    assert_true(c.json_bytes > 0);
+    assert_int_equal(counted(), c.json_bytes);
+    assert_ptr_equal(call_body(&c, 0), v); /* parsed once */
+    assert_false(c.answered);
+    assert_int_equal(counted(), c.json_bytes);
+    end(&c);
+    assert_int_equal(counted(), 0);
+}
+
+static void a_bad_body_is_answered_once(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"{", "", "{\"a\": 1,}", "nothing"};
+    server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
+    for (int i = 0; i < 4; i++) {
+        struct call c = begin();
+        put(&c, bad[i]);
+        assert_null(call_body(&c, 0));
+        assert_true(c.has_bad_body && c.answered);
+        assert_int_equal(c.status, 400);
+        assert_non_null(strstr(c.out.p, "\"the request's body"));
+        assert_ptr_equal(strstr(c.refused, "the request's body"), c.refused);
+        assert_int_equal(c.body.n, 0);
+        c.answered = false;
+        assert_null(call_body(&c, 0));
+        assert_false(c.answered);
+        end(&c);
+        assert_int_equal(counted(), 0);
+    }
+}
+
+/* A large text is refused by the scan, before any value is built. */
+static void a_large_bad_body_is_refused_by_the_scan(void **state)
+{
+    (void)state;
+    struct call c = begin();
+    server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
+    size_t n = 100 << 10;
+    char *text = xcalloc(1, n + 1);
+    memset(text, ' ', n);
+    text[0] = '{';
+    put(&c, text);
+    assert_null(call_body(&c, 0));
+    assert_int_equal(c.status, 400);
+    assert_int_equal(c.json_bytes, 0);
+    end(&c);
+    assert_int_equal(counted(), 0);
+    free(text);
+}
+
+/* Many small values in a short text take more memory than a request may have, alone or with the
+ * others. */
+static void values_have_a_bound(void **state)
+{
+    (void)state;
+    enum { N = 300000 };
+    struct textbuf text = {0};
+    textbuf_add(&text, "[", 1);
+    for (int i = 0; i < N; i++)
+        textbuf_add(&text, i == 0 ? "{}" : ",{}", i == 0 ? 2 : 3);
+    textbuf_add(&text, "]", 1);
+    struct call c = begin();
+    server.o.max_body_bytes = 4 << 20;
+    server.o.max_bodies_bytes = UINT64_C(1) << 40;
+    put(&c, text.p);
+    assert_null(call_body(&c, 0));
+    assert_int_equal(c.status, 413);
+    assert_non_null(strstr(c.out.p, "\"too_many_values\""));
+    end(&c);
+    assert_int_equal(counted(), 0);
+    struct call other = begin();
+    server.o.max_bodies_bytes = 300;
+    put(&other, "[{},{},{},{}]");
+    assert_null(call_body(&other, 0));
+    assert_int_equal(other.status, 503);
+    assert_int_equal(other.retry_after_s, 1);
+    assert_int_equal(other.json_bytes, 0);
+    end(&other);
+    assert_int_equal(counted(), 0);
+    textbuf_free(&text);
+}
+
+#define CASE(f) cmocka_unit_test_setup(f, prepare)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(a_body_may_have_as_much_as_its_bound),
+        CASE(a_body_that_is_too_large_is_dropped),
+        CASE(all_bodies_together_have_a_bound),
+        CASE(a_body_becomes_values),
+        CASE(a_bad_body_is_answered_once),
+        CASE(a_large_bad_body_is_refused_by_the_scan),
+        CASE(values_have_a_bound),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
