@@ -5,9 +5,12 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -111,6 +114,110 @@ static void a_line_has_a_bound(void **state)
     input_close(&in);
 }
 
+/* A line of exactly INPUT_MAX_LINE bytes is handed out. One byte more is too long, also at the end
+ * of a file without a line break. Each file is counted before it is read. */
+static void the_bound_counts_the_bytes_of_a_line(void **state)
+{
+    (void)state;
+    char *text = xmalloc((size_t)INPUT_MAX_LINE + 1);
+    memset(text, 'x', (size_t)INPUT_MAX_LINE + 1);
+    for (int more = 0; more < 2; more++) {
+        size_t n = (size_t)INPUT_MAX_LINE + (size_t)more;
+        struct input in;
+        struct err err = {0};
+        assert_int_equal(input_open(&in, put("bound", text, n), &err), 0);
+        assert_int_equal(in.total_lines, 1);
+        assert_int_equal(in.total_bytes, n);
+        assert_int_equal(in.n_bytes, 0);
+        assert_int_equal(input_next(&in, 0, &err), more ? INPUT_TOO_LONG : INPUT_LINE);
+        assert_int_equal(in.line.n, more ? 0 : n);
+        assert_int_equal(in.n_lines, 1);
+        assert_int_equal(in.n_bytes, n);
+        assert_int_equal(input_next(&in, 0, &err), INPUT_END);
+        assert_int_equal(in.n_lines, 1);
+        input_close(&in);
+    }
+    free(text);
+}
+
+/* Only white space makes a line blank; a zero byte does not. */
+static void a_blank_end_is_no_line(void **state)
+{
+    (void)state;
+    struct input in;
+    struct err err = {0};
+    assert_int_equal(input_open(&in, put("blank", "\0\n \t", 4), &err), 0);
+    assert_int_equal(in.total_lines, 2);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
+    assert_int_equal(in.line.n, 1);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_END);
+    assert_int_equal(in.n_lines, 2);
+    assert_int_equal(in.n_bytes, 4);
+    input_close(&in);
+    assert_int_equal(input_open(&in, put("nothing", "", 0), &err), 0);
+    assert_int_equal(in.total_lines, 0);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_END);
+    assert_int_equal(in.n_lines, 0);
+    input_close(&in);
+}
+
+static void an_input_that_cannot_be_opened_is_named(void **state)
+{
+    (void)state;
+    struct input in;
+    struct err err = {0};
+    char *missing = xasprintf("%s/missing", folder), *want;
+    assert_int_equal(input_open(&in, missing, &err), -ENOENT);
+    want = xasprintf("%s: No such file or directory", missing);
+    assert_string_equal(err.msg, want);
+    input_close(&in);
+    free(want);
+    free(missing);
+    err = (struct err){0};
+    assert_int_equal(input_open(&in, folder, &err), -EISDIR);
+    want = xasprintf("%s: Is a directory", folder);
+    assert_string_equal(err.msg, want);
+    input_close(&in);
+    free(want);
+}
+
+/* A descriptor that cannot be read is a fault, not an end. */
+static void an_input_that_cannot_be_read_is_a_fault(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    struct input in = {.is_owned = true, .buf = xmalloc(256 << 10)};
+    in.fd = open(put("written", "a line\n", 7), O_WRONLY | O_CLOEXEC);
+    assert_true(in.fd >= 0);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_FAULT);
+    assert_int_equal(err.code, -EBADF);
+    assert_string_equal(err.msg, "the input cannot be read: Bad file descriptor");
+    input_close(&in);
+}
+
+/* The size of a pipe, and of standard input, is unknown. Standard input stays open. */
+static void standard_input_is_neither_counted_nor_closed(void **state)
+{
+    (void)state;
+    struct input in;
+    struct stat st;
+    struct err err = {0};
+    int own = dup(STDIN_FILENO), fd = open(put("stdin", "one\ntwo\n", 8), O_RDONLY);
+    assert_true(own >= 0 && fd >= 0);
+    assert_int_equal(dup2(fd, STDIN_FILENO), STDIN_FILENO);
+    assert_int_equal(input_open(&in, "-", &err), 0);
+    assert_int_equal(in.total_lines, 0);
+    assert_int_equal(in.total_bytes, 0);
+    assert_int_equal(input_next(&in, 0, &err), INPUT_LINE);
+    assert_string_equal(in.line.p, "one");
+    input_close(&in);
+    assert_int_equal(in.fd, -1);
+    assert_int_equal(fstat(STDIN_FILENO, &st), 0);
+    assert_int_equal(dup2(own, STDIN_FILENO), STDIN_FILENO);
+    close(own);
+    close(fd);
+}
+
 /* A pipe with a slow writer gives no partial lines. */
 static void a_pipe_may_have_nothing_yet(void **state)
 {
@@ -182,6 +289,58 @@ static void a_line_is_refused_with_a_code(void **state)
         assert_string_equal(f.code, rows[i].code);
         line_deinit(&l);
     }
+    idset_free(&seen);
+}
+
+/* A custom_id has at most LINE_MAX_CUSTOM_ID bytes. The fault names the line and the field. */
+static void a_custom_id_has_a_bound(void **state)
+{
+    (void)state;
+    for (int more = 0; more < 2; more++) {
+        struct idset seen = {0};
+        struct line l;
+        struct fault f = {0};
+        char id[LINE_MAX_CUSTOM_ID + 2] = {0};
+        memset(id, 'i', (size_t)(LINE_MAX_CUSTOM_ID + more));
+        char *text = xasprintf(CHAT("%s", "{}"), id);
+        assert_int_equal(read_as(text, 12, &seen, &l, &f), more ? -1 : 0);
+        assert_int_equal(l.number, 12);
+        assert_int_equal(l.n_bytes, strlen(text));
+        assert_true(l.n_memory > sizeof l + strlen(text));
+        if (more) {
+            char *want = xasprintf("'custom_id' must be a text of 1 to %d bytes",
+                                   LINE_MAX_CUSTOM_ID);
+            assert_int_equal(f.status, 400);
+            assert_string_equal(f.message, want);
+            assert_string_equal(f.param, "custom_id");
+            free(want);
+            char *fault = line_fault(&l, &f);
+            assert_non_null(strstr(fault, "\"line\": 12"));
+            assert_non_null(strstr(fault, "\"param\": \"custom_id\""));
+            assert_non_null(strstr(fault, "\"custom_id\": null"));
+            free(fault);
+        }
+        free(text);
+        line_deinit(&l);
+        idset_free(&seen);
+    }
+}
+
+static void a_line_that_was_dropped_is_answered(void **state)
+{
+    (void)state;
+    struct input in = {.n_lines = 3};
+    struct idset seen = {0};
+    struct line l;
+    struct fault f = {0};
+    assert_int_equal(line_read(&in, INPUT_TOO_LONG, &seen, &l, &f), -1);
+    assert_string_equal(f.code, "line_too_long");
+    assert_string_equal(f.message, "the line has more than 16777216 bytes");
+    char *fault = line_fault(&l, &f);
+    assert_non_null(strstr(fault, "\"line\": 3"));
+    assert_non_null(strstr(fault, "\"param\": null"));
+    free(fault);
+    line_deinit(&l);
     idset_free(&seen);
 }
 
@@ -288,6 +447,73 @@ static void a_job_goes_on_behind_whole_lines(void **state)
     free(whole);
 }
 
+/* A job continues only from a regular file that it can open. */
+static void an_output_that_is_no_file_is_refused(void **state)
+{
+    (void)state;
+    struct output o;
+    struct idset done = {0};
+    struct err err = {0};
+    char *want, *inside = xasprintf("%s/missing/out", folder), *link;
+    assert_int_equal(output_open(&o, inside, false, &done, &err), -ENOENT);
+    want = xasprintf("%s: No such file or directory", inside);
+    assert_string_equal(err.msg, want);
+    output_close(&o);
+    free(want);
+    err = (struct err){0};
+    assert_int_equal(output_open(&o, "/dev/null", false, &done, &err), ERR_USAGE);
+    assert_string_equal(
+        err.msg, "/dev/null is not a regular file: a job could not continue from it");
+    output_close(&o);
+    /* A private file is not followed to another place, and only its owner reads it. */
+    link = xasprintf("%s/link", folder);
+    assert_int_equal(symlink(put("target", "", 0), link), 0);
+    assert_int_equal(output_open(&o, link, true, &done, &err), -ELOOP);
+    output_close(&o);
+    assert_int_equal(output_open(&o, link, false, &done, &err), 0);
+    output_close(&o);
+    struct stat st;
+    assert_int_equal(output_open(&o, path_of("private"), true, &done, &err), 0);
+    assert_int_equal(fstat(o.fd, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    output_close(&o);
+    assert_int_equal(o.fd, -1);
+    free(inside);
+    free(link);
+    idset_free(&done);
+}
+
+/* A write that fails names the file, and the next sync writes the same lines. */
+static void a_write_that_fails_is_made_again(void **state)
+{
+    (void)state;
+    struct output o;
+    struct idset done = {0};
+    struct err err = {0};
+    assert_int_equal(output_open(&o, put("out", "", 0), false, &done, &err), 0);
+    assert_int_equal(output_sync(&o, &err), 0); /* nothing to write */
+    assert_int_equal(o.n_bytes, 0);
+    int own = o.fd;
+    o.fd = open(o.path, O_RDONLY | O_CLOEXEC);
+    output_add(&o, answer_a);
+    assert_int_equal(output_sync(&o, &err), -EBADF);
+    char *want = xasprintf("%s: Bad file descriptor", o.path);
+    assert_string_equal(err.msg, want);
+    free(want);
+    assert_int_equal(o.n_bytes, 0);
+    assert_int_equal(o.lines.n, strlen(answer_a) + 1);
+    close(o.fd);
+    o.fd = own;
+    assert_int_equal(output_sync(&o, &err), 0);
+    assert_int_equal(o.n_bytes, strlen(answer_a) + 1);
+    assert_int_equal(o.lines.n, 0);
+    output_close(&o);
+    char *text = xasprintf("%s\n", answer_a);
+    assert_holds("out", text);
+    free(text);
+    idset_free(&done);
+}
+
 static void what_was_not_synced_is_not_there(void **state)
 {
     (void)state;
@@ -314,6 +540,7 @@ static void a_file_of_another_kind_stays_as_it_is(void **state)
         struct err err = {0};
         const char *path = put("letters", texts[i], strlen(texts[i]));
         assert_int_equal(output_open(&o, path, false, &done, &err), ERR_FORMAT);
+        assert_non_null(strstr(err.msg, ": line 1 is not from a batch's output;"));
         output_close(&o);
         assert_holds("letters", texts[i]);
         idset_free(&done);
@@ -357,8 +584,29 @@ static void the_time_left_is_a_range(void **state)
     assert_string_equal(text, "5 s left");
     estimate_range_text(0, 0, text, sizeof text);
     assert_string_equal(text, "");
+    static const struct {
+        double low_s, high_s;
+        const char *text;
+    } texts[] = {
+        {98, 99, "98 to 99 s left"},   {60, 99.5, "60 to 100 s left"},
+        {60, 100, "1 to 2 min left"},  {0.4, 0.9, "0 to 1 s left"},
+        {120, 121, "2 to 3 min left"}, {5400, 5999, "90 to 100 min left"},
+        {7200, 7200, "2 h left"},      {3600, 6000, "1 to 2 h left"},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        estimate_range_text(texts[i].low_s, texts[i].high_s, text, sizeof text);
+        assert_string_equal(text, texts[i].text);
+    }
     struct estimate early = e, pipe = e;
     early.lines_done = 2;
+    assert_false(estimate_left(&early, &low, &high));
+    early.lines_done = 3;
+    assert_true(estimate_left(&early, &low, &high));
+    early.elapsed_s = 0.9;
+    assert_false(estimate_left(&early, &low, &high));
+    early.elapsed_s = 1;
+    assert_true(estimate_left(&early, &low, &high));
+    early.bytes_done = 0;
     assert_false(estimate_left(&early, &low, &high));
     pipe.is_size_known = false;
     assert_false(estimate_left(&pipe, &low, &high));
@@ -370,10 +618,19 @@ int main(void)
         cmocka_unit_test(a_set_knows_what_it_was_given),
         cmocka_unit_test(lines_come_one_by_one),
         cmocka_unit_test(a_line_has_a_bound),
+        cmocka_unit_test(the_bound_counts_the_bytes_of_a_line),
+        cmocka_unit_test(a_blank_end_is_no_line),
+        cmocka_unit_test(an_input_that_cannot_be_opened_is_named),
+        cmocka_unit_test(an_input_that_cannot_be_read_is_a_fault),
+        cmocka_unit_test(standard_input_is_neither_counted_nor_closed),
         cmocka_unit_test(a_pipe_may_have_nothing_yet),
         cmocka_unit_test(a_line_is_refused_with_a_code),
+        cmocka_unit_test(a_custom_id_has_a_bound),
+        cmocka_unit_test(a_line_that_was_dropped_is_answered),
         cmocka_unit_test(names_follow_the_text),
         cmocka_unit_test(a_job_goes_on_behind_whole_lines),
+        cmocka_unit_test(an_output_that_is_no_file_is_refused),
+        cmocka_unit_test(a_write_that_fails_is_made_again),
         cmocka_unit_test(what_was_not_synced_is_not_there),
         cmocka_unit_test(a_file_of_another_kind_stays_as_it_is),
         cmocka_unit_test(one_job_writes_a_file),

@@ -527,6 +527,81 @@ static void test_capacity(void **state)
     io_close(io);
 }
 
+/* ---- Names --------------------------------------------------------------------------------- */
+
+/* io_stat tells folders from files, and one file from another. */
+static void test_stat(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    struct io_stat st, other;
+    uint8_t b[3 * SECTOR] = {1};
+    assert_int_equal(io_mkdir(io, "/d", NULL), 0);
+    struct io_file *f = open_file(io, "/d/f", IO_CREATE);
+    struct io_file *g = open_file(io, "/d/g", IO_CREATE);
+    assert_int_equal(io_file_pwrite(f, b, 10, 0, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, b, 1, 4 * SECTOR, NULL), 0); /* behind a hole */
+    assert_int_equal(io_stat(io, "/d/f", &st, NULL), 0);
+    assert_false(st.is_dir);
+    assert_int_equal(st.size_bytes, 4 * SECTOR + 1);
+    assert_int_equal(st.allocated_bytes, 2 * SECTOR);
+    assert_int_equal(io_stat(io, "/d/g", &other, NULL), 0);
+    assert_int_equal(other.size_bytes, 0);
+    assert_int_equal(other.allocated_bytes, 0);
+    assert_true(other.inode != st.inode && other.inode != 0);
+    uint64_t inode = st.inode;
+    assert_int_equal(io_rename(io, "/d/f", "/d/h", NULL), 0);
+    assert_int_equal(io_stat(io, "/d//h", &st, NULL), 0);
+    assert_true(st.inode == inode);
+    assert_int_equal(io_stat(io, "/d", &st, NULL), 0);
+    assert_true(st.is_dir);
+    assert_int_equal(io_stat(io, "/d/f", &st, NULL), -ENOENT);
+    io_file_close(f);
+    io_file_close(g);
+    io_close(io);
+}
+
+/* Each operation on a name refuses one that is missing, of the wrong kind or leads upwards,
+ * and fails without power. */
+static void test_names_that_are_refused(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    struct io_names names = {0};
+    struct io_stat st;
+    uint64_t free_bytes, total_bytes;
+    io_file_close(open_file(io, "/f", IO_CREATE));
+    assert_int_equal(io_mkdir(io, "/d", NULL), 0);
+    assert_int_equal(io_mkdir(io, "/d", NULL), -EEXIST);
+    assert_int_equal(io_list(io, "/f", &names, NULL), -ENOTDIR);
+    assert_int_equal(io_list(io, "/none", &names, NULL), -ENOENT);
+    assert_int_equal(io_space(io, "/none", &free_bytes, &total_bytes, NULL), -ENOENT);
+    assert_int_equal(io_make_private(io, "/none", NULL), -ENOENT);
+    assert_int_equal(io_make_private(io, "/f", NULL), 0);
+    assert_int_equal(io_unlink(io, "/none", NULL), -ENOENT);
+    assert_int_equal(io_rename(io, "/none", "/f", NULL), -ENOENT);
+    assert_int_equal(io_dir_sync(io, "/none", NULL), -ENOENT);
+    assert_int_equal(io_unlink(io, "/", NULL), -ENOTEMPTY);
+    assert_int_equal(io_dir_sync(io, "/f", NULL), -ENOTDIR);
+    static const char *const bad[] = {"..", "/d/../f"};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(io_mkdir(io, bad[i], NULL), -EINVAL);
+        assert_int_equal(io_unlink(io, bad[i], NULL), -EINVAL);
+        assert_int_equal(io_rename(io, bad[i], "/g", NULL), -EINVAL);
+        assert_int_equal(io_rename(io, "/f", bad[i], NULL), -EINVAL);
+        assert_int_equal(io_stat(io, bad[i], &st, NULL), -EINVAL);
+    }
+    assert_int_equal(io_list(io, "/", &names, NULL), 0);
+    assert_int_equal(names.n, 2);
+    io_names_free(&names);
+    io_sim_crash(io);
+    assert_int_equal(io_stat(io, "/f", &st, NULL), ERR_CRASHED);
+    assert_int_equal(io_mkdir(io, "/e", NULL), ERR_CRASHED);
+    assert_int_equal(io_rename(io, "/f", "/g", NULL), ERR_CRASHED);
+    assert_int_equal(io_list(io, "/", &names, NULL), ERR_CRASHED);
+    io_close(io);
+}
+
 /* ---- Threads ----------------------------------------------------------------------------- */
 
 static void *hammer(void *arg)
@@ -584,6 +659,8 @@ int main(void)
         cmocka_unit_test(test_sync_that_fails_and_then_lies),
         cmocka_unit_test(test_slow),
         cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_stat),
+        cmocka_unit_test(test_names_that_are_refused),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
