@@ -1,5 +1,6 @@
 /* test_engine.c - admission, limits, ends of sequences, sequences in different phases, and the
  * engine's reports. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +11,8 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "engine/engine_impl.h"
 #include "state/save_policy.h"
 #include "tests/engine/enginetest.h"
 
@@ -397,6 +400,37 @@ static void phases_beside_each_other(void **state)
     }
 }
 
+/* Each step teaches the time that its forward pass took: a prefill that of a row, decodes that of a
+ * step. Both lie within the time of the steps around them, whatever the clock shows. */
+static void steps_teach_what_their_passes_took(void **state)
+{
+    (void)state;
+    enum { N_ROWS = 100, N_DECODES = 6 };
+    int32_t prompt[N_ROWS];
+    struct stack k;
+    struct seq *s;
+    struct err err = {0};
+    et_prompt(prompt, N_ROWS, 3);
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
+    const struct beside_speed *speed = &k.engine->schedule.speed;
+    struct et_ask a = {
+        .prompt = prompt, .n_prompt = N_ROWS, .max_tokens = 1 + N_DECODES, .save = "none"};
+    assert_int_equal(add(&k, &a, &s, &err), 0);
+    double most_ns = 0;
+    for (int i = 0, n_active = 1; n_active > 0; i++) {
+        int64_t t0 = clock_now_ns();
+        assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+        double ns = (double)(clock_now_ns() - t0);
+        most_ns = i > 0 ? fmax(most_ns, ns) : 0;
+        assert_int_equal(n_active, i < N_DECODES);
+        assert_true(i > 0 || (speed->row_ns > 0 && speed->row_ns <= ns / N_ROWS));
+        assert_true(i > 0 || speed->decode_ns == 0);
+        assert_true(i == 0 || (speed->decode_ns > 0 && speed->decode_ns <= most_ns));
+    }
+    engine_remove(k.engine, s);
+    stack_close(&k);
+}
+
 /* Saving, however slow or broken the store, changes no logits. */
 static void saver_changes_nothing(void **state)
 {
@@ -668,6 +702,7 @@ int main(void)
         cmocka_unit_test(removed_in_any_state),
         cmocka_unit_test(batches_of_any_size),
         cmocka_unit_test(phases_beside_each_other),
+        cmocka_unit_test(steps_teach_what_their_passes_took),
         cmocka_unit_test(saver_changes_nothing),
         cmocka_unit_test(small_caps),
         cmocka_unit_test(prefixes_are_stored_once),

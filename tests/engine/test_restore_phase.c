@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "engine/engine_impl.h"
 #include "tests/engine/enginetest.h"
 
 enum {
@@ -294,6 +295,38 @@ static void reads_that_hang_are_left_beside_decodes(void **state)
     place_close(&p);
 }
 
+/* Beside decodes, restores may compute within a share of the forward pass's time, which is less
+ * than the step's time. They may owe time, but they save up none. */
+static void a_step_earns_a_share_of_its_pass(void **state)
+{
+    (void)state;
+    struct place p;
+    place_open(&p, 21, NULL);
+    const struct beside_credit *credit = &p.k.engine->restores.credit;
+    struct seq *d[2] = {add_decode(&p, 0), add_decode(&p, 1)};
+    for (int i = 0; i < 3; i++)
+        step(&p);
+    assert_int_equal(credit->ns, 0); /* there is nothing to restore */
+    stuck_reads(&p);
+    struct seq *s = add_restore(&p, 0, "kv");
+    int n_earned = 0;
+    while (seq_outcome(d[0])->finish == FINISH_NONE) {
+        int64_t t0 = clock_now_ns();
+        step(&p);
+        double step_ns = (double)(clock_now_ns() - t0);
+        assert_true((double)credit->ns <= BESIDE_RESTORE_SHARE * step_ns);
+        n_earned += credit->ns > 0;
+    }
+    assert_true(n_earned > 0);
+    reads_go_on(&p);
+    run_all(&p);
+    assert_int_equal(credit->ns, 0);
+    take(&p, s, &p.ref[0], "restore");
+    for (int i = 0; i < 2; i++)
+        take(&p, d[i], &p.decode_ref[i], "decode");
+    place_close(&p);
+}
+
 /* --- equal bits ------------------------------------------------------------------------------- */
 
 /* Restores of every plan, several at once, beside sequences that decode throughout. */
@@ -498,6 +531,7 @@ int main(void)
         cmocka_unit_test(decodes_go_on_while_a_read_is_stuck),
         cmocka_unit_test(a_step_without_work_waits),
         cmocka_unit_test(a_lookup_passes_reads_that_are_stuck),
+        cmocka_unit_test(a_step_earns_a_share_of_its_pass),
         cmocka_unit_test(a_hanging_disk_is_raced),
         cmocka_unit_test(reads_that_hang_are_left_beside_decodes),
         cmocka_unit_test(beside_decodes),

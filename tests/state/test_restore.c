@@ -12,8 +12,12 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/rng.h"
+#include "base/step.h"
+#include "engine/engine_impl.h"
 #include "state/chain.h"
+#include "state/restore_impl.h"
 #include "tests/engine/enginetest.h"
 
 enum {
@@ -197,6 +201,179 @@ static void a_store_that_cannot_be_measured_is_not_used(void **state)
     model_work_destroy(w);
     stream_destroy(s);
     place_close(&p);
+}
+
+/* --- a restore, item by item ------------------------------------------------------------------ */
+
+enum { N_LAYERS = 4, MAX_ROWS = GROUP_ROWS };
+
+/* A pipeline of its own beside the engine's, and blocks for the context. */
+struct bench {
+    struct place p;
+    struct restore_pipeline *rr;
+    struct model_work *work;
+    struct stream *stream;
+    struct kv_table table;
+    struct chain chain;
+    struct plan plan;
+};
+
+static void bench_open(struct bench *b, uint64_t seed)
+{
+    struct err err = {0};
+    *b = (struct bench){0};
+    place_open(&b->p, seed, "both");
+    assert_int_equal(stream_create(b->p.k.dev, STREAM_COMPUTE, &b->stream, &err), 0);
+    assert_int_equal(model_work_create(b->p.k.model, MAX_ROWS, &b->work, &err), 0);
+    struct kv_pool *pool = b->p.k.engine->shared.pool;
+    struct restore_pipeline_opts o = {.model = b->p.k.model,
+                                      .store = b->p.k.store,
+                                      .pool = pool,
+                                      .work = b->work,
+                                      .stream = b->stream,
+                                      .max_tokens = N_PROMPT};
+    assert_int_equal(restore_pipeline_create(&o, &b->rr, &err), 0);
+    assert_int_equal(kv_table_reserve(pool, &b->table, N_CHUNKS * 64, &err), 0);
+    chain_init(&b->chain, &b->p.k.fingerprint, NULL);
+    chain_extend(&b->chain, prompt, N_PROMPT);
+}
+
+static void bench_close(struct bench *b)
+{
+    restore_pipeline_destroy(b->rr);
+    kv_table_free(b->p.k.engine->shared.pool, &b->table);
+    chain_deinit(&b->chain);
+    model_work_destroy(b->work);
+    stream_destroy(b->stream);
+    place_close(&b->p);
+}
+
+/* Starts a restore of all chunks by the methods, a letter per layer. */
+static struct restore *begin(struct bench *b, const char *methods)
+{
+    struct restore_want want = {.root = &b->chain.root,
+                                .keys = b->chain.keys,
+                                .tokens = prompt,
+                                .n_tokens = N_PROMPT - 1};
+    struct restore *r = restore_find(b->rr, &want);
+    wait_found(b->rr, r);
+    assert_int_equal(restore_found(r)->n_hits, N_CHUNKS);
+    b->plan = (struct plan){.n_layers = N_LAYERS, .mode = PLAN_FORCED_LAYERS};
+    memcpy(b->plan.method, methods, N_LAYERS);
+    struct restore_job job = {
+        .n_chunks = N_CHUNKS, .tokens = prompt, .table = &b->table, .plan = &b->plan};
+    restore_start(r, &job);
+    return r;
+}
+
+static struct restore_result result_of(struct restore *r)
+{
+    struct restore_result out;
+    struct err err = {0};
+    assert_int_equal(restore_result_of(r, &out, &err), 0);
+    return out;
+}
+
+/* A race counts the chunks of a piece when its last layer has passed: from then on the I/O thread
+ * does not read them, and a restore that leaves its reads keeps them. */
+static void a_race_counts_a_piece_at_its_end(void **state)
+{
+    (void)state;
+    enum { FIRST = MAX_ROWS / 64 }; /* chunks of the first piece */
+    struct bench b;
+    bench_open(&b, 12);
+    struct io_sim_fault stuck = {
+        .kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
+    for (int stops = 1; stops >= 0; stops--) {
+        assert_int_equal(io_sim_fault_add(b.p.io, &stuck), 0);
+        struct restore *r = begin(&b, "KKKK");
+        assert_int_equal(restore_race_row(r), 0);
+        assert_true(restore_race(r));
+        assert_false(restore_race(r)); /* it races already */
+        for (int i = 0; i < N_LAYERS; i++) {
+            assert_int_equal(shared_load(&r->n_raced), 0);
+            assert_int_equal(restore_race_row(r), 0);
+            assert_true(restore_pipeline_work(b.rr, RESTORE_NO_LIMIT));
+        }
+        assert_int_equal(shared_load(&r->n_raced), FIRST);
+        assert_int_equal(restore_race_row(r), FIRST * 64);
+        assert_false(restore_is_done(r));
+        if (stops)
+            restore_stop(r, "the reads are left");
+        for (int i = 0; i < N_LAYERS && !stops; i++)
+            assert_true(restore_pipeline_work(b.rr, RESTORE_NO_LIMIT));
+        assert_true(restore_is_done(r));
+        assert_int_equal(shared_load(&r->n_raced), stops ? FIRST : N_CHUNKS);
+        struct restore_result out = result_of(r);
+        assert_int_equal(out.n_chunks, stops ? FIRST : N_CHUNKS);
+        assert_int_equal(out.n_tokens, out.n_chunks * 64);
+        assert_int_equal(out.raced_layers, N_LAYERS);
+        assert_int_equal(out.won, !stops);
+        assert_string_equal(out.fault, stops ? "the reads are left" : "");
+        assert_int_equal(out.n_by_method[0], out.n_chunks * N_LAYERS);
+        assert_int_equal(out.n_by_method[1] + out.n_by_method[2], 0);
+        assert_int_equal(out.read_bytes, 0);
+        restore_end(r);
+        io_sim_fault_clear(b.p.io);
+        io_sim_unstick(b.p.io);
+    }
+    bench_close(&b);
+}
+
+/* The result counts the bytes that were read and the chunks of each method, and its times lie
+ * within the restore's. */
+static void the_result_counts_what_was_done(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_open(&b, 13);
+    static const struct {
+        const char *methods;
+        int n_r, n_h, n_k; /* layers; the hidden states of layer 0 are not read */
+    } cases[] = {
+        {"KKKK", 0, 0, 4}, {"HHHH", 1, 3, 0}, {"RRHK", 2, 1, 1}, {"RRRR", 4, 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int64_t t0 = clock_now_ns();
+        struct restore *r = begin(&b, cases[i].methods);
+        int n_items = 0;
+        while (!restore_is_done(r)) {
+            if (restore_pipeline_work(b.rr, RESTORE_NO_LIMIT)) {
+                n_items++;
+                assert_true(restore_pipeline_cost_ns(b.rr) > 0);
+            } else {
+                restore_pipeline_wait(b.rr, 1000000);
+            }
+        }
+        struct restore_result out = result_of(r);
+        int64_t ns = clock_now_ns() - t0;
+        const size_t *bytes = b.rr->record_bytes;
+        assert_int_equal(out.n_chunks, N_CHUNKS);
+        assert_int_equal(out.n_tokens, N_CHUNKS * 64);
+        assert_int_equal(out.first_token, 0);
+        assert_int_equal(out.n_by_method[0], cases[i].n_r * N_CHUNKS);
+        assert_int_equal(out.n_by_method[1], cases[i].n_h * N_CHUNKS);
+        assert_int_equal(out.n_by_method[2], cases[i].n_k * N_CHUNKS);
+        assert_string_equal(out.method, cases[i].methods);
+        assert_int_equal(out.read_bytes,
+                         N_CHUNKS * ((size_t)cases[i].n_h * bytes[STORE_HIDDEN] +
+                                     (size_t)cases[i].n_k * bytes[STORE_KV]));
+        assert_int_equal(out.dram_bytes, 0);
+        assert_int_equal(out.dram_tokens, 0);
+        assert_int_equal(out.direct_bytes, 0);
+        assert_int_equal(out.staged_bytes, 0);
+        assert_int_equal(out.raced_layers, 0);
+        assert_int_equal(out.n_replanned, 0);
+        assert_true(n_items > 0 && out.compute_ns > 0 && out.compute_ns < out.total_ns);
+        assert_true(out.total_ns < ns && out.io_ns >= 0 && out.io_ns < out.total_ns);
+        assert_true((out.io_ns > 0) == (out.read_bytes > 0));
+        assert_true(out.wait_ns >= 0 && out.wait_ns + out.compute_ns < out.total_ns);
+        assert_true(out.bubble == restore_bubble(&out, out.total_ns));
+        for (int m = 0; m < 3; m++)
+            assert_true(out.n_by_method[m] == 0 || b.rr->row_ns[m] > 0);
+        assert_true(b.rr->row_ns[0] < (double)ns && b.rr->row_ns[1] < (double)ns);
+        restore_end(r);
+    }
+    bench_close(&b);
 }
 
 /* --- sound disks ------------------------------------------------------------------------------ */
@@ -467,6 +644,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_store_is_measured_ahead),
         cmocka_unit_test(a_store_that_cannot_be_measured_is_not_used),
+        cmocka_unit_test(a_race_counts_a_piece_at_its_end),
+        cmocka_unit_test(the_result_counts_what_was_done),
         cmocka_unit_test(every_plan_through_three_slots),
         cmocka_unit_test(slow_disk),
         cmocka_unit_test(flipped_bits),
