@@ -293,6 +293,202 @@ static void stages(void **state)
     }
 }
 
+/* --- what is called, in which order, and on which device -------------------------------------- */
+
+/* The calls to the devices of a group since the last look: the device's index and a letter for each,
+ * '!' behind a call whose device had not been entered. */
+static char calls[400];
+static const struct device *entered, *all_devices[MAX_RANKS];
+static struct device_vtable spied;
+static const struct device_vtable *real;
+
+static void note(const struct device *d, char call)
+{
+    size_t n = strlen(calls);
+    int i = 0;
+    while (all_devices[i] != d)
+        i++;
+    assert_true(n + 4 < sizeof calls);
+    calls[n] = (char)('0' + i);
+    calls[n + 1] = call;
+    if (d != entered)
+        calls[n + 2] = '!';
+}
+
+static void spy_enter(struct device *d)
+{
+    entered = d;
+}
+
+static int spy_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
+                     struct err *err)
+{
+    note(d, 'a');
+    return real->buf_alloc(d, kind, bytes, out, err);
+}
+
+static void spy_free(struct device *d, struct buf *b)
+{
+    note(d, 'f');
+    real->buf_free(d, b);
+}
+
+static void spy_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
+{
+    note(d, 'm');
+    /* the less, the higher its index */
+    for (*unused_bytes = 1000; all_devices[1000 - *unused_bytes] != d; --*unused_bytes)
+        ;
+    *total_bytes = 2 * *unused_bytes;
+}
+
+static int spy_create(struct device *d, enum stream_kind kind, struct stream **out,
+                      struct err *err)
+{
+    note(d, 'n');
+    return real->stream_create(d, kind, out, err);
+}
+
+static void spy_destroy(struct stream *s)
+{
+    note(s->device, 'd');
+    real->stream_destroy(s);
+}
+
+static int spy_sync(struct stream *s)
+{
+    note(s->device, 's');
+    return real->stream_sync(s);
+}
+
+static int spy_recover(struct stream *s)
+{
+    note(s->device, 'v');
+    return real->stream_recover(s);
+}
+
+static int spy_copy(struct stream *s, void *dst, const void *src, size_t bytes)
+{
+    note(s->device, 'c');
+    return real->stream_copy(s, dst, src, bytes);
+}
+
+static int spy_record(struct stream *s, struct event *e)
+{
+    note(s->device, 'r');
+    return real->event_record(s, e);
+}
+
+static int spy_wait(struct stream *s, struct event *e)
+{
+    note(s->device, 'w');
+    return real->event_wait(s, e);
+}
+
+static int spy_event_sync(struct event *e)
+{
+    note(e->device, 'y');
+    return real->event_sync(e);
+}
+
+/* Opens a group whose devices note their calls. */
+static struct device *open_spied(int n_ranks, int n_stages)
+{
+    struct device *d;
+    assert_int_equal(group_open("cpu", NULL, n_ranks, n_stages, NULL, &d, NULL), 0);
+    struct group *g = group_of(d);
+    real = g->rank[0]->v;
+    spied = *real;
+    spied.enter = spy_enter;
+    spied.buf_alloc = spy_alloc;
+    spied.buf_free = spy_free;
+    spied.memory = spy_memory;
+    spied.stream_create = spy_create;
+    spied.stream_destroy = spy_destroy;
+    spied.stream_sync = spy_sync;
+    spied.stream_recover = spy_recover;
+    spied.stream_copy = spy_copy;
+    spied.stream_copy_strided = NULL; /* piece by piece, by stream_copy */
+    spied.event_record = spy_record;
+    spied.event_wait = spy_wait;
+    spied.event_sync = spy_event_sync;
+    for (int i = 0; i < g->n; i++) {
+        all_devices[i] = g->rank[i];
+        g->rank[i]->v = &spied;
+    }
+    return d;
+}
+
+/* Asserts the calls since the last time, and forgets them and the entered device. */
+static void called(const char *want)
+{
+    assert_string_equal(calls, want);
+    memset(calls, 0, sizeof calls);
+    entered = NULL;
+}
+
+/* Each call goes to a device that was entered before. A copy between stages waits for the giver's
+ * work, and the giver's later work waits for the copy, rank by rank. */
+static void devices_are_entered_and_copies_ordered(void **state)
+{
+    (void)state;
+    struct device *d = open_spied(2, 2);
+    struct stream *s;
+    struct event *e;
+    struct buf b[MAX_STAGES] = {{0}}, host;
+    float rows[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    size_t unused, total;
+    called("");
+    assert_int_equal(stages_alloc(d, 64, b, NULL), 0);
+    called("0a1a2a3a");
+    assert_int_equal(buf_alloc(d, MEM_HOST, 64, &host, NULL), 0);
+    called("0a");
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    called("0n1n2n3n");
+    assert_int_equal(event_create(d, &e, NULL), 0);
+    assert_int_equal(stream_copy(s, b[1].ptr, rows, sizeof rows), 0);
+    called("2c3c");
+    assert_int_equal(stream_copy(s, b[0].ptr, b[1].ptr, sizeof rows), 0);
+    called("2r0w0c0r2w3r1w1c1r3w");
+    assert_int_equal(stream_copy(s, rows, b[0].ptr, sizeof rows), 0);
+    called("0c");
+    assert_int_equal(stream_copy(s, rows, b[1].ptr, sizeof rows), 0);
+    called("2c");
+    assert_int_equal(stream_copy(s, host.ptr, rows, sizeof rows), 0);
+    called("0c");
+    assert_int_equal(kv_chunks_up(s, b[1].ptr, rows, 2, 16, 8), 0);
+    called("2c2c3c3c");
+    assert_int_equal(kv_rows_down(s, rows, mat_of(b[1].ptr, DTYPE_F32, 2, 2)), 0);
+    called("2c2c3c3c");
+    assert_int_equal(event_record(s, e), 0);
+    called("0r1r2r3r");
+    assert_int_equal(event_wait(s, e), 0);
+    called("0w1w2w3w");
+    assert_int_equal(event_sync(e), 0);
+    called("0y1y2y3y");
+    assert_int_equal(stream_sync(s), 0);
+    called("0s1s2s3s");
+    stream_fail(rank_stream(s, 1, 1), -EIO, "gone");
+    called("");
+    assert_int_equal(stream_copy(s, b[0].ptr, b[1].ptr, sizeof rows), -EIO);
+    called(""); /* nothing is queued behind a fault */
+    assert_int_equal(stream_recover(s), 0);
+    called("0v1v2v3v");
+    device_memory(d, &unused, &total);
+    called("0m1m2m3m");
+    /* The device with the least; unified memory is that of all four. */
+    assert_int_equal(unused, 997 / 4);
+    assert_int_equal(total, 2 * 997 / 4);
+    event_destroy(e);
+    stream_destroy(s);
+    called("0d1d2d3d");
+    buf_free(d, &host);
+    called("0f");
+    stages_free(d, b);
+    called("0f1f2f3f");
+    device_close(d);
+}
+
 static void shares_things_out_over_stages(void **state)
 {
     (void)state;
@@ -335,6 +531,7 @@ int main(void)
         cmocka_unit_test(copies),
         cmocka_unit_test(a_rank_fails),
         cmocka_unit_test(stages),
+        cmocka_unit_test(devices_are_entered_and_copies_ordered),
         cmocka_unit_test(shares_things_out_over_stages),
         cmocka_unit_test(refuses),
     };
