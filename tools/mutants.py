@@ -57,6 +57,9 @@ SKIP = re.compile(r"^\s*(#|//|/?\*|enum|static const|extern|typedef|struct \w+;|
 EQUIVALENT = "tools/mutants_equivalent.txt"
 RESULTS = "build/mutants/results.tsv"
 SECONDS = "build/mutants/seconds.tsv"
+# Files that run only on a device with memory of its own, and the test that has one.
+NEAREST = dict.fromkeys(("src/state/restore_up.c", "src/state/restore_direct.c", "src/state/save_down.c"),
+                        ["tests/state/test_lives.c"])
 MOST_OBJECTS = 60  # a header that more objects include is not judged, because that would take minutes
 # The end-to-end tests that judge a folder after its own tests, by their names.
 END_TO_END = {
@@ -115,6 +118,8 @@ def nearest_tests(path):
     folder, name = folder_of(path), os.path.splitext(os.path.basename(path))[0]
     of_folder = runnable(sorted(glob.glob(f"tests/{folder}/test_*.c")))
     parts = name.split("_")
+    if path in NEAREST:
+        return NEAREST[path]
     if "/cuda/" in path:
         return ["tests/tensor/test_cuda_emulated.c"]
     if path.count("/") == 3:  # a backend of the operations
