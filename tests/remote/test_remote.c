@@ -1,5 +1,6 @@
-/* test_remote.c - two servers' stores that share chunks through a Redis: what is written, fetched,
- * refused and counted. The Redis is tests/remote/fake_redis.h; each server has a store in memory. */
+/* test_remote.c - two servers' stores that share chunks through a Redis: what is written,
+ * fetched, refused and counted. The Redis is tests/remote/fake_redis.h; each server has a store
+ * in memory. */
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -141,8 +142,8 @@ static struct remote_fetched fetch(struct server *s, int n)
 
 /* --- writing and fetching --------------------------------------------------------------------- */
 
-/* A chunk lives for its own time, at most for the remote's. Offers of chunks that the remote has, or
- * that the store lacks, write nothing. */
+/* A chunk lives for its own time, at most for the remote's. Offers of chunks that the remote
+ * has, or that the store lacks, write nothing. */
 static void offers_are_written_once(void **state)
 {
     (void)state;
@@ -548,8 +549,8 @@ static void erase(struct server *s, int first, int n)
     remote_erase_end(s->remote, NULL, NULL, 0);
 }
 
-/* One server erases the end of a chain: it leaves the Redis, then every other server. Nothing brings
- * it back for a while, also if another server has written it again. */
+/* One server erases the end of a chain: it leaves the Redis, then every other server. Nothing
+ * brings it back for a while, also if another server has written it again. */
 static void an_erasure_reaches_every_server(void **state)
 {
     (void)state;
@@ -685,9 +686,9 @@ static void put_erasure(struct fake_redis *f, const struct sha256 *key)
     fake_redis_add(f, entry, erasure_bytes(1));
 }
 
-/* What others erased meanwhile goes before the server is current. It continues behind the entry that
- * it has seen last, passes bad entries, and loses all if the stream has lost entries that it has not
- * seen. Another stream is read from its beginning. */
+/* What others erased meanwhile goes before the server is current. It continues behind the entry
+ * that it has seen last, passes bad entries, and loses all if the stream has lost entries that
+ * it has not seen. Another stream is read from its beginning. */
 static void a_server_catches_up(void **state)
 {
     (void)state;

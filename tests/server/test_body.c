@@ -1,5 +1,5 @@
-/* test_body.c - bodies of requests: what is taken, what is refused, and that the bytes of all bodies
- * and values together are counted, until they are freed. */
+/* test_body.c - bodies of requests: what is taken, what is refused, and that the bytes of all
+ * bodies and values together are counted, until they are freed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,8 +69,8 @@ static void a_body_may_have_as_much_as_its_bound(void **state)
     assert_int_equal(counted(), 0);
 }
 
-/* A body that is too large is dropped, and cut off at twice the bound: a client that has sent all of
- * it gets an answer. */
+/* A body that is too large is dropped, and cut off at twice the bound: a client that has sent
+ * all of it gets an answer. */
 static void a_body_that_is_too_large_is_dropped(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_metrics.c - the text of /metrics: each counter has its line, with its value. Every counter of
- * the input differs from all others. */
+/* test_metrics.c - the text of /metrics: each counter has its line, with its value. Every
+ * counter of the input differs from all others. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -243,8 +243,8 @@ static void assert_sample(const char *text, const char *name, const char *value)
         fail_msg("%s is %s instead of %s", name, got != NULL ? got : "missing", value);
 }
 
-/* Returns the number of samples, without those of histograms. Each sample stands behind its family's
- * HELP and TYPE. */
+/* Returns the number of samples, without those of histograms. Each sample stands behind its
+ * family's HELP and TYPE. */
 static int count_samples(const char *text)
 {
     int n = 0;

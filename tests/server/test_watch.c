@@ -1,5 +1,5 @@
-/* test_watch.c - when the watcher closes a connection, notices that a client has gone, and rings. The
- * test moves the clock. */
+/* test_watch.c - when the watcher closes a connection, notices that a client has gone, and
+ * rings. The test moves the clock. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

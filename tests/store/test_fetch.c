@@ -1,5 +1,5 @@
-/* test_fetch.c - when a fetch gives up a disk that does not answer: after the store's limit since the
- * last answer, and no earlier. The test moves the clock. */
+/* test_fetch.c - when a fetch gives up a disk that does not answer: after the store's limit
+ * since the last answer, and no earlier. The test moves the clock. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -295,8 +295,8 @@ static void stages(void **state)
 
 /* --- what is called, in which order, and on which device -------------------------------------- */
 
-/* The calls to the devices of a group since the last look: the device's index and a letter for each,
- * '!' behind a call whose device had not been entered. */
+/* The calls to the devices of a group since the last look: the device's index and a letter for
+ * each, '!' behind a call whose device had not been entered. */
 static char calls[400];
 static const struct device *entered, *all_devices[MAX_RANKS];
 static struct device_vtable spied;
