@@ -752,9 +752,10 @@ struct hcache_stats {
     uint64_t n_misses; /* requests for which less was restored than possible */
     /* Sequences whose saving ended early, by reason: the writer fell behind; no memory for the
      * tail; the store's limit; waiting requests need the stored chunks sooner; the disk is full;
-     * the parent chunk was evicted; the tail could not be read; the store failed. */
+     * the parent chunk was evicted; the tail could not be read; the store failed; the context was
+     * erased meanwhile. */
     uint64_t shed_behind, shed_memory, shed_cap, shed_refused, shed_space, shed_parent,
-        shed_tail, shed_fault;
+        shed_tail, shed_fault, shed_erased;
     /* Chunks committed; partial chunks among them; chunks that the store already had. */
     uint64_t saved_chunks, saved_tails, shared_chunks;
     uint64_t save_buffer_bytes,

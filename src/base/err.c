@@ -70,6 +70,8 @@ const char *err_name(int code)
         return "ERR_BUSY";
     case ERR_CANCELLED:
         return "ERR_CANCELLED";
+    case ERR_ERASED:
+        return "ERR_ERASED";
     default:
         break;
     }

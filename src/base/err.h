@@ -23,6 +23,7 @@ enum {
     ERR_CRASHED = -4008,     /* the simulated disk has lost power */
     ERR_BUSY = -4009,        /* another process or thread holds it */
     ERR_CANCELLED = -4010,   /* cancelled on request */
+    ERR_ERASED = -4011,      /* it belongs to data that were erased meanwhile */
 };
 
 struct err {

@@ -99,6 +99,8 @@ struct request {
     const char *plan;              /* as --plan; NULL: auto. Outlives the sequence */
     bool plan_strict; /* a forced plan that the records do not allow is an error */
     struct save_policy save;
+    /* store_epoch when the request was made; 0: it is made now */
+    uint64_t epoch;
     /* Use of the chunks that it finds and saves; the engine sets its lot. */
     struct store_use use;
     /* How the context continues beyond its window; context 0: it may not outgrow the model's

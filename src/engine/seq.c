@@ -65,6 +65,8 @@ struct seq *seq_create(struct seq_shared *sh, const struct request *r)
     s->req = *r;
     s->phase = PHASE_WAIT;
     s->t_arrival = clock_now_ns();
+    if (s->req.epoch == 0 && sh->store != NULL)
+        s->req.epoch = store_epoch(sh->store);
     s->salt = r->salt != NULL ? xstrdup(r->salt) : NULL;
     s->plan = r->plan != NULL ? xstrdup(r->plan) : NULL;
     chain_init(&s->chain, &sh->fingerprint, s->salt);
@@ -278,6 +280,7 @@ void seq_open_save(struct seq *s, int position, const struct store_hit *tail)
         .tail = tail,
         .policy = &s->req.save,
         .owner = store_owner(s->salt),
+        .epoch = s->req.epoch,
         .use = seq_use(s),
         .is_document = s->req.max_tokens == 0};
     s->save = save_open(s->shared->saver, &b);

@@ -240,6 +240,7 @@ static void erase_all(struct remote *r)
     bool any = false;
     int rc = 0;
     remote_erase_enter(r);
+    store_refuse_former(r->o.store);
     (void)store_each_owner(r->o.store, add_owner, &all);
     for (size_t i = 0; i < all.n; i++) {
         int one = erase_owner(r, all.owner[i], &any, &why);

@@ -206,6 +206,7 @@ static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
     labelled(b, "saves_ended_total", "reason", "refused", st->shed_refused);
     labelled(b, "saves_ended_total", "reason", "disk_full", st->shed_space);
     labelled(b, "saves_ended_total", "reason", "parent_gone", st->shed_parent);
+    labelled(b, "saves_ended_total", "reason", "erased", st->shed_erased);
     labelled(b, "saves_ended_total", "reason", "tail_unreadable", st->shed_tail);
     labelled(b, "saves_ended_total", "reason", "store_fault", st->shed_fault);
     head(b, "counter", "saved_chunks_total",

@@ -126,6 +126,7 @@ void counts_read_saver(struct saver *saver, struct hcache_stats *out)
     out->shed_refused = st.n_ended[SAVE_END_REFUSED];
     out->shed_space = st.n_ended[SAVE_END_SPACE];
     out->shed_parent = st.n_ended[SAVE_END_PARENT];
+    out->shed_erased = st.n_ended[SAVE_END_ERASED];
     out->shed_tail = st.n_ended[SAVE_END_TAIL];
     out->shed_fault = st.n_ended[SAVE_END_FAULT] + st.n_ended[SAVE_END_DEVICE];
     out->saved_chunks = st.n_chunks;

@@ -612,6 +612,8 @@ int service_submit(struct service *s, const struct request *q,
     t->notify = r->notify;
     t->notify_arg = r->arg;
     t->t_submit = clock_now_ns();
+    if (s->o.store != NULL)
+        t->req.epoch = store_epoch(s->o.store);
     if (r->timeout_ms > 0)
         t->req.deadline_ns = t->t_submit + r->timeout_ms * (int64_t)1000000;
     pthread_mutex_lock(&s->lock);

@@ -209,6 +209,8 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         .parent = parent,
         .fingerprint = s->o.fingerprint,
         .owner = q->owner,
+        .epoch = q->epoch,
+        .follows = &q->parent,
         .use = q->use,
         .chunk_idx = (uint32_t)c->chunk_idx,
         .n_tokens = c->n_tokens,
@@ -238,6 +240,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
                : rc == -ENOMEM       ? SAVE_END_MEMORY
                : rc == -ENOSPC       ? SAVE_END_SPACE
                : rc == ERR_NOT_FOUND ? SAVE_END_PARENT
+               : rc == ERR_ERASED    ? SAVE_END_ERASED
                                      : SAVE_END_FAULT;
     }
     if (rc == 0)

@@ -48,6 +48,8 @@ const char *save_end_text(enum save_end e)
         return "the chunk that it continues was evicted from the store";
     case SAVE_END_TAIL:
         return "the stored end of the context could not be read";
+    case SAVE_END_ERASED:
+        return "its context, or a part of it, was erased while it was computed";
     case SAVE_END_DEVICE:
         return "the device failed to copy its results";
     case SAVE_END_FAULT:
@@ -317,6 +319,7 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     q->truncation = b->truncation;
     q->policy = *b->policy;
     q->owner = b->owner;
+    q->epoch = b->epoch;
     q->use = b->use;
     q->is_document = b->is_document;
     lay_out(s, b->policy, &q->layout);

@@ -87,6 +87,7 @@ enum save_end {
     SAVE_END_SPACE,   /* the disk is full; later sequences are saved once there is room */
     SAVE_END_PARENT,  /* the chunk that it continues was evicted */
     SAVE_END_TAIL,    /* the partial chunk that it continues could not be read */
+    SAVE_END_ERASED,  /* its context was erased after its request had begun */
     SAVE_END_DEVICE,  /* the device failed to copy its results */
     SAVE_END_FAULT,   /* the store failed, which ends saving for all */
     SAVE_ENDS
@@ -123,6 +124,7 @@ struct save_begin {
     const struct store_hit *tail;
     const struct save_policy *policy;
     uint64_t owner; /* store_owner */
+    uint64_t epoch; /* store_epoch when its request began; 0: unknown */
     struct store_use use;
     /* Many sequences will continue its tail, so the first that does not supersede it. */
     bool is_document;

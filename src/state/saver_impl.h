@@ -36,7 +36,7 @@ struct save_layout {
 };
 
 struct save_seq {
-    uint64_t owner; /* fixed */
+    uint64_t owner, epoch; /* fixed */
     struct store_use use;
     struct saver *saver;
     struct save_policy policy;

@@ -264,14 +264,21 @@ static void drafts_free(struct store *s, uint16_t owner_idx, struct draft **draf
         free(drafts[i]);
 }
 
+static int comes_too_late(struct err *err)
+{
+    return err_set(err, ERR_ERASED, "it was erased after its request had begun");
+}
+
 /* [lock] Waits until no other thread writes this key, then becomes its writer. */
 static int writer_enter(struct store *s, const struct store_chunk *c,
-                        struct chunk_node **out, struct err *err)
+                        struct store_writing *w, struct err *err)
 {
     struct chunk_node *n;
     while ((n = catalog_find(&s->catalog, &c->key)) != NULL && n->has_writer)
         pthread_cond_wait(&s->writer_left, &s->lock);
     int rc = store_can_save(s, err);
+    if (rc == 0 && erasures_concern(&s->erasures, c))
+        rc = comes_too_late(err);
     if (rc == 0) {
         struct chunk_id id = {&c->key,      &c->parent,     &c->fingerprint, c->owner,
                               c->chunk_idx, n_tokens_of(c), c->yields};
@@ -286,12 +293,18 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
     n->has_writer = true;
     n->doomed = false; /* the chunk is stored again, so it is not erased */
     catalog_settle(&s->catalog, n);
-    *out = n;
+    *w = (struct store_writing){.next = s->writing, .chunk = c, .node = n};
+    s->writing = w;
     return 0;
 }
 
-static void writer_leave(struct store *s, struct chunk_node *n)
+static void writer_leave(struct store *s, const struct store_writing *w)
 {
+    struct chunk_node *n = w->node;
+    struct store_writing **p = &s->writing;
+    while (*p != w)
+        p = &(*p)->next;
+    *p = w->next;
     n->has_writer = false;
     if (n->doomed)
         store_settle_doomed(s, n);
@@ -320,7 +333,7 @@ static void supersede(struct store *s, struct chunk_node *n, const struct sha256
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err)
 {
     struct draft *drafts[STORE_MAX_DEVICES] = {0};
-    struct chunk_node *n;
+    struct store_writing w;
     int rc = chunk_check(chunk, err);
     if (rc == 0)
         rc = mem_check(err);
@@ -328,11 +341,12 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
         return rc;
 
     pthread_mutex_lock(&s->lock);
-    rc = writer_enter(s, chunk, &n, err);
+    rc = writer_enter(s, chunk, &w, err);
     if (rc != 0) {
         pthread_mutex_unlock(&s->lock);
         return rc;
     }
+    struct chunk_node *n = w.node;
     struct store_mask have = mask_of(n);
     uint64_t n_bytes = drafts_plan(s, chunk, &have, drafts);
     if (n_bytes > 0) {
@@ -343,13 +357,16 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
             rc = store_can_save(s, err);
         if (rc == 0)
             drafts_attach(s, n, drafts);
+        /* It was erased while it was written: the next commit wipes it. */
+        if (rc == 0 && erasures_concern(&s->erasures, chunk))
+            rc = comes_too_late(err);
     }
     if (rc == 0)
         store_touch_node(s, n, &chunk->use);
     if (rc == 0 && chunk->supersedes != NULL)
         supersede(s, n, chunk->supersedes);
     drafts_free(s, n->owner_idx, drafts);
-    writer_leave(s, n);
+    writer_leave(s, &w);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }

@@ -132,6 +132,13 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
     for (int i = 0; i < n; i++)
         keys_add(&set, &keys[i]);
     qsort(set.at, set.n, sizeof set.at[0], by_bytes);
+    /* Chunks that are appended from now on are refused if an earlier request made them; the
+     * others are found below. */
+    pthread_mutex_lock(&s->lock);
+    erasures_mark_keys(&s->erasures, ERASURE_END, keys, n);
+    uint64_t n_writing = (uint64_t)store_doom_writing(s);
+    pthread_mutex_unlock(&s->lock);
+    (void)store_commit_run(s, STORE_COMMIT_PENDING, NULL);
     pthread_mutex_lock(&s->lock);
     bool has_full, wanted = has_others(s, &set, &has_full);
     if (wanted || !has_full)
@@ -148,6 +155,7 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
     }
     if (rc == 0 && t.all.n > 0)
         rc = store_erase(s, t.all.at, (int)t.all.n, out, err);
+    out->n_busy += n_writing;
     if (block != NULL)
         mem_unmap(block, CHUNK_HEADER_BYTES);
     free(h);

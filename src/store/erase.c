@@ -11,11 +11,13 @@
  *
  * A crash before 4 leaves the chunks as they were. A crash after 4 leaves them absent, and the
  * next open continues with 5. A chunk in use is doomed: it is missing for lookups, and 3 happens
- * when its last user leaves. */
+ * when its last user leaves. So is a chunk that is being written. Chunks that come later, of
+ * requests that began before the erasure, are refused (erasures.h). */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "store/store_impl.h"
@@ -57,6 +59,15 @@ static void node_erase(struct store *s, struct chunk_node *n)
     store_evict_node(s, n, STORE_EVICT_ERASED);
 }
 
+void store_doom(struct store *s, struct chunk_node *n)
+{
+    CHECK(in_use(n) || n->n_children > 0);
+    n->doomed = true;
+    tier_forget_node(s->tier, n);
+    /* Now, because a damaged chunk may be freed by itself and would leave its pin. */
+    pin_end(s, n);
+}
+
 /* A damaged node between the two has no extents left, and is freed with n. */
 struct chunk_node *store_doomed_above(const struct chunk_node *n)
 {
@@ -75,36 +86,48 @@ void store_settle_doomed(struct store *s, struct chunk_node *n)
     }
 }
 
+int store_doom_writing(struct store *s)
+{
+    int n = 0;
+    for (struct store_writing *w = s->writing; w != NULL; w = w->next)
+        if (erasures_concern(&s->erasures, w->chunk)) {
+            store_doom(s, w->node);
+            n++;
+        }
+    return n;
+}
+
+/* [lock] Returns whether a chunk that is not erased continues the node. */
+static bool is_continued(const struct chunk_node *n)
+{
+    for (const struct chunk_node *c = n->child; c != NULL; c = c->older)
+        if (!c->doomed)
+            return true;
+    return false;
+}
+
 int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out)
 {
-    /* A child in keys[] that still exists because it is in use. */
-    const struct chunk_node *child = NULL;
     int n_taken = 0;
     for (int i = n; i-- > 0;) {
         struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
-        if (node == NULL || node->extents == NULL) {
+        /* A chunk that is being written has no extents yet. */
+        if (node == NULL || (node->extents == NULL && !node->has_writer)) {
             if (node != NULL)
                 pin_end(s, node);
-            child = NULL;
             continue;
         }
-        bool continued = child != NULL && child->parent == node;
-        bool has_more = node->n_children > (continued ? 1 : 0);
-        if (has_more && !is_all) {
+        if (!is_all && is_continued(node)) {
             out->n_shared += (uint64_t)i + 1;
             return n_taken;
         }
         if (taken != NULL)
             taken[n_taken] = keys[i];
         n_taken++;
-        if (has_more || continued || in_use(node)) {
-            node->doomed = true;
-            tier_forget_node(s->tier, node);
-            /* Now, because a damaged chunk may be freed by itself and would leave its pin. */
-            pin_end(s, node);
+        if (node->n_children > 0 || in_use(node)) {
+            store_doom(s, node);
             out->n_busy++;
-            child = node;
             continue;
         }
         for (const struct extent *x = node->extents; x != NULL; x = x->next)
@@ -113,7 +136,6 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_
         struct chunk_node *up = store_doomed_above(node);
         node_erase(s, node);
         store_settle_doomed(s, up);
-        child = NULL;
     }
     return n_taken;
 }
@@ -126,11 +148,16 @@ struct taking {
     bool is_all; /* an owner's erase: chunks that continue them are taken too */
 };
 
+/* [lock] */
 static void chain_take(struct store *s, const struct sha256 *keys, int n, struct taking *t,
                        struct store_erased *out)
 {
     t->n = store_take_chain(s, keys, n, t->is_all, t->keys, out);
     t->is_done = true;
+    int n_kept = (int)out->n_shared;
+    if (!t->is_all) /* store_erase_owner has set the owner's mark */
+        erasures_mark_keys(&s->erasures, ERASURE_KEY, keys + n_kept, n - n_kept);
+    (void)store_doom_writing(s); /* those of keys[] count as busy already */
 }
 
 static int erase_now(struct store *s, const struct sha256 *keys, int n, struct taking *t,
@@ -207,6 +234,22 @@ void store_on_erased(struct store *s,
     pthread_mutex_unlock(&s->erase_lock);
 }
 
+uint64_t store_epoch(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t epoch = s->erasures.epoch;
+    pthread_mutex_unlock(&s->lock);
+    return epoch;
+}
+
+void store_refuse_former(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    erasures_mark_all(&s->erasures);
+    (void)store_doom_writing(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
                 struct err *err)
 {
@@ -230,6 +273,11 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
     enum { ROUNDS = 4 }; /* chunks that were appended meanwhile need another round */
     int rc = 0, n = 1;
     *out = (struct store_erased){0};
+    /* First, so that the lists below miss no chunk of an earlier request. */
+    pthread_mutex_lock(&s->lock);
+    erasures_mark_owner(&s->erasures, owner);
+    uint64_t n_writing = (uint64_t)store_doom_writing(s);
+    pthread_mutex_unlock(&s->lock);
     for (int round = 0; rc == 0 && n > 0 && round < ROUNDS; round++) {
         struct store_erased part = {0};
         struct sha256 *keys;
@@ -239,6 +287,7 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
         free(keys);
         erased_add(out, &part);
     }
+    out->n_busy += n_writing;
     return rc;
 }
 

@@ -137,13 +137,22 @@ void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_
         snprintf(out->not_noted_because, sizeof out->not_noted_because, "%.190s", why.msg);
 }
 
-/* [erase_lock] Finishes erasures that a full disk stopped. Appends that were uncommitted then
- * are committed first, so that the second commit can drop their rows. */
-static int settle_erases(struct store *s, struct err *err)
+/* [lock] Returns whether an uncommitted chunk was erased while it was written. */
+static bool has_doomed_append(const struct store *s)
+{
+    const struct extent *x = s->pending;
+    while (x != NULL && !x->node->doomed)
+        x = x->pending_next;
+    return x != NULL;
+}
+
+/* [erase_lock] Finishes erasures that a full disk stopped, and those of chunks that were in use.
+ * Uncommitted appends are committed first, so that the second commit can drop their rows. */
+static int settle_erases(struct store *s, bool commits_appends, struct err *err)
 {
     unsigned what = STORE_COMMIT_RESERVE | STORE_COMMIT_PINS;
     int rc = 0;
-    if (s->owes_remains)
+    if (s->owes_remains || commits_appends)
         rc = store_commit_run(s, what | STORE_COMMIT_PENDING, err);
     if (rc == 0)
         rc = store_commit_run(s, what, err);
@@ -166,10 +175,12 @@ int store_settle(struct store *s, struct err *err)
         rc = note(s, err);
     } else {
         pthread_mutex_lock(&s->lock);
-        bool wanted = s->freeing != NULL || s->wiping != NULL || s->owes_remains;
+        bool is_doomed = has_doomed_append(s);
+        bool wanted = is_doomed || s->freeing != NULL || s->wiping != NULL ||
+                      s->owes_remains;
         pthread_mutex_unlock(&s->lock);
         if (wanted)
-            rc = settle_erases(s, err);
+            rc = settle_erases(s, is_doomed, err);
     }
     pthread_mutex_unlock(&s->erase_lock);
     return rc;

@@ -27,6 +27,7 @@ static struct store *store_new(const struct store_opts *opts)
     s->read_only = opts->read_only;
     s->is_fresh = opts->io != NULL;
     s->next_id = 1;
+    s->erasures.epoch = 1;
     s->id_limit = UINT64_MAX;
     s->pending_end = &s->pending;
     pthread_mutex_init(&s->erase_lock, NULL);
@@ -53,6 +54,7 @@ static void store_free(struct store *s)
     free(s->pin_changes);
     free(s->supersedes);
     free(s->owed.entries);
+    erasures_deinit(&s->erasures);
     free(s->headers);
     index_close(s->index);
     if (s->media != NULL)

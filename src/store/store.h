@@ -207,6 +207,10 @@ struct store_chunk {
      * removed after this one has been committed (with the next commit, so a crash can leave
      * both, never neither). */
     const struct sha256 *supersedes;
+    /* store_epoch when the request that computes the chunk began; 0: it belongs to no request. */
+    uint64_t epoch;
+    /* Key of the chunk that the same request computed before; NULL: the parent. */
+    const struct sha256 *follows;
     struct store_use use;
     /* If the policy refuses the chunk (placement_admits), nothing that a waiting request needs
      * sooner is evicted for it: the append fails with ERR_BUSY. */
@@ -222,7 +226,8 @@ struct store_chunk {
  * leaves are evicted first); nothing was written. A full disk acts as a lower cap if there is a
  * cap: leaves are evicted to make space. Returns -ENOSPC if there is no cap (nothing is evicted
  * then), or evicting did not help. After -ENOSPC and other I/O errors nothing of this call will
- * become visible, and the caller may try again. */
+ * become visible, and the caller may try again. Returns ERR_ERASED if the chunk, or state before
+ * it, was erased after its request had begun (store_chunk.epoch): it will not become visible. */
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
 
 /* The barrier: makes everything appended before the call durable and visible. On an error none
@@ -380,6 +385,13 @@ void store_set_step(struct store *s, uint64_t turns);
 void store_drop(struct store *s, const struct sha256 *keys, int n);
 
 /* --- erasing -------------------------------------------------------------------------------- */
+
+/* Returns the number of the last erasure, which is at least 1. A request takes it when it begins,
+ * before its first look-up, and its chunks carry it (store_chunk.epoch). An erasure then reaches
+ * all state of requests that began before it, also chunks that are appended later. */
+uint64_t store_epoch(struct store *s);
+/* Begins a new epoch: no chunk of a request from before can be appended any more. */
+void store_refuse_former(struct store *s);
 
 struct store_erased {
     uint64_t n_chunks, n_bytes; /* erased */

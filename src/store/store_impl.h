@@ -7,6 +7,7 @@
  *   superblocks.c  the superblocks of the directories
  *   verify.c   scrub                                   gc.c      garbage collection
  *   pins.c     lasting pins                            erase.c   erasing, wiping
+ *   erasures.c chunks that come too late for an erasure
  *   guarantee.c pins that are never broken
  *   remains.c  bytes of former extents in free space   reserve.c  space for erasing
  *   continued.c  chunks that continue an erased text   owed.c    erasures that wait
@@ -27,6 +28,7 @@
 #include "store/alloc.h"
 #include "store/bugs.h"
 #include "store/catalog.h"
+#include "store/erasures.h"
 #include "store/index.h"
 #include "store/media.h"
 #include "store/store.h"
@@ -74,6 +76,13 @@ struct store_reason {
 struct store_supersede {
     const struct extent *by; /* PENDING */
     struct sha256 key;
+};
+
+/* An append under way, in memory of its thread. */
+struct store_writing {
+    struct store_writing *next;
+    const struct store_chunk *chunk;
+    struct chunk_node *node;
 };
 
 /* Erasures that wait (owed.c): n entries; the file has the first n_noted. */
@@ -147,6 +156,8 @@ struct store {
     uint32_t n_pin_changes;
     int64_t next_expiry_wall_s; /* earliest time at which a lasting pin may end */
 
+    struct erasures erasures;
+    struct store_writing *writing;
     struct err saving_err;  /* code != 0: saving has ended; the message says why */
     struct store_owed owed; /* guarded by erase_lock, as are the next two fields */
     void (*on_erased)(void *arg, const struct sha256 *keys, int n);
@@ -252,6 +263,12 @@ int store_load_wipes(struct store *s, struct err *err);
 /* [lock] Returns the nearest doomed node above n that has extents or is in use: it survives n,
  * and n may be all that keeps it. Call it before n is freed. NULL: none. */
 struct chunk_node *store_doomed_above(const struct chunk_node *n);
+/* [lock] Erases a node that is in use, or that other chunks continue: lookups miss it from now
+ * on, and its bytes are wiped by the first commit after its last use. */
+void store_doom(struct store *s, struct chunk_node *n);
+/* [lock] Call after a mark was set in s->erasures: dooms the chunks that it concerns and that are
+ * being written. Returns how many. */
+int store_doom_writing(struct store *s);
 /* [lock] Erases a doomed node that is no longer in use, and doomed nodes that only this one
  * kept. */
 void store_settle_doomed(struct store *s, struct chunk_node *n);

@@ -73,6 +73,7 @@ static void move(struct life *f, struct slot *s)
         if (s->waits)
             restore_pipeline_want_end(f->pipeline, s);
         s->waits = false;
+        life_erase_begin(f, s);
         life_restore_begin(f, s, s->t->n - (int)life_below(f, 3) * 40);
     } else if (s->r != NULL && life_below(f, life_has(f, LIFE_HANG) ? 8 : 60) == 0) {
         cancel(f, s);
@@ -227,6 +228,7 @@ static void live(struct life *f)
     f->quits = true;
     if (f->has_other)
         pthread_join(f->other, NULL);
+    life_erase_check(f);
 }
 
 /* Waits until something changes.  No stall lasts an hour, so an hour without a change is a lost

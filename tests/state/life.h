@@ -17,7 +17,8 @@
  *  4. Each failure has a reason: saving that ends early, and a restore that brings back less.
  *  5. A restore that races with recomputation loses no chunk, whatever its reads do.  Reads that
  *     end after their restore write nothing that a later restore of the same blocks shows.
- *  6. Nothing waits for ever, and locks have one order (turns.h). */
+ *  6. Nothing waits for ever, and locks have one order (turns.h).
+ *  7. No chunk of a text outlives an erasure unless a request that began later has saved it. */
 #ifndef TESTS_STATE_LIFE_H
 #define TESTS_STATE_LIFE_H
 
@@ -66,12 +67,14 @@ struct life_counts {
      * superseded meanwhile. */
     uint64_t n_placed, n_gone;
     uint64_t n_erased_while_read; /* erasures of chunks that a restore was reading */
-    uint64_t n_save_ended;        /* sequences whose saving ended early */
-    uint64_t n_committed;  /* committed tokens that were looked for after the restart */
-    uint64_t n_dram_reads; /* records served from copies in DRAM */
-    uint64_t n_demoted;    /* chunks whose copies were evicted from DRAM for others */
-    uint64_t n_promoted;   /* copies that were read from the disk into DRAM */
-    uint64_t n_split;      /* lives on a device with memory of its own */
+    uint64_t n_too_late; /* sequences whose saving ended because their context was erased */
+    uint64_t n_erased_gone; /* chunks looked for in vain behind erasures */
+    uint64_t n_save_ended;  /* sequences whose saving ended early */
+    uint64_t n_committed;   /* committed tokens that were looked for after the restart */
+    uint64_t n_dram_reads;  /* records served from copies in DRAM */
+    uint64_t n_demoted;     /* chunks whose copies were evicted from DRAM for others */
+    uint64_t n_promoted;    /* copies that were read from the disk into DRAM */
+    uint64_t n_split;       /* lives on a device with memory of its own */
     /* restores with at least some reads by the device, past host memory */
     uint64_t n_direct;
     /* n_batches: batches of such reads.  n_refused: batches that the reader did not take.

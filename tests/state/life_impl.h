@@ -4,6 +4,7 @@
  *   life_restore.c  a slot's restore: its job, and the comparison of what came back
  *   life_save.c     a slot's saving
  *   life_trouble.c  faults of the disk, and the thread that erases, flips bits and flushes
+ *   life_erase.c    erasures, and chunks that must not outlive them
  *   life_world.c    models, texts and their states
  *   life_device.c   a device with memory of its own, and its reader of files */
 #ifndef TESTS_STATE_LIFE_IMPL_H
@@ -34,11 +35,21 @@ struct slot {
     struct save_seq *q;
     struct store_hit hold; /* the chunk that saving continues; impl NULL: none */
     int64_t n, until;      /* tokens handed to the saver; the count at which saving stops */
+    uint64_t epoch;        /* store_epoch when the request began */
+    uint64_t n_erasures[N_TEXTS]; /* life.erased[].n_begun then */
     int64_t committed;
+};
+
+/* What may be stored of a text. */
+struct life_erased {
+    uint64_t n_begun; /* erasures that have begun */
+    int64_t kept;     /* tokens that the last one has kept; INT64_MAX: any number */
+    int64_t fresh;    /* tokens handed over by requests that began after it did */
 };
 
 struct life {
     struct world *w;
+    struct life_erased erased[N_TEXTS];
     struct rng rng;
     unsigned trouble;
     struct io *io;
@@ -113,6 +124,14 @@ unsigned life_trouble_draw(struct rng *r);
 void life_trouble_begin(struct life *f);
 /* Counts the troubles that really happened. */
 void life_trouble_count(struct life *f);
+/* A request of the slot begins. */
+void life_erase_begin(struct life *f, struct slot *s);
+/* The slot hands tokens [0, s->n) to the saver. */
+void life_erase_note(struct life *f, const struct slot *s);
+/* Erases a random text. */
+void life_erase(struct life *f, struct rng *r);
+/* Looks for chunks that have outlived an erasure. No slot is in use. */
+void life_erase_check(struct life *f);
 /* Flips one bit in each segment file of one directory. */
 void life_flip(struct life *f, struct rng *r);
 /* The main function of the fourth thread.  arg: the life.  It returns when f->quits is set. */

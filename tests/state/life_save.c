@@ -55,6 +55,7 @@ void life_save_open(struct life *f, struct slot *s, int64_t from,
                            .parent = chain_parent(&s->t->chain, (int)(from / 64)),
                            .tail = from % 64 != 0 ? &s->hold : NULL,
                            .policy = &policy,
+                           .epoch = s->epoch,
                            .is_document = life_below(f, 4) == 0};
     s->q = save_open(f->saver, &b);
     s->n = s->committed = from;
@@ -96,6 +97,7 @@ bool life_save_some(struct life *f, struct slot *s)
     }
     save_layers_end(f->saver, s->w->stream);
     s->n += n;
+    life_erase_note(f, s);
     save_advance(s->q, s->t->tokens, s->n);
     return true;
 }
@@ -120,6 +122,7 @@ void life_save_end(struct life *f, struct slot *s)
     if (end != SAVE_GOES_ON && (!is_right || save_end_text(end)[0] == 0))
         turns_fail("saving ends: %s", save_end_text(end));
     f->counts->n_save_ended += end != SAVE_GOES_ON;
+    f->counts->n_too_late += end == SAVE_END_ERASED;
     save_close(s->q);
     store_release(f->store, &s->hold, 1);
     s->q = NULL;

@@ -85,17 +85,6 @@ unsigned life_trouble_draw(struct rng *r)
     return t;
 }
 
-static void erase(struct life *f, struct rng *r)
-{
-    const struct text *t = &f->w->text[rng_below(r, N_TEXTS)];
-    struct store_erased out = {0};
-    struct err err = {0};
-    int rc = store_erase(f->store, t->chain.keys, t->chain.n_chunks, &out, &err);
-    if (rc != 0 && err.msg[0] == 0)
-        turns_fail("an erasure fails without a reason");
-    f->counts->n_erased_while_read += rc == 0 && out.n_busy > 0;
-}
-
 void life_flip(struct life *f, struct rng *r)
 {
     char path[64];
@@ -134,7 +123,7 @@ void *life_other_main(void *arg)
             break;
         case 3:
             if (life_has(f, LIFE_ERASE))
-                erase(f, &r);
+                life_erase(f, &r);
             break;
         case 4:
             if (life_has(f, LIFE_FLIP))

@@ -78,6 +78,9 @@ static void print_counts(FILE *f, const struct life_counts *c)
     fprintf(f, "  staged and placed: %llu\n", (unsigned long long)c->n_placed);
     fprintf(f, "  staged, and a chunk was gone: %llu\n", (unsigned long long)c->n_gone);
     fprintf(f, "  erased while in use: %llu\n", (unsigned long long)c->n_erased_while_read);
+    fprintf(f, "  sequences whose context was erased: %llu\n",
+            (unsigned long long)c->n_too_late);
+    fprintf(f, "  erased chunks looked for: %llu\n", (unsigned long long)c->n_erased_gone);
     fprintf(f, "  sequences saved no further: %llu\n", (unsigned long long)c->n_save_ended);
     fprintf(f, "  committed tokens looked for: %llu\n", (unsigned long long)c->n_committed);
     fprintf(f, "  records served from DRAM: %llu\n", (unsigned long long)c->n_dram_reads);
@@ -106,6 +109,7 @@ static void assert_reached(const struct life_counts *c)
     assert_true(c->n_read > 0 && c->n_recomputed > 0 && c->n_late > 0 && c->n_left > 0);
     assert_true(c->n_placed > 0 && c->n_gone > 0);
     assert_true(c->n_erased_while_read > 0 && c->n_save_ended > 0 && c->n_committed > 0);
+    assert_true(c->n_too_late > 0 && c->n_erased_gone > 0);
     assert_true(c->n_dram_reads > 0 && c->n_demoted > 0 && c->n_promoted > 0);
     assert_true(c->n_split > 0 && c->n_direct > 0 && c->n_batches > 0);
     assert_true(c->n_refused > 0 && c->n_broken > 0);

@@ -17,6 +17,8 @@
 #include "io/io_sim.h"
 
 bool st_may_be_refused;
+uint64_t st_epoch;
+void (*st_while_written)(struct store *s);
 const struct st_shape st_small = {.n_layers = 3, .n_bytes = {5000, 9001}};
 
 struct sha256 st_fingerprint(uint64_t model)
@@ -55,6 +57,23 @@ void st_fill(const struct sha256 *key, int layer, enum store_kind kind, uint8_t 
     }
 }
 
+/* A record that is made when it is written. */
+struct hooked {
+    struct store *s;
+    const void *bytes;
+};
+
+static const void *hooked_make(void *arg, const struct store_record *r)
+{
+    const struct hooked *h = arg;
+    void (*fn)(struct store *) = st_while_written;
+    (void)r;
+    st_while_written = NULL;
+    if (fn != NULL)
+        fn(h->s);
+    return h->bytes;
+}
+
 int st_append_layers(struct store *s, const struct st_shape *shape, const struct st_ctx *c,
                      int chunk, int kinds, int from, int to, struct err *err)
 {
@@ -64,6 +83,7 @@ int st_append_layers(struct store *s, const struct st_shape *shape, const struct
                              .owner = store_owner(c->salt),
                              .chunk_idx = (uint32_t)chunk,
                              .may_be_refused = st_may_be_refused,
+                             .epoch = st_epoch,
                              .records = records};
     CHECK(chunk < ST_MAX_CHUNKS);
     st_keys(c, chunk + 1, keys);
@@ -82,7 +102,15 @@ int st_append_layers(struct store *s, const struct st_shape *shape, const struct
                                                             .n_bytes = shape->n_bytes[k]};
         }
     }
+    struct hooked first = {s, sc.n_records > 0 ? records[0].bytes : NULL};
+    if (st_while_written != NULL && sc.n_records > 0) {
+        records[0].bytes = NULL;
+        records[0].make = hooked_make;
+        records[0].make_arg = &first;
+    }
     int rc = store_append(s, &sc, err);
+    if (sc.n_records > 0)
+        records[0].bytes = first.bytes;
     for (int i = 0; i < sc.n_records; i++)
         free((void *)records[i].bytes);
     return rc;

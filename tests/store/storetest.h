@@ -20,6 +20,10 @@ struct st_ctx {
 
 /* The value of store_chunk.may_be_refused in appends; false unless a test sets it. */
 extern bool st_may_be_refused;
+/* The value of store_chunk.epoch in appends; 0 unless a test sets it. */
+extern uint64_t st_epoch;
+/* Called once in the next append, while it writes; NULL: not called. */
+extern void (*st_while_written)(struct store *s);
 
 struct st_shape {
     int n_layers;

@@ -1,0 +1,307 @@
+/* test_erasures.c - chunks of a request that began before an erasure: none of them outlives it,
+ * however late it is appended, and the erasure reaches no others. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "remains.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 6 };
+
+/* `theirs` shares two chunks with `ours`; `salted` has another owner. */
+static const struct st_ctx ours = {.base = 1, .own = 1, .branch = 2};
+static const struct st_ctx theirs = {.base = 1, .own = 2, .branch = 2};
+static const struct st_ctx lone = {.base = 2, .own = 3, .branch = 2};
+static const struct st_ctx salted = {.base = 1, .own = 1, .branch = 2, .salt = "s"};
+
+static const char *const kinds[] = {"dram", "sim", "pread"};
+enum { KINDS = 3 };
+
+static struct store *open_kind(struct st_place *p, const char *kind)
+{
+    assert_true(st_place_open(p, kind, strcmp(kind, "dram") == 0 ? 1 : 2));
+    if (p->io == NULL)
+        p->opts.memory = remains_memory();
+    return st_open(p);
+}
+
+static void close_all(struct st_place *p, struct store *s)
+{
+    st_epoch = 0;
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(p);
+}
+
+/* Appends a chunk for a request of this epoch. */
+static int append_since(struct store *s, uint64_t epoch, const struct st_ctx *c, int chunk)
+{
+    struct err err = {0};
+    st_epoch = epoch;
+    int rc = st_append(s, &st_small, c, chunk, ST_BOTH, &err);
+    st_epoch = 0;
+    assert_true(rc == 0 || err.msg[0] != 0);
+    return rc;
+}
+
+static struct store_erased erase(struct store *s, const struct st_ctx *c, int n)
+{
+    struct sha256 keys[N];
+    struct store_erased e;
+    struct err err = {0};
+    st_keys(c, n, keys);
+    if (store_erase(s, keys, n, &e, &err) != 0)
+        fail_msg("%s", err.msg);
+    return e;
+}
+
+static void erase_owner(struct store *s, const char *salt)
+{
+    struct store_erased e;
+    struct err err = {0};
+    if (store_erase_owner(s, store_owner(salt), &e, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+static bool is_stored(struct store *s, const struct st_ctx *c, int chunk)
+{
+    struct sha256 keys[N];
+    struct store_hit hit;
+    st_keys(c, N, keys);
+    bool found = store_pin(s, &keys[chunk], &hit);
+    if (found)
+        store_release(s, &hit, 1);
+    return found;
+}
+
+static void chunks_and_what_follows(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        struct st_place p;
+        struct store *s = open_kind(&p, kinds[k]);
+        st_must_save(s, &ours, 3);
+        uint64_t before = store_epoch(s);
+        erase(s, &ours, 3);
+        assert_int_equal(append_since(s, before, &ours, 1), ERR_ERASED);
+        assert_int_equal(append_since(s, before, &ours, 3), ERR_ERASED); /* continues one */
+        assert_int_equal(append_since(s, before, &theirs, 2), ERR_ERASED);
+        assert_int_equal(append_since(s, before, &lone, 0), 0);
+        uint64_t after = store_epoch(s);
+        for (int i = 0; i < N; i++) /* a new request computes the same again */
+            assert_int_equal(append_since(s, after, &ours, i), 0);
+        assert_int_equal(append_since(s, 0, &theirs, 2), 0); /* of no request */
+        assert_int_equal(store_commit(s, NULL), 0);
+        assert_int_equal(st_n_right(s, &ours, N), N);
+        close_all(&p, s);
+    }
+}
+
+/* The chunk before may have another key than the parent: a truncated context's next stair. */
+static void the_next_stair(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store *s = open_kind(&p, "dram");
+    struct sha256 keys[N];
+    st_must_save(s, &ours, 3);
+    st_keys(&ours, N, keys);
+    struct store_chunk c = {.parent = store_stair_key(&keys[2], (uint32_t[]){256, 64, 0}),
+                            .epoch = store_epoch(s),
+                            .follows = &keys[2]};
+    c.key = store_chunk_key(&c.parent, c.tokens);
+    assert_false(erasures_concern(&s->erasures, &c));
+    erase(s, &ours, 3);
+    assert_true(erasures_concern(&s->erasures, &c));
+    c.follows = &keys[4];
+    assert_false(erasures_concern(&s->erasures, &c));
+    close_all(&p, s);
+}
+
+/* An erasure leaves chunks that others continue, and their requests go on. */
+static void kept_chunks(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store *s = open_kind(&p, "sim");
+    st_must_save(s, &ours, 4);
+    st_must_save(s, &theirs, 3);
+    uint64_t before = store_epoch(s);
+    assert_int_equal(erase(s, &ours, 4).n_shared, 2);
+    assert_int_equal(append_since(s, before, &theirs, 3), 0);
+    assert_int_equal(append_since(s, before, &theirs, 1), 0);
+    assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
+    close_all(&p, s);
+}
+
+static void an_owner(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        struct st_place p;
+        struct store *s = open_kind(&p, kinds[k]);
+        uint64_t before = store_epoch(s);
+        erase_owner(s, "s"); /* that has nothing yet */
+        assert_int_equal(append_since(s, before, &salted, 0), ERR_ERASED);
+        assert_int_equal(append_since(s, before, &ours, 0), 0);
+        uint64_t after = store_epoch(s);
+        assert_int_equal(append_since(s, after, &salted, 0), 0);
+        store_refuse_former(s);
+        assert_int_equal(append_since(s, after, &salted, 1), ERR_ERASED);
+        assert_int_equal(append_since(s, after, &lone, 0), ERR_ERASED);
+        assert_int_equal(append_since(s, store_epoch(s), &lone, 0), 0);
+        close_all(&p, s);
+    }
+}
+
+/* --- erased in the middle of an append -------------------------------------------------------- */
+
+static void erase_chunks(struct store *s)
+{
+    assert_int_equal(erase(s, &ours, 3).n_shared, 0);
+}
+
+static void erase_ours(struct store *s)
+{
+    erase_owner(s, NULL);
+}
+
+/* Keys of a text that ends with the 20th token of chunk 2. */
+static void text_keys(struct sha256 out[3])
+{
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    st_keys(&ours, 2, out);
+    st_tokens(&ours, 2, tokens);
+    out[2] = store_partial_key(&out[1], tokens, 20);
+}
+
+static void erase_text(struct store *s)
+{
+    struct sha256 keys[3];
+    struct store_erased e;
+    text_keys(keys);
+    assert_int_equal(store_erase_continuing(s, keys, 3, &e, NULL), 0);
+    assert_int_equal(store_erase(s, keys, 3, &e, NULL), 0);
+}
+
+static void while_it_is_written(void **state)
+{
+    (void)state;
+    static void (*const erasures[])(struct store *) = {erase_chunks, erase_ours,
+                                                       erase_text};
+    for (int k = 0; k < KINDS; k++)
+        for (int e = 0; e < 3; e++) {
+            struct st_place p;
+            struct store *s = open_kind(&p, kinds[k]);
+            uint64_t before = store_epoch(s);
+            for (int i = 0; i < 2; i++)
+                assert_int_equal(append_since(s, before, &ours, i), 0);
+            st_while_written = erasures[e];
+            assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
+            assert_null(st_while_written);
+            assert_int_equal(st_n_found(s, &ours, 3), 0);
+            if (erasures[e] != erase_text) /* of a text its request stops at chunk 2 */
+                assert_int_equal(append_since(s, before, &ours, 3), ERR_ERASED);
+            assert_int_equal(store_settle(s, NULL), 0); /* files: it also wipes the bytes */
+            assert_int_equal(store_commit(s, NULL), 0);
+            for (int i = 0; i < 3; i++) {
+                assert_false(is_stored(s, &ours, i));
+                assert_int_equal(p.io != NULL ? remains(&p, &ours, i, false) : 0, 0);
+            }
+            assert_int_equal(st_stats(s).n_chunks, 0);
+            /* The next request stores it again. */
+            for (int i = 0; i < 3; i++)
+                assert_int_equal(append_since(s, store_epoch(s), &ours, i), 0);
+            assert_int_equal(store_commit(s, NULL), 0);
+            assert_int_equal(st_n_right(s, &ours, 3), 3);
+            close_all(&p, s);
+        }
+}
+
+/* The erasure's own settling wipes a chunk that was being written; no later save is needed. */
+static void wiped_without_another_save(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store *s = open_kind(&p, "sim");
+    uint64_t before = store_epoch(s);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(append_since(s, before, &ours, i), 0);
+    st_while_written = erase_ours;
+    assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
+    assert_true(remains(&p, &ours, 2, false) > 0); /* the search does find it */
+    assert_int_equal(store_settle(s, NULL), 0);
+    assert_int_equal(remains(&p, &ours, 2, false), 0);
+    assert_int_equal(st_stats(s).used_bytes, 0);
+    close_all(&p, s);
+}
+
+/* --- texts ------------------------------------------------------------------------------------ */
+
+/* A chunk that holds a whole erased text is refused; chunks that hold only a part of it, because
+ * others share its beginning, are not. */
+static void a_text_inside_a_chunk(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct sha256 keys[3];
+    struct store_erased e;
+    struct store *s = open_kind(&p, "sim");
+    st_must_save(s, &theirs, 3);
+    uint64_t before = store_epoch(s);
+    text_keys(keys);
+    assert_int_equal(store_erase_continuing(s, keys, 3, &e, NULL), 0);
+    assert_int_equal(append_since(s, before, &theirs, 3), 0);
+    assert_int_equal(append_since(s, before, &theirs, 1), 0);
+    assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
+    assert_int_equal(append_since(s, store_epoch(s), &ours, 2), 0);
+    close_all(&p, s);
+}
+
+/* --- bounded memory --------------------------------------------------------------------------- */
+
+/* Requests from before a forgotten mark lose their saving; younger ones do not. */
+static void more_marks_than_are_kept(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store *s = open_kind(&p, "dram");
+    struct sha256 *keys = calloc(ERASURES_MARKS, sizeof *keys);
+    for (int i = 0; i < ERASURES_MARKS; i++)
+        memcpy(keys[i].b, &i, sizeof i);
+    uint64_t before = store_epoch(s);
+    erase_owner(s, "s");
+    uint64_t between = store_epoch(s);
+    struct store_erased e;
+    assert_int_equal(store_erase(s, keys, ERASURES_MARKS - 1, &e, NULL), 0);
+    assert_int_equal(append_since(s, before, &lone, 0), 0);
+    assert_int_equal(append_since(s, before, &salted, 0), ERR_ERASED);
+    assert_int_equal(append_since(s, between, &salted, 0), 0);
+    assert_int_equal(store_erase(s, keys, 1, &e, NULL), 0); /* drops the owner's mark */
+    assert_int_equal(append_since(s, before, &lone, 1), ERR_ERASED);
+    assert_int_equal(append_since(s, between, &lone, 1), 0);
+    free(keys);
+    close_all(&p, s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chunks_and_what_follows),
+        cmocka_unit_test(the_next_stair),
+        cmocka_unit_test(kept_chunks),
+        cmocka_unit_test(an_owner),
+        cmocka_unit_test(while_it_is_written),
+        cmocka_unit_test(wiped_without_another_save),
+        cmocka_unit_test(a_text_inside_a_chunk),
+        cmocka_unit_test(more_marks_than_are_kept),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
