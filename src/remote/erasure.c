@@ -21,7 +21,7 @@ void erasure_encode(const struct erasure *e, uint8_t *out)
     size_t n = erasure_bytes(e->n);
     memcpy(out, magic, sizeof magic);
     put_u64(out + E_SERVER, e->server);
-    put_u64(out + E_IS_OWNER, e->is_owner);
+    put_u64(out + E_IS_OWNER, e->is_owner ? 1 : e->is_text ? 2 : 0);
     put_u64(out + E_OWNER, e->owner);
     put_u64(out + E_N, (uint64_t)e->n);
     if (e->n > 0)
@@ -36,10 +36,11 @@ int erasure_decode(const uint8_t *in, size_t n_bytes, struct erasure *out, struc
     if (get_u64(in + n_bytes - 8) != checksum64(in, n_bytes - 8))
         return err_set(err, ERR_CORRUPT, "an erasure's checksum does not hold");
     uint64_t is_owner = get_u64(in + E_IS_OWNER), n = get_u64(in + E_N);
-    if (is_owner > 1 || n > ERASURE_MAX_KEYS || erasure_bytes((int)n) != n_bytes)
+    if (is_owner > 2 || n > ERASURE_MAX_KEYS || erasure_bytes((int)n) != n_bytes)
         return err_set(err, ERR_CORRUPT, "an erasure has a field out of range");
     out->server = get_u64(in + E_SERVER);
     out->is_owner = is_owner == 1;
+    out->is_text = is_owner == 2;
     out->owner = get_u64(in + E_OWNER);
     out->n = (int)n;
     if (n > 0)

@@ -3,8 +3,9 @@
  *
  *     "HCERASE1" | server u64 | is_owner u64 | owner u64 | n u64 | n keys of 32 bytes | checksum64 of all before
  *
- * Numbers are little-endian. With is_owner 1 all chunks of an owner are erased; otherwise the
- * keys, parents before the chunks that continue them. */
+ * Numbers are little-endian. With is_owner 1 all chunks of an owner are erased; with 0 the keys,
+ * parents before the chunks that continue them; with 2 the chunks that hold a whole text, whose
+ * keys these are (store_erase_continuing). */
 #ifndef REMOTE_ERASURE_H
 #define REMOTE_ERASURE_H
 
@@ -17,7 +18,7 @@ enum { ERASURE_MAX_KEYS = 1024 };
 
 struct erasure {
     uint64_t server; /* the server that has erased: a random number of its process */
-    bool is_owner;
+    bool is_owner, is_text;
     uint64_t owner;
     int n; /* number of keys */
     struct sha256 *keys;

@@ -15,10 +15,13 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "remote/remote_impl.h"
+#include "remote/storing.h"
 #include "remote/tls.h"
 
 /* Longest wait for the writer at the end of the process. */
 #define DRAIN_NS ((int64_t)10 * 1000 * 1000 * 1000)
+
+#define NOT_READ "its erasures are not read yet"
 
 static const char *const miss_names[REMOTE_MISSES] = {
     [REMOTE_MISS_NONE] = "none",           [REMOTE_MISS_ABSENT] = "absent",
@@ -83,10 +86,11 @@ static bool is_resting(struct remote *r, char *why, int n_why)
 {
     pthread_mutex_lock(&r->lock);
     bool erases = r->n_erasing > 0 || r->publish != NULL;
-    bool rests = !r->stats.is_up || erases;
+    bool rests = !r->stats.is_up || !r->may_fetch || erases;
     if (rests) {
-        snprintf(why, (size_t)n_why, "the remote cannot be reached: %s", r->stats.why_down);
-        if (r->stats.is_up)
+        snprintf(why, (size_t)n_why, "the remote cannot be reached: %s",
+                 r->stats.is_up ? NOT_READ : r->stats.why_down);
+        if (r->stats.is_up && r->may_fetch)
             snprintf(why, (size_t)n_why, "an erasure is on its way to the remote");
         r->stats.n_fetches++;
         r->stats.misses[REMOTE_MISS_RESTING]++;
@@ -147,7 +151,13 @@ void remote_stats(struct remote *r, struct remote_stats *out)
         return;
     pthread_mutex_lock(&r->lock);
     *out = r->stats;
-    out->n_queued = r->n_offers;
+    out->n_queued = r->n_offers + r->n_leases;
+    if (out->is_up && !r->may_fetch) {
+        out->is_up = false;
+        snprintf(out->why_down, sizeof out->why_down, NOT_READ);
+    }
+    /* Until they are counted, the numbers of erasures say nothing about them. */
+    out->n_unpublished = r->n_uncounted;
     for (const struct published *p = r->publish; p != NULL; p = p->next)
         out->n_unpublished++;
     pthread_mutex_unlock(&r->lock);
@@ -168,7 +178,10 @@ static int start(struct remote *r, struct err *err)
     r->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (r->stop_fd < 0)
         return err_set(err, -errno, "the remote: %s", strerror(errno));
-    int rc = thread_create(&r->reader, remote_reader_main, r);
+    int rc = storing_create(r, &r->storing, err);
+    if (rc != 0)
+        return rc;
+    rc = thread_create(&r->reader, remote_reader_main, r);
     r->has_reader = rc == 0;
     if (rc == 0)
         rc = thread_create(&r->writer, remote_writer_main, r);
@@ -206,6 +219,7 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     r->url = url;
     r->stop_fd = -1;
     r->offers = xcalloc(MAX_OFFERS, sizeof *r->offers);
+    r->leases = xcalloc(MAX_LEASES, sizeof *r->leases);
     r->tls = tls;
     r->read_link.r = r->write_link.r = r;
     r->read_link.tells = true;
@@ -235,8 +249,8 @@ static void drain(struct remote *r)
     int64_t until = clock_now_ns() + DRAIN_NS;
     pthread_mutex_lock(&r->lock);
     uint64_t n_failures = r->stats.n_failures;
-    while (r->has_writer && (r->n_offers > 0 || r->publish != NULL) && r->stats.is_up &&
-           r->stats.n_failures == n_failures && clock_now_ns() < until)
+    while (r->has_writer && (r->n_offers > 0 || r->n_leases > 0 || r->publish != NULL) &&
+           r->stats.is_up && r->stats.n_failures == n_failures && clock_now_ns() < until)
         remote_wait(r, &r->drained, until - clock_now_ns());
     pthread_mutex_unlock(&r->lock);
 }
@@ -258,6 +272,7 @@ void remote_close(struct remote *r)
         pthread_join(r->reader, NULL);
     if (r->has_writer)
         pthread_join(r->writer, NULL);
+    storing_destroy(r->storing);
     link_drop(&r->read_link);
     link_drop(&r->write_link);
     if (r->stop_fd >= 0)
@@ -269,5 +284,6 @@ void remote_close(struct remote *r)
     remote_erase_deinit(r);
     tls_close(r->tls);
     free(r->offers);
+    free(r->leases);
     free(r);
 }

@@ -4,7 +4,7 @@
  * The store stays the home of all chunks that a server serves. A chunk is named by its content,
  * so servers need not coordinate:
  *
- *     committed here   -- remote_offer ------> [queue] --> writer --> SETEX, if the remote lacks it
+ *     committed here   -- remote_offer ------> [queue] --> writer --> SET, if the remote lacks it
  *     missing here     -- remote_fetch_begin -> [list] --> reader --> GETEX of the whole chain in one round
  *                                                                     trip --> verified --> store_append,
  *                                                                     store_commit --> done
@@ -19,9 +19,9 @@
  * when a fetch is given up; chunks that have come are used. After a fault the remote rests
  * (policy/backoff.h): no request waits for it, and the reader tries to reach it meanwhile.
  *
- * Threads. It has two threads, the reader and the writer, each with a connection. Any thread may
- * call these functions. None of them waits for the network, except remote_close, which ends both
- * threads. */
+ * Threads. It has three: the reader and the writer, each with a connection, and one that stores
+ * the chunks that the reader has received. Any thread may call these functions. None of them waits
+ * for the network, except remote_close, which ends all three. */
 #ifndef REMOTE_REMOTE_H
 #define REMOTE_REMOTE_H
 
@@ -132,6 +132,9 @@ int64_t remote_fetch_heard_ns(const struct remote_fetch *f);
 void remote_erase_begin(struct remote *r);
 void remote_erase_end(struct remote *r, const uint64_t *owner, const struct sha256 *keys,
                       int n);
+/* Ends an erasure of the chunks that hold a whole text, as store_erase_continuing does. keys [n]:
+ * the keys of that text. */
+void remote_erase_end_text(struct remote *r, const struct sha256 *keys, int n);
 /* Sets `fn`, which is called when chunks of the store were erased because another server erased
  * them. It runs on the writer's thread with a lock held, so it may only take note. After a call
  * with NULL returns, there are no more calls. */
@@ -155,7 +158,8 @@ struct remote_stats {
     uint64_t n_gone;                   /* offers whose chunk had left the store */
     uint64_t n_refused;                /* chunks that the remote refused: it is full */
     uint64_t n_failures;               /* connections that failed */
-    uint64_t n_queued;                 /* offers that wait now */
+    /* Offers that wait, and chunks that are written and not confirmed yet. */
+    uint64_t n_queued;
     /* Erasures: n_unpublished of this server wait; n_erasures of all servers were read by this
      * one, and n_erasures_everywhere by all running servers; n_servers run now. */
     uint64_t n_unpublished, n_erasures, n_erasures_everywhere, n_servers;

@@ -4,11 +4,12 @@
  *     remote_erase_begin   from now on no fetch that began before stores anything
  *     store_erase ...      the caller's; the store reports the chunks that it has taken away
  *     remote_erase_end     the erasure is queued for the writer
- *     writer               UNLINK of the chunks; an entry at the end of the stream NAME_ERASED
+ *     writer               an entry at the end of the stream NAME_ERASED; UNLINK of the chunks
  *
  * remote_follow.c carries it out on the other servers. While an erasure waits to be published,
  * nothing is fetched. For BAN_NS erased chunks are not fetched: until then a server that has not
- * read the erasure may have written them again.
+ * read the erasure may have written them again (remote_lease.c). The entry comes before the
+ * removal, so a chunk that comes behind the removal is not confirmed by its server.
  *
  * The stream keeps about ERASED_ENTRIES entries: adding one drops the oldest. */
 #include <errno.h>
@@ -22,8 +23,6 @@
 #include "base/mem.h"
 #include "remote/remote_impl.h"
 
-/* Longer than any running server takes to read an erasure. */
-#define BAN_NS ((int64_t)60 * 1000 * 1000 * 1000)
 enum { SCAN_AT_ONCE = 500 };
 /* Offset of the owner in a parcel: docs/STORE_FORMAT.md. */
 #define OWNER_FIRST "432"
@@ -35,6 +34,8 @@ void remote_ban(struct remote *r, const struct erasure *e)
 {
     struct bans *b = &r->bans;
     int64_t now = clock_now_ns();
+    if (e->is_text) /* its keys may be the beginning of other texts */
+        return;
     for (int i = 0; i < e->n; i++) {
         struct banned *slot = &b->key[b->n_keys++ % MAX_BANS];
         if (slot->until_ns > now) /* too many to remember all */
@@ -121,12 +122,13 @@ void remote_erase_begin(struct remote *r)
 }
 
 /* [lock] Queues an erasure for publishing. */
-static void publish(struct remote *r, const uint64_t *owner, const struct sha256 *keys,
-                    int n)
+static void publish(struct remote *r, const uint64_t *owner, bool is_text,
+                    const struct sha256 *keys, int n)
 {
     struct published *p = xcalloc(1, sizeof *p + (size_t)n * sizeof p->keys[0]);
     p->e = (struct erasure){.server = r->server,
                             .is_owner = owner != NULL,
+                            .is_text = is_text,
                             .owner = owner != NULL ? *owner : 0,
                             .n = n,
                             .keys = p->keys};
@@ -149,21 +151,45 @@ static void turn_around(struct sha256 *keys, int n)
     }
 }
 
+/* [lock] */
+static void publish_keys(struct remote *r, bool is_text, const struct sha256 *keys, int n)
+{
+    for (int i = 0; i < n; i += ERASURE_MAX_KEYS)
+        publish(r, NULL, is_text, keys + i,
+                n - i < ERASURE_MAX_KEYS ? n - i : ERASURE_MAX_KEYS);
+}
+
+/* [lock] Publishes the chunks that the store has taken away. */
+static void publish_taken(struct remote *r)
+{
+    turn_around(r->taken, r->n_taken);
+    publish_keys(r, false, r->taken, r->n_taken);
+}
+
 void remote_erase_end(struct remote *r, const uint64_t *owner, const struct sha256 *keys,
                       int n)
 {
     if (r == NULL)
         return;
     pthread_mutex_lock(&r->lock);
-    if (keys == NULL) {
-        turn_around(r->taken, r->n_taken);
-        keys = r->taken;
-        n = owner == NULL ? r->n_taken : 0;
-    }
     if (owner != NULL)
-        publish(r, owner, NULL, 0);
-    for (int i = 0; i < n; i += ERASURE_MAX_KEYS)
-        publish(r, NULL, keys + i, n - i < ERASURE_MAX_KEYS ? n - i : ERASURE_MAX_KEYS);
+        publish(r, owner, false, NULL, 0);
+    else if (keys != NULL)
+        publish_keys(r, false, keys, n);
+    else
+        publish_taken(r);
+    pthread_cond_signal(&r->for_writer);
+    pthread_mutex_unlock(&r->lock);
+    remote_erase_leave(r);
+}
+
+void remote_erase_end_text(struct remote *r, const struct sha256 *keys, int n)
+{
+    if (r == NULL)
+        return;
+    pthread_mutex_lock(&r->lock);
+    publish_keys(r, true, keys, n);
+    publish_taken(r);
     pthread_cond_signal(&r->for_writer);
     pthread_mutex_unlock(&r->lock);
     remote_erase_leave(r);
@@ -262,14 +288,10 @@ static int unlink_owner(struct remote *r, uint64_t owner, struct redis_answer *a
 
 /* --- publishing ------------------------------------------------------------------------------- */
 
-static int publish_one(struct remote *r, const struct erasure *e, struct redis_answer *a,
-                       struct err *err)
+/* Adds the entry to the stream. */
+static int tell(struct remote *r, const struct erasure *e, struct redis_answer *a,
+                struct err *err)
 {
-    int rc = remote_unlink_keys(r, e->keys, e->n, a, err);
-    if (rc == 0 && e->is_owner)
-        rc = unlink_owner(r, e->owner, a, err);
-    if (rc != 0)
-        return rc;
     size_t n = erasure_bytes(e->n);
     uint8_t *entry = xmalloc(n);
     erasure_encode(e, entry);
@@ -281,8 +303,27 @@ static int publish_one(struct remote *r, const struct erasure *e, struct redis_a
                                      REDIS_TEXT("*"),
                                      REDIS_TEXT("e"),
                                      {entry, n}};
-    rc = remote_ask(r, args, 8, REDIS_BYTES, a, err);
+    int rc = remote_ask(r, args, 8, REDIS_BYTES, a, err);
     free(entry);
+    return rc;
+}
+
+static int publish_one(struct remote *r, struct published *p, struct redis_answer *a,
+                       struct err *err)
+{
+    const struct erasure *e = &p->e;
+    int rc = p->is_told ? 0 : tell(r, e, a, err);
+    if (rc == 0 && !p->is_told) {
+        p->is_told = true;
+        pthread_mutex_lock(&r->lock);
+        remote_ban(r,
+                   e); /* from now on, since others write until they have read the entry */
+        pthread_mutex_unlock(&r->lock);
+    }
+    if (rc == 0 && !e->is_text)
+        rc = remote_unlink_keys(r, e->keys, e->n, a, err);
+    if (rc == 0 && e->is_owner)
+        rc = unlink_owner(r, e->owner, a, err);
     return rc;
 }
 
@@ -293,10 +334,12 @@ int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err
         pthread_mutex_lock(&r->lock);
         struct published *p = r->publish; /* only this thread removes entries */
         pthread_mutex_unlock(&r->lock);
-        if (p == NULL || (rc = publish_one(r, &p->e, a, err)) != 0)
+        if (p == NULL || (rc = publish_one(r, p, a, err)) != 0)
             return rc;
+        r->has_erased = true;
         pthread_mutex_lock(&r->lock);
         r->publish = p->next;
+        r->n_uncounted++;
         pthread_mutex_unlock(&r->lock);
         free(p);
     }

@@ -1,8 +1,8 @@
 /* remote_fetch.c - the reader's thread: brings chains of chunks into the store.
  *
  *     STRLEN of every key    one round trip: how much of the chain exists, and its size
- *     GETEX of each of these in one go, as far as WINDOW_BYTES allow
- *         each value: parcel_check, compare with the request, store_append
+ *     GETEX of each of these in one go, as far as WINDOW_BYTES allow; their lives are prolonged later
+ *         each value: verified and appended by another thread (storing.h)
  *     store_commit           once, for all that came
  *
  * A wrong value ends the chain, and is removed from the remote. However a fetch ends, the chunks
@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "remote/remote_impl.h"
+#include "remote/storing.h"
 
 /* Values requested and not yet received: bounds the memory of both sides. */
 #define WINDOW_BYTES ((uint64_t)32 << 20)
@@ -29,9 +30,10 @@
 struct work {
     struct remote *r;
     struct remote_fetch *f;
-    uint64_t *length;    /* [n] lengths of the values */
-    int n;               /* length of the chain that the remote has */
-    int n_asked, n_come; /* number of these n that were requested, and that were received */
+    uint64_t *length; /* [n] lengths of the values */
+    int n;            /* length of the chain that the remote has */
+    /* Number of these n that were requested; received; stored. */
+    int n_asked, n_come, n_stored;
     uint64_t asked_bytes; /* bytes asked for and not received */
     /* bytes of all n values, and of the n_come complete ones */
     uint64_t all_bytes, come_bytes;
@@ -243,78 +245,48 @@ static bool instead(struct work *w, enum remote_miss why, const char *text)
     return miss(w->f, why, text);
 }
 
-/* Ends the chain at a wrong value, and has it removed, so that a server that has the chunk
- * writes it anew. */
-static bool is_wrong(struct work *w, const char *why)
+/* Hands the value over to be verified and stored. */
+static bool take_value(struct work *w)
 {
-    char text[160];
-    const struct offer o = {.key = w->f->keys[w->n_come], .removes = true};
-    snprintf(text, sizeof text, "the remote gave a wrong chunk: %.120s", why);
-    remote_put_offer(w->r, &o);
-    return instead(w, REMOTE_MISS_WRONG, text);
-}
-
-/* Verifies the answer and appends it to the store. */
-static bool take_chunk(struct work *w)
-{
-    struct chunk_header h;
-    struct err err = {0};
-    const struct remote_want *want = &w->f->want;
-    const struct sha256 *key = &want->keys[w->n_come];
     if (w->answer.kind == REDIS_NONE)
         return instead(w, REMOTE_MISS_ABSENT, "the remote has just dropped it");
     if (w->answer.kind != REDIS_BYTES)
         return refused(w);
-    if (parcel_check(w->answer.bytes, w->answer.n_bytes, &h, &err) != 0)
-        return is_wrong(w, err.msg);
-    if (memcmp(h.key.b, key->b, sizeof key->b) != 0)
-        return is_wrong(w, "it has another key");
-    if (memcmp(h.fingerprint.b, w->r->o.fingerprint.b, sizeof h.fingerprint.b) != 0)
-        return is_wrong(w, "it is state of another model or build");
-    if (h.owner != want->owner || h.n_tokens != STORE_CHUNK_TOKENS)
-        return is_wrong(w, "it belongs to another salt, or is not full");
-    pthread_mutex_lock(&w->r->append_lock);
-    bool may = remote_may_store(w->r, w->f, key);
-    int rc = may ? parcel_append(w->r->o.store, w->answer.bytes, &h, &want->use, &err) : 0;
-    pthread_mutex_unlock(&w->r->append_lock);
-    if (!may)
-        return instead(w, REMOTE_MISS_ABSENT, "the remote's copy was erased a moment ago");
-    if (rc != 0)
-        return instead(w, REMOTE_MISS_STORE, err.msg);
-    w->f->out.n_bytes += w->answer.n_bytes;
-    return true;
+    bool goes = storing_give(w->r->storing, &w->answer);
+    w->answer.n_here = 0; /* it is another buffer now */
+    return goes;
 }
 
 /* Asks for as many values as the window has room for, at least one. */
 static bool ask_values(struct work *w)
 {
-    char name[NAME_BYTES], ttl[16];
-    uint32_t ttl_s = w->r->o.ttl_s, own_s = w->f->want.use.ttl_s;
-    snprintf(ttl, sizeof ttl, "%u", own_s > 0 && own_s < ttl_s ? own_s : ttl_s);
+    char name[NAME_BYTES];
     while (w->n_asked < w->n && (w->asked_bytes == 0 ||
                                  w->asked_bytes + w->length[w->n_asked] <= WINDOW_BYTES)) {
         name_chunk(&w->f->keys[w->n_asked], name);
-        const struct redis_arg args[] = {REDIS_TEXT("GETEX"), REDIS_TEXT(name),
-                                         REDIS_TEXT("EX"), REDIS_TEXT(ttl)};
-        if (!ask(w, args, 4))
+        const struct redis_arg args[] = {REDIS_TEXT("GETEX"), REDIS_TEXT(name)};
+        if (!ask(w, args, 2))
             return false;
         w->asked_bytes += w->length[w->n_asked++];
     }
     return true;
 }
 
-static bool bring(struct work *w)
+static void bring(struct work *w)
 {
     w->t_transfer = clock_now_ns();
-    while (w->n_come < w->n) {
-        if (!ask_values(w) || !receive(w) || !take_chunk(w))
-            return false;
+    storing_begin(w->r->storing, w->f);
+    while (w->n_come < w->n && ask_values(w) && receive(w) && take_value(w)) {
         uint64_t n = w->length[w->n_come++];
         w->asked_bytes -= n;
         w->come_bytes += n;
         show_progress(w);
     }
-    return true;
+    struct stored got = storing_end(w->r->storing);
+    w->n_stored = got.n;
+    w->f->out.n_bytes = got.n_bytes;
+    if (got.why != REMOTE_MISS_NONE)
+        (void)instead(w, got.why, got.text);
 }
 
 /* Learns the bandwidth from a complete transfer, and from one that was too slow. */
@@ -336,10 +308,13 @@ static void settle_pace(struct work *w)
 static void commit(struct work *w)
 {
     struct err err = {0};
-    if (w->n_come == 0)
+    if (w->n_stored == 0)
         return;
     if (store_commit(w->r->o.store, &err) == 0) {
-        w->f->out.n_chunks = w->n_come;
+        w->f->out.n_chunks = w->n_stored;
+        uint32_t ttl_s = remote_ttl_s(w->r, w->f->want.use.ttl_s);
+        for (int i = 0; i < w->n_stored; i++) /* they are used, so they live on */
+            remote_lease_add(w->r, &w->f->keys[i], ttl_s);
         return;
     }
     w->f->out.n_bytes = 0;
@@ -372,7 +347,7 @@ static void fetch(struct remote *r, struct remote_fetch *f)
     } else if (goes_on(f, &w.view, &r->pace, &again_ns)) {
         w.length = xcalloc((size_t)f->want.n, sizeof *w.length);
         if (look(&w) && w.n > 0 && goes_on(f, &w.view, &r->pace, &again_ns))
-            (void)bring(&w);
+            bring(&w);
         settle_pace(&w);
         settle_link(&w);
         commit(&w);

@@ -1,15 +1,20 @@
 /* remote_follow.c - carries out other servers' erasures here, and publishes how far each server
  * has read.
  *
- *     writer, each second   XINFO STREAM, XRANGE: entries of NAME_ERASED that this server has not seen
+ *     writer, each second   TIME: for leases (remote_lease.c)
+ *                           XINFO STREAM, XRANGE: entries of NAME_ERASED that this server has not seen
  *                           each is erased in its own store, and UNLINKed once more, since this
  *                           server may have written one of the chunks meanwhile
  *                           HSET, HGETALL of NAME_SERVERS: positions of this server, and of all others
+ *                           EXPIRE or UNLINK: chunks that it has written or used meanwhile
  *
  * The position in the stream survives a restart, in a file beside the store. A server whose
  * store is not empty at open uses none of its state before it has read the stream to its end:
  * remote_is_current. If its position is older than the oldest entry that the stream has kept, it
- * cannot know what was erased, and erases all its chunks. */
+ * cannot know what was erased, and erases all its chunks.
+ *
+ * Before its first fetch it reads the entries of the last BAN_NS, whether it has seen them or not:
+ * a server that it does not know may still write their chunks. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -26,8 +31,9 @@
 #include "base/mem.h"
 #include "remote/remote_impl.h"
 
-/* How often the writer reads the stream. */
+/* How often the writer reads the stream, and how often if chunks wait to be confirmed. */
 #define POLL_NS ((int64_t)1000 * 1000 * 1000)
+#define SOON_NS ((int64_t)50 * 1000 * 1000)
 /* A server without a report for this time is not waited for: it reads the stream before it
  * serves. */
 enum { GONE_S = 30 };
@@ -37,6 +43,8 @@ enum { GONE_S = 30 };
  * chunks from being written. */
 #define TURN_NS ((int64_t)20 * 1000 * 1000)
 enum { READS_A_TURN = 128 };
+/* Most commands that read the bans: the stream is longer than ERASED_ENTRIES. */
+enum { READS_OF_BANS = 4096 };
 #define FIRST_ID "0-0"
 
 /* --- the place -------------------------------------------------------------------------------- */
@@ -144,12 +152,13 @@ static int stream_look(struct remote *r, struct stream_info *out, struct redis_a
     return 0;
 }
 
-/* Asks for the entry seen last and the entries behind it. */
-static int stream_read(struct remote *r, struct redis_answer *a, struct err *err)
+/* Asks for the entry `from` and the entries behind it. */
+static int stream_read(struct remote *r, const char *from, struct redis_answer *a,
+                       struct err *err)
 {
-    const struct redis_arg args[] = {REDIS_TEXT("XRANGE"),   REDIS_TEXT(NAME_ERASED),
-                                     REDIS_TEXT(r->seen_id), REDIS_TEXT("+"),
-                                     REDIS_TEXT("COUNT"),    REDIS_TEXT(READ_AT_ONCE)};
+    const struct redis_arg args[] = {REDIS_TEXT("XRANGE"), REDIS_TEXT(NAME_ERASED),
+                                     REDIS_TEXT(from),     REDIS_TEXT("+"),
+                                     REDIS_TEXT("COUNT"),  REDIS_TEXT(READ_AT_ONCE)};
     int rc = cluster_ask(r->write_link.cluster, args, 6, r->o.stuck_ns, a, err);
     if (rc == 0 && a->kind == REDIS_REFUSED)
         rc = err_set(err, -EACCES, "the remote refuses: %.120s", (const char *)a->bytes);
@@ -173,6 +182,16 @@ static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *
             break;
         n = (int)gone.n_shared - 1; /* another chunk continues keys[n] */
     }
+    return rc;
+}
+
+/* Erases the chunks that hold one of the texts. */
+static int erase_texts(struct remote *r, const struct sha256 *keys, int n, bool *any,
+                       struct err *err)
+{
+    struct store_erased gone = {0};
+    int rc = store_erase_continuing(r->o.store, keys, n, &gone, err);
+    *any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
     return rc;
 }
 
@@ -203,14 +222,19 @@ static int apply(struct remote *r, const struct erasure *e, struct redis_answer 
     remote_ban(r, e);
     pthread_mutex_unlock(&r->lock);
     remote_erase_enter(r);
-    int rc = erase_keys(r, e->keys, e->n, &any, &why);
-    if (rc == 0 && e->is_owner)
-        rc = erase_owner(r, e->owner, &any, &why);
+    int rc = e->is_owner  ? erase_owner(r, e->owner, &any, &why)
+             : e->is_text ? erase_texts(r, e->keys, e->n, &any, &why)
+                          : erase_keys(r, e->keys, e->n, &any, &why);
     erased(r, any, rc, &why);
     int n_taken = r->n_taken;
     struct sha256 *taken = (void *)xmemdup(r->taken, (size_t)n_taken * sizeof *taken);
+    r->has_erased = true;
+    pthread_mutex_lock(&r->lock);
+    if (e->is_text)
+        remote_ban(r, &(struct erasure){.n = n_taken, .keys = taken});
+    pthread_mutex_unlock(&r->lock);
     remote_erase_leave(r);
-    rc = remote_unlink_keys(r, e->keys, e->n, a, err);
+    rc = e->is_text ? 0 : remote_unlink_keys(r, e->keys, e->n, a, err);
     if (rc == 0)
         rc = remote_unlink_keys(r, taken, n_taken, a, err);
     free(taken);
@@ -239,6 +263,7 @@ static void erase_all(struct remote *r)
     struct err why = {0};
     bool any = false;
     int rc = 0;
+    r->has_erased = true;
     remote_erase_enter(r);
     store_refuse_former(r->o.store);
     (void)store_each_owner(r->o.store, add_owner, &all);
@@ -357,7 +382,7 @@ static int read_some(struct remote *r, bool *more, struct redis_answer *a, struc
         r->has_place = true;
     } else {
         if (rc == 0)
-            rc = stream_read(r, a, err);
+            rc = stream_read(r, r->seen_id, a, err);
         if (rc == 0)
             rc = take_entries(r, a, &has_last, &n_new, err);
         if (rc == 0)
@@ -390,6 +415,55 @@ static int read_turn(struct remote *r, bool *at_end, struct redis_answer *a,
         rc = read_some(r, &more, a, err);
     *at_end = rc == 0 && !more;
     return rc;
+}
+
+/* --- bans from before open -------------------------------------------------------------------- */
+
+/* Bans the chunks of one answer's entries. Returns how many entries there are, and copies the id
+ * of the last one to `id`. */
+static int ban_entries(struct remote *r, const struct redis_answer *list,
+                       char id[STREAM_ID_BYTES])
+{
+    struct erasure e = {.keys = xmalloc(ERASURE_MAX_KEYS * sizeof *e.keys)};
+    const char *name, *field, *bytes;
+    size_t at = 0, n_name, n_field, n;
+    int n_entries = 0;
+    while (redis_next(list, &at, &name, &n_name) &&
+           redis_next(list, &at, &field, &n_field) && redis_next(list, &at, &bytes, &n)) {
+        copy_text(id, STREAM_ID_BYTES, name, n_name);
+        n_entries++;
+        if (erasure_decode((const uint8_t *)bytes, n, &e, NULL) != 0)
+            continue;
+        pthread_mutex_lock(&r->lock);
+        remote_ban(r, &e);
+        pthread_mutex_unlock(&r->lock);
+    }
+    free(e.keys);
+    return n_entries;
+}
+
+/* Bans the chunks of the entries of the last BAN_NS. An entry's id begins with its time. */
+static int read_bans(struct remote *r, int64_t now_ms, struct redis_answer *a,
+                     struct err *err)
+{
+    char id[STREAM_ID_BYTES];
+    int64_t from_ms = now_ms - BAN_NS / 1000000;
+    int rc = 0, n = 2;
+    snprintf(id, sizeof id, "%" PRId64 "-0", from_ms > 0 ? from_ms : 0);
+    /* Each answer but the first begins with the last entry of the one before. */
+    for (int i = 0; rc == 0 && n > 1 && i < READS_OF_BANS; i++) {
+        rc = stream_read(r, id, a, err);
+        if (rc == 0)
+            n = ban_entries(r, a, id);
+    }
+    if (rc != 0)
+        return rc;
+    pthread_mutex_lock(&r->lock);
+    if (n > 1) /* more than can be read */
+        r->bans.all_until_ns = clock_now_ns() + BAN_NS;
+    pthread_mutex_unlock(&r->lock);
+    r->has_bans = true;
+    return 0;
 }
 
 /* --- the servers' positions ------------------------------------------------------------------- */
@@ -425,6 +499,7 @@ static int look_at_places(struct remote *r, struct redis_answer *a, struct err *
         least = seen < least ? seen : least;
     }
     pthread_mutex_lock(&r->lock);
+    r->n_uncounted = 0; /* the stream was read behind them */
     r->stats.n_erasures = r->n_seen;
     r->stats.n_erasures_everywhere = least;
     r->stats.n_servers = n_servers;
@@ -437,8 +512,21 @@ static int look_at_places(struct remote *r, struct redis_answer *a, struct err *
 
 int64_t remote_erasures_due_ns(const struct remote *r)
 {
-    int64_t left = r->t_polled + POLL_NS - clock_now_ns();
+    bool is_soon = r->n_leases > 0 && r->n_offers == 0;
+    int64_t left = r->t_polled + (is_soon ? SOON_NS : POLL_NS) - clock_now_ns();
     return r->publish != NULL || left < 0 ? 0 : left;
+}
+
+/* Notes that this server knows all erasures before now_ms, and confirms the chunks that it had
+ * written until then. */
+static int know(struct remote *r, int64_t now_ms, uint32_t n_leases, struct redis_answer *a,
+                struct err *err)
+{
+    r->read_ms = now_ms;
+    pthread_mutex_lock(&r->lock);
+    r->may_fetch = true;
+    pthread_mutex_unlock(&r->lock);
+    return remote_leases_settle(r, n_leases, a, err);
 }
 
 bool remote_erasures_run(struct remote *r)
@@ -446,9 +534,17 @@ bool remote_erasures_run(struct remote *r)
     struct redis_answer a = {0};
     struct err err = {0};
     bool at_end = true;
-    int rc = remote_publish_all(r, &a, &err);
+    int64_t now_ms = 0;
+    uint32_t n_leases = remote_n_leases(r);
+    int rc = remote_ask_time(r, &now_ms, &a, &err);
+    if (rc == 0 && !r->has_bans)
+        rc = read_bans(r, now_ms, &a, &err);
+    if (rc == 0)
+        rc = remote_publish_all(r, &a, &err);
     if (rc == 0)
         rc = read_turn(r, &at_end, &a, &err);
+    if (rc == 0 && at_end)
+        rc = know(r, now_ms, n_leases, &a, &err);
     if (rc == 0)
         rc = tell_place(r, &a, &err);
     if (rc == 0 && at_end)

@@ -3,9 +3,11 @@
  *   remote.c        life, the queue of offers, statistics
  *   remote_link.c   a connection that reopens by itself, with rests in between
  *   remote_fetch.c  the reader's thread
+ *   storing.c       the thread that stores what the reader has received
  *   remote_write.c  the writer's thread
  *   remote_erase.c  this server's erasures; all but begin and end on the writer's thread
  *   remote_follow.c other servers' erasures, on the writer's thread
+ *   remote_lease.c  chunks live shortly in the remote until they are confirmed
  *
  * Locks: remote.lock protects everything but the links, which belong to their threads. No I/O is
  * done under it. erase_lock: one erasure at a time; held while the store erases. append_lock,
@@ -25,11 +27,17 @@
 
 enum {
     MAX_OFFERS = 65536, /* 3 MiB */
-    MAX_BANS = 16384,
+    MAX_BANS = 32768,   /* an erasure takes two for each chunk */
     MAX_BANNED_OWNERS = 64,
     STREAM_ID_BYTES = 48,
     LINK_OPEN_S = 5, /* time for connecting when no request waits */
+    LEASE_MS = 45000,
+    MAX_LEASES = 8192, /* 300 KiB */
 };
+
+/* For this time erased chunks are not fetched. It is longer than any running server takes to read
+ * an erasure, and than LEASE_MS. */
+#define BAN_NS ((int64_t)60 * 1000 * 1000 * 1000)
 
 /* A connection of one thread. */
 struct link {
@@ -46,6 +54,12 @@ struct offer {
     struct sha256 key;
     uint32_t ttl_s;
     bool removes; /* remove it: the remote's value of this name is wrong */
+};
+
+/* A chunk that this server has written or used, and has not confirmed yet (remote_lease.c). */
+struct lease {
+    struct sha256 key;
+    uint32_t ttl_s;
 };
 
 /* Recently erased chunks. They are not fetched. */
@@ -66,6 +80,7 @@ struct bans {
 /* An erasure by this server that waits to be published. */
 struct published {
     struct published *next;
+    bool is_told; /* it stands in the stream; chunks are still to be removed */
     struct erasure e;
     struct sha256 keys[];
 };
@@ -91,6 +106,7 @@ struct remote {
     bool has_reader, has_writer;
     struct link read_link, write_link;
     struct remote_pace pace; /* the reader's */
+    struct storing *storing;
 
     pthread_mutex_t lock;
     pthread_cond_t for_reader, for_writer;
@@ -107,8 +123,13 @@ struct remote {
     struct sha256 *taken; /* [n_taken] chunks that the store has taken away meanwhile */
     int n_taken;
     struct published *publish; /* erasures to publish, oldest first */
+    uint64_t n_uncounted; /* published erasures that stats.n_erasures does not count yet */
     struct bans bans;
     bool is_current; /* all erasures by others were read once since open */
+    /* The stream was read to its end once since open. Before, nothing is fetched. */
+    bool may_fetch;
+    struct lease *leases; /* [n_leases], room for MAX_LEASES */
+    uint32_t n_leases;
 
     pthread_mutex_t erase_lock, append_lock;
     void (*on_erased)(void *arg); /* guarded by erase_lock */
@@ -125,6 +146,11 @@ struct remote {
     bool skips;
     char *place_path; /* file that keeps seen_id and n_seen across a restart; NULL: none */
     int64_t t_polled;
+    /* The remote's clock before the last reading of the stream that reached its end; 0: none. */
+    int64_t read_ms;
+    bool has_bans; /* chunks that were erased shortly before open are banned */
+    /* Erasures were published or carried out since leases were last settled. */
+    bool has_erased;
 };
 
 /* --- remote_link.c --- */
@@ -163,6 +189,20 @@ int remote_ask(struct remote *r, const struct redis_arg *args, int n_args,
 int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
                        struct redis_answer *a, struct err *err);
 int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err);
+
+/* --- remote_lease.c --- */
+/* Notes a chunk to be confirmed. Any thread. */
+void remote_lease_add(struct remote *r, const struct sha256 *key, uint32_t ttl_s);
+uint32_t remote_n_leases(struct remote *r);
+/* Returns a chunk's time to live in the remote. own_s: its own; 0: none. */
+uint32_t remote_ttl_s(const struct remote *r, uint32_t own_s);
+/* Returns when a chunk that is written now ends unless it is confirmed, by the remote's clock. */
+int64_t remote_lease_until_ms(const struct remote *r, uint32_t ttl_s);
+/* Asks for the remote's clock. */
+int remote_ask_time(struct remote *r, int64_t *ms, struct redis_answer *a, struct err *err);
+/* Confirms or removes the oldest n. They were noted before the stream was read to its end. */
+int remote_leases_settle(struct remote *r, uint32_t n, struct redis_answer *a,
+                         struct err *err);
 
 /* --- remote_follow.c --- */
 /* is_empty: the store has no chunk. */

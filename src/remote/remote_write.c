@@ -1,12 +1,13 @@
 /* remote_write.c - the writer's thread: takes offers to the remote.
  *
  *     STRLEN of up to ROUND_OFFERS keys      chunks that the remote has are not written again
- *     parcel_read, SETEX              one chunk after the other: memory for only one chunk
+ *     parcel_read, SET                one chunk after the other: memory for only one chunk
  *
  * An offer leaves the queue when the remote has answered. If a connection fails, it stays there
  * until the remote is back. If the remote refuses it (it is full), the offer is dropped, and the
  * writer rests. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -79,19 +80,20 @@ static bool read_chunk(struct round *b, const struct offer *o)
 static bool write_chunk(struct round *b, const struct offer *o)
 {
     struct remote *r = b->r;
-    char name[NAME_BYTES], ttl[16];
+    char name[NAME_BYTES], until[32];
+    uint32_t ttl_s = remote_ttl_s(r, o->ttl_s);
     if (!read_chunk(b, o)) {
         count(r, &r->stats.n_gone, 1);
         return true;
     }
-    snprintf(ttl, sizeof ttl, "%u",
-             o->ttl_s > 0 && o->ttl_s < r->o.ttl_s ? o->ttl_s : r->o.ttl_s);
+    snprintf(until, sizeof until, "%" PRId64, remote_lease_until_ms(r, ttl_s));
     name_chunk(&o->key, name);
-    const struct redis_arg args[] = {REDIS_TEXT("SETEX"),
+    const struct redis_arg args[] = {REDIS_TEXT("SET"),
                                      REDIS_TEXT(name),
-                                     REDIS_TEXT(ttl),
-                                     {b->parcel->bytes, b->parcel->n_bytes}};
-    if (!ask(b, args, 4))
+                                     {b->parcel->bytes, b->parcel->n_bytes},
+                                     REDIS_TEXT("PXAT"),
+                                     REDIS_TEXT(until)};
+    if (!ask(b, args, 5))
         return false;
     if (b->answer.kind == REDIS_REFUSED) {
         count(r, &r->stats.n_refused, 1);
@@ -100,6 +102,7 @@ static bool write_chunk(struct round *b, const struct offer *o)
                 (const char *)b->answer.bytes);
         return false;
     }
+    remote_lease_add(r, &o->key, ttl_s);
     pthread_mutex_lock(&r->lock);
     r->stats.n_written++;
     r->stats.written_bytes += b->parcel->n_bytes;
@@ -147,10 +150,12 @@ static void work(struct round *b)
     for (; b->n_done < b->n && !is_erasure_due(r); b->n_done++) {
         const struct offer *o = &b->offer[b->n_done];
         bool known = b->is_there[b->n_done] && !o->removes;
-        if (known)
+        if (known) { /* if another server has written it, that may die before it confirms it */
+            remote_lease_add(r, &o->key, remote_ttl_s(r, o->ttl_s));
             count(r, &r->stats.n_known, 1);
-        else if (o->removes ? !remove_value(b, o) : !write_chunk(b, o))
+        } else if (o->removes ? !remove_value(b, o) : !write_chunk(b, o)) {
             return;
+        }
     }
 }
 
@@ -211,7 +216,7 @@ void *remote_writer_main(void *remote)
         bool ready = link_ready(l, r->o.stuck_ns);
         if (ready && due_ns == 0)
             ready = remote_erasures_run(r);
-        if (ready && has_offers)
+        if (ready && has_offers && r->read_ms != 0)
             run_round(r, &reader, &parcel);
         pthread_mutex_lock(&r->lock);
     }

@@ -109,7 +109,7 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
         remote_erase_begin(h->k.remote);
         rc = store_erase_continuing(h->k.store, (const void *)keys, n, &gone,
                                     hcache_inner(err));
-        remote_erase_end(h->k.remote, NULL, NULL, 0);
+        remote_erase_end_text(h->k.remote, (const void *)keys, n);
     }
     erased_tell(h, &gone, out);
     return rc;

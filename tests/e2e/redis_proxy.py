@@ -12,6 +12,7 @@ from ports import free_port
 from tap import PATIENCE
 
 CHUNK = re.compile(rb"hcache:1:chunk:([0-9a-f]{64})")
+WRITE = re.compile(rb"\r\nSET(?:EX)?\r\n")
 
 
 def is_installed():
@@ -83,10 +84,13 @@ class Proxy:
       corrupt   changes one byte of each large piece of an answer
       cut       closes the connection in the middle of a large answer
       truncate  removes bytes from the middle of a large answer
-      swap      asks for the value of another chunk"""
+      swap      asks for the value of another chunk
+      late      keeps a chunk that is to be written, and all that follows on that connection, until
+                deliver()"""
 
     def __init__(self, port):
         self.to, self.harm, self.n_harmed, self.other = port, None, 0, None
+        self.late = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self.accept, daemon=True).start()
@@ -109,15 +113,30 @@ class Proxy:
             threading.Thread(target=self.down, args=(b, a), daemon=True).start()
 
     def up(self, a, b):
+        kept = None
         try:
             while piece := a.recv(65536):
+                if self.harm == "late" and kept is None and WRITE.search(piece):
+                    self.n_harmed += 1
+                    kept = []
+                    self.late.append((b, kept))
+                if kept is not None:
+                    kept.append(piece)
+                    continue
                 if self.harm == "swap" and b"GETEX" in piece and self.other is not None:
                     self.n_harmed += 1
                     piece = CHUNK.sub(lambda m: b"hcache:1:chunk:" + self.other, piece)
                 b.sendall(piece)
         except OSError:
             pass
-        close(a, b)
+        close(a, *(() if kept is not None else (b,)))
+
+    def deliver(self):
+        """Sends the Redis what was kept."""
+        for b, kept in self.late:
+            b.sendall(b"".join(kept))
+            b.shutdown(socket.SHUT_WR)
+        self.late = []
 
     def down(self, b, a):
         try:

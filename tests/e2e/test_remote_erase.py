@@ -7,7 +7,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
 from redis_proxy import Proxy, Redis, is_installed  # noqa: E402
-from serve_client import SAVING, Server, until  # noqa: E402
+from serve_client import SAVING, Server, Stream, until  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
@@ -16,9 +16,9 @@ BIRD = "Tell me about the little bird who lived in the tall green tree and sang 
 FISH = "Another tale is that of a fish who wanted to see the mountains, and how it came there. " * 12
 
 
-def start(redis, store):
+def start(redis, store, timeout=str(PATIENCE)):
     s = Server(MODEL, "--store", os.path.join(tmp, store), "--no-reuse", "--remote", redis.url(),
-               "--remote-timeout", str(PATIENCE), *SAVING)
+               "--remote-timeout", timeout, *SAVING)
     return s
 
 
@@ -83,6 +83,58 @@ def test_all(redis, a, b):
     check("and everywhere", everywhere(a, 2), tiers(a)["remote"])
     check("in the other server", until(lambda: tiers(b)["disk"]["chunks"] == 0), tiers(b)["disk"])
     equal("and in the Redis", redis.chunks(), [])
+
+
+def test_running(redis, a, b):
+    """An answer that is being given while its state is erased leaves nothing behind."""
+    erased = 'hcache_saves_ended_total{reason="erased"}'
+    for where in ("on this server", "on another one"):
+        before = b.metric(erased)
+        for i in range(20):  # until an answer has lasted longer than the erasure
+            streams = [Stream(b, "/v1/completions", {"prompt": f"{i}. {k}. {BIRD}", "max_tokens": 1400, "ignore_eos": True,
+                                                     "temperature": 0}) for k in range(4)]
+            for s in streams:
+                next(s.events)
+            by = b if where == "on this server" else a
+            by.post("/v1/cache/clear", {})
+            check(f"erased {where}: everywhere", everywhere(by, 2), tiers(by)["remote"])
+            for s in streams:
+                list(s.events)
+                s.close()
+            check(f"erased {where}: its saves end", written(b))
+            equal(f"erased {where}: no chunk comes behind it", (tiers(b)["disk"]["chunks"], redis.chunks()), (0, []))
+            if b.metric(erased) > before:
+                break
+        check(f"erased {where}: an answer was still being given", b.metric(erased) > before, i)
+    _, t = ask(b, BIRD)
+    check("a later request's state is saved", written(b) and stored(b, BIRD) > 64, t)
+    by.post("/v1/cache/clear", {})
+    check("and erased like any other", everywhere(by, 2))
+
+
+def test_late_write(redis, a):
+    """A write that comes when its chunk is already erased everywhere ends by itself, and no server takes it."""
+    proxy = Proxy(redis.port)
+    c = start(proxy, "late", "1")
+    check("a server is there", is_up(c))
+    proxy.harm = "late"
+    ask(c, FISH)
+    check("the network keeps a write", until(lambda: proxy.n_harmed > 0))
+    proxy.harm = None
+    check("the server writes again", written(c) and len(redis.chunks()) > 1, tiers(c)["remote"])
+    a.post("/v1/cache/clear", {})
+    check("all is erased everywhere", everywhere(a, 3) and redis.chunks() == [], redis.chunks())
+    proxy.deliver()
+    check("the kept write comes", until(lambda: len(redis.chunks()) == 1), redis.chunks())
+    left = [redis.ask("PTTL", k) for k in redis.chunks()]
+    check("it ends by itself", all(0 < ms <= 45000 for ms in left), left)
+    d = start(redis, "fresh")
+    check("a server begins after the erasure", is_up(d))
+    for s in (a, c, d):
+        _, t = ask(s, FISH)
+        equal("no server takes it", (t["remote_tokens"], t["restored_tokens"]), (0, 0))
+    c.stop()
+    d.stop()
 
 
 def test_stopped(redis, a, b):
@@ -177,8 +229,8 @@ def test_joins(redis):
 
 
 def test_unreachable(redis, a):
-    ask(a, BIRD)
-    check("a server has a context again", written(a) and stored(a, BIRD) > 64)
+    # It first erases all, because entries were cut that it had not read.
+    check("a server has a context again", until(lambda: ask(a, BIRD) and written(a) and stored(a, BIRD) > 64))
     a.stop()
     redis.p.kill()
     redis.p.wait()
@@ -200,6 +252,8 @@ if is_installed():
     check("two servers reach the Redis", is_up(first) and is_up(second))
     test_one_context(server, first, second)
     test_all(server, first, second)
+    test_running(server, first, second)
+    test_late_write(server, first)
     test_stopped(server, first, second)
     test_late(server, first)
     test_bounded(server, first)

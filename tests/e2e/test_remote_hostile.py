@@ -15,7 +15,8 @@ from tap import check, end, equal  # noqa: E402
 
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 6
 HONEST = {b"PING": b"+PONG\r\n", b"STRLEN": b":0\r\n", b"XRANGE": b"*0\r\n", b"HSET": b":1\r\n", b"HGETALL": b"*0\r\n",
-          b"UNLINK": b":0\r\n", b"XADD": b"$3\r\n1-1\r\n", b"XINFO": b"-ERR no such key\r\n", b"SCAN": b"*2\r\n$1\r\n0\r\n*0\r\n", b"SETEX": b"+OK\r\n", b"GETEX": b"$-1\r\n"}
+          b"UNLINK": b":0\r\n", b"XADD": b"$3\r\n1-1\r\n", b"XINFO": b"-ERR no such key\r\n", b"SCAN": b"*2\r\n$1\r\n0\r\n*0\r\n", b"SET": b"+OK\r\n", b"EXPIRE": b":1\r\n",
+          b"GETEX": b"$-1\r\n", b"TIME": b"*2\r\n$10\r\n1800000000\r\n$1\r\n0\r\n"}
 BIG = b":1\r\n" * 4096
 
 

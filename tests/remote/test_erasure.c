@@ -20,9 +20,12 @@ static void come_back(void **state)
     (void)state;
     for (int i = 0; i < ERASURE_MAX_KEYS; i++)
         put_u32(keys[i].b, (uint32_t)i + 1);
-    for (int i = 0; i < 8; i++) {
-        struct erasure in = {
-            .server = 77, .is_owner = i >= 4, .owner = 5, .n = sizes[i % 4]};
+    for (int i = 0; i < 12; i++) {
+        struct erasure in = {.server = 77,
+                             .is_owner = i / 4 == 1,
+                             .is_text = i / 4 == 2,
+                             .owner = 5,
+                             .n = sizes[i % 4]};
         struct erasure out = {.keys = room};
         struct err err = {0};
         in.keys = keys;
@@ -30,7 +33,8 @@ static void come_back(void **state)
         uint8_t *bytes = malloc(n);
         erasure_encode(&in, bytes);
         assert_int_equal(erasure_decode(bytes, n, &out, &err), 0);
-        assert_true(out.server == 77 && out.is_owner == in.is_owner && out.owner == 5);
+        assert_true(out.server == 77 && out.is_owner == in.is_owner &&
+                    out.is_text == in.is_text && out.owner == 5);
         assert_int_equal(out.n, in.n);
         assert_memory_equal(out.keys, keys, (size_t)in.n * sizeof keys[0]);
         free(bytes);

@@ -1,0 +1,33 @@
+/* storing.h - a thread that verifies fetched chunks and appends them to the store, while the
+ * reader receives the next one.
+ *
+ *     reader    | receive 1 | receive 2 | receive 3 | wait |
+ *     storing               | verify, append 1 | verify, append 2 | ...
+ *
+ * One chunk is handed over at a time, so there are two buffers. Chunks are stored in the order of
+ * their chain; after a failure none is stored any more. */
+#ifndef REMOTE_STORING_H
+#define REMOTE_STORING_H
+
+#include "remote/remote_impl.h"
+
+struct storing;
+
+int storing_create(struct remote *r, struct storing **out, struct err *err);
+void storing_destroy(struct storing *s); /* NULL is allowed */
+
+/* Begins the chunks of a fetch: the next one handed over is f->keys[0]. */
+void storing_begin(struct storing *s, struct remote_fetch *f);
+/* Hands the next chunk over, after waiting for the one before. *value is exchanged for the buffer
+ * of that one. Returns false if a chunk could not be stored. */
+bool storing_give(struct storing *s, struct redis_answer *value);
+/* Waits for the last chunk. */
+struct stored {
+    int n;                /* chunks stored */
+    uint64_t n_bytes;     /* their bytes */
+    enum remote_miss why; /* why the next one was not; REMOTE_MISS_NONE */
+    char text[160];
+};
+struct stored storing_end(struct storing *s);
+
+#endif
