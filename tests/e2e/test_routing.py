@@ -17,7 +17,8 @@ from serve_client import Server, until  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
-N = 3
+NAMES = ("one", "two", "three")
+N = len(NAMES)
 
 
 def answers(port):
@@ -136,6 +137,38 @@ def test_drain(b, servers):
     equal(f"{b.kind}: the server ends well", servers[at].p.wait(PATIENCE), 0)
 
 
+def test_kept(b, servers):
+    """A kept conversation is on one server: requests with its id, or a response's, go there, and while it is down
+    another server says so."""
+    def ask(method, path, body=None):
+        status, text = b.request(method, path, body)
+        return status, json.loads(text)
+    talks = [ask("POST", "/v1/conversations", {"metadata": {"n": str(i)}})[1]["id"] for i in range(12)]
+    homes = {t.split("_")[1].rsplit("-", 1)[0] for t in talks}
+    check(f"{b.kind}: conversations are kept on several servers", len(homes) > 1 and homes <= set(NAMES), talks)
+    found = [ask("GET", f"/v1/conversations/{t}")[0] for t in talks]
+    equal(f"{b.kind}: each is found by its id", set(found), {200})
+    said = [ask("POST", "/v1/responses", {"input": f"Hello {i}.", "conversation": t, "max_output_tokens": 1, "seed": 1})
+            for i, t in enumerate(talks)]
+    equal(f"{b.kind}: each goes on", {s for s, _ in said}, {200})
+    ids = [r["id"] for _, r in said]
+    equal(f"{b.kind}: where it is kept", [i.split("_")[1].rsplit("-", 1)[0] for i in ids],
+          [t.split("_")[1].rsplit("-", 1)[0] for t in talks])
+    for body in ({"previous_response_id": i} for i in ids):
+        said = ask("POST", "/v1/responses", {"input": "Go on.", "max_output_tokens": 1, "seed": 1, **body})
+        if said[0] != 200:
+            break
+    equal(f"{b.kind}: and from each response", said[0], 200)
+    equal(f"{b.kind}: responses are shown", {ask("GET", f"/v1/responses/{i}")[0] for i in ids}, {200})
+    home = talks[0].split("_")[1].rsplit("-", 1)[0]
+    servers[NAMES.index(home)].kill()
+
+    def says_so():
+        status, r = ask("GET", f"/v1/conversations/{talks[0]}")
+        return status == 503 and f"kept by the server '{home}'" in r["error"]["message"]
+    check(f"{b.kind}: while it is down, another server says so", until(says_so))
+
+
 def test_kill(b, servers):
     before = done(servers)
     b.chat("text", prompt_cache_key="two")
@@ -147,7 +180,7 @@ def test_kill(b, servers):
 
 def fleet(kind, *tests):
     """Runs each test with its own servers: a balancer takes a while to notice that one is gone."""
-    servers = [Server(MODEL) for _ in range(N)]
+    servers = [Server(MODEL, "--server-name", name) for name in NAMES]
     b = Balancer(kind, servers)
     for test in tests:
         test(b, servers)
@@ -162,5 +195,6 @@ for program in ("haproxy", "nginx"):
     if shutil.which(program) is not None:
         fleet(program, test_affinity, test_drain)
         fleet(program, test_kill)
+        fleet(program, test_kept)
 shutil.rmtree(tmp)
 end()
