@@ -252,6 +252,21 @@ def watch(redis):
         kept.add(f"the Redis, start {start}", chunks)
 
 
+def tell():
+    """Prints the counts each minute, so that a run that is cut off has shown something."""
+    begin = time.monotonic()
+    while not over.wait(60):
+        print(f"after {(time.monotonic() - begin) / 60:.0f} minutes: {summary()}", flush=True)
+
+
+def summary():
+    with lock:
+        wrong = sum("wrong text" in f for f in faults)
+        left = sum("cannot go on" in f for f in faults)
+        return ", ".join(f"{n} {what}" for what, n in counts.items()) + (
+            f"; {wrong} wrong texts, {left} conversations that cannot go on, {len(faults) - wrong - left} other faults")
+
+
 def compare_bytes(servers, redis, tmp):
     for s in servers:
         kept.add(s.name, cluster_bytes.of_store(s.store))
@@ -288,7 +303,7 @@ def run(tmp, children):
         HC, "serve", MODEL, "--port", str(port), "--no-reuse"], says=b"ready at http")
     ports = [s.port for s in servers] if a.direct else [proxy.port]
     clients = [guarded(client, i, ports, alone) for i in range(a.clients)]
-    others = [guarded(harm, servers, redis), guarded(watch, redis)]
+    others = [guarded(harm, servers, redis), guarded(watch, redis), guarded(tell)]
     over.wait(a.minutes * 60)
     over.set()
     for t in others + clients:
@@ -312,11 +327,7 @@ def main():
             c.p.wait()
         if not kept.differences:
             shutil.rmtree(tmp, ignore_errors=True)
-    print(", ".join(f"{n} {what}" for what, n in counts.items()))
-    wrong = sum("wrong text" in f for f in faults)
-    left = sum("cannot go on" in f for f in faults)
-    print(f"seed {a.seed}, {a.minutes:g} minutes: {wrong} wrong texts, {left} conversations that "
-          f"cannot go on, {len(faults) - wrong - left} other faults")
+    print(f"seed {a.seed}, {a.minutes:g} minutes: {summary()}")
     if counts["tokens from the Redis"] == 0:
         sys.exit("nothing came from the Redis: the run shows nothing")
     sys.exit(bool(faults))
