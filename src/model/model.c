@@ -298,12 +298,18 @@ static int choose_held(struct model *m, const struct model_opts *o,
     return rc;
 }
 
+/* Returns whether a device computes with matrices of this type. */
+static bool has_kernels(const struct device *d, enum dtype t)
+{
+    return t < DTYPE_Q8 || d->quantised || (t == DTYPE_Q8 && d->q8);
+}
+
 /* Checks that a packed file's matrices have the wanted type, which was chosen when it was written.
  */
 static int check_packed_kind(const struct model *m, const char *name, struct err *err)
 {
     const char *has = dtype_name(m->packed_held);
-    if (m->packed_held >= DTYPE_Q8 && !m->dev->quantised)
+    if (!has_kernels(m->dev, m->packed_held))
         return err_set(
             err, ERR_UNSUPPORTED,
             "%s: is packed as %s, for which device %s has no kernels: pack it as bf16",
@@ -332,7 +338,7 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
         return err_set(err, ERR_USAGE,
                        "weights '%s': must be checkpoint, auto, f32, bf16, q8, q4 or bf16r",
                        name);
-    if (*held >= WEIGHTS_Q8 && !m->dev->quantised)
+    if (*held >= WEIGHTS_Q8 && !m->dev->quantised && !(*held == WEIGHTS_Q8 && m->dev->q8))
         return err_set(err, ERR_UNSUPPORTED,
                        "weights %s: device %s has no kernels for them: use --weights bf16",
                        name, m->dev->name);

@@ -505,7 +505,7 @@ int host_device_open(const char *name, const struct ops *ops, int numerics_versi
     d->base.pool = pool;
     d->base.act_dtype = DTYPE_F32;
     d->base.unified = true;
-    d->base.quantised = true;
+    d->base.q8 = d->base.quantised = true;
     d->base.batch_rows = 512;
     d->base.n_ranks = d->base.n_stages = 1;
     d->base.v = &host_vtable;

@@ -113,7 +113,8 @@ struct device {
     bool act_is_state; /* activations have the model's state dtype instead (on a GPU) */
     bool unified;      /* device memory is host memory, so staging needs no copy */
     bool k_by_token;   /* K of a block is laid out like V, [n_kv][64][d_head]: see ops.h */
-    bool quantised; /* operations accept weights of types that only packed weights have */
+    /* Operations accept weights of the types that only packed weights have: q8, all others. */
+    bool q8, quantised;
     /* rows of a forward pass that bring products close to their best speed */
     int batch_rows;
     size_t stream_bytes; /* device memory of a compute stream; 0 if memory is unified */

@@ -7,11 +7,16 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <stdio.h>
+
+#include "model/config.h"
+#include "model/weights.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
 
-enum { MAX_PROMPT = 4 * 64 + 70, N_GENERATE = 4 };
+/* The first plan generates many tokens: their contexts cross a block. */
+enum { MAX_PROMPT = 4 * 64 + 70, N_FIRST = 64, N_GENERATE = 4 };
 
 static const char *const plans[] = {"recompute", "auto", "hidden", "kv", "r1,h1,k2"};
 enum { N_PLANS = 5 };
@@ -44,7 +49,7 @@ static void run_all(struct stack *k, const int32_t *prompt, int n_stored, int n_
     for (int i = 0; i < n_plans; i++) {
         struct et_ask a = {.prompt = prompt,
                            .n_prompt = n_stored + n_new,
-                           .max_tokens = N_GENERATE,
+                           .max_tokens = i == 0 ? N_FIRST : N_GENERATE,
                            .plan = plans[i]};
         assert_int_equal(et_run(k, &a, &r[i]), 0);
     }
@@ -77,13 +82,28 @@ void streamed_plans_equal(const char *device, int n_ranks, const char *model,
         run_all(&k, prompt, n_stored, n_new, n_plans, got);
         for (int i = 0; i < n_plans; i++)
             et_same(&got[i], &want[i], plans[i]);
+        assert_int_equal(got[0].n_tokens, N_FIRST);
         weights_stats(&k.model->w, &s);
         /* The ring has room for two layers; with more layers, each pass reads them again. */
         assert_true(n_layers > 2);
         assert_true(s.read_bytes >= (uint64_t)s.n_streamed * s.layer_bytes *
-                                        (s.n_streamed > 2 ? N_GENERATE : 1));
+                                        (s.n_streamed > 2 ? N_FIRST : 1));
         assert_int_equal(s.n_failed, 0);
         stack_close(&k);
     }
+    tempdir_remove(dir);
+}
+
+void streamed_q8_over_ranks(const char *device, int n_stored, int n_new, int n_plans)
+{
+    char dir[TEMPDIR_BYTES], folder[PATH_MAX];
+    struct model_config c;
+    struct err err = {0};
+    assert_int_equal(config_shape(&c, "tiny-mha", &err), 0);
+    c.n_ffn = 192;
+    tempdir_make_on_disk(dir, "shape");
+    snprintf(folder, sizeof folder, "%s/model", dir);
+    assert_int_equal(weights_synth_write(folder, &c, DTYPE_BF16, &err), 0);
+    streamed_plans_equal(device, 2, folder, "q8", n_stored, n_new, n_plans);
     tempdir_remove(dir);
 }

@@ -407,7 +407,7 @@ static void what_cannot_run_is_said(void **state)
         {{.user.model = "synth:tiny-mha", .user.dtype = "bf16", .user.kv_tokens = 4000000},
          "200",
          "fewer --kv-tokens"},
-        {{.user.model = "synth:tiny-mha", .user.dtype = "bf16", .user.weights = "q8"},
+        {{.user.model = "synth:tiny-mha", .user.dtype = "bf16", .user.weights = "q4"},
          "200",
          "device cuda has no kernels"},
         {{.user.model = "synth:tiny-mha", .user.dtype = "q8"},

@@ -26,6 +26,7 @@ static void ranks_stream_their_shares(void **state)
 {
     (void)state;
     streamed_plans_equal("cpu", 2, "synth:tiny-mha", "bf16", 4 * 64, 70, 5);
+    streamed_q8_over_ranks("cpu", 4 * 64, 70, 5);
 }
 
 /* A failing disk ends the requests that need it, with the reason; the engine survives, and when the

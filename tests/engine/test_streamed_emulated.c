@@ -16,6 +16,7 @@ static void every_plan_has_the_bits_of_resident_weights(void **state)
     et_device.cuda_math = "fixed";
     streamed_plans_equal("cuda", 1, "tests/model/golden/families/mistral", "bf16", 64, 5,
                          2);
+    streamed_plans_equal("cuda", 1, "tests/model/golden/families/mistral", "q8", 64, 5, 2);
     et_device = (struct device_opts){0};
 }
 
@@ -25,6 +26,7 @@ static void ranks_stream_their_shares(void **state)
     et_device.cuda_math = "fixed";
     streamed_plans_equal("cuda", 2, "tests/model/golden/families/mistral", "bf16", 64, 5,
                          2);
+    streamed_q8_over_ranks("cuda", 64, 5, 2);
     et_device = (struct device_opts){0};
 }
 

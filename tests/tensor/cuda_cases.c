@@ -3,6 +3,8 @@
 
 #include "cuda_rig.h"
 
+#include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,7 +61,7 @@ static void check_matmul(const struct lane *l, struct matmul_case mc, enum dtype
                          enum dtype tw, enum dtype tc, bool with_bias)
 {
     struct mat a = mat_random(ta, mc.m, mc.k, 1), a32 = as_type(a, DTYPE_F32);
-    void *rows = random_elems(tw, mc.n * mc.k, 2);
+    void *rows = random_elems(tw == DTYPE_Q8 ? DTYPE_F32 : tw, mc.n * mc.k, 2);
     float *bias = random_elems(DTYPE_F32, mc.n, 3);
     struct weight rw = weight_make(&ref, tw, mc.n, mc.k, rows);
     struct weight w = weight_make(l, tw, mc.n, mc.k, rows);
@@ -72,7 +74,7 @@ static void check_matmul(const struct lane *l, struct matmul_case mc, enum dtype
     assert_int_equal(l->ops->matmul(l->stream, gc.m, ga.m, &w, with_bias ? gb.ptr : NULL),
                      0);
     struct mat got = take(l, &gc);
-    if (l == &exact)
+    if (l == &exact || tw == DTYPE_Q8)
         assert_same_bits(got, want);
     else
         assert_near(got, want, rounding(tc) * 2);
@@ -122,6 +124,94 @@ static void test_gemv(void **state)
             check_matmul(&fast, (struct matmul_case){m, 5, 2320, false}, t, t, DTYPE_F32,
                          false);
         }
+}
+
+/* --- 8-bit weights ---------------------------------------------------------------------------- */
+
+/* Every mathematics computes them in the order of ops.h, to the bit. */
+static void test_q8(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < N_CASES(matmul_cases); c++) {
+        if (matmul_cases[c].bench)
+            continue;
+        EACH_TYPE(t)
+        {
+            check_matmul(&exact, matmul_cases[c], t, DTYPE_Q8, t, c % 2 == 0);
+            if (c % 3 == 0)
+                check_matmul(&fast, matmul_cases[c], t, DTYPE_Q8, DTYPE_F32, true);
+            if (c % 3 == 1)
+                check_matmul(&fixed, matmul_cases[c], t, DTYPE_Q8, DTYPE_F32, false);
+        }
+    }
+}
+
+/* The largest sum of integers, blocks of zeros, tiny and huge numbers, infinities and NaN. */
+static void test_q8_extremes(void **state)
+{
+    enum { M = 8, N = 70, K = 600 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 1), want = mat_alloc(DTYPE_F32, M, N);
+    float *x = a.data, *rows = random_elems(DTYPE_F32, N * K, 2);
+    (void)state;
+    for (int k = 0; k < K; k++) {
+        x[0 * K + k] = rows[0 * K + k] = 1; /* the largest possible sum */
+        x[1 * K + k] = rows[1 * K + k] = 0;
+        x[2 * K + k] *= 1e-38f; /* counts as zero */
+        x[3 * K + k] *= 1e-29f; /* does not */
+        x[4 * K + k] *= 1e38f;
+        rows[2 * K + k] *= 1e-6f; /* scales are subnormal in f16 */
+        rows[3 * K + k] *= 8e6f;
+    }
+    x[5 * K + 300] = INFINITY;
+    x[6 * K + 599] = NAN;
+    struct weight rw = weight_make(&ref, DTYPE_Q8, N, K, rows);
+    struct weight w = weight_make(&exact, DTYPE_Q8, N, K, rows);
+    ref.ops->matmul(ref.stream, want, a, &rw, NULL);
+    struct gmat ga = up_mat(&exact, a), gc = up_mat(&exact, want);
+    assert_int_equal(exact.ops->matmul(exact.stream, gc.m, ga.m, &w, NULL), 0);
+    struct mat got = take(&exact, &gc);
+    for (int64_t i = 0; i < (int64_t)M * N; i++) {
+        float g = ((float *)got.data)[i], r = ((float *)want.data)[i];
+        if (isnan(r) ? !isnan(g) : memcmp(&g, &r, sizeof g) != 0)
+            fail_msg("element %d: %a instead of %a", (int)i, (double)g, (double)r);
+    }
+    assert_true(isnan(((float *)got.data)[5 * N]) && isnan(((float *)got.data)[6 * N]));
+    rows[7] = INFINITY;
+    assert_int_equal(exact.ops->weight_pack(exact.stream, &w, 0, rows, 1), -ERANGE);
+    buf_free(exact.device, &ga.mem);
+    weight_free(&exact, &w);
+    weight_free(&ref, &rw);
+    free(rows);
+    mat_free(&a);
+    mat_free(&want);
+    mat_free(&got);
+}
+
+/* Rows packed in pieces are those packed at once, and are read as `ref` reads them. */
+static void test_q8_rows(void **state)
+{
+    enum { N = 45, K = 300, N_IDS = 5 };
+    static const int32_t ids[N_IDS] = {0, 44, 16, 15, 16};
+    float *rows = random_elems(DTYPE_F32, N * K, 4);
+    struct weight rw = weight_make(&ref, DTYPE_Q8, N, K, rows);
+    struct weight w = weight_make(&exact, DTYPE_Q8, N, K, rows);
+    (void)state;
+    for (int64_t r = 0, n = 1; r < N; r += n, n = r + 7 < N ? 7 : N - r)
+        assert_int_equal(exact.ops->weight_pack(exact.stream, &w, r, rows + r * K, n), 0);
+    EACH_TYPE(t)
+    {
+        struct mat want = mat_alloc(t, N_IDS, K);
+        struct gmat go = up_mat(&exact, want);
+        assert_int_equal(ref.ops->weight_rows(ref.stream, want, &rw, ids), 0);
+        assert_int_equal(exact.ops->weight_rows(exact.stream, go.m, &w, ids), 0);
+        struct mat got = take(&exact, &go);
+        assert_same_bits(got, want);
+        mat_free(&got);
+        mat_free(&want);
+    }
+    weight_free(&exact, &w);
+    weight_free(&ref, &rw);
+    free(rows);
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */
@@ -732,13 +822,23 @@ static void test_copies_together(void **state)
 int cuda_cases_run(const char *name)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul),    cmocka_unit_test(test_gemv),
-        cmocka_unit_test(test_rows),      cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_head_norm), cmocka_unit_test(test_all_finite),
-        cmocka_unit_test(test_rope),      cmocka_unit_test(test_kv),
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_exact_is_batch_invariant),
-        cmocka_unit_test(test_sample),    cmocka_unit_test(test_checksum),
-        cmocka_unit_test(test_streams),   cmocka_unit_test(test_copies_together),
+        cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_gemv),
+        cmocka_unit_test(test_q8),
+        cmocka_unit_test(test_q8_extremes),
+        cmocka_unit_test(test_q8_rows),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_head_norm),
+        cmocka_unit_test(test_all_finite),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_kv),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_exact_is_batch_invariant),
+        cmocka_unit_test(test_sample),
+        cmocka_unit_test(test_checksum),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_copies_together),
     };
     return cmocka_run_group_tests_name(name, tests, setup, teardown);
 }

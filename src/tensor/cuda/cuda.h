@@ -132,6 +132,12 @@ void cuda_blas_handle_destroy(struct cuda_blas *b, struct cuda_blas_handle *h);
 int cuda_blas_matmul(struct cuda_blas *b, struct cuda_blas_handle *h, struct gpu_mat c,
                      struct gpu_mat a, struct gpu_mat w);
 
+/* --- cuda_q8.c: 8-bit weights, the numbers of all rows before the scales of all rows --- */
+size_t cuda_q8_bytes(int64_t n, int64_t k);
+struct gpu_q8 cuda_q8(const struct weight *w);
+int cuda_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
+                 int64_t n_rows); /* ops.weight_pack */
+
 extern const struct ops cuda_ops;
 
 #endif

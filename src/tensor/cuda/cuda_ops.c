@@ -34,6 +34,8 @@ static struct gpu_mat weight_mat(const struct weight *w)
 
 static size_t cuda_weight_bytes(enum dtype t, int64_t n, int64_t k)
 {
+    if (t == DTYPE_Q8)
+        return cuda_q8_bytes(n, k);
     return (size_t)n * (size_t)k * dtype_bytes(t);
 }
 
@@ -41,9 +43,21 @@ static int cuda_weight_pack(struct stream *s, struct weight *w, int64_t row,
                             const void *src, int64_t n_rows)
 {
     check_weight_pack(w, row, n_rows);
+    if (w->dtype == DTYPE_Q8)
+        return cuda_q8_pack(s, w, row, src, n_rows);
     size_t row_bytes = (size_t)w->k * dtype_bytes(w->dtype);
     return stream_copy(s, (uint8_t *)w->mem.ptr + (size_t)row * row_bytes, src,
                        (size_t)n_rows * row_bytes);
+}
+
+/* Checks ids of a table of n_rows rows and uploads them. */
+static int enter_with_ids(struct stream *s, struct mat out, const int32_t *ids,
+                          int64_t n_rows, const int32_t **dev)
+{
+    for (int64_t i = 0; i < out.rows; i++)
+        CHECK(ids[i] >= 0 && ids[i] < n_rows);
+    int rc = cuda_enter(s);
+    return rc != 0 || out.rows == 0 ? rc : upload_ids(cuda_stream(s), ids, out.rows, dev);
 }
 
 static int embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
@@ -52,13 +66,8 @@ static int embed(struct stream *s, struct mat out, struct mat table, const int32
     const int32_t *dev = NULL;
     check_mat(table);
     CHECK(out.cols == table.cols);
-    for (int64_t i = 0; i < out.rows; i++)
-        CHECK(ids[i] >= 0 && ids[i] < table.rows);
-    int rc = cuda_enter(s);
+    int rc = enter_with_ids(s, out, ids, table.rows, &dev);
     if (rc != 0 || out.rows == 0)
-        return rc;
-    rc = upload_ids(cuda_stream(s), ids, out.rows, &dev);
-    if (rc != 0)
         return rc;
     gpu_embed(cuda_stream(s)->handle, gpu(out), gpu(table), dev, scale);
     return cuda_leave(s, "embed");
@@ -67,7 +76,16 @@ static int embed(struct stream *s, struct mat out, struct mat table, const int32
 static int cuda_weight_rows(struct stream *s, struct mat out, const struct weight *w,
                             const int32_t *ids)
 {
-    return embed(s, out, mat_of(w->mem.ptr, w->dtype, w->n, w->k), ids, 1.0f);
+    const int32_t *dev = NULL;
+    if (w->dtype != DTYPE_Q8)
+        return embed(s, out, mat_of(w->mem.ptr, w->dtype, w->n, w->k), ids, 1.0f);
+    check_mat(out);
+    CHECK(out.cols == w->k);
+    int rc = enter_with_ids(s, out, ids, w->n, &dev);
+    if (rc != 0 || out.rows == 0)
+        return rc;
+    gpu_rows_q8(cuda_stream(s)->handle, gpu(out), cuda_q8(w), dev);
+    return cuda_leave(s, "weight_rows");
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */
@@ -185,6 +203,10 @@ static int cuda_matmul(struct stream *s, struct mat c, struct mat a, const struc
     int rc = cuda_enter(s);
     if (rc != 0 || c.rows == 0)
         return rc;
+    if (w->dtype == DTYPE_Q8) {
+        gpu_matmul_q8(cs->handle, gc, ga, cuda_q8(w), bias);
+        return cuda_leave(s, "matmul");
+    }
     /* cuBLAS and tensor cores require one type for both factors, and tensor cores require 16 bits.
      * A state dtype that differs from the weights' rules them out, and so does exact math.  The
      * choice does not depend on the batch. */

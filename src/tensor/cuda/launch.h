@@ -96,6 +96,18 @@ int gpu_gemv_can(struct gpu_mat c, struct gpu_mat a, struct gpu_mat w);
 void gpu_gemv(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
               const float *bias);
 
+/* --- 8-bit weights (k_q8.cu) --- */
+struct gpu_q8 {
+    const int8_t *q;   /* [n][n_blocks][32], 4-byte aligned */
+    const uint16_t *d; /* [n][n_blocks] scales, f16 */
+    int n, n_blocks;
+};
+/* c [m][n] = a [m][k] . w^T (+ bias) with the bits of ops.h; c is f32 or has a's type. */
+void gpu_matmul_q8(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_q8 w,
+                   const float *bias);
+/* out = rows ids[0..out.rows) of w, rounded to out's type. */
+void gpu_rows_q8(cudaStream_t s, struct gpu_mat out, struct gpu_q8 w, const int32_t *ids);
+
 /* --- positions and the cache (k_kv.cu) --- */
 void gpu_rope(cudaStream_t s, struct gpu_mat q, int d_head, struct gpu_angles rope,
               struct gpu_batch b);

@@ -7,49 +7,24 @@
 #include <math.h>
 #include <string.h>
 
+#include "tensor/q8_blocks.h"
+
 struct block {
     uint16_t d; /* f16 */
     int8_t q[Q8_BLOCK];
 };
 
-static int64_t blocks_of(int64_t k)
-{
-    return (k + Q8_BLOCK - 1) / Q8_BLOCK;
-}
-
 static struct block *block_at(const struct weight *w, int64_t row, int64_t block)
 {
-    return (struct block *)w->mem.ptr + row * blocks_of(w->k) + block;
+    return (struct block *)w->mem.ptr + row * q8_blocks(w->k) + block;
 }
 
 size_t ref_q8_bytes(int64_t n, int64_t k)
 {
-    return (size_t)(n * blocks_of(k)) * sizeof(struct block);
+    return (size_t)(n * q8_blocks(k)) * sizeof(struct block);
 }
 
 /* --- rounding ------------------------------------------------------------------------------- */
-
-/* Returns false if q8 cannot hold the numbers. */
-static bool round_weights(struct block *b, const float *w, int64_t n)
-{
-    float largest = 0;
-    *b = (struct block){0};
-    for (int64_t i = 0; i < n; i++) {
-        if (!isfinite(w[i]))
-            return false;
-        largest = fmaxf(largest, fabsf(w[i]));
-    }
-    if (largest == 0)
-        return true;
-    float want = largest / 127.0f;
-    b->d = f32_to_f16(want);
-    if (f16_to_f32(b->d) < want)
-        b->d++; /* the next larger f16, because the sign is plus */
-    float d = f16_to_f32(b->d);
-    for (int64_t i = 0; i < n && isfinite(d); i++)
-        b->q[i] = (int8_t)rintf(w[i] / d);
-    return isfinite(d);
-}
 
 /* Rounds one k-block of a row of A to x [256]. Returns e. */
 static float round_activations(int32_t *x, struct mat a, int64_t row, int64_t k0, int64_t n)
@@ -76,7 +51,8 @@ int ref_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *sr
     for (int64_t i = 0; i < n_rows; i++) {
         for (int64_t k = 0; k < w->k; k += Q8_BLOCK) {
             int64_t n = w->k - k < Q8_BLOCK ? w->k - k : Q8_BLOCK;
-            if (!round_weights(block_at(w, row + i, k / Q8_BLOCK), src + i * w->k + k, n))
+            struct block *b = block_at(w, row + i, k / Q8_BLOCK);
+            if (!q8_round(src + i * w->k + k, n, &b->d, b->q))
                 return -ERANGE;
         }
     }
