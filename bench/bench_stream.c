@@ -3,10 +3,11 @@
  *
  * For each budget, the engine prefills prompts and decodes batches.  A shared disk changes its
  * speed within seconds, so the benchmark measures the disk before and after each row that streams:
- * O_DIRECT reads of the packed file, one MiB each, eight in flight, without further use.  It
- * measures twice: into 8 MiB, which caches hold (as fio does), and into 64 MiB, which they do not
- * hold (as weights arrive).  A row's bound is the smaller of the resident weights' speed and the
- * disk's: rows of a pass x bytes per second into 8 MiB / bytes that a pass streams.
+ * O_DIRECT reads of the packed file, one MiB each, eight in flight.  It measures twice: into 8 MiB
+ * that nobody looks at (as fio does), and into 64 MiB with a checksum of every byte (as weights
+ * arrive).  The second is slower on a virtual disk, whose host copies into memory that another core
+ * has in its caches.  A row's bound is the smaller of the resident weights' speed and the disk's:
+ * rows of a pass x bytes per second into 8 MiB / bytes that a pass streams.
  *
  * The digests of a batch's logits must be equal for all budgets; otherwise the benchmark fails. */
 #include <errno.h>
@@ -82,8 +83,8 @@ static const struct opt_cmd cmd = {
 const struct opt_cmd *const options_of_bench_stream = &cmd;
 
 struct disk_speed {
-    double cached;   /* bytes/s into 8 MiB, which caches hold, as fio measures */
-    double uncached; /* bytes/s into 64 MiB, as weights arrive */
+    double unused; /* bytes/s into 8 MiB that nobody looks at, as fio measures */
+    double used; /* bytes/s into 64 MiB with a checksum of every byte, as weights arrive */
 };
 
 struct row {
@@ -93,7 +94,10 @@ struct row {
     const char *budget;
     uint64_t pass_bytes;    /* bytes streamed for a pass */
     struct disk_speed disk; /* means of before and after; 0: no pass streams */
-    double tokens_per_s, of_resident, of_bound, verify_share;
+    double tokens_per_s, of_resident, of_bound;
+    /* shares of the row's time: reads in flight, the reader's checksums */
+    double disk_share, verify_share;
+    double of_reads; /* speed as a share of the disk's with bytes that are looked at */
     uint64_t peak_rss, digest;
 };
 
@@ -111,13 +115,15 @@ struct bench {
 
 /* --- the disk --------------------------------------------------------------------------------- */
 
-enum { DISK_DEPTH = 8, CACHED_MIB = DISK_DEPTH, UNCACHED_MIB = 64 };
+enum { DISK_DEPTH = 8, UNUSED_MIB = DISK_DEPTH, USED_MIB = 64 };
 #define DISK_NS ((int64_t)1000 * 1000000)
 
-/* Reads the file from its beginning into n_mib MiB, repeatedly, for DISK_NS. */
-static int measure_reads(const struct bench *b, size_t n_mib, double *bytes_per_s,
-                         struct err *err)
+/* Reads the file from its beginning into n_mib MiB, repeatedly, for DISK_NS.  checks: computes a
+ * checksum of every byte. */
+static int measure_reads(const struct bench *b, size_t n_mib, bool checks,
+                         double *bytes_per_s, struct err *err)
 {
+    static volatile uint64_t sums; /* so that the compiler keeps the checksums */
     struct io *io = NULL;
     struct io_file *f = NULL;
     struct io_queue *q = NULL;
@@ -152,6 +158,8 @@ static int measure_reads(const struct bench *b, size_t n_mib, double *bytes_per_
         rc = io_queue_wait(q, 1, 1, -1, &done, &n, err);
         if (rc == 0 && (rc = done->result) != 0)
             io_req_err(done, err);
+        if (rc == 0 && checks)
+            sums ^= checksum64(done->buf, done->length);
         t = clock_now_ns();
         n_bytes += 1 << 20;
         done->offset = at;
@@ -173,8 +181,8 @@ static int measure_reads(const struct bench *b, size_t n_mib, double *bytes_per_
 
 static int measure_disk(const struct bench *b, struct disk_speed *s, struct err *err)
 {
-    int rc = measure_reads(b, CACHED_MIB, &s->cached, err);
-    return rc == 0 ? measure_reads(b, UNCACHED_MIB, &s->uncached, err) : rc;
+    int rc = measure_reads(b, UNUSED_MIB, false, &s->unused, err);
+    return rc == 0 ? measure_reads(b, USED_MIB, true, &s->used, err) : rc;
 }
 
 /* --- one budget ------------------------------------------------------------------------------- */
@@ -257,7 +265,10 @@ static int run_row(struct bench *b, struct stack *k, struct row *r, int n_seqs, 
     uint64_t bytes = s1.read_bytes - s0.read_bytes;
     r->pass_bytes = (uint64_t)s1.n_streamed * s1.layer_bytes;
     r->tokens_per_s = (double)(n_decode > 0 ? n_after - n_before : n_seqs * n) / seconds;
-    r->verify_share = bytes > 0 ? (double)(s1.verify_ns - s0.verify_ns) / 1e9 / seconds : 0;
+    if (bytes > 0) {
+        r->disk_share = (double)(s1.read_ns - s0.read_ns) / 1e9 / seconds;
+        r->verify_share = (double)(s1.verify_ns - s0.verify_ns) / 1e9 / seconds;
+    }
     r->digest = checksum64(digests, (size_t)n_seqs * sizeof *digests);
     return rc;
 }
@@ -275,7 +286,7 @@ static void judge(const struct bench *b, struct row *r)
 {
     const struct row *resident = resident_row(b, r);
     double bound = r->pass_bytes > 0
-                       ? r->rows_per_pass * r->disk.cached / (double)r->pass_bytes
+                       ? r->rows_per_pass * r->disk.unused / (double)r->pass_bytes
                        : r->tokens_per_s;
     if (resident != NULL) {
         r->of_resident = r->tokens_per_s / resident->tokens_per_s;
@@ -283,6 +294,9 @@ static void judge(const struct bench *b, struct row *r)
             bound = resident->tokens_per_s;
     }
     r->of_bound = r->tokens_per_s / bound;
+    if (r->pass_bytes > 0)
+        r->of_reads = r->tokens_per_s / r->rows_per_pass * (double)r->pass_bytes /
+                      r->disk.used;
 }
 
 static void print_row(const struct bench *b, const struct row *r)
@@ -294,11 +308,15 @@ static void print_row(const struct bench *b, const struct row *r)
            r->tokens_per_s);
     if (r->of_resident > 0)
         printf("  %5.2f of resident", r->of_resident);
-    if (r->disk.cached > 0)
-        printf("  disk %4.2f GB/s, %4.2f into memory", r->disk.cached / 1e9,
-               r->disk.uncached / 1e9);
-    printf("  %5.2f of bound  checksums %4.1f %%  peak %7.1f MB  %016llx\n", r->of_bound,
-           100 * r->verify_share, (double)r->peak_rss / 1e6, (unsigned long long)r->digest);
+    if (r->disk.unused > 0)
+        printf("  disk %4.2f GB/s, %4.2f checked", r->disk.unused / 1e9,
+               r->disk.used / 1e9);
+    printf("  %5.2f of bound", r->of_bound);
+    if (r->of_reads > 0)
+        printf(" (%4.2f of checked reads)  reading %3.0f %%, checksums %4.1f %%",
+               r->of_reads, 100 * r->disk_share, 100 * r->verify_share);
+    printf("  peak %7.1f MB  %016llx\n", (double)r->peak_rss / 1e6,
+           (unsigned long long)r->digest);
     fflush(stdout);
 }
 
@@ -323,8 +341,8 @@ static int add_row(struct bench *b, struct stack *k, const char *budget, bool de
         rc = measure_disk(b, &after, err);
     if (rc != 0)
         return rc;
-    r->disk = (struct disk_speed){.cached = (before.cached + after.cached) / 2,
-                                  .uncached = (before.uncached + after.uncached) / 2};
+    r->disk = (struct disk_speed){.unused = (before.unused + after.unused) / 2,
+                                  .used = (before.used + after.used) / 2};
     judge(b, r);
     b->n_rows++;
     print_row(b, r);
@@ -382,12 +400,14 @@ static void print_json(const struct bench *b, int n_differ, int missed)
         json_put_int(j, "tokens", r->decodes ? b->a->tokens : r->size);
         json_put_string(j, "weights_memory", r->budget);
         json_put_int(j, "streamed_bytes", (int64_t)r->pass_bytes);
-        if (r->disk.cached > 0) {
-            json_put_real(j, "disk_bytes_per_s", r->disk.cached);
-            json_put_real(j, "disk_into_memory_bytes_per_s", r->disk.uncached);
+        if (r->disk.unused > 0) {
+            json_put_real(j, "disk_bytes_per_s", r->disk.unused);
+            json_put_real(j, "disk_checked_bytes_per_s", r->disk.used);
+            json_put_real(j, "of_checked_reads", r->of_reads);
         } else {
             json_put_null(j, "disk_bytes_per_s");
-            json_put_null(j, "disk_into_memory_bytes_per_s");
+            json_put_null(j, "disk_checked_bytes_per_s");
+            json_put_null(j, "of_checked_reads");
         }
         json_put_real(j, "tokens_per_s", r->tokens_per_s);
         if (r->of_resident > 0)
@@ -395,6 +415,7 @@ static void print_json(const struct bench *b, int n_differ, int missed)
         else
             json_put_null(j, "of_resident");
         json_put_real(j, "of_bound", r->of_bound);
+        json_put_real(j, "disk_share", r->disk_share);
         json_put_real(j, "verify_share", r->verify_share);
         json_put_int(j, "peak_rss", (int64_t)r->peak_rss);
         json_put_string(j, "logits_digest", digest);

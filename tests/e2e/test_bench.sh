@@ -118,7 +118,7 @@ check "bench stream: three budgets, three rows each, the same logits" json_is \
 check "what is streamed is the layers that do not stay" json_is \
     '[r["streamed_bytes"] * 2 for r in j["rows"][3:6]] == [r["streamed_bytes"] for r in j["rows"][6:]]' True
 check "every row has a rate, a bound and a peak" json_is \
-    'all(r["tokens_per_s"] > 0 and r["of_bound"] > 0 and r["peak_rss"] > 1e6 for r in j["rows"]) and all(r["disk_bytes_per_s"] > 0 and r["disk_into_memory_bytes_per_s"] > 0 for r in j["rows"] if r["streamed_bytes"])' True
+    'all(r["tokens_per_s"] > 0 and r["of_bound"] > 0 and r["peak_rss"] > 1e6 for r in j["rows"]) and all(r["disk_bytes_per_s"] > 0 and r["disk_checked_bytes_per_s"] > 0 and r["of_checked_reads"] > 0 for r in j["rows"] if r["streamed_bytes"])' True
 check "the temporary packed file is gone" test -z "$(ls "$tmp"/*.packed 2>/dev/null)"
 run_hc bench hybrid --ratio 2 --device-memory 0 --host-memory 20TB --prompt 16384 --tokens 64 --batch 256 --json
 check "bench hybrid: no arm is better than auto, and KV : ACT is x - 1/2" json_is \

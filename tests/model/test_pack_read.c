@@ -1,0 +1,189 @@
+/* test_pack_read.c - parts arrive whole and checked, though they have more MiB than the queue has
+ * places; damage is named; a cancel ends all jobs. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/io_sim.h"
+#include "model/pack_read.h"
+
+enum { MIB = PACK_SUM_BYTES, N_PARTS = 4, FILE_BYTES = 32 * MIB, FILLER = 0x55 };
+
+/* More MiB than places in the queue; a part that ends within a MiB; an empty one; a sector. */
+static struct pack_part parts[N_PARTS] = {
+    {.at = 4096, .bytes = 13 * MIB + 8192},
+    {.at = 15 * MIB, .bytes = 2 * MIB},
+    {.at = 20 * MIB, .bytes = 0},
+    {.at = 20 * MIB, .bytes = 4096},
+};
+static uint64_t sums[64];
+static uint8_t *bytes, *dst;
+static struct io *sim;
+static struct pack_file file = {.path = "/weights", .n_parts = N_PARTS, .parts = parts};
+static struct pack_reader reader;
+
+static int set_up(void **state)
+{
+    struct err err = {0};
+    struct io_file *f;
+    size_t n = 0;
+    (void)state;
+    bytes = malloc(FILE_BYTES);
+    dst = aligned_alloc(4096, FILE_BYTES);
+    uint64_t x = 1;
+    for (size_t i = 0; i < FILE_BYTES; i++)
+        bytes[i] = (uint8_t)((x = x * 6364136223846793005u + 1442695040888963407u) >> 56);
+    memset(dst, FILLER, FILE_BYTES);
+    for (int i = 0; i < N_PARTS; i++) {
+        parts[i].first_sum = n;
+        for (uint64_t at = 0; at < parts[i].bytes; at += MIB) {
+            uint64_t left = parts[i].bytes - at;
+            sums[n++] = checksum64(bytes + parts[i].at + at, left < MIB ? left : MIB);
+        }
+    }
+    file.n_sums = n;
+    file.sums = sums;
+    assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = 11}, &sim, &err), 0);
+    assert_int_equal(io_file_open(sim, file.path, IO_CREATE, &f, &err), 0);
+    assert_int_equal(io_file_pwrite(f, bytes, FILE_BYTES, 0, &err), 0);
+    io_file_close(f);
+    assert_int_equal(pack_reader_open(&reader, &file, sim, &err), 0);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    io_sim_fault_clear(sim);
+    io_sim_unstick(sim);
+    pack_reader_close(&reader);
+    io_close(sim);
+    free(bytes);
+    free(dst);
+    return 0;
+}
+
+static bool is_there(int part)
+{
+    return memcmp(dst + parts[part].at, bytes + parts[part].at, parts[part].bytes) == 0;
+}
+
+/* Steps until n jobs have ended. */
+static void step_until(int n)
+{
+    struct err err = {0};
+    while (n > 0) {
+        struct pack_job *done;
+        unsigned n_done;
+        assert_int_equal(pack_reader_step(&reader, -1, &n_done, &done, &err), 0);
+        n -= done != NULL;
+    }
+}
+
+static void forget(struct pack_job *jobs, int n)
+{
+    for (int i = 0; i < n; i++)
+        pack_job_deinit(&jobs[i]);
+}
+
+static void parts_arrive_whole(void **state)
+{
+    struct pack_job jobs[N_PARTS] = {{0}};
+    uint64_t all = 0;
+    (void)state;
+    for (int i = 0; i < N_PARTS; i++) {
+        bool is_read = pack_reader_begin(&reader, &jobs[i], (size_t)i, dst + parts[i].at);
+        assert_int_equal(is_read, parts[i].bytes > 0);
+        all += parts[i].bytes;
+    }
+    step_until(3);
+    for (int i = 0; i < N_PARTS; i++) {
+        assert_int_equal(jobs[i].rc, 0);
+        assert_true(is_there(i));
+    }
+    assert_int_equal(reader.n_bytes, all);
+    /* Nothing is written outside of the parts. */
+    assert_int_equal(dst[parts[0].at - 1], FILLER);
+    assert_int_equal(dst[parts[0].at + parts[0].bytes], FILLER);
+    assert_int_equal(dst[parts[3].at + parts[3].bytes], FILLER);
+    forget(jobs, N_PARTS);
+}
+
+/* The message names the first byte of the damaged MiB. */
+static void damage_is_named(void **state)
+{
+    struct pack_job j = {0};
+    uint64_t bad = parts[0].at + 9 * MIB;
+    (void)state;
+    assert_int_equal(io_sim_flip(sim, file.path, bad + 77, 3), 0);
+    assert_true(pack_reader_begin(&reader, &j, 0, dst + parts[0].at));
+    step_until(1);
+    assert_int_equal(j.rc, ERR_CORRUPT);
+    assert_non_null(strstr(j.err.msg, "damaged at byte 9441280"));
+    /* The reader is as good as new. */
+    assert_true(pack_reader_begin(&reader, &j, 1, dst + parts[1].at));
+    step_until(1);
+    assert_int_equal(j.rc, 0);
+    assert_true(is_there(1));
+    forget(&j, 1);
+}
+
+/* The disk keeps the first MiB; the second job waits for places in the queue. */
+static void a_cancel_ends_all_jobs(void **state)
+{
+    struct pack_job jobs[2] = {{0}};
+    (void)state;
+    io_sim_fault_add(sim,
+                     &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
+    for (int i = 0; i < 2; i++)
+        assert_true(pack_reader_begin(&reader, &jobs[i], (size_t)i, dst + parts[i].at));
+    pack_reader_cancel(&reader);
+    step_until(2);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(jobs[i].rc, -ECANCELED);
+    io_sim_fault_clear(sim);
+    for (int i = 0; i < 2; i++)
+        assert_true(pack_reader_begin(&reader, &jobs[i], (size_t)i, dst + parts[i].at));
+    step_until(2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(jobs[i].rc, 0);
+        assert_true(is_there(i));
+    }
+    forget(jobs, 2);
+}
+
+static void a_disk_that_fails_ends_the_job_with_its_code(void **state)
+{
+    struct pack_job j = {0};
+    (void)state;
+    io_sim_fault_add(
+        sim, &(struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .skip = 3});
+    assert_true(pack_reader_begin(&reader, &j, 0, dst + parts[0].at));
+    step_until(1);
+    assert_int_equal(j.rc, -EIO);
+    io_sim_fault_clear(sim);
+    assert_true(pack_reader_begin(&reader, &j, 0, dst + parts[0].at));
+    step_until(1);
+    assert_int_equal(j.rc, 0);
+    assert_true(is_there(0));
+    forget(&j, 1);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(parts_arrive_whole),
+        TEST(damage_is_named),
+        TEST(a_cancel_ends_all_jobs),
+        TEST(a_disk_that_fails_ends_the_job_with_its_code),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
