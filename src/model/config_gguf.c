@@ -38,7 +38,7 @@ const char *config_gguf_families(void)
     return SUPPORTED;
 }
 
-/* Keys that change no result, or that must have the value without effect. */
+/* Keys that change no result, or whose value must be the one that has no effect. */
 static const struct {
     const char *key;
     bool any;

@@ -43,7 +43,7 @@ static const struct plan_effort estimate_few_effort = {
 /* 80 layers: about 60 us, three times as much with hedging. */
 static const struct plan_effort estimate_effort = {
     .slack = 0.002, .regret_slack = 0.01, .steps = 2000, .quick = true};
-/* The chosen cut's search; a hedged plan takes three searches. */
+/* Effort of the search at the chosen cut. A hedged plan takes three searches, so each has less. */
 static const struct plan_effort final_effort = {.regret_slack = 0.01, .steps = 12000},
                                 final_hedged_effort = {.regret_slack = 0.01, .steps = 3400};
 

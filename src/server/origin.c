@@ -88,7 +88,7 @@ static int port_or_default(const struct authority *a, bool is_tls)
     return a->port >= 0 ? a->port : is_tls ? 443 : 80;
 }
 
-/* Reads the authority of an http or https origin. Returns false for another one. */
+/* Reads the authority of an http or https origin. Returns false for other schemes. */
 static bool read_origin(const char *origin, struct authority *a, bool *is_tls)
 {
     *is_tls = strncasecmp(origin, "https://", 8) == 0;

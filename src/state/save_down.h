@@ -44,8 +44,8 @@ const uint8_t *save_down_rows(struct save_down *d, struct mat m, bool is_rank_ow
  * the copy down fails. */
 void save_down_move(struct save_down *d, uint8_t *to, const uint8_t *from, size_t n_bytes,
                     atomic_bool *lost);
-/* Ends a layer, whose matrices `s` computed. s may overwrite them once it has the layer after
- * the next: work queued on s from the next save_down_end on waits for this copy. */
+/* Ends a layer, whose matrices `s` computed. Work that is queued on s behind the next save_down_end
+ * waits for this layer's copy, so it may overwrite these matrices. */
 int save_down_end(struct save_down *d, struct stream *s);
 /* Makes s wait for all copies: work queued on s from now on may overwrite the matrices. */
 int save_down_join(struct save_down *d, struct stream *s);

@@ -184,8 +184,8 @@ static void a_dropped_chunk_goes_first(void **state)
     }
 }
 
-/* The price in seconds counts per byte.  Two contexts have the same hint; the one whose chunk has
- * half the bytes is worth its room and the other is not, although that was used later. */
+/* The price in seconds counts per byte.  Two contexts have the same hint. The chunk
+ * with half the bytes is worth its room. The other chunk is not, although it was used later. */
 static void what_saves_more_for_each_byte_stays(void **state)
 {
     (void)state;
