@@ -92,3 +92,19 @@ int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
 {
     return read_path(path, true, max_bytes, out, n, err);
 }
+
+int file_write_all(int fd, const void *bytes, size_t n, off_t at)
+{
+    const char *p = bytes;
+    while (n > 0) {
+        ssize_t k = at >= 0 ? pwrite(fd, p, n, at) : write(fd, p, n);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k <= 0)
+            return k < 0 ? -errno : -EIO;
+        p += k;
+        n -= (size_t)k;
+        at += at >= 0 ? k : 0;
+    }
+    return 0;
+}

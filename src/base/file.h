@@ -1,4 +1,5 @@
-/* file.h - reads a whole small file (configuration, tokenizers, prompts) into memory.
+/* file.h - reads a whole small file (configuration, tokenizers, prompts) into memory, and writes
+ * bytes to a descriptor.
  *
  * Other modules map weights and read the store's files through src/io. */
 #ifndef BASE_FILE_H
@@ -7,6 +8,7 @@
 #include "base/err.h"
 
 #include <stddef.h>
+#include <sys/types.h>
 
 /* Reads a file, a pipe (a prompt that another program writes) or a device.  *out gets the bytes and
  * a final zero that *n does not count; the caller frees it.  -errno: the file cannot be read;
@@ -17,5 +19,9 @@ int file_read(const char *path, size_t max_bytes, char **out, size_t *n, struct 
  * ERR_FORMAT at once; file_read would wait for a pipe's writer. */
 int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
                       struct err *err);
+
+/* Writes all n bytes: from offset `at` on, or at the descriptor's position if `at` is -1. Returns 0
+ * or -errno; then some of the bytes may have been written. */
+int file_write_all(int fd, const void *bytes, size_t n, off_t at);
 
 #endif

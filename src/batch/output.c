@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "batch/line.h"
 #include "format/json.h"
@@ -159,27 +160,12 @@ void output_add(struct output *o, const char *text)
     textbuf_add(&o->lines, "\n", 1);
 }
 
-static int write_all(int fd, const char *p, size_t n, off_t at)
-{
-    while (n > 0) {
-        ssize_t k = at >= 0 ? pwrite(fd, p, n, at) : write(fd, p, n);
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k < 0)
-            return -errno;
-        p += k;
-        n -= (size_t)k;
-        at += at >= 0 ? k : 0;
-    }
-    return 0;
-}
-
 int output_sync(struct output *o, struct err *err)
 {
     if (o->lines.n == 0)
         return 0;
-    int rc = write_all(o->fd, o->lines.p, o->lines.n,
-                       o->is_stdout ? -1 : (off_t)o->n_bytes);
+    int rc = file_write_all(o->fd, o->lines.p, o->lines.n,
+                            o->is_stdout ? -1 : (off_t)o->n_bytes);
     if (rc == 0 && !o->is_stdout && fdatasync(o->fd) != 0)
         rc = -errno;
     if (rc != 0) {

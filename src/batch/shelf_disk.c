@@ -40,20 +40,6 @@ void shelf_path(const struct shelf *s, const char *id, char *out, size_t n)
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-static int write_all(int fd, const char *p, size_t n)
-{
-    while (n > 0) {
-        ssize_t k = write(fd, p, n);
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k < 0)
-            return -errno;
-        p += k;
-        n -= (size_t)k;
-    }
-    return 0;
-}
-
 int shelf_sync(struct shelf *s, struct err *err)
 {
     return fsync(s->fd) == 0 ? 0
@@ -70,7 +56,7 @@ int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
     int fd = openat(s->fd, fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0)
         return err_set(err, -errno, "%s/%s: %s", s->folder, fresh, strerror(errno));
-    rc = write_all(fd, bytes, n);
+    rc = file_write_all(fd, bytes, n, -1);
     if (rc == 0 && fsync(fd) != 0)
         rc = -errno;
     close(fd);

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "model/gguf_files.h"
@@ -70,16 +71,8 @@ static int fault(struct packer *p, int rc)
 
 static int write_at(struct packer *p, const void *bytes, size_t n, uint64_t at)
 {
-    for (size_t done = 0; done < n;) {
-        ssize_t k = pwrite(p->fd, (const uint8_t *)bytes + done, n - done,
-                           (off_t)(at + done));
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return fault(p, k < 0 ? -errno : -EIO);
-        done += (size_t)k;
-    }
-    return 0;
+    int rc = file_write_all(p->fd, bytes, n, (off_t)at);
+    return rc == 0 ? 0 : fault(p, rc);
 }
 
 static int flush(struct packer *p)

@@ -17,6 +17,7 @@
 
 #include "base/bytes.h"
 #include "base/cpus.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/progress.h"
@@ -58,19 +59,6 @@ static uint64_t tensor_bytes(const struct tensor_spec *t, enum dtype dtype)
 
 /* --- one file --------------------------------------------------------------------------------- */
 
-static int write_all(int fd, const void *p, size_t n)
-{
-    for (size_t at = 0; at < n;) {
-        ssize_t k = write(fd, (const uint8_t *)p + at, n - at);
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return k < 0 ? -errno : -EIO;
-        at += (size_t)k;
-    }
-    return 0;
-}
-
 struct fill_job {
     const struct tensor_spec *t;
     enum dtype dtype;
@@ -97,7 +85,7 @@ static int write_tensor(struct writer *w, int fd, const struct tensor_spec *t)
     for (; j.row < t->rows; j.row += j.n_rows) {
         j.n_rows = t->rows - j.row < per_batch ? t->rows - j.row : per_batch;
         pool_run(w->pool, fill_share, &j);
-        int rc = write_all(fd, w->batch, (size_t)j.n_rows * row_bytes);
+        int rc = file_write_all(fd, w->batch, (size_t)j.n_rows * row_bytes, -1);
         if (rc != 0)
             return rc;
         w->bytes_done += (uint64_t)j.n_rows * row_bytes;
@@ -126,7 +114,7 @@ static int write_header(struct writer *w, int fd, const struct out_file *f)
     uint8_t *head = NULL;
     size_t n = 0;
     safetensors_write_header(t, f->n, &head, &n);
-    int rc = write_all(fd, head, n);
+    int rc = file_write_all(fd, head, n, -1);
     free(head);
     free(t);
     return rc;
@@ -150,7 +138,7 @@ static int write_text(struct writer *w, const char *name, const char *text)
     char *temp = xasprintf("%s/.%s.tmp", w->dir, name),
          *path = xasprintf("%s/%s", w->dir, name);
     int fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    int rc = fd < 0 ? -errno : write_all(fd, text, strlen(text));
+    int rc = fd < 0 ? -errno : file_write_all(fd, text, strlen(text), -1);
     if (rc == 0 && fsync(fd) != 0)
         rc = -errno;
     if (fd >= 0 && close(fd) != 0 && rc == 0)

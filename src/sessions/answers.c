@@ -212,20 +212,6 @@ static bool remember(struct answers *m, const struct entry *new)
 
 /* --- the file [lock] -------------------------------------------------------------------------- */
 
-static int write_all(int fd, const uint8_t *bytes, size_t n)
-{
-    while (n > 0) {
-        ssize_t done = write(fd, bytes, n);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done <= 0)
-            return done < 0 ? -errno : -EIO;
-        bytes += done;
-        n -= (size_t)done;
-    }
-    return 0;
-}
-
 static int write_record(int fd, const struct entry *e)
 {
     size_t n = record_bytes(e);
@@ -237,7 +223,7 @@ static int write_record(int fd, const struct entry *e)
     for (int i = 0; i < e->n_ids; i++)
         put_u32(r + RECORD_HEAD + 4 * (size_t)i, e->sealed[i]);
     put_u64(r + n - RECORD_TAIL, checksum64(r, n - RECORD_TAIL));
-    int rc = write_all(fd, r, n);
+    int rc = file_write_all(fd, r, n, -1);
     free(r);
     return rc;
 }
@@ -260,7 +246,7 @@ static int write_entries(struct answers *m, int fd)
             order[n++] = &m->entry[i];
     }
     qsort(order, (size_t)n, sizeof(struct entry *), by_use);
-    int rc = write_all(fd, head, sizeof head);
+    int rc = file_write_all(fd, head, sizeof head, -1);
     for (int i = 0; rc == 0 && i < n; i++)
         rc = write_record(fd, order[i]);
     free(order);

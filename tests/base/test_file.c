@@ -6,9 +6,12 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -104,12 +107,68 @@ static void only_files_belong_to_folders(void **state)
     expect_refusal(file_read_regular, dir, ERR_FORMAT, "not a regular file");
 }
 
+/* Bytes are written at the descriptor's position, or at an offset, which leaves the position
+ * alone. */
+static void writes_all_bytes(void **state)
+{
+    (void)state;
+    char *text;
+    size_t n;
+    int fd = open(at("out"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(file_write_all(fd, "one ", 4, -1), 0);
+    assert_int_equal(file_write_all(fd, "two", 3, -1), 0);
+    assert_int_equal(file_write_all(fd, "ON", 2, 0), 0);
+    assert_int_equal(file_write_all(fd, "!", 1, 9), 0);
+    assert_int_equal(file_write_all(fd, "", 0, -1), 0);
+    assert_int_equal(lseek(fd, 0, SEEK_CUR), 7);
+    close(fd);
+    assert_int_equal(file_read(at("out"), 100, &text, &n, NULL), 0);
+    assert_int_equal(n, 10);
+    assert_memory_equal(text, "ONe two\0\0!", 10);
+    free(text);
+    fd = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    assert_int_equal(file_write_all(fd, "x", 1, -1), -ENOSPC);
+    close(fd);
+    fd = open(at("out"), O_RDONLY | O_CLOEXEC);
+    assert_int_equal(file_write_all(fd, "x", 1, 3), -EBADF);
+    close(fd);
+}
+
+/* The file may have N bytes: the first write takes as many, and the second one fails. */
+static void a_part_is_followed_by_the_rest(void **state)
+{
+    (void)state;
+    enum { N = 1 << 20 };
+    struct rlimit old, small;
+    struct stat st;
+    char *bytes = calloc(1, N + 5);
+    int fd = open(at("large"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = (struct rlimit){.rlim_cur = N, .rlim_max = old.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ftruncate(fd, 0), 0);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+        int rc = file_write_all(fd, bytes, N + 5, i == 0 ? -1 : 0);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+        assert_int_equal(rc, -EFBIG);
+        assert_int_equal(fstat(fd, &st), 0);
+        assert_int_equal(st.st_size, N);
+    }
+    signal(SIGXFSZ, SIG_DFL);
+    close(fd);
+    free(bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_are_read_within_bounds),
         cmocka_unit_test(pipes_are_read_where_they_may_be),
         cmocka_unit_test(only_files_belong_to_folders),
+        cmocka_unit_test(writes_all_bytes),
+        cmocka_unit_test(a_part_is_followed_by_the_rest),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
