@@ -80,19 +80,12 @@ void store_cut_to_cap(struct store *s)
 /* Cuts the files, once the index has dropped all freed extents. */
 static int files_trim(struct store *s, struct err *err)
 {
-    struct err why = {0};
     pthread_mutex_lock(&s->commit_lock);
     pthread_mutex_lock(&s->lock);
     int rc = segments_trim(s, err);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
-        rc = s->media->ops->sync(s->media, &why);
-    if (rc != 0 && why.msg[0] != 0) { /* appended bytes may be among those that were lost */
-        pthread_mutex_lock(&s->lock);
-        store_end_saving(s, rc, &why);
-        pthread_mutex_unlock(&s->lock);
-        err_set(err, rc, "%s", why.msg);
-    }
+        rc = store_sync_files(s, err);
     pthread_mutex_unlock(&s->commit_lock);
     return rc;
 }

@@ -24,8 +24,7 @@ void store_note_headers(struct store *s, struct chunk_node *n)
     s->headers[s->n_headers++] = n->key;
 }
 
-/* Returns the n-th LIVE extent of a pinned chunk; NULL: there are no more. */
-static const struct extent *extent_nth(struct store *s, const struct store_hit *hit, int n)
+const struct extent *store_extent_nth(struct store *s, const struct store_hit *hit, int n)
 {
     const struct chunk_node *node = hit->impl;
     const struct extent *x;
@@ -43,7 +42,7 @@ static void headers_check(struct store *s, const struct store_hit *hit, void *bl
                           struct chunk_header *h)
 {
     const struct extent *x;
-    for (int i = 0; (x = extent_nth(s, hit, i)) != NULL; i++) {
+    for (int i = 0; (x = store_extent_nth(s, hit, i)) != NULL; i++) {
         struct err why = {0};
         char reason[96];
         int rc = store_read_header(s, x, block, h, &why);

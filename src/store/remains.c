@@ -119,18 +119,23 @@ static uint32_t n_segments_of(struct store *s, int device)
     return n;
 }
 
-/* Syncs wiped space. A failed sync is final: appended bytes may be among those that were lost. */
-static int wiped_sync(struct store *s, struct err *err)
+int store_sync_files(struct store *s, struct err *err)
 {
     struct err why = {0};
-    pthread_mutex_lock(&s->commit_lock);
     int rc = s->media->ops->sync(s->media, &why);
-    if (rc != 0) {
-        pthread_mutex_lock(&s->lock);
-        store_end_saving(s, rc, &why);
-        pthread_mutex_unlock(&s->lock);
-        err_set(err, rc, "%s", why.msg);
-    }
+    if (rc == 0)
+        return 0;
+    pthread_mutex_lock(&s->lock);
+    store_end_saving(s, rc, &why);
+    pthread_mutex_unlock(&s->lock);
+    return err_set(err, rc, "%s", why.msg);
+}
+
+/* Syncs wiped space. */
+static int wiped_sync(struct store *s, struct err *err)
+{
+    pthread_mutex_lock(&s->commit_lock);
+    int rc = store_sync_files(s, err);
     pthread_mutex_unlock(&s->commit_lock);
     return rc;
 }

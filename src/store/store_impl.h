@@ -333,8 +333,15 @@ int store_commit_run(struct store *s, unsigned what, struct err *err);
  * to save from now on. The caller also holds commit_lock. */
 void store_end_saving(struct store *s, int rc, const struct err *why);
 
+/* [commit_lock] Makes everything that was written durable. A failure is final: it ends saving,
+ * since appended bytes may be among those that were lost. */
+int store_sync_files(struct store *s, struct err *err);
+
 /* [lock] Returns 0, or the code why this store cannot save. */
 int store_can_save(struct store *s, struct err *err);
+
+/* Returns the n-th LIVE extent of a pinned chunk; NULL: there are no more. */
+const struct extent *store_extent_nth(struct store *s, const struct store_hit *hit, int n);
 
 /* Loads the records of an extent from the index, else from its header. Takes index_lock. `out`
  * has room for x->n_records. The chunk must be pinned. */

@@ -121,20 +121,6 @@ static int extent_verify(struct verify *v, const struct extent *x, struct err *e
     return records_verify(v, table, x->n_records, err);
 }
 
-/* Returns the n-th LIVE extent of the pinned chunk, with its records loaded for the reader. */
-static const struct extent *extent_nth(struct verify *v, int n)
-{
-    struct store *s = v->s;
-    struct chunk_node *node = v->hit.impl;
-    struct extent *x;
-    pthread_mutex_lock(&s->lock);
-    for (x = node->extents; x != NULL; x = x->next)
-        if (x->state == EXTENT_LIVE && n-- == 0)
-            break;
-    pthread_mutex_unlock(&s->lock);
-    return x;
-}
-
 static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *err)
 {
     int rc = 0;
@@ -146,7 +132,8 @@ static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *
     if (store_load_node(v->s, v->hit.impl, &why) != 0)
         report_bad(v, why.msg);
     const struct extent *x;
-    for (int i = 0; rc == 0 && !v->is_bad && (x = extent_nth(v, i)) != NULL; i++)
+    for (int i = 0;
+         rc == 0 && !v->is_bad && (x = store_extent_nth(v->s, &v->hit, i)) != NULL; i++)
         rc = extent_verify(v, x, err);
     if (v->is_bad && !v->s->read_only)
         store_condemn(v->s, &v->hit, "found by verify");
