@@ -452,7 +452,9 @@ static int sim_make_private(struct io *io, const char *path)
     return io->ops->stat(io, path, &unused);
 }
 
-static int sim_mkdir(struct io *io, const char *path)
+/* Carries out a change of one name. */
+static int change_name(struct io *io, const char *path,
+                       int (*change)(struct sim_disk *d, const char *path))
 {
     struct sim *s = sim_of(io);
     const struct io_sim_fault *fault;
@@ -460,22 +462,24 @@ static int sim_mkdir(struct io *io, const char *path)
     int rc = enter_path(s, IO_SIM_ON_NAME, path, &normal, &fault);
     if (rc != 0)
         return rc;
-    rc = sim_disk_create(&s->disk, normal, true);
+    rc = change(&s->disk, normal);
     free(normal);
     return (int)leave(s, rc);
 }
 
+static int make_folder(struct sim_disk *d, const char *path)
+{
+    return sim_disk_create(d, path, true);
+}
+
+static int sim_mkdir(struct io *io, const char *path)
+{
+    return change_name(io, path, make_folder);
+}
+
 static int sim_unlink(struct io *io, const char *path)
 {
-    struct sim *s = sim_of(io);
-    const struct io_sim_fault *fault;
-    char *normal;
-    int rc = enter_path(s, IO_SIM_ON_NAME, path, &normal, &fault);
-    if (rc != 0)
-        return rc;
-    rc = sim_disk_unlink(&s->disk, normal);
-    free(normal);
-    return (int)leave(s, rc);
+    return change_name(io, path, sim_disk_unlink);
 }
 
 static int sim_rename(struct io *io, const char *from, const char *to)

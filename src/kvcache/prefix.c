@@ -109,6 +109,15 @@ int32_t prefix_find(const struct prefix *x, const struct sha256 *root, int32_t p
     return PREFIX_NONE;
 }
 
+/* Returns how many of the node's first tokens equal tokens[0, n). */
+static int n_common(const struct prefix_node *c, const int32_t *tokens, int n)
+{
+    int k = 0;
+    while (k < n && k < c->n_tokens && c->tokens[k] == tokens[k])
+        k++;
+    return k;
+}
+
 int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int32_t parent,
                          const int32_t *tokens, int n, int *n_same)
 {
@@ -117,11 +126,9 @@ int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int3
     *n_same = 0;
     for (int i = 0; b != PREFIX_NONE && i < MAX_SCAN; b = x->node[b].next_sibling, i++) {
         const struct prefix_node *c = &x->node[b];
-        int k = 0;
         if (!is_child(c, root, parent))
             continue;
-        while (k < n && k < c->n_tokens && c->tokens[k] == tokens[k])
-            k++;
+        int k = n_common(c, tokens, n);
         if (k > *n_same) {
             *n_same = k;
             best = b;
@@ -138,11 +145,9 @@ int prefix_differs_at(const struct prefix *x, const struct sha256 *root, int32_t
     for (int i = 0; b != PREFIX_NONE && i < MAX_DIFFER_SCAN;
          b = x->node[b].next_sibling, i++) {
         const struct prefix_node *c = &x->node[b];
-        int k = 0;
         if (!is_child(c, root, parent))
             continue;
-        while (k < n && k < c->n_tokens && c->tokens[k] == tokens[k])
-            k++;
+        int k = n_common(c, tokens, n);
         if (k < best || (k == best && differs >= 0))
             continue;
         best = k;

@@ -93,13 +93,7 @@ struct cuts {
 static double bound_of(const struct plan_request *req)
 {
     struct plan_bounds b;
-    struct search s = {.req = req,
-                       .effort = &plan_effort_full,
-                       .n = req->n_layers,
-                       .io_f = fmax(1, req->io_overlap),
-                       .comp_f = fmax(1, req->comp_overlap)};
-    for (int i = 0; req->prefill_s != NULL && i < s.n; i++)
-        s.prefill_sum_s += req->prefill_s[i];
+    struct search s = search_of(req, &plan_effort_full, false);
     if (!search_is_possible(&s))
         return INFINITY;
     plan_bounds_init(&b, &s);

@@ -151,6 +151,9 @@ struct search {
     char best[PLAN_MAX_LAYERS + 1];
 };
 
+/* Returns a search that has found nothing yet. */
+struct search search_of(const struct plan_request *req, const struct plan_effort *effort,
+                        bool without_h);
 /* Finds r_min and r_max. Returns false if no length is possible. */
 bool search_is_possible(struct search *s);
 /* Returns whether layer i may be restored with method m ('H' or 'K') behind r recomputed layers. */

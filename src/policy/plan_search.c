@@ -91,6 +91,20 @@ static bool is_uniform(const struct plan_request *req)
     return req->n_layers == 1 || l[0].has_h == l[1].has_h;
 }
 
+struct search search_of(const struct plan_request *req, const struct plan_effort *effort,
+                        bool without_h)
+{
+    struct search s = {.req = req,
+                       .effort = effort,
+                       .without_h = without_h,
+                       .n = req->n_layers,
+                       .io_f = fmax(1, req->io_overlap),
+                       .comp_f = fmax(1, req->comp_overlap)};
+    for (int i = 0; req->prefill_s != NULL && i < s.n; i++)
+        s.prefill_sum_s += req->prefill_s[i];
+    return s;
+}
+
 bool search_is_possible(struct search *s)
 {
     const struct plan_layer *l = s->req->layer;
@@ -231,14 +245,7 @@ static void search_again_without_h(struct search *s)
 int plan_search(const struct plan_request *req, const struct plan_effort *effort,
                 bool without_h, struct plan *out, struct err *e)
 {
-    struct search s = {.req = req,
-                       .effort = effort,
-                       .without_h = without_h,
-                       .n = req->n_layers,
-                       .io_f = fmax(1, req->io_overlap),
-                       .comp_f = fmax(1, req->comp_overlap)};
-    for (int i = 0; req->prefill_s != NULL && i < s.n; i++)
-        s.prefill_sum_s += req->prefill_s[i];
+    struct search s = search_of(req, effort, without_h);
     if (!search_is_possible(&s))
         return err_set(
             e, ERR_NOT_FOUND,
