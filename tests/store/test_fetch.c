@@ -30,7 +30,7 @@ int clock_gettime(clockid_t id, struct timespec *t)
 
 /* --- fetches ---------------------------------------------------------------------------------- */
 
-enum { N_CHUNKS = 5, ARENA = 32 << 20 };
+enum { N_CHUNKS = 5, ARENA = 256 << 20 };
 #define STUCK_NS ((int64_t)1000000000)
 
 struct bench {
@@ -40,14 +40,18 @@ struct bench {
     struct sha256 keys[N_CHUNKS];
 };
 
+/* Chunks of six pieces. */
+static const struct st_shape large = {.n_layers = 1, .n_bytes = {2 << 20, 4 << 20}};
+
 /* A context on the disk without copies in DRAM, which a request waits for. */
-static void bench_open(struct bench *b)
+static void bench_open(struct bench *b, const struct st_shape *shape)
 {
     struct st_ctx c = {.base = 1, .own = 1};
     struct err err = {0};
     assert_true(st_place_open(&b->p, "sim", 1));
+    b->p.opts.segment_bytes = 64 << 20;
     b->s = st_open(&b->p);
-    assert_int_equal(st_save(b->s, &st_small, &c, N_CHUNKS, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(b->s, shape, &c, N_CHUNKS, ST_BOTH, &err), 0);
     store_close(b->s);
     b->p.opts.dram_bytes = ARENA;
     b->s = st_open(&b->p);
@@ -88,7 +92,7 @@ static void the_limit_begins_with_the_request(void **state)
 {
     (void)state;
     struct bench b;
-    bench_open(&b);
+    bench_open(&b, &st_small);
     struct io_sim_fault stuck = {
         .kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg", .count = 1};
     assert_int_equal(io_sim_fault_add(b.p.io, &stuck), 0);
@@ -118,7 +122,7 @@ static void an_answer_begins_the_limit_anew(void **state)
     (void)state;
     struct bench b;
     struct store_stats st;
-    bench_open(&b);
+    bench_open(&b, &st_small);
     struct io_sim_fault stuck = {
         .kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg", .skip = 1, .count = 1};
     assert_int_equal(io_sim_fault_add(b.p.io, &stuck), 0);
@@ -150,11 +154,41 @@ static void an_answer_begins_the_limit_anew(void **state)
     bench_close(&b);
 }
 
+/* The first pieces of a chunk come late, but within the limit. Those behind them have the whole
+ * limit from then on. */
+static void each_answer_of_a_chunk_begins_the_limit_anew(void **state)
+{
+    (void)state;
+    enum { AT_ONCE = 4, PIECES = 6 };
+    struct bench b;
+    bench_open(&b, &large);
+    const struct io_sim_fault stuck = {
+        .kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg"};
+    assert_int_equal(io_sim_fault_add(b.p.io, &stuck), 0);
+    now_ns = clock_now_ns();
+    assert_int_equal(store_fetch_step(b.f), STORE_FETCH_WORKED);
+    assert_int_equal(steps(&b, 20), STORE_FETCH_IN_FLIGHT);
+    assert_int_equal(io_sim_fault_count(b.p.io, IO_SIM_STUCK, 0), AT_ONCE);
+    now_ns += STUCK_NS;
+    io_sim_unstick(b.p.io);
+    while (io_sim_fault_count(b.p.io, IO_SIM_STUCK, 0) < PIECES)
+        steps(&b, 1);
+    now_ns += STUCK_NS; /* at most the limit since then */
+    assert_int_equal(steps(&b, 20), STORE_FETCH_IN_FLIGHT);
+    assert_int_equal(n_failures(&b), 0);
+    /* The last of the first pieces may have been collected only now. */
+    for (; store_fetch_in_flight(b.f); now_ns += STUCK_NS / 8)
+        steps(&b, 1);
+    assert_int_equal(n_failures(&b), 1);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_limit_begins_with_the_request),
         cmocka_unit_test(an_answer_begins_the_limit_anew),
+        cmocka_unit_test(each_answer_of_a_chunk_begins_the_limit_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
