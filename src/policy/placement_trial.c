@@ -83,7 +83,7 @@ static void judge(struct placement_trial *t)
     double spread = sqrt(t->squares + t->lot_gain * t->lot_gain);
     if (t->n_judged < LEAST_REQUESTS)
         return;
-    t->pays = t->gain > (t->pays ? 0 : SHARE_AGAIN * t->n_uses + spread);
+    t->pays = t->gain > (t->pays ? 0 : SHARE_AGAIN * t->n_uses) + spread;
 }
 
 static void next_lot(struct placement_trial *t, uint64_t lot)

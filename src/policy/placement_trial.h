@@ -8,9 +8,9 @@
  *     LRU's cache has               yes  yes  no   -       2 hits: a path ends at its first miss
  *     the cache of `ours` has       yes  yes  yes  yes     4 hits: this request's gain is 2
  *
- * The gains of former requests fade. `ours` pays while their sum is above zero. It pays again once
- * the sum is above a share of the uses plus the spread of the sum: gains of single requests vary
- * much, and a sum within its spread is no evidence.
+ * The gains of former requests fade. `ours` pays while their sum is above its spread: gains of
+ * single requests vary much, and a sum within its spread is no evidence. It pays again once the sum
+ * is above the spread plus a share of the uses.
  *
  * Pure. Each operation takes O(log n). */
 #ifndef POLICY_PLACEMENT_TRIAL_H

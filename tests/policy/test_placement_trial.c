@@ -157,6 +157,26 @@ static void a_gain_within_its_spread_is_no_evidence(void **state)
     assert_true(placement_trial_pays(t));
 }
 
+/* The same evidence is needed to stay with `ours`. While it is there, a small sum suffices: the
+ * share of the uses counts at the return only. */
+static void ours_ends_once_its_gain_is_within_the_spread(void **state)
+{
+    (void)state;
+    loop(2000, true);
+    assert_true(placement_trial_pays(t));
+    t->squares = 1e6;
+    t->gain = 1100;
+    t->n_uses = 1e9;
+    ask(9000, 1, 0); /* a new slot: neither cache hits */
+    assert_true(placement_trial_pays(t));
+    t->gain = 900;
+    ask(9001, 1, 0);
+    assert_false(placement_trial_pays(t));
+    t->gain = 1100;
+    ask(9002, 1, 0);
+    assert_false(placement_trial_pays(t));
+}
+
 /* A path ends at its first miss: slots behind the miss cannot be restored, so they are no hits. */
 static void a_path_ends_at_its_first_miss(void **state)
 {
@@ -209,6 +229,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_tier_with_room_is_not_judged, begin, end),
         cmocka_unit_test_setup_teardown(the_judgement_follows_the_load, begin, end),
         cmocka_unit_test_setup_teardown(a_gain_within_its_spread_is_no_evidence, begin,
+                                        end),
+        cmocka_unit_test_setup_teardown(ours_ends_once_its_gain_is_within_the_spread, begin,
                                         end),
         cmocka_unit_test_setup_teardown(a_path_ends_at_its_first_miss, begin, end),
         cmocka_unit_test_setup_teardown(a_forgotten_slot_is_in_neither_cache, begin, end),
