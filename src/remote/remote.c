@@ -18,8 +18,10 @@
 #include "remote/storing.h"
 #include "remote/tls.h"
 
-/* Longest wait for the writer at the end of the process. */
-#define DRAIN_NS ((int64_t)10 * 1000 * 1000 * 1000)
+/* Longest wait for the writer at the end of the process: until it has written, and until it has
+ * confirmed. */
+#define DRAIN_NS   ((int64_t)10 * 1000 * 1000 * 1000)
+#define CONFIRM_NS ((int64_t)2 * 1000 * 1000 * 1000)
 
 #define NOT_READ "its erasures are not read yet"
 
@@ -242,16 +244,26 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     return 0;
 }
 
+/* [lock] Returns until when the end of the process waits for the writer; 0: it need not wait. */
+static int64_t drain_until_ns(const struct remote *r, int64_t begin_ns)
+{
+    if (!r->has_writer || !r->stats.is_up)
+        return 0;
+    if (r->n_offers > 0 || r->publish != NULL)
+        return begin_ns + DRAIN_NS;
+    return r->n_leases > 0 ? begin_ns + CONFIRM_NS : 0;
+}
+
 /* Waits for the writer: chunks saved at the end of a short process are worth the time, while the
  * remote takes them. */
 static void drain(struct remote *r)
 {
-    int64_t until = clock_now_ns() + DRAIN_NS;
+    int64_t begin_ns = clock_now_ns(), now_ns, until_ns;
     pthread_mutex_lock(&r->lock);
     uint64_t n_failures = r->stats.n_failures;
-    while (r->has_writer && (r->n_offers > 0 || r->n_leases > 0 || r->publish != NULL) &&
-           r->stats.is_up && r->stats.n_failures == n_failures && clock_now_ns() < until)
-        remote_wait(r, &r->drained, until - clock_now_ns());
+    while ((until_ns = drain_until_ns(r, begin_ns)) > (now_ns = clock_now_ns()) &&
+           r->stats.n_failures == n_failures)
+        remote_wait(r, &r->drained, until_ns - now_ns);
     pthread_mutex_unlock(&r->lock);
 }
 
