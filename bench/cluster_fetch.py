@@ -2,12 +2,14 @@
 """Fetches from a Redis on loopback: their bandwidth as a share of that of GETs of the same values.
 
   bench/cluster_fetch.py MODEL [--words 1000] [--contexts 4] [--rounds 3] [--store disk|memory]
+                         [--store-cap 1G] [--idle 5]
 
 One server writes some contexts.  In each round a new server with an empty store fetches them one
 after another.  A client that does nothing else reads the same values with pipelined GETs into
 memory that it has already used (the limit).  `fetch` is the time from the look-up's question to the
 commit in the server's own store; a server's first context is listed apart, because its store and
-its memory are new then.  Prints medians."""
+its memory are new then.  --idle: the seconds that each server is left alone before the first fetch.
+Prints medians."""
 import argparse
 import re
 import socket
@@ -22,6 +24,8 @@ p.add_argument("--words", type=int, default=1000)
 p.add_argument("--contexts", type=int, default=4)
 p.add_argument("--rounds", type=int, default=3)
 p.add_argument("--store", choices=("disk", "memory"), default="disk")
+p.add_argument("--store-cap", default="")
+p.add_argument("--idle", type=float, default=0)
 a = p.parse_args()
 
 FETCHED = re.compile(r"(\d+) of (\d+) chunks came from the remote in ([0-9.]+) ms")
@@ -41,9 +45,11 @@ def ceiling(redis, keys, room):
 
 
 def measure(redis, prompts, keys, room):
-    options = ("--remote", redis.url(), "--plan", "kv", "--no-reuse", "-v", "--remote-timeout", "600")
+    options = ("--remote", redis.url(), "--plan", "kv", "--no-reuse", "-v", "--remote-timeout", "600",
+               *(("--store-cap", a.store_cap) if a.store_cap else ()))
     s = Server(a.model, *options, store="memory" if a.store == "memory" else None)
     s.shares()
+    time.sleep(a.idle)
     out = []
     for prompt in prompts:
         before, n_log = s.tier(), len(s.log)

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/process.h"
 #include "store/ahead.h"
 #include "store/media.h"
 
@@ -200,11 +201,19 @@ static const struct media_ops dram_ops = {
     .wipe = dram_wipe,
 };
 
+/* A store with a stated capacity gets the whole newest segment in advance, if the system has that
+ * capacity left. */
+static uint64_t wanted_ahead(const struct dram *d)
+{
+    bool fits = d->most_bytes > 0 && d->most_bytes <= process_memory_left();
+    return fits ? d->base.segment_bytes : AHEAD_BYTES;
+}
+
 /* Memory that the caller gives is provided already. */
 static void begin_ahead(struct dram *d, uint64_t cap_bytes)
 {
     d->most_bytes = cap_bytes;
-    d->ahead = ahead_create(AHEAD_BYTES, AHEAD_BESIDE);
+    d->ahead = ahead_create(wanted_ahead(d), AHEAD_BESIDE);
     d->first = d->ahead != NULL ? map(NULL, d->base.segment_bytes) : NULL;
     if (d->first != NULL)
         ahead_follow(d->ahead, d->first, ahead_bytes(d, 0));

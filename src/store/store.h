@@ -105,8 +105,9 @@ struct store_memory {
 struct store_opts {
     struct io *io; /* the file system; NULL selects the DRAM backend, which ignores dirs */
     struct store_memory memory; /* get NULL: ordinary memory */
-    /* The DRAM backend has the system provide ordinary memory before it is used, up to cap_bytes
-     * (ahead.h): for a store that is filled faster than the system zeroes memory. */
+    /* The DRAM backend has the system provide ordinary memory before it is used (ahead.h): for a
+     * store that is filled faster than the system zeroes memory. With cap_bytes it is the whole
+     * newest segment, up to cap_bytes, from store_open on; else 256 MiB. */
     bool memory_ahead;
     /* Size of the arena for copies of chunks in DRAM, in front of the disk (tier.h); 0: none.
      * The DRAM backend and stores opened read_only have none. */

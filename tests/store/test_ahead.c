@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "base/process.h"
 #include "store/ahead.h"
 #include "store/store_impl.h"
 #include "tests/store/storetest.h"
@@ -183,6 +184,34 @@ static void a_store_in_memory_asks_for_it(void **state)
     st_place_close(&p);
 }
 
+/* With a stated capacity all of it is provided, also beyond the usual 256 MiB. */
+static void a_store_with_a_capacity_gets_all_of_it(void **state)
+{
+    (void)state;
+    struct st_place p;
+    if (process_memory_left() < 1024 * MIB)
+        skip();
+    assert_true(st_place_open(&p, "dram", 1));
+    p.opts.segment_bytes = 512 * MIB;
+    p.opts.memory_ahead = true;
+    p.opts.cap_bytes = 400 * MIB;
+    struct store *s = st_open(&p);
+    const uint8_t *first = fill(s);
+    while (can_provide() && !is_provided(first + 399 * MIB))
+        usleep(1000);
+    assert_false(is_provided(first + 440 * MIB)); /* no more than the capacity */
+    store_close(s);
+    /* More than the system has: as without a capacity. */
+    p.opts.cap_bytes = UINT64_MAX / 4;
+    s = st_open(&p);
+    first = fill(s);
+    while (can_provide() && !is_provided(first + 200 * MIB))
+        usleep(1000);
+    assert_false(is_provided(first + 400 * MIB));
+    store_close(s);
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +221,7 @@ int main(void)
         cmocka_unit_test(several_threads_provide_it_at_once),
         cmocka_unit_test(without_a_thread_nothing_happens),
         cmocka_unit_test(a_store_in_memory_asks_for_it),
+        cmocka_unit_test(a_store_with_a_capacity_gets_all_of_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
