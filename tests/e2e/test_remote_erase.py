@@ -85,6 +85,19 @@ def test_all(redis, a, b):
     equal("and in the Redis", redis.chunks(), [])
 
 
+def test_told(a):
+    """As soon as nothing waits to be published, the numbers of erasures count the last one."""
+    wrong = []
+    for _ in range(20):
+        before = tiers(a)["remote"]["erasures"]
+        a.post("/v1/cache/clear", {})
+        while (now := tiers(a)["remote"])["erasures_to_publish"] > 0:
+            pass
+        if now["erasures"] <= before:
+            wrong.append((before, now))
+    equal("no GET tells of an earlier state", wrong, [])
+
+
 def test_running(redis, a, b):
     """An answer that is being given while its state is erased leaves nothing behind."""
     erased = 'hcache_saves_ended_total{reason="erased"}'
@@ -252,6 +265,7 @@ if is_installed():
     check("two servers reach the Redis", is_up(first) and is_up(second))
     test_one_context(server, first, second)
     test_all(server, first, second)
+    test_told(first)
     test_running(server, first, second)
     test_late_write(server, first)
     test_stopped(server, first, second)
