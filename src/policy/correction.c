@@ -17,9 +17,6 @@
 /* A short restore moves the start by at most CORRECTION_GAIN_MIN times this. */
 #define START_STEP_S 0.5e-3
 
-/* A lane's time corrects a kind of work only if that kind is at least this share of the lane's
- * work. */
-#define MOST 0.8
 /* The I/O lane is the bottleneck if compute waits for it during this share of the whole. */
 #define IO_BOUND 0.2
 
@@ -69,10 +66,12 @@ static void sum_kinds(const struct plan_request *req, const struct plan *plan,
         const struct plan_layer *l = &req->layer[i];
         switch (plan->method[i]) {
         case 'K':
-            *kv_s += l->comp_kv_s;
+            *kv_s += l->comp_kv_s - l->kv_project_s;
+            *gemm_s += l->kv_project_s;
             break;
         case 'H':
-            *gemm_s += l->comp_h_s;
+            *gemm_s += l->comp_h_s - l->h_load_s;
+            *kv_s += l->h_load_s;
             break;
         default:
             *gemm_s += plan_recompute_s(req, i, plan->n_r);
@@ -122,6 +121,19 @@ static void learn_start(struct platform *p, double lanes_s, double observed_s)
                       fmax(0, p->start_s + CORRECTION_GAIN_MIN * surprise));
 }
 
+/* Teaches the kind that was most of the compute lane's work. The other kind is believed. */
+static void learn_compute(struct platform *p, const struct correction_expected *e,
+                          double observed_s)
+{
+    struct platform_correction *gemm = &p->gemm_correction, *kv = &p->kv_correction;
+    if (e->gemm_s >= e->kv_s)
+        correction_observe(gemm, e->gemm_s,
+                           observed_s - e->kv_s * platform_correction_factor(kv));
+    else
+        correction_observe(kv, e->kv_s,
+                           observed_s - e->gemm_s * platform_correction_factor(gemm));
+}
+
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o)
 {
@@ -132,12 +144,8 @@ void correction_learn(struct platform *p, const struct correction_expected *e,
     bool io_bound = o->wait_s > IO_BOUND * o->total_s;
     if (e->io_s > LEAST_S && (io_bound || o->io_s < believed_io_s))
         correction_observe(io, e->io_s, o->io_s);
-    if (!(compute > LEAST_S))
-        return;
-    if (e->gemm_s >= MOST * compute)
-        correction_observe(&p->gemm_correction, compute, o->compute_s);
-    else if (e->kv_s >= MOST * compute)
-        correction_observe(&p->kv_correction, compute, o->compute_s);
+    if (compute > LEAST_S)
+        learn_compute(p, e, o->compute_s);
 }
 
 void correction_learn_prefill(struct platform *p, double believed_s, double observed_s)

@@ -45,6 +45,9 @@ struct plan_layer {
     /* Several stages: copy over the bus of the layer's stage, after the read. */
     double up_h_s, up_kv_s;
     double comp_h_s, comp_kv_s; /* compute after the read */
+    /* Several ranges: the part of comp_h_s that loads KV, for tokens without hidden states, and the
+     * part of comp_kv_s that projects hidden states, for tokens without KV. */
+    double h_load_s, kv_project_s;
     double comp_tok_s;          /* recomputing the whole layer */
     double comp_tok_last_s; /* norm and K, V projection only: the last recomputed layer */
     /* Stored bytes per token, for the budget and the reason text. */

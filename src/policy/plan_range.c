@@ -250,11 +250,6 @@ void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_
     }
 }
 
-static double share_comp_s(const struct platform *p, const struct range_share *s)
-{
-    return platform_h_s(p, s->h_tokens) + platform_kv_s(p, s->kv_tokens);
-}
-
 static double share_bytes(const struct platform *p, const struct range_share *s)
 {
     double n = (double)(s->h_tokens + s->kv_tokens);
@@ -279,8 +274,12 @@ static void layer_from_shares(const struct platform *p, const struct range_share
     l->io_kv_s = kv->io_s;
     l->up_h_s = h->up_s;
     l->up_kv_s = kv->up_s;
-    l->comp_h_s = like != NULL ? like->comp_h_s : share_comp_s(p, h);
-    l->comp_kv_s = like != NULL ? like->comp_kv_s : share_comp_s(p, kv);
+    l->h_load_s = like != NULL ? like->h_load_s : platform_kv_s(p, h->kv_tokens);
+    l->kv_project_s = like != NULL ? like->kv_project_s : platform_h_s(p, kv->h_tokens);
+    l->comp_h_s = like != NULL ? like->comp_h_s
+                               : l->h_load_s + platform_h_s(p, h->h_tokens);
+    l->comp_kv_s = like != NULL ? like->comp_kv_s
+                                : l->kv_project_s + platform_kv_s(p, kv->kv_tokens);
     l->h_bytes = possible ? share_bytes(p, h) : 0;
     l->kv_bytes = possible ? share_bytes(p, kv) : 0;
 }
@@ -318,6 +317,8 @@ static void slow_down(struct plan_request *req, struct plan_layer *layer, double
     for (int i = 0; i < req->n_layers; i++) {
         layer[i].comp_h_s *= comp;
         layer[i].comp_kv_s *= comp;
+        layer[i].h_load_s *= comp;
+        layer[i].kv_project_s *= comp;
         layer[i].comp_tok_s *= comp;
         layer[i].comp_tok_last_s *= comp;
         if (req->prefill_s != NULL)

@@ -244,6 +244,45 @@ static void short_restores_teach_the_start(void **state)
     assert_true(p.start_s == before);
 }
 
+/* In half of the chunks the layers have no KV, so that they are projected under the letter K. If
+ * projections take twice as long as measured, such restores teach GEMM, and not the loading of KV:
+ * else whole contexts would seem to load more slowly, too. */
+static void parts_without_kv_teach_gemm(void **state)
+{
+    (void)state;
+    uint8_t masks[2][12];
+    struct plan_range ranges[16];
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req = {.n_layers = 12, .may_deviate = true};
+    struct plan plan;
+    struct err err;
+    double prefill_s[12];
+    int n_used = 0;
+    memset(masks[0], PLAN_HAS_H, sizeof masks[0]);
+    memset(masks[1], PLAN_HAS_H | PLAN_HAS_KV, sizeof masks[1]);
+    for (int i = 0; i < 16; i++)
+        ranges[i] = (struct plan_range){.n_tokens = 64, .mask = masks[i % 2]};
+    begin(&p, layer, &req, 64);
+    for (int i = 0; i < 30; i++) {
+        req = (struct plan_request){.n_layers = 12, .may_deviate = true};
+        assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+        assert_int_equal(plan_best_prefix(&p, ranges, 16, 0, true, layer, prefill_s, &req,
+                                          &plan, &n_used, &err),
+                         0);
+        assert_int_equal(n_used, 16);
+        struct correction_expected e = correction_expect(&p, 0, &req, &plan);
+        assert_true(e.gemm_s > 4 * e.kv_s && e.kv_s > 0);
+        double compute_s = 2 * e.gemm_s + e.kv_s;
+        correction_learn(&p, &e,
+                         &(struct correction_observed){.io_s = e.io_s,
+                                                       .compute_s = compute_s,
+                                                       .total_s = e.restore_s});
+    }
+    assert_true(fabs(factor(&p.gemm_correction) / 2 - 1) < 0.02);
+    assert_true(p.kv_correction.n_observed == 0);
+}
+
 /* A machine whose GEMM, KV loading and disk are off by these factors: after a number of restores
  * with auto's own plans the platform predicts the measured times, and gives the plans of the true
  * costs. */
@@ -360,6 +399,7 @@ int main(void)
         cmocka_unit_test(a_bus_teaches_nothing),
         cmocka_unit_test(any_bandwidth_is_taught),
         cmocka_unit_test(short_restores_teach_the_start),
+        cmocka_unit_test(parts_without_kv_teach_gemm),
         cmocka_unit_test(learns_the_machine),
         cmocka_unit_test(is_kept),
         cmocka_unit_test(only_whole_restores_that_ran_alone_teach),
