@@ -48,7 +48,7 @@ struct plan_layer {
     /* Several ranges: the part of comp_h_s that loads KV, for tokens without hidden states, and the
      * part of comp_kv_s that projects hidden states, for tokens without KV. */
     double h_load_s, kv_project_s;
-    double comp_tok_s;          /* recomputing the whole layer */
+    double comp_tok_s;      /* recomputing the whole layer */
     double comp_tok_last_s; /* norm and K, V projection only: the last recomputed layer */
     /* Stored bytes per token, for the budget and the reason text. */
     double h_bytes, kv_bytes;
