@@ -17,6 +17,8 @@
 /* A short restore moves the start by at most CORRECTION_GAIN_MIN times this. */
 #define START_STEP_S 0.5e-3
 
+/* The compute lane teaches a kind of work only if that kind is at least this share of it. */
+#define MOST 0.8
 /* The I/O lane is the bottleneck if compute waits for it during this share of the whole. */
 #define IO_BOUND 0.2
 
@@ -121,15 +123,16 @@ static void learn_start(struct platform *p, double lanes_s, double observed_s)
                       fmax(0, p->start_s + CORRECTION_GAIN_MIN * surprise));
 }
 
-/* Teaches the kind that was most of the compute lane's work. The other kind is believed. */
+/* Teaches the kind that was most of the compute lane's work, if any was. The other is believed. */
 static void learn_compute(struct platform *p, const struct correction_expected *e,
                           double observed_s)
 {
     struct platform_correction *gemm = &p->gemm_correction, *kv = &p->kv_correction;
-    if (e->gemm_s >= e->kv_s)
+    double sum = e->gemm_s + e->kv_s;
+    if (e->gemm_s >= MOST * sum)
         correction_observe(gemm, e->gemm_s,
                            observed_s - e->kv_s * platform_correction_factor(kv));
-    else
+    else if (e->kv_s >= MOST * sum)
         correction_observe(kv, e->kv_s,
                            observed_s - e->gemm_s * platform_correction_factor(gemm));
 }
