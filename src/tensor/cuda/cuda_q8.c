@@ -22,7 +22,6 @@ struct gpu_q8 cuda_q8(const struct weight *w)
     return (struct gpu_q8){
         .q = q,
         .d = (const uint16_t *)(const void *)(q + w->n * blocks * Q8_BLOCK),
-        .n = (int)w->n,
         .n_blocks = (int)blocks};
 }
 

@@ -100,7 +100,7 @@ void gpu_gemv(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat
 struct gpu_q8 {
     const int8_t *q;   /* [n][n_blocks][32], 4-byte aligned */
     const uint16_t *d; /* [n][n_blocks] scales, f16 */
-    int n, n_blocks;
+    int n_blocks;
 };
 /* c [m][n] = a [m][k] . w^T (+ bias) with the bits of ops.h; c is f32 or has a's type. */
 void gpu_matmul_q8(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_q8 w,
