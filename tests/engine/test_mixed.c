@@ -188,13 +188,13 @@ static void sequences_get_the_shares_of_their_mini_batches(void **state)
     job_close(&j, N);
 }
 
-/* Half of each context is kept as tokens: a step computes these rows again and loads only the other
- * half. */
+/* The first two blocks of each context are kept as tokens, although there is room for more: a step
+ * computes these rows again and loads only the others. */
 static void tokens_are_computed_again(void **state)
 {
     (void)state;
     struct job j;
-    struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 12, [PLACES_TOKENS] = 8},
+    struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 12, [PLACES_TOKENS] = 12},
                             .kv_share = 1,
                             .token_blocks = 2};
     job_open(&j, &mo, N_PROMPT, N_SEQS, 4, false);
@@ -203,6 +203,12 @@ static void tokens_are_computed_again(void **state)
     struct mixed_stats before = stats_of(&j), after;
     step(&j);
     after = stats_of(&j);
+    for (int i = 0; i < N_SEQS; i++) {
+        const struct kv_table *t = seq_table(j.s[i]);
+        for (int b = 0; b < t->n_blocks; b++)
+            assert_int_equal(places_class_of(&j.k.engine->mixed.places, t->blocks[b]),
+                             b < 2 ? PLACES_TOKENS : PLACES_KV_HOST);
+    }
     assert_int_equal(after.n_again - before.n_again, N_SEQS * 2 * 64);
     assert_int_equal(after.up_bytes - before.up_bytes,
                      N_LAYERS * N_SEQS * j.k.engine->mixed.places.kv_bytes);

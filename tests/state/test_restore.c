@@ -248,8 +248,10 @@ static void bench_close(struct bench *b)
     place_close(&b->p);
 }
 
-/* Starts a restore of all chunks by the methods, a letter per layer. */
-static struct restore *begin(struct bench *b, const char *methods)
+/* Starts a restore of chunks [first, N_CHUNKS) by the methods, a letter per layer. takes_kv: see
+ * restore_job. */
+static struct restore *begin_at(struct bench *b, const char *methods, int first,
+                                const bool *takes_kv)
 {
     struct restore_want want = {.root = &b->chain.root,
                                 .keys = b->chain.keys,
@@ -260,10 +262,26 @@ static struct restore *begin(struct bench *b, const char *methods)
     assert_int_equal(restore_found(r)->n_hits, N_CHUNKS);
     b->plan = (struct plan){.n_layers = N_LAYERS, .mode = PLAN_FORCED_LAYERS};
     memcpy(b->plan.method, methods, N_LAYERS);
-    struct restore_job job = {
-        .n_chunks = N_CHUNKS, .tokens = prompt, .table = &b->table, .plan = &b->plan};
+    struct restore_job job = {.first_chunk = first,
+                              .n_chunks = N_CHUNKS,
+                              .tokens = prompt,
+                              .table = &b->table,
+                              .plan = &b->plan,
+                              .takes_kv = takes_kv};
     restore_start(r, &job);
     return r;
+}
+
+static struct restore *begin(struct bench *b, const char *methods)
+{
+    return begin_at(b, methods, 0, NULL);
+}
+
+static void finish(struct bench *b, struct restore *r)
+{
+    while (!restore_is_done(r))
+        if (!restore_pipeline_work(b->rr, RESTORE_NO_LIMIT))
+            restore_pipeline_wait(b->rr, 1000000);
 }
 
 static struct restore_result result_of(struct restore *r)
@@ -373,6 +391,33 @@ static void the_result_counts_what_was_done(void **state)
         assert_true(b.rr->row_ns[0] < (double)ns && b.rr->row_ns[1] < (double)ns);
         restore_end(r);
     }
+    bench_close(&b);
+}
+
+/* Chunks that lie in DRAM take keys and values, whatever the plan says. They are counted from the
+ * first chunk that is restored. */
+static void chunks_in_dram_take_keys_and_values(void **state)
+{
+    (void)state;
+    enum { FIRST = 2, N_REST = N_CHUNKS - FIRST };
+    static const bool takes_kv[N_REST] = {true, true, false, false, true};
+    struct bench b;
+    bench_open(&b, 14);
+    struct restore *r = begin_at(&b, "RHHK", FIRST, takes_kv);
+    finish(&b, r);
+    struct restore_result out = result_of(r);
+    const size_t *bytes = b.rr->record_bytes;
+    int n_kv = 3, n_h = N_REST - n_kv;
+    assert_int_equal(out.n_chunks, N_CHUNKS);
+    assert_int_equal(out.n_by_method[0], N_REST);
+    assert_int_equal(out.n_by_method[1], 2 * n_h);
+    assert_int_equal(out.n_by_method[2], 2 * n_kv + N_REST);
+    assert_int_equal(out.read_bytes, (size_t)(2 * n_h) * bytes[STORE_HIDDEN] +
+                                         (size_t)(2 * n_kv + N_REST) * bytes[STORE_KV]);
+    for (int c = FIRST; c < N_CHUNKS; c++)
+        for (int l = 1; l < 3; l++)
+            assert_int_equal(restore_method_of(r, l, c), takes_kv[c - FIRST] ? 'K' : 'H');
+    restore_end(r);
     bench_close(&b);
 }
 
@@ -646,6 +691,7 @@ int main(void)
         cmocka_unit_test(a_store_that_cannot_be_measured_is_not_used),
         cmocka_unit_test(a_race_counts_a_piece_at_its_end),
         cmocka_unit_test(the_result_counts_what_was_done),
+        cmocka_unit_test(chunks_in_dram_take_keys_and_values),
         cmocka_unit_test(every_plan_through_three_slots),
         cmocka_unit_test(slow_disk),
         cmocka_unit_test(flipped_bits),
