@@ -218,6 +218,28 @@ static void standard_input_is_neither_counted_nor_closed(void **state)
     close(fd);
 }
 
+/* Descriptor 0 is closed like any other if the input has opened it. */
+static void an_input_may_be_the_first_descriptor(void **state)
+{
+    (void)state;
+    struct input in;
+    struct stat st;
+    struct err err = {0};
+    const char *path = put("first", "one\n", 4);
+    int own = dup(STDIN_FILENO);
+    assert_true(own >= 0);
+    close(STDIN_FILENO);
+    assert_int_equal(input_open(&in, path, &err), 0);
+    int fd = in.fd;
+    input_close(&in);
+    int rc = fstat(fd, &st), code = errno;
+    assert_int_equal(dup2(own, STDIN_FILENO), STDIN_FILENO);
+    close(own);
+    assert_int_equal(fd, STDIN_FILENO);
+    assert_int_equal(rc, -1);
+    assert_int_equal(code, EBADF);
+}
+
 /* A pipe with a slow writer gives no partial lines. */
 static void a_pipe_may_have_nothing_yet(void **state)
 {
@@ -623,6 +645,7 @@ int main(void)
         cmocka_unit_test(an_input_that_cannot_be_opened_is_named),
         cmocka_unit_test(an_input_that_cannot_be_read_is_a_fault),
         cmocka_unit_test(standard_input_is_neither_counted_nor_closed),
+        cmocka_unit_test(an_input_may_be_the_first_descriptor),
         cmocka_unit_test(a_pipe_may_have_nothing_yet),
         cmocka_unit_test(a_line_is_refused_with_a_code),
         cmocka_unit_test(a_custom_id_has_a_bound),

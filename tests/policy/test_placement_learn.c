@@ -149,6 +149,31 @@ static void the_index_is_the_rate(void **state)
     assert_false(l->has_content[placement_class(7, false, true)]);
 }
 
+/* A class of which hardly anything was observed has the index of all classes together, like a class
+ * without content. */
+static void a_new_class_is_like_all(void **state)
+{
+    (void)state;
+    enum { NOW = 3000 };
+    struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
+    run(&x, NOW, 1000);
+    uint8_t new = placement_class(3, true, true), unseen = placement_class(7, false, true);
+    const struct placement_learn_use u = {.id = UINT64_C(1) << 40,
+                                          .class = new,
+                                          .time = NOW,
+                                          .lot = NOW,
+                                          .value = 1,
+                                          .was_there = true};
+    placement_learn_used(l, &u);
+    for (uint64_t n = l->n_updates; l->n_updates == n;)
+        use(&x, 0, NOW);
+    assert_true(l->has_content[new] && !l->has_content[unseen]);
+    for (int a = 0; a < PLACEMENT_AGES; a++)
+        if (fabs(l->index[new][a] / l->index[unseen][a] - 1) > 0.02)
+            fail_msg("age %d: %.4g, all classes together %.4g", a, l->index[new][a],
+                     l->index[unseen][a]);
+}
+
 /* If there is little content, all of it is observed. */
 static void the_sample_is_all_content(void **state)
 {
@@ -370,6 +395,7 @@ int main(void)
         cmocka_unit_test(each_number_of_uses_has_its_class),
         cmocka_unit_test(each_owner_has_its_number),
         cmocka_unit_test_setup_teardown(the_index_is_the_rate, begin, end),
+        cmocka_unit_test_setup_teardown(a_new_class_is_like_all, begin, end),
         cmocka_unit_test_setup_teardown(the_sample_is_all_content, begin, end),
         cmocka_unit_test_setup_teardown(lru_holds_the_youngest, begin, end),
         cmocka_unit_test_setup_teardown(the_price_fills_half_of_the_tier, begin, end),
