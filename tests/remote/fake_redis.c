@@ -8,6 +8,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -163,6 +164,13 @@ static void put_list(struct textbuf *out, int n)
     textbuf_addf(out, "*%d\r\n", n);
 }
 
+static int64_t wall_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 static void do_strings(struct fake_redis *f, const struct arg *a, struct textbuf *out)
 {
     const char *name = a[0].text;
@@ -173,15 +181,19 @@ static void do_strings(struct fake_redis *f, const struct arg *a, struct textbuf
         put_number(out, v != NULL);
         if (v != NULL)
             drop_value(f, v);
-    } else if (strcmp(name, "SETEX") == 0) {
+    } else if (strcmp(name, "SET") == 0) {
+        CHECK(strcmp(a[3].text, "PXAT") == 0);
         v = find_or_add(f->value, &f->n_values, MAX_VALUES, a[1].text);
-        value_set(v, a[3].text, a[3].n);
-        v->ttl_s = atoll(a[2].text);
+        value_set(v, a[2].text, a[2].n);
+        v->ttl_s = (atoll(a[4].text) - wall_ms()) / 1000;
         textbuf_addf(out, "+OK\r\n");
+    } else if (strcmp(name, "EXPIRE") == 0) {
+        if (v != NULL)
+            v->ttl_s = atoll(a[2].text);
+        put_number(out, v != NULL);
     } else if (v == NULL) {
         textbuf_addf(out, strcmp(name, "GETEX") == 0 ? "$-1\r\n" : "$0\r\n\r\n");
     } else if (strcmp(name, "GETEX") == 0) {
-        v->ttl_s = atoll(a[3].text);
         put_bytes(out, v->bytes, v->n);
     } else { /* GETRANGE */
         size_t first = (size_t)atoll(a[2].text), end = (size_t)atoll(a[3].text) + 1;
@@ -246,6 +258,17 @@ static void do_stream(struct fake_redis *f, const struct arg *a, int n, struct t
     }
 }
 
+static void do_time(struct textbuf *out)
+{
+    char seconds[24], rest[24];
+    int64_t ms = wall_ms();
+    snprintf(seconds, sizeof seconds, "%lld", (long long)(ms / 1000));
+    snprintf(rest, sizeof rest, "%lld", (long long)(ms % 1000 * 1000));
+    put_list(out, 2);
+    put_text(out, seconds);
+    put_text(out, rest);
+}
+
 static void do_hash(struct fake_redis *f, const struct arg *a, struct textbuf *out)
 {
     if (strcmp(a[0].text, "HSET") == 0) {
@@ -264,15 +287,18 @@ static void do_hash(struct fake_redis *f, const struct arg *a, struct textbuf *o
 /* [lock] Writes the answer to a command. */
 static void answer(struct fake_redis *f, const struct arg *a, int n, struct textbuf *out)
 {
-    static const char *const strings[] = {"STRLEN", "UNLINK", "SETEX", "GETEX", "GETRANGE"};
+    static const char *const strings[] = {"STRLEN", "UNLINK", "SET",
+                                          "EXPIRE", "GETEX",  "GETRANGE"};
     const char *name = a[0].text;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         if (strcmp(name, strings[i]) == 0) {
             do_strings(f, a, out);
             return;
         }
     }
-    if (strcmp(name, "SCAN") == 0)
+    if (strcmp(name, "TIME") == 0)
+        do_time(out);
+    else if (strcmp(name, "SCAN") == 0)
         do_scan(f, a, out);
     else if (name[0] == 'X')
         do_stream(f, a, n, out);
