@@ -4,7 +4,7 @@
  * For each budget, the engine prefills prompts and decodes batches.  A shared disk changes its
  * speed within seconds, so the benchmark measures the disk before and after each row that streams:
  * O_DIRECT reads of the packed file, one MiB each, eight in flight.  It measures twice: into 8 MiB
- * that nobody looks at (as fio does), and into 64 MiB with a checksum of every byte (as weights
+ * without using the bytes (as fio does), and into 64 MiB with a checksum of every byte (as weights
  * arrive).  The second is slower on a virtual disk, whose host copies into memory that another core
  * has in its caches.  A row's bound is the smaller of the resident weights' speed and the disk's:
  * rows of a pass x bytes per second into 8 MiB / bytes that a pass streams.
@@ -83,7 +83,7 @@ static const struct opt_cmd cmd = {
 const struct opt_cmd *const options_of_bench_stream = &cmd;
 
 struct disk_speed {
-    double unused; /* bytes/s into 8 MiB that nobody looks at, as fio measures */
+    double unused; /* bytes/s into 8 MiB without using the bytes, as fio measures */
     double used; /* bytes/s into 64 MiB with a checksum of every byte, as weights arrive */
 };
 
@@ -97,7 +97,7 @@ struct row {
     double tokens_per_s, of_resident, of_bound;
     /* shares of the row's time: reads in flight, the reader's checksums */
     double disk_share, verify_share;
-    double of_reads; /* speed as a share of the disk's with bytes that are looked at */
+    double of_reads; /* speed as a share of disk.used */
     uint64_t peak_rss, digest;
 };
 

@@ -28,7 +28,7 @@
 
 enum {
     AHEAD_BYTES = 64 << 20, /* bound on lines that are read ahead */
-    AT_ONCE = 16,           /* lines read between two looks at the engine, while it works */
+    AT_ONCE = 16, /* lines read between two checks of the engine, while it works */
     WAIT_MS = 100,
     MAX_TRIES = 5, /* for a request that found no memory */
 };

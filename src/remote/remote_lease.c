@@ -2,7 +2,7 @@
  *
  * Another server may erase a chunk while this one writes it, and then remove it from the remote
  * before the write arrives: the server was suspended, or the network has delayed the command. So
- * a write ends by itself unless its server has read the stream of erasures behind it:
+ * a written chunk expires unless its server reads the stream of erasures after the write:
  *
  *     TIME (t), XRANGE to the end     this server knows all erasures before t
  *     SET .. PXAT t + LEASE_MS        a write that comes later has expired when it comes

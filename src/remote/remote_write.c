@@ -150,7 +150,7 @@ static void work(struct round *b)
     for (; b->n_done < b->n && !is_erasure_due(r); b->n_done++) {
         const struct offer *o = &b->offer[b->n_done];
         bool known = b->is_there[b->n_done] && !o->removes;
-        if (known) { /* if another server has written it, that may die before it confirms it */
+        if (known) { /* another server may have written it, and end before it confirms it */
             remote_lease_add(r, &o->key, remote_ttl_s(r, o->ttl_s));
             count(r, &r->stats.n_known, 1);
         } else if (o->removes ? !remove_value(b, o) : !write_chunk(b, o)) {

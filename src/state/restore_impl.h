@@ -193,7 +193,7 @@ struct restore_pipeline {
     struct restore *runs;
     int n_in_flight; /* groups that the I/O thread reads */
     int n_fetches;   /* look-ups that wait for the remote, abandoned ones included */
-    /* When a group last came back; if later, when the first group now in flight was issued. */
+    /* The later of two times: a group last came back; the first group now in flight was issued. */
     int64_t t_heard;
     uint64_t n_io_news; /* counts events that the I/O thread may have to look at */
     uint64_t n_io_seen; /* part of n_io_news that the I/O thread has seen */

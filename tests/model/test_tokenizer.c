@@ -784,7 +784,7 @@ static void test_named_tokens(void **state)
          .y = 6, .x = 7},
         {", \"extra_special_tokens\": [\"<y>\"]",
          "{\"additional_special_tokens\": [\"<x>\"]}", .y = 6},
-        /* ... and nothing counts beside added_tokens_decoder. */
+        /* If there is an added_tokens_decoder, nothing else counts. */
         {", \"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\", \"special\": true}},"
          "\"pad_token\": \"<p>\"",
          "{\"pad_token\": \"<q>\"}", .x = 6, .p = 7},

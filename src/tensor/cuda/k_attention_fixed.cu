@@ -343,8 +343,8 @@ static __device__ __forceinline__ float *partial_of(const gpu_attention_job &a, 
     return a.scratch + (((int64_t)i_row * n_heads + head) * n_splits + i) * (d + 2);
 }
 
-/* Grid: row, up to 16 heads of a KV head, split.  If there is only one split, it writes the results
- * themselves. */
+/* Grid: row, up to 16 heads of a KV head, split.  If there is only one split, the kernel writes
+ * the results themselves. */
 template <typename T, int D>
 static __global__ void __launch_bounds__(split<T, D>::THREADS)
     fixed_split(gpu_attention_job a, const int32_t *rows, int n_splits)
