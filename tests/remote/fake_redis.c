@@ -308,8 +308,12 @@ static void answer(struct fake_redis *f, const struct arg *a, int n, struct text
         textbuf_addf(out, "+PONG\r\n");
     else if (strcmp(name, "CLUSTER") == 0)
         textbuf_addf(out, "-ERR This instance has cluster support disabled\r\n");
-    else
+    else if (strcmp(name, "SELECT") == 0 || strcmp(name, "AUTH") == 0)
         textbuf_addf(out, "+OK\r\n");
+    else {
+        fprintf(stderr, "fake_redis does not know %s\n", name);
+        abort();
+    }
 }
 
 /* --- connections ------------------------------------------------------------------------------ */
