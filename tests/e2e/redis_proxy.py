@@ -132,10 +132,14 @@ class Proxy:
         close(a, *(() if kept is not None else (b,)))
 
     def deliver(self):
-        """Sends the Redis what was kept."""
+        """Sends the Redis what was kept.  Its client may have gone; then the thread of the answers
+        closes the connection at the first answer, which follows the whole first command."""
         for b, kept in self.late:
-            b.sendall(b"".join(kept))
-            b.shutdown(socket.SHUT_WR)
+            try:
+                b.sendall(b"".join(kept))
+                b.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
         self.late = []
 
     def down(self, b, a):
