@@ -511,10 +511,10 @@ int hcache_cache_pin_context(struct hcache *h, const struct hcache_context *c,
                              int64_t until_wall_s, int *n_tokens, struct hcache_err *err);
 
 /* Guarantees state until a time: no limit, quota, idle time or full disk evicts it, also after a
- * restart. The state is what the last token of the context sees. HCACHE_E_NOT_FOUND: a part of it
- * is not stored. HCACHE_E_LIMIT: too much would be guaranteed. The message and *out have the
- * amounts. A guarantee ends at its time, with a pin whose time is in the past, or when the state
- * is erased. */
+ * restart. It guarantees all state that the context's last token sees. HCACHE_E_NOT_FOUND: a part
+ * of that state is not stored. HCACHE_E_LIMIT: too much would be guaranteed. The message and *out
+ * have the amounts. A guarantee ends at its time, with a pin whose time is in the past, or when the
+ * state is erased. */
 struct hcache_guarantee {
     int n_tokens;     /* tokens in full chunks */
     uint64_t n_bytes; /* bytes that this guarantee adds */

@@ -17,7 +17,7 @@
 /* A short restore moves the start by at most CORRECTION_GAIN_MIN times this. */
 #define START_STEP_S 0.5e-3
 
-/* The compute lane teaches a kind of work only if that kind is at least this share of it. */
+/* A restore teaches a kind of compute only if that kind is at least this share of its compute. */
 #define MOST 0.8
 /* The I/O lane is the bottleneck if compute waits for it during this share of the whole. */
 #define IO_BOUND 0.2

@@ -3,7 +3,7 @@
  *   remote.c        life, the queue of offers, statistics
  *   remote_link.c   a connection that reopens by itself, with rests in between
  *   remote_fetch.c  the reader's thread
- *   storing.c       the thread that stores what the reader has received
+ *   storing.c       a thread verifies and stores the chunks that the reader has received
  *   remote_write.c  the writer's thread
  *   remote_erase.c  this server's erasures; all but begin and end on the writer's thread
  *   remote_follow.c other servers' erasures, on the writer's thread

@@ -9,7 +9,7 @@
  *     region   |#### used ####|==== provided ====|......................|
  *                             '-- ahead_bytes ---'
  *
- * AHEAD_BESIDE: one thread of the lowest priority, beside other work.
+ * AHEAD_BESIDE: one thread that uses idle processor time only, beside other work.
  * AHEAD_AT_ONCE: one thread per processor, at most 8, for memory that the caller waits for.
  *
  * If no thread starts, memory comes at its first use. The lock is private: no other lock is taken

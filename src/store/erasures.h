@@ -34,7 +34,7 @@ struct erasure_mark {
 /* {.epoch = 1}: no erasure yet. */
 struct erasures {
     uint64_t epoch; /* 1 + number of erasures so far */
-    /* Chunks of an earlier epoch are too late, whatever they are. */
+    /* Every chunk of an earlier epoch is refused, whether a mark concerns it or not. */
     uint64_t floor;
     struct erasure_mark *marks; /* [ERASURES_MARKS] a ring; NULL: no mark yet */
     uint64_t n_marks;           /* marks ever set */

@@ -302,7 +302,7 @@ static void each_counter_has_its_line(void **state)
     textbuf_free(&b);
 }
 
-/* Buckets count what lies at or below their bound. */
+/* Each bucket counts the values that are at most its bound. */
 static void histograms_add_up(void **state)
 {
     (void)state;

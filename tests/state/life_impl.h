@@ -40,7 +40,7 @@ struct slot {
     int64_t committed;
 };
 
-/* What may be stored of a text. */
+/* The chunks of a text that may be stored. */
 struct life_erased {
     uint64_t n_begun; /* erasures that have begun */
     int64_t kept;     /* tokens that the last one has kept; INT64_MAX: any number */

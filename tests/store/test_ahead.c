@@ -184,7 +184,7 @@ static void a_store_in_memory_asks_for_it(void **state)
     st_place_close(&p);
 }
 
-/* With a stated capacity all of it is provided, also beyond the usual 256 MiB. */
+/* A memory store with a stated capacity has all its memory provided, even beyond 256 MiB. */
 static void a_store_with_a_capacity_gets_all_of_it(void **state)
 {
     (void)state;
