@@ -5,7 +5,7 @@
  *
  * Invariants:
  *  1. A row's results depend only on its own input, its position and the cache.
- *  2. K is rounded to the state dtype before RoPE, both in a layer and in a projection: kv_product
+ *  2. K is rounded to the state dtype before RoPE, both in a layer and in a projection: kv_products
  *     and round_kv compute both, which makes restoring from hidden states exact.
  *  3. The residual stream is rounded to the state dtype at the layer boundary, nowhere else. */
 #include <math.h>
@@ -81,13 +81,36 @@ static int norm(const struct model *m, struct stream *s, struct mat out, struct 
     return op->rmsnorm(s, out, x, weight, m->cfg.norm_eps);
 }
 
-/* Returns the product with W_k and W_v.  It writes straight into kv_rows if nothing is rounded. */
-static struct product kv_product(const struct activations *a,
-                                 const struct layer_weights *lw, struct mat kv_rows)
+/* Returns the place of the product with W_k and W_v: kv_rows itself if nothing is rounded. */
+static struct mat kv_place(const struct activations *a, const struct layer_weights *lw,
+                           struct mat kv_rows)
 {
     struct mat kv = first_rows(a->kv, kv_rows.rows);
-    bool straight = lw->k_norm == NULL && kv.dtype == kv_rows.dtype;
-    return (struct product){straight ? kv_rows : kv, &lw->wkv, lw->bkv};
+    return lw->k_norm == NULL && kv.dtype == kv_rows.dtype ? kv_rows : kv;
+}
+
+/* Sets p to the product with W_k and W_v, or to two if they are two matrices. Returns their number.
+ */
+static int kv_products(const struct layer_weights *lw, struct mat kv, struct product p[2])
+{
+    int64_t n_k = lw->wkv.n, n_v = lw->wv.n;
+    p[0] = (struct product){mat_cols(kv, 0, n_k), &lw->wkv, lw->bkv};
+    if (n_v == 0)
+        return 1;
+    p[1] = (struct product){mat_cols(kv, n_k, n_v), &lw->wv,
+                            lw->bkv != NULL ? lw->bkv + n_k : NULL};
+    return 2;
+}
+
+static int multiply(const struct model *m, struct stream *s, struct mat a,
+                    const struct product *p, int n)
+{
+    const struct ops *op = m->dev->ops;
+    if (op->matmul_many != NULL)
+        return op->matmul_many(s, a, p, n);
+    for (int i = 0; i < n; i++)
+        TRY(op->matmul(s, p[i].c, a, p[i].w, p[i].bias));
+    return 0;
 }
 
 /* Computes kv_rows = K (before RoPE) and V of their product, rounded to the state dtype. */
@@ -109,14 +132,12 @@ static int project_qkv(const struct model *m, const struct activations *a, struc
                        struct mat kv_rows)
 {
     const struct ops *op = m->dev->ops;
-    const struct product p[2] = {kv_product(a, lw, kv_rows), {q, &lw->wq, lw->bq}};
-    if (op->matmul_two != NULL) {
-        TRY(op->matmul_two(s, normed, p));
-    } else {
-        TRY(op->matmul(s, p[0].c, normed, p[0].w, p[0].bias));
-        TRY(op->matmul(s, p[1].c, normed, p[1].w, p[1].bias));
-    }
-    TRY(round_kv(m, s, lw, p[0].c, kv_rows));
+    struct mat kv = kv_place(a, lw, kv_rows);
+    struct product p[3];
+    int n = kv_products(lw, kv, p);
+    p[n++] = (struct product){q, &lw->wq, lw->bq};
+    TRY(multiply(m, s, normed, p, n));
+    TRY(round_kv(m, s, lw, kv, kv_rows));
     if (lw->q_norm != NULL)
         TRY(op->head_norm(s, q, m->cfg.d_head, lw->q_norm, m->cfg.norm_eps));
     return 0;
@@ -129,9 +150,11 @@ int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int 
     CHECK(h.rows <= w->max_rows && kv_rows.rows == h.rows);
     struct mat normed = first_rows(a->norm, h.rows);
     TRY(norm(m, s, normed, h, lw->norm1_w, lw->norm1_b));
-    struct product p = kv_product(a, lw, kv_rows);
-    TRY(m->dev->ops->matmul(s, p.c, normed, p.w, p.bias));
-    return round_kv(m, s, lw, p.c, kv_rows);
+    struct mat kv = kv_place(a, lw, kv_rows);
+    struct product p[2];
+    int n = kv_products(lw, kv, p);
+    TRY(multiply(m, s, normed, p, n));
+    return round_kv(m, s, lw, kv, kv_rows);
 }
 
 int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,

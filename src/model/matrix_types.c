@@ -93,11 +93,48 @@ bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c
     return fits;
 }
 
+bool matrix_types_differ_in_kv(const struct matrix_types *t, int layer)
+{
+    return matrix_type(t, layer, SLOT_WKV) != matrix_type(t, layer, SLOT_WV);
+}
+
+/* Returns the number of K rows in SLOT_WKV. */
+static int64_t k_rows(const struct model_config *c)
+{
+    return slot_rows(c, SLOT_WKV) - slot_rows(c, SLOT_WV);
+}
+
+enum slot matrix_of_part(const struct model_config *c, const struct tensor_part *p)
+{
+    return p->slot == SLOT_WKV && p->dst_row >= k_rows(c) ? SLOT_WV : p->slot;
+}
+
+int64_t matrix_rows(const struct matrix_types *t, const struct model_config *c, int layer,
+                    enum slot s, int n_ranks)
+{
+    if (s != SLOT_WKV && s != SLOT_WV)
+        return share_rows(c, s, n_ranks);
+    int64_t of_v = share_rows(c, SLOT_WV, n_ranks),
+            of_kv = share_rows(c, SLOT_WKV, n_ranks);
+    if (matrix_types_differ_in_kv(t, layer))
+        return s == SLOT_WV ? of_v : of_kv - of_v;
+    return s == SLOT_WV ? 0 : of_kv;
+}
+
 bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b)
 {
     return t->layers == NULL ||
            memcmp(&t->layers[(size_t)layer_a * N_SLOTS],
                   &t->layers[(size_t)layer_b * N_SLOTS], N_SLOTS * sizeof *t->layers) == 0;
+}
+
+/* Sets the type of a matrix that one more tensor fills: `want`, unless a tensor before it wants
+ * another type, or `want` does not fit. */
+static void choose(enum dtype *at, enum dtype want, bool fits, bool *seen)
+{
+    bool agrees = !*seen || *at == want;
+    *at = agrees && fits ? want : DTYPE_Q8;
+    *seen = true;
 }
 
 void matrix_types_make(struct matrix_types *out, enum dtype all,
@@ -113,14 +150,15 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
             memset(seen, 0, sizeof seen);
         layer = t->layer;
         for (int k = 0; k < t->n_parts; k++) {
-            enum slot s = t->parts[k].slot;
-            if (!slot_is_matrix(s))
-                continue;
-            enum dtype want = wanted(&set->src[i], s, file_has_q4),
-                       *at = matrix_type_at(out, t->layer, s);
-            bool agrees = !seen[s] || *at == want;
-            *at = agrees && has_blocks(want, c, s, n_ranks) ? want : DTYPE_Q8;
-            seen[s] = true;
+            const struct tensor_part *p = &t->parts[k];
+            bool both = p->slot == SLOT_WKV &&
+                        p->dst_row + p->n_groups * p->n_rows > k_rows(c);
+            enum slot first = matrix_of_part(c, p), last = both ? SLOT_WV : first;
+            for (enum slot s = first; slot_is_matrix(s) && s <= last; s++) {
+                enum dtype want = wanted(&set->src[i], s, file_has_q4);
+                choose(matrix_type_at(out, t->layer, s), want,
+                       has_blocks(want, c, s, n_ranks), &seen[s]);
+            }
         }
     }
 }
@@ -132,6 +170,11 @@ void weights_matrix_list(const struct weights *w, struct weights_matrix_list *ou
         .of = xcalloc((size_t)t->n_layers * N_SLOTS + 1, sizeof *out->of)};
     out->of[out->n++] = matrix_type(t, 0, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++)
-            out->of[out->n++] = matrix_type(t, l, s);
+        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++) {
+            bool two = matrix_types_differ_in_kv(t, l);
+            if (s == SLOT_WKV && two)
+                out->of[out->n++] = DTYPE_Q4;
+            if (s != SLOT_WV || two)
+                out->of[out->n++] = matrix_type(t, l, s);
+        }
 }

@@ -2,7 +2,10 @@
  *
  * Models held in f32, f16, bf16 or q8 have one type for all matrices.  In a model held in 4 bits
  * (DTYPE_Q4) each matrix has its own type: the file's 4-bit or 6-bit type if all tensors of the
- * matrix have it, q4_1 if this program converts the matrix to 4 bits, else q8. */
+ * matrix have it, q4_1 if this program converts the matrix to 4 bits, else q8.
+ *
+ * W_k and W_v are one matrix, SLOT_WKV, if they have one type.  In half of the layers of a Q4_K_M
+ * file they have two.  Then SLOT_WKV has only the K rows, and SLOT_WV is a matrix of the V rows. */
 #ifndef MODEL_MATRIX_TYPES_H
 #define MODEL_MATRIX_TYPES_H
 
@@ -29,12 +32,20 @@ void matrix_types_deinit(struct matrix_types *t);
 /* Returns whether all rows of the matrices, and each rank's share of them, are whole blocks. */
 bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c,
                       int n_ranks);
+/* Returns whether W_k and W_v of a layer are two matrices. */
+bool matrix_types_differ_in_kv(const struct matrix_types *t, int layer);
+/* Returns the matrix whose type a part of a tensor has: SLOT_WV for rows of W_v, else its slot. */
+enum slot matrix_of_part(const struct model_config *c, const struct tensor_part *p);
+/* Returns the rows of a matrix on one rank; 0 for SLOT_WV if W_k and W_v are one matrix. */
+int64_t matrix_rows(const struct matrix_types *t, const struct model_config *c, int layer,
+                    enum slot s, int n_ranks);
 /* Returns whether the matrices of two layers have the same types. */
 bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b);
 /* Deinits and frees the struct; NULL is allowed. */
 void matrix_types_free(struct matrix_types *t);
 
-/* Returns the place of a matrix's type. `layer` is ignored for the head. */
+/* Returns the place of a matrix's type. `layer` is ignored for the head.  SLOT_WV has the type of
+ * the V rows in every layer. */
 enum dtype *matrix_type_at(struct matrix_types *t, int layer, enum slot s);
 static inline enum dtype matrix_type(const struct matrix_types *t, int layer, enum slot s)
 {

@@ -181,14 +181,37 @@ static int read_dtype(const struct json *o, const char *key, enum dtype *out,
 }
 
 /* Keys for SLOT_WQ to SLOT_DOWN. */
-static const char *const matrix_keys[] = {"wq", "wkv", "wo", "up", "down"};
+static const char *const matrix_keys[] = {"wq", "wkv", "wv", "wo", "up", "down"};
 
-/* Reads "matrices": the type of the head, then for each layer those of W_q, W_k and W_v, W_o, up,
- * down. */
+static int read_matrix(struct pack_file *f, const struct json *of, const char *key,
+                       enum dtype *out, struct err *err)
+{
+    int rc = read_dtype(of, key, out, err);
+    if (rc == 0 && *out != DTYPE_Q8 && !dtype_has_blocks(*out))
+        return damaged(f, "its list of matrices", err);
+    return rc;
+}
+
+/* Reads a layer's types: those of W_q, W_k and W_v, W_o, up, down.  "wv" is present if W_v's type
+ * is not W_k's. */
+static int read_layer(struct pack_file *f, const struct json *of, int l, struct err *err)
+{
+    int rc = 0;
+    for (enum slot s = SLOT_WQ; rc == 0 && s <= SLOT_DOWN; s++) {
+        const char *key = matrix_keys[s - SLOT_WQ];
+        enum dtype *at = matrix_type_at(&f->matrices, l, s);
+        if (s == SLOT_WV && json_member(of, key) == NULL)
+            *at = *matrix_type_at(&f->matrices, l, SLOT_WKV);
+        else
+            rc = read_matrix(f, of, key, at, err);
+    }
+    return rc;
+}
+
+/* Reads "matrices": the type of the head, then those of each layer. */
 static int read_matrices(struct pack_file *f, const struct json *o, struct err *err)
 {
     const struct json *list;
-    size_t i = 0;
     matrix_types_init(&f->matrices, f->dtype, f->n_layers);
     if (f->dtype != DTYPE_Q4)
         return 0;
@@ -197,19 +220,10 @@ static int read_matrices(struct pack_file *f, const struct json *o, struct err *
         return rc;
     if (json_count(list) != (size_t)f->n_layers + 1)
         return damaged(f, "its list of matrices", err);
-    for (; i < json_count(list); i++) {
-        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++) {
-            enum dtype *at = i == 0 ? &f->matrices.head
-                                    : matrix_type_at(&f->matrices, (int)i - 1, s);
-            rc = read_dtype(json_at(list, i), i == 0 ? "head" : matrix_keys[s - SLOT_WQ],
-                            at, err);
-            if (rc != 0)
-                return rc;
-            if (*at != DTYPE_Q8 && !dtype_has_blocks(*at))
-                return damaged(f, "its list of matrices", err);
-        }
-    }
-    return 0;
+    rc = read_matrix(f, json_at(list, 0), "head", &f->matrices.head, err);
+    for (int l = 0; rc == 0 && l < f->n_layers; l++)
+        rc = read_layer(f, json_at(list, (size_t)l + 1), l, err);
+    return rc;
 }
 
 static int read_text(struct pack_file *f, const struct json *o, struct err *err)
@@ -406,8 +420,9 @@ static struct json *describe_matrices(const struct pack_file *f)
     for (int l = 0; l < f->n_layers; l++) {
         struct json *of = json_new_object();
         for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++)
-            json_put_string(of, matrix_keys[s - SLOT_WQ],
-                            dtype_name(matrix_type(&f->matrices, l, s)));
+            if (s != SLOT_WV || matrix_types_differ_in_kv(&f->matrices, l))
+                json_put_string(of, matrix_keys[s - SLOT_WQ],
+                                dtype_name(matrix_type(&f->matrices, l, s)));
         json_push(list, of);
     }
     return list;

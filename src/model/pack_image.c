@@ -14,12 +14,14 @@ enum { LINE = 64 };
 static size_t slot_bytes(const struct image_shape *s, enum slot slot, int layer)
 {
     int n_ranks = s->dev->n_ranks;
-    int64_t rows = share_rows(s->cfg, slot, n_ranks);
     if (slot_is_vector(slot))
-        return (size_t)round_up((uint64_t)rows * sizeof(float), LINE);
+        return (size_t)round_up((uint64_t)share_rows(s->cfg, slot, n_ranks) * sizeof(float),
+                                LINE);
     if (slot_is_matrix(slot))
-        return s->dev->ops->weight_bytes(matrix_type(s->types, layer, slot), rows,
-                                         share_cols(s->cfg, slot, n_ranks));
+        return s->dev->ops->weight_bytes(
+            matrix_type(s->types, layer, slot),
+            matrix_rows(s->types, s->cfg, layer, slot, n_ranks),
+            share_cols(s->cfg, slot, n_ranks));
     enum dtype t = s->table_dtype[slot == SLOT_EMBED ? 0 : 1];
     return (size_t)slot_rows(s->cfg, slot) * (size_t)slot_cols(s->cfg, slot) *
            dtype_bytes(t);
@@ -35,6 +37,7 @@ void image_make(struct image *out, const struct image_shape *s, enum image_kind 
         for (int k = 0; k < list.items[i].n_parts; k++)
             has[list.items[i].parts[k].slot] = true;
     tensor_list_free(&list);
+    has[SLOT_WV] = matrix_types_differ_in_kv(s->types, layer);
     *out = (struct image){.layer = layer};
     for (enum slot slot = 0; slot < N_SLOTS; slot++) {
         if (!has[slot] || image_kind_of(slot) != kind)
@@ -61,7 +64,7 @@ void image_bind(const struct image *im, const struct image_shape *s, const struc
             *slot_matrix(w, l, it->slot) = (struct weight){
                 .mem = {at, it->bytes, mem->kind},
                 .dtype = matrix_type(s->types, im->layer, it->slot),
-                .n = share_rows(s->cfg, it->slot, n_ranks),
+                .n = matrix_rows(s->types, s->cfg, im->layer, it->slot, n_ranks),
                 .k = share_cols(s->cfg, it->slot, n_ranks)};
         else
             *slot_vector(w, l, it->slot) = (const float *)(const void *)at;

@@ -4,7 +4,7 @@
  *   tables     embeddings, learned positions        stage of the embeddings
  *   head       output head, its bias, final norm    last stage
  *   streamed   a layer's wq, wo, w_up, w_down       the layer's stage
- *   kept       a layer's wkv, norms and biases      the layer's stage
+ *   kept       a layer's wkv, wv, norms and biases  the layer's stage
  *
  * Restores from hidden states need only the kept images.  A memory limit may leave streamed images
  * on the disk.  All layers have images of the same shape, unless their matrices have types of their
@@ -66,7 +66,7 @@ static inline enum image_kind image_kind_of(enum slot s)
         return IMAGE_TABLES;
     if (!slot_is_in_layer(s))
         return IMAGE_HEAD;
-    return slot_is_matrix(s) && s != SLOT_WKV ? IMAGE_STREAMED : IMAGE_KEPT;
+    return slot_is_matrix(s) && s != SLOT_WKV && s != SLOT_WV ? IMAGE_STREAMED : IMAGE_KEPT;
 }
 
 #endif

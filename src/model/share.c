@@ -14,6 +14,7 @@ static int n_sections(const struct model_config *c, enum slot s, int n_ranks)
     switch (s) {
     case SLOT_WQ:
     case SLOT_BQ:
+    case SLOT_WV:
         return 1;
     case SLOT_WKV:
     case SLOT_BKV:

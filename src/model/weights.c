@@ -126,6 +126,17 @@ static bool is_in_place(const struct loader *ld, const struct tensor_src *src)
            (uintptr_t)src->mapped % dtype_bytes(src->dtype) == 0;
 }
 
+static void measure_matrix(struct loader *ld, const struct tensor_spec *t, enum slot s)
+{
+    struct weight *m = matrix_of(ld, t->layer, s);
+    if (m->n != 0)
+        return;
+    *m = (struct weight){.dtype = matrix_type(ld->w->matrices, t->layer, s),
+                         .n = matrix_rows(ld->w->matrices, ld->c, t->layer, s, ld->n_ranks),
+                         .k = share_cols(ld->c, s, ld->n_ranks)};
+    ld->stage_bytes[stage_for(ld, t, s)] += matrix_bytes(ld, m);
+}
+
 /* Sets the shape of the slot that a part of a tensor fills, and counts its bytes. */
 static void measure_part(struct loader *ld, const struct tensor_spec *t,
                          const struct tensor_src *src, enum slot s)
@@ -134,13 +145,9 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
     if (slot_is_vector(s)) { /* an upper bound: K and V biases share a slot */
         ld->n_vector_floats[stage] += vector_floats(ld, s);
     } else if (slot_is_matrix(s)) {
-        struct weight *m = matrix_of(ld, t->layer, s);
-        if (m->n != 0)
-            return;
-        *m = (struct weight){.dtype = matrix_type(ld->w->matrices, t->layer, s),
-                             .n = share_rows(ld->c, s, ld->n_ranks),
-                             .k = share_cols(ld->c, s, ld->n_ranks)};
-        ld->stage_bytes[stage] += matrix_bytes(ld, m);
+        measure_matrix(ld, t, s);
+        if (s == SLOT_WKV)
+            measure_matrix(ld, t, SLOT_WV);
     } else if (!is_in_place(ld, src)) {
         ld->stage_bytes[stage] += (size_t)t->rows * (size_t)t->cols *
                                   dtype_bytes(tensor_table_dtype(src, ld->w->dtype));
@@ -167,7 +174,7 @@ static int check_room(const struct loader *ld)
 static int allocate_matrix(struct loader *ld, const struct tensor_spec *t, enum slot s)
 {
     struct weight *m = matrix_of(ld, t->layer, s);
-    if (m->mem.ptr != NULL)
+    if (m->mem.ptr != NULL || m->n == 0)
         return 0;
     size_t bytes = matrix_bytes(ld, m);
     if (stage_alloc(ld->dev, stage_for(ld, t, s), bytes, &m->mem, ld->err) != 0)
@@ -267,6 +274,8 @@ static int allocate(struct loader *ld)
                 rc = allocate_matrix(ld, t, s);
             else if (slot_is_table(s))
                 rc = allocate_table(ld, t, &ld->set.src[i], s);
+            if (rc == 0 && s == SLOT_WKV)
+                rc = allocate_matrix(ld, t, SLOT_WV);
         }
     }
     return rc == 0 ? allocate_vectors(ld) : rc;
@@ -505,6 +514,11 @@ static int deliver_matrix(struct loader *ld, const struct loaded_rows *b, enum s
                           int rank, const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     const struct weight *m = matrix_of(ld, b->t->layer, s);
+    if (s == SLOT_WKV && dst_row >= m->n) { /* W_v is a matrix of its own */
+        dst_row -= m->n;
+        m = matrix_of(ld, b->t->layer, SLOT_WV);
+    }
+    CHECK(dst_row + n <= m->n);
     bool q4 = dtype_has_blocks(m->dtype);
     enum dtype t = q4 ? m->dtype : packed_from(m->dtype);
     int rc = q4 ? make_blocks(ld, b, t, rows, n) : 0;
@@ -876,7 +890,7 @@ void weights_unload(struct weights *w, struct device *dev)
         return;
     for (int i = 0; i < h->n_layers; i++) {
         struct layer_weights *l = &w->layers[i];
-        struct weight *all[] = {&l->wq, &l->wkv, &l->wo, &l->w_up, &l->w_down};
+        struct weight *all[] = {&l->wq, &l->wkv, &l->wv, &l->wo, &l->w_up, &l->w_down};
         for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
             buf_free(dev, &all[k]->mem);
     }

@@ -24,7 +24,9 @@ struct layer_weights {
     const float *norm1_w, *norm1_b;
     const float *norm2_w, *norm2_b; /* before the MLP; NULL in BLOCK_PARALLEL */
     struct weight wq;               /* [n_heads * d_head][d] */
-    struct weight wkv;              /* [2 * n_kv_heads * d_head][d]: K rows, then V rows */
+    /* [2 * n_kv_heads * d_head][d]: K rows, then V rows.  If they differ in type, wkv has only the
+     * K rows, and wv [n_kv_heads * d_head][d] the V rows; else wv.n is 0. */
+    struct weight wkv, wv;
     const float *bq, *bkv;
     const float *q_norm, *k_norm; /* [d_head] */
     struct weight wo;             /* [d][n_heads * d_head] */
@@ -198,7 +200,8 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                  const struct weights_opts *o, struct err *err);
 void weights_unload(struct weights *w, struct device *dev);
 
-/* The types of all matrices: the head's, then those of each layer.  Free `of` at the end. */
+/* The types of all matrices: the head's, then those of each layer.  Three entries stand for W_k and
+ * W_v of different types: DTYPE_Q4, W_k's, W_v's.  Free `of` at the end. */
 struct weights_matrix_list {
     int n;
     enum dtype *of;

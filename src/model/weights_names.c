@@ -161,6 +161,8 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
     case SLOT_WKV:
     case SLOT_BKV:
         return 2 * kv_dim(c);
+    case SLOT_WV:
+        return kv_dim(c);
     case SLOT_UP:
     case SLOT_B_UP:
         return (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1);

@@ -25,6 +25,7 @@ enum slot {
     SLOT_HEAD,
     SLOT_WQ,
     SLOT_WKV,
+    SLOT_WV, /* the V rows of SLOT_WKV, if they differ in type from its K rows (matrix_types.h) */
     SLOT_WO,
     SLOT_UP,
     SLOT_DOWN,
@@ -70,6 +71,7 @@ static inline bool slot_is_in_layer(enum slot s)
 int64_t slot_rows(const struct model_config *c, enum slot s);
 int64_t slot_cols(const struct model_config *c, enum slot s);
 
+/* No part names SLOT_WV: rows of W_v go to SLOT_WKV, behind those of W_k. */
 struct tensor_part {
     enum slot slot;
     int64_t src_row, src_stride, dst_row, n_rows, n_groups;

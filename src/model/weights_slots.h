@@ -17,6 +17,8 @@ static inline struct weight *slot_matrix(struct weights *w, struct layer_weights
         return &l->wq;
     case SLOT_WKV:
         return &l->wkv;
+    case SLOT_WV:
+        return &l->wv;
     case SLOT_WO:
         return &l->wo;
     case SLOT_UP:

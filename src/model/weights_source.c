@@ -132,7 +132,7 @@ static int describe_packed(struct weights_info *out, const char *source,
     out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
     for (size_t i = 0; rc == 0 && i < set->list.n; i++) {
         const struct tensor_spec *t = &set->list.items[i];
-        enum dtype type = packed_type(&f, t->layer, t->parts[0].slot);
+        enum dtype type = packed_type(&f, t->layer, matrix_of_part(cfg, &t->parts[0]));
         uint64_t n = (uint64_t)(t->rows * t->cols);
         out->tensors[out->n_tensors++] = (struct tensor_info){
             .name = t->name,

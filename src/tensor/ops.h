@@ -142,6 +142,8 @@ enum activation {
     ACTIVATION_GELU_TANH, /* tanh approximation */
 };
 
+enum { MATMUL_MANY = 3 }; /* products in one operation, at most */
+
 /* A product with weights, of rows that the operation is given. */
 struct product {
     struct mat c; /* [m][n] f32 */
@@ -178,10 +180,10 @@ struct ops {
     /* c [m][n] f32 = a [m][k] f32 . w^T (+ bias [n], may be NULL). */
     int (*matmul)(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
-    /* p[i].c = a . p[i].w^T (+ p[i].bias) for i = 0 and 1, with the same bits as two calls of
-     * matmul.  It starts the device's threads once for both.  NULL on a device on which two calls
-     * of matmul are as fast. */
-    int (*matmul_two)(struct stream *s, struct mat a, const struct product *p);
+    /* p[i].c = a . p[i].w^T (+ p[i].bias) for i < n <= MATMUL_MANY, with the same bits as n calls
+     * of matmul.  It rounds the rows and starts the device's threads once for all, where it can.
+     * NULL on a device on which n calls of matmul are as fast. */
+    int (*matmul_many)(struct stream *s, struct mat a, const struct product *p, int n);
     /* out = round_T(x): f32 -> T, also T -> f32 (exact). */
     int (*convert)(struct stream *s, struct mat out, struct mat x);
     /* out [n][d] = a + b in f32, rounded to out's dtype; a of T or f32, b f32. */

@@ -490,6 +490,29 @@ static void chunkings_q4(void **state)
     chunkings_of("q4");
 }
 
+/* W_k and W_v of different types, in some of the layers: two products in the place of one, in a
+ * layer and in the projection of a hidden state. */
+static void w_v_of_another_type(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"layers", "six"};
+    for (int i = 0; i < 2 * 3; i++) {
+        struct stack k;
+        char path[64], plan[64];
+        snprintf(path, sizeof path, "tests/model/golden/gguf/%s.gguf", files[i / 3]);
+        open_stack_as(&k, path, dtypes[i % 3], "q4", 1 + i % 2, i % 2 == 0 ? 512 : 7);
+        int n_layers = k.model->cfg.n_layers;
+        struct run ref = run_once(&k, "both", "recompute");
+        for (int r = 0; r <= n_layers; r++)
+            for (int h = 0; r + h <= n_layers; h++) {
+                snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                check_plan(&k, &ref, plan, path);
+            }
+        run_free(&ref);
+        stack_close(&k);
+    }
+}
+
 static void chunkings_bf16r(void **state)
 {
     (void)state;
@@ -646,6 +669,7 @@ int main(void)
         cmocka_unit_test(chunkings_q8),
         cmocka_unit_test(chunkings_q4),
         cmocka_unit_test(chunkings_bf16r),
+        cmocka_unit_test(w_v_of_another_type),
         cmocka_unit_test(batch_composition),
         cmocka_unit_test(one_wrong_element_is_seen),
     };

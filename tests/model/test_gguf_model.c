@@ -197,6 +197,18 @@ static float *rows_of(const struct solo *t, const struct weight *w)
     return out;
 }
 
+/* Checks that q4's matrix has exactly the values of f32's rows [row, row + n). */
+static void expect_rows(const struct solo *a, const struct weight *all, int64_t row,
+                        const struct solo *b, const struct weight *part)
+{
+    float *want = rows_of(a, all), *got = rows_of(b, part);
+    assert_true(row + part->n <= all->n && part->k == all->k);
+    for (int64_t i = 0; i < part->n * part->k; i++)
+        assert_true(got[i] == want[row * all->k + i]);
+    free(want);
+    free(got);
+}
+
 /* 4-bit tensors keep their type and exactly the file's values, in the order of the model's rows;
  * matrices made of other types, even in part, have 8 bits. */
 static void test_4_bit_tensors_are_held_as_they_are(void **state)
@@ -208,45 +220,46 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
     const struct layer_weights *la = a.m->w.layers, *lb = b.m->w.layers;
     assert_int_equal(lb->wq.dtype, DTYPE_Q4_K);
     assert_int_equal(lb->wo.dtype, DTYPE_Q4_0);
-    assert_int_equal(lb->wkv.dtype, DTYPE_Q8);    /* Q5_K and Q6_K */
+    assert_int_equal(lb->wkv.dtype, DTYPE_Q8); /* W_k: Q5_K */
+    assert_int_equal(lb->wv.dtype, DTYPE_Q6_K);
     assert_int_equal(lb->w_up.dtype, DTYPE_Q8);   /* Q4_1 and Q5_0 */
     assert_int_equal(lb->w_down.dtype, DTYPE_Q8); /* Q5_1 */
     assert_int_equal(b.m->w.head.dtype, DTYPE_Q8);
-    const struct weight *pairs[][2] = {{&la->wq, &lb->wq}, {&la->wo, &lb->wo}};
-    for (int i = 0; i < 2; i++) {
-        float *want = rows_of(&a, pairs[i][0]), *got = rows_of(&b, pairs[i][1]);
-        for (int64_t k = 0; k < pairs[i][0]->n * pairs[i][0]->k; k++)
-            assert_true(got[k] == want[k]);
-        free(want);
-        free(got);
-    }
+    expect_rows(&a, &la->wq, 0, &b, &lb->wq);
+    expect_rows(&a, &la->wo, 0, &b, &lb->wo);
+    expect_rows(&a, &la->wkv, lb->wkv.n, &b, &lb->wv);
     solo_close(&a);
     solo_close(&b);
 }
 
-/* 6-bit tensors are held as they are too, also the embedding table that serves as the head.  W_k of
- * 4 bits and W_v of 6 bits form one matrix of two types, which is held in 8 bits. */
+/* 6-bit tensors are held as they are too, also the embedding table that serves as the head.  W_k
+ * and W_v are one matrix if they have one type; W_k of 4 bits and W_v of 6 bits are two.  So the
+ * weights take hardly more memory than the file. */
 static void test_6_bit_tensors_are_held_as_they_are(void **state)
 {
     (void)state;
     struct solo a, b;
+    struct stat file;
+    assert_int_equal(stat(GGUF "six.gguf", &file), 0);
     solo_open_held(&a, GGUF "six.gguf", NULL, "f32");
     solo_open_held(&b, GGUF "six.gguf", NULL, "q4");
     const struct layer_weights *la = a.m->w.layers, *lb = b.m->w.layers;
-    const struct weight *pairs[][2] = {{&a.m->w.head, &b.m->w.head},
-                                       {&la[0].wkv, &lb[0].wkv},
-                                       {&la[0].w_down, &lb[0].w_down}};
     assert_int_equal(lb[0].wq.dtype, DTYPE_Q4_K);
-    assert_int_equal(lb[1].wkv.dtype, DTYPE_Q8);
+    assert_int_equal(b.m->w.head.dtype, DTYPE_Q6_K);
+    assert_int_equal(lb[0].wkv.dtype, DTYPE_Q6_K);
+    assert_int_equal(lb[0].w_down.dtype, DTYPE_Q6_K);
+    assert_int_equal(lb[0].wv.n, 0);
+    assert_int_equal(lb[1].wkv.dtype, DTYPE_Q4_K);
+    assert_int_equal(lb[1].wv.dtype, DTYPE_Q6_K);
+    assert_int_equal(lb[1].wkv.n, la[1].wkv.n / 2);
+    assert_int_equal(lb[1].wv.n, la[1].wkv.n / 2);
     assert_int_equal(lb[1].w_down.dtype, DTYPE_Q4_K);
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(pairs[i][1]->dtype, DTYPE_Q6_K);
-        float *want = rows_of(&a, pairs[i][0]), *got = rows_of(&b, pairs[i][1]);
-        for (int64_t k = 0; k < pairs[i][0]->n * pairs[i][0]->k; k++)
-            assert_true(got[k] == want[k]);
-        free(want);
-        free(got);
-    }
+    expect_rows(&a, &a.m->w.head, 0, &b, &b.m->w.head);
+    expect_rows(&a, &la[0].wkv, 0, &b, &lb[0].wkv);
+    expect_rows(&a, &la[0].w_down, 0, &b, &lb[0].w_down);
+    expect_rows(&a, &la[1].wkv, 0, &b, &lb[1].wkv);
+    expect_rows(&a, &la[1].wkv, lb[1].wkv.n, &b, &lb[1].wv);
+    assert_true((double)b.m->w.bytes < 1.03 * (double)file.st_size);
     solo_close(&a);
     solo_close(&b);
 }
@@ -293,7 +306,9 @@ static void test_layers_differ(void **state)
         const struct layer_weights *w = &t.m->w.layers[l];
         bool more = l == 0 || l == 3; /* W_v and W_down have 8 bits */
         assert_int_equal(w->wq.dtype, DTYPE_Q4_1);
-        assert_int_equal(w->wkv.dtype, more ? DTYPE_Q8 : DTYPE_Q4_1);
+        assert_int_equal(w->wkv.dtype, DTYPE_Q4_1);
+        assert_int_equal(w->wv.n, more ? w->wkv.n : 0);
+        assert_int_equal(w->wv.dtype, more ? DTYPE_Q8 : DTYPE_Q4_1);
         assert_int_equal(w->w_down.dtype, more ? DTYPE_Q8 : DTYPE_Q4_1);
     }
     solo_close(&t);

@@ -273,27 +273,32 @@ static void packing_never_replaces_a_file(void **state)
     assert_int_equal(access(path_of("none.tmp"), F_OK), -1);
 }
 
-/* Each rank has its share of every slot. */
-static void ranks_have_their_shares(void **state)
+static void expect_shares(const char *source, const char *weights)
 {
     struct err err = {0};
     struct device *d;
     struct model *a, *b;
     const char *path = path_of("ranks.packed");
-    (void)state;
-    assert_int_equal(pack_for("synth:tiny-mha", path, "cpu", 2, NULL, &err), 0);
+    unlink(path);
+    assert_int_equal(pack_for(source, path, "cpu", 2, weights, &err), 0);
     assert_int_equal(group_open("cpu", NULL, 2, 1, NULL, &d, &err), 0);
-    struct model_opts o = {.dev = d};
-    assert_int_equal(model_open("synth:tiny-mha", &o, &a, &err), 0);
-    assert_int_equal(model_open(path_of("ranks.packed"), &o, &b, &err), 0);
+    assert_int_equal(
+        model_open(source, &(struct model_opts){.dev = d, .weights = weights}, &a, &err),
+        0);
+    assert_int_equal(model_open(path, &(struct model_opts){.dev = d}, &b, &err), 0);
     for (int l = 0; l < a->cfg.n_layers; l++)
         for (int rank = 0; rank < 2; rank++) {
             const struct layer_weights *x = &a->w.layers[l], *y = &b->w.layers[l];
-            const struct weight *mx[] = {&x->wq, &x->wkv, &x->wo, &x->w_up, &x->w_down};
-            const struct weight *my[] = {&y->wq, &y->wkv, &y->wo, &y->w_up, &y->w_down};
-            for (int i = 0; i < 5; i++) {
+            const struct weight *mx[] = {&x->wq, &x->wkv,  &x->wv,
+                                         &x->wo, &x->w_up, &x->w_down};
+            const struct weight *my[] = {&y->wq, &y->wkv,  &y->wv,
+                                         &y->wo, &y->w_up, &y->w_down};
+            for (int i = 0; i < 6; i++) {
                 assert_int_equal(mx[i]->n, my[i]->n);
+                if (mx[i]->n == 0)
+                    continue;
                 assert_int_equal(mx[i]->k, my[i]->k);
+                assert_int_equal(mx[i]->dtype, my[i]->dtype);
                 size_t bytes = d->ops->weight_bytes(mx[i]->dtype, mx[i]->n, mx[i]->k);
                 assert_memory_equal(rank_address(d, mx[i]->mem.ptr, rank),
                                     rank_address(d, my[i]->mem.ptr, rank), bytes);
@@ -302,6 +307,41 @@ static void ranks_have_their_shares(void **state)
     model_close(a);
     model_close(b);
     device_close(d);
+}
+
+/* Each rank has its share of every slot, also of W_k and W_v that differ in type. */
+static void ranks_have_their_shares(void **state)
+{
+    (void)state;
+    expect_shares("synth:tiny-mha", NULL);
+    expect_shares(GGUF "six.gguf", "q4");
+}
+
+/* The description of a packed file has the type of W_v in layers in which it is not W_k's. */
+static void a_description_has_both_types_of_k_and_v(void **state)
+{
+    static const struct {
+        const char *name, *type;
+    } want[] = {{"model.layers.0.self_attn.k_proj.weight", "q6_k"},
+                {"model.layers.0.self_attn.v_proj.weight", "q6_k"},
+                {"model.layers.1.self_attn.k_proj.weight", "q4_k"},
+                {"model.layers.1.self_attn.v_proj.weight", "q6_k"}};
+    struct weights_info info;
+    struct model_config cfg;
+    struct err err = {0};
+    int n_found = 0;
+    (void)state;
+    const char *path = pack(GGUF "six.gguf", "q4");
+    assert_int_equal(config_load(&cfg, path, &err), 0);
+    assert_int_equal(weights_describe(&info, path, &cfg, DTYPE_BF16, &err), 0);
+    for (size_t i = 0; i < info.n_tensors; i++)
+        for (int w = 0; w < 4; w++)
+            if (strcmp(info.tensors[i].name, want[w].name) == 0) {
+                assert_string_equal(info.tensors[i].type, want[w].type);
+                n_found++;
+            }
+    assert_int_equal(n_found, 4);
+    weights_info_deinit(&info);
 }
 
 static int set_up(void **state)
@@ -348,6 +388,7 @@ int main(void)
         cmocka_unit_test(a_stale_file_says_why),
         cmocka_unit_test(packing_never_replaces_a_file),
         cmocka_unit_test(ranks_have_their_shares),
+        cmocka_unit_test(a_description_has_both_types_of_k_and_v),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -306,6 +306,10 @@ static void the_kind_of_weights_counts(void **state)
     assert_int_equal(*w_down, DTYPE_Q4_1);
     *w_down = DTYPE_Q8;
     assert_false(same(f, fingerprint_of(&p)));
+    *w_down = DTYPE_Q4_1;
+    assert_true(same(f, fingerprint_of(&p)));
+    *matrix_type_at(p.m->w.matrices, 3, SLOT_WV) = DTYPE_Q8;
+    assert_false(same(f, fingerprint_of(&p)));
     place_close(&p);
 }
 

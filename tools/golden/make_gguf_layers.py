@@ -41,7 +41,7 @@ def make(file, D, KV, FFN, n_layers, tied, type_of, rest):
     with tempfile.TemporaryDirectory() as tmp:
         source = pathlib.Path(tmp) / "a.gguf"
         w = gguf.GGUFWriter(source, "llama")
-        for add, v in ((w.add_block_count, n_layers), (w.add_context_length, 128), (w.add_embedding_length, D),
+        for add, v in ((w.add_block_count, n_layers), (w.add_context_length, 256), (w.add_embedding_length, D),
                        (w.add_feed_forward_length, FFN), (w.add_head_count, 4), (w.add_head_count_kv, 2),
                        (w.add_rope_dimension_count, D // 4), (w.add_rope_freq_base, 1e4),
                        (w.add_layer_norm_rms_eps, 1e-5), (w.add_vocab_size, VOCAB)):

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct ops cpu_ops = OPERATIONS_TABLE(cpu, .matmul_two = cpu_matmul_two);
+static const struct ops cpu_ops = OPERATIONS_TABLE(cpu, .matmul_many = cpu_matmul_many);
 
 /* --- instruction sets ----------------------------------------------------------------------- */
 

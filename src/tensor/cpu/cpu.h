@@ -199,6 +199,6 @@ static inline void *row_ptr(struct mat a, int64_t row)
 /* --- the operations, see ops.h and operations.h ---------------------------------------------- */
 
 OPERATIONS_DECLARE(cpu)
-int cpu_matmul_two(struct stream *s, struct mat a, const struct product *p);
+int cpu_matmul_many(struct stream *s, struct mat a, const struct product *p, int n);
 
 #endif

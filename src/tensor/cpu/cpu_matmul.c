@@ -221,13 +221,17 @@ int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight
     return rc;
 }
 
-int cpu_matmul_two(struct stream *s, struct mat a, const struct product *p)
+int cpu_matmul_many(struct stream *s, struct mat a, const struct product *p, int n)
 {
-    for (int i = 0; i < 2; i++)
+    int rc = 0;
+    CHECK(n <= MATMUL_MANY && a.cols <= MATMUL_MAX_K);
+    for (int i = 0; i < n; i++)
         check_matmul(p[i].c, a, p[i].w);
-    CHECK(a.cols <= MATMUL_MAX_K);
-    if (quant_alike(p[0].w->dtype, p[1].w->dtype))
-        return cpu_quant_matmul_two(s, a, p);
-    int rc = cpu_matmul(s, p[0].c, a, p[0].w, p[0].bias);
-    return rc != 0 ? rc : cpu_matmul(s, p[1].c, a, p[1].w, p[1].bias);
+    for (int i = 0, run; rc == 0 && i < n; i += run) {
+        for (run = 1; i + run < n && quant_alike(p[i].w->dtype, p[i + run].w->dtype);)
+            run++;
+        rc = run > 1 ? cpu_quant_matmul_many(s, a, p + i, run)
+                     : cpu_matmul(s, p[i].c, a, p[i].w, p[i].bias);
+    }
+    return rc;
 }

@@ -60,7 +60,7 @@ struct quant_job {
     struct stream *s;
     const struct quant_kernels *kernels;
     struct mat a;
-    struct part part[2];
+    struct part part[MATMUL_MANY];
     int n_parts;
     int64_t row0; /* rows [row0, row0 + m) are rounded */
     int m;
@@ -89,9 +89,10 @@ static void round_rows(void *arg, int64_t begin, int64_t end)
 
 static struct quant_tile tile_at(const struct quant_job *job, long item, int thread_idx)
 {
-    const struct part *p = &job->part[item >= job->part[0].n_items];
+    const struct part *p = job->part;
+    while (item >= p->n_items)
+        item -= p++->n_items;
     const struct weight *w = p->w;
-    item -= p == job->part ? 0 : job->part[0].n_items;
     int rt = (int)(item % job->n_row_tiles);
     int r0 = job->m * rt / job->n_row_tiles, r1 = job->m * (rt + 1) / job->n_row_tiles;
     int64_t panel = item / job->n_row_tiles * job->tile_panels, col = panel * PANEL;
@@ -203,14 +204,13 @@ int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct 
     return quant_matmul_by(kernels_for(w->dtype, s), s, c, a, w, bias);
 }
 
-int cpu_quant_matmul_two(struct stream *s, struct mat a, const struct product *p)
+int cpu_quant_matmul_many(struct stream *s, struct mat a, const struct product *p, int n)
 {
     struct quant_job job = {
-        .s = s,
-        .kernels = kernels_for(p[0].w->dtype, s),
-        .a = a,
-        .part = {{p[0].c, p[0].w, p[0].bias, 0}, {p[1].c, p[1].w, p[1].bias, 0}},
-        .n_parts = 2};
-    CHECK(kernels_for(p[1].w->dtype, s) == job.kernels);
+        .s = s, .kernels = kernels_for(p[0].w->dtype, s), .a = a, .n_parts = n};
+    for (int i = 0; i < n; i++) {
+        CHECK(kernels_for(p[i].w->dtype, s) == job.kernels);
+        job.part[i] = (struct part){p[i].c, p[i].w, p[i].bias, 0};
+    }
     return run_job(&job);
 }

@@ -91,10 +91,10 @@ static inline uint8_t *quant_panel_at(const struct weight *w, int64_t row)
 size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k);
 int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                      const float *bias);
-/* Returns whether two weights round activations alike, so that matmul_two can round them once. */
+/* Returns whether two weights round activations alike, so that matmul_many can round them once. */
 bool quant_alike(enum dtype a, enum dtype b);
-/* ops.matmul_two for two weights that are quant_alike. */
-int cpu_quant_matmul_two(struct stream *s, struct mat a, const struct product *p);
+/* ops.matmul_many for weights that are quant_alike. */
+int cpu_quant_matmul_many(struct stream *s, struct mat a, const struct product *p, int n);
 /* The product with the given kernels, for tests; normally the best ones of the device's instruction
  * set are used. */
 int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struct mat c,

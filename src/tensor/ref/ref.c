@@ -1,7 +1,7 @@
 /* ref.c - the reference device: host memory and the naive operations. */
 #include "tensor/ref/ref.h"
 
-static const struct ops ref_ops = OPERATIONS_TABLE(ref, .matmul_two = NULL);
+static const struct ops ref_ops = OPERATIONS_TABLE(ref, .matmul_many = NULL);
 
 int ref_device_open(struct pool *pool, struct device **out, struct err *err)
 {
