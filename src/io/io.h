@@ -43,6 +43,7 @@
 
 struct io;
 struct io_file;
+struct io_alarm;
 struct io_queue;
 
 /* ---- The file system --------------------------------------------------------------------- */
@@ -238,6 +239,12 @@ int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeou
 /* The waiting half of io_queue_wait: waits until a request can be handed out (*is_done), or
  * timeout_ns has passed. The return value is that of io_queue_wait. */
 int io_queue_await(struct io_queue *q, int64_t timeout_ns, bool *is_done, struct err *err);
+
+/* From now on a ring of the alarm ends io_queue_await early (io_alarm.h). A simulated disk, which
+ * nothing can wake, looks for it every millisecond. */
+void io_queue_listen(struct io_queue *q, struct io_alarm *alarm);
+/* Returns whether a ring ended the last io_queue_await. */
+bool io_queue_has_rung(const struct io_queue *q);
 
 /* Asks for an early end of all outstanding requests, because a device does not answer. Requests
  * not yet begun, and those that the kernel gives back, come back from io_queue_wait with

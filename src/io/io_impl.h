@@ -74,6 +74,8 @@ struct io_queue_ops {
     int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
     /* Asks for an early end of all started pieces; NULL: pieces never wait on their own. */
     void (*cancel)(struct io_queue *q);
+    /* Returns a file that can be read once a piece has ended. NULL: there is none. */
+    int (*fd)(const struct io_queue *q);
 };
 
 struct io {
@@ -124,6 +126,8 @@ struct io_queue {
     unsigned n_outstanding; /* submitted and not yet returned, done ones included */
     struct io_buffer *buffers;
     unsigned n_buffers;
+    struct io_alarm *alarm; /* ends io_queue_await early; NULL: nothing does */
+    bool has_rung;          /* it ended the last io_queue_await */
 };
 
 #endif

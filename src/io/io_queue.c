@@ -7,6 +7,7 @@
  * that came back before its throttle allows is held and keeps its place, as on a device of that
  * speed. A request is done when it is wholly cut and its last piece has ended; after a first
  * failure no more of its pieces are started. All memory is taken at open, or is the caller's. */
+#include "io/io_alarm.h"
 #include "io/io_impl.h"
 
 #include <errno.h>
@@ -18,6 +19,7 @@
 
 #define MAX_DEPTH   1024u
 #define MAX_BUFFERS 64u
+#define DEAF_NS     1000000 /* a wait that nothing can wake looks for its alarm this often */
 
 int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct err *err)
 {
@@ -277,11 +279,30 @@ void io_queue_cancel(struct io_queue *q)
         q->ops->cancel(q);
 }
 
-/* Waits until a started piece ends, or until until_ns (negative: for ever). */
-static int reap(struct io_queue *q, int64_t until_ns)
+/* Sleeps until the alarm rings, a started piece may have ended, or timeout_ns (negative: for
+ * ever) has passed. Returns the rest of the wait, which only the backend can do. */
+static int64_t listen(struct io_queue *q, int64_t timeout_ns)
+{
+    bool is_deaf = q->n_started > 0 && q->ops->fd == NULL;
+    if (is_deaf) {
+        q->has_rung = io_alarm_wait(q->alarm, -1, 0);
+        return q->has_rung                              ? 0
+               : timeout_ns < 0 || timeout_ns > DEAF_NS ? DEAF_NS
+                                                        : timeout_ns;
+    }
+    q->ops->flush(q);
+    q->has_rung = io_alarm_wait(q->alarm, q->n_started > 0 ? q->ops->fd(q) : -1,
+                                timeout_ns);
+    return 0;
+}
+
+/* Waits until a started piece ends, the alarm rings, or until until_ns (negative: for ever). */
+static int reap(struct io_queue *q, int64_t until_ns, bool listens)
 {
     int64_t now_ns = clock_now_ns();
     int64_t timeout_ns = until_ns < 0 ? -1 : until_ns > now_ns ? until_ns - now_ns : 0;
+    if (listens && timeout_ns != 0)
+        timeout_ns = listen(q, timeout_ns);
     if (q->n_started == 0) { /* the throttle holds all pieces */
         clock_sleep_ns(timeout_ns);
         return 0;
@@ -315,13 +336,14 @@ static int64_t settle(struct io_queue *q)
     return held_ns;
 }
 
-static int wait_for(struct io_queue *q, unsigned want, int64_t until_ns)
+static int wait_for(struct io_queue *q, unsigned want, int64_t until_ns, bool listens)
 {
     int64_t held_ns = settle(q);
     bool poll = want == 0 && q->n_done < q->n_outstanding;
     int rc = 0;
-    while (rc == 0 && (q->n_done < want || poll)) {
-        rc = reap(q, poll ? 0 : earlier(until_ns, held_ns));
+    q->has_rung = false;
+    while (rc == 0 && !q->has_rung && (q->n_done < want || poll)) {
+        rc = reap(q, poll ? 0 : earlier(until_ns, held_ns), listens);
         held_ns = settle(q);
         poll = false;
         if (until_ns >= 0 && clock_now_ns() >= until_ns)
@@ -332,16 +354,27 @@ static int wait_for(struct io_queue *q, unsigned want, int64_t until_ns)
     return rc;
 }
 
-static int await(struct io_queue *q, unsigned min, int64_t timeout_ns, struct err *err)
+static int await(struct io_queue *q, unsigned min, int64_t timeout_ns, bool listens,
+                 struct err *err)
 {
     unsigned want = min < q->n_outstanding ? min : q->n_outstanding;
-    int rc = wait_for(q, want, timeout_ns < 0 ? -1 : clock_now_ns() + timeout_ns);
+    int rc = wait_for(q, want, timeout_ns < 0 ? -1 : clock_now_ns() + timeout_ns, listens);
     return rc == 0 ? 0 : err_set(err, rc, "%s queue: %s", q->io->name, err_name(rc));
+}
+
+void io_queue_listen(struct io_queue *q, struct io_alarm *alarm)
+{
+    q->alarm = alarm;
+}
+
+bool io_queue_has_rung(const struct io_queue *q)
+{
+    return q->has_rung;
 }
 
 int io_queue_await(struct io_queue *q, int64_t timeout_ns, bool *is_done, struct err *err)
 {
-    int rc = await(q, 1, timeout_ns, err);
+    int rc = await(q, 1, timeout_ns, q->alarm != NULL, err);
     *is_done = q->done != NULL;
     return rc;
 }
@@ -351,7 +384,7 @@ int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeou
 {
     *n_done = 0;
     CHECK(min <= max);
-    int rc = await(q, min, timeout_ns, err);
+    int rc = await(q, min, timeout_ns, false, err);
     if (rc != 0)
         return rc;
     while (*n_done < max && q->done != NULL) {

@@ -144,6 +144,11 @@ static void ring_cancel(struct io_queue *q)
     io_uring_submit(q->backend);
 }
 
+static int ring_fd(const struct io_queue *q)
+{
+    return ((const struct io_uring *)q->backend)->ring_fd;
+}
+
 static const struct io_queue_ops ring_ops = {
     .open = ring_open,
     .close = ring_close,
@@ -152,6 +157,7 @@ static const struct io_queue_ops ring_ops = {
     .flush = ring_flush,
     .reap = ring_reap,
     .cancel = ring_cancel,
+    .fd = ring_fd,
 };
 
 int io_uring_open(struct io **out, struct err *err)

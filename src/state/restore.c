@@ -36,10 +36,19 @@ struct group *group_get(struct group_list *l)
     return g;
 }
 
+/* [lock] Ends the I/O thread's wait for the disk. */
+static void wake_io(struct restore_pipeline *rr)
+{
+    if (rr->waits_for_disk)
+        io_alarm_ring(&rr->alarm);
+    rr->waits_for_disk = false;
+}
+
 void restore_tell_io(struct restore_pipeline *rr)
 {
     rr->n_io_news++;
     pthread_cond_signal(&rr->for_io);
+    wake_io(rr);
 }
 
 void restore_group_done(struct restore_pipeline *rr, struct group *g)
@@ -48,8 +57,11 @@ void restore_group_done(struct restore_pipeline *rr, struct group *g)
         store_read_release(&g->reads[i]);
     g->run->n_out--;
     g->run = NULL;
+    rr->n_io_news++;
+    pthread_cond_signal(&rr->for_io);
+    if (rr->free.first == NULL) /* it may lack a slot to read to */
+        wake_io(rr);
     group_put(&rr->free, g);
-    restore_tell_io(rr);
 }
 
 /* --- the restore pipeline --------------------------------------------------------------------- */
@@ -58,9 +70,11 @@ int restore_open_reader(struct restore_pipeline *rr, struct err *err)
 {
     int rc = store_reader_open(rr->o.store, rr->n_slots * GROUP, rr->staging.ptr,
                                rr->staging.bytes, &rr->reader, err);
-    if (rc == 0)
-        store_reader_use_dram(rr->reader);
-    return rc;
+    if (rc != 0)
+        return rc;
+    store_reader_use_dram(rr->reader);
+    store_reader_listen(rr->reader, &rr->alarm);
+    return 0;
 }
 
 static size_t record_room(const struct model *m, enum store_kind kind)
@@ -157,6 +171,13 @@ static void init_locks(struct restore_pipeline *r)
     clock_cond_init(&r->for_compute);
 }
 
+static void deinit_locks(struct restore_pipeline *r)
+{
+    pthread_mutex_destroy(&r->lock);
+    pthread_cond_destroy(&r->for_io);
+    pthread_cond_destroy(&r->for_compute);
+}
+
 int restore_pipeline_create(const struct restore_pipeline_opts *o,
                             struct restore_pipeline **out, struct err *err)
 {
@@ -165,17 +186,25 @@ int restore_pipeline_create(const struct restore_pipeline_opts *o,
     struct restore_pipeline *r = xcalloc(1, sizeof *r);
     r->o = *o;
     init_locks(r);
+    int rc = io_alarm_init(&r->alarm, err);
+    if (rc != 0) {
+        deinit_locks(r);
+        free(r);
+        return rc;
+    }
     for (int k = 0; k < STORE_KINDS; k++) {
         r->record_bytes[k] = record_bytes(o->model, (enum store_kind)k);
         r->record_room[k] = record_room(o->model, (enum store_kind)k);
     }
-    int rc = reserve_staging(r, err);
+    rc = reserve_staging(r, err);
     if (rc == 0)
         rc = restore_up_create(r, err);
     if (rc == 0)
         rc = restore_direct_open(r, err);
     if (rc == 0 && o->fetches)
         rc = store_fetcher_open(o->store, &r->fetcher, err);
+    if (rc == 0 && r->fetcher != NULL)
+        store_fetch_listen(r->fetcher, &r->alarm);
     if (rc == 0)
         rc = reserve_scratch(r, err);
     if (rc == 0)
@@ -223,9 +252,8 @@ void restore_pipeline_destroy(struct restore_pipeline *r)
     buf_free(r->o.model->dev, &r->staging);
     stages_free(r->o.model->dev, r->scratch);
     free(r->pos);
-    pthread_mutex_destroy(&r->lock);
-    pthread_cond_destroy(&r->for_io);
-    pthread_cond_destroy(&r->for_compute);
+    io_alarm_deinit(&r->alarm);
+    deinit_locks(r);
     free(r);
 }
 

@@ -34,6 +34,7 @@
 #define STATE_RESTORE_IMPL_H
 
 #include "base/step.h"
+#include "io/io_alarm.h"
 #include "model/pass.h"
 #include "state/restore.h"
 #include "state/restore_trace.h"
@@ -195,9 +196,11 @@ struct restore_pipeline {
     int n_fetches;   /* look-ups that wait for the remote, abandoned ones included */
     /* The later of two times: a group last came back; the first group now in flight was issued. */
     int64_t t_heard;
-    uint64_t n_io_news; /* counts events that the I/O thread may have to look at */
-    uint64_t n_io_seen; /* part of n_io_news that the I/O thread has seen */
-    uint64_t n_news;    /* counts events that the compute lane may have to look at */
+    uint64_t n_io_news;    /* counts events that the I/O thread may have to look at */
+    uint64_t n_io_seen;    /* part of n_io_news that the I/O thread has seen */
+    struct io_alarm alarm; /* wakes the I/O thread from a wait for the disk */
+    bool waits_for_disk;   /* the I/O thread is in such a wait, or about to be */
+    uint64_t n_news;       /* counts events that the compute lane may have to look at */
     bool quit;
     /* Measure the store's speed on chunks of the model with `fingerprint`. */
     bool wants_measure;

@@ -15,14 +15,14 @@
 #include "state/profile.h"
 #include "state/restore_impl.h"
 
-/* A new restore may wait this long behind a fetch before its look-up begins. */
-enum { FETCH_WAIT_NS = 1000000 };
 /* A fetch that found no room tries again after this long. */
 enum { ROOM_WAIT_NS = 20000000 };
 /* Chunks that are read to measure the store ahead of the first restore. */
 enum { SAMPLE_CHUNKS = 32 };
 
-/* The thread waits this long for a read before it looks for news. */
+/* The thread waits this long for a disk that does not answer; news wake it earlier. */
+enum { DISK_WAIT_NS = 100000000 };
+/* The device's reader of files hears no news, so the thread waits this long for it. */
 enum { LISTEN_NS = 5000000 };
 
 /* [lock] Wakes the compute lane. */
@@ -453,14 +453,15 @@ void restore_io_wait(struct restore_pipeline *rr)
         wait_for_room(rr);
     while (!in_flight && !fetches && !lacks_room && rr->n_io_news == rr->n_io_seen)
         pthread_cond_wait(&rr->for_io, &rr->lock);
+    rr->waits_for_disk = (in_flight || fetches) && !has_news;
     pthread_mutex_unlock(&rr->lock);
-    if (!in_flight && fetches && !has_news)
-        store_fetch_wait(rr->fetcher, FETCH_WAIT_NS);
-    /* News cannot end this wait, so it is short: a disk that hangs must not keep look-ups
-     * waiting. */
-    if (rr->n_direct > 0)
+    if (has_news || (!in_flight && !fetches))
+        return;
+    if (!in_flight)
+        store_fetch_wait(rr->fetcher, DISK_WAIT_NS);
+    else if (rr->n_direct > 0)
         restore_direct_wait(rr, LISTEN_NS);
-    else if (in_flight && store_reader_await(rr->reader, LISTEN_NS, &err) != 0)
+    else if (store_reader_await(rr->reader, DISK_WAIT_NS, &err) != 0)
         fail_all(rr, &err);
 }
 

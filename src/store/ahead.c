@@ -121,7 +121,8 @@ void ahead_use(struct ahead *a, const uint8_t *base, uint64_t end_bytes)
         a->end_bytes = end_bytes < a->n_bytes ? end_bytes : a->n_bytes;
         if (a->at < a->end_bytes) /* the pages in use were provided on their first use */
             a->at = a->end_bytes / PIECE_BYTES * PIECE_BYTES;
-        pthread_cond_broadcast(&a->news);
+        if (has_work(a))
+            pthread_cond_broadcast(&a->news);
     }
     pthread_mutex_unlock(&a->lock);
 }

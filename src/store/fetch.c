@@ -48,9 +48,10 @@ struct store_want {
 struct store_fetcher {
     struct store *store;
     struct io_queue *queue;
-    struct store_hit hit; /* chunk being fetched; impl NULL: none */
-    bool waits_for_room;  /* there was no room for the next fetch */
-    const void *id;       /* id of the want that it serves */
+    struct io_alarm *alarm; /* ends waits early; NULL: nothing does */
+    struct store_hit hit;   /* chunk being fetched; impl NULL: none */
+    bool waits_for_room;    /* there was no room for the next fetch */
+    const void *id;         /* id of the want that it serves */
     struct extent *x;
     struct tier_copy *copy;
     uint64_t done_bytes, asked_bytes, all_bytes; /* bytes of the copy */
@@ -341,11 +342,19 @@ static void fetch_end(struct store_fetcher *f)
     f->hit.impl = NULL;
 }
 
+static int queue_open(struct store_fetcher *f, struct err *err)
+{
+    int rc = io_queue_open(f->store->io, PIECES, &f->queue, err);
+    if (rc == 0)
+        io_queue_listen(f->queue, f->alarm);
+    return rc;
+}
+
 static enum store_fetch fetch_begin(struct store_fetcher *f)
 {
     struct store *s = f->store;
     struct err why = {0};
-    if (f->queue == NULL && io_queue_open(s->io, PIECES, &f->queue, &why) != 0)
+    if (f->queue == NULL && queue_open(f, &why) != 0)
         return STORE_FETCH_NONE;
     f->waits_for_room = false;
     pthread_mutex_lock(&s->lock);
@@ -401,6 +410,13 @@ void store_fetch_wait(struct store_fetcher *f, int64_t timeout_ns)
         (void)io_queue_await(f->queue, timeout_ns, &unused, NULL);
 }
 
+void store_fetch_listen(struct store_fetcher *f, struct io_alarm *alarm)
+{
+    f->alarm = alarm;
+    if (f->queue != NULL)
+        io_queue_listen(f->queue, alarm);
+}
+
 /* --- life ------------------------------------------------------------------------------------- */
 
 int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *err)
@@ -410,7 +426,7 @@ int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *
         return 0;
     struct store_fetcher *f = xcalloc(1, sizeof *f);
     f->store = s;
-    int rc = io_queue_open(s->io, PIECES, &f->queue, err);
+    int rc = queue_open(f, err);
     if (rc != 0) {
         free(f);
         return rc;

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "store/store_impl.h"
@@ -231,6 +232,12 @@ static int done_take(struct store_reader *r, struct store_read **done, int max)
     return n;
 }
 
+void store_reader_listen(struct store_reader *r, struct io_alarm *alarm)
+{
+    if (r->queue != NULL)
+        io_queue_listen(r->queue, alarm);
+}
+
 /* A device that does not answer is not waited for: requests that it releases have failed. Its
  * silence is added up over the calls. */
 int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err)
@@ -238,12 +245,16 @@ int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err)
     bool is_done = r->done != NULL || r->queue == NULL ||
                    io_queue_outstanding(r->queue) == 0;
     int rc = 0;
-    for (int64_t waited_ns = 0, ns; rc == 0 && !is_done && waited_ns < most_ns;
+    bool has_rung = false;
+    for (int64_t waited_ns = 0, ns; rc == 0 && !is_done && !has_rung && waited_ns < most_ns;
          waited_ns += ns) {
         int64_t left_ns = most_ns - waited_ns, until_stuck_ns = r->store->stuck_ns;
         until_stuck_ns -= r->silent_ns;
-        ns = left_ns < until_stuck_ns ? left_ns : until_stuck_ns;
-        rc = io_queue_await(r->queue, ns, &is_done, err);
+        int64_t begin_ns = clock_now_ns();
+        rc = io_queue_await(r->queue, left_ns < until_stuck_ns ? left_ns : until_stuck_ns,
+                            &is_done, err);
+        ns = clock_now_ns() - begin_ns;
+        has_rung = io_queue_has_rung(r->queue);
         r->silent_ns = is_done ? 0 : r->silent_ns + ns;
         if (rc == 0 && !is_done && r->silent_ns >= r->store->stuck_ns) {
             r->silent_ns = 0;

@@ -41,6 +41,7 @@
 #define STORE_ALIGN           4096
 
 struct io;
+struct io_alarm;
 struct store;
 struct store_reader;
 
@@ -534,6 +535,8 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
 int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err);
 int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err);
+/* From now on a ring of the alarm ends store_reader_await early. */
+void store_reader_listen(struct store_reader *r, struct io_alarm *alarm);
 
 /* Checks the bytes of a completed read. Must be called once per record before they are used; any
  * thread. Completion alone does not mean that the bytes are right. Returns 0, or ERR_CORRUPT, or
@@ -616,6 +619,8 @@ bool store_fetch_lacks_room(const struct store_fetcher *f);
 /* Call after STORE_FETCH_IN_FLIGHT. Sleeps until the disk has answered, or timeout_ns has
  * passed. */
 void store_fetch_wait(struct store_fetcher *f, int64_t timeout_ns);
+/* From now on a ring of the alarm ends store_fetch_wait early. */
+void store_fetch_listen(struct store_fetcher *f, struct io_alarm *alarm);
 
 /* --- contents and statistics ---------------------------------------------------------------- */
 

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <pthread.h>
 #include <string.h>
 #include <errno.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@
 #include "base/rng.h"
 #include "io/io.h"
 #include "io/io_sim.h"
+#include "io/io_alarm.h"
 #include "io/io_throttle.h"
 #include "iotest.h"
 
@@ -308,6 +310,54 @@ static void test_throttle_queue(void **state)
     free(b);
 }
 
+static void *ring(void *alarm)
+{
+    clock_sleep_ns(2000000);
+    io_alarm_ring(alarm);
+    return NULL;
+}
+
+/* A ring ends a wait for requests, whether it comes before the wait or during it, and ends one wait
+ * only. The throttle gives the request hours, and the waits a minute. */
+static void test_alarm(void **state)
+{
+    enum { MINUTE = 60 };
+    const int64_t minute_ns = MINUTE * INT64_C(1000000000);
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "a", 0);
+    struct io_queue *q = open_queue(t, 4);
+    struct io_alarm alarm;
+    assert_int_equal(io_alarm_init(&alarm, NULL), 0);
+    io_queue_listen(q, &alarm);
+    uint8_t *b = iotest_buffer(IO_ALIGN);
+    iotest_fill(b, IO_ALIGN, 1);
+    struct io_req w = {.file = f, .op = IO_WRITE, .buf = b, .length = IO_ALIGN};
+    bool is_done;
+    submit(q, &w); /* without the throttle it ends, and nothing has rung */
+    assert_int_equal(io_queue_await(q, minute_ns, &is_done, NULL), 0);
+    assert_true(is_done && !io_queue_has_rung(q));
+    wait_one(q);
+    io_throttle(t->io, 0, 1);
+    submit(q, &w);
+    int64_t begin_ns = clock_now_ns();
+    io_alarm_ring(&alarm);
+    io_alarm_ring(&alarm);
+    assert_int_equal(io_queue_await(q, minute_ns, &is_done, NULL), 0);
+    assert_true(!is_done && io_queue_has_rung(q));
+    assert_int_equal(io_queue_await(q, 1000000, &is_done, NULL), 0);
+    assert_true(!is_done && !io_queue_has_rung(q));
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, ring, &alarm), 0);
+    assert_int_equal(io_queue_await(q, minute_ns, &is_done, NULL), 0);
+    assert_true(!is_done && io_queue_has_rung(q));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(clock_now_ns() - begin_ns < minute_ns);
+    io_queue_close(q);
+    io_alarm_deinit(&alarm);
+    io_file_close(f);
+    free(b);
+}
+
 /* Cancelled requests all come back, complete or with -ECANCELED; the queue goes on. */
 static void test_cancel(void **state)
 {
@@ -493,6 +543,7 @@ int main(void)
         ALL(test_throttle_sync),
         cmocka_unit_test(test_throttle_overflow),
         ALL(test_throttle_queue),
+        ALL(test_alarm),
         ALL(test_shared_disk),
         ON("uring", test_little_memory_to_lock),
         ON("pread", test_little_memory_to_lock),

@@ -1,0 +1,29 @@
+/* io_alarm.h - lets one thread end another's wait for a disk.
+ *
+ * A thread that waits for transfers (io_queue_await) hears of nothing else meanwhile. If its queue
+ * listens to an alarm (io_queue_listen), io_alarm_ring ends the wait. A ring is remembered until a
+ * wait has heard it, so it does not matter whether the wait begins before or after it. Rings that
+ * no wait has heard count as one. */
+#ifndef HCACHE_IO_ALARM_H
+#define HCACHE_IO_ALARM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+struct io_alarm {
+    int fd; /* an eventfd */
+};
+
+int io_alarm_init(struct io_alarm *a, struct err *err);
+void io_alarm_deinit(struct io_alarm *a);
+
+/* Any thread. */
+void io_alarm_ring(struct io_alarm *a);
+
+/* Waits until the alarm rings, fd can be read (-1: no file), or timeout_ns has passed. Returns
+ * whether it has rung; this ring is over then. One thread at a time. */
+bool io_alarm_wait(struct io_alarm *a, int fd, int64_t timeout_ns);
+
+#endif
