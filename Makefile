@@ -234,7 +234,7 @@ TURNS := $(addprefix $(B)/tests/state/test_,lives life_memory copies)
 $(TURNS): private WRAP := $(call wrapped,clock_now_ns clock_sleep_ns clock_wall_s \
          pthread_cond_broadcast pthread_cond_signal pthread_cond_timedwait pthread_cond_wait \
          pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock \
-         pthread_mutex_trylock pthread_mutex_unlock setpriority)
+         pthread_mutex_trylock pthread_mutex_unlock sched_setscheduler setpriority)
 
 tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)/hcache_emulated)
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -570,4 +571,10 @@ REAL(void, clock_sleep_ns, int64_t ns)
 REAL(int, setpriority, __priority_which_t which, id_t who, int priority)
 {
     return w.runs ? 0 : __real_setpriority(which, who, priority);
+}
+
+/* A thread that lowers its own class would lower the test's. */
+REAL(int, sched_setscheduler, pid_t who, int policy, const struct sched_param *param)
+{
+    return w.runs ? 0 : __real_sched_setscheduler(who, policy, param);
 }
