@@ -383,8 +383,8 @@ struct hcache_plan {
     char layers[260]; /* a letter per layer, as in RRHHKK; empty: nothing was restored */
     double predicted_ms;
     /* Why the restore took less than half or more than twice the predicted time: "faster", "reads",
-     * "compute", "shared" (it waited for other work), "lost" (chunks could not be read).  Empty: it
-     * did not. */
+     * "compute", "shared" (it waited for other work), "lost" (chunks could not be read). Empty: the
+     * time was within these bounds. */
     char surprise[16];
     char reason[192];
     /* How the restore departed from a forced plan, and why: records were missing, or chunks could
@@ -444,7 +444,7 @@ struct hcache_result {
     /* part of restored_bytes that was read while the request waited (hcache_opts.prefetch) */
     uint64_t restored_staged_bytes;
     int remote_tokens; /* tokens fetched from the remote into the store for this request */
-    char miss[200];    /* why not more was restored */
+    char miss[200];    /* reason why no more tokens were restored */
     /* reason why saving ended early, and advice; NULL: it did not. A static string */
     const char *save_stopped;
     struct hcache_plan plan;
@@ -494,8 +494,9 @@ struct hcache_found {
     int stored_tokens; /* how many of these are stored, from the beginning without a gap */
     /* kinds of records that all stored chunks have, a letter per layer: H, K, B (both), - */
     char layers[260];
-    const char *tier; /* where they are: "dram", "disk"; NULL: there is no store */
-    char why[200];    /* why not more are stored */
+    /* where the stored tokens are: "dram", "disk"; NULL: there is no store */
+    const char *tier;
+    char why[200]; /* reason why no more tokens are stored */
 };
 int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
                         struct hcache_found *out, struct hcache_err *err);
@@ -602,16 +603,18 @@ struct hcache_dram {
 struct hcache_remote {
     /* without the password; "": there is no remote, and all other fields are 0 */
     char url[300];
-    int is_up; /* true if it answers */
+    int is_up; /* true if the remote answers */
     char why_down[160];
     /* Since the start: */
-    uint64_t n_fetches;     /* look-ups that asked it for chunks */
+    uint64_t n_fetches;     /* look-ups that asked the remote for chunks */
     uint64_t n_round_trips; /* round trips of fetches that had nothing else under way */
     uint64_t n_fetched, fetched_bytes; /* chunks that arrived with correct checksums */
-    struct hcache_counts misses; /* look-ups that got less than they asked for, by reason */
-    uint64_t n_written, written_bytes; /* chunks written to it */
-    uint64_t n_known;                  /* chunks not written because it already had them */
-    uint64_t n_dropped;                /* chunks not written because the queue was full */
+    /* look-ups that got fewer chunks than they asked for, by reason */
+    struct hcache_counts misses;
+    uint64_t n_written, written_bytes; /* chunks written to the remote */
+    /* chunks not written because the remote already had them */
+    uint64_t n_known;
+    uint64_t n_dropped;  /* chunks not written because the queue was full */
     uint64_t n_gone;     /* chunks not written because they had left the store */
     uint64_t n_refused;  /* chunks that the remote refused because it is full */
     uint64_t n_failures; /* failed connections */
@@ -767,7 +770,8 @@ struct hcache_stats {
     uint64_t n_stairs;  /* times that a truncated context's window moved */
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
     double stairs_s;    /* total time from the end of a stair until the state had moved */
-    /* blocks of the device's KV cache; kept: blocks with reusable state, which can be taken, too */
+    /* Blocks of the device's KV cache: all; those that a sequence can take, which include the kept
+     * ones; kept ones, which hold reusable state. */
     int kv_blocks, kv_blocks_free, kv_blocks_kept;
     uint64_t kv_blocks_evicted;
     /* For jobs with blocks on the host: bytes to the device, and bytes to the host. */
@@ -783,7 +787,7 @@ struct hcache_stats {
     struct hcache_counts stalls;
     struct hcache_counts misses;    /* look-ups in the store that missed, by reason */
     struct hcache_counts evictions; /* evicted chunks, by reason */
-    /* records that were not used for this reason */
+    /* records that were not used: their checksum was wrong, or they could not be read */
     uint64_t n_checksum_failures, n_read_failures;
     uint64_t store_bytes, store_cap_bytes, store_read_bytes, store_written_bytes;
     struct hcache_hist queue, ttft, tbt;

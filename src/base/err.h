@@ -21,9 +21,9 @@ enum {
     ERR_NOT_FOUND = -4006,   /* the named thing does not exist */
     ERR_USAGE = -4007,       /* invalid arguments from the caller (exit code 2) */
     ERR_CRASHED = -4008,     /* the simulated disk has lost power */
-    ERR_BUSY = -4009,        /* another process or thread holds it */
+    ERR_BUSY = -4009,        /* another process or thread holds the file or the store */
     ERR_CANCELLED = -4010,   /* cancelled on request */
-    ERR_ERASED = -4011,      /* it belongs to data that were erased meanwhile */
+    ERR_ERASED = -4011,      /* the data were erased meanwhile */
 };
 
 struct err {

@@ -86,7 +86,7 @@ static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 
 /* --- control groups --------------------------------------------------------------------------- */
 
-/* The names of one version's files. */
+/* Names of the files of one version of control groups. */
 struct group_files {
     const char *folder, *most, *used, *cache; /* cache: the label in memory.stat */
 };

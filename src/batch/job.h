@@ -42,7 +42,7 @@ struct batch_opts {
     /* A template for all requests: the job sets the fields that vary per request, and its callbacks
      * also report to the job.  h may be NULL until batch_model sets it. */
     struct client client;
-    /* "-": standard input, output; errors NULL: errors go to the output */
+    /* "-" stands for standard input and standard output. errors NULL: errors go to the output. */
     const char *input, *output, *errors;
     bool is_private; /* only their owner may read output and errors */
     unsigned only;   /* kinds of requests that are allowed (line.h); others fail. 0: all */

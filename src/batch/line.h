@@ -42,7 +42,7 @@ void line_deinit(struct line *l);
 /* Returns the kind of request with that url; 0: none. */
 unsigned line_kind(const char *url);
 
-/* Both return the text of the answering line, which is the caller's.  line_answer takes body. */
+/* Both return the text of the answering line; the caller frees it. line_answer takes body. */
 char *line_answer(const struct line *l, int status, struct json *body);
 char *line_fault(const struct line *l, const struct fault *f);
 

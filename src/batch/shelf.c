@@ -392,7 +392,7 @@ static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
         return 0;
     }
     if (find(&s->files, b->head.tenant, id) >= 0)
-        return 0; /* a run that was killed later has already done it */
+        return 0; /* an earlier run did this, and was killed afterwards */
     memcpy(f.head.id, id, sizeof f.head.id);
     memcpy(f.head.tenant, b->head.tenant, sizeof f.head.tenant);
     snprintf(f.name, sizeof f.name, "%s_%s.jsonl", b->head.id, what);

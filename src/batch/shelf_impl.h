@@ -23,7 +23,7 @@ struct shelf {
     uint64_t growing_bytes;
 };
 
-void shelf_list_add(struct shelf_list *l, void *record); /* takes it */
+void shelf_list_add(struct shelf_list *l, void *record); /* takes the record */
 void shelf_list_sort(struct shelf_list *l);
 
 /* Writes the file FOLDER/name durably with these bytes. */
@@ -31,7 +31,8 @@ int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
                 struct err *err);
 int shelf_write_file_record(struct shelf *s, const struct shelf_file *f, struct err *err);
 int shelf_write_batch_record(struct shelf *s, const struct shelf_batch *b, struct err *err);
-void shelf_remove(struct shelf *s, const char *name); /* does nothing if it is missing */
-int shelf_sync(struct shelf *s, struct err *err);     /* makes removals durable */
+/* does nothing if the file is missing */
+void shelf_remove(struct shelf *s, const char *name);
+int shelf_sync(struct shelf *s, struct err *err); /* makes removals durable */
 
 #endif

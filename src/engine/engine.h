@@ -44,7 +44,7 @@ struct engine_opts {
     const struct model *model;
     struct store *store; /* NULL: nothing is restored or saved */
     struct saver *saver; /* NULL: nothing is saved */
-    /* Chunks that the store lacks are fetched from it; NULL: there is no remote. */
+    /* Remote from which chunks that the store lacks are fetched; NULL: none. */
     struct remote *remote;
     struct sha256 fingerprint;
     /* Speeds that plans are computed from. If it lacks the store's speed, the engine measures
@@ -143,7 +143,7 @@ struct outcome {
     /* Over the f32 logits of every generated position; set if request.digest. */
     uint64_t logits_digest;
     struct plan plan; /* n_layers 0 where nothing was restored */
-    char miss[200];   /* why not more was restored */
+    char miss[200];   /* reason why no more tokens were restored */
     /* Index of the first token that differs from every stored history; 0 or less: unknown. */
     int differs_at;
     struct restore_result restore;

@@ -316,7 +316,7 @@ static void reorder(struct mixed *x, struct step_batch *b)
 static void cut_minis(struct mixed *x, const struct step_batch *b)
 {
     const struct places_opts *po = &x->places.o;
-    int scratch = 0, n_act = 0, rows = 0, end = 0; /* rows before s */
+    int scratch = 0, n_act = 0, rows = 0, end = 0; /* end: rows of the batch before s */
     x->n_minis = 0;
     for (int i = 0; i < b->n_seqs; i++) {
         const struct seq *s = b->seqs[i];

@@ -34,7 +34,7 @@ struct next_token {
     float *raw;
 };
 
-/* Returns the device memory that it takes on the last stage. */
+/* Returns the device memory that a next_token takes on the last stage. */
 size_t next_token_bytes(const struct model *m, int max_rows);
 int next_token_init(struct next_token *h, const struct model *m, int max_rows,
                     struct err *err);

@@ -46,7 +46,7 @@ struct restore_phase {
 /* The store of sh must be open. */
 int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts *o,
                        struct seq_shared *sh, struct next_token *next, struct err *err);
-/* Also takes a zeroed struct. */
+/* A zeroed struct is allowed. */
 void restore_phase_deinit(struct restore_phase *g);
 size_t restore_phase_bytes(const struct restore_phase *g); /* Returns the bytes reserved. */
 

@@ -59,7 +59,7 @@ struct seq_shared {
     struct store_held held[64];
     int n_held;
     struct engine_stats stats;
-    uint64_t n_edges[PHASES][PHASES]; /* taken so far, [from][to] */
+    uint64_t n_edges[PHASES][PHASES]; /* [from][to] transitions so far */
 };
 
 /* The announcement of a waiting sequence to the store and the KV pool (upcoming.h). */
@@ -88,8 +88,10 @@ struct stairs {
     bool must_choose; /* WAIT: it chooses its view when its saves have settled */
     bool is_stepping; /* WAIT, RESTORE: a stair has ended, the next one has not begun */
     bool has_asked_remote; /* it has tried its last view with the help of the remote */
-    bool asks_remote;      /* WAIT, RESTORE: it tries that now */
-    /* The saver's mark at its arrival: covers everything that was handed over before. */
+    /* WAIT, RESTORE: it tries its last view with the help of the remote now */
+    bool asks_remote;
+    /* The saver's mark when the sequence arrived. It covers all state that was handed to the saver
+     * before. */
     uint64_t mark;
     int limit; /* chunks from this one on could not be restored; INT_MAX: no such limit */
     int n_replays;      /* times that stairs were replayed because their state was lost */

@@ -86,7 +86,7 @@ static double plan_ahead(struct restore_phase *g, struct seq *s,
         return 0;
     int n_old = restore_plan_tokens(f, s->n_planned);
     a->load_s = load_s(g, plan, n_old - n_first);
-    double new_s = prefill_s(g, s, n_old); /* it is part of the plan's compute */
+    double new_s = prefill_s(g, s, n_old); /* part of plan->comp_busy_s */
     a->prefill_s = s->req.restore_first ? 0 : new_s;
     a->compute_s = fmax(plan->comp_busy_s - (new_s - a->prefill_s), 0);
     s->staging.bytes = (uint64_t)(plan->stored_bytes_per_token * (n_old - n_first));
@@ -146,7 +146,7 @@ static double share_read(struct seq *s)
 bool staging_is_usable(const struct restore_phase *g, struct seq *s)
 {
     const struct restore_found *f = s->restore != NULL ? restore_found(s->restore) : NULL;
-    /* Without a plan it does not read yet; the plan is made when it has its place. */
+    /* A restore without a plan has read nothing; the plan is made when s has its place. */
     if (s->n_planned == 0 || f == NULL)
         return s->restore != NULL;
     bool is_usable = s->n_done / STORE_CHUNK_TOKENS == s->staging.first &&

@@ -155,7 +155,7 @@ void upcoming_end(struct seq *s)
         if (u->n_chunks > 0)
             store_expect_use_no_more(s->shared->store, v.keys, u->n_chunks, u->turn);
         view_deinit(&v);
-        /* Its copies in DRAM may now give way to copies for requests behind it. */
+        /* Copies in DRAM for this sequence may now give way to copies for requests behind it. */
         if (s->shared->fetcher != NULL)
             restore_pipeline_want_end(s->shared->fetcher, s);
     }

@@ -50,7 +50,7 @@ struct gguf_value {
     const char *key;     /* ends with a zero byte */
     enum gguf_kind kind; /* type of the value, or of an array's elements */
     bool is_array;
-    uint64_t n; /* number of elements; 1 if it is not an array */
+    uint64_t n; /* number of elements; 1 for a value that is not an array */
     /* points into the file: numbers as stored, strings with their lengths */
     const uint8_t *bytes;
     size_t n_bytes;

@@ -148,7 +148,8 @@ static struct jval f_reverse(struct jinja *j, const struct jcall *c)
     if (!jval_iterable(&c->self))
         jinja_fail(j, ERR_MISMATCH, "argument must be iterable");
     const struct jseq *q = jval_items(j, &c->self);
-    /* Values that Python can reverse in place are walked once; of others Jinja makes a list. */
+    /* Jinja returns an iterator for values that Python can reverse in place, and a list for
+     * others. */
     bool listed = c->self.kind == J_ITER;
     struct jval out = jval_seq(j, listed ? J_LIST : J_ITER, q->n);
     for (size_t i = 0; i < q->n; i++)

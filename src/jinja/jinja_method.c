@@ -1,7 +1,5 @@
-/* jinja_method.c - the methods of str.
- *
- * All of Python's methods are known by name, because such a name hides nothing and is never
- * undefined. Calling one that has no function here is an error. */
+/* jinja_method.c - the methods of str. The table names all of Python's methods, so that no method's
+ * name is ever undefined in a template. Calling a method that has no function here is an error. */
 #include "jinja/jinja_impl.h"
 
 #include "base/utf8.h"

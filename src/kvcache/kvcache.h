@@ -141,8 +141,8 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
                    const int32_t *tokens, int64_t n_done);
 /* Marks the known ones of t's first n_blocks as saved: they are in the store, or on their way. */
 void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks);
-/* Gives t's next known block without a name (entry n_named) its name, not 0: the number by which
- * the caller knows the same state. */
+/* Gives t's next known block without a name (entry n_named) its name: a number other than 0 by
+ * which the caller knows the same state. */
 void kv_table_name(struct kv_pool *p, struct kv_table *t, uint64_t name);
 /* A name that the pool holds from now on, or no longer. */
 struct kv_change {

@@ -97,7 +97,7 @@ void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
 int32_t prefix_evict(struct prefix *x);
 /* Forgets a leaf that is in use. */
 void prefix_forget(struct prefix *x, int32_t block);
-/* Gives a full node its name, not 0. The name ends with the node. */
+/* Gives a full node its name, a number other than 0. The name ends with the node. */
 void prefix_set_name(struct prefix *x, int32_t block, uint64_t name);
 /* Reports up to max changes of names (at least two). Returns how many. */
 int prefix_changes(struct prefix *x, struct kv_change *out, int max);

@@ -94,7 +94,8 @@ static bool is_empty(const struct json *content)
     return n == 0;
 }
 
-/* Prepares content beside tool calls, if it must differ from prepare_content's. */
+/* Prepares content beside tool calls, if it must differ from the content that prepare_content
+ * makes. */
 static int prepare_beside_calls(const struct chat_template *t, const struct json *content,
                                 size_t i, struct json *to, struct err *err)
 {

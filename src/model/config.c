@@ -590,7 +590,7 @@ static int add_eos(struct model_config *c, const struct json *v, struct err *err
     return 0;
 }
 
-/* Reads one id, a list, or nothing; then the ids stay unchanged. */
+/* Reads one id or a list. If there is neither, the ids stay unchanged. */
 static int read_eos(struct model_config *c, const struct json *o, struct err *err)
 {
     const struct json *v = json_member(o, "eos_token_id");

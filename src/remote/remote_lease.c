@@ -28,7 +28,7 @@ enum { COMMANDS_AT_ONCE = 128 };
 void remote_lease_add(struct remote *r, const struct sha256 *key, uint32_t ttl_s)
 {
     pthread_mutex_lock(&r->lock);
-    if (r->n_leases < MAX_LEASES) { /* otherwise it ends */
+    if (r->n_leases < MAX_LEASES) { /* a lease without room is not renewed, so it ends */
         r->leases[r->n_leases++] = (struct lease){.key = *key, .ttl_s = ttl_s};
         pthread_cond_signal(&r->for_writer);
     }

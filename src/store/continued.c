@@ -43,7 +43,7 @@ static bool keys_have(const struct keys *sorted, const struct sha256 *key)
  * belongs to a full chunk. */
 static bool has_others(const struct store *s, const struct keys *set, bool *has_full)
 {
-    /* Children of the keys; children that are keys themselves. */
+    /* n_children: children of the keys. n_inside: those of them that are keys themselves. */
     uint64_t n_children = 0, n_inside = 0;
     *has_full = false;
     for (size_t i = 0; i < set->n; i++) {

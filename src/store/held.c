@@ -1,5 +1,5 @@
-/* held.c - see held.h. Open addressing: a name lies at the first free place from its own on, so
- * there is no free place between the two. */
+/* held.c - see held.h. Open addressing: a name lies at the first free place from its own place on,
+ * so all places between the two are in use. */
 #include "store/held.h"
 
 #include <stdlib.h>

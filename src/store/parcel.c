@@ -34,7 +34,8 @@ int parcel_reserve(struct parcel *p, size_t n, struct err *err)
     return 0;
 }
 
-/* --- verifying -------------------------------------------------------------------------------- */
+/* Returns whether a header belongs to no store. A header with a place belongs to some store's
+ * file. */
 
 /* Returns whether a header belongs to no store: one with a place is a piece of some store's
  * file. */

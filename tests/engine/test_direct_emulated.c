@@ -264,7 +264,7 @@ static void a_stuck_disk_is_given_up_in_time(void **state)
     struct et_run r = run(&k, "none", "kv", true);
     et_same(&r, &want, "a stuck disk");
     assert_true(fake->n_cancels > 0 && r.n_cached < N_RESTORED);
-    /* the 0.3 s time limit, and computing */
+    /* the time limit of 0.3 s, and the time to compute */
     assert_true(clock_now_ns() - t0 < (int64_t)60 * 1000000000);
     restores(&k, "kv", true, false); /* no chunk was condemned */
     stack_close(&k);

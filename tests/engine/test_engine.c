@@ -400,8 +400,9 @@ static void phases_beside_each_other(void **state)
     }
 }
 
-/* Each step teaches the time that its forward pass took: a prefill that of a row, decodes that of a
- * step. Both lie within the time of the steps around them, whatever the clock shows. */
+/* Each step corrects one speed by the time of its forward pass: a prefill corrects the time of a
+ * row, a decode that of a step of decodes. Neither exceeds the time of the steps that taught it, as
+ * the test's own clock measures them. */
 static void steps_teach_what_their_passes_took(void **state)
 {
     (void)state;
@@ -521,8 +522,8 @@ static uint64_t appended_bytes(struct stack *k)
     return st.appended_bytes;
 }
 
-/* Equal prefixes are stored once, byte for byte: of sequences in one batch, of consecutive ones,
- * and up to where two diverge. */
+/* Equal prefixes are stored once, byte for byte: prefixes of sequences in one batch, of consecutive
+ * sequences, and of sequences that diverge later. */
 static void prefixes_are_stored_once(void **state)
 {
     (void)state;

@@ -116,8 +116,8 @@ static void compute(struct io *disk, int n_stages, struct et_run r[2])
     stack_close(&k);
 }
 
-/* State that two stages have computed and saved in pieces equals one device's, which restores it.
- */
+/* State that two stages have computed and saved in pieces equals the state of one device, and one
+ * device restores it. */
 static void no_bit_tells(void **state)
 {
     (void)state;

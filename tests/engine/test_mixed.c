@@ -124,7 +124,7 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
             step(&j);
             after = stats_of(&j);
             assert_int_equal(full[0] + full[1] + full[2] + full[3], 3 * N_SEQS);
-            /* Unfinished blocks lie on the device: the policy's sums are of full ones. */
+            /* Unfinished blocks lie on the device: the policy counts full blocks only. */
             uint64_t want = N_LAYERS * ((uint64_t)full[PLACES_KV_HOST] * p->kv_bytes +
                                         (uint64_t)full[PLACES_ACT_HOST] * p->act_bytes);
             assert_int_equal(after.up_bytes - before.up_bytes, want);

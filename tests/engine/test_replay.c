@@ -1,6 +1,6 @@
 /* test_replay.c - truncated contexts that are computed again, stair by stair, because their store
- * does not answer, is slower than that, or has lost a chunk. Each row is computed once, and the
- * bits are the same. */
+ * does not answer, is slower than computing, or has lost a chunk. Each row is computed once, and
+ * the bits are the same. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -152,7 +152,7 @@ static void take_end(struct place *p, struct seq *s, const char *what)
     et_same(&r, &p->ref, what);
 }
 
-/* The last token is not computed. */
+/* Checks that every stair's rows were computed once. The last token is not computed. */
 static void assert_replayed(const struct place *p, const char *what)
 {
     struct staircase c = staircase_of(&small, 0, N_ALL);

@@ -77,7 +77,7 @@ static void place_close(struct place *p)
     io_close(p->io);
 }
 
-/* Stops reads from ending.  The alarm ends the program if it waits for one forever. */
+/* Stops reads from ending. The alarm ends the program if a thread waits for a read forever. */
 static void stuck_reads(struct place *p)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};

@@ -193,7 +193,8 @@ static void to_decode(struct seq *s)
     seq_advance(s);
 }
 
-/* Returns whether a process survives the request, with s in phase `to`; it runs in a child. */
+/* Runs the request in a child process, with s in phase `from`. Returns whether the process survives
+ * and s is in phase `to`. */
 static bool survives(struct seq *s, enum phase from, void (*request_of)(struct seq *),
                      enum phase to)
 {

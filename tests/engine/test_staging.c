@@ -80,8 +80,8 @@ static void stage(struct stack *k, struct seq *s)
     }
 }
 
-/* Returns whether s has read ahead as much as it may; n_hanging groups of it need not have arrived.
- */
+/* Returns whether s has read ahead as much as it may; n_hanging groups of s need not have
+ * arrived. */
 static bool has_read(struct stack *k, const struct seq *s, int n_hanging)
 {
     struct restore_pipeline *rr = pipeline(k);
@@ -152,7 +152,7 @@ static void what_was_read_ahead_is_used(void **state)
     assert_int_equal(stats(&l.k)->n_staged, 1);
     assert_int_equal(stats(&l.k)->n_staged_used, 1);
     et_same(&l.want, &l.got, "staged, then placed");
-    /* Its reads ran beside decodes, so they say nothing of the disk. */
+    /* The reads of s ran beside decodes, so they show nothing about the disk's speed. */
     assert_int_equal(l.k.platform.tier[0].correction.n_observed, 0);
     assert_int_equal(l.k.platform.kv_correction.n_observed, 0);
     lab_close(&l);
@@ -314,8 +314,8 @@ static struct seq *add_ranked(struct stack *k, const int32_t *tokens, int priori
     return s;
 }
 
-/* The two waiting requests with the best ranks are staged; one that falls behind gives its slots
- * back. */
+/* The two waiting requests with the best ranks are staged. A request that loses such a rank gives
+ * its slots back. */
 static void the_next_two_are_staged(void **state)
 {
     (void)state;

@@ -348,8 +348,8 @@ static void truncations_share_what_is_equal(void **state)
     stack_close(&k);
 }
 
-/* The chunks that a stair drops stay pinned until its first chunk is durable, and are then dropped
- * in the store: at the end that holds for all stairs but the last. */
+/* The chunks that a stair drops stay pinned until the stair's first chunk is durable. Then the
+ * store drops them. At the end the chunks of all stairs but the last are dropped. */
 static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
 {
     (void)state;

@@ -153,8 +153,8 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     stack_close(&k);
 }
 
-/* The store learns the value of a second on this machine, and that of twice as many waiting
- * requests: a step of priority. */
+/* The engine gives the store the prices of state on this machine, and the step: how many turns
+ * earlier a chunk counts as needed if twice as many waiting requests need it. */
 static void the_store_knows_the_price_of_seconds(void **state)
 {
     (void)state;

@@ -62,11 +62,11 @@ static void test_synced_data_survive(void **state)
         assert_int_equal(io_file_pwrite(f, a, sizeof a, 0, NULL), 0);
         assert_int_equal(io_file_sync(f, NULL), 0);
         assert_int_equal(io_dir_sync(io, "/", NULL), 0);
-        /* Unsynced data behind them must not harm synced data. */
+        /* Unsynced data behind synced data must not harm it. */
         assert_int_equal(io_file_pwrite(f, b, sizeof b, sizeof a, NULL), 0);
         assert_int_equal(io_mkdir(io, "/d", NULL), 0);
         power_cycle(io);
-        /* until it is restarted */
+        /* every operation fails until the disk is restarted */
         assert_int_equal(io_file_pread(f, in, 1, 0, NULL), ERR_CRASHED);
         assert_int_equal(io_file_unlock(f, NULL), ERR_CRASHED);
         io_file_close(f);

@@ -598,7 +598,7 @@ static void test_ring_limits(void **state)
     assert_int_equal(disarm(), 1);
     queue_reads(q, p.f, b);
     io_queue_close(q);
-    /* If buffers cannot be registered, it works without. */
+    /* If buffers cannot be registered, the queue works without them. */
     q = queue_of(p.t);
     arm("io_uring_register_buffers", ENOMEM, 1);
     assert_int_equal(io_queue_register_buffers(q, &buffer, 1, &err), -ENOMEM);

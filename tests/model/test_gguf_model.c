@@ -130,7 +130,7 @@ static void gives_the_oracles_logits(const char *name)
         }
     assert_true(json_count(rows) > 3);
     /* llama.cpp's exponentials are partly f16 tables: a folder in F32 also differs by 5e-4 of the
-     * largest; a wrong scale or a wrong row differs by 1e-1 and more. */
+     * largest logit; a wrong scale or a wrong row differs by 1e-1 and more. */
     if (off > 2e-3 * largest)
         fail_msg("off by %g of %g", off, largest);
     json_free(j);

@@ -93,7 +93,7 @@ static void test_guards_are_needed_by_flag(void **state)
     struct err err = {0};
     int32_t *ids;
     size_t n;
-    /* A client cannot send one: without the flag it is not UTF-8. */
+    /* A client cannot send a guard: without the flag its byte is invalid UTF-8. */
     assert_int_equal(
         tokenizer_encode(t, "a\xff<|end|>", 9, TOKENIZER_PARSE_SPECIAL, &ids, &n, &err),
         ERR_FORMAT);

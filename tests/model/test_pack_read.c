@@ -126,7 +126,7 @@ static void damage_is_named(void **state)
     step_until(1);
     assert_int_equal(j.rc, ERR_CORRUPT);
     assert_non_null(strstr(j.err.msg, "damaged at byte 9441280"));
-    /* The reader is as good as new. */
+    /* After an error the reader can be used again. */
     assert_true(pack_reader_begin(&reader, &j, 1, dst + parts[1].at));
     step_until(1);
     assert_int_equal(j.rc, 0);
@@ -134,7 +134,7 @@ static void damage_is_named(void **state)
     forget(&j, 1);
 }
 
-/* The disk keeps the first MiB; the second job waits for places in the queue. */
+/* The disk withholds the first MiB; the second job waits for places in the queue. */
 static void a_cancel_ends_all_jobs(void **state)
 {
     struct pack_job jobs[2] = {{0}};

@@ -129,7 +129,7 @@ static void check_shared(const char *name, const char *device, int n_threads)
 static void test_demo_ref(void **state)
 {
     (void)state;
-    check_model("models/demo", "ref", 2, 400, 0); /* longer prompts take it too long */
+    check_model("models/demo", "ref", 2, 400, 0); /* ref is too slow for longer prompts */
 }
 
 static void test_demo_cpu(void **state)

@@ -180,7 +180,8 @@ static void the_next_pass_is_read_ahead(void **state)
         usleep(1000);
         s = stats_of(&lab);
     } while (s.read_bytes < 6 * s.layer_bytes);
-    /* The next pass finds them: two more are read, and two after those. */
+    /* The next pass uses the two layers that were read ahead: the ring reads the other two during
+     * the pass, and the first two again for the pass after it. */
     assert_int_equal(solo_try(&lab.t, lab.ids, 1, NULL, NULL), 0);
     do {
         usleep(1000);
@@ -237,7 +238,7 @@ static void held_layers_stay_while_others_pass(void **state)
         b.seq_row = cut[1];
         b.pos = pos + 30;
         for (int p = 0; p < 2; p++)
-            if (p == 0 || l > 0) /* the second one is a layer behind */
+            if (p == 0 || l > 0) /* the second pass is a layer behind */
                 assert_int_equal(model_pass_layer(&held[p], &a), 0);
         assert_int_equal(model_forward(lab.t.m, lab.t.work, lab.t.s, lab.ids, lab.t.layers,
                                        &all, NULL, &out),

@@ -705,7 +705,7 @@ static void test_listed_tokens(void **state)
     expect_ids(t, "ab</s>", FLAGS, IDS(5, 2));
     assert_true(tokenizer_is_special(t, 2));
     tokenizer_close(t);
-    /* More of them than tokenizer.json has tokens in all. */
+    /* More listed tokens than tokenizer.json has tokens in all. */
     char *many = xasprintf("%s", "");
     for (int id = 6; id < 26; id++) {
         char *longer = xasprintf("%s%s\"%d\": {\"content\": \"<%d>\"}", many,

@@ -169,8 +169,8 @@ static void begin(struct platform *p, struct plan_layer *layer, struct plan_requ
     plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, req);
 }
 
-/* On a bus that is slower than the store, the time of reads tells nothing about the store; from
- * DRAM they take none. */
+/* On a bus that is slower than the store, the time of reads tells nothing about the store; reads
+ * from DRAM take no time. */
 static void a_bus_teaches_nothing(void **state)
 {
     (void)state;

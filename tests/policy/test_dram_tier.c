@@ -216,7 +216,7 @@ static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
     double load_s = LAYERS * platform_io_s(&p, 0, 2048, RECORD_KV);
     assert_true(dram_tier_gains(&p, 2048, 1, load_s / 4));
     assert_false(dram_tier_gains(&p, 2048, 1, load_s));
-    p.tier[0].bytes_per_s /= 8; /* a slower disk is worth it */
+    p.tier[0].bytes_per_s /= 8; /* on a slower disk the fetch pays */
     assert_true(dram_tier_gains(&p, 2048, 1, load_s));
 }
 

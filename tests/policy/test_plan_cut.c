@@ -115,7 +115,7 @@ static void small_hedged_chains(void **state)
     compare(&s, 3000, 2, took_s);
 }
 
-/* A few of the size of `make plan-check`. */
+/* A few chains of the size that `make plan-check` uses. */
 static void large_chains(void **state)
 {
     (void)state;

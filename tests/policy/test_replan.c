@@ -40,9 +40,10 @@ static void slow_compute_gets_more_keys_and_values(void **state)
     (void)state;
     struct replan_view v = view(2, 1);
     assert_int_equal(replan_hidden(&v), 6);
-    v.comp_rest_s = 100; /* the lane is late: it gets as little as possible */
+    v.comp_rest_s = 100; /* compute is far behind: it gets as few projections as possible */
     assert_int_equal(replan_hidden(&v), 0);
-    v.comp_rest_s = 1000; /* for every kind that is read */
+    /* so far behind that reading other records does not help: no layer changes */
+    v.comp_rest_s = 1000;
     assert_int_equal(replan_hidden(&v), 10);
 }
 

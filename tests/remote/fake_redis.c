@@ -48,7 +48,7 @@ struct fake_redis {
     char url[64];
     pthread_t accepter;
     pthread_mutex_t lock; /* protects all below */
-    pthread_cond_t news;  /* an answer need not be withheld any more */
+    pthread_cond_t news;  /* signalled when an answer need not be withheld any more */
     bool ends;
     int n_connections;
     struct connection connection[MAX_CONNECTIONS];

@@ -202,7 +202,7 @@ static void a_chain_is_fetched_up_to_a_gap(void **state)
     int64_t lives;
     for (int i = 0; i < N - 1; i++) {
         n_bytes += fake_redis_value(f, names[i], &lives);
-        /* the request's time, which is shorter */
+        /* the request's time to live, which is shorter */
         WAIT_FOR(fake_redis_value(f, names[i], &lives) > 0 && lives == 30);
     }
     assert_int_equal(out.n_chunks, N - 1);
@@ -219,7 +219,8 @@ static void a_chain_is_fetched_up_to_a_gap(void **state)
     assert_int_equal(st.misses[REMOTE_MISS_ABSENT], 1);
     assert_true(st.pace.latency_s > 0 && st.pace.bytes_per_s > 0);
     assert_int_equal(st.n_written, 0);
-    /* All is there: no reason. Without a time of its own a chunk gets the remote's. */
+    /* All chunks have come, so there is no reason for a miss. A chunk without a time of its own
+     * gets the remote's. */
     st_must_save(a.store, &context, N);
     remote_offer(a.remote, &keys[N - 1], 0);
     WAIT_FOR(stats_of(&a).n_written == N);
@@ -581,7 +582,7 @@ static void an_erasure_reaches_every_server(void **state)
         assert_int_equal(fake_redis_value(f, names[i], NULL) > 0, i < 2);
     WAIT_FOR(st_n_found(b.store, &context, N) == 2);
     WAIT_FOR(atomic_load(&b.n_erased) == 1);
-    assert_int_equal(atomic_load(&a.n_erased), 0); /* it was its own */
+    assert_int_equal(atomic_load(&a.n_erased), 0); /* the erasure was its own */
     WAIT_FOR(stats_of(&a).n_erasures_everywhere == 1 &&
              stats_of(&b).n_erasures_everywhere == 1);
     assert_int_equal(fake_redis_n_fields(f), 2);
@@ -639,7 +640,8 @@ static void an_owners_chunks_are_found_and_erased(void **state)
         assert_int_equal(fake_redis_value(f, name[i], NULL), 0);
     for (int i = 0; i < N; i++)
         assert_true(fake_redis_value(f, names[i], NULL) > 0);
-    assert_int_equal(fake_redis_n_added(f), 1); /* the owner; not each chunk again */
+    /* one entry for the owner, and none for its chunks */
+    assert_int_equal(fake_redis_n_added(f), 1);
     assert_int_equal(fake_redis_count(f, "SCAN"), 2);
     WAIT_FOR(st_n_found(b.store, &salted, 2) == 0);
     assert_int_equal(st_n_found(b.store, &context, N), N);
@@ -688,9 +690,10 @@ static void put_erasure(struct fake_redis *f, const struct sha256 *key)
     fake_redis_add(f, entry, erasure_bytes(1));
 }
 
-/* What others erased meanwhile goes before the server is current. It continues behind the entry
- * that it has seen last, passes bad entries, and loses all if the stream has lost entries that
- * it has not seen. Another stream is read from its beginning. */
+/* Before a server is current, it drops the chunks that others erased while it was away. It
+ * continues behind the last entry that it has seen, and passes over bad entries. It drops all its
+ * state if the stream has lost entries that it has not seen. It reads another stream from the
+ * beginning. */
 static void a_server_catches_up(void **state)
 {
     (void)state;
@@ -704,8 +707,8 @@ static void a_server_catches_up(void **state)
     st_must_save(b.store, &context, N);
     for (int i = 0; i < 3; i++)
         put_erasure(f, &nobody);
-    /* The first time: entries from before its time concern it as well, since its store is not
-     * empty. It is not current before it has read them. */
+    /* On its first visit a server reads older entries, too, since its store is not empty. It is not
+     * current before it has read them. */
     fake_redis_trouble(f, "XINFO", FAKE_REFUSES, INT_MAX);
     join_as(&b, &(struct remote_opts){.url = fake_redis_url(f), .place_dir = dir});
     WAIT_FOR(fake_redis_count(f, "XINFO") > 0);
@@ -726,8 +729,8 @@ static void a_server_catches_up(void **state)
     leave(&b);
     place_is(dir, "5 5-0\n");
 
-    /* Entries that it has seen may go. */
-    for (int i = 0; i < 20; i++) /* more than one answer has */
+    /* Entries that the server has seen may be dropped. */
+    for (int i = 0; i < 20; i++) /* more entries than one answer has */
         put_erasure(f, &nobody);
     fake_redis_trim(f, 21);
     put_erasure(f, &keys[2]);
@@ -745,7 +748,7 @@ static void a_server_catches_up(void **state)
     assert_int_equal(stats_of(&b).n_erasures, 1);
     leave(&b);
 
-    /* Two entries that it has not seen are gone. */
+    /* Two entries that the server has not seen are gone. */
     put_erasure(f, &nobody);
     put_erasure(f, &nobody);
     put_erasure(f, &nobody);

@@ -73,7 +73,7 @@ static void end(struct connection *c)
         close(c->peer);
 }
 
-/* Lets the watcher look at its events and deadlines once, by the end of a further connection, which
+/* Makes the watcher look at its events and deadlines once: a further connection opens and ends, and
  * takes a place meanwhile. */
 static void look(void)
 {
@@ -197,7 +197,8 @@ static void no_place_is_no_watch(void **state)
     watch_idle(NULL, 1);
     watch_on_gone(NULL, on_gone, &c[0]);
     assert_false(watch_is_gone(NULL));
-    watch_alarm(NULL, SECOND, on_alarm, &c[0]); /* nothing can wait for it */
+    /* without a watch the alarm rings at once */
+    watch_alarm(NULL, SECOND, on_alarm, &c[0]);
     assert_int_equal(atomic_load(&c[0].n_alarms), 1);
     for (int i = 0; i <= PLACES; i++)
         end(&c[i]);

@@ -702,8 +702,8 @@ static void earlier_turns_come_first(void **state)
     assert_int_equal(n_copied(s, &c[1], LONG), LONG);
     assert_int_equal(n_copied(s, &c[2], LONG), STAY - 2 * LONG);
     assert_int_equal(settled(s).n_full, 0);
-    /* One request is cancelled, and a new one comes that is served first: the last gives way to
-     * it. */
+    /* One request is cancelled, and a new one comes that is served first: the request that is
+     * served last gives up its copies. */
     want_end(s, &c[1], LONG, 20);
     fetch_all(s, f);
     assert_int_equal(n_copied(s, &c[2], LONG), LONG);
