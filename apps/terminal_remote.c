@@ -25,7 +25,7 @@ struct remote {
     struct terminal_talk head; /* first, so that it can be used as a struct terminal_talk */
     struct terminal_remote_opts o;
     struct http_client *http;
-    char id[NAME_BYTES]; /* "": the server does not know it yet */
+    char id[NAME_BYTES]; /* "": the server does not know the conversation yet */
     char *title;
     int n_turns;
     /* For the present answer: */

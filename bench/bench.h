@@ -27,7 +27,7 @@ int bench_hybrid_run(int argc, char **argv); /* for `bench hybrid run` */
 /* --- options of benchmarks that run an engine --------------------------------------------------
  */
 
-/* First member of the arguments of each such benchmark. */
+/* First member of the arguments of each benchmark that runs an engine. */
 struct bench_common {
     struct engine_args engine;
 };

@@ -655,7 +655,7 @@ static int run_all(struct bench *b, struct err *err)
                             {32, d, d},        {512, d, d},  {512, 2 * d, d},
                             {512, 2 * ffn, d}, {2048, d, d}, {2048, 2 * d, d},
                             {2048, 2 * ffn, d}};
-    /* A CPU would take minutes for the largest. */
+    /* On a CPU the largest products would take minutes. */
     bool slow = b->most.gemm_flops < 1e13 && d > 1024;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && rc == 0; i++)
         if (!slow || sizes[i][0] < 512 || sizes[i][1] == d)

@@ -274,7 +274,7 @@ static void give_up(struct client *k, int status, const char *error)
 {
     note_error(k->b, status, error);
     k->b->n_errors++;
-    /* Its messages end with a question without an answer. */
+    /* The conversation now ends with a question without an answer, so it does not go on. */
     k->c->n_turns = k->b->args.turns;
     k->c->is_busy = false;
     k->c = NULL;

@@ -113,7 +113,7 @@ struct bench {
 
 static int buffer_blocks(const struct bench *b)
 {
-    int least = b->n_full + 2; /* a context, and one more (mixed_places) */
+    int least = b->n_full + 2; /* blocks of a context, and one more (mixed_places) */
     int asked = b->a->buffer > 0 ? b->a->buffer : 4 * (b->n_full + 1);
     return asked > least ? asked : least;
 }
@@ -214,7 +214,7 @@ static int add_all(struct bench *b, struct engine *e, struct seq **s, struct err
 {
     int n_prompt = b->n_full * KV_BLOCK_TOKENS + 1, rc = 0;
     for (int i = 0; rc == 0 && i < b->a->batch; i++) {
-        struct request q = {.prompt = b->ids + i, /* each begins one token later */
+        struct request q = {.prompt = b->ids + i, /* each prompt begins one token later */
                             .n_prompt = n_prompt,
                             .max_tokens = b->a->tokens + 2,
                             .ignore_eos = true,

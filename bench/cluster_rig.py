@@ -132,7 +132,7 @@ class Server:
         return next(t for t in tiers if t["name"] == name)
 
     def shares(self):
-        """Returns whether it reaches the Redis and knows the erasures of others."""
+        """Returns whether the server reaches the Redis and knows the erasures of others."""
         until("sharing", lambda: self.tier()["up"] and self.tier()["servers"] > 0)
 
     def written(self):

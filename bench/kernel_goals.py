@@ -35,7 +35,7 @@ class Bench:
         return float(self.rows[key]["share"]) * self.speed(key, how) / self.speed(key, "max")
 
     def of_row(self, key, kernel, shape, threads, how):
-        """Returns the row's speed over another row's; None if that does not exist."""
+        """Returns the row's speed over another row's; None if the other row does not exist."""
         other = (kernel or key[0], shape or key[1], threads or key[2])
         return self.speed(key, how) / self.speed(other, how) if other in self.rows else None
 

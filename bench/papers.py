@@ -112,8 +112,8 @@ def table3(out):
 
 
 def snapshots(out):
-    """6.3.3: a layer of 1,024 tokens is computed in so long, and its hidden states (2 bytes an
-    element) must leave the GPU meanwhile."""
+    """Section 6.3.3: the time to compute a layer of 1,024 tokens, and the rate at which the layer's
+    hidden states (2 bytes an element) must leave the GPU in that time."""
     rows = []
     for name, shape, platform, hidden in (("7B", "llama-2-7b", "a100-4ssd", 4096), ("13B", "llama-2-13b", "a100-4ssd", 5120)):
         m = planned(shape, platform, 1024)["recompute"]

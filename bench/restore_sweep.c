@@ -55,7 +55,7 @@ struct outcome_of {
     struct plan plan;
     double noise;
     struct timing predicted, first, second;
-    struct timing all; /* first and second */
+    struct timing all; /* both runs of auto together */
     struct timing single[N_SINGLES];
     int best;    /* index of the fastest single method; -1: none */
     bool is_one; /* auto's plans were all the same as the best single method's */

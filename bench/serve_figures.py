@@ -70,7 +70,8 @@ def make_model(folder):
 
 
 class Server:
-    """One of the five, on a fresh store; the constructor returns when it is ready."""
+    """One of the five servers, on a fresh store; the constructor returns when the server is
+    ready."""
 
     def __init__(self, name, kv_tokens=None):
         self.store = tempfile.mkdtemp(dir=a.store)

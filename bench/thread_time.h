@@ -17,8 +17,8 @@ struct thread_time {
     } of[THREAD_TIME_NAMES];
 };
 
-/* ERR_NOT_FOUND: there is no such process. ERR_UNSUPPORTED: the kernel does not count it (no
- * /proc/PID/task/TID/schedstat), or there are more names than fit. */
+/* ERR_NOT_FOUND: there is no such process. ERR_UNSUPPORTED: the kernel does not count threads'
+ * times (no /proc/PID/task/TID/schedstat), or there are more names than fit. */
 int thread_time_of(int64_t pid, struct thread_time *out, struct err *err);
 
 /* Returns the time that the threads of that name have had since `before`, in ns. */

@@ -26,8 +26,8 @@ struct added_search {
     bool special;                /* special tokens are found, too */
     const struct guards *guards; /* NULL: none */
     size_t at; /* position of s[0] in the text that the guards' places refer to */
-    /* A guard anywhere inside a control token rules it out; for normalized text, in which the token
-     * may begin with a blank that was added. */
+    /* Set for normalized text, in which a token may begin with an added blank: a guard anywhere
+     * inside a control token rules the token out. */
     bool inside;
 };
 

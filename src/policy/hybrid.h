@@ -39,7 +39,8 @@ struct hybrid_line {
 
 /* Costs of one layer in one step. */
 struct hybrid_machine {
-    double weights_s; /* T_weights: its weights over the link; 0: they are resident */
+    /* T_weights: the layer's weights over the link; 0: they are resident */
+    double weights_s;
     double forward_s; /* T_forward: all new tokens, attention included, in one mini-batch */
     /* further seconds for each mini-batch but one: it reads the layer again */
     double forward_mini_s;

@@ -97,7 +97,7 @@ static double link_excess(const struct lanes *l, double n_act)
 }
 
 /* Returns the number of ACT blocks of mini-batch i with which its compute takes as long as the link
- * of the next one, less its part of the excess. */
+ * of the next mini-batch, less mini-batch i's part of the excess. */
 static double from_next(const struct lanes *l, double excess, int i, double next)
 {
     double seconds = link_seconds(l, (i + 1) % l->k, next) -

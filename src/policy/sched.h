@@ -50,8 +50,8 @@ struct sched_req {
     bool is_pinned; /* it must not be preempted now */
     /* WAITING: not to be admitted now, since its saved state is still on its way to the store */
     bool is_held;
-    /* WAITING: index of a request that restores or prefills the beginning of both; this one is
-     * not admitted before that ends. -1: none. */
+    /* WAITING: index of a request that restores or prefills the beginning that both requests share;
+     * this request is not admitted before that ends. -1: none. */
     int after;
 };
 

@@ -58,8 +58,8 @@ struct remote_opts {
 /* Returns ERR_USAGE or ERR_UNSUPPORTED if the URL cannot be used. Whether the remote can be
  * reached shows later. */
 int remote_open(const struct remote_opts *o, struct remote **out, struct err *err);
-/* Waits up to ten seconds for the writer, while the remote takes offers, then ends both threads.
- * No fetch may be left. NULL is allowed. */
+/* Waits up to ten seconds for the writer, while the remote takes offers, then ends the threads. No
+ * fetch may be left. NULL is allowed. */
 void remote_close(struct remote *r);
 
 /* --- writing ---------------------------------------------------------------------------------- */

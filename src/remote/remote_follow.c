@@ -355,7 +355,7 @@ static void settle(struct remote *r, const struct stream_info *s, enum stand sta
                    uint64_t n_new, bool *more)
 {
     *more = n_new > 0;
-    if (stand == STAND_OTHER) { /* from its beginning */
+    if (stand == STAND_OTHER) { /* the new stream is read from its beginning */
         see(r, 0, FIRST_ID);
         *more = s->n_kept > 0;
     } else if (stand == STAND_GAP && r->has_place) {
@@ -404,7 +404,7 @@ static void leave_off_skipping(struct remote *r)
     r->skips = st.n_chunks == 0;
 }
 
-/* Reads unseen entries. *at_end: it has now seen all. */
+/* Reads unseen entries. *at_end: this server has now seen all entries. */
 static int read_turn(struct remote *r, bool *at_end, struct redis_answer *a,
                      struct err *err)
 {

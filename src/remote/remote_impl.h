@@ -101,7 +101,7 @@ struct remote {
     struct remote_opts o;
     struct remote_url url;
     struct tls *tls; /* NULL: none */
-    int stop_fd;     /* readable when both threads are to end */
+    int stop_fd;     /* readable when the threads are to end */
     pthread_t reader, writer;
     bool has_reader, has_writer;
     struct link read_link, write_link;

@@ -103,8 +103,8 @@ static bool is_stored(struct remote *r, const struct sha256 *key)
     return found;
 }
 
-/* Sends EXPIRE or, if the chunk may have been erased, UNLINK. After an erasure that holds for all
- * chunks that the store has no more. */
+/* Sends EXPIRE, or UNLINK if the chunk may have been erased. After an erasure, that may be true of
+ * every chunk that the store no longer has. */
 static int settle_one(struct remote *r, const struct lease *l, struct err *err)
 {
     char name[NAME_BYTES], ttl[16];

@@ -97,7 +97,7 @@ static bool write_chunk(struct round *b, const struct offer *o)
         return false;
     if (b->answer.kind == REDIS_REFUSED) {
         count(r, &r->stats.n_refused, 1);
-        b->n_done++; /* this one is dropped */
+        b->n_done++; /* this offer is dropped */
         err_set(&b->err, -ENOSPC, "the remote refuses: %.120s",
                 (const char *)b->answer.bytes);
         return false;
@@ -150,7 +150,8 @@ static void work(struct round *b)
     for (; b->n_done < b->n && !is_erasure_due(r); b->n_done++) {
         const struct offer *o = &b->offer[b->n_done];
         bool known = b->is_there[b->n_done] && !o->removes;
-        if (known) { /* another server may have written it, and end before it confirms it */
+        /* another server may have written the chunk, and may end before it confirms the chunk */
+        if (known) {
             remote_lease_add(r, &o->key, remote_ttl_s(r, o->ttl_s));
             count(r, &r->stats.n_known, 1);
         } else if (o->removes ? !remove_value(b, o) : !write_chunk(b, o)) {

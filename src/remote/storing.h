@@ -19,13 +19,14 @@ void storing_destroy(struct storing *s); /* NULL is allowed */
 /* Begins the chunks of a fetch: the next one handed over is f->keys[0]. */
 void storing_begin(struct storing *s, struct remote_fetch *f);
 /* Hands the next chunk over, after waiting for the one before. *value is exchanged for the buffer
- * of that one. Returns false if a chunk could not be stored. */
+ * of the chunk before. Returns false if a chunk could not be stored. */
 bool storing_give(struct storing *s, struct redis_answer *value);
 /* Waits for the last chunk. */
 struct stored {
-    int n;                /* chunks stored */
-    uint64_t n_bytes;     /* their bytes */
-    enum remote_miss why; /* why the next one was not; REMOTE_MISS_NONE */
+    int n;            /* chunks stored */
+    uint64_t n_bytes; /* their bytes */
+    /* why the next chunk was not stored; REMOTE_MISS_NONE: all were */
+    enum remote_miss why;
     char text[160];
 };
 struct stored storing_end(struct storing *s);

@@ -95,11 +95,13 @@ static void keys_name_chunks_and_tails(void **state)
     (void)state;
     struct hcache *h = open_with(64 << 20);
     uint8_t a[6][32], b[6][32];
-    assert_int_equal(keys_of(h, 1, 128, NULL, a), 3); /* the last one without token 127 */
+    /* the last key is the tail's without token 127 */
+    assert_int_equal(keys_of(h, 1, 128, NULL, a), 3);
     assert_int_equal(keys_of(h, 1, 129, NULL, b), 3); /* a tail of one token */
     assert_memory_equal(a, b, 2 * 32);
     assert_memory_not_equal(a[2], b[2], 32);
-    assert_int_equal(keys_of(h, 1, 130, NULL, a), 4); /* a tail of two, and one of them */
+    /* two tails: of two tokens, and of the first of them */
+    assert_int_equal(keys_of(h, 1, 130, NULL, a), 4);
     assert_memory_equal(a[3], b[2], 32);
     assert_int_equal(keys_of(h, 1, 0, NULL, a), 0);
     assert_int_equal(keys_of(h, 1, 1, NULL, a), 1);

@@ -255,7 +255,7 @@ static void a_conversation_moves_its_head(void **state)
     conversation_deinit(&w);
     assert_int_equal(conversation_delete(x->c, "", "conv_a", &gone, &err), 0);
     assert_int_equal(code_of_find(x->c, "", "resp_b"), ERR_NOT_FOUND);
-    assert_int_equal(code_of_find(x->c, "", "resp_late"), 0); /* its own */
+    assert_int_equal(code_of_find(x->c, "", "resp_late"), 0); /* the client's own turn */
     assert_int_equal(gone.n_turns, 1);
     assert_int_equal(gone.n_shared, 1);
     /* A turn in a conversation that is gone is not kept. */

@@ -281,7 +281,7 @@ static int system_tokens(const char *messages)
 static void the_systems_messages_are_kept(void **state)
 {
     (void)state;
-    enum { AROUND = 32 }; /* tokens that a template may write around each */
+    enum { AROUND = 32 }; /* tokens that a template may write around each message */
     int32_t *ids;
     int n;
     struct hcache_err err;
@@ -296,7 +296,7 @@ static void the_systems_messages_are_kept(void **state)
                                    "{\"role\":\"developer\",\"content\":\"Be kind.\"},"
                                    "{\"role\":\"user\",\"content\":\"x\"},"
                                    "{\"role\":\"system\",\"content\":\"Be kind.\"}]"),
-                     2 * (n + AROUND)); /* only those at the beginning */
+                     2 * (n + AROUND)); /* only the messages at the beginning */
     struct hcache_truncation t = {.keep = 128};
     prompt_keep(128, &t);
     assert_int_equal(t.keep, 128);

@@ -70,8 +70,8 @@ static uint32_t pick_loop(struct duel *d, uint32_t request)
     return rng_below(&d->rng, 2) == 0 ? d->next_scan++ % 6000 : fresh(d);
 }
 
-/* Once the loop has taught it, asks for blocks that LRU has and ours does not; else for new ones.
- */
+/* Once `ours` has learned from the loop, asks for blocks that LRU has and `ours` does not; if there
+ * are none, for new ones. */
 static uint32_t pick_worst(struct duel *d, uint32_t request)
 {
     if (request < TAUGHT)

@@ -402,7 +402,7 @@ static void commits_are_few_and_come_unasked(void **state)
     int64_t t0 = clock_now_ns();
     for (int i = 1; i <= 18; i++) {
         line_run(&x, 64 * i, 64);
-        do /* until the writer has it and is free to commit */
+        do /* until the writer has written the chunk and could commit */
             saver_stats(r.saver, &stats);
         while (stats.used_bytes > 0);
     }

@@ -108,7 +108,7 @@ static int entry_see(void *arg, const struct store_entry *e)
     }
     slot->pending |=
         bits_of(&e->mask)
-        /* kept in the upper bits during this pass, apart from what is pending */
+        /* the upper bits keep these records apart from the pending ones during this pass */
         << 16;
     return 0;
 }
@@ -156,7 +156,7 @@ static void note_evictions(struct life *l)
             continue;
         if (seen[i] != 0 && !has_lied(l))
             violation(l, "a chunk lost some of its records");
-        if (l->has_faults) /* if the index could not remove it, it comes back */
+        if (l->has_faults) /* if the index could not remove the chunk, it comes back */
             l->slots[i].maybe |= l->slots[i].committed;
         l->slots[i].committed = 0;
     }
@@ -212,7 +212,7 @@ static int step_commit(struct life *l)
             slot->committed |= slot->pending;
             slot->maybe &= l->has_faults ? ~slot->pending : 0u;
         }
-        if (rc != -ENOSPC) /* otherwise it stays appended */
+        if (rc != -ENOSPC) /* after -ENOSPC the records stay appended */
             slot->pending = 0;
     }
     return rc;

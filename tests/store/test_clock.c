@@ -1,5 +1,5 @@
-/* test_clock.c - while a store is open the system's clock is set back by a year and forward by ten
- * years.  It changes neither which chunk is evicted, nor which pins hold, nor what is recorded. */
+/* test_clock.c - while a store is open, the system's clock is set back by a year and forward by ten
+ * years. That changes neither which chunk is evicted, nor which pins hold, nor what is recorded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -91,13 +91,14 @@ static void chunks_and_what_follows(void **state)
         uint64_t before = store_epoch(s);
         erase(s, &ours, 3);
         assert_int_equal(append_since(s, before, &ours, 1), ERR_ERASED);
-        assert_int_equal(append_since(s, before, &ours, 3), ERR_ERASED); /* continues one */
+        /* the chunk continues an erased one */
+        assert_int_equal(append_since(s, before, &ours, 3), ERR_ERASED);
         assert_int_equal(append_since(s, before, &theirs, 2), ERR_ERASED);
         assert_int_equal(append_since(s, before, &lone, 0), 0);
         uint64_t after = store_epoch(s);
-        for (int i = 0; i < N; i++) /* a new request computes the same again */
+        for (int i = 0; i < N; i++) /* a new request computes the same chunks again */
             assert_int_equal(append_since(s, after, &ours, i), 0);
-        assert_int_equal(append_since(s, 0, &theirs, 2), 0); /* of no request */
+        assert_int_equal(append_since(s, 0, &theirs, 2), 0); /* epoch 0: no request */
         assert_int_equal(store_commit(s, NULL), 0);
         assert_int_equal(st_n_right(s, &ours, N), N);
         close_all(&p, s);
@@ -148,7 +149,7 @@ static void an_owner(void **state)
         struct st_place p;
         struct store *s = open_kind(&p, kinds[k]);
         uint64_t before = store_epoch(s);
-        erase_owner(s, "s"); /* that has nothing yet */
+        erase_owner(s, "s"); /* this owner has nothing yet */
         assert_int_equal(append_since(s, before, &salted, 0), ERR_ERASED);
         assert_int_equal(append_since(s, before, &ours, 0), 0);
         uint64_t after = store_epoch(s);
@@ -207,7 +208,8 @@ static void while_it_is_written(void **state)
             assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
             assert_null(st_while_written);
             assert_int_equal(st_n_found(s, &ours, 3), 0);
-            if (erasures[e] != erase_text) /* of a text its request stops at chunk 2 */
+            /* if the text is erased, its request stops at chunk 2 */
+            if (erasures[e] != erase_text)
                 assert_int_equal(append_since(s, before, &ours, 3), ERR_ERASED);
             assert_int_equal(store_settle(s, NULL), 0); /* files: it also wipes the bytes */
             assert_int_equal(store_commit(s, NULL), 0);

@@ -36,7 +36,7 @@ static void expect_heap(const struct expiry *x)
         assert_int_equal(expiry_first(x)->at_s, least);
 }
 
-/* Empties it: the entries come in the order of their times. */
+/* Empties the heap: the entries come in the order of their times. */
 static void drain(struct expiry *x)
 {
     uint32_t before = 0;

@@ -139,7 +139,7 @@ static void an_answer_begins_the_limit_anew(void **state)
     now_ns += STUCK_NS;
     assert_int_equal(steps(&b, 20), STORE_FETCH_IN_FLIGHT);
     assert_int_equal(n_failures(&b), 0);
-    io_sim_unstick(b.p.io); /* it answers in time */
+    io_sim_unstick(b.p.io); /* the disk answers in time */
     while (store_fetch_in_flight(b.f))
         steps(&b, 1);
     for (int i = 2; i < N_CHUNKS; i++) {
@@ -173,7 +173,7 @@ static void each_answer_of_a_chunk_begins_the_limit_anew(void **state)
     io_sim_unstick(b.p.io);
     while (io_sim_fault_count(b.p.io, IO_SIM_STUCK, 0) < PIECES)
         steps(&b, 1);
-    now_ns += STUCK_NS; /* at most the limit since then */
+    now_ns += STUCK_NS; /* at most the limit since the last answer */
     assert_int_equal(steps(&b, 20), STORE_FETCH_IN_FLIGHT);
     assert_int_equal(n_failures(&b), 0);
     /* The last of the first pieces may have been collected only now. */

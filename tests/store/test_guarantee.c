@@ -141,7 +141,7 @@ static void a_quota_passes_over_it(void **state)
     must_guarantee(s, &kept);
     crowd(s, "alice");
     assert_int_equal(st_n_found(s, &kept, N), N);
-    /* Two contexts of two are more than three quarters of the quota. */
+    /* The quota holds two contexts, and both together are more than three quarters of it. */
     st_must_save(s, &again, N);
     assert_int_equal(guarantee(s, &again, &g, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "owner"));

@@ -206,7 +206,7 @@ static void superblock_flips(void **state)
     superblock_encode(&sb, bytes);
     for (int bit = 0; bit < SUPERBLOCK_FILE_BYTES * 8; bit += 3) {
         bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        /* from the other copy */
+        /* decoded from the other copy */
         assert_int_equal(superblock_decode(bytes, &back, NULL), 0);
         assert_int_equal(back.device, 1);
         assert_memory_equal(back.uuid, sb.uuid, sizeof sb.uuid);

@@ -305,7 +305,7 @@ static void what_waits_stays(void **state)
     save(s, &c[2], 7);
     assert_int_equal(n_copied(s, &c[0], 7), 7);
     assert_int_equal(n_copied(s, &c[1], 7), 2);
-    /* Its request no longer waits, and it was used before the others. */
+    /* The first context's request no longer waits, and the other contexts were used later. */
     store_expect_use_no_more(s, keys, 7, 1);
     save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
     assert_int_equal(n_copied(s, &c[0], 7), 5);
@@ -377,7 +377,8 @@ static void what_the_caller_holds_goes_first(void **state)
         assert_int_equal(n_copied(s, &c[0], 7), 7);
         assert_int_equal(n_copied(s, &c[1], 7), 2);
         assert_int_equal(n_copied(s, &c[2], 7), 7);
-        /* No longer held, it counts like the others: the first was used least recently. */
+        /* The second context is no longer held, so it counts like the others: the first was used
+         * least recently. */
         hold(s, &c[1], 7, false);
         save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
         assert_int_equal(n_copied(s, &c[0], 7), 5);

@@ -162,7 +162,7 @@ static void what_is_kept_does_not_expire(void **state)
     age(s, 5000);
     assert_int_equal(expire(s), 0);
     assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
-    age(s, 5000); /* makes the next check of them due now */
+    age(s, 5000); /* makes the next check of these chunks due now */
     assert_int_equal(expire(s), N);
     store_close(s);
     st_place_close(&p);

@@ -128,7 +128,7 @@ static void test_gemv(void **state)
 
 /* --- 8-bit weights ---------------------------------------------------------------------------- */
 
-/* Every mathematics computes them in the order of ops.h, to the bit. */
+/* Every math mode computes 8-bit products in the order of ops.h, to the bit. */
 static void test_q8(void **state)
 {
     (void)state;

@@ -336,7 +336,7 @@ static void spy_free(struct device *d, struct buf *b)
 static void spy_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
 {
     note(d, 'm');
-    /* the less, the higher its index */
+    /* the higher a device's index, the less memory it has left */
     for (*unused_bytes = 1000; all_devices[1000 - *unused_bytes] != d; --*unused_bytes)
         ;
     *total_bytes = 2 * *unused_bytes;
@@ -476,7 +476,7 @@ static void devices_are_entered_and_copies_ordered(void **state)
     called("0v1v2v3v");
     device_memory(d, &unused, &total);
     called("0m1m2m3m");
-    /* The device with the least; unified memory is that of all four. */
+    /* The device with the least memory left counts; unified memory is that of all four. */
     assert_int_equal(unused, 997 / 4);
     assert_int_equal(total, 2 * 997 / 4);
     event_destroy(e);
