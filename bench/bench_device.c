@@ -381,8 +381,8 @@ static int bench_between(struct bench *b, int n_tokens, int rows, struct err *er
 /* --- copies of records to the device -------------------------------------------------------------
  */
 
-/* Half a MiB each, the hidden states of a chunk of a 7B model; every other record of pinned memory.
- */
+/* Each record is as large as the hidden states of a chunk of a 7B model. Between two records that
+ * are copied from pinned memory lies one that is not. */
 enum { RECORDS = 64, RECORD_BYTES = 512 << 10 };
 
 struct records_arg {

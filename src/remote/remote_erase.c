@@ -38,7 +38,8 @@ void remote_ban(struct remote *r, const struct erasure *e)
         return;
     for (int i = 0; i < e->n; i++) {
         struct banned *slot = &b->key[b->n_keys++ % MAX_BANS];
-        if (slot->until_ns > now) /* too many to remember all */
+        /* the ring has no place left, so nothing is fetched for a while */
+        if (slot->until_ns > now)
             b->all_until_ns = now + BAN_NS;
         *slot = (struct banned){e->keys[i], now + BAN_NS};
     }
@@ -316,8 +317,7 @@ static int publish_one(struct remote *r, struct published *p, struct redis_answe
     if (rc == 0 && !p->is_told) {
         p->is_told = true;
         pthread_mutex_lock(&r->lock);
-        remote_ban(r,
-                   e); /* from now on, since others write until they have read the entry */
+        remote_ban(r, e); /* others may write these chunks until they have read the entry */
         pthread_mutex_unlock(&r->lock);
     }
     if (rc == 0 && !e->is_text)

@@ -1,10 +1,11 @@
 /* api_conversations.c - /v1/conversations: names for kept conversations, with their items.
  *
- *     GET, POST          /v1/conversations            list (ours), make
+ *     GET, POST          /v1/conversations            list (not in OpenAI's API), make
  *     GET, POST, DELETE  /v1/conversations/ID         look at, change metadata and title, erase
  *     GET, POST          /v1/conversations/ID/items   list, insert by hand
  *     GET, DELETE        /v1/conversations/ID/items/ITEM
- *     POST               /v1/conversations/ID/branch  another one with the same beginning (ours)
+ *     POST               /v1/conversations/ID/branch  another one with the same beginning (not in
+ *                                                     OpenAI's API)
  *
  * The items of a conversation are those of the turns up to its head. Removing one changes the
  * text of everything after it. So the remaining items become one turn without tokens, and the

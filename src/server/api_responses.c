@@ -24,8 +24,8 @@ struct response {
     char conversation[NAME_BYTES]; /* "": none */
     char *title;
     bool has_branched; /* the conversation had gone on meanwhile */
-    /* Reason why the disk did not take it; NULL: it is kept, or the request did not ask for
-     * that. */
+    /* Reason why the disk did not take the response; NULL: the response is kept, or the request did
+     * not ask for that. */
     char *not_kept;
     int64_t sequence; /* sequence number of events */
     bool is_open;     /* the message's events have begun */
@@ -403,7 +403,7 @@ static void take_ttl(const struct conversation *v, struct gen_params *p)
     json_free(metadata);
 }
 
-/* Finds the turn that it continues. */
+/* Finds the turn that the response continues. */
 static int find_parent(struct call *c, struct gen_params *p, struct response *r,
                        int64_t *parent, struct fault *f)
 {
@@ -521,7 +521,7 @@ void api_responses(struct call *c)
     r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);
     struct prompt_ids prompt = {.ids = r->draft.ids, .n = r->draft.n_ids};
     struct prompt_text text = r->draft.text;
-    /* The generation owns them, and drops r before it frees them. */
+    /* The generation owns the prompt's text and ids, and drops r before it frees these. */
     r->draft.is_lent = true;
     call_generate(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }

@@ -102,7 +102,7 @@ struct call {
     bool close;        /* close the connection afterwards */
 
     struct generation *gen; /* NULL: answered at once */
-    atomic_bool is_pending; /* a worker has it */
+    atomic_bool is_pending; /* a worker has the call */
     atomic_bool is_silent;  /* nothing was streamed for server_opts.keep_alive_s */
 
     pthread_mutex_t lock; /* protects the next fields */
@@ -141,8 +141,8 @@ int call_check_name(struct call *c, const char *name, struct fault *f);
 void call_wake(struct call *c);
 /* Returns false if its client has gone; the call then has a short answer already. */
 bool call_is_wanted(struct call *c);
-/* Call when a worker has answered it: is_pending ends. The worker must not touch it afterwards:
- * the HTTP thread may end the call. */
+/* Call when a worker has answered the call: is_pending ends. The worker must not touch the call
+ * afterwards, since the HTTP thread may end it. */
 void call_done(struct call *c);
 
 /* routes */

@@ -113,9 +113,9 @@ static int keep_noted(int rc, const struct hcache_erased *gone)
     return gone->is_noted ? 0 : rc;
 }
 
-/* Erases a run of doomed chunks. They are listed with children before their parents, so the
- * turned list is tried from its end. If one is shared, those before it in its chain are shared,
- * too; others are not. */
+/* Erases a run of doomed chunks. keys[] lists children before parents, and is reversed first. If
+ * another chunk continues keys[i], the chunks before keys[i] in its chain stay, too. Keys before
+ * keys[i] may belong to other chains, so they are tried again without it. */
 static int erase_run(struct hcache *h, struct sha256 *keys, int n,
                      struct hcache_erased *sum, struct hcache_err *err)
 {
@@ -172,7 +172,7 @@ static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, in
     rc = forgot != 0 ? forgot : rc;
     if (rc == HCACHE_E_UNSUPPORTED)
         rc = 0;                      /* there is no store */
-    if (rc == 0 && sum->n_busy == 0) /* otherwise they are tried again */
+    if (rc == 0 && sum->n_busy == 0) /* otherwise the chunks are tried again */
         rc = conversations_buried(s->conversations, keys, *n, &err);
     if (rc != 0)
         log_warn_once(

@@ -77,7 +77,7 @@ static bool accept_one(struct loop *p)
                         SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (s < 0)
             accept_failed(p, errno);
-        /* If the library has no memory for it, it has closed it. */
+        /* If the library has no memory for the connection, the library has closed it. */
         accepted = s >= 0 &&
                    MHD_add_connection(p->daemon, s, (struct sockaddr *)&from, n) == MHD_YES;
     }

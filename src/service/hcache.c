@@ -101,7 +101,7 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
         log_warn("%s", text);
 }
 
-/* With a lower throttle it would seem to hang: an empty store has 40 KB to read. */
+/* With a lower throttle, opening would seem to hang: even an empty store has 40 KB to read. */
 enum { MIN_THROTTLE = 65536, DEFAULT_HISTORY_CONTEXTS = 16 };
 
 _Static_assert((int)HCACHE_MAX_DEVICES == (int)MAX_RANKS &&

@@ -16,8 +16,8 @@
 #include "state/restore.h"
 #include "tensor/group.h"
 
-/* Upper bound of the device memory that its libraries and a stream for loading take beside the
- * plan. */
+/* Upper bound of the device memory that the device's libraries and a stream for loading take beside
+ * the plan. */
 #define LIBRARY_BYTES ((size_t)256 << 20)
 /* Parts of memory are rounded up to pages; there are some tens beside the weights. */
 #define PART_BYTES ((size_t)4096)

@@ -10,8 +10,9 @@
 #include "model/model.h"
 
 struct memory_ask {
-    bool by_sequence;          /* steps are always computed in mini-batches (zigzag_opts) */
-    const struct model *model; /* the part of the model that model_opts.reserve has */
+    bool by_sequence; /* steps are always computed in mini-batches (zigzag_opts) */
+    /* the model as model_opts.reserve gets it: shape and types, without weights */
+    const struct model *model;
     const struct model_need *need;
     int max_seqs, max_rows;
     int step_rows;     /* above max_rows: steps are computed in mini-batches */
@@ -55,8 +56,8 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
  * cache holds as many tokens in the same memory, and they need no restore at all. */
 uint64_t memory_plan_dram_bytes(const struct memory_ask *a);
 
-/* Reserves all of it on every stage. Returns -ENOMEM, with the needed sums and what to do, also
- * if host memory does not hold dram_bytes beside the rest. */
+/* Reserves the planned memory on every stage. Returns -ENOMEM, with the needed sums and what to do,
+ * also if host memory does not hold dram_bytes beside the rest. */
 int memory_plan_reserve(const struct memory_ask *a, struct err *err);
 
 #endif

@@ -19,7 +19,7 @@ struct service_opts {
     struct saver *saver;               /* NULL: nothing is saved */
     struct store *store;               /* NULL: none */
     const struct tokenizer *tokenizer; /* NULL: no text */
-    /* Weights of the engine's model; NULL: a stop waits for the step. */
+    /* Weights of the engine's model; NULL: a stop waits until the present step has ended. */
     const struct weights *weights;
     int n_vocab, max_sequences, max_context;
     double load_ms;   /* time that the model took to load, for results */

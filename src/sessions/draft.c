@@ -9,7 +9,7 @@
 #include "sessions/items.h"
 #include "sessions/retoken.h"
 
-/* Each is a digest over the text; only those of the last turns are tried. */
+/* Trying a mark takes a digest over the text, so only the marks of the last turns are tried. */
 enum { MAX_MARKS_TRIED = 24 };
 
 void draft_deinit(struct draft *d)

@@ -25,7 +25,7 @@ struct draft {
     int n_ids;
     /* Text and ids are borrowed; their owner keeps them longer than the draft. */
     bool is_lent;
-    /* Upper bound of the tokens of the system's messages; 0 unless it truncates. */
+    /* Upper bound of the tokens of the system's messages; 0 unless the request truncates. */
     int n_system;
     char what[200]; /* why saved state of earlier turns may not fit; "": it fits */
 };

@@ -50,7 +50,7 @@ static int boundary(const struct hcache *h, const struct prompt_ids *p, const ch
             take(text, n, &at, bytes + 1, k - 1))
             continue;
         if (at > 0)
-            return -1; /* otherwise it is the tokenizer's BOS before a text */
+            return -1; /* a token before the text is the tokenizer's BOS */
     }
     return at == want ? p->n : -1;
 }

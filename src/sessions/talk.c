@@ -39,7 +39,7 @@ int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
         rc = conversation_add(o->conversations, tenant_of(o), id, name, NULL, 0, &t->v,
                               err);
     } else if (rc == ERR_NOT_FOUND) {
-        rc = 0; /* begin() makes it with its first answer */
+        rc = 0; /* begin() makes the conversation with its first answer */
     }
     if (rc != 0) {
         talk_close(t);
@@ -210,7 +210,7 @@ static int check_room(const struct talk *t, struct hcache_request *q, struct err
 {
     struct hcache_model_info info;
     hcache_model_info(t->o.h, &info);
-    if (q->truncation.ratio > 0) { /* it is never full */
+    if (q->truncation.ratio > 0) { /* a truncated context is never full */
         int left = info.max_context - q->n_prompt, half = info.max_context / 2;
         if (q->max_tokens < 0)
             q->max_tokens = left > half ? left : half;

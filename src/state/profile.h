@@ -75,7 +75,8 @@ int profile_tier(struct platform_tier *t, const struct model *m,
 /* Measures how fast host memory at `from`, at most `bytes`, goes up to a stage of a device that
  * has memory of its own (t->up_bytes_per_s), and how fast its ranks then gather their shares
  * (gather_bytes_per_s). They are 0 where memory is unified, and with one rank. */
-#define PROFILE_COPY_BYTES ((size_t)16 << 20) /* most device memory that it takes */
+/* most device memory that profile_copies takes */
+#define PROFILE_COPY_BYTES ((size_t)16 << 20)
 int profile_copies(struct device *d, const void *from, size_t bytes,
                    struct platform_tier *t, struct err *err);
 

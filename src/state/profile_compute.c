@@ -270,9 +270,8 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* On a device with memory of its own the records are already up (copying is I/O:
- * profile_copy.c). They are loaded from there in the order of the stream, and checked there on
- * another stream. */
+/* On a device with memory of its own, the records were copied up before: copying counts as I/O
+ * (profile_copy.c). One stream loads them, and another stream checks them. */
 static void load_twins(struct load *ld)
 {
     const struct model *m = ld->b->m;

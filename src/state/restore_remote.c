@@ -30,7 +30,7 @@ static void fetch_done(void *arg)
         return;
     restore_free(r);
     pthread_mutex_lock(&rr->lock);
-    rr->n_fetches--; /* until then the pipeline is not freed */
+    rr->n_fetches--; /* the pipeline is not freed while n_fetches is above 0 */
     restore_tell_io(rr);
     pthread_mutex_unlock(&rr->lock);
 }

@@ -56,7 +56,7 @@ struct save_seq {
     struct sha256 parent; /* parent of the next chunk to be written */
     /* Pin on the last committed chunk, which stays while it may be continued. */
     struct store_hit pin;
-    /* A damaged chunk of it was saved again, so the chunks behind it are checked. */
+    /* A damaged chunk of the context was saved again, so the chunks behind it are checked. */
     bool heals;
     bool parent_seen; /* the parent of its first chunk is in the store */
     /* The partial chunk that the first chunk continues, pinned; impl NULL: none. */

@@ -357,7 +357,7 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
             rc = store_can_save(s, err);
         if (rc == 0)
             drafts_attach(s, n, drafts);
-        /* It was erased while it was written: the next commit wipes it. */
+        /* The chunk was erased while it was written: the next commit wipes it. */
         if (rc == 0 && erasures_concern(&s->erasures, chunk))
             rc = comes_too_late(err);
     }

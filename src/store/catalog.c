@@ -220,8 +220,8 @@ static struct chunk_node *node_new(struct catalog *c, const struct sha256 *key)
     return n;
 }
 
-/* Returns whether a node has a place in the tree of parents. A lasting pin alone gives it none,
- * or a pinned chunk that is gone would keep its parents from being evicted. */
+/* Returns whether a node has a place in the tree of parents. A node that has only a lasting pin has
+ * none; otherwise a pinned chunk that is gone would keep its parents from being evicted. */
 static bool is_in_tree(const struct chunk_node *n)
 {
     return n->extents != NULL || n->n_children > 0 || n->n_pins > 0 || n->has_writer;

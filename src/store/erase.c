@@ -64,11 +64,12 @@ void store_doom(struct store *s, struct chunk_node *n)
     CHECK(in_use(n) || n->n_children > 0);
     n->doomed = true;
     tier_forget_node(s->tier, n);
-    /* Now, because a damaged chunk may be freed by itself and would leave its pin. */
+    /* The pin ends now, because a damaged chunk may be freed by itself and would leave its pin
+     * behind. */
     pin_end(s, n);
 }
 
-/* A damaged node between the two has no extents left, and is freed with n. */
+/* A damaged node between n and the result has no extents left, and is freed with n. */
 struct chunk_node *store_doomed_above(const struct chunk_node *n)
 {
     struct chunk_node *up = n->parent;
@@ -273,7 +274,7 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
     enum { ROUNDS = 4 }; /* chunks that were appended meanwhile need another round */
     int rc = 0, n = 1;
     *out = (struct store_erased){0};
-    /* First, so that the lists below miss no chunk of an earlier request. */
+    /* The mark is set first, so that the lists below miss no chunk of an earlier request. */
     pthread_mutex_lock(&s->lock);
     erasures_mark_owner(&s->erasures, owner);
     uint64_t n_writing = (uint64_t)store_doom_writing(s);

@@ -28,7 +28,7 @@ struct collective {
     void (*close)(struct collective *c);
 };
 int collective_memory_open(struct collective **out, struct err *err);
-/* Does the same as its all_gather: each rank copies the other ranks' parts. */
+/* Does the same as all_gather of struct collective: each rank copies the other ranks' parts. */
 int gather_by_copies(const struct ranks *r, const struct mat *out, const struct mat *in);
 /* Opens exchanges between n_ranks GPUs from GPU `first` on, one rank each. ERR_UNSUPPORTED, with
  * the reason: NCCL is not available. */

@@ -149,7 +149,7 @@ static void index_tells_no_prompt(void **state)
         struct io_names names;
         int n_files = 0;
         st_tokens(&ctx, chunk, tokens);
-        for (int i = 0; i < 4; i++) /* four equal ones in a row are no coincidence */
+        for (int i = 0; i < 4; i++) /* four equal token ids in a row are no coincidence */
             put_u32(bytes + 4 * i, (uint32_t)tokens[20 + i]);
         assert_int_equal(io_list(p.io, p.dir[0], &names, NULL), 0);
         for (size_t j = 0; j < names.n; j++) {
