@@ -242,7 +242,7 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
             continue;
         size_t n_bytes = d->h.n_records * sizeof d->h.records[0];
         d->x->records = memcpy(xmalloc(n_bytes), d->h.records, n_bytes);
-        /* Attaching counts it again. */
+        /* catalog_attach counts these bytes again. */
         s->catalog.owners[n->owner_idx].used_bytes -= d->h.n_bytes;
         catalog_attach(&s->catalog, n, d->x, NULL);
         tier_enter(s->tier, d->x, TIER_WRITTEN);

@@ -267,8 +267,8 @@ static void guaranteed_change(struct catalog *c, const struct chunk_node *n,
                                   : c->guaranteed_bytes - n_bytes;
 }
 
-/* Updates n_guarded when n_ends guaranteed chunks have been added behind n (or n is one), or
- * removed. */
+/* Adds n_ends guaranteed chunks, each of which is n or continues n, to n_guarded of n and of all
+ * nodes before n; or removes them. */
 static void guards_change(struct catalog *c, struct chunk_node *n, uint32_t n_ends,
                           bool is_more)
 {

@@ -31,7 +31,7 @@ static void an_allocation_is_served_from_the_reserve(void **state)
         assert_int_equal(q[i], 0);
     assert_string_equal(t, "5-x");
     assert_true(mem_is_short());
-    assert_int_equal(mem_check(&err), -ENOMEM); /* it cannot be refilled either */
+    assert_int_equal(mem_check(&err), -ENOMEM); /* the reserve cannot be refilled either */
     assert_non_null(strstr(err.msg, "memory is short"));
     assert_null(mem_try(10));
     assert_null(mem_try_calloc(10, 1));

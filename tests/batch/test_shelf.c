@@ -16,7 +16,8 @@
 #include "base/mem.h"
 #include "batch/shelf.h"
 
-/* In memory if there is such a file system, because these tests write hundreds of files. */
+/* Lies in memory if the machine has a file system for that, because these tests write hundreds of
+ * files. */
 static char folder[64];
 static struct err err;
 

@@ -11,7 +11,7 @@ line_of() { grep -nm1 -- "$1" "$tmp/out" | cut -d: -f1; }
 check "the figures come before the conversation" test "$(line_of 'first token after')" -lt "$(line_of ' you:')"
 check "what was told first is remembered last" grep -q 'Your dog is called Biscuit\.' "$tmp/out"
 
-# A wrong answer is noticed: the expected word is another one.
+# A wrong answer is noticed: here the script expects another word than the model gives.
 mkdir "$tmp/tools" && cp tools/demo.sh "$tmp/tools" && ln -s "$PWD/models" "$tmp/models"
 printf 'My dog is called Biscuit.\tFido\nWhat is my dog called?\tBiscuit\n' >"$tmp/tools/demo_dialogue.txt"
 HCACHE_BUILD=$(dirname "$hc") timeout "$PATIENCE" "$tmp/tools/demo.sh" >"$tmp/out" 2>"$tmp/err" </dev/null

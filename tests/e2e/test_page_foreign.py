@@ -37,8 +37,8 @@ class Page(http.server.BaseHTTPRequestHandler):
         pass
 
 
-# Each passes its result to the last argument: "status:text" if the page could read it, "opaque", or
-# "refused".
+# Each script passes its result to its last argument: "status:text" if the page could read the
+# answer, "opaque", or "refused".
 FETCH = """
 const [url, options, done] = arguments;
 fetch(url, options).then(async r => done(r.type == "opaque" ? "opaque" : r.status + ":" + await r.text()), e => done("refused"));

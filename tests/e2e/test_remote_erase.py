@@ -132,7 +132,8 @@ def writes(redis):
 
 
 def test_late_write(redis, a):
-    """A write that comes when its chunk is already erased everywhere ends by itself, and no server takes it."""
+    """A write that comes when its chunk is already erased everywhere expires, and no server fetches
+    it."""
     proxy = Proxy(redis.port)
     c = start(proxy, "late", "1")
     check("a server is there", is_up(c))

@@ -29,7 +29,7 @@ def memory(s, name):
 
 
 def costs(s, path, body, n):
-    """Returns (statuses, the growth of the peak memory in MiB) of n such requests at once."""
+    """Returns (statuses, the growth of the peak memory in MiB) of n requests with this body at once."""
     with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
         f.write("5")  # resets VmHWM
     before, out = memory(s, "VmRSS"), []

@@ -19,7 +19,8 @@ struct cufile_fake {
     unsigned long long n_bytes;
     int compat_forbidden;
 
-    /* The n-th such call from now on (0: the next) fails with cuFile's error for it; -1: none. */
+    /* The n-th call of this kind from now on (0: the next) fails with cuFile's error for it; -1:
+     * none. */
     int fail_forbid, fail_driver, fail_memory, fail_file, fail_submit, fail_status;
     /* The n-th read from now on, once it is waited for: fails, is short by a page, has a wrong bit,
      * never ends. */

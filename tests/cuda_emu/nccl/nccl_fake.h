@@ -1,9 +1,9 @@
 /* nccl_fake.h - a libnccl.so.2 for tests.  It exchanges data between emulated GPUs, counts its
  * calls, and ends the program if a rule of NCCL's is broken.
  *
- * It is a separate library, like NCCL, so that the code that opens the real one opens it.  It has
- * the real one's name for the dynamic loader, so a program that has loaded it finds it.  It knows
- * the emulation only through the CUDA runtime calls that the test gives it. */
+ * It is a separate library and has NCCL's name for the dynamic loader.  So after a test has loaded
+ * this library by its path, the code that opens NCCL gets this library.  It knows the emulation
+ * only through the CUDA runtime calls that the test gives it. */
 #ifndef TESTS_NCCL_FAKE_H
 #define TESTS_NCCL_FAKE_H
 
@@ -19,7 +19,7 @@ struct nccl_fake {
     int device[16];
     size_t least_count, most_count;
 
-    /* The n-th such call from now on (0: the next) fails; -1: none. */
+    /* The n-th call of this kind from now on (0: the next) fails; -1: none. */
     int fail_init, fail_reduce, fail_group, fail_async;
 };
 
