@@ -57,7 +57,7 @@ static const struct field fields[] = {
     {"input", F_TREE, 0, 0, AT(prompt), RESP, "a text, or a list of items"},
     {"instructions", F_BYTES, 0, 1 << 24, AT(instructions), RESP, "the system's message"},
     {"system", F_TREE, 0, 0, AT(system), MSGS, "a text, or a list of texts"},
-    {"cache_control", F_TREE, 0, 0, AT(cache_control), MSGS, "of the whole prompt"},
+    {"cache_control", F_TREE, 0, 0, AT(cache_control), MSGS, "applies to the whole prompt"},
     {"previous_response_id", F_STRING, 1, 128, AT(previous), RESP, "the response that this one continues"},
     {"conversation", F_TREE, 0, 0, AT(conversation), RESP, "an id, or {\"id\": ...}"},
     {"store", F_BOOL, 0, 0, AT(store), RESP, "keep the response; default true"},
