@@ -13,33 +13,33 @@
 #include "sample_cases.h"
 #include "tensor/device.h"
 
-static struct lane ref, exact, fast, fixed;
+static struct lab ref, exact, fast, fixed;
 
 static int setup(void **state)
 {
     (void)state;
-    ref = lane_ref();
-    exact = lane_cuda("exact");
-    fast = lane_cuda("fast");
-    fixed = lane_cuda("fixed");
+    ref = lab_ref();
+    exact = lab_cuda("exact");
+    fast = lab_cuda("fast");
+    fixed = lab_cuda("fixed");
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    lane_close(&ref);
-    lane_close(&exact);
-    lane_close(&fast);
-    lane_close(&fixed);
+    lab_close(&ref);
+    lab_close(&exact);
+    lab_close(&fast);
+    lab_close(&fixed);
     return 0;
 }
 
 #define EACH_TYPE(t) for (enum dtype t = DTYPE_F32; t <= DTYPE_BF16; t++)
 #define EACH_LANE(l)                                                                       \
-    for (const struct lane *l = &exact; l != NULL; l = l == &exact  ? &fast                \
-                                                       : l == &fast ? &fixed               \
-                                                                    : NULL)
+    for (const struct lab *l = &exact; l != NULL; l = l == &exact  ? &fast                 \
+                                                      : l == &fast ? &fixed                \
+                                                                   : NULL)
 
 static struct mat as_type(struct mat x, enum dtype t)
 {
@@ -57,7 +57,7 @@ static double rounding(enum dtype t)
 
 /* --- products --------------------------------------------------------------------------------- */
 
-static void check_matmul(const struct lane *l, struct matmul_case mc, enum dtype ta,
+static void check_matmul(const struct lab *l, struct matmul_case mc, enum dtype ta,
                          enum dtype tw, enum dtype tc, bool with_bias)
 {
     struct mat a = mat_random(ta, mc.m, mc.k, 1), a32 = as_type(a, DTYPE_F32);
@@ -216,7 +216,7 @@ static void test_q8_rows(void **state)
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-static void check_norms(const struct lane *l, struct rows_case rc, enum dtype tx,
+static void check_norms(const struct lab *l, struct rows_case rc, enum dtype tx,
                         enum dtype to)
 {
     struct mat x = mat_random(tx, rc.rows, rc.cols, 5),
@@ -249,7 +249,7 @@ static void check_norms(const struct lane *l, struct rows_case rc, enum dtype tx
     mat_free(&blank);
 }
 
-static void check_elements(const struct lane *l, struct rows_case rc, enum dtype from,
+static void check_elements(const struct lab *l, struct rows_case rc, enum dtype from,
                            enum dtype to)
 {
     struct mat x = mat_random(from, rc.rows, rc.cols, 8),
@@ -277,7 +277,7 @@ static void check_elements(const struct lane *l, struct rows_case rc, enum dtype
 }
 
 /* One fused operation gives the same bits as two: the sum is compared to the bit. */
-static void check_add_norm(const struct lane *l, struct rows_case rc, enum dtype tx,
+static void check_add_norm(const struct lab *l, struct rows_case rc, enum dtype tx,
                            enum dtype ty, enum dtype to)
 {
     struct mat x = mat_random(tx, rc.rows, rc.cols, 5),
@@ -313,7 +313,7 @@ static void check_add_norm(const struct lane *l, struct rows_case rc, enum dtype
     mat_free(&y32);
 }
 
-static void check_activations(const struct lane *l, struct rows_case rc, enum dtype t)
+static void check_activations(const struct lab *l, struct rows_case rc, enum dtype t)
 {
     struct mat gu = mat_random(t, rc.rows, 2 * rc.cols, 13), gu32 = as_type(gu, DTYPE_F32);
     struct mat blank = mat_random(t, rc.rows, rc.cols, 6);
@@ -428,7 +428,7 @@ static void test_all_finite(void **state)
 
 /* --- positions and the cache ------------------------------------------------------------------ */
 
-static struct rope up_rope(const struct lane *l, const struct rope *r, struct buf *mem)
+static struct rope up_rope(const struct lab *l, const struct rope *r, struct buf *mem)
 {
     size_t n = (size_t)r->max_pos * (size_t)(r->d_rot / 2);
     struct rope g = *r;
@@ -442,7 +442,7 @@ static struct rope up_rope(const struct lane *l, const struct rope *r, struct bu
     return g;
 }
 
-static void check_rope_op(const struct lane *l, int d_head, int d_rot, enum dtype t)
+static void check_rope_op(const struct lab *l, int d_head, int d_rot, enum dtype t)
 {
     struct rope rope = rope_make(300, d_rot);
     struct buf rope_mem;
@@ -479,7 +479,7 @@ static void test_rope(void **state)
 
 /* K and V are read back as ref has them: written row by row in pieces, with or without rotating
  * queries in the same call, or as packed chunks. */
-static void check_kv(const struct lane *l, enum dtype t, int n_kv, int d_head, int d_rot,
+static void check_kv(const struct lab *l, enum dtype t, int n_kv, int d_head, int d_rot,
                      int piece)
 {
     enum { TOKENS = 192 };
@@ -560,8 +560,8 @@ static void test_kv(void **state)
 
 /* --- attention -------------------------------------------------------------------------------- */
 
-/* Returns the attention on ref with the values of q rounded to type t, or on a lane of the GPU. */
-static struct mat attention_on(const struct lane *l, const struct attention_case *ac,
+/* Returns the attention on ref with the values of q rounded to type t, or on a lab of the GPU. */
+static struct mat attention_on(const struct lab *l, const struct attention_case *ac,
                                enum dtype t)
 {
     static const struct rope none = {0};
@@ -705,7 +705,7 @@ enum { SUM_RECORDS = 2200 };
 
 /* Checks records of n_bytes each, `stride` apart, on a stream with no other synchronisation than
  * its order. */
-static void check_sums(const struct lane *l, const uint32_t *n_bytes, int n, size_t stride)
+static void check_sums(const struct lab *l, const uint32_t *n_bytes, int n, size_t stride)
 {
     size_t bytes = (size_t)n * stride;
     uint8_t *host = xmalloc(bytes);

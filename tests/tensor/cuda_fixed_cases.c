@@ -12,20 +12,20 @@
 #include "cases.h"
 #include "tensor/device.h"
 
-static struct lane gpu;
+static struct lab gpu;
 static bool small_only;
 
 static int setup(void **state)
 {
     (void)state;
-    gpu = lane_cuda("fixed");
+    gpu = lab_cuda("fixed");
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    lane_close(&gpu);
+    lab_close(&gpu);
     return 0;
 }
 

@@ -8,21 +8,21 @@
 #include "tensor/cpu/bf16r.h"
 #include "tensor/q4_blocks.h"
 
-struct lane ref, cpu;
+struct lab ref, cpu;
 
 int quant_setup(void **state)
 {
     (void)state;
-    ref = lane_ref();
-    cpu = lane_cpu("portable", 2); /* each test names its kernels */
+    ref = lab_ref();
+    cpu = lab_cpu("portable", 2); /* each test names its kernels */
     return 0;
 }
 
 int quant_teardown(void **state)
 {
     (void)state;
-    lane_close(&ref);
-    lane_close(&cpu);
+    lab_close(&ref);
+    lab_close(&cpu);
     return 0;
 }
 

@@ -1,4 +1,4 @@
-/* quant_rig.h - shared by the tests of 8-bit and 4-bit weights: two lanes, and products by every
+/* quant_rig.h - shared by the tests of 8-bit and 4-bit weights: two labs (rig.h), and products by every
  * kernel that this CPU can run. */
 #ifndef TESTS_TENSOR_QUANT_RIG_H
 #define TESTS_TENSOR_QUANT_RIG_H
@@ -7,7 +7,7 @@
 #include "tensor/cpu/quant.h"
 
 /* The reference device, and the CPU's portable kernels on two threads. */
-extern struct lane ref, cpu;
+extern struct lab ref, cpu;
 
 /* Setup and teardown for cmocka's groups. */
 int quant_setup(void **state);

@@ -12,21 +12,21 @@
 
 const char *const isa_names[ISA_COUNT] = {"portable", "avx2", "avx512"};
 
-static struct lane lane_on(struct pool *pool, struct device *d)
+static struct lab lab_on(struct pool *pool, struct device *d)
 {
-    struct lane l = {.pool = pool, .device = d, .ops = d->ops};
+    struct lab l = {.pool = pool, .device = d, .ops = d->ops};
     assert_int_equal(stream_create(d, STREAM_COMPUTE, &l.stream, NULL), 0);
     return l;
 }
 
-struct lane lane_ref(void)
+struct lab lab_ref(void)
 {
     struct device *d;
     assert_int_equal(device_open("ref", NULL, NULL, &d, NULL), 0);
-    return lane_on(NULL, d);
+    return lab_on(NULL, d);
 }
 
-struct lane lane_cpu(const char *isa, int n_threads)
+struct lab lab_cpu(const char *isa, int n_threads)
 {
     struct device *d = NULL;
     struct err err;
@@ -37,20 +37,20 @@ struct lane lane_cpu(const char *isa, int n_threads)
         printf("skipped: %s\n", err.msg);
         assert_int_equal(rc, ERR_UNSUPPORTED);
         pool_destroy(pool);
-        return (struct lane){0};
+        return (struct lab){0};
     }
     assert_string_equal(d->isa, isa);
-    return lane_on(pool, d);
+    return lab_on(pool, d);
 }
 
-void lane_close(struct lane *l)
+void lab_close(struct lab *l)
 {
     if (l->device == NULL)
         return;
     stream_destroy(l->stream);
     device_close(l->device);
     pool_destroy(l->pool);
-    *l = (struct lane){0};
+    *l = (struct lab){0};
 }
 
 /* --- data ----------------------------------------------------------------------------------- */
@@ -122,7 +122,7 @@ void mat_free(struct mat *m)
     *m = (struct mat){0};
 }
 
-struct weight weight_make(const struct lane *l, enum dtype t, int64_t n, int64_t k,
+struct weight weight_make(const struct lab *l, enum dtype t, int64_t n, int64_t k,
                           const void *rows)
 {
     struct weight w = {.dtype = t, .n = n, .k = k};
@@ -132,7 +132,7 @@ struct weight weight_make(const struct lane *l, enum dtype t, int64_t n, int64_t
     return w;
 }
 
-void weight_free(const struct lane *l, struct weight *w)
+void weight_free(const struct lab *l, struct weight *w)
 {
     buf_free(l->device, &w->mem);
 }
@@ -198,8 +198,8 @@ void rope_free(struct rope *r)
     *r = (struct rope){0};
 }
 
-struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head,
-                        int n_seqs, int max_tokens)
+struct cache cache_make(const struct lab *l, enum dtype t, int n_kv, int d_head, int n_seqs,
+                        int max_tokens)
 {
     struct cache c = {.n_seqs = n_seqs};
     int per_seq = (max_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
@@ -221,7 +221,7 @@ struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head
     return c;
 }
 
-void cache_free(const struct lane *l, struct cache *c)
+void cache_free(const struct lab *l, struct cache *c)
 {
     buf_free(l->device, &c->mem);
     for (int s = 0; s < c->n_seqs; s++)

@@ -15,7 +15,8 @@
 extern const char
     *const isa_names[ISA_COUNT]; /* "portable" is first; the others must equal it */
 
-struct lane {
+/* A device under test with its threads and a stream. */
+struct lab {
     struct pool *pool;
     struct device *device;
     struct stream *stream;
@@ -23,11 +24,11 @@ struct lane {
 };
 
 /* The reference device. */
-struct lane lane_ref(void);
-/* The CPU device on one instruction set.  If this CPU lacks it, prints a line and returns a lane
+struct lab lab_ref(void);
+/* The CPU device on one instruction set.  If this CPU lacks it, prints a line and returns a lab
  * whose device is NULL. */
-struct lane lane_cpu(const char *isa, int n_threads);
-void lane_close(struct lane *l);
+struct lab lab_cpu(const char *isa, int n_threads);
+void lab_close(struct lab *l);
 
 /* Returns n random elements in [-1, 1], exact in type t.  The caller frees them. */
 void *random_elems(enum dtype t, int64_t n, uint64_t seed);
@@ -39,9 +40,9 @@ struct mat mat_alloc(enum dtype t, int64_t rows, int64_t cols); /* zeroed */
 struct mat mat_random(enum dtype t, int64_t rows, int64_t cols, uint64_t seed);
 void mat_free(struct mat *m);
 
-struct weight weight_make(const struct lane *l, enum dtype t, int64_t n, int64_t k,
+struct weight weight_make(const struct lab *l, enum dtype t, int64_t n, int64_t k,
                           const void *rows);
-void weight_free(const struct lane *l, struct weight *w);
+void weight_free(const struct lab *l, struct weight *w);
 
 void assert_same_bits(struct mat a, struct mat b);
 /* Checks that |a - b| <= tolerance * (1 + |b|) everywhere. */
@@ -58,9 +59,9 @@ struct cache {
     int n_seqs, n_blocks;
     int32_t *table[4]; /* block numbers in a shuffled order */
 };
-struct cache cache_make(const struct lane *l, enum dtype t, int n_kv, int d_head,
-                        int n_seqs, int max_tokens);
-void cache_free(const struct lane *l, struct cache *c);
+struct cache cache_make(const struct lab *l, enum dtype t, int n_kv, int d_head, int n_seqs,
+                        int max_tokens);
+void cache_free(const struct lab *l, struct cache *c);
 
 struct test_batch {
     struct ragged r;

@@ -52,7 +52,7 @@ static struct sample_row options(int n, int row, struct rng *r)
 struct sample_case sample_case_make(int n_vocab, uint64_t seed)
 {
     struct rng r = {seed};
-    struct lane ref = lane_ref();
+    struct lab ref = lab_ref();
     struct sample_case c = {.logits = mat_alloc(DTYPE_F32, N_ROWS, n_vocab),
                             .rows = xcalloc(N_ROWS, sizeof *c.rows),
                             .ids = xcalloc(N_ROWS, sizeof *c.ids)};
@@ -61,7 +61,7 @@ struct sample_case sample_case_make(int n_vocab, uint64_t seed)
         c.rows[i] = options(n_vocab, i, &r);
     }
     assert_int_equal(ref.ops->sample(ref.stream, c.ids, c.logits, c.rows), 0);
-    lane_close(&ref);
+    lab_close(&ref);
     return c;
 }
 

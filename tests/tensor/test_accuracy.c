@@ -8,21 +8,21 @@
 #include "cases.h"
 
 /* ref, and the CPU's portable kernels, which all others equal */
-static struct lane lanes[2];
+static struct lab lab[2];
 
 static int setup(void **state)
 {
     (void)state;
-    lanes[0] = lane_ref();
-    lanes[1] = lane_cpu("portable", 1);
+    lab[0] = lab_ref();
+    lab[1] = lab_cpu("portable", 1);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    lane_close(&lanes[0]);
-    lane_close(&lanes[1]);
+    lab_close(&lab[0]);
+    lab_close(&lab[1]);
     return 0;
 }
 
@@ -35,8 +35,8 @@ static void test_matmul(void **state)
     struct mat a = mat_random(DTYPE_F32, M, K, 1), c = mat_alloc(DTYPE_F32, M, N);
     float *rows = random_elems(DTYPE_F32, N * K, 2);
     for (int l = 0; l < 2; l++) {
-        struct weight w = weight_make(&lanes[l], DTYPE_F32, N, K, rows);
-        lanes[l].ops->matmul(lanes[l].stream, c, a, &w, NULL);
+        struct weight w = weight_make(&lab[l], DTYPE_F32, N, K, rows);
+        lab[l].ops->matmul(lab[l].stream, c, a, &w, NULL);
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) {
                 double want = 0;
@@ -44,7 +44,7 @@ static void test_matmul(void **state)
                     want += (double)((float *)a.data)[i * K + k] * (double)rows[j * K + k];
                 assert_true(fabs(((float *)c.data)[i * N + j] - want) < 2e-5);
             }
-        weight_free(&lanes[l], &w);
+        weight_free(&lab[l], &w);
     }
     free(rows);
     mat_free(&a);
@@ -66,11 +66,11 @@ static void test_norms(void **state)
     for (int i = 0; i < D; i++)
         spread += ((double)v[i] - sum / D) * ((double)v[i] - sum / D);
     for (int l = 0; l < 2; l++) {
-        lanes[l].ops->rmsnorm(lanes[l].stream, out, x, w, 1e-5f);
+        lab[l].ops->rmsnorm(lab[l].stream, out, x, w, 1e-5f);
         for (int i = 0; i < D; i++)
             assert_true(fabs((double)y[i] - (double)v[i] / sqrt(squares / D + 1e-5) *
                                                 (double)w[i]) < 1e-6);
-        lanes[l].ops->layernorm(lanes[l].stream, out, x, w, b, 1e-5f);
+        lab[l].ops->layernorm(lab[l].stream, out, x, w, b, 1e-5f);
         for (int i = 0; i < D; i++)
             assert_true(fabs((double)y[i] - (((double)v[i] - sum / D) /
                                                  sqrt(spread / D + 1e-5) * (double)w[i] +
@@ -92,14 +92,14 @@ static void test_exponential(void **state)
         float *v = x.data;
         for (int i = 0; i < N; i++)
             v[i] = -80.0f + 160.0f * (float)i / N;
-        lanes[l].ops->act(lanes[l].stream, x, ACTIVATION_SILU);
+        lab[l].ops->act(lab[l].stream, x, ACTIVATION_SILU);
         for (int i = 0; i < N; i++) {
             double in = (double)(-80.0f + 160.0f * (float)i / N),
                    want = in / (1 + exp(-in));
             assert_true(fabs((double)v[i] - want) <= 4e-7 * fabs(want) + 1e-37);
         }
         v[0] = 1000, v[1] = -1000, v[2] = 0, v[3] = NAN;
-        lanes[l].ops->act(lanes[l].stream, mat_cols(x, 0, 4), ACTIVATION_SILU);
+        lab[l].ops->act(lab[l].stream, mat_cols(x, 0, 4), ACTIVATION_SILU);
         assert_true(v[0] == 1000 && v[1] <= 0 && v[1] > -1e-30f && v[2] == 0 &&
                     isnan(v[3]));
     }
@@ -133,7 +133,7 @@ static double exact_output(const struct exact *e, int row, int pos, int head, in
     return out / total;
 }
 
-static void check_attention(const struct lane *l, const struct attention_case *ac)
+static void check_attention(const struct lab *l, const struct attention_case *ac)
 {
     static const struct rope none = {0};
     int start = ac->seq[0].start, n = ac->seq[0].rows, end = start + n;
@@ -166,7 +166,7 @@ static void test_attention(void **state)
     for (size_t i = 0; i < N_CASES(attention_cases); i++)
         if (!attention_cases[i].bench && attention_cases[i].n_seqs == 1)
             for (int l = 0; l < 2; l++)
-                check_attention(&lanes[l], &attention_cases[i]);
+                check_attention(&lab[l], &attention_cases[i]);
 }
 
 int main(void)

@@ -42,10 +42,10 @@ static void test_weights(void **state)
     const float temperatures[] = {0.01f, 0.7f, 1, 3, INFINITY};
     float *logits = logits_make();
     for (int i = 0; i < ISA_COUNT; i++) {
-        struct lane l = lane_cpu(isa_names[i], 1);
+        struct lab l = lab_cpu(isa_names[i], 1);
         for (size_t t = 0; l.device != NULL && t < N_CASES(temperatures); t++)
             check_weights(cpu_kernels_of(l.stream), logits, temperatures[t]);
-        lane_close(&l);
+        lab_close(&l);
     }
     free(logits);
 }
@@ -55,7 +55,7 @@ static void test_largest(void **state)
     (void)state;
     float *logits = logits_make();
     for (int i = 0; i < ISA_COUNT; i++) {
-        struct lane l = lane_cpu(isa_names[i], 1);
+        struct lab l = lab_cpu(isa_names[i], 1);
         if (l.device == NULL)
             continue;
         const struct cpu_kernels *k = cpu_kernels_of(l.stream);
@@ -64,7 +64,7 @@ static void test_largest(void **state)
             assert_true(k->max_row(logits, n) == logits[n - 1]);
         assert_true(k->max_row(logits, 1) == -INFINITY);
         assert_true(k->max_row(logits + N / 2, 1) == -INFINITY);
-        lane_close(&l);
+        lab_close(&l);
     }
     free(logits);
 }

@@ -20,42 +20,42 @@ struct rows_fixture {
     struct test_batch batch; /* one sequence of ROWS positions */
 };
 
-typedef void row_op(const struct lane *l, struct rows_fixture *f, struct mat out,
+typedef void row_op(const struct lab *l, struct rows_fixture *f, struct mat out,
                     int64_t row, int64_t n);
 
-static void op_matmul(const struct lane *l, struct rows_fixture *f, struct mat out,
+static void op_matmul(const struct lab *l, struct rows_fixture *f, struct mat out,
                       int64_t row, int64_t n)
 {
     assert_int_equal(
         l->ops->matmul(l->stream, out, mat_rows(f->x, row, n), &f->weight, f->b), 0);
 }
 
-static void op_rmsnorm(const struct lane *l, struct rows_fixture *f, struct mat out,
+static void op_rmsnorm(const struct lab *l, struct rows_fixture *f, struct mat out,
                        int64_t row, int64_t n)
 {
     l->ops->rmsnorm(l->stream, out, mat_rows(f->x, row, n), f->w, 1e-5f);
 }
 
-static void op_layernorm(const struct lane *l, struct rows_fixture *f, struct mat out,
+static void op_layernorm(const struct lab *l, struct rows_fixture *f, struct mat out,
                          int64_t row, int64_t n)
 {
     l->ops->layernorm(l->stream, out, mat_rows(f->x, row, n), f->w, f->b, 1e-5f);
 }
 
-static void op_add(const struct lane *l, struct rows_fixture *f, struct mat out,
-                   int64_t row, int64_t n)
+static void op_add(const struct lab *l, struct rows_fixture *f, struct mat out, int64_t row,
+                   int64_t n)
 {
     l->ops->add(l->stream, out, mat_rows(f->x, row, n), mat_rows(f->y, row, n));
 }
 
-static void op_act_mul(const struct lane *l, struct rows_fixture *f, struct mat out,
+static void op_act_mul(const struct lab *l, struct rows_fixture *f, struct mat out,
                        int64_t row, int64_t n)
 {
     l->ops->act_mul(l->stream, mat_cols(out, 0, out.cols / 2), mat_rows(f->x, row, n),
                     ACTIVATION_SILU);
 }
 
-static void op_gelu(const struct lane *l, struct rows_fixture *f, struct mat out,
+static void op_gelu(const struct lab *l, struct rows_fixture *f, struct mat out,
                     int64_t row, int64_t n)
 {
     l->ops->convert(l->stream, out, mat_rows(f->x, row, n));
@@ -64,7 +64,7 @@ static void op_gelu(const struct lane *l, struct rows_fixture *f, struct mat out
 
 enum { COLS = 320, D_HEAD = 64 };
 
-static void check_rows(const struct lane *l, struct rows_fixture *f, row_op *op,
+static void check_rows(const struct lab *l, struct rows_fixture *f, row_op *op,
                        int64_t cols, struct mat whole)
 {
     for (size_t h = 0; h < N_HEIGHTS; h++) {
@@ -76,8 +76,8 @@ static void check_rows(const struct lane *l, struct rows_fixture *f, row_op *op,
     }
 }
 
-static void check_lane_rows(const struct lane *l, struct mat *first, size_t n_ops,
-                            row_op *const *ops, struct rows_fixture *f)
+static void check_lab_rows(const struct lab *l, struct mat *first, size_t n_ops,
+                           row_op *const *ops, struct rows_fixture *f)
 {
     for (size_t o = 0; o < n_ops; o++) {
         int64_t cols = ops[o] == op_matmul ? f->weight.n : COLS;
@@ -107,13 +107,13 @@ static void test_rows(void **state)
     void *w = random_elems(DTYPE_BF16, N * COLS, 5);
     for (int i = 0; i < ISA_COUNT; i++)
         for (int threads = 1; threads <= 3; threads++) {
-            struct lane l = lane_cpu(isa_names[i], threads);
+            struct lab l = lab_cpu(isa_names[i], threads);
             if (l.device == NULL)
                 continue;
             f.weight = weight_make(&l, DTYPE_BF16, N, COLS, w);
-            check_lane_rows(&l, first, N_OPS, ops, &f);
+            check_lab_rows(&l, first, N_OPS, ops, &f);
             weight_free(&l, &f.weight);
-            lane_close(&l);
+            lab_close(&l);
         }
     for (size_t o = 0; o < N_OPS; o++)
         mat_free(&first[o]);
@@ -135,7 +135,7 @@ struct attention_fixture {
 
 /* Computes the sequence in pieces of `piece` rows.  With `neighbours`, each piece shares its batch
  * with rows of another sequence before and after it.  Unused slots of the cache hold NaN. */
-static struct mat attend_in_pieces(const struct lane *l, struct attention_fixture *f,
+static struct mat attend_in_pieces(const struct lab *l, struct attention_fixture *f,
                                    int piece, bool neighbours)
 {
     enum { OTHER = 70 };
@@ -184,7 +184,7 @@ static void check_attention(struct attention_fixture f)
     struct mat first = {0};
     for (int i = 0; i < ISA_COUNT; i++)
         for (int threads = 1; threads <= 3; threads++) {
-            struct lane l = lane_cpu(isa_names[i], threads);
+            struct lab l = lab_cpu(isa_names[i], threads);
             if (l.device == NULL)
                 continue;
             for (int p = 0; p < 5; p++) {
@@ -197,7 +197,7 @@ static void check_attention(struct attention_fixture f)
                 assert_same_bits(got, first);
                 mat_free(&got);
             }
-            lane_close(&l);
+            lab_close(&l);
         }
     mat_free(&first);
     mat_free(&f.kv);

@@ -34,7 +34,7 @@ static void *random_rows(enum dtype t, int64_t n, uint64_t seed)
                : random_elems(t == DTYPE_Q8 ? DTYPE_F32 : DTYPE_BF16, n * K, seed);
 }
 
-static struct weight weight_of(const struct lane *l, int c, int i)
+static struct weight weight_of(const struct lab *l, int c, int i)
 {
     void *rows = random_rows(cases[c].t[i], sizes[i], (uint64_t)i + 1);
     struct weight w = weight_make(l, cases[c].t[i], sizes[i], K, rows);
@@ -52,7 +52,7 @@ static int64_t width(int c)
 
 /* Computes the products of case c side by side in one matrix, as K and V are: `many` as one
  * operation. */
-static void products(const struct lane *l, int c, struct mat out, struct mat a,
+static void products(const struct lab *l, int c, struct mat out, struct mat a,
                      const float *bias, bool many)
 {
     struct weight w[MATMUL_MANY];
@@ -70,15 +70,15 @@ static void products(const struct lane *l, int c, struct mat out, struct mat a,
         weight_free(l, &w[i]);
 }
 
-static void check_case(const struct lane *lanes, int n_lanes, int c, int64_t n_rows)
+static void check_case(const struct lab *lab, int n_labs, int c, int64_t n_rows)
 {
     float *bias = random_elems(DTYPE_F32, sizes[1], 4);
     struct mat a = mat_random(DTYPE_F32, n_rows, K, 3);
     struct mat want = mat_alloc(DTYPE_F32, n_rows, width(c));
     products(&ref, c, want, a, bias, false);
-    for (int i = 0; i < n_lanes; i++) {
+    for (int i = 0; i < n_labs; i++) {
         struct mat got = mat_random(DTYPE_F32, n_rows, width(c), 99);
-        products(&lanes[i], c, got, a, bias, true);
+        products(&lab[i], c, got, a, bias, true);
         assert_same_bits(got, want);
         mat_free(&got);
     }
@@ -90,20 +90,20 @@ static void check_case(const struct lane *lanes, int n_lanes, int c, int64_t n_r
 /* Few rows (1 to 4) and many; one thread and more of them than the smaller products have tiles. */
 static void test_as_the_reference(void **state)
 {
-    struct lane lanes[ISA_COUNT * 3];
-    int n_lanes = 0;
+    struct lab lab[ISA_COUNT * 3];
+    int n_labs = 0;
     (void)state;
     for (int isa = 0; isa < ISA_COUNT; isa++)
         for (int n_threads = 1; n_threads <= 7; n_threads += 3) {
-            struct lane l = lane_cpu(isa_names[isa], n_threads);
+            struct lab l = lab_cpu(isa_names[isa], n_threads);
             if (l.device != NULL)
-                lanes[n_lanes++] = l;
+                lab[n_labs++] = l;
         }
     for (int c = 0; c < N_CASES; c++)
         for (int64_t n_rows = 1; n_rows <= MOST_ROWS; n_rows += 2)
-            check_case(lanes, n_lanes, c, n_rows);
-    for (int i = 0; i < n_lanes; i++)
-        lane_close(&lanes[i]);
+            check_case(lab, n_labs, c, n_rows);
+    for (int i = 0; i < n_labs; i++)
+        lab_close(&lab[i]);
 }
 
 /* A thread that comes first takes its own stretch, then all others': no item twice, none left. */

@@ -16,23 +16,23 @@
  * this. */
 #define EXP_TOLERANCE 2e-6
 
-static struct lane ref, cpu[ISA_COUNT];
+static struct lab ref, cpu[ISA_COUNT];
 
 static int setup(void **state)
 {
     (void)state;
-    ref = lane_ref();
+    ref = lab_ref();
     for (int i = 0; i < ISA_COUNT; i++)
-        cpu[i] = lane_cpu(isa_names[i], 2);
+        cpu[i] = lab_cpu(isa_names[i], 2);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    lane_close(&ref);
+    lab_close(&ref);
     for (int i = 0; i < ISA_COUNT; i++)
-        lane_close(&cpu[i]);
+        lab_close(&cpu[i]);
     return 0;
 }
 
@@ -43,7 +43,7 @@ static int teardown(void **state)
 
 /* --- weights and matmul --------------------------------------------------------------------- */
 
-static struct mat matmul_on(const struct lane *l, struct mat a, enum dtype t, int64_t n,
+static struct mat matmul_on(const struct lab *l, struct mat a, enum dtype t, int64_t n,
                             const void *w_rows, const float *bias)
 {
     struct weight w = weight_make(l, t, n, a.cols, w_rows);
@@ -124,7 +124,7 @@ static void test_weight_pack(void **state)
         size_t row_bytes = K * dtype_bytes(t);
         EACH_ISA(i)
         {
-            const struct lane *l = &cpu[i];
+            const struct lab *l = &cpu[i];
             struct weight whole = weight_make(l, t, N, K, rows), parts = whole;
             assert_int_equal(
                 buf_alloc(l->device, MEM_DEVICE, whole.mem.bytes, &parts.mem, NULL), 0);
@@ -441,7 +441,7 @@ static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
     ref.ops->kv_fill(ref.stream, &want.kv, rows, &rope, &all.r);
     ref.ops->kv_fill(ref.stream, &chunks.kv, rows, &none, &packed.r);
     for (int i = -1; i < ISA_COUNT; i++) {
-        const struct lane *l = i < 0 ? &ref : &cpu[i];
+        const struct lab *l = i < 0 ? &ref : &cpu[i];
         if (l->device == NULL)
             continue;
         struct cache got = cache_make(l, t, n_kv, d_head, 1, TOKENS);
@@ -510,7 +510,7 @@ static void test_kv_fill(void **state)
     }
 }
 
-static struct mat attention_on(const struct lane *l, const struct attention_case *ac,
+static struct mat attention_on(const struct lab *l, const struct attention_case *ac,
                                enum dtype t)
 {
     static const struct rope none = {0};

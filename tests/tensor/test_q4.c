@@ -116,13 +116,13 @@ static void test_values_are_the_files(void **state)
         for (int i = 0; i < N; i++)
             g->decode(rows + (size_t)ids[i] * q4_row_bytes(t, K),
                       (float *)want.data + i * K, K / g->block);
-        const struct lane *lanes[] = {&ref, &cpu};
+        const struct lab *lab[] = {&ref, &cpu};
         for (int l = 0; l < 2; l++) {
-            struct weight w = weight_make(lanes[l], t, N, K, rows);
-            lanes[l]->ops->weight_rows(lanes[l]->stream, got, &w, ids);
+            struct weight w = weight_make(lab[l], t, N, K, rows);
+            lab[l]->ops->weight_rows(lab[l]->stream, got, &w, ids);
             for (int i = 0; i < N * K; i++) /* 0 and -0 count as equal */
                 assert_true(((float *)got.data)[i] == ((float *)want.data)[i]);
-            weight_free(lanes[l], &w);
+            weight_free(lab[l], &w);
         }
         free(rows);
         mat_free(&want);

@@ -127,19 +127,19 @@ static void test_refused(void **state)
     const float bad[] = {INFINITY, -INFINITY, NAN, 1e7f, -1e30f};
     enum { N = 3, K = 70 };
     float *rows = random_elems(DTYPE_F32, N * K, 4);
-    const struct lane *lanes[] = {&ref, &cpu};
+    const struct lab *lab[] = {&ref, &cpu};
     for (int l = 0; l < 2; l++) {
-        struct weight w = weight_make(lanes[l], DTYPE_Q8, N, K, rows);
+        struct weight w = weight_make(lab[l], DTYPE_Q8, N, K, rows);
         for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
             float keep = rows[2 * K + 69];
             rows[2 * K + 69] = bad[i];
-            assert_int_equal(lanes[l]->ops->weight_pack(lanes[l]->stream, &w, 0, rows, N),
+            assert_int_equal(lab[l]->ops->weight_pack(lab[l]->stream, &w, 0, rows, N),
                              -ERANGE);
             rows[2 * K + 69] = keep;
         }
         rows[0] = 8.3e6f;
-        assert_int_equal(lanes[l]->ops->weight_pack(lanes[l]->stream, &w, 0, rows, N), 0);
-        weight_free(lanes[l], &w);
+        assert_int_equal(lab[l]->ops->weight_pack(lab[l]->stream, &w, 0, rows, N), 0);
+        weight_free(lab[l], &w);
     }
     free(rows);
 }
