@@ -1,5 +1,5 @@
-/* quant_rig.h - shared by the tests of 8-bit and 4-bit weights: two labs (rig.h), and products by every
- * kernel that this CPU can run. */
+/* quant_rig.h - shared by the tests of 8-bit and 4-bit weights: two labs (rig.h), and products
+ * by every kernel that this CPU can run. */
 #ifndef TESTS_TENSOR_QUANT_RIG_H
 #define TESTS_TENSOR_QUANT_RIG_H
 

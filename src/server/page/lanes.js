@@ -72,7 +72,7 @@ const Lanes = (() => {
     return svg;
   }
 
-  // Returns the parts of the prompt, with their names for text and picture.
+  // Names of the sources of a prompt's parts, for text and picture.
   const SOURCES = {device: "still in memory", dram: "restored from the DRAM tier", disk: "restored from disk", computed: "computed"};
   const kindOf = (part) => (part.source === "device" || part.source === "computed" ? part.source : "restored");
 

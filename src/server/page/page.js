@@ -11,7 +11,7 @@ let keptIn = "file";      // where the server keeps conversations: "file", "memo
 let fresh = {};           // settings of the new conversation
 const sending = new Map(); // running answers by conversation id ("new": no id yet)
 
-const WARN_SHARE = 0.8;   // share of the context at which it warns, as in terminal and API
+const WARN_SHARE = 0.8;   // share of the context at which the page warns, as terminal and API do
 const UNUSED_S = 3600;    // seconds after which a conversation of this page without a turn is removed
 
 // On a touch screen Enter starts a line, since its keyboard has no Shift+Enter. The keyboard covers
@@ -514,17 +514,7 @@ document.onkeydown = (e) => {
   if (e.key === "Escape" && !document.querySelector("dialog[open]")) stop();
 };
 window.onhashchange = () => attempt(() => show(location.hash.slice(1) || null));
-if (touch.matches || matchMedia("(max-width: 46rem)").matches) $("text").placeholder = "Message"; // the
-                                                                                                  // device
-                                                                                                  // has
-                                                                                                  // no
-                                                                                                  // such
-                                                                                                  // keys,
-                                                                                                  // or
-                                                                                                  // no
-                                                                                                  // room
-                                                                                                  // for
-                                                                                                  // the
-                                                                                                  // hint
+// A touch screen has no Enter and Shift keys, and a narrow window no room for the hint.
+if (touch.matches || matchMedia("(max-width: 46rem)").matches) $("text").placeholder = "Message";
 Talk.watch();
 live().then(() => touch.matches || $("text").focus());
