@@ -92,7 +92,7 @@ static const struct opt options[] = {
         struct run_args,
         "continue past the context: when it is full, drop a share R of it, but never its "
         "first K tokens (64); C: the model's own. Without --store, state is kept in "
-        "memory; off; in a kept conversation 0.5 by default"),
+        "memory; off: no truncation. In a kept conversation 0.5 by default"),
     OPT_STORE(
         struct run_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),

@@ -44,7 +44,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
     {"weights", OPT(s, engine.o.weights), .choices = engine_weights, .def = "checkpoint",  \
      .help = "format of the matrices: f32, bf16, 8 bits (q8), 4 bits (q4), or bf16 with " \
              "activations rounded to bf16 (bf16r: for processors with AMX); auto: 4-bit " \
-             "tensors of a GGUF file unchanged, else the smallest but q4 that changes " \
+             "tensors of a GGUF file unchanged, else the smallest format, q4 excepted, that changes " \
              "predictions by at most 0.001 nats per token; checkpoint: their own type, " \
              "quantized ones as with auto"}
 #define OPT_WEIGHTS_MEMORY(s)                                                              \
@@ -100,7 +100,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_DRAM(s, value)                                                                 \
     {"dram", OPT(s, engine.dram), .arg = "BYTES|auto", .def = value,                       \
      .help = "memory for copies of saved state, in front of the store's disk; 0 is none; " \
-             "auto: an eighth of the machine's at most, and none where a larger KV cache " \
+             "auto: at most an eighth of the machine's memory, and none where a larger KV cache " \
              "serves the model better"}
 #define OPT_REMOTE(s)                                                                      \
     {"remote", OPT(s, engine.o.remote), .arg = "redis://[USER:PASSWORD@]HOST[:PORT][/DB]", \

@@ -69,7 +69,7 @@ struct placement_learn {
     uint64_t n_updates;
 };
 
-/* Makes an empty one: all classes have the same worth until observations differ. */
+/* Makes an empty learner: all classes have the same worth until observations differ. */
 void placement_learn_init(struct placement_learn *l);
 
 /* Returns the class of a request's items, without the bits of the uses. turn: 1 is a
@@ -93,7 +93,7 @@ struct placement_learn_use {
 void placement_learn_used(struct placement_learn *l, const struct placement_learn_use *use);
 /* Notes that content was evicted from a tier of n_items items. */
 void placement_learn_evicted(struct placement_learn *l, uint64_t id, uint64_t n_items);
-/* Returns whether the next eviction departs from LRU's order: it does while that pays
+/* Returns whether evictions depart from LRU's order now: they do while `ours` has more hits than LRU
  * (placement_trial.h), as far as the bound allows (placement_guard.h). */
 bool placement_learn_may_depart(const struct placement_learn *l);
 

@@ -33,7 +33,7 @@ static uint32_t home_of(const struct placement_window *w, uint64_t id)
     return (uint32_t)rng_mix(id) & (w->n_places - 1);
 }
 
-/* Returns the place of an id, or the free place where it belongs. There is always a free one. */
+/* Returns the place of an id, or the free place where it belongs. There is always a free place. */
 static uint32_t place_of(const struct placement_window *w, uint64_t id)
 {
     uint32_t at = home_of(w, id);

@@ -327,7 +327,7 @@ static bool waits_behind(const struct branch *b, int end)
 
 /* Offers the fewest lean layers, all in front, with which compute waits for no read behind them.
  * With fused prefill the early reads are the urgent ones: each layer of the new tokens waits for
- * all before it. */
+ * the reads of all layers before it. */
 static void offer_lean_front(struct branch *b)
 {
     int lo = b->r, hi = b->n;

@@ -85,7 +85,7 @@ void range_sums_init(struct range_sums *s);
 void range_sums_next(const struct stored_ranges *c, struct range_sums *s);
 /* Moves to the first n_ranges ranges, from any state. */
 void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_ranges);
-/* The same from the start, without the rounding errors of subtracted ranges. */
+/* Does the same from the first range on, without the rounding errors of subtracted ranges. */
 void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sums *s);
 /* Makes the request that restores the ranges of `s`. */
 void range_request(const struct stored_ranges *c, const struct range_sums *s,
@@ -110,7 +110,7 @@ extern const struct plan_effort plan_effort_full;
  * exact. */
 int plan_search(const struct plan_request *req, const struct plan_effort *effort,
                 bool without_h, struct plan *out, struct err *e);
-/* plan_make with less effort. */
+/* Does the same as plan_make with less effort. */
 int plan_make_within(const struct plan_request *req, const struct plan_effort *effort,
                      struct plan *out, struct err *e);
 /* Fills only mode, letters and predicted_s, as plan_make_within for auto, without checking the

@@ -135,7 +135,7 @@ static bool counts_allowed(const struct search *s, struct counts c)
     if (c.k > 0 && !l->has_kv)
         return false;
     if (c.r == 0 && q->layer[0].h_free && c.h > 0)
-        return false; /* r = 1 covers it */
+        return false; /* a plan with r = 1 does the same work */
     double bytes = c.h * l->h_bytes + c.k * l->kv_bytes;
     return plan_within_budget(q, bytes);
 }

@@ -165,7 +165,7 @@ static void prepare_layer(struct staged *g, int i)
     bool h_lean = moved_s(h) < moved_s(k), h_quick = h.comp_s < k.comp_s;
     bool budget = g->q->budget_bytes_per_token > 0;
     if (h_lean == h_quick && moved_s(h) != moved_s(k) && h.comp_s != k.comp_s && !budget) {
-        g->only[i] = h_lean ? 'H' : 'K'; /* better in both */
+        g->only[i] = h_lean ? 'H' : 'K'; /* the better letter in every time */
         return;
     }
     struct pipe_job lean = h_lean ? h : k, quick = h_lean ? k : h;

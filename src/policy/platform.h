@@ -51,7 +51,7 @@ struct cost_curve {
  * that nothing is known; see correction.h. */
 struct platform_correction {
     double log2;        /* -3..3 */
-    int n_observed;     /* observations behind it */
+    int n_observed;     /* number of observations that it was learned from */
     double spread_log2; /* mean |surprise|: how far off one observation may be */
     /* Large surprises in a row in one direction, negative for faster ones; not in the text. */
     int run;
@@ -70,8 +70,8 @@ struct platform_tier {
     double up_bytes_per_s, gather_bytes_per_s;
     double request_s; /* per record beyond its bytes, with the queue full */
     double r2;        /* R^2 of the fit over both kinds and many lengths; 0: unknown */
-    /* Bandwidth with 2^i records in flight; 0: not measured. For people: a restore's queue is
-     * deeper. */
+    /* Bandwidth with 2^i records in flight; 0: not measured. It is only shown to people: plans do
+     * not use it, because a restore keeps more reads in flight. */
     double depth_bytes_per_s[PLATFORM_DEPTHS];
     struct platform_correction correction;
 };
@@ -182,9 +182,10 @@ double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
 /* Returns whether reads of this tier copy nothing, because it is DRAM of a device with unified
  * memory. Its bandwidth then only tells how fast a pointer is taken, and is not shown to people. */
 bool platform_tier_in_place(const struct platform_tier *t);
-/* Returns the bandwidth of that lane for hidden states in bytes/s, without the time per record. */
+/* Returns the bandwidth of the slower of the two, read or bus, for hidden states in bytes/s,
+ * without the time per record. */
 double platform_io_bytes_per_s(const struct platform *p, int tier);
-/* Returns whether the tier itself limits that lane, not the bus behind it. */
+/* Returns whether the tier itself limits that bandwidth, not the bus behind it. */
 bool platform_is_store_bound(const struct platform *p, int tier);
 /* Returns the factor by which a correction multiplies costs; 1: nothing was learned. */
 double platform_correction_factor(const struct platform_correction *c);

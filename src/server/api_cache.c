@@ -146,7 +146,8 @@ static int read_numbers(const struct json *body, struct subject *s, struct fault
     return fault_set(f, 400, NULL, NULL, "%s", err.msg);
 }
 
-/* Reads whether a prompt or messages are truncated. A response's turn already says it. */
+/* Reads whether a prompt or messages are truncated. For a response, its kept turn says so
+ * already. */
 static int read_truncation(const struct call *c, const struct json *body, struct subject *s,
                            struct fault *f)
 {
@@ -315,7 +316,7 @@ static void put_guarantee(struct json *o, const struct hcache_guarantee *g)
     json_put(o, "guarantee", sums);
 }
 
-/* Pins a context, guarantees it, or ends either. */
+/* Pins a context, guarantees it, or ends its pin or its guarantee. */
 static int pin(struct call *c, const struct subject *s, int64_t until, int *n_tokens,
                struct hcache_guarantee *g, struct fault *f)
 {

@@ -1,6 +1,5 @@
-/* api_cache_stats.c - GET /v1/cache/stats: tiers, hits, bounds and the advice on a size.
- *
- * A key that does not see all sees its own figures only. */
+/* api_cache_stats.c - GET /v1/cache/stats: tiers, hits, bounds and the advice on a size. A key that
+ * is not an administrator's sees only its own figures. */
 #include <stdlib.h>
 #include <string.h>
 

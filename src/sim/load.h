@@ -26,7 +26,7 @@ struct load_request {
     double time_s; /* time of arrival */
     uint32_t session;
     uint32_t run, n_runs; /* its runs: load.run[run, run + n_runs) */
-    uint32_t n_blocks;    /* references: the sum of its runs' lengths */
+    uint32_t n_blocks;    /* references to blocks: the sum of the runs' lengths */
     uint32_t n_in, n_out; /* tokens */
     uint16_t turn;        /* number of the turn in its session, from 1; 0: unknown */
     bool is_tool_pending; /* it ends with a tool call */

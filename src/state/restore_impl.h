@@ -254,8 +254,8 @@ static inline int restore_tokens(const struct restore *r, int n)
 /* [lock, or not started] Returns 'H' or 'K': the kind that is read of a chunk, which may lack
  * the kind that the plan prefers; else 0. */
 char restore_method_of(const struct restore *r, int layer, int chunk);
-/* Gives up a chunk that cannot be used, and all behind it: only the chunks before it are
- * restored. In a race it is recomputed instead. Any thread. */
+/* Gives up a chunk that cannot be used, and all behind it: only the chunks before it are restored.
+ * In a race the chunk is recomputed instead. Any thread. */
 void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why);
 /* Gives up all chunks, without condemning any. In a race only the reads are given up. Any
  * thread. */
@@ -280,7 +280,7 @@ bool restore_recompute_remains(const struct restore *r);
 
 int restore_open_reader(struct restore_pipeline *rr, struct err *err);
 /* --- restore_io.c: the I/O thread's --- */
-/* The thread's function: a loop around the next two. */
+/* The thread's function: calls the next two functions in a loop. */
 void *restore_io_main(void *pipeline);
 /* Does the next of: a look-up, a measurement, submitting a group, collecting complete reads. If
  * no restore has any of these, does a piece of a fetch (store_fetch_step). Returns STEP_WAITS if
@@ -351,7 +351,7 @@ void restore_leave(struct restore_pipeline *rr, struct group *g);
 void restore_settle(struct restore_pipeline *rr, int max_leaving);
 /* Returns the first failure on a stream of the restore pipeline itself, or "". */
 const char *restore_up_fault(const struct restore_pipeline *rr);
-/* Lets those streams continue after a fault. */
+/* Lets the restore pipeline's streams continue after a fault. */
 void restore_up_recover(struct restore_pipeline *rr);
 /* Returns the device memory for checksums; 0 if the host computes them. */
 size_t restore_sums_bytes(const struct device *d, int n_slots);

@@ -176,7 +176,8 @@ bool restore_reads_remain(struct restore *r)
     return reads_remain(r, load_good(r));
 }
 
-/* [lock] Takes the next run of good chunks of one layer and kind into g. There is one. */
+/* [lock] Takes the next run of good chunks of one layer and kind into g. At least one run must be
+ * left. */
 static void next_group(struct restore *r, struct group *g, struct good_chunks good)
 {
     int c = r->next_chunk, n_good = good.end;

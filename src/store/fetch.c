@@ -40,7 +40,7 @@ struct store_want {
     const void *id;
     /* n_bytes: of the copies that were missing at the announcement */
     uint64_t turn, n_bytes;
-    int n, at; /* keys[0, at) were fetched, or had copies: once is enough */
+    int n, at; /* keys[0, at) were fetched or had copies; they are not fetched again */
     bool has_begun, has_failed;
     struct sha256 keys[];
 };

@@ -1,5 +1,5 @@
-/* kern_math.h - loads and stores by element type, and the exponential. Only isa_*.c and the like
- * include it, after a vec_*.h. */
+/* kern_math.h - loads and stores by element type, and the exponential. Only isa_*.c and other files
+ * of one instruction set include it, after a vec_*.h. */
 #ifndef TENSOR_KERN_MATH_H
 #define TENSOR_KERN_MATH_H
 

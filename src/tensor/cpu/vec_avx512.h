@@ -17,7 +17,7 @@
 #define MM_WIDE_1 4
 #define MM_WIDE_2 4
 #define MM_WIDE_4 4
-/* As in vec_avx2.h. */
+/* See vec_avx2.h. */
 #define MM_BF16_ROWS    12
 #define MM_CONVERT_ROWS 24
 #define MM_ALONG_ROWS   24
