@@ -227,7 +227,7 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
 /* --- one window ------------------------------------------------------------------------------- */
 
 /* Every window begins at the same positions, and saves under names of its own: the part of the
- * first chunk before them was never computed, so no other context may find it. */
+ * first chunk before these positions was never computed, so no other context may find it. */
 static void window_begin(struct lab *b, enum arm_kind kind)
 {
     char salt[64];

@@ -472,7 +472,7 @@ void hcache_result_free(struct hcache_result *r);
 int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
                       uint8_t (*keys)[32]);
 
-/* As hcache_chunk_keys, for a context that is truncated with these numbers
+/* Like hcache_chunk_keys, for a context that is truncated with these numbers
  * (hcache_result.truncation). context 0: it is not truncated. */
 int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
                           const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32]);

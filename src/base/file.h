@@ -15,7 +15,7 @@
  * ERR_LIMIT: it has more than max_bytes.  err names the path. */
 int file_read(const char *path, size_t max_bytes, char **out, size_t *n, struct err *err);
 
-/* As file_read, for a file inside a model's or a store's folder. Anything but a regular file is
+/* Like file_read, for a file inside a model's or a store's folder. Anything but a regular file is
  * ERR_FORMAT at once; file_read would wait for a pipe's writer. */
 int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
                       struct err *err);

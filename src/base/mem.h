@@ -70,8 +70,8 @@ bool mem_is_short(void);
 /* A test program defines this to make allocations fail; in other programs the symbol does not
  * exist. */
 enum mem_ask {
-    MEM_MAY_FAIL,     /* mem_try, mem_map */
-    MEM_FROM_PLEDGE,  /* any of these, tried again after the thread's pledge was spent */
+    MEM_MAY_FAIL,    /* mem_try, mem_map */
+    MEM_FROM_PLEDGE, /* any of these calls, tried again after the thread's pledge was spent */
     MEM_HAS_RESERVE,  /* xmalloc and the like, which may still use the reserve */
     MEM_FROM_RESERVE, /* xmalloc and the like, tried again after the reserve was spent */
 };

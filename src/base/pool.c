@@ -27,7 +27,7 @@
 struct pool {
     int n_threads;        /* shares of a job */
     pthread_t *threads;   /* [n_workers] */
-    int n_workers;        /* grows to n_threads - 1 while they are started */
+    int n_workers;        /* threads that run; grows to n_threads - 1 at the start */
     pthread_mutex_t turn; /* held by the caller of pool_run until the job ends */
     pthread_mutex_t lock; /* held to sleep on, and to signal, the conditions below */
     pthread_cond_t start;

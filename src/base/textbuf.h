@@ -14,7 +14,7 @@ struct textbuf {
 
 /* Appends n bytes, which may contain NUL bytes. */
 void textbuf_add(struct textbuf *b, const void *bytes, size_t n);
-/* As textbuf_add, but returns false and leaves the text unchanged if there is no memory. */
+/* Like textbuf_add, but returns false and leaves the text unchanged if there is no memory. */
 bool textbuf_try_add(struct textbuf *b, const void *bytes, size_t n);
 /* Appends formatted text. */
 void textbuf_addf(struct textbuf *b, const char *fmt, ...)

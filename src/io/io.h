@@ -114,7 +114,7 @@ int io_file_fd(const struct io_file *f);
 int io_file_pread(struct io_file *f, void *buf, size_t n, uint64_t offset, struct err *err);
 int io_file_pwrite(struct io_file *f, const void *buf, size_t n, uint64_t offset,
                    struct err *err);
-/* As io_file_pread, but the end of the file is no error: *got is the number of bytes read. */
+/* Like io_file_pread, but the end of the file is no error: *got is the number of bytes read. */
 int io_file_pread_some(struct io_file *f, void *buf, size_t n, uint64_t offset, size_t *got,
                        struct err *err);
 

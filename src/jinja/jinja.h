@@ -81,8 +81,9 @@ struct jinja_input {
 /* Renders to *text, which the caller frees; its final zero is not counted in *n. */
 int jinja_render(const struct jinja_template *t, const struct jinja_input *in, char **text,
                  size_t *n, struct err *err);
-/* As jinja_render, with in->traces: bit i of *foreign, which the caller frees, is set if byte i of
- * the text is foreign. *foreign has 8 bytes more than needed, so that it can be read in words. */
+/* Like jinja_render, with in->traces: bit i of *foreign, which the caller frees, is set if byte
+ * i of the text is foreign. *foreign has 8 bytes more than needed, so that it can be read in
+ * words. */
 int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
                         char **text, size_t *n, uint8_t **foreign, struct err *err);
 

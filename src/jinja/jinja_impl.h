@@ -159,7 +159,7 @@ struct jval jval_buf(const struct jbuf *b);
 struct jval jval_seq(struct jinja *j, enum jkind kind, size_t n); /* n items, all None */
 struct jval jval_dict(struct jinja *j);
 struct jval jval_from_json(struct jinja *j, const struct json *v);
-/* As jval_from_json, but the bytes of its strings are traced as j->trace says. */
+/* Like jval_from_json, but the bytes of its strings are traced as j->trace says. */
 struct jval jval_from_foreign(struct jinja *j, const struct json *v);
 void jdict_put(struct jinja *j, struct jdict *d, struct jval key, struct jval value);
 struct jval *jdict_find(struct jinja *j, const struct jdict *d, struct jval key);

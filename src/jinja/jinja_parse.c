@@ -130,7 +130,7 @@ static struct jnode *parse_body(struct jparser *p, const char *const *ends)
     return body;
 }
 
-/* As parse_body, but for a single end tag, which is consumed. */
+/* Like parse_body, but for a single end tag, which is consumed. */
 static struct jnode *parse_body_to(struct jparser *p, const char *end)
 {
     const char *const ends[] = {end, NULL};

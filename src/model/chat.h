@@ -68,7 +68,7 @@ struct chat_request {
 int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
                 size_t *n, struct err *err);
 
-/* As chat_render, but also marks foreign bytes. Bit i of *foreign is set if byte i of the text
+/* Like chat_render, but also marks foreign bytes. Bit i of *foreign is set if byte i of the text
  * comes from messages, tools or documents; names of roles are not foreign, since templates build
  * their markers from them, nor are bytes of the template, the tokens and kwargs. *foreign is the
  * caller's to free, and 8 bytes longer than needed. */

@@ -93,8 +93,8 @@ struct placement_learn_use {
 void placement_learn_used(struct placement_learn *l, const struct placement_learn_use *use);
 /* Notes that content was evicted from a tier of n_items items. */
 void placement_learn_evicted(struct placement_learn *l, uint64_t id, uint64_t n_items);
-/* Returns whether evictions depart from LRU's order now: they do while `ours` has more hits than LRU
- * (placement_trial.h), as far as the bound allows (placement_guard.h). */
+/* Returns whether evictions depart from LRU's order now: they do while `ours` has more hits than
+ * LRU (placement_trial.h), as far as the bound allows (placement_guard.h). */
 bool placement_learn_may_depart(const struct placement_learn *l);
 
 /* Returns how long after its use an item of the class is held; 0: not at all. lot: a number that

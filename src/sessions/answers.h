@@ -34,7 +34,7 @@ struct answers_opts {
 
 /* Returns an error if the file cannot be read or written. A file of another format is replaced. */
 int answers_open(const struct answers_opts *o, struct answers **out, struct err *err);
-/* Closes it; all entries are durable in the file. NULL is allowed. */
+/* Closes the file; all entries are durable in it. NULL is allowed. */
 void answers_close(struct answers *m);
 
 /* A text in two parts: a prompt, and the answer behind it. */

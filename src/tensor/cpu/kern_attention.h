@@ -520,7 +520,7 @@ static struct kv_part k_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_k(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
-/* As k_of_pair, for V; after the last pair, K of the next block is prefetched. */
+/* Like k_of_pair, for V; after the last pair, K of the next block is prefetched. */
 static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int head,
                                 int32_t next_block)
 {
