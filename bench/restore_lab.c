@@ -216,7 +216,7 @@ void lab_close(struct lab *b)
 void lab_throttle(struct lab *b, double bytes_per_s)
 {
     if (b->throttle_bytes_per_s == 0)
-        b->tier = b->platform.tier[0]; /* includes the corrections learned for it */
+        b->tier = b->platform.tier[0]; /* includes the learned corrections of this tier */
     b->throttle_bytes_per_s = bytes_per_s;
     b->platform.tier[0] = b->tier;
     b->platform.io_overlap = b->io_overlap;
@@ -229,7 +229,7 @@ void lab_throttle(struct lab *b, double bytes_per_s)
 int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *ratio,
               struct err *err)
 {
-    /* the paper's length for this ratio, which hardly depends on it */
+    /* the paper's length for this ratio; the ratio hardly depends on the length */
     enum { TOKENS = 1024 };
     struct model_config c;
     struct platform p;

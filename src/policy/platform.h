@@ -109,7 +109,8 @@ struct platform {
      * A pass takes at least this long per layer, for any number of rows. It belongs to a memory
      * budget and not to the machine, so the text leaves it out. */
     double weights_s;
-    int tile_tokens;     /* GEMM runs as if n were rounded up to this; 1: no rounding. */
+    /* GEMM runs as if n were rounded up to a multiple of this; 1: no rounding. */
+    int tile_tokens;
     double io_overlap;   /* >= 1: I/O takes this many times longer while compute runs */
     double comp_overlap; /* >= 1: compute takes this many times longer while I/O runs */
     int n_tiers;

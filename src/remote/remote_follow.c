@@ -499,7 +499,7 @@ static int look_at_places(struct remote *r, struct redis_answer *a, struct err *
         least = seen < least ? seen : least;
     }
     pthread_mutex_lock(&r->lock);
-    r->n_uncounted = 0; /* the stream was read behind them */
+    r->n_uncounted = 0; /* the stream has been read past these erasures */
     r->stats.n_erasures = r->n_seen;
     r->stats.n_erasures_everywhere = least;
     r->stats.n_servers = n_servers;

@@ -22,7 +22,7 @@ struct choice {
     struct json *calls; /* content and tool_calls; NULL: none, or not known yet */
     /* Read and not yet sent: struct hcache_logprob [][1 + n_top]. */
     struct textbuf logprobs;
-    bool lacks_logprobs; /* there was no memory for them */
+    bool lacks_logprobs; /* there was no memory for log probabilities */
     int64_t n_chars;     /* characters of all tokens sent: text_offset */
 };
 

@@ -37,7 +37,7 @@ struct server_opts {
     int http_threads;
     int max_connections;
     int max_queue;       /* as given to hcache_serve_start; 0: unknown */
-    int read_timeout_s;  /* a request must have arrived whole within this */
+    int read_timeout_s;  /* time within which a whole request must have arrived */
     int write_timeout_s; /* a client that reads nothing for this time is dropped */
     int idle_timeout_s;  /* most time between two requests of a connection */
     int keep_alive_s;    /* interval of the comments that a silent stream gets; 0: none */

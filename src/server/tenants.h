@@ -13,7 +13,7 @@ struct tenants;
 
 struct tenant_counts {
     uint64_t n_http; /* HTTP requests of any kind */
-    uint64_t n_open; /* answers that are being generated, or wait for it */
+    uint64_t n_open; /* answers that are being generated, or wait for their turn */
     uint64_t n_ended[ANSWER_ENDS];
     uint64_t device_tokens, restored_tokens, computed_tokens; /* prompt tokens */
     uint64_t generated_tokens, restored_bytes;

@@ -24,7 +24,7 @@
 #include "base/process.h"
 #include "sessions/conversations_db.h"
 
-static const char IN_MEMORY[] = ":memory:"; /* SQLite's name for it */
+static const char IN_MEMORY[] = ":memory:"; /* SQLite's name of a database in memory */
 
 #define FORMAT_VERSION 1
 

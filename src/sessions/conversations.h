@@ -88,7 +88,7 @@ struct turn {
     int64_t conversation;  /* the conversation that it was made in; 0: none */
     char name[NAME_BYTES]; /* "resp_.." */
     int64_t created_s;
-    int depth;            /* number of turns before it */
+    int depth;            /* number of turns before this one */
     bool is_visible;      /* requests can name it */
     char *answer;         /* JSON object; NULL: no answer, only inserted items */
     char *input, *output; /* JSON arrays of items, never NULL */

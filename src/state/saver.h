@@ -151,7 +151,7 @@ bool save_is_settled(const struct save_seq *q);
 enum save_wait {
     SAVE_TRY, /* do nothing if the writer will free some memory: the caller tries again later */
     SAVE_SHED, /* end the saving of this sequence: for decodes, which must not wait */
-    SAVE_WAIT, /* wait for the writer: for prefills while nothing decodes beside them */
+    SAVE_WAIT, /* wait for the writer: for prefills while no sequence decodes */
 };
 /* Reserves room for positions [pos, pos + n), before the forward pass that produces them.
  * Returns false only with SAVE_TRY, if there is no room yet. If there will never be room, the

@@ -100,7 +100,7 @@ struct subtree {
     struct keys roots; /* the chunks that were found, sorted */
     struct keys all;   /* these and all that continue them, parents first */
     struct keys path;  /* From the first chunk of a context to the last listed one. */
-    size_t n_outside;  /* chunks of the path before the first root in it */
+    size_t n_outside;  /* chunks of the path before its first root */
 };
 
 /* Adds a listed chunk. The listing is depth first, so a chunk's parent is on the path, or is not

@@ -500,7 +500,7 @@ static int files_sync(struct media *m, struct err *err)
 static struct io_file *files_file(struct media *m, int device, uint32_t segment)
 {
     struct segment *seg = segment_get(files_of(m), device, segment);
-    CHECK(seg != NULL); /* an extent lies in it */
+    CHECK(seg != NULL); /* an extent lies in the segment */
     return seg->file;
 }
 

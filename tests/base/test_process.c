@@ -83,7 +83,8 @@ static void a_group_above_bounds_those_below(void **state)
     assert_int_equal(left("0::/a/b\n"), 0);
 }
 
-/* Lines of other controllers, some with a similar name, come before it. */
+/* In the process's list of groups, lines of other controllers come before that of `memory`; some
+ * controllers have a similar name. */
 static void version_1_has_files_of_its_own(void **state)
 {
     (void)state;

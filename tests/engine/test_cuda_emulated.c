@@ -153,7 +153,7 @@ static void restored_state_is_bit_equal(void **state)
     print_message("%d plans restored bit for bit\n", n);
 }
 
-/* Other mathematics give other bits, so saved state is a miss for them. */
+/* Another --cuda-math gives other bits, so state saved with one is a miss with another. */
 static void the_mathematics_are_in_the_fingerprint(void **state)
 {
     (void)state;
@@ -290,7 +290,7 @@ static void a_fault_fails_the_request(void **state)
             if (et_run(&k, &a, &r) != 0)
                 fail_msg("%s: the engine failed: %s", cases[i].name, r.err.msg);
             if (cuda_emu_failed() == 0)
-                break; /* the request ended before it */
+                break; /* the request ended before the fault could happen */
             if (r.finish == FINISH_ERROR) {
                 n_failed++;
                 assert_non_null(strstr(r.err.msg, "device cuda"));

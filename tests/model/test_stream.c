@@ -188,7 +188,7 @@ static void the_next_pass_is_read_ahead(void **state)
         s = stats_of(&lab);
     } while (s.read_bytes < 10 * s.layer_bytes);
     assert_int_equal(s.read_bytes, 10 * s.layer_bytes);
-    /* A ring of two layers is read in this time. */
+    /* time to read a ring of two layers */
     double ahead_s = (double)(2 * s.layer_bytes) / s.disk_bytes_per_s;
     assert_true(s.disk_bytes_per_s > 0 &&
                 fabs((double)s.ahead_ns * 1e-9 / ahead_s - 1) < 0.01);

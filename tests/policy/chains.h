@@ -23,7 +23,7 @@ struct random_chain {
  * only within a factor. */
 void random_chain(struct rng *r, int n_layers, int n_ranges, bool hedged,
                   struct random_chain *x);
-/* Calls plan_best_prefix for it. */
+/* Calls plan_best_prefix for the chain. */
 int random_chain_plan(struct random_chain *x, struct plan *out, int *n_used, struct err *e);
 /* Returns the least predicted time over all numbers of ranges, with a full search for each. */
 double random_chain_full_s(struct random_chain *x, int *n_used);

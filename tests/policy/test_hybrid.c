@@ -332,7 +332,7 @@ static void shares_of(const struct hybrid_machine *m, const struct hybrid_split 
                                   : (double)(s->act_device + s->act_host) * share_of(m, i);
 }
 
-/* How the weights of the next layer come: each mini-batch's load has a part behind it. */
+/* How the weights of the next layer come: a part of them follows each mini-batch's load. */
 enum weights_part {
     WEIGHTS_AHEAD, /* the part comes at once */
     WEIGHTS_WAIT, /* the part waits for a free buffer, as the next mini-batch's blocks do */

@@ -362,8 +362,9 @@ static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
     (void)state;
     static const struct {
         enum placement_kind kind;
-        uint64_t turn, next; /* the newcomer's; turn 0: no request waits for it */
-        bool waits;          /* a request waits for the victim, at turn 10 */
+        /* the newcomer's turn and next use; turn 0: no request waits for the newcomer */
+        uint64_t turn, next;
+        bool waits; /* a request waits for the victim, at turn 10 */
         bool is_admitted;
     } cases[] = {
         {PLACEMENT_OURS, 0, 0, true, false},   {PLACEMENT_OURS, 11, 0, true, false},

@@ -100,7 +100,7 @@ static void keys_name_chunks_and_tails(void **state)
     assert_int_equal(keys_of(h, 1, 129, NULL, b), 3); /* a tail of one token */
     assert_memory_equal(a, b, 2 * 32);
     assert_memory_not_equal(a[2], b[2], 32);
-    /* two tails: of two tokens, and of the first of them */
+    /* the keys of two tails: of both tokens, and of the first token alone */
     assert_int_equal(keys_of(h, 1, 130, NULL, a), 4);
     assert_memory_equal(a[3], b[2], 32);
     assert_int_equal(keys_of(h, 1, 0, NULL, a), 0);
@@ -220,7 +220,8 @@ static void a_pin_lasts_until_its_time(void **state)
     assert_int_equal(stats_of(h, NULL).n_pins, 0);
     assert_int_equal(hcache_cache_pin_context(h, &c, later, &n_tokens, &err), 0);
     assert_int_equal(n_tokens, FULL);
-    assert_int_equal(stats_of(h, NULL).n_pins, 1); /* the last one keeps those before it */
+    /* the pin on the last chunk keeps the chunks before it */
+    assert_int_equal(stats_of(h, NULL).n_pins, 1);
     assert_int_equal(hcache_cache_pin_context(h, &c, 0, &n_tokens, &err), 0);
     assert_int_equal(hcache_cache_evict_idle(h, HOUR_S, &n_chunks, &err), 0);
     assert_int_equal(n_chunks, 0); /* nothing is that old */

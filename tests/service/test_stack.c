@@ -164,7 +164,7 @@ static void auto_copies_do_not_keep_it_from_starting(void **state)
         fail_msg("%s", err.msg);
     store_dram_stats(k.store, &dram);
     assert_true(dram.cap_bytes <= 128 << 20);
-    if (k.o.user.dram_bytes > 260 << 20) /* this machine had more memory for it */
+    if (k.o.user.dram_bytes > 260 << 20) /* this machine had more memory for copies */
         assert_non_null(strstr(said.first, "--dram auto"));
     stack_close(&k);
 

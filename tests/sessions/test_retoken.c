@@ -148,7 +148,8 @@ static void a_token_across_the_boundary_is_told(void **state)
     struct prompt_ids whole = encode("The whale", 9), cut = letters("The wha");
     size_t n;
     const char *first = hcache_token_bytes(h, whole.ids[0], &n);
-    assert_true(first != NULL && n > 1); /* so the first letter differs from it */
+    /* several letters, so this token differs from the first one of `cut` */
+    assert_true(first != NULL && n > 1);
     hcache_free(whole.ids);
     put(NULL, "The wha", cut.ids, cut.n);
     ids_are(retoken(NULL, "The whale", "retokenised at 0"), (struct prompt_ids){0},

@@ -257,7 +257,7 @@ static void an_answer_that_was_cut_off_says_so(void **state)
     struct turn **path = path_of(head_of("", "cut", &n_turns), &n);
     struct json *o = NULL, *output = NULL;
     struct turn *turn;
-    assert_null(path[0]->answer); /* a path is read without them */
+    assert_null(path[0]->answer); /* a path is read without its answers */
     assert_int_equal(turn_find(c, "", path[0]->name, &turn, NULL), 0);
     assert_int_equal(
         json_parse(&o, turn->answer, strlen(turn->answer), "answer", &(struct err){0}), 0);

@@ -61,7 +61,7 @@ static void found_and_mended(void **state)
     assert_true(store_was_damaged(s, &keys[BAD]));
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N), N);
-    /* the other context's chunk stays damaged, because nobody has asked for it */
+    /* the other context's chunk stays damaged, because no read has asked for it */
     assert_int_equal(n_bad(s), 1);
     assert_true(store_audit(s));
     store_close(s);

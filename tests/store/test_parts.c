@@ -181,7 +181,8 @@ static void header_bounds(void **state)
     free(h);
 }
 
-/* Version 1 had neither partial chunks nor owners: its reserved bytes must not be read as such. */
+/* Version 1 had neither partial chunks nor owners: the reader must not take its reserved bytes for
+ * these fields. */
 static void header_version_1(void **state)
 {
     (void)state;

@@ -730,7 +730,7 @@ static void a_chunk_is_fetched_once_for_a_request(void **state)
     struct sha256 keys[LONG];
     struct store *s = begin_cold(&p, c, 3);
     struct store_fetcher *f = fetcher(s);
-    for (int i = 0; i < 3; i++) { /* the policy's window has none of them */
+    for (int i = 0; i < 3; i++) { /* the policy's window has no chunk of these requests */
         st_keys(&c[i], LONG, keys);
         store_fetch_want(s, &c[i], keys, LONG, (uint64_t)i);
     }

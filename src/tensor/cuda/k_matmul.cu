@@ -12,8 +12,8 @@
 /* --- exact ------------------------------------------------------------------------------------ */
 
 enum {
-    TILE = 64, /* rows and columns of a tile of c */
-    TILE_K = 16, /* columns staged at a time; divides K_BLOCK */
+    TILE = 64,     /* rows and columns of a tile of c */
+    TILE_K = 16,   /* columns staged at a time; divides K_BLOCK */
     K_BLOCK = 256, /* MATMUL_K_BLOCK of ops.h */
     SIDE = 4,      /* each of 256 threads computes SIDE x SIDE results */
     EXACT_THREADS = (TILE / SIDE) * (TILE / SIDE),
@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
 #pragma unroll
         for (int i = 0; i < AHEAD * R; i++)
             load_raw(raw[i / R][i % R], wr[i % R] + k + i / R * STEP);
-        __syncwarp(); /* keeps the loads before it */
+        __syncwarp(); /* keeps the loads before the products */
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
             gemv_step<TA, TW, M, R>(acc, a, k + i * STEP, raw[i]);
