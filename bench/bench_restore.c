@@ -220,7 +220,7 @@ static int run_length(struct bench *b, int n_chunks, struct err *err)
 static void print_head(struct bench *b)
 {
     const struct platform *p = &b->lab->platform;
-    /* it has no rate, because nothing is copied */
+    /* a store in memory has no rate, because nothing is copied */
     char store[32] = "in memory, read in place";
     if (!b->lab->k.o.user.store_in_memory)
         snprintf(store, sizeof store, "%.2f GB/s", p->tier[0].bytes_per_s * 1e-9);

@@ -5,10 +5,10 @@
  * from there on. So every answer is remembered: (the conversation's text up to its end) -> its
  * tokens. When a conversation begins with a remembered text, its tokens are taken from here.
  *
- * With a file it outlives the process. A record in the file is a name and sealed tokens. Both
- * are made from the whole text (and salt): only a process that has the text can find and read
- * it, and no other learns more than lengths. A truncated or damaged record counts as a text that
- * is not remembered.
+ * With a file, the answers outlive the process. A record in the file is a name and sealed tokens.
+ * Both are made from the whole text (and salt): only a process that has the text can find and read
+ * the record, and no other process learns more than lengths. A truncated or damaged record counts
+ * as a text that is not remembered.
  *
  * Conversations of different salts never meet. Entries and bytes are bounded; the least recently
  * used are dropped first. Any thread. */

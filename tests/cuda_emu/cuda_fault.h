@@ -26,12 +26,14 @@ enum cuda_emu_fault {
 void cuda_emu_fail(enum cuda_emu_fault what, int after);
 /* Number of calls that have failed since the last cuda_emu_fail. */
 int cuda_emu_failed(void);
-/* Number of recorded graphs that were replayed since then. */
+/* Number of recorded graphs that were replayed since the last cuda_emu_fail. */
 int cuda_emu_replayed(void);
-/* Number of allocations of device memory since then, and of pieces held now. */
+/* Number of allocations of device memory since the last cuda_emu_fail, and of allocations held
+ * now. */
 int cuda_emu_mallocs(void);
 int cuda_emu_pieces(void);
-/* Number of kernel launches since then, and of waits for a stream or an event. */
+/* Number of kernel launches since the last cuda_emu_fail, and of waits for a stream or an
+ * event. */
 int cuda_emu_launches(void);
 int cuda_emu_waits(void);
 /* Bytes copied from the device to host memory since then, and to the device; kernels may read

@@ -323,7 +323,7 @@ static void histograms_add_up(void **state)
         char name[100], value[32];
         static const struct {
             const char *le;
-            int n3, n_last; /* of the third bucket, and beyond all */
+            int n3, n_last; /* counts in the third bucket, and beyond all buckets */
         } rows[] = {{"0.0001", 0, 0},
                     {"0.0004", 0, 0},
                     {"0.0008", 1, 0},

@@ -71,7 +71,8 @@ static void the_prefix_is_told_part_by_part(void **state)
     assert_int_equal(number(o, "cached_tokens"), 256);
     assert_int_equal(number(o, "generated_tokens"), 5);
     assert_int_equal(number(o, "restored_bytes"), 777);
-    assert_null(text(o, "miss")); /* 256 are all full chunks */
+    /* the 256 cached tokens are all full chunks of the prompt */
+    assert_null(text(o, "miss"));
     json_free(o);
     r.device_tokens = 0;
     r.cached_tokens = 0;

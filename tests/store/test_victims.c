@@ -76,7 +76,7 @@ static uint64_t gone_for_the_fourth(enum placement_kind policy, uint64_t wanted)
             assert_int_equal(gone, 0);
             gone = own;
         }
-    if (wanted != 0) { /* served: the oldest is evicted, as without the request */
+    if (wanted != 0) { /* the request was served: now its chunk, the oldest, is evicted */
         store_expect_use_no_more(s, &key, 1, 7);
         save(s, 5, 1);
         assert_false(has(s, wanted, 0));
