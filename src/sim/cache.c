@@ -115,6 +115,8 @@ static bool make_room(struct cache *c, int t, uint32_t time)
             continue; /* it was evicted while room was made below */
         if (!goes_down)
             placement_evicted(&c->policy[t], item, c->n_in[0] + c->n_in[1]);
+        if (t == 0 && c->on_leave != NULL)
+            c->on_leave(c->arg, item);
         leave_tier(c, b);
         if (goes_down) {
             c->n_down++;

@@ -51,8 +51,10 @@ struct cache {
     uint64_t tick;
     /* Blocks evicted, added, moved down, and moved up. */
     uint64_t n_evicted, n_added, n_down, n_up;
-    /* Called before a block is evicted for good; NULL: not called. */
+    /* Called before a block is evicted for good, and before a victim leaves tier 0; NULL: not
+     * called. */
     void (*on_evict)(void *arg, uint32_t block);
+    void (*on_leave)(void *arg, const struct placement_item *victim);
     void *arg;
 };
 

@@ -5,7 +5,11 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "policy/read_ahead.h"
 #include "sim/cache.h"
+
+/* Fewest tokens that are read ahead for a request, as in the store. */
+enum { LEAST_TOKENS = 256 };
 
 /* Prefill: 65B takes 360 ms for 2,048 tokens on four A100s (section 2.3), the others in
  * proportion to parameters per GPU. Decode: in proportion to weights per GPU; with 0.70 ms for
@@ -33,6 +37,7 @@ struct session {
 };
 
 struct job {
+    struct read_ahead_want ahead; /* first: a want of the list is a job */
     uint32_t session;
     double served_s;
     bool is_known; /* in the look-ahead window for eviction */
@@ -44,12 +49,13 @@ struct closed {
     struct closed_result *out;
     struct cache cache;
     struct placement_window window;
+    struct read_ahead_queue waiting; /* the jobs that the policy knows */
     struct session *session;
     struct job *queue; /* [n_requests] from head to tail; each entry is used once */
     uint32_t head, tail, n_known, next_arrival;
     /* First job of the last hour; sessions served in that hour. */
     uint32_t first_recent, n_recent;
-    double now, block_bytes, disk_budget_bytes, mean_blocks;
+    double now, block_bytes, disk_budget_bytes;
     bool has_cache, looks;
 };
 
@@ -113,12 +119,19 @@ static void arrivals(struct closed *c)
         enqueue(c, c->next_arrival++);
 }
 
+/* The policy's victim leaves memory. */
+static void on_leave(void *arg, const struct placement_item *victim)
+{
+    read_ahead_dropped(&((struct closed *)arg)->waiting, victim);
+}
+
 /* --- looking ahead ---------------------------------------------------------------------------- */
 
 /* Announces a job's blocks to the policy, or withdraws them. */
 static void expect(struct closed *c, uint32_t at, bool joins)
 {
-    const struct session *s = &c->session[c->queue[at].session];
+    struct job *j = &c->queue[at];
+    const struct session *s = &c->session[j->session];
     for (uint32_t b = s->base + s->start; b < s->base + s->n_blocks; b++) {
         if (joins)
             placement_window_add(&c->window, 1 + (uint64_t)b, at);
@@ -126,13 +139,13 @@ static void expect(struct closed *c, uint32_t at, bool joins)
             placement_window_remove(&c->window, 1 + (uint64_t)b, at);
         cache_review(&c->cache, b);
     }
-    c->queue[at].is_known = joins;
-}
-
-static uint32_t jobs_of(const struct closed *c, double bytes)
-{
-    double n = bytes / (c->block_bytes * (c->mean_blocks > 1 ? c->mean_blocks : 1));
-    return n < 1 ? 1 : n > 1e9 ? 1000000000 : (uint32_t)n;
+    if (joins) {
+        j->ahead = (struct read_ahead_want){.turn = at, .n = (int)session_blocks(s)};
+        read_ahead_add(&c->waiting, &j->ahead);
+    } else {
+        read_ahead_remove(&c->waiting, &j->ahead);
+    }
+    j->is_known = joins;
 }
 
 /* Announces all jobs of the queue, not only those that fit into the cache. If two jobs are behind
@@ -146,29 +159,54 @@ static void window_fill(struct closed *c)
         expect(c, c->n_known++, true);
 }
 
-/* Raises blocks that the first jobs need, in their order, as far as the disk gets in the time. */
+static uint32_t block_of(const struct closed *c, const struct read_ahead_want *w, int i)
+{
+    const struct session *s = &c->session[((const struct job *)w)->session];
+    return s->base + s->start + (uint32_t)i;
+}
+
+static enum read_ahead_place block_place(void *arg, const struct read_ahead_want *w, int i)
+{
+    const struct cache_block *b = &((struct closed *)arg)->cache.block[block_of(arg, w, i)];
+    return b->tier == 0   ? READ_AHEAD_NOWHERE
+           : b->tier == 1 ? READ_AHEAD_HERE
+                          : READ_AHEAD_DISK;
+}
+
+static struct read_ahead_room block_room(void *arg, const struct read_ahead_want *w, int i)
+{
+    struct closed *c = arg;
+    (void)w;
+    (void)i;
+    return (struct read_ahead_room){.n_bytes = 1,
+                                    .free_bytes = c->cache.o.max_blocks[0] -
+                                                  c->cache.n_in[0],
+                                    .most_bytes = 1,
+                                    .victim = placement_victim(&c->cache.part[0])};
+}
+
+/* Raises blocks that waiting jobs need, as far as the disk gets in the time. Every fetch gains
+ * time, because a job that reads the disk itself computes nothing meanwhile. */
 static void read_ahead(struct closed *c, double seconds)
 {
-    uint32_t length = jobs_of(c, c->o->memory_bytes);
+    int least = LEAST_TOKENS / (int)c->l->block_tokens;
+    const struct read_ahead_view v = {c, block_place, block_room, least > 1 ? least : 1};
+    struct read_ahead_want *w;
+    int at;
     c->disk_budget_bytes += seconds * c->o->disk_bytes_per_s;
     double most = 4 * c->o->disk_bytes_per_s; /* an idle disk does not save up time */
     c->disk_budget_bytes = c->disk_budget_bytes < most ? c->disk_budget_bytes : most;
-    for (uint32_t at = c->head; at < c->tail && at - c->head < length; at++) {
-        const struct session *s = &c->session[c->queue[at].session];
-        for (uint32_t b = s->base + s->start; b < s->base + s->n_blocks; b++) {
-            if (!cache_has(&c->cache, b))
-                break;
-            if (c->cache.block[b].tier != 2)
-                continue;
-            if (c->disk_budget_bytes < c->block_bytes)
-                return;
-            cache_pin(&c->cache, b);
-            bool is_up = cache_raise(&c->cache, b, (uint32_t)c->now);
-            cache_unpin(&c->cache, b);
-            if (!is_up)
-                return;
-            c->disk_budget_bytes -= c->block_bytes;
-        }
+    while (c->o->disk_bytes > 0 && c->disk_budget_bytes >= c->block_bytes &&
+           read_ahead_choose(&c->waiting, &v, &w, &at) == READ_AHEAD_FETCH) {
+        uint32_t b = block_of(c, w, at);
+        cache_pin(&c->cache, b);
+        bool is_up = cache_raise(&c->cache, b, (uint32_t)c->now);
+        cache_unpin(&c->cache, b);
+        if (!is_up)
+            return;
+        read_ahead_begin(w, at);
+        read_ahead_end(w, true, true);
+        c->disk_budget_bytes -= c->block_bytes;
     }
 }
 
@@ -256,8 +294,6 @@ static void serve(struct closed *c)
     count_session(c, at);
     truncate(c, s, r->n_in + r->n_out);
     save(c, s, (r->n_in + r->n_out) / block, class, at);
-    c->mean_blocks += (session_blocks(s) - c->mean_blocks) /
-                      (n_jobs < 2000 ? n_jobs : 2000);
     arrivals(c);
     if (!is_last)
         enqueue(c, c->queue[at].session);
@@ -304,6 +340,8 @@ void closed_run(const struct load *l, const struct closed_opts *o,
                                 .policy = o->policy,
                                 .window = c.looks ? &c.window : NULL};
         cache_init(&c.cache, &co);
+        c.cache.on_leave = on_leave;
+        c.cache.arg = &c;
     }
     for (arrivals(&c); c.head < c.tail; arrivals(&c))
         serve(&c);

@@ -5,13 +5,9 @@
  *     store_fetch_step       starts, continues or ends the fetch of one chunk; never waits
  *     store_fetch_want_end   the request waits no longer, or was cancelled
  *
- * The next fetch is the first chunk of the earliest turn that is only on the disk.
- * It is not made
- * - if fewer than FETCH_MIN_CHUNKS of a request's chunks are only on the disk;
- * - for chunks whose state the caller holds in memory of its own (store_tell_held);
- * - if it would take the room of chunks that an earlier request needs (tier_may_take);
- * - twice for one request, if a copy was dropped again; nor for a request whose fetch has
- *   failed: its restore finds out the cause.
+ * policy/read_ahead.h chooses the next fetch. Chunks whose state the caller holds in memory of its
+ * own (store_tell_held) need none. The restore of a request whose fetch has failed finds out the
+ * cause.
  *
  * Every record's checksum is compared before the copy can be found. A chunk that fails is
  * condemned, and leaves the list. */
@@ -35,13 +31,9 @@ enum {
 
 /* Chunks that a waiting request needs. */
 struct store_want {
-    /* Next in the list: of a later turn, or of the same turn and announced later. */
-    struct store_want *next;
+    struct read_ahead_want ahead; /* first: a want of the list is a store_want */
     const void *id;
-    /* n_bytes: of the copies that were missing at the announcement */
-    uint64_t turn, n_bytes;
-    int n, at; /* keys[0, at) were fetched or had copies; they are not fetched again */
-    bool has_begun, has_failed;
+    uint64_t n_bytes; /* of the copies that were missing at the announcement */
     struct sha256 keys[];
 };
 
@@ -63,22 +55,22 @@ struct store_fetcher {
 
 /* --- the waiting requests' wants -------------------------------------------------------------- */
 
-static struct store_want **want_find(struct store *s, const void *id)
+/* [lock] Returns a request's want, or NULL. */
+static struct store_want *want_find(const struct store *s, const void *id)
 {
-    struct store_want **p = &s->wants;
-    while (*p != NULL && (*p)->id != id)
-        p = &(*p)->next;
-    return p;
+    struct read_ahead_want *w = s->wants.first;
+    while (w != NULL && ((struct store_want *)w)->id != id)
+        w = w->next;
+    return (struct store_want *)w;
 }
 
 /* [lock] Removes a request's want. */
 static void want_remove(struct store *s, const void *id)
 {
-    struct store_want **p = want_find(s, id), *w = *p;
+    struct store_want *w = want_find(s, id);
     if (w == NULL)
         return;
-    *p = w->next;
-    s->n_wants--;
+    read_ahead_remove(&s->wants, &w->ahead);
     free(w);
 }
 
@@ -118,8 +110,9 @@ static uint64_t bytes_alone(const struct store *s, const struct sha256 *keys, in
 static uint64_t bytes_promised(const struct store *s)
 {
     uint64_t n_bytes = 0;
-    for (const struct store_want *w = s->wants; w != NULL; w = w->next)
-        n_bytes += w->n_bytes / (uint64_t)w->n * (uint64_t)(w->n - w->at);
+    for (const struct read_ahead_want *w = s->wants.first; w != NULL; w = w->next)
+        n_bytes += ((const struct store_want *)w)->n_bytes / (uint64_t)w->n *
+                   (uint64_t)(w->n - w->at);
     return n_bytes;
 }
 
@@ -142,19 +135,14 @@ void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys
                                ? mem_try(sizeof *w + (size_t)n * sizeof w->keys[0])
                                : NULL;
     if (w != NULL) {
-        *w = (struct store_want){.id = id, .turn = turn, .n = n};
+        *w = (struct store_want){.ahead = {.turn = turn, .n = n}, .id = id};
         memcpy(w->keys, keys, (size_t)n * sizeof w->keys[0]);
     }
     pthread_mutex_lock(&s->lock);
     want_remove(s, id);
-    if (w != NULL && s->n_wants < MAX_WANTS) {
+    if (w != NULL && s->wants.n < MAX_WANTS) {
         w->n_bytes = bytes_alone(s, keys, n);
-        struct store_want **p = &s->wants;
-        while (*p != NULL && (*p)->turn <= turn)
-            p = &(*p)->next;
-        w->next = *p;
-        *p = w;
-        s->n_wants++;
+        read_ahead_add(&s->wants, &w->ahead);
         w = NULL;
     }
     pthread_mutex_unlock(&s->lock);
@@ -183,31 +171,33 @@ bool store_tell_held(struct store *s, const struct store_held *changes, int n)
 
 void store_free_wants(struct store *s)
 {
-    while (s->wants != NULL)
-        want_remove(s, s->wants->id);
+    while (s->wants.first != NULL)
+        want_remove(s, ((struct store_want *)s->wants.first)->id);
 }
 
 /* --- the next fetch --------------------------------------------------------------------------- */
 
-/* [lock] Returns the first chunk of the want that is only on the disk, keys[*at], or NULL. A
- * missing chunk ends the context. */
-static struct chunk_node *want_next(const struct store *s, struct store_want *w, int *at)
+static const struct sha256 *key_of(const struct read_ahead_want *w, int i)
 {
-    struct chunk_node *first = NULL;
-    int n_alone = 0;
-    for (int i = w->at; i < w->n && (first == NULL || !w->has_begun); i++) {
-        struct chunk_node *n = node_of(s, &w->keys[i]);
-        if (n == NULL)
-            break;
-        if (extent_alone(n) == NULL || tier_is_held(s->tier, n))
-            continue;
-        n_alone++;
-        if (first == NULL) {
-            first = n;
-            *at = i;
-        }
-    }
-    return w->has_begun || n_alone >= FETCH_MIN_CHUNKS ? first : NULL;
+    return &((const struct store_want *)w)->keys[i];
+}
+
+/* [lock] */
+static enum read_ahead_place chunk_place(void *arg, const struct read_ahead_want *w, int i)
+{
+    const struct store *s = arg;
+    const struct chunk_node *n = node_of(s, key_of(w, i));
+    if (n == NULL)
+        return READ_AHEAD_NOWHERE;
+    return extent_alone(n) == NULL || tier_is_held(s->tier, n) ? READ_AHEAD_HERE
+                                                               : READ_AHEAD_DISK;
+}
+
+/* [lock] */
+static struct read_ahead_room chunk_room(void *arg, const struct read_ahead_want *w, int i)
+{
+    const struct store *s = arg;
+    return tier_room(s->tier, extent_bytes(extent_alone(node_of(s, key_of(w, i)))));
 }
 
 /* [lock] Takes room for the next fetch and pins its chunk. Returns false if there is no next
@@ -215,34 +205,26 @@ static struct chunk_node *want_next(const struct store *s, struct store_want *w,
 static bool fetch_choose(struct store_fetcher *f)
 {
     struct store *s = f->store;
-    for (struct store_want *w = s->wants; w != NULL; w = w->next) {
-        int at = 0;
-        struct chunk_node *n = w->has_failed ? NULL : want_next(s, w, &at);
-        if (n == NULL)
-            continue;
-        struct extent *x = extent_alone(n);
-        w->has_failed = extent_bytes(x) > tier_most_bytes(s->tier);
-        if (w->has_failed)
-            continue;
-        f->waits_for_room = true;
-        /* Later turns have less right to the room. */
-        if (!tier_may_take(s->tier, extent_bytes(x), w->turn))
-            return false;
-        /* The tier's thread makes room. */
-        if (!tier_has_room(s->tier, extent_bytes(x)))
-            return false;
-        f->waits_for_room = false;
-        struct tier_copy *copy = tier_take(s->tier, extent_bytes(x));
-        CHECK(copy != NULL);
-        w->has_begun = true;
-        w->at = at;
-        f->id = w->id;
-        f->x = x;
-        f->copy = x->copy = copy;
-        f->hit = store_pin_node(s, n);
-        return true;
-    }
-    return false;
+    const struct read_ahead_view v = {s, chunk_place, chunk_room, FETCH_MIN_CHUNKS};
+    struct read_ahead_want *w;
+    int at;
+    enum read_ahead_next next = read_ahead_choose(&s->wants, &v, &w, &at);
+    f->waits_for_room = next == READ_AHEAD_NO_ROOM;
+    if (next != READ_AHEAD_FETCH)
+        return false;
+    struct chunk_node *n = node_of(s, key_of(w, at));
+    struct extent *x = extent_alone(n);
+    f->waits_for_room = !tier_has_room(s->tier, extent_bytes(x));
+    if (f->waits_for_room) /* the tier's thread makes room */
+        return false;
+    struct tier_copy *copy = tier_take(s->tier, extent_bytes(x));
+    CHECK(copy != NULL);
+    read_ahead_begin(w, at);
+    f->id = ((const struct store_want *)w)->id;
+    f->x = x;
+    f->copy = x->copy = copy;
+    f->hit = store_pin_node(s, n);
+    return true;
 }
 
 /* --- one fetch -------------------------------------------------------------------------------- */
@@ -307,13 +289,13 @@ static bool is_good(const struct store_fetcher *f)
 /* [lock] After a fetch: its request goes on to the next chunk, or gets no further fetches. */
 static void want_settle(struct store_fetcher *f, bool stays)
 {
-    struct store_want *w = *want_find(f->store, f->id);
+    struct store_want *w = want_find(f->store, f->id);
     if (w == NULL)
         return;
-    w->has_failed |= !stays;
-    if (stays && w->at < w->n && extent_alone(f->hit.impl) == NULL &&
-        memcmp(&w->keys[w->at], &f->hit.key, sizeof f->hit.key) == 0)
-        w->at++;
+    /* The request may have been announced anew meanwhile. */
+    bool is_there = w->ahead.at < w->ahead.n &&
+                    memcmp(&w->keys[w->ahead.at], &f->hit.key, sizeof f->hit.key) == 0;
+    read_ahead_end(&w->ahead, stays, is_there && extent_alone(f->hit.impl) == NULL);
 }
 
 /* Ends a fetch: all pieces have come back. */

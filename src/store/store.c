@@ -99,6 +99,7 @@ static int open_tier(struct store *s, const struct store_opts *opts, struct err 
                                         ? PLACEMENT_OURS
                                         : PLACEMENT_ATTENTIONSTORE,
                           .window = s->catalog.window,
+                          .wants = &s->wants,
                           .lock = &s->lock};
     if (opts->dram_bytes == 0 || s->index == NULL || s->read_only)
         return 0;

@@ -25,6 +25,7 @@
 
 #include <pthread.h>
 
+#include "policy/read_ahead.h"
 #include "store/alloc.h"
 #include "store/bugs.h"
 #include "store/catalog.h"
@@ -108,9 +109,8 @@ struct store {
     char holder[200]; /* the other process, or "" */
     struct media *media;
     struct tier *tier; /* copies of disk extents in DRAM; NULL: none */
-    /* Chunks that waiting requests need, the earliest turn first (fetch.c). */
-    struct store_want *wants;
-    int n_wants;
+    struct read_ahead_queue
+        wants; /* chunks that waiting requests need: struct store_want (fetch.c) */
     struct index *index; /* NULL: DRAM */
     char *index_path;
     struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;

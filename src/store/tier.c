@@ -190,12 +190,12 @@ static void tell(struct tier *t)
     }
 }
 
-/* A copy larger than the part that stays free would empty the arena each time. */
-uint64_t tier_most_bytes(const struct tier *t)
+/* Returns the bytes of the largest copy. One that is larger than the part that stays free would
+ * empty the arena each time. */
+static uint64_t most_bytes(const struct tier *t)
 {
     uint64_t most = t->arena_bytes / FREE_PART;
-    return CHUNK_HEADER_BYTES +
-           (most < t->alloc.segment_bytes ? most : t->alloc.segment_bytes);
+    return most < t->alloc.segment_bytes ? most : t->alloc.segment_bytes;
 }
 
 bool tier_has_room(struct tier *t, uint64_t extent_bytes)
@@ -212,7 +212,7 @@ struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
     if (t == NULL || extent_bytes <= CHUNK_HEADER_BYTES)
         return NULL;
     uint64_t n_bytes = records_bytes(extent_bytes);
-    if (extent_bytes > tier_most_bytes(t)) {
+    if (n_bytes > most_bytes(t)) {
         t->counts.n_full++;
         return NULL;
     }
@@ -233,13 +233,14 @@ struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes)
     return copy;
 }
 
-bool tier_may_take(const struct tier *t, uint64_t extent_bytes, uint64_t turn)
+struct read_ahead_room tier_room(const struct tier *t, uint64_t extent_bytes)
 {
-    const struct placement_item *victim = placement_victim(&t->victims);
-    uint64_t limit = t->arena_bytes - t->arena_bytes / FREE_PART;
-    if (t->alloc.used_bytes + extent_bytes - CHUNK_HEADER_BYTES <= limit)
-        return true;
-    return victim != NULL && (victim->rank < PLACEMENT_UPCOMING || ~victim->order > turn);
+    uint64_t used = t->alloc.used_bytes,
+             limit = t->arena_bytes - t->arena_bytes / FREE_PART;
+    return (struct read_ahead_room){.n_bytes = records_bytes(extent_bytes),
+                                    .free_bytes = used < limit ? limit - used : 0,
+                                    .most_bytes = most_bytes(t),
+                                    .victim = placement_victim(&t->victims)};
 }
 
 static uint8_t *bytes_of(const struct tier *t, const struct tier_copy *copy)
@@ -393,6 +394,7 @@ static bool demote_one(struct tier *t)
     if (item == NULL)
         return false;
     placement_evicted(&t->policy, item, t->n_chunks);
+    read_ahead_dropped(t->o.wants, item);
     t->counts.n_demoted++;
     tier_forget_node(t, chunk_of(item)->node);
     return true;

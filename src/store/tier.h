@@ -37,6 +37,7 @@
 
 #include <pthread.h>
 
+#include "policy/read_ahead.h"
 #include "store/catalog.h"
 
 struct tier;
@@ -48,6 +49,7 @@ struct tier_opts {
     uint64_t ahead_bytes;       /* arena_opts.ahead_bytes */
     enum placement_kind policy;
     struct placement_window *window; /* the catalog's window; may be NULL */
+    struct read_ahead_queue *wants;  /* learns of dropped copies */
     pthread_mutex_t *lock;           /* the store's lock */
 };
 
@@ -59,13 +61,10 @@ void tier_close(struct tier *t, struct catalog *c);
 /* [lock] Returns room for the copy of an extent, or NULL if there is none. The caller owns the
  * copy until tier_enter or tier_abandon. */
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
-/* [lock] Returns whether a copy for a waiting request of this turn may take room: room is free,
- * or the next victim is needed later or not at all. t is not NULL. */
-bool tier_may_take(const struct tier *t, uint64_t extent_bytes, uint64_t turn);
+/* [lock] Returns the room for the copy of an extent. t is not NULL. */
+struct read_ahead_room tier_room(const struct tier *t, uint64_t extent_bytes);
 /* [lock] Returns whether tier_take would find room now. If not, the tier's thread makes some. */
 bool tier_has_room(struct tier *t, uint64_t extent_bytes);
-/* Returns the bytes of the largest extent that gets a copy. */
-uint64_t tier_most_bytes(const struct tier *t);
 /* [lock] Gives up the copy of x from tier_take, before tier_enter. Another thread may have
  * forgotten it already. NULL does nothing. */
 void tier_abandon(struct tier *t, struct extent *x, struct tier_copy *copy);

@@ -30,7 +30,7 @@ static void open_cold(struct stack *k, struct io *disk, const char *prefetch)
 static int n_wants(const struct stack *k)
 {
     pthread_mutex_lock(&k->store->lock);
-    int n = k->store->n_wants;
+    int n = k->store->wants.n;
     pthread_mutex_unlock(&k->store->lock);
     return n;
 }

@@ -720,8 +720,8 @@ static void earlier_turns_come_first(void **state)
     end(&p, s);
 }
 
-/* A copy that was dropped again is not fetched twice for the same request.  Otherwise, under a
- * policy that does not look ahead, fetching and dropping would alternate for ever. */
+/* A copy that was dropped as if no request needed it is not fetched twice for the same request.
+ * Otherwise fetching and dropping would alternate for ever where the window has no room. */
 static void a_chunk_is_fetched_once_for_a_request(void **state)
 {
     (void)state;
@@ -738,6 +738,39 @@ static void a_chunk_is_fetched_once_for_a_request(void **state)
     struct store_dram d = settled(s);
     assert_int_equal(d.n_promoted, 3 * LONG);
     assert_int_equal(d.n_demoted, 3 * LONG - STAY);
+    store_fetcher_close(f);
+    end(&p, s);
+}
+
+static void settle(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    tier_settle(s->tier);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* While a chunk is written, its copy is no victim, so room for it comes from the last request in the
+ * queue. No request needs the new chunk, so it then gives way to the copy that was dropped. */
+static void a_copy_that_a_write_pushed_out_is_fetched_again(void **state)
+{
+    (void)state;
+    enum { REST = STAY - 2 * LONG };
+    struct st_place p;
+    struct st_ctx c[3], new = {.base = 50, .own = 1};
+    struct store *s = begin_cold(&p, c, 3);
+    struct store_fetcher *f = fetcher(s);
+    for (int i = 0; i < 3; i++)
+        want(s, &c[i], LONG, 10 * (uint64_t)(i + 1));
+    fetch_all(s, f);
+    assert_int_equal(n_copied(s, &c[2], LONG), REST);
+    st_while_written = settle;
+    save(s, &new, 1);
+    assert_int_equal(n_copied(s, &c[2], LONG), REST - 1);
+    assert_int_equal(n_copied(s, &new, 1), 1);
+    fetch_all(s, f);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(n_copied(s, &c[i], LONG), i < 2 ? LONG : REST);
+    assert_int_equal(n_copied(s, &new, 1), 0);
     store_fetcher_close(f);
     end(&p, s);
 }
@@ -1148,6 +1181,7 @@ int main(void)
         cmocka_unit_test(what_the_caller_holds_is_not_fetched),
         cmocka_unit_test(earlier_turns_come_first),
         cmocka_unit_test(a_chunk_is_fetched_once_for_a_request),
+        cmocka_unit_test(a_copy_that_a_write_pushed_out_is_fetched_again),
         cmocka_unit_test(a_damaged_chunk_is_condemned_once),
         cmocka_unit_test(a_disk_that_hangs_ends_the_fetch),
         cmocka_unit_test(what_goes_while_it_is_fetched_leaves_nothing),
