@@ -7,13 +7,13 @@
 
 #include "apps/bytes_text.h"
 #include "base/clock.h"
-#include "format/json.h"
+#include "requests/advice.h"
 #include "store/advise.h"
 
-static void print_table(const struct store_advice a[STORE_ADVICES])
+static void print_table(const struct hcache_advice a[HCACHE_ADVICES])
 {
     printf("%-18s %10s %12s %12s\n", "last used within", "contexts", "bytes", "a quarter");
-    for (int i = 0; i < STORE_ADVICES; i++) {
+    for (int i = 0; i < HCACHE_ADVICES; i++) {
         char all[32], quarter[32];
         bytes_text(a[i].bytes, all);
         bytes_text(a[i].bytes / 4, quarter);
@@ -24,30 +24,23 @@ static void print_table(const struct store_advice a[STORE_ADVICES])
            "hits.\n");
 }
 
-static void print_json(const struct store_advice a[STORE_ADVICES])
+static void print_json(const struct hcache_advice a[HCACHE_ADVICES])
 {
-    struct json *o = json_new_object(), *list = json_new_array();
-    for (int i = 0; i < STORE_ADVICES; i++) {
-        struct json *row = json_new_object();
-        json_put_string(row, "used_within", a[i].within);
-        json_put_int(row, "seconds", a[i].seconds);
-        json_put_int(row, "contexts", (int64_t)a[i].contexts);
-        json_put_int(row, "bytes", (int64_t)a[i].bytes);
-        json_put_int(row, "quarter_bytes", (int64_t)(a[i].bytes / 4));
-        json_push(list, row);
-    }
-    json_put(o, "advice", list);
+    struct json *o = json_new_object();
+    json_put(o, "advice", advice_json(a));
     char *text = json_text(o, 2);
     printf("%s\n", text);
     free(text);
     json_free(o);
 }
 
-int store_print_advice(struct store *s, bool json, struct err *err)
+void store_print_advice(struct store *s, bool json)
 {
-    struct store_advice a[STORE_ADVICES];
-    int rc = store_advise(s, clock_wall_s(), a, err);
-    if (rc == 0)
-        (json ? print_json : print_table)(a);
-    return rc;
+    struct store_advice of[STORE_ADVICES];
+    struct hcache_advice a[HCACHE_ADVICES];
+    store_advise(s, clock_wall_s(), of);
+    for (int i = 0; i < HCACHE_ADVICES; i++)
+        a[i] = (struct hcache_advice){of[i].within, of[i].seconds, of[i].contexts,
+                                      of[i].bytes};
+    (json ? print_json : print_table)(a);
 }

@@ -4,12 +4,10 @@
 
 #include <stdbool.h>
 
-#include "base/err.h"
-
 struct store;
 
 /* Prints a row each for an hour, a day, a week, thirty days and all time: the contexts and bytes
  * last used within it, and a quarter of these bytes. */
-int store_print_advice(struct store *s, bool json, struct err *err);
+void store_print_advice(struct store *s, bool json);
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "requests/advice.h"
 #include "server/auth.h"
 #include "server/keep.h"
 #include "server/tenants.h"
@@ -192,17 +193,7 @@ static void put_advice(struct json *o, struct call *c)
         json_put_null(o, "advice");
         return;
     }
-    struct json *list = json_new_array();
-    for (int i = 0; i < HCACHE_ADVICES; i++) {
-        struct json *row = json_new_object();
-        json_put_string(row, "used_within", a[i].within);
-        json_put_int(row, "seconds", a[i].seconds);
-        json_put_int(row, "contexts", (int64_t)a[i].contexts);
-        json_put_int(row, "bytes", (int64_t)a[i].bytes);
-        json_put_int(row, "quarter_bytes", (int64_t)(a[i].bytes / 4));
-        json_push(list, row);
-    }
-    json_put(o, "advice", list);
+    json_put(o, "advice", advice_json(a));
 }
 
 void api_cache_stats(struct call *c)

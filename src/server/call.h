@@ -59,6 +59,9 @@ struct server {
     int64_t clock_set_by_s;
     /* time of the next search for idle chunks; only the tidying thread uses it */
     int64_t next_idle_s;
+    int64_t next_advice_ns; /* time of the next advice; only the tidying thread uses it */
+    pthread_mutex_t advice_lock;                 /* protects `advice` */
+    struct hcache_advice advice[HCACHE_ADVICES]; /* within NULL: none was made yet */
     atomic_bool said_expired;   /* logged that expired chunks cannot be evicted */
     atomic_bool said_idle;      /* logged that idle chunks cannot be evicted */
     atomic_bool said_owed;      /* logged that erased state cannot be overwritten */

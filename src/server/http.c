@@ -686,6 +686,7 @@ static int start_workers(struct server *s, struct err *err)
 int server_start(const struct server_opts *o, struct server **out, struct err *err)
 {
     struct server *s = xcalloc(1, sizeof *s);
+    pthread_mutex_init(&s->advice_lock, NULL);
     mem_return_large();
     s->o = *o;
     s->model_name = xstrdup(o->model_name);
@@ -839,6 +840,7 @@ void server_stop(struct server *s)
     tenants_destroy(s->tenants);
     auth_destroy(s->auth);
     guesses_destroy(s->guesses);
+    pthread_mutex_destroy(&s->advice_lock);
     free(s->model_name);
     free(s);
 }

@@ -242,6 +242,21 @@ static void evict_expired(struct server *s)
                  (unsigned long long)n);
 }
 
+/* Makes the advice that /metrics shows. It visits every chunk, so it is made again only after 1,000
+ * times the time that it took. */
+static void refresh_advice(struct server *s)
+{
+    struct hcache_advice a[HCACHE_ADVICES];
+    int64_t begun_ns = clock_now_ns();
+    if (begun_ns < s->next_advice_ns ||
+        hcache_cache_advise(atomic_load(&s->h), a, NULL) != 0)
+        return;
+    s->next_advice_ns = begun_ns + 1000 * (clock_now_ns() - begun_ns);
+    pthread_mutex_lock(&s->advice_lock);
+    memcpy(s->advice, a, sizeof a);
+    pthread_mutex_unlock(&s->advice_lock);
+}
+
 void keep_tidy(void *arg)
 {
     struct server *s = arg;
@@ -253,6 +268,7 @@ void keep_tidy(void *arg)
         return;
     evict_idle(s);
     evict_expired(s);
+    refresh_advice(s);
     if (hcache_cache_settle(atomic_load(&s->h), &herr) != 0)
         log_warn_once(&s->said_owed, "chunks to be erased are not noted on disk yet: %s",
                       herr.msg);

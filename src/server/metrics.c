@@ -390,6 +390,28 @@ void metrics_of_engine(struct textbuf *b, const struct hcache_stats *st,
     remote_metrics(b, st, &k->remote);
 }
 
+void metrics_of_advice(struct textbuf *b, const struct hcache_advice a[HCACHE_ADVICES])
+{
+    head(b, "gauge", "used_within_contexts",
+         "Saved contexts whose last use is at most this time ago.");
+    for (int i = 0; i < HCACHE_ADVICES; i++)
+        labelled(b, "used_within_contexts", "time", a[i].within, a[i].contexts);
+    head(b, "gauge", "used_within_bytes",
+         "Bytes of saved state whose last use is at most this time ago.");
+    for (int i = 0; i < HCACHE_ADVICES; i++)
+        labelled(b, "used_within_bytes", "time", a[i].within, a[i].bytes);
+}
+
+static void advice_metrics(struct textbuf *b, struct server *s)
+{
+    struct hcache_advice a[HCACHE_ADVICES];
+    pthread_mutex_lock(&s->advice_lock);
+    memcpy(a, s->advice, sizeof a);
+    pthread_mutex_unlock(&s->advice_lock);
+    if (a[0].within != NULL)
+        metrics_of_advice(b, a);
+}
+
 static void all_metrics(struct textbuf *b, struct call *c)
 {
     struct hcache_stats st;
@@ -400,6 +422,7 @@ static void all_metrics(struct textbuf *b, struct call *c)
     hcache_stats(call_model(c), &st);
     hcache_cache_stats(call_model(c), NULL, &k);
     metrics_of_engine(b, &st, &k, c->s->o.idle_ttl_s);
+    advice_metrics(b, c->s);
     answer_metrics(b, c->s->answers);
     step_metrics(b, call_model(c));
 }

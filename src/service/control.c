@@ -238,10 +238,11 @@ int hcache_cache_advise(struct hcache *h, struct hcache_advice out[HCACHE_ADVICE
     _Static_assert((int)HCACHE_ADVICES == (int)STORE_ADVICES, "one row for each time");
     struct store_advice a[STORE_ADVICES];
     int rc = need_store(h, hcache_inner(err));
-    if (rc == 0)
-        rc = store_advise(h->k.store, clock_wall_s(), a, hcache_inner(err));
-    for (int i = 0; rc == 0 && i < STORE_ADVICES; i++)
+    if (rc != 0)
+        return rc;
+    store_advise(h->k.store, clock_wall_s(), a);
+    for (int i = 0; i < STORE_ADVICES; i++)
         out[i] = (struct hcache_advice){a[i].within, a[i].seconds, a[i].contexts,
                                         a[i].bytes};
-    return rc;
+    return 0;
 }

@@ -1,13 +1,13 @@
 /* advise.c - see advise.h. */
 #include "store/advise.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
-#include "store/store.h"
+#include "store/store_impl.h"
 
 enum { HOUR_S = 3600, DAY_S = 24 * HOUR_S };
+/* Bounds the time that other threads wait. */
+enum { BUCKETS_AT_ONCE = 4096 };
 
 static const struct store_advice rows[STORE_ADVICES] = {{"hour", HOUR_S, 0, 0},
                                                         {"day", DAY_S, 0, 0},
@@ -15,54 +15,59 @@ static const struct store_advice rows[STORE_ADVICES] = {{"hour", HOUR_S, 0, 0},
                                                         {"30 days", 30 * DAY_S, 0, 0},
                                                         {"all time", 0, 0, 0}};
 
-struct found {
-    struct sha256 *parents; /* parents of all chunks */
-    struct store_entry *entries;
-    size_t n;
-};
-
-static int entry_add(void *arg, const struct store_entry *e)
+static bool is_stored(const struct chunk_node *n)
 {
-    struct found *f = arg;
-    if ((f->n & (f->n - 1)) == 0) { /* grows at powers of two */
-        size_t room = f->n == 0 ? 1 : 2 * f->n;
-        f->entries = xrealloc(f->entries, room * sizeof *f->entries);
-        f->parents = xrealloc(f->parents, room * sizeof *f->parents);
-    }
-    f->entries[f->n] = *e;
-    f->parents[f->n++] = e->parent;
-    return 0;
+    return n->n_live > 0 && !n->doomed;
 }
 
-static int by_key(const void *x, const void *y)
+/* [lock] Returns whether the chunk is the end of a context: no stored chunk continues it. */
+static bool is_end(const struct chunk_node *n)
 {
-    return memcmp(x, y, sizeof(struct sha256));
+    const struct chunk_node *child = n->child;
+    while (child != NULL && !is_stored(child))
+        child = child->older;
+    return child == NULL;
 }
 
-static void count(const struct found *f, const struct store_entry *e, int64_t now_s,
+/* [lock] */
+static uint64_t bytes_of(const struct chunk_node *n)
+{
+    uint64_t n_bytes = 0;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        n_bytes += x->state == EXTENT_LIVE ? extent_bytes(x) : 0;
+    return n_bytes;
+}
+
+/* [lock] */
+static void count(const struct chunk_node *n, int64_t now_s,
                   struct store_advice out[STORE_ADVICES])
 {
-    /* A chunk that no other continues is the end of a context. */
-    bool is_end = bsearch(&e->key, f->parents, f->n, sizeof *f->parents, by_key) == NULL;
+    bool end = is_end(n);
+    uint64_t n_bytes = bytes_of(n);
     for (int i = 0; i < STORE_ADVICES; i++) {
-        if (out[i].seconds > 0 && e->used_wall_s < now_s - out[i].seconds)
+        if (out[i].seconds > 0 && (int64_t)n->place.used_time < now_s - out[i].seconds)
             continue;
-        out[i].contexts += is_end;
-        out[i].bytes += e->bytes;
+        out[i].contexts += end;
+        out[i].bytes += n_bytes;
     }
 }
 
-int store_advise(struct store *s, int64_t now_wall_s,
-                 struct store_advice out[STORE_ADVICES], struct err *err)
+void store_advise(struct store *s, int64_t now_wall_s,
+                  struct store_advice out[STORE_ADVICES])
 {
-    struct found f = {0};
-    memcpy(out, rows, sizeof rows);
-    int rc = store_each(s, entry_add, &f, err);
-    if (rc == 0 && f.n > 0)
-        qsort(f.parents, f.n, sizeof *f.parents, by_key);
-    for (size_t i = 0; rc == 0 && i < f.n; i++)
-        count(&f, &f.entries[i], now_wall_s, out);
-    free(f.entries);
-    free(f.parents);
-    return rc;
+    const struct catalog *c = &s->catalog;
+    uint64_t n_buckets = UINT64_MAX, at = 0;
+    do {
+        pthread_mutex_lock(&s->lock);
+        if (c->n_buckets != n_buckets) { /* at the beginning, or the catalog has grown */
+            n_buckets = c->n_buckets;
+            at = 0;
+            memcpy(out, rows, sizeof rows);
+        }
+        for (int i = 0; i < BUCKETS_AT_ONCE && at < n_buckets; i++, at++)
+            for (const struct chunk_node *n = c->buckets[at]; n != NULL; n = n->next)
+                if (is_stored(n))
+                    count(n, now_wall_s, out);
+        pthread_mutex_unlock(&s->lock);
+    } while (at < n_buckets);
 }

@@ -8,8 +8,6 @@
 
 #include <stdint.h>
 
-#include "base/err.h"
-
 struct store;
 
 enum { STORE_ADVICES = 5 };
@@ -20,9 +18,10 @@ struct store_advice {
     uint64_t contexts, bytes; /* those that were used within that time */
 };
 
-/* Fills in a row for each time, the shortest first. Takes time that grows with the number of
- * chunks. Returns 0, or -ENOMEM. */
-int store_advise(struct store *s, int64_t now_wall_s,
-                 struct store_advice out[STORE_ADVICES], struct err *err);
+/* Fills in a row for each time, the shortest first. Visits every chunk, and never holds the
+ * store's lock for more than some 10,000 of them. Chunks that come or go meanwhile may or may not
+ * count. Any thread. */
+void store_advise(struct store *s, int64_t now_wall_s,
+                  struct store_advice out[STORE_ADVICES]);
 
 #endif

@@ -354,6 +354,8 @@ def test_idle(tmp):
     check("stats advise on a size, on request", "advice" not in server.request("GET", "/v1/cache/stats")[2] and
           [r["used_within"] for r in advice] == ["hour", "day", "week", "30 days", "all time"] and
           all(r["contexts"] == 1 and r["bytes"] == tier["used_bytes"] for r in advice), advice)
+    check("so do the metrics", until(lambda: server.metric('hcache_used_within_bytes{time="all time"}') == tier["used_bytes"]) and
+          server.metric('hcache_used_within_contexts{time="hour"}') == 1)
     check("what is pinned stays", ask("lookup", prompt=kept)["stored_tokens"] >= 64)
     ask("pin", prompt=kept, ttl=0)
     server.stop()

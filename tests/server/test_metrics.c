@@ -374,6 +374,30 @@ static void parts_that_do_not_exist(void **state)
     textbuf_free(&b);
 }
 
+static void the_advice_has_a_line_for_each_time(void **state)
+{
+    (void)state;
+    const struct hcache_advice a[HCACHE_ADVICES] = {{"hour", 3600, 1, 6},
+                                                    {"day", 86400, 2, 7},
+                                                    {"week", 604800, 3, 8},
+                                                    {"30 days", 2592000, 4, 9},
+                                                    {"all time", 0, 5, 10}};
+    struct textbuf b = {0};
+    textbuf_addf(&b, "\n");
+    metrics_of_advice(&b, a);
+    for (int i = 0; i < HCACHE_ADVICES; i++) {
+        char name[64], value[8];
+        snprintf(name, sizeof name, "used_within_contexts{time=\"%s\"}", a[i].within);
+        snprintf(value, sizeof value, "%d", 1 + i);
+        assert_sample(b.p, name, value);
+        snprintf(name, sizeof name, "used_within_bytes{time=\"%s\"}", a[i].within);
+        snprintf(value, sizeof value, "%d", 6 + i);
+        assert_sample(b.p, name, value);
+    }
+    assert_int_equal(count_samples(b.p + 1), 2 * HCACHE_ADVICES);
+    textbuf_free(&b);
+}
+
 static void a_tenant_sees_its_own_counters(void **state)
 {
     (void)state;
@@ -417,6 +441,7 @@ int main(void)
         cmocka_unit_test(each_counter_has_its_line),
         cmocka_unit_test(histograms_add_up),
         cmocka_unit_test(parts_that_do_not_exist),
+        cmocka_unit_test(the_advice_has_a_line_for_each_time),
         cmocka_unit_test(a_tenant_sees_its_own_counters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

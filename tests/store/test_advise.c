@@ -1,0 +1,69 @@
+/* test_advise.c - contexts and bytes that were used within a time. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "store/advise.h"
+#include "storetest.h"
+
+enum { HOUR_S = 3600, DAY_S = 24 * HOUR_S };
+
+static void assert_row(const struct store_advice *a, uint64_t contexts, uint64_t bytes)
+{
+    assert_int_equal(a->contexts, contexts);
+    assert_int_equal(a->bytes, bytes);
+}
+
+/* Two contexts share three chunks and end apart: two contexts, and the shared bytes count once.
+ * They fall out of the rows as they get older. */
+static void shared_chunks_count_once_and_ends_are_contexts(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_advice a[STORE_ADVICES];
+    struct err err = {0};
+    struct sha256 keys[8];
+    struct store_erased gone;
+    const struct st_ctx one = {.base = 1, .own = 1, .branch = 3},
+                        two = {.base = 1, .own = 2, .branch = 3};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    store_advise(s, clock_wall_s(), a);
+    for (int i = 0; i < STORE_ADVICES; i++)
+        assert_row(&a[i], 0, 0);
+    st_must_save(s, &one, 5);
+    st_must_save(s, &two, 4);
+    int64_t now_s = clock_wall_s();
+    uint64_t all = st_context_bytes(6);
+    store_advise(s, now_s, a);
+    for (int i = 0; i < STORE_ADVICES; i++)
+        assert_row(&a[i], 2, all);
+    store_advise(s, now_s + HOUR_S + 60, a);
+    assert_row(&a[0], 0, 0);
+    assert_row(&a[1], 2, all);
+    store_advise(s, now_s + 8 * DAY_S, a);
+    assert_row(&a[2], 0, 0);
+    assert_row(&a[3], 2, all);
+    store_advise(s, now_s + 1000 * DAY_S, a);
+    assert_row(&a[3], 0, 0);
+    assert_row(&a[4], 2, all);
+    /* One context ends earlier now; it is still a context. */
+    st_keys(&one, 5, keys);
+    assert_int_equal(store_erase(s, &keys[4], 1, &gone, &err), 0);
+    store_advise(s, now_s, a);
+    assert_row(&a[0], 2, st_context_bytes(5));
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shared_chunks_count_once_and_ends_are_contexts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
