@@ -749,8 +749,8 @@ static void settle(struct store *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* While a chunk is written, its copy is no victim, so room for it comes from the last request in the
- * queue. No request needs the new chunk, so it then gives way to the copy that was dropped. */
+/* While a chunk is written, its copy is no victim, so room for it comes from the last request in
+ * the queue. No request needs the new chunk, so it then gives way to the copy that was dropped. */
 static void a_copy_that_a_write_pushed_out_is_fetched_again(void **state)
 {
     (void)state;
