@@ -433,7 +433,7 @@ static double run_recurrence(const struct pipe_load *l)
         io += j->io_s;
         b.ready_s = 0;
         backlog_add(&b, j);
-        comp = fmax(comp, io + l->latency_s) + b.ready_s;
+        comp = greater(comp, io + l->latency_s) + b.ready_s;
     }
     return comp + work_behind_s(l);
 }
@@ -460,9 +460,9 @@ static double run_slowed(const struct pipe_load *l)
         double slow_io = b.ready_s > 0 ? l->io_overlap : 1;
         double slow_comp = reads ? l->comp_overlap : 1;
         double read_s = reads ? left_s * slow_io : INFINITY;
-        double arrival_s = waits ? fmax(0, arrives_s[arriving] - t) : INFINITY;
+        double arrival_s = waits ? greater(0, arrives_s[arriving] - t) : INFINITY;
         double ready_s = b.ready_s > 0 ? b.ready_s * slow_comp : INFINITY;
-        double dt = fmin(fmin(read_s, arrival_s), ready_s);
+        double dt = lesser(lesser(read_s, arrival_s), ready_s);
         t += dt;
         left_s -= dt / slow_io;
         b.ready_s = ready_s <= dt ? 0 : b.ready_s - (b.ready_s > 0 ? dt / slow_comp : 0);

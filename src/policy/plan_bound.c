@@ -14,17 +14,6 @@
 
 #include "policy/plan_parts.h"
 
-/* The compiler inlines these; fmin and fmax are calls. */
-static inline double lesser(double x, double y)
-{
-    return x < y ? x : y;
-}
-
-static inline double greater(double x, double y)
-{
-    return x > y ? x : y;
-}
-
 static void bound_layer(struct plan_bounds *b, const struct search *s, int i)
 {
     double min_io = INFINITY, min_comp = INFINITY, min_bytes = INFINITY;

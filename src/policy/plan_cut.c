@@ -106,9 +106,12 @@ static void estimate(struct cuts *k, const struct range_sums *s, struct sample *
     x->done = true;
     k->estimates_left--;
     range_request(k->c, s, k->req);
-    const struct plan_effort *effort = k->req->n_layers > FEW_LAYERS ? &estimate_effort
-                                                                     : &estimate_few_effort;
-    if (plan_estimate(k->req, effort, &plan, NULL) != 0)
+    struct plan_effort effort = k->req->n_layers > FEW_LAYERS ? estimate_effort
+                                                              : estimate_few_effort;
+    /* A hedged plan is no faster than the best plan, which is not worse than a quick search's by
+     * more than SLACK. */
+    effort.useless_s = k->best_s * (1 + SLACK);
+    if (plan_estimate(k->req, &effort, &plan, NULL) != 0)
         return;
     k->restoring_s = fmin(k->restoring_s, plan.predicted_s);
     if (plan.predicted_s <= k->best_s) {

@@ -73,6 +73,7 @@ static bool is_possible(const struct plan_request *req, const char *method)
            plan_within_budget(req, stored_bytes(req, method));
 }
 
+/* Returns the number of candidates. It is less than CASES if the first one is useless. */
 static int collect(const struct plan_request *req, const struct plan_effort *effort,
                    const double *factor, struct candidate *c, struct err *e)
 {
@@ -88,7 +89,10 @@ static int collect(const struct plan_request *req, const struct plan_effort *eff
         if (rc != 0)
             return rc;
         memcpy(c[n].method, plan.method, sizeof plan.method);
-        c[n++].exact = plan.exact;
+        c[n].exact = plan.exact;
+        c[n++].time_s[0] = plan.predicted_s;
+        if (i == 0 && effort->useless_s > 0 && plan.predicted_s >= effort->useless_s)
+            return 1;
     }
     for (const char *single = "KHR"; *single != 0; single++) {
         memset(c[n].method, 0, sizeof c[n].method);
@@ -148,6 +152,11 @@ int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,
     int n = collect(req, effort, factor, c, e);
     if (n < 0)
         return n;
+    if (n < CASES) {
+        memcpy(out->method, c[0].method, sizeof out->method);
+        out->predicted_s = c[0].time_s[0];
+        return 0;
+    }
     for (int k = 0; k < n; k++) {
         find_times(req, factor, &c[k]);
         for (int i = 0; i < CASES; i++)

@@ -167,8 +167,8 @@ struct composite {
 static struct composite join(struct composite x, struct composite y, int16_t *next)
 {
     next[x.tail] = y.head;
-    return (struct composite){.a = x.a + fmax(0, y.a - x.b),
-                              .b = y.b + fmax(0, x.b - y.a),
+    return (struct composite){.a = x.a + greater(0, y.a - x.b),
+                              .b = y.b + greater(0, x.b - y.a),
                               .head = x.head,
                               .tail = y.tail};
 }

@@ -5,11 +5,24 @@
 #include "policy/pipeline.h"
 #include "policy/plan.h"
 
+/* The compiler inlines these; fmin and fmax are calls. */
+static inline double lesser(double x, double y)
+{
+    return x < y ? x : y;
+}
+
+static inline double greater(double x, double y)
+{
+    return x > y ? x : y;
+}
+
 /* Bounds of a search. It ends as soon as no candidate can be faster by more than `slack`, a
  * share of the best time, or after `steps` steps of about 20 ns. `quick` leaves out work that
  * only proves the search complete. */
 struct plan_effort {
     double slack;
+    /* Hedging ends after its first search if that plan takes at least this long; 0: never. */
+    double useless_s;
     /* hedging: accepts a worst regret that is larger by this share, to save time */
     double regret_slack;
     long steps;
@@ -76,6 +89,8 @@ struct range_sums {
     int n_ranges;
     int64_t n_tokens, n_skipped; /* n_skipped: tokens before the windows */
     struct range_share h[PLAN_MAX_LAYERS], kv[PLAN_MAX_LAYERS];
+    int h_splits[PLAN_MAX_LAYERS],
+        kv_splits[PLAN_MAX_LAYERS]; /* see plan_range in plan.h */
 };
 
 /* Returns the tokens before the window behind n tokens, in whole chunks. */

@@ -29,8 +29,8 @@ double search_bound(const struct search *s, double io_s, double comp_s)
 {
     /* A second of both lanes together does 1/io_f of reading and 1/comp_f of computing. It saves
      * 1/io_f + 1/comp_f - 1 seconds against doing the same in turn. */
-    double together = fmin(io_s * s->io_f, comp_s * s->comp_f);
-    double saved = fmax(0, 1 / s->io_f + 1 / s->comp_f - 1);
+    double together = lesser(io_s * s->io_f, comp_s * s->comp_f);
+    double saved = greater(0, 1 / s->io_f + 1 / s->comp_f - 1);
     return io_s + comp_s - together * saved;
 }
 
@@ -54,7 +54,7 @@ void search_offer(struct search *s, const char *method, double makespan_s, doubl
             return;
     }
     /* A chain of ties must not creep upwards. */
-    s->best_s = s->found ? fmin(makespan_s, s->best_s) : makespan_s;
+    s->best_s = s->found ? lesser(makespan_s, s->best_s) : makespan_s;
     s->best_work_s = work_s;
     memcpy(s->best, method, (size_t)s->n);
     s->best[s->n] = 0;
