@@ -62,21 +62,23 @@ void correction_observe(struct platform_correction *c, double expected_s, double
 
 /* Sums the compute of the plan's layers by kind, from the descriptors (corrections included). */
 static void sum_kinds(const struct plan_request *req, const struct plan *plan,
-                      double *gemm_s, double *kv_s)
+                      double split_s, struct correction_expected *e)
 {
     for (int i = 0; i < plan->n_layers; i++) {
         const struct plan_layer *l = &req->layer[i];
         switch (plan->method[i]) {
         case 'K':
-            *kv_s += l->comp_kv_s - l->kv_project_s;
-            *gemm_s += l->kv_project_s;
+            e->kv_s += l->comp_kv_s - l->kv_project_s - l->kv_splits * split_s;
+            e->gemm_s += l->kv_project_s;
+            e->n_splits += l->kv_splits;
             break;
         case 'H':
-            *gemm_s += l->comp_h_s - l->h_load_s;
-            *kv_s += l->h_load_s;
+            e->gemm_s += l->comp_h_s - l->h_load_s - l->h_splits * split_s;
+            e->kv_s += l->h_load_s;
+            e->n_splits += l->h_splits;
             break;
         default:
-            *gemm_s += plan_recompute_s(req, i, plan->n_r);
+            e->gemm_s += plan_recompute_s(req, i, plan->n_r);
         }
     }
 }
@@ -93,10 +95,12 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
     alone.prefill_s = NULL;
     alone.head_s = 0;
     pipeline_simulate(&alone, plan, &lanes);
-    sum_kinds(req, plan, &e.gemm_s, &e.kv_s);
-    double sum = e.gemm_s + e.kv_s, slowed = sum > 0 ? lanes.comp_busy_s / sum : 1;
+    sum_kinds(req, plan, p->split_s, &e);
+    double sum = e.gemm_s + e.kv_s + e.n_splits * p->split_s;
+    double slowed = sum > 0 ? lanes.comp_busy_s / sum : 1;
     e.gemm_s *= slowed / platform_correction_factor(&p->gemm_correction);
     e.kv_s *= slowed / platform_correction_factor(&p->kv_correction);
+    e.slowed = slowed;
     /* If a bus is slower than the store, the time of reads says nothing about the store. */
     const struct platform_tier *t = &p->tier[tier];
     bool is_store_bound = req->n_stages > 1 || platform_is_store_bound(p, tier);
@@ -123,12 +127,30 @@ static void learn_start(struct platform *p, double lanes_s, double observed_s)
                       fmax(0, p->start_s + CORRECTION_GAIN_MIN * surprise));
 }
 
-/* Teaches the kind that was most of the compute lane's work, if any was. The other is believed. */
+/* Moves the cost of a split by a limited step. surplus_s: compute beyond the rows' own time. */
+static void learn_split(struct platform *p, const struct correction_expected *e,
+                        double surplus_s)
+{
+    double surprise = clamp(surplus_s / (e->n_splits * e->slowed) - p->split_s,
+                            PLATFORM_SPLIT_S);
+    p->split_s = fmin(CORRECTION_SPLIT_MAX_S,
+                      fmax(0, p->split_s + CORRECTION_GAIN_MIN * surprise));
+}
+
+/* Teaches the cost of splits, or the kind that was most of the compute lane's work, if any was.
+ * The others are believed. */
 static void learn_compute(struct platform *p, const struct correction_expected *e,
                           double observed_s)
 {
     struct platform_correction *gemm = &p->gemm_correction, *kv = &p->kv_correction;
     double sum = e->gemm_s + e->kv_s;
+    double rows_s = e->gemm_s * platform_correction_factor(gemm) +
+                    e->kv_s * platform_correction_factor(kv);
+    if (e->n_splits > 0 && rows_s < e->n_splits * CORRECTION_SHORT_RUN_S) {
+        learn_split(p, e, observed_s - rows_s);
+        return;
+    }
+    observed_s -= e->n_splits * e->slowed * p->split_s;
     if (e->gemm_s >= MOST * sum)
         correction_observe(gemm, e->gemm_s,
                            observed_s - e->kv_s * platform_correction_factor(kv));

@@ -21,6 +21,10 @@
  * A restore of less than CORRECTION_SHORT_S also waits for threads to wake up, and that time
  * belongs to no lane. Its time beyond the prediction moves platform.start_s.
  *
+ * Where records are lost in parts, layers are restored in short runs of chunks. The surplus of
+ * the compute lane is then the cost of splits, and moves platform.split_s. It says nothing about
+ * the speed of a kind: later restores of whole contexts would seem slow, too.
+ *
  * The mean size of surprises is the factor's *spread*: plans are hedged against it
  * (plan_request.io_spread).
  *
@@ -38,6 +42,10 @@
 #define CORRECTION_GAIN_MIN 0.2
 #define CORRECTION_RUN      3
 #define CORRECTION_SHORT_S  2e-3
+/* A restore with runs of chunks that compute for less than this on average teaches the cost of
+ * splits. Splits are then at least a fifth of its compute, at PLATFORM_SPLIT_S each. */
+#define CORRECTION_SHORT_RUN_S (4 * PLATFORM_SPLIT_S)
+#define CORRECTION_SPLIT_MAX_S 100e-6
 /* A prefill that takes this many times longer, or shorter, than predicted is not noise. */
 #define CORRECTION_PREFILL_MISS 1.5
 /* Most that one surprise adds to the spread, in log2: an outlier is not a habit. */
@@ -54,6 +62,8 @@ struct correction_expected {
     double io_s;      /* the I/O lane, slowed by the measured overlap with compute */
     /* The compute lane's two kinds of work, slowed by the overlap with I/O. */
     double gemm_s, kv_s;
+    int n_splits;  /* of the plan's layers */
+    double slowed; /* factor of that overlap, by which splits take longer, too */
 };
 
 /* Returns the expectation of `plan` under `req`, whose layers were made from *p. It covers the
@@ -78,7 +88,7 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
 
 /* Corrects *p. If compute never waits, the I/O lane may only have waited for the compute lane,
  * which frees the buffers. It then teaches only that reading is faster than believed. The
- * compute lane teaches the kind that was at least four fifths of its work; the other kind is
+ * compute lane teaches the cost of splits if its runs of chunks are short, else the kind that was at least four fifths of its work; the other kind is
  * believed. */
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);

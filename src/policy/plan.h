@@ -48,6 +48,8 @@ struct plan_layer {
     /* Several ranges: the part of comp_h_s that loads KV, for tokens without hidden states, and the
      * part of comp_kv_s that projects hidden states, for tokens without KV. */
     double h_load_s, kv_project_s;
+    /* Several ranges: the splits (see plan_range) whose cost comp_h_s and comp_kv_s include. */
+    int h_splits, kv_splits;
     double comp_tok_s;      /* recomputing the whole layer */
     double comp_tok_last_s; /* norm and K, V projection only: the last recomputed layer */
     /* Stored bytes per token, for the budget and the reason text. */
@@ -177,7 +179,11 @@ void plan_request_from_platform(const struct platform *p, int tier, int64_t n_hi
  * same records. A plan has one letter per layer, which is a preference: a range that lacks the
  * preferred kind uses the other one (plan_range_method). If a used range has neither kind for a
  * layer, that layer and every layer before it must be recomputed. Alternatively the prefix is
- * used only up to that range, and the rest is prefilled. */
+ * used only up to that range, and the rest is prefilled.
+ *
+ * A layer is *split* between two ranges that are restored from different kinds of records. Each
+ * run of chunks of one kind is a read group of its own, and costs platform.split_s beyond its
+ * bytes and rows. So many short runs can cost more than recomputing. */
 enum { PLAN_HAS_H = 1, PLAN_HAS_KV = 2 };
 
 struct plan_range {

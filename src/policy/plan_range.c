@@ -63,8 +63,9 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
     int64_t n_fused = req->fused_tokens > 0 && n_new > req->fused_tokens ? req->fused_tokens
                                                                          : n_new;
     if (n_new > 0) {
+        double layer_s = platform_prefill_s(p, n_past, n_fused);
         for (int i = 0; i < p->n_layers; i++)
-            prefill_s[i] = platform_prefill_s(p, n_past, n_fused);
+            prefill_s[i] = layer_s;
         prefill_s[0] += platform_ends_s(p, n_new) - platform_ends_s(p, 0);
         req->prefill_s = prefill_s;
         req->head_s = platform_ends_s(p, 0);
@@ -180,6 +181,19 @@ static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
     }
 }
 
+/* Adds the splits between range g and the range before it; sign -1 subtracts them. Under the
+ * letter H a range without hidden states uses KV, under K the reverse. */
+static void splits_add(const struct stored_ranges *c, struct range_sums *s, int g,
+                       int first_layer, int end_layer, int sign)
+{
+    const uint8_t *mask = c->range[g].mask, *before = g > 0 ? c->range[g - 1].mask : mask;
+    for (int i = first_layer; i < end_layer; i++) {
+        int differs = before[i] ^ mask[i];
+        s->h_splits[i] += sign * (differs & PLAN_HAS_H ? 1 : 0);
+        s->kv_splits[i] += sign * (differs & PLAN_HAS_KV ? 1 : 0);
+    }
+}
+
 void range_sums_init(struct range_sums *s)
 {
     memset(s, 0, sizeof *s);
@@ -201,6 +215,8 @@ static void slide_window(const struct stored_ranges *c, struct range_sums *s,
         int64_t to = end < n_skipped ? end : n_skipped;
         if (from < to)
             sums_add(c, s, g, c->window.layer, c->platform->n_layers, to - from, -1);
+        if (from < to && to == end && g + 1 < s->n_ranges)
+            splits_add(c, s, g + 1, c->window.layer, c->platform->n_layers, -1);
         first = end;
     }
     s->n_skipped = n_skipped;
@@ -209,7 +225,9 @@ static void slide_window(const struct stored_ranges *c, struct range_sums *s,
 void range_sums_next(const struct stored_ranges *c, struct range_sums *s)
 {
     int g = s->n_ranges++;
+    bool is_first = s->n_skipped > 0 && s->n_skipped == s->n_tokens; /* of the windows */
     sums_add(c, s, g, 0, c->platform->n_layers, c->range[g].n_tokens, 1);
+    splits_add(c, s, g, 0, is_first ? c->window.layer : c->platform->n_layers, 1);
     s->n_tokens += c->range[g].n_tokens;
     int64_t n_skipped = plan_tokens_skipped(&c->window, s->n_tokens);
     if (n_skipped > s->n_skipped)
@@ -225,11 +243,14 @@ void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sum
     s->n_skipped = plan_tokens_skipped(&c->window, s->n_tokens);
     int first_windowed = s->n_skipped > 0 ? c->window.layer : c->platform->n_layers;
     int64_t skip = s->n_skipped;
+    bool is_first = true; /* no range before this one is in the windows */
     for (int g = 0; g < n_ranges; g++) {
         int64_t n = c->range[g].n_tokens, n_out = skip < n ? skip : n;
         sums_add(c, s, g, 0, first_windowed, n, 1);
+        splits_add(c, s, g, 0, is_first ? first_windowed : c->platform->n_layers, 1);
         if (n_out < n)
             sums_add(c, s, g, first_windowed, c->platform->n_layers, n - n_out, 1);
+        is_first = is_first && n_out == n;
         skip -= n_out;
     }
 }
@@ -246,6 +267,7 @@ void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_
     while (s->n_ranges > n_ranges) {
         int64_t n = c->range[--s->n_ranges].n_tokens;
         sums_add(c, s, s->n_ranges, 0, c->platform->n_layers, n, -1);
+        splits_add(c, s, s->n_ranges, 0, c->platform->n_layers, -1);
         s->n_tokens -= n;
     }
 }
@@ -261,11 +283,13 @@ static bool same_tokens(const struct range_share *x, const struct range_share *y
     return x->h_tokens == y->h_tokens && x->kv_tokens == y->kv_tokens;
 }
 
-/* Makes *l from its shares. `like` has the costs of the same numbers of tokens, or is NULL. */
+/* Makes *l, which has its splits, from its shares. `like` has the costs of the same numbers of
+ * tokens and splits, or is NULL. */
 static void layer_from_shares(const struct platform *p, const struct range_share *h,
                               const struct range_share *kv, const struct plan_layer *like,
                               struct plan_layer *l)
 {
+    double h_split_s = l->h_splits * p->split_s, kv_split_s = l->kv_splits * p->split_s;
     bool possible = h->lost_tokens == 0;
     /* If no range has records of the preferred kind, the letter means the same as the other one. */
     l->has_h = possible && h->h_tokens > 0;
@@ -277,9 +301,10 @@ static void layer_from_shares(const struct platform *p, const struct range_share
     l->h_load_s = like != NULL ? like->h_load_s : platform_kv_s(p, h->kv_tokens);
     l->kv_project_s = like != NULL ? like->kv_project_s : platform_h_s(p, kv->h_tokens);
     l->comp_h_s = like != NULL ? like->comp_h_s
-                               : l->h_load_s + platform_h_s(p, h->h_tokens);
-    l->comp_kv_s = like != NULL ? like->comp_kv_s
-                                : l->kv_project_s + platform_kv_s(p, kv->kv_tokens);
+                               : l->h_load_s + platform_h_s(p, h->h_tokens) + h_split_s;
+    l->comp_kv_s = like != NULL
+                       ? like->comp_kv_s
+                       : l->kv_project_s + platform_kv_s(p, kv->kv_tokens) + kv_split_s;
     l->h_bytes = possible ? share_bytes(p, h) : 0;
     l->kv_bytes = possible ? share_bytes(p, kv) : 0;
 }
@@ -294,10 +319,14 @@ static void layers_from_sums(const struct stored_ranges *c, const struct range_s
         struct plan_layer *l = &c->layer[i];
         bool windowed = s->n_skipped > 0 && i >= c->window.layer;
         bool again = i > 0 && same_tokens(&s->h[i], &s->h[i - 1]) &&
-                     same_tokens(&s->kv[i], &s->kv[i - 1]);
+                     same_tokens(&s->kv[i], &s->kv[i - 1]) &&
+                     s->h_splits[i] == s->h_splits[i - 1] &&
+                     s->kv_splits[i] == s->kv_splits[i - 1];
         *l = (struct plan_layer){.comp_tok_s = tok_s,
                                  .comp_tok_last_s = last_s[windowed],
                                  .can_recompute = c->can_recompute,
+                                 .h_splits = s->h_splits[i],
+                                 .kv_splits = s->kv_splits[i],
                                  .h_free = i == 0};
         layer_from_shares(p, &s->h[i], &s->kv[i], again ? l - 1 : NULL, l);
     }

@@ -147,6 +147,7 @@ void platform_init(struct platform *p)
     p->io_overlap = p->comp_overlap = 1;
     p->tile_tokens = 1;
     p->n_ranks = p->n_stages = 1;
+    p->split_s = PLATFORM_SPLIT_S;
 }
 
 /* ---- validation ---- */

@@ -42,6 +42,9 @@ enum {
     PLATFORM_MAX_STAGES = 16,
 };
 
+/* split_s of a platform that no restore has taught: 2 cores at 2.6 GHz, 10 to 20 us. */
+#define PLATFORM_SPLIT_S 15e-6
+
 /* Seconds = a_s + b_s * n + c_s * n * n for n > 0 tokens; 0 for n = 0. */
 struct cost_curve {
     double a_s, b_s, c_s;
@@ -103,6 +106,9 @@ struct platform {
      * wake up. Restores teach it (correction.h). Each process learns it anew, so the text leaves
      * it out. */
     double start_s;
+    /* Compute of each split of a layer (plan.h): the run of chunks behind it is handed over and
+     * computed on its own. Restores teach it, as they teach start_s. */
+    double split_s;
     double embed_s; /* seconds per token to look up embedding rows */
     double head_s;  /* seconds of final norm, head and sampling for one position */
     /* Seconds until a layer's weights have come up, the mean of all layers; 0: all are resident.
@@ -126,8 +132,8 @@ struct platform_shape {
     int n_ranks, n_stages; /* devices of this machine that share the model; 0: 1 */
 };
 
-/* Makes a platform with no costs, no tiers, overlap factors 1 and tile 1, to be filled with
- * measurements. */
+/* Makes a platform with no measured costs, no tiers, overlap factors 1 and tile 1, to be filled
+ * with measurements. */
 void platform_init(struct platform *p);
 
 /* Makes one of the paper's machines by name ("a100-4ssd", "a100-dram", "h800-dram", ...; see

@@ -273,7 +273,7 @@ static void parts_without_kv_teach_gemm(void **state)
         assert_int_equal(n_used, 16);
         struct correction_expected e = correction_expect(&p, 0, &req, &plan);
         assert_true(e.gemm_s > 4 * e.kv_s && e.kv_s > 0);
-        double compute_s = 2 * e.gemm_s + e.kv_s;
+        double compute_s = 2 * e.gemm_s + e.kv_s + e.n_splits * e.slowed * p.split_s;
         correction_learn(&p, &e,
                          &(struct correction_observed){.io_s = e.io_s,
                                                        .compute_s = compute_s,

@@ -231,6 +231,8 @@ static void sums_move(void **state)
             assert_int_equal(moving.n_skipped, direct.n_skipped);
             for (int l = 0; l < 10; l++)
                 for (int kind = 0; kind < 2; kind++) {
+                    assert_int_equal(moving.h_splits[l], direct.h_splits[l]);
+                    assert_int_equal(moving.kv_splits[l], direct.kv_splits[l]);
                     const struct range_share *m = kind ? &moving.kv[l] : &moving.h[l];
                     const struct range_share *d = kind ? &direct.kv[l] : &direct.h[l];
                     assert_int_equal(m->h_tokens, d->h_tokens);
@@ -283,11 +285,14 @@ static void layers_cost_what_their_records_cost(void **state)
             for (int kv = 0; kv < 2; kv++) {
                 int64_t n[2] = {0, 0};
                 double io_s = 0;
-                bool lost = false;
+                bool lost = false, before = false;
+                int n_splits = 0;
                 for (int g = 0; g < 6; g++) {
                     uint8_t has = x.mask[g][l];
                     bool use_kv = kv ? (has & PLAN_HAS_KV) != 0 : (has & PLAN_HAS_H) == 0;
                     lost |= has == 0;
+                    n_splits += g > 0 && use_kv != before;
+                    before = use_kv;
                     n[use_kv] += x.range[g].n_tokens;
                     io_s += platform_io_s(p, x.range[g].tier, x.range[g].n_tokens,
                                           use_kv ? RECORD_KV : RECORD_HIDDEN);
@@ -296,7 +301,9 @@ static void layers_cost_what_their_records_cost(void **state)
                 assert_int_equal(kv ? y->has_kv : y->has_h, !lost && n[kv] > 0);
                 if (lost)
                     continue;
-                double comp_s = platform_h_s(p, n[0]) + platform_kv_s(p, n[1]);
+                double comp_s = platform_h_s(p, n[0]) + platform_kv_s(p, n[1]) +
+                                n_splits * p->split_s;
+                assert_int_equal(kv ? y->kv_splits : y->h_splits, n_splits);
                 assert_true(fabs((kv ? y->io_kv_s : y->io_h_s) - io_s) <= 1e-9 * io_s);
                 assert_true(fabs((kv ? y->comp_kv_s : y->comp_h_s) - comp_s) <=
                             1e-9 * comp_s);
