@@ -361,8 +361,7 @@ static void trace_item(struct item *a, int64_t t0, int64_t ns)
     }
 }
 
-/* Does one item: the first group of mine[], and the groups behind it of the same restore and
- * kind. */
+/* Does one item: the first group of mine[], and the others of the same restore and kind. */
 static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
 {
     const struct group *first = rr->mine[0];
@@ -372,7 +371,9 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
     int method = first->kind == STORE_HIDDEN ? BY_H : BY_K;
     for (int i = 0; i < rr->n_mine; i++) {
         struct group *g = rr->mine[i];
-        if (g->run != r || g->kind != first->kind || !add_part(&a, g, &budget_ns))
+        if (g->run != r || g->kind != first->kind)
+            continue;
+        if (!add_part(&a, g, &budget_ns))
             break;
     }
     if (a.n_chunks > 1 && rr->check == NULL)
@@ -536,8 +537,13 @@ bool restore_pipeline_work(struct restore_pipeline *rr, int64_t budget_ns)
 {
     pthread_mutex_lock(&rr->lock);
     rr->n_seen = rr->n_news;
-    while (rr->n_mine < MAX_MINE && rr->ready.first != NULL)
-        rr->mine[rr->n_mine++] = group_get(&rr->ready);
+    int n_chunks = 0;
+    for (int i = 0; i < rr->n_mine; i++)
+        n_chunks += rr->mine[i]->n_chunks;
+    while (rr->n_mine < MAX_MINE && n_chunks < MINE_CHUNKS && rr->ready.first != NULL) {
+        rr->mine[rr->n_mine] = group_get(&rr->ready);
+        n_chunks += rr->mine[rr->n_mine++]->n_chunks;
+    }
     struct restore *r = rr->n_mine == 0 ? next_recompute(rr) : NULL;
     pthread_mutex_unlock(&rr->lock);
     if (rr->n_mine > 0)

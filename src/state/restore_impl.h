@@ -46,9 +46,10 @@ enum {
     GROUP = RESTORE_GROUP_CHUNKS,
     GROUP_ROWS = GROUP * STORE_CHUNK_TOKENS,
     MAX_SLOTS = 1024 / GROUP, /* the I/O layer's bound on queue depth */
-    /* Most arrived groups whose chunks are shared out together: waking the workers for eight
-     * chunks of 256 KiB costs a fifth of the work. */
-    MAX_MINE = 4,
+    /* Most arrived chunks that are shared out together: waking the workers for eight chunks of
+     * 256 KiB costs a fifth of the work. Contexts that lost records have groups of one chunk. */
+    MINE_CHUNKS = 4 * GROUP,
+    MAX_MINE = 16,
 };
 
 /* A run of chunks of one layer that is read as one, with its staging memory. */

@@ -218,7 +218,7 @@ struct bench {
     struct plan plan;
 };
 
-static void bench_open(struct bench *b, uint64_t seed)
+static void bench_open_with(struct bench *b, uint64_t seed, size_t staging_bytes)
 {
     struct err err = {0};
     *b = (struct bench){0};
@@ -231,11 +231,18 @@ static void bench_open(struct bench *b, uint64_t seed)
                                       .pool = pool,
                                       .work = b->work,
                                       .stream = b->stream,
+                                      .staging_bytes = staging_bytes,
                                       .max_tokens = N_PROMPT};
     assert_int_equal(restore_pipeline_create(&o, &b->rr, &err), 0);
     assert_int_equal(kv_table_reserve(pool, &b->table, N_CHUNKS * 64, &err), 0);
     chain_init(&b->chain, &b->p.k.fingerprint, NULL);
     chain_extend(&b->chain, prompt, N_PROMPT);
+}
+
+/* Opens a bench with the least staging memory: three slots. */
+static void bench_open(struct bench *b, uint64_t seed)
+{
+    bench_open_with(b, seed, 0);
 }
 
 static void bench_close(struct bench *b)
@@ -451,6 +458,38 @@ static void chunks_in_dram_take_keys_and_values(void **state)
     for (int c = FIRST; c < N_CHUNKS; c++)
         for (int l = 1; l < 3; l++)
             assert_int_equal(restore_method_of(r, l, c), takes_kv[c - FIRST] ? 'K' : 'H');
+    restore_end(r);
+    bench_close(&b);
+}
+
+static bool all_have_arrived(struct restore_pipeline *rr, struct restore *r)
+{
+    pthread_mutex_lock(&rr->lock);
+    bool all = r->n_in_flight == 0 && !restore_reads_remain(r);
+    pthread_mutex_unlock(&rr->lock);
+    return all;
+}
+
+/* If chunks hold either kind by turns, every chunk of a layer is a group of its own. The threads
+ * are woken for many groups at once, not for each: 29 groups are at most six items. */
+static void short_groups_are_computed_together(void **state)
+{
+    (void)state;
+    static const bool takes_kv[N_CHUNKS] = {true,  false, true,  false, true,
+                                            false, true,  false, true};
+    struct bench b;
+    int n_items = 0, n_kv = 5, n_h = N_CHUNKS - n_kv;
+    bench_open_with(&b, 15, (size_t)64 << 20);
+    struct restore *r = begin_at(&b, "KHHH", 0, takes_kv);
+    while (!all_have_arrived(b.rr, r))
+        restore_pipeline_wait(b.rr, 1000000);
+    while (!restore_is_done(r))
+        n_items += restore_pipeline_work(b.rr, RESTORE_NO_LIMIT);
+    assert_true(n_items <= 6);
+    struct restore_result out = result_of(r);
+    assert_int_equal(out.n_chunks, N_CHUNKS);
+    assert_int_equal(out.n_by_method[1], 3 * n_h);
+    assert_int_equal(out.n_by_method[2], 3 * n_kv + N_CHUNKS);
     restore_end(r);
     bench_close(&b);
 }
@@ -727,6 +766,7 @@ int main(void)
         cmocka_unit_test(a_look_up_does_not_wait_for_a_stuck_read),
         cmocka_unit_test(the_result_counts_what_was_done),
         cmocka_unit_test(chunks_in_dram_take_keys_and_values),
+        cmocka_unit_test(short_groups_are_computed_together),
         cmocka_unit_test(every_plan_through_three_slots),
         cmocka_unit_test(slow_disk),
         cmocka_unit_test(flipped_bits),
