@@ -34,7 +34,7 @@
 /* A short case has more rounds, until it has taken this long. */
 #define CASE_S 0.4
 
-enum { MAX_ROUNDS = 256, N_SINGLES = 3, MAX_CASES = 1000, WARM = 4 };
+enum { MAX_ROUNDS = 256, N_SINGLES = 3, MAX_CASES = 1000, WARM = 4, WORST = 10 };
 
 static const char *const singles[N_SINGLES] = {"kv", "hidden", "recompute"}; /* K, H, R */
 
@@ -51,8 +51,15 @@ struct timing {
     int n;
 };
 
+/* Sums of the lanes' times over auto's restores, in ms. */
+struct lane_sums {
+    double predicted_io, predicted_compute, io, compute, wait;
+};
+
 struct outcome_of {
     struct plan plan;
+    int n_splits; /* of the layers of auto's last plan */
+    struct lane_sums lanes;
     double noise;
     struct timing predicted, first, second;
     struct timing all; /* both runs of auto together */
@@ -94,10 +101,9 @@ static struct sweep_case draw(const struct sweep_opts *o, int i, struct lab *fil
 /* Every restore follows a search for auto's plan, even if another plan is then used, so that the
  * threads have been idle equally long. */
 static int run_once(const struct sweep_case *c, const char *method, struct timing *t,
-                    struct plan *plan, struct err *err)
+                    struct plan *plan, struct restore_result *r, struct err *err)
 {
     struct plan_request req;
-    struct restore_result r;
     int rc = lab_plan(c->lab, method, c->n_chunks, &req, plan, err);
     if (rc == 0 && strcmp(method, "auto") != 0) {
         struct plan_request unused;
@@ -105,11 +111,11 @@ static int run_once(const struct sweep_case *c, const char *method, struct timin
         rc = lab_plan(c->lab, "auto", c->n_chunks, &unused, &ignored, err);
     }
     if (rc == 0)
-        rc = lab_restore(c->lab, c->n_chunks, plan, &r, err);
+        rc = lab_restore(c->lab, c->n_chunks, plan, r, err);
     if (rc != 0)
         return rc;
-    lab_learn(c->lab, &req, plan, &r);
-    t->ms[t->n++] = (double)r.total_ns * 1e-6;
+    lab_learn(c->lab, &req, plan, r);
+    t->ms[t->n++] = (double)r->total_ns * 1e-6;
     return 0;
 }
 
@@ -136,10 +142,30 @@ static int choose_singles(const struct sweep_case *c, bool *run, double *round_s
     return 0;
 }
 
+/* The lab has the layers of auto's plan, because that was the last one. */
+static void add_lanes(const struct lab *lab, struct outcome_of *out,
+                      const struct restore_result *r)
+{
+    struct lane_sums *s = &out->lanes;
+    out->n_splits = 0;
+    for (int i = 0; i < out->plan.n_layers; i++)
+        out->n_splits += out->plan.method[i] == 'H'   ? lab->layer[i].h_splits
+                         : out->plan.method[i] == 'K' ? lab->layer[i].kv_splits
+                                                      : 0;
+    s->predicted_io += out->plan.io_busy_s * 1e3;
+    s->predicted_compute += out->plan.comp_busy_s * 1e3;
+    s->io += (double)r->io_ns * 1e-6;
+    s->compute += (double)r->compute_ns * 1e-6;
+    s->wait += (double)r->wait_ns * 1e-6;
+}
+
 static int run_auto(const struct sweep_case *c, struct outcome_of *out, struct timing *t,
                     struct err *err)
 {
-    int rc = run_once(c, "auto", t, &out->plan, err);
+    struct restore_result r;
+    int rc = run_once(c, "auto", t, &out->plan, &r, err);
+    if (rc == 0)
+        add_lanes(c->lab, out, &r);
     for (int k = 0; rc == 0 && k < N_SINGLES; k++)
         out->n_same[k] += strspn(out->plan.method, (char[]){"KHR"[k], 0}) ==
                           (size_t)out->plan.n_layers;
@@ -154,13 +180,14 @@ static int run_round(const struct sweep_case *c, const bool *run, int round,
 {
     enum { TURNS = N_SINGLES + 2 };
     struct plan ignored;
+    struct restore_result unused;
     int rc = 0;
     for (int i = 0; rc == 0 && i < TURNS; i++) {
         int k = (i + round) % TURNS - 1;
         if (k < 0 || k == N_SINGLES)
             rc = run_auto(c, out, k < 0 ? &out->first : &out->second, err);
         else if (run[k])
-            rc = run_once(c, singles[k], &out->single[k], &ignored, err);
+            rc = run_once(c, singles[k], &out->single[k], &ignored, &unused, err);
     }
     return rc;
 }
@@ -171,12 +198,13 @@ static int run_rounds(const struct sweep_opts *o, const struct sweep_case *c,
     bool run[N_SINGLES];
     double round_s = 0;
     struct plan ignored;
+    struct restore_result unused;
     struct timing warm = {.n = 0};
     int rc = choose_singles(c, run, &round_s, err);
     int rounds = (int)fmin(MAX_ROUNDS / 2, fmax(o->rounds, CASE_S / round_s));
     /* The first restores after a change of throttle, tier or load are not counted. */
     for (int i = 0; rc == 0 && i < ((o->loads & ~1u) != 0 ? WARM : 1); i++)
-        rc = run_once(c, "auto", &warm, &ignored, err);
+        rc = run_once(c, "auto", &warm, &ignored, &unused, err);
     for (int i = 0; rc == 0 && i < rounds; i++)
         rc = run_round(c, run, i, out, err);
     return rc;
@@ -272,9 +300,12 @@ static void print_case(FILE *csv, int i, const struct sweep_case *c,
             fprintf(csv, ",%.3f", x->single[k].median_ms);
         else
             fprintf(csv, ",");
-    fprintf(csv, ",%s,%.4f,%d,%d,%s,%d,%.3f,%.3f,%.4f\n", singles[x->best],
-            x->all.median_ms / best, x->is_one, is_broken(x), background_name(c->load),
-            c->damage != 0, x->predicted.mean_ms, x->all.mean_ms, mean_regret(x));
+    double n = x->all.n;
+    fprintf(csv, ",%s,%.4f,%d,%d,%s,%d,%.3f,%.3f,%.4f,%d,%.3f,%.3f,%.3f,%.3f,%.3f\n",
+            singles[x->best], x->all.median_ms / best, x->is_one, is_broken(x),
+            background_name(c->load), c->damage != 0, x->predicted.mean_ms, x->all.mean_ms,
+            mean_regret(x), x->n_splits, x->lanes.predicted_io / n, x->lanes.io / n,
+            x->lanes.predicted_compute / n, x->lanes.compute / n, x->lanes.wait / n);
     fflush(csv);
 }
 
@@ -286,7 +317,9 @@ static void print_head(const struct sweep_opts *o)
         fprintf(o->csv,
                 "case,store,tokens,throttle_MBps,plan,predicted_ms,auto_ms,aa_noise,"
                 "kv_ms,hidden_ms,recompute_ms,best_single,auto_over_best,same_plan,broken,"
-                "load,damaged,predicted_mean_ms,auto_mean_ms,mean_regret\n");
+                "load,damaged,predicted_mean_ms,auto_mean_ms,mean_regret,splits,predicted_"
+                "io_ms,"
+                "io_ms,predicted_compute_ms,compute_ms,wait_ms\n");
 }
 
 /* Totals over all cases. */
@@ -297,10 +330,58 @@ struct totals {
     bool is_slower[MAX_CASES]; /* slower than recomputing, by more than TOLERANCE */
     int n, n_broken;
     double worst;
+    /* The cases with the largest errors, the largest first. */
+    struct {
+        double error;
+        char line[256];
+    } missed[WORST];
     double auto_ms, best_ms; /* sums over all cases; best: of auto and the single methods */
 };
 
-static void count_case(struct totals *t, const struct sweep_case *c,
+/* Describes a case with the means of auto's lanes, in ms. */
+static void describe(const struct sweep_case *c, int i, const struct outcome_of *x,
+                     char *line, size_t n_line)
+{
+    const struct lane_sums *s = &x->lanes;
+    double n = x->all.n;
+    snprintf(
+        line, n_line,
+        "%4d  %-4s %6d %7.0f  r%d,h%d,k%d %4d  %8.2f %8.2f  %7.2f %7.2f  %7.2f %7.2f %7.2f "
+        "%4.0f %%  %s%s",
+        i, c->lab->k.io == NULL ? "dram" : "file", c->n_chunks * STORE_CHUNK_TOKENS,
+        c->throttle * 1e-6, x->plan.n_r, x->plan.n_h, x->plan.n_k, x->n_splits,
+        x->predicted.median_ms, x->all.median_ms, s->predicted_io / n, s->io / n,
+        s->predicted_compute / n, s->compute / n, s->wait / n, 100 * x->noise,
+        c->load == BACKGROUND_NONE ? "" : background_name(c->load),
+        c->damage != 0 ? " damaged" : "");
+}
+
+/* Puts the case into the list of the largest errors, if it is one. */
+static void note_miss(struct totals *t, const struct sweep_case *c, int i,
+                      const struct outcome_of *x, double error)
+{
+    int at = WORST;
+    while (at > 0 && error > t->missed[at - 1].error)
+        at--;
+    if (at == WORST)
+        return;
+    memmove(&t->missed[at + 1], &t->missed[at],
+            (size_t)(WORST - 1 - at) * sizeof t->missed[0]);
+    t->missed[at].error = error;
+    describe(c, i, x, t->missed[at].line, sizeof t->missed[at].line);
+}
+
+static void print_misses(const struct totals *t)
+{
+    printf("\nlargest errors; times in ms: predicted and measured, reads, compute, waiting "
+           "for "
+           "reads\n%4s  %-4s %6s %7s  plan, splits\n",
+           "case", "", "tokens", "MB/s");
+    for (int i = 0; i < WORST && t->missed[i].error > 0; i++)
+        printf("%s\n", t->missed[i].line);
+}
+
+static void count_case(struct totals *t, int i, const struct sweep_case *c,
                        const struct outcome_of *x)
 {
     double best = x->single[x->best].median_ms;
@@ -310,6 +391,7 @@ static void count_case(struct totals *t, const struct sweep_case *c,
     t->regret[1][t->n] = mean_regret(x);
     t->error[0][t->n] = fabs(x->predicted.median_ms / x->all.median_ms - 1);
     t->error[1][t->n] = fabs(x->predicted.mean_ms / x->all.mean_ms - 1);
+    note_miss(t, c, i, x, t->error[0][t->n]);
     t->noise[t->n] = x->noise;
     t->auto_ms += x->all.median_ms;
     t->best_ms += x->is_one ? x->all.median_ms : fmin(x->all.median_ms, best);
@@ -354,6 +436,7 @@ static void print_gates(const struct totals *t, enum background load, bool by_me
 static void print_totals(struct totals *t)
 {
     double worst = t->worst;
+    print_misses(t);
     printf("\n%-8s %6s %12s %13s %10s %12s %11s %10s\n", "load", "cases", "A/A: p95",
            "error: median", "p95", "regret: mean", "p95", "> recompute");
     for (int b = 0; b <= BACKGROUNDS; b++)
@@ -392,7 +475,7 @@ int sweep_run(const struct sweep_opts *o, struct lab *file, struct lab *dram, in
             break;
         judge(&x);
         print_case(o->csv, i, &c, &x);
-        count_case(&t, &c, &x);
+        count_case(&t, i, &c, &x);
     }
     *n_broken = t.n_broken;
     if (t.n > 0)
