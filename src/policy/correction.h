@@ -88,8 +88,8 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
 
 /* Corrects *p. If compute never waits, the I/O lane may only have waited for the compute lane,
  * which frees the buffers. It then teaches only that reading is faster than believed. The
- * compute lane teaches the cost of splits if its runs of chunks are short, else the kind that was at least four fifths of its work; the other kind is
- * believed. */
+ * compute lane teaches the cost of splits if its runs of chunks are short, else the kind that was
+ * at least four fifths of its work; the other costs are believed. */
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
 
