@@ -90,8 +90,9 @@ static int read_string(const struct json *body, const char *name, const char **o
 static int read_metadata(const struct json *body, struct shelf_batch *b, struct fault *f)
 {
     const struct json *v = NULL;
-    if (request_metadata(json_member(body, "metadata"), &v, f) != 0 || v == NULL)
-        return v == NULL ? 0 : -1;
+    int rc = request_metadata(json_member(body, "metadata"), &v, f);
+    if (rc != 0 || v == NULL)
+        return rc;
     char *text = json_text(v, 0);
     size_t n = strlen(text);
     if (n < sizeof b->metadata)

@@ -476,9 +476,9 @@ static void event(const char *type, struct json *o, struct textbuf *out)
 static void start(struct generation *g, struct textbuf *out)
 {
     struct message *m = g->own;
-    struct json *o = json_new_object(), *message = envelope(g);
     if (m->has_begun)
         return;
+    struct json *o = json_new_object(), *message = envelope(g);
     m->has_begun = true;
     json_put(message, "content", json_new_array());
     json_put_null(message, "stop_reason");
