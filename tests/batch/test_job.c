@@ -156,7 +156,20 @@ static char *undisturbed(const char *name)
     assert_int_equal(c.generated_tokens, N_LINES * TOKENS);
     assert_int_equal(t.n_began, N_LINES);
     assert_int_equal(t.n_ended, N_LINES);
-    return lines_of(name, &n);
+    assert_int_equal(c.n_answers, N_LINES);
+    assert_int_equal(c.prompt_tokens, 3 * N_LINES);
+    assert_int_equal(c.n_lines, N_LINES);
+    assert_int_equal(c.total_lines, N_LINES);
+    assert_int_equal(c.n_skipped, 0);
+    assert_true(c.queue_s > 0 && c.prefill_s > 0 && c.decode_s > 0);
+    assert_true(c.reading_s > 0 && c.waiting_s > 0 && c.writing_s > 0);
+    /* The parts are the whole. */
+    double parts_s = c.reading_s + c.waiting_s + c.writing_s;
+    assert_true(parts_s <= c.elapsed_s && parts_s > c.elapsed_s / 2);
+    char *text = lines_of(name, &n);
+    assert_int_equal(n, N_LINES);
+    assert_int_equal(c.out_bytes, strlen(text));
+    return text;
 }
 
 static void assert_goes_on(const char *out, int n_done)

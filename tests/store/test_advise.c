@@ -24,6 +24,8 @@ static void shared_chunks_count_once_and_ends_are_contexts(void **state)
 {
     (void)state;
     struct st_place p;
+    static const char *const names[] = {"hour", "day", "week", "30 days", "all time"};
+    static const int64_t hours[] = {1, 24, 7 * 24, 30 * 24, 0};
     struct store_advice a[STORE_ADVICES];
     struct err err = {0};
     struct sha256 keys[8];
@@ -33,8 +35,11 @@ static void shared_chunks_count_once_and_ends_are_contexts(void **state)
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
     store_advise(s, clock_wall_s(), a);
-    for (int i = 0; i < STORE_ADVICES; i++)
+    for (int i = 0; i < STORE_ADVICES; i++) {
         assert_row(&a[i], 0, 0);
+        assert_string_equal(a[i].within, names[i]);
+        assert_int_equal(a[i].seconds, hours[i] * HOUR_S);
+    }
     st_must_save(s, &one, 5);
     st_must_save(s, &two, 4);
     int64_t now_s = clock_wall_s();

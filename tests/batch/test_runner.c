@@ -1,0 +1,374 @@
+/* test_runner.c - batches run to their end: their states, their answers, whose turn it is, and that
+ * a batch goes on with the next runner. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/textbuf.h"
+#include "batch/runner.h"
+#include "tests/base/tempdir.h"
+
+enum {
+    MAX_TOLD = 100,
+    ROOM = 1 << 20,
+    MANY = 200 /* lines that take longer than it takes to stop their batch */
+};
+
+static char dir[TEMPDIR_BYTES];
+static struct hcache *h;
+static struct shelf *shelf;
+static struct err err;
+
+/* The tenants of the answers that began and ended, in order. */
+static struct {
+    pthread_mutex_t lock;
+    int n_began, n_ended, n_done;
+    char began[MAX_TOLD];
+} told = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void began(void *arg, const char *tenant)
+{
+    assert_ptr_equal(arg, &told);
+    pthread_mutex_lock(&told.lock);
+    if (told.n_began < MAX_TOLD)
+        told.began[told.n_began++] = tenant[0];
+    pthread_mutex_unlock(&told.lock);
+}
+
+static void ended(void *arg, const char *tenant, enum answer_end end,
+                  const struct hcache_result *r, bool missed)
+{
+    (void)missed;
+    assert_ptr_equal(arg, &told);
+    assert_true(tenant[0] != 0);
+    pthread_mutex_lock(&told.lock);
+    told.n_ended++;
+    told.n_done += end == ANSWER_DONE && r != NULL && r->n_tokens > 0;
+    pthread_mutex_unlock(&told.lock);
+}
+
+static int count(const int *n)
+{
+    pthread_mutex_lock(&told.lock);
+    int now = *n;
+    pthread_mutex_unlock(&told.lock);
+    return now;
+}
+
+/* --- a shelf and a runner --------------------------------------------------------------------- */
+
+static int open_model(void **state)
+{
+    (void)state;
+    const struct hcache_opts o = {
+        .model = "synth:tiny-gqa", .threads = 1, .max_sequences = 2};
+    struct hcache_err herr = {0};
+    return hcache_open(&o, &h, &herr) != 0 || hcache_serve_start(h, 0, &herr) != 0;
+}
+
+static int close_model(void **state)
+{
+    (void)state;
+    hcache_serve_stop(h);
+    hcache_close(h);
+    return 0;
+}
+
+static void open_shelf(uint64_t max_bytes)
+{
+    if (shelf_open(dir, max_bytes, &shelf, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    tempdir_make(dir, "runner");
+    open_shelf(ROOM);
+    told.n_began = told.n_ended = told.n_done = 0;
+    memset(told.began, 0, sizeof told.began);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    shelf_close(shelf);
+    tempdir_remove(dir);
+    return 0;
+}
+
+static struct runner *start(void)
+{
+    const struct runner_opts o = {.shelf = shelf,
+                                  .client = {.h = h, .model_name = "m"},
+                                  .in_flight = 1,
+                                  .began = began,
+                                  .ended = ended,
+                                  .arg = &told};
+    struct runner *r;
+    if (runner_start(&o, &r, &err) != 0)
+        fail_msg("%s", err.msg);
+    return r;
+}
+
+/* Adds a batch of so many lines, each with so many tokens; more: further lines. */
+static struct shelf_batch *add(const char *tenant, int n_lines, int n_tokens,
+                               const char *more)
+{
+    struct textbuf text = {0};
+    struct shelf_file f;
+    struct shelf_batch *b = xcalloc(1, sizeof *b);
+    for (int i = 0; i < n_lines; i++)
+        textbuf_addf(
+            &text,
+            "{\"custom_id\":\"%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
+            "\"body\":{\"prompt\":[%d,7,9],\"max_tokens\":%d,\"ignore_eos\":true}}\n",
+            i, 5 + i, n_tokens);
+    textbuf_add(&text, more, strlen(more));
+    strcpy(b->endpoint, "/v1/completions");
+    if (shelf_add_file(shelf, tenant, "in", text.p, text.n, &f, &err) != 0 ||
+        shelf_add_batch(shelf, tenant, f.head.id, b, &err) != 0)
+        fail_msg("%s", err.msg);
+    textbuf_free(&text);
+    return b;
+}
+
+/* Reads what the shelf knows of a batch. */
+static void look(struct shelf_batch *b)
+{
+    struct shelf_batch *now = xcalloc(1, sizeof *now);
+    assert_int_equal(shelf_find_batch(shelf, b->head.tenant, b->head.id, now, &err), 0);
+    *b = *now;
+    free(now);
+}
+
+static void wait_for_end(struct shelf_batch *b)
+{
+    for (int i = 0; i < 60000 && !batch_has_ended(b); i++) {
+        clock_sleep_ns(1000000);
+        look(b);
+    }
+    assert_true(batch_has_ended(b));
+}
+
+static void wait_for_answers(int n)
+{
+    for (int i = 0; i < 60000 && count(&told.n_ended) < n; i++)
+        clock_sleep_ns(1000000);
+    assert_true(count(&told.n_ended) >= n);
+}
+
+static int n_lines_of(const char *id)
+{
+    char path[TEMPDIR_BYTES + 64], *text;
+    size_t n;
+    int lines = 0;
+    shelf_path(shelf, id, path, sizeof path);
+    if (file_read(path, ROOM, &text, &n, &err) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        lines += text[i] == '\n';
+    free(text);
+    return lines;
+}
+
+/* --- the tests -------------------------------------------------------------------------------- */
+
+static void a_batch_ends_with_its_answers(void **state)
+{
+    (void)state;
+    struct shelf_file f;
+    struct shelf_batch *b = add("t", 3, 2, "\n  \nno JSON\n");
+    struct runner *r = start();
+    wait_for_end(b);
+    assert_int_equal(b->status, BATCH_COMPLETED);
+    assert_true(b->at_s[BATCH_IN_PROGRESS] > 0 && b->at_s[BATCH_FINALIZING] > 0);
+    assert_true(b->at_s[BATCH_COMPLETED] >= b->at_s[BATCH_FINALIZING]);
+    assert_int_equal(b->at_s[BATCH_FAILED] + b->at_s[BATCH_CANCELLED], 0);
+    assert_int_equal(b->n_lines, 4); /* blank lines are none */
+    assert_int_equal(b->n_done, 4);
+    assert_int_equal(b->n_failed, 1);
+    assert_true(b->has_output && b->has_errors);
+    assert_int_equal(n_lines_of(b->output), 3);
+    assert_int_equal(n_lines_of(b->errors), 1);
+    assert_int_equal(shelf_read_file(shelf, "t", b->output, &f, NULL, &err), 0);
+    assert_string_equal(f.purpose, "batch_output");
+    assert_int_equal(count(&told.n_began), 3);
+    assert_int_equal(count(&told.n_ended), 3);
+    assert_int_equal(count(&told.n_done), 3);
+    assert_int_equal(told.began[0], 't');
+    runner_destroy(r);
+    free(b);
+}
+
+/* The runner has nothing to do until it is woken. */
+static void a_new_batch_wakes_the_runner(void **state)
+{
+    (void)state;
+    struct runner *r = start();
+    struct shelf_batch *first = add("t", 1, 1, "");
+    runner_wake(r);
+    wait_for_end(first);
+    struct shelf_batch *second = add("t", 2, 1, "");
+    runner_wake(r);
+    wait_for_end(second);
+    assert_int_equal(second->n_done, 2);
+    runner_destroy(r);
+    free(first);
+    free(second);
+}
+
+static void tenants_take_turns(void **state)
+{
+    (void)state;
+    struct shelf_batch *b[] = {add("a", 2, 1, ""), add("a", 2, 1, ""), add("b", 2, 1, ""),
+                               add("c", 1, 1, "")};
+    struct runner *r = start();
+    for (int i = 0; i < 4; i++)
+        wait_for_end(b[i]);
+    assert_string_equal(told.began, "aabbcaa");
+    runner_destroy(r);
+    for (int i = 0; i < 4; i++)
+        free(b[i]);
+}
+
+static void a_cancelled_batch_keeps_its_answers(void **state)
+{
+    (void)state;
+    struct shelf_batch *b = add("t", MANY, 100, ""), *after = add("t", 1, 1, "");
+    struct runner *r = start();
+    wait_for_answers(2);
+    assert_int_equal(shelf_cancel_batch(shelf, "t", b->head.id, b, &err), 0);
+    assert_int_equal(b->status, BATCH_CANCELLING);
+    runner_wake(r);
+    wait_for_end(b);
+    assert_int_equal(b->status, BATCH_CANCELLED);
+    assert_true(b->at_s[BATCH_CANCELLING] > 0 && b->at_s[BATCH_CANCELLED] > 0);
+    assert_int_equal(b->at_s[BATCH_COMPLETED] + b->at_s[BATCH_FAILED], 0);
+    assert_true(b->has_output && !b->has_errors);
+    assert_true(b->n_done >= 2 && b->n_done < MANY);
+    assert_int_equal(b->n_lines, MANY);
+    assert_int_equal(n_lines_of(b->output), b->n_done);
+    wait_for_end(after); /* the next batch has its turn */
+    assert_int_equal(after->status, BATCH_COMPLETED);
+    runner_destroy(r);
+    free(b);
+    free(after);
+}
+
+/* A batch that is cancelled before its turn has no answers. */
+static void a_batch_that_never_ran_can_be_cancelled(void **state)
+{
+    (void)state;
+    struct shelf_batch *b = add("t", 3, 1, "");
+    assert_int_equal(shelf_cancel_batch(shelf, "t", b->head.id, b, &err), 0);
+    struct runner *r = start();
+    wait_for_end(b);
+    assert_int_equal(b->status, BATCH_CANCELLED);
+    assert_true(!b->has_output && !b->has_errors);
+    assert_int_equal(b->at_s[BATCH_IN_PROGRESS], 0);
+    assert_int_equal(count(&told.n_began), 0);
+    runner_destroy(r);
+    free(b);
+}
+
+static void a_batch_goes_on_with_the_next_runner(void **state)
+{
+    (void)state;
+    struct shelf_batch *b = add("t", MANY, 100, "");
+    struct runner *r = start();
+    wait_for_answers(2);
+    runner_stop(r);
+    runner_stop(r); /* twice is as once */
+    look(b);
+    assert_int_equal(b->status, BATCH_IN_PROGRESS);
+    assert_true(b->n_done >= 1 && b->n_done < MANY);
+    assert_int_equal(b->n_lines, MANY);
+    int64_t begun_s = b->at_s[BATCH_IN_PROGRESS];
+    int n_before = n_lines_of(b->output);
+    runner_destroy(r);
+    r = start();
+    wait_for_end(b);
+    assert_int_equal(b->status, BATCH_COMPLETED);
+    assert_int_equal(b->at_s[BATCH_IN_PROGRESS], begun_s);
+    assert_int_equal(b->n_done, MANY);
+    assert_int_equal(n_lines_of(b->output), MANY);
+    assert_true(n_before >= 1 && n_before < MANY);
+    runner_destroy(r);
+    free(b);
+}
+
+/* Answers and files share the shelf's bound. */
+static void a_batch_fails_if_there_is_no_room(void **state)
+{
+    (void)state;
+    shelf_close(shelf);
+    open_shelf(4 * SHELF_RECORD_BYTES + (6 << 10));
+    struct shelf_batch *b = add("t", 30, 2, "");
+    struct runner *r = start();
+    wait_for_end(b);
+    assert_int_equal(b->status, BATCH_FAILED);
+    assert_string_equal(b->error_code, "storage_full");
+    assert_true(b->error_message[0] != 0);
+    assert_true(b->at_s[BATCH_FAILED] > 0);
+    assert_true(b->has_output && b->n_done < 30);
+    runner_destroy(r);
+    free(b);
+}
+
+/* The message names no file of the server; the log does. */
+static void a_batch_whose_file_is_gone_fails(void **state)
+{
+    (void)state;
+    char path[TEMPDIR_BYTES + 64];
+    struct shelf_batch *b = add("t", 1, 1, "");
+    shelf_path(shelf, b->input, path, sizeof path);
+    assert_int_equal(unlink(path), 0);
+    log_set_level(LOG_QUIET);
+    struct runner *r = start();
+    wait_for_end(b);
+    log_set_level(LOG_WARN);
+    assert_int_equal(b->status, BATCH_FAILED);
+    assert_string_equal(b->error_code, "server_error");
+    assert_string_equal(b->error_message, "the server could not read or write its files");
+    assert_false(b->has_output);
+    runner_destroy(r);
+    free(b);
+}
+
+static void no_runner_can_be_stopped(void **state)
+{
+    (void)state;
+    runner_stop(NULL);
+    runner_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_batch_ends_with_its_answers, begin, end),
+        cmocka_unit_test_setup_teardown(a_new_batch_wakes_the_runner, begin, end),
+        cmocka_unit_test_setup_teardown(tenants_take_turns, begin, end),
+        cmocka_unit_test_setup_teardown(a_cancelled_batch_keeps_its_answers, begin, end),
+        cmocka_unit_test_setup_teardown(a_batch_that_never_ran_can_be_cancelled, begin,
+                                        end),
+        cmocka_unit_test_setup_teardown(a_batch_goes_on_with_the_next_runner, begin, end),
+        cmocka_unit_test_setup_teardown(a_batch_fails_if_there_is_no_room, begin, end),
+        cmocka_unit_test_setup_teardown(a_batch_whose_file_is_gone_fails, begin, end),
+        cmocka_unit_test(no_runner_can_be_stopped),
+    };
+    return cmocka_run_group_tests(tests, open_model, close_model);
+}

@@ -1,0 +1,120 @@
+/* test_rebuild.c - a new index from the extents' headers: its marker comes first and goes last, and
+ * it has every intact chunk. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+
+enum { N = 3 };
+
+static const struct st_ctx old = {.base = 1, .own = 1}, young = {.base = 2, .own = 2};
+#define INDEX  "/st/d0/index.db"
+#define MARKER "/st/d0/index.rebuild"
+
+/* Makes a store with two contexts and destroys its index. */
+static void damaged(struct st_place *p)
+{
+    struct io_file *f;
+    uint8_t zeros[512] = {0};
+    assert_true(st_place_open(p, "sim", 2));
+    struct store *s = st_open(p);
+    st_must_save(s, &old, N);
+    st_must_save(s, &young, N);
+    store_close(s);
+    assert_int_equal(io_file_open(p->io, INDEX, 0, &f, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, zeros, sizeof zeros, 0, NULL), 0);
+    io_file_close(f);
+}
+
+/* Opens the store while this fails; the damaged index must still be there. */
+static void keeps_its_index(struct st_place *p, unsigned on, const char *path)
+{
+    struct store *s = NULL;
+    struct err err = {0};
+    const struct io_sim_fault f = {.kind = IO_SIM_FAIL, .on = on, .path = path, .count = 1};
+    assert_int_equal(io_sim_fault_add(p->io, &f), 0);
+    uint64_t n_before = io_sim_fault_hits(p->io);
+    assert_int_equal(store_open(&p->opts, &s, &err), -EIO);
+    assert_int_equal(io_sim_fault_hits(p->io), n_before + 1);
+    assert_true(io_exists(p->io, INDEX));
+    io_sim_fault_clear(p->io);
+}
+
+/* Power may fail before the old index is gone: without the marker the store would seem empty. */
+static void nothing_is_removed_before_the_marker_is_durable(void **state)
+{
+    (void)state;
+    struct st_place p;
+    damaged(&p);
+    keeps_its_index(&p, IO_SIM_ON_OPEN | IO_SIM_ON_NAME, "index.rebuild");
+    assert_false(io_exists(p.io, MARKER));
+    keeps_its_index(&p, IO_SIM_ON_DIR_SYNC, "/st/d0");
+    struct store *s = st_open(&p);
+    assert_true(s->was_rebuilt);
+    assert_false(io_exists(p.io, MARKER));
+    assert_int_equal(st_n_right(s, &old, N), N);
+    assert_int_equal(st_n_right(s, &young, N), N);
+    store_close(s);
+    s = st_open(&p); /* the marker is gone */
+    assert_false(s->was_rebuilt);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* A rebuild that was cut off begins anew, whatever the index looks like. */
+static void a_marker_that_was_left_means_a_rebuild(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct io_file *f;
+    assert_true(st_place_open(&p, "sim", 2));
+    struct store *s = st_open(&p);
+    st_must_save(s, &old, N);
+    store_close(s);
+    assert_int_equal(io_file_open(p.io, MARKER, IO_CREATE, &f, NULL), 0);
+    io_file_close(f);
+    s = st_open(&p);
+    assert_true(s->was_rebuilt);
+    assert_int_equal(st_n_right(s, &old, N), N);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* Chunks that are written after a rebuild are newer than all before it. */
+static void ids_go_on_behind_the_newest_chunk(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    damaged(&p);
+    struct store *s = st_open(&p);
+    uint64_t next_id = s->next_id;
+    assert_true(next_id > 2 * N && s->id_limit > next_id);
+    assert_int_equal(st_save(s, &st_small, &young, N + 1, ST_BOTH, &err), 0);
+    assert_true(s->next_id > next_id);
+    store_close(s);
+    s = st_open(&p);
+    assert_true(s->next_id > next_id);
+    assert_int_equal(st_n_right(s, &young, N + 1), N + 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_removed_before_the_marker_is_durable),
+        cmocka_unit_test(a_marker_that_was_left_means_a_rebuild),
+        cmocka_unit_test(ids_go_on_behind_the_newest_chunk),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
