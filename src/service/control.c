@@ -187,6 +187,7 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
 {
     struct store_stats st;
     struct saver_stats saver = {0};
+    struct remote_stats remote;
     struct owner_look look = {.owner = store_owner(salt), .out = out};
     *out = (struct hcache_cache_stats){.saving_fault = h->k.store_err.code};
     snprintf(out->saving_why, sizeof out->saving_why, "%.199s", h->k.store_err.msg);
@@ -195,40 +196,14 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
     store_stats(h->k.store, &st);
     if (h->k.saver != NULL)
         saver_stats(h->k.saver, &saver);
-    out->tier = st.tier;
+    remote_stats(h->k.remote, &remote);
+    counts_cache(&st, out);
     out->policy = placement_names[h->k.policy];
-    out->dram = counts_dram(&st.dram);
-    out->remote = counts_remote(h->k.remote);
-    out->n_chunks = st.n_chunks;
-    out->used_bytes = st.used_bytes;
-    out->cap_bytes = st.cap_bytes;
-    out->files_cap_bytes = st.files_cap_bytes;
-    out->file_bytes = st.file_bytes;
-    out->pending_bytes = st.pending_bytes;
-    out->n_pins = st.n_pins;
-    out->n_expiring = st.n_expiring;
-    out->n_guarantees = st.n_guarantees;
-    out->guaranteed_bytes = st.guaranteed_bytes;
-    out->guarantee_limit_bytes = st.guarantee_limit_bytes;
-    out->n_guarantees_broken = st.n_guarantees_broken;
-    out->n_hits = st.n_hits;
-    out->n_misses = st.n_misses;
-    out->n_evicted = st.n_evicted;
-    out->n_corrupt = st.n_corrupt;
-    out->appended_bytes = st.appended_bytes;
-    out->read_bytes = st.read_bytes;
+    out->remote = counts_remote(&remote);
     if (out->saving_fault == 0 && (st.saving_fault != 0 || saver.fault != 0)) {
         out->saving_fault = st.saving_fault != 0 ? st.saving_fault : saver.fault;
         snprintf(out->saving_why, sizeof out->saving_why, "%.199s", saver.fault_why);
     }
-    out->misses.n = STORE_MISSES;
-    out->evictions.n = STORE_EVICTS;
-    for (int i = 0; i < STORE_MISSES; i++)
-        out->misses.at[i] = (struct hcache_count){store_miss_name((enum store_miss)i),
-                                                  st.misses[i]};
-    for (int i = 0; i < STORE_EVICTS; i++)
-        out->evictions.at[i] = (struct hcache_count){store_evict_name((enum store_evict)i),
-                                                     st.evictions[i]};
     (void)store_each_owner(h->k.store, look_at_owner, &look);
 }
 

@@ -116,24 +116,22 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
         count_add(&out->stalls, stall_end_name(i), e->n_stalls[i]);
 }
 
-void counts_read_saver(struct saver *saver, struct hcache_stats *out)
+void counts_saver(const struct saver_stats *st, struct hcache_stats *out)
 {
-    struct saver_stats st;
-    saver_stats(saver, &st);
-    out->shed_behind = st.n_ended[SAVE_END_BEHIND];
-    out->shed_memory = st.n_ended[SAVE_END_MEMORY];
-    out->shed_cap = st.n_ended[SAVE_END_CAP];
-    out->shed_refused = st.n_ended[SAVE_END_REFUSED];
-    out->shed_space = st.n_ended[SAVE_END_SPACE];
-    out->shed_parent = st.n_ended[SAVE_END_PARENT];
-    out->shed_erased = st.n_ended[SAVE_END_ERASED];
-    out->shed_tail = st.n_ended[SAVE_END_TAIL];
-    out->shed_fault = st.n_ended[SAVE_END_FAULT] + st.n_ended[SAVE_END_DEVICE];
-    out->saved_chunks = st.n_chunks;
-    out->saved_tails = st.n_tails;
-    out->shared_chunks = st.n_shared;
-    out->save_buffer_bytes = st.bound_bytes;
-    out->save_buffer_used_bytes = st.used_bytes;
+    out->shed_behind = st->n_ended[SAVE_END_BEHIND];
+    out->shed_memory = st->n_ended[SAVE_END_MEMORY];
+    out->shed_cap = st->n_ended[SAVE_END_CAP];
+    out->shed_refused = st->n_ended[SAVE_END_REFUSED];
+    out->shed_space = st->n_ended[SAVE_END_SPACE];
+    out->shed_parent = st->n_ended[SAVE_END_PARENT];
+    out->shed_erased = st->n_ended[SAVE_END_ERASED];
+    out->shed_tail = st->n_ended[SAVE_END_TAIL];
+    out->shed_fault = st->n_ended[SAVE_END_FAULT] + st->n_ended[SAVE_END_DEVICE];
+    out->saved_chunks = st->n_chunks;
+    out->saved_tails = st->n_tails;
+    out->shared_chunks = st->n_shared;
+    out->save_buffer_bytes = st->bound_bytes;
+    out->save_buffer_used_bytes = st->used_bytes;
 }
 
 struct hcache_dram counts_dram(const struct store_dram *d)
@@ -150,50 +148,74 @@ struct hcache_dram counts_dram(const struct store_dram *d)
                                 .read_bytes = d->read_bytes};
 }
 
-struct hcache_remote counts_remote(struct remote *r)
+struct hcache_remote counts_remote(const struct remote_stats *st)
 {
-    struct remote_stats st;
-    remote_stats(r, &st);
-    struct hcache_remote out = {.is_up = st.is_up,
-                                .n_fetches = st.n_fetches,
-                                .n_round_trips = st.n_round_trips,
-                                .n_fetched = st.n_fetched,
-                                .fetched_bytes = st.fetched_bytes,
-                                .n_written = st.n_written,
-                                .written_bytes = st.written_bytes,
-                                .n_known = st.n_known,
-                                .n_dropped = st.n_dropped,
-                                .n_gone = st.n_gone,
-                                .n_refused = st.n_refused,
-                                .n_failures = st.n_failures,
-                                .n_queued = st.n_queued,
-                                .n_unpublished = st.n_unpublished,
-                                .n_erasures = st.n_erasures,
-                                .n_erasures_everywhere = st.n_erasures_everywhere,
-                                .n_servers = st.n_servers,
-                                .latency_s = st.pace.latency_s,
-                                .bytes_per_s = st.pace.bytes_per_s};
-    memcpy(out.url, st.url, sizeof out.url);
-    memcpy(out.why_down, st.why_down, sizeof out.why_down);
-    for (int i = REMOTE_MISS_NONE + 1; r != NULL && i < REMOTE_MISSES; i++)
-        count_add(&out.misses, remote_miss_name((enum remote_miss)i), st.misses[i]);
+    struct hcache_remote out = {.is_up = st->is_up,
+                                .n_fetches = st->n_fetches,
+                                .n_round_trips = st->n_round_trips,
+                                .n_fetched = st->n_fetched,
+                                .fetched_bytes = st->fetched_bytes,
+                                .n_written = st->n_written,
+                                .written_bytes = st->written_bytes,
+                                .n_known = st->n_known,
+                                .n_dropped = st->n_dropped,
+                                .n_gone = st->n_gone,
+                                .n_refused = st->n_refused,
+                                .n_failures = st->n_failures,
+                                .n_queued = st->n_queued,
+                                .n_unpublished = st->n_unpublished,
+                                .n_erasures = st->n_erasures,
+                                .n_erasures_everywhere = st->n_erasures_everywhere,
+                                .n_servers = st->n_servers,
+                                .latency_s = st->pace.latency_s,
+                                .bytes_per_s = st->pace.bytes_per_s};
+    memcpy(out.url, st->url, sizeof out.url);
+    memcpy(out.why_down, st->why_down, sizeof out.why_down);
+    for (int i = REMOTE_MISS_NONE + 1; st->url[0] != 0 && i < REMOTE_MISSES; i++)
+        count_add(&out.misses, remote_miss_name((enum remote_miss)i), st->misses[i]);
     return out;
 }
 
-void counts_read_store(struct store *store, struct hcache_stats *out)
+void counts_store(const struct store_stats *st, struct hcache_stats *out)
 {
-    struct store_stats st;
-    store_stats(store, &st);
-    out->tier = st.tier;
-    out->dram = counts_dram(&st.dram);
-    out->store_bytes = st.used_bytes;
-    out->store_cap_bytes = st.cap_bytes;
-    out->store_read_bytes = st.read_bytes;
-    out->store_written_bytes = st.appended_bytes;
-    out->n_checksum_failures = st.n_checksum_failures;
-    out->n_read_failures = st.n_read_failures;
+    out->tier = st->tier;
+    out->dram = counts_dram(&st->dram);
+    out->store_bytes = st->used_bytes;
+    out->store_cap_bytes = st->cap_bytes;
+    out->store_read_bytes = st->read_bytes;
+    out->store_written_bytes = st->appended_bytes;
+    out->n_checksum_failures = st->n_checksum_failures;
+    out->n_read_failures = st->n_read_failures;
     for (int i = 0; i < STORE_MISSES; i++)
-        count_add(&out->misses, store_miss_name((enum store_miss)i), st.misses[i]);
+        count_add(&out->misses, store_miss_name((enum store_miss)i), st->misses[i]);
     for (int i = 0; i < STORE_EVICTS; i++)
-        count_add(&out->evictions, store_evict_name((enum store_evict)i), st.evictions[i]);
+        count_add(&out->evictions, store_evict_name((enum store_evict)i), st->evictions[i]);
+}
+
+void counts_cache(const struct store_stats *st, struct hcache_cache_stats *out)
+{
+    out->tier = st->tier;
+    out->dram = counts_dram(&st->dram);
+    out->n_chunks = st->n_chunks;
+    out->used_bytes = st->used_bytes;
+    out->cap_bytes = st->cap_bytes;
+    out->files_cap_bytes = st->files_cap_bytes;
+    out->file_bytes = st->file_bytes;
+    out->pending_bytes = st->pending_bytes;
+    out->n_pins = st->n_pins;
+    out->n_expiring = st->n_expiring;
+    out->n_guarantees = st->n_guarantees;
+    out->guaranteed_bytes = st->guaranteed_bytes;
+    out->guarantee_limit_bytes = st->guarantee_limit_bytes;
+    out->n_guarantees_broken = st->n_guarantees_broken;
+    out->n_hits = st->n_hits;
+    out->n_misses = st->n_misses;
+    out->n_evicted = st->n_evicted;
+    out->n_corrupt = st->n_corrupt;
+    out->appended_bytes = st->appended_bytes;
+    out->read_bytes = st->read_bytes;
+    for (int i = 0; i < STORE_MISSES; i++)
+        count_add(&out->misses, store_miss_name((enum store_miss)i), st->misses[i]);
+    for (int i = 0; i < STORE_EVICTS; i++)
+        count_add(&out->evictions, store_evict_name((enum store_evict)i), st->evictions[i]);
 }

@@ -1,5 +1,5 @@
 /* counts.h - a server's statistics (struct hcache_stats): counted as requests end, and read from
- * the engine, the saver and the store.
+ * the engine, the saver and the store. Pure.
  *
  * Nothing here locks: the service's lock protects struct counts. */
 #ifndef SERVICE_COUNTS_H
@@ -12,9 +12,9 @@
 #include "store/store.h"
 
 struct engine_stats;
-struct remote;
+struct remote_stats;
 struct hcache_ticket;
-struct saver;
+struct saver_stats;
 
 struct counts {
     struct hcache_stats now; /* fields that are counted here; the others are read */
@@ -30,12 +30,12 @@ void counts_end(struct counts *c, const struct hcache_ticket *t);
 /* Sets *out to everything counted, and the engine's statistics. */
 void counts_read(const struct counts *c, const struct engine_stats *e,
                  struct hcache_stats *out);
-/* Returns the public form of the store's statistics of its DRAM tier. */
+/* Return the public form of statistics. A remote without a URL, which is none, has no misses. */
 struct hcache_dram counts_dram(const struct store_dram *d);
-/* Returns zeros if r is NULL. */
-struct hcache_remote counts_remote(struct remote *r);
-/* Add the statistics to *out. Any thread, no lock needed. */
-void counts_read_saver(struct saver *saver, struct hcache_stats *out);
-void counts_read_store(struct store *store, struct hcache_stats *out);
+struct hcache_remote counts_remote(const struct remote_stats *st);
+/* Add statistics to *out. */
+void counts_saver(const struct saver_stats *st, struct hcache_stats *out);
+void counts_store(const struct store_stats *st, struct hcache_stats *out);
+void counts_cache(const struct store_stats *st, struct hcache_cache_stats *out);
 
 #endif

@@ -23,6 +23,7 @@
 #include "base/thread.h"
 #include "service/counts.h"
 #include "policy/sched.h"
+#include "state/saver.h"
 
 enum { DEFAULT_QUEUE = 64 };
 
@@ -77,14 +78,20 @@ static double expected_wait_s(const struct service *s)
 
 void service_stats(struct service *s, struct hcache_stats *out)
 {
+    struct saver_stats saver;
+    struct store_stats store;
     pthread_mutex_lock(&s->lock);
     counts_read(&s->counts, &s->engine, out);
     out->wait_s = expected_wait_s(s);
     pthread_mutex_unlock(&s->lock);
-    if (s->o.saver != NULL)
-        counts_read_saver(s->o.saver, out);
-    if (s->o.store != NULL)
-        counts_read_store(s->o.store, out);
+    if (s->o.saver != NULL) {
+        saver_stats(s->o.saver, &saver);
+        counts_saver(&saver, out);
+    }
+    if (s->o.store != NULL) {
+        store_stats(s->o.store, &store);
+        counts_store(&store, out);
+    }
 }
 
 /* --- tokens ----------------------------------------------------------------------------------- */
