@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/rng.h"
@@ -443,6 +444,66 @@ static void pages(void **state)
     free(text);
 }
 
+static bool writes; /* the golden file is written anew */
+
+/* The four pages of a command with options of every type, letter for letter. `test_opt write`
+ * records those of today. */
+static void pages_are_as_recorded(void **state)
+{
+    (void)state;
+    static const char path[] = "tests/base/golden/opt_pages.txt";
+    static const struct opt numbers[] = {
+        {"least", OPT(struct args, seed), .min = 3, .max = INT64_MAX,
+         .help = "a bound below"},
+        {"most", OPT(struct args, n), .min = INT_MIN, .max = 9, .required = true,
+         .help = "a bound above, of an option that has a long explanation which takes more "
+                 "than one line of the page"},
+        {"cap", OPT(struct args, cap), .help = "no bound"},
+        {"temperature", OPT(struct args, temperature), .lo = 0.5,
+         .help = ".begins with a dot"},
+        {"save", OPT(struct args, save), .choices = saves, .arg = "WHAT", .help = "a \\ b"},
+        {"a-name-of-many-letters-for-a-line", OPT(struct args, prompt), .letter = 'x',
+         .def = "a|b", .help = "its explanation begins on the next line"},
+        {"json", OPT(struct args, json), .def = "false", .help = "json"},
+        {0},
+    };
+    static const struct opt lists[] = {
+        {"SOME", OPT(struct args, files), .min = 1, .help = "at least one"}, {0}};
+    static const struct opt_cmd other = {.name = "try two",
+                                         .summary = "Tries x.y;z and more; at once.",
+                                         .positionals = lists,
+                                         .options = numbers,
+                                         .values_bytes = sizeof(struct args)};
+    static const struct opt_cmd *const all[] = {&cmd, &other};
+    static void (*const print[])(const struct opt_cmd *, FILE *) = {
+        opt_print_help, opt_print_markdown, opt_print_man, opt_print_words};
+    char *got = NULL, *want = NULL;
+    size_t n_got = 0, n_want = 0;
+    struct err err = {0};
+    FILE *f = open_memstream(&got, &n_got);
+    for (int i = 0; i < 8; i++) {
+        fprintf(f, "==== page %d\n", i);
+        print[i % 4](all[i / 4], f);
+    }
+    fclose(f);
+    if (writes) {
+        f = fopen(path, "w");
+        assert_non_null(f);
+        fwrite(got, 1, n_got, f);
+        fclose(f);
+    }
+    if (file_read(path, 1 << 20, &want, &n_want, &err) != 0)
+        fail_msg("%s", err.msg);
+    size_t at = 0;
+    while (at < n_got && at < n_want && got[at] == want[at])
+        at++;
+    if (at < n_got || at < n_want)
+        fail_msg("differs at byte %zu: expected \"%.60s\", got \"%.60s\"", at, want + at,
+                 got + at);
+    free(want);
+    free(got);
+}
+
 /* For any file or command line, values are within bounds or there is an error with a message. */
 static void random_input_is_parsed_or_refused(void **state)
 {
@@ -492,8 +553,9 @@ static void nearest(void **state)
     assert_null(opt_nearest("", words, 0));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    writes = argc > 1 && strcmp(argv[1], "write") == 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults),
         cmocka_unit_test(every_form),
@@ -511,6 +573,7 @@ int main(void)
         cmocka_unit_test(help_text),
         cmocka_unit_test(markdown),
         cmocka_unit_test(pages),
+        cmocka_unit_test(pages_are_as_recorded),
         cmocka_unit_test(random_input_is_parsed_or_refused),
         cmocka_unit_test(nearest),
     };
