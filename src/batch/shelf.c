@@ -179,12 +179,6 @@ int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
     return rc;
 }
 
-int shelf_find_file(struct shelf *s, const char *tenant, const char *id,
-                    struct shelf_file *out, struct err *err)
-{
-    return shelf_read_file(s, tenant, id, out, NULL, err);
-}
-
 /* [lock held] */
 static bool is_in_use(const struct shelf *s, const char *id)
 {

@@ -95,10 +95,8 @@ void shelf_path(const struct shelf *s, const char *id, char *out, size_t n);
  * 0 the file survives a crash. */
 int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const char *bytes,
                    size_t n, struct shelf_file *out, struct err *err);
-int shelf_find_file(struct shelf *s, const char *tenant, const char *id,
-                    struct shelf_file *out, struct err *err);
-/* Opens a file for reading. *fd is the caller's and can be read even if the file is deleted
- * meanwhile. */
+/* Finds a file and opens it for reading, unless fd is NULL. *fd is the caller's and can be read
+ * even if the file is deleted meanwhile. */
 int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, int *fd, struct err *err);
 /* ERR_BUSY: a batch that has not ended reads the file. */

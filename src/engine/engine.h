@@ -138,8 +138,6 @@ struct outcome {
     int n_device;    /* part of n_cached that the KV cache had; the rest was restored */
     int n_remote;    /* prompt tokens whose chunks the remote sent for this sequence */
     int n_preempted; /* times that it lost its place */
-    /* Tokens that were done when it lost its place, and were not computed again. */
-    int n_recovered;
     /* Over the f32 logits of every generated position; set if request.digest. */
     uint64_t logits_digest;
     struct plan plan; /* n_layers 0 where nothing was restored */

@@ -330,7 +330,6 @@ static void tell_first(struct seq *s)
     s->out.restore_ns += again.restore_ns;
     if (s->stairs.is_stepping)
         return;
-    s->out.n_recovered += seq_at(s);
     stats->recovered_tokens += (uint64_t)seq_at(s);
     stats->recomputed_tokens += (uint64_t)(s->n_tokens - seq_at(s));
 }

@@ -37,12 +37,6 @@ const char *safetensors_dtype_name(enum safetensors_dtype t)
     return dtypes[t].name;
 }
 
-size_t safetensors_dtype_bytes(enum safetensors_dtype t)
-{
-    CHECK((size_t)t < N_DTYPES);
-    return dtypes[t].bytes;
-}
-
 static bool dtype_from_name(const char *name, enum safetensors_dtype *out)
 {
     for (size_t i = 0; i < N_DTYPES; i++) {

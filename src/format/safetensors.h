@@ -40,7 +40,6 @@ enum safetensors_dtype {
 };
 
 const char *safetensors_dtype_name(enum safetensors_dtype t); /* "BF16" */
-size_t safetensors_dtype_bytes(enum safetensors_dtype t);
 
 struct safetensors_tensor {
     const char *name;

@@ -168,28 +168,6 @@ void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *m
         *out = plain;
 }
 
-int64_t hybrid_requests(const struct hybrid_machine *m, const struct hybrid_memory *mem,
-                        int64_t blocks, int64_t most, struct hybrid_split *out)
-{
-    int64_t best = 0;
-    double best_rate = 0;
-    *out = (struct hybrid_split){0};
-    for (int64_t n = 1; n <= most; n++) {
-        struct hybrid_machine all = *m;
-        struct hybrid_split s;
-        all.forward_s = m->forward_s * (double)n;
-        hybrid_choose(&all, mem, n * blocks, &s);
-        if (!s.fits)
-            break;
-        if ((double)n / s.seconds > best_rate) {
-            best_rate = (double)n / s.seconds;
-            best = n;
-            *out = s;
-        }
-    }
-    return best;
-}
-
 /* --- Algorithm 1 ------------------------------------------------------------------------------ */
 
 /* Returns the n at which a_s + b_s * n is `seconds`; 0 if a_s alone is more. */

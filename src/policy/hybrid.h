@@ -86,12 +86,6 @@ void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *me
 void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                    int64_t n_blocks, struct hybrid_split *out);
 
-/* Returns the number of requests to run at once, at most `most`, that completes the most requests a
- * second; 0: not even one fits. Each request has `blocks` blocks, and m->forward_s is the time of
- * one request. *out is the split of all blocks. */
-int64_t hybrid_requests(const struct hybrid_machine *m, const struct hybrid_memory *mem,
-                        int64_t blocks, int64_t most, struct hybrid_split *out);
-
 /* The paper's Algorithm 1: divides the host's memory before any request is known. ACT blocks fill
  * the device's memory, mem->device_bytes. Numbers of blocks are real, as in the paper's linear
  * system. The paper does not say what happens if the first step wants more memory than the host

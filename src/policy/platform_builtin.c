@@ -61,11 +61,6 @@ static const char *const names[] = {
 };
 _Static_assert(sizeof names / sizeof *names == N_MACHINES * N_STORES, "a name per pair");
 
-const char *platform_builtin_name(int i)
-{
-    return i >= 0 && i < N_MACHINES * N_STORES ? names[i] : NULL;
-}
-
 static double gemm_share(const struct machine *m, int d_model)
 {
     if (m->gemm_share > 0)

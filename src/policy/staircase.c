@@ -16,11 +16,6 @@ struct staircase staircase_of(const struct truncation *t, int64_t from, int64_t 
     return c;
 }
 
-int64_t staircase_rows(const struct truncation *t, const struct staircase *c)
-{
-    return c->n_first + c->n_whole * t->step + c->n_last;
-}
-
 int64_t staircase_moves(const struct staircase *c)
 {
     return c->n_whole + (c->n_last > 0);

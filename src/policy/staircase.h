@@ -27,8 +27,6 @@ struct staircase {
 
 /* 0 <= from <= n. A context that is not truncated has one stair. */
 struct staircase staircase_of(const struct truncation *t, int64_t from, int64_t n);
-/* Returns the number of rows that are computed: n - from. */
-int64_t staircase_rows(const struct truncation *t, const struct staircase *c);
 /* Returns how often C - S moved tokens are written into the cache at new positions. */
 int64_t staircase_moves(const struct staircase *c);
 /* Returns the time of a replay of all layers on a platform. */

@@ -107,7 +107,7 @@ static void a_restart_finds_what_was_kept(void **state)
     put("file-2024", "of the user");
     put("batch_notes.new", "of the user");
     s = open_shelf(1 << 20);
-    assert_int_equal(shelf_find_file(s, "t", f.head.id, &again, &err), 0);
+    assert_int_equal(shelf_read_file(s, "t", f.head.id, &again, NULL, &err), 0);
     assert_memory_equal(&f, &again, sizeof f);
     assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), 0);
     assert_memory_equal(b, found, sizeof *b);
@@ -181,7 +181,7 @@ static void answers_wait_for_the_end(void **state)
     struct shelf_batch *b = add_batch(s, "t");
     struct shelf_file f;
     put(b->output, "answers");
-    assert_int_equal(shelf_find_file(s, "t", b->output, &f, &err), ERR_NOT_FOUND);
+    assert_int_equal(shelf_read_file(s, "t", b->output, &f, NULL, &err), ERR_NOT_FOUND);
     shelf_close(s);
     s = open_shelf(1 << 20);
     assert_true(is_there(b->output));
@@ -189,7 +189,7 @@ static void answers_wait_for_the_end(void **state)
     for (int i = 0; i < 2; i++) { /* the second time, as after a kill */
         assert_int_equal(shelf_keep_answers(s, b, &err), 0);
         assert_true(b->has_output && !b->has_errors);
-        assert_int_equal(shelf_find_file(s, "t", b->output, &f, &err), 0);
+        assert_int_equal(shelf_read_file(s, "t", b->output, &f, NULL, &err), 0);
         assert_int_equal(f.n_bytes, 7);
     }
     b->status = BATCH_COMPLETED;
@@ -234,7 +234,7 @@ static void tenants_see_their_own(void **state)
     bool more;
     struct shelf_page mine = {.tenant = "t", .limit = 2},
                       other = {.tenant = "u", .limit = 2};
-    assert_int_equal(shelf_find_file(s, "u", b->input, &f, &err), ERR_NOT_FOUND);
+    assert_int_equal(shelf_read_file(s, "u", b->input, &f, NULL, &err), ERR_NOT_FOUND);
     assert_int_equal(shelf_delete_file(s, "u", b->input, &err), ERR_NOT_FOUND);
     assert_int_equal(shelf_find_batch(s, "u", b->head.id, page, &err), ERR_NOT_FOUND);
     assert_int_equal(shelf_cancel_batch(s, "u", b->head.id, page, &err), ERR_NOT_FOUND);

@@ -155,8 +155,7 @@ static void take_end(struct place *p, struct seq *s, const char *what)
 /* Checks that every stair's rows were computed once. The last token is not computed. */
 static void assert_replayed(const struct place *p, const char *what)
 {
-    struct staircase c = staircase_of(&small, 0, N_ALL);
-    if (p->n_rows != (uint64_t)staircase_rows(&small, &c))
+    if (p->n_rows != (uint64_t)N_ALL)
         fail_msg("%s: %llu rows of %d", what, (unsigned long long)p->n_rows, N_ALL);
 }
 

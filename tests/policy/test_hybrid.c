@@ -483,38 +483,6 @@ static void all_shares_of_mini_batches_find_hardly_better(void **state)
     assert_true(n_shared > N / 3 && worst <= 1.05 && sum / N <= 1.01);
 }
 
-static void requests_at_once_are_as_many_as_pay(void **state)
-{
-    (void)state;
-    struct rng r = {11};
-    struct hybrid_split s;
-    for (int i = 0; i < 100; i++) {
-        struct hybrid_machine m;
-        struct hybrid_memory mem;
-        int64_t blocks;
-        draw(&r, &m, &mem, &blocks);
-        blocks = blocks % 50 + 1;
-        mem.host_bytes = (double)blocks * between(&r, 0.5, 40);
-        int64_t n = hybrid_requests(&m, &mem, blocks, 32, &s);
-        double room = mem.host_bytes + mem.device_bytes;
-        double least = fmin(m.kv_bytes, m.act_bytes) * (double)blocks;
-        assert_true((double)n * least <= room);
-        assert_true(n > 0 || least > room - fmax(m.kv_bytes, m.act_bytes));
-        if (n > 0) {
-            m.forward_s *= (double)n;
-            struct hybrid_split again;
-            hybrid_choose(&m, &mem, n * blocks, &again);
-            assert_true(s.fits && again.seconds == s.seconds);
-        }
-    }
-    /* If weights dominate a step, all requests that fit run at once. */
-    struct hybrid_machine m = machine_of(1);
-    m.weights_s = 1000;
-    m.forward_s = 0.01;
-    assert_int_equal(hybrid_requests(&m, &(struct hybrid_memory){0, 105}, 10, 100, &s), 10);
-    assert_int_equal(s.act_host, 100); /* the link is the longer lane by far */
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -533,7 +501,6 @@ int main(void)
         cmocka_unit_test(no_fixed_ratio_is_better),
         cmocka_unit_test(an_event_simulation_finds_hardly_better),
         cmocka_unit_test(all_shares_of_mini_batches_find_hardly_better),
-        cmocka_unit_test(requests_at_once_are_as_many_as_pay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
