@@ -26,6 +26,7 @@ struct slot {
     const struct text *wanted; /* the text fetched for the slot while it waits */
     bool waits;
     struct restore *r;
+    int64_t t_begun; /* its look-up began */
     bool is_started, is_left;
     bool is_staged;   /* the restore reads but has no blocks and is not started yet */
     int first, asked; /* in chunks */

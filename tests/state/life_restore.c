@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "tests/state/turns.h"
 
@@ -93,6 +94,7 @@ void life_restore_begin(struct life *f, struct slot *s, int n_tokens)
                                 .tokens = tokens,
                                 .n_tokens = n_tokens};
     s->is_started = s->is_staged = false;
+    s->t_begun = clock_now_ns();
     s->r = restore_find(f->pipeline, &want);
     memset(tokens, 0, bytes);
     free(tokens);
@@ -215,6 +217,10 @@ int life_check_restored(struct life *f, struct slot *s)
                 first_seen(s->w->m, l, end) > r.first_token ? first_seen(s->w->m, l, end)
                                                             : r.first_token,
                 end, "a restore");
+    int64_t taken_ns = clock_now_ns() - s->t_begun;
+    if (r.compute_ns > taken_ns || r.io_ns > taken_ns)
+        turns_fail("a restore of %lld ns computed for %lld and read for %lld",
+                   (long long)taken_ns, (long long)r.compute_ns, (long long)r.io_ns);
     struct restore_reads reads;
     restore_reads_of(s->r, &reads);
     f->counts->n_restored++;

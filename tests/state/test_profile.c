@@ -71,6 +71,13 @@ static void comes_back(void **state)
     assert_true(q.tier[0].bytes_per_s == p.tier[0].bytes_per_s && q.n_tiers == 1);
     /* A directory that does not exist gives an error, and nothing is left behind. */
     assert_int_equal(profile_store(&p, "/proc/hcache-no-such-folder/x", &err), -ENOENT);
+    /* Nor is the new file left where it cannot take the old one's place. */
+    char dir[TEMPDIR_BYTES], temp[TEMPDIR_BYTES + 64];
+    tempdir_make(dir, "profile");
+    assert_int_equal(profile_store(&p, dir, &err), -EISDIR);
+    snprintf(temp, sizeof temp, "%s.%d.tmp", dir, (int)getpid());
+    assert_int_not_equal(access(temp, F_OK), 0);
+    tempdir_remove(dir);
     stack_close(&k);
 }
 
