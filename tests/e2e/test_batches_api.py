@@ -140,7 +140,9 @@ def refused(server):
             ("an upload that is no form", lambda: c.post("/files", body={"purpose": "batch"}, cast_to=object)),
             ("another endpoint", lambda: c.batches.create(input_file_id=f.id, endpoint="/v1/embeddings",
                                                           completion_window="24h")),
-            ("another window", lambda: c.batches.create(input_file_id=f.id, endpoint=CHAT, completion_window="1h"))):
+            ("another window", lambda: c.batches.create(input_file_id=f.id, endpoint=CHAT, completion_window="1h")),
+            ("metadata that is no object", lambda: c.batches.create(
+                input_file_id=f.id, endpoint=CHAT, completion_window="24h", metadata="me"))):
         check(f"{name} is refused", raises(bad, call) is not None)
     check("an unknown input is 404", raises(openai.NotFoundError, lambda: c.batches.create(
         input_file_id="file-0", endpoint=CHAT, completion_window="24h")) is not None)
