@@ -77,6 +77,15 @@ const struct cpu_kernels *cpu_kernels_of(const struct stream *s)
     return NULL;
 }
 
+bool cpu_fetches_into_l2(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
 /* --- scratch -------------------------------------------------------------------------------- */
 
 #define PACKED_FLOATS ((size_t)PACK_ROWS * MATMUL_MAX_K)

@@ -48,9 +48,10 @@ struct mm_tile {
     int n_panels;
     float *c; /* first element of the tile */
     int64_t ldc;
-    int64_t n_cols;    /* columns that exist: at most n_panels * 16 */
-    const float *bias; /* bias of the first column, or NULL */
-    float *scratch;    /* MM_SCRATCH floats of this thread */
+    int64_t n_cols;     /* columns that exist: at most n_panels * 16 */
+    const float *bias;  /* bias of the first column, or NULL */
+    bool fetch_into_l2; /* cpu_fetches_into_l2 */
+    float *scratch;     /* MM_SCRATCH floats of this thread */
 };
 #define MM_SCRATCH (256 * 32 + TILE_ROWS * 32 + 32)
 
@@ -181,6 +182,11 @@ static inline bool stretch_take(struct stretches *s, int thread_idx, int *at, lo
     }
     return false;
 }
+
+/* Returns whether the weights of a product of few rows are prefetched into the second cache only.
+ * On AMD's CPUs the first cache has so few misses in flight that a core then reads at two thirds of
+ * its speed.  On Intel's CPUs the first cache was chosen by measurement (docs/perf/). */
+bool cpu_fetches_into_l2(void);
 
 /* For fewer elements than this, a fork and join (2 to 5 us) costs more than the second core gains.
  */

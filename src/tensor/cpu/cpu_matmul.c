@@ -169,6 +169,7 @@ static struct mm_tile tile_at(const struct mm_job *job, long item, int thread_id
         .ldc = job->c.ld,
         .n_cols = w->n - col < n_panels * PANEL ? w->n - col : n_panels * PANEL,
         .bias = job->bias != NULL ? job->bias + col : NULL,
+        .fetch_into_l2 = cpu_fetches_into_l2(),
         .scratch = scratch_thread(job->s, thread_idx),
     };
 }

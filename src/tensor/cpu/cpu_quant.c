@@ -108,6 +108,7 @@ static struct quant_tile tile_at(const struct quant_job *job, long item, int thr
         .dtype = w->dtype,
         .w = quant_panel_at(w, col),
         .panel_bytes = quant_panel_bytes(w->dtype, w->k),
+        .fetch_into_l2 = cpu_fetches_into_l2(),
         .n_panels = (int)n_panels,
         .c = (float *)p->c.data + (job->row0 + r0) * p->c.ld + col,
         .ldc = p->c.ld,

@@ -5,6 +5,15 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Prefetches a line of weights for few rows; into_l2: cpu_fetches_into_l2. */
+INLINE void fetch_line(bool into_l2, const void *p)
+{
+    if (into_l2)
+        __builtin_prefetch(p, 0, 2);
+    else
+        __builtin_prefetch(p, 0, 3);
+}
+
 /* `t` is a constant wherever these functions are inlined. */
 INLINE v16 v_load_t(const void *p, enum dtype t, int64_t i)
 {

@@ -293,7 +293,8 @@ INLINE void direct_steps(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dty
     const int line_steps = one ? 1 : 2;
     int64_t i = 0;
     for (; i + line_steps <= end - begin; i += line_steps) {
-        EACH_PANEL __builtin_prefetch(fetch[j] + (size_t)i * PANEL * dtype_bytes(dt));
+        EACH_PANEL fetch_line(t->fetch_into_l2,
+                              fetch[j] + (size_t)i * PANEL * dtype_bytes(dt));
         for (int step = 0; step < line_steps; step++)
             direct_step(sum, panel, dt, begin + i + step, a + i + step, n_rows, n_panels);
     }

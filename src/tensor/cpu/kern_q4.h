@@ -128,18 +128,24 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t 
     }
 }
 
-/* Prefetches ahead of block b: lines of its numbers, and now and then one of scales. */
-INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype, const uint8_t *panel,
-                         const uint8_t *k_block, int b, int n_rows, int n_panels)
+/* Prefetches ahead of block b of the k-block at offset `at` of each panel: lines of numbers, and
+ * now and then one of scales. */
+INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype,
+                         const uint8_t *const *panel, size_t at, int b, int n_rows,
+                         int n_panels)
 {
     const size_t scale_lines = (8 * q4_scale_bytes(dtype) + q4_shared_bytes(dtype)) / 64,
                  bytes = q4_number_bytes(dtype);
-    const uint8_t *at = fetch_at(t, panel, k_block + (size_t)b * bytes, n_rows, n_panels);
-    _Pragma("GCC unroll 8") for (size_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(at + i);
-    if ((size_t)b < scale_lines)
-        __builtin_prefetch(
-            fetch_at(t, panel, k_block + 8 * bytes + b * 64, n_rows, n_panels));
+    size_t numbers = fetch_offset(t, at + (size_t)b * bytes, n_rows, n_panels);
+    EACH_PANEL
+    {
+        _Pragma("GCC unroll 8") for (size_t i = 0; i < bytes; i += 64)
+            fetch_line(t->fetch_into_l2, panel[j] + numbers + i);
+    }
+    if ((size_t)b < scale_lines) {
+        size_t scales = fetch_offset(t, at + 8 * bytes + (size_t)b * 64, n_rows, n_panels);
+        EACH_PANEL fetch_line(t->fetch_into_l2, panel[j] + scales);
+    }
 }
 
 /* Returns the sum of x (q - 32) over half a block, as floats.  h: see q4.h. */
@@ -150,33 +156,32 @@ INLINE v16 half_sum(const i8x4 q[4], const uint8_t *x, float h)
     return v_add(i_sums2(first, second), v_set1(h));
 }
 
-/* Adds block b of q6_k, of every panel, to acc[r][j].  w: the block's numbers; x: the rows'
- * k-block. */
+/* Adds block b of q6_k, of every panel, to acc[r][j].  x: the rows' k-block; w: the block's
+ * numbers; scales: the offset of the k-block's scales; top: D of each panel.  It takes one panel
+ * after another, so that registers suffice. */
 INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *const *w,
-                          const uint8_t *const *scales, int b, int n_rows, int n_panels)
+                          const uint8_t *const *panel, size_t scales, const v16 *top, int b,
+                          int n_rows, int n_panels)
 {
-    v16 s[Q4_DIRECT][WIDE_MAX];
-    EACH_ROW EACH_PANEL s[r][j] = v_zero();
-    for (int half = 0; half < 2; half++)
-        EACH_PANEL
+    EACH_PANEL
+    {
+        v16 t[2], s[Q4_DIRECT];
+        block_scales(DTYPE_Q6_K, panel[j] + scales, b, &t[0], &t[1]);
+        EACH_ROW s[r] = v_zero();
+        _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
         {
             i8x4 q[4];
-            v16 of_d, of_m;
             i_sixes(w[j], half, q);
-            block_scales(DTYPE_Q6_K, scales[j], b, &of_d, &of_m);
             EACH_ROW
             {
                 const float *f = x + r * (Q4_ROW_BYTES / 4);
                 v16 sum = half_sum(q, (const uint8_t *)f + b * Q4_BLOCK + half * 16,
                                    f[Q4_H + 2 * b + half]);
-                s[r][j] = v_fma(sum, half == 0 ? of_d : of_m, s[r][j]);
+                s[r] = v_fma(sum, t[half], s[r]);
             }
         }
-    EACH_PANEL
-    {
-        v16 d = v_load_f16((const uint16_t *)scales[j]);
         EACH_ROW acc[r][j] = v_fma(
-            v_mul(s[r][j], v_set1(x[r * (Q4_ROW_BYTES / 4) + Q4_E + b])), d, acc[r][j]);
+            v_mul(s[r], v_set1(x[r * (Q4_ROW_BYTES / 4) + Q4_E + b])), top[j], acc[r][j]);
     }
 }
 
@@ -185,33 +190,33 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
                            enum dtype dtype, const uint8_t *const *panel, int64_t k,
                            int n_rows, int n_panels)
 {
-    int n_blocks = quant_blocks_at(k, t->k);
+    const int n_blocks = quant_blocks_at(k, t->k);
     const float *x = (const float *)(const void *)(t->x + k * t->x_rows);
-    const uint8_t *w[WIDE_MAX], *scales[WIDE_MAX];
+    const size_t at = q4_offset(dtype, k),
+                 scales = at + (size_t)n_blocks * q4_number_bytes(dtype);
     i_part s[Q4_DIRECT][WIDE_MAX];
-    EACH_PANEL w[j] = panel[j] + q4_offset(dtype, k);
-    EACH_PANEL scales[j] = w[j] + (size_t)n_blocks * q4_number_bytes(dtype);
+    v16 top[WIDE_MAX];
+    if (dtype == DTYPE_Q6_K)
+        EACH_PANEL top[j] = v_load_f16((const uint16_t *)(panel[j] + scales));
     for (int b = 0; b < n_blocks; b++) {
-        EACH_PANEL direct_fetch(t, dtype, panel[j],
-                                w[j] - (size_t)b * q4_number_bytes(dtype), b, n_rows,
-                                n_panels);
+        const uint8_t *w[WIDE_MAX];
+        direct_fetch(t, dtype, panel, at, b, n_rows, n_panels);
+        EACH_PANEL w[j] = panel[j] + at + (size_t)b * q4_number_bytes(dtype);
         if (dtype == DTYPE_Q6_K) {
-            direct_block6(acc, x, w, scales, b, n_rows, n_panels);
-            EACH_PANEL w[j] += q4_number_bytes(dtype);
+            direct_block6(acc, x, w, panel, scales, top, b, n_rows, n_panels);
             continue;
         }
         direct_block(s, (const uint8_t *)x + b * Q4_BLOCK, w, n_rows, n_panels);
         EACH_PANEL
         {
             v16 d, m;
-            block_scales(dtype, scales[j], b, &d, &m);
+            block_scales(dtype, panel[j] + scales, b, &d, &m);
             EACH_ROW
             {
                 const float *f = x + r * (Q4_ROW_BYTES / 4) + b;
                 acc[r][j] = v_fma(v_mul(i_sums(s[r][j]), v_set1(f[Q4_E])), d, acc[r][j]);
                 acc[r][j] = v_fma(v_set1(f[Q4_Z]), m, acc[r][j]);
             }
-            w[j] += Q4_BLOCK_BYTES;
         }
     }
 }

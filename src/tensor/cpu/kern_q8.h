@@ -85,12 +85,13 @@ static bool pack_row(uint8_t *panel, int column, const float *w, int64_t k)
 /* Sets s[r][j] to the exact sums over one block of 32.  `fetch`: for each panel an address to
  * prefetch. */
 INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *const *w,
-                         const uint8_t *const *fetch, int n_rows, int n_panels)
+                         const uint8_t *const *fetch, bool into_l2, int n_rows,
+                         int n_panels)
 {
     EACH_ROW EACH_PANEL s[r][j] = i_zero();
     for (int g = 0; g < Q8_GROUPS; g++) {
         i16x2 even[WIDE_MAX], odd[WIDE_MAX];
-        EACH_PANEL __builtin_prefetch(fetch[j] + g * PANEL * 4);
+        EACH_PANEL fetch_line(into_l2, fetch[j] + g * PANEL * 4);
         EACH_PANEL i_widen(w[j] + g * PANEL * 4, &even[j], &odd[j]);
         EACH_ROW
         {
@@ -115,8 +116,10 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
     EACH_ROW EACH_PANEL p[r][j] = v_zero();
     for (int b = 0; b < n_blocks; b++) {
         const uint8_t *fetch[WIDE_MAX];
-        EACH_PANEL fetch[j] = fetch_at(t, panel[j], w[j], n_rows, n_panels);
-        direct_block(s, x + b * Q8_BLOCK, w, fetch, n_rows, n_panels);
+        size_t ahead = fetch_offset(t, q8_offset(k) + (size_t)b * Q8_BLOCK_BYTES, n_rows,
+                                    n_panels);
+        EACH_PANEL fetch[j] = panel[j] + ahead;
+        direct_block(s, x + b * Q8_BLOCK, w, fetch, t->fetch_into_l2, n_rows, n_panels);
         EACH_PANEL
         {
             v16 d = v_load_f16((const uint16_t *)(scales[j] + b * Q8_SCALE_BYTES));

@@ -53,16 +53,14 @@ static int32_t whole(float f)
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
-/* Returns the address to prefetch while `at` is read.  It lies `ahead` bytes after `at`: in the
- * same panel or, past its end, at the beginning of the panel that is read next.  Panels are read
- * n_panels at a time, so that is n_panels further on.  After a tile's last panels it is the next
- * tile, which the same thread takes next (struct stretches). */
-INLINE const uint8_t *fetch_at(const struct quant_tile *t, const uint8_t *panel,
-                               const uint8_t *at, int n_rows, int n_panels)
+/* Returns the offset to prefetch in every panel while offset `at` is read: a distance further on
+ * in the same panel or, past its end, at the beginning of the panel that is read next.  Panels are
+ * read n_panels at a time, so that is n_panels further on.  After a tile's last panels it is the
+ * next tile, which the same thread takes next (struct stretches). */
+INLINE size_t fetch_offset(const struct quant_tile *t, size_t at, int n_rows, int n_panels)
 {
-    const uint8_t *ahead = at + FETCH_BYTES(n_rows);
-    return ahead < panel + t->panel_bytes ? ahead
-                                          : ahead + (size_t)(n_panels - 1) * t->panel_bytes;
+    at += FETCH_BYTES(n_rows);
+    return at < t->panel_bytes ? at : at + (size_t)(n_panels - 1) * t->panel_bytes;
 }
 
 /* Writes the sums (+ bias) to C at panel p; columns that do not exist are dropped. */

@@ -29,6 +29,7 @@ struct quant_tile {
     enum dtype dtype; /* type of the weights */
     const uint8_t *w; /* first panel */
     size_t panel_bytes;
+    bool fetch_into_l2; /* cpu_fetches_into_l2 */
     int n_panels;
     float *c; /* first element of the tile */
     int64_t ldc;
