@@ -72,12 +72,12 @@ static void comes_back(void **state)
     /* A directory that does not exist gives an error, and nothing is left behind. */
     assert_int_equal(profile_store(&p, "/proc/hcache-no-such-folder/x", &err), -ENOENT);
     /* Nor is the new file left where it cannot take the old one's place. */
-    char dir[TEMPDIR_BYTES], temp[TEMPDIR_BYTES + 64];
-    tempdir_make(dir, "profile");
-    assert_int_equal(profile_store(&p, dir, &err), -EISDIR);
-    snprintf(temp, sizeof temp, "%s.%d.tmp", dir, (int)getpid());
+    char taken[TEMPDIR_BYTES], temp[TEMPDIR_BYTES + 64];
+    tempdir_make(taken, "profile");
+    assert_int_equal(profile_store(&p, taken, &err), -EISDIR);
+    snprintf(temp, sizeof temp, "%s.%d.tmp", taken, (int)getpid());
     assert_int_not_equal(access(temp, F_OK), 0);
-    tempdir_remove(dir);
+    tempdir_remove(taken);
     stack_close(&k);
 }
 
