@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -18,6 +19,7 @@
 
 #include "base/clock.h"
 #include "remote/redis.h"
+#include "remote/tls.h"
 
 #define SECOND ((int64_t)1000000000)
 
@@ -403,6 +405,46 @@ static void a_stop_ends_a_flood(void **state)
     close(stop);
 }
 
+static volatile sig_atomic_t n_signals;
+
+static void count_signal(int signal)
+{
+    (void)signal;
+    n_signals++;
+}
+
+/* A host program of the library may leave SIGPIPE at its default, which ends the process. So
+ * sending to a peer that has closed the connection must return an error and raise no signal. */
+static void a_closed_connection_raises_no_signal(void **state)
+{
+    struct sigaction count = {.sa_handler = count_signal}, before;
+    struct err err = {0};
+    struct tls *tls = NULL;
+    struct tls_session *session = NULL;
+    int pair[2];
+    size_t n_sent = 0;
+    short events;
+    (void)state;
+    sigaction(SIGPIPE, &count, &before);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+    close(pair[1]);
+
+    struct wire plain = {.fd = pair[0], .stop_fd = -1};
+    assert_int_equal(wire_send(&plain, "x", 1, &n_sent, clock_now_ns() + SECOND, &err),
+                     -EPIPE);
+    assert_int_equal(n_sent, 0);
+
+    assert_int_equal(tls_open(&(struct tls_opts){0}, &tls, &err), 0);
+    assert_int_equal(tls_session_open(tls, pair[0], "localhost", &session, &err), 0);
+    assert_int_equal(tls_shake(session, &events, &err), -EPIPE);
+    tls_session_close(session);
+    tls_close(tls);
+
+    close(pair[0]);
+    sigaction(SIGPIPE, &before, NULL);
+    assert_int_equal(n_signals, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -418,6 +460,7 @@ int main(void)
         cmocka_unit_test(drips_end),
         cmocka_unit_test(refusals_are_printable),
         cmocka_unit_test(a_list_without_an_end_ends),
+        cmocka_unit_test(a_closed_connection_raises_no_signal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
