@@ -3,7 +3,7 @@
  * One loop serves mapped files, quantised files and the generator.  A tensor is loaded in blocks of
  * whole rows.  The compute threads make, decode or fault in the block's bytes and compute their
  * checksums.  Then the block is packed into its slots and its pages are given back.  So memory
- * holds the weights once, plus a bounded number of blocks and the pages of one quantised tensor.
+ * holds the weights once, plus a bounded number of blocks.
  *
  * Invariants:
  *  1. Every byte that reaches a slot has been counted into the hash.
@@ -587,6 +587,19 @@ static int deliver_part(struct loader *ld, const struct loaded_rows *b,
 
 /* --- one tensor ------------------------------------------------------------------------------- */
 
+/* Gives the file's pages of the loaded rows back.  If the file has the rows in another order, they
+ * may be anywhere in the tensor. */
+static void drop_rows(const struct loaded_rows *b)
+{
+    const struct tensor_src *src = b->src;
+    const uint8_t *all = src->mapped != NULL ? src->mapped : src->coded;
+    size_t row_bytes = src->mapped != NULL ? b->cut.row_bytes : src->coded_row_bytes;
+    bool in_order = src->rows.order == ROWS_SAME;
+    if (all != NULL)
+        checkpoint_drop(all + (in_order ? (size_t)b->row * row_bytes : 0),
+                        (size_t)(in_order ? b->n_rows : b->t->rows) * row_bytes);
+}
+
 static int load_rows(struct loader *ld, struct loaded_rows *b)
 {
     const struct tensor_src *src = b->src;
@@ -608,8 +621,7 @@ static int load_rows(struct loader *ld, struct loaded_rows *b)
         rc = deliver_part(ld, b, &b->t->parts[i]);
     if (rc == 0)
         rc = stream_sync(ld->s); /* the next rows reuse the same memory */
-    if (mapped != NULL)
-        checkpoint_drop(mapped, bytes);
+    drop_rows(b);
     ld->bytes_done += bytes;
     if (ld->o->part == WEIGHTS_ALL)
         progress_at(&ld->progress, ld->bytes_done);
@@ -662,9 +674,8 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
                                              !ld->set.src[i].norm_has_one,
                             .bad_row = NO_ROW};
     b.sums = xcalloc((size_t)b.cut.n_blocks, sizeof *b.sums);
-    size_t coded_bytes = (size_t)b.t->rows * b.src->coded_row_bytes;
     if (b.src->coded != NULL)
-        checkpoint_want(b.src->coded, coded_bytes);
+        checkpoint_want(b.src->coded, (size_t)b.t->rows * b.src->coded_row_bytes);
     int rc = 0;
     for (int64_t row = 0; row < b.t->rows && rc == 0; row += b.n_rows) {
         b.row = row;
@@ -673,8 +684,6 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
             b.n_rows = b.t->rows - row;
         rc = load_rows(ld, &b);
     }
-    if (b.src->coded != NULL)
-        checkpoint_drop(b.src->coded, coded_bytes);
     struct sha256_ctx *hash = sha256_begin();
     hash_tensor(hash, b.t, b.src, b.sums, b.cut.n_blocks);
     *digest = sha256_end(hash);

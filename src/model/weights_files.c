@@ -412,10 +412,11 @@ void checkpoint_want(const void *p, size_t n)
     madvise((void *)begin, (uintptr_t)p + n - begin, MADV_WILLNEED);
 }
 
-/* Drops whole pages only; the pages at both ends may hold other tensors' bytes. */
+/* Keeps the last page, which may hold the first bytes of the next rows.  The first page is dropped,
+ * because the rows before these were used earlier; a page that is used again is only read again. */
 void checkpoint_drop(const void *p, size_t n)
 {
-    uintptr_t begin = ((uintptr_t)p + PAGE - 1) & ~(PAGE - 1);
+    uintptr_t begin = (uintptr_t)p & ~(PAGE - 1);
     uintptr_t end = ((uintptr_t)p + n) & ~(PAGE - 1);
     if (end > begin)
         madvise((void *)begin, end - begin, MADV_DONTNEED);

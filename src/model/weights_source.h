@@ -86,7 +86,7 @@ int gguf_match(const struct gguf_files *files, const struct model_config *c,
                const struct tensor_list *want, struct tensor_src *src, struct err *err);
 
 /* checkpoint_want asks for the pages of [p, p + n) before their use; checkpoint_drop gives them
- * back. */
+ * back, but for a page that has bytes behind them. */
 void checkpoint_want(const void *p, size_t n);
 void checkpoint_drop(const void *p, size_t n);
 /* Unmaps every file that contains none of the n addresses. */
