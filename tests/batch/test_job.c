@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "base/textbuf.h"
 #include "batch/job.h"
+#include "requests/request.h"
 
 enum { N_LINES = 40, TOKENS = 30 };
 
@@ -300,6 +301,144 @@ static void a_full_queue_is_waited_for(void **state)
         hcache_ticket_free(others[--n_others]);
 }
 
+/* --- what is sent, and what is told ----------------------------------------------------------- */
+
+/* Runs a job over these lines. The output and the errors get the name with another ending. */
+static int run_lines(const char *name, const char *const *lines, int n, struct batch_opts o,
+                     struct told *t, struct batch_counts *c)
+{
+    static const struct client_calls calls = {.began = began, .ended = ended};
+    struct textbuf text = {0};
+    for (int i = 0; i < n; i++)
+        textbuf_addf(&text, "%s\n", lines[i]);
+    put(name, &text);
+    textbuf_free(&text);
+    char *input = xasprintf("%s/%s", folder, name);
+    char *output = xasprintf("%s/%s out", folder, name);
+    char *errors = xasprintf("%s/%s errors", folder, name);
+    o.client = (struct client){.h = h, .model_name = "m", .calls = &calls, .arg = t};
+    o.input = input;
+    o.output = output;
+    o.errors = errors;
+    o.on_progress = on_progress;
+    o.arg = t;
+    assert_int_equal(batch_open(&o, &t->job, &err), 0);
+    int rc = batch_run(t->job, &err);
+    batch_counts(t->job, c);
+    batch_close(t->job);
+    free(input);
+    free(output);
+    free(errors);
+    return rc;
+}
+
+/* Checks that a file of the job has n lines, and that each text is in it once. */
+static void assert_lines(const char *name, int n, const char *const *texts, int n_texts)
+{
+    int got;
+    char *text = lines_of(name, &got);
+    assert_int_equal(got, n);
+    for (int i = 0; i < n_texts; i++) {
+        const char *at = strstr(text, texts[i]);
+        if (at == NULL || strstr(at + 1, texts[i]) != NULL)
+            fail_msg("%s: '%s' is %s in:\n%s", name, texts[i], at == NULL ? "not" : "twice",
+                     text);
+    }
+    free(text);
+}
+
+#define LINE(ID, URL, BODY)                                                                \
+    "{\"custom_id\":\"" ID "\",\"method\":\"POST\",\"url\":\"/v1/" URL                     \
+    "\",\"body\":{" BODY "}}"
+
+/* A line that is refused is answered in the errors, with its reason, and the others in the
+ * output. Several answers of one line are one line. */
+static void refused_lines_are_answered_in_the_errors(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {
+        LINE("two", "completions",
+             "\"prompt\":[[5,7],[6,7]],\"max_tokens\":3,\"n\":2,\"ignore_eos\":true"),
+        LINE("chat", "chat/completions", "\"messages\":[]"),
+        LINE("stream", "completions", "\"prompt\":[5],\"stream\":true"),
+        LINE("model", "completions", "\"prompt\":[5],\"model\":\"other\""),
+        LINE("field", "completions", "\"prompt\":[5],\"max_tokenz\":3"),
+        LINE("token", "completions", "\"prompt\":[999999]"),
+        LINE("mine", "completions",
+             "\"prompt\":[5],\"model\":\"m\",\"max_tokens\":3,\"ignore_eos\":true"),
+        LINE("two", "completions", "\"prompt\":[5]"),
+        "nothing",
+    };
+    static const char *const done[] = {"\"custom_id\": \"two\"", "\"custom_id\": \"mine\"",
+                                       "\"index\": 3"};
+    static const char *const refused[] = {
+        "\"mismatched_url\"",       "\"unsupported_parameter\"", "\"model_not_found\"",
+        "\"custom_id\": \"field\"", "\"custom_id\": \"token\"",  "\"duplicate_custom_id\"",
+        "\"invalid_json_line\"",    "\"status_code\": 404",
+    };
+    struct told t = {0};
+    struct batch_counts c;
+    const struct batch_opts o = {
+        .in_flight = 4, .lookahead = 16, .only = REQUEST_COMPLETION};
+    assert_int_equal(run_lines("mixed", lines, 9, o, &t, &c), 0);
+    assert_lines("mixed out", 2, done, 3);
+    assert_lines("mixed errors", 7, refused, 8);
+    assert_int_equal(c.n_lines, 9);
+    assert_int_equal(c.n_done, 9);
+    assert_int_equal(c.n_failed, 7);
+    assert_int_equal(c.n_answers, 5);
+    assert_int_equal(c.prompt_tokens, 4 * 2 + 1);
+    assert_int_equal(c.generated_tokens, 5 * 3);
+    assert_int_equal(t.n_began, 5);
+    /* All is done: a second job writes nothing, and counts what the files have. */
+    assert_int_equal(run_lines("mixed", lines, 9, o, &t, &c), 0);
+    assert_int_equal(t.n_began, 5);
+    assert_int_equal(c.n_skipped, 9);
+    assert_int_equal(c.n_done, 9);
+    assert_int_equal(c.n_failed, 7);
+    assert_int_equal(c.n_answers, 0);
+}
+
+static int most_at_once, n_progress;
+
+static void count_at_once(struct told *t, const struct batch_counts *c)
+{
+    (void)c;
+    n_progress++;
+    if (t->n_began - t->n_ended > most_at_once)
+        most_at_once = t->n_began - t->n_ended;
+}
+
+/* Answers in flight are bounded, and the bound is used. Progress is told once at the end, if it
+ * may not be told sooner, and with each turn otherwise. */
+static void answers_in_flight_are_bounded(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {
+        LINE("0", "completions", "\"prompt\":[5],\"max_tokens\":20,\"ignore_eos\":true"),
+        LINE("1", "completions", "\"prompt\":[6],\"max_tokens\":20,\"ignore_eos\":true"),
+        LINE("2", "completions", "\"prompt\":[7],\"max_tokens\":20,\"ignore_eos\":true"),
+        LINE("3", "completions", "\"prompt\":[8],\"max_tokens\":20,\"ignore_eos\":true"),
+        LINE("4", "completions", "\"prompt\":[9],\"max_tokens\":20,\"ignore_eos\":true"),
+    };
+    const int64_t hour_ns = (int64_t)3600 * 1000000000;
+    struct told t = {.act = count_at_once};
+    struct batch_counts c;
+    most_at_once = n_progress = 0;
+    struct batch_opts o = {.in_flight = 2, .lookahead = 5};
+    assert_int_equal(run_lines("few", lines, 5, o, &t, &c), 0);
+    assert_int_equal(most_at_once, 2);
+    assert_true(n_progress >=
+                5 + 3); /* each line that was read, and three rounds of answers */
+    assert_int_equal(t.n_began, 5);
+    assert_int_equal(t.n_ended, 5);
+    n_progress = 0;
+    o.progress_ns = hour_ns;
+    assert_int_equal(run_lines("seldom", lines, 5, o, &t, &c), 0);
+    assert_in_range(n_progress, 1,
+                    2); /* a machine that has been up for an hour tells twice */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,6 +446,8 @@ int main(void)
         cmocka_unit_test(a_job_that_is_stopped_goes_on),
         cmocka_unit_test(answers_stay_within_their_bound),
         cmocka_unit_test(a_full_queue_is_waited_for),
+        cmocka_unit_test(refused_lines_are_answered_in_the_errors),
+        cmocka_unit_test(answers_in_flight_are_bounded),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -824,6 +824,7 @@ static void full_disk(void **state)
     for (int i = 0; i < 2; i++) {
         struct rig r;
         struct line a, b, c;
+        struct saver_stats st;
         rig_open(&r, 0);
         line_open(&a, &r, 80, "both", 0);
         line_open(&b, &r, 81, "both", 0);
@@ -838,6 +839,9 @@ static void full_disk(void **state)
             assert_int_equal(atomic_load(&r.n_warnings), times);
             assert_non_null(strstr(r.warning, "nothing is saved while the disk is full"));
             assert_int_equal(save_ended(times == 1 ? a.q : b.q), SAVE_END_SPACE);
+            saver_stats(r.saver, &st);
+            assert_int_equal(st.fault, -ENOSPC);
+            assert_string_not_equal(st.fault_why, "");
             /* A sequence that continues an unsaved one gives the same reason, and not an
              * eviction. */
             line_open(&c, &r, times == 1 ? 80 : 81, "both", 64 * 4);
@@ -851,6 +855,9 @@ static void full_disk(void **state)
             assert_int_equal(saver_flush(r.saver, NULL), 0);
             assert_int_equal(save_committed_tokens(c.q), 128);
             line_close(&c);
+            saver_stats(r.saver, &st);
+            assert_int_equal(st.fault, 0);
+            assert_string_equal(st.fault_why, "");
             check_stored(&r, 90 + (uint64_t)times, 2, "both");
         }
         assert_int_equal(save_committed_tokens(a.q), 128);
@@ -870,6 +877,7 @@ static void disk_fault(void **state)
         struct rig r;
         struct line a, b;
         struct err err = {0};
+        struct saver_stats st;
         rig_open(&r, 0);
         line_open(&a, &r, 80, "both", 0);
         line_open(&b, &r, 81, "both", 0);
@@ -881,6 +889,9 @@ static void disk_fault(void **state)
         line_run(&b, 64 * 6, 64);
         assert_int_equal(saver_flush(r.saver, &err), -EIO);
         assert_true(err.msg[0] != 0);
+        saver_stats(r.saver, &st);
+        assert_int_equal(st.fault, -EIO);
+        assert_string_equal(st.fault_why, err.msg);
         assert_int_equal(atomic_load(&r.n_warnings), 1);
         assert_non_null(
             strstr(r.warning, "saving stopped until a restart, generation goes on"));
@@ -1011,6 +1022,174 @@ static void living_sequences_keep_what_they_were_told(void **state)
     rig_close(&r);
 }
 
+/* --- what is told ----------------------------------------------------------------------------- */
+
+static struct saver_stats told(const struct rig *r)
+{
+    struct saver_stats st;
+    saver_stats(r->saver, &st);
+    return st;
+}
+
+/* Saves a line of n tokens with its end. */
+static void line_save_all(struct rig *r, uint64_t seed, const char *save, int n)
+{
+    struct line x;
+    line_open(&x, r, seed, save, 0);
+    line_run(&x, n, 64);
+    save_idle(x.q, x.tokens, x.n);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
+    assert_int_equal(save_committed_tokens(x.q), n);
+    line_close(&x);
+}
+
+/* A chunk whose records are all stored is committed and counted, but not written. A chunk that
+ * lacks one kind of record is written. */
+static void stored_chunks_are_counted_and_not_written(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, 0);
+    line_save_all(&r, 5, "kv", 140);
+    struct saver_stats first = told(&r);
+    assert_int_equal(first.n_chunks, 3);
+    assert_int_equal(first.n_tails, 1);
+    assert_int_equal(first.n_shared, 0);
+    uint64_t bytes = appended_bytes(&r);
+    line_save_all(&r, 5, "kv", 140);
+    struct saver_stats again = told(&r);
+    assert_int_equal(again.n_chunks, 6);
+    assert_int_equal(again.n_tails, 2);
+    assert_int_equal(again.n_shared, 3);
+    assert_int_equal(appended_bytes(&r), bytes);
+    line_save_all(&r, 5, "both", 140);
+    struct saver_stats more = told(&r);
+    assert_int_equal(more.n_chunks, 9);
+    assert_int_equal(more.n_shared, 3);
+    assert_true(appended_bytes(&r) > bytes);
+    check_stored(&r, 5, 2, "both");
+    rig_close(&r);
+}
+
+/* What an entry of the store says about one owner's chunks. */
+struct seen {
+    uint64_t owner;
+    int n, n_partial, n_expiring;
+    int64_t expires_wall_s;
+};
+
+static int see(void *arg, const struct store_entry *e)
+{
+    struct seen *x = arg;
+    if (e->owner != x->owner)
+        return 0;
+    x->n++;
+    x->n_partial += e->n_tokens < 64;
+    x->n_expiring += e->expires_wall_s != 0;
+    x->expires_wall_s = e->expires_wall_s;
+    return 0;
+}
+
+static struct seen seen_of(const struct rig *r, uint64_t owner)
+{
+    struct seen x = {.owner = owner};
+    assert_int_equal(store_each(r->store, see, &x, NULL), 0);
+    return x;
+}
+
+/* Begins to save a line with an owner, an epoch and hints. */
+static void line_save_for(struct line *x, const struct save_begin *how)
+{
+    struct save_policy policy;
+    struct save_begin b = *how;
+    assert_int_equal(save_policy_make(&policy, "both", x->r->m, NULL, MAX_TOKENS, NULL), 0);
+    b.first_token = x->n;
+    b.parent = chain_parent(&x->chain, (int)(x->n / 64));
+    b.tail = &x->tail;
+    b.policy = &policy;
+    x->q = save_open(x->r->saver, &b);
+    assert_non_null(x->q);
+}
+
+/* The chunks have the owner of their request, and expire when its hints say so. */
+static void chunks_have_the_owner_and_the_hints_of_their_request(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x;
+    rig_open(&r, 0);
+    assert_true(line_find(&x, &r, 5, 0));
+    line_save_for(&x, &(struct save_begin){.owner = 77, .use = {.ttl_s = 5000}});
+    line_run(&x, 70, 70);
+    save_idle(x.q, x.tokens, x.n);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    line_close(&x);
+    line_save_all(&r, 6, "both", 64);
+    struct seen theirs = seen_of(&r, 77), others = seen_of(&r, 0);
+    assert_int_equal(theirs.n, 2);
+    assert_int_equal(theirs.n_partial, 1);
+    assert_int_equal(theirs.n_expiring, 2);
+    assert_in_range(theirs.expires_wall_s, clock_wall_s() + 4000, clock_wall_s() + 5000);
+    assert_int_equal(others.n, 1);
+    assert_int_equal(others.n_expiring, 0);
+    rig_close(&r);
+}
+
+/* A context that was erased after its request began is not saved, and the reason is its own. */
+static void a_context_erased_meanwhile_is_not_saved(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x, y;
+    rig_open(&r, 0);
+    uint64_t before = store_epoch(r.store);
+    store_refuse_former(r.store);
+    assert_true(line_find(&x, &r, 5, 0));
+    line_save_for(&x, &(struct save_begin){.epoch = before});
+    line_run(&x, 128, 64);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_ended(x.q), SAVE_END_ERASED);
+    assert_int_equal(save_committed_tokens(x.q), 0);
+    assert_true(save_is_settled(x.q));
+    line_close(&x);
+    assert_int_equal(told(&r).n_ended[SAVE_END_ERASED], 1);
+    assert_true(line_find(&y, &r, 5, 0));
+    line_save_for(&y, &(struct save_begin){.epoch = store_epoch(r.store)});
+    line_run(&y, 128, 64);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_committed_tokens(y.q), 128);
+    line_close(&y);
+    assert_int_equal(told(&r).n_chunks, 2);
+    assert_int_equal(told(&r).n_ended[SAVE_END_ERASED], 1);
+    rig_close(&r);
+}
+
+/* Many contexts continue a document. So its end stays when one of them has filled the chunk. */
+static void the_end_of_a_document_stays(void **state)
+{
+    (void)state;
+    for (int is_document = 0; is_document < 2; is_document++) {
+        struct rig r;
+        struct line x;
+        rig_open(&r, 0);
+        assert_true(line_find(&x, &r, 5, 0));
+        line_save_for(&x, &(struct save_begin){.is_document = is_document});
+        line_run(&x, 70, 70);
+        save_idle(x.q, x.tokens, x.n);
+        assert_int_equal(saver_flush(r.saver, NULL), 0);
+        line_close(&x);
+        line_open(&x, &r, 5, "both", 70);
+        line_run(&x, 128, 64);
+        assert_int_equal(saver_flush(r.saver, NULL), 0);
+        line_close(&x);
+        assert_int_equal(seen_of(&r, 0).n, 2 + is_document);
+        assert_int_equal(seen_of(&r, 0).n_partial, is_document);
+        rig_close(&r);
+    }
+}
+
+/* --- main ------------------------------------------------------------------------------------- */
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1035,6 +1214,10 @@ int main(void)
         cmocka_unit_test(store_cap),
         cmocka_unit_test(a_refused_save_has_a_reason_of_its_own),
         cmocka_unit_test(living_sequences_keep_what_they_were_told),
+        cmocka_unit_test(stored_chunks_are_counted_and_not_written),
+        cmocka_unit_test(chunks_have_the_owner_and_the_hints_of_their_request),
+        cmocka_unit_test(a_context_erased_meanwhile_is_not_saved),
+        cmocka_unit_test(the_end_of_a_document_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

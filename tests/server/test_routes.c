@@ -1,0 +1,443 @@
+/* test_routes.c - whole answers of every route: statuses, headers, and all fields of all objects.
+ *
+ * golden/routes.txt is a script of requests with their answers. This program plays it against a
+ * server in this process. A block of the script is
+ *
+ *     METHOD PATH KEY          KEY: an API key, or - for none
+ *     Header: value            any number of headers
+ *     ~ text                   the request is repeated until its answer has this text
+ *     body                     any number of lines
+ *     = STATUS
+ *     Header: value            those that not all answers have
+ *     | body                   any number of lines
+ *
+ * A blank line ends it. A line that begins with # is a comment. Times, and sizes that depend on
+ * the machine, are written as #. A random name is written as its prefix, ID, and the order of its
+ * first appearance; later requests name it so. WRITE_ROUTES=FILE writes the script with the
+ * answers of this build: read the differences before you keep them. */
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/textbuf.h"
+#include "batch/shelf.h"
+#include "server/server.h"
+#include "sessions/conversations.h"
+#include "tests/base/tempdir.h"
+
+#define SCRIPT "tests/server/golden/routes.txt"
+
+enum { MAX_IDS = 400, PATIENCE_S = 300 };
+
+/* --- the server ------------------------------------------------------------------------------- */
+
+static char dir[TEMPDIR_BYTES], files[TEMPDIR_BYTES + 8];
+static struct hcache *h;
+static struct server *server;
+static struct conversations *conversations;
+static struct shelf *shelf;
+
+static int start(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"one", "two", "admin"};
+    static const char *const origins[] = {"https://page.example"};
+    const struct server_opts so = {.host = "127.0.0.1",
+                                   .model_name = "demo",
+                                   .api_keys = keys,
+                                   .n_api_keys = 3,
+                                   .n_admin_keys = 1,
+                                   .origins = {.origins = origins, .n_origins = 1},
+                                   .http_threads = 1,
+                                   .max_connections = 16,
+                                   .max_queue = 8,
+                                   .read_timeout_s = PATIENCE_S,
+                                   .write_timeout_s = PATIENCE_S,
+                                   .idle_timeout_s = PATIENCE_S,
+                                   .max_body_bytes = 1 << 16,
+                                   .max_bodies_bytes = 1 << 24,
+                                   .plan = "kv",
+                                   .salt_quota_bytes = 1 << 24};
+    const struct hcache_opts o = {.model = "models/demo",
+                                  .threads = 1,
+                                  .max_context = 512,
+                                  .max_sequences = 2,
+                                  .store_in_memory = true,
+                                  .no_reuse = true,
+                                  .salt_quota_bytes = 1 << 24};
+    const struct conversations_opts co = {.max_turns = 100, .max_bytes = 1 << 24};
+    const struct hcache_truncation truncation = {.context = 256, .ratio = 0.5};
+    struct err err = {0};
+    struct hcache_err herr = {0};
+    tempdir_make(dir, "routes");
+    snprintf(files, sizeof files, "%s/files", dir);
+    if (server_start(&so, &server, &err) != 0 || hcache_open(&o, &h, &herr) != 0 ||
+        hcache_serve_start(h, so.max_queue, &herr) != 0 ||
+        conversations_open(&co, &conversations, &err) != 0 ||
+        shelf_open(files, 1 << 24, &shelf, &err) != 0) {
+        fprintf(stderr, "%s%s\n", err.msg, herr.msg);
+        return -1;
+    }
+    server_keep(server, conversations);
+    server_truncate(server, &truncation);
+    server_batches(server, shelf, 1);
+    return server_ready(server, h, &err);
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    server_drain(server);
+    hcache_serve_stop(h);
+    server_stop(server);
+    conversations_close(conversations);
+    shelf_close(shelf);
+    hcache_close(h);
+    tempdir_remove(dir);
+    return 0;
+}
+
+/* --- names and numbers that differ from run to run -------------------------------------------- */
+
+static char *ids[MAX_IDS];
+static int n_ids;
+
+/* Returns the length of the random name at s, 0 if there is none. *n_prefix: its part that is
+ * always the same. */
+static size_t name_at(const char *s, size_t *n_prefix)
+{
+    static const char *const prefixes[] = {
+        "resp_", "conv_",  "msg_", "file-", "batch_", "chatcmpl-", "cmpl-",
+        "call_", "toolu_", "req_", "fc_",   "line_",  "turn_"};
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
+        size_t n = strlen(prefixes[i]), more = 0;
+        if (strncmp(s, prefixes[i], n) != 0)
+            continue;
+        while (isxdigit((unsigned char)s[n + more]))
+            more++;
+        *n_prefix = n;
+        if (more >= 16)
+            return n + more;
+    }
+    return 0;
+}
+
+/* Returns the number of a name among those with its prefix, from 1 on. */
+static int number_of_id(const char *id, size_t n, size_t n_prefix)
+{
+    int number = 1;
+    for (int i = 0; i < n_ids; i++) {
+        if (strncmp(ids[i], id, n) == 0 && ids[i][n] == 0)
+            return number;
+        number += strncmp(ids[i], id, n_prefix) == 0;
+    }
+    assert_true(n_ids < MAX_IDS);
+    ids[n_ids++] = xasprintf("%.*s", (int)n, id);
+    return number;
+}
+
+/* Returns whether the value of a member differs from run to run, or from machine to machine. */
+static bool is_volatile(const char *name, size_t n)
+{
+    static const char *const whole[] = {"created", "until",          "committed_tokens",
+                                        "ms",      "restore_bubble", "read_bytes",
+                                        "spans"};
+    static const char *const ends[] = {"_at", "_ms", "_s", "per_second"};
+    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
+        if (n == strlen(whole[i]) && strncmp(name, whole[i], n) == 0)
+            return true;
+    }
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        size_t m = strlen(ends[i]);
+        if (n > m && strncmp(name + n - m, ends[i], m) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Returns the length of the number at s, if it is a percentage, or has so many digits that it was
+ * computed in floating point; else 0. */
+static size_t measured_at(const char *s)
+{
+    size_t whole = strspn(s, "-0123456789");
+    size_t more = whole > 0 && s[whole] == '.' ? strspn(s + whole + 1, "0123456789e-") : 0;
+    if (whole > 0 && strncmp(s + whole, " %", 2) == 0)
+        return whole;
+    return more > 5 ? whole + 1 + more : 0;
+}
+
+/* Returns the text with names and numbers written as the script has them. */
+static char *settled(const char *s)
+{
+    struct textbuf out = {0};
+    size_t n_prefix;
+    for (size_t n; *s != 0; s += n) {
+        const char *end = *s == '"' ? strchr(s + 1, '"') : NULL;
+        if (end != NULL && end[1] == ':' && is_volatile(s + 1, (size_t)(end - s) - 1)) {
+            const char *value = end + 2 + strspn(end + 2, " ");
+            /* A list in the order of time has only objects with numbers and words. */
+            size_t n_value = *value == '[' ? strcspn(value, "]")
+                                           : strspn(value, "-+.eE0123456789");
+            n = (size_t)(value - s);
+            textbuf_add(&out, s, n);
+            if (n_value > 0)
+                textbuf_add(&out, "[#" + (*value != '['), *value == '[' ? 2 : 1);
+            n += n_value;
+        } else if ((n = name_at(s, &n_prefix)) > 0) {
+            textbuf_addf(&out, "%.*sID%d", (int)n_prefix, s, number_of_id(s, n, n_prefix));
+        } else if ((n = measured_at(s)) > 0) {
+            textbuf_add(&out, "#", 1);
+        } else {
+            n = 1;
+            textbuf_add(&out, s, 1);
+        }
+    }
+    textbuf_add(&out, "", 0);
+    return out.p;
+}
+
+/* Returns the text with the real names. */
+static char *unsettled(const char *s)
+{
+    struct textbuf out = {0};
+    while (*s != 0) {
+        const char *id = NULL;
+        size_t n_name = 1;
+        for (int i = 0; i < n_ids; i++) {
+            size_t n_prefix = 0, n = name_at(ids[i], &n_prefix);
+            char *name = xasprintf("%.*sID%d", (int)n_prefix, ids[i],
+                                   number_of_id(ids[i], n, n_prefix));
+            size_t len = strlen(name);
+            if (strncmp(s, name, len) == 0 && !isdigit((unsigned char)s[len])) {
+                id = ids[i];
+                n_name = len;
+            }
+            free(name);
+        }
+        textbuf_add(&out, id != NULL ? id : s, id != NULL ? strlen(id) : 1);
+        s += n_name;
+    }
+    textbuf_add(&out, "", 0);
+    return out.p;
+}
+
+/* --- a request -------------------------------------------------------------------------------- */
+
+/* Sends a text and returns everything that comes back until the server closes. */
+static char *exchange(const char *text)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)server_port(server)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct textbuf got = {0};
+    char piece[4096];
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    for (size_t at = 0, n = strlen(text); at < n;) {
+        ssize_t sent = send(fd, text + at, n - at, MSG_NOSIGNAL);
+        assert_true(sent > 0);
+        at += (size_t)sent;
+    }
+    for (ssize_t n; (n = recv(fd, piece, sizeof piece, 0)) > 0;)
+        textbuf_add(&got, piece, (size_t)n);
+    close(fd);
+    textbuf_add(&got, "", 0);
+    return got.p;
+}
+
+/* Every answer has these. */
+static const char *const common[] = {
+    "Cache-Control: no-store",
+    "X-Content-Type-Options: nosniff",
+    "X-Frame-Options: DENY",
+    "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy: no-referrer",
+    "Cross-Origin-Resource-Policy: same-origin",
+    "Cross-Origin-Opener-Policy: same-origin",
+    "Vary: Origin",
+};
+enum { N_COMMON = sizeof common / sizeof common[0] };
+
+/* Returns whether the script leaves a header out. *n_common counts those that all answers have. */
+static bool is_left_out(const char *line, size_t n, int *n_common)
+{
+    static const char *const names[] = {"Date:", "Connection:", "Content-Length:"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strncasecmp(line, names[i], strlen(names[i])) == 0)
+            return true;
+    }
+    for (int i = 0; i < N_COMMON; i++) {
+        if (strlen(common[i]) == n && strncmp(line, common[i], n) == 0) {
+            ++*n_common;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Returns an answer as the script has it. */
+static char *written(char *answer)
+{
+    struct textbuf out = {0};
+    bool is_body = false;
+    int n_common = 0;
+    char *space = strchr(answer, ' '), *line = strstr(answer, "\r\n");
+    if (space == NULL || line == NULL)
+        fail_msg("no answer: %s", answer);
+    textbuf_addf(&out, "= %.3s\n", space + 1);
+    for (char *end; (line += *line == '\r' ? 2 : 1)[0] != 0; line = end) {
+        end = line + strcspn(line, "\r\n");
+        bool is_blank = end == line;
+        if (!is_blank && (is_body || !is_left_out(line, (size_t)(end - line), &n_common)))
+            textbuf_addf(&out, "%s%.*s\n", is_body ? "| " : "", (int)(end - line), line);
+        is_body = is_body || is_blank;
+        if (*end == 0)
+            break;
+    }
+    if (n_common != N_COMMON)
+        textbuf_addf(&out, "it has %d of the headers that all answers have\n", n_common);
+    textbuf_add(&out, "", 0);
+    return out.p;
+}
+
+/* A block of the script. */
+struct block {
+    char *request; /* as it is written */
+    char *answer;  /* the rest, from "= " on */
+    char *until;   /* text for which it is repeated; NULL: none */
+    struct textbuf sent;
+};
+
+/* Makes the HTTP request of a block. */
+static void make_request(struct block *b)
+{
+    struct textbuf head = {0}, body = {0};
+    char *text = unsettled(b->request), *rest = NULL;
+    char *line = strtok_r(text, "\n", &rest);
+    char method[16], path[400], key[32];
+    assert_int_equal(sscanf(line, "%15s %399s %31s", method, path, key), 3);
+    textbuf_addf(&head, "%s %s HTTP/1.0\r\nHost: localhost\r\n", method, path);
+    if (strcmp(key, "-") != 0)
+        textbuf_addf(&head, "Authorization: Bearer %s\r\n", key);
+    while ((line = strtok_r(NULL, "\n", &rest)) != NULL) {
+        size_t n_name = strspn(line,
+                               "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-");
+        if (strncmp(line, "~ ", 2) == 0)
+            b->until = xstrdup(line + 2);
+        else if (body.n == 0 && n_name > 0 && line[0] != '-' && line[n_name] == ':')
+            textbuf_addf(&head, "%s\r\n", line);
+        else
+            textbuf_addf(&body, "%s%s", body.n > 0 ? "\r\n" : "",
+                         strcmp(line, ".") == 0 ? "" : line);
+    }
+    if (strcmp(method, "POST") == 0)
+        textbuf_addf(&head, "Content-Length: %zu\r\n", body.n);
+    textbuf_add(&body, "", 0);
+    textbuf_addf(&b->sent, "%s\r\n%s", head.p, body.p);
+    textbuf_free(&head);
+    textbuf_free(&body);
+    free(text);
+}
+
+/* Plays a block and returns the answer as the script has it. */
+static char *play(struct block *b)
+{
+    int64_t end = clock_now_ns() + (int64_t)PATIENCE_S * 1000000000;
+    make_request(b);
+    for (;;) {
+        char *raw = exchange(b->sent.p);
+        bool is_done = b->until == NULL || strstr(raw, b->until) != NULL;
+        char *text = written(raw), *answer = is_done ? settled(text) : NULL;
+        if (!is_done && clock_now_ns() > end)
+            fail_msg("'%s' does not come: %s", b->until, text);
+        free(raw);
+        free(text);
+        if (is_done)
+            return answer;
+        clock_sleep_ns(2000000);
+    }
+}
+
+/* --- the script ------------------------------------------------------------------------------- */
+
+/* Plays a block. Returns whether the answer is the script's, and adds the block to `out`. */
+static bool play_block(const char *text, struct textbuf *out)
+{
+    const char *equals = strncmp(text, "= ", 2) == 0 ? text : strstr(text, "\n= ");
+    size_t n = equals != NULL ? (size_t)(equals - text) + 1 : strlen(text);
+    struct block b = {.request = xasprintf("%.*s", (int)n, text)};
+    char *want = xstrdup(equals != NULL ? equals + 1 : "");
+    char *got = play(&b);
+    bool is_same = strcmp(got, want) == 0;
+    if (!is_same)
+        printf("# %s# is answered by\n%s# instead of\n%s\n", b.request, got, want);
+    textbuf_addf(out, "%s%s", b.request, got);
+    free(b.request);
+    free(b.until);
+    textbuf_free(&b.sent);
+    free(want);
+    free(got);
+    return is_same;
+}
+
+static void each_route_answers_as_written(void **state)
+{
+    (void)state;
+    char *script, *rest;
+    size_t n;
+    int n_wrong = 0, n_played = 0;
+    struct err err = {0};
+    struct textbuf out = {0}, block = {0};
+    assert_int_equal(file_read(SCRIPT, 1 << 24, &script, &n, &err), 0);
+    for (char *line = script; line != NULL && *line != 0; line = rest) {
+        rest = strchr(line, '\n');
+        size_t n_line = rest != NULL ? (size_t)(++rest - line) : strlen(line);
+        bool is_end = n_line == 1 || rest == NULL || *rest == 0;
+        if (n_line > 1 && *line != '#')
+            textbuf_add(&block, line, n_line);
+        if (*line == '#')
+            textbuf_add(&out, line, n_line);
+        if (is_end && block.n > 0) {
+            textbuf_add(&block, "", 0);
+            n_wrong += !play_block(block.p, &out);
+            n_played++;
+            textbuf_free(&block);
+        }
+        if (n_line == 1)
+            textbuf_add(&out, "\n", 1);
+    }
+    const char *to = getenv("WRITE_ROUTES");
+    FILE *f = to != NULL ? fopen(to, "w") : NULL;
+    if (f != NULL) {
+        fwrite(out.p, 1, out.n, f);
+        fclose(f);
+    }
+    for (int i = 0; i < n_ids; i++)
+        free(ids[i]);
+    textbuf_free(&out);
+    free(script);
+    assert_true(n_played > 50);
+    assert_int_equal(n_wrong, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_route_answers_as_written),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
