@@ -5,7 +5,7 @@
     tools/mutants.py --seed 7 --per-folder 10 --wide 60      a sample of every folder of src/
 
 Mutants are drawn from .c files and headers. The emulated GPU judges GPU sources; cuda_blas.c, which no
-test runs, has no mutants.  A mutant changes one operator, constant, condition, field or statement of one
+test runs, has no mutants, and AMX sources have none on a processor without AMX.  A mutant changes one operator, constant, condition, field or statement of one
 line.  It *dies* when a test fails, crashes or takes ten times as long as without it.  A mutant that does
 not compile is drawn again, and so is one that no test can judge.  A survivor is a missing test, or
 equivalent: the line decides nothing differently.  Mutants in tools/mutants_equivalent.txt are known to be
@@ -310,7 +310,8 @@ def files_of(paths):
     for p in paths:
         of_folder = [f for kind in ("c", "h", "cu", "cuh") for f in glob.glob(f"{p}/**/*.{kind}", recursive=True)]
         found += sorted(of_folder) if os.path.isdir(p) else [p]
-    return [f for f in found if not f.endswith("cuda_blas.c")]
+    has_amx = " amx_tile " in text_of("/proc/cpuinfo")
+    return [f for f in found if not f.endswith("cuda_blas.c") and ("amx" not in f or has_amx)]
 
 
 def key_of(mutant):

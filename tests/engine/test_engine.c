@@ -690,6 +690,79 @@ static void other_models_are_a_miss_with_a_reason(void **state)
     io_close(io);
 }
 
+/* --- waiting for the saver -------------------------------------------------------------------- */
+
+enum { SAVED = 1000, PIECE = 64 };
+
+/* Opens a stack whose saver has little memory, on a disk that writes slowly. */
+static struct io *open_behind(struct stack *k)
+{
+    struct io *io = et_disk(5, 0);
+    const struct io_sim_fault slow = {
+        .kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .path = "seg-", .slow_ns = 5000000};
+    et_open(k, &(struct stack_opts){.user.store = et_dirs,
+                                    .user.n_store = 2,
+                                    .user.max_sequences = 2,
+                                    .user.no_reuse = true,
+                                    .user.save_buffer_bytes = 1,
+                                    .io = io,
+                                    .step_rows = PIECE});
+    assert_int_equal(io_sim_fault_add(io, &slow), 0);
+    return io;
+}
+
+/* Runs a prompt to its end. Returns the steps of its prefill in which none of it was computed. */
+static int count_idle_steps(struct stack *k, struct seq *s)
+{
+    struct err err = {0};
+    int n_idle = 0, n_active;
+    while (s->phase != PHASE_DONE) {
+        int n_done = s->n_done;
+        bool is_prefill = s->phase == PHASE_PREFILL;
+        assert_int_equal(engine_step(k->engine, &n_active, &err), 0);
+        n_idle += is_prefill && s->n_done == n_done;
+    }
+    return n_idle;
+}
+
+/* A prefill that has the engine to itself waits for the saver within its step. Beside a decode it
+ * waits for a later step, and the decode goes on. Both are saved to the end. */
+static void a_prefill_waits_where_nothing_decodes(void **state)
+{
+    (void)state;
+    static int32_t prompt[SAVED], other[8];
+    struct err err = {0};
+    et_prompt(prompt, SAVED, 1);
+    et_prompt(other, 8, 2);
+    for (int beside = 0; beside < 2; beside++) {
+        struct stack k;
+        struct seq *decode = NULL, *s;
+        struct et_run r;
+        int n_active;
+        struct io *io = open_behind(&k);
+        struct et_ask a = {.prompt = other, .n_prompt = 8, .max_tokens = 1000};
+        if (beside) {
+            assert_int_equal(add(&k, &a, &decode, &err), 0);
+            while (decode->phase != PHASE_DECODE)
+                assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+        }
+        a = (struct et_ask){.prompt = prompt, .n_prompt = SAVED, .save = "both"};
+        assert_int_equal(add(&k, &a, &s, &err), 0);
+        int n_before = beside ? decode->n_tokens : 0, n_idle = count_idle_steps(&k, s);
+        if (beside)
+            assert_true(n_idle > 0 && decode->n_tokens - n_before >= n_idle);
+        else
+            assert_int_equal(n_idle, 0);
+        et_take(&k, s, &r);
+        assert_int_equal(r.save_end, SAVE_GOES_ON);
+        assert_int_equal(r.committed, SAVED);
+        if (beside)
+            engine_remove(k.engine, decode);
+        stack_close(&k);
+        io_close(io);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -710,6 +783,7 @@ int main(void)
         cmocka_unit_test(records_are_added),
         cmocka_unit_test(small_save_buffer),
         cmocka_unit_test(other_models_are_a_miss_with_a_reason),
+        cmocka_unit_test(a_prefill_waits_where_nothing_decodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

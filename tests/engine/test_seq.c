@@ -352,6 +352,29 @@ static void a_sequence_ends_in_each_phase(void **state)
     lab_close();
 }
 
+/* Blocks on the device are known up to the last token of the prompt, which is always computed. */
+static void the_last_token_of_a_known_prompt_is_computed(void **state)
+{
+    (void)state;
+    struct et_run r;
+    memset(&lab, 0, sizeof lab);
+    et_open(&lab.k, &(struct stack_opts){.step_rows = STEP_ROWS});
+    et_prompt(lab.prompt, N_PROMPT, 11);
+    struct et_ask a = {.prompt = lab.prompt, .n_prompt = 2 * KV_BLOCK_TOKENS + 1};
+    assert_int_equal(et_run(&lab.k, &a, &r), 0);
+    for (int more = 0; more < 2; more++) {
+        int n_unused = -1;
+        a.n_prompt = 2 * KV_BLOCK_TOKENS + more;
+        struct seq *s = add(et_request(&lab.k, &a));
+        assert_int_equal(seq_find_known(s, &n_unused), 1 + more);
+        assert_int_equal(n_unused, 1 + more);
+        run_all();
+        assert_int_equal(seq_outcome(s)->n_cached, a.n_prompt - 1);
+        engine_remove(engine(), s);
+    }
+    stack_close(&lab.k);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -361,6 +384,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(state_comes_back),
         cmocka_unit_test(a_better_rank_preempts_in_each_phase),
         cmocka_unit_test(a_sequence_ends_in_each_phase),
+        cmocka_unit_test(the_last_token_of_a_known_prompt_is_computed),
     };
     et_only(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);

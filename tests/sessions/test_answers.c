@@ -5,9 +5,13 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "sessions/answers.h"
@@ -240,6 +244,102 @@ static void the_file_is_bounded(void **state)
     answers_close(m);
 }
 
+/* The order of use is in the file: after a restart the least recently used goes first, too. Only
+ * the owner may read the file. */
+static void the_order_of_use_outlives_the_process(void **state)
+{
+    (void)state;
+    struct stat st;
+    size_t n;
+    struct answers *m = open_file(5);
+    put(m, NULL, "first", 1);
+    put(m, NULL, "second", 2);
+    put(m, NULL, "third", 3);
+    assert_int_equal(find(m, NULL, "first", &n), 1);
+    answers_close(m);
+    answers_close(open_file(5)); /* writes them in their order */
+    struct answers_opts o = {.max_entries = 2, .max_bytes = 1 << 20, .path = path};
+    struct err err = {0};
+    o.vocabulary.b[0] = 5;
+    assert_int_equal(answers_open(&o, &m, &err), 0);
+    assert_int_equal(count(m), 2);
+    assert_int_equal(find(m, NULL, "first", &n), 0); /* its look-up was not written */
+    assert_int_equal(find(m, NULL, "third", &n), 3);
+    answers_close(m);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+}
+
+/* Files of this process may have so many bytes from now on. */
+static void limit_files(rlim_t n)
+{
+    struct rlimit r;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &r), 0);
+    r.rlim_cur = n;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &r), 0);
+}
+
+/* A file that cannot be written is a fault at the start, which leaves the old file. Later it is
+ * given up: answers are remembered without it. */
+static void a_file_that_cannot_be_written_is_told(void **state)
+{
+    (void)state;
+    struct answers *m = open_file(6);
+    struct answers_opts o = {.max_entries = 64, .max_bytes = 1 << 20, .path = path};
+    struct err err = {0};
+    struct stat before, after;
+    size_t n;
+    o.vocabulary.b[0] = 6;
+    put(m, NULL, "kept", 1);
+    assert_int_equal(stat(path, &before), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    limit_files((rlim_t)before.st_size);
+    put(m, NULL, "not in the file", 2);
+    limit_files(RLIM_INFINITY);
+    put(m, NULL, "behind it", 3);
+    assert_int_equal(find(m, NULL, "not in the file", &n), 2);
+    assert_int_equal(find(m, NULL, "behind it", &n), 3);
+    assert_int_equal(count(m), 3);
+    answers_close(m);
+    assert_int_equal(stat(path, &after), 0);
+    assert_int_equal(after.st_size, before.st_size);
+    static const rlim_t limits[] = {
+        0, 60}; /* not the head; the head, and a part of a record */
+    for (int i = 0; i < 2; i++) {
+        char temp[sizeof path + 8];
+        struct answers *none = NULL;
+        limit_files(limits[i]);
+        int rc = answers_open(&o, &none, &err);
+        limit_files(RLIM_INFINITY);
+        assert_int_equal(rc, -EFBIG);
+        assert_null(none);
+        assert_non_null(strstr(err.msg, path));
+        snprintf(temp, sizeof temp, "%s.new", path);
+        assert_int_not_equal(access(temp, F_OK), 0);
+    }
+    m = open_file(6);
+    assert_int_equal(count(m), 1);
+    assert_int_equal(find(m, NULL, "kept", &n), 1);
+    answers_close(m);
+    signal(SIGXFSZ, SIG_DFL);
+}
+
+/* What became of remembered tokens is counted. */
+static void uses_are_counted(void **state)
+{
+    (void)state;
+    struct answers *m = make(8, 1 << 20);
+    struct answers_stats st;
+    answers_count(m, true);
+    answers_count(m, true);
+    answers_count(m, false);
+    answers_stats(m, &st);
+    assert_int_equal(st.n_used, 2);
+    assert_int_equal(st.n_unusable, 1);
+    assert_int_equal(st.n_entries, 0);
+    answers_close(m);
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -265,6 +365,9 @@ int main(void)
         cmocka_unit_test(a_file_outlives_the_process),
         cmocka_unit_test(a_damaged_file_is_survived),
         cmocka_unit_test(the_file_is_bounded),
+        cmocka_unit_test(the_order_of_use_outlives_the_process),
+        cmocka_unit_test(a_file_that_cannot_be_written_is_told),
+        cmocka_unit_test(uses_are_counted),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
