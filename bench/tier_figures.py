@@ -8,6 +8,8 @@
   bench/tier_figures.py MODEL beside     the cost to the first request of reading ahead for a second
                                          one: time between its tokens, on two servers that take
                                          turns, so that other work hits both
+  bench/tier_figures.py MODEL floor      the same for another program that reads the disk as fast (fio, 1 MiB
+                                         at a time, past the page cache): what no server can avoid
   bench/tier_figures.py MODEL turns      later turns of conversations, against recomputing them
   bench/tier_figures.py MODEL documents  documents with six tasks each (AttentionStore, figures 25
                                          and 26)
@@ -19,7 +21,9 @@ Arms take turns in each round, in another order each time.  Nothing is kept on t
 import argparse
 import os
 import shutil
+import signal
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
@@ -28,13 +32,14 @@ from one_server import Server, by_turns, median, tokens
 
 a = argparse.ArgumentParser()
 a.add_argument("model")
-a.add_argument("what", choices=("pair", "beside", "turns", "documents", "zero"))
+a.add_argument("what", choices=("pair", "beside", "floor", "turns", "documents", "zero"))
 a.add_argument("--program", default="build/hcache")
 a.add_argument("--tokens", type=int, default=1024)
 a.add_argument("--answer", type=int, default=64)
 a.add_argument("--rounds", type=int, default=3)
 a.add_argument("--throttle", default="0", help="of the disk's reads, bytes per second")
 a.add_argument("--dram", default="1G")
+a.add_argument("--floor-bytes", type=float, default=21.3e6, help="that floor reads in the time of an answer")
 a.add_argument("--vocabulary", type=int, default=8000)
 a.add_argument("--threads", help="of compute; by default one per processor")
 a = a.parse_args()
@@ -85,6 +90,17 @@ def pair(folder):
               f"{median(r[arm], 'first') / alone - 1:+.1%}")
 
 
+def print_ratios(what, xs, ys):
+    """Prints the ratios of two arms' rounds, and a 95 % interval of their median (from its ranks)."""
+    x, y = [r["first"] for r in xs], [r["first"] for r in ys]
+    ratios = sorted(p / q for p, q in zip(x, y))
+    n = len(ratios)
+    reach = int(0.98 * n ** 0.5) + 1
+    low, high = ratios[max(0, n // 2 - reach)], ratios[min(n - 1, (n - 1) // 2 + reach)]
+    print(f"{what}: median {statistics.median(ratios):.3f} (95 %: {low:.3f} to {high:.3f}; {n} rounds); medians "
+          f"{statistics.median(x):.2f} and {statistics.median(y):.2f} ms, minima {min(x):.2f} and {min(y):.2f} ms")
+
+
 def beside(folder):
     # Each round has a second request of its own: a context that DRAM already holds is not read.
     prompts = [ids(i, a.tokens) for i in range(a.rounds + 2)]
@@ -111,15 +127,35 @@ def beside(folder):
     r = by_turns(["on", "off"], a.rounds, run)
     for s in servers.values():
         s.stop()
-    ratios = sorted(x["first"] / y["first"] for x, y in zip(r["on"], r["off"]))
-    n = len(ratios)
     on, off = median(r["on"], "load"), median(r["off"], "load")
     print(f"the second's load: {off:.1f} ms without reading ahead, {on:.1f} ms with it: {1 - on / off:.1%} hidden")
-    print(f"the first's time between tokens, reading ahead for the second over not: median {statistics.median(ratios):.3f}, "
-          f"quartiles {ratios[n // 4]:.3f} and {ratios[3 * n // 4]:.3f} of {n} rounds; medians "
-          f"{median(r['on'], 'first'):.2f} and {median(r['off'], 'first'):.2f} ms, minima {min(x['first'] for x in r['on']):.2f} "
-          f"and {min(x['first'] for x in r['off']):.2f} ms ({median(r['on'], 'staged') / 1e6:.1f} MB staged, "
-          f"{median(r['on'], 'dram'):.0f} tokens from DRAM)")
+    print(f"{median(r['on'], 'staged') / 1e6:.1f} MB staged, {median(r['on'], 'dram'):.0f} tokens from DRAM")
+    print_ratios("the first's time between tokens, reading ahead for the second over not", r["on"], r["off"])
+
+
+def floor(folder):
+    # As fast as `beside` reads: the context's bytes in the time of one answer.
+    s = server("--max-sequences", "1", "--dram", "0")
+    prompt, disk = ids(0, a.tokens), folder + "-fio"
+    s.ask(prompt, a.answer)
+    rate = a.floor_bytes / (s.ask(prompt, a.answer)["per_token_ms"] * a.answer / 1e3)
+    fio = ["fio", "--name=read", f"--filename={disk}", "--size=512M", "--rw=read", "--bs=1M", "--direct=1",
+           "--ioengine=io_uring", "--iodepth=4"]
+    subprocess.run(fio, check=True, stdout=subprocess.DEVNULL)  # makes the file
+
+    def run(arm, _):
+        if arm == "alone":
+            return {"first": s.ask(prompt, a.answer)["per_token_ms"]}
+        with subprocess.Popen(fio + [f"--rate={rate:.0f}", "--time_based", "--runtime=600"],
+                              stdout=subprocess.DEVNULL) as p:
+            time.sleep(1)
+            try:
+                return {"first": s.ask(prompt, a.answer)["per_token_ms"]}
+            finally:
+                p.send_signal(signal.SIGINT)
+    r = by_turns(["fio", "alone"], a.rounds, run)
+    s.stop()
+    print_ratios(f"the first's time between tokens, beside fio at {rate / 1e6:.0f} MB/s over alone", r["fio"], r["alone"])
 
 
 def ttft_of(arm, folder, histories, requests):
@@ -172,4 +208,4 @@ def zero(_):
 
 
 with tempfile.TemporaryDirectory(prefix="tiers.", dir="/var/tmp") as tmp:
-    {"pair": pair, "beside": beside, "turns": turns, "documents": documents, "zero": zero}[a.what](os.path.join(tmp, "store"))
+    {"pair": pair, "beside": beside, "floor": floor, "turns": turns, "documents": documents, "zero": zero}[a.what](os.path.join(tmp, "store"))
