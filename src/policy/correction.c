@@ -137,8 +137,13 @@ static void learn_split(struct platform *p, const struct correction_expected *e,
                       fmax(0, p->split_s + CORRECTION_GAIN_MIN * surprise));
 }
 
-/* Teaches the cost of splits, or the kind that was most of the compute lane's work, if any was.
- * The others are believed. */
+static bool is_large_miss(double miss)
+{
+    return miss > CORRECTION_LARGE_MISS || miss < 1 / CORRECTION_LARGE_MISS;
+}
+
+/* Teaches the cost of splits, or the kind that was most of the compute lane's work. The other
+ * costs are believed. If no kind was, a large miss teaches both kinds the same ratio. */
 static void learn_compute(struct platform *p, const struct correction_expected *e,
                           double observed_s)
 {
@@ -151,12 +156,18 @@ static void learn_compute(struct platform *p, const struct correction_expected *
         return;
     }
     observed_s -= e->n_splits * e->slowed * p->split_s;
+    double miss = observed_s / rows_s;
     if (e->gemm_s >= MOST * sum)
         correction_observe(gemm, e->gemm_s,
                            observed_s - e->kv_s * platform_correction_factor(kv));
     else if (e->kv_s >= MOST * sum)
         correction_observe(kv, e->kv_s,
                            observed_s - e->gemm_s * platform_correction_factor(gemm));
+    else if (is_large_miss(miss)) {
+        correction_observe(gemm, e->gemm_s,
+                           e->gemm_s * platform_correction_factor(gemm) * miss);
+        correction_observe(kv, e->kv_s, e->kv_s * platform_correction_factor(kv) * miss);
+    }
 }
 
 void correction_learn(struct platform *p, const struct correction_expected *e,
@@ -178,7 +189,7 @@ void correction_learn_prefill(struct platform *p, double believed_s, double obse
     double miss = observed_s / believed_s;
     if (!(believed_s > 0) || !(observed_s > LEAST_S) || p->weights_s > 0)
         return;
-    if (miss <= CORRECTION_PREFILL_MISS && miss >= 1 / CORRECTION_PREFILL_MISS)
+    if (!is_large_miss(miss))
         return;
     double measured_s = believed_s / platform_correction_factor(&p->gemm_correction);
     correction_observe(&p->gemm_correction, measured_s, observed_s);

@@ -46,8 +46,8 @@
  * splits. Splits are then at least a fifth of its compute, at PLATFORM_SPLIT_S each. */
 #define CORRECTION_SHORT_RUN_S (4 * PLATFORM_SPLIT_S)
 #define CORRECTION_SPLIT_MAX_S 100e-6
-/* A prefill that takes this many times longer, or shorter, than predicted is not noise. */
-#define CORRECTION_PREFILL_MISS 1.5
+/* Compute that takes this many times longer, or shorter, than predicted is not noise. */
+#define CORRECTION_LARGE_MISS 1.5
 /* Most that one surprise adds to the spread, in log2: an outlier is not a habit. */
 #define CORRECTION_SPREAD_MAX 0.5
 
@@ -89,13 +89,15 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
 /* Corrects *p. If compute never waits, the I/O lane may only have waited for the compute lane,
  * which frees the buffers. It then teaches only that reading is faster than believed. The
  * compute lane teaches the cost of splits if its runs of chunks are short, else the kind that was
- * at least four fifths of its work; the other costs are believed. */
+ * at least four fifths of its work; the other costs are believed. If neither kind was, it teaches
+ * nothing, unless the miss is large: then the machine is probably slower for both kinds, and both
+ * learn the same ratio. */
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
 
 /* Corrects GEMM if a batch of new tokens alone took observed_s and platform_prefill_s,
  * corrections included, predicted believed_s, and the two differ by more than
- * CORRECTION_PREFILL_MISS. Does nothing if weights are streamed: then a batch may take the time
+ * CORRECTION_LARGE_MISS. Does nothing if weights are streamed: then a batch may take the time
  * of its weights. */
 void correction_learn_prefill(struct platform *p, double believed_s, double observed_s);
 

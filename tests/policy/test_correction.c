@@ -68,7 +68,7 @@ static void prefill_ends_a_wrong_belief_about_compute(void **state)
         for (int k = 0; k < 12; k++)
             correction_learn_prefill(&p, factor(&p.gemm_correction), truths[i]);
         double off = factor(&p.gemm_correction) / truths[i];
-        assert_true(off <= CORRECTION_PREFILL_MISS && off >= 1 / CORRECTION_PREFILL_MISS);
+        assert_true(off <= CORRECTION_LARGE_MISS && off >= 1 / CORRECTION_LARGE_MISS);
         assert_true(p.kv_correction.n_observed == 0);
     }
 }
@@ -283,6 +283,35 @@ static void parts_without_kv_teach_gemm(void **state)
     assert_true(p.kv_correction.n_observed == 0);
 }
 
+/* Lets restores whose work is 3/4 projections and 1/4 loading take `slow` times as long as the
+ * profile says, until they teach nothing more. */
+static void teach_mixed(struct platform *p, double slow)
+{
+    for (int i = 0; i < 30; i++) {
+        struct correction_expected e = {.gemm_s = 30e-3, .kv_s = 10e-3, .slowed = 1};
+        double seen_s = slow * (e.gemm_s + e.kv_s);
+        struct correction_observed o = {.compute_s = seen_s, .total_s = seen_s};
+        correction_learn(p, &e, &o);
+    }
+}
+
+/* No kind is most of the work. Half of the machine is taken by another program: both kinds take
+ * twice as long, and both learn it. A small miss may come from either kind, so it teaches none. */
+static void a_large_miss_of_a_mixture_teaches_both_kinds(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    teach_mixed(&p, 1.4);
+    assert_true(p.gemm_correction.n_observed == 0 && p.kv_correction.n_observed == 0);
+    teach_mixed(&p, 3);
+    double gemm = factor(&p.gemm_correction), kv = factor(&p.kv_correction);
+    assert_true(gemm > 3 / CORRECTION_LARGE_MISS && gemm <= 3.001);
+    assert_true(kv > 3 / CORRECTION_LARGE_MISS && kv <= 3.001);
+    teach_mixed(&p, 1);
+    assert_true(factor(&p.gemm_correction) <= CORRECTION_LARGE_MISS);
+    assert_true(factor(&p.kv_correction) <= CORRECTION_LARGE_MISS);
+}
+
 /* A machine whose GEMM, KV loading and disk are off by these factors: after a number of restores
  * with auto's own plans the platform predicts the measured times, and gives the plans of the true
  * costs. */
@@ -400,6 +429,7 @@ int main(void)
         cmocka_unit_test(any_bandwidth_is_taught),
         cmocka_unit_test(short_restores_teach_the_start),
         cmocka_unit_test(parts_without_kv_teach_gemm),
+        cmocka_unit_test(a_large_miss_of_a_mixture_teaches_both_kinds),
         cmocka_unit_test(learns_the_machine),
         cmocka_unit_test(is_kept),
         cmocka_unit_test(only_whole_restores_that_ran_alone_teach),
