@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/textbuf.h"
@@ -399,6 +400,135 @@ static void refused_lines_are_answered_in_the_errors(void **state)
     assert_int_equal(c.n_answers, 0);
 }
 
+/* Fails unless the output has the answers in this order. */
+static void assert_order(const char *name, const char *const *ids, int n)
+{
+    char *path = xasprintf("%s/%s out", folder, name), *text;
+    size_t n_text;
+    assert_int_equal(file_read(path, 1 << 24, &text, &n_text, &err), 0);
+    const char *at = text;
+    for (int i = 0; i < n; i++) {
+        char *id = xasprintf("\"custom_id\": \"%s\"", ids[i]);
+        at = strstr(at, id);
+        if (at == NULL)
+            fail_msg("'%s' is not number %d in:\n%s", ids[i], i, text);
+        free(id);
+    }
+    free(text);
+    free(path);
+}
+
+/* A prompt of a block of tokens and one more. */
+static char *block_line(const char *id, int token, int last, const char *more)
+{
+    struct textbuf t = {0};
+    textbuf_addf(&t, "{\"custom_id\":\"%s\",\"method\":\"POST\",", id);
+    textbuf_addf(&t, "\"url\":\"/v1/completions\",\"body\":{\"prompt\":[");
+    for (int i = 0; i < 64; i++)
+        textbuf_addf(&t, "%d,", token);
+    textbuf_addf(&t, "%d],\"max_tokens\":4%s}}", last, more);
+    return t.p;
+}
+
+/* Prompts with a common beginning follow one another, if they have the same salt. Others keep the
+ * order of the file. */
+static void common_beginnings_follow_one_another(void **state)
+{
+    (void)state;
+    static const char *const salts[] = {"", ",\"cache_salt\":\"y\""};
+    static const char *const wants[2][4] = {{"a1", "a2", "b1", "b2"},
+                                            {"b1", "b2", "a1", "a2"}};
+    for (int i = 0; i < 2; i++) {
+        char *lines[] = {block_line("a1", 5, 1, ""), block_line("b1", 6, 1, ""),
+                         block_line("a2", 5, 2, salts[i]), block_line("b2", 6, 2, "")};
+        struct told t = {0};
+        struct batch_counts c;
+        const struct batch_opts o = {.in_flight = 1, .lookahead = 4};
+        const char *name = i == 0 ? "order" : "salts";
+        assert_int_equal(run_lines(name, (const char *const *)lines, 4, o, &t, &c), 0);
+        assert_order(name, wants[i], 4);
+        for (int j = 0; j < 4; j++)
+            free(lines[j]);
+    }
+    static const char *const apart[] = {
+        LINE("0", "completions", "\"prompt\":[9],\"max_tokens\":1"),
+        LINE("1", "completions", "\"prompt\":[5],\"max_tokens\":1"),
+        LINE("2", "completions", "\"prompt\":[8],\"max_tokens\":1"),
+        LINE("3", "completions", "\"prompt\":[4],\"max_tokens\":1"),
+    };
+    static const char *const in_order[] = {"0", "1", "2", "3"};
+    struct told t = {0};
+    struct batch_counts c;
+    const struct batch_opts o = {.in_flight = 1, .lookahead = 4};
+    assert_int_equal(run_lines("apart", apart, 4, o, &t, &c), 0);
+    assert_order("apart", in_order, 4);
+}
+
+/* Equal requests have answers of their own, with the time of the batch. The same file gives the
+ * same answers. */
+static void each_line_has_its_seed(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {
+        LINE("0", "completions",
+             "\"prompt\":[5],\"max_tokens\":20,\"temperature\":9,\"logprobs\":1"),
+        LINE("1", "completions",
+             "\"prompt\":[5],\"max_tokens\":20,\"temperature\":9,\"logprobs\":1"),
+    };
+    struct told t = {0};
+    struct batch_counts c;
+    const struct batch_opts o = {.in_flight = 2, .lookahead = 2, .created_s = 1234567};
+    char *text[2], *answer[2];
+    for (int i = 0; i < 2; i++) {
+        int n;
+        const char *name = i == 0 ? "seeds" : "again";
+        assert_int_equal(run_lines(name, lines, 2, o, &t, &c), 0);
+        char *out = xasprintf("%s out", name);
+        text[i] = lines_of(out, &n);
+        assert_int_equal(n, 2);
+        free(out);
+    }
+    assert_string_equal(text[0], text[1]);
+    assert_non_null(strstr(text[0], "\"created\": 1234567"));
+    answer[0] = strstr(text[0], "\"choices\"");
+    answer[1] = strstr(answer[0] + 1, "\"choices\"");
+    assert_int_not_equal(strncmp(answer[0], answer[1], strcspn(answer[0], "}")), 0);
+    free(text[0]);
+    free(text[1]);
+}
+
+static double most_left_s;
+static bool has_slept;
+
+/* An estimate needs a second. */
+static void watch_estimate(struct told *t, const struct batch_counts *c)
+{
+    (void)t;
+    if (!has_slept)
+        clock_sleep_ns(1050000000);
+    has_slept = true;
+    most_left_s = c->left_high_s > most_left_s ? c->left_high_s : most_left_s;
+}
+
+/* The time that is left is told, and is none at the end: also if an earlier job has done a part. */
+static void the_time_left_comes_to_an_end(void **state)
+{
+    (void)state;
+    struct told t = {.act = stop_soon};
+    struct batch_counts c, stopped;
+    assert_int_equal(run("timed", 0, &t, &stopped), ERR_CANCELLED);
+    t = (struct told){.act = watch_estimate};
+    assert_int_equal(run("timed", 0, &t, &c), 0);
+    assert_true(most_left_s > 0);
+    assert_true(c.left_high_s == 0 && c.left_low_s == 0);
+    assert_int_equal(c.n_skipped, stopped.n_done);
+    assert_true(c.out_bytes > stopped.out_bytes);
+    uint64_t bytes = c.out_bytes;
+    t = (struct told){0};
+    assert_int_equal(run("timed", 0, &t, &c), 0);
+    assert_int_equal(c.out_bytes, bytes);
+}
+
 static int most_at_once, n_progress;
 
 static void count_at_once(struct told *t, const struct batch_counts *c)
@@ -447,6 +577,9 @@ int main(void)
         cmocka_unit_test(answers_stay_within_their_bound),
         cmocka_unit_test(a_full_queue_is_waited_for),
         cmocka_unit_test(refused_lines_are_answered_in_the_errors),
+        cmocka_unit_test(common_beginnings_follow_one_another),
+        cmocka_unit_test(each_line_has_its_seed),
+        cmocka_unit_test(the_time_left_comes_to_an_end),
         cmocka_unit_test(answers_in_flight_are_bounded),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);

@@ -120,6 +120,72 @@ static void test_getters(void **state)
     json_free(o);
 }
 
+/* Each getter of an optional member takes its value, leaves the default where it is missing or null,
+ * and refuses another type. */
+static void test_optional_members(void **state)
+{
+    (void)state;
+    struct json *o = parse(
+        "{\"r\": 1.5, \"b\": true, \"s\": \"x\", \"n\": null, \"a\": [1],"
+        " \"o\": {\"k\": 2}, \"i\": 7}");
+    static const char *const none[] = {"absent", "n"};
+    struct err err = {0};
+    for (int i = 0; i < 2; i++) {
+        double r = 9;
+        bool b = true;
+        const char *s = "mine";
+        const struct json *a = o, *v = o;
+        assert_int_equal(json_opt_real(o, none[i], &r, &err), 0);
+        assert_int_equal(json_opt_bool(o, none[i], &b, &err), 0);
+        assert_int_equal(json_opt_string(o, none[i], &s, &err), 0);
+        assert_int_equal(json_opt_array(o, none[i], &a, &err), 0);
+        assert_int_equal(json_opt_object(o, none[i], &v, &err), 0);
+        assert_true(r == 9 && b && strcmp(s, "mine") == 0 && a == o && v == o);
+    }
+    int64_t i = 0;
+    double r = 0;
+    bool b = false;
+    const char *s = NULL;
+    const struct json *a = NULL, *v = NULL;
+    assert_int_equal(json_opt_int(o, "i", 7, 7, &i, &err), 0);
+    assert_int_equal(json_opt_real(o, "r", &r, &err), 0);
+    assert_int_equal(json_opt_bool(o, "b", &b, &err), 0);
+    assert_int_equal(json_opt_string(o, "s", &s, &err), 0);
+    assert_int_equal(json_opt_array(o, "a", &a, &err), 0);
+    assert_int_equal(json_opt_object(o, "o", &v, &err), 0);
+    assert_true(i == 7 && r == 1.5 && b && strcmp(s, "x") == 0);
+    assert_true(a == json_member(o, "a") && v == json_member(o, "o"));
+    assert_int_equal(json_opt_int(o, "i", 8, 9, &i, &err), ERR_FORMAT);
+    assert_int_equal(json_opt_int(o, "i", 1, 6, &i, &err), ERR_FORMAT);
+    assert_int_equal(json_opt_real(o, "b", &r, &err), ERR_FORMAT);
+    assert_int_equal(json_opt_bool(o, "r", &b, &err), ERR_FORMAT);
+    assert_int_equal(json_opt_string(o, "a", &s, &err), ERR_FORMAT);
+    assert_int_equal(json_opt_array(o, "o", &a, &err), ERR_FORMAT);
+    assert_int_equal(json_opt_object(o, "s", &v, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'s' must be an object, it is a string");
+    assert_int_equal(json_get_array(o, "absent", &a, &err), ERR_FORMAT);
+    json_drop(o, "s");
+    assert_null(json_member(o, "s"));
+    assert_int_equal(json_count(o), 6);
+    json_free(o);
+}
+
+/* Every kind has a name for messages. A missing value counts as null. */
+static void test_kinds_have_names(void **state)
+{
+    (void)state;
+    struct json *o = parse("[null, true, 1, 1.5, \"\", [], {}]");
+    static const char *const names[] = {"null",     "a boolean", "an integer", "a number",
+                                        "a string", "an array",  "an object"};
+    for (size_t i = 0; i < 7; i++) {
+        assert_int_equal(json_kind(json_at(o, i)), JSON_KIND_NULL + (int)i);
+        assert_string_equal(json_kind_name(json_at(o, i)), names[i]);
+    }
+    assert_int_equal(json_kind(NULL), JSON_KIND_NULL);
+    assert_null(json_at(o, 7));
+    json_free(o);
+}
+
 /* tokenizer_config.json writes "no limit" as 10^30. */
 static void test_huge_integers(void **state)
 {
@@ -235,6 +301,8 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_getters),
+        cmocka_unit_test(test_optional_members),
+        cmocka_unit_test(test_kinds_have_names),
         cmocka_unit_test(test_huge_integers),
         cmocka_unit_test(test_writing),
         cmocka_unit_test(test_iteration_keeps_order),

@@ -290,14 +290,48 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
         kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
         kv_table_free(keeping, &t);
     }
+    assert_int_equal(kv_pool_n_expected(keeping), 4);
     assert_int_equal(kv_table_reserve(keeping, &t, n * 64, NULL), 0);
     int left = kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused);
     *n_other = kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused);
     kv_table_free(keeping, &t);
     /* When its request was served, the first chain is the oldest again. */
     kv_pool_expect_no_more(keeping, &roots[0], tokens[0], 256, 1);
+    assert_int_equal(kv_pool_n_expected(keeping), 0);
     kv_pool_destroy(keeping);
     return left;
+}
+
+/* After an erasure, no block counts as saved. Blocks that are saved again do. */
+static void test_an_erasure_unmarks_saved_blocks(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    int32_t tokens[3 * 64];
+    struct kv_table t = {0}, u = {0};
+    int n_unused;
+    o.keep = true;
+    o.n_blocks = 8;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    assert_int_equal(kv_pool_n_blocks(keeping), 8);
+    for (int i = 0; i < 3 * 64; i++)
+        tokens[i] = i;
+    assert_int_equal(kv_table_reserve(keeping, &t, 3 * 64, NULL), 0);
+    kv_table_keep(keeping, &t, &roots[0], tokens, 3 * 64);
+    kv_table_mark_saved(keeping, &t, 2);
+    assert_int_equal(kv_pool_find(keeping, &roots[0], tokens, 3 * 64, true, &n_unused), 2);
+    assert_int_equal(n_unused, 0);
+    kv_pool_unmark_saved(keeping);
+    assert_int_equal(kv_pool_find(keeping, &roots[0], tokens, 3 * 64, true, &n_unused), 0);
+    assert_int_equal(kv_pool_find(keeping, &roots[0], tokens, 3 * 64, false, &n_unused), 3);
+    kv_table_free(keeping, &t);
+    assert_int_equal(kv_pool_find(keeping, &roots[0], tokens, 3 * 64, false, &n_unused), 3);
+    assert_int_equal(n_unused, 3);
+    assert_int_equal(kv_table_take(keeping, &u, &roots[0], tokens, 3 * 64, false), 3);
+    kv_table_mark_saved(keeping, &u, 3);
+    assert_int_equal(kv_pool_find(keeping, &roots[0], tokens, 3 * 64, true, &n_unused), 3);
+    kv_table_free(keeping, &u);
+    kv_pool_destroy(keeping);
 }
 
 static void test_a_waiting_request_keeps_its_blocks(void **state)
@@ -487,6 +521,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_an_erasure_unmarks_saved_blocks, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_a_waiting_request_keeps_its_blocks, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_names_come_and_go_with_their_blocks, setup,

@@ -203,6 +203,77 @@ static void test_costs(void **state)
     assert_true(fabs(parts - 1 - platform_tok_s(&p, 10)) < 1e-12);
 }
 
+/* Each cost has the terms that its comment names, corrected by what was observed. The numbers are
+ * powers of two, so the sums are exact. */
+static void test_costs_of_reading_and_of_the_bus(void **state)
+{
+    (void)state;
+    struct platform p;
+    platform_init(&p);
+    p.h_bytes = 512;
+    p.kv_bytes = 1024;
+    p.n_tiers = 2;
+    p.tier[0] = (struct platform_tier){.name = "dram", .bytes_per_s = 4096, .request_s = 2};
+    p.tier[1] = (struct platform_tier){.name = "ssd",
+                                       .bytes_per_s = 1024,
+                                       .up_bytes_per_s = 2048,
+                                       .gather_bytes_per_s = 512};
+    assert_true(platform_read_s(&p, 0, 128, RECORD_HIDDEN) == 2 * 2 + 16);
+    assert_true(platform_read_s(&p, 0, 128, RECORD_KV) == 2 * 2 + 32);
+    p.tier[0].correction.log2 = 1;
+    assert_true(platform_read_s(&p, 0, 128, RECORD_KV) == 2 * (2 * 2 + 32));
+    assert_true(platform_up_s(&p, 0, 128, RECORD_KV) == 0);
+    assert_true(platform_io_s(&p, 0, 128, RECORD_KV) == 2 * (2 * 2 + 32));
+    /* Hidden states are gathered behind the bus; K and V are not. */
+    assert_true(platform_up_s(&p, 1, 128, RECORD_KV) == 64);
+    assert_true(platform_up_s(&p, 1, 128, RECORD_HIDDEN) == 32 + 128);
+    assert_true(platform_io_s(&p, 1, 128, RECORD_KV) == 128);
+    assert_true(platform_io_s(&p, 1, 128, RECORD_HIDDEN) == 160);
+    assert_true(platform_io_bytes_per_s(&p, 0) == 4096);
+    assert_true(platform_io_bytes_per_s(&p, 1) == 1 / (1.0 / 2048 + 1.0 / 512));
+    assert_true(platform_is_store_bound(&p, 0) && !platform_is_store_bound(&p, 1));
+    p.tier[1].gather_bytes_per_s = 0;
+    assert_true(platform_is_store_bound(&p, 1));
+    p.tier[1].up_bytes_per_s = 1024; /* equal: the tier is named */
+    assert_true(platform_is_store_bound(&p, 1));
+    assert_true(platform_tier_in_place(&p.tier[0]) && !platform_tier_in_place(&p.tier[1]));
+    p.tier[0].up_bytes_per_s = 1;
+    assert_false(platform_tier_in_place(&p.tier[0]));
+}
+
+/* What was observed of products and of loading corrects the costs of these, and no others. */
+static void test_corrections_have_their_costs(void **state)
+{
+    (void)state;
+    static const int rows[PLATFORM_GEMM_SIZES] = {1, 16, 64, 128, 256, 512};
+    struct platform p;
+    platform_init(&p);
+    p.c_tok = (struct cost_curve){1, 2, 0.5};
+    p.c_h = (struct cost_curve){2, 4, 0};
+    p.c_kv = (struct cost_curve){1, 2, 0.25};
+    p.embed_s = 0.5;
+    p.head_s = 8;
+    assert_true(cost_curve_at(&p.c_kv, 0) == 0);
+    assert_true(cost_curve_at(&p.c_kv, 4) == 1 + 8 + 4);
+    assert_true(platform_ends_s(&p, 4) == 10);
+    p.gemm_correction.log2 = 1;
+    assert_true(platform_tok_s(&p, 4) == 2 * (1 + 8 + 8));
+    assert_true(platform_h_s(&p, 4) == 2 * (2 + 16));
+    assert_true(platform_ends_s(&p, 4) == 20);
+    assert_true(platform_prefill_s(&p, 2, 4) == 2 * (1 + 8 + 8 + 2 * 0.5 * 2 * 4));
+    assert_true(platform_kv_s(&p, 4) == 13);
+    platform_slow_compute(&p, 4);
+    assert_true(platform_kv_s(&p, 4) == 4 * 13);
+    assert_true(platform_ends_s(&p, 4) == 80);
+    p.gemm_correction.log2 = 0;
+    p.piece_tokens = 3; /* each piece has its fixed part */
+    p.h_piece_tokens = 2;
+    assert_true(platform_tok_s(&p, 4) == 2 * 1 + 8 + 8);
+    assert_true(platform_h_s(&p, 4) == 2 * 2 + 16);
+    for (int i = 0; i < PLATFORM_GEMM_SIZES; i++)
+        assert_int_equal(platform_gemm_rows(i), rows[i]);
+}
+
 /* Layers from a disk take at least the disk's time for each piece of a pass, recomputed or
  * prefilled; restores from hidden states and from K and V read none.  So a plan that recomputed
  * with resident weights now loads instead. */
@@ -340,6 +411,8 @@ int main(void)
         cmocka_unit_test(test_flipped_bytes),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_costs_of_reading_and_of_the_bus),
+        cmocka_unit_test(test_corrections_have_their_costs),
         cmocka_unit_test(test_streamed_weights_make_recomputation_dear),
         cmocka_unit_test(test_builtin),
         cmocka_unit_test(test_balance_points),

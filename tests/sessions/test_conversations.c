@@ -1,4 +1,5 @@
 /* test_conversations.c - turns, branches, limits, and the remains of erasures. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -671,12 +672,86 @@ static void counts_are_of_all_and_of_a_tenant(void **state)
     assert_true(all.n_turns == 2 && all.n_doomed == 2);
 }
 
+/* Among several servers a name says which one keeps the conversation. Names are different. */
+static void names_say_who_keeps_them(void **state)
+{
+    struct fixture *x = *state;
+    struct conversations *named, *stand_in;
+    struct err err = {0};
+    struct turn *t = NULL;
+    char name[NAME_BYTES], other[NAME_BYTES];
+    assert_string_equal(conversations_kept_in(NULL), "none");
+    assert_string_equal(conversations_kept_in(x->c), "file");
+    static const char *const good[] = {"a", "server-1", "0123456789abcdef"};
+    static const char *const bad[] = {"", "0123456789abcdefg", "A", "a_b", "a.b", "a b"};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        assert_true(conversations_server_ok(good[i]));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_false(conversations_server_ok(bad[i]));
+    conversations_name("resp", name);
+    conversations_name("resp", other);
+    assert_int_equal(strlen(name), 5 + 32);
+    assert_memory_equal(name, "resp_", 5);
+    assert_string_not_equal(name, other);
+    conversations_name_kept(x->c, "conv", name); /* this server has no name */
+    assert_int_equal(strlen(name), 5 + 32);
+    conversations_name_kept(NULL, "conv", name);
+    assert_int_equal(strlen(name), 5 + 32);
+    const struct conversations_opts o = {.server = "s-1"};
+    assert_int_equal(conversations_open(&o, &named, &err), 0);
+    assert_string_equal(conversations_kept_in(named), "memory");
+    conversations_name_kept(named, "conv", name);
+    assert_int_equal(strlen(name), 5 + 4 + 32);
+    assert_memory_equal(name, "conv_s-1-", 9);
+    /* Its own name is missing; another server may have it; a name without a server is missing. */
+    assert_int_equal(turn_find(named, "", name, &t, &err), ERR_NOT_FOUND);
+    assert_int_equal(turn_find(x->c, "", name, &t, &err), -EAGAIN);
+    assert_non_null(strstr(err.msg, "is kept by the server 's-1'"));
+    name[7] = '2';
+    assert_int_equal(turn_find(named, "", name, &t, &err), -EAGAIN);
+    assert_int_equal(turn_find(named, "", other, &t, &err), ERR_NOT_FOUND);
+    name[strlen(name) - 1] = 'x'; /* no digit: it was not made by a server */
+    assert_int_equal(turn_find(named, "", name, &t, &err), ERR_NOT_FOUND);
+    conversations_close(named);
+    /* While the file cannot be opened, nothing is known to be missing. */
+    const struct conversations_opts beside = {.stands_in_because = "no space"};
+    assert_int_equal(conversations_open(&beside, &stand_in, &err), 0);
+    assert_int_equal(turn_find(stand_in, "", other, &t, &err), -EAGAIN);
+    assert_non_null(strstr(err.msg, "no space"));
+    conversations_close(stand_in);
+}
+
+/* A title or metadata that is not given stays. */
+static void what_is_not_set_stays(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct err err = {0};
+    assert_int_equal(conversation_add(x->c, "", "conv_a", "one", "{}", 0, &v, &err), 0);
+    static const struct {
+        const char *title, *metadata, *want_title, *want_metadata;
+    } rows[] = {{"two", NULL, "two", "{}"},
+                {NULL, "{\"a\":\"b\"}", "two", "{\"a\":\"b\"}"},
+                {NULL, NULL, "two", "{\"a\":\"b\"}"}};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(
+            conversation_set(x->c, v.row, rows[i].title, rows[i].metadata, &err), 0);
+        conversation_deinit(&v);
+        assert_int_equal(conversation_find(x->c, "", "conv_a", &v, &err), 0);
+        assert_string_equal(v.title, rows[i].want_title);
+        assert_string_equal(v.metadata, rows[i].want_metadata);
+    }
+    conversation_deinit(&v);
+}
+
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         T(a_path_keeps_its_tokens),
+        T(names_say_who_keeps_them),
+        T(what_is_not_set_stays),
         T(others_find_nothing),
         T(what_is_shared_stays),
         T(erased_bytes_are_gone),

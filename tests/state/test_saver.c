@@ -1071,6 +1071,39 @@ static void stored_chunks_are_counted_and_not_written(void **state)
     rig_close(&r);
 }
 
+static uint64_t read_bytes(const struct rig *r)
+{
+    struct store_stats stats;
+    store_stats(r->store, &stats);
+    return stats.read_bytes;
+}
+
+/* The rows of a stored end are read for a chunk that lacks records, and not for one that another
+ * sequence has stored meanwhile. */
+static void a_stored_end_is_read_only_if_it_is_needed(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x, y;
+    rig_open(&r, 0);
+    line_save_all(&r, 5, "both", 70);
+    line_open(&x, &r, 5, "both", 70);
+    line_open(&y, &r, 5, "both", 70);
+    uint64_t before = read_bytes(&r);
+    line_run(&x, 128, 58);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    uint64_t after = read_bytes(&r);
+    assert_true(after > before);
+    line_run(&y, 128, 58);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(save_committed_tokens(y.q), 128);
+    assert_int_equal(read_bytes(&r), after);
+    assert_int_equal(told(&r).n_shared, 1);
+    line_close(&x);
+    line_close(&y);
+    rig_close(&r);
+}
+
 /* What an entry of the store says about one owner's chunks. */
 struct seen {
     uint64_t owner;
@@ -1215,6 +1248,7 @@ int main(void)
         cmocka_unit_test(a_refused_save_has_a_reason_of_its_own),
         cmocka_unit_test(living_sequences_keep_what_they_were_told),
         cmocka_unit_test(stored_chunks_are_counted_and_not_written),
+        cmocka_unit_test(a_stored_end_is_read_only_if_it_is_needed),
         cmocka_unit_test(chunks_have_the_owner_and_the_hints_of_their_request),
         cmocka_unit_test(a_context_erased_meanwhile_is_not_saved),
         cmocka_unit_test(the_end_of_a_document_stays),

@@ -376,6 +376,43 @@ static void in_use(void **state)
     st_place_close(&p);
 }
 
+/* Hits that are held stand until their chunks are erased, found damaged, or superseded: a staged
+ * restore then looks them up again. */
+static void hits_stand_until_their_chunks_are_gone(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 3; how++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store_erased e;
+        struct sha256 keys[N];
+        struct store_hit hits[N];
+        int n_hits;
+        assert_true(st_place_open(&p, "sim", 1));
+        struct store *s = st_open(&p);
+        assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+        st_keys(&ours, N, keys);
+        assert_int_equal(store_count(s, keys, N), N);
+        assert_int_equal(store_lookup(s, keys, 4, hits, &n_hits, NULL, 0, &err), 0);
+        assert_int_equal(n_hits, 4);
+        assert_true(store_hits_stand(s, hits, 4));
+        if (how == 0) {
+            erase_all(s, &ours, &e);
+        } else if (how == 1) {
+            store_condemn(s, &hits[2], "damaged");
+        } else {
+            assert_int_equal(store_erase(s, keys + 4, N - 4, &e, &err), 0);
+        }
+        bool stands = how == 2;
+        assert_int_equal(store_hits_stand(s, hits, 4), stands);
+        assert_int_equal(store_hits_stand(s, hits, 2), how != 0);
+        assert_int_equal(store_count(s, keys, N), how == 0 ? 0 : how == 1 ? 2 : 4);
+        store_release(s, hits, 4);
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
 /* Erases all chunks of an owner: two contexts in use share chunks, and a third is not in use. */
 static void an_owner_with_branches_in_use(void **state)
 {
@@ -648,6 +685,7 @@ int main(void)
         cmocka_unit_test(older_copies),
         cmocka_unit_test(evicted_in_the_middle),
         cmocka_unit_test(in_use),
+        cmocka_unit_test(hits_stand_until_their_chunks_are_gone),
         cmocka_unit_test(an_owner_with_branches_in_use),
         cmocka_unit_test(appended_while_an_owner_is_erased),
         cmocka_unit_test(pending_too),
