@@ -55,6 +55,17 @@ static int64_t int_pow(struct jinja *j, int64_t base, int64_t exponent)
     return out;
 }
 
+/* Python's power is an error for 0 and a negative exponent, and a complex number for a root of a
+ * negative number. */
+static struct jval real_pow(struct jinja *j, double base, double exponent)
+{
+    if (base == 0 && exponent < 0)
+        jinja_fail(j, ERR_MISMATCH, "0 cannot be raised to a negative power");
+    if (base < 0 && exponent != floor(exponent))
+        jinja_fail(j, ERR_UNSUPPORTED, "complex numbers are not supported");
+    return jval_real(pow(base, exponent));
+}
+
 static struct jval int_arithmetic(struct jinja *j, enum jop op, int64_t a, int64_t b)
 {
     int64_t r = 0;
@@ -81,7 +92,7 @@ static struct jval int_arithmetic(struct jinja *j, enum jop op, int64_t a, int64
         break;
     default: /* OP_POW */
         if (b < 0)
-            return jval_real(pow((double)a, (double)b));
+            return real_pow(j, (double)a, (double)b);
         r = int_pow(j, a, b);
         break;
     }
@@ -110,7 +121,7 @@ static struct jval real_arithmetic(struct jinja *j, enum jop op, double a, doubl
         return jval_real(r != 0 && (r < 0) != (b < 0) ? r + b : r);
     }
     default: /* OP_POW */
-        return jval_real(pow(a, b));
+        return real_pow(j, a, b);
     }
 }
 

@@ -200,9 +200,11 @@ static void test_hostile_expressions(void **state)
         /* Short texts are accepted: no expression is refused for its form. */
         assert_int_equal(split(hostile[i], text, 8, ends, &err), 8);
     }
-    /* The same length, matched in linear time. */
+    /* A match that takes more steps than texts of its length usually do is made all the same. */
     struct err err = {0};
     size_t ends[2];
+    assert_int_equal(split("(?:a|aa)+b|a", text, 22, ends, &err), 22);
+    /* The same length, matched in linear time. */
     assert_int_equal(split("a", text, N, ends, &err), N);
     assert_int_equal(split("a{1,3}", text, N, ends, &err), (N + 2) / 3);
     assert_int_equal(split("a+|b", text, N, ends, &err), 1);

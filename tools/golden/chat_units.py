@@ -1000,12 +1000,47 @@ UNSUPPORTED = {
     "{{ s | wordcount }}",
     "{{ self is defined }}",
     "{{ true.real }}",
+    "{{ (-2) ** 2.5 }}",
     "{% for x in xs recursive %}{{ x }}{% endfor %}",
     "{% for loop in xs %}{% endfor %}",
 }
 
 
+# Each filter, method and test is tried on each value, and each operator on each pair of operands.
+VALUES = ["''", "'aB c'", "'12abc'", "' 7 '", "'-0.50'", "'xyx'", "0", "-3", "2.5", "true", "none", "[]", "[2, 1, 2]",
+          "['b', 'A']", "{}", "{'b': 1, 'A': 2}", "(3,)", "missing"]
+FILTERS = ["abs", "capitalize", "default(9)", "default(9, true)", "escape", "float(5)", "indent(2, true)", "int(5)",
+           "lower", "replace('x', 'yy', 1)", "round", "round(0, 'floor')", "round(0, 'ceil')", "string", "title",
+           "tojson", "trim", "trim('x')", "string | truncate(2, true, '.', 0)", "upper", "count", "dictsort",
+           "dictsort(true, 'value', true)", "first", "join('-')", "last", "length", "list", "map('string') | list",
+           "max", "min", "reject('string') | list", "reverse | list", "select | list", "sort", "sort(true, true)", "sum",
+           "unique | list", "items | list"]
+METHODS = ["capitalize()", "count('x')", "endswith('c')", "find('x')", "index('x')", "isalnum()", "isalpha()", "isdigit()",
+           "islower()", "isspace()", "isupper()", "lower()", "lstrip('x-')", "partition('x')", "removeprefix('x')",
+           "removesuffix('x')", "replace('x', '', 1)", "rfind('x')", "rindex('x')", "rpartition('x')", "rsplit('x', 1)",
+           "rstrip('x ')", "split('x', 1)", "splitlines()", "startswith('x')", "strip()", "title()", "upper()",
+           "zfill(5)", "get('b', 5)", "keys() | list", "values() | list"]
+TESTS = ["boolean", "callable", "defined", "divisibleby(2)", "escaped", "even", "false", "float", "ge 1",
+         "in [0, 'x', none]", "integer", "iterable", "le 1", "lower", "mapping", "none", "number", "odd", "sameas true",
+         "sequence", "string", "true", "upper"]
+OPERATORS = ["+", "-", "*", "/", "//", "%", "**", "==", "!=", "<", "<=", ">", ">=", "in", "and", "or", "~"]
+OPERANDS = ["7", "-2", "2.5", "0", "true", "'ab'", "'b'", "[1]", "[1,2]", "(1,)", "{}", "none", "missing"]
+MANY = "{" + ", ".join(f"'k{i}': {i}" for i in range(20)) + "}"
+
+
+def products():
+    """Yields lists of [name, expression]: the name is that of what is tried."""
+    calls = ["|" + f for f in FILTERS] + ["." + m for m in METHODS] + [" is " + t for t in TESTS]
+    for v in VALUES:
+        yield [(c, f"(({v}){c})") for c in calls]
+    for o in OPERATORS:
+        for a in OPERANDS:
+            yield [(o, f"(({a}) {o} ({b}))") for b in OPERANDS]
+
+
 def units():
     """Yields (source, variables beyond VARS)."""
-    out = [("{{ " + e + " }}", {}) for e in EXPRESSIONS]
+    more = [f"{MANY}.k0 ~ {MANY}['k19'] ~ ({MANY} | length) ~ ({MANY} | list)", "(-2) ** 2.5", "0.0 ** -1",
+            "2.0 ** -1 ~ (-2.0) ** 2 ~ 0 ** 0 ~ 0.0 ** 2"]
+    out = [("{{ " + e + " }}", {}) for e in EXPRESSIONS + more]
     return out + [s if isinstance(s, tuple) else (s, {}) for s in STATEMENTS]

@@ -93,6 +93,25 @@ def unit_outcome(source, extra):
     return found
 
 
+def product_units():
+    """Returns the templates of chat_units.products: one for all expressions of a list that have a value, and for
+    each thing that is tried the first two failures."""
+    joined, failures = [], {}
+    for expressions in chat_units.products():
+        good = []
+        for name, e in expressions:
+            source = "{{ " + e + " }}"
+            found = unit_outcome(source, {})
+            if "output" in found and "j)" not in found["output"]:  # not a complex number
+                good.append(e)
+            elif "error" in found and len(failures.setdefault(name, [])) < 2:
+                failures[name].append([source, {}, found])
+        source = "{{ " + " ~ '/' ~ ".join(good) + " }}"
+        if good:
+            joined.append([source, {}, unit_outcome(source, {})])
+    return joined + [f for of_name in failures.values() for f in of_name]
+
+
 def model_template(folder):
     path = os.path.join(SHARED, "tokenizers", folder, "tokenizer_config.json")
     with open(path, encoding="utf-8") as f:
@@ -217,6 +236,7 @@ def main():
     args = p.parse_args()
     templates, pairs = chats()
     units = [[source, extra, unit_outcome(source, extra)] for source, extra in chat_units.units()]
+    units += product_units()
     golden = {"jinja2": jinja2.__version__, "now": list(NOW.timetuple()[:6]), "templates": templates,
               "conversations": CONVERSATIONS, "unit_vars": chat_units.VARS,
               "chats": pairs, "units": units}
