@@ -17,6 +17,7 @@
  * answers of this build: read the differences before you keep them. */
 #include <arpa/inet.h>
 #include <ctype.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -237,6 +238,16 @@ static char *unsettled(const char *s)
 
 /* --- a request -------------------------------------------------------------------------------- */
 
+/* Returns a socket that is not the lowest descriptor. */
+static int high_socket(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, 64);
+    close(fd);
+    assert_true(high >= 64);
+    return high;
+}
+
 /* Sends a text and returns everything that comes back until the server closes. */
 static char *exchange(const char *text)
 {
@@ -245,7 +256,7 @@ static char *exchange(const char *text)
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct textbuf got = {0};
     char piece[4096];
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = high_socket();
     assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
     for (size_t at = 0, n = strlen(text); at < n;) {
         ssize_t sent = send(fd, text + at, n - at, MSG_NOSIGNAL);
@@ -434,9 +445,29 @@ static void each_route_answers_as_written(void **state)
     assert_int_equal(n_wrong, 0);
 }
 
+/* A server that was started without standard input accepts connections as descriptor 0. */
+static void a_connection_may_be_descriptor_0(void **state)
+{
+    (void)state;
+    int own = dup(STDIN_FILENO);
+    close(STDIN_FILENO);
+    for (int i = 0; i < 2; i++) {
+        char *got = exchange("GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n");
+        assert_non_null(strstr(got, "\"status\": \"ok\""));
+        free(got);
+    }
+    while (fcntl(STDIN_FILENO, F_GETFD) != -1) /* the server has not closed it yet */
+        clock_sleep_ns(1000000);
+    if (own >= 0) {
+        assert_int_equal(dup2(own, STDIN_FILENO), STDIN_FILENO);
+        close(own);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_connection_may_be_descriptor_0),
         cmocka_unit_test(each_route_answers_as_written),
     };
     return cmocka_run_group_tests(tests, start, stop);

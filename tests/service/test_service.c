@@ -123,6 +123,37 @@ static void one_that_waits_is_cancelled(void **state)
     close_desk(&d);
 }
 
+/* Requests that wait behind, or are submitted after, one that was cancelled are served. */
+static void a_cancel_leaves_the_queue_whole(void **state)
+{
+    (void)state;
+    for (int gone = 1; gone < 4;
+         gone++) { /* the first that waits, one in the middle, the last */
+        struct desk d;
+        struct hcache_stats st;
+        struct hcache_ticket *t[5];
+        bool ended;
+        open_desk(&d, 1);
+        for (int i = 0; i < 4; i++)
+            t[i] = submit(&d);
+        assert_int_equal(step(&d, t[0], &ended), 1);
+        hcache_ticket_cancel(t[gone]);
+        (void)step(&d, t[gone], &ended);
+        assert_true(ended);
+        t[4] = submit(&d);
+        service_stats(d.s, &st);
+        assert_int_equal(st.n_waiting, 3);
+        hcache_ticket_cancel(t[0]);
+        for (int i = 1; i < 5; i++) {
+            if (i != gone)
+                assert_int_equal(run_to_end(&d, t[i]), N_TOKENS);
+        }
+        for (int i = 0; i < 5; i++)
+            drop(t[i]);
+        close_desk(&d);
+    }
+}
+
 /* The predicted wait grows with the queue, by the time for which requests held a place. */
 static void the_wait_follows_the_queue(void **state)
 {
@@ -183,6 +214,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_cancel_takes_one_step),
         cmocka_unit_test(one_that_waits_is_cancelled),
+        cmocka_unit_test(a_cancel_leaves_the_queue_whole),
         cmocka_unit_test(the_wait_follows_the_queue),
         cmocka_unit_test(the_first_wait_is_a_lower_bound),
     };

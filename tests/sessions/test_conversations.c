@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -721,6 +722,41 @@ static void names_say_who_keeps_them(void **state)
     conversations_close(stand_in);
 }
 
+/* Returns the bytes on the disk that are reserved for erasing when the disk is full; 0: none. */
+static int64_t reserved_bytes(const struct fixture *x)
+{
+    char path[sizeof x->path + 16];
+    struct stat st;
+    snprintf(path, sizeof path, "%s-reserve", x->path);
+    return stat(path, &st) == 0 ? st.st_blocks * 512 : 0;
+}
+
+/* The reserve is whole, or there is none: an incomplete one is more useful as free space. */
+static void the_reserve_is_whole_or_absent(void **state)
+{
+    struct fixture *x = *state;
+    struct rlimit r;
+    char path[sizeof x->path + 16];
+    snprintf(path, sizeof path, "%s-reserve", x->path);
+    int64_t whole = reserved_bytes(x);
+    assert_true(whole >= 512 << 10);
+    assert_int_equal(truncate(path, 0), 0);
+    conversations_close(x->c);
+    x->c = open_file(x, 0, 0, 0);
+    assert_int_equal(reserved_bytes(x), whole);
+    conversations_close(x->c);
+    assert_int_equal(truncate(path, 4096), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &r), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){.rlim_cur = 300 << 10,
+                                                              .rlim_max = r.rlim_max}),
+                     0);
+    x->c = open_file(x, 0, 0, 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &r), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
 /* A title or metadata that is not given stays. */
 static void what_is_not_set_stays(void **state)
 {
@@ -752,6 +788,7 @@ int main(void)
         T(a_path_keeps_its_tokens),
         T(names_say_who_keeps_them),
         T(what_is_not_set_stays),
+        T(the_reserve_is_whole_or_absent),
         T(others_find_nothing),
         T(what_is_shared_stays),
         T(erased_bytes_are_gone),
