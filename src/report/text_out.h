@@ -14,8 +14,6 @@ struct text_out {
 
 static inline struct text_out text_begin(char *out, size_t cap)
 {
-    if (cap > 0)
-        out[0] = 0;
     return (struct text_out){out, cap, 0};
 }
 

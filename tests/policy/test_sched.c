@@ -401,6 +401,34 @@ static void priorities(void **state)
     assert_int_equal(c[2].what, SCHED_NOTHING);
 }
 
+/* A request that has waited longest takes neither a place nor blocks from one of the same priority,
+ * although its rank is better: or equals would take each other's places. */
+static void equals_keep_their_places(void **state)
+{
+    (void)state;
+    for (int lacks = 0; lacks < 2; lacks++) { /* a place; blocks */
+        struct sched_limits l = {.age_ns = 10,
+                                 .step_rows = 64,
+                                 .max_running = 1 + lacks,
+                                 .free_blocks = lacks ? 0 : 9};
+        struct sched_req r[] = {
+            {.phase = SCHED_DECODE,
+             .arrival_ns = 9,
+             .rows = 1,
+             .blocks_freed = 3,
+             .after = -1},
+            {.arrival_ns = 0, .rows = 9, .blocks_needed = 2, .after = -1}};
+        struct sched_choice c[2];
+        one(c, &l, r, 2);
+        assert_int_equal(c[0].what, SCHED_RUN);
+        assert_int_equal(c[1].what, SCHED_NOTHING);
+        r[0].priority = 1;
+        one(c, &l, r, 2);
+        assert_int_equal(c[0].what, SCHED_PREEMPT);
+        assert_int_equal(c[1].what, SCHED_ADMIT);
+    }
+}
+
 static void equal_prompts_follow_one(void **state)
 {
     (void)state;
@@ -516,6 +544,7 @@ int main(void)
         cmocka_unit_test(prompts_stretch_a_step_so_far),
         cmocka_unit_test(waits_follow_the_queue),
         cmocka_unit_test(priorities),
+        cmocka_unit_test(equals_keep_their_places),
         cmocka_unit_test(equal_prompts_follow_one),
         cmocka_unit_test(the_next_ones_wait_for_a_place_alone),
         cmocka_unit_test(nobody_starves),
