@@ -232,7 +232,7 @@ struct restore_pipeline {
     struct buf sums_host;        /* host copy of sums (pinned) */
     struct group_list leaving;   /* groups queued on the device, in order */
     int n_leaving;
-    int64_t t_last_done;
+    int64_t t_counted;              /* the lane's time before this moment is counted */
     struct restore *recomputing;    /* restore whose piece is in x; NULL: none */
     struct model_pass pass;         /* pass of that piece */
     int re_queued;                  /* its layers that are queued and not yet waited for */
@@ -348,6 +348,9 @@ const uint8_t *restore_record(const struct restore_pipeline *rr, const struct gr
 /* Lets g leave: all its work is queued. It counts for its layer and becomes free when the device
  * is done with it. */
 void restore_leave(struct restore_pipeline *rr, struct group *g);
+/* Counts the lane's time since `from` for r, except what is counted already: recomputation waits
+ * for the groups that left before it. Returns where the counted time begins. */
+int64_t restore_count_compute(struct restore *r, int64_t from);
 /* Waits until at most max_leaving groups are leaving. */
 void restore_settle(struct restore_pipeline *rr, int max_leaving);
 /* Returns the first failure on a stream of the restore pipeline itself, or "". */

@@ -268,20 +268,26 @@ static void judge(struct restore_pipeline *rr, struct group *g)
     }
 }
 
-/* Waits for the oldest leaving group. Its time on the device begins when the one before it was
- * done. */
+int64_t restore_count_compute(struct restore *r, int64_t from)
+{
+    struct restore_pipeline *rr = r->rr;
+    from = from > rr->t_counted ? from : rr->t_counted;
+    rr->t_counted = clock_now_ns();
+    r->out.compute_ns += rr->t_counted - from;
+    return from;
+}
+
+/* Waits for the oldest leaving group. Its time on the device begins when what was queued before
+ * it was done. */
 static void await_first(struct restore_pipeline *rr)
 {
     struct group *g = group_get(&rr->leaving);
     struct restore *r = g->run;
     int rc = await_end(rr, g);
     rr->n_leaving--;
-    int64_t now = clock_now_ns();
-    int64_t from = g->t_left > rr->t_last_done ? g->t_left : rr->t_last_done;
-    rr->t_last_done = now;
-    restore_trace_add(&r->compute_trace, from, now, g->layer,
+    int64_t from = restore_count_compute(r, g->t_left);
+    restore_trace_add(&r->compute_trace, from, rr->t_counted, g->layer,
                       g->kind == STORE_HIDDEN ? 'H' : 'K');
-    r->out.compute_ns += now - from;
     if (rc != 0) {
         const char *own = restore_up_fault(rr);
         restore_fail(r, rc, own[0] != 0 ? own : stream_fault(rr->o.stream));

@@ -139,14 +139,15 @@ static void nothing_is_violated(void **state)
         assert_reached(&c);
 }
 
-/* Seeds that once found bugs.  1702, 4294 and 4752: a race continued with a piece that had begun
+/* Seeds that once found bugs.  1071: recomputation waited for groups that were on the device, and
+ * their time counted twice.  1702, 4294 and 4752: a race continued with a piece that had begun
  * before it, behind a chunk that was lost, and wrote its rows at the beginning.  The others: a race
  * on a device with memory of its own ended without the rows that had been excluded from its
  * records.  Restores were not staged then. */
 static void old_findings_stay_mended(void **state)
 {
     (void)state;
-    static const uint64_t seeds[] = {1109, 1702, 2541, 3079, 4294, 4752, 5715, 5894};
+    static const uint64_t seeds[] = {1071, 1109, 1702, 2541, 3079, 4294, 4752, 5715, 5894};
     struct life_counts c = {0};
     life_stages = false;
     for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++)
