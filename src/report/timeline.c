@@ -61,7 +61,7 @@ static void fill_lane(const struct pipeline *p, const struct timeline_lane *lane
         if (alternate && seen++ % 2)
             letter = (char)tolower(letter);
         int first = (int)(x->start_s / step), last = (int)(x->end_s / step);
-        for (int c = first < n ? first : n - 1; c <= last && c < n; c++) {
+        for (int c = first; c <= last && c < n; c++) {
             double part = fmin(x->end_s, (c + 1) * step) - fmax(x->start_s, c * step);
             if (part <= 0)
                 continue;

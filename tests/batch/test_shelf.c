@@ -84,6 +84,28 @@ static void one_process_has_a_folder(void **state)
     shelf_close(s);
 }
 
+/* A process without standard input writes and reads files as descriptor 0. */
+static void files_may_be_the_first_descriptor(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f, again;
+    int own = dup(STDIN_FILENO), fd = -1;
+    close(STDIN_FILENO);
+    int added = shelf_add_file(s, "t", "name", "bytes", 5, &f, &err);
+    int read = shelf_read_file(s, "t", f.head.id, &again, &fd, &err);
+    if (fd >= 0)
+        close(fd);
+    if (own >= 0) {
+        assert_int_equal(dup2(own, STDIN_FILENO), STDIN_FILENO);
+        close(own);
+    }
+    assert_int_equal(added, 0);
+    assert_int_equal(read, 0);
+    assert_int_equal(fd, STDIN_FILENO);
+    shelf_close(s);
+}
+
 static void a_restart_finds_what_was_kept(void **state)
 {
     (void)state;
@@ -339,17 +361,12 @@ static void old_batches_are_forgotten(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(one_process_has_a_folder),
-        TEST(a_restart_finds_what_was_kept),
-        TEST(records_name_no_other_files),
-        TEST(links_are_not_followed),
-        TEST(answers_wait_for_the_end),
-        TEST(tenants_see_their_own),
-        TEST(tenants_take_turns),
-        TEST(a_cancel_is_not_lost),
-        TEST(room_is_bounded),
-        TEST(old_batches_are_forgotten),
-        TEST(counts_are_seen_while_it_runs),
+        TEST(one_process_has_a_folder),      TEST(files_may_be_the_first_descriptor),
+        TEST(a_restart_finds_what_was_kept), TEST(records_name_no_other_files),
+        TEST(links_are_not_followed),        TEST(answers_wait_for_the_end),
+        TEST(tenants_see_their_own),         TEST(tenants_take_turns),
+        TEST(a_cancel_is_not_lost),          TEST(room_is_bounded),
+        TEST(old_batches_are_forgotten),     TEST(counts_are_seen_while_it_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -139,12 +139,52 @@ static void test_nothing(void **state)
     assert_true(timeline_svg(&lanes, "", NULL, 0) > 0);
 }
 
+/* Each stage has two lanes, its bus and its compute, behind the one of reading. */
+static void test_lanes_of_stages(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        enum pipe_lane lane;
+        int stage;
+        double busy_s;
+    } want[] = {{"I/O", PIPE_IO, -1, 1},        {"bus 0", PIPE_UP, 0, 3},
+                {"comp 0", PIPE_RESTORE, 0, 5}, {"bus 1", PIPE_UP, 1, 4},
+                {"comp 1", PIPE_RESTORE, 1, 6}, {"compute", PIPE_RESTORE, -1, 2}};
+    static struct pipeline p = {.io_busy_s = 1, .comp_busy_s = 2};
+    struct timeline_lane lane;
+    p.stage_up_s[0] = 3, p.stage_up_s[1] = 4;
+    p.stage_comp_s[0] = 5, p.stage_comp_s[1] = 6;
+    for (int n_stages = 1; n_stages <= 2; n_stages++) {
+        int n = n_stages == 1 ? 2 : 5;
+        p.n_stages = n_stages;
+        for (int i = 0; i < n; i++) {
+            int k = n_stages == 1 && i == 1 ? 5 : i;
+            assert_true(timeline_lane_at(&p, i, &lane));
+            assert_string_equal(lane.name, want[k].name);
+            assert_int_equal(lane.lane, want[k].lane);
+            assert_int_equal(lane.stage, want[k].stage);
+            assert_true(lane.busy_s == want[k].busy_s);
+        }
+        assert_false(timeline_lane_at(&p, n, &lane));
+    }
+    /* Prefill runs on the lane of compute; an item belongs to its stage's lane. */
+    struct pipe_item x = {.lane = PIPE_PREFILL, .stage = 1};
+    assert_true(timeline_lane_at(&p, 4, &lane) && timeline_in_lane(&x, &lane));
+    assert_true(timeline_lane_at(&p, 2, &lane) && !timeline_in_lane(&x, &lane));
+    assert_true(timeline_lane_at(&p, 3, &lane) && !timeline_in_lane(&x, &lane));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),           cmocka_unit_test(test_many_layers),
-        cmocka_unit_test(test_width_is_bounded), cmocka_unit_test(test_svg),
-        cmocka_unit_test(test_svg_is_golden),    cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_lanes_of_stages),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_many_layers),
+        cmocka_unit_test(test_width_is_bounded),
+        cmocka_unit_test(test_svg),
+        cmocka_unit_test(test_svg_is_golden),
+        cmocka_unit_test(test_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

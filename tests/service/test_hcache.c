@@ -352,6 +352,57 @@ static void a_prompt_is_cancelled_before_its_end(void **state)
     hcache_close(h);
 }
 
+/* A request's biases, penalties and stop tokens reach the choice of its tokens. */
+static void shaping_reaches_the_choice_of_tokens(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache *h = open_or_fail(&o);
+    struct hcache_err err = {0};
+    struct hcache_result r;
+    int32_t prompt[20];
+    make_prompt(prompt, 20);
+    const struct hcache_bias bias[] = {{7, 100}, {9, 100}, {11, 99}};
+    const int32_t stop[] = {300, 9};
+    struct hcache_shaping g = {.bias = bias, .n_bias = 1};
+    struct hcache_request q = {.prompt = prompt,
+                               .n_prompt = 20,
+                               .max_tokens = 6,
+                               .ignore_eos = true,
+                               .shaping = &g};
+    assert_int_equal(hcache_generate(h, &q, &r, &err), 0);
+    assert_int_equal(r.n_tokens, 6);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(r.token_ids[i], 7);
+    hcache_result_free(&r);
+    /* A token that has occurred is penalised, so that two of equal bias take turns. */
+    g.n_bias = 2;
+    g.presence_penalty = g.frequency_penalty = 2;
+    assert_int_equal(hcache_generate(h, &q, &r, &err), 0);
+    int n_other = 0;
+    for (int i = 0; i < 6; i++) {
+        assert_true(r.token_ids[i] == 7 || r.token_ids[i] == 9);
+        n_other += r.token_ids[i] == 9;
+    }
+    assert_int_equal(n_other, 3);
+    hcache_result_free(&r);
+    /* The answer ends at a stop token, but not before it has its least number of tokens. */
+    g = (struct hcache_shaping){
+        .bias = bias + 1, .n_bias = 2, .stop_ids = stop, .n_stop_ids = 2};
+    assert_int_equal(hcache_generate(h, &q, &r, &err), 0);
+    assert_string_equal(r.finish, "stop");
+    assert_int_equal(r.n_tokens, 0);
+    hcache_result_free(&r);
+    g.min_tokens = 4;
+    assert_int_equal(hcache_generate(h, &q, &r, &err), 0);
+    assert_string_equal(r.finish, "stop");
+    assert_int_equal(r.n_tokens, 4);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(r.token_ids[i], 11);
+    hcache_result_free(&r);
+    hcache_close(h);
+}
+
 static void cancelling_is_final(void **state)
 {
     (void)state;
@@ -692,6 +743,7 @@ int main(void)
         cmocka_unit_test(a_prompt_tells_how_far_it_is),
         cmocka_unit_test(a_prompt_is_cancelled_before_its_end),
         cmocka_unit_test(cancelling_is_final),
+        cmocka_unit_test(shaping_reaches_the_choice_of_tokens),
         cmocka_unit_test(encode_and_decode),
         cmocka_unit_test(a_store_outlives_its_process),
         cmocka_unit_test(turns_of_a_conversation),

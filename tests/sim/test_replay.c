@@ -208,9 +208,31 @@ static void two_tiers_add_up(void **state)
     }
 }
 
+/* Requests are served in the order of their arrival; those of one moment by session, then turn. */
+static void requests_have_an_order(void **state)
+{
+    (void)state;
+    static const struct load_request want[] = {
+        {.time_s = 1, .session = 9, .turn = 9}, {.time_s = 2, .session = 1, .turn = 2},
+        {.time_s = 2, .session = 1, .turn = 3}, {.time_s = 2, .session = 4, .turn = 1},
+        {.time_s = 3, .session = 0, .turn = 1}, {.time_s = 3, .session = 2, .turn = 0}};
+    static const int from[] = {5, 3, 1, 4, 2, 0};
+    struct load_request got[6];
+    struct load l = {.request = got, .n_requests = 6};
+    for (int i = 0; i < 6; i++)
+        got[i] = want[from[i]];
+    load_sort(&l);
+    for (int i = 0; i < 6; i++) {
+        assert_true(got[i].time_s == want[i].time_s);
+        assert_int_equal(got[i].session, want[i].session);
+        assert_int_equal(got[i].turn, want[i].turn);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(requests_have_an_order),
         cmocka_unit_test(chats_have_the_papers_quantiles),
         cmocka_unit_test(belady_is_the_best_and_all_fits_is_all_hits),
         cmocka_unit_test(a_window_helps_those_that_look),
