@@ -120,8 +120,8 @@ static void test_getters(void **state)
     json_free(o);
 }
 
-/* Each getter of an optional member takes its value, leaves the default where it is missing or null,
- * and refuses another type. */
+/* Each getter of an optional member takes its value, leaves the default where it is missing or
+ * null, and refuses another type. */
 static void test_optional_members(void **state)
 {
     (void)state;
