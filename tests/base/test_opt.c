@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/mem.h"
@@ -553,6 +554,30 @@ static void nearest(void **state)
     assert_null(opt_nearest("", words, 0));
 }
 
+/* A fault in the use of a command is told on the error stream, with where to look, and ends the
+ * command with status 2. */
+static void a_fault_in_use_is_told(void **state)
+{
+    (void)state;
+    const struct opt_cmd named = {.name = "serve"};
+    char said[200] = "";
+    FILE *f = tmpfile();
+    int own = dup(STDERR_FILENO);
+    assert_non_null(f);
+    fflush(stderr);
+    assert_int_equal(dup2(fileno(f), STDERR_FILENO), STDERR_FILENO);
+    int rc = opt_usage(&named, "--port %d is %s", 70000, "too large");
+    fflush(stderr);
+    assert_int_equal(dup2(own, STDERR_FILENO), STDERR_FILENO);
+    close(own);
+    rewind(f);
+    assert_true(fread(said, 1, sizeof said - 1, f) > 0);
+    fclose(f);
+    assert_int_equal(rc, 2);
+    assert_string_equal(
+        said, "hcache serve: --port 70000 is too large\nsee: hcache serve --help\n");
+}
+
 int main(int argc, char **argv)
 {
     writes = argc > 1 && strcmp(argv[1], "write") == 0;
@@ -576,6 +601,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(pages_are_as_recorded),
         cmocka_unit_test(random_input_is_parsed_or_refused),
         cmocka_unit_test(nearest),
+        cmocka_unit_test(a_fault_in_use_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
