@@ -524,6 +524,20 @@ static void the_time_left_comes_to_an_end(void **state)
     assert_int_equal(c.n_skipped, stopped.n_done);
     assert_true(c.out_bytes > stopped.out_bytes);
     uint64_t bytes = c.out_bytes;
+    char *input = xasprintf("%s/in", folder), *output = xasprintf("%s/timed", folder);
+    const struct batch_opts o = {.client = {.h = h},
+                                 .input = input,
+                                 .output = output,
+                                 .in_flight = 1,
+                                 .lookahead = 1};
+    struct batch *again; /* counts what is there before it runs */
+    assert_int_equal(batch_open(&o, &again, &err), 0);
+    batch_counts(again, &c);
+    assert_int_equal(c.out_bytes, bytes);
+    assert_int_equal(c.n_done, N_LINES);
+    batch_close(again);
+    free(input);
+    free(output);
     t = (struct told){0};
     assert_int_equal(run("timed", 0, &t, &c), 0);
     assert_int_equal(c.out_bytes, bytes);

@@ -429,6 +429,27 @@ static void equals_keep_their_places(void **state)
     }
 }
 
+/* A place is taken from a worse priority, even if one of the same priority ranks behind it. */
+static void a_worse_priority_gives_its_place_up(void **state)
+{
+    (void)state;
+    struct sched_limits l = {
+        .age_ns = 10, .step_rows = 64, .max_running = 2, .free_blocks = 9};
+    struct sched_req r[] = {
+        {.arrival_ns = 0, .rows = 9, .blocks_needed = 1, .after = -1},
+        {.phase = SCHED_DECODE, .priority = 1, .rows = 1, .blocks_freed = 1, .after = -1},
+        {.phase = SCHED_DECODE,
+         .arrival_ns = 50,
+         .rows = 1,
+         .blocks_freed = 1,
+         .after = -1}};
+    struct sched_choice c[3];
+    one(c, &l, r, 3);
+    assert_int_equal(c[0].what, SCHED_ADMIT);
+    assert_int_equal(c[1].what, SCHED_PREEMPT);
+    assert_int_equal(c[2].what, SCHED_RUN);
+}
+
 static void equal_prompts_follow_one(void **state)
 {
     (void)state;
@@ -545,6 +566,7 @@ int main(void)
         cmocka_unit_test(waits_follow_the_queue),
         cmocka_unit_test(priorities),
         cmocka_unit_test(equals_keep_their_places),
+        cmocka_unit_test(a_worse_priority_gives_its_place_up),
         cmocka_unit_test(equal_prompts_follow_one),
         cmocka_unit_test(the_next_ones_wait_for_a_place_alone),
         cmocka_unit_test(nobody_starves),
