@@ -203,6 +203,15 @@ int plan_estimate(const struct plan_request *req, const struct plan_effort *effo
     return choose(req, effort, out, e);
 }
 
+void plan_complete(const struct plan_request *req, struct plan *out)
+{
+    if (out->method[0] != 'T')
+        order_reads(req, out);
+    count_methods(req, out);
+    measure(req, out);
+    plan_explain(req, out);
+}
+
 int plan_make_within(const struct plan_request *req, const struct plan_effort *effort,
                      struct plan *out, struct err *e)
 {
@@ -210,14 +219,9 @@ int plan_make_within(const struct plan_request *req, const struct plan_effort *e
     int rc = plan_check_request(req, e);
     if (rc == 0)
         rc = choose(req, effort, out, e);
-    if (rc != 0)
-        return rc;
-    if (out->method[0] != 'T')
-        order_reads(req, out);
-    count_methods(req, out);
-    measure(req, out);
-    plan_explain(req, out);
-    return 0;
+    if (rc == 0)
+        plan_complete(req, out);
+    return rc;
 }
 
 int plan_make(const struct plan_request *req, struct plan *out, struct err *e)

@@ -14,32 +14,46 @@
 
 #include "policy/plan_parts.h"
 
+/* Fills least[w] with the least weighted work of the options h and k. */
+static void weigh(const struct plan_bounds *b, const struct pipe_job *h,
+                  const struct pipe_job *k, double *least)
+{
+    for (int w = 0; w < PLAN_WEIGHTS; w++) {
+        double x = b->u[w] * h->io_s + b->v[w] * h->comp_s;
+        double y = b->u[w] * k->io_s + b->v[w] * k->comp_s;
+        least[w] = lesser(x, y);
+    }
+}
+
 static void bound_layer(struct plan_bounds *b, const struct search *s, int i)
 {
-    double min_io = INFINITY, min_comp = INFINITY, min_bytes = INFINITY;
-    double *least = b->least[i];
+    bool can_h = search_allows(s, i, 'H'), can_k = search_allows(s, i, 'K');
+    double least[PLAN_WEIGHTS];
+    struct pipe_job h = {.io_s = INFINITY, .comp_s = INFINITY}, k = h;
+    if (can_h)
+        h = plan_job(s->req, i, 'H', 0);
+    if (can_k)
+        k = plan_job(s->req, i, 'K', 0);
+    h.comp_s /= b->n_stages;
+    k.comp_s /= b->n_stages;
     for (int w = 0; w < PLAN_WEIGHTS; w++)
         least[w] = INFINITY;
-    for (const char *m = "HK"; *m != 0; m++) {
-        if (!search_allows(s, i, *m))
-            continue;
-        struct pipe_job j = plan_job(s->req, i, *m, 0);
-        double comp_s = j.comp_s / b->n_stages;
-        for (int w = 0; w < PLAN_WEIGHTS; w++)
-            least[w] = lesser(least[w], b->u[w] * j.io_s + b->v[w] * comp_s);
-        min_io = lesser(min_io, j.io_s);
-        min_comp = lesser(min_comp, comp_s);
-        min_bytes = lesser(min_bytes, plan_layer_bytes(&s->req->layer[i], *m));
-    }
-    b->least_bytes[i] = min_bytes;
+    if (can_h || can_k) /* infinity times a weight of 0 is no number */
+        weigh(b, can_h ? &h : &k, can_k ? &k : &h, least);
+    double h_bytes = can_h ? plan_layer_bytes(&s->req->layer[i], 'H') : INFINITY;
+    double kv_bytes = can_k ? plan_layer_bytes(&s->req->layer[i], 'K') : INFINITY;
+    b->least_bytes[i] = lesser(h_bytes, kv_bytes);
+    double min_io_s = lesser(h.io_s, k.io_s), min_comp_s = lesser(h.comp_s, k.comp_s);
     if (b->fused) {
         double behind_s = b->prefill_behind_s += s->req->prefill_s[i];
-        b->front_s[i] = min_io + greater(behind_s, b->front_s[i + 1]);
+        b->front_s[i] = min_io_s + greater(behind_s, b->front_s[i + 1]);
     }
-    b->min_io_s[i] = lesser(b->min_io_s[i + 1], min_io);
-    b->min_comp_s[i] = lesser(b->min_comp_s[i + 1], min_comp);
-    for (int w = 0; w < PLAN_WEIGHTS; w++)
+    b->min_io_s[i] = lesser(b->min_io_s[i + 1], min_io_s);
+    b->min_comp_s[i] = lesser(b->min_comp_s[i + 1], min_comp_s);
+    for (int w = 0; w < PLAN_WEIGHTS; w++) {
+        b->least[i][w] = least[w];
         b->rest[i][w] = b->rest[i + 1][w] + least[w];
+    }
 }
 
 void plan_bounds_init(struct plan_bounds *b, const struct search *s)
@@ -72,19 +86,28 @@ void plan_bounds_idle(const struct plan_bounds *b, int r, double *head_s, double
     *tail_s = all_read ? b->min_comp_s[r] + b->latency_s + b->last_prefill_s : 0;
 }
 
-double plan_bound_of(const struct plan_bounds *b, int r)
+double plan_bound_lanes(const struct plan_bounds *b, double io_s, double comp_s,
+                        const double *rest, double head_s, double tail_s)
 {
-    double best = b->fused && r < b->n ? b->front_s[r] + b->min_comp_s[r] : 0, head_s,
-           tail_s;
-    double comp_s = (b->recompute_s[r] + b->prefill_s) / b->n_stages;
-    plan_bounds_idle(b, r, &head_s, &tail_s);
+    double least_s[PLAN_WEIGHTS], best = 0;
     for (int w = 0; w < PLAN_WEIGHTS; w++) {
         double u = b->u[w], v = b->v[w], most = b->most[w];
-        double work = v * comp_s + b->rest[r][w] + tail_s * (most - v) +
+        double work = u * io_s + v * comp_s + rest[w] + tail_s * (most - v) +
                       head_s * (most - u);
-        best = greater(best, work * b->most_inverse[w]);
+        least_s[w] = work * b->most_inverse[w];
     }
+    for (int w = 0; w < PLAN_WEIGHTS; w++)
+        best = greater(best, least_s[w]);
     return best + b->end_s;
+}
+
+double plan_bound_of(const struct plan_bounds *b, int r)
+{
+    double head_s, tail_s, comp_s = (b->recompute_s[r] + b->prefill_s) / b->n_stages;
+    plan_bounds_idle(b, r, &head_s, &tail_s);
+    double lanes_s = plan_bound_lanes(b, 0, comp_s, b->rest[r], head_s, tail_s);
+    double front_s = b->fused && r < b->n ? b->front_s[r] + b->min_comp_s[r] : 0;
+    return greater(lanes_s, front_s + b->end_s);
 }
 
 double plan_bound_least(const struct plan_bounds *b, int r_min, int r_max)

@@ -18,8 +18,6 @@
 #include "base/check.h"
 #include "policy/plan_parts.h"
 
-enum { N_WEIGHTS = PLAN_WEIGHTS };
-
 struct option {
     double a, b; /* time of the read, and of the compute */
     int16_t layer;
@@ -32,7 +30,9 @@ struct branch {
     int n;
     /* both[i]: layer i has two options, neither better in both times. */
     bool fused, both[PLAN_MAX_LAYERS];
-    char only[PLAN_MAX_LAYERS]; /* if not `both`: the better option, or 0 */
+    char only[PLAN_MAX_LAYERS];               /* if not `both`: the better option, or 0 */
+    char lean[PLAN_MAX_LAYERS];               /* if `both`: the option that reads less */
+    struct option option[PLAN_MAX_LAYERS][2]; /* H, K: those that the records allow */
     int n_by_rank, n_by_rate;
     struct option by_rank[2 * PLAN_MAX_LAYERS]; /* in Johnson's order */
     /* Layers with a choice, most read saved per compute first. */
@@ -44,16 +44,16 @@ struct branch {
     int r, n_seq;
     int16_t seq[PLAN_MAX_LAYERS];
     bool same[PLAN_MAX_LAYERS]; /* seq[i] and seq[i - 1] are interchangeable */
-    double rest[N_WEIGHTS][PLAN_MAX_LAYERS + 1]; /* least weighted work of seq[i..] */
+    double rest[PLAN_MAX_LAYERS + 1][PLAN_WEIGHTS]; /* least weighted work of seq[i..] */
     double rest_bytes[PLAN_MAX_LAYERS + 1];
     double tail_s, head_idle_s;
     char method[PLAN_MAX_LAYERS + 1];
 };
 
-static struct option option_of(const struct branch *b, int layer, char method)
+/* A search looks at each option many times, so prepare_layer computes it once. */
+static inline struct option option_of(const struct branch *b, int layer, char method)
 {
-    struct pipe_job j = plan_job(b->q, layer, method, 0);
-    return (struct option){j.io_s, j.comp_s, (int16_t)layer, method};
+    return b->option[layer][method == 'K'];
 }
 
 static double bytes_of(const struct branch *b, int layer, char method)
@@ -105,30 +105,31 @@ static bool dominates(const struct branch *b, struct option x, struct option y)
     return x.a <= y.a && x.b <= y.b;
 }
 
+static struct option make_option(const struct branch *b, int layer, char method)
+{
+    struct pipe_job j = plan_job(b->q, layer, method, 0);
+    return (struct option){j.io_s, j.comp_s, (int16_t)layer, method};
+}
+
 static void prepare_layer(struct branch *b, int i)
 {
     bool can_h = search_allows(b->s, i, 'H'), can_k = search_allows(b->s, i, 'K');
     struct option h = {0}, k = {0};
     if (can_h)
-        h = option_of(b, i, 'H');
+        h = b->option[i][0] = make_option(b, i, 'H');
     if (can_k)
-        k = option_of(b, i, 'K');
+        k = b->option[i][1] = make_option(b, i, 'K');
     if (can_h && can_k && dominates(b, h, k))
         can_k = false;
     else if (can_h && can_k && dominates(b, k, h))
         can_h = false;
     b->both[i] = can_h && can_k;
     b->only[i] = can_h ? (can_k ? 0 : 'H') : (can_k ? 'K' : 0);
+    b->lean[i] = h.a < k.a ? 'H' : 'K';
     if (can_h)
         b->by_rank[b->n_by_rank++] = h;
     if (can_k)
         b->by_rank[b->n_by_rank++] = k;
-}
-
-/* Returns the option that reads less, for a layer with a choice. */
-static char reads_less(const struct branch *b, int i)
-{
-    return option_of(b, i, 'H').a < option_of(b, i, 'K').a ? 'H' : 'K';
 }
 
 static char other_option(char method)
@@ -138,7 +139,7 @@ static char other_option(char method)
 
 static double rate_of(const struct branch *b, int i)
 {
-    char m = reads_less(b, i);
+    char m = b->lean[i];
     struct option x = option_of(b, i, m), y = option_of(b, i, other_option(m));
     return x.b > y.b ? (y.a - x.a) / (x.b - y.b) : INFINITY;
 }
@@ -212,13 +213,13 @@ static void begin_tree(struct branch *b, int r)
         b->same[b->n_seq] = b->n_seq > 0 && interchangeable(b, b->seq[b->n_seq - 1], l);
         b->seq[b->n_seq++] = (int16_t)l;
     }
-    for (int w = 0; w < N_WEIGHTS; w++)
-        b->rest[w][b->n_seq] = 0;
+    for (int w = 0; w < PLAN_WEIGHTS; w++)
+        b->rest[b->n_seq][w] = 0;
     b->rest_bytes[b->n_seq] = 0;
     for (int i = b->n_seq - 1; i >= 0; i--) {
         int l = b->seq[i];
-        for (int w = 0; w < N_WEIGHTS; w++)
-            b->rest[w][i] = b->rest[w][i + 1] + b->bounds.least[l][w];
+        for (int w = 0; w < PLAN_WEIGHTS; w++)
+            b->rest[i][w] = b->rest[i + 1][w] + b->bounds.least[l][w];
         b->rest_bytes[i] = b->rest_bytes[i + 1] + b->bounds.least_bytes[l];
     }
     plan_bounds_idle(&b->bounds, r, &b->head_idle_s, &b->tail_s);
@@ -226,15 +227,8 @@ static void begin_tree(struct branch *b, int r)
 
 static double bound_at(const struct branch *b, int i, double io_s, double comp_s)
 {
-    const struct plan_bounds *d = &b->bounds;
-    double best = 0;
-    for (int w = 0; w < N_WEIGHTS; w++) {
-        double u = d->u[w], v = d->v[w], most = d->most[w];
-        double work = u * io_s + v * comp_s + b->rest[w][i] + b->tail_s * (most - v) +
-                      b->head_idle_s * (most - u);
-        best = greater(best, work * d->most_inverse[w]);
-    }
-    return best + d->end_s;
+    return plan_bound_lanes(&b->bounds, io_s, comp_s, b->rest[i], b->head_idle_s,
+                            b->tail_s);
 }
 
 /* ---- candidates ---- */
@@ -247,26 +241,28 @@ static long leaf_steps(const struct branch *b)
     return 1 + b->n / 8 + (b->fused ? b->n / 2 : 0) + (overlap ? b->n / 2 : 0);
 }
 
+static struct pipe_job job_of(const struct option *o)
+{
+    return (struct pipe_job){
+        .io_s = o->a, .comp_s = o->b, .layer = o->layer, .method = o->method};
+}
+
 static void offer(struct branch *b, const char *method)
 {
     const struct plan_request *q = b->q;
     struct pipe_job job[PLAN_MAX_LAYERS];
     struct pipe_load load = plan_load_empty(q);
-    int n = 0;
+    int n = 0, r = plan_prefix_r(method);
     double work = 0, bytes = 0;
-    if (b->fused) {
-        n = plan_jobs_ordered(q, method, job);
-    } else {
-        int r = plan_prefix_r(method);
-        for (int i = 0; i < r; i++)
-            job[n++] = plan_job(q, i, 'R', r);
-        for (int i = 0; i < b->n_by_rank; i++) {
-            const struct option *o = &b->by_rank[i];
-            if (method[o->layer] == o->method)
-                job[n++] = (struct pipe_job){
-                    .io_s = o->a, .comp_s = o->b, .layer = o->layer, .method = o->method};
-        }
-    }
+    for (int i = 0; i < r; i++)
+        job[n++] = plan_job(q, i, 'R', r);
+    for (int i = r; b->fused && i < b->n; i++)
+        job[n++] = job_of(&b->option[i][method[i] == 'K']);
+    for (int i = 0; !b->fused && i < b->n_by_rank; i++)
+        if (method[b->by_rank[i].layer] == b->by_rank[i].method)
+            job[n++] = job_of(&b->by_rank[i]);
+    if (b->fused)
+        plan_order_fused(q, job, n);
     CHECK(n == b->n);
     for (int i = 0; i < n; i++) {
         work += job[i].io_s + job[i].comp_s;
@@ -294,7 +290,7 @@ static void offer_balanced(struct branch *b)
     if (b->fused)
         comp += b->s->prefill_sum_s;
     for (int i = b->r; i < b->n; i++) {
-        b->method[i] = b->both[i] ? other_option(reads_less(b, i)) : b->only[i];
+        b->method[i] = b->both[i] ? other_option(b->lean[i]) : b->only[i];
         struct option o = option_of(b, i, b->method[i]);
         io += o.a;
         comp += o.b;
@@ -303,7 +299,7 @@ static void offer_balanced(struct branch *b)
         int l = b->by_rate[i];
         if (l < b->r)
             continue;
-        char m = reads_less(b, l);
+        char m = b->lean[l];
         struct option x = option_of(b, l, other_option(m)), y = option_of(b, l, m);
         /* Offers the last assignment on this side of the balance. */
         if ((io - x.a + y.a) * io_f <= (comp - x.b + y.b) * comp_f)
@@ -320,7 +316,7 @@ static void offer_balanced(struct branch *b)
 static void set_lean_before(struct branch *b, int end)
 {
     for (int i = b->r; i < b->n; i++) {
-        char lean = b->both[i] ? reads_less(b, i) : b->only[i];
+        char lean = b->both[i] ? b->lean[i] : b->only[i];
         b->method[i] = b->both[i] && i >= end ? other_option(lean) : lean;
     }
 }

@@ -23,6 +23,7 @@
 #include "policy/plan_parts.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/check.h"
 
@@ -53,24 +54,23 @@ static double factor(double x)
     return x > 1 ? x : 1;
 }
 
-/* Computes the cost of a recomputed layer that lies d layers below the last one. Only the rows
- * in the d windows above it pass through the whole layer (*share of its time). The rows of its
- * own window before them need only K and V. */
-static void recompute_parts(const struct plan_request *req, int d, bool windowed,
-                            double *share, double *kv_only_s)
+/* A recomputed layer that lies d layers below the last one: only the rows in the d windows above it
+ * pass through the whole layer. Returns their share of its time; whole_s: the time of all rows. */
+static double share_computed(const struct plan_request *req, int d, double whole_s)
 {
-    const struct plan_window *w = &req->window;
-    int64_t n = d * w->tokens;
-    *share = 1;
-    *kv_only_s = 0;
-    if (n >= req->n_tokens)
-        return;
-    int64_t kv_only = req->n_tokens - n;
-    if (windowed && kv_only > w->tokens)
-        kv_only = w->tokens;
-    *share = platform_tok_s(req->platform, n) /
-             platform_tok_s(req->platform, req->n_tokens);
-    *kv_only_s = platform_h_s(req->platform, kv_only) * factor(req->comp_slow);
+    int64_t n = d * req->window.tokens;
+    return n < req->n_tokens ? platform_tok_s(req->platform, n) / whole_s : 1;
+}
+
+/* Returns the time of the rows of that layer that need only K and V: those before the d windows, in
+ * the layer's own window if it has one. */
+static double kv_only_s(const struct plan_request *req, int d, bool windowed)
+{
+    int64_t tokens = req->window.tokens, n = req->n_tokens - d * tokens;
+    if (n <= 0)
+        return 0;
+    return platform_h_s(req->platform, windowed && n > tokens ? tokens : n) *
+           factor(req->comp_slow);
 }
 
 double plan_recompute_s(const struct plan_request *req, int layer, int r)
@@ -81,9 +81,10 @@ double plan_recompute_s(const struct plan_request *req, int layer, int r)
         return l->comp_tok_last_s;
     if (w->tokens <= 0 || layer + 1 < w->layer)
         return l->comp_tok_s;
-    double share, kv_only_s;
-    recompute_parts(req, r - 1 - layer, layer >= w->layer, &share, &kv_only_s);
-    return share * l->comp_tok_s + kv_only_s;
+    int d = r - 1 - layer;
+    double whole_s = platform_tok_s(req->platform, req->n_tokens);
+    return share_computed(req, d, whole_s) * l->comp_tok_s +
+           kv_only_s(req, d, layer >= w->layer);
 }
 
 void plan_recompute_sums(const struct plan_request *req, double *sum_s)
@@ -92,9 +93,12 @@ void plan_recompute_sums(const struct plan_request *req, double *sum_s)
     const struct plan_window *w = &req->window;
     double whole_s = 0, share[PLAN_MAX_LAYERS], below_s[2][PLAN_MAX_LAYERS];
     bool windows = w->tokens > 0;
-    for (int d = 1; windows && d < req->n_layers; d++)
+    double all_rows_s = windows ? platform_tok_s(req->platform, req->n_tokens) : 0;
+    for (int d = 1; windows && d < req->n_layers; d++) {
+        share[d] = share_computed(req, d, all_rows_s);
         for (int windowed = 0; windowed < 2; windowed++)
-            recompute_parts(req, d, windowed, &share[d], &below_s[windowed][d]);
+            below_s[windowed][d] = kv_only_s(req, d, windowed);
+    }
     sum_s[0] = 0;
     for (int r = 1; r <= req->n_layers; r++) {
         sum_s[r] = whole_s + l[r - 1].comp_tok_last_s;
@@ -173,7 +177,26 @@ static struct composite join(struct composite x, struct composite y, int16_t *ne
                               .tail = y.tail};
 }
 
-static void order_in_tree(const struct plan_request *req, struct pipe_job *job, int n)
+/* Returns where c belongs in s[m], which is in Johnson's order: behind its equals. Most places are
+ * near the end; the others are found by halves. */
+static int place_of(const struct composite *c, const struct composite *s, int m)
+{
+    int to = m, near = m > 4 ? m - 4 : 0, from = 0;
+    while (to > near && johnson_before(c->a, c->b, s[to - 1].a, s[to - 1].b))
+        to--;
+    if (to > near)
+        return to;
+    while (from < to) {
+        int mid = (from + to) / 2;
+        if (johnson_before(c->a, c->b, s[mid].a, s[mid].b))
+            to = mid;
+        else
+            from = mid + 1;
+    }
+    return from;
+}
+
+void plan_order_fused(const struct plan_request *req, struct pipe_job *job, int n)
 {
     double fa = factor(req->io_overlap), fb = factor(req->comp_overlap);
     struct composite s[PLAN_MAX_LAYERS]; /* in Johnson's order */
@@ -187,10 +210,11 @@ static void order_in_tree(const struct plan_request *req, struct pipe_job *job, 
                               .tail = (int16_t)i};
         next[i] = -1;
         by_layer[i] = job[i];
-        int at = m++;
-        for (; at > 0 && johnson_before(c.a, c.b, s[at - 1].a, s[at - 1].b); at--)
-            s[at] = s[at - 1];
+        int at = place_of(&c, s, m);
+        if (at < m)
+            memmove(&s[at + 1], &s[at], (size_t)(m - at) * sizeof *s);
         s[at] = c;
+        m++;
         /* Prefill of layer i, a job (0, p), follows all jobs so far. */
         s[m - 1].b += req->prefill_s[i] * fb;
         while (m >= 2 && johnson_before(s[m - 1].a, s[m - 1].b, s[m - 2].a, s[m - 2].b)) {
@@ -214,7 +238,7 @@ int plan_jobs_ordered(const struct plan_request *req, const char *method,
     if (req->n_stages > 1)
         plan_order_stages(req, job, req->n_layers);
     else if (plan_is_fused(req))
-        order_in_tree(req, job, req->n_layers);
+        plan_order_fused(req, job, req->n_layers);
     else
         order_johnson(req, job, req->n_layers);
     return req->n_layers;

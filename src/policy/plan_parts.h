@@ -42,6 +42,9 @@ struct pipe_load plan_load_empty(const struct plan_request *req);
 /* Makes the jobs of method[n_layers] in the best read order. Returns their number (one a layer). */
 int plan_jobs_ordered(const struct plan_request *req, const char *method,
                       struct pipe_job *job);
+/* Orders the reads of one job a layer, in rising layer order, if new tokens are prefilled inside the
+ * restore. */
+void plan_order_fused(const struct plan_request *req, struct pipe_job *job, int n);
 /* Johnson's rule: returns whether (a1, b1) must come before (a2, b2). False if they are equal. */
 bool johnson_before(double a1, double b1, double a2, double b2);
 /* Returns the bytes per token that a layer stores to be restored by `method`. */
@@ -132,6 +135,8 @@ int plan_make_within(const struct plan_request *req, const struct plan_effort *e
  * request. */
 int plan_estimate(const struct plan_request *req, const struct plan_effort *effort,
                   struct plan *out, struct err *e);
+/* Fills the other fields of an estimate. */
+void plan_complete(const struct plan_request *req, struct plan *out);
 
 struct search;
 
@@ -183,7 +188,8 @@ void search_offer(struct search *s, const char *method, double makespan_s, doubl
 
 /* ---- plan_bound.c: lower bounds on the time of every assignment ---- */
 
-enum { PLAN_WEIGHTS = 9 };
+/* Even, so that compilers compute two weights with one instruction. */
+enum { PLAN_WEIGHTS = 10 };
 
 struct plan_bounds {
     bool fused;
@@ -205,6 +211,10 @@ struct plan_bounds {
 
 /* `s` must have been found possible; its best may still be unknown. */
 void plan_bounds_init(struct plan_bounds *b, const struct search *s);
+/* Returns a time that no plan undercuts whose lanes have the reads io_s, the compute comp_s, and the
+ * weighted work rest[PLAN_WEIGHTS] of other layers. head_s, tail_s: of plan_bounds_idle. */
+double plan_bound_lanes(const struct plan_bounds *b, double io_s, double comp_s,
+                        const double *rest, double head_s, double tail_s);
 /* Returns a time that no plan with r recomputed layers undercuts. */
 double plan_bound_of(const struct plan_bounds *b, int r);
 /* Returns a time that no plan with r_min to r_max recomputed layers undercuts. */

@@ -115,6 +115,28 @@ static void small_hedged_chains(void **state)
     compare(&s, 3000, 2, took_s);
 }
 
+/* A short chain has few estimates to make, so each is a thorough search. */
+static void hedged_chains_of_few_ranges(void **state)
+{
+    (void)state;
+    const struct shape s = {80, 80, 1, 3, true};
+    compare(&s, 500, 41, took_s);
+}
+
+/* The plan is that of the estimate for which its cut was chosen. Another search at this cut finds
+ * other candidates, whose least regret may be that of a slower plan: 4.04 % here. */
+static void a_hedged_plan_is_its_cuts_estimate(void **state)
+{
+    (void)state;
+    struct rng r = {3004};
+    int n_used, n_full;
+    for (int t = 0; t <= 49; t++) /* as `compare` draws them */
+        random_chain(&r, between(&r, 80, 80), between(&r, 300, 300), true, &x);
+    assert_int_equal(random_chain_plan(&x, &plan, &n_used, &e), 0);
+    double predicted_s = plan.predicted_s, full_s = random_chain_full_s(&x, &n_full);
+    assert_true(predicted_s <= full_s * (1 + WITHIN));
+}
+
 /* A few chains of the size that `make plan-check` uses. */
 static void large_chains(void **state)
 {
@@ -496,6 +518,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_chains),
         cmocka_unit_test(small_hedged_chains),
+        cmocka_unit_test(hedged_chains_of_few_ranges),
+        cmocka_unit_test(a_hedged_plan_is_its_cuts_estimate),
         cmocka_unit_test(large_chains),
         cmocka_unit_test(bounds_hold),
         cmocka_unit_test(the_request_is_the_plans),
