@@ -505,6 +505,33 @@ static void a_missed_prediction_is_told_with_its_cause(void **state)
     place_close(&p);
 }
 
+/* Chunks have hidden states and KV by turns. The platform believes that each of the splits between
+ * them takes 20 ms: the prediction misses by that alone. */
+static void a_wrong_price_of_splits_is_told(void **state)
+{
+    (void)state;
+    struct place p;
+    struct et_run r;
+    place_open(&p, 9, NULL);
+    struct et_ask a = ask(p.prompt[0], 0, 1, NULL, "kv");
+    a.salt = "by turns";
+    a.restore_first = true;
+    for (int c = 0; c < 8; c++) {
+        a.n_prompt = 64 * (c + 1);
+        a.save = c % 2 ? "hidden" : "kv";
+        assert_int_equal(et_run(&p.k, &a, &r), 0);
+        assert_int_equal(r.committed, a.n_prompt);
+    }
+    a.n_prompt = N_PROMPT;
+    a.save = "none";
+    p.k.platform.split_s = 20e-3;
+    assert_int_equal(et_run(&p.k, &a, &r), 0);
+    assert_int_equal(r.n_cached, 8 * 64);
+    assert_true(r.plan.comp_busy_s >= 3 * 7 * 20e-3);
+    assert_int_equal(r.surprise, SURPRISE_FASTER);
+    place_close(&p);
+}
+
 /* The platform predicts a millisecond per token and layer; prompts, which are not restored, take a
  * hundredth of that or less. */
 static void prompts_teach_what_compute_takes(void **state)
@@ -539,6 +566,7 @@ int main(void)
         cmocka_unit_test(new_tokens_follow_the_layers),
         cmocka_unit_test(new_tokens_follow_an_unfinished_chunk),
         cmocka_unit_test(a_missed_prediction_is_told_with_its_cause),
+        cmocka_unit_test(a_wrong_price_of_splits_is_told),
         cmocka_unit_test(prompts_teach_what_compute_takes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "policy/correction.h"
 #include "policy/plan.h"
+#include "policy/surprise.h"
 
 enum { L = 8, MOST = 64, H = PLAN_HAS_H, K = PLAN_HAS_KV, BOTH = H | K };
 
@@ -201,6 +202,38 @@ static void a_stall_moves_the_cost_by_a_step(void **state)
     assert_true(p.split_s >= 0);
 }
 
+/* Judges the prediction of a restore of n ranges by KV on a machine where a split takes split_s. */
+static enum surprise judged(int n, double split_s)
+{
+    struct platform believed = p;
+    make("kv", n, no_window);
+    struct surprise_times predicted = {plan.restore_s, plan.io_busy_s, plan.comp_busy_s};
+    p.split_s = split_s;
+    make("kv", n, no_window);
+    p = believed;
+    return surprise_of(
+        &predicted,
+        &(struct surprise_times){plan.restore_s, plan.io_busy_s, plan.comp_busy_s}, true);
+}
+
+/* A price of splits that is far too low, or too high, misses. Compute is named as the cause of the
+ * slower restore. The restores teach the price, and the misses end. */
+static void a_wrong_price_is_a_miss_until_it_is_learned(void **state)
+{
+    (void)state;
+    begin();
+    context(64, (uint8_t[]){H, K}, 2);
+    p.split_s = 2e-6;
+    assert_int_equal(judged(64, 60e-6), SURPRISE_COMPUTE);
+    for (int i = 0; i < 40; i++)
+        restore(64, 60e-6, 1, 1);
+    assert_int_equal(judged(64, 60e-6), SURPRISE_NONE);
+    assert_int_equal(judged(64, 2e-6), SURPRISE_FASTER);
+    for (int i = 0; i < 40; i++)
+        restore(64, 2e-6, 1, 1);
+    assert_int_equal(judged(64, 2e-6), SURPRISE_NONE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -212,6 +245,7 @@ int main(void)
         cmocka_unit_test(short_runs_teach_splits),
         cmocka_unit_test(long_runs_teach_their_kind),
         cmocka_unit_test(a_stall_moves_the_cost_by_a_step),
+        cmocka_unit_test(a_wrong_price_is_a_miss_until_it_is_learned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
