@@ -152,9 +152,13 @@ static void learn_compute(struct platform *p, const struct correction_expected *
     double rows_s = e->gemm_s * platform_correction_factor(gemm) +
                     e->kv_s * platform_correction_factor(kv);
     if (e->n_splits > 0 && rows_s < e->n_splits * CORRECTION_SHORT_RUN_S) {
-        learn_split(p, e, observed_s - rows_s);
+        /* Few rows in many runs are short by themselves, not with their splits. */
+        if (observed_s > LEAST_S || rows_s + e->n_splits * e->slowed * p->split_s > LEAST_S)
+            learn_split(p, e, observed_s - rows_s);
         return;
     }
+    if (sum <= LEAST_S)
+        return;
     observed_s -= e->n_splits * e->slowed * p->split_s;
     double miss = observed_s / rows_s;
     if (e->gemm_s >= MOST * sum)
@@ -173,15 +177,13 @@ static void learn_compute(struct platform *p, const struct correction_expected *
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o)
 {
-    double compute = e->gemm_s + e->kv_s;
     learn_start(p, e->restore_s, o->total_s);
     struct platform_correction *io = &p->tier[e->tier].correction;
     double believed_io_s = e->io_s * platform_correction_factor(io);
     bool io_bound = o->wait_s > IO_BOUND * o->total_s;
     if (e->io_s > LEAST_S && (io_bound || o->io_s < believed_io_s))
         correction_observe(io, e->io_s, o->io_s);
-    if (compute > LEAST_S)
-        learn_compute(p, e, o->compute_s);
+    learn_compute(p, e, o->compute_s);
 }
 
 void correction_learn_prefill(struct platform *p, double believed_s, double observed_s)

@@ -171,6 +171,25 @@ static void short_runs_teach_splits(void **state)
     assert_true(fabs(p.split_s / 5e-6 - 1) < 0.01);
 }
 
+/* A small model's rows take less time than the clock can tell, but their splits do not. A price that
+ * is wrong does not stay wrong. */
+static void few_rows_teach_splits(void **state)
+{
+    (void)state;
+    begin();
+    p.c_h.b_s = p.c_kv.b_s = 1e-9;
+    context(32, (uint8_t[]){H, K}, 2);
+    p.split_s = CORRECTION_SPLIT_MAX_S;
+    for (int i = 0; i < 60; i++)
+        restore(32, 5e-6, 1, 1);
+    assert_true(fabs(p.split_s / 5e-6 - 1) < 0.01);
+    p.split_s = 0;
+    for (int i = 0; i < 60; i++)
+        restore(32, 5e-6, 1, 1);
+    assert_true(fabs(p.split_s / 5e-6 - 1) < 0.01);
+    assert_int_equal(p.kv_correction.n_observed + p.gemm_correction.n_observed, 0);
+}
+
 /* In long runs the rows take most of the time, so they are what is slow. */
 static void long_runs_teach_their_kind(void **state)
 {
@@ -243,6 +262,7 @@ int main(void)
         cmocka_unit_test(recomputing_avoids_splits),
         cmocka_unit_test(splits_before_a_window_are_free),
         cmocka_unit_test(short_runs_teach_splits),
+        cmocka_unit_test(few_rows_teach_splits),
         cmocka_unit_test(long_runs_teach_their_kind),
         cmocka_unit_test(a_stall_moves_the_cost_by_a_step),
         cmocka_unit_test(a_wrong_price_is_a_miss_until_it_is_learned),
