@@ -13,9 +13,9 @@ Each entry of FIGURES names its program, parameters and seed.  The labels of ent
 
 An entry writes DIR/ID.csv (name, paper, ours, note). DIR/index.html shows every existing CSV, and
 names the entries that were not run. --quick runs only the entries that take seconds.  --shorten N
-gives the loads of Figures 9, 10 and 15 one Nth of their time, and Figures 14 and 20 fewer rounds, so
-that hours become minutes; their rows then say so.  An entry that fails does not end the others; the
-exit status is 1 then."""
+makes minutes of hours: Figures 9, 10 and 15 get one Nth of their time, Figures 11, 12, 14 and 20 fewer
+rounds and shorter histories, and hybridrun fewer steps and ratios. Their rows then say so.  An entry
+that fails does not end the others; the exit status is 1 then."""
 import argparse
 import csv
 import html
@@ -192,16 +192,18 @@ def hybrid_run(out):
     """Contexts on the host and a link that is slowed down; at x = 1.4 the ideal mixture has 0.737
     of KV's traffic."""
     rows = []
-    for x in (1.4, 2, 4):
-        j = json.loads(output(HC, "bench", "hybrid", "run", "--ratio", x, "--json"))
+    short = ("--batch", 8, "--prompt", 256, "--tokens", 4) if SHORTEN > 1 else ()
+    note = "; 8 contexts of 256 tokens and 4 steps instead of 16 of 512 and 8" if short else ""
+    for x in (1.4,) if short else (1.4, 2, 4):
+        j = json.loads(output(HC, "bench", "hybrid", "run", "--ratio", x, "--json", *short))
         rows += [(f"11: x = {x}: R2 of the seconds of {name}", 0.99, round(j[key], 4), "1 to 16 blocks, the fastest of five")
                  for name, key in (("a projection", "project_r2"), ("a load", "link_r2"))]
         rows.append((f"x = {x}: traffic of KV over the mixture's", round((x + 0.5) / x, 3),
-                     round(j["traffic_kv_over_hybrid"], 3), "the paper's column is x + 1/2 over x"))
+                     round(j["traffic_kv_over_hybrid"], 3), f"the paper's column is x + 1/2 over x{note}"))
         for r in j["rows"]:
             rows.append((f"x = {x}: {r['arm']}, ms a step", "", r["time_s"] * 1e3,
                          f"{r['predicted_s'] * 1e3:.1f} predicted; {r['over_kv']:.2f} times as fast as KV; "
-                         f"{100 * r['act_share']:.0f} % ACT, {r['link_bytes'] / 1e6:.1f} MB over the link"))
+                         f"{100 * r['act_share']:.0f} % ACT, {r['link_bytes'] / 1e6:.1f} MB over the link{note}"))
     return rows
 
 
@@ -210,7 +212,9 @@ def hybrid_run(out):
 def ablation(figures):
     def make(out):
         path = os.path.join(out, "ablation.csv")
-        output(HC, "bench", "ablation", "--rounds", 3, "--figures", ",".join(figures), "--csv", path, "--html",
+        short = ("--rounds", 1, "--tokens", 512, "--lengths", "256,512,1024") if SHORTEN > 1 else ("--rounds", 3)
+        note = "; 1 round instead of 3, 512 tokens instead of 1,024, lengths up to 1,024 instead of 4,096" if SHORTEN > 1 else ""
+        output(HC, "bench", "ablation", *short, "--figures", ",".join(figures), "--csv", path, "--html",
                os.path.join(out, "ablation.html"))
         rows, papers = [], {"11ac": "1.33 to 1.81, 5.04 to 9.05", "11df": "1.7 to 2.66, 2.3 to 6.1",
                             "11gi": "1.6 to 1.9, 5 and more", "12": "1.45 to 2.66, -"}
@@ -222,10 +226,10 @@ def ablation(figures):
                 ms = {k: float(v["ms"]) for k, v in by.items()}
                 rows.append((f"{figure} {setting}, {tokens} tokens", papers.get(figure, ""),
                              f"{ms['kv'] / ms['auto']:.2f}, {ms['recompute'] / ms['auto']:.2f}",
-                             f"times faster than KV, than recomputing; {by['auto']['kind']}; {by['auto']['plan']}"))
+                             f"times faster than KV, than recomputing; {by['auto']['kind']}; {by['auto']['plan']}{note if by['auto']['kind'] != 'modelled' else ''}"))
             elif figure.startswith("13"):
                 for k, v in by.items():
-                    rows.append((f"{figure} {setting} {k}", "", float(v["ms"]), "ms"))
+                    rows.append((f"{figure} {setting} {k}", "", float(v["ms"]), f"ms{note if v['kind'] != 'modelled' else ''}"))
         return rows
     return make
 
@@ -357,7 +361,7 @@ def main():
     a.add_argument("--context", type=int, default=256, help="of astab1")
     a.add_argument("--only", help="ids, by commas")
     a.add_argument("--quick", action="store_true", help="only the entries that take seconds")
-    a.add_argument("--shorten", type=int, default=1, metavar="N", help="give served loads one Nth of their time, and saving fewer rounds")
+    a.add_argument("--shorten", type=int, default=1, metavar="N", help="give served loads one Nth of their time, and the others fewer rounds and shorter histories")
     a = a.parse_args()
     global HC, MODEL, TEXT, CONTEXT, SHORTEN
     HC, MODEL, TEXT, CONTEXT, SHORTEN = a.program, a.model, a.text, a.context, a.shorten

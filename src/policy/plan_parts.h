@@ -42,8 +42,8 @@ struct pipe_load plan_load_empty(const struct plan_request *req);
 /* Makes the jobs of method[n_layers] in the best read order. Returns their number (one a layer). */
 int plan_jobs_ordered(const struct plan_request *req, const char *method,
                       struct pipe_job *job);
-/* Orders the reads of one job a layer, in rising layer order, if new tokens are prefilled inside the
- * restore. */
+/* Orders the reads of one job a layer, which come in rising layer order, if new tokens are
+ * prefilled inside the restore. */
 void plan_order_fused(const struct plan_request *req, struct pipe_job *job, int n);
 /* Johnson's rule: returns whether (a1, b1) must come before (a2, b2). False if they are equal. */
 bool johnson_before(double a1, double b1, double a2, double b2);
@@ -211,8 +211,8 @@ struct plan_bounds {
 
 /* `s` must have been found possible; its best may still be unknown. */
 void plan_bounds_init(struct plan_bounds *b, const struct search *s);
-/* Returns a time that no plan undercuts whose lanes have the reads io_s, the compute comp_s, and the
- * weighted work rest[PLAN_WEIGHTS] of other layers. head_s, tail_s: of plan_bounds_idle. */
+/* Returns a time that no plan undercuts whose lanes have the reads io_s, the compute comp_s, and
+ * the weighted work rest[PLAN_WEIGHTS] of other layers. head_s, tail_s: of plan_bounds_idle. */
 double plan_bound_lanes(const struct plan_bounds *b, double io_s, double comp_s,
                         const double *rest, double head_s, double tail_s);
 /* Returns a time that no plan with r recomputed layers undercuts. */

@@ -171,8 +171,8 @@ static void short_runs_teach_splits(void **state)
     assert_true(fabs(p.split_s / 5e-6 - 1) < 0.01);
 }
 
-/* A small model's rows take less time than the clock can tell, but their splits do not. A price that
- * is wrong does not stay wrong. */
+/* A small model's rows take less time than the clock can tell, but their splits do not. A wrong
+ * price does not stay wrong. */
 static void few_rows_teach_splits(void **state)
 {
     (void)state;
