@@ -10,16 +10,12 @@
 /* If the largest magnitude is below this, the block counts as zero. */
 #define LEAST_BITS 0x0d800000u /* 2^-100 */
 
-/* Rounds half a block to x [16] and returns the sum of x. */
+/* Rounds half a block to x [16] and returns the sum of x, which is exact in f32. */
 INLINE int32_t round_half(const float *a, float scale, int8_t *x)
 {
-    int32_t sum = 0;
-    for (int i = 0; i < Q4_BLOCK / 2; i++) {
-        int32_t v = whole(a[i] * scale);
-        x[i] = (int8_t)v;
-        sum += v;
-    }
-    return sum;
+    v16 numbers = v_round(v_mul(v_load(a), v_set1(scale)));
+    i_store_bytes(x, numbers);
+    return (int32_t)v_sum(numbers);
 }
 
 /* Rounds a block to x [32], sets h of its two halves, and returns the sum of x. */

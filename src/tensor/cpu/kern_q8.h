@@ -5,6 +5,18 @@
 
 #include "tensor/cpu/kern_quant.h"
 
+/* 1.5 * 2^23: after adding it, the low bits hold the whole number, rounded to nearest even. */
+#define ROUNDER      12582912.0f
+#define ROUNDER_BITS 0x4b400000
+
+static int32_t whole(float f)
+{
+    int32_t i;
+    f += ROUNDER;
+    memcpy(&i, &f, sizeof i);
+    return i - ROUNDER_BITS;
+}
+
 /* Rounds to x [256] in order of k, zero beyond n. Returns e. */
 static float round_numbers(const float *a, int n, int16_t *x)
 {

@@ -39,17 +39,6 @@ static uint32_t largest_bits(const float *a, int64_t n)
 }
 
 #define INFINITY_BITS 0x7f800000u
-/* 1.5 * 2^23: after adding it, the low bits hold the whole number, rounded to nearest even. */
-#define ROUNDER      12582912.0f
-#define ROUNDER_BITS 0x4b400000
-
-static int32_t whole(float f)
-{
-    int32_t i;
-    f += ROUNDER;
-    memcpy(&i, &f, sizeof i);
-    return i - ROUNDER_BITS;
-}
 
 /* --- few rows -------------------------------------------------------------------------------- */
 

@@ -98,6 +98,15 @@ static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
         q[v] = (i8x4){i_six(n.lo, h.lo, half, v), i_six(n.hi, h.hi, half, v)};
     }
 }
+/* Stores 16 whole numbers from -127 to 127 as bytes. */
+static inline void i_store_bytes(int8_t *p, v16 a)
+{
+    /* 0-3, 8-11, 4-7, 12-15 */
+    __m256i n = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+    n = _mm256_permute4x64_epi64(n, 0xd8);
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(n),
+                                                   _mm256_extracti128_si256(n, 1)));
+}
 static inline v16 v_load_i8(const uint8_t *p)
 {
     __m128i bytes = _mm_loadu_si128((const __m128i *)p);
