@@ -110,16 +110,17 @@ struct mem_job {
     char *dst;
     const char *src;
     size_t bytes;
-    int pattern; /* bytes to read */
+    int pattern; /* how bytes are read */
 };
 
-/* Patterns of one, four or eight concurrent streams. Which one is fastest differs between machines.
- */
-#define N_READ_PATTERNS 3
+/* Patterns of one, four or eight concurrent streams, prefetched into the first cache or into the
+ * second one. Which one is fastest differs between machines. */
+#define N_READ_PATTERNS 6
 #define FETCH_AHEAD     2048
+#define FETCH_AHEAD_L2  3072
 
 __attribute__((target("avx2"), always_inline)) static inline void
-read_streams(const char *p, size_t bytes, int n_streams)
+read_streams(const char *p, size_t bytes, int n_streams, bool into_l2)
 {
     size_t part = bytes / (size_t)n_streams / 64 * 64;
     __m256i s[8];
@@ -130,7 +131,10 @@ read_streams(const char *p, size_t bytes, int n_streams)
 #pragma GCC unroll 8
         for (int j = 0; j < n_streams; j++) {
             const __m256i *v = (const __m256i *)(p + (size_t)j * part + i);
-            __builtin_prefetch((const char *)v + FETCH_AHEAD);
+            if (into_l2)
+                __builtin_prefetch((const char *)v + FETCH_AHEAD_L2, 0, 2);
+            else
+                __builtin_prefetch((const char *)v + FETCH_AHEAD);
             s[j] = _mm256_xor_si256(s[j], _mm256_xor_si256(v[0], v[1]));
         }
     }
@@ -143,12 +147,13 @@ read_streams(const char *p, size_t bytes, int n_streams)
 __attribute__((target("avx2"))) static void read_range(const char *p, size_t bytes,
                                                        int pattern)
 {
-    if (pattern == 0)
-        read_streams(p, bytes, 1);
-    else if (pattern == 1)
-        read_streams(p, bytes, 4);
+    bool into_l2 = pattern % 2 != 0;
+    if (pattern / 2 == 0)
+        read_streams(p, bytes, 1, into_l2);
+    else if (pattern / 2 == 1)
+        read_streams(p, bytes, 4, into_l2);
     else
-        read_streams(p, bytes, 8);
+        read_streams(p, bytes, 8, into_l2);
 }
 
 static void mem_share(void *arg, int thread_idx, int n_threads)
