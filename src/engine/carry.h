@@ -22,14 +22,16 @@
 struct carry {
     uint8_t *rows; /* [n_layers][C][2 * kv_dim] T; NULL: nothing is carried */
     size_t row_bytes;
-    int max_rows; /* C */
-    int cut;      /* cut of the view */
-    int n;        /* rows [0, n) of each layer are there */
+    int max_rows; /* most rows of a layer: the window C */
+    /* Cut of the carried view: the number of dropped tokens (policy/truncation.h). */
+    int cut;
+    int n; /* rows [0, n) of each layer are there */
 };
 
-/* Returns whether sequences on this device may carry. */
+/* Returns whether sequences on this device may carry their view in memory. */
 bool carry_may(const struct device *d);
-/* Begins with no rows. Returns false if there is no memory for them. */
+/* Allocates memory for the rows of a view and begins with no rows. Returns false if there is no
+ * memory. */
 bool carry_begin(struct carry *c, const struct model *m, const struct truncation *t);
 /* Frees the rows. A zeroed struct is allowed. */
 void carry_end(struct carry *c);
@@ -38,9 +40,10 @@ static inline bool carry_is_on(const struct carry *c)
     return c->rows != NULL;
 }
 
-/* Copies a layer's rows, the first of which is at `position`. The copy runs on stream s. */
+/* Copies a layer's K and V rows on stream s. The first row belongs to `position` of the view. */
 int carry_take(struct carry *c, struct stream *s, int layer, int position, struct mat rows);
-/* Goes on to the view with the next cut. All rows of the present view must be there. */
+/* Goes on to the view of the next stair: drops the S rows behind the first K rows. All rows of the
+ * present view must be there. */
 void carry_move(struct carry *c, const struct truncation *t, int n_layers);
 /* Writes all rows into the blocks of a table, which has room for them. */
 int carry_fill(const struct carry *c, const struct model *m, struct stream *s,

@@ -94,14 +94,16 @@ struct request {
     bool digest; /* compute outcome.logits_digest */
     bool logits; /* on_token calls seq_logits */
     struct sample_opts sample;
-    const struct shaping *shaping; /* NULL: none. Outlives the sequence */
-    const char *salt;              /* NULL: none */
-    const char *plan;              /* as --plan; NULL: auto. Outlives the sequence */
+    /* NULL: logits are not shaped. Must outlive the sequence. */
+    const struct shaping *shaping;
+    const char *salt; /* salt of its chunk keys; NULL: no salt */
+    /* Plan as in option --plan; NULL: auto. Must outlive the sequence. */
+    const char *plan;
     bool plan_strict; /* a forced plan that the records do not allow is an error */
     struct save_policy save;
-    /* store_epoch when the request was made; 0: it is made now */
+    /* Value of store_epoch when the request was made. 0: the request is made now. */
     uint64_t epoch;
-    /* Use of the chunks that it finds and saves; the engine sets its lot. */
+    /* Declared use of the chunks that the sequence finds and saves. The engine sets use.lot. */
     struct store_use use;
     /* How the context continues beyond its window; context 0: it may not outgrow the model's
      * window. */
@@ -133,39 +135,40 @@ struct outcome {
     struct err err;
     const int32_t *tokens; /* prompt, then generated tokens; memory of the sequence */
     int n_prompt, n_generated;
-    int n_stored;    /* prompt tokens that the store has, as far as it was asked */
+    int n_stored;    /* prompt tokens that look-ups have found in the store */
     int n_cached;    /* prompt tokens that were not computed */
     int n_device;    /* part of n_cached that the KV cache had; the rest was restored */
     int n_remote;    /* prompt tokens whose chunks the remote sent for this sequence */
-    int n_preempted; /* times that it lost its place */
-    /* Over the f32 logits of every generated position; set if request.digest. */
+    int n_preempted; /* times that the sequence was preempted */
+    /* Digest of the f32 logits of every generated position. Set if request.digest is set. */
     uint64_t logits_digest;
-    struct plan plan; /* n_layers 0 where nothing was restored */
+    struct plan plan; /* plan of the restore; n_layers is 0 if nothing was restored */
     char miss[200];   /* reason why no more tokens were restored */
     /* Index of the first token that differs from every stored history; 0 or less: unknown. */
     int differs_at;
     struct restore_result restore;
     enum surprise surprise; /* whether the plan's prediction missed, and why */
-    /* Whether its reads hung or crawled, and how its state then came back. */
+    /* Whether the restore's reads hung or crawled, and how its state then came back. */
     enum stall_end stall;
     struct outcome_truncation truncation;
     int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
 
-/* Adds a sequence to those that wait. Returns ERR_LIMIT if it can never fit, -ENOMEM if there is
+/* Adds a sequence to those that wait. Returns ERR_LIMIT if it can never fit, or -ENOMEM if there is
  * no memory for its tokens now. */
 int engine_add(struct engine *e, const struct request *r, struct seq **out,
                struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);
-/* Tokens whose state is in the cache, restored or computed. */
+/* Returns the number of tokens whose state is in the KV cache, restored or computed. */
 int seq_tokens_done(const struct seq *s);
-/* Moves out the predicted and measured lanes of its first restore. The caller frees both spans. */
+/* Moves out the predicted and measured lanes of the sequence's first restore. The caller frees the
+ * spans of both. */
 struct hcache_lanes;
 void seq_take_lanes(struct seq *s, struct hcache_lanes *predicted,
                     struct hcache_lanes *measured);
-/* Tokens of this sequence that are durable in the store. */
+/* Returns the number of this sequence's tokens that are durable in the store. */
 int64_t seq_committed_tokens(const struct seq *s);
-/* Reason why its saving ended early. */
+/* Returns the reason why the sequence's saving ended early. */
 enum save_end seq_save_end(const struct seq *s);
 /* Call after saved state was erased: the KV cache's blocks no longer count as saved. A sequence
  * that continues them saves them again. */
@@ -192,27 +195,30 @@ const struct kv_pool *engine_pool(const struct engine *e);
 
 struct engine_stats {
     int blocks, blocks_free,
-        /* Blocks of the KV cache. Kept blocks are held for no sequence and can be evicted. */
+        /* Blocks of the KV cache. No sequence uses a kept block, so it can be evicted. */
         blocks_kept;
-    uint64_t n_evicted; /* blocks */
+    uint64_t n_evicted; /* evicted blocks of the KV cache */
     uint64_t n_preempted, n_timed_out;
     uint64_t fused_rows; /* rows of new tokens computed inside restores, times layers */
     /* Tokens of preempted sequences: restored, or computed again. */
     uint64_t recovered_tokens, recomputed_tokens;
-    uint64_t n_replanned; /* restores that changed a layer's kind of record on the way */
-    /* Restores that began to read before their sequence had a place; those that continued at the
-     * place. */
+    /* Restores that changed a layer's kind of record while they ran. */
+    uint64_t n_replanned;
+    /* Restores that began to read before their sequence had a place, and how many of these restores
+     * continued when it had one. */
     uint64_t n_staged, n_staged_used;
     uint64_t n_stairs;  /* times that the window of a truncated context moved */
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
     /* Time from the end of each stair until its state had moved, summed. */
     int64_t stairs_ns;
-    uint64_t n_stalls[STALL_ENDS]; /* restores whose reads hung or crawled, by their end */
-    uint64_t link_bytes, link_down_bytes; /* transfers of blocks on the host (mixed.h) */
-    uint64_t weights_read_bytes;          /* streamed layers */
+    /* Restores whose reads hung or crawled, by the way in which they ended. */
+    uint64_t n_stalls[STALL_ENDS];
+    /* Bytes of blocks that crossed the link from and to the host (mixed.h). */
+    uint64_t link_bytes, link_down_bytes;
+    uint64_t weights_read_bytes; /* bytes read for streamed layers */
 };
 void engine_stats(const struct engine *e, struct engine_stats *out);
-/* Returns false if all blocks are KV blocks on the device. */
+/* Fills *out. Returns false if all blocks are KV blocks on the device. */
 bool engine_mixed_stats(const struct engine *e, struct mixed_stats *out);
 /* Returns the host memory of blocks that do not lie on the device. */
 size_t engine_host_bytes(const struct engine *e);

@@ -29,7 +29,8 @@ struct flight {
     int first_row;
     struct ragged r;
     int n_parts;
-    struct save_part *parts; /* row counts from the piece's first row */
+    /* The piece's sequences as the saver sees them; `row` counts from the piece's first row. */
+    struct save_part *parts;
     int32_t *seq_row;
     const int32_t **tables;
 };

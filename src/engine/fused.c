@@ -66,7 +66,8 @@ void fused_begin(struct fused *f, struct seq *s, int first, const struct store_h
                                                          .kv = kv_pool_layers(sh->pool),
                                                          .tap = &f->tap,
                                                          .checks_range = true});
-    f->t_begin = s->t_start + s->out.lookup_ns; /* the time when its restore began */
+    /* The time when the sequence's restore began. */
+    f->t_begin = s->t_start + s->out.lookup_ns;
     f->busy_ns = 0;
 }
 
@@ -108,7 +109,7 @@ static int pass_rows(struct fused *f, int n)
     return rc == 0 ? stream_sync(sh->stream) : rc;
 }
 
-/* Leaves the sequence to the batches: all rows have passed the last layer. */
+/* Hands the sequence over to the batches: all its rows here have passed the last layer. */
 static int leave(struct fused *f)
 {
     const struct seq_shared *sh = f->shared;

@@ -16,7 +16,7 @@
 #include "policy/hybrid_share.h"
 
 enum {
-    /* 512 rows: products of this many rows are near their best speed on a CPU */
+    /* 512 rows: products of this many rows are near their best speed on a CPU. */
     PROJECT_BLOCKS = 8,
 };
 /* Size of one buffer, unless a context needs more. */
@@ -269,7 +269,7 @@ static void form(struct mixed *x, const struct step_batch *b)
         (void)count_scratch(x, b->seqs[i], &x->requests[i]);
         x->of[i] = 0;
     }
-    /* Both types are brought into the same scratch blocks; ACT blocks are staged first. */
+    /* ACT and KV blocks share the scratch blocks. ACT blocks are staged first. */
     const struct minibatch_room room = {.n_act = po->n_staging, .n_blocks = po->n_scratch};
     if (m.kv_bytes == 0) {
         m.kv_bytes = (double)x->places.kv_bytes;
@@ -312,11 +312,13 @@ static void reorder(struct mixed *x, struct step_batch *b)
     }
 }
 
-/* Cuts a mini-batch of the policy where its written blocks or its rows do not fit. */
+/* Cuts a mini-batch that the policy has formed into smaller ones if its written blocks or rows do
+ * not fit. */
 static void cut_minis(struct mixed *x, const struct step_batch *b)
 {
     const struct places_opts *po = &x->places.o;
-    int scratch = 0, n_act = 0, rows = 0, end = 0; /* end: rows of the batch before s */
+    /* end: number of the batch's rows before s. */
+    int scratch = 0, n_act = 0, rows = 0, end = 0;
     x->n_minis = 0;
     for (int i = 0; i < b->n_seqs; i++) {
         const struct seq *s = b->seqs[i];
@@ -424,7 +426,7 @@ int mixed_before(void *arg, int layer, int piece)
         mixed_set_tables(x, m, layer, buffer);
         TRY(mixed_project(x, m, layer, buffer));
     }
-    /* The block tables are those of this layer. */
+    /* Each layer has other block tables, and a new id makes the device upload them. */
     x->zigzag->pieces[piece].r.id = ragged_new_id();
     return 0;
 }

@@ -49,18 +49,20 @@ enum mixed_packing {
 
 struct mixed_opts {
     int n[PLACES_CLASSES]; /* blocks of each class */
-    /* Equation 11: the ratio of ACT to KV blocks of a sequence, while blocks of both types are
-     * left. */
+    /* HybridServe's equation 11: the ratio of ACT to KV blocks of a sequence, while blocks of both
+     * types are left. */
     double act_share, kv_share;
-    /* The decision of hybrid_choose. If split.fits and machine.n_requests is the number of
-     * sequences, each sequence has the ratio that hybrid_share_requests gives to its place. */
+    /* The decision of hybrid_choose (policy/hybrid.h). If split.fits and machine.n_requests is the
+     * number of sequences, each sequence has the ratio that hybrid_share_requests gives to its
+     * place. */
     struct hybrid_split split;
     int token_blocks; /* TOKENS blocks at the start of each sequence, while any are left */
     /* Blocks of each of the two buffers, at least one context's. 0: as many as needed, at most
      * 64 MiB. */
     int buffer_blocks;
     enum mixed_packing packing;
-    /* Costs, for mini-batches; all 0: blocks are counted instead. */
+    /* Costs by which mini-batches are formed. All 0: mini-batches are formed by their numbers of
+     * blocks. */
     struct hybrid_machine machine;
     /* Slows the link down to this speed; 0: the link's own speed. */
     double link_bytes_per_s;
@@ -75,32 +77,36 @@ struct mixed_opts {
 struct mixed_stats {
     uint64_t n_steps, n_minibatches;
     uint64_t up_bytes; /* bytes that came from the host over the link */
-    /* To the host over the link: finished KV blocks and rows of ACT blocks. */
+    /* Bytes that went to the host over the link: finished KV blocks and rows of ACT blocks. */
     uint64_t down_bytes;
-    uint64_t n_projected; /* ACT blocks times layers */
+    uint64_t n_projected; /* projected ACT blocks, counted once per layer */
     uint64_t n_again;     /* rows of TOKENS blocks that were computed again */
 };
 
 /* A sequence of the present step. */
 struct mixed_seq {
-    /* [n_blocks] a block number, the same in every layer's view; or -1 - i: scratch block i */
+    /* [n_blocks] per block its number, the same in every layer's view, or -1 - i for scratch block
+     * i. */
     int32_t *where;
-    /* [n_blocks] block numbers in the present layer's view: the block table */
+    /* [n_blocks] the block table: block numbers in the present layer's view. */
     int32_t *number;
-    int n_blocks; /* blocks that its rows attend to */
-    int first;    /* block of its first new row; the blocks before it are only read */
-    int again;    /* blocks [0, again) are computed again: up to the last TOKENS block */
+    int n_blocks; /* number of blocks that the sequence's rows attend to */
+    /* Index of the block of the first new row; the blocks before it are only read. */
+    int first;
+    int again; /* blocks [0, again) are computed again: up to the last TOKENS block */
 };
 
-/* An ACT block that a mini-batch projects into the scratch block with the same index. */
+/* An ACT block. A mini-batch projects its i-th ACT block into its i-th scratch block. */
 struct mixed_act {
-    int seq, block; /* index of the sequence in the batch, of the block in its table */
+    /* Index of the sequence in the batch; index of the block in the sequence's table. */
+    int seq, block;
 };
 
 struct mixed_mini {
     int first_seq, end_seq, first_row, first_piece, end_piece;
     int first_act, n_act; /* range of mixed.acts */
-    /* Scratch blocks: ACT blocks, then KV blocks of the host, then written ones. */
+    /* Number of scratch blocks: first those of ACT blocks, then those of KV blocks on the host,
+     * then those that the step's rows are written to. */
     int n_scratch;
 };
 
@@ -109,7 +115,7 @@ struct mixed {
     const struct model *model; /* NULL: the pool's blocks are all KV on the device */
     struct model_work *work;
     struct stream *stream, *link;
-    /* Per buffer: the event behind its load, and the event behind its last use. */
+    /* Per buffer: the event behind its last load, and the event behind its last use. */
     struct event *loaded[2], *done[2];
     struct places places;
     struct buf weights_host, weights; /* opts.weights_bytes each */
@@ -122,14 +128,15 @@ struct mixed {
     int n_minis, n_acts;
     int now; /* the mini-batch that computes */
     unsigned
-        /* Mini-batches times layers so far in this step. The lowest bit selects the buffer. */
+        /* Number of mini-batches that have passed a layer in this step, summed over layers. The
+         * lowest bit selects the buffer. */
         turn;
-    /* [max_seqs] ACT blocks of a full context in each place; NULL: act_share */
+    /* [max_seqs] ACT blocks of a full context in each place. NULL: act_share holds for all. */
     int64_t *share;
-    double share_blocks; /* blocks of that context */
+    double share_blocks; /* number of blocks of a full context, for `share` */
     int32_t *numbers;    /* memory of `where` and `number` of all sequences */
-    /* Memory of a projection: */
-    int project_blocks; /* most blocks that are projected at once */
+    /* Memory of one projection: */
+    int project_blocks; /* most blocks that one projection takes */
     struct buf kv_mem;
     struct mat kv_rows;
     int32_t *pos, *seq_row;
@@ -162,7 +169,7 @@ struct kv_pool_numbers mixed_numbers(struct mixed *x);
 
 /* Forms mini-batches and puts the batch's sequences into their order. */
 void mixed_arrange(struct mixed *x, struct step_batch *b);
-/* The calls of zigzag_run; arg is x. */
+/* Functions for struct zigzag_calls, whose arg is x. */
 int mixed_before(void *arg, int layer, int piece);
 int mixed_behind(void *arg, int layer, int piece);
 /* Ends the pass, whose result was rc. No transfer is under way afterwards. */

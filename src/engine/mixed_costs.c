@@ -54,8 +54,8 @@ static int project(struct sampling *p, int n)
     return stream_sync(x->stream);
 }
 
-/* Begins as mixed_load does. This resets the throttle of a slowed link: a copy that was late does
- * not let the next one run faster. */
+/* Begins as mixed_load does. The wait resets the throttle of a slowed link. Otherwise a copy that
+ * was late would let the next one run faster. */
 static int copy(struct sampling *p, int n)
 {
     const struct places *pl = &p->x.places;
@@ -67,7 +67,7 @@ static int copy(struct sampling *p, int n)
     return stream_sync(p->x.link);
 }
 
-/* Fits a line through the fastest time of each size. unit: the line's x for one block. */
+/* Fits a line through the fastest time of each size. `unit` is the value of x for one block. */
 static int sample(struct sampling *p, int (*work)(struct sampling *, int), double unit,
                   struct hybrid_line *line, double *r2)
 {
@@ -98,8 +98,8 @@ static int sample(struct sampling *p, int (*work)(struct sampling *, int), doubl
     return 0;
 }
 
-/* Runs one layer of n rows, each the first row of a sequence of its own. Each would need a tail,
- * so the rows take turns in the scratch blocks. */
+/* Runs one layer over n rows, each the first row of a sequence of its own. Each sequence would need
+ * a tail, so instead the rows take turns in the scratch blocks. */
 static int forward(struct sampling *p, int n, double *seconds)
 {
     struct mixed *x = &p->x;
@@ -153,8 +153,8 @@ static int forward(struct sampling *p, int n, double *seconds)
     return rc;
 }
 
-/* Returns where the line through both times meets zero rows: the seconds to read the layer's
- * weights. */
+/* Returns the seconds to read the layer's weights: the time at zero rows of the line through both
+ * measured times. */
 static double forward_mini(int n_rows, double forward_s, double one_row_s)
 {
     double per_row = n_rows > 1 ? (forward_s - one_row_s) / (n_rows - 1) : 0;

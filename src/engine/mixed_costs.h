@@ -15,7 +15,7 @@ struct mixed_costs {
     /* R^2 of the regressions, 0..1. Below 0.9 the mean of the largest sample replaces the line. */
     double project_r2, link_r2;
     double kv_bytes, act_bytes; /* bytes of one block of one layer */
-    /* Seconds of one layer for n_rows rows that attend to one block each. */
+    /* Seconds of one layer for n_rows rows, each of which attends to one block. */
     double forward_s;
     double forward_mini_s; /* part of forward_s that does not depend on n_rows */
 };
@@ -27,8 +27,8 @@ static inline double mixed_costs_x(const struct mixed_costs *c)
     return c->project.b_s / (c->link.b_s * c->kv_bytes);
 }
 
-/* Measures for some tenths of a second. link_bytes_per_s: the link is slowed down to this; 0: it
- * is not. n_rows: rows of forward_s. */
+/* Measures for some tenths of a second. The link is slowed down to link_bytes_per_s; 0: it is not
+ * slowed down. n_rows is the number of rows to which out->forward_s applies. */
 int mixed_measure(const struct model *m, struct model_work *work, struct stream *s,
                   double link_bytes_per_s, int n_rows, struct mixed_costs *out,
                   struct err *err);

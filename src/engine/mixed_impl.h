@@ -21,7 +21,7 @@ static inline bool is_act(enum places_class c)
     return c == PLACES_ACT_DEVICE || c == PLACES_ACT_HOST;
 }
 
-/* Returns the class of entry `block` of a sequence's table. */
+/* Returns the class of the block at index `block` of a sequence's block table. */
 static inline enum places_class class_at(const struct mixed *x, const struct seq *s,
                                          int block)
 {
@@ -34,7 +34,8 @@ static inline bool is_finished(const struct seq *s, int block)
     return s->n_done + s->n_rows >= (block + 1) * KV_BLOCK_TOKENS;
 }
 
-/* Queues the load of a mini-batch's host blocks into a buffer, behind the buffer's last use. */
+/* Queues the load of a mini-batch's host blocks into a buffer, behind the last operation that uses
+ * the buffer. */
 int mixed_load(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
 /* Queues the load of the next mini-batch: of this layer, or the first one of the next layer. */
 int mixed_load_next(struct mixed *x, int layer, int buffer);
@@ -42,10 +43,10 @@ int mixed_load_next(struct mixed *x, int layer, int buffer);
 void mixed_set_tables(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
 /* Projects all ACT blocks of a mini-batch into scratch blocks. */
 int mixed_project(struct mixed *x, const struct mixed_mini *m, int layer, int buffer);
-/* Projects acts[at .. at + n), whose rows are staged: at most project_blocks. */
+/* Projects acts[at .. at + n), whose rows are staged. n is at most project_blocks. */
 int mixed_project_some(struct mixed *x, const struct mixed_act *acts, int layer, int buffer,
                        int at, int n);
-/* Takes the layer's results to their places. */
+/* Takes the layer's results to the places of their blocks. */
 int mixed_store(struct mixed *x, const struct mixed_mini *m, int layer);
 
 #endif

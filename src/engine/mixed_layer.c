@@ -9,7 +9,7 @@ static int scratch_index(const struct mixed_seq *q, int block)
     return -1 - q->where[block];
 }
 
-/* Brings the mini-batch's part of the bytes that stand for weights. */
+/* Brings over the link the mini-batch's part of the bytes that stand for weights. */
 static int load_weights(struct mixed *x, const struct mixed_mini *m)
 {
     size_t n = (size_t)x->n_minis, i = (size_t)(m - x->minis);
@@ -68,7 +68,7 @@ void mixed_set_tables(struct mixed *x, const struct mixed_mini *m, int layer, in
     }
 }
 
-/* Projects ACT blocks [at, at + n) of the mini-batch, whose rows are staged. */
+/* Projects ACT blocks [at, at + n) of the mini-batch. Their rows are staged. */
 int mixed_project_some(struct mixed *x, const struct mixed_act *acts, int layer, int buffer,
                        int at, int n)
 {

@@ -59,7 +59,8 @@ static void split_by(const struct room *r, int64_t n, struct hybrid_split *out)
         hybrid_place(&r->machine, &r->mem, n, r->method == MIXED_ACT ? n : 0, out);
 }
 
-/* Splits by Algorithm 1, which shares out memory; more than n blocks are of no use. */
+/* Splits by Algorithm 1 of the paper, which divides the whole memory. Blocks beyond n are left out.
+ */
 static void split_as_printed(const struct room *r, int64_t n, struct hybrid_split *out)
 {
     struct hybrid_shares s;
@@ -109,7 +110,7 @@ static struct places_opts fixed_places(const struct mixed_job *j, const struct m
     return po;
 }
 
-/* Forms mini-batches of whole requests, all at their greatest length. */
+/* Returns the number of mini-batches if each holds whole requests of maximum length. */
 static int n_minibatches(const struct mixed_job *j, const struct places_opts *po,
                          int context)
 {

@@ -23,7 +23,7 @@ enum mixed_method {
     MIXED_AUTO,
     MIXED_METHODS
 };
-/* Names that users give; ends with NULL. */
+/* Names by which users select a method. The array ends with NULL. */
 extern const char *const mixed_methods[MIXED_METHODS + 1];
 
 /* Above this x (mixed_costs_x) `auto` uses no ACT blocks, because they would gain less than 5 %. */
@@ -36,18 +36,18 @@ struct mixed_job {
     bool is_group;  /* several devices */
     bool has_store; /* contexts are saved, so all blocks are KV blocks on the device */
     int max_seqs;   /* sequences that run at once */
-    /* Memory for blocks, tails and buffers; host memory for blocks. */
+    /* Memory for blocks, tails and buffers on the device, and for blocks on the host. */
     uint64_t device_bytes, host_bytes;
-    /* Time of one layer's weights over the same link; 0: weights are resident. */
+    /* Time to bring one layer's weights over the same link; 0: weights are resident. */
     double weights_s;
 };
 
-/* The decision. */
+/* Result of mixed_decide. */
 struct mixed_choice {
     bool is_on;
     struct mixed_opts opts;    /* valid if is_on */
     struct hybrid_split split; /* blocks of one layer when all are in use */
-    char why[240];             /* for people: why it is off, or how blocks are shared out */
+    char why[240]; /* message for users: why it is off, or how the blocks are divided */
 };
 
 /* Returns ERR_LIMIT if device_bytes does not hold the buffers and a tail for each sequence, or

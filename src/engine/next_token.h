@@ -18,19 +18,20 @@ struct seq;
 struct next_token {
     const struct model *model;
     int n_wanted; /* sequences that want their logits: rows [0, n_wanted) */
-    /* Sequences added so far: n_shown of them want their logits, n_other do not. Rows of the
-     * latter begin at n_wanted. */
+    /* Sequences added so far: n_shown of them want their logits, n_other do not. The rows of the
+     * second kind begin at n_wanted. */
     int n_shown, n_other;
-    struct seq **seqs;       /* [max_rows] */
-    struct sample_row *rows; /* [max_rows] */
+    struct seq **seqs;       /* [max_rows] sequence of each row */
+    struct sample_row *rows; /* [max_rows] sampling parameters of each row */
     struct buf mem;          /* device memory of in, logits and ids */
     struct mat in;           /* [max_rows][d] T */
     struct mat logits;       /* [max_rows][vocab] f32 */
-    int32_t *ids;            /* [max_rows] */
+    int32_t *ids;            /* [max_rows] chosen tokens */
     struct readback logits_back, ids_back;
-    float *shaped;   /* [vocab] */
+    float *shaped;   /* [vocab] shaped logits of one row */
     int32_t *counts; /* [vocab], for shaping_apply */
-    /* [max_rows][vocab] unshaped logits; allocated when logits are both wanted and shaped */
+    /* [max_rows][vocab] unshaped logits. Allocated when a request both shapes its logits and wants
+     * them. */
     float *raw;
 };
 
@@ -42,12 +43,12 @@ void next_token_deinit(struct next_token *h);
 
 /* Begins a batch. n_wanted of the sequences that will be added want their logits. */
 void next_token_begin(struct next_token *h, int n_wanted);
-/* x: the last layer's output at the last known token of q. */
+/* Adds q to the batch. x is the last layer's output at the last known token of q. */
 int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x);
 /* Chooses the tokens; waits for the stream. Results are valid until the next next_token_begin. */
 int next_token_run(struct next_token *h, struct stream *s, struct model_work *work);
 
-/* Whether a sequence's request wants its logits. */
+/* Returns whether a sequence's request wants its logits. */
 bool next_token_shows_logits(const struct seq *q);
 
 #endif

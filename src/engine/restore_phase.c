@@ -85,8 +85,8 @@ size_t restore_phase_bytes(const struct restore_phase *g)
 
 /* --- one sequence's way through the phase ----------------------------------------------------- */
 
-/* Ends a restore, or a phase that needed none. n_stored chunks are known to be in the store. A
- * hold on the last of them pins all, so the chunks that the sequence continues are not evicted
+/* Ends a restore, or a phase that needed none. n_stored chunks are known to be in the store. A pin
+ * on the last one protects all of them, so the chunks that the sequence continues are not evicted
  * while it lives. */
 static void end(struct restore_phase *g, struct seq *s, int n_stored)
 {
@@ -110,8 +110,8 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
         seq_enter_prefill(s);
 }
 
-/* Returns the time to restore n_tokens from the store by the cheaper kind of records; 0: not
- * measured yet. */
+/* Returns the time to restore n_tokens from the store by the cheaper kind of records, or 0 if the
+ * store's speed is not measured yet. */
 static double restore_s(const struct restore_phase *g, int n_tokens)
 {
     const struct platform *p = g->o.platform;
@@ -137,7 +137,7 @@ const char *restore_phase_why_not(const struct seq *s)
 
 void restore_phase_find(struct restore_phase *g, struct seq *s)
 {
-    /* The last prompt token is always computed: its logits are wanted. */
+    /* The last prompt token is always computed, because its logits are needed. */
     const struct view *v = &s->view;
     int n_moved = view_moved(v) / STORE_CHUNK_TOKENS;
     struct restore_want want = {
@@ -175,7 +175,7 @@ static void go_on_staged(struct restore_phase *g, struct seq *s)
     int n_planned = s->n_planned;
     seq_enter_restore(s);
     s->n_planned = n_planned;
-    /* Only looked up so far: it continues like a restore that begins now. */
+    /* The staged restore has only looked up so far. It continues like a restore that begins now. */
     if (n_planned == 0)
         return;
     const struct restore_found *f = restore_found(s->restore);
@@ -267,7 +267,7 @@ static void fuse_next(struct restore_phase *g, struct seq_list l)
     }
 }
 
-/* Notes in plan.deviation that a forced plan lost chunks: their tokens are computed. */
+/* Notes in plan.deviation that a forced plan lost chunks, whose tokens are computed. */
 static void tell_lost(struct seq *s, const struct restore_result *r)
 {
     struct plan *p = &s->out.plan;
@@ -368,7 +368,7 @@ static void teach(struct platform *p, const struct seq *s)
     const struct restore_result *r = &s->out.restore;
     if (s->staging.is_placed)
         return;
-    /* Fused prefill runs while the lanes wait, so it counts as waiting. */
+    /* The compute lane waits while fused prefill runs, so prefill counts as waiting. */
     const struct correction_observed o = {.io_s = (double)r->io_ns * 1e-9,
                                           .compute_s = (double)r->compute_ns * 1e-9,
                                           .wait_s = (double)(r->wait_ns + r->prefill_ns) *
@@ -435,7 +435,7 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
     struct restore_reads r;
     double again_s;
     bool replays = stairs_need_replay(s);
-    if (replays) /* whether s may replay depends on other sequences */
+    if (replays) /* priced in each call: whether s may replay depends on other sequences */
         s->recompute_s = restore_plan_price_s(
             g, s, restore_plan_tokens(restore_found(s->restore), s->n_planned));
     if (s->recompute_s <= 0)
@@ -494,8 +494,8 @@ static bool fuse(struct restore_phase *g, int max_rows, int *n)
     return *n > 0;
 }
 
-/* Returns whether to give up a look-up: it is silent longer than reads may be. The first look-up
- * may have to measure the store. A remote that sends is not silent. */
+/* Returns whether a look-up is given up because it has been silent longer than reads may be. The
+ * first look-up may have to measure the store. A look-up whose remote sends is not silent. */
 static bool leaves_lookup(struct restore_phase *g, struct seq *s)
 {
     double again_s, price_s = restore_plan_price_s(g, s, s->view.n_tokens);
@@ -527,7 +527,7 @@ static void leave_lookup(struct restore_phase *g, struct seq *s)
 static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
 {
     const struct restore_found *f;
-    if (s->restore == NULL) { /* fused prefill still computes its new tokens */
+    if (s->restore == NULL) { /* fused prefill still computes the sequence's new tokens */
         settle_fused(g, fused_finish(&g->fused));
         return;
     }
@@ -543,7 +543,7 @@ static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
         finish(g, s);
 }
 
-/* Advances every sequence that can go on. Returns how many are still restoring. */
+/* Advances every sequence that can go on. Returns the number of sequences that still restore. */
 static int poll(struct restore_phase *g, struct seq_list l)
 {
     g->again_ns = INT64_MAX;

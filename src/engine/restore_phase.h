@@ -22,7 +22,7 @@ struct restore_phase_opts {
     /* State that waiting sequences need is read ahead: into the store's DRAM tier, or into
      * staging if there is no tier. */
     bool fetches;
-    struct remote *remote; /* NULL: none */
+    struct remote *remote; /* NULL: there is no remote */
     int max_rows;          /* rows of one forward pass */
 };
 
@@ -43,10 +43,10 @@ struct restore_phase {
     bool *in_dram;  /* [max_chunks] */
 };
 
-/* The store of sh must be open. */
+/* Initialises g. The store of sh must be open. */
 int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts *o,
                        struct seq_shared *sh, struct next_token *next, struct err *err);
-/* A zeroed struct is allowed. */
+/* Frees the memory of g. A zeroed struct is allowed. */
 void restore_phase_deinit(struct restore_phase *g);
 size_t restore_phase_bytes(const struct restore_phase *g); /* Returns the bytes reserved. */
 
@@ -56,13 +56,13 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s);
 /* The time and rows that a step leaves to restores. */
 struct restore_phase_budget {
     int64_t batch_ns; /* time that the step's forward pass took; 0: there was none */
-    int64_t free_ns;  /* time after it that delays no later pass (beside_free_ns) */
+    int64_t free_ns;  /* time after that pass that delays no later pass (beside_free_ns) */
     int n_decodes;    /* decodes in that pass */
     int rows_left;    /* new tokens that the step may still compute */
 };
-/* Runs behind the forward pass of a step. Beside decodes it restores as much as the credit
- * allows; without decodes, as much as fits a step, waiting for I/O if there was no batch.
- * Sequences whose state has come back go to PREFILL, or to DONE with an error. */
+/* Runs behind the forward pass of a step. Beside decodes it restores as much as the credit allows;
+ * without decodes, as much as fits a step. It waits for I/O only if there was no batch. Sequences
+ * whose state has come back go to PREFILL, or to DONE with an error. */
 void restore_phase_step(struct restore_phase *g, struct seq_list l,
                         const struct restore_phase_budget *b);
 

@@ -57,8 +57,8 @@ bool restore_plan_is_forced(const struct seq *s)
     return s->plan != NULL && strcmp(s->plan, "auto") != 0;
 }
 
-/* Finds the chunks that have copies in DRAM; with `ahead`, all count as copied. Returns the tier
- * of the copies. */
+/* Finds the chunks that have copies in DRAM. If is_ahead is set, all chunks count as copied.
+ * Returns the tier of the copies. */
 static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits,
                        bool is_ahead)
 {

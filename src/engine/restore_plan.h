@@ -15,16 +15,16 @@ bool restore_plan_must_measure(const struct restore_phase *g);
 /* Takes over the speed that a look-up has measured, if any. */
 void restore_plan_measured(struct restore_phase *g, const struct restore_found *f);
 
-/* Returns the tokens of the first n chunks. The last chunk that was found may be partial. */
+/* Returns the number of tokens of the first n found chunks. The last one may be partial. */
 int restore_plan_tokens(const struct restore_found *f, int n);
-/* Returns how many of the found chunks may be used. */
+/* Returns the number of found chunks the restore may use. */
 int restore_plan_usable(const struct seq *s, const struct restore_found *f);
 bool restore_plan_is_forced(const struct seq *s);
 
-/* Returns the time to compute the first n_tokens if nothing else is computed, or 0 if the restore
- * must wait for the store however long that takes, as forced plans must. The moved tokens of a view
- * are computed by replaying all stairs (policy/staircase.h); if the sequence may not do that now,
- * the time is 0. */
+/* Returns the time to compute the first n_tokens if nothing else is computed. Returns 0 if the
+ * restore must wait for the store for any time, for example because its plan is forced. The moved
+ * tokens of a view are computed by replaying all stairs (policy/staircase.h); if the sequence may
+ * not do that now, the time is 0. */
 double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
                             int n_tokens);
 
@@ -33,16 +33,17 @@ bool restore_plan_is_slower(const struct restore_phase *g, const struct seq *s);
 
 struct restore_plan_ask {
     int first;           /* chunks that the device already has */
-    bool beside_decodes; /* others will decode meanwhile */
-    /* All reads are made ahead, so they cost nothing. Never set for a truncated context. */
+    bool beside_decodes; /* other sequences will decode while this one restores */
+    /* True if all reads are made ahead and so cost nothing. Never set for a truncated context. */
     bool is_ahead;
 };
-/* Plans the restore of the found chunks behind the first ask->first, which are on the device.
- * The plan goes to s->out. *n_chunks counts both groups; 0: nothing is restored. */
+/* Plans the restore of the found chunks behind the first ask->first, which are on the device. The
+ * plan goes to s->out. *n_chunks counts the chunks on the device and the planned ones; 0: nothing
+ * is restored. */
 int restore_plan_make(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                       const struct restore_plan_ask *ask, int *n_chunks);
-/* Returns the job of that plan, without a block table. It points into s and g; valid until the
- * next plan. */
+/* Returns the job that carries out the plan of s, without a block table. It points into s and g,
+ * and is valid until the next plan. */
 struct restore_job restore_plan_job(const struct restore_phase *g, const struct seq *s,
                                     int first);
 

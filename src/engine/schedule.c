@@ -73,7 +73,7 @@ static const enum sched_phase phases[] = {[PHASE_WAIT] = SCHED_WAITING,
                                           [PHASE_DECODE] = SCHED_DECODE};
 
 /* Describes the prompt. A saved sequence copies no part of a block, because its chunks are saved
- * whole. A pool with block numbers of its own copies none at all. */
+ * whole. A pool with block numbers of its own copies no block at all. */
 static struct lead_request describe_prompt(const struct seq *s)
 {
     return (struct lead_request){.phase = phases[s->phase],
@@ -97,8 +97,8 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
     int n_unused = 0, n_known = is_full ? 0 : seq_find_known(s, &n_unused);
     r->rows = s->view.n_tokens - n_known * KV_BLOCK_TOKENS;
     r->blocks_needed = seq_blocks_wanted(s) - n_known + n_unused;
-    /* Its saves may have settled since choose_views. While no place is free it chooses no view:
-     * it asks for a place and chooses when it has one (admit). */
+    /* The sequence's saves may have settled since choose_views. While no place is free the sequence
+     * chooses no view. It asks for a place, and chooses when it gets one (admit). */
     bool must_choose = is_full ? stairs_must_wait(s) : s->stairs.must_choose;
     bool is_unsettled = s->save != NULL && !save_is_settled(s->save) &&
                         !carry_is_on(&s->stairs.carry);
@@ -120,7 +120,7 @@ static void describe(const struct schedule *c, int i, bool is_full, struct sched
         return;
     }
     r->blocks_freed = kv_table_own_blocks(c->shared->pool, &s->table);
-    if (s->phase == PHASE_RESTORE) /* its compute is no part of the batch */
+    if (s->phase == PHASE_RESTORE) /* the compute of a restore is no part of the batch */
         r->rows = 0;
     if (s->phase == PHASE_DECODE)
         r->blocks_needed = s->n_done >= s->table.n_blocks * KV_BLOCK_TOKENS;
@@ -225,8 +225,9 @@ static void stage(struct schedule *c, int i, int n_live, bool beside_decodes)
         staging_begin(c->restores, s, n_known);
 }
 
-/* Gives staging to the next waiting sequences, and takes it from those that are no longer next.
- * One of the present decodes will have ended when the next one has its place. */
+/* Gives staging to the next waiting sequences, and takes it from sequences that are no longer next.
+ * One of the present decodes will have ended when the next sequence gets a place, so only a second
+ * decode counts. */
 static void stage_next(struct schedule *c, int n_live)
 {
     int next[STAGING_SEQS];

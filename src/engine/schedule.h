@@ -25,12 +25,12 @@ struct schedule {
     struct seq **seqs; /* in the order of arrival */
     int n_seqs, cap_seqs;
     int n_live; /* seqs[0, n_live) had not ended when the step began */
-    /* The scheduler's view, filled anew in every step [cap_seqs]: */
+    /* The scheduler's view, filled anew in every step. Each array has cap_seqs entries. */
     struct sched_req *view;
     struct lead_request *prompt;
     struct sched_choice *choice;
     int *order;
-    struct beside_speed speed; /* speed of its steps */
+    struct beside_speed speed; /* measured speed of the engine's steps */
     int rows_beside;           /* prefill rows that a step with decodes may have */
 };
 

@@ -48,7 +48,7 @@ static void enter(struct seq *s, enum phase to)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* Reserves all memory that grows with the tokens. Returns false if there is none. */
+/* Reserves all memory that grows with the tokens. Returns false if there is no memory. */
 static bool reserve_tokens(struct seq *s, int n_max)
 {
     s->tokens = mem_try_calloc((size_t)n_max, sizeof *s->tokens);
@@ -140,7 +140,7 @@ int seq_blocks_wanted(const struct seq *s)
     return (n + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 }
 
-/* Leaves out the last known token, which is always computed: its logits are wanted. */
+/* Leaves out the last known token. It is always computed, because its logits are needed. */
 int seq_find_known(const struct seq *s, int *n_unused)
 {
     *n_unused = 0;
@@ -192,7 +192,8 @@ static void name_blocks(struct seq *s)
         kv_table_name(s->shared->pool, t, store_chunk_name(&s->view.keys[t->n_named]));
 }
 
-/* Names the blocks behind the prompt, too. Blocks of a truncated context may have other parents. */
+/* Names the blocks behind the prompt, too. Skips a truncated context, whose chunks' keys may have
+ * other parents. */
 static void name_all_blocks(struct seq *s)
 {
     struct kv_table *t = &s->table;
@@ -233,7 +234,7 @@ static double replay_share(const struct seq *s)
                            view_token(&s->view, s->view.n_tokens - 1) + 1);
 }
 
-/* Returns the request's declared next use, for the KV pool as for the store. */
+/* Returns the request's declared next use in the form that the KV pool takes. */
 static struct kv_use kv_use_of(const struct seq *s)
 {
     const struct store_use *use = &s->req.use;
@@ -356,7 +357,8 @@ void seq_enter_prefill(struct seq *s)
     seq_open_save(s, s->n_done, &s->pin);
 }
 
-/* Gives up place and blocks. The keys of all known tokens name its chunks. */
+/* Gives up place and blocks. Extends the chain by the keys of all known tokens, so a later look-up
+ * finds its saved chunks. */
 static void leave(struct seq *s)
 {
     CHECK(s->restore == NULL);

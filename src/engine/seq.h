@@ -83,15 +83,16 @@ struct seq_staging {
     uint64_t bytes;          /* bytes that the restore reads in all */
 };
 
-/* State of a truncated sequence between its stairs (stairs.h). */
+/* State of a truncated sequence between its stairs (stairs.h). A comment that begins with phases
+ * says in which phases the field has a meaning. */
 struct stairs {
     bool must_choose; /* WAIT: it chooses its view when its saves have settled */
     bool is_stepping; /* WAIT, RESTORE: a stair has ended, the next one has not begun */
-    bool has_asked_remote; /* it has tried its last view with the help of the remote */
-    /* WAIT, RESTORE: it tries its last view with the help of the remote now */
+    bool has_asked_remote; /* it has tried its last view with the remote's help */
+    /* WAIT, RESTORE: it is trying its last view with the remote's help. */
     bool asks_remote;
-    /* The saver's mark when the sequence arrived. It covers all state that was handed to the saver
-     * before. */
+    /* The saver's mark when the sequence arrived. It covers all state that the saver had been given
+     * by then. */
     uint64_t mark;
     int limit; /* chunks from this one on could not be restored; INT_MAX: no such limit */
     int n_replays;      /* times that stairs were replayed because their state was lost */
@@ -101,7 +102,7 @@ struct stairs {
      * t_heard 0: the sequence does not wait for the saver. */
     int64_t t_heard;
     uint64_t n_heard;
-    struct carry carry; /* on: the sequence needs the store no more */
+    struct carry carry; /* carried state; while it is on, the sequence needs no store */
     /* [n_pins] pins that keep chunks from eviction. The first n_former pin chunks [former,
      * former_end), which the present stair has dropped; the others pin chunks in view. */
     struct store_hit *pins;
@@ -129,9 +130,10 @@ struct seq {
     struct restore *restore;
     struct seq_staging staging;
     int n_planned; /* chunks that it restores; 0: not planned yet */
-    /* Time to compute them instead; 0: the restore must wait for its reads. */
+    /* Time in seconds to compute the tokens of those chunks instead. 0: the restore must wait for
+     * its reads. */
     double recompute_s;
-    /* PHASE_WAIT: the save from before its preemption; else the present one */
+    /* Its saving. In PHASE_WAIT: the saving from before its preemption. */
     struct save_seq *save;
     int n_before_save; /* index of the first token that `save` saves */
     bool has_gap; /* blocks before a window were not restored, so they must not be shared */
@@ -140,12 +142,12 @@ struct seq {
     struct stairs stairs;
     struct hcache_lanes predicted, measured; /* lanes of its first restore */
     struct outcome out;
-    /* Prediction for its restore, by the profile alone. */
+    /* Prediction for its restore, by the measured profile alone. */
     struct correction_expected expected;
     const float *logits; /* [vocab], a row in host memory of the engine; NULL: not wanted */
     int32_t next;        /* the next token, just chosen, or SAMPLE_NO_TOKEN */
     int64_t t_arrival, t_first;
-    int64_t t_admit, t_start; /* time of its first admission, and of its last one */
+    int64_t t_admit, t_start; /* time of its first admission; time of its last admission */
     bool was_preempted;
     /* Statistics of its first admission; reported once it was preempted. */
     struct outcome first;
@@ -163,7 +165,7 @@ int seq_count(struct seq_list l, enum phase phase);
 /* Returns a sequence in WAIT, or NULL if there is no memory for its tokens. The caller has
  * checked that the request fits the context and the KV cache. */
 struct seq *seq_create(struct seq_shared *sh, const struct request *r);
-/* In any phase. restore_phase_abandon must have ended its restore. */
+/* Frees s, which may be in any phase. restore_phase_abandon must have ended its restore. */
 void seq_destroy(struct seq *s);
 
 /* --- transitions ------------------------------------------------------------------------------ */
@@ -177,9 +179,10 @@ bool phase_may_follow(enum phase from, enum phase to);
 bool seq_take_place(struct seq *s);
 /* WAIT -> RESTORE. */
 void seq_enter_restore(struct seq *s);
-/* WAIT or RESTORE -> PREFILL. n_done tokens are in the cache; saving begins behind them. */
+/* WAIT or RESTORE -> PREFILL. The first n_done tokens are in the cache, and saving begins behind
+ * them. */
 void seq_enter_prefill(struct seq *s);
-/* The n_rows rows of s have passed the layers. If they reached its last known token, the next
+/* The n_rows rows of s have passed the layers. If these rows reached its last known token, the next
  * token was chosen. PREFILL stays, or goes to DECODE with the first token; DECODE takes the next
  * token; either goes to DONE with its last token. */
 void seq_advance(struct seq *s);
@@ -215,8 +218,8 @@ static inline bool seq_stair_has_ended(const struct seq *s)
 /* Returns the number of blocks that s begins with: for the tokens that it sees, and one more
  * token. */
 int seq_blocks_wanted(const struct seq *s);
-/* Returns how many full blocks of its tokens the KV cache knows. *n_unused: those of them that
- * no sequence uses. */
+/* Returns how many full blocks of its tokens the KV cache knows. *n_unused gets the number of these
+ * blocks that no sequence uses. */
 int seq_find_known(const struct seq *s, int *n_unused);
 /* Gives back the blocks of a sequence that ends. They stay known. */
 void seq_drop_blocks(struct seq *s);

@@ -146,7 +146,7 @@ static double share_read(struct seq *s)
 bool staging_is_usable(const struct restore_phase *g, struct seq *s)
 {
     const struct restore_found *f = s->restore != NULL ? restore_found(s->restore) : NULL;
-    /* A restore without a plan has read nothing; the plan is made when s has its place. */
+    /* A restore without a plan has read nothing. Its plan is made when s has its place. */
     if (s->n_planned == 0 || f == NULL)
         return s->restore != NULL;
     bool is_usable = s->n_done / STORE_CHUNK_TOKENS == s->staging.first &&

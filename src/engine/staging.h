@@ -41,7 +41,7 @@ void staging_step(struct restore_phase *g, struct seq *s, bool beside_decodes);
 /* Returns whether the staged restore of s can continue, now that s has its place and n_done
  * tokens in the cache. */
 bool staging_is_usable(const struct restore_phase *g, struct seq *s);
-/* Ends the staged restore of s, if any. It may be staged again. */
+/* Ends the staged restore of s, if any. A later restore of s may be staged again. */
 void staging_end(struct restore_phase *g, struct seq *s);
 
 #endif

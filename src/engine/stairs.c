@@ -212,7 +212,8 @@ static void choose_carried(struct seq *s)
     unpin_all(s);
 }
 
-/* Chunks are saved whole, so a chunk that a preemption has interrupted is computed again. */
+/* Chunks are saved whole, so the tokens of a chunk that a preemption has interrupted are computed
+ * again. */
 void stairs_take_up(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;

@@ -30,7 +30,7 @@
 
 #include "engine/seq.h"
 
-/* Called by seq_create and seq_destroy. The view is set. */
+/* Called by seq_create and seq_destroy. stairs_init sets the view. */
 void stairs_init(struct seq *s);
 void stairs_deinit(struct seq *s);
 
@@ -61,15 +61,16 @@ void stairs_carry_no_more(struct seq *s);
 void stairs_judge_saves(struct seq *s);
 /* WAIT -> PREFILL, or DONE with an error: writes the carried rows into the blocks of s. */
 void stairs_take_up(struct seq *s);
-/* Returns whether s needs the store at the end of its stair, so its saves may not be shed. */
+/* Returns whether s needs the store at the end of its stair. If so, the saver must not stop saving
+ * s for lack of memory. */
 static inline bool stairs_need_store(const struct seq *s)
 {
     return s->view.truncation.context > 0 && !carry_is_on(&s->stairs.carry);
 }
 
-/* Call when all moved tokens of the view are back: the stair goes on. */
+/* Call when all moved tokens of the view are back and the stair goes on. */
 void stairs_began(struct seq *s);
-/* Call when the tokens before seq_at(s) are done. */
+/* Call when the tokens before index seq_at(s) are done. */
 void stairs_advanced(struct seq *s);
 
 #endif

@@ -106,7 +106,8 @@ static int count_wanted(const struct step_batch *b)
     return n;
 }
 
-/* Takes the sequences whose last known token is in x: the batch's rows from first_row on. */
+/* Adds the sequences whose last known token is in x to next_token. x is the batch's rows from
+ * first_row on. */
 static int take_ends(struct step_batch *b, int first_row, struct mat x)
 {
     int rc = 0;
@@ -125,7 +126,7 @@ static void end_snapshots(struct step_batch *b)
         save_layers_end(b->shared->saver, b->shared->stream);
 }
 
-/* Takes piece by piece through all layers. */
+/* Takes the batch through all layers, piece by piece. */
 static int forward_pieces(struct step_batch *b, const struct model_tap *tap)
 {
     const struct seq_shared *sh = b->shared;
@@ -144,7 +145,7 @@ static int forward_pieces(struct step_batch *b, const struct model_tap *tap)
     return rc;
 }
 
-/* Snapshots belong to this piece. */
+/* Directs the tap to this piece: snapshots of rows now belong to it. */
 static int set_now(void *arg, int layer, int piece)
 {
     struct step_batch *b = arg;
@@ -179,7 +180,7 @@ static int pass_zigzag(struct step_batch *b, const struct model_tap *tap,
     return rc == 0 ? take_ends(b, 0, x) : rc;
 }
 
-/* Takes all pieces through layer by layer. */
+/* Takes all pieces through the layers, layer by layer. */
 static int forward_zigzag(struct step_batch *b, const struct model_tap *tap)
 {
     const struct zigzag_calls calls = {.before = set_now, .behind = end_piece, .arg = b};

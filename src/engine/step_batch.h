@@ -20,14 +20,14 @@ struct step_batch {
     struct zigzag *zigzag;
     struct mixed *mixed;
     int n_seqs, n_rows;
-    /* Parts of the batch: one per sequence, and one more before it for rows that are computed
-     * again. */
+    /* Number of parts: one per sequence, and one more for a sequence some of whose rows are
+     * computed again. That part precedes the sequence's own. */
     int n_parts;
     /* All arrays are reserved at creation. */
     struct seq **seqs;
     int32_t *ids, *pos;
     const int32_t **tables;
-    struct save_part *parts;  /* the batch as the saver sees it */
+    struct save_part *parts;  /* [n_parts] the batch as the saver sees it */
     struct flight flight;     /* one piece of the batch */
     const struct flight *now; /* the piece that is being queued */
     struct seq **again; /* sequences of a batch that is computed again, one at a time */
@@ -40,8 +40,8 @@ void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_to
 void step_batch_deinit(struct step_batch *b);
 
 void step_batch_clear(struct step_batch *b);
-/* Adds rows [0, n_rows) of s, whose K and V were not kept, before its new rows. Does nothing if
- * n_rows is 0. */
+/* Adds rows [0, n_rows) of s before its new rows, because their K and V were not kept. Does nothing
+ * if n_rows is 0. */
 void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows);
 /* Adds the next n_rows rows of s. */
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);

@@ -95,7 +95,8 @@ static bool is_all_told(const struct seq *s)
            (s->shared->store == NULL || s->upcoming.n_chunks == s->upcoming.n_wanted);
 }
 
-/* Returns false if the store has no room for all chunks that the sequence needs. */
+/* Announces a sequence. Returns false if the store has no room for all chunks that the sequence
+ * needs. */
 static bool tell(struct seq *s, int64_t age_ns)
 {
     struct seq_upcoming *u = &s->upcoming;
@@ -155,7 +156,7 @@ void upcoming_end(struct seq *s)
         if (u->n_chunks > 0)
             store_expect_use_no_more(s->shared->store, v.keys, u->n_chunks, u->turn);
         view_deinit(&v);
-        /* Copies in DRAM for this sequence may now give way to copies for requests behind it. */
+        /* Copies in DRAM for this sequence may now be dropped for requests behind it. */
         if (s->shared->fetcher != NULL)
             restore_pipeline_want_end(s->shared->fetcher, s);
     }

@@ -18,7 +18,7 @@
 struct view {
     struct truncation truncation;
     int cut;
-    struct sha256 root;        /* root of the KV pool's tree for this view */
+    struct sha256 root;        /* root of the KV pool's tree of blocks for this view */
     const int32_t *tokens;     /* [n_tokens] by position */
     const struct sha256 *keys; /* [n_keys] keys of the full chunks, by position / 64 */
     int n_tokens, n_keys;      /* tokens and keys known so far */
@@ -39,7 +39,7 @@ void view_set(struct view *v, const struct chain *c, const int32_t *tokens, int 
 /* Adds the next known token. A token of a later stair is ignored. */
 void view_add(struct view *v, int32_t token);
 
-/* Returns how many positions the view may have. */
+/* Returns how many positions the view has when n_max tokens are known. */
 int view_room(const struct view *v, int n_max);
 /* Returns the index of the token at a position. The position behind the last one gives the next
  * token's index. */
@@ -52,7 +52,8 @@ static inline int view_chunk(const struct view *v, int i)
 {
     return view_token(v, i * STORE_CHUNK_TOKENS) / STORE_CHUNK_TOKENS;
 }
-/* Returns the positions that earlier stairs have computed. The view is useless without them. */
+/* Returns the number of positions that earlier stairs have computed. The view is useless without
+ * them. */
 static inline int view_moved(const struct view *v)
 {
     return v->cut == 0 ? 0 : v->truncation.context - v->truncation.step;
