@@ -11,7 +11,7 @@
 enum state_bug {
     STATE_BUG_NONE,
     STATE_BUG_TWO_READS, /* n_good is loaded once for the test and again for the group */
-    STATE_BUG_LOST_NEWS, /* the I/O thread sleeps although there is news */
+    STATE_BUG_LOST_NEWS, /* the I/O thread goes to sleep although there is news for it */
     STATE_BUG_EARLY_COMMITTED, /* tokens count as committed when they are appended */
     STATE_BUG_EARLY_ROWS,      /* a chunk is written before its rows have come down */
     STATE_BUGS

@@ -16,19 +16,20 @@
 
 struct chain {
     struct sha256 root;
-    struct truncation truncation; /* set before the first chunk; context 0: none */
-    struct sha256 *keys;          /* [n_chunks] */
+    /* Set before the first chunk; context 0: the context is not truncated. */
+    struct truncation truncation;
+    struct sha256 *keys; /* [n_chunks] */
     int n_chunks, cap_chunks;
 };
 
 void chain_init(struct chain *c, const struct sha256 *fingerprint, const char *salt);
 void chain_deinit(struct chain *c);
 
-/* Reserves room for n_chunks keys, so that no memory is needed later. Returns false if there is
- * none. */
+/* Reserves room for n_chunks keys, so that no memory is needed later. Returns false if there is no
+ * memory. */
 bool chain_try_prepare(struct chain *c, int n_chunks);
-/* Adds the keys of the chunks that tokens[0..n_tokens) completes beyond the known ones. The
- * tokens of the earlier chunks must be the ones of the calls before. */
+/* Adds the keys of the chunks that tokens[0..n_tokens) completes beyond the known ones. The tokens
+ * of earlier chunks must be the same as in earlier calls. */
 void chain_extend(struct chain *c, const int32_t *tokens, int64_t n_tokens);
 
 /* Returns the key before chunk i: the key of chunk i - 1, or the root for chunk 0. */

@@ -75,7 +75,8 @@ static size_t rows_bytes(const struct model *m)
     return FINGERPRINT_PROBE_ROWS * (model_hidden_bytes(m) + model_kv_bytes(m));
 }
 
-/* Returns a stage's memory: blocks, then rows, then rotation tables. */
+/* Returns the bytes of memory that the probe takes on a stage: blocks, then rows, then rotation
+ * tables. */
 size_t fingerprint_device_bytes(const struct model *m)
 {
     return N_BLOCKS * block_bytes(m) + rows_bytes(m) + table_floats(m) * sizeof(float);
@@ -295,7 +296,7 @@ static bool in_order(const struct device *d)
     return d->unified || d->shared;
 }
 
-/* Adds the type of each matrix, if they differ. */
+/* Adds the type of each matrix to the hash, if the matrices have different types. */
 static void add_matrix_types(const struct model *m, struct sha256_ctx *h)
 {
     struct weights_matrix_list all;

@@ -28,14 +28,15 @@
 /* Raised whenever the meaning of a record's bytes changes. */
 #define STATE_LAYOUT_VERSION 2 /* 2: K and V of a chunk lie as a KV block does */
 
-/* Rows of a forward pass that the probe needs. */
+/* Rows of the forward pass that the probe makes. */
 enum { FINGERPRINT_PROBE_ROWS = 76 };
 
-/* Returns the device memory that the probe takes on each stage, beside the work. */
+/* Returns the device memory that the probe takes on each stage, in addition to struct model_work.
+ */
 size_t fingerprint_device_bytes(const struct model *m);
 
-/* Computes the fingerprint. `w` has room for FINGERPRINT_PROBE_ROWS rows. Costs as much as these
- * rows through one layer of each kind. */
+/* Computes the fingerprint. `w` must have room for FINGERPRINT_PROBE_ROWS rows. Costs as much as
+ * these rows through one layer of each kind. */
 int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
                      struct sha256 *out, struct err *err);
 

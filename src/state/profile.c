@@ -111,7 +111,7 @@ int profile_load(struct platform *p, const char *path, const struct platform *ex
     int rc = file_read_regular(path, 1 << 20, &text, &n, err);
     if (rc != 0)
         return rc;
-    /* A file torn within its last number would still parse. */
+    /* A file that was cut off within its last number would still parse. */
     if (n == 0 || text[n - 1] != '\n')
         rc = err_set(err, ERR_FORMAT, "it is cut off");
     if (rc == 0)

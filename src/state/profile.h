@@ -48,13 +48,14 @@ struct platform_shape profile_shape(const char *name, const struct model_config 
 
 /* --- compute --- */
 
-/* Fills C_tok, C_H, C_KV, embedding and head costs. `w` and `s` as for a forward pass. */
+/* Fills C_tok, C_H, C_KV, embedding and head costs. `w` and `s` are the working memory and the
+ * stream of a forward pass. */
 int profile_compute(struct platform *p, const struct model *m, struct model_work *w,
                     struct stream *s, enum profile_effort effort, struct err *err);
 
-/* Returns the rows in one call of the measured layers (platform.piece_tokens). */
+/* Returns the number of rows that one call of the measured layers has (platform.piece_tokens). */
 int profile_rows(const struct model *m, const struct model_work *w);
-/* Returns the most device memory that a quick profile takes, beside `w` and `s`. */
+/* Returns the most device memory that a quick profile takes, in addition to `w` and `s`. */
 size_t profile_device_bytes(const struct model *m, int max_rows);
 
 /* --- I/O --- */
@@ -66,16 +67,17 @@ struct profile_source {
     int n_hits;
 };
 
-/* Measures the latency, the time per record and the bandwidth of reading these records, through
- * the path that restores use; a full profile also by queue depth. t->name stays the caller's. */
+/* Measures the latency, the time per record and the bandwidth of reading these records, through the
+ * path that restores use; a full profile also measures the bandwidth by queue depth. t->name stays
+ * the caller's. */
 int profile_tier(struct platform_tier *t, const struct model *m,
                  const struct profile_source *from, enum profile_effort effort,
                  struct err *err);
 
-/* Measures how fast host memory at `from`, at most `bytes`, goes up to a stage of a device that
- * has memory of its own (t->up_bytes_per_s), and how fast its ranks then gather their shares
- * (gather_bytes_per_s). They are 0 where memory is unified, and with one rank. */
-/* most device memory that profile_copies takes */
+/* Measures how fast host memory at `from`, at most `bytes`, goes up to a stage of a device that has
+ * memory of its own (t->up_bytes_per_s), and how fast its ranks then gather their shares
+ * (gather_bytes_per_s). Both are 0 if memory is unified. With one rank gather_bytes_per_s is 0. */
+/* Most device memory that profile_copies takes. */
 #define PROFILE_COPY_BYTES ((size_t)16 << 20)
 int profile_copies(struct device *d, const void *from, size_t bytes,
                    struct platform_tier *t, struct err *err);

@@ -48,16 +48,16 @@ struct bench {
     struct kv_layer kv;
     struct residual x; /* layer 0's residual stream, one buffer */
     struct mat kv_rows;
-    struct buf head_mem; /* on the last stage */
+    struct buf head_mem; /* memory of the output head's sample, on the last stage */
     struct mat head_x, logits;
     int32_t *pos, *blocks, *ids;
     int32_t seq_row[2];
     const int32_t *tables[1];
-    int n_ctx; /* positions that have room */
-    int past;  /* keys before the sampled rows */
+    int n_ctx; /* number of positions that the blocks have room for */
+    int past;  /* number of keys before the sampled rows */
     struct load *load;
     int64_t sample_ns; /* least time of a sample */
-    double share;      /* share of the processors that the last sample had */
+    double share; /* share of the processors that the threads had during the last sample */
 };
 
 /* Returns the positions of a context with max_past keys and `rows` rows behind them, at most the
@@ -73,7 +73,7 @@ int profile_rows(const struct model *m, const struct model_work *w)
     return rows < m->max_ctx ? rows : m->max_ctx;
 }
 
-/* Sizes of a bench's memory: K and V of one layer's context, a batch's rows, logits. */
+/* Sizes of a bench's memory: the K and V blocks of one layer's context, a batch's rows, logits. */
 struct bench_sizes {
     int n_blocks;
     size_t block, x, rows, logits;
@@ -237,12 +237,12 @@ static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double
  * hold. */
 struct load {
     struct bench *b;
-    long first, n;  /* chunks of this share-out */
-    struct buf mem; /* records; also blocks where memory is unified */
+    long first, n;  /* chunks that one call shares out among the threads */
+    struct buf mem; /* records; if memory is unified, also the blocks */
     /* on a device with memory of its own: the records' twins, and the blocks */
     struct buf dev;
     uint8_t *records, *twins; /* twins is NULL if operations read the records themselves */
-    uint64_t *sums;           /* checksums on the device; NULL: the host checks */
+    uint64_t *sums; /* checksums that the device computes; NULL: the host checks */
     struct kv_layer kv;
     struct stream **streams; /* one per thread */
     int n_chunks;
@@ -384,7 +384,8 @@ static struct regress_fit fit(const struct samples *v, int n_terms)
     return f;
 }
 
-/* Samples a layer's rows [past, past + n): n rows of GEMM, one call, and the pairs of attention. */
+/* Samples one call of a layer over rows [past, past + n). The sample has three terms: n rows of
+ * GEMM, one call, and the (query, key) pairs of attention. */
 static int add_layer(struct samples *v, struct bench *b, int past, int n)
 {
     double p = past, m = n;

@@ -24,15 +24,16 @@ _Static_assert(PLATFORM_CHUNK_TOKENS == STORE_CHUNK_TOKENS, "a record's tokens")
 
 enum {
     MAX_DEPTH = 64,
-    /* As an engine's, so that it bounds the depth in the same way. */
+    /* As much as an engine has by default, so that it bounds the queue depth in the same way. */
     STAGING_BYTES = 64 << 20,
     FULL_ROUNDS = 3,
 };
 
-/* A sample of reading ends with its records. After this time no more reads are submitted. */
+/* A sample of reading ends when its records are read. After this time no more reads are submitted.
+ */
 #define SAMPLE_NS 100000000
-/* The samples of a tier end after a round that ends later than this. So do the samples of depths.
- * A slower device is slow enough for few samples to show it. */
+/* The samples of a tier end after a round that ends later than this. The samples of queue depths
+ * end in the same way. A slower device is slow enough for few samples to show it. */
 #define TIER_NS 3000000000
 
 /* --- a queue that is kept full ---------------------------------------------------------------- */
@@ -42,9 +43,9 @@ struct reads {
     const struct profile_source *from;
     struct store_reader *reader;
     struct buf staging;
-    size_t room;      /* bytes of a record's memory */
+    size_t room;      /* bytes of memory for one record */
     int depth;        /* most reads in flight that the memory has room for */
-    int layer, chunk; /* layer and chunk of the next record */
+    int layer, chunk; /* position of the next record to read */
     struct store_read slot[MAX_DEPTH];
     bool in_place;                 /* the store hands out its own memory */
     const struct store_read *last; /* last read that succeeded */
@@ -164,7 +165,7 @@ struct io_samples {
     int64_t ns;
 };
 
-/* Adds a sample of: time = bytes / bandwidth + latency + records * time per record */
+/* Adds a sample for the fit of: time = bytes / bandwidth + latency + records * time per record */
 static int add_sample(struct reads *r, enum store_kind kind, int n, struct io_samples *v,
                       struct err *err)
 {

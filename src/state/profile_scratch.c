@@ -25,7 +25,7 @@ enum { MIN_CHUNKS = 4, MAX_CHUNKS = 64 };
 
 struct profile_scratch {
     struct io *io;
-    char **dirs; /* our folders, below the caller's */
+    char **dirs; /* our folders, inside the caller's */
     int n_dirs;
     struct store *store;
     struct chain chain;

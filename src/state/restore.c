@@ -59,7 +59,7 @@ void restore_group_done(struct restore_pipeline *rr, struct group *g)
     g->run = NULL;
     rr->n_io_news++;
     pthread_cond_signal(&rr->for_io);
-    if (rr->free.first == NULL) /* it may lack a slot to read to */
+    if (rr->free.first == NULL) /* the I/O thread may be waiting for a free slot */
         wake_io(rr);
     group_put(&rr->free, g);
 }
@@ -229,7 +229,7 @@ static void stop_thread(struct restore_pipeline *r)
     pthread_mutex_unlock(&r->lock);
     pthread_join(r->io, NULL);
     pthread_mutex_lock(&r->lock);
-    while (r->n_fetches > 0) /* they are cancelled, so the remote ends them soon */
+    while (r->n_fetches > 0) /* the fetches are cancelled, so the remote ends them soon */
         pthread_cond_wait(&r->for_io, &r->lock);
     pthread_mutex_unlock(&r->lock);
 }

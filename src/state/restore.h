@@ -65,11 +65,11 @@ enum { RESTORE_GROUP_CHUNKS = 8 };
 struct restore_pipeline;
 struct restore;
 
-/* Whether reads go from the disk straight into device memory (GPUDirect Storage): AUTO if the
- * device can, OFF never, ON or restore_pipeline_create fails. */
+/* Whether reads go from the disk straight into device memory (GPUDirect Storage). AUTO: if the
+ * device can. OFF: never. ON: always; restore_pipeline_create fails if the device cannot. */
 enum restore_direct { RESTORE_DIRECT_AUTO, RESTORE_DIRECT_OFF, RESTORE_DIRECT_ON };
 
-/* Parses "auto" (also NULL), "off" or "on"; else returns ERR_USAGE. */
+/* Parses "auto" (also NULL), "off" or "on". Returns ERR_USAGE for any other text. */
 int restore_direct_parse(const char *text, enum restore_direct *out, struct err *err);
 
 struct restore_pipeline_opts {
@@ -81,12 +81,12 @@ struct restore_pipeline_opts {
     struct model_work *work;
     struct stream *stream; /* used only inside restore_pipeline_work */
     size_t staging_bytes;  /* memory for slots; raised to three slots if it is less */
-    int max_tokens;        /* tokens of one context */
+    int max_tokens;        /* most tokens of one context */
     enum restore_direct direct;
     /* While no restore wants the disk, the I/O thread fetches state that waiting requests need
      * (store_fetch_want) into the store's DRAM tier. */
     bool fetches;
-    /* Chunks that the store lacks are fetched from it; NULL: there is no remote. */
+    /* Remote from which chunks that the store lacks are fetched. NULL: there is no remote. */
     struct remote *remote;
 };
 
@@ -94,7 +94,8 @@ struct restore_pipeline_opts {
  * thread. Everything in the options must outlive the pipeline. */
 int restore_pipeline_create(const struct restore_pipeline_opts *o,
                             struct restore_pipeline **out, struct err *err);
-/* Every restore must have been ended. Waits for reads that are still in flight. NULL is allowed. */
+/* Frees the pipeline. Every restore must have been ended. Waits for reads that are still in flight.
+ * NULL is allowed. */
 void restore_pipeline_destroy(struct restore_pipeline *r);
 /* Returns the bytes reserved, for the table printed at start. */
 size_t restore_pipeline_bytes(const struct restore_pipeline *r);
@@ -138,15 +139,16 @@ struct restore_want {
     struct sha256 stair;
     struct store_use use; /* declared use of the chunks that are found */
     bool measure_io;
-    uint64_t owner;          /* store owner of the chunks */
-    int n_have;              /* tokens whose K and V are already in the cache */
-    double recompute_s;      /* time to compute the other tokens; 0: wait for the remote */
-    double recompute_half_s; /* time to compute the first half of them */
-    /* For a truncated context that lacks moved tokens: recompute_s is the time to replay all
-     * stairs, which is due until all moved tokens are there. stair_s is the time to compute the
-     * tokens behind them. */
+    uint64_t owner; /* store owner of the chunks */
+    int n_have;     /* tokens whose K and V are already in the cache */
+    /* Time to compute the other tokens; 0: wait for the remote for any time. */
+    double recompute_s;
+    double recompute_half_s; /* time to compute the first half of the other tokens */
+    /* For a truncated context that lacks moved tokens. recompute_s is then the time to replay all
+     * stairs: until all moved tokens are there, only a full replay can replace the missing ones.
+     * stair_s is the time to compute the tokens behind the moved ones. */
     double stair_s;
-    /* Time to restore the other tokens from the store if it had them all; 0: unknown. */
+    /* Time to restore the other tokens from the store if it had all of them; 0: unknown. */
     double restore_s;
 };
 
@@ -161,7 +163,8 @@ struct restore_found {
     /* Index of the first token where the context differs from the nearest stored one; -1:
      * unknown. */
     int differs_at;
-    /* `tier` was measured: by request before the look-up, or on the chunks that it found */
+    /* `tier` was measured: by request before the look-up, or on the chunks that the look-up found.
+     */
     bool measured;
     struct platform_tier tier; /* valid if `measured` */
     struct err err;            /* code != 0: nothing can be read, and n_hits is 0 */
@@ -184,9 +187,9 @@ struct restore_job {
     const int32_t *tokens; /* tokens of all n_chunks chunks */
     const struct kv_table *table; /* has blocks for chunks [0, n_chunks) */
     const struct plan *plan;      /* a letter per layer, and the order of reads */
-    /* [n_chunks - first_chunk], copied; NULL: none. For these chunks keys and values are used
-     * wherever they are stored, whatever the plan's letter is: the chunks lie in DRAM, where
-     * keys and values cost least. */
+    /* [n_chunks - first_chunk], copied; NULL: false for every chunk. For the chunks with true, keys
+     * and values are used wherever they are stored, whatever the plan's letter is: the chunks lie
+     * in DRAM, where keys and values cost least. */
     const bool *takes_kv;
     /* [n_layers], copied: the plan's input. The restore may then change the kind of layers whose
      * reads have not begun. NULL: the plan is carried out unchanged. */
@@ -221,26 +224,28 @@ struct restore_result {
     /* With attention windows, layers may have only the positions that they need. All layers have
      * the positions from first_token on. */
     int first_token;
-    /* Bytes read; those of them that went straight into device memory. */
+    /* Bytes read, and the part of them that went straight into device memory. */
     uint64_t read_bytes, direct_bytes;
     uint64_t dram_bytes;   /* part of read_bytes: from copies in the store's DRAM tier */
     int dram_tokens;       /* tokens of chunks that were read from DRAM copies alone */
     uint64_t staged_bytes; /* part of read_bytes: read before the restore had its place */
     int64_t total_ns;      /* from restore_start, or restore_place, to the end */
-    int64_t compute_ns;    /* time that the compute lane worked for it */
-    int64_t io_ns;         /* time with at least one of its reads in flight */
-    int64_t wait_ns;       /* time in restore_pipeline_wait meanwhile */
-    /* Time that the compute lane worked on new tokens meanwhile; the caller sets it. */
+    int64_t compute_ns;    /* time that the compute lane worked for this restore */
+    int64_t io_ns;         /* time with at least one read of this restore in flight */
+    /* Time that the caller spent in restore_pipeline_wait during the restore. */
+    int64_t wait_ns;
+    /* Time that the compute lane worked on new tokens during the restore. The caller sets it. */
     int64_t prefill_ns;
     /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside
      * it. */
     double bubble;
-    int n_by_method[3]; /* chunk-layers that were restored by R, H, K in the end */
+    /* Numbers of (chunk, layer) pairs that were finally restored by R, H, K. */
+    int n_by_method[3];
     /* Recomputation of layers [0, raced_layers) raced the reads; 0: no race. */
     int raced_layers;
     bool won;        /* recomputation won the race */
     int n_replanned; /* changes of a layer to the other kind of record, repeats included */
-    /* The letters in the end, but without a race's changes. */
+    /* The plan's letters after all changes of kind, but without the changes of a race. */
     char method[STORE_MAX_LAYERS + 1];
     char fault[160]; /* why fewer chunks came back than asked for; else empty */
 };
@@ -260,7 +265,7 @@ struct restore_reads {
      * restore itself keeps the I/O thread waiting. */
     int64_t silent_ns;
     int n_read, n_left;               /* groups of this restore */
-    bool can_race, is_idle, is_raced; /* see policy/stall.h */
+    bool can_race, is_idle, is_raced; /* see struct stall_view (policy/stall.h) */
 };
 void restore_reads_of(struct restore *r, struct restore_reads *out);
 
@@ -272,7 +277,7 @@ bool restore_race(struct restore *r);
  * fault. Does nothing if it is not running. */
 void restore_stop(struct restore *r, const char *why);
 
-/* Returns the bubble over makespan_ns, 0..1. Pure. */
+/* Returns the bubble (idle share of the busier lane) over makespan_ns, 0..1. Pure. */
 double restore_bubble(const struct restore_result *r, int64_t makespan_ns);
 
 /* Ends a restore in any state and frees it. The I/O thread waits for its reads in flight and

@@ -269,8 +269,8 @@ static int adjacent_rows(const struct restore_pipeline *rr, const struct group *
     return (to < end ? to : end) - row;
 }
 
-/* Returns the first row of a group that may be used. After a failed read in a race that is none
- * of them. */
+/* Returns the first row of a group that may be used. After a failed read in a race no row may be
+ * used, and the result lies behind the group's last row. */
 static int first_wanted_row(const struct restore *r, const struct group *g)
 {
     int row = restore_race_row(r) - g->first_chunk * STORE_CHUNK_TOKENS;

@@ -71,7 +71,7 @@ struct group {
     bool is_direct;
     struct file_read from[GROUP];
 
-    /* Fields of restore_up.c; all zero where memory is unified. */
+    /* Fields of restore_up.c. All are zero if memory is unified. */
     uint8_t *twin; /* the slot in device memory */
     struct event *is_up, *is_done, *is_checked;
     int end_rc;     /* code of marking is_done and is_checked */
@@ -84,7 +84,8 @@ struct group_list {
 void group_put(struct group_list *l, struct group *g);
 struct group *group_get(struct group_list *l); /* Returns NULL if the list is empty. */
 
-/* From a copy in the store's DRAM tier; from the chunk's home. */
+/* Where records were read from: a copy in the store's DRAM tier, or the chunk's home in the store.
+ */
 enum { SOURCE_DRAM = 1, SOURCE_STORE = 2 };
 
 enum restore_state {
@@ -99,7 +100,7 @@ struct restore {
     struct restore_pipeline *rr;
     struct restore *next;
 
-    /* Guarded by rr->lock. */
+    /* The fields from here on are guarded by rr->lock. */
     enum restore_state state;
     int n_out; /* groups that are not free */
     /* Groups of n_out that the I/O thread has; plus 1 during a look-up, plus 1 during a fetch. */
@@ -107,8 +108,8 @@ struct restore {
     bool is_fetching;              /* the remote works on r->fetch */
     int64_t t_heard;               /* when the fetch ended */
     char method[STORE_MAX_LAYERS]; /* the plan's letters, with later changes */
-    double io_done_s;              /* planned time of the reads that came back */
-    int next_layer, next_chunk;    /* next read: an index into order, a chunk */
+    double io_done_s;              /* planned time of the reads that have come back */
+    int next_layer, next_chunk; /* next read: the layer's index in `order`, and the chunk */
     int64_t io_ns, io_since;
     uint64_t read_bytes, direct_bytes, dram_bytes;
     /* [job.n_chunks] SOURCE_ bits: where the records of each chunk came from */
@@ -120,7 +121,7 @@ struct restore {
     uint64_t staged_bytes;    /* part of read_bytes: read when it was placed */
     struct restore_trace io_trace;
 
-    /* fixed once FOUND */
+    /* The fields from here on are fixed once the state is FOUND. */
     struct sha256 *keys; /* the root, then a key per full chunk */
     int n_keys;          /* without the root */
     int32_t *tokens;     /* [want.n_tokens] */
@@ -128,14 +129,15 @@ struct restore {
     struct store_hit *hits; /* [n_keys + 1] */
     bool owns_hits;
     struct restore_found found;
-    /* NULL: the remote was not asked, or its chunks are taken */
+    /* NULL: the remote was not asked, or its chunks were already taken. */
     struct remote_fetch *fetch;
 
-    /* Fixed while STAGED or RUNNING, except job.table, which is set at its place. */
+    /* The fields from here on are fixed while STAGED or RUNNING, except that restore_place sets
+     * job.table. */
     struct restore_job job;
     bool may_replan;
     struct layer_cost {
-        /* planned seconds of I/O and compute, by kind */
+        /* Planned seconds of I/O and compute, by kind of record. */
         double io_h_s, io_kv_s, comp_h_s, comp_kv_s;
         bool has_both;
     } costs[STORE_MAX_LAYERS];
@@ -145,9 +147,11 @@ struct restore {
     int n_order;
     int n_recompute; /* R layers; a race adds layers */
     int n_groups;    /* estimate of the groups to read: chunks may differ in their kinds */
-    int n_asked;     /* chunks asked for; job.n_chunks falls when a window begins anew */
-    /* First wanted chunk of each layer: the job's, or a later one where attention has a window.
-     * For a recomputed layer: the first chunk whose K, V and input are computed. */
+    /* Chunks asked for at first; job.n_chunks falls when the restore begins again with other
+     * windows. */
+    int n_asked;
+    /* First wanted chunk of each layer: the job's first chunk, or a later one if the layer has a
+     * window. For a recomputed layer: the first chunk whose K, V and input are computed. */
     int start[STORE_MAX_LAYERS];
 
     atomic_int n_good;   /* chunks [0, n_good) are believed good */
@@ -157,19 +161,19 @@ struct restore {
     atomic_int has_lost_reads;
     pthread_mutex_t fault_lock; /* guards out.fault and every decrease of n_good */
 
-    /* the compute lane's */
+    /* The fields from here on belong to the compute lane. */
     bool is_stopped;
-    int rc;        /* code of its failure */
+    int rc;        /* code of the restore's failure */
     char why[160]; /* the device's message for rc */
     struct {
         int row; /* rows [0, row) are recomputed; the present piece begins at row */
-        /* Arrived records were not used up to this row, so recomputation must reach it. */
+        /* Arrived records before this row were not used, so recomputation must reach this row. */
         int kept_out;
         int last; /* last layer that the piece passes; of it only K and V are computed */
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */
     int64_t rows_by_method[3];
-    /* Time and rows of arrived records. */
+    /* Compute time that arrived records took, and their rows, by kind. */
     int64_t kind_ns[STORE_KINDS], kind_rows[STORE_KINDS];
     struct restore_trace compute_trace;
     struct restore_result out;
@@ -207,7 +211,7 @@ struct restore_pipeline {
     bool wants_measure;
     struct sha256 fingerprint;
 
-    /* the I/O thread's */
+    /* The fields from here on belong to the I/O thread. */
     struct store_reader *reader; /* NULL after a fault, until the thread opens a new one */
     struct store_fetcher *fetcher; /* NULL: nothing is fetched ahead; fixed */
     struct file_reader *files;     /* the device's reader of files; NULL: it has none */
@@ -220,13 +224,13 @@ struct restore_pipeline {
     bool has_tier;                 /* `tier` holds the store's speed */
     struct platform_tier tier;
 
-    /* the compute lane's */
-    uint64_t n_seen; /* part of n_news that it has seen */
+    /* The fields from here on belong to the compute lane. */
+    uint64_t n_seen; /* part of n_news that the compute lane has seen */
     struct group *mine[MAX_MINE];
     int n_mine;
     struct stream *up; /* stream of copies to the device; NULL where memory is unified */
     struct buf twins[MAX_STAGES]; /* twins of the slots, on each stage */
-    /* Computes checksums of records in device memory; NULL: the host does. */
+    /* Stream that computes checksums of records in device memory. NULL: the host computes them. */
     struct stream *check;
     struct buf sums[MAX_STAGES]; /* [n_slots][GROUP] uint64_t checksums on each stage */
     struct buf sums_host;        /* host copy of sums (pinned) */
@@ -241,10 +245,11 @@ struct restore_pipeline {
     double row_ns[3];               /* recent time of a row by R, H, K; 0: unknown */
     struct stream **inline_streams; /* [compute threads] */
     struct buf scratch[MAX_STAGES];
-    /* On each stage: */
+    /* Scratch on each stage: */
     struct mat kv_rows[MAX_STAGES]; /* [rows of o.work][2 * kv_dim] T: projected rows */
-    struct residual x; /* [same rows] one buffer: residual stream of the recomputed piece */
-    int32_t *pos;      /* [max_tokens]: 0, 1, 2, ... */
+    /* [same number of rows] one buffer: residual stream of the recomputed piece. */
+    struct residual x;
+    int32_t *pos; /* [max_tokens]: 0, 1, 2, ... */
 };
 
 /* Returns the tokens in the first n chunks of the job. */
@@ -252,8 +257,8 @@ static inline int restore_tokens(const struct restore *r, int n)
 {
     return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + r->job.hits[n - 1].n_tokens;
 }
-/* [lock, or not started] Returns 'H' or 'K': the kind that is read of a chunk, which may lack
- * the kind that the plan prefers; else 0. */
+/* [lock, or not started] Returns the kind of record that is read of a chunk: 'H' or 'K', or 0 if
+ * none is read. The chunk may lack the kind that the plan prefers. */
 char restore_method_of(const struct restore *r, int layer, int chunk);
 /* Gives up a chunk that cannot be used, and all behind it: only the chunks before it are restored.
  * In a race the chunk is recomputed instead. Any thread. */
@@ -265,16 +270,16 @@ void restore_give_up(struct restore *r, const char *why);
 void restore_fail(struct restore *r, int rc, const char *why);
 /* Frees a restore that has nothing in flight and is in no list. */
 void restore_free(struct restore *r);
-/* [lock] Returns whether the I/O thread has something left to read. For a staged restore, as if
- * it had its place. */
+/* [lock] Returns whether the I/O thread has something left to read. A staged restore is treated as
+ * if it had its place. */
 bool restore_reads_remain(struct restore *r);
 /* Sets the job of a restore that has found its chunks. */
 void restore_set_job(struct restore *r, const struct restore_job *job);
-/* Returns whether a restore with windows lost a chunk: the windows of the chunks before it begin
- * earlier. */
+/* Returns whether a restore with windows has lost a chunk and must begin again, because the windows
+ * of the chunks before the lost one begin earlier. */
 bool restore_must_rewind(const struct restore *r);
-/* Returns the first row that arriving records may still write, in a race; else 0. The compute
- * lane's. */
+/* In a race: returns the first row that arriving records may still write; otherwise returns 0. Call
+ * on the compute lane's thread. */
 int restore_race_row(const struct restore *r);
 /* Returns whether the compute lane has something left to recompute. */
 bool restore_recompute_remains(const struct restore *r);
@@ -283,9 +288,9 @@ int restore_open_reader(struct restore_pipeline *rr, struct err *err);
 /* --- restore_io.c: the I/O thread's --- */
 /* The thread's function: calls the next two functions in a loop. */
 void *restore_io_main(void *pipeline);
-/* Does the next of: a look-up, a measurement, submitting a group, collecting complete reads. If
- * no restore has any of these, does a piece of a fetch (store_fetch_step). Returns STEP_WAITS if
- * only reads in flight, or news, can give it more to do. */
+/* Does one piece of work: a look-up, a measurement, submitting a group, or collecting complete
+ * reads. If no restore has such work, does a piece of a fetch (store_fetch_step). Returns
+ * STEP_WAITS if there is nothing to do until a read completes or there is news. */
 enum step restore_io_step(struct restore_pipeline *rr);
 /* Call behind STEP_WAITS. Sleeps until a read is complete, or, if none is in flight, until there
  * is news that the step has not seen. Beside a fetch it looks for news every millisecond. */
@@ -302,8 +307,8 @@ void restore_drop_piece(struct restore_pipeline *rr);
 void restore_replan_begin(struct restore *r);
 /* [lock] Call when g has come back. */
 void restore_replan_read(struct restore *r, const struct group *g);
-/* The compute lane's. Changes the kind of layers whose reads have not begun, if that gains
- * enough. */
+/* Call on the compute lane's thread. Changes the kind of layers whose reads have not begun, if that
+ * gains enough. */
 void restore_replan(struct restore *r);
 /* --- restore_stage.c --- */
 /* [lock] Returns whether a staged restore may read another group now. The caller has checked
@@ -315,8 +320,8 @@ void restore_stage_takes(struct restore *r, const struct group *g);
 /* Call when a piece has ended; n_tokens tokens are good now. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);
 /* --- restore_remote.c: the I/O thread's --- */
-/* Call when the local look-up has ended: asks the remote for the rest. Returns false if there is
- * nothing to wait for. */
+/* Call when the local look-up has ended: asks the remote for the missing chunks. Returns false if
+ * there is nothing to wait for. */
 bool restore_remote_begin(struct restore *r);
 /* Call when the fetch has ended: looks up the chunks that came. */
 void restore_remote_take(struct restore *r);
@@ -331,8 +336,8 @@ bool restore_direct_submit(struct restore_pipeline *rr, struct group *g);
 /* Only while n_direct > 0. Waits at most most_ns until a group has ended. Cancels reads that
  * hang. */
 void restore_direct_wait(struct restore_pipeline *rr, int64_t most_ns);
-/* Returns the group that the wait found to have ended, or NULL. *again: it must be read in the
- * ordinary way. */
+/* Returns the group that the wait found to have ended, or NULL. *again becomes true if the group
+ * must be read in the ordinary way. */
 struct group *restore_direct_collect(struct restore_pipeline *rr, bool *again);
 /* --- restore_up.c: the compute lane's --- */
 int restore_up_create(struct restore_pipeline *rr, struct err *err);

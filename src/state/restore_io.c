@@ -22,7 +22,8 @@ enum { SAMPLE_CHUNKS = 32 };
 
 /* The thread waits this long for a disk that does not answer; news wake it earlier. */
 enum { DISK_WAIT_NS = 100000000 };
-/* The device's reader of files hears no news, so the thread waits this long for it. */
+/* The device's reader of files cannot be woken by news, so the thread waits at most this long for
+ * it. */
 enum { LISTEN_NS = 5000000 };
 
 /* [lock] Wakes the compute lane. */
@@ -99,7 +100,7 @@ static int differs_at(const struct restore *r, int n_full)
     return same < 0 ? -1 : first + same;
 }
 
-/* Finds the full chunks. Returns false if the remote is asked for more of them first. */
+/* Finds the full chunks. Returns false if the remote is asked for missing ones first. */
 static bool find_full(struct restore *r)
 {
     struct restore_found *f = &r->found;
@@ -202,7 +203,7 @@ static void next_group(struct restore *r, struct group *g, struct good_chunks go
 }
 
 /* [lock] Returns the oldest restore that has a place and reads left, else the oldest staged one
- * that may read, else NULL. *good: its chunks. */
+ * that may read, else NULL. *good gets the chunks of that restore that are still to be read. */
 static struct restore *next_to_read(struct restore_pipeline *rr, struct good_chunks *good)
 {
     struct restore *r;
@@ -277,7 +278,8 @@ static void count_read(struct restore *r, int chunk, const struct store_read *re
     r->sources[chunk] |= read->copy != NULL ? SOURCE_DRAM : SOURCE_STORE;
 }
 
-/* [lock] The I/O thread is done with a group. Returns its restore if that is now to be freed. */
+/* [lock] Notes that the I/O thread is done with a group. Returns the group's restore if it is to be
+ * freed now, else NULL. */
 static struct restore *group_arrived(struct restore_pipeline *rr, struct group *g)
 {
     struct restore *r = g->run;
@@ -288,7 +290,7 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
     restore_replan_read(r, g);
     if (--r->n_in_flight == 0)
         r->io_ns += now - r->io_since;
-    /* A staged restore's trace begins with its place. */
+    /* A staged restore's trace begins when the restore gets its place. */
     restore_trace_add(&r->io_trace, g->t_issued > r->t_start ? g->t_issued : r->t_start,
                       now, g->layer, g->kind == STORE_HIDDEN ? 'H' : 'K');
     for (int i = 0; i < g->n_chunks; i++)
@@ -362,7 +364,7 @@ static void fail_all(struct restore_pipeline *rr, const struct err *why)
         struct group *g = &rr->groups[i];
         if (g->run == NULL || g->n_left == 0 || g->is_direct)
             continue;
-        for (int j = 0; j < g->n_chunks; j++) /* no record of it was checked */
+        for (int j = 0; j < g->n_chunks; j++) /* no record of the group was checked */
             g->reads[j].status = ERR_CRASHED;
         g->n_left = 0;
         restore_give_up(g->run, text);
@@ -413,8 +415,8 @@ enum step restore_io_step(struct restore_pipeline *rr)
     rr->n_io_seen = rr->n_io_news;
     bool in_flight = rr->n_in_flight > 0, ends = rr->quit && !in_flight;
     bool worked = !ends && find_next(rr);
-    /* Under the same lock, so that only the first restore can be looked up before the
-     * measurement. */
+    /* The look-up above and the measurement share one hold of the lock. So at most the first
+     * restore can be looked up before the measurement. */
     worked = (!ends && measure_ahead(rr)) || worked;
     struct group *g = ends || worked ? NULL : take_group(rr);
     pthread_mutex_unlock(&rr->lock);

@@ -32,7 +32,7 @@ static int64_t waits_since(struct restore *r)
     /* No slot is free: the compute lane has all of them. */
     if (rr->free.first == NULL || !restore_reads_remain(r))
         return 0;
-    /* Nothing is in flight: the I/O thread is kept by other work of the store. */
+    /* Nothing is in flight: the I/O thread is busy with other work of the store. */
     return rr->t_heard > r->t_start ? rr->t_heard : r->t_start;
 }
 

@@ -54,7 +54,8 @@ void restore_replan_read(struct restore *r, const struct group *g)
                         chunks_of_layer(r, g->layer);
 }
 
-/* [lock] Returns the actual over the planned time of reads; 1 if too few are done. */
+/* [lock] Returns the actual time of reads divided by their planned time, or 1 if too few reads are
+ * done. */
 static double io_factor(const struct restore *r, int64_t now)
 {
     int64_t ns = r->io_ns + (r->n_in_flight > 0 ? now - r->io_since : 0);
@@ -86,7 +87,7 @@ static struct replan_view look(const struct restore *r, int64_t now, int16_t *le
     for (int i = 0; i < r->n_order; i++) {
         int l = r->order[i];
         const struct layer_cost *c = &r->costs[l];
-        double to_read = 1; /* share of the layer */
+        double to_read = 1; /* share of the layer that is still to be read */
         if (i < r->next_layer)
             to_read = 0;
         else if (i == r->next_layer)

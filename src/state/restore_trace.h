@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { RESTORE_MAX_SPANS = 512 }; /* per lane */
+enum { RESTORE_MAX_SPANS = 512 }; /* spans of one lane */
 
 struct restore_span {
     int64_t start_ns, end_ns; /* times of clock_now_ns */

@@ -126,8 +126,8 @@ const uint8_t *restore_record(const struct restore_pipeline *rr, const struct gr
                            : g->reads[i].bytes;
 }
 
-/* Returns how many records from i on lie behind one another as in the twin, gaps included. That
- * is all of them if they were read to the slot; records of a store in memory lie anywhere. */
+/* Returns how many records from i on lie behind one another as in the twin, gaps included. If the
+ * records were read to the slot, all are adjacent. Records of a store in memory lie anywhere. */
 static int adjacent(const struct restore_pipeline *rr, const struct group *g, int i,
                     int end)
 {
@@ -253,8 +253,8 @@ static int await_end(struct restore_pipeline *rr, struct group *g)
     return rc;
 }
 
-/* Compares the device's checksums of g, which is done. All chunks before n_good were checked
- * there. */
+/* Compares the device's checksums of g with the stored ones. The device is done with g, and has
+ * checked all chunks before n_good. */
 static void judge(struct restore_pipeline *rr, struct group *g)
 {
     struct restore *r = g->run;

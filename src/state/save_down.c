@@ -44,7 +44,7 @@ struct save_down {
     pthread_t sorter;
     bool has_thread;
 
-    /* the compute thread's: the layer between begin and end */
+    /* The compute thread's: the layer between save_down_begin and save_down_end. */
     struct job *now;
     struct {
         struct mat m;
@@ -130,7 +130,7 @@ void save_down_await(struct save_down *d, uint64_t n)
 
 uint64_t save_down_queued(const struct save_down *d)
 {
-    return d->n_queued; /* only the calling thread writes it */
+    return d->n_queued; /* only the calling thread writes n_queued */
 }
 
 /* --- life cycle ------------------------------------------------------------------------------- */

@@ -33,8 +33,8 @@ int save_down_create(const struct save_down_opts *o, struct save_down **out,
 void save_down_destroy(struct save_down *d);
 size_t save_down_bytes(const struct save_down *d);
 
-/* One layer: call begin, then rows and move for each wanted matrix, then end. A fault of the
- * device on the way is returned by end, which then has queued nothing. */
+/* To bring one layer down, call begin, then rows and move for each wanted matrix, then end. If the
+ * device fails on the way, end returns the fault and has queued nothing. */
 void save_down_begin(struct save_down *d);
 /* Returns the host address where rows [row, row + n) of m will be. With is_rank_own every rank
  * has its own columns, which come down side by side; otherwise rank 0's rows come down. */

@@ -27,12 +27,12 @@ struct save_memory {
     int n_runs, max_runs;
 };
 
-/* min_bytes: the smallest run that will be requested. Returns -ENOMEM. */
+/* Returns 0 or -ENOMEM. min_bytes is the size of the smallest run that will be requested. */
 int save_memory_init(struct save_memory *m, size_t n_bytes, size_t min_bytes);
 void save_memory_deinit(struct save_memory *m);
 
-/* Returns n_bytes > 0, aligned to SAVE_MEMORY_ALIGN and not cleared; NULL if no gap is large
- * enough. */
+/* Returns memory of n_bytes (> 0), aligned to SAVE_MEMORY_ALIGN and not cleared; NULL if no gap is
+ * large enough. */
 uint8_t *save_memory_take(struct save_memory *m, size_t n_bytes);
 void save_memory_give(struct save_memory *m, const uint8_t *run);
 

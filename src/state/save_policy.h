@@ -1,5 +1,5 @@
-/* save_policy.h - the records that a model's layers are saved with: policy/save_kinds.h for a
- * model. */
+/* save_policy.h - the records that a model's layers are saved with: applies policy/save_kinds.h to
+ * a model. */
 #ifndef STATE_SAVE_POLICY_H
 #define STATE_SAVE_POLICY_H
 

@@ -187,7 +187,7 @@ static bool is_sound(struct saver *s, struct save_seq *q, const struct sha256 *k
     bool is_good = true;
     if (stored->impl == NULL)
         q->heals = q->heals || store_was_damaged(s->o.store, key);
-    /* If the device fails here, its fault shows when the chunk is read. */
+    /* If the disk fails here, the fault shows when the chunk is read. */
     else if (q->heals && store_verify_chunk(s->o.store, key, &is_good, NULL) != 0)
         is_good = true;
     return is_good;
@@ -276,7 +276,7 @@ static void offer(struct saver *s, const struct written *w)
 
 /* Notes a committed chunk and pins it. A chunk that was reported committed must not be evicted
  * while its sequence goes on, or its next chunk could never be found. The pin on the last chunk
- * holds all chunks before it. */
+ * protects all chunks before it. */
 static void committed(struct saver *s, const struct written *w)
 {
     struct store_hit hit = {0};
@@ -300,7 +300,7 @@ static void commit(struct saver *s, struct uncommitted *b)
 {
     struct err err = {0};
     int rc = store_commit(s->o.store, &err);
-    /* The store has kept what was appended, and continues. */
+    /* After a lack of memory or space the store keeps what was appended, and continues. */
     enum save_end end = rc == -ENOMEM   ? SAVE_END_MEMORY
                         : rc == -ENOSPC ? SAVE_END_SPACE
                                         : SAVE_END_FAULT;

@@ -406,8 +406,8 @@ int64_t save_committed_tokens(const struct save_seq *q)
 
 /* --- stage one -------------------------------------------------------------------------------- */
 
-/* Returns memory for one more chunk. If it returns NULL, *end is the reason, or SAVE_GOES_ON
- * with SAVE_TRY if the writer will free some. */
+/* Returns memory for one more chunk. If it returns NULL, *end gets the reason. With SAVE_TRY, *end
+ * is SAVE_GOES_ON if the writer will free some memory. */
 static struct save_chunk *take_chunk(struct save_seq *q, enum save_wait how,
                                      enum save_end *end)
 {
@@ -459,7 +459,7 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
 
 /* The rows of a batch, by kind: where the host finds them, now or when they have come down. */
 struct rows {
-    /* Row `first` of the batch; NULL: not saved in this layer. */
+    /* First byte of row `first` of the batch. NULL: the kind is not saved in this layer. */
     const uint8_t *at[STORE_KINDS];
     size_t row_bytes[STORE_KINDS];
     int64_t first;
@@ -597,7 +597,7 @@ void save_layer(const struct save_part *parts, int n_parts, int l, struct mat hi
 void save_layers_end(struct saver *saver, struct stream *s)
 {
     if (saver->down != NULL)
-        (void)save_down_join(saver->down, s); /* s keeps its failure */
+        (void)save_down_join(saver->down, s); /* s remembers its failure */
 }
 
 /* Hands the first open chunk to the writer, with n_tokens rows. */

@@ -10,10 +10,10 @@
  *   model_pass  --tap--> save_layer   (memcpy)         compute thread
  *   last layer  -------> save_advance -> [queue] --> store_append --> store_commit   writer
  *
- * Memory is bounded for any number of sequences: the chunks that are being filled (the *tails*
- * of living sequences) and the chunks on their way to the store share buffer_bytes. If no memory
- * is left, the caller chooses whether the saver waits or sheds the sequence: prefill may wait
- * for the writer, decode must not.
+ * Memory is bounded for any number of sequences: the chunks that are being filled (the *tails* of
+ * living sequences) and the chunks on their way to the store share buffer_bytes. If no memory is
+ * left, the caller chooses whether the saver waits or sheds the sequence, that is, ends its saving:
+ * prefill may wait for the writer, decode must not.
  *
  * When a session goes idle, its tail is written as a *partial chunk* (save_idle): plain rows, K
  * and V not laid out as a block, under a key of its own. A request that continues the context
@@ -85,10 +85,10 @@ enum save_end {
     SAVE_END_CAP,     /* the store has reached its cap, and no chunk may be evicted */
     SAVE_END_REFUSED, /* waiting requests need the stored chunks sooner */
     SAVE_END_SPACE,   /* the disk is full; later sequences are saved once there is room */
-    SAVE_END_PARENT,  /* the chunk that it continues was evicted */
-    SAVE_END_TAIL,    /* the partial chunk that it continues could not be read */
-    SAVE_END_ERASED,  /* its context was erased after its request had begun */
-    SAVE_END_DEVICE,  /* the device failed to copy its results */
+    SAVE_END_PARENT,  /* the chunk that the sequence continues was evicted */
+    SAVE_END_TAIL,    /* the partial chunk that the sequence continues could not be read */
+    SAVE_END_ERASED,  /* the context was erased after the sequence's request had begun */
+    SAVE_END_DEVICE,  /* the device failed to copy the sequence's results */
     SAVE_END_FAULT,   /* the store failed, which ends saving for all */
     SAVE_ENDS
 };
@@ -101,8 +101,8 @@ struct saver_stats {
     /* Part of n_chunks: the store already had them, so they were not written. */
     uint64_t n_shared;
     size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and its bound */
-    /* 0; the code of the store's fault that ended saving for all; or -ENOSPC while the disk is
-     * full. */
+    /* 0: no fault. Otherwise the code of the store's fault that ended saving for all, or -ENOSPC
+     * while the disk is full. */
     int fault;
     char fault_why[200];
 };
@@ -112,21 +112,24 @@ void saver_stats(struct saver *s, struct saver_stats *out); /* any thread */
 
 struct save_begin {
     /* First token to save. The tokens before it are in the store, or another sequence has handed
-     * them over (if those chunks do not arrive, this sequence is shed). Committed tokens count
-     * from here. */
+     * them over (if those chunks do not arrive, the saving of this sequence ends). Committed tokens
+     * count from here. */
     int64_t first_token;
-    const struct sha256 *parent;  /* key of the last full chunk before, or the root */
-    struct truncation truncation; /* names the chunks behind its context; context 0: none */
-    /* If first_token is no multiple of 64: the partial chunk that ends there. The caller has
-     * found it in the store, holds it, and has checked that it can be continued. The sequence
-     * holds it, too, while it needs it, since another sequence that continues it may supersede
-     * it at any time. */
+    /* Key of the last full chunk before first_token, or the root. */
+    const struct sha256 *parent;
+    /* Truncation that names the chunks behind its context; context 0: none. */
+    struct truncation truncation;
+    /* If first_token is no multiple of 64: the partial chunk that ends there. The caller has found
+     * it in the store, has pinned it, and has checked that it can be continued. The sequence also
+     * pins it as long as it needs it, since another sequence that continues the partial chunk may
+     * supersede it at any time. */
     const struct store_hit *tail;
     const struct save_policy *policy;
     uint64_t owner; /* store_owner */
-    uint64_t epoch; /* store_epoch when its request began; 0: unknown */
+    uint64_t epoch; /* store_epoch when the sequence's request began; 0: unknown */
     struct store_use use;
-    /* Many sequences will continue its tail, so the first that does not supersede it. */
+    /* Many sequences will continue this sequence's tail. So the first one that does must not
+     * supersede the tail. */
     bool is_document;
 };
 /* Fills kinds [n_layers] with SAVE_ bits: the records of a stored chunk. A partial chunk is
@@ -153,9 +156,9 @@ enum save_wait {
     SAVE_SHED, /* end the saving of this sequence: for decodes, which must not wait */
     SAVE_WAIT, /* wait for the writer: for prefills while no sequence decodes */
 };
-/* Reserves room for positions [pos, pos + n), before the forward pass that produces them.
- * Returns false only with SAVE_TRY, if there is no room yet. If there will never be room, the
- * sequence is shed in any case. */
+/* Reserves room for positions [pos, pos + n), before the forward pass that produces them. Returns
+ * false only with SAVE_TRY, if there is no room yet. If there will never be room, the saving of the
+ * sequence ends in any case. */
 bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how);
 
 /* A sequence's share of a batch: rows [row, row + n_rows) are positions from pos on. */
@@ -180,7 +183,7 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens);
 
 /* Returns the tokens that are durable: they survive a crash from now on. Any thread. */
 int64_t save_committed_tokens(const struct save_seq *q);
-/* Any thread. */
+/* Returns the reason why the saving of q ended, or SAVE_GOES_ON. Any thread. */
 enum save_end save_ended(const struct save_seq *q);
 
 /* Sets a barrier; any thread. The mark is reached when everything handed over before it is

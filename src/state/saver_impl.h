@@ -25,7 +25,7 @@ struct save_chunk {
     int n_tokens; /* 64, or fewer in a tail */
     /* number of layers that must have come down before its rows are complete */
     uint64_t after;
-    atomic_bool lost; /* one of these layers failed to come down */
+    atomic_bool lost; /* one of those layers failed to come down */
     int32_t tokens[STORE_CHUNK_TOKENS];
 };
 
@@ -52,7 +52,7 @@ struct save_seq {
     /* references: the owner's, and one per chunk in flight; under the saver's lock */
     int n_refs;
 
-    /* The writer's: */
+    /* The fields from here on belong to the writer. */
     struct sha256 parent; /* parent of the next chunk to be written */
     /* Pin on the last committed chunk, which stays while it may be continued. */
     struct store_hit pin;
@@ -92,11 +92,11 @@ struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
     struct save_down *down; /* NULL where memory is unified */
-    /* Copies of one layer's snapshot, where memory is unified; the compute thread's. */
+    /* Copies of one layer's snapshot, if memory is unified. They belong to the compute thread. */
     struct copy_part *copies;
     int n_copies;
 
-    /* The writer's: */
+    /* The fields from here on belong to the writer. */
     pthread_t writer;
     struct stream *pack_stream;
     struct buf packed;           /* K and V of one layer of a chunk, in a block's layout */
@@ -104,7 +104,7 @@ struct saver {
     struct buf tail_record;      /* memory for one record of a tail */
     struct uncommitted uncommitted;
 
-    pthread_mutex_t lock; /* guards all fields below, and n_refs of sequences */
+    pthread_mutex_t lock; /* guards all fields below and the n_refs of sequences */
     pthread_cond_t changed;
     struct save_memory memory;
     struct save_chunk *queue, **queue_end;
