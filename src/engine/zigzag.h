@@ -70,7 +70,7 @@ struct zigzag_calls {
 int zigzag_run(struct zigzag *z, struct model_pass_opts *o, const struct zigzag_calls *c,
                struct mat *x);
 
-/* Returns the rows [max_rows] of a layer's input and output, on the layer's stage. Valid while
+/* Return the rows [max_rows] of a layer's input and output, on the layer's stage. Valid while
  * mini-batches pass the layer. */
 struct mat zigzag_input(const struct zigzag *z, int layer);
 struct mat zigzag_output(const struct zigzag *z, int layer);
