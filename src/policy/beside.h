@@ -81,8 +81,8 @@ int beside_rows(const struct beside_speed *s);
 /* Returns the rows of new tokens that a step may still compute behind its batch of n_rows,
  * n_decodes of them decodes. */
 int beside_rows_left(int step_rows, int rows_beside, int n_decodes, int n_rows);
-/* Returns how many rows times layers of n_new fused tokens a step with decodes may still
- * compute; rows_left is the result of beside_rows_left. 0: they wait for the batch. */
+/* Returns how many rows times layers of n_new fused tokens a step with decodes may still compute;
+ * rows_left is the result of beside_rows_left. Returns 0 if the new tokens wait for the batch. */
 int beside_fused_rows(int n_new, int rows_left, int n_layers);
 
 #endif

@@ -7,14 +7,14 @@
 #include "policy/pipeline.h"
 #include "policy/plan_parts.h"
 
-/* In log2. A larger surprise is not noise. No single observation moves a factor further than
- * this. */
+/* Limit of one step, in log2. A larger surprise is not noise. No single observation moves a factor
+ * further than this. */
 #define STEP 0.26
 
 /* A shorter measurement contains more clock and wake-up time than cost, and teaches nothing. */
 #define LEAST_S 0.2e-3
 
-/* A short restore moves the start by at most CORRECTION_GAIN_MIN times this. */
+/* A short restore moves platform.start_s by at most CORRECTION_GAIN_MIN times this. */
 #define START_STEP_S 0.5e-3
 
 /* A restore teaches a kind of compute only if that kind is at least this share of its compute. */
@@ -117,7 +117,8 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
     return is_whole && o->compute_s + o->wait_s >= CORRECTION_ALONE * o->total_s;
 }
 
-/* Moves the start by a limited step towards the time that a short restore took beyond its lanes. */
+/* Moves platform.start_s by a limited step towards the time that a short restore took beyond its
+ * lanes. */
 static void learn_start(struct platform *p, double lanes_s, double observed_s)
 {
     if (!(lanes_s > 0) || lanes_s >= CORRECTION_SHORT_S)
@@ -127,7 +128,8 @@ static void learn_start(struct platform *p, double lanes_s, double observed_s)
                       fmax(0, p->start_s + CORRECTION_GAIN_MIN * surprise));
 }
 
-/* Moves the cost of a split by a limited step. surplus_s: compute beyond the rows' own time. */
+/* Moves platform.split_s, the cost of a split, by a limited step. surplus_s: compute beyond the
+ * rows' own time. */
 static void learn_split(struct platform *p, const struct correction_expected *e,
                         double surplus_s)
 {
@@ -142,8 +144,9 @@ static bool is_large_miss(double miss)
     return miss > CORRECTION_LARGE_MISS || miss < 1 / CORRECTION_LARGE_MISS;
 }
 
-/* Teaches the cost of splits, or the kind that was most of the compute lane's work. The other
- * costs are believed. If no kind was, a large miss teaches both kinds the same ratio. */
+/* Teaches the cost of splits, or the kind that was most of the compute lane's work, if one kind
+ * was. The costs of the other kinds are taken as right. If no kind was, a large miss teaches both
+ * kinds the same ratio. */
 static void learn_compute(struct platform *p, const struct correction_expected *e,
                           double observed_s)
 {

@@ -62,8 +62,8 @@ struct correction_expected {
     double io_s;      /* the I/O lane, slowed by the measured overlap with compute */
     /* The compute lane's two kinds of work, slowed by the overlap with I/O. */
     double gemm_s, kv_s;
-    int n_splits;  /* of the plan's layers */
-    double slowed; /* factor of that overlap, by which splits take longer, too */
+    int n_splits;  /* splits (plan.h) of the plan's layers */
+    double slowed; /* factor by which I/O slows compute; splits take longer by it, too */
 };
 
 /* Returns the expectation of `plan` under `req`, whose layers were made from *p. It covers the
@@ -76,8 +76,8 @@ struct correction_expected correction_expect(const struct platform *p, int tier,
 /* Measured times of a restore. */
 struct correction_observed {
     double io_s;      /* time with at least one read in flight */
-    double compute_s; /* the compute lane was busy */
-    double wait_s;    /* the compute lane waited for I/O */
+    double compute_s; /* time that the compute lane was busy */
+    double wait_s;    /* time that the compute lane waited for I/O */
     double total_s;
 };
 
@@ -87,18 +87,18 @@ struct correction_observed {
 bool correction_is_of_machine(const struct correction_observed *o, bool is_whole);
 
 /* Corrects *p. If compute never waits, the I/O lane may only have waited for the compute lane,
- * which frees the buffers. It then teaches only that reading is faster than believed. The
- * compute lane teaches the cost of splits if its runs of chunks are short, else the kind that was
- * at least four fifths of its work; the other costs are believed. If neither kind was, it teaches
+ * which frees the buffers. It then teaches only that reading is faster than believed. The compute
+ * lane teaches the cost of splits if its runs of chunks are short, else the kind that was at least
+ * four fifths of its work; the other costs are taken as right. If neither kind was, it teaches
  * nothing, unless the miss is large: then the machine is probably slower for both kinds, and both
  * learn the same ratio. */
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
 
-/* Corrects GEMM if a batch of new tokens alone took observed_s and platform_prefill_s,
- * corrections included, predicted believed_s, and the two differ by more than
- * CORRECTION_LARGE_MISS. Does nothing if weights are streamed: then a batch may take the time
- * of its weights. */
+/* Corrects GEMM if a batch of nothing but new tokens took another time than predicted: observed_s
+ * and believed_s differ by more than the factor CORRECTION_LARGE_MISS. believed_s is the result
+ * of platform_prefill_s, corrections included. Does nothing if weights are streamed, since a batch
+ * may then take the time of its weights. */
 void correction_learn_prefill(struct platform *p, double believed_s, double observed_s);
 
 #endif

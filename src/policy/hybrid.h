@@ -42,7 +42,7 @@ struct hybrid_machine {
     /* T_weights: the layer's weights over the link; 0: they are resident */
     double weights_s;
     double forward_s; /* T_forward: all new tokens, attention included, in one mini-batch */
-    /* further seconds for each mini-batch but one: it reads the layer again */
+    /* further seconds for each mini-batch after the first, which reads the layer again */
     double forward_mini_s;
     struct hybrid_line project; /* T_project, by ACT blocks */
     struct hybrid_line link;    /* T_load, by bytes */

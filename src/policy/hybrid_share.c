@@ -85,7 +85,7 @@ static double clamp(double x, double most)
     return fmin(fmax(x, 0), most);
 }
 
-/* Returns by how many seconds the link is longer than compute, with n_act ACT blocks in all. */
+/* Returns by how many seconds the link works longer than compute, with n_act ACT blocks in all. */
 static double link_excess(const struct lanes *l, double n_act)
 {
     double excess = 0;

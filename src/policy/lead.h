@@ -30,9 +30,9 @@ struct lead_request {
     bool may_copy;  /* the request also uses a part of a chunk */
 };
 
-/* Returns whether x will have the tokens that s lacks first behind its n_known known chunks: the
- * next chunk of s. If s has no further full chunk and may copy, these are the rest of its prompt
- * except the last token. */
+/* Returns whether x will have the tokens that s lacks next: the chunk behind the first n_known
+ * chunks, which s need not compute. If s has no further full chunk and may copy, these tokens are
+ * the rest of its prompt except the last token. */
 bool lead_is_ahead(const struct lead_request *x, const struct lead_request *s, int n_known);
 
 /* Returns the leader of waiting request `me` among the n requests, which are in the order of

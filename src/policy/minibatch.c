@@ -134,7 +134,8 @@ static int form_in_order(const struct hybrid_machine *m, const struct minibatch_
 
 /* --- balanced --------------------------------------------------------------------------------- */
 
-/* As minibatch_imbalance with the request in the bin, but with the transfer of ACT blocks. */
+/* Returns minibatch_imbalance of the mini-batch with the request added, but also counts the
+ * transfer of ACT blocks. */
 static double whole_imbalance(const struct hybrid_machine *m, const struct minibatch *b,
                               const struct minibatch_request *r)
 {

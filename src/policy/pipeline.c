@@ -39,10 +39,11 @@ struct lanes {
     struct pipeline *out;
     double t;
     int n_stages;
-    /* I/O */
+    /* The I/O lane: */
     int reading; /* index of the job being read; NOTHING after the last */
     double read_left_s, read_start_s;
-    /* A queue in job order: jobs that are read, but not yet here because of the latency. */
+    /* Ends of a queue in job order: jobs that were read, but have not arrived yet because of the
+     * latency. */
     int n_read, n_arrived;
     /* Work that passes through the stages. */
     int n_recomputed; /* R layers 0..n_recomputed-1 are recomputed */

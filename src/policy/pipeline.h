@@ -64,7 +64,8 @@ enum { PIPE_MAX_JOBS = 2 * PLAN_MAX_LAYERS, PIPE_MAX_ITEMS = 7 * PLAN_MAX_LAYERS
 
 struct pipeline {
     double makespan_s, restore_s;
-    double io_busy_s, comp_busy_s; /* comp_busy_s: while any stage computes */
+    /* Time that the I/O lane is busy; time during which any stage computes. */
+    double io_busy_s, comp_busy_s;
     int n_stages;
     /* Busy times of each stage. */
     double stage_up_s[PLAN_MAX_STAGES], stage_comp_s[PLAN_MAX_STAGES];

@@ -173,9 +173,9 @@ static uint64_t turn_of(const struct placement *p, uint64_t id)
     return turn > ahead ? turn - ahead : 0;
 }
 
-/* Returns until when an item with a known next use is worth keeping. It gives its value once in
- * the time until that use. If that is less than the price, it is worth nothing; otherwise it is
- * kept until twice that time has passed. */
+/* Returns until when an item with a known next use is worth keeping. The item saves its value once
+ * in the time until that use. If this rate is below the price, the item is worth nothing. Otherwise
+ * it is kept until twice that time has passed. */
 static uint64_t worth_until(const struct placement *p, const struct placement_item *item,
                             double value)
 {
@@ -272,7 +272,7 @@ void placement_insert(struct placement *p, struct placement_part *h,
                       struct placement_item *item)
 {
     CHECK(item->slot == 0 && h->n < h->max);
-    rank(p, item); /* the window may have changed while it was in no part */
+    rank(p, item); /* the window may have changed while the item was in no part */
     h->policy = p;
     uint32_t at = h->n++;
     put(h, BY_POLICY, at, item);

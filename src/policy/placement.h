@@ -76,7 +76,7 @@ struct placement_item {
     uint64_t order; /* set by the policy: within a rank the lowest order is evicted first */
     uint64_t used_at; /* the owner's counter of uses; 0: never used */
     uint32_t used_time;
-    uint32_t due_time; /* time of the next use, by a client's hint; 0: none */
+    uint32_t due_time; /* time of the next use, by a client's hint; 0: no hint */
     uint32_t worth;    /* time that `ours` holds it after its last use */
     /* 1 + its position in its part; 0: in no part, so it may not be evicted */
     uint32_t slot;
@@ -89,17 +89,19 @@ struct placement_item {
 
 /* One use of an item. */
 struct placement_use {
-    /* The owner's counter of uses: larger is later; breaks ties, and orders lru. */
+    /* The owner's counter of uses at this use. A larger number is a later use. It breaks ties, and
+     * is the order of lru. */
     uint64_t at;
     uint32_t time;     /* the present time */
     uint8_t class;     /* placement_class() of the request */
     uint64_t lot;      /* a number that all items of one request share */
-    uint32_t reuse_in; /* a client's hint: time until the next use; 0: none */
-    double value;      /* ours: seconds saved for each byte (placement_price.h); 0: as 1 */
-    uint64_t next;     /* belady only: time of the next use; UINT64_MAX: never */
+    uint32_t reuse_in; /* a client's hint: time until the next use; 0: no hint */
+    /* ours: seconds saved for each byte (placement_price.h); 0: counts as 1. */
+    double value;
+    uint64_t next; /* belady only: time of the next use; UINT64_MAX: never */
 };
 
-/* Two heaps with the victim on top. */
+/* An entry of each of two heaps. The victim is on top of a heap. */
 struct placement_slot {
     struct placement_item *item;   /* heap in the policy's order */
     struct placement_item *oldest; /* ours: heap in the order of last use */
@@ -121,7 +123,7 @@ struct placement {
 /* Returns whether a policy looks at the waiting requests. */
 bool placement_looks_ahead(enum placement_kind kind);
 
-/* Both pointers may be NULL; the caller keeps ownership. */
+/* Initialises p. `window` and `learn` may be NULL; the caller keeps ownership of both. */
 void placement_init(struct placement *p, enum placement_kind kind,
                     struct placement_window *window, struct placement_learn *learn);
 /* Provides a larger array, into which the part's n items are copied. The owner frees the former
@@ -129,7 +131,8 @@ void placement_init(struct placement *p, enum placement_kind kind,
 void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
                          uint32_t max);
 
-/* Adds an item: it may be evicted from now on. It is in no part yet, and there is a free slot. */
+/* Adds an item: it may be evicted from now on. The item must be in no part yet, and h must have a
+ * free slot. */
 void placement_insert(struct placement *p, struct placement_part *h,
                       struct placement_item *item);
 /* Takes an item out: it may no longer be evicted. */
@@ -151,9 +154,9 @@ void placement_evicted(struct placement *p, const struct placement_item *item,
 
 /* Returns the item to evict next; NULL if none may be evicted. */
 struct placement_item *placement_victim(const struct placement_part *h);
-/* Returns whether content that the tier does not have may push the victim out. ours: an item
- * that a waiting request needs stays if the newcomer is needed later, or by no known request.
- * belady: the item that is used sooner stays; next is the newcomer's next use. */
+/* Returns whether content that the tier does not have may push the victim out. ours: an item that a
+ * waiting request needs stays if the newcomer is needed later, or by no known request. belady: the
+ * item that is used sooner stays. `next` is the time of the newcomer's next use. */
 bool placement_admits(const struct placement *p, const struct placement_item *victim,
                       uint64_t id, uint64_t next);
 /* Returns whether x is evicted before y. Compares the victims of several parts. */

@@ -1,9 +1,10 @@
 /* placement_guard.c - see placement_guard.h. */
 #include "policy/placement_guard.h"
 
-/* Share of the references of 10,000 requests: less than a point, to allow for errors of the
- * sample. Against the adversary of tests/sim/test_guard.c the worst 10,000 requests were 0.99
- * points behind LRU (0.009: 1.1). */
+/* Limit on debt + fall, as a share of the references of 10,000 requests. It is less than 1 point,
+ * to allow for errors of the sample. Against the adversary of tests/sim/test_guard.c the worst
+ * 10,000 requests were 0.99 points behind LRU; with a limit of 0.009 they were 1.1 points behind.
+ */
 #define SHARE 0.0082
 #define EPOCH_REQUESTS                                                                     \
     ((PLACEMENT_GUARD_REQUESTS + PLACEMENT_GUARD_EPOCHS - 1) / PLACEMENT_GUARD_EPOCHS)

@@ -51,14 +51,15 @@ struct placement_guard {
 void placement_guard_used(struct placement_guard *g, uint64_t lot);
 /* Notes a hit that only LRU had. weight: how many references this one stands for. */
 void placement_guard_lost(struct placement_guard *g, double weight);
-/* Notes a hit that only the tier had; weight as above. */
+/* Notes a hit that only the tier had. weight: as in placement_guard_lost. */
 void placement_guard_gained(struct placement_guard *g, double weight);
 /* Sets the debt to a new estimate. */
 void placement_guard_set_debt(struct placement_guard *g, double debt);
-/* Adds an eviction that LRU would not do to the debt. weight: how many evictions it stands for. */
+/* Adds to the debt an eviction that LRU would not make. weight: how many evictions it stands for.
+ */
 void placement_guard_departed(struct placement_guard *g, double weight);
 
-/* Returns how many more evictions may depart from LRU; 0 or less: none. */
+/* Returns how many more evictions may depart from LRU. 0 or less: no eviction may. */
 double placement_guard_room(const struct placement_guard *g);
 
 #endif

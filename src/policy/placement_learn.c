@@ -12,12 +12,13 @@
 /* Events between two counts of the debt, which take about 10 us. Debts also end by themselves,
  * when LRU evicts the content. */
 #define DEBT_EVENTS 256
-/* A use that the tier missed counts as LRU's hit up to this many times the age at which LRU
- * would evict, by the sample. Without this margin an adversary who asks for the content that LRU
- * is about to evict goes unseen: the tier was 7.8 points behind. With 1.07 it was 1.14 behind. */
+/* A use that the tier missed counts as LRU's hit up to this many times the age at which LRU would
+ * evict, by the sample. Without this margin an adversary who asks for the content that LRU is about
+ * to evict is not noticed: the tier was 7.8 points behind LRU. With a margin of 1.07 it was 1.14
+ * points behind. */
 #define LRU_MARGIN 1.1
-/* Slots that may hold an id. With one slot, other ids replace up to a third of the sample, and LRU
- * seems to hold content that it does not. */
+/* Number of slots in which an id may lie. With one slot, other ids replace up to a third of the
+ * sample, and LRU seems to hold content that it does not. */
 #define SAMPLE_WAYS 8
 /* After this many ended observations of all classes all counts are halved, so that old behaviour
  * fades. */
@@ -29,7 +30,8 @@
 #define LEAST_USES 8.0
 /* Worth before the first update; any value does, since all classes have it. */
 #define FIRST_WORTH 64
-/* Indices from price * (1 - this) to price * (1 + this): a share of the requests is held. */
+/* Half the width of a band around the price: indices from price * (1 - this) to price * (1 + this).
+ * If a class's index lies in the band, its items are held for a share of the requests. */
 #define PRICE_BAND 0.3
 /* Bounds of a price: from one use in ten years to a thousand a second. */
 #define LEAST_PRICE 1e-9
@@ -37,10 +39,11 @@
 /* Content is observed until this many times the age at which lru would evict it. */
 #define OBSERVED_LIVES 16
 #define LEAST_OBSERVED 256
-/* Share of the tier that held items may take, by the sample. Held items must not crowd each
- * other out: the first victims would be items that are about to be used. And a held leaf keeps
- * its whole chain. Hit rates of the first half of Mooncake's trace, 10,000 blocks: 1: 13.9, 0.9:
- * 17.5, 0.75: 20.0, 0.6: 19.6, 0.45: 20.5; agents, 30,000 blocks: 81.3, 83.1, 87.4, 87.8, 87.8. */
+/* Share of the tier that held items may take, by the sample. Held items must not crowd each other
+ * out: the first victims would be items that are about to be used. And a held leaf keeps its whole
+ * chain. Hit rates in % by this share, for the first half of Mooncake's trace, 10,000 blocks: share
+ * 1: 13.9, 0.9: 17.5, 0.75: 20.0, 0.6: 19.6, 0.45: 20.5; the agents' trace, 30,000 blocks, same
+ * shares: 81.3, 83.1, 87.4, 87.8, 87.8. */
 #define HELD_SHARE 0.5
 
 void placement_learn_init(struct placement_learn *l)
@@ -92,7 +95,7 @@ static int age_of(uint32_t age)
 
 /* --- the sample ------------------------------------------------------------------------------- */
 
-/* Notes that an observation ended at this age. */
+/* Notes that an observation ended at `age`. */
 static int note_end(struct placement_counts *n, uint32_t age)
 {
     int a = age_of(age);
@@ -166,7 +169,7 @@ static void sample_sweep(struct placement_learn *l, uint32_t time)
 
 /* --- hazards and indices ---------------------------------------------------------------------- */
 
-/* Fills out with the time that all items of the class spent at each age. */
+/* Fills `out` with the time that all items of the class spent at each age. */
 static void exposures(const struct placement_counts *n, double out[PLACEMENT_AGES])
 {
     double older = 0;

@@ -72,8 +72,8 @@ struct placement_learn {
 /* Makes an empty learner: all classes have the same worth until observations differ. */
 void placement_learn_init(struct placement_learn *l);
 
-/* Returns the class of a request's items, without the bits of the uses. turn: 1 is a
- * conversation's first; 0: unknown. */
+/* Returns the class of a request's items, without the bits of the uses. turn: number of the request
+ * in its conversation, from 1; 0: unknown. */
 uint8_t placement_class(int turn, bool is_tool_pending, bool is_partial);
 /* Returns the class with its owner's bits. Owners share four numbers. They distinguish a tenant
  * whose requests come back sooner than those of other tenants. tag 0 is the first number. */
@@ -85,8 +85,8 @@ struct placement_learn_use {
     uint64_t id;
     uint8_t class; /* class with the bits of its uses */
     uint32_t time; /* the present time */
-    uint64_t lot;  /* lot of its request */
-    double value;  /* seconds saved for each byte (placement_price.h); 0: as 1 */
+    uint64_t lot;  /* lot of the request: a number that all its items share */
+    double value;  /* seconds saved for each byte (placement_price.h); 0: counts as 1 */
     bool was_there;
 };
 /* Notes that content was used. */

@@ -26,7 +26,7 @@ static double value_of(const struct placement_price *x, double saved_s, double n
                 PLACEMENT_MOST_VALUE);
 }
 
-/* Seconds until lost tokens are computed again. */
+/* Returns the seconds until lost tokens are computed again. */
 static double compute_s(const struct placement_price *x, int n_tokens, double share)
 {
     return n_tokens * (share > 0 ? share : 1) * x->token_s;

@@ -38,8 +38,8 @@ void placement_price_make(const struct platform *p, struct placement_price *out)
  * share: number of tokens that are computed for each token if the chunk is lost; 0 means 1. */
 double placement_price_stored(const struct placement_price *x, int n_tokens, double share,
                               uint64_t n_bytes);
-/* Returns the value of a block of the pool with n_tokens tokens. is_stored: the store has its
- * state. */
+/* Returns the value of a block of the pool with n_tokens tokens. share: as in
+ * placement_price_stored. is_stored: the store has the block's state. */
 double placement_price_held(const struct placement_price *x, int n_tokens, double share,
                             bool is_stored);
 

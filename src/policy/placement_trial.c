@@ -6,9 +6,10 @@
 
 /* After this many requests a gain counts half. */
 #define HALF_REQUESTS 1000
-/* `ours` pays again from this share of the uses on, plus the spread: 0.1 points. */
+/* Once `ours` has stopped paying, its gain must exceed the spread by this share of the uses (0.1
+ * points) to pay again. */
 #define SHARE_AGAIN 0.001
-/* Requests before the first judgement. */
+/* Requests that are judged before the first decision. */
 #define LEAST_REQUESTS 32
 
 void placement_trial_init(struct placement_trial *t)
@@ -30,7 +31,7 @@ static uint64_t key_at(const struct placement_mini *m, uint32_t at)
     return m->key[m->heap[at]];
 }
 
-/* Moves a slot whose key has changed to its place. */
+/* Moves a slot whose key has changed to its new position in the heap. */
 static void settle(struct placement_mini *m, uint32_t at)
 {
     uint16_t slot = m->heap[at];
@@ -107,7 +108,8 @@ void placement_trial_use(struct placement_trial *t, uint64_t lot)
     t->n_in_lot++;
 }
 
-/* Returns whether the request hits the slot in a cache. */
+/* Returns whether the request hits the slot in a cache. *has_ended becomes true at the request's
+ * first miss there. */
 static bool hits(const struct placement_mini *m, uint32_t slot, bool *has_ended)
 {
     *has_ended = *has_ended || !has(m, slot);

@@ -42,7 +42,8 @@ static uint32_t place_of(const struct placement_window *w, uint64_t id)
     return at;
 }
 
-/* Moves later ids of the run into the gap if a search from their home still finds them there. */
+/* Moves later ids of the run into the gap if a search from their home, the place of their hash,
+ * still finds them there. */
 static void place_clear(struct placement_window *w, uint32_t gap)
 {
     uint32_t mask = w->n_places - 1;

@@ -24,7 +24,7 @@
 
 struct placement_wait { /* one request's need of an id */
     uint64_t turn;
-    /* 1 + index of the id's next later wait, or of the next free one; 0: none */
+    /* 1 + index of the id's next later wait, or of the next free one; 0: there is no next one */
     uint32_t next;
 };
 
@@ -46,7 +46,8 @@ struct placement_window {
     uint64_t step;
 };
 
-/* The arrays are zeroed, belong to the owner, and live as long as the window. */
+/* Makes an empty window. The arrays must be zeroed. They belong to the owner, and live as long as
+ * the window. */
 void placement_window_init(struct placement_window *w, struct placement_upcoming *place,
                            uint32_t n_places, struct placement_wait *wait,
                            uint32_t n_waits);
@@ -56,7 +57,8 @@ bool placement_window_add(struct placement_window *w, uint64_t id, uint64_t turn
 /* Notes that the request waits no longer. Returns false if the pair was not known. */
 bool placement_window_remove(struct placement_window *w, uint64_t id, uint64_t turn);
 
-/* Returns the turn of the first request that needs an id; PLACEMENT_NO_TURN: none does. */
+/* Returns the turn of the first request that needs an id, or PLACEMENT_NO_TURN if no request does.
+ */
 uint64_t placement_window_turn(const struct placement_window *w, uint64_t id);
 /* Returns how many requests need the id. */
 uint32_t placement_window_count(const struct placement_window *w, uint64_t id);

@@ -42,16 +42,19 @@ enum { PLAN_MAX_LAYERS = 256, PLAN_MAX_STAGES = PLATFORM_MAX_STAGES };
  * method, whose numbers are ignored. */
 struct plan_layer {
     double io_h_s, io_kv_s; /* read of the hidden states; read of K and V */
-    /* Several stages: copy over the bus of the layer's stage, after the read. */
+    /* With several stages: time to copy the record over the bus of the layer's stage, after the
+     * read. */
     double up_h_s, up_kv_s;
     double comp_h_s, comp_kv_s; /* compute after the read */
-    /* Several ranges: the part of comp_h_s that loads KV, for tokens without hidden states, and the
-     * part of comp_kv_s that projects hidden states, for tokens without KV. */
+    /* With several ranges: the part of comp_h_s that loads KV, for tokens without hidden states,
+     * and the part of comp_kv_s that projects hidden states, for tokens without KV. */
     double h_load_s, kv_project_s;
-    /* Several ranges: the splits (see plan_range) whose cost comp_h_s and comp_kv_s include. */
+    /* With several ranges: the number of splits (see plan_range) whose cost comp_h_s and comp_kv_s
+     * include. */
     int h_splits, kv_splits;
-    double comp_tok_s;      /* recomputing the whole layer */
-    double comp_tok_last_s; /* norm and K, V projection only: the last recomputed layer */
+    double comp_tok_s; /* compute time to recompute the whole layer */
+    /* Compute time of norm and K, V projection only: the last recomputed layer. */
+    double comp_tok_last_s;
     /* Stored bytes per token, for the budget and the reason text. */
     double h_bytes, kv_bytes;
     bool has_h, has_kv; /* records exist for every token of the request */
@@ -88,7 +91,7 @@ struct plan_request {
     int n_stages;
     /* [n_layers] seconds of compute per layer to prefill the new tokens; NULL: no prefill. */
     const double *prefill_s;
-    /* Overlap that prefill with the restore; else it starts when all is restored. */
+    /* Overlap that prefill with the restore. If false, prefill starts when all is restored. */
     bool fused;
     /* plan_best_prefix: at most this many new tokens are fused, the others are prefilled behind
      * the restore; 0: all are fused. */
@@ -104,7 +107,7 @@ struct plan_request {
     double io_overlap;
     /* >= 1: compute takes this many times longer while I/O runs; 0 counts as 1 */
     double comp_overlap;
-    /* auto: reads may take this many times longer or shorter than the layers say; it then takes
+    /* auto: reads may take this many times longer or shorter than the layers say; auto then takes
      * the plan with the least worst regret (plan_hedge.c). 0 and 1: reads take the given time. */
     double io_spread;
     double budget_bytes_per_token; /* auto stores at most this many bytes; 0: no limit */
@@ -119,7 +122,7 @@ struct plan_request {
     /* Token-wise modes need costs as functions of the token count. */
     const struct platform *platform;
     int64_t n_tokens; /* history to restore */
-    int tier;         /* tier of `platform` */
+    int tier;         /* tier of `platform` that has the records */
 };
 
 struct plan {
@@ -141,7 +144,8 @@ struct plan {
     double hedged_s;
     /* auto: the search was complete (optimal if overlap factors are 1, up to hedged_s). */
     bool exact;
-    int64_t tokens_h, tokens_other; /* token-wise modes */
+    /* token-wise modes: tokens restored from hidden states, and by the method `other`. */
+    int64_t tokens_h, tokens_other;
     char other;       /* 'R' or 'K': method of tokens_other; also set in paper mode */
     char reason[192]; /* one line for people and for `run --json` */
     /* How and why the plan differs from the forced one; empty if it does not differ, and for

@@ -19,7 +19,7 @@
 #include "policy/plan_parts.h"
 
 struct option {
-    double a, b; /* time of the read, and of the compute */
+    double a, b; /* seconds of the read, and of the compute */
     int16_t layer;
     char method;
 };
@@ -35,7 +35,8 @@ struct branch {
     struct option option[PLAN_MAX_LAYERS][2]; /* H, K: those that the records allow */
     int n_by_rank, n_by_rate;
     struct option by_rank[2 * PLAN_MAX_LAYERS]; /* in Johnson's order */
-    /* Layers with a choice, most read saved per compute first. */
+    /* Layers with a choice. First comes the layer that saves the most read time per second of
+     * compute. */
     int16_t by_rate[PLAN_MAX_LAYERS];
     int16_t by_class[PLAN_MAX_LAYERS]; /* layers with equal descriptors side by side */
     struct plan_bounds bounds;
@@ -63,8 +64,8 @@ static double bytes_of(const struct branch *b, int layer, char method)
 
 /* ---- preparation ---- */
 
-/* Merges from[begin, mid) and from[mid, end), both in Johnson's order, into to[begin, end). Of
- * equals the first half's comes first. */
+/* Merges from[begin, mid) and from[mid, end), both in Johnson's order, into to[begin, end). If
+ * options are equal, that of the first half comes first. */
 static void merge_ranked(const struct branch *b, const struct option *from, int begin,
                          int mid, int end, struct option *to)
 {
@@ -78,7 +79,7 @@ static void merge_ranked(const struct branch *b, const struct option *from, int 
 }
 
 /* Sorts by_rank by merging runs of 1, 2, 4, ... options. Every search sorts: 80 layers have 160
- * options, and an insertion sort moves each past half of those before it. */
+ * options, and an insertion sort moves each option past half of the options before it. */
 static void rank_options(struct branch *b)
 {
     struct option spare[2 * PLAN_MAX_LAYERS], *from = b->by_rank, *to = spare;
@@ -233,8 +234,8 @@ static double bound_at(const struct branch *b, int i, double io_s, double comp_s
 
 /* ---- candidates ---- */
 
-/* Returns the steps of a leaf: one pass over the jobs. Composites are slower, and mutual
- * slow-down takes more events. */
+/* Returns the number of steps that timing a leaf counts as: one pass over the jobs. Composite jobs
+ * (plan_order.c) take longer, and lanes that slow each other have more events. */
 static long leaf_steps(const struct branch *b)
 {
     bool overlap = b->s->io_f > 1 || b->s->comp_f > 1;
@@ -282,7 +283,7 @@ static bool out_of_steps(const struct branch *b, int share)
     return b->steps > b->steps_max / share;
 }
 
-/* Offers the rounded relaxation for the current r. */
+/* Offers the candidates from rounding the linear relaxation, for the current r. */
 static void offer_balanced(struct branch *b)
 {
     double io = 0, comp = b->bounds.recompute_s[b->r], io_f = b->s->io_f,
@@ -311,8 +312,8 @@ static void offer_balanced(struct branch *b)
     offer(b, b->method);
 }
 
-/* Gives layers with a choice before `end` the option that reads less, and the others the option
- * that computes less. */
+/* Gives layers with a choice before `end` the lean option, which reads less. Gives the other layers
+ * with a choice the option that computes less. */
 static void set_lean_before(struct branch *b, int end)
 {
     for (int i = b->r; i < b->n; i++) {
@@ -468,7 +469,7 @@ static bool descend(struct branch *b, int i, double io_s, double comp_s, double 
     for (const char *m = "HK"; *m; m++) {
         if (!b->both[l] && b->only[l] != *m)
             continue;
-        /* Among equals, H first. */
+        /* Among layers with equal descriptors, those with H come first. */
         if (*m == 'H' && b->both[l] && b->same[i] && b->method[b->seq[i - 1]] == 'K')
             continue;
         struct option o = option_of(b, l, *m);

@@ -26,11 +26,12 @@
 
 enum {
     SAMPLES = 64, /* samples by tokens */
-    /* Plus the samples before a layer loses its records. */
+    /* In addition, there are samples just before a layer loses its records. */
     SAMPLES_MAX = SAMPLES + PLAN_MAX_LAYERS + 2,
     REFINED_MAX = 12,
-    /* Estimates that are kept for refining. With hedging estimates are few, and more go to the
-     * samples: with four kept, one of 100 chains of 80 layers and 300 ranges missed by 4.5 %. */
+    /* Estimates that are kept for refining. With hedging there are few estimates, and more of them
+     * go to the samples. With four kept for refining, one of 100 chains of 80 layers and 300 ranges
+     * missed by 4.5 %. */
     REFINED_ESTIMATES = 4,
     REFINED_HEDGED_ESTIMATES = 2,
 };
@@ -50,8 +51,8 @@ static const struct plan_effort estimate_effort = {
  * estimate's time. One of 3,000 small chains lost 0.9 % by that, one of 100 large ones 4.0 %. */
 static const struct plan_effort final_effort = {.steps = 12000};
 
-/* Returns how many estimates to make. Few for many layers: there a bound is near its plan, and
- * an estimate takes long; three times as long with hedging. */
+/* Returns how many estimates to make. For many layers there are few: a bound is then near its plan,
+ * and an estimate takes long. With hedging it takes three times as long. */
 static int estimates_for(const struct platform *p, bool hedged)
 {
     int n = 6 + 320 / p->n_layers;

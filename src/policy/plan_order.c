@@ -105,7 +105,8 @@ void plan_recompute_sums(const struct plan_request *req, double *sum_s)
         for (int i = w->layer > 1 ? w->layer - 1 : 0; windows && i < r - 1; i++)
             sum_s[r] += share[r - 1 - i] * l[i].comp_tok_s +
                         below_s[i >= w->layer][r - 1 - i];
-        if (!windows || r < w->layer) /* also counts whole in any longer prefix */
+        /* Any longer prefix also computes this layer as a whole. */
+        if (!windows || r < w->layer)
             whole_s += l[r - 1].comp_tok_s;
     }
 }

@@ -16,9 +16,9 @@ static inline double greater(double x, double y)
     return x > y ? x : y;
 }
 
-/* Bounds of a search. It ends as soon as no candidate can be faster by more than `slack`, a
- * share of the best time, or after `steps` steps of about 20 ns. `quick` leaves out work that
- * only proves the search complete. */
+/* Bounds of a search. The search ends as soon as no candidate can be faster by more than `slack`, a
+ * share of the best time, or after `steps` steps of about 20 ns. `quick` leaves out work that only
+ * proves the search complete. */
 struct plan_effort {
     double slack;
     /* Hedging ends after its first search if that plan takes at least this long; 0: never. */
@@ -32,14 +32,15 @@ struct plan_effort {
 
 /* Returns one layer's restoration by `method`, if r layers are recomputed. */
 struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r);
-/* Returns the compute of one layer of a recomputed prefix of r. */
+/* Returns the compute time of one layer of a recomputed prefix of r layers. */
 double plan_recompute_s(const struct plan_request *req, int layer, int r);
-/* Fills sum_s[r], for r from 0 to n_layers, with the compute of the whole recomputed prefix of
- * r. */
+/* Fills sum_s[r], for r from 0 to n_layers, with the compute time of the whole recomputed prefix of
+ * r layers. */
 void plan_recompute_sums(const struct plan_request *req, double *sum_s);
 /* Returns the request's lanes without jobs. */
 struct pipe_load plan_load_empty(const struct plan_request *req);
-/* Makes the jobs of method[n_layers] in the best read order. Returns their number (one a layer). */
+/* Makes the jobs of method[n_layers] in the best read order. Returns the number of jobs, one per
+ * layer. */
 int plan_jobs_ordered(const struct plan_request *req, const char *method,
                       struct pipe_job *job);
 /* Orders the reads of one job a layer, which come in rising layer order, if new tokens are
@@ -73,7 +74,8 @@ struct stored_ranges {
     const struct platform *platform;
     const struct plan_range *range;
     int n_ranges;
-    int64_t n_tokens, n_new; /* n_tokens: of all ranges; n_new: tokens behind them */
+    /* n_tokens: tokens of all ranges; n_new: tokens behind the ranges. */
+    int64_t n_tokens, n_new;
     bool can_recompute;
     struct plan_window window;
     struct plan_layer *layer; /* the caller's arrays [n_layers]: layer and prefill_s */
@@ -99,11 +101,12 @@ struct range_sums {
 /* Returns the tokens before the window behind n tokens, in whole chunks. */
 int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n);
 void range_sums_init(struct range_sums *s);
-/* Adds the next range. */
+/* Adds the next range to the sums. */
 void range_sums_next(const struct stored_ranges *c, struct range_sums *s);
-/* Moves to the first n_ranges ranges, from any state. */
+/* Changes the sums to those of the first n_ranges ranges, from any state. */
 void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_ranges);
-/* Does the same from the first range on, without the rounding errors of subtracted ranges. */
+/* Computes the sums of the first n_ranges ranges from the beginning. They have no rounding errors
+ * from subtracting ranges. */
 void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sums *s);
 /* Makes the request that restores the ranges of `s`. */
 void range_request(const struct stored_ranges *c, const struct range_sums *s,
@@ -131,8 +134,8 @@ int plan_search(const struct plan_request *req, const struct plan_effort *effort
 /* Does the same as plan_make with less effort. */
 int plan_make_within(const struct plan_request *req, const struct plan_effort *effort,
                      struct plan *out, struct err *e);
-/* Fills only mode, letters and predicted_s, as plan_make_within for auto, without checking the
- * request. */
+/* Fills only mode, letters and predicted_s. Works as plan_make_within does for auto, without
+ * checking the request. */
 int plan_estimate(const struct plan_request *req, const struct plan_effort *effort,
                   struct plan *out, struct err *e);
 /* Fills the other fields of an estimate. */
@@ -143,7 +146,7 @@ struct search;
 /* ---- plan_stages.c: stages that restore their layers beside each other ---- */
 
 void plan_search_stages(struct search *s);
-/* Orders the reads of one job a layer. */
+/* Orders the reads of job[0, n), which has one job per layer. */
 void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int n);
 
 /* ---- plan_hedge.c: when reading may be faster or slower than was measured ---- */
@@ -194,7 +197,8 @@ enum { PLAN_WEIGHTS = 10 };
 struct plan_bounds {
     bool fused;
     int n, n_stages;
-    double u[PLAN_WEIGHTS], v[PLAN_WEIGHTS], most[PLAN_WEIGHTS]; /* D(u, v) */
+    /* weights, and the most that a second of both lanes can do: D(u, v) in plan_bound.c. */
+    double u[PLAN_WEIGHTS], v[PLAN_WEIGHTS], most[PLAN_WEIGHTS];
     double most_inverse[PLAN_WEIGHTS];
     double least[PLAN_MAX_LAYERS][PLAN_WEIGHTS]; /* weighted work of each layer */
     /* Weighted work of all layers from this one on. */
@@ -209,7 +213,8 @@ struct plan_bounds {
     double latency_s, last_prefill_s, prefill_s, end_s;
 };
 
-/* `s` must have been found possible; its best may still be unknown. */
+/* Initialises *b. search_is_possible(s) must have returned true; s need not have a candidate yet.
+ */
 void plan_bounds_init(struct plan_bounds *b, const struct search *s);
 /* Returns a time that no plan undercuts whose lanes have the reads io_s, the compute comp_s, and
  * the weighted work rest[PLAN_WEIGHTS] of other layers. head_s, tail_s: of plan_bounds_idle. */
@@ -219,7 +224,8 @@ double plan_bound_lanes(const struct plan_bounds *b, double io_s, double comp_s,
 double plan_bound_of(const struct plan_bounds *b, int r);
 /* Returns a time that no plan with r_min to r_max recomputed layers undercuts. */
 double plan_bound_least(const struct plan_bounds *b, int r_min, int r_max);
-/* Returns the least time that compute idles before the first read, and I/O behind the last one. */
+/* *head_s gets the least time that compute idles before the first read has arrived. *tail_s gets
+ * the least time that I/O idles behind the last read. */
 void plan_bounds_idle(const struct plan_bounds *b, int r, double *head_s, double *tail_s);
 
 /* ---- plan_branch.c: layers that differ ---- */
@@ -232,7 +238,7 @@ void search_branch(struct search *s);
 int plan_paper(const struct plan_request *req, struct plan *out, struct err *e);
 /* Token-wise modes: fills method, other, tokens_h, tokens_other. */
 int plan_tokenwise(const struct plan_request *req, struct plan *out, struct err *e);
-/* Makes two jobs a layer. */
+/* Makes the jobs of a token-wise plan: two jobs per layer. */
 int plan_tokenwise_jobs(const struct plan_request *req, const struct plan *plan,
                         struct pipe_job *job);
 

@@ -70,7 +70,8 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
         req->prefill_s = prefill_s;
         req->head_s = platform_ends_s(p, 0);
     }
-    if (n_fused < n_new) /* the others go in batches of their own, behind these */
+    /* The other new tokens go in batches of their own, behind the fused ones. */
+    if (n_fused < n_new)
         req->head_s += p->n_layers *
                        platform_prefill_s(p, n_past + n_fused, n_new - n_fused);
     req->io_latency_s = p->tier[tier].latency_s + p->start_s;
@@ -108,7 +109,7 @@ char plan_range_method(char method, uint8_t mask, bool h_free)
 
 /* ---- sums over the ranges ---- */
 
-enum { TOKENS = 64 }; /* tokens of a chunk; a restore begins at a multiple */
+enum { TOKENS = 64 }; /* tokens of a chunk; a restore begins at a multiple of this */
 
 /* Seconds of the I/O lane and of the bus, per kind of record. */
 struct record_cost {
@@ -225,7 +226,8 @@ static void slide_window(const struct stored_ranges *c, struct range_sums *s,
 void range_sums_next(const struct stored_ranges *c, struct range_sums *s)
 {
     int g = s->n_ranges++;
-    bool is_first = s->n_skipped > 0 && s->n_skipped == s->n_tokens; /* of the windows */
+    /* Range g is the first one within the windows. */
+    bool is_first = s->n_skipped > 0 && s->n_skipped == s->n_tokens;
     sums_add(c, s, g, 0, c->platform->n_layers, c->range[g].n_tokens, 1);
     splits_add(c, s, g, 0, is_first ? c->window.layer : c->platform->n_layers, 1);
     s->n_tokens += c->range[g].n_tokens;

@@ -53,7 +53,7 @@ void search_offer(struct search *s, const char *method, double makespan_s, doubl
         if (makespan_s >= s->best_s * (1 - TIE) && work_s >= s->best_work_s)
             return;
     }
-    /* A chain of ties must not creep upwards. */
+    /* Keeps the smaller time. Otherwise a chain of ties could creep upwards. */
     s->best_s = s->found ? lesser(makespan_s, s->best_s) : makespan_s;
     s->best_work_s = work_s;
     memcpy(s->best, method, (size_t)s->n);
@@ -263,7 +263,7 @@ int plan_search(const struct plan_request *req, const struct plan_effort *effort
         return err_set(e, ERR_NOT_FOUND, "no plan stores at most %.0f bytes per token",
                        req->budget_bytes_per_token);
     memcpy(out->method, s.best, sizeof s.best);
-    /* H in a free layer 0 is the same work as R, which plan.h prescribes. */
+    /* plan.h says that H in a free layer 0 is reported as R, which is the same work. */
     if (out->method[0] == 'H' && req->layer[0].h_free)
         out->method[0] = 'R';
     out->predicted_s = s.best_s;

@@ -286,8 +286,8 @@ static void offer(struct staged *g, const char *method)
     search_offer(g->s, method, pipe_run(&load, NULL), work);
 }
 
-/* Offers each kind wherever it is possible, with as little and as much recomputation as
- * possible: no plan may lose to a single method. Also offers the fewest bytes, for a budget. */
+/* Offers each kind wherever it is possible, with as little and as much recomputation as possible:
+ * no plan may lose to a single method. Also offers the plan with the fewest bytes, for a budget. */
 static void offer_simple(struct staged *g)
 {
     static const char kinds[] = {'H', 'K', 'b'};

@@ -38,11 +38,13 @@ enum {
     PLATFORM_FORMAT_MAX = 16384, /* the text of platform_format is never longer */
     PLATFORM_CHUNK_TOKENS = 64,  /* tokens of one record */
     PLATFORM_DEPTHS = 7,         /* reads in flight: 1, 2, 4, ... 64 */
-    PLATFORM_GEMM_SIZES = 6,     /* rows: see platform_gemm_rows */
+    /* Numbers of rows for which FLOP/s are measured: see platform_gemm_rows. */
+    PLATFORM_GEMM_SIZES = 6,
     PLATFORM_MAX_STAGES = 16,
 };
 
-/* split_s of a platform that no restore has taught: 2 cores at 2.6 GHz, 10 to 20 us. */
+/* split_s of a platform that no restore has taught. Splits took 10 to 20 us on 2 cores at 2.6 GHz.
+ */
 #define PLATFORM_SPLIT_S 15e-6
 
 /* Seconds = a_s + b_s * n + c_s * n * n for n > 0 tokens; 0 for n = 0. */
@@ -85,7 +87,7 @@ struct platform {
     char model[PLATFORM_TEXT_MAX];
     char commit[PLATFORM_TEXT_MAX];
     char date[PLATFORM_TEXT_MAX];
-    /* Of the device group; stages that share processors count as 1. */
+    /* Ranks and stages of the device group. Stages that share processors count as one stage. */
     int n_ranks, n_stages;
     int n_layers;
     double h_bytes;  /* one token's hidden state of one layer, in state dtype */
@@ -169,8 +171,8 @@ double platform_kv_s(const struct platform *p, int64_t n_tokens);
 /* Returns the cost of prefilling n_new tokens of one layer behind n_past tokens that are in the
  * cache. */
 double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_new);
-/* Returns the cost of a pass over new tokens beside its layers: their embedding, and the last
- * token's head. */
+/* Returns the cost of the parts of a pass that are not layers: embedding n_embedded new tokens, and
+ * the head for the last token. */
 double platform_ends_s(const struct platform *p, int64_t n_embedded);
 /* The kind of a layer's record. */
 enum platform_record { RECORD_HIDDEN, RECORD_KV };

@@ -30,7 +30,7 @@ struct machine {
     double flops, link_bytes_per_s, hbm_bytes_per_s;
     double gemm_share;       /* share of peak FLOP/s; 0: from the model's width */
     double ssd_bytes_per_s;  /* speed of each SSD */
-    double peer_bytes_per_s; /* between two devices */
+    double peer_bytes_per_s; /* bandwidth between two devices */
 };
 
 static const double LINK_SHARE = 26.0 / 32.0, ATTENTION_SHARE = 0.78;

@@ -20,7 +20,8 @@ int prefix_shared(const struct prefix_item *a, const struct prefix_item *b)
     return i;
 }
 
-/* Orders by group, then by tokens, a prefix before its continuations; then by number. */
+/* Compares for sorting: by group, then by tokens (a prefix comes before its continuations), then by
+ * number. */
 static int compare(const struct prefix_item *a, const struct prefix_item *b)
 {
     if (a->group != b->group)
@@ -80,8 +81,8 @@ static struct prefix_item *take_at(struct prefix_order *o, int at)
     return item;
 }
 
-/* Returns the place of the better of two neighbours: by `left` and `right` tokens shared, then
- * by number. */
+/* Returns the place of the better of two neighbours, at - 1 and at. The one that shares more tokens
+ * (`left` or `right`) is better; if both share as many, the one with the lower number. */
 static int better(const struct prefix_order *o, int at, int left, int right)
 {
     if (at == 0 || at == o->n)

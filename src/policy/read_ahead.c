@@ -52,7 +52,8 @@ static int chunk_next(const struct read_ahead_view *v, struct read_ahead_want *w
     return -1;
 }
 
-/* Later turns have no right to the room of earlier ones. */
+/* Returns whether a fetch for this turn may take the room. Chunks that earlier turns need are not
+ * dropped for it. */
 static bool may_take(const struct read_ahead_room *r, uint64_t turn)
 {
     if (r->n_bytes <= r->free_bytes)

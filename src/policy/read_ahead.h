@@ -35,14 +35,15 @@ struct read_ahead_want {
     uint64_t turn;                /* smaller: served earlier */
     int n;                        /* number of its chunks */
     int at; /* chunks [0, at) were fetched, or needed none: not looked at */
-    bool has_begun, has_failed; /* a fetch was made; no more fetches will be */
+    /* A fetch was made; a fetch has failed, so there are no more. */
+    bool has_begun, has_failed;
 };
 
 struct read_ahead_queue {
     struct read_ahead_want *first, *last;
     int n;
-    /* From this turn on, wants that were not looked at since may lack chunks again: chunks that
-     * they need were dropped. PLACEMENT_NO_TURN: none were. */
+    /* Wants of this turn or later that were not looked at since may lack chunks again, because
+     * chunks that they need were dropped. PLACEMENT_NO_TURN: no such chunk was dropped. */
     uint64_t dropped_turn;
 };
 
@@ -54,7 +55,7 @@ enum read_ahead_place {
 
 /* The room that a chunk would need in memory. */
 struct read_ahead_room {
-    uint64_t n_bytes;                    /* of the chunk */
+    uint64_t n_bytes;                    /* size of the chunk */
     uint64_t free_bytes;                 /* free without dropping other chunks */
     uint64_t most_bytes;                 /* of the largest chunk that memory takes */
     const struct placement_item *victim; /* dropped next; NULL: none may be dropped */
@@ -86,8 +87,8 @@ enum read_ahead_next read_ahead_choose(struct read_ahead_queue *l,
                                        struct read_ahead_want **w, int *at);
 /* Notes that the fetch of the want's chunk begins. */
 void read_ahead_begin(struct read_ahead_want *w, int at);
-/* Notes the end of that fetch. is_good: it is in memory now; else the want fails. is_whole: no part
- * of chunk w->at is left to fetch. */
+/* Notes the end of the fetch that read_ahead_begin announced. is_good: the chunk is in memory now;
+ * otherwise the want fails. is_whole: no part of chunk w->at is left to fetch. */
 void read_ahead_end(struct read_ahead_want *w, bool is_good, bool is_whole);
 /* Call when the policy's victim is dropped from memory. */
 void read_ahead_dropped(struct read_ahead_queue *l, const struct placement_item *victim);

@@ -21,7 +21,7 @@ double read_buffer_bytes(double bytes_per_s, double load_s, double prefill_s);
 /* Prediction for a waiting request's restore that is read ahead, in seconds. */
 struct read_ahead {
     double load_s; /* time of all of the restore's reads */
-    /* The new tokens, if they follow the layers as they come back; else 0. */
+    /* Prefill time of the new tokens, if they follow the layers as they come back; else 0. */
     double prefill_s;
     double compute_s; /* prefill_s plus the restore's own compute; both follow the reads */
     double alone_s;   /* time to the first token by the plan without reading ahead */

@@ -78,7 +78,8 @@ enum remote_choice {
     REMOTE_CRAWLS    /* recomputing the rest is faster than waiting for it at this pace */
 };
 
-/* Returns the choice. *again_s: it stays the same for this time if nothing comes. */
+/* Returns the choice. If nothing comes from the remote, the choice stays the same for *again_s
+ * seconds. */
 enum remote_choice remote_choose(const struct remote_view *v, const struct remote_pace *p,
                                  double *again_s);
 

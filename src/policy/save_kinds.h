@@ -31,8 +31,7 @@ struct save_kinds_from {
 int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint8_t *kinds,
                       struct err *err);
 
-/* Adds the kinds that plans use beside decodes, because then they have only a share of the
- * compute. */
+/* Adds the kinds that plans use beside decodes, where restores get only a share of the compute. */
 int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
                           uint8_t *kinds, struct err *err);
 

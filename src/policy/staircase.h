@@ -25,7 +25,8 @@ struct staircase {
     int64_t n_last;  /* rows of a last stair that is not whole; 0: there is none */
 };
 
-/* 0 <= from <= n. A context that is not truncated has one stair. */
+/* Returns the rows that a replay of tokens [from, n) computes; 0 <= from <= n. A context that is
+ * not truncated has one stair. */
 struct staircase staircase_of(const struct truncation *t, int64_t from, int64_t n);
 /* Returns how often C - S moved tokens are written into the cache at new positions. */
 int64_t staircase_moves(const struct staircase *c);

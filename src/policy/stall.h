@@ -48,26 +48,28 @@ enum stall_end {
     STALL_LEFT,       /* the restore gave up its reads */
     STALL_ENDS
 };
-/* "", "read", "recomputed", "left". */
+/* Returns "", "read", "recomputed" or "left". */
 const char *stall_end_name(enum stall_end e);
 
 /* State of a restore. A read is a group of records that is read as one. */
 struct stall_view {
-    /* Time to compute all its tokens, with the compute that they would get now. */
+    /* Time to compute all tokens of the restore, with the compute that they would get now. */
     double recompute_s;
     double elapsed_s; /* time since the restore's reads began */
     /* time since the store last completed any read, while it had reads to do */
     double silent_s;
     double read_s;      /* time of one read, as the plan expects */
     int n_read, n_left; /* reads of this restore: complete, and not complete */
-    bool may_recompute; /* false: its past is gone, or its plan was forced */
-    bool can_race;      /* the restore's layers can be recomputed while they are read */
-    bool is_idle;       /* the compute lane has no other work of this restore */
-    bool is_beside;     /* other sequences decode */
-    bool is_raced;      /* recomputation races already */
+    /* False for a truncated context, whose dropped tokens are gone, and for a forced plan. */
+    bool may_recompute;
+    bool can_race;  /* the restore's layers can be recomputed while they are read */
+    bool is_idle;   /* the compute lane has no other work of this restore */
+    bool is_beside; /* other sequences decode */
+    bool is_raced;  /* recomputation races already */
 };
 
-/* Returns the choice. *again_s: it stays the same for at least this time if no read completes. */
+/* Returns the choice. If no read completes, the choice stays the same for at least *again_s
+ * seconds. */
 enum stall_choice stall_choose(const struct stall_view *v, double *again_s);
 
 #endif

@@ -55,16 +55,17 @@ int truncation_make(const struct truncation_ask *ask, bool may_keep_none,
 int64_t truncation_cut(const struct truncation *t, int64_t p);
 /* Returns the first token of the stair with this cut; 0 for cut 0. */
 int64_t truncation_first(const struct truncation *t, int64_t cut);
-/* Returns the first token behind that stair; INT64_MAX if nothing is truncated. */
+/* Returns the first token behind the stair with this cut; INT64_MAX if nothing is truncated. */
 int64_t truncation_end(const struct truncation *t, int64_t cut);
 
 /* Returns whether the stair with this cut sees token p, computed or not. */
 bool truncation_sees(const struct truncation *t, int64_t cut, int64_t p);
-/* Return the position of a token that the stair sees, and the token at a position. */
+/* truncation_position returns the position of a token that the stair sees. truncation_token returns
+ * the token at a position. */
 int64_t truncation_position(const struct truncation *t, int64_t cut, int64_t p);
 int64_t truncation_token(const struct truncation *t, int64_t cut, int64_t position);
 
-/* Returns whether a new stair begins with token p. Token 0 begins none. */
+/* Returns whether a new stair begins with token p. Returns false for token 0. */
 bool truncation_begins(const struct truncation *t, int64_t p);
 
 #endif
