@@ -238,7 +238,7 @@ static const int *order_of(const struct kv_pool *p, const struct kv_table *t)
     return p->numbers.order != NULL ? p->numbers.order(p->numbers.arg, t) : in_order;
 }
 
-/* Takes a free block; there is one. */
+/* Takes a free block for the next entry of t. There must be one. */
 static int32_t pop_free(struct kv_pool *p, const struct kv_table *t)
 {
     const int *order = order_of(p, t);
@@ -440,7 +440,8 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
     if (b == PREFIX_NONE)
         return 0;
-    block_share(p, b); /* Otherwise b could be evicted for its own copy. */
+    /* Keeps b in use. Otherwise b could be evicted to make room for its own copy. */
+    block_share(p, b);
     /* If b is the last block that could be evicted, there is no room for its copy. Then b is
      * given up, and its rows are computed. Waiting for another block would never end. */
     bool has_room = kv_table_reserve(p, t, from + 1, NULL) == 0;
@@ -471,7 +472,8 @@ static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256
         prefix_put(p->prefix, own, root, last_known(t), tokens, KV_BLOCK_TOKENS);
     } else if (known != own) {
         block_share(p, known);
-        if (is_known(p, own)) /* known by the tokens that it held before it was full */
+        /* The block is known by the tokens that it held before it was full. */
+        if (is_known(p, own))
             prefix_forget(p->prefix, own);
         block_drop(p, own, &t->use);
         t->blocks[t->n_known] = known;

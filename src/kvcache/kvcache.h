@@ -64,7 +64,8 @@ uint64_t kv_pool_n_evicted(const struct kv_pool *p);
 /* Returns whether each block is in exactly one state (used, kept, free), and all counts agree.
  * For tests: takes O(blocks). */
 bool kv_pool_audit(const struct kv_pool *p);
-/* Returns how many needs of waiting requests are noted (kv_pool_expect). */
+/* Returns how many pairs of a waiting request and a block that it needs are noted (kv_pool_expect).
+ */
 uint32_t kv_pool_n_expected(const struct kv_pool *p);
 
 /* Returns the views [n_layers] that operations take, each on its layer's stage. Valid as long as
@@ -77,11 +78,12 @@ struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer);
 struct kv_use {
     /* Present time, in units of 1/KV_TIME_PER_S seconds since any fixed moment. */
     uint32_t time;
-    /* A client's guess of the time until the next use, in the same unit; 0: none. */
+    /* A client's guess of the time until the next use, in the same unit; 0: no guess. */
     uint32_t reuse_in;
     uint8_t class; /* placement_class(); the pool adds whether a block is full */
     uint64_t lot;  /* a number that all blocks of one request share */
-    double share;  /* tokens that are computed for each lost token; 0 means 1 */
+    /* Tokens that are computed for each token if the block is lost; 0 means 1. */
+    double share;
 };
 enum { KV_TIME_PER_S = 16 };
 
@@ -91,14 +93,15 @@ struct kv_table {
     int n_blocks, cap_blocks;
     int n_known; /* the first n_known blocks are full, and known by their tokens */
     int n_saved; /* the first n_saved blocks are marked as saved */
-    int tail;    /* for a pool of numbers: 1 + its place for an unfinished block; 0: none */
-    int n_named; /* the first n_named blocks have got their names */
+    /* For a pool of numbers: 1 + the table's place for an unfinished block; 0: it has no place. */
+    int tail;
+    int n_named; /* the first n_named blocks have names (kv_table_name) */
     /* hints for blocks that the sequence releases from now on; the caller sets it */
     struct kv_use use;
 };
 
-/* Reserves room for n_blocks entries, so that no memory is needed later. Returns false if there
- * is none. */
+/* Reserves room for n_blocks entries, so that no memory is needed later. Returns false if there is
+ * no memory. */
 bool kv_table_try_prepare(struct kv_table *t, int n_blocks);
 /* Makes room for positions [0, n_tokens): takes blocks as needed. Returns ERR_LIMIT, with the
  * table unchanged, if the pool has too few. */
@@ -112,26 +115,27 @@ int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t);
 
 /* --- reuse ----------------------------------------------------------------------------------
  *
- * root: identifies everything besides the tokens that a sequence's state depends on (model,
- * salt). Equal tokens under another root are another state. A sequence that is to be saved
- * continues only saved blocks (saved_only); otherwise the chunks before it would be missing for
- * ever. In a pool that does not keep, all these functions do nothing. */
+ * root: identifies everything besides the tokens that a sequence's state depends on (model, salt).
+ * Equal tokens under another root are another state. A sequence that is to be saved continues only
+ * saved blocks (saved_only); otherwise the chunks of the unsaved blocks would be missing from its
+ * chain for ever. In a pool that does not keep, all these functions do nothing. */
 
 /* Returns how many full blocks of tokens[0..n_tokens) are known. *n_unused of them have no user. */
 int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
                  int64_t n_tokens, bool saved_only, int *n_unused);
-/* T (empty) takes those blocks. Returns how many. */
+/* t, which is empty, takes the known full blocks of tokens[0..n_tokens). Returns how many. */
 int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                   const int32_t *tokens, int64_t n_tokens, bool saved_only);
-/* Adds a copy of a known block to t, whose blocks are all known and hold the tokens' beginning.
- * The copied block is the one that agrees longest with the tokens behind them, in *n_copied
- * tokens. *n_copied is 0 if there is no such block, no room for a copy, or the pool has only
- * numbers. The caller overwrites the rest of the copy. */
+/* Adds a copy of a known block to t. All blocks of t are known, and hold the beginning of the
+ * tokens. The copied block is the one that agrees longest with the tokens behind this beginning;
+ * *n_copied is the number of tokens that agree. *n_copied is 0 if there is no such block, no room
+ * for a copy, or the pool has only numbers. The caller overwrites the rest of the copy. */
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
                        int *n_copied);
-/* Returns the position at which the tokens leave the nearest known history; -1: none is known,
- * or it ends first. t's known blocks are the tokens' beginning. */
+/* Returns the position at which the tokens begin to differ from the nearest known history; -1: no
+ * history is known, or the nearest one ends before it differs. The known blocks of t are the
+ * beginning of the tokens. */
 int kv_table_differs_at(const struct kv_pool *p, const struct kv_table *t,
                         const struct sha256 *root, const int32_t *tokens, int64_t n_tokens);
 /* Makes t's blocks known: positions [0, n_done) are computed from these tokens. The last block
@@ -139,12 +143,13 @@ int kv_table_differs_at(const struct kv_pool *p, const struct kv_table *t,
  * shares that one from now on and drops its own. */
 void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                    const int32_t *tokens, int64_t n_done);
-/* Marks the known ones of t's first n_blocks as saved: they are in the store, or on their way. */
+/* Marks those of t's first n_blocks blocks that are known as saved: their state is in the store, or
+ * on its way there. */
 void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks);
 /* Gives t's next known block without a name (entry n_named) its name: a number other than 0 by
- * which the caller knows the same state. */
+ * which the caller identifies the block's state. */
 void kv_table_name(struct kv_pool *p, struct kv_table *t, uint64_t name);
-/* A name that the pool holds from now on, or no longer. */
+/* A change of names: from now on the pool holds a block with this name, or holds none any more. */
 struct kv_change {
     uint64_t name;
     bool is_held;
@@ -154,14 +159,14 @@ struct kv_change {
 int kv_pool_changes(struct kv_pool *p, struct kv_change *out, int max);
 /* Call after saved state was erased: no known block counts as saved any more. */
 void kv_pool_unmark_saved(struct kv_pool *p);
-/* Sets the price of holding blocks from now on. */
+/* Sets the prices that determine the value of held blocks from now on. */
 void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price);
 /* Sets how many turns earlier a block counts as needed if twice as many waiting requests need it
  * (placement_window.h). */
 void kv_pool_set_step(struct kv_pool *p, uint64_t turns);
-/* Notes that a waiting request begins with these tokens and is served before those of a later
- * turn; kv_pool_expect_no_more withdraws it. Policies that look ahead evict its blocks after
- * all blocks that no request needs. */
+/* Notes that a waiting request begins with these tokens. Requests of earlier turns are served
+ * before it. kv_pool_expect_no_more withdraws the note. Policies that look ahead evict the
+ * request's blocks after all blocks that no request needs. */
 void kv_pool_expect(struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
                     int64_t n_tokens, uint64_t turn);
 void kv_pool_expect_no_more(struct kv_pool *p, const struct sha256 *root,

@@ -76,7 +76,7 @@ int32_t places_device(const struct places *p, int32_t block);
 int32_t places_tail(const struct places *p, int tail);
 int32_t places_scratch(const struct places *p, int layer, int buffer, int i);
 
-/* Returns the memory of a block of a layer's view. */
+/* Returns the memory of the block with this number in a layer's view. */
 void *places_view(const struct places *p, int layer, int32_t number);
 /* Return the memory in a layer of a KV block on the host, and of any ACT block. */
 void *places_kv_host(const struct places *p, int layer, int32_t block);

@@ -33,14 +33,14 @@ struct prefix_node {
     struct sha256 root;
     uint64_t id;
     int32_t parent, first_child, next_sibling, prev_sibling;
-    struct placement_item place; /* its place among the nodes that may be evicted */
+    struct placement_item place; /* the node's place among the nodes that may be evicted */
     int32_t next_in_bucket;
     int n_tokens;        /* 0: no node */
     bool saved, is_kept; /* kept: no sequence uses the block */
     int32_t tokens[KV_BLOCK_TOKENS];
 };
 
-/* A block's name, and the name that prefix_changes has last reported. 0: none. */
+/* A block's name, and the name that prefix_changes has last reported for the block. 0: no name. */
 struct prefix_name {
     uint64_t name, reported;
     bool is_listed;
@@ -48,14 +48,14 @@ struct prefix_name {
 
 struct prefix {
     int n_nodes;
-    int32_t top; /* first of all nodes without a parent */
+    int32_t top; /* head of the list of nodes without a parent */
     struct placement policy;
     struct placement_part leaves;   /* kept nodes without children */
     struct placement_learn *learn;  /* for the policy `ours`; else NULL */
     struct placement_window window; /* blocks that waiting requests need */
     struct placement_price price;
     int n_kept;
-    uint64_t n_uses; /* how many times a block was left */
+    uint64_t n_uses; /* how many times the last user of a block has left it */
     int32_t *buckets;
     uint64_t n_buckets, n_evicted; /* n_buckets is a power of two */
     struct prefix_node *node;      /* [n_nodes] */
@@ -92,8 +92,8 @@ void prefix_expect(struct prefix *x, const struct sha256 *root, const int32_t *t
                    int64_t n_tokens, uint64_t turn);
 void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
                            const int32_t *tokens, int64_t n_tokens, uint64_t turn);
-/* Forgets the kept leaf that policy/placement.h chooses, and returns its block, which is the
- * caller's. There must be a kept node. */
+/* Forgets the kept leaf that policy/placement.h chooses, and returns its block, which then belongs
+ * to the caller. There must be a kept node. */
 int32_t prefix_evict(struct prefix *x);
 /* Forgets a leaf that is in use. */
 void prefix_forget(struct prefix *x, int32_t block);

@@ -10,7 +10,7 @@
 #include "sessions/answers.h"
 #include "sessions/fault.h"
 
-/* The end of an answer. */
+/* How an answer ended. */
 enum answer_end {
     ANSWER_DONE,
     ANSWER_CANCELLED,
@@ -26,23 +26,25 @@ struct client_calls {
     void (*wake)(void *arg);
     /* An answer was submitted. */
     void (*began)(void *arg);
-    /* An answer has ended. r: its result, or NULL; missed: it names a miss reason. */
+    /* An answer has ended. r: the answer's result, or NULL. missed: the result names a miss reason.
+     */
     void (*ended)(void *arg, enum answer_end end, const struct hcache_result *r,
                   bool missed);
 };
 
-/* A generation copies it. Everything that it points to is borrowed until the generation is
+/* A generation copies this struct. Everything that it points to is borrowed until the generation is
  * freed. */
 struct client {
     struct hcache *h;
     const char *model_name;
     /* Remembers the tokens of earlier answers; NULL: nothing is remembered. */
     struct answers *answers;
-    const char *salt; /* salt of its key; NULL: none */
+    const char *salt; /* salt of the client's API key; NULL: no salt */
     const char *plan; /* plan of every restore; NULL: auto */
     /* as in struct server_opts (server/server.h) */
     bool plan_strict, plain_chat, parse_special;
-    struct hcache_truncation truncation; /* for requests that truncate; ratio 0: none can */
+    /* Numbers for requests that truncate; ratio 0: no request can truncate. */
+    struct hcache_truncation truncation;
     /* The answer is a function of the request alone. Its id, time and seed come from the fields
      * below. It leaves out timings and cached tokens, which depend on earlier runs. */
     bool repeatable;
@@ -56,8 +58,8 @@ struct client {
 
 /* Checks that the client's model has that name (NULL: any). Returns 0, or -1 with *f. */
 int client_check_model(const struct client *c, const char *name, struct fault *f);
-/* Returns the salt of a request's state, from its key's salt and its own cache_salt (NULL:
- * none). It is from malloc; NULL: the empty salt. */
+/* Returns the salt of a request's state, made from its key's salt and its own cache_salt (NULL: it
+ * has none). The result is from malloc; NULL is the empty salt. */
 char *client_state_salt(const struct client *c, const char *cache_salt);
 
 #endif

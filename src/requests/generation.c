@@ -53,7 +53,7 @@ static int too_long(const struct gen_params *p, int n_prompt, int max_context,
 }
 
 /* Returns how the request is truncated. If a conversation cannot be truncated, because of its
- * system message, it counts as one that did not ask for it. */
+ * system message, the request counts as one that did not ask for truncation. */
 static struct hcache_truncation truncation_of(const struct generation *g)
 {
     const struct gen_params *p = &g->params;
@@ -104,8 +104,8 @@ static void fault_of(const struct hcache_err *err, bool submitting, struct fault
         fault_set(f, 500, NULL, NULL, "%s", err->msg);
 }
 
-/* Returns what is saved. A plan that is forced on the server is for comparisons: records that it
- * cannot use are not saved. */
+/* Returns the text that says which records are saved. A plan that is forced on the server is for
+ * comparisons: records that it cannot use are not saved. */
 static const char *saved_for(const char *plan)
 {
     return plan == NULL || strcmp(plan, "recompute") != 0 ? plan : "none";
@@ -227,7 +227,7 @@ int generation_start(const struct client *c, const struct dialect *dialect, void
     if (text != NULL) {
         g->text = *text;
         g->prompt = prompts[0];
-        n_prompts = 0; /* g owns its text and the prompt now */
+        n_prompts = 0; /* from here on g owns the prompt and its text */
     }
     for (int i = 0; i < n_prompts; i++)
         hcache_free(prompts[i].ids);
@@ -270,7 +270,7 @@ static void read_calls(struct generation *g, struct choice *ch)
     hcache_free(text);
 }
 
-/* Counts the end once. */
+/* Reports the end of a choice to the client, only once. */
 static void tell_end(struct choice *ch, enum answer_end end, const struct hcache_result *r)
 {
     struct generation *g = ch->gen;
@@ -359,7 +359,7 @@ static void keep_unfinished(struct generation *g)
     for (int i = 0; all && i < g->n; i++) {
         struct choice *ch = &g->choice[i];
         if (ch->ticket == NULL) {
-            all = false; /* it was never submitted */
+            all = false; /* this choice was never submitted */
         } else if (!ch->finished) {
             hcache_ticket_wait(ch->ticket);
             (void)take_result(ch, &f);
@@ -470,7 +470,7 @@ void generation_free(struct generation *g)
         return;
     keep_unfinished(g);
     for (int i = 0; i < g->n; i++) {
-        if (g->choice[i].ticket != NULL) /* no client waits for it any more */
+        if (g->choice[i].ticket != NULL) /* no client waits for this answer any more */
             tell_end(&g->choice[i], ANSWER_CANCELLED, NULL);
         hcache_ticket_free(g->choice[i].ticket);
         textbuf_free(&g->choice[i].logprobs);

@@ -18,15 +18,17 @@ struct generation;
 /* The form of a generation in one API. A stream is begin, then piece and end of every choice,
  * then close. Functions that are NULL write nothing. */
 struct dialect {
-    struct json *(*answer)(struct generation *g); /* every choice has its result */
-    void (*begin)(struct generation *g, struct textbuf *out); /* called at once */
+    /* Makes the answer; every choice has its result. */
+    struct json *(*answer)(struct generation *g);
+    /* Begins a stream; called when the generation starts. */
+    void (*begin)(struct generation *g, struct textbuf *out);
     void (*piece)(struct generation *g, struct choice *ch, const char *text, size_t n,
                   struct textbuf *out);
     void (*end)(struct generation *g, struct choice *ch, struct textbuf *out);
     void (*close)(struct generation *g, struct textbuf *out);
     void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);
     /* Makes the answer durable. Called when every choice has ended well, and before the client
-     * learns it. Returns 0, or -1 with *f. */
+     * receives the end. Returns 0, or -1 with *f. */
     int (*keep)(struct generation *g, struct fault *f);
     /* Keep is also called for an answer whose client has gone, with the part that exists. */
     bool keeps_unfinished;
@@ -46,14 +48,14 @@ const struct client *generation_client(const struct generation *g);
 bool generation_is_stream(const struct generation *g);
 /* Returns whether all choices have ended, so an answer can be made. */
 bool generation_has_ended(struct generation *g);
-/* A stream: all of it has been written. */
+/* Returns whether all of a stream has been written. */
 bool generation_is_over(const struct generation *g);
 /* Writes new content as events. */
 void generation_stream(struct generation *g, struct textbuf *out);
 /* Call when all choices have ended. Returns 0 with the answer, which the caller owns; or -1 with
  * *f. */
 int generation_answer(struct generation *g, struct json **answer, struct fault *f);
-/* Any thread. NULL is allowed, here and below. */
+/* Cancels running choices. Any thread. NULL is allowed here and in generation_free. */
 void generation_cancel(struct generation *g);
 /* Ends running choices. If the dialect keeps unfinished answers, and the client has not received
  * the end of an answer, the dialect keeps the part that exists. That waits for one step of the

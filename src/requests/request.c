@@ -14,7 +14,7 @@ enum field_kind {
     F_BOOL,
     F_STRING,  /* a name, without zero bytes */
     F_BYTES,   /* a text that is part of the prompt */
-    F_TREE,    /* checked elsewhere */
+    F_TREE,    /* a JSON value that other code checks */
     F_LIST,    /* a list of objects */
     F_CHOICE,  /* tool_choice */
     F_STOP,    /* text, or a list of texts */
@@ -391,7 +391,7 @@ static bool is_neutral(const struct field *d, const struct json *v)
     }
 }
 
-/* Returns a decimal number that takes the whole key; -1: it is none. */
+/* Returns the decimal number that the whole key spells; -1: the key is no number. */
 static int64_t id_of(const char *key)
 {
     size_t n = strlen(key);
@@ -576,7 +576,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
             return fault_set(f, 400, "unknown_parameter", it.key,
                              "unknown parameter '%.100s'", it.key);
         if (json_kind(it.value) == JSON_KIND_NULL)
-            continue; /* treated as absent */
+            continue; /* the field is treated as absent */
         if (read_field(d, it.value, out, f) != 0)
             return -1;
     }

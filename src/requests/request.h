@@ -38,32 +38,34 @@ struct gen_params {
     double temperature, top_p, min_p;
     double frequency_penalty, presence_penalty, repetition_penalty; /* 0: not given */
     int64_t min_tokens;
-    const struct json *logit_bias, *stop_ids; /* checked; NULL: none */
+    const struct json *logit_bias, *stop_ids; /* checked; NULL: not given */
     int64_t seed;
     bool has_seed, ignore_eos, stream, include_usage, logprobs;
     const char *stop[HCACHE_MAX_STOP];
     int n_stop;
-    const char *cache_salt;  /* NULL: none */
+    const char *cache_salt;  /* NULL: no salt */
     int64_t cache_ttl;       /* seconds; -1: not given */
     int64_t expect_reuse_in; /* seconds; 0: not known */
     int turn;     /* number of the turn in the conversation, from its answers; 0: unknown */
     bool durable; /* the request ends when its state is on disk */
 
     /* Fields of a response: */
-    const struct json *instructions; /* a string that may contain zero bytes; NULL: none */
+    /* A string that may contain zero bytes; NULL: not given. */
+    const struct json *instructions;
     const char *previous;
     const struct json *conversation, *metadata;
     bool store;
-    /* "auto", also if the request gives its own numbers, or "disabled"; NULL: not given */
+    /* "auto" (also if the request gives its own numbers) or "disabled"; NULL: not given. */
     const char *truncation;
-    struct hcache_truncation numbers; /* the request's own; ratio 0: the server's apply */
+    /* The request's own numbers; ratio 0: the server's numbers apply. */
+    struct hcache_truncation numbers;
     /* The first n_system tokens are never dropped; they include the system's messages. */
     int n_system;
     /* Fields of a message: */
     const struct json *system, *cache_control;
 };
 
-/* Returns 0, or -1 with *f. */
+/* Parses a body into *out. Returns 0, or -1 with *f. */
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f);
 
@@ -78,14 +80,14 @@ struct request_shaping {
 };
 void request_shaping(const struct gen_params *p, struct request_shaping *out);
 
-/* Checks small bodies without that table: an object whose members are all among `names`, which
- * NULL ends. Returns 0, or -1 with *f. */
+/* Checks a small body without the table of fields. It must be an object whose members are all among
+ * `names`, which NULL ends. Returns 0, or -1 with *f. */
 int request_known(const struct json *body, const char *const *names, struct fault *f);
 
-/* Returns whether a request continues past its window: it asks for it, or is part of a
- * conversation and does not say otherwise. False if `how` has no ratio. */
+/* Returns whether a request may continue past its window: it asks for truncation, or it is part of
+ * a conversation and does not refuse truncation. Returns false if `how` has no ratio. */
 bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how);
-/* Returns the numbers of a request that truncates: its own, or `how`. */
+/* Returns the numbers of a request that truncates: the request's own, or `how`. */
 struct hcache_truncation request_truncation(const struct gen_params *p,
                                             const struct hcache_truncation *how);
 /* Reads a request's `truncation`: auto, disabled, or numbers in the form of --truncate.
@@ -102,7 +104,8 @@ int request_check_truncation(const struct gen_params *p,
 int request_ids(const struct json *list, const char *name, int32_t **out, int *n,
                 struct fault *f);
 
-/* Reads metadata that stands alone: *out is v, or NULL for null. Returns 0, or -1 with *f. */
+/* Reads metadata that is a body of its own: *out is v, or NULL for null. Returns 0, or -1 with *f.
+ */
 int request_metadata(const struct json *v, const struct json **out, struct fault *f);
 
 /* Returns the field with the content to answer: "messages", "prompt", "input". */

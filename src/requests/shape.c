@@ -26,7 +26,7 @@ static struct json *envelope(const struct generation *g, const char *object)
 
 /* --- log-probabilities ------------------------------------------------------------------------ */
 
-/* Writes a token as text. One that is no whole character is written as in the original API:
+/* Writes a token as text. A token that is no whole character is written as in the original API:
  * "bytes:\xe2\x82". */
 static void token_text(struct hcache *h, int32_t id, struct textbuf *out)
 {
@@ -58,7 +58,8 @@ static struct json *chat_token(struct hcache *h, const struct hcache_logprob *lp
     return o;
 }
 
-/* Adds to a list as text, since a long list of values would cost ten times its text. */
+/* Adds to a list in the form of text, since a long list of values would take ten times the memory
+ * of its text. */
 static void list_add(struct textbuf *list, struct json *v)
 {
     textbuf_add(list, list->n == 0 ? "[" : ", ", list->n == 0 ? 1 : 2);
@@ -106,7 +107,8 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
     struct textbuf text = {0}, tokens = {0}, chosen = {0}, tops = {0}, offsets = {0};
     for (int t = 0; t < n; t++, lp += 1 + n_top) {
         struct json *top = json_new_object();
-        /* From the least likely on, so that of two with the same text the likelier stays. */
+        /* Begins with the least likely token. If two tokens have the same text, the likelier one is
+         * written last and stays. */
         for (int i = n_top; i >= 1; i--) {
             token_text(h, lp[i].id, &text);
             if (lp[i].id >= 0)
@@ -132,7 +134,7 @@ static void put_logprobs(struct json *o, struct generation *g, struct choice *ch
 {
     int width = 1 + (int)g->params.n_top;
     struct hcache *h = g->client.h;
-    /* From malloc: aligned. */
+    /* The memory is from malloc, so it is aligned for the struct. */
     const struct hcache_logprob *lp = (const void *)ch->logprobs.p;
     int n = (int)(ch->logprobs.n / sizeof *lp) / width;
     if (!g->params.logprobs)

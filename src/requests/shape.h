@@ -13,32 +13,33 @@ struct choice {
     int index, n_prompt;
     int n_cached; /* cached tokens of the prompt, once a token was read */
     bool started; /* the first chunk of this choice was sent */
-    bool is_told; /* the tenant's counters know that it has ended */
+    bool is_told; /* the tenant's counters know that this choice has ended */
     bool finished;
     struct hcache_result result;
-    /* With tools, in a stream: all of its text, of which n_sent bytes were sent. */
+    /* With tools, in a stream: all text of the choice, of which n_sent bytes were sent. */
     struct textbuf text;
     size_t n_sent;
-    struct json *calls; /* content and tool_calls; NULL: none, or not known yet */
-    /* Read and not yet sent: struct hcache_logprob [][1 + n_top]. */
+    struct json *calls; /* content and tool_calls; NULL: no calls, or not known yet */
+    /* Log-probabilities that were read and not yet sent: struct hcache_logprob [][1 + n_top]. */
     struct textbuf logprobs;
     bool lacks_logprobs; /* there was no memory for log probabilities */
-    int64_t n_chars;     /* characters of all tokens sent: text_offset */
+    int64_t n_chars;     /* number of characters of all sent tokens, for text_offset */
 };
 
 struct generation {
     struct client client;
     const struct dialect *dialect;
-    void *own; /* the dialect's */
+    void *own; /* the data that the route gave to generation_start for the dialect */
     struct gen_params params;
-    char *salt; /* salt of its state; NULL: none */
+    char *salt; /* salt of the request's state; NULL: no salt */
     char id[48], miss[200];
     int64_t created_s;
     atomic_int n_ended;
     /* for a stream: its first event was written; its last event was written */
     bool has_begun, is_over;
-    bool is_kept; /* true also if keeping it has failed */
-    /* The conversation's text and tokens. text NULL: its answers are not remembered. */
+    bool is_kept; /* the dialect's keep was called, with or without success */
+    /* The conversation's text and tokens. If text is NULL, the conversation's answers are not
+     * remembered. */
     struct prompt_text text;
     struct prompt_ids prompt;
     int n;

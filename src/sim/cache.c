@@ -90,7 +90,7 @@ static void enter_tier(struct cache *c, struct cache_block *b, int t)
 
 static uint32_t number_of(const struct cache *c, const struct placement_item *item)
 {
-    /* `place` is the first member */
+    /* the item, `place`, is the first member of its block */
     return (uint32_t)((const struct cache_block *)item - c->block);
 }
 
@@ -102,8 +102,8 @@ static bool make_room(struct cache *c, int t, uint32_t time)
             return false;
         struct cache_block *b = &c->block[number_of(c, item)];
         bool goes_down = t + 1 < c->o.n_tiers && !item->is_dropped;
-        /* If the lower tier has no room, a block of tier 0 with children below cannot leave at
-         * all. */
+        /* If the lower tier has no room, a block of tier 0 that has children in the lower tier
+         * cannot leave at all. */
         if (goes_down && !make_room(c, t + 1, time)) {
             if (b->n_children > 0)
                 return false;
@@ -163,7 +163,7 @@ bool cache_add(struct cache *c, uint32_t block, uint32_t parent,
 {
     struct cache_block *b = &c->block[block];
     CHECK(b->tier == 0 && (parent == CACHE_NONE || c->block[parent].tier != 0));
-    /* The pin keeps the parent from being evicted itself. */
+    /* The pin keeps the parent from being evicted while room is made for its child. */
     if (parent != CACHE_NONE)
         cache_pin(c, parent);
     bool has_room = admits(c, b, use) && make_room(c, 0, use->time);

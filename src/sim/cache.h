@@ -33,12 +33,13 @@ struct cache_block {
 };
 
 struct cache_opts {
-    uint32_t n_blocks; /* existing blocks: numbers below it */
+    uint32_t n_blocks; /* blocks have the numbers below n_blocks */
     int n_tiers;
     uint64_t max_blocks[CACHE_TIERS];
     enum placement_kind policy;
     bool refuses; /* a newcomer may be worth less than the victim (placement_admits) */
-    struct placement_window *window; /* NULL: none. The caller's; ids are 1 + the block */
+    /* The caller's window, whose ids are 1 + a block's number; NULL: no window. */
+    struct placement_window *window;
 };
 
 struct cache {
@@ -79,7 +80,8 @@ void cache_pin(struct cache *c, uint32_t block);
 void cache_unpin(struct cache *c, uint32_t block);
 /* Call when the window has changed for a block. */
 void cache_review(struct cache *c, uint32_t block);
-/* Marks a block as useless: it is evicted first. Its children become first blocks. */
+/* Marks a block as useless, so it is evicted first. If `child` is a child of the block in the
+ * cache, it becomes a first block, without a parent. CACHE_NONE: no child changes. */
 void cache_drop(struct cache *c, uint32_t block, uint32_t child);
 
 /* Returns whether all counts add up. Slow; for tests. */

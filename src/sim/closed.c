@@ -21,26 +21,26 @@ const struct closed_model closed_models[CLOSED_MODELS] = {
     {"Falcon-40B", 0.12e6, 0.1082e-3, 1.08e-3, 4, 2048},
 };
 
-/* Section 4.2: dollars an hour for a GPU, a GB of DRAM, a GB of SSD. */
+/* Prices of section 4.2 in dollars an hour: of a GPU, of a GB of DRAM, of a GB of SSD. */
 #define GPU_DOLLARS  5.0
 #define DRAM_DOLLARS 0.0088
 #define SSD_DOLLARS  0.000082
 #define GB           1e9
 
 struct session {
-    /* Its jobs: load.request[first_job, first_job + n_jobs). */
+    /* The session's jobs: load.request[first_job, first_job + n_jobs). */
     uint32_t first_job, n_jobs, next_job;
-    /* Its blocks [base + start, base + n_blocks) are valid. */
+    /* The session's blocks [base + start, base + n_blocks) are valid. */
     uint32_t base, start, n_blocks;
     uint32_t cut_tokens; /* tokens cut before `start` */
-    uint32_t n_recent;   /* its jobs in the last hour */
+    uint32_t n_recent;   /* the session's jobs in the last hour */
 };
 
 struct job {
     struct read_ahead_want ahead; /* first: a want of the list is a job */
     uint32_t session;
     double served_s;
-    bool is_known; /* in the look-ahead window for eviction */
+    bool is_known; /* the job is in the look-ahead window for eviction */
 };
 
 struct closed {
@@ -119,7 +119,7 @@ static void arrivals(struct closed *c)
         enqueue(c, c->next_arrival++);
 }
 
-/* The policy's victim leaves memory. */
+/* Called when the policy's victim leaves memory. */
 static void on_leave(void *arg, const struct placement_item *victim)
 {
     read_ahead_dropped(&((struct closed *)arg)->waiting, victim);
@@ -148,9 +148,9 @@ static void expect(struct closed *c, uint32_t at, bool joins)
     j->is_known = joins;
 }
 
-/* Announces all jobs of the queue, not only those that fit into the cache. If two jobs are behind
- * that window, the state of the later one must be evicted first. lru would evict that of the
- * earlier one. */
+/* Announces all jobs of the queue, not only those that fit into the cache. If two jobs come after
+ * the jobs that fit, the state of the later job must be evicted first. The order of lru would evict
+ * the state of the earlier job. */
 static void window_fill(struct closed *c)
 {
     if (c->n_known < c->head)
@@ -216,7 +216,7 @@ struct service {
     uint32_t n_found, n_in_memory, n_history;
 };
 
-/* Counts the present blocks of the session's history and uses them. */
+/* Counts the blocks of the session's history that are in the cache, and uses them. */
 static struct service look_up(struct closed *c, const struct session *s, uint8_t class,
                               uint32_t lot)
 {
@@ -242,7 +242,8 @@ static void save(struct closed *c, struct session *s, uint32_t n_blocks, uint8_t
         bool is_there = cache_has(&c->cache, b);
         if (is_there) {
             cache_pin(&c->cache, b);
-            if (c->cache.block[b].place.is_dropped) { /* computed anew */
+            /* The block's state is computed anew. */
+            if (c->cache.block[b].place.is_dropped) {
                 cache_unpin(&c->cache, b);
                 break;
             }

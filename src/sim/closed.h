@@ -51,7 +51,8 @@ struct closed_result {
     uint64_t n_jobs;               /* counted jobs */
     uint64_t n_references, n_hits; /* blocks of history */
     uint64_t n_memory_hits;
-    double prefill_s, decode_s, wait_s; /* sums; wait: for disk */
+    /* Sums in seconds; wait_s: time that the server waits for the disk. */
+    double prefill_s, decode_s, wait_s;
     double prompt_tokens;
     double mean_queue;
     double seconds_saved, written_bytes;

@@ -15,7 +15,7 @@ enum { AGENT_BLOCK_TOKENS = 64, MOONCAKE_BLOCK_TOKENS = 512, CHAT_BLOCK_TOKENS =
 
 /* --- building a load -------------------------------------------------------------------------- */
 
-/* Returns whether an array must grow: it grows at powers of two. */
+/* Returns whether an array of n entries is full: its size is a power of two, and it doubles. */
 static bool is_full(uint32_t n)
 {
     return (n & (n - 1)) == 0;
@@ -154,7 +154,8 @@ struct agents_state {
     double gap_s, start_s; /* gap before the present session, and its start */
     char session[64];
     uint32_t n_seen; /* sessions in the file so far */
-    uint32_t base;   /* the number of its first block - 1: blocks count from 1 */
+    /* Number of the session's first block, minus 1: the file's blocks count from 1. */
+    uint32_t base;
     uint16_t turn;
 };
 
@@ -241,18 +242,21 @@ static double normal(struct rng *r)
     return sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v);
 }
 
-/* Lognormal through the two quantiles: z(0.47) = 0.0753, z(0.30) = 0.5244. */
+/* Parameters of the lognormal length of a session, from the two quantiles in load.h: z(0.47) =
+ * 0.0753, z(0.30) = 0.5244. */
 #define LENGTH_SIGMA (0.69314718056 / (0.5244 - 0.0753))
 #define LENGTH_MU    (7.62461898616 - 0.0753 * LENGTH_SIGMA)
 /* Correlation of the normal numbers behind a session's length and its number of turns. */
 #define TURNS_CORRELATION 0.7
-/* P(one turn). With the mean of the others the total is 0.27 + 0.73 * 7.507 = 5.75. */
+/* Probability of one turn, and the mean of the other sessions. The mean of all is 0.27 + 0.73 *
+ * 7.507 = 5.75. */
 #define SINGLE_SHARE 0.27
 #define MANY_MEAN    7.507
 /* Share of a turn's tokens that the user writes. */
 #define USER_SHARE 0.3
 
-/* Returns the quantile of the number of turns: one, or 2 + a geometric number. */
+/* Returns the quantile of the number of turns at the normal number z: one turn, or 2 + a geometric
+ * number. */
 static uint32_t turns_of(double z)
 {
     double p = 0.5 * erfc(-z / sqrt(2));

@@ -25,12 +25,12 @@ struct load_run {
 struct load_request {
     double time_s; /* time of arrival */
     uint32_t session;
-    uint32_t run, n_runs; /* its runs: load.run[run, run + n_runs) */
+    uint32_t run, n_runs; /* the request's runs: load.run[run, run + n_runs) */
     uint32_t n_blocks;    /* references to blocks: the sum of the runs' lengths */
     uint32_t n_in, n_out; /* tokens */
     uint16_t turn;        /* number of the turn in its session, from 1; 0: unknown */
-    bool is_tool_pending; /* it ends with a tool call */
-    bool is_partial;      /* its last block is not full */
+    bool is_tool_pending; /* the request ends with a tool call */
+    bool is_partial;      /* the request's last block is not full */
 };
 
 struct load {
@@ -38,7 +38,7 @@ struct load {
     uint32_t n_requests;
     struct load_run *run;
     uint32_t n_runs;
-    uint32_t n_blocks; /* existing blocks are numbers below it */
+    uint32_t n_blocks; /* blocks have the numbers below n_blocks */
     uint32_t n_sessions;
     uint32_t block_tokens;
     uint64_t n_references;
@@ -59,7 +59,7 @@ int load_agents(struct load *l, const char *text, size_t n, enum load_part part,
 struct chats_opts {
     uint64_t seed;
     uint32_t n_sessions;
-    double sessions_per_s; /* Poisson */
+    double sessions_per_s; /* mean rate of the Poisson process by which sessions arrive */
     double think_s;        /* mean of a lognormal pause between turns; 0: no pauses */
     uint32_t max_tokens;   /* most tokens of a session */
 };

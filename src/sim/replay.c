@@ -12,7 +12,7 @@ struct replay {
     struct replay_result *out;
     struct cache cache;
     struct placement_window window;
-    /* For belady, per reference in order: the request that refers to the block next. */
+    /* For belady, by references in their order: the request that refers to the same block next. */
     uint32_t *next, *at_next;
     bool *was_seen; /* [n_blocks]; NULL: every block is admitted at once */
 };
@@ -79,7 +79,7 @@ static void expect(struct replay *p, uint32_t request, bool joins)
     }
 }
 
-/* Returns the most references that window + 1 requests in a row have. */
+/* Returns the most references that any window + 1 requests in a row have. */
 static uint32_t most_waits(const struct load *l, uint32_t window)
 {
     uint64_t sum = 0, most = 0;
@@ -143,7 +143,8 @@ static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class
         if (w->is_full)
             return;
         if (parent != CACHE_NONE)
-            cache_unpin(&p->cache, parent); /* its child now keeps it from eviction */
+            /* The parent's child now keeps it from eviction. */
+            cache_unpin(&p->cache, parent);
         w->last = block;
         w->n_done++;
         return;

@@ -12,7 +12,7 @@
 struct replay_opts {
     enum placement_kind policy;
     uint64_t max_blocks;
-    uint32_t window;     /* requests */
+    uint32_t window;     /* number of waiting requests that the policy knows */
     double judge_from_s; /* earlier references count as warm-up */
     /* A block is written only at its second reference, so content that is used once costs no
      * write. */
