@@ -47,7 +47,8 @@ enum { METASPACE_BYTES = 3 };
 
 void id_list_push(struct id_list *l, int32_t id)
 {
-    if (l->failed) /* asking again for each of a million ids would take a minute */
+    /* After a failure no id asks for memory again: a million of them would take a minute. */
+    if (l->failed)
         return;
     if (l->n == l->cap) {
         /* Long lists grow by a quarter, because unused room matters most with the largest bodies.
@@ -448,8 +449,8 @@ static void merge_runs(const struct bpe *b, struct bpe_work *w, const char *piec
         uint64_t top = heap_pop(w);
         uint32_t at = (uint32_t)top, right = s[at].s.next;
         int32_t id = s[at].s.id != 0 ? joined_token(b, piece, s, at) : -1;
-        /* Stale if the run or its neighbour has grown since.  If the present pair has the same
-         * order, its own entry is equal to this one. */
+        /* The entry is stale if the run or its neighbour has grown since. If the present pair has
+         * the same order, its own entry is equal to this one. */
         if (id < 0 || order_of(b->scores[id]) != top >> 32)
             continue;
         s[at].s.id += s[right].s.id;

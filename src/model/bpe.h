@@ -24,8 +24,8 @@
 
 struct bpe;
 
-/* byte_level: the vocabulary is written in the alphabet of bpe_bytes.h.  The strings of t are
- * borrowed and must outlive the bpe. */
+/* Makes a bpe from the vocabulary and merges of t. byte_level: the vocabulary is written in the
+ * alphabet of bpe_bytes.h. The strings of t are borrowed and must outlive the bpe. */
 int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level,
                struct err *err);
 void bpe_destroy(struct bpe *b); /* NULL is allowed */

@@ -323,7 +323,7 @@ static bool is_traced(const char *key, const struct json *string)
     return key == NULL || strcmp(key, "role") != 0 || !is_known_role(string);
 }
 
-/* foreign: NULL, or see chat_render_traced. */
+/* Renders a request with these prepared messages. foreign: NULL, or as in chat_render_traced. */
 static int render(const struct chat_template *t, const struct chat_request *r,
                   const struct json *messages, char **text, size_t *n, uint8_t **foreign,
                   struct err *err)

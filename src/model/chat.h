@@ -51,7 +51,7 @@ struct chat_request {
     /* an object with more variables (enable_thinking), or NULL */
     const struct json *kwargs;
     bool add_generation_prompt; /* ends the prompt with the beginning of an answer */
-    const char *bos_token;      /* text of the tokens; NULL: the model has none */
+    const char *bos_token;      /* texts of BOS and EOS; NULL: the model has none */
     const char *eos_token;
     /* the time that strftime_now uses; NULL: strftime_now is undefined */
     const struct tm *now;

@@ -89,7 +89,8 @@ struct rope_scaling {
     double low_freq_factor;
     double high_freq_factor;
     int32_t original_max_ctx;
-    float factors[ROPE_MAX_FACTORS]; /* FACTORS: frequency i is divided by factors[i] */
+    /* For ROPE_SCALING_FACTORS: frequency i is divided by factors[i]. */
+    float factors[ROPE_MAX_FACTORS];
 };
 
 enum { CONFIG_MAX_EOS = 16 };
@@ -126,7 +127,7 @@ struct model_config {
     int32_t d_rope;
     struct rope_scaling rope_scaling;
     int32_t position_offset; /* learned positions: table row of position 0 (opt: 2) */
-    /* number of tokens that a token sees, itself included; 0: all before it */
+    /* Number of tokens that a token sees, itself included. 0: it sees all tokens before it. */
     int32_t sliding_window;
     int32_t window_layer; /* layers below this one ignore the window (qwen2) */
 
@@ -136,7 +137,7 @@ struct model_config {
     bool head_bias; /* bias on the output head (phi) */
 
     /* Tokens that begin and end a text. Any of eos_ids ends generation. */
-    int32_t bos_id; /* -1: none */
+    int32_t bos_id; /* -1: the model has no BOS */
     int32_t n_eos;
     int32_t eos_ids[CONFIG_MAX_EOS];
 };
@@ -147,7 +148,8 @@ struct model_config {
  * field. */
 int config_load(struct model_config *out, const char *source, struct err *err);
 
-/* Both parse bytes in memory, which are not kept; `file` is the name in messages. */
+/* config_parse and config_parse_generation parse bytes in memory, which are not kept. `file` is the
+ * name in messages. */
 int config_parse(struct model_config *out, const void *bytes, size_t n, const char *file,
                  struct err *err);
 int config_parse_generation(struct model_config *io, const void *bytes, size_t n,
@@ -180,7 +182,7 @@ const char *family_name(enum model_family f); /* "llama": config.json's model_ty
 /* Gives the name and architecture of family i: "llama", "LlamaForCausalLM". Returns false after the
  * last. */
 bool family_at(int i, const char **name, const char **architecture);
-/* the families' names in GGUF files, as a list in words */
+/* Returns the families' names in GGUF files, as a list in words. */
 const char *config_gguf_families(void);
 int weight_type_bytes(enum weight_type t); /* WEIGHT_UNSPECIFIED counts as f32 */
 

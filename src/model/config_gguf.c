@@ -44,7 +44,7 @@ static const struct {
     bool any;
     double value;
 } neutral[] = {
-    {"vocab_size", true, 0}, /* the embedding table's rows decide */
+    {"vocab_size", true, 0}, /* the number of rows of the embedding table decides */
     {"tensor_data_layout", true, 0},
     {"rope.scaling.finetuned", true, 0},
     {"rope.scaling.original_context_length", true, 0},

@@ -63,7 +63,7 @@ void config_family_init(struct model_config *c, enum model_family family)
 
 /* --- named shapes ------------------------------------------------------------------------- */
 
-/* d_head 0: n_embd / n_heads. Sizes are those of the published config.json files. */
+/* A d_head of 0 stands for n_embd / n_heads. Sizes are those of the published config.json files. */
 static const struct shape {
     const char *name;
     enum model_family family;

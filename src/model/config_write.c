@@ -36,7 +36,7 @@ static void put_common(struct json *o, const struct model_config *c)
 static void put_rope(struct json *o, const struct model_config *c)
 {
     json_put_real(o, "rope_theta", c->rope_theta);
-    if (c->d_rope != c->d_head) /* + 0.5, so that truncation gives d_rope again */
+    if (c->d_rope != c->d_head) /* 0.5 is added so that truncation gives d_rope again */
         json_put_real(o, "partial_rotary_factor", (c->d_rope + 0.5) / c->d_head);
     if (c->rope_scaling.kind == ROPE_SCALING_LLAMA3) {
         struct json *s = json_new_object();
@@ -92,7 +92,8 @@ static void put_phi(struct json *o, const struct model_config *c)
     json_put_real(o, "layer_norm_eps", c->norm_eps);
     json_put_string(o, "hidden_act", "gelu_new");
     put_rope(o, c);
-    if (c->d_rope == c->d_head) /* the family's default is one half */
+    /* The family's default is one half, so the fraction 1 must be written. */
+    if (c->d_rope == c->d_head)
         json_put_real(o, "partial_rotary_factor", 1.0);
 }
 

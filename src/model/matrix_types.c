@@ -128,8 +128,8 @@ bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b)
                   &t->layers[(size_t)layer_b * N_SLOTS], N_SLOTS * sizeof *t->layers) == 0;
 }
 
-/* Sets the type of a matrix that one more tensor fills: `want`, unless a tensor before it wants
- * another type, or `want` does not fit. */
+/* Sets the type of a matrix when a further tensor is found that fills it: to `want`, unless an
+ * earlier tensor of the matrix wants another type, or `want` does not fit. */
 static void choose(enum dtype *at, enum dtype want, bool fits, bool *seen)
 {
     bool agrees = !*seen || *at == want;

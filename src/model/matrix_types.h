@@ -44,7 +44,7 @@ bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b);
 /* Deinits and frees the struct; NULL is allowed. */
 void matrix_types_free(struct matrix_types *t);
 
-/* Returns the place of a matrix's type. `layer` is ignored for the head.  SLOT_WV has the type of
+/* Returns a pointer to a matrix's type. `layer` is ignored for the head. SLOT_WV has the type of
  * the V rows in every layer. */
 enum dtype *matrix_type_at(struct matrix_types *t, int layer, enum slot s);
 static inline enum dtype matrix_type(const struct matrix_types *t, int layer, enum slot s)

@@ -20,7 +20,8 @@
 #include "model/weights_choose.h"
 #include "model/work.h"
 
-/* Ten million positions, the longest published context, with heads of 128 take 11 GB. */
+/* Limit on the rotation tables. Ten million positions, the longest published context, with heads of
+ * 128 take 11 GB. */
 #define ROPE_MAX_BYTES ((size_t)16 << 30)
 
 static const double TWO_PI = 6.283185307179586476925287;
@@ -478,7 +479,7 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
     };
 }
 
-/* Takes a matrix from the front of the work's memory; only counts if base is NULL. */
+/* Takes a matrix from the front of the work's memory. If base is NULL, only counts its bytes. */
 static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, int64_t cols)
 {
     struct mat a = mat_of(base != NULL ? base + *used : NULL, t, rows, cols);

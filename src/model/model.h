@@ -22,9 +22,10 @@
 #include "tensor/group.h"
 #include "tensor/ops.h"
 
-/* Raise it whenever the forward pass, the rotation tables or the conversion of weights give other
- * bits on every backend.  (A change of one backend raises that backend's device.numerics_version.)
- * State saved under another version is not used; see state/fingerprint.h. */
+/* Raise this version whenever the forward pass, the rotation tables or the conversion of weights
+ * give other bits on every backend. (A change of one backend raises that backend's
+ * device.numerics_version.) State saved under another version is not used; see state/fingerprint.h.
+ */
 #define MODEL_NUMERICS_VERSION 1
 
 /* Code of model_forward for an f16 residual stream that left f16's range; use bf16 instead. */
@@ -65,7 +66,7 @@ struct model_opts {
      * (weights_choose.h). "checkpoint" or NULL: the file's own type; quantised tensors as in
      * "auto". */
     const char *weights;
-    /* 0: the model's own; only synth:SHAPE with rotary positions may exceed it */
+    /* 0: the model's own maximum. Only synth:SHAPE with rotary positions may exceed it. */
     int max_ctx;
     struct io *io; /* reads a packed file; borrowed. NULL: the machine's best method */
     /* Called before any layer of a packed file is loaded: sets the number of layers that stay in
@@ -76,7 +77,7 @@ struct model_opts {
     int64_t stuck_ns; /* see weights_opts.stuck_ns */
 };
 
-/* Opens a model without its weights; *held says how its matrices would be held. */
+/* Opens a model without its weights; *held gets the format in which its matrices would be held. */
 int model_describe(const char *source, const struct model_opts *o, struct model **out,
                    enum weights_held *held, struct err *err);
 
@@ -122,7 +123,7 @@ static inline int model_last_stage(const struct model *m)
 {
     return m->dev->n_stages - 1;
 }
-/* Bytes per token and layer: of a hidden state, and of K and V together. */
+/* Return the bytes per token and layer: of a hidden state, and of K and V together. */
 static inline size_t model_hidden_bytes(const struct model *m)
 {
     return (size_t)m->cfg.n_embd * dtype_bytes(m->dtype);

@@ -20,7 +20,7 @@
 #include "model/weights.h"
 #include "model/weights_names.h"
 
-/* Raise it whenever a backend packs matrices differently, or the order here changes. */
+/* Raise this version whenever a backend packs matrices differently, or the order here changes. */
 enum { PACK_LAYOUT_VERSION = 1 };
 
 enum image_kind { IMAGE_TABLES, IMAGE_HEAD, IMAGE_STREAMED, IMAGE_KEPT, N_IMAGE_KINDS };

@@ -10,7 +10,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* MiB in flight in the kernel: 4 to 8 reach the disk's full speed, and some are being checked. */
+/* Number of MiB in flight: 4 to 8 in the kernel reach the disk's full speed, and the others are
+ * being checked. */
 enum { DEPTH = 12 };
 
 int pack_reader_open(struct pack_reader *r, const struct pack_file *f, struct io *io,

@@ -29,14 +29,15 @@ struct pack_job {
     void *user;
     int rc; /* 0, or the first error, whose message is in err */
     struct err err;
-    /* private */
+    /* Private to pack_read.c. */
     size_t n_left;
     struct io_req *reqs;
     struct io_req **list;
     size_t room;
 };
 
-/* f must outlive the reader.  io: borrowed; NULL: the machine's best way to read. */
+/* Opens a reader. f must outlive the reader. io is borrowed; NULL: the machine's best way to read.
+ */
 int pack_reader_open(struct pack_reader *r, const struct pack_file *f, struct io *io,
                      struct err *err);
 void pack_reader_close(struct pack_reader *r); /* waits for reads in flight */
@@ -46,9 +47,9 @@ void pack_reader_close(struct pack_reader *r); /* waits for reads in flight */
 bool pack_reader_begin(struct pack_reader *r, struct pack_job *j, size_t part, void *dst);
 void pack_job_deinit(struct pack_job *j);
 
-/* Waits at most timeout_ns (negative: forever) for bytes, and checks them. *n: number of MiB that
- * ended; *done: a job that has ended, or NULL.  An error is the queue's own: the reader is unusable
- * then. */
+/* Waits at most timeout_ns (negative: forever) for bytes, and checks them. *n gets the number of
+ * MiB that have ended; *done gets a job that has ended, or NULL. A returned error is the queue's
+ * own, and makes the reader unusable. */
 int pack_reader_step(struct pack_reader *r, int64_t timeout_ns, unsigned *n,
                      struct pack_job **done, struct err *err);
 

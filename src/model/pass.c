@@ -47,7 +47,8 @@ static int input(struct model_pass *p, const struct ragged *r, struct mat *in)
     return copy_to_stage(p->o.stream, *in, rows_of(p, l, model_stage(m, l - 1), n));
 }
 
-/* f16 ends at 65504, which the residual streams of some models exceed. */
+/* Checks that an f16 output is in range. f16 ends at 65504, which the residual streams of some
+ * models exceed. */
 static int check_range(const struct model_pass *p, struct mat x)
 {
     const struct model *m = p->o.model;

@@ -40,11 +40,11 @@ struct model_pass_opts {
     const struct kv_layer *kv; /* [n_layers] */
     /* Receives each layer's input, K and V. With one buffer the layer has already overwritten its
      * input. */
-    const struct model_tap *tap; /* NULL: none */
+    const struct model_tap *tap; /* NULL: there is no tap */
     bool checks_range; /* returns MODEL_E_OVERFLOW if an f16 output left f16's range */
 };
 
-/* Lies in the caller's memory. Everything that o points to must outlive the pass. */
+/* A pass. It lies in the caller's memory. Everything that o points to must outlive the pass. */
 struct model_pass {
     struct model_pass_opts o;
     int layer;                      /* the next layer, or the one that rows are passing */

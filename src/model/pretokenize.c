@@ -418,7 +418,8 @@ static int pass_on(struct each *e, struct pieces *from, size_t n, struct err *er
 {
     struct pieces *w = &e->window;
     begin_text(w, from->text, from->n_text);
-    w->match = from->match; /* bounds the work of all matches together */
+    /* The scratch bounds the work of all matches of a text together. */
+    w->match = from->match;
     for (size_t i = 0; i < n; i++)
         push(w, from->list[i].begin, from->list[i].end);
     int rc = run_steps(e->p, e->next, e->p->n_steps, false, w, err);

@@ -44,8 +44,8 @@ void pieces_deinit(struct pieces *p);
 /* Receives one piece, in order; a result other than 0 ends the cutting with that code. */
 typedef int piece_fn(void *arg, const char *s, size_t n, struct err *err);
 
-/* Cuts `text` (valid UTF-8) and passes each piece to fn.  at_start: the text begins where the whole
- * text does.  work: scratch memory; zero it before its first use and reuse it. */
+/* Cuts `text` (valid UTF-8) and passes each piece to fn. at_start: `text` is the beginning of the
+ * whole text. work: scratch memory; zero it before its first use and reuse it. */
 int pretokenize_each(const struct pretokenizer *p, const char *text, size_t n,
                      bool at_start, struct pieces *work, piece_fn *fn, void *arg,
                      struct err *err);

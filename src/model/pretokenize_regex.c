@@ -33,7 +33,8 @@ struct translation {
     const char *p, *end; /* the rest of the pattern */
     char *out;
     size_t n, cap;
-    int caseless_depth; /* depth of the enclosing (?i: ) group; 0: none */
+    /* Depth of the enclosing (?i: ) group; 0: the place is in no such group. */
+    int caseless_depth;
     int depth;
     struct err *err;
 };

@@ -13,7 +13,7 @@
 
 struct regex;
 
-/* literal: the pattern is a plain string.  The compiled regex is immutable. */
+/* Compiles a pattern. literal: the pattern is a plain string. The compiled regex is immutable. */
 int regex_compile(struct regex **out, const char *pattern, size_t n, bool literal,
                   struct err *err);
 void regex_free(struct regex *r); /* NULL is allowed */

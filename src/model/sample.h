@@ -7,7 +7,7 @@
 #include "tensor/sampling.h"
 
 struct sample_opts {
-    float temperature; /* 0: greedy, the lowest id of equals */
+    float temperature; /* 0: greedy; the most likely token, of equal ones the lowest id */
     float top_p;       /* (0, 1]; 1: off */
     float min_p;       /* [0, 1); 0: off */
     int top_k;         /* 0: off */

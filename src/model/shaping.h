@@ -28,7 +28,8 @@ struct shaping {
     int min_tokens;
 };
 
-bool shaping_stops(const struct shaping *g, int32_t id); /* g NULL: no */
+/* Returns whether g ends the answer at this id. g NULL: false. */
+bool shaping_stops(const struct shaping *g, int32_t id);
 /* Returns whether the shaping may change logits at all. */
 bool shaping_changes(const struct shaping *g);
 

@@ -100,11 +100,13 @@ int32_t tokenizer_n_listed(const struct tokenizer *t);
  * are tokenizer_encode's. */
 int tokenizer_check_rows(const struct tokenizer *t, const int32_t *ids, size_t n,
                          int32_t n_rows, struct err *err);
-int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
+int32_t tokenizer_bos(const struct tokenizer *t); /* -1: the tokenizer names no BOS */
 int32_t
-tokenizer_eos(const struct tokenizer *t); /* -1: none; the model's config may name more */
+/* -1: the tokenizer names no EOS. The model's config may name more. */
+tokenizer_eos(const struct tokenizer *t);
 
-/* Returns the id of a token from its text in the tokenizer's file ("<|im_end|>", "▁the"); -1: none.
+/* Returns the id of a token from its text in the tokenizer's file ("<|im_end|>", "▁the"), or -1 if
+ * there is no such token.
  */
 int32_t tokenizer_find(const struct tokenizer *t, const char *token);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);

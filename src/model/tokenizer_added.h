@@ -24,7 +24,7 @@ struct guards {
 
 struct added_search {
     bool special;                /* special tokens are found, too */
-    const struct guards *guards; /* NULL: none */
+    const struct guards *guards; /* NULL: there are no guards */
     size_t at; /* position of s[0] in the text that the guards' places refer to */
     /* Set for normalized text, in which a token may begin with an added blank: a guard anywhere
      * inside a control token rules the token out. */
@@ -40,7 +40,8 @@ const struct tokenizer_added *added_find(const struct added_finder *f,
                                          const struct added_search *how, const char *s,
                                          size_t n, size_t from, size_t *begin, size_t *end);
 
-/* Returns the length of the longest control token of f with which s[0, n) begins; 0: none. */
+/* Returns the length of the longest control token of f with which s[0, n) begins, or 0 if it begins
+ * with none. */
 size_t added_control_bytes(const struct added_finder *f, const char *s, size_t n);
 
 /* Returns whether c is white space in Unicode, which tokens with lstrip or rstrip absorb. */

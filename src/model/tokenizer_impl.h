@@ -33,7 +33,7 @@ struct tokenizer {
     struct added_finder *added_written;
     struct tokenizer_text *added_text; /* [n_added] the text that is matched */
     char **added_owned;
-    bool *special; /* [n_ids] */
+    bool *special; /* [n_ids] whether the token is special */
     struct token_bytes bytes;
     int32_t bos_id, eos_id;
     /* ids from here on belong to special tokens that a folder names without an id */

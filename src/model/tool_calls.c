@@ -65,7 +65,7 @@ static bool begins(struct span s, struct span with)
     return s.n >= with.n && memcmp(s.s, with.s, with.n) == 0;
 }
 
-/* Returns the offset of `what` in s, or s.n. */
+/* Returns the offset of `what` in s, or s.n if s does not contain it. */
 static size_t find(struct span s, struct span what)
 {
     const char *p = s.n != 0 ? memmem(s.s, s.n, what.s, what.n) : NULL;

@@ -95,8 +95,9 @@ static const float **vector_of(const struct loader *ld, int layer, enum slot s)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* Blocks in flight: two for each thread.  They are the memory that loading takes beside the
- * weights: the peak of a model that is loaded and used for a short text. */
+/* Returns the number of blocks in flight: two for each thread. Their memory is all that loading
+ * takes besides the weights. It sets the peak of a model that is loaded and used for a short text.
+ */
 static int64_t batch_blocks(const struct loader *ld)
 {
     int n = 2 * pool_threads(ld->dev->pool);

@@ -55,7 +55,7 @@ struct weights_types {
 struct weights {
     struct weight head;     /* [vocab][d]; also the embedding table if tied */
     struct mat embed;       /* [vocab][d], mapped or owned; data NULL if tied */
-    struct mat pos_embed;   /* learned positions; data NULL: none */
+    struct mat pos_embed;   /* learned positions; data NULL: the model has none */
     const float *head_bias; /* [vocab] or NULL */
     const float *final_norm_w, *final_norm_b;
     struct layer_weights *layers; /* [n_layers]; weights_acquire lends them */
@@ -69,11 +69,12 @@ struct weights {
     struct weights_types types; /* types of the tensors in the checkpoint */
     struct sha256 hash;         /* hash over every tensor's name, type, shape and bytes */
     void *impl;                 /* owns the memory and the mappings */
-    struct weights_packed *packed; /* owns them for a packed file; else NULL */
+    /* Owns memory and mappings of a packed file; else NULL. */
+    struct weights_packed *packed;
 };
 
 /* The hash of each loaded tensor: a model loaded in pieces has the same hash as one loaded at once.
- * All zero: empty. */
+ * A zeroed struct is an empty list. */
 struct weights_digests {
     size_t n;
     struct weights_digest {
@@ -156,7 +157,8 @@ static inline bool weights_stays(int l, int n_resident, int n_layers)
 }
 
 /* The relative error of each tensor converted to 4 bits: the root of the sum of squared errors over
- * the root of the sum of squared weights.  All zero: empty. Free `of` at the end. */
+ * the root of the sum of squared weights. A zeroed struct is an empty list. Free `of` at the end.
+ */
 struct weights_errors {
     size_t n;
     struct weights_error {

@@ -32,7 +32,8 @@ struct weights_choice {
     } tried[WEIGHTS_N_FORMATS]; /* the smallest first */
 };
 
-/* m needs source, cfg, dev and dtype; its weights are not loaded. */
+/* Finds the smallest format that is good enough. m needs source, cfg, dev and dtype; its weights
+ * are not loaded. */
 int weights_choose(const struct model *m, enum weights_smallest smallest,
                    struct weights_choice *out, struct err *err);
 
@@ -44,6 +45,6 @@ int weights_compare(const struct model *m, enum weights_held held,
 /* Returns the largest divergence that a format may have. */
 double weights_max_kl(enum weights_held h);
 
-const char *weights_held_name(enum weights_held h); /* "f32"; "checkpoint" */
+const char *weights_held_name(enum weights_held h); /* as in "f32" or "checkpoint" */
 
 #endif

@@ -161,7 +161,7 @@ void tensor_src_copy_coded(const struct tensor_src *s, int64_t row, int64_t n, u
 struct match {
     const struct gguf_files *files;
     const struct model_config *c;
-    bool **used; /* [file][tensor] */
+    bool **used; /* [file][tensor] whether the tensor was used */
     struct err *err;
 };
 

@@ -60,7 +60,7 @@ static inline bool slot_is_vector(enum slot s)
     return s > SLOT_DOWN;
 }
 
-/* Returns whether each layer has its own. */
+/* Returns whether each layer has its own slot of this kind. */
 static inline bool slot_is_in_layer(enum slot s)
 {
     return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD &&

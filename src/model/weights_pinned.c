@@ -44,15 +44,16 @@ static struct ring_slot *slot_of(struct weights_pinned *p, int l)
     return NULL;
 }
 
-/* Returns how many layers after layer `from` layer l is used, in the order of passes. */
+/* Returns the number of layers from layer `from` to the next use of layer l, in the order of
+ * passes. */
 static int distance(const struct weights_pinned *p, int from, int l)
 {
     int n = p->stats.n_layers, d = (l - from) % n;
     return d < 0 ? d + n : d;
 }
 
-/* Returns the slot not in use whose layer is used last, counted from `from`; never the slot of
- * layer `from`. */
+/* Of the slots that are not in use, returns the one whose layer is needed last, counted from layer
+ * `from`. Never returns the slot of layer `from`. */
 static struct ring_slot *slot_for(struct weights_pinned *p, int from)
 {
     struct ring_slot *best = NULL;
@@ -160,7 +161,7 @@ static void release(void *arg, int l, struct stream *s)
     struct ring_slot *slot = slot_of(p, l);
     CHECK(slot != NULL && slot->n_holders > 0);
     slot->n_holders--;
-    /* If that fails, the stream has failed, and so does every copy after it. */
+    /* If recording the event fails, the stream has failed, and so does every copy after it. */
     (void)event_record(s, slot->released);
 }
 

@@ -65,7 +65,7 @@ static inline bool tensor_src_is_quantised(const struct tensor_src *s)
 void tensor_src_decode(const struct tensor_src *s, int64_t cols, int64_t row, int64_t n,
                        void *dst);
 
-/* Copies the same rows undecoded, coded_row_bytes each. */
+/* Copies rows [row, row + n) without decoding them. Each row has coded_row_bytes. */
 void tensor_src_copy_coded(const struct tensor_src *s, int64_t row, int64_t n,
                            uint8_t *dst);
 
@@ -81,12 +81,12 @@ int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
                      const struct tensor_list *want, struct tensor_src *src,
                      struct err *err);
 
-/* checkpoint_match for GGUF files (weights_gguf.c). */
+/* Does the work of checkpoint_match for GGUF files (weights_gguf.c). */
 int gguf_match(const struct gguf_files *files, const struct model_config *c,
                const struct tensor_list *want, struct tensor_src *src, struct err *err);
 
-/* checkpoint_want asks for the pages of [p, p + n) before their use; checkpoint_drop gives them
- * back, but for a page that has bytes behind them. */
+/* checkpoint_want asks for the pages of [p, p + n) before their use; checkpoint_drop gives these
+ * pages back, except a last page that also holds bytes behind p + n. */
 void checkpoint_want(const void *p, size_t n);
 void checkpoint_drop(const void *p, size_t n);
 /* Unmaps every file that contains none of the n addresses. */
@@ -97,7 +97,8 @@ void checkpoint_keep_only(struct checkpoint *cp, const void *const *used, size_t
 struct tensor_set {
     struct tensor_list list;
     struct tensor_src *src; /* [list.n] */
-    struct checkpoint *cp;  /* NULL: the tensors come from the generator */
+    /* Files of the tensors; NULL: the tensors come from the generator. */
+    struct checkpoint *cp;
     enum dtype dtype;
     bool mixed;     /* the matrices have different types */
     bool quantised; /* a matrix or a table is quantised; dtype is then f32 */

@@ -216,7 +216,8 @@ static void end_read(struct weights_stream *st, struct ring_slot *s)
     } else if (rc == -ECANCELED) {
         s->state = SLOT_EMPTY;
     } else if (s->n_tries++ == 0 && !st->stopped) {
-        begin_read(st, s); /* damage in transit, not on the disk, is gone the second time */
+        /* A second read repairs damage in transit, but not on the disk. */
+        begin_read(st, s);
         return;
     } else {
         give_up(st, s);

@@ -28,7 +28,7 @@
 #include "model/weights_use.h"
 
 struct weights_stream_opts {
-    struct pack_file *f;             /* must outlive the stream, as must the next three */
+    struct pack_file *f;             /* f and the next three must outlive the stream */
     const struct image_shape *shape; /* for a device with unified memory and one rank */
     const struct image *images;      /* [f->n_parts] */
     size_t slot_bytes;               /* size of the largest streamed image */

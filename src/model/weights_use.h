@@ -29,12 +29,15 @@ struct layer_source {
     /* Returns 0, or a negative code if the layer cannot be provided; then no release follows. May
      * wait. *out is valid until the release. */
     int (*acquire)(void *arg, int l, struct stream *s, const struct layer_weights **out);
-    /* The layer's memory may be overwritten once the operations queued on s have run. */
+    /* Ends the use of a layer. Its memory may be overwritten once the operations queued on s have
+     * run. */
     void (*release)(void *arg, int l, struct stream *s);
     void *arg;
-    /* number of the layer that a pass acquired last, from 1; 0: none; set by weights_acquire */
+    /* Number of the layer that a pass acquired last, from 1; 0: no layer was acquired.
+     * weights_acquire sets it. */
     atomic_int n_reached;
-    /* the weights for K and V of every layer are in weights.layers as long as the weights live */
+    /* True if the weights for K and V of every layer are in weights.layers for as long as the
+     * weights live. */
     bool keeps_kv;
     /* Reports counters. NULL: there are none. */
     void (*stats)(void *arg, struct weights_stream_stats *out);
@@ -44,7 +47,8 @@ struct layer_source {
     void (*close)(void *arg);
 };
 
-/* Both call the source of w; without a source, *out is the resident layer. */
+/* weights_acquire and weights_release call the source of w. Without a source, *out is the resident
+ * layer. */
 int weights_acquire(const struct weights *w, int l, struct stream *s,
                     const struct layer_weights **out);
 void weights_release(const struct weights *w, int l, struct stream *s);
