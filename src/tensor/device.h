@@ -30,18 +30,18 @@ struct device_vtable {
     int (*stream_sync)(struct stream *s);
     int (*stream_recover)(struct stream *s);
     int (*stream_copy)(struct stream *s, void *dst, const void *src, size_t bytes);
-    /* NULL: pieces are copied one after another. */
+    /* NULL: tensor.c copies the pieces one after another. */
     int (*stream_copy_strided)(struct stream *s, void *dst, size_t dst_stride,
                                const void *src, size_t src_stride, int64_t n, size_t bytes);
     int (*stream_copy_all)(struct stream *s, const struct copy_part *copies, int n);
-    /* NULL: not supported. */
+    /* NULL: the device cannot slow copies down. */
     int (*stream_throttle)(struct stream *s, double bytes_per_s);
     int (*event_create)(struct device *d, struct event **out, struct err *err);
     void (*event_destroy)(struct event *e);
     int (*event_record)(struct stream *s, struct event *e);
     int (*event_wait)(struct stream *s, struct event *e);
     int (*event_sync)(struct event *e);
-    /* NULL: it cannot read files. */
+    /* NULL: the device cannot read files. */
     int (*file_reader_open)(struct device *d, const struct buf *into, int n_batches,
                             struct file_reader **out, struct err *err);
 };
@@ -60,7 +60,7 @@ struct stream {
     struct device *device;
     enum stream_kind kind;
     struct pool *pool; /* threads that share an operation's work; NULL: the caller alone */
-    atomic_int code;   /* sticky error; 0: none */
+    atomic_int code;   /* sticky error; 0: no error */
     char fault[160]; /* description of the error; written by the thread that set the code */
     void *scratch;   /* compute streams: working memory of the backend */
     size_t scratch_bytes;
@@ -71,7 +71,7 @@ struct event {
 };
 
 int ref_device_open(struct pool *pool, struct device **out, struct err *err);
-/* isa NULL: the best kernels that this processor can run. */
+/* Opens device "cpu". isa NULL: the best kernels that this processor can run. */
 int cpu_device_open(const char *isa, struct pool *pool, struct device **out,
                     struct err *err);
 
@@ -96,15 +96,15 @@ int rank_open(const char *name, const struct device_opts *o, int index, struct p
 int device_choice(const char *option, const char *text, const char *const *names, int *out,
                   struct err *err);
 
-/* kv_pack for devices whose kv_fill runs on host memory. */
+/* Implements kv_pack for devices whose kv_fill runs on host memory. */
 int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
 
-/* The fused operations of ops.h, each done as two. */
+/* Implement the fused operations of ops.h, each as two operations. */
 int host_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x,
                   struct mat y, const float *w, const float *b, float eps);
 int host_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
                       struct mat rows, const struct rope *rope, const struct ragged *r);
-/* checksum for the same devices. */
+/* Implements checksum for devices whose kv_fill runs on host memory. */
 int host_checksum(struct stream *s, uint64_t *out, const void *first, size_t stride,
                   const uint32_t *n_bytes, int n);
 

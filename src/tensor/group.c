@@ -16,7 +16,8 @@
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-/* [lock held] Returns the extent that contains p, an address of rank 0; -1: host memory. */
+/* [lock held] Returns the index of the extent that contains p, an address of rank 0; -1: p is host
+ * memory. */
 static int extent_of(const struct group *g, const uint8_t *p)
 {
     int lo = 0, hi = g->n_extents;
@@ -30,7 +31,7 @@ static int extent_of(const struct group *g, const uint8_t *p)
     return lo > 0 && p < g->extents[lo - 1].at[0] + g->extents[lo - 1].bytes ? lo - 1 : -1;
 }
 
-/* Returns the stage to whose memory p belongs; -1: host memory. */
+/* Returns the stage to whose memory p belongs; -1: p is host memory. */
 static int home_of(struct group *g, const void *p)
 {
     pthread_rwlock_rdlock(&g->lock);
@@ -208,8 +209,8 @@ static void group_buf_free(struct device *d, struct buf *b)
     free_on_ranks(g, &e, d->n_ranks);
 }
 
-/* Returns the memory of the device with the least unused; unified memory belongs to all devices
- * together. */
+/* Returns the memory of the device that has the least unused memory. Unified memory belongs to all
+ * devices together. */
 static void group_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
 {
     struct group *g = group_of(d);

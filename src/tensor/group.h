@@ -87,7 +87,8 @@ void *rank_address(const struct device *d, const void *p, int rank);
  * is not a group copies everything, including the bytes between chunks. */
 int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,
                  size_t bytes);
-/* The reverse: host rows [own.rows][n_ranks * own.cols] from the ranks' own rows, side by side. */
+/* Does the reverse for rows: fills host rows [own.rows][n_ranks * own.cols] from the ranks' own
+ * rows, side by side. */
 int kv_rows_down(struct stream *s, void *dst, struct mat own);
 
 #endif

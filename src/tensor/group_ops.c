@@ -306,7 +306,7 @@ static int group_attention(struct stream *s, struct mat out, struct mat q,
          attend_at(t, mat_at(t, out), mat_at(t, q), kv_at(t, kv), r, scale, window));
 }
 
-/* The logits are the same on every rank. */
+/* Rank 0 chooses the tokens, because the logits are the same on every rank. */
 static int group_sample(struct stream *s, int32_t *ids, struct mat logits,
                         const struct sample_row *rows)
 {

@@ -25,7 +25,8 @@
 #include "tensor/ops.h"
 #include "tensor/shape.h"
 
-/* A step of the hybrid cache queues all blocks of a mini-batch at once (engine/mixed.h). */
+/* Bound on queued commands. A step of the hybrid cache queues all blocks of a mini-batch at once
+ * (engine/mixed.h). */
 #define MAX_COMMANDS 1024
 
 enum command_kind {
@@ -186,7 +187,8 @@ static void *copy_stream_main(void *arg)
         pthread_mutex_unlock(&s->lock);
         command_run(s, &c);
         pthread_mutex_lock(&s->lock);
-        /* only now: sync waits for executed commands, not for commands that were taken */
+        /* Counted only now, because sync waits for executed commands, not for commands that were
+         * taken. */
         s->n_done++;
         pthread_cond_broadcast(&s->taken);
         pthread_mutex_unlock(&s->lock);

@@ -63,7 +63,7 @@
 #define Q8_BLOCK        32
 #define Q4_BLOCK        32
 
-/* Raise it whenever a product with bf16r weights gives other bits. */
+/* Raise this version whenever a product with bf16r weights gives other bits. */
 #define BF16R_NUMERICS_VERSION 1
 
 /* Limits that a backend need not exceed: models that need more are refused by their config. */
@@ -209,7 +209,7 @@ struct ops {
      * RoPE) then V, one row per row of r. */
     int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
                    const struct rope *rope, const struct ragged *r);
-    /* rope of q and kv_fill of rows in one operation, for devices on which that saves a launch. */
+    /* Does rope of q and kv_fill of rows in one operation, on devices where that saves a launch. */
     int (*rope_kv_fill)(struct stream *s, struct mat q, const struct kv_layer *kv,
                         struct mat rows, const struct rope *rope, const struct ragged *r);
     /* Loads whole chunks into blocks.  A chunk is laid out like a block, but with K before RoPE

@@ -17,7 +17,8 @@
 
 #include "tensor/tensor.h"
 
-/* Returns the number of weights in a block; and a block's bytes. */
+/* q4_block_weights returns the number of weights in a block; q4_block_bytes returns a block's
+ * bytes. */
 static inline int64_t q4_block_weights(enum dtype t)
 {
     return t == DTYPE_Q4_K || t == DTYPE_Q6_K ? 256 : 32;
@@ -53,7 +54,7 @@ static inline int q4_part_q(const struct q4_part *p, int i)
     int low = i < 16 ? p->q[i] & 15 : p->q[i - 16] >> 4;
     return low | (p->high[i / 16][i % 4] >> 2 * (i % 16 / 4) & 3) << 4;
 }
-/* Weight i of a part. */
+/* Returns weight i of a part. */
 float q4_part_value(enum dtype t, const struct q4_part *p, int i);
 
 #endif

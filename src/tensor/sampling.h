@@ -115,7 +115,8 @@ SAMPLE_FN uint64_t sample_least(float min_p)
     return w < 1 ? 1 : w;
 }
 
-/* Returns a weight; the survivor whose share of the survivors' total contains it is chosen. */
+/* Returns a target: the first survivor with which the summed weight of the survivors exceeds the
+ * target is chosen. */
 SAMPLE_FN uint64_t sample_target(double draw, uint64_t total)
 {
     uint64_t w = (uint64_t)(draw * (double)total);

@@ -75,7 +75,7 @@ static inline void check_kv_rows(const struct kv_layer *kv, struct mat rows,
     CHECK(rows.dtype == kv->dtype && rows.cols == (int64_t)2 * kv->n_kv * kv->d_head);
 }
 
-/* Returns the number of query heads. */
+/* Checks the arguments of attention. Returns the number of query heads. */
 static inline int check_attention(struct mat out, struct mat q, const struct kv_layer *kv,
                                   const struct ragged *r)
 {

@@ -23,10 +23,10 @@ enum dtype {
     /* Types of packed weights only, see ops.h. */
     DTYPE_Q8 = 3, /* 8-bit numbers with a scale per block */
     DTYPE_Q4_0,   /* 4-bit numbers with a scale per block of 32 */
-    DTYPE_Q4_1,   /* and a minimum per block */
-    DTYPE_Q4_K,   /* scales and minima of two levels, per 32 and per 256 */
-    DTYPE_Q6_K,   /* 6-bit numbers with a scale of two levels, per 16 and per 256 */
-    DTYPE_BF16R,  /* bf16 numbers whose products round activations to bf16 */
+    DTYPE_Q4_1,   /* 4-bit numbers with a scale and a minimum per block of 32 */
+    DTYPE_Q4_K, /* 4-bit numbers with scales and minima of two levels, per 32 and per 256 */
+    DTYPE_Q6_K, /* 6-bit numbers with a scale of two levels, per 16 and per 256 */
+    DTYPE_BF16R, /* bf16 numbers whose products round activations to bf16 */
     /* Not the type of one matrix: a model whose matrices each have q8 or one of the four block
      * types above. */
     DTYPE_Q4,
@@ -46,7 +46,8 @@ static inline size_t dtype_bytes(enum dtype t)
 const char *dtype_name(enum dtype t);               /* "f32", "q8", "q4_1", ... */
 int dtype_parse(const char *name, enum dtype *out); /* 0 or ERR_USAGE; f32, f16, bf16 */
 
-/* Single conversions, round to nearest even; NaN stays NaN. Used by ref and by tests. */
+/* Convert single numbers, with rounding to nearest even. A NaN stays a NaN. Used by ref and by
+ * tests. */
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f);
 float bf16_to_f32(uint16_t h);
@@ -113,7 +114,8 @@ struct device {
     bool act_is_state; /* activations have the model's state dtype instead (on a GPU) */
     bool unified;      /* device memory is host memory, so staging needs no copy */
     bool k_by_token;   /* K of a block is laid out like V, [n_kv][64][d_head]: see ops.h */
-    /* Operations accept weights of the types that only packed weights have: q8, all others. */
+    /* Types of packed weights that operations accept. q8: DTYPE_Q8; quantised: all types that only
+     * packed weights have. */
     bool q8, quantised;
     /* rows of a forward pass that bring products close to their best speed */
     int batch_rows;
@@ -158,7 +160,8 @@ void stream_destroy(struct stream *s);
 struct device *stream_device(struct stream *s);
 /* Waits until all queued work is done. Returns the stream's sticky code. */
 int stream_sync(struct stream *s);
-/* Returns a message about the first failure on this stream: "matmul: out of memory".  "": none. */
+/* Returns a message about the first failure on this stream: "matmul: out of memory". Returns "" if
+ * there was none. */
 const char *stream_fault(const struct stream *s);
 /* Waits for queued work and clears the sticky error, so that later work is tried again.  Results of
  * work queued before are unreliable.  Returns the code again if the device did not survive. */
@@ -199,7 +202,7 @@ struct file_read {
  * ERR_UNSUPPORTED, with the reason: the device cannot read files, or only through host memory. */
 int file_reader_open(struct device *d, const struct buf *into, int n_batches,
                      struct file_reader **out, struct err *err);
-/* no reads may be in flight. NULL is allowed */
+/* Closes a reader. No reads may be in flight. NULL is allowed. */
 void file_reader_close(struct file_reader *r);
 /* Starts up to FILE_READER_MOST reads, which stay the caller's.  At most n_batches batches may be
  * in flight.  On an error none of the reads was started. */

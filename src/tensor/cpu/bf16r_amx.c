@@ -42,7 +42,7 @@ static void fetch_block(const struct quant_tile *t, const uint8_t *panel, const 
 {
     const uint8_t *ahead = at + AHEAD_BYTES;
     if (ahead >= panel + t->panel_bytes)
-        ahead += (WIDE - 1) * t->panel_bytes; /* the panel that is read next */
+        ahead += (WIDE - 1) * t->panel_bytes; /* the panel that few_panels reads next */
     for (int i = 0; i < BF16R_BLOCK_BYTES; i += 64)
         __builtin_prefetch(ahead + i);
 }
@@ -127,8 +127,8 @@ static void strip_block(float *c, int64_t ldc, bool first, const int16_t *x,
     _tile_stored(3, c + 16 * ldc + PANEL, step);
 }
 
-/* The same if C has fewer rows or columns; computed in a buffer of 32 rows.  Rows of x behind the
- * tile's end are read too: they lie in the stream's scratch memory.  Their sums are dropped. */
+/* Does the same if C has fewer rows or columns, in a buffer of 32 rows. Rows of x behind the tile's
+ * end are read too: they lie in the stream's scratch memory. Their sums are dropped. */
 static void strip_edge(const struct quant_tile *t, float *c, int n_rows, int64_t n_cols,
                        bool first, const int16_t *x, const uint8_t *w0, const uint8_t *w1,
                        int n_blocks)

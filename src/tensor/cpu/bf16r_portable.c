@@ -21,8 +21,9 @@ static inline v16 v_flush(v16 a)
             a.f[i] = copysignf(0, a.f[i]);
     return a;
 }
-/* fma, then flush.  A result just below 2^-126 is subnormal for the processor although fmaf rounds
- * it up to 2^-126: the scaled fma, which keeps 24 bits there, decides (as in ref_bf16r.c). */
+/* Returns fma(x, y, acc), or zero if it is subnormal. A result just below 2^-126 is subnormal for
+ * the processor although fmaf rounds it up to 2^-126. The scaled fma, which keeps 24 bits there,
+ * decides (as in ref_bf16r.c). */
 static inline float fma_flush(float x, float y, float acc)
 {
     float r = fmaf(x, y, acc), ax = fabsf(x), ay = fabsf(y);

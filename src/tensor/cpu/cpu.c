@@ -42,7 +42,7 @@ static bool isa_runs_here(const struct cpu_kernels *k)
     return false;
 }
 
-/* The best first. */
+/* Tables of all instruction sets, the best first. */
 static const struct cpu_kernels *const all_kernels[] = {
 #if defined(__x86_64__)
     &cpu_kernels_avx512,

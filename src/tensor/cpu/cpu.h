@@ -21,8 +21,8 @@
 #include "tensor/operations.h"
 #include "tensor/shape.h"
 
-/* Raise it whenever an operation gives other bits (tensor.h: device.numerics_version).  All
- * instruction sets share this version, because they give the same bits. */
+/* Raise this version whenever an operation gives other bits (tensor.h: device.numerics_version).
+ * All instruction sets share this version, because they give the same bits. */
 #define CPU_NUMERICS_VERSION 1
 
 #define PANEL 16
@@ -63,7 +63,7 @@ struct kv_run {
     size_t row_bytes;               /* bytes from token to token */
     const float *cos, *sin;         /* rotation of the first token, [half] per token */
     int half;                       /* d_rot / 2 */
-    uint8_t *k, *v; /* the first head in the block: [d_head][64], [64][d_head] */
+    uint8_t *k, *v; /* K and V of the first head in the block: [d_head][64], [64][d_head] */
     void *scratch;  /* KV_SCRATCH floats of this thread */
     bool is_cached; /* the result is read at once, so it should stay in the caches */
 };
@@ -108,7 +108,7 @@ struct cpu_kernels {
     void (*mm_direct)(const struct mm_tile *t);
     void (*mm_blocked)(const struct mm_tile *t);
 
-    /* Rows of n elements. */
+    /* The next functions work on rows of n elements. */
     void (*rms_row)(float *out, const void *x, enum dtype t, const float *w, int64_t n,
                     float eps);
     void (*layer_row)(float *out, const void *x, enum dtype t, const float *w,
@@ -118,10 +118,11 @@ struct cpu_kernels {
     void (*add_row)(void *out, enum dtype to, const void *a, enum dtype from,
                     const float *b, int64_t n);
     void (*act_row)(float *out, const float *gate, const float *up, int64_t n,
-                    enum activation act); /* up may be NULL */
+                    /* Out = act(gate) * up, or act(gate) if up is NULL. */
+                    enum activation act);
     bool (*finite_row)(const void *x, enum dtype t, int64_t n);
     void (*rope_head)(float *x, const float *cos, const float *sin, int half);
-    /* ignores NaNs; -inf if there is nothing else */
+    /* Returns the largest value. Ignores NaNs; -inf if there are only NaNs. */
     float (*max_row)(const float *x, int64_t n);
     /* out[i], rounded down, is sample_weight(logits[i], best, temperature), which is 0 for a NaN */
     void (*sample_row_exp)(float *out, const float *logits, int64_t n, float best,
@@ -142,7 +143,8 @@ extern const struct cpu_kernels cpu_kernels_avx512;
 
 const struct cpu_kernels *cpu_kernels_of(const struct stream *s);
 
-/* A compute stream's scratch memory: packed activations, then one part per thread. */
+/* Return a compute stream's scratch memory: the packed activations, and then one part per thread.
+ */
 float *scratch_packed(const struct stream *s);
 float *scratch_thread(const struct stream *s, int thread_idx);
 

@@ -11,7 +11,7 @@ const struct quant_kernels *const bf16r_all_kernels[] = {
     &bf16r_kernels_portable, NULL,
 };
 
-/* Element k of a row. */
+/* Returns the address of element k of a row. */
 static uint16_t *element_at(const struct weight *w, int64_t row, int64_t k)
 {
     return (uint16_t *)(void *)quant_panel_at(w, row) + (k / 2 * PANEL + row % PANEL) * 2 +

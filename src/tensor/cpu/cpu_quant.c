@@ -32,7 +32,7 @@ size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k)
     return (size_t)panels_of(n) * quant_panel_bytes(t, k);
 }
 
-/* Instruction sets, ordered so that each includes those after it. */
+/* Returns the rank of an instruction set. Each set includes those of lower rank. */
 static int isa_rank(const char *isa)
 {
     return strcmp(isa, "portable") == 0 ? 0 : strcmp(isa, "avx2") == 0 ? 1 : 2;

@@ -23,7 +23,7 @@ struct attn_state {
     const struct attn_tile *t;
     int d_head, d_pad; /* d_pad: d_head rounded up to whole vectors */
     int n_all;         /* query vectors of all heads */
-    int n_strips;      /* strips of one head */
+    int n_strips;      /* number of strips of one head */
     float *q;          /* [n_all][d_head] */
     float *o;          /* [n_all][d_pad] */
     /* [n_all][64] scores, then weights; if a head has several strips, all strips use the first rows
@@ -57,9 +57,9 @@ struct fetch {
 /* The keys of a block that one strip sees: row r sees [lo[r], hi[r]). */
 struct strip {
     int idx, first, n; /* queries [first, first + n) */
-    float *p;          /* [n][64] */
+    float *p;          /* [n][64] scores, then weights */
     int lo[MM_ROWS], hi[MM_ROWS];
-    int all_lo, all_hi; /* seen by every row */
+    int all_lo, all_hi; /* keys that every row sees */
     bool any;
 };
 

@@ -5,7 +5,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Prefetches a line of weights for few rows; into_l2: cpu_fetches_into_l2. */
+/* Prefetches a line of weights for few rows; into_l2: the result of cpu_fetches_into_l2. */
 INLINE void fetch_line(bool into_l2, const void *p)
 {
     if (into_l2)
@@ -46,7 +46,7 @@ INLINE void v_store_t(void *p, enum dtype t, int64_t i, v16 a)
         v_store_bf16((uint16_t *)p + i, a);
 }
 
-/* The first n < 16 elements from i on; other lanes are zero, or are not stored. */
+/* Load or store only the first n < 16 elements from i on. Loading sets the other lanes to zero. */
 INLINE v16 v_load_part(const void *p, enum dtype t, int64_t i, int64_t n)
 {
     char lanes[64] = {0};
@@ -61,7 +61,7 @@ INLINE void v_store_part(void *p, enum dtype t, int64_t i, int64_t n, v16 a)
     memcpy((char *)p + (size_t)i * dtype_bytes(t), lanes, (size_t)n * dtype_bytes(t));
 }
 
-/* Up to 16 elements; n may be larger than 16. */
+/* Load or store up to 16 elements; n may be larger than 16. */
 INLINE v16 v_load_upto(const void *p, enum dtype t, int64_t i, int64_t n)
 {
     return n >= 16 ? v_load_t(p, t, i) : v_load_part(p, t, i, n);

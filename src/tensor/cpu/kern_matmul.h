@@ -22,7 +22,7 @@
 /* Maximum number of panels walked at once. */
 #define WIDE_MAX 4
 
-/* F(1) F(2) .. F(MM_ROWS) */
+/* Expands to F(1) F(2) .. F(MM_ROWS). */
 #if MM_ROWS == 4
 #define EACH_STRIP_HEIGHT(F) F(1) F(2) F(3) F(4)
 #elif MM_ROWS == 6

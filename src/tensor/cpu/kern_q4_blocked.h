@@ -10,7 +10,7 @@
 struct wide {
     uint8_t w[KB / 4][Q4_PANELS][PANEL][4];
     float d[QUANT_PER_K_BLOCK][Q4_PANELS][PANEL], m[QUANT_PER_K_BLOCK][Q4_PANELS][PANEL];
-    float top[Q4_PANELS][PANEL]; /* q6_k */
+    float top[Q4_PANELS][PANEL]; /* D of each column; for q6_k only */
 };
 
 #include "tensor/cpu/kern_quant_blocked.h"

@@ -56,7 +56,7 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
     }
 }
 
-/* Rounds one block of a row of W to q and its scale. */
+/* Rounds one block of a row of W to q and its scale *d16. */
 static bool round_weights(const float *w, int n, int8_t q[Q8_BLOCK], uint16_t *d16)
 {
     uint32_t top = largest_bits(w, n);

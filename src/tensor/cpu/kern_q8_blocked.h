@@ -70,7 +70,7 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
     }
 }
 
-/* It reads activations in the same form as `direct`. */
+/* `blocked` reads activations in the same form as `direct`, so both use round_row. */
 #define Q8_BLOCKED       blocked
 #define Q8_ROUND_BLOCKED round_row
 

@@ -32,10 +32,11 @@ enum { STRIP = 16, GROUP = 4 };
 struct panel {
     uint8_t w[KB / 4][PANEL][4];
     float d[QUANT_PER_K_BLOCK][PANEL], m[QUANT_PER_K_BLOCK][PANEL];
-    float top[PANEL]; /* q6_k */
+    float top[PANEL]; /* D of each column; for q6_k only */
 };
 
-/* A group of panels, and the sums of two blocks, of q6_k of their four halves. */
+/* A group of panels, and the integer sums of two blocks; for q6_k, of the four halves of two
+ * blocks. */
 struct scratch {
     struct panel panel[GROUP];
     int32_t even[STRIP][PANEL], odd[STRIP][PANEL];

@@ -38,7 +38,8 @@ struct quant_tile {
     void *scratch;     /* QUANT_SCRATCH bytes of this thread */
 };
 
-/* Two panels of a widened k-block, its scales, and the sums of a narrow edge beside C. */
+/* Bytes for two panels of a widened k-block with its scales, and for the sums of a narrow edge
+ * beside C. */
 #define QUANT_SCRATCH                                                                      \
     (2 * (MATMUL_K_BLOCK * PANEL * 2 + QUANT_PER_K_BLOCK * PANEL * 4) +                    \
      (TILE_ROWS + 1) * 2 * PANEL * 4)
@@ -61,7 +62,7 @@ struct quant_kernels {
     bool (*pack_row)(uint8_t *panel, int column, const float *w, int64_t k);
 };
 
-/* All tables, the best first, ended by NULL. */
+/* All tables, the best first. NULL ends each list. */
 extern const struct quant_kernels *const q8_all_kernels[];
 extern const struct quant_kernels *const q4_all_kernels[];
 
@@ -88,16 +89,16 @@ static inline uint8_t *quant_panel_at(const struct weight *w, int64_t row)
            (size_t)(row / PANEL) * quant_panel_bytes(w->dtype, w->k);
 }
 
-/* ops.matmul and ops.weight_bytes for quantised weights. */
+/* Implement ops.weight_bytes and ops.matmul for quantised weights. */
 size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k);
 int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                      const float *bias);
 /* Returns whether two weights round activations alike, so that matmul_many can round them once. */
 bool quant_alike(enum dtype a, enum dtype b);
-/* ops.matmul_many for weights that are quant_alike. */
+/* Implements ops.matmul_many for weights that are quant_alike. */
 int cpu_quant_matmul_many(struct stream *s, struct mat a, const struct product *p, int n);
-/* The product with the given kernels, for tests; normally the best ones of the device's instruction
- * set are used. */
+/* Computes the product with the given kernels, for tests. Normally the best kernels of the device's
+ * instruction set are used. */
 int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struct mat c,
                     struct mat a, const struct weight *w, const float *bias);
 /* Returns the best table of `all` that this CPU can run and the device's instruction set includes.

@@ -112,7 +112,7 @@ static inline v16 v_scale2(v16 a, v16 n)
 {
     return v_pair(scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi));
 }
-/* Lanes below n are a's, the others b's. */
+/* Returns a in the lanes below n, and b in the others. */
 static inline v16 v_first(int n, v16 a, v16 b)
 {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -121,7 +121,8 @@ static inline v16 v_first(int n, v16 a, v16 b)
     return v_pair(_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(lo)),
                   _mm256_blendv_ps(b.hi, a.hi, _mm256_castsi256_ps(hi)));
 }
-/* 16 -> 8 -> 4 -> 2 -> 1, lane i with lane i + half. */
+/* Returns the sum of the lanes: 16 -> 8 -> 4 -> 2 -> 1, each step adding lane i + half to lane i.
+ */
 static inline float v_sum(v16 a)
 {
     __m256 s8 = _mm256_add_ps(a.lo, a.hi);

@@ -96,14 +96,15 @@ static inline v16 v_scale2(v16 a, v16 n)
     __m512i e = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), e));
 }
-/* Lanes below n are a's, the others b's. */
+/* Returns a in the lanes below n, and b in the others. */
 static inline v16 v_first(int n, v16 a, v16 b)
 {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
                                            15);
     return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(n)), b, a);
 }
-/* 16 -> 8 -> 4 -> 2 -> 1, lane i with lane i + half. */
+/* Returns the sum of the lanes: 16 -> 8 -> 4 -> 2 -> 1, each step adding lane i + half to lane i.
+ */
 static inline float v_sum(v16 a)
 {
     __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

@@ -69,7 +69,7 @@ static inline v16 i_sums(i_part a)
     return v_pair(_mm256_cvtepi32_ps(_mm256_madd_epi16(a.lo, ones)),
                   _mm256_cvtepi32_ps(_mm256_madd_epi16(a.hi, ones)));
 }
-/* The sums of two parts. */
+/* Returns the sums of two parts, added together, as floats. */
 static inline v16 i_sums2(i_part a, i_part b)
 {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -89,7 +89,7 @@ static inline __m256i i_six(__m256i n, __m256i h, int half, int v)
                  : _mm256_srli_epi16(h, 2);
     return _mm256_or_si256(_mm256_and_si256(n, low), _mm256_and_si256(h, high));
 }
-/* The 6-bit numbers of half a block (q4.h), in order of k. */
+/* Sets q to the 6-bit numbers of half a block (q4.h), in order of k. */
 static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
 {
     i8x4 h = i_load4(p + 256 + 64 * half);

@@ -56,12 +56,12 @@ static inline v16 i_sums(i_part a)
 {
     return _mm512_cvtepi32_ps(i_whole_512(a));
 }
-/* The sums of two parts. */
+/* Returns the sums of two parts, added together, as floats. */
 static inline v16 i_sums2(i_part a, i_part b)
 {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(i_whole_512(a), i_whole_512(b)));
 }
-/* The 6-bit numbers of half a block (q4.h), in order of k. */
+/* Sets q to the 6-bit numbers of half a block (q4.h), in order of k. */
 static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
 {
     const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(48);

@@ -73,7 +73,7 @@ static inline v16 i_sums(i_part a)
         r.f[i] = (float)a.lane[i];
     return r;
 }
-/* The sums of two parts. */
+/* Returns the sums of two parts, added together, as floats. */
 static inline v16 i_sums2(i_part a, i_part b)
 {
     v16 r;
@@ -81,7 +81,7 @@ static inline v16 i_sums2(i_part a, i_part b)
         r.f[i] = (float)(a.lane[i] + b.lane[i]);
     return r;
 }
-/* The 6-bit numbers of half a block (q4.h), in order of k. */
+/* Sets q to the 6-bit numbers of half a block (q4.h), in order of k. */
 static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
 {
     const uint8_t *high = p + 256 + 64 * half;

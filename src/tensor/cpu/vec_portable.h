@@ -120,13 +120,14 @@ static inline v16 v_scale2(v16 a, v16 n)
     }
     return a;
 }
-/* Lanes below n are a's, the others b's. */
+/* Returns a in the lanes below n, and b in the others. */
 static inline v16 v_first(int n, v16 a, v16 b)
 {
     V_EACH(i) a.f[i] = i < n ? a.f[i] : b.f[i];
     return a;
 }
-/* 16 -> 8 -> 4 -> 2 -> 1, lane i with lane i + half. */
+/* Returns the sum of the lanes: 16 -> 8 -> 4 -> 2 -> 1, each step adding lane i + half to lane i.
+ */
 static inline float v_sum(v16 a)
 {
     for (int half = 8; half > 0; half /= 2)

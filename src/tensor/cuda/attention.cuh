@@ -35,8 +35,8 @@ static __device__ __forceinline__ float exp2_approx(float x)
 #endif
 }
 
-/* Returns this block's rows, at most `rows` of a tile; n_rows <= 0: none.  Later rows have more
- * keys, so they start first. */
+/* Returns this block's rows, at most `rows` of a tile; n_rows <= 0: the block has no rows. Later
+ * rows have more keys, so they start first. */
 static __device__ __forceinline__ gpu_tile my_rows(const gpu_attention_job &a, int rows)
 {
     int parts = GPU_TILE_ROWS / rows, i = a.b.n_tiles * parts - 1 - (int)blockIdx.x;

@@ -23,8 +23,8 @@
 #include "tensor/ops.h"
 #include "tensor/shape.h"
 
-/* Raise it whenever an operation gives other bits (tensor.h: device.numerics_version).  The three
- * kinds of mathematics are separate classes and share the version. */
+/* Raise this version whenever an operation gives other bits (tensor.h: device.numerics_version).
+ * The three kinds of mathematics are separate classes and share the version. */
 #define CUDA_NUMERICS_VERSION 1
 
 struct cuda_blas;
@@ -34,7 +34,7 @@ struct cuda_blas_handle;
 /* A GPU's memory; see cuda_memory.c. */
 struct cuda_memory {
     pthread_mutex_t lock; /* protects the fields below */
-    uint8_t *base;        /* the reserved memory; NULL: none */
+    uint8_t *base;        /* the reserved memory; NULL: nothing was reserved */
     struct carve carve;
 };
 
@@ -69,7 +69,8 @@ struct cuda_stream {
     struct upload up;
     float *scratch; /* for split attention */
     int64_t scratch_floats;
-    int32_t *flag, *flag_host; /* on the device; in pinned memory */
+    /* Result of all_finite: on the device, and in pinned memory. */
+    int32_t *flag, *flag_host;
     /* The batch that was uploaded last, and its place. */
     uint64_t batch_id, batch_switches;
     /* the batch is in the recorder's image, which is not overwritten meanwhile */
@@ -91,7 +92,8 @@ static inline struct cuda_stream *cuda_stream(struct stream *s)
 /* Returns 0 if e is success.  Otherwise logs the failure, makes it the stream's sticky error, and
  * returns the error. */
 int cuda_check(struct cuda_stream *s, cudaError_t e, const char *what);
-/* The same with the caller's text. Returns the stream's code. */
+/* Logs a failure with the caller's text, and makes it the stream's sticky error. Returns the
+ * stream's code. */
 int cuda_fail(struct cuda_stream *s, int code, const char *why);
 /* First call of an operation. Returns the stream's code; an empty batch may have NULL data. */
 int cuda_enter(struct stream *s);
@@ -136,7 +138,7 @@ int cuda_blas_matmul(struct cuda_blas *b, struct cuda_blas_handle *h, struct gpu
 size_t cuda_q8_bytes(int64_t n, int64_t k);
 struct gpu_q8 cuda_q8(const struct weight *w);
 int cuda_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
-                 int64_t n_rows); /* ops.weight_pack */
+                 int64_t n_rows); /* implements ops.weight_pack */
 
 extern const struct ops cuda_ops;
 

@@ -217,7 +217,7 @@ static int cuda_stream_recover(struct stream *base)
     (void)cudaStreamSynchronize(s->handle);
     (void)cudaGetLastError();
     cudaError_t e = cudaStreamSynchronize(s->handle);
-    s->batch_id = 0; /* the batch may not have arrived */
+    s->batch_id = 0; /* the batch's copy may not have arrived */
     base->fault[0] = 0;
     atomic_store(&base->code, 0);
     return cuda_check(s, e, "the device is lost");

@@ -19,7 +19,7 @@ enum {
         /* blocks per split: enough to be worth a pass over the accumulators; 8 blocks of threads
          * for each 4096 tokens and KV head */
         8,
-    STRIP = 16, /* keys */
+    STRIP = 16, /* keys of a strip */
     STRIPS = TOKENS / STRIP,
     N_WARPS = STRIPS,
     N_ROWS = 16, /* rows of operand A */
@@ -139,8 +139,8 @@ static __device__ __forceinline__ float row_sum(float l)
     return __fadd_rn(l, __shfl_xor_sync(0xffffffffu, l, 2));
 }
 
-/* Merges a split (m, l, o) into the splits before it (M, L, O): O = o * add + O * keep. A split
- * without keys changes nothing. */
+/* Factors that merge a split (m, l, o) into the splits before it (M, L, O): O = o * add + O * keep.
+ * A split without keys changes nothing. */
 struct joined {
     float keep, add;
 };

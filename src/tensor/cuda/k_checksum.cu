@@ -155,7 +155,7 @@ static __device__ __forceinline__ u64 product(u64 x)
     return (u64)(uint32_t)x * (x >> 32);
 }
 
-/* A record longer than SHORT. */
+/* A record of more than SHORT bytes. */
 struct record {
     const uint8_t *bytes;
     uint32_t n;

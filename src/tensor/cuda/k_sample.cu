@@ -14,15 +14,15 @@
 
 enum { THREADS = 1024, DIGIT = 11, BUCKETS = 1 << DIGIT };
 
-/* Which candidates of a row count, and by how much. */
+/* Says which candidates of a row count, and by how much. */
 struct sieve {
     const float *logits;
     int n;
     float best, temperature;
     uint64_t cut; /* only candidates of at least this key */
-    uint64_t least; /* and of at least this weight */
-    bool counts; /* each counts as one, not by its weight */
-    bool by_id; /* the lowest id is first */
+    uint64_t least; /* and only candidates of at least this weight */
+    bool counts; /* each candidate counts as one, not by its weight */
+    bool by_id; /* candidates are ordered by id, the lowest first; false: by key */
 };
 
 static __device__ __forceinline__ uint64_t measure(const sieve &v, int j, uint64_t *key)

@@ -105,7 +105,7 @@ struct gpu_q8 {
 /* c [m][n] = a [m][k] . w^T (+ bias) with the bits of ops.h; c is f32 or has a's type. */
 void gpu_matmul_q8(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_q8 w,
                    const float *bias);
-/* out = rows ids[0..out.rows) of w, rounded to out's type. */
+/* Sets out to rows ids[0..out.rows) of w, rounded to out's type. */
 void gpu_rows_q8(cudaStream_t s, struct gpu_mat out, struct gpu_q8 w, const int32_t *ids);
 
 /* --- positions and the cache (k_kv.cu) --- */
@@ -113,7 +113,7 @@ void gpu_rope(cudaStream_t s, struct gpu_mat q, int d_head, struct gpu_angles ro
               struct gpu_batch b);
 void gpu_kv_fill(cudaStream_t s, struct gpu_kv kv, struct gpu_mat rows,
                  struct gpu_angles rope, struct gpu_batch b);
-/* gpu_rope of q and gpu_kv_fill of rows. */
+/* Does gpu_rope of q and gpu_kv_fill of rows. */
 void gpu_rope_kv_fill(cudaStream_t s, struct gpu_mat q, struct gpu_kv kv,
                       struct gpu_mat rows, struct gpu_angles rope, struct gpu_batch b);
 /* Chunks of one sequence, the first at position pos0, `stride` bytes apart. */
@@ -134,7 +134,7 @@ struct gpu_attention_job {
     struct gpu_kv kv;
     struct gpu_batch b;
     float scale;
-    int window; /* 0: none */
+    int window; /* number of keys that a row sees; 0: all */
     enum gpu_math math;
     float *scratch; /* for rows that are split */
     int64_t scratch_floats;

@@ -96,7 +96,7 @@ static __device__ __forceinline__ void load_matrix_x4_trans(uint32_t r[4], const
                  : "r"(at)
                  : "memory");
 }
-/* Copies 16 bytes from global to shared memory, or zeros. */
+/* Copies 16 bytes from global to shared memory, or writes zeros there if `in` is false. */
 static __device__ __forceinline__ void copy_async16(void *to, const void *from, bool in)
 {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(to);

@@ -9,7 +9,7 @@
 #include "tensor/operations.h"
 #include "tensor/shape.h"
 
-/* Raise it whenever an operation gives other bits (tensor.h: device.numerics_version). */
+/* Raise this version whenever an operation gives other bits (tensor.h: device.numerics_version). */
 #define REF_NUMERICS_VERSION 1
 
 static inline float elem_load(const void *p, enum dtype t, int64_t i)
@@ -62,7 +62,7 @@ static inline int64_t v_index(const struct kv_layer *kv, int head, int dim, int3
 
 OPERATIONS_DECLARE(ref)
 
-/* weight_bytes, weight_pack, weight_rows and matmul for weights of dtype q8. */
+/* Implement weight_bytes, weight_pack, weight_rows and matmul for weights of dtype q8. */
 size_t ref_q8_bytes(int64_t n, int64_t k);
 int ref_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
                 int64_t n_rows);
@@ -71,7 +71,7 @@ int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
 int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
 
-/* The same operations for 4-bit weights. */
+/* Implement the same operations for 4-bit and 6-bit weights. */
 size_t ref_q4_bytes(enum dtype t, int64_t n, int64_t k);
 int ref_q4_pack(struct stream *s, struct weight *w, int64_t row, const void *src,
                 int64_t n_rows);

@@ -25,7 +25,7 @@ static float fma_flushed(float x, float y, float acc)
     return fabsf(fmaf(low * 0x1p64f, high, acc * 0x1p64f)) < 0x1p-62f ? copysignf(0, r) : r;
 }
 
-/* The sum over one block of 32; numbers behind k are zero. */
+/* Returns the sum over one block of 32. Numbers behind k are zero. */
 static float block_sum(struct mat a, int64_t i, const struct weight *w, int64_t j,
                        int64_t k0)
 {

@@ -41,7 +41,7 @@ int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
-/* Rounds a block of a row of A to x [32]; *e and *z are its two factors. */
+/* Rounds a block of a row of A to x [32]. *e and *z get the block's two factors. */
 static void round_block(const float *a, int32_t *x, float *e, float *z)
 {
     float largest = 0;

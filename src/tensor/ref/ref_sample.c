@@ -55,7 +55,7 @@ static int keep_min_p(struct candidate *c, int n, float min_p)
     return kept;
 }
 
-/* c [n] is sorted by logit, n > 0. */
+/* Returns the chosen token. c [n] is sorted by logit; n > 0. */
 static int32_t choose(struct candidate *c, int n, const struct sample_row *o)
 {
     bool top_k = o->top_k > 0 && o->top_k < n, top_p = o->top_p < 1.0f;

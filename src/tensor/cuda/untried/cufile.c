@@ -95,7 +95,7 @@ struct cuda_file_reader {
     int index; /* number of the GPU */
     void *library;
     bool has_driver;
-    const void *registered; /* the registered memory; NULL: none */
+    const void *registered; /* the registered memory; NULL: no memory is registered */
     uint8_t *into;
     struct known_file files[MAX_FILES];
     int n_files;
@@ -105,7 +105,8 @@ struct cuda_file_reader {
     struct cufile_error (*driver_open)(void);
     struct cufile_error (*driver_close)(void);
     struct cufile_error (*driver_props)(struct cufile_props *p);
-    struct cufile_error (*set_bool)(int param, bool value); /* may be NULL */
+    /* NULL if the library is too old for it. */
+    struct cufile_error (*set_bool)(int param, bool value);
     struct cufile_error (*file_register)(void **handle, struct cufile_descr *d);
     void (*file_deregister)(void *handle);
     struct cufile_error (*buf_register)(const void *base, size_t n, int flags);

@@ -28,8 +28,8 @@ enum {
 };
 
 struct recording {
-    uint64_t key;         /* 0: none */
-    cudaGraphExec_t exec; /* NULL: it came once so far */
+    uint64_t key;         /* 0: the slot is free */
+    cudaGraphExec_t exec; /* NULL: the work has come only once so far */
 };
 
 struct recorder {
@@ -96,9 +96,9 @@ static void give_up(struct recorder *r, const char *what, const char *why)
     log_warn("device cuda: %s: %s; decoding goes on without recorded graphs", what, why);
 }
 
-/* Records queue's operations. NULL: there is nothing to replay, and the caller must call
- * queue(arg).  A failure inside may be something that a recording does not allow, and none of its
- * operations has run; any other fault will happen again. */
+/* Records queue's operations. Returns NULL if there is nothing to replay; the caller must then call
+ * queue(arg). If a failure inside the recording is something that recordings do not allow, none of
+ * the operations has run. Any other fault will happen again. */
 static cudaGraphExec_t record(struct cuda_stream *s, int (*queue)(void *arg), void *arg)
 {
     cudaGraph_t graph = NULL;

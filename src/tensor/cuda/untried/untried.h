@@ -21,7 +21,7 @@
 
 #define RECORDER_BYTES ((size_t)1 << 20) /* bytes of device memory */
 
-/* off: nothing is recorded; cuda_record queues the operations each time. */
+/* Creates a recorder. off: nothing is recorded; cuda_record queues the operations each time. */
 int recorder_create(struct cuda_memory *m, bool off, struct recorder **out);
 void recorder_destroy(struct cuda_memory *m, struct recorder *r); /* NULL is allowed */
 /* Implements ops.record. */
