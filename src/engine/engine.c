@@ -359,7 +359,8 @@ static int run_batch(struct engine *e, int64_t *free_ns, struct err *err)
     return rc;
 }
 
-/* New sequences begin to restore; the batch goes forward; restores get the rest of the step. */
+/* One step: new sequences begin to restore, the batch goes forward, and restores get the rest of
+ * the step's time. */
 int engine_step(struct engine *e, int *n_active, struct err *err)
 {
     schedule_step(&e->schedule);

@@ -88,11 +88,11 @@ enum finish {
 
 struct request {
     const int32_t *prompt; /* copied; every id is within the vocabulary */
-    int n_prompt;          /* > 0 */
+    int n_prompt;          /* number of prompt tokens, above 0 */
     int max_tokens;
     bool ignore_eos;
     bool digest; /* compute outcome.logits_digest */
-    bool logits; /* on_token calls seq_logits */
+    bool logits; /* on_token may call seq_logits */
     struct sample_opts sample;
     /* NULL: logits are not shaped. Must outlive the sequence. */
     const struct shaping *shaping;

@@ -7,7 +7,8 @@
 #include "policy/plan.h"
 #include "state/restore.h"
 
-/* `out->span` is from malloc; spans that out already has are freed. */
+/* Fill *out: lanes_predict with the lanes that a plan predicts, lanes_measure with those of a
+ * restore that ran. `out->span` is from malloc; spans that out already has are freed. */
 void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
                    const struct plan *plan);
 void lanes_measure(struct hcache_lanes *out, struct restore *r);

@@ -104,7 +104,8 @@ struct mixed_act {
 
 struct mixed_mini {
     int first_seq, end_seq, first_row, first_piece, end_piece;
-    int first_act, n_act; /* range of mixed.acts */
+    /* acts[first_act, first_act + n_act) of struct mixed are this mini-batch's. */
+    int first_act, n_act;
     /* Number of scratch blocks: first those of ACT blocks, then those of KV blocks on the host,
      * then those that the step's rows are written to. */
     int n_scratch;

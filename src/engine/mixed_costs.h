@@ -11,7 +11,7 @@
 
 struct mixed_costs {
     struct hybrid_line project; /* seconds as a line over ACT blocks of one layer */
-    struct hybrid_line link;    /* seconds as a line over bytes */
+    struct hybrid_line link;    /* time to bring bytes over the link: a line over bytes */
     /* R^2 of the regressions, 0..1. Below 0.9 the mean of the largest sample replaces the line. */
     double project_r2, link_r2;
     double kv_bytes, act_bytes; /* bytes of one block of one layer */

@@ -45,7 +45,7 @@ bool mixed_must_measure(const struct mixed_job *j, struct mixed_choice *out)
 
 struct room {
     struct hybrid_machine machine;
-    struct hybrid_memory mem; /* memory of one layer */
+    struct hybrid_memory mem; /* memory for the blocks of one layer */
     enum mixed_method method;
 };
 
@@ -180,7 +180,7 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
         .act_share = (double)n_act(s),
         .kv_share = (double)n_kv(s),
         .split = j->method == MIXED_AUTO ? *s : (struct hybrid_split){0},
-        .buffer_blocks = 1, /* at least one context's blocks */
+        .buffer_blocks = 1, /* raised to the blocks of one context */
         .packing = j->method == MIXED_PRINTED ? MIXED_PAPER : MIXED_BALANCED,
         .machine = r.machine};
     tell(c, s, out);

@@ -19,7 +19,7 @@ enum mixed_method {
     MIXED_RECOMPUTE,
     MIXED_KV,
     MIXED_ACT,
-    MIXED_PRINTED, /* "paper" */
+    MIXED_PRINTED, /* the method "paper" */
     MIXED_AUTO,
     MIXED_METHODS
 };
@@ -33,7 +33,7 @@ struct mixed_job {
     enum mixed_method method;
     /* The device computes in the host's memory, and nothing slows the link down. */
     bool unified;
-    bool is_group;  /* several devices */
+    bool is_group;  /* the device is a group of several devices */
     bool has_store; /* contexts are saved, so all blocks are KV blocks on the device */
     int max_seqs;   /* sequences that run at once */
     /* Memory for blocks, tails and buffers on the device, and for blocks on the host. */

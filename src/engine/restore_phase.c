@@ -216,7 +216,7 @@ static void tell_replay(struct seq *s)
     s->out.plan.n_layers = 0;
 }
 
-/* Plans and starts the reads: the look-up has ended. */
+/* Plans and starts the reads, once the look-up has ended. */
 static void start(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                   bool beside_decodes)
 {
@@ -473,7 +473,7 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
 
 /* --- the phase within a step ------------------------------------------------------------------ */
 
-/* An error of fused prefill fails its sequence only. */
+/* Ends fused prefill after an error, which fails its sequence only. Does nothing if rc is 0. */
 static void settle_fused(struct restore_phase *g, int rc)
 {
     struct seq *s = g->fused.seq;
@@ -555,8 +555,8 @@ static int poll(struct restore_phase *g, struct seq_list l)
     return seq_count(l, PHASE_RESTORE);
 }
 
-/* Beside decodes: restores as much as the credit allows and waits for nothing. New tokens get
- * the rows that the batch has left. */
+/* Restores beside decodes: as much as the credit allows, without waiting for anything. New tokens
+ * get the rows that the batch has left. */
 static void work_beside(struct restore_phase *g, const struct restore_phase_budget *b)
 {
     beside_earn(&g->credit, b->batch_ns, b->free_ns);
@@ -568,7 +568,7 @@ static void work_beside(struct restore_phase *g, const struct restore_phase_budg
         left -= n;
 }
 
-/* Nothing decodes: restores until a sequence can go on, or for as long as a step may take. */
+/* Restores while nothing decodes, until a sequence can go on, or for as long as a step may take. */
 static void work_alone(struct restore_phase *g, struct seq_list l, int n_restoring,
                        bool may_wait, int64_t batch_ns)
 {

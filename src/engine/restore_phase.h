@@ -40,7 +40,7 @@ struct restore_phase {
     double *prefill_s;
     struct plan_range *ranges;
     uint8_t *masks; /* [max_chunks][n_layers] record masks of `ranges` */
-    bool *in_dram;  /* [max_chunks] */
+    bool *in_dram;  /* [max_chunks] whether the chunk has a copy in DRAM */
 };
 
 /* Initialises g. The store of sh must be open. */

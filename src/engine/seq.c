@@ -34,7 +34,7 @@ bool phase_may_follow(enum phase from, enum phase to)
     return (edges[from] >> to & 1) != 0;
 }
 
-/* The only function that changes a phase. */
+/* Changes the phase. No other function does. */
 static void enter(struct seq *s, enum phase to)
 {
     CHECK(phase_may_follow(s->phase, to));
@@ -319,7 +319,7 @@ void seq_enter_restore(struct seq *s)
     s->n_planned = 0;
 }
 
-/* A preempted sequence reports the statistics of its first admission. */
+/* Reports the statistics of a preempted sequence's first admission in place of the present ones. */
 static void tell_first(struct seq *s)
 {
     struct outcome again = s->out;
@@ -371,7 +371,7 @@ static void leave(struct seq *s)
     stairs_left(s);
 }
 
-/* From now on the statistics of the first admission are reported. */
+/* Gives up place and blocks. From now on the statistics of the first admission are reported. */
 static void leave_again(struct seq *s)
 {
     struct outcome_truncation truncation = s->out.truncation;

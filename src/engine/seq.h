@@ -65,7 +65,7 @@ struct seq_shared {
 /* The announcement of a waiting sequence to the store and the KV pool (upcoming.h). */
 struct seq_upcoming {
     uint64_t turn;
-    int cut; /* cut of the announced view */
+    int cut; /* cut of the view that was announced */
     int n_chunks,
         /* The view needs n_wanted chunks; the first n_chunks were announced to the store. */
         n_wanted;
@@ -140,7 +140,8 @@ struct seq {
     struct seq_upcoming upcoming;
     struct store_hit pin; /* pin on the last stored chunk of its prompt; impl NULL: none */
     struct stairs stairs;
-    struct hcache_lanes predicted, measured; /* lanes of its first restore */
+    /* Predicted and measured lanes of the sequence's first restore. */
+    struct hcache_lanes predicted, measured;
     struct outcome out;
     /* Prediction for its restore, by the measured profile alone. */
     struct correction_expected expected;
@@ -191,8 +192,8 @@ void seq_advance(struct seq *s);
 void seq_preempt(struct seq *s);
 /* PREFILL or DECODE -> WAIT. The stair has ended; the next one sees other tokens. */
 void seq_end_stair(struct seq *s);
-/* RESTORE -> WAIT. Too little of its view came back. It is admitted again with a view that needs
- * none of the missing chunks. */
+/* RESTORE -> WAIT. Too little of the sequence's view came back. It is admitted again with a view
+ * that needs none of the missing chunks. */
 void seq_retry(struct seq *s);
 /* -> DONE. The session goes idle, so its tail is saved, too. */
 void seq_finish(struct seq *s, enum finish why);

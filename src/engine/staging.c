@@ -86,7 +86,8 @@ static double plan_ahead(struct restore_phase *g, struct seq *s,
         return 0;
     int n_old = restore_plan_tokens(f, s->n_planned);
     a->load_s = load_s(g, plan, n_old - n_first);
-    double new_s = prefill_s(g, s, n_old); /* part of plan->comp_busy_s */
+    /* Time that plan->comp_busy_s includes for the new tokens. */
+    double new_s = prefill_s(g, s, n_old);
     a->prefill_s = s->req.restore_first ? 0 : new_s;
     a->compute_s = fmax(plan->comp_busy_s - (new_s - a->prefill_s), 0);
     s->staging.bytes = (uint64_t)(plan->stored_bytes_per_token * (n_old - n_first));

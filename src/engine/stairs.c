@@ -47,8 +47,8 @@ static void unpin_all(struct seq *s)
     s->stairs.n_pins = s->stairs.n_former = 0;
 }
 
-/* A pin keeps all chunks before it in its stair. So the view needs one pin at the end of each
- * stair, and one at the end of the kept chunks. */
+/* Pins the chunks in view. A pin keeps all chunks before it in its stair. So the view needs one pin
+ * at the end of each stair, and one at the end of the kept chunks. */
 static void pin_view(struct seq *s)
 {
     int n = view_moved(&s->view) / STORE_CHUNK_TOKENS;
@@ -212,8 +212,8 @@ static void choose_carried(struct seq *s)
     unpin_all(s);
 }
 
-/* Chunks are saved whole, so the tokens of a chunk that a preemption has interrupted are computed
- * again. */
+/* Writes the carried rows into blocks. Chunks are saved whole, so the tokens of a chunk that a
+ * preemption has interrupted are computed again. */
 void stairs_take_up(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
@@ -305,7 +305,7 @@ static void choose_view(struct seq *s)
     view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
 }
 
-/* Replays stairs: a stair that s had reached has lost its state. */
+/* Replays the stairs, because a stair that s had reached has lost its state. */
 static void replay(struct seq *s)
 {
     enum save_end lost = s->save != NULL ? save_ended(s->save) : s->stairs.lost;

@@ -52,8 +52,8 @@ bool stairs_may_replay(const struct seq *s);
 bool stairs_need_replay(const struct seq *s);
 /* Returns the time to compute all tokens up to a position of the view of s, stair by stair. */
 double stairs_replay_s(const struct seq *s, int position);
-/* RESTORE or WAIT: s begins to carry. It must leave to WAIT, where it chooses its first stair.
- * Returns false if it may not, or if there is no memory. */
+/* RESTORE or WAIT: s begins to carry. The caller must then move s to WAIT, where s chooses its
+ * first stair. Returns false if s may not carry, or if there is no memory. */
 bool stairs_replay(struct seq *s);
 /* Frees the carried state, so that another sequence may carry. */
 void stairs_carry_no_more(struct seq *s);

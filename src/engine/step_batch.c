@@ -84,7 +84,7 @@ static int carry_rows(const struct step_batch *b, int l, struct mat kv_rows)
     return rc;
 }
 
-/* The tap of the forward pass. */
+/* The tap of the forward pass: gives each layer's rows to the saver and to carried views. */
 static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct step_batch *b = arg;
@@ -234,9 +234,10 @@ struct step_fault step_fault(const struct seq_shared *sh, int rc)
     return f;
 }
 
-/* A value out of range is the fault of one sequence, and the batch does not tell which. So all
- * rows are computed again, one sequence after another. They have the same bits as before
- * (ops.h), so the written and saved state of the other sequences stays right. */
+/* Runs the sequences of a failed batch one by one. A value out of range is the fault of one
+ * sequence, and the batch does not tell which. So all rows are computed again, one sequence after
+ * another. They have the same bits as before (ops.h), so the written and saved state of the other
+ * sequences stays right. */
 static int run_one_by_one(struct step_batch *b)
 {
     int n = b->n_seqs, rc = 0;

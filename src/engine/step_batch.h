@@ -33,7 +33,8 @@ struct step_batch {
     struct seq **again; /* sequences of a batch that is computed again, one at a time */
 };
 
-/* Zigzag and mixed are off, or have room for max_rows rows and max_seqs sequences. */
+/* Initialises b. `zigzag` and `mixed` are off, or have room for max_rows rows and max_seqs
+ * sequences. */
 void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
                      struct zigzag *zigzag, struct mixed *mixed, int max_rows,
                      int max_seqs);

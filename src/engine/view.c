@@ -25,7 +25,8 @@ int view_room(const struct view *v, int n_max)
     return (int)(n_max < end ? n_max : end) - v->cut;
 }
 
-/* A view with cut > 0 has its own list, since the tokens that it sees do not lie side by side. */
+/* Fills the lists of a view with cut > 0. It has lists of its own, since the tokens that it sees do
+ * not lie side by side. */
 static void fill_own(struct view *v, const struct chain *c, const int32_t *tokens)
 {
     size_t context = (size_t)v->truncation.context;

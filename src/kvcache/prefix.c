@@ -315,7 +315,7 @@ static void each_id(struct prefix *x, const struct sha256 *root, const int32_t *
                     int64_t n_tokens, uint64_t turn,
                     bool (*fn)(struct placement_window *w, uint64_t id, uint64_t turn))
 {
-    struct prefix_node behind = {0}; /* stands for missing blocks */
+    struct prefix_node behind = {0}; /* stands for blocks of the chain that are missing */
     int32_t b = PREFIX_NONE;
     for (int64_t i = 0; i < n_tokens / KV_BLOCK_TOKENS; i++) {
         const int32_t *t = tokens + i * KV_BLOCK_TOKENS;

@@ -35,7 +35,7 @@ struct prefix_node {
     int32_t parent, first_child, next_sibling, prev_sibling;
     struct placement_item place; /* the node's place among the nodes that may be evicted */
     int32_t next_in_bucket;
-    int n_tokens;        /* 0: no node */
+    int n_tokens;        /* number of the block's tokens; 0: the block is no node */
     bool saved, is_kept; /* kept: no sequence uses the block */
     int32_t tokens[KV_BLOCK_TOKENS];
 };

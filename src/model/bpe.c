@@ -34,7 +34,7 @@ struct bpe {
     const float *scores; /* scores that order the merges; NULL: merges go by rank */
     size_t longest;      /* bytes of the longest token, if there are scores */
 
-    bool cut_words; /* see find_word_cuts */
+    bool cut_words; /* text may be cut into words: see find_word_cuts */
     _Atomic uint8_t *whole;
 };
 
@@ -85,7 +85,8 @@ static bool *find_makeable(const struct tokenizer_json *t)
     return ok;
 }
 
-/* Keys are the tokens' bytes.  A token with characters outside the byte alphabet gets no key. */
+/* Indexes the tokens by their bytes. A token with characters outside the byte alphabet gets no key.
+ */
 static void index_bytes(struct bpe *b, const struct tokenizer_json *t, const bool *makeable)
 {
     size_t total = 0;
@@ -149,7 +150,7 @@ static uint32_t rank_of(const struct bpe *b, int32_t left, int32_t right)
     return b->pairs[i] == NO_PAIR ? NO_RANK : b->ranks[i];
 }
 
-/* A pair that is listed twice gets its last rank, as in the reference. */
+/* Indexes the merges. A pair that is listed twice gets its last rank, as in the reference. */
 static void index_merges(struct bpe *b, const struct tokenizer_json *t)
 {
     size_t slots = 16;
@@ -257,7 +258,8 @@ void bpe_work_deinit(struct bpe_work *w)
     memset(w, 0, sizeof *w);
 }
 
-/* Heap keys are rank << 32 | position: the lowest rank first, and the leftmost of equal ranks. */
+/* Adds a key to the heap. Keys are rank << 32 | position: the lowest rank comes first, and the
+ * leftmost of equal ranks. */
 static void heap_push(struct bpe_work *w, uint64_t key)
 {
     if (w->failed)

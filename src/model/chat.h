@@ -33,12 +33,12 @@ struct chat_template;
 /* Compiles a template. `source` is its text (tokenizer_chat_template), which is not kept.
  * ERR_NOT_FOUND: source is NULL, the model has no template.  Other codes as in jinja_compile. */
 int chat_open(struct chat_template **out, const char *source, struct err *err);
-void chat_close(struct chat_template *t); /* NULL is allowed */
+void chat_close(struct chat_template *t); /* Frees a template. NULL is allowed. */
 
 struct chat_abilities {
     bool parts;             /* walks arrays of content parts */
     bool tools;             /* shows the tools of the request */
-    bool system;            /* shows a system message */
+    bool system;            /* the template shows a system message */
     bool calls;             /* shows an assistant's tool calls */
     bool calls_beside_text; /* shows calls also if the message has content */
 };

@@ -146,7 +146,7 @@ static void read_sizes(struct fields *f, struct model_config *c, const char *ffn
         c->n_ffn = need_int(f, ffn_key, 1, MAX_WIDTH);
 }
 
-/* d_head is the file's value if it has one, else the width divided by the number of heads. */
+/* Reads d_head: the file's value if there is one, else the width divided by the number of heads. */
 static void read_head_dim(struct fields *f, struct model_config *c)
 {
     c->d_head = opt_int(f, "head_dim", 1, MAX_WIDTH, 0);
@@ -172,7 +172,8 @@ static const struct {
     {"relu", ACT_RELU},
 };
 
-/* The activation must be the family's own: no checkpoint of these families has another. */
+/* Checks the activation. It must be the family's own: no checkpoint of these families has another.
+ */
 static void check_act(struct fields *f, const struct model_config *c, const char *key,
                       const char *dflt)
 {
@@ -221,8 +222,8 @@ static void read_scaling_factors(struct fields *f, struct rope_scaling *s)
     }
 }
 
-/* `key` is "rope_scaling", or "rope_parameters" in newer files, which also holds rope_theta and
- * partial_rotary_factor. */
+/* Reads the object `key`: "rope_scaling", or in newer files "rope_parameters", which also holds
+ * rope_theta and partial_rotary_factor. */
 static void read_rope_object(struct fields *f, struct model_config *c, const char *key,
                              double *fraction)
 {
@@ -236,7 +237,8 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     const char *type = opt_string(&in, "rope_type", opt_string(&in, "type", "default"));
     c->rope_theta = opt_real(&in, "rope_theta", c->rope_theta);
     *fraction = opt_real(&in, "partial_rotary_factor", *fraction);
-    saw(&in, "original_max_position_embeddings"); /* not used without scaling */
+    /* The field has no effect without scaling. */
+    saw(&in, "original_max_position_embeddings");
     if (in.rc == 0 && strcmp(type, "llama3") == 0)
         read_llama3_scaling(&in, &c->rope_scaling);
     else if (in.rc == 0 && strcmp(type, "factors") == 0)
@@ -260,7 +262,8 @@ static bool has_partial_rotary(enum model_family family)
     return family == FAMILY_PHI || family == FAMILY_PHI3;
 }
 
-/* rope_fraction: share of a head that is rotated if the file does not say. */
+/* Reads the fields of rotary positions. rope_fraction: share of a head that is rotated if the file
+ * does not say. */
 static void read_rope(struct fields *f, struct model_config *c, double rope_fraction)
 {
     c->rope_theta = opt_real(f, "rope_theta", 10000);
@@ -314,8 +317,8 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     must_be(f, "mlp_bias", false, false);
 }
 
-/* Newer qwen2 and qwen3 files list a kind of attention per layer: full ones first, then sliding
- * ones. */
+/* Reads the kind of attention of each layer, which newer qwen2 and qwen3 files list: full ones
+ * first, then sliding ones. */
 static void read_layer_types(struct fields *f, struct model_config *c)
 {
     const struct json *list = NULL;
@@ -417,7 +420,7 @@ static void read_opt(struct fields *f, struct model_config *c)
     read_head_dim(f, c);
     c->d_rope = 0;
     check_act(f, c, "activation_function", "relu");
-    c->norm_eps = 1e-5f; /* constant in the reference */
+    c->norm_eps = 1e-5f; /* the reference has this constant */
     must_be(f, "do_layer_norm_before", true, true);
     must_be(f, "_remove_final_layer_norm", false, false);
     must_be(f, "layer_norm_elementwise_affine", true, true);
@@ -519,7 +522,8 @@ static void families_text(char *out, size_t out_bytes)
                               families[i].model_type);
 }
 
-/* model_type names the family; architectures, if present, must be its causal language model. */
+/* Reads the family. model_type names it; architectures, if present, must be its causal language
+ * model. */
 static void read_family(struct fields *f, enum model_family *out)
 {
     const char *type = opt_string(f, "model_type", NULL);

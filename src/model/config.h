@@ -51,14 +51,14 @@ enum weight_type {
 };
 
 enum norm_kind {
-    NORM_RMS,          /* x / rms(x) * w */
-    NORM_RMS_PLUS_ONE, /* x / rms(x) * (1 + w), gemma */
-    NORM_LAYER,        /* (x - mean) / std * w + b */
+    NORM_RMS,          /* norm(x) = x / rms(x) * w */
+    NORM_RMS_PLUS_ONE, /* norm(x) = x / rms(x) * (1 + w), gemma */
+    NORM_LAYER,        /* norm(x) = (x - mean) / std * w + b */
 };
 
 enum act_kind {
     ACT_SILU,
-    ACT_GELU,      /* with erf */
+    ACT_GELU,      /* GELU in its exact form, with erf */
     ACT_GELU_TANH, /* the tanh approximation: gelu_new, gelu_pytorch_tanh */
     ACT_RELU,
 };
@@ -102,7 +102,7 @@ struct model_config {
     /* Sizes. */
     int32_t n_layers;
     int32_t n_embd;     /* d: width of the residual stream */
-    int32_t n_heads;    /* query heads */
+    int32_t n_heads;    /* number of query heads */
     int32_t n_kv_heads; /* key/value heads; n_heads is a multiple of it */
     int32_t d_head;     /* need not be n_embd / n_heads (qwen3, gemma) */
     int32_t n_ffn;

@@ -98,7 +98,8 @@ static const struct {
     {FAMILY_QWEN2, "sliding_window"}, /* unused if use_sliding_window is false */
     {FAMILY_QWEN3, "max_window_layers"},
     {FAMILY_QWEN3, "sliding_window"},
-    {FAMILY_PHI3, "original_max_position_embeddings"}, /* used by long-RoPE only */
+    /* Has an effect with long-RoPE only. */
+    {FAMILY_PHI3, "original_max_position_embeddings"},
     {FAMILY_GEMMA, "hidden_act"},    /* unused if hidden_activation is there */
     {FAMILY_FALCON, "num_kv_heads"}, /* unused if new_decoder_architecture is false */
 };

@@ -249,8 +249,8 @@ static int layer(void *arg)
     return op->add(s, c->out, sum, summand);
 }
 
-/* A device may record a layer and replay it.  The key covers everything that the layer's operations
- * read or write besides the batch. */
+/* Runs a layer. A device may record the layer and replay it. The key covers everything that the
+ * layer's operations read or write besides the batch. */
 int layer_forward(struct layer_call *c)
 {
     const struct ops *op = c->m->dev->ops;
@@ -272,7 +272,8 @@ int layer_forward(struct layer_call *c)
 
 /* --- head ------------------------------------------------------------------------------------- */
 
-/* Each rank computes its run of the vocabulary; all ranks gather all runs. */
+/* Computes the logits on several ranks: each rank computes its run of the vocabulary, and all ranks
+ * gather all runs. */
 static int head_of_ranks(const struct model *m, struct activations *a, struct stream *s,
                          struct mat normed, struct mat logits)
 {

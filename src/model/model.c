@@ -26,8 +26,8 @@
 
 static const double TWO_PI = 6.283185307179586476925287;
 
-/* Llama 3.1 stretches long wavelengths by `factor`, keeps short ones, and blends in between (the
- * reference library's rope type "llama3"). */
+/* Returns a scaled frequency. Llama 3.1 stretches long wavelengths by `factor`, keeps short ones,
+ * and blends in between (the reference library's rope type "llama3"). */
 static double scale_frequency(const struct rope_scaling *sc, double freq)
 {
     if (sc->kind != ROPE_SCALING_LLAMA3)

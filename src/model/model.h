@@ -34,7 +34,8 @@
 struct model {
     struct model_config cfg;
     struct device *dev;
-    enum dtype dtype; /* state dtype */
+    /* The state dtype, in which the residual stream is stored between layers. */
+    enum dtype dtype;
     struct weights w;
     struct rope rope[MAX_STAGES]; /* equal tables, one copy per stage */
     /* positions for which the RoPE tables (and the caller's memory) have room */
@@ -147,8 +148,9 @@ int model_work_rows(const struct model_work *w);
 int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                 const int32_t *ids, const struct ragged *r);
 
-/* The projection that restores from hidden states: kv_rows [n][2 * model_rank_kv_dim] T from
- * the layer's input h [n][d] T. It gives the bits that a pass computes from the same rows. */
+/* Does the projection that restores from hidden states: computes kv_rows [n][2 * model_rank_kv_dim]
+ * T from the layer's input h [n][d] T. The bits are those that a pass computes from the same rows.
+ */
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows);
 

@@ -474,7 +474,7 @@ static struct json *describe(const struct pack_file *f)
     return o;
 }
 
-/* Room for the description, whose numbers get longer when offsets are set. */
+/* Returns the room for the description, whose numbers get longer when offsets are set. */
 static uint64_t text_room(const struct pack_file *f)
 {
     struct json *o = describe(f);

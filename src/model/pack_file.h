@@ -90,8 +90,8 @@ bool pack_file_is(const char *path);
  * error. */
 int pack_file_open(struct pack_file *out, const char *path, struct err *err);
 void pack_file_close(struct pack_file *f);
-/* The parsing part of pack_file_open: reads the description into f, whose path, file_bytes and
- * n_sums are set, and checks that members and parts lie in the file.  Call it once; close f also
+/* The parsing part of pack_file_open. Reads the description into f and checks that members and
+ * parts lie in the file. f's path, file_bytes and n_sums must be set. Call it once; close f also
  * after an error. */
 int pack_file_describe(struct pack_file *f, const char *text, size_t n, struct err *err);
 

@@ -40,7 +40,8 @@ struct pack_job {
  */
 int pack_reader_open(struct pack_reader *r, const struct pack_file *f, struct io *io,
                      struct err *err);
-void pack_reader_close(struct pack_reader *r); /* waits for reads in flight */
+/* Closes a reader. Waits for reads in flight. */
+void pack_reader_close(struct pack_reader *r);
 
 /* Queues a part to be read to dst, which is page-aligned.  Returns false if the part is empty; the
  * job has then already ended. */

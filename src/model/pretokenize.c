@@ -18,10 +18,11 @@ enum step_kind { STEP_SPLIT, STEP_PREFIX_SPACE, STEP_METASPACE, STEP_BYTE_TEXT }
 
 struct step {
     enum step_kind kind;
-    struct regex *regex; /* for SPLIT */
+    struct regex *regex; /* for SPLIT: the pattern to cut at */
     enum split_behavior behavior;
     bool invert;
-    struct tokenizer_text mark; /* for METASPACE; borrowed */
+    /* For METASPACE: the text that replaces a space; borrowed. */
+    struct tokenizer_text mark;
     enum prepend_scheme prepend;
 };
 
@@ -333,7 +334,8 @@ static size_t put_bytes(const struct step *s, const char *piece, size_t n, bool 
     return len;
 }
 
-/* Rewriting makes at most `grow` bytes of each byte, and adds at most `grow` per piece. */
+/* Rewrites all pieces by fn. fn makes at most `grow` bytes of each byte, and adds at most `grow`
+ * per piece. */
 static void rewrite(struct pieces *p, rewrite_fn *fn, const struct step *s, size_t grow,
                     bool at_start)
 {
@@ -408,7 +410,7 @@ static int first_cut(const struct pretokenizer *p)
 /* State for handing on the pieces of the first cut. */
 struct each {
     const struct pretokenizer *p;
-    int next;             /* next step */
+    int next;             /* index of the next step */
     struct pieces window; /* pieces of the first cut, which the later steps cut further */
     piece_fn *fn;
     void *arg;

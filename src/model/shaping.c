@@ -21,7 +21,8 @@ bool shaping_changes(const struct shaping *g)
                          g->repetition_penalty != 1 || g->n_bias > 0 || g->min_tokens > 0);
 }
 
-/* counts[id] > 0 if the id occurs. The function visits each id once and resets its count to 0. */
+/* Applies the repetition penalty. counts[id] is 1 for each id that occurs. Each id is visited once,
+ * and its count is then reset to 0. */
 static void repetition(const struct shaping *g, const struct shaping_place *at,
                        int32_t *counts, float *logits)
 {

@@ -46,7 +46,8 @@ static int check_division(const char *what, int64_t n, int n_ranks, struct err *
         n_ranks, (long long)n, what, n_ranks);
 }
 
-/* A row of q8 or q4 weights consists of blocks with a scale each, so cuts must lie between blocks.
+/* Checks that n / n_ranks is a whole number of blocks. A row of q8 or q4 weights consists of blocks
+ * with a scale each, so cuts must lie between blocks.
  */
 static int check_blocks(const char *what, int64_t n, int n_ranks, struct err *err)
 {

@@ -226,7 +226,8 @@ static int read_packed(struct tokenizer *t, const char *path, struct err *err)
 
 /* --- making ------------------------------------------------------------------------------- */
 
-/* An added token that is matched in normalized text is itself normalized first. */
+/* Finds the texts of added tokens. A token that is matched in normalized text is itself normalized
+ * first. */
 static int find_added_texts(struct tokenizer *t, struct err *err)
 {
     const struct tokenizer_json *j = &t->j;

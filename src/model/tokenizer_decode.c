@@ -69,8 +69,8 @@ static int unsupported(const char *what, struct err *err)
     return err_set(err, ERR_UNSUPPORTED, "decoder: %s is not supported", what);
 }
 
-/* Decoding token by token requires steps that look at one token only, or at the beginning of the
- * text. */
+/* Checks the decoder's steps. Decoding token by token requires steps that look at one token only,
+ * or at the beginning of the text. */
 static int check_steps(const struct tokenizer_json *t, struct err *err)
 {
     bool fused = false, stripped = false;
@@ -140,7 +140,8 @@ static const struct decoder_step *find_step(const struct tokenizer_json *t,
     return NULL;
 }
 
-/* An added token is plain text, not byte-level spelling, whatever its characters. */
+/* Keeps the text of added tokens as it is: they are plain text, not byte-level spelling, whatever
+ * their characters. */
 static void keep_added_text(struct tokenizer_text *of, const struct tokenizer_json *t)
 {
     if (find_step(t, DECODER_BYTE_LEVEL) != NULL)
@@ -148,7 +149,8 @@ static void keep_added_text(struct tokenizer_text *of, const struct tokenizer_js
             of[t->added[i].id] = t->added[i].text;
 }
 
-/* Metaspace drops every mark of the first token, not only the leading one. */
+/* Makes the bytes of tokens that come first. Metaspace drops every mark of the first token, not
+ * only the leading one. */
 static void make_first(struct token_bytes *b, const struct tokenizer_json *t)
 {
     const struct decoder_step *m = find_step(t, DECODER_METASPACE);
@@ -263,7 +265,7 @@ static size_t unfinished(const char *s, size_t n)
         if (p[0] < 0x80)
             return 0;
         if (p[0] < 0xC0)
-            continue; /* inside a character */
+            continue; /* the byte is inside a character */
         size_t want = p[0] < 0xC2   ? 0
                       : p[0] < 0xE0 ? 2
                       : p[0] < 0xF0 ? 3

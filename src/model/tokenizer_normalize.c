@@ -43,7 +43,7 @@ static bool is_ascii(const char *s, size_t n)
     return any < 0x80;
 }
 
-/* ASCII text is already in every normal form. */
+/* Brings the text into a normal form. ASCII text is already in every normal form. */
 static int to_normal_form(struct text *t, utf8proc_option_t options, struct err *err)
 {
     if (is_ascii(t->s, t->n))

@@ -159,7 +159,7 @@ static bool add_call(struct tool_calls *c, struct span object)
 
 /* --- the formats -------------------------------------------------------------------- */
 
-/* Text and calls alternate; a missing end tag at the very end is tolerated. */
+/* Parses text and calls, which alternate. A missing end tag at the very end is tolerated. */
 static bool parse_qwen(struct span s, struct tool_calls *c)
 {
     char *content = xmalloc(s.n + 1);

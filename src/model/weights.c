@@ -193,7 +193,7 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
     size_t bytes = (size_t)t->rows * (size_t)t->cols * dtype_bytes(dtype);
     *m = mat_of(NULL, dtype, t->rows, t->cols);
     if (is_in_place(ld, src)) {
-        m->data = (void *)src->mapped; /* only ever read */
+        m->data = (void *)src->mapped; /* the mapping is only ever read */
         return 0;
     }
     struct buf *b = &h->tables[s == SLOT_EMBED ? 0 : 1];
@@ -308,7 +308,7 @@ struct loaded_rows {
     struct cut cut;
     bool norm_plus_one;
     int64_t row, n_rows; /* first row within the tensor, and number of rows */
-    const uint8_t *rows; /* bytes of the rows */
+    const uint8_t *rows; /* bytes of the loaded rows */
     uint8_t *make_at;    /* not NULL: rows are generated or decoded to this place first */
     uint64_t *sums;      /* [n_blocks] checksums of the whole tensor */
     /* First row of the tensor with a NaN or an infinity; NO_ROW: none. */
@@ -353,7 +353,7 @@ static void fill_blocks(void *arg, int thread_idx, int n_threads)
 
 /* --- delivering rows to their slots ----------------------------------------------------------- */
 
-/* This function and narrow do all conversions of element types. */
+/* Converts n elements to f32. This function and narrow do all conversions of element types. */
 static void widen(float *dst, const void *src, enum dtype t, size_t n)
 {
     const uint16_t *h = src;
@@ -468,7 +468,7 @@ struct make_job {
     const float *from;
     uint8_t *to;
     int64_t cols, n;
-    struct q4_error *error; /* [threads] */
+    struct q4_error *error; /* [threads] errors of the conversion */
     atomic_bool refused;
 };
 
@@ -539,7 +539,7 @@ static int deliver_table(struct loader *ld, const struct loaded_rows *b, enum sl
     struct mat *m = slot_table(ld->w, s);
     size_t row_bytes = (size_t)b->t->cols * dtype_bytes(m->dtype);
     if (m->data == (const void *)b->src->mapped)
-        return 0; /* used in place */
+        return 0; /* the table is used in place */
     return stream_copy(ld->s, (uint8_t *)m->data + (size_t)dst_row * row_bytes,
                        in_type(ld, b, m->dtype, rows, n * b->t->cols),
                        (size_t)n * row_bytes);

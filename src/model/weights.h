@@ -179,7 +179,7 @@ struct weights_opts {
      * matrices are held in f32, else to bf16. */
     enum weights_held held;
     enum weights_part part;
-    int layer; /* for WEIGHTS_OF_LAYER */
+    int layer; /* the layer that WEIGHTS_OF_LAYER loads */
     /* Receives the hash of each tensor; weights.hash then covers all tensors in it.  NULL: not
      * wanted. */
     struct weights_digests *digests;

@@ -104,7 +104,8 @@ struct run {
     int32_t ids[MAX_PROBE];
 };
 
-/* All layers may share the same block memory, because attention sees only the layer's own rows. */
+/* Runs a forward pass over the probe's text. All layers may share the same block memory, because
+ * attention sees only the layer's own rows. */
 static int forward(const struct run *r, struct probe *p, struct model_work *work,
                    void *block_mem, float *logits)
 {

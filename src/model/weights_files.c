@@ -299,7 +299,8 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
     return rc;
 }
 
-/* A checkpoint with tied embeddings may repeat the table as the output head, if the two are equal.
+/* Checks a repeated output head. A checkpoint with tied embeddings may repeat the table as the
+ * head, if the two are equal.
  */
 static int match_repeated_head(const struct directory *d, const struct found *embed,
                                struct err *err)

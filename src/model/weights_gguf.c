@@ -30,14 +30,16 @@ static const char *qkv_stem(const struct tensor_spec *t)
     return p->dst_row == 0 ? "attn_k" : "attn_v";
 }
 
-/* Gate rows stand before up rows; a tensor that holds both is named after the second (phi3). */
+/* Returns the GGUF name of a gate or up tensor. Gate rows stand before up rows; a tensor that holds
+ * both is named after the second (phi3). */
 static const char *up_stem(const struct model_config *c, const struct tensor_spec *t)
 {
     bool gate = c->mlp_gated && t->parts[0].dst_row == 0 && t->rows == c->n_ffn;
     return gate ? "ffn_gate" : "ffn_up";
 }
 
-/* In Falcon's files the second norm is attention's, and the first is the MLP's. */
+/* Returns the GGUF name of a norm. In Falcon's files the second norm is attention's, and the first
+ * is the MLP's. */
 static const char *norm_stem(const struct model_config *c, bool attention)
 {
     if (c->block == BLOCK_PARALLEL_NORM2)
@@ -100,7 +102,8 @@ static bool is_query_or_key(const struct tensor_spec *t)
     return t->n_parts == 1 && (query || key);
 }
 
-/* The model rotates halves; files of architecture llama are permuted so that neighbours form pairs.
+/* Returns the order of a tensor's rows in the file. The model rotates halves; files of architecture
+ * llama are permuted so that neighbours form pairs.
  */
 static struct row_map rows_of(const struct model_config *c, const struct tensor_spec *t)
 {
@@ -229,7 +232,7 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     return 0;
 }
 
-/* Separate q, k and v may lie one behind another in one tensor. */
+/* Finds q, k or v in a stacked tensor: the three may lie one behind another in one tensor. */
 static int match_stacked(const struct match *m, const struct tensor_spec *t,
                          struct tensor_src *out, bool *found)
 {

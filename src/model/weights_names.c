@@ -398,7 +398,8 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/* The reference library computes the rotations itself and ignores these tensors, too. */
+/* Returns whether the tensor is ignored: it holds rotations, which the reference library computes
+ * itself, too. */
 bool tensor_is_ignored(const char *name)
 {
     static const char *const ends[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached",

@@ -12,7 +12,7 @@
 enum { MAX_SLOTS = 8 };
 
 struct ring_slot {
-    int layer; /* -1: none yet */
+    int layer; /* layer that the slot has; -1: none yet */
     int n_holders;
     struct buf mem;
     struct event *copied;   /* its layer has been copied to the device */

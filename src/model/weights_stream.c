@@ -32,7 +32,7 @@ enum slot_state {
 
 struct ring_slot {
     enum slot_state state;
-    int layer; /* valid unless EMPTY */
+    int layer; /* number of the slot's layer; valid unless the slot is EMPTY */
     int n_holders;
     int n_tries;
     int rc;
@@ -341,7 +341,8 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
     return rc;
 }
 
-/* On a host device, operations have run when they return, so the slot is free at once. */
+/* Ends the use of a slot. On a host device, operations have run when they return, so the slot is
+ * free at once. */
 static void release(void *arg, int l, struct stream *s)
 {
     struct weights_stream *st = arg;

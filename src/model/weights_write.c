@@ -35,7 +35,7 @@
 struct out_file {
     char *name;
     char *temp_path, *path;
-    size_t first, n; /* range of tensors */
+    size_t first, n; /* first tensor of the file, and number of its tensors */
 };
 
 struct writer {

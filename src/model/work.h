@@ -29,7 +29,7 @@ struct activations {
     struct mat norm2; /* output of attention, then of the MLP */
     struct mat sum;   /* f32: the residual stream inside a layer, not rounded */
     struct mat q, att;
-    struct mat kv;      /* kv_rows before rounding */
+    struct mat kv;      /* K and V before they are rounded to kv_rows */
     struct mat up, ffn; /* gate and up; their product */
 };
 

@@ -44,8 +44,8 @@ struct hybrid_machine {
     double forward_s; /* T_forward: all new tokens, attention included, in one mini-batch */
     /* further seconds for each mini-batch after the first, which reads the layer again */
     double forward_mini_s;
-    struct hybrid_line project; /* T_project, by ACT blocks */
-    struct hybrid_line link;    /* T_load, by bytes */
+    struct hybrid_line project; /* T_project, as a line over ACT blocks */
+    struct hybrid_line link;    /* T_load, as a line over bytes */
     double kv_bytes, act_bytes; /* bytes of a block */
     /* mini-batches of a step, at least 1; each costs a_s of link and of project */
     int n_minibatches;
@@ -92,8 +92,8 @@ void hybrid_choose(const struct hybrid_machine *m, const struct hybrid_memory *m
  * has; here that step gets all of the host's memory. */
 struct hybrid_shares {
     double act_init, kv_init; /* step 1: no idle time while the weights are transferred */
-    double act_remain, kv_remain; /* step 2: the rest, in balance */
-    double act_host, kv_host;     /* the sums */
+    double act_remain, kv_remain; /* step 2: blocks in the rest of the memory, in balance */
+    double act_host, kv_host;     /* sums of both steps */
 };
 void hybrid_paper(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                   struct hybrid_shares *out);

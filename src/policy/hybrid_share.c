@@ -20,7 +20,7 @@ static int64_t n_act_of(const struct hybrid_split *s)
 /* Costs of the mini-batches of a split. */
 struct lanes {
     const struct hybrid_machine *m;
-    int k; /* mini-batches */
+    int k; /* number of mini-batches */
     double forward_s, n_blocks;
     /* bytes of a block over the link, on average; blocks on the device count as 0 */
     double act_bytes, kv_bytes;

@@ -20,7 +20,7 @@ enum { NOTHING = -1 };
 
 /* Jobs that wait for a lane, linked through lanes.next. */
 struct job_queue {
-    int first, last; /* NOTHING: empty */
+    int first, last; /* indices of jobs; NOTHING: the queue is empty */
 };
 
 /* Lanes of one stage. */
@@ -195,7 +195,8 @@ static int next_readless(struct lanes *s, struct stage_lanes *k)
     return j->method == 'R' && j->layer > s->n_recomputed ? NOTHING : k->next_readless++;
 }
 
-/* Arrived layers first, then recomputation, then prefill, then the head: see pipeline.h. */
+/* Starts the next compute job of a stage: arrived layers first, then recomputation, then prefill,
+ * then the head (pipeline.h). */
 static void start_compute(struct lanes *s, struct stage_lanes *k)
 {
     const struct pipe_load *l = s->load;

@@ -43,7 +43,7 @@ struct pipe_load {
     const struct pipe_job *job; /* [n_jobs], in the order in which their reads are issued */
     int n_jobs;                 /* at most PIPE_MAX_JOBS */
     int n_layers, n_stages;
-    const double *prefill_s; /* [n_layers] or NULL */
+    const double *prefill_s; /* [n_layers] prefill time of each layer; NULL: no prefill */
     bool fused;
     double head_s, latency_s, io_overlap, comp_overlap;
 };

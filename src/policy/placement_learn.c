@@ -23,8 +23,9 @@
 /* After this many ended observations of all classes all counts are halved, so that old behaviour
  * fades. */
 #define MOST_ENDED 100000.0
-/* A class's hazard is mixed with the hazard of all classes together times the class's factor,
- * which counts as this many uses. The factor itself is mixed with 1 in the same way. */
+/* A class's hazard is mixed with an expected one: the hazard of all classes together, times the
+ * class's factor. The expected one counts as this many uses. The factor itself is mixed with 1 in
+ * the same way. */
 #define PRIOR_USES 16.0
 /* An age with fewer uses than this tells nothing. */
 #define LEAST_USES 8.0

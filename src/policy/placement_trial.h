@@ -19,7 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PLACEMENT_SAMPLES 16384 /* a power of two */
+#define PLACEMENT_SAMPLES 16384 /* number of slots of the sample; a power of two */
 
 struct placement_mini { /* a heap of slots; the lowest key is evicted first */
     uint64_t key[PLACEMENT_SAMPLES];

@@ -97,7 +97,8 @@ static void rank_options(struct branch *b)
         memcpy(b->by_rank, from, (size_t)n * sizeof *from);
 }
 
-/* With a budget on bytes even an option that is worse in both times may be the best. */
+/* Returns whether x is at least as good as y in both times. With a budget on bytes, x must not have
+ * more bytes either: even an option that is worse in both times may then be the best. */
 static bool dominates(const struct branch *b, struct option x, struct option y)
 {
     if (b->q->budget_bytes_per_token > 0 &&

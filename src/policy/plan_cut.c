@@ -25,7 +25,7 @@
 #include "policy/plan_parts.h"
 
 enum {
-    SAMPLES = 64, /* samples by tokens */
+    SAMPLES = 64, /* samples at equal distances in tokens */
     /* In addition, there are samples just before a layer loses its records. */
     SAMPLES_MAX = SAMPLES + PLAN_MAX_LAYERS + 2,
     REFINED_MAX = 12,

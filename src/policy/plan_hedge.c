@@ -23,7 +23,7 @@ struct candidate {
     double time_s[CASES];
 };
 
-/* A smaller factor is noise, and so is the gain from hedging. */
+/* Least spread against which auto hedges. Smaller ones are noise, and so would be the gain. */
 static const double LEAST_SPREAD = 1.02;
 
 bool plan_wants_hedge(const struct plan_request *req)

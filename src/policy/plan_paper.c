@@ -26,7 +26,8 @@ struct means {
     double io_h, io_kv, c_h, c_tok;
 };
 
-/* With several stages, each has a share of the store's bandwidth, and a bus. */
+/* Returns the mean costs of a layer. With several stages, each has a share of the store's
+ * bandwidth, and a bus. */
 static struct means mean_costs(const struct plan_request *q)
 {
     struct means m = {0};

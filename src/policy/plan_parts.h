@@ -236,7 +236,7 @@ void search_branch(struct search *s);
 
 /* Applies the paper's closed form: fills method and other. */
 int plan_paper(const struct plan_request *req, struct plan *out, struct err *e);
-/* Token-wise modes: fills method, other, tokens_h, tokens_other. */
+/* Plans in the token-wise modes: fills method, other, tokens_h and tokens_other. */
 int plan_tokenwise(const struct plan_request *req, struct plan *out, struct err *e);
 /* Makes the jobs of a token-wise plan: two jobs per layer. */
 int plan_tokenwise_jobs(const struct plan_request *req, const struct plan *plan,

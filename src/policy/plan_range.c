@@ -126,7 +126,7 @@ static struct record_cost cost_of(const struct platform *p, int tier, int64_t n_
     return c;
 }
 
-/* Returns the share of n_tokens with the records of `mask`, under a letter. */
+/* Returns how n_tokens with the records of `mask` are restored under a letter. */
 static struct range_share share_of(char letter, uint8_t mask, int64_t n_tokens,
                                    const struct record_cost *cost)
 {

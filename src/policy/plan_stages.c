@@ -64,7 +64,8 @@ static void find_tails(const struct pipe_job *job, int n, double *tail_s)
     }
 }
 
-/* job[] has the layers in rising order, so the layers of a stage are neighbours. */
+/* Orders the reads by due dates. job[] has the layers in rising order, so the layers of a stage are
+ * neighbours. */
 static void order_by_due(const struct plan_request *q, struct pipe_job *job, int n)
 {
     struct pipe_job sorted[PLAN_MAX_LAYERS];
@@ -407,8 +408,8 @@ static void search(struct search *s)
         improve(&g);
 }
 
-/* A search that is not complete must still not lose to KV + recompute, the baseline of every
- * claim. */
+/* Searches with several stages. A search that is not complete must still not lose to KV +
+ * recompute, the baseline of every claim. */
 void plan_search_stages(struct search *s)
 {
     bool without_h = s->without_h;

@@ -390,7 +390,8 @@ void platform_slow_compute(struct platform *p, double times)
     p->kv_correction.log2 += log2(times);
 }
 
-/* The linear part is GEMM and runs in whole tiles; attention, the quadratic part, does not. */
+/* Returns the time of a curve for n rows. The linear part is GEMM and runs in whole tiles;
+ * attention, the quadratic part, does not. */
 static double curve_tiled(const struct platform *p, const struct cost_curve *c, int64_t n,
                           int piece)
 {
@@ -402,7 +403,8 @@ static double curve_tiled(const struct platform *p, const struct cost_curve *c, 
     return (double)n_pieces * c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;
 }
 
-/* A piece of whole layers waits for their weights if computing it takes less time. */
+/* Returns the time of n rows through a layer. A piece waits for the layer's weights if they take
+ * longer to arrive than it takes to compute. */
 static double with_weights(const struct platform *p, int64_t n, double compute_s)
 {
     int64_t n_pieces = p->piece_tokens > 0 ? (n + p->piece_tokens - 1) / p->piece_tokens

@@ -55,7 +55,7 @@ struct cost_curve {
 /* What observed restores say about a measured cost: it takes 2^log2 times as long. Zeros mean
  * that nothing is known; see correction.h. */
 struct platform_correction {
-    double log2;        /* -3..3 */
+    double log2;        /* binary logarithm of the factor, -3..3 */
     int n_observed;     /* number of observations that it was learned from */
     double spread_log2; /* mean |surprise|: how far off one observation may be */
     /* Large surprises in a row in one direction, negative for faster ones; not in the text. */
@@ -101,7 +101,7 @@ struct platform {
     double gemm_flops[PLATFORM_GEMM_SIZES];
     /* Factor of C_tok, C_H, embedding and head. */
     struct platform_correction gemm_correction;
-    struct platform_correction kv_correction; /* factor of C_KV */
+    struct platform_correction kv_correction; /* factor of the loading of K and V, C_KV */
     /* Least share of the processors that a measurement had; 0: unknown. */
     double cpu_share;
     /* Seconds until the first read of a restore is handed over, beyond its tier's latency: threads

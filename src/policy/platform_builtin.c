@@ -29,7 +29,7 @@ struct machine {
     const char *name;
     double flops, link_bytes_per_s, hbm_bytes_per_s;
     double gemm_share;       /* share of peak FLOP/s; 0: from the model's width */
-    double ssd_bytes_per_s;  /* speed of each SSD */
+    double ssd_bytes_per_s;  /* read bandwidth of each SSD */
     double peer_bytes_per_s; /* bandwidth between two devices */
 };
 

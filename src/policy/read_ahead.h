@@ -32,9 +32,9 @@
 /* Chunks that a waiting request needs. It lies inside the owner's own structure. */
 struct read_ahead_want {
     struct read_ahead_want *next; /* of a later turn, or of the same turn and added later */
-    uint64_t turn;                /* smaller: served earlier */
-    int n;                        /* number of its chunks */
-    int at; /* chunks [0, at) were fetched, or needed none: not looked at */
+    uint64_t turn; /* position in the queue: a smaller turn is served earlier */
+    int n;         /* number of the request's chunks */
+    int at;        /* chunks [0, at) were fetched, or needed none: not looked at */
     /* A fetch was made; a fetch has failed, so there are no more. */
     bool has_begun, has_failed;
 };

@@ -52,7 +52,7 @@ static bool fit_set(const struct regress_sample *s, int n, unsigned set, double 
     double a[T][T] = {{0}}, b[T] = {0}, x[T], scale[T];
     int term[T], k = 0;
     for (int j = 0; j < T; j++) {
-        coef[j] = 0; /* also terms outside the set */
+        coef[j] = 0; /* terms outside the set get 0, too */
         if (set >> j & 1)
             term[k++] = j;
     }

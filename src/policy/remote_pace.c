@@ -71,7 +71,8 @@ static bool crawls(const struct remote_view *v)
            v->elapsed_s / (double)v->done_bytes * (double)v->left_bytes > again;
 }
 
-/* Returns false if the cost is unknown, and after many refusals: then a fetch is tried. */
+/* Returns whether a fetch costs too much to be begun. Returns false if the cost is unknown, and
+ * after many refusals, so that a fetch is tried. */
 static bool is_dear(const struct remote_view *v, const struct remote_pace *p)
 {
     double fetch_s = remote_pace_price_s(p, v->left_bytes);

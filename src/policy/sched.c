@@ -28,7 +28,7 @@ static bool is_before(const struct sched_limits *l, const struct sched_req *req,
     return x != y ? x < y : a < b;
 }
 
-/* Insertion sort: the engine's list is nearly sorted by arrival already. */
+/* Sorts by rank. Insertion suits the engine's list, which is nearly sorted by arrival already. */
 static void sort(const struct sched_limits *l, const struct sched_req *req, int n,
                  int *order)
 {

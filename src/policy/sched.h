@@ -41,7 +41,7 @@ struct sched_req {
     enum sched_phase phase;
     int priority; /* lower is earlier */
     int64_t arrival_ns;
-    int64_t deadline_ns; /* 0: none */
+    int64_t deadline_ns; /* time by which the request must have ended; 0: no deadline */
     int rows;            /* known tokens that are not computed yet; a decode has 1 */
     /* Blocks needed. WAITING: to be admitted; DECODE: for its next row, 0 or 1. */
     int blocks_needed;

@@ -65,7 +65,7 @@ struct stall_view {
     bool can_race;  /* the restore's layers can be recomputed while they are read */
     bool is_idle;   /* the compute lane has no other work of this restore */
     bool is_beside; /* other sequences decode */
-    bool is_raced;  /* recomputation races already */
+    bool is_raced;  /* recomputation already races the reads */
 };
 
 /* Returns the choice. If no read completes, the choice stays the same for at least *again_s

@@ -30,19 +30,20 @@
 
 #include "base/err.h"
 
-enum { TRUNCATION_UNIT = 64 }; /* tokens; a chunk */
+/* Tokens of a chunk; all three numbers are multiples of it. */
+enum { TRUNCATION_UNIT = 64 };
 
 struct truncation {
     int32_t context; /* C; 0: the context is not truncated, and has one stair */
-    int32_t step;    /* S */
-    int32_t keep;    /* K */
+    int32_t step; /* S: the number of tokens by which the cut grows from stair to stair */
+    int32_t keep; /* K: tokens at the beginning that are always kept */
 };
 
 /* Options from which a truncation is made. */
 struct truncation_ask {
     int64_t context; /* tokens that the model sees; rounded down to 64 */
     double ratio;    /* S = 64 * floor(ratio * C / 64); 0 < ratio < 1 */
-    int64_t keep;    /* K */
+    int64_t keep;    /* K, as in struct truncation */
 };
 
 /* Makes a truncation. Returns ERR_USAGE with the numbers if S < 64, if K is not a multiple of

@@ -393,8 +393,8 @@ static void stream_fault(struct generation *g, const struct fault *f, struct tex
     generation_cancel(g);
 }
 
-/* With tools, sends only text that cannot become a call. At the end it sends all text outside of
- * calls. */
+/* With tools, sends only text that cannot become a call. At the end of the answer, sends all text
+ * outside of calls. */
 static void hold_back(struct choice *ch, struct hcache_delta *d)
 {
     struct hcache *h = ch->gen->client.h;

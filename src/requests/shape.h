@@ -54,6 +54,7 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch);
 /* Adds to a usage object how full the context of the fullest choice is: context_used,
  * context_window, and from 80 % on context_warning, a sentence. */
 void shape_context(struct json *usage, const struct generation *g);
-void shape_id(const struct choice *ch, int call_idx, char out[80]); /* id of a tool call */
+/* Writes the id of a tool call. */
+void shape_id(const struct choice *ch, int call_idx, char out[80]);
 
 #endif

@@ -47,7 +47,7 @@ struct cache {
     struct cache_block *block; /* [n_blocks] */
     struct placement policy[CACHE_TIERS];
     struct placement_part part[CACHE_TIERS];
-    struct placement_learn *learn; /* learns for both tiers */
+    struct placement_learn *learn; /* what both tiers have learned, for the policy `ours` */
     uint64_t n_in[CACHE_TIERS];
     uint64_t tick;
     /* Blocks evicted, added, moved down, and moved up. */

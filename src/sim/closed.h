@@ -28,10 +28,10 @@
 struct closed_model {
     const char *name;
     double token_bytes; /* bytes of KV per token */
-    double prefill_s;   /* seconds per token */
+    double prefill_s;   /* seconds to prefill a token */
     double decode_s;    /* seconds per token, in a batch of 24 */
     int n_gpus;
-    uint32_t context; /* tokens */
+    uint32_t context; /* length of the context window in tokens */
 };
 /* The paper's four: LLaMA-13B, LLaMA-65B, LLaMA-70B, Falcon-40B. */
 #define CLOSED_MODELS 4
@@ -43,13 +43,14 @@ struct closed_opts {
     double memory_bytes, disk_bytes; /* both 0: everything is recomputed */
     double state_share; /* share of KV's bytes that state takes: 0.5 for hidden states */
     double disk_bytes_per_s;
-    uint32_t n_warm; /* jobs before counting */
+    uint32_t n_warm; /* jobs before counting begins */
     bool overflow_loses_all;
 };
 
 struct closed_result {
-    uint64_t n_jobs;               /* counted jobs */
-    uint64_t n_references, n_hits; /* blocks of history */
+    uint64_t n_jobs; /* counted jobs */
+    /* Blocks of history that jobs needed; those of them in the cache. */
+    uint64_t n_references, n_hits;
     uint64_t n_memory_hits;
     /* Sums in seconds; wait_s: time that the server waits for the disk. */
     double prefill_s, decode_s, wait_s;

@@ -291,7 +291,7 @@ static void add_chat(struct load *l, const struct chats_opts *o, struct rng *r,
         n_history += n_user + q->n_out;
         add_run(l, base, n_history / CHAT_BLOCK_TOKENS + 1);
         q->is_partial = true;
-        if (o->think_s > 0) /* lognormal with sigma 1 */
+        if (o->think_s > 0) /* pauses are lognormal with sigma 1 */
             time_s += o->think_s * exp(normal(r) - 0.5);
     }
 }

@@ -27,7 +27,7 @@ struct load_request {
     uint32_t session;
     uint32_t run, n_runs; /* the request's runs: load.run[run, run + n_runs) */
     uint32_t n_blocks;    /* references to blocks: the sum of the runs' lengths */
-    uint32_t n_in, n_out; /* tokens */
+    uint32_t n_in, n_out; /* tokens of the prompt and of the answer */
     uint16_t turn;        /* number of the turn in its session, from 1; 0: unknown */
     bool is_tool_pending; /* the request ends with a tool call */
     bool is_partial;      /* the request's last block is not full */
@@ -49,7 +49,8 @@ enum load_part { LOAD_ALL, LOAD_ODD, LOAD_EVEN };
 
 /* Returns ERR_FORMAT with the line's number if a line is malformed. */
 int load_mooncake(struct load *l, const char *text, size_t n, struct err *err);
-/* Sessions begin by a Poisson process with the given mean gap; requests are in order of time. */
+/* Reads a file of agents' sessions. Sessions begin by a Poisson process with the given mean gap.
+ * The requests are in order of time. */
 int load_agents(struct load *l, const char *text, size_t n, enum load_part part,
                 double gap_s, uint64_t seed, struct err *err);
 

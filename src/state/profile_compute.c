@@ -56,7 +56,7 @@ struct bench {
     int n_ctx; /* number of positions that the blocks have room for */
     int past;  /* number of keys before the sampled rows */
     struct load *load;
-    int64_t sample_ns; /* least time of a sample */
+    int64_t sample_ns; /* least time that a sample takes */
     double share; /* share of the processors that the threads had during the last sample */
 };
 
@@ -244,7 +244,7 @@ struct load {
     uint8_t *records, *twins; /* twins is NULL if operations read the records themselves */
     uint64_t *sums; /* checksums that the device computes; NULL: the host checks */
     struct kv_layer kv;
-    struct stream **streams; /* one per thread */
+    struct stream **streams; /* a stream for each thread */
     int n_chunks;
     atomic_int rc;
     atomic_ullong sum; /* sum of the checksums, so that they are not optimised away */
@@ -270,8 +270,8 @@ static void load_share(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* On a device with memory of its own, the records were copied up before: copying counts as I/O
- * (profile_copy.c). One stream loads them, and another stream checks them. */
+/* Loads records on a device with memory of its own. They were copied up before, because copying
+ * counts as I/O (profile_copy.c). One stream loads them, and another stream checks them. */
 static void load_twins(struct load *ld)
 {
     const struct model *m = ld->b->m;

@@ -129,9 +129,10 @@ void restore_pipeline_want_end(struct restore_pipeline *r, const void *id);
 
 /* A context to restore: everything needed to name its chunks. */
 struct restore_want {
-    const struct sha256 *root, *keys; /* keys [n_tokens / 64]; copied */
-    const int32_t *tokens;            /* [n_tokens]; copied */
-    int n_tokens;                     /* > 0 */
+    /* Keys [n_tokens / 64] of the full chunks, under `root`; copied. */
+    const struct sha256 *root, *keys;
+    const int32_t *tokens; /* [n_tokens]; copied */
+    int n_tokens;          /* > 0 */
     /* For a truncated context: the first n_moved keys do not all follow one another, so no
      * partial chunk is looked up before them. The chunk behind them is stored under the parent
      * `stair`. */

@@ -31,10 +31,10 @@ static int rows_for(const struct restore_pipeline *rr, int method, int64_t budge
     return rows > max ? max : rows;
 }
 
-/* The rate is an average over some tens of items, since it drifts with the machine's load. An item
- * at more than twice the rate met a stall (this thread or a worker lost its core) and counts as
- * twice the rate. So the rate follows a lasting change, and one stall of milliseconds neither
- * shrinks the items behind it nor is charged to them. */
+/* Updates the rate of a method. The rate is an average over some tens of items, since it drifts
+ * with the machine's load. An item at more than twice the rate met a stall (this thread or a worker
+ * lost its core) and counts as twice the rate. So the rate follows a lasting change, and one stall
+ * of milliseconds neither shrinks the items behind it nor is charged to them. */
 static void learn(struct restore_pipeline *rr, int method, int64_t ns, int rows)
 {
     double *rate = &rr->row_ns[method], per_row = rows > 0 ? (double)ns / rows : 0;
@@ -488,8 +488,8 @@ static void account_recomputed(struct restore *r, int layer, int n_rows)
     rr->re_queued = 0;
 }
 
-/* One layer of a piece. If the device has memory of its own and no decode waits, the layers of a
- * piece are queued one behind the other, and waited for at its end. */
+/* Recomputes one layer of a piece. If the device has memory of its own and no decode waits, the
+ * layers of a piece are queued one behind the other, and waited for at its end. */
 static void work_recompute(struct restore_pipeline *rr, struct restore *r,
                            int64_t budget_ns)
 {

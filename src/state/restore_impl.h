@@ -54,13 +54,13 @@ enum {
 
 /* A run of chunks of one layer that is read as one, with its staging memory. */
 struct group {
-    struct group *next; /* next in its list */
+    struct group *next; /* next group in the list that has this group */
     struct restore *run;
     uint8_t *slot;
     int layer, first_chunk, n_chunks;
     enum store_kind kind;
     struct store_read reads[GROUP];
-    int n_left; /* reads that are not complete */
+    int n_left; /* number of reads that are not complete */
     int64_t t_issued;
     /* Chunks [0, n_taken) are checked, if the host checks; if they are K and V, they are also in
      * the cache. */
@@ -105,8 +105,8 @@ struct restore {
     int n_out; /* groups that are not free */
     /* Groups of n_out that the I/O thread has; plus 1 during a look-up, plus 1 during a fetch. */
     int n_in_flight;
-    bool is_fetching;              /* the remote works on r->fetch */
-    int64_t t_heard;               /* when the fetch ended */
+    bool is_fetching;              /* the remote is fetching for r->fetch */
+    int64_t t_heard;               /* time at which the fetch ended */
     char method[STORE_MAX_LAYERS]; /* the plan's letters, with later changes */
     double io_done_s;              /* planned time of the reads that have come back */
     int next_layer, next_chunk; /* next read: the layer's index in `order`, and the chunk */
@@ -123,7 +123,7 @@ struct restore {
 
     /* The fields from here on are fixed once the state is FOUND. */
     struct sha256 *keys; /* the root, then a key per full chunk */
-    int n_keys;          /* without the root */
+    int n_keys;          /* number of keys, without the root */
     int32_t *tokens;     /* [want.n_tokens] */
     struct restore_want want;
     struct store_hit *hits; /* [n_keys + 1] */
@@ -171,7 +171,7 @@ struct restore {
         int kept_out;
         int last; /* last layer that the piece passes; of it only K and V are computed */
     } re;
-    int layer_left[STORE_MAX_LAYERS]; /* chunks not yet in the cache */
+    int layer_left[STORE_MAX_LAYERS]; /* number of chunks not yet in the cache, by layer */
     int64_t rows_by_method[3];
     /* Compute time that arrived records took, and their rows, by kind. */
     int64_t kind_ns[STORE_KINDS], kind_rows[STORE_KINDS];
@@ -181,7 +181,7 @@ struct restore {
 
 struct restore_pipeline {
     struct restore_pipeline_opts o;
-    size_t record_bytes[STORE_KINDS]; /* as stored, without padding */
+    size_t record_bytes[STORE_KINDS]; /* bytes of a record as stored, without padding */
     size_t record_room[STORE_KINDS];
     struct buf staging;
     size_t slot_bytes;
@@ -243,7 +243,7 @@ struct restore_pipeline {
     int64_t t_re_queued;            /* when the first of them was queued */
     int64_t cost_ns;                /* cost of the last item, without stalls */
     double row_ns[3];               /* recent time of a row by R, H, K; 0: unknown */
-    struct stream **inline_streams; /* [compute threads] */
+    struct stream **inline_streams; /* [compute threads] a stream for each thread */
     struct buf scratch[MAX_STAGES];
     /* Scratch on each stage: */
     struct mat kv_rows[MAX_STAGES]; /* [rows of o.work][2 * kv_dim] T: projected rows */
@@ -333,8 +333,8 @@ int restore_direct_open(struct restore_pipeline *rr, struct err *err);
 void restore_direct_close(struct restore_pipeline *rr);
 /* Returns false if g, whose reads are filled in, must be read in the ordinary way. */
 bool restore_direct_submit(struct restore_pipeline *rr, struct group *g);
-/* Only while n_direct > 0. Waits at most most_ns until a group has ended. Cancels reads that
- * hang. */
+/* May be called only while n_direct > 0. Waits at most most_ns until a group has ended. Cancels
+ * reads that hang. */
 void restore_direct_wait(struct restore_pipeline *rr, int64_t most_ns);
 /* Returns the group that the wait found to have ended, or NULL. *again becomes true if the group
  * must be read in the ordinary way. */

@@ -103,7 +103,7 @@ const char *restore_up_fault(const struct restore_pipeline *rr)
     return up[0] != 0 || rr->check == NULL ? up : stream_fault(rr->check);
 }
 
-/* If the device is lost, the compute stream reports it. */
+/* Recovers the copy and checksum streams. If the device is lost, the compute stream reports it. */
 void restore_up_recover(struct restore_pipeline *rr)
 {
     if (rr->up != NULL && stream_fault(rr->up)[0] != 0)
@@ -220,7 +220,8 @@ int restore_up(struct restore_pipeline *rr, struct group *g, int first, int end)
     return rc == 0 && rr->check != NULL ? queue_sums(rr, g, first, end) : rc;
 }
 
-/* Work queued for g may have failed. If the device refuses to mark its end, wait for the device. */
+/* Lets g leave even if work queued for it has failed. If the device refuses to mark the work's end,
+ * waits for the device. */
 void restore_leave(struct restore_pipeline *rr, struct group *g)
 {
     g->t_left = clock_now_ns();

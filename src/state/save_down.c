@@ -29,7 +29,7 @@ struct move {
 
 /* A layer on its way down. */
 struct job {
-    uint64_t begin, end; /* ring positions, ever growing */
+    uint64_t begin, end; /* positions in the ring, counted on without wrapping around */
     struct event *is_down;
     struct move *moves;
     int n_moves;
@@ -93,7 +93,7 @@ static enum step sorter_step(struct save_down *d)
     return STEP_WORKED;
 }
 
-/* Behind STEP_WAITS. Sleeps until a layer is queued or the sorter may end. */
+/* Call behind STEP_WAITS. Sleeps until a layer is queued or the sorter may end. */
 static void sorter_wait(struct save_down *d)
 {
     pthread_mutex_lock(&d->lock);

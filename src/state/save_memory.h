@@ -22,7 +22,7 @@ struct save_run {
 
 struct save_memory {
     uint8_t *base;
-    size_t n_bytes;        /* the bound */
+    size_t n_bytes;        /* size of the memory, which bounds the sum of all runs */
     struct save_run *runs; /* [max_runs] taken runs, by address */
     int n_runs, max_runs;
 };

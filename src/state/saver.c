@@ -327,7 +327,8 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     q->max_open = s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2;
     q->open = xcalloc((size_t)q->max_open, sizeof *q->open);
     q->n_refs = 1;
-    q->parent_seen = b->first_token < STORE_CHUNK_TOKENS; /* true: its parent is the root */
+    /* True for the first chunk, whose parent is the root. */
+    q->parent_seen = b->first_token < STORE_CHUNK_TOKENS;
     atomic_init(&q->committed, (long long)b->first_token);
     q->n_handed_over = b->first_token;
     if (b->first_token % STORE_CHUNK_TOKENS == 0)

@@ -125,7 +125,7 @@ struct save_begin {
      * supersede it at any time. */
     const struct store_hit *tail;
     const struct save_policy *policy;
-    uint64_t owner; /* store_owner */
+    uint64_t owner; /* owner of the chunks, as store_owner returns it */
     uint64_t epoch; /* store_epoch when the sequence's request began; 0: unknown */
     struct store_use use;
     /* Many sequences will continue this sequence's tail. So the first one that does must not
@@ -163,7 +163,7 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how);
 
 /* A sequence's share of a batch: rows [row, row + n_rows) are positions from pos on. */
 struct save_part {
-    struct save_seq *seq; /* NULL: not saved */
+    struct save_seq *seq; /* NULL: the sequence is not saved */
     int64_t pos;
     int row, n_rows;
 };

@@ -36,7 +36,7 @@ struct save_layout {
 };
 
 struct save_seq {
-    uint64_t owner, epoch; /* fixed */
+    uint64_t owner, epoch; /* as in struct save_begin; never changed */
     struct store_use use;
     struct saver *saver;
     struct save_policy policy;
@@ -48,7 +48,7 @@ struct save_seq {
     struct save_chunk **open; /* [n_open] chunks that are being filled, in order */
     bool is_document;
     atomic_llong committed; /* committed tokens */
-    atomic_int end;         /* enum save_end */
+    atomic_int end;         /* an enum save_end */
     /* references: the owner's, and one per chunk in flight; under the saver's lock */
     int n_refs;
 
@@ -111,7 +111,7 @@ struct saver {
     /* Chunks ever queued. n_settled counts those that are committed or given up, which happens
      * in their order. A caller that waits for memory or for a flush waits until both are equal. */
     uint64_t n_queued;
-    atomic_ullong n_settled;      /* read without the lock, too */
+    atomic_ullong n_settled;      /* also read without the lock */
     void (*on_commit)(void *arg); /* NULL: no callback */
     void *on_commit_arg;
     bool holds_back; /* the writer takes no chunks from the queue (saver_hold_back) */
@@ -143,7 +143,7 @@ void save_end_seq(struct save_seq *q, enum save_end why);
 void save_drop_ref_locked(struct save_seq *q);
 
 /* --- save_writer.c: stage two, the writer's thread --- */
-/* The thread's function: a loop around the next two. */
+/* The thread's function: calls the next two functions in a loop. */
 void *save_writer_main(void *saver);
 /* Writes the next chunk of the queue, or commits if due. Returns STEP_WAITS if there is neither,
  * or the rows of the next chunk are still on their way down from the device. */

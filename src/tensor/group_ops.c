@@ -30,7 +30,7 @@ static bool is_left_out(struct stream *s)
     return rec != NULL && (gs->only < 0 || rec->passed != rec->span);
 }
 
-/* First rank that runs operations now; the ranks are [first, end). */
+/* Returns the first rank that runs operations now. The ranks are [first, end). */
 static int first_turn(struct stream *s)
 {
     int only = group_stream(s)->only;
@@ -249,7 +249,7 @@ static int group_rope_kv_fill(struct stream *s, struct mat q, const struct kv_la
                         own_columns(t, rows, kv->n_kv, kv->d_head), rope_at(t, rope), r));
 }
 
-/* A chunk consists of the ranks' chunks, one after another. */
+/* Returns a rank's own part of a chunk, which consists of the ranks' chunks, one after another. */
 static uint8_t *own_chunk(struct turn t, const void *chunk, int n_kv, int d_head,
                           enum dtype dtype)
 {
@@ -317,7 +317,7 @@ static int group_sample(struct stream *s, int32_t *ids, struct mat logits,
     return group_code(s);
 }
 
-/* Each rank checks its own copies. */
+/* Computes the checksums of the rank's own copies. */
 static int checksum_at(struct turn t, uint64_t *out, const void *first, size_t stride,
                        const uint32_t *n_bytes, int n)
 {

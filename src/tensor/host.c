@@ -153,7 +153,7 @@ static int host_stream_throttle(struct stream *base, double bytes_per_s)
     return 0;
 }
 
-/* The link brings nothing while the stream waits for an event. */
+/* Waits for an event, and tells the throttle that the link brings nothing meanwhile. */
 static void wait_idle(struct copy_stream *s, const struct command *c)
 {
     event_await(c->event, c->count);
@@ -323,7 +323,7 @@ struct copy_job {
     size_t bytes; /* total of all copies */
 };
 
-/* A thread's share is a range of the concatenated bytes of all copies. */
+/* Copies a thread's share, which is a range of the concatenated bytes of all copies. */
 static void copy_share(void *arg, int thread_idx, int n_threads)
 {
     const struct copy_job *j = arg;

@@ -107,7 +107,7 @@ struct ragged {
      * once for all operations that use it; 0: it is copied each time. */
     uint64_t id;
 };
-uint64_t ragged_new_id(void); /* any thread */
+uint64_t ragged_new_id(void); /* Returns an id that no batch has had. Any thread. */
 
 /* RoPE: cos and sin [max_pos][d_rot / 2] f32, made by the model. The first d_rot elements of a head
  * are rotated, element i with element i + d_rot / 2. */
@@ -148,7 +148,7 @@ enum { MATMUL_MANY = 3 }; /* products in one operation, at most */
 struct product {
     struct mat c; /* [m][n] f32 */
     const struct weight *w;
-    const float *bias; /* [n], or NULL */
+    const float *bias; /* [n] bias; NULL: none is added */
 };
 
 struct ops {

@@ -15,7 +15,7 @@
 enum { N_RANGES = 9 };
 
 struct made {
-    uint16_t d, m; /* f16 */
+    uint16_t d, m; /* f16 numbers */
     uint8_t q[Q4_BLOCK];
     float error;
 };

@@ -120,7 +120,7 @@ struct device {
     /* rows of a forward pass that bring products close to their best speed */
     int batch_rows;
     size_t stream_bytes; /* device memory of a compute stream; 0 if memory is unified */
-    enum device_checksums checksums; /* as requested */
+    enum device_checksums checksums; /* as the user requested */
     bool shared;                     /* all ranks of the group are on one GPU */
     /* stages, and ranks of each stage, of a group (group.h); else 1 */
     int n_ranks, n_stages;
@@ -220,6 +220,6 @@ int event_create(struct device *d, struct event **out, struct err *err);
 void event_destroy(struct event *e);
 int event_record(struct stream *s, struct event *e); /* marks the stream's present end */
 int event_wait(struct stream *s, struct event *e); /* later work of s waits for the mark */
-int event_sync(struct event *e);                   /* the calling thread waits */
+int event_sync(struct event *e); /* the calling thread waits for the mark */
 
 #endif

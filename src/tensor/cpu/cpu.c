@@ -16,7 +16,7 @@ static const struct ops cpu_ops = OPERATIONS_TABLE(cpu, .matmul_many = cpu_matmu
 /* --- instruction sets ----------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
-/* clang 14's __builtin_cpu_supports does not know "f16c". */
+/* Returns whether the CPU has F16C. clang 14's __builtin_cpu_supports does not know "f16c". */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;

@@ -43,14 +43,14 @@ struct mm_tile {
     int64_t a_rows;
     int m;
     int64_t k;
-    const uint8_t *w; /* first panel */
+    const uint8_t *w; /* address of the first panel of weights */
     enum dtype dtype;
     int n_panels;
     float *c; /* first element of the tile */
     int64_t ldc;
     int64_t n_cols;     /* columns that exist: at most n_panels * 16 */
     const float *bias;  /* bias of the first column, or NULL */
-    bool fetch_into_l2; /* cpu_fetches_into_l2 */
+    bool fetch_into_l2; /* result of cpu_fetches_into_l2 */
     float *scratch;     /* MM_SCRATCH floats of this thread */
 };
 #define MM_SCRATCH (256 * 32 + TILE_ROWS * 32 + 32)

@@ -111,7 +111,7 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, in
     };
 }
 
-/* Every thread walks all spans and processes the items that it takes. */
+/* Fills the blocks: every thread walks all spans and processes the items that it takes. */
 static void fill_items(void *arg, int thread_idx, int n_threads)
 {
     struct kv_job *j = arg;

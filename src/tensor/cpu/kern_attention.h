@@ -24,8 +24,8 @@ struct attn_state {
     int d_head, d_pad; /* d_pad: d_head rounded up to whole vectors */
     int n_all;         /* query vectors of all heads */
     int n_strips;      /* number of strips of one head */
-    float *q;          /* [n_all][d_head] */
-    float *o;          /* [n_all][d_pad] */
+    float *q;          /* [n_all][d_head] query vectors */
+    float *o;          /* [n_all][d_pad] output so far */
     /* [n_all][64] scores, then weights; if a head has several strips, all strips use the first rows
      */
     float *p;
@@ -134,7 +134,7 @@ struct softmax {
     float *p;
     const int *lo, *hi;
     float scale;
-    float *m, *l, *shrink; /* see attn_state */
+    float *m, *l, *shrink; /* fields of attn_state, for these rows */
 };
 
 INLINE void softmax_rows(const struct softmax *x, int n_rows)
@@ -372,8 +372,8 @@ static int clamp(int x, int lo, int hi)
     return x < lo ? lo : x > hi ? hi : x;
 }
 
-/* For rows that see different keys of the block: keys before the common part, the common part, keys
- * after it. */
+/* Weighs V for rows that see different keys of the block: the keys before the common part, the
+ * common part, the keys after it. */
 static void weigh_uneven(const struct attn_state *s, const struct strip *st,
                          const struct kv_part *b)
 {
@@ -499,7 +499,8 @@ static void head_attend(const struct attn_state *s, int32_t block, int head,
 
 /* --- pairs of heads, for a row or a few (decode) ---------------------------------------------- */
 
-/* Over whole blocks, strips that need several passes over K are faster head by head (docs/perf/).
+/* Returns whether the tile takes heads in pairs. Over whole blocks, strips that need several passes
+ * over K are faster head by head (docs/perf/).
  */
 static bool takes_pairs(const struct attn_state *s)
 {
@@ -508,8 +509,8 @@ static bool takes_pairs(const struct attn_state *s)
            (ATTN_PANELS(t->n) == 4 || t->n_kv_heads < t->kv->n_kv);
 }
 
-/* While K of a head is read, half of the next pair's K is prefetched; after the last pair, V of the
- * first. */
+/* Describes K of a head. While it is read, half of the next pair's K is prefetched; after the last
+ * pair, V of the first pair. */
 static struct kv_part k_of_pair(const struct attn_state *s, int32_t block, int head)
 {
     const struct attn_tile *t = s->t;
@@ -544,7 +545,8 @@ INLINE void softmax_ask(const struct ahead *v, int idx)
         __builtin_prefetch(at + i % 4 * stretch + i / 4 * 64, 0, 2);
 }
 
-/* Softmax of all rows of the tile, which see the same keys because each sequence has one row. */
+/* Computes the softmax of all rows of the tile, which see the same keys because each sequence has
+ * one row. */
 static void heads_softmax(const struct attn_state *s, int32_t block, int32_t next_block)
 {
     struct kv_part v = v_of_pair(s, block, 0, next_block);

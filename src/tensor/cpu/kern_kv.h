@@ -6,7 +6,7 @@
 #ifndef TENSOR_KERN_KV_H
 #define TENSOR_KERN_KV_H
 
-/* out[0..d_head) = round_T(rotated k[0..d_head)). */
+/* Computes out[0..d_head) = round_T(rotated k[0..d_head)). */
 INLINE void rotate_row(void *out, const void *k, enum dtype t, const float *cos,
                        const float *sin, int half, int d_head)
 {
@@ -119,8 +119,8 @@ static void kv_fill(const struct kv_run *run)
     FOR_DTYPE(run->dtype, t, kv_fill_t(run, (enum dtype)t));
 }
 
-/* Lanes run along the tokens, so there is one cosine per lane and no transpose; the result is
- * written in the order of the source, past the caches. */
+/* Loads a chunk into a block. A vector's lanes are neighbouring tokens, so there is one cosine per
+ * lane and no transpose. The result is written in the order of the source, past the caches. */
 INLINE void kv_load_t(const struct kv_chunk *c, enum dtype t)
 {
     size_t line = KV_BLOCK_TOKENS * dtype_bytes(t), head_bytes = (size_t)c->d_head * line;

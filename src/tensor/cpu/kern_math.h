@@ -74,9 +74,9 @@ INLINE void v_store_upto(void *p, enum dtype t, int64_t i, int64_t n, v16 a)
         v_store_part(p, t, i, n, a);
 }
 
-/* exp(x) within 2 ulp for -87 <= x <= 88; 0 below, exp(88) above; NaN stays NaN.  x = n ln 2 + r
- * with |r| <= ln 2 / 2.  ln 2 has two parts, the first with so few bits that n times it is exact.
- * exp(r) is a polynomial (Cephes expf). */
+/* Returns exp(x) within 2 ulp for -87 <= x <= 88; 0 below, exp(88) above; NaN stays NaN. x = n ln 2
+ * + r with |r| <= ln 2 / 2. ln 2 has two parts, the first with so few bits that n times it is
+ * exact. exp(r) is a polynomial (Cephes expf). */
 INLINE v16 v_exp(v16 x)
 {
     v16 low = x;
@@ -94,13 +94,13 @@ INLINE v16 v_exp(v16 x)
     return v_zero_below(low, v_set1(-87.0f), v_scale2(p, n));
 }
 
-/* x / (1 + exp(-x)) */
+/* Returns x / (1 + exp(-x)). */
 INLINE v16 v_silu(v16 x)
 {
     return v_div(x, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), x))));
 }
 
-/* x Phi(x): erfc by Abramowitz and Stegun 7.1.26, whose error is below 1.5e-7. */
+/* Returns x Phi(x), with erfc by Abramowitz and Stegun 7.1.26, whose error is below 1.5e-7. */
 INLINE v16 v_gelu(v16 x)
 {
     v16 z = v_mul(x, v_set1(0.70710678f));
@@ -116,7 +116,7 @@ INLINE v16 v_gelu(v16 x)
     return v_mul(v_mul(x, v_set1(0.5f)), twice_phi);
 }
 
-/* 0.5 x (1 + tanh u) = x / (1 + exp(-2u)) */
+/* Returns 0.5 x (1 + tanh u) = x / (1 + exp(-2u)). */
 INLINE v16 v_gelu_tanh(v16 x)
 {
     v16 cube = v_mul(v_mul(x, x), x);

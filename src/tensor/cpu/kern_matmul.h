@@ -58,8 +58,8 @@ INLINE void tile_step(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype
     }
 }
 
-/* sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n; prefetches n_lines lines at
- * once. The sums' lanes are in the order of v_load_split. */
+/* Computes sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n, and prefetches n_lines
+ * lines at once. The sums' lanes are in the order of v_load_split. */
 INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype t, int n,
                      int n_rows, int n_panels, int n_lines)
 {
@@ -267,7 +267,7 @@ static void mm_blocked(const struct mm_tile *t)
  * were up to a tenth slower (docs/perf/). */
 #define FETCH_AHEAD(n_rows) ((n_rows) > 4 ? 136 : 72)
 
-/* Step i of every panel; `a` is the first row's element of the step. */
+/* Does step i of every panel. `a` is the first row's element of the step. */
 INLINE void direct_step(v16 (*sum)[WIDE_MAX], const uint8_t *const *panel, enum dtype dt,
                         int64_t i, const float *a, int n_rows, int n_panels)
 {
@@ -302,7 +302,7 @@ INLINE void direct_steps(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dty
         direct_step(sum, panel, dt, begin + i, a + i, n_rows, n_panels);
 }
 
-/* sum[r][j] = the partial sums of the k-block at k for n_panels panels; `next` is where the
+/* Sets sum[r][j] to the partial sums of the k-block at k for n_panels panels. `next` is where the
  * following panels begin. */
 INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
                               const uint8_t *const *panel, const uint8_t *const *next,

@@ -8,7 +8,7 @@
 /* --- rounding -------------------------------------------------------------------------------- */
 
 /* If the largest magnitude is below this, the block counts as zero. */
-#define LEAST_BITS 0x0d800000u /* 2^-100 */
+#define LEAST_BITS 0x0d800000u /* the bits of 2^-100 */
 
 /* Rounds half a block to x [16] and returns the sum of x, which is exact in f32. */
 INLINE int32_t round_half(const float *a, float scale, int8_t *x)
@@ -72,7 +72,7 @@ static void round_k_block(const float *a, int n_blocks, float *at)
         at[Q4_Z + b] = sum[b] * at[Q4_E + b];
 }
 
-/* The scales stand beside the numbers, so e_all is not used. */
+/* Rounds one row of activations. The scales stand beside the numbers, so e_all is not used. */
 static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e_all,
                       int64_t e_step)
 {
@@ -264,8 +264,9 @@ static void direct(const struct quant_tile *t)
 
 /* --- many rows: a k-block of one panel widened ------------------------------------------------ */
 
-/* w: groups `step` bytes apart, in order of k; d, m: blocks `f_step` floats apart.  For q6_k, d and
- * m are the halves' s, and top_scale gives D. */
+/* Widens a panel's k-block. w gets the groups, `step` bytes apart, in order of k. d and m get the
+ * blocks' values, `f_step` floats apart. For q6_k, d and m are the halves' s, and top_scale gives
+ * D. */
 INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                         size_t step, float *d, float *m, size_t f_step)
 {

@@ -28,7 +28,7 @@ static void widen_group(struct wide *out, const struct quant_tile *t, int panel,
     }
 }
 
-/* s[r][j] += half of block b of q6_k: its t times the sum of x (q - 32). */
+/* Adds half of block b of q6_k to s[r][j]: its t times the sum of x (q - 32). */
 INLINE void micro_half(v16 (*s)[Q4_PANELS], const struct micro *m, int b, int half,
                        int n_rows)
 {

@@ -36,7 +36,7 @@ static float round_block(const float *a, int n, int16_t *x)
 {
     int16_t straight[KB];
     float e = round_numbers(a, n, straight);
-    for (int i = 0; i < KB; i += 4) { /* 0 2 1 3: see q8.h */
+    for (int i = 0; i < KB; i += 4) { /* order 0 2 1 3 in each group of four: see q8.h */
         x[i] = straight[i];
         x[i + 1] = straight[i + 2];
         x[i + 2] = straight[i + 1];

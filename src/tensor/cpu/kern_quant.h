@@ -27,7 +27,8 @@ static float float_of_bits(uint32_t u)
     return f;
 }
 
-/* Magnitudes are ordered like their bits; infinity and NaN come last. */
+/* Returns the bits of the largest magnitude. Magnitudes are ordered like their bits; infinity and
+ * NaN come last. */
 static uint32_t largest_bits(const float *a, int64_t n)
 {
     uint32_t top = 0;

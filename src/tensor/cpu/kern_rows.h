@@ -21,7 +21,8 @@
 
 /* --- norms ---------------------------------------------------------------------------------- */
 
-/* Lanes without an element are `mean`, so that their distance is zero. */
+/* Returns the sum of the squared distances from `mean`. Lanes without an element are `mean`, so
+ * that their distance is zero. */
 INLINE float square_sum(const void *x, enum dtype t, int64_t n, float mean)
 {
     v16 sum = v_zero(), m = v_set1(mean);
@@ -160,7 +161,8 @@ static void act_row(float *out, const float *gate, const float *up, int64_t n,
         act_row_a(out, gate, up, n, ACTIVATION_GELU_TANH);
 }
 
-/* x - x is 0 for finite x, else NaN; a NaN stays in the sum. */
+/* Returns whether all elements are finite. x - x is 0 for finite x, else NaN, and a NaN stays in
+ * the sum. */
 INLINE bool finite_row_t(const void *x, enum dtype t, int64_t n)
 {
     v16 sum = v_zero();

@@ -13,7 +13,7 @@ static float max_row(const float *x, int64_t n)
     return v_max_lane(top);
 }
 
-/* The steps of sample_exp in sampling.h, up to its rounding down. */
+/* Takes the steps of sample_exp (sampling.h), up to its rounding down. */
 INLINE v16 v_sample_exp(v16 x)
 {
     const v16 to_whole = v_set1(12582912.0f);

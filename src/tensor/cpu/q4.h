@@ -44,7 +44,8 @@ extern const struct quant_kernels q4_kernels_vnni;
 extern const struct quant_kernels q4_kernels_amx;
 #endif
 
-/* Bytes of the numbers of a block; of its scales; and of the scales that a whole k-block shares. */
+/* Return the bytes of a block's numbers, of a block's scales, and of the scales that a whole
+ * k-block shares. */
 static inline size_t q4_number_bytes(enum dtype t)
 {
     return t == DTYPE_Q6_K ? Q4_BLOCK_BYTES + 2 * Q4_QUARTER_BYTES : Q4_BLOCK_BYTES;

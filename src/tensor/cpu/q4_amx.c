@@ -44,8 +44,8 @@ struct scratch {
 };
 _Static_assert(sizeof(struct scratch) <= QUANT_SCRATCH, "scratch of a thread");
 
-/* Tiles 0 and 1, alternately: sums; 2: 16 rows of x; 3: a block of weights or half of one, 4
- * numbers per lane. */
+/* Configures the tiles. 0 and 1, alternately: sums; 2: 16 rows of x; 3: a block of weights or half
+ * of one, 4 numbers per lane. */
 static void tiles_configure(int weights)
 {
     struct amx_config c = {.palette = 1,

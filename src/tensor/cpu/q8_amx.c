@@ -42,8 +42,8 @@ static void round_row_split(const float *a, int64_t k, int16_t *x, int64_t x_ste
     }
 }
 
-/* Tiles 0 and 1, alternating with 5 and 6: sums; 2 and 3: h and l of 16 rows; 4: a block of
- * weights, 4 numbers per lane. */
+/* Configures the tiles. 0 and 1, alternating with 5 and 6: sums; 2 and 3: h and l of 16 rows; 4: a
+ * block of weights, 4 numbers per lane. */
 static void tiles_configure(void)
 {
     struct amx_config c = {.palette = 1,

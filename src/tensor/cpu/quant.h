@@ -27,9 +27,9 @@ struct quant_tile {
     int m;
     int64_t k;
     enum dtype dtype; /* type of the weights */
-    const uint8_t *w; /* first panel */
+    const uint8_t *w; /* address of the first panel of weights */
     size_t panel_bytes;
-    bool fetch_into_l2; /* cpu_fetches_into_l2 */
+    bool fetch_into_l2; /* result of cpu_fetches_into_l2 */
     int n_panels;
     float *c; /* first element of the tile */
     int64_t ldc;

@@ -17,7 +17,7 @@
         }                                                                                  \
     } while (0)
 
-/* dst[j][i] = src[i][j]; strides in elements.
+/* Sets dst[j][i] = src[i][j]. Strides are in elements.
  *
  * Interleaving rows i and i + 8 four times in units of 16 bits is a perfect shuffle.  Inside each
  * 128-bit half it leaves column c of rows 0..7 in one register and of rows 8..15 in the next. The
@@ -44,8 +44,8 @@ static inline void transpose16_u16(uint16_t *dst, int dst_stride, const uint16_t
 
 #undef INTERLEAVE
 
-/* dst = src. The write bypasses the caches if dst is aligned to lines of 64 bytes and n is a whole
- * number of lines: half the memory traffic, because the lines are not read first.  stream_end
+/* Copies n bytes. The write bypasses the caches if dst is aligned to lines of 64 bytes and n is a
+ * whole number of lines: half the memory traffic, because the lines are not read first. stream_end
  * orders these writes before later ones. */
 static inline void stream_lines(void *dst, const void *src, size_t n)
 {

@@ -67,7 +67,7 @@ static inline v16 v_div(v16 a, v16 b)
 {
     return v_pair(_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi));
 }
-/* a * b + c, rounded once. */
+/* Returns a * b + c, rounded once. */
 static inline v16 v_fma(v16 a, v16 b, v16 c)
 {
     return v_pair(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
@@ -86,13 +86,13 @@ static inline v16 v_round(v16 a)
     return v_pair(_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
                   _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-/* x < limit ? a : b, lane by lane; b where x is NaN. */
+/* Returns x < limit ? a : b, lane by lane; b where x is NaN. */
 static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
 {
     return v_pair(_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ)),
                   _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_LT_OQ)));
 }
-/* x < limit ? 0 : a; a where x is NaN. */
+/* Returns x < limit ? 0 : a, lane by lane; a where x is NaN. */
 static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
 {
     return v_pair(_mm256_andnot_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ), a.lo),
@@ -107,7 +107,7 @@ static inline __m256 scale2_half(__m256 a, __m256 n)
     __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), e));
 }
-/* a * 2^n for integral n, if the result is normal. */
+/* Returns a * 2^n for integral n, if the result is normal. */
 static inline v16 v_scale2(v16 a, v16 n)
 {
     return v_pair(scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi));
@@ -147,8 +147,8 @@ static inline v16 v_load_bf16(const uint16_t *p)
 {
     return v_pair(bf16_half(p), bf16_half(p + 8));
 }
-/* One shuffle per 8 elements, where v_load_bf16 needs a shuffle and a shift. The lanes are 0-3,
- * 8-11, 4-7, 12-15. */
+/* Loads 16 bf16 with one shuffle per 8 elements, where v_load_bf16 needs a shuffle and a shift. The
+ * lanes are 0-3, 8-11, 4-7, 12-15. */
 static inline v16 v_load_bf16_split(const uint16_t *p)
 {
     __m256i x = _mm256_loadu_si256((const __m256i *)p), zero = _mm256_setzero_si256();

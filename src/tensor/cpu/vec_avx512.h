@@ -58,7 +58,7 @@ static inline v16 v_div(v16 a, v16 b)
 {
     return _mm512_div_ps(a, b);
 }
-/* a * b + c, rounded once. */
+/* Returns a * b + c, rounded once. */
 static inline v16 v_fma(v16 a, v16 b, v16 c)
 {
     return _mm512_fmadd_ps(a, b, c);
@@ -76,12 +76,12 @@ static inline v16 v_round(v16 a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-/* x < limit ? a : b, lane by lane; b where x is NaN. */
+/* Returns x < limit ? a : b, lane by lane; b where x is NaN. */
 static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), b, a);
 }
-/* x < limit ? 0 : a; a where x is NaN. */
+/* Returns x < limit ? 0 : a, lane by lane; a where x is NaN. */
 static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
 {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), a);
@@ -90,7 +90,7 @@ static inline float v_lane0(v16 a)
 {
     return _mm512_cvtss_f32(a);
 }
-/* a * 2^n for integral n, if the result is normal. */
+/* Returns a * 2^n for integral n, if the result is normal. */
 static inline v16 v_scale2(v16 a, v16 n)
 {
     __m512i e = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
@@ -125,8 +125,9 @@ static inline v16 v_load_bf16(const uint16_t *p)
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-/* One shuffle instead of a shuffle and a shift; the lanes are in the order 0-3, 8-11, 4-7, 12-15.
- * Loading the same 32 bytes into both halves costs nothing, and a shuffle stays inside 16 bytes. */
+/* Loads 16 bf16 with one shuffle, where v_load_bf16 needs a shuffle and a shift. The lanes are in
+ * the order 0-3, 8-11, 4-7, 12-15. Loading the same 32 bytes into both halves costs nothing, and a
+ * shuffle stays inside 16 bytes. */
 static inline v16 v_load_bf16_split(const uint16_t *p)
 {
     const __m512i upper_halves = _mm512_set_epi64(

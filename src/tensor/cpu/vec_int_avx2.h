@@ -53,7 +53,7 @@ static inline void i_widen(const uint8_t *p, i16x2 *even, i16x2 *odd)
     odd->lo = _mm256_srai_epi16(v.lo, 8);
     odd->hi = _mm256_srai_epi16(v.hi, 8);
 }
-/* sum + a[0] * b[0] + a[1] * b[1], lane by lane. */
+/* Returns sum + a[0] * b[0] + a[1] * b[1], lane by lane. */
 static inline i32 i_dot(i32 sum, i16x2 a, i16x2 b)
 {
     return (i32){_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),

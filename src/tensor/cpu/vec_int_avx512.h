@@ -45,7 +45,7 @@ static inline void i_widen(const uint8_t *p, i16x2 *even, i16x2 *odd)
     *even = _mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8);
     *odd = _mm512_srai_epi16(v, 8);
 }
-/* sum + a[0] * b[0] + a[1] * b[1], lane by lane. */
+/* Returns sum + a[0] * b[0] + a[1] * b[1], lane by lane. */
 static inline i32 i_dot(i32 sum, i16x2 a, i16x2 b)
 {
     return i_dot_512(sum, a, b);

@@ -60,7 +60,7 @@ static inline void i_widen(const uint8_t *p, i16x2 *even, i16x2 *odd)
         odd->pair[i][1] = b[4 * i + 3];
     }
 }
-/* sum + a[0] * b[0] + a[1] * b[1], lane by lane. */
+/* Returns sum + a[0] * b[0] + a[1] * b[1], lane by lane. */
 static inline i32 i_dot(i32 sum, i16x2 a, i16x2 b)
 {
     for (int i = 0; i < 16; i++)

@@ -56,7 +56,7 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
     high->lo = _mm256_and_si256(_mm256_srli_epi16(v.lo, 4), mask);
     high->hi = _mm256_and_si256(_mm256_srli_epi16(v.hi, 4), mask);
 }
-/* sum + w . x, lane by lane; w is from 0 to 63, x from -127 to 127. */
+/* Returns sum + w . x, lane by lane. w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     return (i_part){_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo)),

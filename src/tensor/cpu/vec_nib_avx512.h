@@ -46,7 +46,7 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
     *low = _mm512_and_si512(v, mask);
     *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
 }
-/* sum + w . x, lane by lane; w is from 0 to 63, x from -127 to 127. */
+/* Returns sum + w . x, lane by lane. w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     return i_dot4_512(sum, w, x);

@@ -57,7 +57,7 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
         high->of[i / 4][i % 4] = p[i] >> 4;
     }
 }
-/* sum + w . x, lane by lane; w is from 0 to 63, x from -127 to 127. */
+/* Returns sum + w . x, lane by lane. w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     for (int i = 0; i < 16; i++)

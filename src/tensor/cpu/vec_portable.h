@@ -69,7 +69,7 @@ static inline v16 v_div(v16 a, v16 b)
     V_EACH(i) a.f[i] = a.f[i] / b.f[i];
     return a;
 }
-/* a * b + c, rounded once. */
+/* Returns a * b + c, rounded once. */
 static inline v16 v_fma(v16 a, v16 b, v16 c)
 {
     V_EACH(i) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
@@ -91,13 +91,13 @@ static inline v16 v_round(v16 a)
     V_EACH(i) a.f[i] = rintf(a.f[i]);
     return a;
 }
-/* x < limit ? a : b, lane by lane; b where x is NaN. */
+/* Returns x < limit ? a : b, lane by lane; b where x is NaN. */
 static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
 {
     V_EACH(i) b.f[i] = x.f[i] < limit.f[i] ? a.f[i] : b.f[i];
     return b;
 }
-/* x < limit ? 0 : a; a where x is NaN. */
+/* Returns x < limit ? 0 : a, lane by lane; a where x is NaN. */
 static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
 {
     V_EACH(i) a.f[i] = x.f[i] < limit.f[i] ? 0 : a.f[i];
@@ -107,7 +107,7 @@ static inline float v_lane0(v16 a)
 {
     return a.f[0];
 }
-/* a * 2^n for integral n, if the result is normal. */
+/* Returns a * 2^n for integral n, if the result is normal. */
 static inline v16 v_scale2(v16 a, v16 n)
 {
     V_EACH(i)
@@ -172,7 +172,7 @@ static inline void v_store_f16(uint16_t *p, v16 a)
     V_EACH(i) p[i] = f32_to_f16(a.f[i]);
 }
 
-/* dst[j][i] = src[i][j] for 16 by 16 elements; strides in elements. */
+/* Sets dst[j][i] = src[i][j] for 16 by 16 elements. Strides are in elements. */
 static inline void transpose16_u16(uint16_t *dst, int dst_stride, const uint16_t *src,
                                    int src_stride)
 {
@@ -181,9 +181,9 @@ static inline void transpose16_u16(uint16_t *dst, int dst_stride, const uint16_t
         dst[j * dst_stride + i] = src[i * src_stride + j];
 }
 
-/* dst = src. The write bypasses the caches if dst is aligned to lines of 64 bytes and n is a whole
- * number of lines: half the memory traffic, because the lines are not read first.  stream_end
- * orders these writes before later ones. */
+/* Copies n bytes. In the other instruction sets the write bypasses the caches if dst is aligned to
+ * lines of 64 bytes and n is a whole number of lines: half the memory traffic, because the lines
+ * are not read first. stream_end orders these writes before later ones. */
 static inline void stream_lines(void *dst, const void *src, size_t n)
 {
     memcpy(dst, src, n);

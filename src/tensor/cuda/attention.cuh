@@ -23,7 +23,7 @@ static __device__ __forceinline__ int first_key(const gpu_attention_job &a, int 
     return a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
 }
 
-/* 2^x, or 0 below 2^-126; exactly 1 for 0, and 0 for -inf. */
+/* Returns 2^x, or 0 if that is below 2^-126. Exactly 1 for x = 0, and 0 for -inf. */
 static __device__ __forceinline__ float exp2_approx(float x)
 {
 #ifdef HCACHE_CUDA_EMULATED

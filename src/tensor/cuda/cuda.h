@@ -67,7 +67,7 @@ struct cuda_stream {
     /* For compute streams only: */
     struct cuda_blas_handle *blas;
     struct upload up;
-    float *scratch; /* for split attention */
+    float *scratch; /* scratch memory of split attention */
     int64_t scratch_floats;
     /* Result of all_finite: on the device, and in pinned memory. */
     int32_t *flag, *flag_host;
@@ -95,7 +95,7 @@ int cuda_check(struct cuda_stream *s, cudaError_t e, const char *what);
 /* Logs a failure with the caller's text, and makes it the stream's sticky error. Returns the
  * stream's code. */
 int cuda_fail(struct cuda_stream *s, int code, const char *why);
-/* First call of an operation. Returns the stream's code; an empty batch may have NULL data. */
+/* First call of an operation. Returns the stream's code. An empty batch may have NULL data. */
 int cuda_enter(struct stream *s);
 /* Last call of an operation. Returns the error of its launches. */
 int cuda_leave(struct stream *s, const char *what);
@@ -129,8 +129,8 @@ void cuda_blas_close(struct cuda_blas *b);
 int cuda_blas_handle_create(struct cuda_blas *b, cudaStream_t s,
                             struct cuda_blas_handle **out, struct err *err);
 void cuda_blas_handle_destroy(struct cuda_blas *b, struct cuda_blas_handle *h);
-/* c [m][n] = a [m][k] . w [n][k]^T; a and w have one type, c has that or f32. Returns 0 or cuBLAS's
- * status. */
+/* Computes c [m][n] = a [m][k] . w [n][k]^T. a and w have one type; c has that type or f32. Returns
+ * 0 or cuBLAS's status. */
 int cuda_blas_matmul(struct cuda_blas *b, struct cuda_blas_handle *h, struct gpu_mat c,
                      struct gpu_mat a, struct gpu_mat w);
 

@@ -209,8 +209,8 @@ static int cuda_stream_sync(struct stream *base)
     return rc != 0 ? rc : atomic_load(&base->code);
 }
 
-/* A launch that was refused leaves the device as it was.  After a fault inside a kernel every later
- * call fails as well, and only a new process helps. */
+/* Clears the stream's error. A launch that was refused leaves the device as it was. After a fault
+ * inside a kernel every later call fails as well, and only a new process helps. */
 static int cuda_stream_recover(struct stream *base)
 {
     struct cuda_stream *s = cuda_stream(base);
@@ -337,7 +337,7 @@ static int cuda_event_sync(struct event *e)
 
 /* --- the device ------------------------------------------------------------------------------- */
 
-/* A failure here is reported by the next call. */
+/* Makes the device current on the calling thread. The next call reports a failure. */
 static void cuda_device_enter(struct device *d)
 {
     (void)cudaSetDevice(((struct cuda_device *)d)->index);

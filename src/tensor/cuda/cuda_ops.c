@@ -310,7 +310,8 @@ static int cuda_kv_load(struct stream *s, const struct kv_layer *kv,
     return rc;
 }
 
-/* Elements are moved, never computed with, so only their size matters. */
+/* Packs rows into a chunk by heads. Elements are moved, never computed with, so only their size
+ * matters. */
 static void pack_heads(uint8_t *out, const uint8_t *rows, size_t row_bytes, int n_kv,
                        size_t head_bytes)
 {

@@ -106,7 +106,7 @@ template <typename T> struct raw_piece {
     uint4 w[PIECE * sizeof(T) / 16];
 };
 
-/* p is 16-byte aligned. */
+/* Loads a piece. p is 16-byte aligned. */
 template <typename T>
 static __device__ __forceinline__ void load_raw(raw_piece<T> &to, const T *p)
 {

@@ -260,7 +260,7 @@ template <typename T, int D, int M> struct tile_of {
     };
 };
 
-/* s = q . k^T: M times 16 rows x 64 keys per warp. */
+/* Computes s = q . k^T: M times 16 rows x 64 keys per warp. */
 template <typename T, int D, int M>
 static __device__ __forceinline__ void tile_scores(float (*s)[TOKENS / 8][4], const T *q,
                                                    const T *k, int lane)
@@ -289,7 +289,7 @@ static __device__ __forceinline__ void tile_scores(float (*s)[TOKENS / 8][4], co
     }
 }
 
-/* o += p . v, p rounded to T. */
+/* Computes o += p . v, with p rounded to T. */
 template <typename T, int D, int M>
 static __device__ __forceinline__ void
 tile_values(float (*o)[D / 8][4], const float (*p)[TOKENS / 8][4], const T *v, int lane)
@@ -319,7 +319,7 @@ tile_values(float (*o)[D / 8][4], const float (*p)[TOKENS / 8][4], const T *v, i
 }
 
 /* Turns a row's scores into weights.  Lane 4g + t has keys 2t, 2t + 1, 8 + 2t, ... of rows g (r =
- * 0) and g + 8 (r = 1); key0 is the first of them.  `all`: the row, at pos, sees the whole block. 
+ * 0) and g + 8 (r = 1); key0 is the first of them.  `all`: the row, at pos, sees the whole block.
  * Returns the factor for the row's output so far. */
 static __device__ __forceinline__ float tile_weights(float (*s)[4], int r, int key0,
                                                      int pos, bool all, int window,

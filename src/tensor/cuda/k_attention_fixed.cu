@@ -27,7 +27,7 @@ enum {
 
 /* --- the steps -------------------------------------------------------------------------------- */
 
-/* s: scores of 16 rows of q and the keys of N staged strips of k, from `strip` on. */
+/* Sets s to the scores of 16 rows of q and the keys of N staged strips of k, from `strip` on. */
 template <typename T, int D, int N>
 static __device__ __forceinline__ void attend_scores(float (&s)[2 * N][4], const T *q,
                                                      const T *k, int strip)
@@ -75,7 +75,8 @@ static __device__ __forceinline__ void attend_mask(float (&s)[2 * N][4], float h
     }
 }
 
-/* While a row has seen no key, its maximum is -inf and all its weights must be 0. */
+/* Returns the base of a row's weights: its maximum, or 0 while the row has seen no key. Its maximum
+ * is -inf then, and all its weights must be 0. */
 static __device__ __forceinline__ float base_of(float high)
 {
     return high == -INFINITY ? 0.0f : high;
@@ -111,8 +112,8 @@ static __device__ __forceinline__ float attend_shrink(softmax &x, int r, float h
     return shrink;
 }
 
-/* o += p . v for 16 keys and N pairs of columns (8 each) from `pair` on, `step` pairs apart; pairs
- * from n on do not exist. */
+/* Computes o += p . v for 16 keys and N pairs of columns (8 each) from `pair` on, `step` pairs
+ * apart. Pairs from n on do not exist. */
 template <typename T, int D, int N>
 static __device__ __forceinline__ void attend_values(float (&o)[2 * N][4],
                                                      const uint32_t p[4], const T *v,

@@ -81,7 +81,7 @@ static bool is_wide(gpu_kv kv)
 
 /* --- rows of queries ---------------------------------------------------------------------------- */
 
-/* In place, because a thread owns both elements of a pair. */
+/* Rotates a row in place: a thread owns both elements of a pair. */
 template <typename T>
 static __device__ __forceinline__ void rope_row(T *row, int cols, int d_head,
                                                 gpu_angles rope, int pos, bool wide)

@@ -95,7 +95,8 @@ static __device__ __forceinline__ void load_b(uint32_t b[4], const T *tile, int 
     load_matrix_x4(b, tile + staged(r0 + lane % 8 + lane / 16 * 8, kk * 2 + lane / 8 % 2));
 }
 
-/* part [16 M][8 N] += rows from a0 of tile a times rows from w0 of tile w: four steps, ascending.
+/* Computes part [16 M][8 N] += rows from a0 of tile a times rows from w0 of tile w, in four
+ * ascending steps.
  */
 template <typename T, int M, int N>
 static __device__ __forceinline__ void tile_steps(float (&part)[M][N][4], const T *a,

@@ -55,7 +55,8 @@ static __global__ void __launch_bounds__(THREADS)
 {
     await_stream();
     __shared__ __align__(16) int16_t x[ROWS][K_BLOCK];
-    __shared__ __align__(16) int8_t q[COLS][K_BLOCK + WORD]; /* a bank for each column */
+    __shared__ __align__(16) int8_t q[COLS][K_BLOCK + WORD]; /* padded so that columns lie in
+                                                              * different banks */
     __shared__ float e[ROWS], d[COLS][PER_K_BLOCK + 1];
     int row0 = (int)blockIdx.y * ROWS, col0 = (int)blockIdx.x * COLS;
     int n_rows = c.rows - row0 < ROWS ? c.rows - row0 : ROWS;

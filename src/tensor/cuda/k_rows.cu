@@ -265,7 +265,7 @@ void gpu_add_bias(cudaStream_t s, struct gpu_mat x, const float *bias)
     })
 }
 
-/* In the order of enum activation (ops.h). */
+/* Returns the activation of x. Numbers are those of enum activation (ops.h). */
 static __device__ __forceinline__ float activate(float x, int act)
 {
     switch (act) {

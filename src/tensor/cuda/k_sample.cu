@@ -159,7 +159,7 @@ static __device__ uint64_t candidate_at(const sieve &v, uint64_t target)
     return found;
 }
 
-/* v has all n candidates, and the best logit is finite. */
+/* Returns the key of the drawn candidate. v has all n candidates, and the best logit is finite. */
 static __device__ uint64_t draw_one(sieve v, const sample_row &o, uint64_t n)
 {
     bool top_k = o.top_k > 0 && (uint64_t)o.top_k < n, top_p = o.top_p < 1.0f;
@@ -175,7 +175,7 @@ static __device__ uint64_t draw_one(sieve v, const sample_row &o, uint64_t n)
     return candidate_at(v, sample_target(o.draw, total_of(v)));
 }
 
-/* without the 1 the compiler uses 32 registers and spills */
+/* Without the 1 the compiler uses 32 registers and spills. */
 static __global__ void __launch_bounds__(THREADS, 1)
     sample_rows(int32_t *ids, gpu_mat logits, const sample_row *rows)
 {

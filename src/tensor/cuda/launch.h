@@ -69,7 +69,7 @@ void gpu_layernorm(cudaStream_t s, struct gpu_mat out, struct gpu_mat x, const f
 void gpu_head_norm(cudaStream_t s, struct gpu_mat x, int d_head, const float *w, float eps);
 void gpu_convert(cudaStream_t s, struct gpu_mat out, struct gpu_mat x);
 void gpu_add(cudaStream_t s, struct gpu_mat out, struct gpu_mat a, struct gpu_mat b);
-/* sum = x + y, out = its norm (RMS if b is NULL). */
+/* Computes sum = x + y, and out = the norm of sum (RMS if b is NULL). */
 void gpu_add_norm(cudaStream_t s, struct gpu_mat out, struct gpu_mat sum, struct gpu_mat x,
                   struct gpu_mat y, const float *w, const float *b, float eps);
 void gpu_add_bias(cudaStream_t s, struct gpu_mat x, const float *bias);
@@ -79,19 +79,22 @@ void gpu_act(cudaStream_t s, struct gpu_mat x, int act);
 void gpu_all_finite(cudaStream_t s, struct gpu_mat x, int32_t *flag);
 
 /* --- products (k_matmul.cu): c [m][n] = a [m][k] . w[n][k]^T (+ bias) --- */
-/* The arithmetic of ops.h to the bit, for every type and shape: independent of the batch. */
+/* Computes a product with the arithmetic of ops.h to the bit, for every type and shape, independent
+ * of the batch. */
 void gpu_matmul_exact(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
                       const float *bias);
-/* a and w are both f16 or both bf16; c has that type or f32 (k_matmul_fixed.cu).  Each element is
- * computed as follows, whatever batch and kernel computes it: k is cut into blocks of 256, padded
- * with zeros to a multiple of 64; a block's sum is a chain of tensor-core steps of 16 (m16n8k16,
- * the row of `a` in operand A) in ascending k from +0; blocks' sums are added in f32 in ascending
- * order, from +0; bias last. `n_sm`: number of multiprocessors, by which the tile size is chosen.
+/* Computes a product in fixed math. a and w are both f16 or both bf16; c has that type or f32
+ * (k_matmul_fixed.cu). Each element is computed as follows, whatever batch and kernel computes it:
+ * k is cut into blocks of 256, padded with zeros to a multiple of 64; a block's sum is a chain of
+ * tensor-core steps of 16 (m16n8k16, the row of `a` in operand A) in ascending k from +0; blocks'
+ * sums are added in f32 in ascending order, from +0; bias last. `n_sm`: number of multiprocessors,
+ * by which the tile size is chosen.
  */
 void gpu_matmul_fixed(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
                       const float *bias, int n_sm);
 enum { GPU_GEMV_ROWS = 8 };
-/* For at most GPU_GEMV_ROWS rows: reads the weights once, at the speed of memory. */
+/* A product of at most GPU_GEMV_ROWS rows, which reads the weights once, at the speed of memory.
+ * gpu_gemv_can returns whether it suits the operands. */
 int gpu_gemv_can(struct gpu_mat c, struct gpu_mat a, struct gpu_mat w);
 void gpu_gemv(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
               const float *bias);
@@ -102,7 +105,7 @@ struct gpu_q8 {
     const uint16_t *d; /* [n][n_blocks] scales, f16 */
     int n_blocks;
 };
-/* c [m][n] = a [m][k] . w^T (+ bias) with the bits of ops.h; c is f32 or has a's type. */
+/* Computes c [m][n] = a [m][k] . w^T (+ bias) with the bits of ops.h. c is f32 or has a's type. */
 void gpu_matmul_q8(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_q8 w,
                    const float *bias);
 /* Sets out to rows ids[0..out.rows) of w, rounded to out's type. */
@@ -136,7 +139,7 @@ struct gpu_attention_job {
     float scale;
     int window; /* number of keys that a row sees; 0: all */
     enum gpu_math math;
-    float *scratch; /* for rows that are split */
+    float *scratch; /* scratch memory for rows whose keys are split */
     int64_t scratch_floats;
     int n_sm; /* number of multiprocessors, which limits how far splitting pays */
     size_t shared_bytes; /* shared memory that a block may have */

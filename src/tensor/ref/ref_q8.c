@@ -10,7 +10,7 @@
 #include "tensor/q8_blocks.h"
 
 struct block {
-    uint16_t d; /* f16 */
+    uint16_t d; /* the scale, an f16 */
     int8_t q[Q8_BLOCK];
 };
 

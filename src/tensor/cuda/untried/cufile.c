@@ -150,9 +150,10 @@ static int refused(struct err *err, const char *what, struct cufile_error e)
                    meaning(e.code));
 }
 
-/* By default cuFile writes cufile.log into the current folder, whatever its parameters say (seen
- * with 1.14 and 1.20 on a machine without a driver); only the environment prevents it.  No other
- * thread of this program reads that variable while a restore pipeline is created. */
+/* Prevents cuFile's log. By default cuFile writes cufile.log into the current folder, whatever its
+ * parameters say (seen with 1.14 and 1.20 on a machine without a driver); only the environment
+ * prevents it. No other thread of this program reads that variable while a restore pipeline is
+ * created. */
 static void silence_log(void)
 {
     if (getenv("CUFILE_ENV_PATH_JSON") == NULL)
@@ -338,8 +339,8 @@ static int status_of(const struct cufile_event *e, const struct file_read *read)
     return e->status == CANCELED || e->status == TIMEOUT ? -ECANCELED : -EIO;
 }
 
-/* cuFile does not know the state of a batch.  The batch is cancelled and destroyed, which ends its
- * reads; the reader cannot be used any more. */
+/* Ends a batch whose state cuFile does not know. The batch is cancelled and destroyed, which ends
+ * its reads. The reader cannot be used any more. */
 static int abandon(struct cuda_file_reader *r, struct file_batch *b, struct cufile_error e,
                    struct err *err)
 {

@@ -42,7 +42,7 @@ struct nccl {
     char broken[160]; /* why no exchange is possible any more; empty: exchanges work */
     int (*init_all)(nccl_comm *comms, int n, const int *devices);
     int (*destroy)(nccl_comm c);
-    int (*abandon)(nccl_comm c); /* ncclCommAbort */
+    int (*abandon)(nccl_comm c); /* function ncclCommAbort */
     int (*async_error)(nccl_comm c, int *code);
     int (*group_start)(void);
     int (*group_end)(void);
