@@ -25,7 +25,7 @@ struct carry {
     int max_rows; /* most rows of a layer: the window C */
     /* Cut of the carried view: the number of dropped tokens (policy/truncation.h). */
     int cut;
-    int n; /* rows [0, n) of each layer are there */
+    int n; /* number of rows carried so far: rows [0, n) of each layer */
 };
 
 /* Returns whether sequences on this device may carry their view in memory. */

@@ -44,7 +44,7 @@ struct engine_opts {
     const struct model *model;
     struct store *store; /* NULL: nothing is restored or saved */
     struct saver *saver; /* NULL: nothing is saved */
-    /* Remote from which chunks that the store lacks are fetched; NULL: none. */
+    /* Remote from which chunks that the store lacks are fetched; NULL: there is no remote. */
     struct remote *remote;
     struct sha256 fingerprint;
     /* Speeds that plans are computed from. If it lacks the store's speed, the engine measures
@@ -52,7 +52,7 @@ struct engine_opts {
      * the first hits. */
     struct platform *platform;
     bool measure_ahead;
-    /* The store's throttle; 0: none. It bounds the platform's bandwidth. */
+    /* The store's throttle, which bounds the platform's bandwidth; 0: there is no throttle. */
     uint64_t throttle_bytes_per_s;
     int max_seqs;       /* sequences that run at once; any number may wait */
     int max_batch_rows; /* at least 512 (a restore group) */
@@ -75,14 +75,14 @@ struct engine_opts {
 };
 
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err);
-void engine_destroy(struct engine *e); /* No sequence may be left. */
+void engine_destroy(struct engine *e); /* Frees an engine. No sequence may be left. */
 
 enum finish {
     FINISH_NONE, /* still going */
     FINISH_EOS,
     FINISH_LENGTH,
     FINISH_CANCELLED,
-    FINISH_TIMEOUT, /* its deadline has passed */
+    FINISH_TIMEOUT, /* the sequence's deadline has passed */
     FINISH_ERROR,   /* an error: outcome.err has it */
 };
 
@@ -111,8 +111,9 @@ struct request {
     /* Prefill begins when all layers are restored, as in the paper, not layer by layer. For
      * comparison. */
     bool restore_first;
-    int priority;        /* lower is earlier */
-    int64_t deadline_ns; /* time of clock_now_ns; 0: none */
+    int priority; /* lower is earlier */
+    /* Time of clock_now_ns by which the sequence must have ended; 0: no deadline. */
+    int64_t deadline_ns;
     /* Called when the sequence gets a place for the first time; NULL: not called. */
     void (*on_admit)(void *arg);
     /* Called for every generated token; non-zero cancels. */

@@ -26,7 +26,7 @@ struct fused {
     struct seq_shared *shared;
     struct next_token *next;
     int max_rows;
-    struct seq *seq; /* sequence in fused prefill; NULL: none */
+    struct seq *seq; /* sequence in fused prefill; NULL: no sequence is */
     int first, n;    /* the rows are positions [first, first + n) of seq */
     struct model_pass pass;
     struct model_tap tap;

@@ -44,7 +44,7 @@ struct step_batch;
 enum mixed_packing {
     MIXED_BALANCED, /* minibatch_form, MINIBATCH_BALANCED */
     MIXED_PAPER,    /* minibatch_form, MINIBATCH_PAPER */
-    MIXED_IN_ORDER, /* in the order of the batch; for comparison */
+    MIXED_IN_ORDER, /* mini-batches in the order of the batch, for comparison */
 };
 
 struct mixed_opts {
@@ -67,7 +67,8 @@ struct mixed_opts {
     /* Slows the link down to this speed; 0: the link's own speed. */
     double link_bytes_per_s;
     /* For benchmarks: bytes of each layer that come over the link, a part before the blocks of each
-     * mini-batch.  They stand for streamed weights of the next layer; nothing reads them. */
+     * mini-batch. These bytes stand for streamed weights of the next layer, and nothing reads them.
+     */
     size_t weights_bytes;
     /* For tests: overrides the ratio. Same contract as kv_pool_numbers.order. */
     const int *(*order)(void *arg, const struct kv_table *t);

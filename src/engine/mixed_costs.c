@@ -86,9 +86,8 @@ static int sample(struct sampling *p, int (*work)(struct sampling *, int), doubl
             s[k].y = t > 0 && t < s[k].y ? t : s[k].y;
         }
     }
-    /* On a busy machine few blocks may take as long as many. A line that does not fit is not
-     * used. The mean of the largest sample replaces it: an upper bound that other work disturbs
-     * least. */
+    /* On a busy machine a few blocks may take as long as many. If the line does not fit, the mean
+     * of the largest sample replaces it: an upper bound, which other work disturbs least. */
     if (!regress(s, N_SIZES, 2, &fit) || fit.coef[1] <= 0 || fit.r2 < LEAST_R2) {
         double per_unit = s[N_SIZES - 1].y / s[N_SIZES - 1].x[1];
         fit = (struct regress_fit){.coef = {0, per_unit}, .r2 = fit.r2};

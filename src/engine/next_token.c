@@ -108,7 +108,7 @@ static int shape(struct next_token *h, struct stream *s, struct mat logits, cons
             continue;
         for (; !q->req.ignore_eos && n_ends < c->n_eos; n_ends++)
             ends[n_ends] = c->eos_ids[n_ends];
-        /* BOS ends an answer, too. */
+        /* The BOS token ends an answer, as an EOS token does. */
         if (!q->req.ignore_eos)
             ends[n_ends++] = c->bos_id;
         struct shaping_place place = {.tokens = q->tokens,

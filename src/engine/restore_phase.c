@@ -85,9 +85,9 @@ size_t restore_phase_bytes(const struct restore_phase *g)
 
 /* --- one sequence's way through the phase ----------------------------------------------------- */
 
-/* Ends a restore, or a phase that needed none. n_stored chunks are known to be in the store. A pin
- * on the last one protects all of them, so the chunks that the sequence continues are not evicted
- * while it lives. */
+/* Ends a sequence's restore, or a RESTORE phase without one. n_stored chunks are known to be in the
+ * store. A pin on the last one protects all of them, so the chunks that the sequence continues are
+ * not evicted while it lives. */
 static void end(struct restore_phase *g, struct seq *s, int n_stored)
 {
     if (n_stored > 0) {

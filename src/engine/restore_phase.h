@@ -16,7 +16,7 @@ struct restore_phase_opts {
     struct platform *platform;
     /* If the platform lacks the store's speed, measure it in the background from now on. */
     bool measure_ahead;
-    uint64_t throttle_bytes_per_s; /* the store's throttle; 0: none */
+    uint64_t throttle_bytes_per_s; /* the store's throttle; 0: there is no throttle */
     size_t staging_bytes;
     enum restore_direct direct;
     /* State that waiting sequences need is read ahead: into the store's DRAM tier, or into

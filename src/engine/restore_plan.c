@@ -159,7 +159,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
         snprintf(s->out.plan.deviation, sizeof s->out.plan.deviation,
                  "the context is truncated: layers behind the first cannot be recomputed");
     }
-    /* Without records for the moved tokens the chunks count as not stored. */
+    /* If the moved tokens lack records, their chunks count as not stored. */
     if (rc == ERR_NOT_FOUND && moves && !s->req.plan_strict) {
         s->out.err = (struct err){0};
         n_used = rc = 0;

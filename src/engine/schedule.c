@@ -88,8 +88,8 @@ static struct lead_request describe_prompt(const struct seq *s)
                                              kv_pool_layers(s->shared->pool) != NULL};
 }
 
-/* Describes a waiting sequence. While no place is free nothing is looked up: each step would
- * repeat the look-up in vain. */
+/* Describes a waiting sequence. While no place is free, does not look up known blocks, because each
+ * step would repeat the look-up for nothing. */
 static void describe_waiting(const struct schedule *c, int i, bool is_full,
                              struct sched_req *r)
 {

@@ -76,8 +76,9 @@ struct seq_upcoming {
 
 /* Decision about reading ahead for a waiting sequence (staging.h). */
 struct seq_staging {
-    bool is_decided;         /* whether to stage its restore has been decided */
-    bool is_placed;          /* its restore was staged and continues at its place */
+    bool is_decided; /* whether to stage its restore has been decided */
+    /* The sequence's restore was staged, and continues now that it has its place. */
+    bool is_placed;
     int first;               /* chunks that the KV pool held when the restore was planned */
     struct read_ahead ahead; /* prediction for that restore */
     uint64_t bytes;          /* bytes that the restore reads in all */
@@ -88,13 +89,14 @@ struct seq_staging {
 struct stairs {
     bool must_choose; /* WAIT: it chooses its view when its saves have settled */
     bool is_stepping; /* WAIT, RESTORE: a stair has ended, the next one has not begun */
-    bool has_asked_remote; /* it has tried its last view with the remote's help */
+    bool has_asked_remote; /* the sequence has tried its last view with the remote's help */
     /* WAIT, RESTORE: it is trying its last view with the remote's help. */
     bool asks_remote;
     /* The saver's mark when the sequence arrived. It covers all state that the saver had been given
      * by then. */
     uint64_t mark;
-    int limit; /* chunks from this one on could not be restored; INT_MAX: no such limit */
+    /* Index of the first chunk that could not be restored; INT_MAX: no chunk failed. */
+    int limit;
     int n_replays;      /* times that stairs were replayed because their state was lost */
     enum save_end lost; /* why its last save ended early */
     int64_t t_step;     /* when the last stair ended */
@@ -126,19 +128,20 @@ struct seq {
     /* Keys of the prompt's chunks; after a preemption, of all known tokens' chunks. */
     struct chain chain;
     struct kv_table table;
-    /* Its restore, between restore_find and restore_end; else NULL. */
+    /* The sequence's restore, between restore_find and restore_end; else NULL. */
     struct restore *restore;
     struct seq_staging staging;
     int n_planned; /* chunks that it restores; 0: not planned yet */
     /* Time in seconds to compute the tokens of those chunks instead. 0: the restore must wait for
      * its reads. */
     double recompute_s;
-    /* Its saving. In PHASE_WAIT: the saving from before its preemption. */
+    /* Saving of the sequence. In PHASE_WAIT: the saving from before the preemption. */
     struct save_seq *save;
     int n_before_save; /* index of the first token that `save` saves */
     bool has_gap; /* blocks before a window were not restored, so they must not be shared */
     struct seq_upcoming upcoming;
-    struct store_hit pin; /* pin on the last stored chunk of its prompt; impl NULL: none */
+    /* Pin on the last stored chunk of the sequence's prompt; impl NULL: no pin. */
+    struct store_hit pin;
     struct stairs stairs;
     /* Predicted and measured lanes of the sequence's first restore. */
     struct hcache_lanes predicted, measured;

@@ -47,7 +47,8 @@ static double prefill_s(const struct restore_phase *g, const struct seq *s, int 
            platform_prefill_s(p, n_old, s->view.n_tokens - n_old);
 }
 
-/* Returns the time to read the records of a plan for n_tokens, one after the other. */
+/* Returns the time to read the records of a plan for n_tokens, if one record is read after the
+ * other. */
 static double load_s(const struct restore_phase *g, const struct plan *plan, int n_tokens)
 {
     double s = 0;
@@ -66,9 +67,9 @@ static double room_of(const struct restore_phase *g, const struct plan *plan, in
     return n_groups > 0 ? (double)restore_stage_groups(g->pipeline) / n_groups : 0;
 }
 
-/* Plans the restore as if all reads were made ahead, and computes the gain over a restore
- * without reading ahead. A forced plan is carried out unchanged. Returns the share of its reads
- * that is worth making; 0: none. */
+/* Plans the restore as if all reads were made ahead, and computes the gain over a restore without
+ * reading ahead. A forced plan is carried out unchanged. Returns the share of its reads that is
+ * worth making, or 0 if no read is. */
 static double plan_ahead(struct restore_phase *g, struct seq *s,
                          const struct restore_found *f, bool beside_decodes)
 {

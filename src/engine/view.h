@@ -31,8 +31,8 @@ struct view {
 void view_init(struct view *v, const struct truncation *t);
 void view_deinit(struct view *v);
 
-/* Sets the view of the stair with this cut over tokens[0, n_tokens); at least one of them
- * belongs to the stair. The chain has the keys of all their full chunks. Chain and tokens must
+/* Sets the view of the stair with this cut over tokens[0, n_tokens); at least one of them belongs
+ * to the stair. The chain has the keys of all full chunks of these tokens. Chain and tokens must
  * outlive the view and stay in place. */
 void view_set(struct view *v, const struct chain *c, const int32_t *tokens, int n_tokens,
               int cut);

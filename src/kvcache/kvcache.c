@@ -462,7 +462,7 @@ int kv_table_differs_at(const struct kv_pool *p, const struct kv_table *t,
     return same < 0 ? -1 : (int)from + same;
 }
 
-/* Makes the block of one entry known, or replaces it by a known one. */
+/* Makes t's first unknown full block known, or replaces it by a known block with the same state. */
 static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                       const int32_t *tokens)
 {

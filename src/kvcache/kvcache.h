@@ -110,7 +110,7 @@ int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
 /* Drops every block from entry n_blocks on. */
 void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks);
 void kv_table_free(struct kv_pool *p, struct kv_table *t);
-/* Returns how many blocks no other table shares: those that dropping the table would free. */
+/* Returns the number of blocks that no other table shares. Dropping the table would free them. */
 int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t);
 
 /* --- reuse ----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ enum places_class {
     PLACES_ACT_DEVICE,
     PLACES_KV_HOST,
     PLACES_ACT_HOST,
-    PLACES_TOKENS, /* no memory: the block is computed again from its tokens */
+    PLACES_TOKENS, /* a TOKENS block has no memory and is computed again from its tokens */
     PLACES_CLASSES
 };
 

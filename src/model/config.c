@@ -405,8 +405,8 @@ static void read_gemma(struct fields *f, struct model_config *c)
     if (is_null(f, "head_dim"))
         refuse(f, "head_dim", "is missing");
     read_llama_like(f, c);
-    /* Early files have hidden_act "gelu" but mean the tanh form, so only hidden_activation counts
-     * if it is there. */
+    /* Early files have hidden_act "gelu" but mean the tanh form. So if hidden_activation is
+     * present, only it counts. */
     check_act(f, c, is_null(f, "hidden_activation") ? "hidden_act" : "hidden_activation",
               "gelu_pytorch_tanh");
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
@@ -670,7 +670,8 @@ static void refuse_other_kinds(struct fields *f)
 {
     must_be(f, "is_encoder_decoder", false, false);
     must_be(f, "add_cross_attention", false, false);
-    saw(f, "is_decoder"); /* every supported model is a decoder, whatever the field says */
+    /* Every supported model is a decoder, even if the field says otherwise. */
+    saw(f, "is_decoder");
     saw(f, "tie_encoder_decoder");
     saw(f, "pruned_heads");
     if (json_count(json_member(f->o, "pruned_heads")) > 0)

@@ -100,7 +100,7 @@ static const struct {
     {FAMILY_QWEN3, "sliding_window"},
     /* Has an effect with long-RoPE only. */
     {FAMILY_PHI3, "original_max_position_embeddings"},
-    {FAMILY_GEMMA, "hidden_act"},    /* unused if hidden_activation is there */
+    {FAMILY_GEMMA, "hidden_act"},    /* has no effect if hidden_activation is present */
     {FAMILY_FALCON, "num_kv_heads"}, /* unused if new_decoder_architecture is false */
 };
 

@@ -8,7 +8,7 @@
 
 #define ROPE_FACTORS_NAME "rope_freqs.weight"
 
-/* Like config_parse, with the same checks and invariants. */
+/* Fills *out from a GGUF model, with the checks and invariants of config_parse. */
 int config_from_gguf(struct model_config *out, const struct gguf_files *files,
                      struct err *err);
 int config_load_gguf(struct model_config *out, const char *path, struct err *err);

@@ -34,7 +34,7 @@ struct pieces {
     struct piece *list;
     size_t n, cap;
     char *owned;
-    struct piece *spare; /* the other half of a double buffer */
+    struct piece *spare; /* the other list of a double buffer */
     size_t spare_cap;
     bool failed; /* memory ran out: the list lacks pieces */
     void *match; /* scratch memory of the regular expressions */

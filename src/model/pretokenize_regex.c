@@ -370,7 +370,8 @@ static int attempt(const struct regex *r, struct scratch *w, const char *s, size
     return pcre2_match(r->code, (PCRE2_SPTR)s, end, from, options, w->data, w->context);
 }
 
-/* Like pcre2_match on the whole text, in windows that grow as far as the match looks. */
+/* Does the same as pcre2_match on the whole text, but in windows, which grow as far as the match
+ * looks. */
 static int match(const struct regex *r, struct scratch *w, const char *s, size_t n,
                  size_t from)
 {

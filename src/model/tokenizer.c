@@ -60,8 +60,8 @@ static bool is_named(const struct tokenizer_config *c, const char *text)
     return false;
 }
 
-/* Adds the tokens that tokenizer_config.json lists, too.  Like the reference, it adds those that
- * tokenizer.json lacks, and takes over the flags of those that it has. */
+/* Adds the tokens that tokenizer_config.json lists. As in the reference, tokens that tokenizer.json
+ * lacks are added, and the other tokens take over the listed flags. */
 static int add_listed(struct tokenizer *t, struct err *err)
 {
     int rc = 0;

@@ -23,7 +23,7 @@ struct guards {
 };
 
 struct added_search {
-    bool special;                /* special tokens are found, too */
+    bool special;                /* true: special tokens are found as well */
     const struct guards *guards; /* NULL: there are no guards */
     size_t at; /* position of s[0] in the text that the guards' places refer to */
     /* Set for normalized text, in which a token may begin with an added blank: a guard anywhere

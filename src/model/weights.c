@@ -68,7 +68,9 @@ struct loader {
     uint64_t stage_bytes[MAX_STAGES];
     uint64_t bytes_done, bytes_all;
     struct progress progress;
-    int n_bad; /* number of tensors with a NaN or an infinity; the first of them: */
+    /* n_bad: number of tensors with a NaN or an infinity. The next fields describe the first of
+     * them. */
+    int n_bad;
     const char *bad_name;
     int64_t bad_row;
 };
@@ -311,7 +313,7 @@ struct loaded_rows {
     const uint8_t *rows; /* bytes of the loaded rows */
     uint8_t *make_at;    /* not NULL: rows are generated or decoded to this place first */
     uint64_t *sums;      /* [n_blocks] checksums of the whole tensor */
-    /* First row of the tensor with a NaN or an infinity; NO_ROW: none. */
+    /* First row of the tensor with a NaN or an infinity; NO_ROW: there is no such row. */
     atomic_llong bad_row;
 };
 #define NO_ROW LLONG_MAX

@@ -20,9 +20,9 @@
 /* Weights of one layer. data NULL or n zero: the family has no such tensor. Biases and norms are
  * f32. */
 struct layer_weights {
-    /* before attention, [d]; gemma's 1 + w is added when loading */
+    /* Norm before attention, [d]. For gemma, 1 was added to the weights when they were loaded. */
     const float *norm1_w, *norm1_b;
-    const float *norm2_w, *norm2_b; /* before the MLP; NULL in BLOCK_PARALLEL */
+    const float *norm2_w, *norm2_b; /* norm before the MLP; NULL in BLOCK_PARALLEL */
     struct weight wq;               /* [n_heads * d_head][d] */
     /* [2 * n_kv_heads * d_head][d]: K rows, then V rows.  If they differ in type, wkv has only the
      * K rows, and wv [n_kv_heads * d_head][d] the V rows; else wv.n is 0. */
@@ -119,7 +119,7 @@ enum weights_held {
     WEIGHTS_AS_STORED, /* the checkpoint's own type; f32 if types are mixed or quantised */
     WEIGHTS_F32,
     WEIGHTS_BF16,
-    WEIGHTS_Q8,    /* every matrix, including the head */
+    WEIGHTS_Q8,    /* every matrix in 8 bits, including the head */
     WEIGHTS_Q4,    /* 4 or 8 bits: each matrix has a type of its own (matrix_types.h) */
     WEIGHTS_BF16R, /* bf16; products round activations to bf16 */
 };

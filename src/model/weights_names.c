@@ -13,7 +13,7 @@
  * program, and one tensor may make several. */
 enum qkv_layout {
     QKV_SEPARATE,
-    QKV_STACKED, /* all of q, all of k, all of v (phi3) */
+    QKV_STACKED, /* one tensor has all rows of q, then all of k, then all of v (phi3) */
     /* grouped by KV head: its query heads, then k, then v.  Falcon's three layouts are all of this
      * kind: one KV head (7b), groups (40b), as many KV heads as query heads (rw) */
     QKV_GROUPED,

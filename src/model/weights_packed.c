@@ -28,7 +28,7 @@ struct weights_packed {
     size_t streamed_bytes; /* size of the largest IMAGE_STREAMED */
     int n_resident;  /* number of layers held whole; if all are, nothing is streamed */
     struct buf *mem; /* [f.n_parts] device memory; empty if a part is not held */
-    struct layer_source source; /* source of the other layers */
+    struct layer_source source; /* source of the layers that do not stay in memory */
 };
 
 struct loader {
@@ -55,7 +55,7 @@ static int layer_of_part(size_t part)
     return part < PACK_LAYERS ? 0 : (int)((part - PACK_LAYERS) / 2);
 }
 
-/* Returns the stage that holds a part, which is that of any of its slots. */
+/* Returns the stage that holds a part: all slots of the part are on one stage. */
 static int stage_of_part(const struct loader *ld, size_t part)
 {
     const struct image *im = &ld->p->images[part];

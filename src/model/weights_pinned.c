@@ -12,10 +12,10 @@
 enum { MAX_SLOTS = 8 };
 
 struct ring_slot {
-    int layer; /* layer that the slot has; -1: none yet */
+    int layer; /* layer that the slot has; -1: it has no layer yet */
     int n_holders;
     struct buf mem;
-    struct event *copied;   /* its layer has been copied to the device */
+    struct event *copied;   /* the slot's layer has been copied to the device */
     struct event *released; /* operations queued with its previous layer have run */
     struct layer_weights lw;
 };
@@ -128,7 +128,7 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
     int rc = 0;
     if (slot == NULL) {
         slot = slot_for(p, l);
-        /* all slots are in use: see weights_stream.h */
+        /* All slots are in use, so one more is made: see weights_stream.h. */
         if (slot == NULL && p->n_slots < MAX_SLOTS) {
             slot = &p->slots[p->n_slots];
             rc = slot_init(p, slot, NULL);

@@ -17,7 +17,7 @@
 
 struct weights_pinned_opts {
     struct pack_file *f;             /* f and the next three must outlive the source */
-    const struct image_shape *shape; /* for a device with one stage */
+    const struct image_shape *shape; /* shape of the images; for a device with one stage */
     const struct image *images;      /* [f->n_parts] */
     size_t slot_bytes;               /* size of the largest streamed image */
     struct weights *w;               /* the kept parts of all layers are already bound */

@@ -47,9 +47,10 @@ struct tensor_src {
     const uint8_t *mapped;
     const char *file; /* name for messages; lives as long as the checkpoint */
 
-    /* Rows that must be decoded or reordered; NULL: none. */
+    /* Rows that must be decoded or reordered; NULL: the rows are mapped. */
     const uint8_t *coded;
-    const struct gguf_type *type; /* for GGUF tensors, mapped ones included; else NULL */
+    /* Type of a GGUF tensor, also of a mapped one; else NULL. */
+    const struct gguf_type *type;
     size_t coded_row_bytes;
     struct row_map rows;
     /* the file's norm weights already include the 1 that is added (gemma) */

@@ -57,7 +57,8 @@ struct weights_stream {
     int n_slots, n_reading;
     int position;        /* index of the layer that was lent last */
     int64_t progress_ns; /* time at which bytes arrived last */
-    int64_t busy_from;   /* when the present reads began; 0: none are in flight */
+    /* Time at which the present reads began; 0: no reads are in flight. */
+    int64_t busy_from;
     atomic_bool stopped; /* written under the lock */
     bool closing, cancels;
     bool hangs; /* a wait for bytes timed out, and none have come since */
@@ -432,7 +433,7 @@ int weights_stream_open(const struct weights_stream_opts *o, struct layer_source
             st->layer_of[st->n_streamed++] = l;
     }
     CHECK(st->n_streamed == n - o->n_resident);
-    /* so that the first pass begins with the first layer */
+    /* The first pass begins with the first layer. */
     st->position = st->n_streamed - 1;
     st->stats.n_layers = n;
     st->stats.n_streamed = st->n_streamed;

@@ -28,12 +28,13 @@
 #include "model/weights_use.h"
 
 struct weights_stream_opts {
-    struct pack_file *f;             /* f and the next three must outlive the stream */
-    const struct image_shape *shape; /* for a device with unified memory and one rank */
-    const struct image *images;      /* [f->n_parts] */
-    size_t slot_bytes;               /* size of the largest streamed image */
-    struct weights *w;               /* the kept parts of all layers are already bound */
-    struct io *io;                   /* see weights_opts.io */
+    struct pack_file *f; /* f and the next three must outlive the stream */
+    /* Shape of the images; for a device with unified memory and one rank. */
+    const struct image_shape *shape;
+    const struct image *images; /* [f->n_parts] */
+    size_t slot_bytes;          /* size of the largest streamed image */
+    struct weights *w;          /* the kept parts of all layers are already bound */
+    struct io *io;              /* see weights_opts.io */
     int n_resident; /* number of complete layers in w; weights_stays tells which */
     int n_slots;    /* at least 2 */
     int64_t stuck_ns;

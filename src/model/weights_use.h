@@ -53,7 +53,7 @@ int weights_acquire(const struct weights *w, int l, struct stream *s,
                     const struct layer_weights **out);
 void weights_release(const struct weights *w, int l, struct stream *s);
 
-/* Like weights_acquire, for operations that compute K and V only. */
+/* Does the same as weights_acquire, for operations that compute K and V only. */
 int weights_acquire_kv(const struct weights *w, int l, struct stream *s,
                        const struct layer_weights **out);
 void weights_release_kv(const struct weights *w, int l, struct stream *s);

@@ -74,12 +74,12 @@ struct beside_speed {
     double row_ns;    /* time of each row of prefill */
 };
 
-/* Learns that a step of n_rows rows, n_decodes of them decodes, took ns. */
+/* Learns from a step that took ns: it had n_rows rows, n_decodes of which were decodes. */
 void beside_learn(struct beside_speed *s, int n_decodes, int n_rows, int64_t ns);
 /* Returns the prefill rows that a step with decodes may have. */
 int beside_rows(const struct beside_speed *s);
-/* Returns the rows of new tokens that a step may still compute behind its batch of n_rows,
- * n_decodes of them decodes. */
+/* Returns the rows of new tokens that a step may still compute behind its batch. The batch has
+ * n_rows rows, n_decodes of which are decodes. */
 int beside_rows_left(int step_rows, int rows_beside, int n_decodes, int n_rows);
 /* Returns how many rows times layers of n_new fused tokens a step with decodes may still compute;
  * rows_left is the result of beside_rows_left. Returns 0 if the new tokens wait for the batch. */

@@ -63,7 +63,7 @@ struct correction_expected {
     /* The compute lane's two kinds of work, slowed by the overlap with I/O. */
     double gemm_s, kv_s;
     int n_splits;  /* splits (plan.h) of the plan's layers */
-    double slowed; /* factor by which I/O slows compute; splits take longer by it, too */
+    double slowed; /* factor by which I/O slows compute and splits */
 };
 
 /* Returns the expectation of `plan` under `req`, whose layers were made from *p. It covers the

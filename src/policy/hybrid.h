@@ -66,8 +66,9 @@ struct hybrid_memory {
 struct hybrid_split {
     int64_t act_device, kv_device, act_host, kv_host;
     double link_s, compute_s;
-    double seconds;    /* seconds of a layer: at least the longer of link_s and compute_s */
-    double kv_seconds; /* the same with KV blocks alone, even if they do not fit */
+    double seconds; /* seconds of a layer: at least the longer of link_s and compute_s */
+    /* Seconds of a layer with KV blocks alone, even if they do not fit. */
+    double kv_seconds;
     /* true: hybrid_share_out gives each mini-batch its ACT blocks; false: all requests have equally
      * many */
     bool is_shared_out;

@@ -136,7 +136,7 @@ static void solve(const struct lanes *l, double n_act, double *x)
     }
 }
 
-/* Scales the numbers of ACT blocks, or those of the KV blocks beside them, so that the ACT blocks
+/* Scales the numbers of ACT blocks, or the numbers of KV blocks that remain, so that the ACT blocks
  * sum to n_act. */
 static void scale(const struct lanes *l, double n_act, double *x)
 {

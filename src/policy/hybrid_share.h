@@ -31,7 +31,8 @@ double hybrid_share_out(const struct hybrid_machine *m, const struct hybrid_spli
                         int64_t *act);
 
 /* Fills act [m->n_requests] with the number of ACT blocks of each request, mini-batch by
- * mini-batch. The sum is that of s. Requests of a mini-batch differ by at most one block. */
+ * mini-batch. The sum is the number of ACT blocks of s. Requests of a mini-batch differ by at most
+ * one block. */
 void hybrid_share_requests(const struct hybrid_machine *m, const struct hybrid_split *s,
                            int64_t *act);
 

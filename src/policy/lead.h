@@ -35,8 +35,9 @@ struct lead_request {
  * the rest of its prompt except the last token. */
 bool lead_is_ahead(const struct lead_request *x, const struct lead_request *s, int n_known);
 
-/* Returns the leader of waiting request `me` among the n requests, which are in the order of
- * arrival; -1: none. A leader restores or prefills, or waits and came earlier. */
+/* Returns the index of the leader of waiting request `me` among the n requests, which are in the
+ * order of arrival; -1: no request leads it. A leader restores or prefills, or waits and came
+ * earlier. */
 int lead_find(const struct lead_request *request, int n, int me, int n_known);
 
 #endif

@@ -127,7 +127,7 @@ bool placement_looks_ahead(enum placement_kind kind);
 void placement_init(struct placement *p, enum placement_kind kind,
                     struct placement_window *window, struct placement_learn *learn);
 /* Provides a larger array, into which the part's n items are copied. The owner frees the former
- * one. */
+ * array. */
 void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
                          uint32_t max);
 

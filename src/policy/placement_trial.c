@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* After this many requests a gain counts half. */
+/* The weight of a request's gain halves with this many later requests. */
 #define HALF_REQUESTS 1000
 /* Once `ours` has stopped paying, its gain must exceed the spread by this share of the uses (0.1
  * points) to pay again. */

@@ -38,9 +38,10 @@ struct placement_window {
     struct placement_upcoming *place; /* [n_places], a power of two */
     struct placement_wait *wait;      /* [n_waits], fewer than n_places */
     uint32_t n_places, n_waits;
-    uint32_t n_used;    /* waits in use */
-    uint32_t n_fresh;   /* wait[0, n_fresh) have been used at some time */
-    uint32_t free;      /* 1 + index of the first free wait among these; 0: none */
+    uint32_t n_used;  /* waits in use */
+    uint32_t n_fresh; /* wait[0, n_fresh) have been used at some time */
+    /* 1 + index of the first free wait among wait[0, n_fresh); 0: no wait is free there. */
+    uint32_t free;
     uint64_t n_refused; /* pairs that found no room */
     /* Turns by which an id counts earlier if twice as many requests need it. The owner sets it. */
     uint64_t step;

@@ -64,9 +64,9 @@ struct plan_layer {
 
 enum plan_mode {
     PLAN_AUTO,      /* the fastest of all assignments and orders */
-    PLAN_HIDDEN,    /* every layer from hidden states (the paper's HCache-O) */
-    PLAN_KV,        /* every layer from KV (KV offload, AttentionStore) */
-    PLAN_RECOMPUTE, /* every layer from tokens */
+    PLAN_HIDDEN,    /* every layer is restored from hidden states (the paper's HCache-O) */
+    PLAN_KV,        /* every layer is restored from KV (KV offload, AttentionStore) */
+    PLAN_RECOMPUTE, /* every layer is recomputed from tokens */
     /* The best mixture without hidden states (the paper's naive hybrid). */
     PLAN_KV_RECOMPUTE,
     PLAN_PAPER,     /* the closed form of the paper's section 4.1.2, with its ceiling */
@@ -116,7 +116,8 @@ struct plan_request {
     int forced_r, forced_h, forced_k;
     const char *forced_layers; /* [n_layers] of R, H, K; borrowed for the call */
     /* A forced plan that lacks records is adapted to the existing records (plan_deviate.c), and
-     * plan.deviation describes the change. If false, such a plan is ERR_NOT_FOUND. */
+     * plan.deviation describes the change. If false, a forced plan that lacks records returns
+     * ERR_NOT_FOUND. */
     bool may_deviate;
 
     /* Token-wise modes need costs as functions of the token count. */

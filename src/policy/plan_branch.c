@@ -34,7 +34,7 @@ struct branch {
     char lean[PLAN_MAX_LAYERS];               /* if `both`: the option that reads less */
     struct option option[PLAN_MAX_LAYERS][2]; /* H, K: those that the records allow */
     int n_by_rank, n_by_rate;
-    struct option by_rank[2 * PLAN_MAX_LAYERS]; /* in Johnson's order */
+    struct option by_rank[2 * PLAN_MAX_LAYERS]; /* all options, sorted by Johnson's rule */
     /* Layers with a choice. First comes the layer that saves the most read time per second of
      * compute. */
     int16_t by_rate[PLAN_MAX_LAYERS];

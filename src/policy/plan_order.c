@@ -200,7 +200,7 @@ static int place_of(const struct composite *c, const struct composite *s, int m)
 void plan_order_fused(const struct plan_request *req, struct pipe_job *job, int n)
 {
     double fa = factor(req->io_overlap), fb = factor(req->comp_overlap);
-    struct composite s[PLAN_MAX_LAYERS]; /* in Johnson's order */
+    struct composite s[PLAN_MAX_LAYERS]; /* composite jobs, sorted by Johnson's rule */
     int16_t next[PLAN_MAX_LAYERS];
     struct pipe_job by_layer[PLAN_MAX_LAYERS];
     int m = 0;

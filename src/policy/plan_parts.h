@@ -157,7 +157,8 @@ void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int
 #define PLAN_LEAST_GAIN_S 0.5e-3
 
 bool plan_wants_hedge(const struct plan_request *req);
-/* Like plan_search, with the least worst regret over req->io_spread. Also fills hedged_s. */
+/* Does the same as plan_search, but chooses the plan with the least worst regret over
+ * req->io_spread. Also fills hedged_s. */
 int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,
                struct plan *out, struct err *e);
 

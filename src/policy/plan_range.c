@@ -205,7 +205,8 @@ int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n)
     return w->tokens > 0 && n >= w->tokens ? (n + 1 - w->tokens) / TOKENS * TOKENS : 0;
 }
 
-/* Subtracts the tokens that have left the window from the layers that have one. */
+/* Subtracts the tokens that have left the window, from the sums of the layers that have a window.
+ */
 static void slide_window(const struct stored_ranges *c, struct range_sums *s,
                          int64_t n_skipped)
 {
@@ -293,7 +294,8 @@ static void layer_from_shares(const struct platform *p, const struct range_share
 {
     double h_split_s = l->h_splits * p->split_s, kv_split_s = l->kv_splits * p->split_s;
     bool possible = h->lost_tokens == 0;
-    /* If no range has records of the preferred kind, the letter means the same as the other one. */
+    /* If no range has records of the preferred kind, the letter means the same as the other letter.
+     */
     l->has_h = possible && h->h_tokens > 0;
     l->has_kv = possible && kv->kv_tokens > 0;
     l->io_h_s = h->io_s;

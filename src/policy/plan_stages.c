@@ -124,7 +124,8 @@ struct staged {
     const struct plan_request *q;
     int n, n_choices;
     struct choice choice[PLAN_MAX_LAYERS]; /* ordered by falling rate */
-    char only[PLAN_MAX_LAYERS];            /* method of layers without a choice; 0: none */
+    /* Method of layers without a choice; 0: the layer has no possible method. */
+    char only[PLAN_MAX_LAYERS];
     int n_offers;
     char method[PLAN_MAX_LAYERS + 1];
 };
@@ -192,7 +193,8 @@ static double longest_lane(const struct staged *g, const struct work *w)
     return longest;
 }
 
-/* Returns the work that no choice changes, plus the quick option of the other layers. */
+/* Returns the work that is the same for all choices, plus the quick option of each layer with a
+ * choice. */
 static struct work quick_work(struct staged *g, int r)
 {
     struct work w = {0};

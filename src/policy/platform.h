@@ -52,8 +52,8 @@ struct cost_curve {
     double a_s, b_s, c_s;
 };
 
-/* What observed restores say about a measured cost: it takes 2^log2 times as long. Zeros mean
- * that nothing is known; see correction.h. */
+/* Correction of a measured cost by observed restores: the cost is 2^log2 times as large. All zero:
+ * nothing is known. See correction.h. */
 struct platform_correction {
     double log2;        /* binary logarithm of the factor, -3..3 */
     int n_observed;     /* number of observations that it was learned from */

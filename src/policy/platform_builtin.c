@@ -88,7 +88,7 @@ static void fill_costs(const struct machine *m, const struct platform_shape *s,
     int n_ranks = at_least_1(s->n_ranks);
     double flops = n_ranks * m->flops * gemm_share(m, s->d_model);
     double memory = n_ranks * m->hbm_bytes_per_s;
-    /* Time of a byte that ranks exchange: each sends the bytes that the others lack. */
+    /* Time of a byte that ranks exchange. Each rank sends the bytes that the others lack. */
     double peer_s = (n_ranks - 1.0) / n_ranks / m->peer_bytes_per_s;
     double layer_weights = 2 * d * q + d * kv + (s->gated_ffn ? 3 : 2) * d * s->d_ffn;
     p->h_bytes = d * s->elem_bytes;

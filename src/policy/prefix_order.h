@@ -36,8 +36,8 @@ struct prefix_order {
 void prefix_order_init(struct prefix_order *o, struct prefix_item **items, int cap);
 /* Adds a waiting prompt, which is borrowed until it is taken. Needs o->n < o->cap. */
 void prefix_order_add(struct prefix_order *o, struct prefix_item *item);
-/* Returns the next prompt, which leaves the order; NULL: there is none. last: the prompt taken
- * before it, which may be a copy; NULL: none. */
+/* Takes the next prompt out of the order and returns it, or NULL if there is none. `last` is the
+ * prompt that was taken before, or a copy of it; NULL: this is the first. */
 struct prefix_item *prefix_order_take(struct prefix_order *o,
                                       const struct prefix_item *last);
 

@@ -31,7 +31,8 @@
 
 /* Chunks that a waiting request needs. It lies inside the owner's own structure. */
 struct read_ahead_want {
-    struct read_ahead_want *next; /* of a later turn, or of the same turn and added later */
+    /* Next want of the list: it has a later turn, or the same turn and was added later. */
+    struct read_ahead_want *next;
     uint64_t turn; /* position in the queue: a smaller turn is served earlier */
     int n;         /* number of the request's chunks */
     int at;        /* chunks [0, at) were fetched, or needed none: not looked at */
@@ -48,17 +49,19 @@ struct read_ahead_queue {
 };
 
 enum read_ahead_place {
-    READ_AHEAD_NOWHERE, /* not stored: the context ends before this chunk */
-    READ_AHEAD_HERE,    /* in memory, or held elsewhere: it needs no fetch */
-    READ_AHEAD_DISK,    /* only on the disk */
+    READ_AHEAD_NOWHERE, /* the chunk is not stored: the context ends before it */
+    /* The chunk is in memory, or its state is held elsewhere: it needs no fetch. */
+    READ_AHEAD_HERE,
+    READ_AHEAD_DISK, /* the chunk is only on the disk */
 };
 
 /* The room that a chunk would need in memory. */
 struct read_ahead_room {
-    uint64_t n_bytes;                    /* size of the chunk */
-    uint64_t free_bytes;                 /* free without dropping other chunks */
-    uint64_t most_bytes;                 /* of the largest chunk that memory takes */
-    const struct placement_item *victim; /* dropped next; NULL: none may be dropped */
+    uint64_t n_bytes;    /* size of the chunk */
+    uint64_t free_bytes; /* free without dropping other chunks */
+    uint64_t most_bytes; /* size of the largest chunk that memory takes */
+    /* Item that is dropped next; NULL: no item may be dropped. */
+    const struct placement_item *victim;
 };
 
 /* The owner's knowledge of its chunks. */

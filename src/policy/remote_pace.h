@@ -61,13 +61,13 @@ struct remote_view {
     /* Time to compute all tokens that are asked for; 0: the fetch is waited for, as forced plans
      * require. */
     double recompute_s;
-    /* Time to restore the same tokens from the local store, once they are there. */
+    /* Time to restore the same tokens from the local store once the chunks have come. */
     double restore_s;
     double elapsed_s; /* time since the transfer began */
     double silent_s;  /* time since the remote last sent anything */
     double most_s; /* a silence this long ends every fetch, also one that is waited for */
     /* Bytes that have come, including those of unfinished values, and bytes that are still to come.
-     * Both 0: unknown so far. */
+     * Both are 0 until the sizes are known. */
     uint64_t done_bytes, left_bytes;
 };
 

@@ -68,8 +68,8 @@ static bool has_place(const struct decision *d, int i)
            d->choice[i].what != SCHED_TIME_OUT;
 }
 
-/* Returns the last request in rank behind order[at] that has a place and may lose it; -1: none.
- * A waiting request takes a place only from a worse priority, or equals would take each other's
+/* Returns the worst-ranked request behind order[at] that has a place and may lose it, or -1. A
+ * waiting request takes a place only from a worse priority, or equals would take each other's
  * places. */
 static int victim_of(const struct decision *d, int at)
 {
@@ -127,8 +127,8 @@ static int wanted_blocks(const struct decision *d, int i)
     return n;
 }
 
-/* Returns whether a place and enough blocks can be freed, so that no request is preempted in
- * vain. */
+/* Returns whether a place and enough blocks can be freed, so that no request is preempted for
+ * nothing. */
 static bool can_fit(const struct decision *d, int at)
 {
     int i = d->order[at], blocks = d->free_blocks, places = d->free_places;

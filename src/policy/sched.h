@@ -45,13 +45,14 @@ struct sched_req {
     int rows;            /* known tokens that are not computed yet; a decode has 1 */
     /* Blocks needed. WAITING: to be admitted; DECODE: for its next row, 0 or 1. */
     int blocks_needed;
-    /* Blocks that its preemption frees: those that no other request shares. */
+    /* Number of blocks that its preemption frees, because no other request shares them. */
     int blocks_freed;
     bool is_pinned; /* it must not be preempted now */
     /* WAITING: not to be admitted now, since its saved state is still on its way to the store */
     bool is_held;
     /* WAITING: index of a request that restores or prefills the beginning that both requests share;
-     * this request is not admitted before that ends. -1: none. */
+     * this request is not admitted before the other's restore or prefill of it ends. -1: there is
+     * no such request. */
     int after;
 };
 

@@ -41,7 +41,7 @@ struct client {
     struct answers *answers;
     const char *salt; /* salt of the client's API key; NULL: no salt */
     const char *plan; /* plan of every restore; NULL: auto */
-    /* as in struct server_opts (server/server.h) */
+    /* Switches of the server, as in struct server_opts (server/server.h). */
     bool plan_strict, plain_chat, parse_special;
     /* Numbers for requests that truncate; ratio 0: no request can truncate. */
     struct hcache_truncation truncation;

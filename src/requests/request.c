@@ -43,11 +43,12 @@ struct field {
 #define RESP  REQUEST_RESPONSE
 #define MSG   REQUEST_MESSAGE
 #define MSGS  (REQUEST_MESSAGE | REQUEST_COUNT)
-#define GEN   (BOTH | RESP | MSG) /* all kinds that generate */
+#define GEN   (BOTH | RESP | MSG) /* all kinds of requests that generate */
 #define ANY   (GEN | REQUEST_COUNT)
 #define AT(f) offsetof(struct gen_params, f)
 
-#define MAX_SEED 0x1p63 /* every 64-bit integer: JSON's are exact here */
+/* JSON integers are exact here, so every 64-bit integer is a seed. */
+#define MAX_SEED 0x1p63
 
 /* clang-format off */
 static const struct field fields[] = {
@@ -166,7 +167,7 @@ static int read_real(const struct field *d, const struct json *v, double *out,
 {
     if (!json_real_of(v, out))
         return wrong_type(f, d->name, "a number", v);
-    if (!(*out >= d->lo && *out <= d->hi)) /* also refuses NaN */
+    if (!(*out >= d->lo && *out <= d->hi)) /* a NaN is refused, too */
         return fault_field(f, d->name, "is %g; it must be %g to %g", *out, d->lo, d->hi);
     return 0;
 }

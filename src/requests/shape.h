@@ -35,7 +35,7 @@ struct generation {
     char id[48], miss[200];
     int64_t created_s;
     atomic_int n_ended;
-    /* for a stream: its first event was written; its last event was written */
+    /* For a stream: whether its first event was written, and whether its last event was. */
     bool has_begun, is_over;
     bool is_kept; /* the dialect's keep was called, with or without success */
     /* The conversation's text and tokens. If text is NULL, the conversation's answers are not

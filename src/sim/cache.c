@@ -112,7 +112,7 @@ static bool make_room(struct cache *c, int t, uint32_t time)
         if (!goes_down && b->n_children > 0)
             return false;
         if (b->tier != t + 1)
-            continue; /* it was evicted while room was made below */
+            continue; /* b was evicted while room was made in the lower tier */
         if (!goes_down)
             placement_evicted(&c->policy[t], item, c->n_in[0] + c->n_in[1]);
         if (t == 0 && c->on_leave != NULL)

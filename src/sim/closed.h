@@ -49,7 +49,7 @@ struct closed_opts {
 
 struct closed_result {
     uint64_t n_jobs; /* counted jobs */
-    /* Blocks of history that jobs needed; those of them in the cache. */
+    /* Blocks of history that jobs needed, and the number of them that were in the cache. */
     uint64_t n_references, n_hits;
     uint64_t n_memory_hits;
     /* Sums in seconds; wait_s: time that the server waits for the disk. */

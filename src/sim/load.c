@@ -248,8 +248,8 @@ static double normal(struct rng *r)
 #define LENGTH_MU    (7.62461898616 - 0.0753 * LENGTH_SIGMA)
 /* Correlation of the normal numbers behind a session's length and its number of turns. */
 #define TURNS_CORRELATION 0.7
-/* Probability of one turn, and the mean of the other sessions. The mean of all is 0.27 + 0.73 *
- * 7.507 = 5.75. */
+/* Probability of one turn, and the mean number of turns of the other sessions. The mean of all is
+ * 0.27 + 0.73 * 7.507 = 5.75. */
 #define SINGLE_SHARE 0.27
 #define MANY_MEAN    7.507
 /* Share of a turn's tokens that the user writes. */

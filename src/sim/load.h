@@ -44,7 +44,8 @@ struct load {
     uint64_t n_references;
 };
 
-/* All sessions, or those with an odd or even place in the file, counted from 1. */
+/* Part of a file's sessions: all, or those with an odd or even place in the file, counted from 1.
+ */
 enum load_part { LOAD_ALL, LOAD_ODD, LOAD_EVEN };
 
 /* Returns ERR_FORMAT with the line's number if a line is malformed. */

@@ -12,7 +12,7 @@ struct replay {
     struct replay_result *out;
     struct cache cache;
     struct placement_window window;
-    /* For belady, by references in their order: the request that refers to the same block next. */
+    /* For belady. By references in their order: the request that refers to the same block next. */
     uint32_t *next, *at_next;
     bool *was_seen; /* [n_blocks]; NULL: every block is admitted at once */
 };
@@ -106,7 +106,7 @@ static void window_make(struct replay *p)
 /* A request's walk down its path. */
 struct walk {
     struct placement_use use;
-    /* n_done: blocks used or stored so far; last: the last of them */
+    /* n_done: number of blocks used or stored so far; last: the last one of them. */
     uint32_t n_done, last;
     bool is_missing; /* a block was missing, and so are all behind it */
     bool is_full;    /* no block may be evicted, so the rest is not stored */
@@ -128,7 +128,8 @@ static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class
     w->use.next = take_next(p);
     w->use.class = class;
     w->is_missing = w->is_missing || !cache_has(&p->cache, block);
-    /* After a block that is not admitted its continuations could not be found, either. */
+    /* If a block is not admitted, its continuations could not be found, so they are not stored
+     * either. */
     if (w->is_missing && !admit(p, block))
         w->is_full = true;
     if (!w->is_missing) {

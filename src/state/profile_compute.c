@@ -239,7 +239,7 @@ struct load {
     struct bench *b;
     long first, n;  /* chunks that one call shares out among the threads */
     struct buf mem; /* records; if memory is unified, also the blocks */
-    /* on a device with memory of its own: the records' twins, and the blocks */
+    /* On a device with memory of its own: memory for the records' twins and for the blocks. */
     struct buf dev;
     uint8_t *records, *twins; /* twins is NULL if operations read the records themselves */
     uint64_t *sums; /* checksums that the device computes; NULL: the host checks */
@@ -374,8 +374,9 @@ static int add_sample(struct samples *v, struct bench *b, int (*fn)(struct bench
     return rc;
 }
 
-/* Fits a curve whose first term, the cost per token, must be positive. A few noisy samples may
- * give everything to the other terms; then the fit is made again with the first term alone. */
+/* Fits a curve whose first term, the cost per token, must be positive. With a few noisy samples the
+ * fit may give all the time to the other terms; then the fit is made again with the first term
+ * alone. */
 static struct regress_fit fit(const struct samples *v, int n_terms)
 {
     struct regress_fit f = {0};

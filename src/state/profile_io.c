@@ -354,7 +354,8 @@ static double median_at_least_1(double *v, int n)
     return v[n / 2] > 1 ? v[n / 2] : 1;
 }
 
-/* Measures alone and together in turn, so that changes on the machine touch both alike. */
+/* Measures each lane alone, then both together, in several rounds, so that changes on the machine
+ * affect both measurements alike. */
 static int measure_overlap(struct platform *p, struct beside *b, struct projecting *c,
                            struct err *err)
 {

@@ -113,8 +113,8 @@ bool restore_checks_on_device(const struct device *d);
  * model with this fingerprint. restore_found then reports the speed. */
 void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint);
 
-/* Returns whether the pipeline fetches into the store's DRAM tier: it was asked to, and there is
- * one. */
+/* Returns whether the pipeline fetches into the store's DRAM tier: the options ask for it, and the
+ * store has such a tier. */
 bool restore_pipeline_fetches(const struct restore_pipeline *r);
 
 /* restore_pipeline_want: a waiting request will need the chunks keys[0..n), which the KV pool
@@ -133,9 +133,9 @@ struct restore_want {
     const struct sha256 *root, *keys;
     const int32_t *tokens; /* [n_tokens]; copied */
     int n_tokens;          /* > 0 */
-    /* For a truncated context: the first n_moved keys do not all follow one another, so no
-     * partial chunk is looked up before them. The chunk behind them is stored under the parent
-     * `stair`. */
+    /* For a truncated context: the first n_moved keys do not all follow one another, so no partial
+     * chunk is looked up among these chunks. The chunk behind the first n_moved is stored under the
+     * parent `stair`. */
     int n_moved;
     struct sha256 stair;
     struct store_use use; /* declared use of the chunks that are found */

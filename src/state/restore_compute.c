@@ -407,7 +407,7 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
     if (budget_ns == RESTORE_NO_LIMIT)
         restore_replan(r);
     if (rr->up != NULL) {
-        /* Within a budget the item's time includes the device's. Without one the item is only
+        /* Within a budget the item's time includes the device's. Without a budget the item is only
          * queued, as far ahead as slots can be spared. */
         restore_settle(rr, budget_ns == RESTORE_NO_LIMIT ? rr->n_slots / 2 : 0);
     }

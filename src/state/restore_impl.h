@@ -169,7 +169,8 @@ struct restore {
         int row; /* rows [0, row) are recomputed; the present piece begins at row */
         /* Arrived records before this row were not used, so recomputation must reach this row. */
         int kept_out;
-        int last; /* last layer that the piece passes; of it only K and V are computed */
+        /* Last layer that the piece passes; only K and V of that layer are computed. */
+        int last;
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* number of chunks not yet in the cache, by layer */
     int64_t rows_by_method[3];
@@ -204,7 +205,7 @@ struct restore_pipeline {
     uint64_t n_io_news;    /* counts events that the I/O thread may have to look at */
     uint64_t n_io_seen;    /* part of n_io_news that the I/O thread has seen */
     struct io_alarm alarm; /* wakes the I/O thread from a wait for the disk */
-    bool waits_for_disk;   /* the I/O thread is in such a wait, or about to be */
+    bool waits_for_disk;   /* the I/O thread waits for the disk, or is about to */
     uint64_t n_news;       /* counts events that the compute lane may have to look at */
     bool quit;
     /* Measure the store's speed on chunks of the model with `fingerprint`. */
@@ -217,11 +218,12 @@ struct restore_pipeline {
     struct file_reader *files;     /* the device's reader of files; NULL: it has none */
     bool is_direct;                /* the next groups are read by `files` */
     int n_direct;                  /* groups in flight with `files` */
-    struct group *direct_ended;    /* its reads have ended, but the step has not seen it */
-    int direct_rc;                 /* code of the reader when that group ended */
-    struct err direct_err;         /* message of direct_rc */
-    int64_t direct_silent_ns;      /* time waited since a group of `files` last ended */
-    bool has_tier;                 /* `tier` holds the store's speed */
+    /* Group whose reads have ended, but the step has not seen it yet. */
+    struct group *direct_ended;
+    int direct_rc;            /* code of the reader when that group ended */
+    struct err direct_err;    /* message of direct_rc */
+    int64_t direct_silent_ns; /* time waited since a group of `files` last ended */
+    bool has_tier;            /* `tier` holds the store's speed */
     struct platform_tier tier;
 
     /* The fields from here on belong to the compute lane. */

@@ -220,7 +220,7 @@ static struct restore *next_to_read(struct restore_pipeline *rr, struct good_chu
     return NULL;
 }
 
-/* [lock] Takes a group to be read. Returns NULL if no slot is free or no restore wants one. */
+/* [lock] Takes a group to be read. Returns NULL if no slot is free or no restore has reads left. */
 static struct group *take_group(struct restore_pipeline *rr)
 {
     struct good_chunks good = {0};
@@ -350,9 +350,9 @@ static int collect(struct restore_pipeline *rr, bool *found, struct err *err)
     return rc;
 }
 
-/* Handles a fault of the whole reader. No single chunk is to blame, but no read in flight is
- * known to be complete, so those restores use none of them. Reads in flight are waited for; the
- * next read opens a new reader. */
+/* Handles a fault of the whole reader. No single chunk is to blame, but no read in flight is known
+ * to be complete, so the restores of these reads use none of them. Reads in flight are waited for;
+ * the next read opens a new reader. */
 static void fail_all(struct restore_pipeline *rr, const struct err *why)
 {
     store_reader_close(rr->reader);

@@ -232,7 +232,8 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         rc = fill_from_tail(s, c, err);
         *end = rc != 0 ? SAVE_END_TAIL : SAVE_END_FAULT;
     }
-    if (rc == 0) { /* also with no records: the append counts as a use */
+    /* A chunk without new records is appended, too: the append counts as a use. */
+    if (rc == 0) {
         chunk.n_records = make_records(s, c, &without, records);
         rc = store_append(s->o.store, &chunk, err);
         *end = rc == ERR_LIMIT       ? SAVE_END_CAP
@@ -445,7 +446,8 @@ enum step save_writer_step(struct saver *s)
     bool is_empty = c == NULL && !may_take(s);
     bool is_due = is_empty && is_commit_due(s), ends = is_empty && b->n == 0 && s->quit;
     if (is_due)
-        s->is_awaited = false; /* everything that the flush waits for is in the batch */
+        /* All chunks that the flush waits for are now in the batch. */
+        s->is_awaited = false;
     pthread_mutex_unlock(&s->lock);
     if (c != NULL)
         write_chunk(s, c, b);

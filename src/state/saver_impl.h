@@ -25,7 +25,7 @@ struct save_chunk {
     int n_tokens; /* 64, or fewer in a tail */
     /* number of layers that must have come down before its rows are complete */
     uint64_t after;
-    atomic_bool lost; /* one of those layers failed to come down */
+    atomic_bool lost; /* one of the layers counted in `after` failed to come down */
     int32_t tokens[STORE_CHUNK_TOKENS];
 };
 
@@ -59,7 +59,8 @@ struct save_seq {
     /* A damaged chunk of the context was saved again, so the chunks behind it are checked. */
     bool heals;
     bool parent_seen; /* the parent of its first chunk is in the store */
-    /* The partial chunk that the first chunk continues, pinned; impl NULL: none. */
+    /* The partial chunk that the first chunk continues, pinned; impl NULL: there is no such chunk.
+     */
     struct store_hit tail;
     int tail_idx;
     /* Committed chunks that are offered to the remote when the sequence ends. */
@@ -82,7 +83,7 @@ struct written {
 /* Chunks that were appended and are not committed yet. */
 struct uncommitted {
     int n;
-    int n_given_up;   /* chunks given up since the first of these was appended */
+    int n_given_up;   /* chunks given up since the first of these n chunks was appended */
     bool has_written; /* records were written to the store */
     int64_t due_ns;   /* if n > 0: the time when the commit is due */
     struct written chunk[MAX_UNCOMMITTED];
@@ -108,8 +109,9 @@ struct saver {
     pthread_cond_t changed;
     struct save_memory memory;
     struct save_chunk *queue, **queue_end;
-    /* Chunks ever queued. n_settled counts those that are committed or given up, which happens
-     * in their order. A caller that waits for memory or for a flush waits until both are equal. */
+    /* Number of chunks ever queued. n_settled is the number of chunks that were committed or given
+     * up; chunks settle in their order. A caller that waits for memory or for a flush waits until
+     * both are equal. */
     uint64_t n_queued;
     atomic_ullong n_settled;      /* also read without the lock */
     void (*on_commit)(void *arg); /* NULL: no callback */

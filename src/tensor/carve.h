@@ -15,7 +15,7 @@ struct carve_part {
 
 struct carve {
     size_t bytes;
-    struct carve_part *taken; /* in ascending order, disjoint */
+    struct carve_part *taken; /* taken parts, in ascending order and disjoint */
     int n, cap;
 };
 

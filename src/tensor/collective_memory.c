@@ -15,7 +15,7 @@ static size_t mat_bytes(struct mat a)
     return (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype);
 }
 
-/* Makes rank r's later work wait for all work that the others have queued so far. */
+/* Makes rank r's later work wait for all work that the other ranks have queued so far. */
 static int wait_for_others(const struct ranks *k, int r)
 {
     int rc = 0;

@@ -98,7 +98,7 @@ int group_code(struct stream *s);
 /* Called at each exchange and at the end: each rank records or replays the span before it. */
 int group_record_span(struct stream *s);
 
-/* Returns the group's table of operations, for ranks like this one. */
+/* Returns the group's table of operations. `rank` is one of the group's devices. */
 struct ops group_ops(const struct device *rank);
 
 #endif

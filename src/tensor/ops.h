@@ -87,8 +87,9 @@ struct kv_layer {
     size_t block_stride;
     enum dtype dtype;
     int n_kv, d_head;
-    bool is_scratch; /* its one block is read at once, so it should stay in the caches */
-    int stage;       /* stage that has the blocks (group.h) */
+    /* The layer has one block, which is read at once, so it should stay in the caches. */
+    bool is_scratch;
+    int stage; /* stage that has the blocks (group.h) */
 };
 
 static inline size_t kv_block_bytes(int n_kv, int d_head, enum dtype t)
@@ -113,8 +114,8 @@ uint64_t ragged_new_id(void); /* Returns an id that no batch has had. Any thread
  * are rotated, element i with element i + d_rot / 2. */
 struct rope {
     const float *cos, *sin;
-    /* The same values by blocks of 64 positions, [max_pos / 64 rounded up][d_rot / 2][64], for
-     * kv_load. */
+    /* The same values as cos and sin, by blocks of 64 positions, for kv_load: [max_pos / 64 rounded
+     * up][d_rot / 2][64]. */
     const float *cos_t, *sin_t;
     int64_t max_pos;
     int d_rot; /* 0: no rotation */

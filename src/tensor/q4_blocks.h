@@ -35,7 +35,8 @@ static inline size_t q4_row_bytes(enum dtype t, int64_t k)
 
 /* 32 weights of a row, with their scale and minimum. */
 struct q4_part {
-    /* f16; q4_k and q6_k: those of the whole block (q4_k's m is the file's M); q4_0: m is 0 */
+    /* f16 numbers. For q4_k and q6_k: those of the whole block (for q4_k, m is the file's M). For
+     * q4_0, m is 0. */
     uint16_t d, m;
     /* q4_k: the file's s and t; q6_k: s of the two halves, as the bits of signed numbers */
     uint8_t s, t;

@@ -27,8 +27,8 @@ enum dtype {
     DTYPE_Q4_K, /* 4-bit numbers with scales and minima of two levels, per 32 and per 256 */
     DTYPE_Q6_K, /* 6-bit numbers with a scale of two levels, per 16 and per 256 */
     DTYPE_BF16R, /* bf16 numbers whose products round activations to bf16 */
-    /* Not the type of one matrix: a model whose matrices each have q8 or one of the four block
-     * types above. */
+    /* Not the type of one matrix, but of a model whose matrices each have q8 or one of the four
+     * block types above. */
     DTYPE_Q4,
 };
 

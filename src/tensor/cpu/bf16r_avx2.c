@@ -13,7 +13,7 @@ static bool runs_here(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-/* Splits 16 pairs of bf16 into those of even k and those of odd k. */
+/* Splits 16 pairs of bf16 into the elements of even k and those of odd k. */
 static inline void v_pairs(const uint8_t *p, v16 *even, v16 *odd)
 {
     const __m256i upper = _mm256_set1_epi32((int)0xffff0000);

@@ -14,7 +14,7 @@ static bool runs_here(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-/* Splits 16 pairs of bf16 into those of even k and those of odd k. */
+/* Splits 16 pairs of bf16 into the elements of even k and those of odd k. */
 static inline void v_pairs(const uint8_t *p, v16 *even, v16 *odd)
 {
     __m512i both = _mm512_loadu_si512(p);

@@ -38,7 +38,7 @@ static inline v16 v_fma_flush(v16 a, v16 b, v16 acc)
         acc.f[i] = fma_flush(a.f[i], b.f[i], acc.f[i]);
     return acc;
 }
-/* Splits 16 pairs of bf16 into those of even k and those of odd k. */
+/* Splits 16 pairs of bf16 into the elements of even k and those of odd k. */
 static inline void v_pairs(const uint8_t *p, v16 *even, v16 *odd)
 {
     for (int i = 0; i < 16; i++) {

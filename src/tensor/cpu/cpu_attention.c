@@ -18,7 +18,8 @@ struct attn_job {
     float scale;
     int window, group;
     int tile_rows, tile_heads; /* maximum rows and kv heads of a tile */
-    /* all row tiles of the batch, the last first, times groups of kv heads */
+    /* Items of work: each is a row tile of the batch, the last tile first, for one group of kv
+     * heads. */
     struct items items;
 };
 

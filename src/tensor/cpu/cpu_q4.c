@@ -15,9 +15,10 @@ const struct quant_kernels *const q4_all_kernels[] = {
 
 /* Addresses of the parts of one block of one column. */
 struct place {
-    uint8_t *numbers;         /* 4 bytes in each quarter, and for q6_k in each half */
-    uint8_t *scale, *minimum; /* f16; for q4_k and q6_k those that the blocks share */
-    uint8_t *s, *t;           /* the block's own s and t, for q4_k and q6_k */
+    uint8_t *numbers; /* 4 bytes in each quarter, and for q6_k in each half */
+    /* f16; for q4_k and q6_k the addresses of D and M, which several blocks share. */
+    uint8_t *scale, *minimum;
+    uint8_t *s, *t; /* the block's own s and t, for q4_k and q6_k */
 };
 
 static bool has_minimum(enum dtype t)

@@ -43,8 +43,8 @@ static uint32_t digit_of(const struct candidate *c, struct digit d)
     return (uint32_t)(c->key >> d.shift) & d.mask;
 }
 
-/* Moves those of the n candidates whose digit is `value` to the front, and returns their number.
- * An unneeded swap is cheaper than a branch that cannot be predicted. */
+/* Moves the candidates whose digit is `value` to the front of the n candidates, and returns their
+ * number. An unneeded swap is cheaper than a branch that cannot be predicted. */
 static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t value)
 {
     int n_found = 0;
@@ -63,7 +63,7 @@ static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t va
 static uint64_t key_at(struct candidate *c, int n, uint64_t want, bool counts)
 {
     for (size_t i = 0; n > 1; i++) {
-        /* no two candidates have the same key */
+        /* The digits tell all keys apart, so the loop ends before they run out. */
         CHECK_HOT(i < sizeof digits / sizeof digits[0]);
         uint64_t sum[BUCKETS] = {0};
         for (int k = 0; k < n; k++)
@@ -106,8 +106,8 @@ static uint64_t key_by_id(const struct candidate *c, uint64_t want)
     return c->key;
 }
 
-/* Appends those of n neighbouring logits that have a weight, in order of their ids, the first of
- * which is `id`. Returns their number. */
+/* Appends the candidates among n neighbouring logits, those with a weight, in order of their ids.
+ * The first logit has id `id`. Returns the number of candidates. */
 static int append(struct candidate *c, const float *logits, const float *exps, int32_t id,
                   int n)
 {

@@ -42,7 +42,7 @@ struct kv_part {
     int step;
     struct ahead {
         const uint8_t *at; /* parts of n_heads neighbouring heads that will be read soon */
-        /* this part prefetches share number `share` of n_heads equal ones */
+        /* Share `share` of n_heads equal shares is prefetched during this part. */
         int n_heads, share;
         size_t head_bytes;
     } ahead;
@@ -107,12 +107,12 @@ static void attn_end(const struct attn_state *s)
 
 /* --- softmax of rows over one block ---------------------------------------------------------- */
 
-/* Rows processed at once: each is a chain of latencies, which overlap with those of the other rows
- * (docs/perf/). */
+/* Number of rows that are processed at once. Each row is a chain of latencies, which overlap with
+ * those of the other rows (docs/perf/). */
 #define SOFTMAX_ROWS 4
 
-/* Multiplies p[lo..hi) by scale and sets the others to -inf. Returns the largest value per lane,
- * including m. */
+/* Multiplies p[lo..hi) by scale and sets the other elements of p to -inf. Returns the largest value
+ * per lane, including m. */
 INLINE v16 softmax_scale(float *p, int lo, int hi, float scale, float m)
 {
     v16 factor = v_set1(scale), minus = v_set1(-INFINITY), top = v_set1(m);
@@ -521,7 +521,8 @@ static struct kv_part k_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_k(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
-/* Like k_of_pair, for V; after the last pair, K of the next block is prefetched. */
+/* Describes V of a head, as k_of_pair does K. After the last pair, K of the next block is
+ * prefetched. */
 static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int head,
                                 int32_t next_block)
 {

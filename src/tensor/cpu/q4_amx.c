@@ -54,7 +54,7 @@ static void tiles_configure(int weights)
     amx_configure(&c);
 }
 
-/* Sets sums [16][16] to those of one block of 32, or of half a block. */
+/* Sets sums [16][16] to the products over one block of 32, or over half a block. */
 #define TILES_MULTIPLY(SUM)                                                                \
     static inline void tiles_multiply_##SUM(void *sums, const uint8_t *x,                  \
                                             const uint8_t *w)                              \
@@ -69,7 +69,7 @@ TILES_MULTIPLY(0)
 TILES_MULTIPLY(1)
 #undef TILES_MULTIPLY
 
-/* Adds block b, whose integer sums are `sums`, to acc; f: e of row 0. */
+/* Adds block b, whose integer sums are `sums`, to acc; f points to e of row 0. */
 INLINE void strip_add(v16 acc[STRIP], const int32_t (*sums)[PANEL], const float *d,
                       const float *m, const float *f)
 {
@@ -130,7 +130,7 @@ INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
     }
 }
 
-/* Like strip_sums, for q6_k, whose k-blocks are always whole. */
+/* Does the same as strip_sums for q6_k, whose k-blocks are always whole. */
 INLINE void strip_sums6(v16 acc[STRIP], struct scratch *s, const struct panel *p,
                         const uint8_t *x)
 {

@@ -52,7 +52,7 @@ static void tiles_configure(void)
     amx_configure(&c);
 }
 
-/* Sets sums [2][16][16] to those of h and of l, over one block of 32. */
+/* Sets sums [2][16][16] to the products of h and of l with the weights, over one block of 32. */
 #define TILES_MULTIPLY(H, L)                                                               \
     static inline void tiles_multiply_##H(int32_t *sums, const uint8_t *x,                 \
                                           const uint8_t *w)                                \
@@ -111,7 +111,7 @@ INLINE void strip_ask(const struct quant_tile *t, int panel, int r0, int n)
         __builtin_prefetch(t->c + r * t->ldc + (int64_t)panel * PANEL, 1);
 }
 
-/* Adds p to C: rows [r0, r0 + n) and those columns of one panel that exist. */
+/* Adds p to rows [r0, r0 + n) of C, in the columns of one panel that exist. */
 static void strip_store(const struct quant_tile *t, const v16 *p, int64_t k, int panel,
                         int r0, int n)
 {

@@ -64,7 +64,7 @@ struct upload {
 struct cuda_stream {
     struct stream base;
     cudaStream_t handle;
-    /* For compute streams only: */
+    /* The next fields are for compute streams only. */
     struct cuda_blas_handle *blas;
     struct upload up;
     float *scratch; /* scratch memory of split attention */

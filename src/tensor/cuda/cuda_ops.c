@@ -96,7 +96,7 @@ static int cuda_embed(struct stream *s, struct mat out, struct mat table,
     return embed(s, out, table, ids, scale);
 }
 
-/* After the checks, runs a launch unless there are no rows. */
+/* Runs a launch after the operation's checks, unless there are no rows. */
 #define LAUNCH_ROWS(s, out, what, call)                                                    \
     do {                                                                                   \
         int rc_ = cuda_enter(s);                                                           \

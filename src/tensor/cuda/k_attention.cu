@@ -407,7 +407,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) attend_tile(gpu_attention
             copy_async_wait<0>();
         }
         __syncthreads();
-        /* A warp without rows, or whose rows see none of these keys yet, skips the block. */
+        /* A warp skips a block if it has no rows, or if its rows see no key of the block yet. */
         if (row0 < t.n_rows && b * TOKENS < first + 16 * M) {
             float s[M][TOKENS / 8][4];
             tile_scores<T, D, M>(s, sq + row0 * LD, k, lane);

@@ -124,7 +124,7 @@ static __device__ __forceinline__ void attend_values(float (&o)[2 * N][4],
 #pragma unroll
     for (int i = 0; i < N; i++) {
         uint32_t vb[4];
-        if (pair + i * step >= D / 16) /* the same for a whole warp */
+        if (pair + i * step >= D / 16) /* the condition is the same for a whole warp */
             continue;
         load_matrix_x4_trans(vb, v + (strip * STRIP + lane % 16) * LD +
                                      (pair + i * step) * 16 + lane / 16 * 8);
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void attend_values(float (&o)[2 * N][4],
     }
 }
 
-/* Returns the sum over a row's four lanes, to all of them. */
+/* Returns the sum over a row's four lanes, in each of these lanes. */
 static __device__ __forceinline__ float row_sum(float l)
 {
     l = __fadd_rn(l, __shfl_xor_sync(0xffffffffu, l, 1));
@@ -206,7 +206,7 @@ template <typename T, int D> struct tile {
     };
 };
 
-/* `rows` NULL: the batch's tiles; otherwise each of these rows is a tile. */
+/* If `rows` is NULL, the tiles are the batch's; otherwise each of these rows is a tile. */
 template <typename T, int D>
 static __global__ void __launch_bounds__(tile<T, D>::THREADS)
     fixed_tile(gpu_attention_job a, const int32_t *rows)
@@ -392,7 +392,7 @@ static __global__ void __launch_bounds__(split<T, D>::THREADS)
     FETCH(b_from);
 
     float o[2 * PAIRS][4];
-    softmax x = {{-INFINITY, -INFINITY}, {0, 0}}; /* the same in all warps */
+    softmax x = {{-INFINITY, -INFINITY}, {0, 0}}; /* all warps have the same values */
 #pragma unroll
     for (int i = 0; i < 2 * PAIRS * 4; i++)
         o[i / 4][i % 4] = 0;
@@ -515,8 +515,8 @@ static void launch_tiles(cudaStream_t s, const gpu_attention_job &a, const int32
            rows);
 }
 
-/* Launches as many rows at a time as scratch has room for.  If a row has too many splits for
- * scratch, it runs as a tile: the same results, without the other multiprocessors. */
+/* Launches as many rows at a time as scratch has room for. If a row has too many splits for
+ * scratch, it runs as a tile. That gives the same results, but uses one multiprocessor. */
 template <typename T, int D>
 static void launch_rows(cudaStream_t s, const gpu_attention_job &a)
 {

@@ -147,7 +147,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
      * in flight. */
     constexpr int STEP = WARP * PIECE, AHEAD = R == 2 ? 4 : 2;
     int k = lane * PIECE, rest = a.cols % (AHEAD * STEP);
-    for (; k < a.cols - rest; k += AHEAD * STEP) { /* the same for all lanes */
+    for (; k < a.cols - rest; k += AHEAD * STEP) { /* the condition is the same for all lanes */
         raw_piece<TW> raw[AHEAD][R];
 #pragma unroll
         for (int i = 0; i < AHEAD * R; i++)

@@ -63,7 +63,7 @@ template <typename T, int ROWS, int N_THREADS, bool WIDE> struct stager {
             int row = r + i * STEP, k = k0 + p * PIECE;
             const T *piece = from + i * step + k0;
             T *at = to + staged(row, p);
-            if (FEW && i * STEP >= n_rows) /* the same for all threads */
+            if (FEW && i * STEP >= n_rows) /* the condition is the same for all threads */
                 break;
             if (WIDE) {
                 copy_async16(at, piece, row < n_rows && k < n_cols);
@@ -155,7 +155,7 @@ template <typename T, int M> struct few {
     enum {
         ROWS = 16 * M,
         STAGES = M == 1 ? 4 : 3,
-        A = ROWS * K_TILE, /* elements of a stage: those of A, then those of the weights */
+        A = ROWS * K_TILE, /* elements of A in a stage; the weights' elements follow them */
         STAGE = A + FEW_COLS * K_TILE,
         SUMS = ROWS * FEW_COLS, /* sums of a warp's k-block */
         SHARED = FEW_WARPS * STAGES * STAGE * (int)sizeof(T) +
@@ -213,7 +213,7 @@ static __global__ void __launch_bounds__(FEW_THREADS)
         for (int i = 0; i < TILES_A_BLOCK; i++, t++) {
             FETCH(t + F::STAGES - 1);
             copy_async_wait<F::STAGES - 1>();
-            __syncwarp(); /* all lanes' copies have arrived */
+            __syncwarp(); /* the copies of all lanes have arrived */
             const T *tile = ring + t % F::STAGES * F::STAGE;
             if (TILE_OF(t) < n_tiles)
                 tile_steps<T, M, 2>(part, tile, 0, tile + F::A, 0);
@@ -244,7 +244,8 @@ static __global__ void __launch_bounds__(FEW_THREADS)
 
 /* --- tiles ------------------------------------------------------------------------------------ */
 
-/* A block of threads computes ROWS x COLS results, a warp HIGH x WIDTH of them. */
+/* A block of threads computes ROWS x COLS results. Each of its warps computes HIGH x WIDTH of these
+ * results. */
 template <typename T, int ROWS, int COLS, int HIGH, int WIDTH> struct tiling {
     enum {
         THREADS = ROWS / HIGH * (COLS / WIDTH) * WARP,

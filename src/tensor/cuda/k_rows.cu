@@ -119,7 +119,7 @@ static __global__ void add_norm_rows(gpu_mat out, gpu_mat sum, gpu_mat x, gpu_ma
         put_piece(to + j, v, x.cols - j, wide);
     }
     norm_row(ROW_OF(out, TO), to, x.cols, by,
-             wide); /* a thread reads only what it has written itself */
+             wide); /* needs no barrier: a thread reads only what it has written itself */
 }
 
 void gpu_add_norm(cudaStream_t s, struct gpu_mat out, struct gpu_mat sum, struct gpu_mat x,

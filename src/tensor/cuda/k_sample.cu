@@ -19,7 +19,7 @@ struct sieve {
     const float *logits;
     int n;
     float best, temperature;
-    uint64_t cut; /* only candidates of at least this key */
+    uint64_t cut; /* only candidates with at least this key count */
     uint64_t least; /* and only candidates of at least this weight */
     bool counts; /* each candidate counts as one, not by its weight */
     bool by_id; /* candidates are ordered by id, the lowest first; false: by key */

@@ -18,13 +18,13 @@ struct gpu_mat {
     void *data;
     int type;
     int rows, cols;
-    int64_t ld; /* in elements */
+    int64_t ld; /* elements from row to row */
 };
 
 /* K and V of one layer: block b at blocks + b * stride, K first, both as [n_kv][64][d_head]. */
 struct gpu_kv {
     uint8_t *blocks;
-    int64_t stride; /* in bytes */
+    int64_t stride; /* bytes from block to block */
     int type, n_kv, d_head;
 };
 
@@ -46,12 +46,12 @@ struct gpu_batch {
     const int32_t *row_seq; /* [n_rows] */
     const int32_t *tables;  /* [n_seqs][table_ld] */
     const int32_t *solo;    /* [n_solo] rows of sequences with few rows, such as decodes */
-    const struct gpu_tile *tiles; /* [n_tiles] the other rows */
+    const struct gpu_tile *tiles; /* [n_tiles] tiles of all other rows */
 };
 
-/* How a device computes (--cuda-math).  FAST: cuBLAS, and splits as they suit the batch.  In the
- * other two a row's bits do not depend on the batch.  FIXED: on tensor cores; EXACT: the arithmetic
- * of ops.h. */
+/* How a device computes (--cuda-math). FAST: cuBLAS, and splits as they suit the batch. FIXED:
+ * tensor cores. EXACT: the arithmetic of ops.h. In FIXED and EXACT a row's bits do not depend on
+ * the batch. */
 enum gpu_math { GPU_FAST, GPU_FIXED, GPU_EXACT };
 
 /* --- small uploads (k_fetch.cu) --- */

@@ -21,7 +21,8 @@
 #include "base/mem.h"
 
 enum {
-    /* With tables of 128 K tokens their image takes half of RECORDER_BYTES. */
+    /* Most rows of a recorded decode. With tables of 128 K tokens each, the image of this many rows
+     * takes half of RECORDER_BYTES. */
     MAX_ROWS = 64,
     /* a power of two; all recordings are forgotten when half of the slots are taken */
     SLOTS = 8192,

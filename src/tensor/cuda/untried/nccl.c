@@ -206,7 +206,8 @@ void cuda_connect(int n)
         for (int k = 0; k < n; k++) {
             int can = 0;
             if (k != i && cudaDeviceCanAccessPeer(&can, i, k) == cudaSuccess && can != 0)
-                (void)cudaDeviceEnablePeerAccess(k, 0); /* it may already be enabled */
+                /* Fails if access is already enabled, which does no harm. */
+                (void)cudaDeviceEnablePeerAccess(k, 0);
         }
         (void)cudaGetLastError(); /* clears that error, which is no fault */
     }
