@@ -42,8 +42,8 @@ struct step_batch;
 
 /* Selects the mini-batch that a sequence joins. */
 enum mixed_packing {
-    MIXED_BALANCED, /* minibatch_form, MINIBATCH_BALANCED */
-    MIXED_PAPER,    /* minibatch_form, MINIBATCH_PAPER */
+    MIXED_BALANCED, /* uses minibatch_form with MINIBATCH_BALANCED */
+    MIXED_PAPER,    /* uses minibatch_form with MINIBATCH_PAPER */
     MIXED_IN_ORDER, /* mini-batches in the order of the batch, for comparison */
 };
 

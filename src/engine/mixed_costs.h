@@ -10,7 +10,7 @@
 #include "policy/hybrid.h"
 
 struct mixed_costs {
-    struct hybrid_line project; /* seconds as a line over ACT blocks of one layer */
+    struct hybrid_line project; /* time to project: a line over ACT blocks of one layer */
     struct hybrid_line link;    /* time to bring bytes over the link: a line over bytes */
     /* R^2 of the regressions, 0..1. Below 0.9 the mean of the largest sample replaces the line. */
     double project_r2, link_r2;

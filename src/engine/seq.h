@@ -123,7 +123,7 @@ struct seq {
     struct view view; /* the tokens that it sees; positions count in the view */
     int n_done;       /* positions [0, n_done) have K and V in the cache */
     int n_reached;    /* tokens [0, n_reached) were done at some time */
-    int rows;         /* most rows that this step gives it */
+    int rows;         /* most rows that this step gives the sequence */
     int row, n_rows; /* the present batch: index of its first row, and number of its rows */
     /* Keys of the prompt's chunks; after a preemption, of all known tokens' chunks. */
     struct chain chain;
@@ -131,7 +131,8 @@ struct seq {
     /* The sequence's restore, between restore_find and restore_end; else NULL. */
     struct restore *restore;
     struct seq_staging staging;
-    int n_planned; /* chunks that it restores; 0: not planned yet */
+    /* Chunks that the restore brings back; 0: the restore is not planned yet. */
+    int n_planned;
     /* Time in seconds to compute the tokens of those chunks instead. 0: the restore must wait for
      * its reads. */
     double recompute_s;

@@ -82,9 +82,9 @@ int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int3
 /* Makes the block a node, or extends its tokens. */
 void prefix_put(struct prefix *x, int32_t block, const struct sha256 *root, int32_t parent,
                 const int32_t *tokens, int n);
-/* Call when the last user has left the block. */
+/* Notes that the last user has left the block. */
 void prefix_leave(struct prefix *x, int32_t block, const struct kv_use *use);
-/* Call when a sequence uses a kept block again. */
+/* Notes that a sequence uses a kept block again. */
 void prefix_claim(struct prefix *x, int32_t block);
 /* Notes that a waiting request of the given turn (placement_window.h) begins with these tokens;
  * prefix_expect_no_more withdraws it. */

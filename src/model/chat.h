@@ -37,10 +37,10 @@ void chat_close(struct chat_template *t); /* Frees a template. NULL is allowed. 
 
 struct chat_abilities {
     bool parts;             /* walks arrays of content parts */
-    bool tools;             /* shows the tools of the request */
+    bool tools;             /* the template shows the tools of the request */
     bool system;            /* the template shows a system message */
-    bool calls;             /* shows an assistant's tool calls */
-    bool calls_beside_text; /* shows calls also if the message has content */
+    bool calls;             /* the template shows an assistant's tool calls */
+    bool calls_beside_text; /* the template shows calls also if the message has content */
 };
 struct chat_abilities chat_abilities(const struct chat_template *t);
 

@@ -57,7 +57,7 @@ struct loader {
     uint8_t *raw;       /* loaded rows: generated, or copied to align them */
     uint8_t *wide;      /* loaded rows, converted to another type */
     size_t wide_bytes;
-    uint8_t *cut; /* columns of the loaded rows, rank by rank; NULL: one rank */
+    uint8_t *cut; /* columns of the loaded rows, rank by rank; NULL: there is one rank */
     size_t cut_bytes;
     uint8_t *blocks; /* loaded rows in 4 bits; NULL: no matrix is held in 4 bits */
     size_t blocks_bytes;

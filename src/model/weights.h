@@ -149,8 +149,8 @@ static inline uint64_t weights_sizes_bytes(const struct weights_sizes *z, int n_
     return z->kept + (uint64_t)n * z->layer;
 }
 
-/* Returns whether layer l stays resident, if n_resident layers stay that are spread evenly,
- * beginning with layer 0. */
+/* Returns whether layer l stays resident. n_resident layers stay, spread evenly, beginning with
+ * layer 0. */
 static inline bool weights_stays(int l, int n_resident, int n_layers)
 {
     return (int64_t)l * n_resident % n_layers < n_resident;

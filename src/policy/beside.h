@@ -48,8 +48,8 @@ struct beside_credit {
     int64_t ns; /* time that restores may compute; negative: time that they owe */
 };
 
-/* Adds the credit that a forward pass with decodes of pass_ns earns. free_ns: the part of the
- * time after it that delays no later pass (beside_free_ns). */
+/* Adds the credit that a forward pass with decodes earns, which took pass_ns. free_ns: the part of
+ * the time after that pass that delays no later pass (beside_free_ns). */
 void beside_earn(struct beside_credit *c, int64_t pass_ns, int64_t free_ns);
 /* Returns the time behind a pass that costs the next pass nothing. The pass waited wait_ns for
  * weights, which are read up to ahead_ns before a pass needs them. The next pass does not wait

@@ -19,7 +19,8 @@
 
 /* A restore teaches a kind of compute only if that kind is at least this share of its compute. */
 #define MOST 0.8
-/* The I/O lane is the bottleneck if compute waits for it during this share of the whole. */
+/* The I/O lane is the bottleneck if compute waits for it during this share of the restore's time.
+ */
 #define IO_BOUND 0.2
 
 static double clamp(double x, double limit)

@@ -87,7 +87,7 @@ struct plan_window {
 struct plan_request {
     int n_layers;                   /* 1..PLAN_MAX_LAYERS */
     const struct plan_layer *layer; /* [n_layers] */
-    /* Stages that restore their layers beside each other (pipeline.h); 0: 1. */
+    /* Stages that restore their layers beside each other (pipeline.h); 0 counts as 1. */
     int n_stages;
     /* [n_layers] seconds of compute per layer to prefill the new tokens; NULL: no prefill. */
     const double *prefill_s;

@@ -131,7 +131,7 @@ struct platform_shape {
     int n_layers, d_model, n_heads, n_kv_heads, d_head, d_ffn, n_vocab;
     bool gated_ffn;        /* three FFN matrices (SwiGLU), not two */
     double elem_bytes;     /* bytes of an element of the state dtype: 2 for f16 and bf16 */
-    int n_ranks, n_stages; /* devices of this machine that share the model; 0: 1 */
+    int n_ranks, n_stages; /* devices of this machine that share the model; 0 counts as 1 */
 };
 
 /* Makes a platform with no measured costs, no tiers, overlap factors 1 and tile 1, to be filled

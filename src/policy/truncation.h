@@ -59,7 +59,7 @@ int64_t truncation_first(const struct truncation *t, int64_t cut);
 /* Returns the first token behind the stair with this cut; INT64_MAX if nothing is truncated. */
 int64_t truncation_end(const struct truncation *t, int64_t cut);
 
-/* Returns whether the stair with this cut sees token p, computed or not. */
+/* Returns whether the stair with this cut sees token p. The token need not be computed yet. */
 bool truncation_sees(const struct truncation *t, int64_t cut, int64_t p);
 /* truncation_position returns the position of a token that the stair sees. truncation_token returns
  * the token at a position. */

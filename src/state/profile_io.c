@@ -304,7 +304,7 @@ struct projecting {
     struct stream *s;
     struct buf mem;
     struct mat hidden, kv_rows;
-    int n_layers; /* layers of the first stage, where the rows lie */
+    int n_layers; /* number of layers of the first stage, on which the sample's rows lie */
 };
 
 /* Measures projections per second over about PHASE_NS. */

@@ -118,7 +118,8 @@ struct restore {
     bool *takes_kv; /* [job.n_chunks], or NULL: see restore_job; fixed while RUNNING */
     struct group_list parked; /* STAGED: groups that have come back */
     uint64_t stage_left;      /* STAGED: bytes that it may still request */
-    uint64_t staged_bytes;    /* part of read_bytes: read when it was placed */
+    /* Part of read_bytes that was read before the restore got its place. */
+    uint64_t staged_bytes;
     struct restore_trace io_trace;
 
     /* The fields from here on are fixed once the state is FOUND. */
@@ -305,9 +306,9 @@ void restore_drop_work(struct restore_pipeline *rr, struct restore *r);
 /* Drops the piece that is being recomputed. Operations already queued for it still run. */
 void restore_drop_piece(struct restore_pipeline *rr);
 /* --- restore_replan.c --- */
-/* Call when the job and the order of its reads are known. */
+/* Prepares for restore_replan. Call when the job and the order of its reads are known. */
 void restore_replan_begin(struct restore *r);
-/* [lock] Call when g has come back. */
+/* [lock] Notes for restore_replan that g has come back. */
 void restore_replan_read(struct restore *r, const struct group *g);
 /* Call on the compute lane's thread. Changes the kind of layers whose reads have not begun, if that
  * gains enough. */
@@ -319,7 +320,7 @@ bool restore_may_stage(const struct restore_pipeline *rr);
 /* [lock] Call when g is about to be read: counts it against a staged restore's bytes. */
 void restore_stage_takes(struct restore *r, const struct group *g);
 /* --- restore_race.c: the compute lane's --- */
-/* Call when a piece has ended; n_tokens tokens are good now. */
+/* Notes the end of a recomputed piece in a race. n_tokens tokens are good now. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);
 /* --- restore_remote.c: the I/O thread's --- */
 /* Call when the local look-up has ended: asks the remote for the missing chunks. Returns false if

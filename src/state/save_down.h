@@ -40,8 +40,8 @@ void save_down_begin(struct save_down *d);
  * has its own columns, which come down side by side; otherwise rank 0's rows come down. */
 const uint8_t *save_down_rows(struct save_down *d, struct mat m, bool is_rank_own,
                               int64_t row, int64_t n);
-/* Copies n_bytes from that address to `to`, after the rows have come down. *lost becomes true if
- * the copy down fails. */
+/* Copies n_bytes from an address that save_down_rows returned to `to`, after the rows have come
+ * down. *lost becomes true if the copy down fails. */
 void save_down_move(struct save_down *d, uint8_t *to, const uint8_t *from, size_t n_bytes,
                     atomic_bool *lost);
 /* Ends a layer, whose matrices `s` computed. Work that is queued on s behind the next save_down_end

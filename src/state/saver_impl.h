@@ -23,7 +23,7 @@ struct save_chunk {
     struct save_seq *seq;
     int chunk_idx;
     int n_tokens; /* 64, or fewer in a tail */
-    /* number of layers that must have come down before its rows are complete */
+    /* Number of layers that must have come down before the chunk's rows are complete. */
     uint64_t after;
     atomic_bool lost; /* one of the layers counted in `after` failed to come down */
     int32_t tokens[STORE_CHUNK_TOKENS];

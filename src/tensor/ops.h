@@ -145,7 +145,7 @@ enum activation {
 
 enum { MATMUL_MANY = 3 }; /* products in one operation, at most */
 
-/* A product with weights, of rows that the operation is given. */
+/* One of the products of matmul_many: rows that all products share, times a weight. */
 struct product {
     struct mat c; /* [m][n] f32 */
     const struct weight *w;
