@@ -135,7 +135,7 @@ enum weights_part {
 struct weights_sizes {
     /* always resident: tables, head, and of all layers W_k, W_v, norms and biases */
     uint64_t kept;
-    uint64_t layer; /* the rest of one layer; of the largest if they differ */
+    uint64_t layer; /* the other weights of one layer, the largest if they differ */
     int n_layers;
     /* buffers, one layer each, for layers that do not stay; unused if all stay */
     int n_slots;

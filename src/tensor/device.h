@@ -17,8 +17,8 @@ struct device_vtable {
     void (*close)(struct device *d);
     /* makes the device current on the calling thread; NULL: not needed */
     void (*enter)(struct device *d);
-    /* Makes one allocation from which memory of kind MEM_DEVICE is cut; NULL: each is allocated
-     * singly. */
+    /* Makes one allocation from which memory of kind MEM_DEVICE is cut; NULL: each buffer is
+     * allocated singly. */
     int (*reserve)(struct device *d, size_t bytes, struct err *err);
     int (*buf_alloc)(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
                      struct err *err);

@@ -171,7 +171,8 @@ struct ops {
     /* out [n][d] T = rows ids[0..n) of table [vocab][d], times `scale`, rounded to T. */
     int (*embed)(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
                  float scale);
-    /* out [n][d] f32; x [n][d] T or f32; w [d] f32. */
+    /* Sets out [n][d] f32 to the RMS norm, or the layer norm, of each row of x [n][d], T or f32.
+     * w and b are [d] f32. */
     int (*rmsnorm)(struct stream *s, struct mat out, struct mat x, const float *w,
                    float eps);
     int (*layernorm)(struct stream *s, struct mat out, struct mat x, const float *w,
@@ -203,7 +204,7 @@ struct ops {
     int (*all_finite)(struct stream *s, struct mat x, bool *finite);
 
     /* --- attention --- */
-    /* Rotates q [n][heads * d_head] f32 in place at r->pos. */
+    /* Rotates q [n][heads * d_head] f32 in place, each row by its position in r. */
     int (*rope)(struct stream *s, struct mat q, int d_head, const struct rope *rope,
                 const struct ragged *r);
     /* Writes K and V into blocks.  kv [n][2 * n_kv * d_head] T: K (after bias and QK norm, before

@@ -112,7 +112,7 @@ INLINE void halves_multiply(int32_t (*low)[PANEL], int32_t (*high)[PANEL], const
     tiles_multiply_1(high, x + b * Q4_BLOCK + 16, at + 16 * PANEL);
 }
 
-/* Adds block b of q6_k to acc.  f: row 0 of the k-block. */
+/* Adds block b of q6_k to acc.  f points to row 0 of the k-block. */
 INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
                        const int32_t (*high)[PANEL], const struct panel *p, const float *f,
                        int b)

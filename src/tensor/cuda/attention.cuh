@@ -54,7 +54,7 @@ static __device__ __forceinline__ void fetch(T *to_smem, const T *rows, int from
 {
     constexpr int ALL = TOKENS * (D / PIECE), COPIES = (ALL + N_THREADS - 1) / N_THREADS;
     constexpr int UNROLLED = SPARING ? 4
-                                     : COPIES; /* sparing: the products need the registers */
+                                     : COPIES; /* the products need the registers */
 #pragma unroll UNROLLED
     for (int j = 0; j < COPIES; j++) { /* rows have no gaps between them */
         int i = (int)threadIdx.x + j * N_THREADS;

@@ -186,8 +186,8 @@ static __global__ void __launch_bounds__(FEW_THREADS)
             ring[s * F::STAGE + i].bits = 0;
     __syncwarp();
 
-    /* A warp's tile t is one of block (warp + t / 4 * FEW_WARPS); n_tiles or more: it does not
-     * exist. */
+    /* Tile t of a warp belongs to block warp + t / TILES_A_BLOCK * FEW_WARPS.  There is no tile if
+     * its number, TILE_OF(t), is n_tiles or more. */
 #define TILE_OF(t)                                                                         \
     ((warp + (t) / TILES_A_BLOCK * FEW_WARPS) * TILES_A_BLOCK + (t) % TILES_A_BLOCK)
 #define FETCH(t)                                                                           \

@@ -94,7 +94,7 @@ static int check_comms(struct nccl *n, const struct ranks *r)
     return fail(n, r, code, "an earlier exchange");
 }
 
-/* A group call is ended even if a part of it was refused. */
+/* Ends the group call even if NCCL refused a part of it. */
 static int nccl_all_reduce(struct collective *c, const struct ranks *r, const struct mat *x)
 {
     struct nccl *n = (struct nccl *)c;
