@@ -6,7 +6,8 @@
 #include "store/store_impl.h"
 
 enum { HOUR_S = 3600, DAY_S = 24 * HOUR_S };
-/* Bounds the time that other threads wait. */
+/* Hash buckets that are visited under one hold of the store's lock. Bounds the time that other
+ * threads wait. */
 enum { BUCKETS_AT_ONCE = 4096 };
 
 static const struct store_advice rows[STORE_ADVICES] = {{"hour", HOUR_S, 0, 0},
@@ -29,7 +30,7 @@ static bool is_end(const struct chunk_node *n)
     return child == NULL;
 }
 
-/* [lock] */
+/* [lock] Returns the bytes of the chunk's LIVE extents. */
 static uint64_t bytes_of(const struct chunk_node *n)
 {
     uint64_t n_bytes = 0;
@@ -38,7 +39,7 @@ static uint64_t bytes_of(const struct chunk_node *n)
     return n_bytes;
 }
 
-/* [lock] */
+/* [lock] Adds the chunk to every row within whose time it was last used. */
 static void count(const struct chunk_node *n, int64_t now_s,
                   struct store_advice out[STORE_ADVICES])
 {
@@ -59,7 +60,7 @@ void store_advise(struct store *s, int64_t now_wall_s,
     uint64_t n_buckets = UINT64_MAX, at = 0;
     do {
         pthread_mutex_lock(&s->lock);
-        if (c->n_buckets != n_buckets) { /* at the beginning, or the catalog has grown */
+        if (c->n_buckets != n_buckets) { /* the walk begins, or the catalog has grown */
             n_buckets = c->n_buckets;
             at = 0;
             memcpy(out, rows, sizeof rows);

@@ -13,9 +13,10 @@ struct store;
 enum { STORE_ADVICES = 5 };
 
 struct store_advice {
-    const char *within;       /* "hour", "day", "week", "30 days", "all time" */
-    int64_t seconds;          /* the same in seconds; 0: all time */
-    uint64_t contexts, bytes; /* those that were used within that time */
+    const char *within; /* "hour", "day", "week", "30 days", "all time" */
+    int64_t seconds;    /* length of that time; 0: all time */
+    /* contexts that were used within that time, and their bytes */
+    uint64_t contexts, bytes;
 };
 
 /* Fills in a row for each time, the shortest first. Visits every chunk, and never holds the

@@ -29,11 +29,12 @@ struct ahead {
     pthread_cond_t rest;  /* from the threads: a piece is provided */
     uint8_t *base;        /* the region; NULL: none */
     uint64_t n_bytes;
-    uint64_t end_bytes; /* end of the used part */
+    uint64_t end_bytes; /* end of the region's used part */
     uint64_t at;        /* end of the part that is provided, or that a thread has taken */
-    int n_busy;         /* threads that provide a piece now */
+    int n_busy;         /* threads that are providing a piece now */
     bool quit;
-    double s_per_byte; /* processor time, mean of newer pieces; 0: unknown */
+    /* processor time of providing a byte, mean of newer pieces; 0: unknown */
+    double s_per_byte;
 };
 
 /* [lock] Returns the end of the part that should be provided now. */
@@ -43,7 +44,7 @@ static uint64_t wanted_bytes(const struct ahead *a)
     return a->end_bytes + (left < a->ahead_bytes ? left : a->ahead_bytes);
 }
 
-/* [lock] */
+/* [lock] Returns whether memory should be provided now. */
 static bool has_work(const struct ahead *a)
 {
     return a->base != NULL && a->at < wanted_bytes(a);
@@ -63,7 +64,7 @@ static void note_speed(struct ahead *a, double s_per_byte)
     a->s_per_byte += (s_per_byte - a->s_per_byte) / (a->s_per_byte > 0 ? PIECES : 1);
 }
 
-/* [lock, released meanwhile] */
+/* [lock, released while the system provides the memory] Provides the next piece. */
 static void provide_piece(struct ahead *a)
 {
     uint64_t left = wanted_bytes(a) - a->at;
@@ -84,7 +85,7 @@ static void provide_piece(struct ahead *a)
 static void *ahead_main(void *arg)
 {
     struct ahead *a = arg;
-    if (a->pace == AHEAD_BESIDE) { /* sets both for this thread only, on Linux */
+    if (a->pace == AHEAD_BESIDE) { /* On Linux both calls change only this thread. */
         const struct sched_param unused = {0};
         (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LOWEST_PRIORITY);
         (void)sched_setscheduler(0, SCHED_IDLE, &unused);

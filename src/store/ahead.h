@@ -27,24 +27,25 @@
 struct ahead;
 enum ahead_pace { AHEAD_BESIDE, AHEAD_AT_ONCE };
 
-/* Provides ahead_bytes behind the last used byte. Returns NULL if no thread can be created. All
- * functions below allow NULL, on any thread. */
+/* Creates the threads. They keep ahead_bytes of memory behind the last used byte provided. Returns
+ * NULL if no thread can be created. All functions below allow NULL, on any thread. */
 struct ahead *ahead_create(uint64_t ahead_bytes, enum ahead_pace pace);
 void ahead_destroy(struct ahead *a);
 
-/* Follows this region from now on, from its first byte, and stops following the one before. */
+/* Follows this region from now on, from its first byte, and stops following the previous region. */
 void ahead_follow(struct ahead *a, uint8_t *base, uint64_t n_bytes);
-/* The region's bytes up to here are in use. */
+/* Notes that the region's bytes up to end_bytes are in use. */
 void ahead_use(struct ahead *a, const uint8_t *base, uint64_t end_bytes);
-/* Leaves the region alone: its memory may be given back after the return. */
+/* Stops following the region. Its memory may be given back after the return. */
 void ahead_leave(struct ahead *a, const uint8_t *base);
 
 /* Waits until the memory ahead of the followed region's used bytes is provided. Returns false
  * after timeout_ns. *n_bytes is the end of the part provided so far. */
 bool ahead_await(struct ahead *a, int64_t timeout_ns, uint64_t *n_bytes);
 /* Returns the processor time, in seconds, that the system would take to provide memory for n_bytes
- * more of the region. n_promised bytes of the memory provided ahead are not available for them.
- * Returns 0 until the first piece is timed, and if the whole region is provided. */
+ * more of the region. Of the memory that is provided ahead, n_promised bytes are promised to others
+ * and do not count. Returns 0 until the first piece is timed, and if the whole region is
+ * provided. */
 double ahead_price_s(struct ahead *a, uint64_t n_bytes, uint64_t n_promised);
 
 #endif

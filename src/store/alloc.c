@@ -172,7 +172,8 @@ void alloc_give(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_b
     struct alloc_segment *s = &a->segments[segment];
     struct alloc_range r = {offset, offset + n_bytes};
     uint32_t at = range_find(s, offset);
-    CHECK(at == s->n_free || s->free[at].begin >= r.end); /* not free already */
+    /* the range was not free already */
+    CHECK(at == s->n_free || s->free[at].begin >= r.end);
     a->used_bytes -= n_bytes;
 
     if (at < s->n_free && s->free[at].begin == r.end) {

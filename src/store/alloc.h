@@ -33,7 +33,7 @@ struct alloc {
 void alloc_init(struct alloc *a, uint64_t segment_bytes);
 void alloc_deinit(struct alloc *a);
 
-/* Takes n_bytes (> 0, in whole blocks), adding a segment if needed. Returns ERR_LIMIT if that is
+/* Takes n_bytes (> 0, in whole blocks), adding a segment if needed. Returns ERR_LIMIT if n_bytes is
  * more than a segment, or if no segment may be added. */
 int alloc_take(struct alloc *a, uint64_t n_bytes, uint32_t *segment, uint64_t *offset);
 
@@ -49,14 +49,15 @@ bool alloc_fits(const struct alloc *a, uint64_t n_bytes);
  * ERR_CORRUPT if the range is out of bounds, not in whole blocks, or not entirely free. */
 int alloc_claim(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
 
-/* Gives back a range, which must be in use. */
+/* Frees a range, which must be in use. */
 void alloc_give(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
 
-/* Notes that free ranges of the segment may hold bytes of former extents. Adds the segment if it
- * is missing. */
+/* Notes that free ranges of the segment may hold bytes of former extents. Adds the segment if the
+ * segment is missing. */
 void alloc_soil(struct alloc *a, uint32_t segment);
 
-/* Returns the end of the last used byte of a segment; 0 if it is empty or does not exist. */
+/* Returns the end of the last used byte of a segment; 0 if the segment is empty or does not
+ * exist. */
 uint64_t alloc_end(const struct alloc *a, uint32_t segment);
 
 /* Recounts everything. Returns false if free and used do not add up or an array is out of order. */

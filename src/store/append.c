@@ -94,7 +94,7 @@ static struct draft *draft_new(const struct store *s, const struct store_chunk *
     return d;
 }
 
-/* Makes one draft per device that misses records. Returns the bytes of all. */
+/* Makes one draft per device that misses records. Returns the bytes of all drafts. */
 static uint64_t drafts_plan(const struct store *s, const struct store_chunk *c,
                             const struct store_mask *have, struct draft **drafts)
 {
@@ -147,7 +147,8 @@ static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
         if (rc == 0)
             rc = store_make_room(s, n_bytes, newcomer, err);
     } while (rc == 0 && s->id_limit - s->next_id < n_ids);
-    /* Last, because it does not drop the lock: nothing comes between it and the reservation. */
+    /* This call comes last, because it does not drop the lock: no other thread acts between it and
+     * the caller's reservation. */
     return rc == 0 ? store_make_owner_room(s, owner_idx, n_bytes, newcomer, err) : rc;
 }
 
@@ -187,7 +188,7 @@ static int drafts_write(struct store *s, struct draft **drafts, struct err *err)
     return 0;
 }
 
-/* [lock] Gives back reserved space that is not attached. */
+/* [lock] Gives back the reserved space of drafts whose extents are not on a chunk's node. */
 static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **drafts)
 {
     for (int i = 0; i < s->media->n_devices; i++) {
@@ -201,13 +202,13 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
     }
 }
 
-/* After a full disk it evicts and tries again this often, each time evicting twice as much:
- * holes may be too small. */
+/* Tries after the first one has met a full disk or cap. Each evicts twice as much as the one
+ * before, because the holes that eviction frees may be too small. */
 enum { SPACE_ROUNDS = 4 };
 
-/* [lock, dropped meanwhile] Finds room for the drafts and writes them. If free space lies only
- * in holes that are too small, the files would have to grow beyond the disk or, with ERR_LIMIT,
- * beyond the cap. */
+/* [lock, dropped meanwhile] Finds room for the drafts and writes them. If all free space is in
+ * holes that are too small, the files must grow. Then -ENOSPC says that the disk is full, and
+ * ERR_LIMIT that the files' cap is reached. */
 static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **drafts,
                         uint64_t n_bytes, const struct sha256 *newcomer, struct err *err)
 {
@@ -228,7 +229,8 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
         if (round == SPACE_ROUNDS ||
             (evicts && !store_make_space(s, n_bytes << round, why, newcomer)))
             return rc;
-        if (is_cap) /* free space at the end of another file counts, too */
+        /* frees space at the end of other files, which counts under the same cap */
+        if (is_cap)
             store_cut_files(s);
     }
 }
@@ -242,7 +244,7 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
             continue;
         size_t n_bytes = d->h.n_records * sizeof d->h.records[0];
         d->x->records = memcpy(xmalloc(n_bytes), d->h.records, n_bytes);
-        /* catalog_attach counts these bytes again. */
+        /* Subtracts the reserved bytes, because catalog_attach counts them again. */
         s->catalog.owners[n->owner_idx].used_bytes -= d->h.n_bytes;
         catalog_attach(&s->catalog, n, d->x, NULL);
         tier_enter(s->tier, d->x, TIER_WRITTEN);
@@ -313,7 +315,8 @@ static void writer_leave(struct store *s, const struct store_writing *w)
     pthread_cond_broadcast(&s->writer_left);
 }
 
-/* [lock] Has the partial chunk removed once n is committed, or at once if it is. */
+/* [lock] Has the partial chunk removed once n is committed, or at once if n is committed
+ * already. */
 static void supersede(struct store *s, struct chunk_node *n, const struct sha256 *key)
 {
     if (n->n_pending == 0) {
@@ -352,7 +355,7 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     if (n_bytes > 0) {
         rc = drafts_place(s, n->owner_idx, drafts, n_bytes,
                           chunk->may_be_refused ? &chunk->key : NULL, err);
-        /* Checks again: a commit may have failed for good meanwhile. */
+        /* Checks again whether the store can save: a commit may have failed for good meanwhile. */
         if (rc == 0)
             rc = store_can_save(s, err);
         if (rc == 0)

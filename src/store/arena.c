@@ -12,7 +12,8 @@ struct arena {
     struct arena_opts o;
     uint8_t *base;
     bool is_whole; /* all memory is provided from the start */
-    /* NULL: the caller's functions gave the memory, or no thread started. */
+    /* Threads that provide the memory. NULL: the caller's functions gave it, or no thread
+     * started. */
     struct ahead *ahead;
 };
 
@@ -38,7 +39,7 @@ bool arena_await(struct arena *a, int64_t timeout_ns, uint64_t *n_bytes)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* Refuses more memory than is left: the system would kill a process later. */
+/* Returns -ENOMEM if less memory is left: otherwise the system would kill a process later. */
 static int system_has(uint64_t n_bytes, struct err *err)
 {
     uint64_t left = process_memory_left();

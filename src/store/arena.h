@@ -1,6 +1,6 @@
 /* arena.h - the memory of copies in DRAM; private to src/store.
  *
- * The system provides it before its use (ahead.h):
+ * The system provides the memory before its use (ahead.h):
  *
  *     all of it     from arena_open on, by one thread per processor. arena_await waits for the
  *                   end.
@@ -24,7 +24,7 @@ struct arena_opts {
     /* Memory provided beyond the last byte that was ever used; 0: 256 MiB. n_bytes or more: all
      * memory is provided from arena_open on. */
     uint64_t ahead_bytes;
-    struct store_memory memory; /* get NULL: ordinary memory */
+    struct store_memory memory; /* memory.get NULL: ordinary memory */
 };
 
 /* Maps the memory and starts the threads. Returns -ENOMEM if the memory cannot be mapped, or if all

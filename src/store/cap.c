@@ -18,12 +18,12 @@
 enum {
     INDEX_BASE_BYTES = 64 << 10,
     MIN_LOG_FRAMES = 8,
-    MAX_LOG_FRAMES = 1000, /* SQLite's default */
-    PAD_FRAMES = 2,        /* a commit ends at the end of a sector */
+    MAX_LOG_FRAMES = 1000, /* frames; SQLite's default */
+    PAD_FRAMES = 2,        /* SQLite pads a commit to the end of a sector */
 };
-/* Bytes of the index for each extent. ROW_BYTES: its rows, in pages that are not full.
- * LATER_BYTES: a row that it may get later without an append (a place to be wiped), with room
- * for pages that split when rows grow. */
+/* Bytes of the index for each extent. ROW_BYTES: its rows, in pages that are not full. LATER_BYTES:
+ * a row that the extent may get later without an append (its place to be wiped), with room for
+ * pages that split when rows grow. */
 enum { ROW_BYTES = 320, LATER_BYTES = 160 };
 /* PIN_BYTES: a pin's row, in pages that are two thirds full. BYTES_FOR_PIN: the bytes of the
  * index's share that allow one pin. */

@@ -124,8 +124,9 @@ static void place_add(struct catalog *c, struct chunk_node *n)
     placement_insert(&c->policy, h, &n->place);
 }
 
-/* Returns the part with the leaves of n's owner. Returns NULL if n never had an extent: a chunk
- * can be pinned before it is stored, and is in no part then. */
+/* Returns the policy's part with the leaves of n's owner; NULL if the store has no owner yet. A
+ * node that never had an extent, because its chunk was pinned before it was stored, is in no
+ * part. */
 static struct placement_part *place_of(struct catalog *c, const struct chunk_node *n)
 {
     return c->owners != NULL ? &c->owners[n->owner_idx].place : NULL;
@@ -193,7 +194,7 @@ static uint64_t id_of(const struct sha256 *key)
     return store_chunk_name(key);
 }
 
-/* An id has the lowest bit of the key set, so it names the key without this bit. */
+/* id_of sets the lowest bit of a key's first bytes, so keys of two buckets can have this id. */
 struct chunk_node *catalog_named(const struct catalog *c, uint64_t id)
 {
     for (uint64_t bit = 0; bit < 2; bit++) {
@@ -221,7 +222,7 @@ static struct chunk_node *node_new(struct catalog *c, const struct sha256 *key)
 }
 
 /* Returns whether a node has a place in the tree of parents. A node that has only a lasting pin has
- * none; otherwise a pinned chunk that is gone would keep its parents from being evicted. */
+ * none: with a place, a pinned chunk that is gone would keep its parents from being evicted. */
 static bool is_in_tree(const struct chunk_node *n)
 {
     return n->extents != NULL || n->n_children > 0 || n->n_pins > 0 || n->has_writer;
@@ -260,15 +261,15 @@ static void guaranteed_change(struct catalog *c, const struct chunk_node *n,
                               uint64_t n_bytes, bool is_more)
 {
     if (n_bytes == 0)
-        return; /* a mere name may have no owner yet */
+        return; /* a node that never had an extent has no owner yet */
     uint64_t *of_owner = &c->owners[n->owner_idx].guaranteed_bytes;
     *of_owner = is_more ? *of_owner + n_bytes : *of_owner - n_bytes;
     c->guaranteed_bytes = is_more ? c->guaranteed_bytes + n_bytes
                                   : c->guaranteed_bytes - n_bytes;
 }
 
-/* Adds n_ends guaranteed chunks, each of which is n or continues n, to n_guarded of n and of all
- * nodes before n; or removes them. */
+/* Adds n_ends to n_guarded of n and of all nodes before n, or subtracts it if is_more is false.
+ * n_ends counts guaranteed chunks that are n or continue n. */
 static void guards_change(struct catalog *c, struct chunk_node *n, uint32_t n_ends,
                           bool is_more)
 {
@@ -411,7 +412,8 @@ int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node 
         n->fingerprint_idx = fingerprint_idx;
         n->owner_idx = owner_idx;
     }
-    n->yields = n->yields && id->yields; /* one append that wants it to stay is enough */
+    /* one append without the flag is enough to keep the chunk */
+    n->yields = n->yields && id->yields;
     *out = n;
     return 0;
 }
@@ -569,7 +571,7 @@ void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s)
     n->ttl_s = ttl_s;
     if (ttl_s == 0)
         expiry_clear(&c->expiry, n);
-    else if (n->expiry_at == 0) /* otherwise its entry is early enough */
+    else if (n->expiry_at == 0) /* otherwise the node's present entry is early enough */
         expiry_set(&c->expiry, n, n->place.used_time + ttl_s);
 }
 
@@ -617,7 +619,7 @@ void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
 
 static uint32_t ttl_after(const struct chunk_node *n, uint32_t ttl_s)
 {
-    if (n->n_live == 0) /* the chunk is new */
+    if (n->n_live == 0) /* n is a new chunk */
         return ttl_s;
     if (n->ttl_s == 0 || ttl_s == 0)
         return 0;

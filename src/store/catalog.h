@@ -26,7 +26,7 @@ enum extent_state {
     EXTENT_PENDING, /* written, not committed: invisible */
     EXTENT_LIVE,    /* named by the index */
     EXTENT_DEAD,    /* condemned, and kept only because a hit pins its chunk */
-    /* Off its node; its space becomes free when the index no longer names it. */
+    /* Taken off its node. Its space becomes free when the index no longer names it. */
     EXTENT_FREEING,
 };
 
@@ -59,22 +59,22 @@ struct chunk_node {
     struct store_mask mask; /* records of its LIVE extents */
     struct chunk_node *parent;
     struct chunk_node *child;         /* its newest child */
-    struct chunk_node *older, *newer; /* other children of its parent */
+    struct chunk_node *older, *newer; /* neighbours by age among its parent's children */
     struct chunk_node *next;          /* next in its hash bucket */
     struct extent *extents;
     struct chunk_marks marks; /* valid if has_marks */
-    /* Its place among the owner's chunks that may be evicted. */
+    /* The node's entry among its owner's evictable chunks. */
     struct placement_item place;
     struct tier_chunk *copied; /* its copies in DRAM (tier.c); NULL: no extent has a copy */
     uint32_t n_children, n_pins;
     uint32_t pin_at;    /* 0: no lasting pin */
     uint32_t ttl_s;     /* time to live after its last use; 0: it does not expire */
     uint32_t expiry_at; /* 1 + its index in catalog.expiry; 0: none */
-    /* Number of guaranteed chunks among it and all chunks that continue it. */
+    /* Number of guaranteed chunks among this chunk and all that continue it. */
     uint32_t n_guarded;
     uint32_t chunk_idx;
     uint32_t n_live, n_pending;
-    uint32_t n_copied_children; /* set by tier.c */
+    uint32_t n_copied_children; /* children with copies in DRAM; set by tier.c */
     uint16_t fingerprint_idx, owner_idx;
     uint8_t n_tokens;
     bool has_writer : 1; /* an append of this key is under way */
@@ -83,7 +83,7 @@ struct chunk_node {
     bool yields : 1;    /* a partial chunk that is removed when its context goes on */
     /* Erased while in use: missing for lookups, and wiped when it is no longer used. */
     bool doomed : 1;
-    /* Its headers were read since open, or are noted to be read (headers.c). */
+    /* Its headers were read since open, or wait to be read (headers.c). */
     bool has_header_noted : 1;
     bool is_guaranteed : 1; /* its lasting pin is a guarantee: it is never evicted */
 };
@@ -126,11 +126,12 @@ struct catalog {
     uint32_t n_owner_slots;
     struct catalog_pin *pins;
     uint32_t n_pins;
-    uint32_t n_guaranteed;     /* part of n_pins */
-    uint64_t guaranteed_bytes; /* guaranteed bytes of all owners */
+    uint32_t n_guaranteed;     /* part of n_pins: the guarantees */
+    uint64_t guaranteed_bytes; /* sum over all owners */
     uint64_t tick;
     struct expiry expiry; /* nodes with a time to live */
-    /* Price of holding chunks when they are used; all 0: all are worth the same. */
+    /* Costs that give the value of holding a chunk when it is used. All 0: all chunks have the same
+     * value. */
     struct placement_price price;
     struct placement policy;
     struct placement_learn *learn;   /* for the policy `ours`; else NULL */
@@ -182,22 +183,22 @@ void catalog_unpin(struct catalog *c, struct chunk_node *n);
 /* Puts an extent (state PENDING or LIVE, with records loaded or `mask` given) on its node. */
 void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
                     const struct store_mask *mask);
-/* PENDING -> LIVE. */
+/* Changes an extent's state from PENDING to LIVE. */
 void catalog_publish(struct catalog *c, struct extent *x);
 /* Takes an extent off its node and gives it to the caller. The node may be freed. LIVE extents
  * must leave together, since the mask is their union. */
 void catalog_detach(struct catalog *c, struct extent *x);
-/* LIVE -> DEAD for all extents of the node. */
+/* Changes the state of all the node's extents from LIVE to DEAD. */
 void catalog_kill(struct catalog *c, struct chunk_node *n);
 
 /* Marks a node as most recently used. A new chunk gets the time to live of this use. Any other
- * chunk keeps the longest time to live of its uses; none counts as the longest. use NULL: no
- * hints. */
+ * chunk keeps the longest time to live of its uses; a use without a time to live counts as the
+ * longest. use NULL: no hints. */
 void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,
                    const struct store_use *use);
-/* ttl_s 0: the chunk does not expire. */
+/* Sets a chunk's time to live. ttl_s 0: the chunk does not expire. */
 void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s);
-/* Tells the policy that the node, its victim, is evicted. */
+/* Tells the policy that the node, which it chose as its victim, is evicted. */
 void catalog_evicted(struct catalog *c, const struct chunk_node *n);
 /* Notes that a waiting request needs the chunk of a key, stored or not. Returns false if the
  * window has no room. catalog_expect_no_more withdraws it. */
@@ -213,11 +214,12 @@ void catalog_settle(struct catalog *c, struct chunk_node *n);
 /* Returns the leaf that the policy evicts next, of all owners or of one; NULL if nothing may be
  * evicted. */
 struct chunk_node *catalog_victim(const struct catalog *c);
-/* Returns whether a chunk may push the victim out. newcomer: its key; NULL: it always may. */
+/* Returns whether a chunk may push the victim out. newcomer: the key of that chunk; NULL: it always
+ * may. */
 bool catalog_admits(const struct catalog *c, const struct chunk_node *victim,
                     const struct sha256 *newcomer);
-/* Finds up to `most` chunks that may be evicted, have no lasting pin, and were last used before
- * a time. Returns how many. */
+/* Finds up to `most` chunks that may be evicted, have no lasting pin, and were last used before a
+ * time. Returns their number. */
 int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_node **out,
                  int most);
 struct chunk_node *catalog_victim_of(const struct catalog *c, uint16_t owner_idx);

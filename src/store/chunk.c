@@ -135,7 +135,7 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
     put_u64(out + H_CHECKSUM, header_checksum(out));
 }
 
-/* Checks conditions on several fields together. */
+/* Checks conditions that concern several fields together. */
 static int header_check(const struct chunk_header *h, struct err *err)
 {
     if (h->chunk_idx >= CHUNK_MAX_IDX || h->offset % STORE_ALIGN != 0 ||

@@ -20,7 +20,7 @@
 #define CHUNK_MAX_RECORDS      (STORE_KINDS * STORE_MAX_LAYERS)
 #define CHUNK_RECORD_CODE      14 /* bytes of one record's entry in a table */
 #define CHUNK_MAX_RECORD_BYTES (64u << 20)
-#define CHUNK_MAX_IDX          (1u << 26) /* 2^32 tokens */
+#define CHUNK_MAX_IDX          (1u << 26) /* chunk_idx is lower than this: 2^32 tokens */
 #define STORE_UUID_BYTES       16
 
 /* Flag of a partial chunk, in its header and its row. Other bits are written as 0 and ignored.
@@ -52,7 +52,7 @@ struct chunk_header {
     struct chunk_record records[CHUNK_MAX_RECORDS];
 };
 
-/* Sets the offsets. Returns the bytes of the whole extent, a multiple of STORE_ALIGN. */
+/* Sets the records' offsets. Returns the bytes of the whole extent, a multiple of STORE_ALIGN. */
 uint64_t chunk_layout(struct chunk_record *records, int n);
 
 /* Returns whether records of this layer belong on this device. */

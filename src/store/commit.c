@@ -68,7 +68,7 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
     };
 }
 
-/* [lock] Takes the changes to be committed. */
+/* [lock] Takes the changes that this commit writes. */
 static void commit_take(struct store *s, unsigned what, struct commit *b)
 {
     *b = (struct commit){.freeing = s->freeing,
@@ -209,7 +209,7 @@ static void pin_changes_return(struct store *s, struct commit *b)
     free(newer);
 }
 
-/* [lock] Puts everything back for the next try, in front of later changes. */
+/* [lock] Puts the changes of a failed commit back for the next try, in front of later changes. */
 static void commit_returns(struct store *s, struct commit *b)
 {
     if (b->pending != NULL) {
@@ -286,8 +286,8 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
         free(b.rows);
         free(b.touched);
         free(b.pin_changes);
-        /* The damage is in a part that opening does not read, so it would be found again and
-         * again. */
+        /* Opening does not read the damaged part, so without a rebuild every later commit would
+         * fail on the same damage. */
         if (damaged)
             store_want_rebuild(s);
     }

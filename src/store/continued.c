@@ -59,8 +59,9 @@ static bool has_others(const struct store *s, const struct keys *set, bool *has_
     return n_children > n_inside;
 }
 
-/* [lock] Finds the chunks that continue one of the keys and are none of them. at_root: also all
- * chunks that begin a context, since an erased text of less than a chunk has no other parent. */
+/* [lock] Finds the chunks that continue one of the keys and whose own keys are not in the set.
+ * at_root: also all chunks that begin a context, since an erased text of less than a chunk has no
+ * other parent. */
 static void candidates_find(const struct store *s, const struct keys *set, bool at_root,
                             struct keys *out)
 {
@@ -97,8 +98,8 @@ static bool is_whole(struct store *s, const struct keys *set, const struct sha25
 }
 
 struct subtree {
-    struct keys roots; /* the chunks that were found, sorted */
-    struct keys all;   /* these and all that continue them, parents first */
+    struct keys roots; /* keys of the chunks that were found, sorted */
+    struct keys all;   /* the roots and all chunks that continue them, parents first */
     struct keys path;  /* From the first chunk of a context to the last listed one. */
     size_t n_outside;  /* chunks of the path before its first root */
 };
@@ -132,8 +133,8 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
     for (int i = 0; i < n; i++)
         keys_add(&set, &keys[i]);
     qsort(set.at, set.n, sizeof set.at[0], by_bytes);
-    /* Chunks that are appended from now on are refused if an earlier request made them; the
-     * others are found below. */
+    /* Chunks that an earlier request appends from now on are refused because of this mark. Chunks
+     * that it appended before are found below. */
     pthread_mutex_lock(&s->lock);
     erasures_mark_keys(&s->erasures, ERASURE_END, keys, n);
     uint64_t n_writing = (uint64_t)store_doom_writing(s);

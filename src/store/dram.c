@@ -18,12 +18,12 @@
 struct dram {
     struct media base;
     struct store_memory memory;
-    struct ahead *ahead;  /* NULL: memory comes as it is used */
+    struct ahead *ahead;  /* NULL: the system provides memory at its first use */
     uint64_t most_bytes;  /* most bytes that are provided ahead; 0: no bound */
     pthread_mutex_t lock; /* protects the fields below, but not the bytes */
     uint8_t **segments;
     uint32_t n_segments;
-    uint8_t *first; /* the first segment, before it is used; or NULL */
+    uint8_t *first; /* memory of the first segment until that segment is made; then NULL */
 };
 
 static struct dram *dram_of(struct media *m)
@@ -43,7 +43,7 @@ static void unmap(void *arg, void *p, size_t bytes)
     mem_unmap(p, bytes);
 }
 
-/* How much of a segment may be provided ahead. */
+/* Returns how many bytes of a segment may be provided ahead. */
 static uint64_t ahead_bytes(const struct dram *d, uint32_t segment)
 {
     uint64_t before = segment * d->base.segment_bytes;
@@ -53,13 +53,13 @@ static uint64_t ahead_bytes(const struct dram *d, uint32_t segment)
     return left < d->base.segment_bytes ? left : d->base.segment_bytes;
 }
 
-/* [lock] */
+/* [lock] Returns the memory of a new segment; NULL if there is none. */
 static uint8_t *segment_make(struct dram *d, uint32_t segment)
 {
     uint8_t *p = d->first;
     d->first = NULL;
     if (p != NULL)
-        return p; /* ahead has followed this memory since the opening */
+        return p; /* this memory was followed from the opening on */
     p = d->memory.get(d->memory.arg, d->base.segment_bytes);
     if (p != NULL)
         ahead_follow(d->ahead, p, ahead_bytes(d, segment));
@@ -99,7 +99,7 @@ static int dram_write(struct media *m, struct chunk_header *h,
                       const struct store_record *const *from, uint8_t *copy,
                       struct err *err)
 {
-    (void)copy; /* the store's bytes are in DRAM already */
+    (void)copy; /* a store in memory has no copies: its bytes are in DRAM already */
     CHECK(h->device == 0 && h->offset + h->n_bytes <= m->segment_bytes);
     uint8_t *segment = segment_get(dram_of(m), h->segment, true);
     if (segment == NULL)
@@ -209,7 +209,7 @@ static uint64_t wanted_ahead(const struct dram *d)
     return fits ? d->base.segment_bytes : AHEAD_BYTES;
 }
 
-/* Memory that the caller gives is provided already. */
+/* Begins to provide memory ahead. Not for memory from the caller, which is provided already. */
 static void begin_ahead(struct dram *d, uint64_t cap_bytes)
 {
     d->most_bytes = cap_bytes;

@@ -69,7 +69,7 @@ void store_doom(struct store *s, struct chunk_node *n)
     pin_end(s, n);
 }
 
-/* A damaged node between n and the result has no extents left, and is freed with n. */
+/* A damaged node between n and the returned one has no extents left, and is freed with n. */
 struct chunk_node *store_doomed_above(const struct chunk_node *n)
 {
     struct chunk_node *up = n->parent;
@@ -141,15 +141,17 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_
     return n_taken;
 }
 
-/* The chunks that one erase has taken off the catalog. */
+/* The chunks that one erase takes off the catalog. */
 struct taking {
     struct sha256 *keys;
     int n;
     bool is_done;
-    bool is_all; /* an owner's erase: chunks that continue them are taken too */
+    /* true in an owner's erase: a chunk is taken even if other chunks continue it */
+    bool is_all;
 };
 
-/* [lock] */
+/* [lock] Takes the chunks of keys[0..n) off the catalog, sets their marks, and dooms the chunks
+ * that are being written. */
 static void chain_take(struct store *s, const struct sha256 *keys, int n, struct taking *t,
                        struct store_erased *out)
 {
@@ -158,7 +160,8 @@ static void chain_take(struct store *s, const struct sha256 *keys, int n, struct
     int n_kept = (int)out->n_shared;
     if (!t->is_all) /* store_erase_owner has set the owner's mark */
         erasures_mark_keys(&s->erasures, ERASURE_KEY, keys + n_kept, n - n_kept);
-    (void)store_doom_writing(s); /* those of keys[] count as busy already */
+    /* chunks of keys[] that are being written are in n_busy already */
+    (void)store_doom_writing(s);
 }
 
 static int erase_now(struct store *s, const struct sha256 *keys, int n, struct taking *t,
@@ -196,7 +199,8 @@ static void wait_for_room(struct store *s, const struct taking *t, struct store_
                                  .n_owed = (uint64_t)t->n - out->n_busy};
 }
 
-/* owner: NULL, or the owner to which all keys[] belong. */
+/* Erases keys[0..n); if that fails, notes what is still owed. owner: the owner of all keys[], if
+ * this is an owner's erase; else NULL. */
 static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
                         const uint64_t *owner, struct store_erased *out, struct err *err)
 {
@@ -271,7 +275,7 @@ static void erased_add(struct store_erased *sum, const struct store_erased *part
 int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
                       struct err *err)
 {
-    enum { ROUNDS = 4 }; /* chunks that were appended meanwhile need another round */
+    enum { ROUNDS = 4 }; /* chunks that are appended meanwhile need another round */
     int rc = 0, n = 1;
     *out = (struct store_erased){0};
     /* The mark is set first, so that the lists below miss no chunk of an earlier request. */
@@ -339,7 +343,8 @@ static int places_forget(struct store *s, const struct extent *list, uint64_t id
     return rc;
 }
 
-/* [lock] Frees the space of wiped places. If wiping failed, they wait for the next time. */
+/* [lock] Frees the space of wiped places. If wiping failed (done is false), the places wait for the
+ * next wipe. */
 static void places_settle(struct store *s, struct extent *list, bool done)
 {
     for (struct extent *x = list, *next; x != NULL; x = next) {
@@ -396,7 +401,7 @@ void store_wipe_rest(struct store *s)
 
 /* --- at open ---------------------------------------------------------------------------------- */
 
-/* Enters a place. One that overlaps a stored extent is damage. */
+/* Enters a place. Returns ERR_CORRUPT if the place overlaps a stored extent. */
 static int place_enter(void *arg, const struct index_place *place)
 {
     struct store *s = arg;

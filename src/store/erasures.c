@@ -45,10 +45,10 @@ void erasures_mark_all(struct erasures *e)
 
 /* --- the question ----------------------------------------------------------------------------- */
 
-/* Keys of the partial chunks that a chunk begins with: a text may end inside the chunk. */
+/* Keys of the partial chunks that a chunk begins with, because a text may end inside the chunk. */
 struct beginnings {
     struct sha256 key[STORE_CHUNK_TOKENS];
-    int n; /* 0: not made yet, or none */
+    int n; /* number of keys; computed at the first use */
 };
 
 static bool same(const struct sha256 *a, const struct sha256 *b)
@@ -94,7 +94,8 @@ bool erasures_concern(const struct erasures *e, const struct store_chunk *c)
     for (uint64_t i = e->n_marks; i > oldest; i--) {
         const struct erasure_mark *m = &e->marks[(i - 1) % ERASURES_MARKS];
         if (m->epoch <= c->epoch)
-            return false; /* older marks have lower epochs */
+            /* all older marks have lower epochs, so none concerns the chunk */
+            return false;
         if (mark_concerns(m, c, &b))
             return true;
     }

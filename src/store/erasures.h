@@ -19,8 +19,9 @@
 enum { ERASURES_MARKS = 16384 };
 
 enum erasure_kind {
-    ERASURE_KEY, /* the chunk of this key, and chunks of its request behind it */
-    ERASURE_END, /* chunks that hold a whole text, whose last partial chunk has this key */
+    ERASURE_KEY, /* the chunk of this key, and the next chunk of the same request */
+    /* chunks that hold the whole of a text; the key is that of the text's last, partial chunk */
+    ERASURE_END,
     ERASURE_OWNER, /* all chunks of an owner */
 };
 
@@ -31,7 +32,7 @@ struct erasure_mark {
     struct sha256 key;
 };
 
-/* {.epoch = 1}: no erasure yet. */
+/* Set epoch to 1 at the beginning: no erasure yet. */
 struct erasures {
     uint64_t epoch; /* 1 + number of erasures so far */
     /* Every chunk of an earlier epoch is refused, whether a mark concerns it or not. */

@@ -19,7 +19,7 @@ void store_give_extent(struct store *s, struct extent *x)
     CHECK(x->node == NULL && x->copy == NULL && s->used_bytes >= extent_bytes(x));
     if (x->n_blocks > 0)
         alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
-    if (!x->wipe) /* otherwise its bytes are already gone */
+    if (!x->wipe) /* a wiped extent leaves no bytes behind */
         alloc_soil(&s->alloc[x->device], x->segment);
     s->used_bytes -= extent_bytes(x);
     free(x->records);
@@ -57,7 +57,8 @@ void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict wh
                 why == STORE_EVICT_QUOTA || why == STORE_EVICT_IDLE ||
                 why == STORE_EVICT_EXPIRED;
     if (kept)
-        *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1; /* never 0 */
+        /* the bit keeps the value from being 0, which means an empty slot */
+        *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1;
     s->evictions[why]++;
     s->n_evicted_pinned += kept && n->pin_at != 0;
     n->n_pins++; /* keeps the node while its extents are freed */
@@ -112,7 +113,8 @@ static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict
 
 /* --- times to live ---------------------------------------------------------------------------- */
 
-/* Returns when to look again at a chunk that has expired and cannot be evicted yet. */
+/* Returns after how many seconds to look again at a chunk that has expired and cannot be evicted
+ * yet. */
 static uint32_t retry_of(uint32_t ttl_s)
 {
     enum { LEAST_S = 5 };
@@ -128,8 +130,8 @@ static void expired_evict(struct store *s, struct chunk_node *n, uint32_t now_s)
     victim_evict(s, n, STORE_EVICT_EXPIRED);
 }
 
-/* [lock] Looks at up to `most` chunks whose time may have come. Returns whether all were looked
- * at. */
+/* [lock] Looks at up to `most` chunks whose time may have come. Returns whether no such chunk is
+ * left. */
 static bool expire_some(struct store *s, uint32_t now_s, int most, uint64_t *n_gone)
 {
     struct expiry *x = &s->catalog.expiry;
@@ -346,7 +348,7 @@ static void reuse_early(struct store *s)
 }
 
 /* [lock, dropped meanwhile] Frees the space of evicted chunks: the index drops their rows, and
- * their bytes are wiped if they must be. Waits for another thread that does so. */
+ * their bytes are wiped if they must be. If another thread is doing this, waits for it. */
 static int evicted_free(struct store *s, struct err *err)
 {
     pthread_mutex_unlock(&s->lock);
@@ -364,7 +366,8 @@ static bool is_freeing(const struct store *s)
     return s->freeing_bytes > 0 || s->wiping_bytes > 0;
 }
 
-/* [lock] Returns the error why n_bytes have no room although everything evictable was evicted. */
+/* [lock] Returns the error for n_bytes that have no room although everything evictable was
+ * evicted. */
 static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
 {
     if (catalog_victim(&s->catalog) != NULL)
@@ -386,7 +389,8 @@ static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
                    (unsigned long long)s->catalog.guaranteed_bytes);
 }
 
-/* [lock] Evicts a 16th, because the rows of small extents share pages with others. */
+/* [lock] Evicts a 16th of the used bytes. Evicting fewer might free no page of the index, because
+ * the rows of small extents share pages. */
 static void evict_for_index(struct store *s, const struct sha256 *newcomer)
 {
     uint64_t leaving = s->freeing_bytes + s->wiping_bytes;
@@ -425,7 +429,7 @@ int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newc
 }
 
 /* Space becomes free when the index drops the rows. That costs an fsync and may itself fail on a
- * disk without a free block: then the next append or commit tries again. */
+ * disk without a free block. Then the next append or commit tries again. */
 bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
                       const struct sha256 *newcomer)
 {

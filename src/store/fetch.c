@@ -33,20 +33,22 @@ enum {
 struct store_want {
     struct read_ahead_want ahead; /* first: a want of the list is a store_want */
     const void *id;
-    uint64_t n_bytes; /* of the copies that were missing at the announcement */
+    /* bytes of the copies that were missing when the request was announced */
+    uint64_t n_bytes;
     struct sha256 keys[];
 };
 
 struct store_fetcher {
     struct store *store;
     struct io_queue *queue;
-    struct io_alarm *alarm; /* ends waits early; NULL: nothing does */
-    struct store_hit hit;   /* chunk being fetched; impl NULL: none */
-    bool waits_for_room;    /* there was no room for the next fetch */
-    const void *id;         /* id of the want that it serves */
+    struct io_alarm *alarm; /* its ring ends waits early; NULL: nothing does */
+    struct store_hit hit;   /* the chunk that is being fetched; hit.impl NULL: none */
+    bool waits_for_room;    /* the last step found no room for the next fetch */
+    const void *id;         /* id of the want that the fetch serves */
     struct extent *x;
     struct tier_copy *copy;
-    uint64_t done_bytes, asked_bytes, all_bytes; /* bytes of the copy */
+    /* bytes of the copy: read, requested from the disk, and in all */
+    uint64_t done_bytes, asked_bytes, all_bytes;
     int64_t t_asked; /* time of the last request to the disk, or of its last answer */
     int status;
     struct io_req reqs[PIECES];
@@ -74,7 +76,7 @@ static void want_remove(struct store *s, const void *id)
     free(w);
 }
 
-/* [lock] Returns the first extent of a stored chunk that has no copy, or NULL. */
+/* [lock] Returns the first extent of a stored chunk that has no copy in DRAM, or NULL. */
 static struct extent *extent_alone(const struct chunk_node *n)
 {
     struct extent *x = n->extents;
@@ -182,7 +184,7 @@ static const struct sha256 *key_of(const struct read_ahead_want *w, int i)
     return &((const struct store_want *)w)->keys[i];
 }
 
-/* [lock] */
+/* [lock] Returns where the state of the want's chunk i is. */
 static enum read_ahead_place chunk_place(void *arg, const struct read_ahead_want *w, int i)
 {
     const struct store *s = arg;
@@ -193,7 +195,7 @@ static enum read_ahead_place chunk_place(void *arg, const struct read_ahead_want
                                                                : READ_AHEAD_DISK;
 }
 
-/* [lock] */
+/* [lock] Returns the room that the DRAM tier has for the next copy of the want's chunk i. */
 static struct read_ahead_room chunk_room(void *arg, const struct read_ahead_want *w, int i)
 {
     const struct store *s = arg;
@@ -286,7 +288,8 @@ static bool is_good(const struct store_fetcher *f)
     return true;
 }
 
-/* [lock] After a fetch: its request goes on to the next chunk, or gets no further fetches. */
+/* [lock] Moves the fetched chunk's want on to its next chunk if stays is true; otherwise ends the
+ * want's fetches. */
 static void want_settle(struct store_fetcher *f, bool stays)
 {
     struct store_want *w = want_find(f->store, f->id);
@@ -307,7 +310,7 @@ static void fetch_end(struct store_fetcher *f)
     bool stays = is_read && !is_damaged && f->x->copy == f->copy;
     if (stays)
         tier_enter(s->tier, f->x, TIER_PROMOTED);
-    else /* it failed, or was erased or condemned meanwhile */
+    else /* the fetch failed, or its chunk was erased or condemned meanwhile */
         tier_abandon(s->tier, f->x, f->copy);
     if (is_damaged) {
         atomic_fetch_add_explicit(&s->n_checksum_failures, 1, memory_order_relaxed);

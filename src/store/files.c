@@ -36,7 +36,7 @@ struct segment {
 
 struct device {
     char *dir;
-    struct segment **segments; /* NULL: there is no file */
+    struct segment **segments; /* entry i is NULL if segment i has no file */
     uint32_t n_segments;
     /* A name in the folder may not be durable. Also true at open: a killed process leaves files
      * whose names were never synced. */
@@ -101,8 +101,8 @@ static int segment_open(struct files *f, struct device *d, uint32_t segment, uns
         rc = io_file_size(seg->file, &seg->size_bytes, err);
 
     pthread_mutex_lock(&f->lock);
-    /* Set after the creation, or a sync could pass between; and set even if the creation failed,
-     * since the name may exist. */
+    /* dir_dirty is set after the creation: before it, a sync could clear it too early. It is set
+     * even if the creation failed, because the name may exist. */
     d->dir_dirty = true;
     if (rc == 0 && segment >= d->n_segments) {
         d->segments = xrealloc(d->segments, (segment + 1) * sizeof d->segments[0]);
@@ -151,7 +151,7 @@ static uint64_t step_of(const struct files *f, uint64_t end_bytes)
 static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct err *err)
 {
     uint64_t free_bytes, total_bytes;
-    /* Without a figure for free space the write itself reports a full disk. */
+    /* If the free space is unknown, the write itself reports a full disk. */
     if (device != 0 ||
         io_space(f->io, f->devices[0].dir, &free_bytes, &total_bytes, NULL) != 0)
         return 0;
@@ -166,7 +166,7 @@ static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct e
                    (unsigned long long)reserve >> 10);
 }
 
-/* [grow_lock] Returns how much the files may still grow. */
+/* [grow_lock] Returns by how many bytes the files may still grow. */
 static uint64_t growth_left(struct files *f)
 {
     uint64_t n_bytes = 0;
@@ -285,7 +285,7 @@ struct stream {
     struct io_file *file;
     uint64_t offset;   /* offset of the current piece in the file */
     unsigned piece;    /* piece that is being filled */
-    size_t fill_bytes; /* bytes of it that are filled */
+    size_t fill_bytes; /* bytes of that piece that are filled */
     int status;        /* the first error */
     uint8_t *copy;     /* receives the next record's bytes as well; NULL: no copy */
     int64_t stuck_ns;
@@ -306,7 +306,7 @@ static void stream_reap(struct stream *st, bool all)
         struct err queue_err = {0};
         int rc = io_queue_wait(st->w->queue, 1, WRITER_PIECES, st->stuck_ns, done, &n,
                                &queue_err);
-        /* Requests that the device releases come back with the next wait. */
+        /* Cancelled requests come back with the next wait, once the device releases them. */
         if (rc == 0 && n == 0) {
             if (st->status == 0)
                 st->status = err_set(st->err, -ETIMEDOUT, "%s does not answer",
@@ -340,7 +340,8 @@ static void stream_submit(struct stream *st, unsigned piece, uint64_t offset,
     io_queue_submit(st->w->queue, &req, 1);
 }
 
-/* Goes on to a free piece: the current one is full. Piece 0 is kept for the end. */
+/* Submits the current piece, which is full, and goes on to a free one. Piece 0 is kept for the
+ * end. */
 static void stream_next(struct stream *st)
 {
     if (st->piece != 0)
@@ -452,7 +453,8 @@ static int files_write(struct media *m, struct chunk_header *h,
 
 /* --- syncing ---------------------------------------------------------------------------------- */
 
-/* Returns the next dirty segment, no longer marked; NULL if there is none. */
+/* Clears the mark of the next dirty segment and returns that segment; NULL if no segment is
+ * dirty. */
 static struct segment *dirty_take(struct files *f)
 {
     struct segment *found = NULL;
@@ -476,7 +478,7 @@ static int folder_sync(struct files *f, struct device *d, struct err *err)
     d->dir_dirty = false;
     pthread_mutex_unlock(&f->lock);
     int rc = dirty ? io_dir_sync(f->io, d->dir, err) : 0;
-    if (rc != 0) /* stays dirty, so that no later sync can succeed without it */
+    if (rc != 0) /* the segment stays dirty, so no later sync succeeds without syncing it */
         dirty_set(f, &d->dir_dirty);
     return rc;
 }

@@ -57,7 +57,7 @@ static int segments_trim(struct store *s, struct err *err)
 
 void store_cut_files(struct store *s)
 {
-    (void)segments_trim(s, NULL); /* a file that cannot be cut stays as it is */
+    (void)segments_trim(s, NULL); /* a file that cannot be cut keeps its size */
 }
 
 void store_cut_to_cap(struct store *s)

@@ -54,7 +54,7 @@ int store_check_guarantees(const struct store *s, struct err *err)
         (unsigned long long)s->cap_bytes, (unsigned long long)all);
 }
 
-/* [lock] Returns 0 if all chunks are stored, else ERR_NOT_FOUND. */
+/* [lock] Returns 0 if all chunks of keys[0..n) are stored, else ERR_NOT_FOUND. */
 static int check_stored(const struct store *s, const struct sha256 *keys, int n,
                         struct err *err)
 {
@@ -85,8 +85,9 @@ static struct index_pin pin_of(const struct store *s, const struct chunk_node *n
         .is_guaranteed = n->is_guaranteed};
 }
 
-/* [lock] Guarantees the chunks that no other of keys[] continues; the others stay with them.
- * before[] receives their former pins. Returns how many. */
+/* [lock] Guarantees those chunks of keys[] that no other chunk of keys[] continues. The other
+ * chunks stay as well, because they are no leaves. before[] receives the former pins of the
+ * guaranteed chunks. Returns their number. */
 static int ends_set(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
                     struct index_pin *before)
 {
@@ -104,7 +105,7 @@ static int ends_set(struct store *s, const struct sha256 *keys, int n, int64_t u
     return n_ends;
 }
 
-/* [lock] Restores the former pins. */
+/* [lock] Restores the former pins of before[]. */
 static void ends_undo(struct store *s, const struct index_pin *before, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -116,7 +117,7 @@ static void ends_undo(struct store *s, const struct index_pin *before, int n)
     }
 }
 
-/* [lock] Has the next commit write the present pins of the same keys. */
+/* [lock] Has the next commit write the present pins of the keys in before[]. */
 static void ends_note(struct store *s, const struct index_pin *before, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -128,7 +129,8 @@ static void ends_note(struct store *s, const struct index_pin *before, int n)
     }
 }
 
-/* [lock] Computes the sums after the change. Returns ERR_LIMIT if one exceeds its bound. */
+/* [lock] Fills *g with the guaranteed bytes after the change, and their limits. Returns ERR_LIMIT
+ * if one exceeds its bound. */
 static int check_sums(const struct store *s, const struct catalog_owner *o,
                       struct store_guaranteed *g, struct err *err)
 {

@@ -54,7 +54,7 @@ static void headers_check(struct store *s, const struct store_hit *hit, void *bl
     }
 }
 
-/* Takes the next noted key. Takes lock. */
+/* Takes the next noted key. Returns false if there is none. Takes lock. */
 static bool headers_take(struct store *s, struct sha256 *key)
 {
     pthread_mutex_lock(&s->lock);
@@ -73,7 +73,7 @@ void store_check_headers(struct store *s, int most)
     struct chunk_header *h = mem_try(sizeof *h);
     for (int i = 0; i < most && block != NULL && h != NULL && headers_take(s, &key); i++) {
         if (!store_pin(s, &key, &hit))
-            continue; /* the chunk is gone meanwhile */
+            continue; /* the chunk has gone meanwhile */
         headers_check(s, &hit, block, h);
         store_release(s, &hit, 1);
     }

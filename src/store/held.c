@@ -15,7 +15,8 @@ void held_deinit(struct held *h)
     *h = (struct held){0};
 }
 
-/* Names are parts of hashes, and odd. */
+/* Returns the place at which the search for a name begins. Names are parts of hashes, so they are
+ * uniform; all are odd, so the lowest bit is dropped. */
 static uint32_t first_place(const struct held *h, uint64_t name)
 {
     return (uint32_t)(name >> 1) & (h->n_places - 1);

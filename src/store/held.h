@@ -16,14 +16,14 @@ struct held_name {
 };
 
 struct held {
-    struct held_name *place; /* [n_places], a power of two, or 0 */
+    struct held_name *place; /* [n_places]; n_places is a power of two, or 0 */
     uint32_t n_places, n_used;
 };
 
 void held_deinit(struct held *h);
-/* The name is not 0. */
+/* Adds a name, which must not be 0. */
 void held_add(struct held *h, uint64_t name);
-/* Does nothing if the name is not known. */
+/* Removes a name once. Does nothing if the name is not known. */
 void held_remove(struct held *h, uint64_t name);
 bool held_has(const struct held *h, uint64_t name);
 

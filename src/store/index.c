@@ -126,9 +126,10 @@ struct index {
     sqlite3_stmt *st[N_STATEMENTS];
     struct index_meta meta;
     bool read_only;
-    bool is_folded;               /* the log holds nothing from before open */
-    uint64_t n_rows, sum;         /* as committed */
-    uint64_t new_n_rows, new_sum; /* as the open transaction leaves them */
+    bool is_folded; /* the log holds nothing from before open */
+    /* number of rows and sum of their checksums, as of the last commit */
+    uint64_t n_rows, sum;
+    uint64_t new_n_rows, new_sum; /* the same, as the open transaction leaves them */
     uint64_t live_bytes;
 };
 
@@ -269,7 +270,7 @@ static int db_open(struct index *ix, int flags, struct err *err)
         return db_err(ix, "open", err);
     sqlite3_extended_result_codes(ix->db, 1);
     return exec(ix, "open",
-                /* No remains of dropped rows in the pages. */
+                /* Pages keep no remains of dropped rows. */
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY;"
                 "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
                 "PRAGMA secure_delete = ON;"
@@ -315,7 +316,7 @@ void index_close(struct index *ix)
     for (int i = 0; i < N_STATEMENTS; i++)
         sqlite3_finalize(ix->st[i]);
     int rc = sqlite3_close(ix->db);
-    CHECK(rc == SQLITE_OK); /* all our statements are finalized */
+    CHECK(rc == SQLITE_OK); /* every statement is finalized, so closing cannot fail */
     if (ix->vfs_name != NULL)
         vfs_unregister(ix->vfs_name);
     free(ix->vfs_name);

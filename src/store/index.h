@@ -101,12 +101,12 @@ int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_
 /* A lasting pin of a key. */
 struct index_pin {
     struct sha256 key;
-    int64_t until_wall_s; /* 0: ends the pin */
+    int64_t until_wall_s; /* end of the pin, seconds since 1970; 0: the pin is removed */
     bool is_guaranteed;
 };
 
-/* Call fn for every lasting pin, and for every place to be wiped; fn as in index_load. Pins have
- * no checksum: a wrong one only changes the order of eviction. */
+/* Call fn for every lasting pin, and for every place to be wiped. fn's result has the same effect
+ * as in index_load. Pins have no checksum: a wrong pin only changes the order of eviction. */
 int index_load_pins(struct index *ix, int (*fn)(void *arg, const struct index_pin *pin),
                     void *arg, struct err *err);
 int index_load_wipes(struct index *ix,
@@ -120,17 +120,18 @@ int index_compact(struct index *ix, struct err *err);
 int index_begin(struct index *ix, struct err *err);
 int index_add(struct index *ix, const struct index_row *row,
               const struct chunk_record *records, struct err *err);
-/* No such row: nothing happens. */
+/* Removes the row of an extent. Does nothing if there is none. */
 int index_drop(struct index *ix, uint64_t id, struct err *err);
 int index_touch(struct index *ix, uint64_t id, const struct index_use *use,
                 struct err *err);
-/* Sets or ends a pin. */
+/* Sets a pin, or removes it. */
 int index_pin(struct index *ix, const struct index_pin *pin, struct err *err);
 /* index_wipe records that the bytes of a place must be wiped; index_wiped removes the record. */
 int index_wipe(struct index *ix, const struct index_place *place, struct err *err);
 int index_wiped(struct index *ix, uint64_t id, struct err *err);
-/* Returns 0: durable. -ENOSPC: nothing happened, and the caller may try again. Any other error:
- * none of it is visible now, but it is unknown whether it survives a restart. */
+/* Returns 0 if the transaction is durable. After -ENOSPC nothing has changed, and the caller may
+ * try again. After any other error the transaction is invisible now, but it is unknown whether it
+ * takes effect after a restart. */
 int index_commit(struct index *ix, uint64_t next_id, struct err *err);
 
 #endif

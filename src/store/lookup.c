@@ -30,7 +30,7 @@ void store_note_use(struct store *s, const struct chunk_node *n)
                     .used_wall_s = n->place.used_time,
                     .ttl_s = n->ttl_s,
                     .is_dropped = n->place.is_dropped}};
-        return; /* one row is enough for the chunk */
+        return; /* the use of a chunk is written to the row of one extent only */
     }
 }
 
@@ -70,7 +70,8 @@ void store_unpin(struct store *s, struct chunk_node *n)
         store_settle_doomed(s, n);
     } else {
         struct chunk_node *waits = store_doomed_above(n);
-        catalog_settle(&s->catalog, n); /* n may have been damaged, and be freed now */
+        /* a damaged n is freed here, if nothing else keeps it */
+        catalog_settle(&s->catalog, n);
         store_settle_doomed(s, waits);
     }
 }
@@ -295,7 +296,7 @@ struct store_hit store_hold(struct store *s, const struct store_hit *held)
     pthread_mutex_lock(&s->lock);
     (void)store_pin_node(s, held->impl);
     pthread_mutex_unlock(&s->lock);
-    return *held; /* has the records that the first look-up found */
+    return *held; /* the copy has the records that the first look-up found */
 }
 
 bool store_hits_stand(struct store *s, const struct store_hit *hits, int n)
@@ -310,7 +311,7 @@ bool store_hits_stand(struct store *s, const struct store_hit *hits, int n)
     return stand;
 }
 
-/* [lock] Pins the longest chain. Returns its length. */
+/* [lock] Pins the longest stored beginning of keys[0..n). Returns its length. */
 static int chain_pin(struct store *s, const struct sha256 *keys, int n,
                      struct store_hit *hits, enum store_miss *miss, char *why,
                      size_t why_bytes)
@@ -339,7 +340,7 @@ int store_lookup_for(struct store *s, const struct store_use *use,
                      const struct sha256 *keys, int n, struct store_hit *hits, int *n_hits,
                      char *why, size_t why_bytes, struct err *err)
 {
-    (void)err; /* every doubt is a miss with a reason */
+    (void)err; /* any error is a miss with a reason */
     char unused[1];
     if (why == NULL) {
         why = unused;
@@ -398,8 +399,9 @@ bool store_find_partial(struct store *s, const struct sha256 *parent, const int3
 
 /* --- samples ---------------------------------------------------------------------------------- */
 
-/* Returns whether a chunk may be sampled. A chunk that is continued cannot be evicted anyway, so
- * a pin on it keeps fewer others. */
+/* Returns whether a chunk may be sampled. continued: whether other chunks must continue it. A chunk
+ * that is continued cannot be evicted anyway, so pinning it keeps fewer other chunks from
+ * eviction. */
 static bool is_sample(const struct store *s, const struct chunk_node *n,
                       const struct sha256 *fingerprint, bool continued)
 {
@@ -409,7 +411,7 @@ static bool is_sample(const struct store *s, const struct chunk_node *n,
            memcmp(of->b, fingerprint->b, sizeof of->b) == 0;
 }
 
-/* [lock] Adds hits to hits[0..n_pinned), up to n. Returns how many there are then. */
+/* [lock] Adds hits to hits[0..n_pinned), up to n. Returns the new number of hits. */
 static int sample_pin(struct store *s, const struct sha256 *fingerprint, bool continued,
                       struct store_hit *hits, int n_pinned, int n)
 {

@@ -29,22 +29,23 @@ struct media_ops {
      * those writes on the device is unknown and stays unknown. */
     int (*sync)(struct media *m, struct err *err);
 
-    /* Reads n bytes; buf, n and offset in whole blocks, buf aligned. -ENODATA past the end. */
+    /* Reads n bytes into buf. n, offset and the address of buf are multiples of STORE_ALIGN.
+     * Returns 0, -ENODATA past the end, or the error of the device. */
     int (*read)(struct media *m, int device, uint32_t segment, uint64_t offset, void *buf,
                 size_t n, struct err *err);
 
-    /* Returns the address of the bytes in memory (DRAM), or NULL: they must be read from
+    /* Returns the address of the bytes if they are in memory (DRAM). NULL: they must be read from
      * the file that `file` returns. */
     const uint8_t *(*at)(struct media *m, int device, uint32_t segment, uint64_t offset);
     struct io_file *(*file)(struct media *m, int device, uint32_t segment);
 
-    /* Returns one more than the highest segment. */
+    /* Returns 1 + the highest number of a segment; 0: there are none. */
     uint32_t (*n_segments)(struct media *m, int device);
-    /* Returns 0 if there is no such segment. */
+    /* Returns the size of a segment in bytes; 0 if there is no such segment. */
     uint64_t (*segment_size)(struct media *m, int device, uint32_t segment);
 
-    /* Cut a segment at end_bytes, or remove it if that is 0; wipe [begin, end) of it. No used
-     * byte may lie in that part. */
+    /* cut shortens a segment to end_bytes, or removes it if end_bytes is 0. wipe zeroes the bytes
+     * [begin, end) of a segment. No used byte may lie in the part that is cut or wiped. */
     int (*cut)(struct media *m, int device, uint32_t segment, uint64_t end_bytes,
                struct err *err);
     int (*wipe)(struct media *m, int device, uint32_t segment, uint64_t begin, uint64_t end,
@@ -85,9 +86,9 @@ struct files_opts {
     uint64_t max_step_bytes; /* most bytes by which a file is preallocated at a time */
     uint64_t max_bytes;      /* bound on all files together; 0: none */
     bool read_only, no_direct;
-    int64_t stuck_ns; /* as store_opts.stuck_ns */
+    int64_t stuck_ns; /* as in store_opts */
 };
-/* Opens the segment files of existing store directories, all of them. */
+/* Opens all segment files of existing store directories. */
 int files_open(const struct files_opts *opts, struct media **out, struct err *err);
 
 #endif

@@ -1,14 +1,14 @@
 /* nearest.c - finds the place where a context leaves the stored ones.
  *
- * A parent may have thousands of children, and their tokens are only in the extents' headers. So
- * a node has *marks* of its tokens: two bits for each token, a hash of this token and all before
- * it. Two chunks have equal marks as far as their tokens are equal. Behind that a mark is equal
- * by chance, one in four. So the number of equal marks is never less than the common beginning,
- * and seldom more than a token longer.
+ * A parent may have thousands of children, and their tokens are only in the extents' headers. So a
+ * node has *marks* of its tokens: two bits for each token, a hash of this token and all before it.
+ * Two chunks have equal marks as far as their tokens are equal. Behind that, one mark in four is
+ * equal by chance. So the number of equal marks is never less than the common beginning, and seldom
+ * more than a token longer.
  *
- * A search compares the marks of up to MAX_CHILDREN children, the newest first, and reads
- * headers only of the children with the most equal marks. A node that was loaded from the index
- * has no marks. Each search also reads the headers of some of these nodes, and gives them marks. */
+ * A search compares the marks of up to MAX_CHILDREN children, the newest first, and reads headers
+ * only of the children with the most equal marks. A node that was loaded from the index has no
+ * marks. Each search also reads the headers of some of these nodes, and gives them marks. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -45,8 +45,8 @@ struct candidates {
     int n, n_unmarked;
     struct {
         struct chunk_node *node;
-        int at_most; /* upper bound of the common beginning */
-        /* By at_most, the greatest first; among equals the newest first. */
+        int at_most; /* upper bound of the common beginning, in tokens */
+        /* Sorted by at_most, the greatest first; among equals the newest first. */
     } marked[STORE_NEAREST];
     struct chunk_node *unmarked[STORE_NEAREST];
 };
@@ -96,7 +96,8 @@ static int candidates_pin(struct store *s, const struct candidates *c,
 
 /* --- comparing -------------------------------------------------------------------------------- */
 
-/* Reads the tokens of a pinned chunk from the header of one of its extents. */
+/* Reads the tokens of a pinned chunk from the header of one of its extents, and gives the chunk its
+ * marks. Returns 0 or the error. */
 static int read_tokens(struct store *s, const struct store_hit *hit, void *block,
                        struct chunk_header *out)
 {
@@ -117,7 +118,8 @@ static int read_tokens(struct store *s, const struct store_hit *hit, void *block
     return rc;
 }
 
-/* The longest common beginning so far, and where the context continues differently; -1: nowhere. */
+/* The best result so far. same: tokens of the longest common beginning. differs: position at which
+ * the context continues differently; -1: it does not. */
 struct nearest {
     int same, differs;
 };

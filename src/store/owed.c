@@ -201,7 +201,7 @@ static int file_read(struct store *s, const char *path, struct err *err)
             rc = io_file_pread_some(f, block, (size_t)READ_ENTRIES * ENTRY_BYTES,
                                     (uint64_t)o->n_noted * ENTRY_BYTES, &got, err);
         for (size_t i = 0; rc == 0 && i < got / ENTRY_BYTES; i++) {
-            /* A bad entry becomes a key that no chunk has. */
+            /* A bad entry becomes the erasure of a key that no chunk has. */
             if (!entry_decode(block + i * ENTRY_BYTES, &e))
                 e = (struct entry){.kind = ENTRY_CHUNK};
             owed_add(o, &e);
@@ -274,7 +274,8 @@ int store_load_owed(struct store *s, struct err *err)
 }
 
 /* The file is removed last: if an open is cut off, the next one begins again. Nothing may be
- * appended before the file is gone for good, or the next open would erase that, too. */
+ * appended before the file is gone for good, or the next open would erase the appended chunks,
+ * too. */
 int store_pay_owed(struct store *s, struct err *err)
 {
     struct store_owed *o = &s->owed;

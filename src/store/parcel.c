@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "store/store_impl.h"
 
-/* Reads in flight at once. */
+/* Most reads that are in flight at once. */
 enum { AT_ONCE = 16 };
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -34,10 +34,7 @@ int parcel_reserve(struct parcel *p, size_t n, struct err *err)
     return 0;
 }
 
-/* Returns whether a header belongs to no store. A header with a place belongs to some store's
- * file. */
-
-/* Returns whether a header belongs to no store: one with a place is a piece of some store's
+/* Returns whether a header belongs to no store. A header that names a place belongs to a store's
  * file. */
 static bool is_of_no_store(const struct chunk_header *h)
 {

@@ -31,14 +31,14 @@ int parcel_reserve(struct parcel *p, size_t n, struct err *err);
 int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struct err *err);
 
 /* Reads a committed chunk with all its records from a store. The read does not count as a use:
- * neither its place among victims nor any count of hits changes. `r` is a reader of the same
- * store, with no read in flight. Returns ERR_NOT_FOUND if it is not stored; ERR_CORRUPT if it is
- * damaged, and then the chunk is condemned. */
+ * neither its place among victims nor any count of hits changes. `r` is a reader of the same store,
+ * with no read in flight. Returns ERR_NOT_FOUND if the chunk is not stored, and ERR_CORRUPT if it
+ * is damaged; then it is condemned. */
 int parcel_read(struct store *s, struct store_reader *r, const struct sha256 *key,
                 struct parcel *out, struct err *err);
 
-/* Appends the chunk of a parcel that parcel_check has accepted, as store_append does. The
- * records keep their checksums, so bytes that change after parcel_check are found when they are
+/* Appends the chunk of a parcel that parcel_check has accepted, as store_append does. The records
+ * keep their checksums, so bytes that change after parcel_check are found when the record is
  * read. */
 int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_header *h,
                   const struct store_use *use, struct err *err);

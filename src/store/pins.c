@@ -33,7 +33,7 @@ void store_expire_pins(struct store *s)
     if (c->n_pins == 0 || now_s < s->next_expiry_wall_s)
         return;
     s->next_expiry_wall_s = INT64_MAX;
-    /* Backwards, because the last pin takes the place of one that ends. */
+    /* Backwards, because ending a pin moves the last pin to its place. */
     for (uint32_t i = c->n_pins; i-- > 0;) {
         if (c->pins[i].until_wall_s <= now_s)
             pin_end(s, c->pins[i].node);

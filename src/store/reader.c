@@ -1,10 +1,10 @@
 /* reader.c - reads records: one I/O queue per reader, requests to all devices at once.
  *
- * A record in DRAM (that backend, or a copy in the tier) is handed out where it lies and
+ * A record in DRAM (in the DRAM backend, or a copy in the tier) is handed out where it lies and
  * completes at once. A record in a file becomes one request of whole blocks. Requests live in
- * slots; a reader has as many slots as were ever in flight together. The hit pins the record's
- * extent, so the extent stays until the caller releases the hit, which must not happen before
- * the read has come back. */
+ * slots; a reader has as many slots as it ever had requests in flight at once. The hit pins the
+ * record's extent, so the extent stays until the caller releases the hit, which must not happen
+ * before the read has come back. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -24,10 +24,10 @@ struct slot {
 
 struct store_reader {
     struct store *store;
-    struct io_queue *queue; /* NULL: DRAM */
+    struct io_queue *queue; /* NULL in the DRAM backend */
     struct slot *idle;
-    struct slot *done, **done_end; /* complete without I/O, oldest first */
-    bool uses_dram;                /* reads copies in the tier */
+    struct slot *done, **done_end; /* slots that completed without I/O, oldest first */
+    bool uses_dram;                /* takes records from copies in the DRAM tier */
     /* Time that store_reader_await has waited since the last completion. */
     int64_t silent_ns;
 };
@@ -45,7 +45,8 @@ int store_reader_open(struct store *s, int depth, void *staging, size_t staging_
             return rc;
         }
         struct io_buffer buffer = {staging, staging_bytes};
-        if (staging != NULL) /* a refusal (locked memory limit) only costs speed */
+        /* if the memory cannot be registered (locked memory limit), reads are only slower */
+        if (staging != NULL)
             (void)io_queue_register_buffers(r->queue, &buffer, 1, NULL);
     }
     *out = r;
@@ -238,8 +239,8 @@ void store_reader_listen(struct store_reader *r, struct io_alarm *alarm)
         io_queue_listen(r->queue, alarm);
 }
 
-/* A device that does not answer is not waited for: requests that it releases have failed. Its
- * silence is added up over the calls. */
+/* Cancels all requests after stuck_ns without a completion: a device that does not answer is not
+ * waited for. The time without a completion is added up over the calls. */
 int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err)
 {
     bool is_done = r->done != NULL || r->queue == NULL ||
@@ -340,7 +341,7 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     int rc = locate(s, read, &x, &out->offset);
     struct io_file *file = rc == 0 ? s->media->ops->file(s->media, x->device, x->segment)
                                    : NULL;
-    /* A reader takes the record from the copy. */
+    /* A store_reader would take the record from its copy in DRAM, so the read is left to one. */
     bool has_copy = rc == 0 && x->copy != NULL;
     pthread_mutex_unlock(&s->lock);
     if (file != NULL)

@@ -144,7 +144,7 @@ static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t l
 {
     struct media *m = sc->s->media;
     bool good = false;
-    if (c->id == last_id) /* two extents with one id: the first intact one has it */
+    if (c->id == last_id) /* two extents with one id: the first intact one keeps it */
         return 0;
     int rc = m->ops->read(m, c->device, c->segment, c->offset, sc->buffer, STORE_ALIGN,
                           err);

@@ -168,7 +168,8 @@ static int row_enter(void *arg, const struct index_row *row)
         return ERR_CORRUPT;
     s->used_bytes += n_bytes;
     bool is_last_use = row->tick > n->place.used_at;
-    if (row->tick < UINT64_MAX / 2) /* not checksummed: the counter must never wrap */
+    /* the tick has no checksum, and a wrong one must not make the counter wrap */
+    if (row->tick < UINT64_MAX / 2)
         catalog_used_at(&s->catalog, n, row->tick, row->used_wall_s);
     if (row->is_dropped && row->tick == n->place.used_at)
         catalog_drop(&s->catalog, n);
@@ -214,7 +215,7 @@ static int loader_see(void *arg, const struct index_row *row)
 static int rows_load(struct store *s, struct err *err)
 {
     struct loader l = {.s = s};
-    uint64_t n_rows = index_n_rows(s->index); /* a hint: a wrong one costs only memory */
+    uint64_t n_rows = index_n_rows(s->index); /* a hint: a wrong number costs only memory */
     catalog_reserve(&s->catalog, n_rows < MAX_RESERVE ? n_rows : MAX_RESERVE);
     int rc = index_load(s->index, loader_see, &l, err);
     while (rc == 0 && l.n_entered < l.n_seen)

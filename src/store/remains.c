@@ -33,7 +33,7 @@ static bool has_remains(const struct store *s)
         for (uint32_t i = 0; i < s->alloc[d].n_segments; i++)
             if (s->alloc[d].segments[i].soiled)
                 return true;
-    return s->freeing != NULL; /* its space is given back by the erase's own commit */
+    return s->freeing != NULL; /* the erase's own commit frees the space of these extents */
 }
 
 static char *marker_path(const struct store *s)
@@ -156,7 +156,7 @@ int store_wipe_remains(struct store *s, struct err *err)
     if (rc != 0)
         return rc;
     char *path = marker_path(s);
-    /* A marker that comes back only causes the work to be done twice. */
+    /* If a crash brings the marker back, the space is only wiped once more. */
     rc = io_unlink(s->io, path, err);
     free(path);
     return rc == -ENOENT ? 0 : rc;

@@ -1,13 +1,13 @@
 /* snapshot.c - reads a store beside the process that has it open.
  *
- * The index is copied into memory and opened there, so that no part of it is locked or changed.
- * The copy is consistent, because the database is copied before its log. A checkpoint that runs
- * meanwhile writes only pages that the log holds, and the log holds them until it begins anew
- * with another salt. So equal log headers before and after the copying prove that the two belong
+ * The index is copied into memory and opened there, so that no part of it is locked or changed. The
+ * copy is consistent, because the database is copied before its log. A checkpoint that runs
+ * meanwhile writes only pages that the log holds, and the log holds them until it begins anew with
+ * another salt. So equal log headers before and after the copying prove that the two belong
  * together.
  *
- * Extents are read from the segment files as they are. One that was evicted since may be
- * overwritten; store_verify then calls it damaged, and the caller looks again. */
+ * Extents are read from the segment files as they are. An extent that was evicted since may be
+ * overwritten. store_verify then calls it damaged, and the caller looks again. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

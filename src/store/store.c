@@ -72,8 +72,8 @@ static void store_free(struct store *s)
     free(s);
 }
 
-/* Evicts down to the cap, which may be lower than before. On a full disk that waits: the next
- * append makes room, or is refused. */
+/* Evicts down to the cap, which may be lower than before. On a full disk the eviction waits for the
+ * next append, which makes room or is refused. */
 static int store_shrink(struct store *s, struct err *err)
 {
     if (s->read_only)
@@ -148,8 +148,8 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
     return 0;
 }
 
-/* A full disk may keep an index from being rebuilt, for example; the reserve has room for a
- * small one. */
+/* Opening may need space, for example to rebuild the index. On a full disk the reserve is released,
+ * which is enough for a small index. */
 int store_open(const struct store_opts *opts, struct store **out, struct err *err)
 {
     int rc = open_once(opts, out, err);
@@ -276,7 +276,7 @@ bool store_audit(struct store *s)
 
 /* --- listing ---------------------------------------------------------------------------------- */
 
-/* A chunk with extents, and its place in the tree. */
+/* A chunk that is listed, and its entry in the listing. */
 struct leaf {
     struct chunk_node *node;
     struct store_entry entry;
@@ -331,7 +331,8 @@ static uint64_t count_listed(const struct catalog *c, bool with_pending)
     return n;
 }
 
-/* [lock] Lists these chunks, sorted by parent; NULL if there is no memory. */
+/* [lock] Returns the listed chunks, sorted by the addresses of their parents; NULL if there is no
+ * memory. */
 static struct leaf *leaves_take(struct store *s, bool with_pending, uint64_t *n_out)
 {
     const struct catalog *c = &s->catalog;
@@ -349,7 +350,7 @@ static struct leaf *leaves_take(struct store *s, bool with_pending, uint64_t *n_
     return leaves;
 }
 
-/* Returns the first leaf whose parent is not below `parent`. */
+/* Returns the index of the first leaf whose parent has this or a higher address. */
 static uint64_t children_begin(const struct leaf *leaves, uint64_t n,
                                const struct chunk_node *parent)
 {

@@ -33,7 +33,8 @@
 #include "policy/placement_price.h"
 
 #define STORE_CHUNK_TOKENS 64
-/* store_lookup's reasons: the chunk was never stored; it is on its way to the disk. */
+/* Two reasons that store_lookup gives: the chunk was never stored, or it is on its way to the
+ * disk. */
 #define STORE_WHY_ABSENT      "not stored"
 #define STORE_WHY_UNCOMMITTED "not committed yet"
 #define STORE_MAX_LAYERS      128
@@ -83,7 +84,7 @@ struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *toke
                                 int n_tokens);
 
 /* Returns the parent of a stair's first chunk in a truncated context (policy/truncation.h):
- * SHA-256(the key of the chunk before, the numbers C, S, K), fields tagged. So the keys of a
+ * SHA-256(the key of the previous chunk, the numbers C, S, K), fields tagged. So the keys of a
  * stair's chunks name all tokens before them and the truncation. No chunk has this key: to the
  * store each stair is a context of its own, whose tail is evicted before its head. */
 struct sha256 store_stair_key(const struct sha256 *parent, const uint32_t numbers[3]);
@@ -105,7 +106,7 @@ struct store_memory {
 
 struct store_opts {
     struct io *io; /* the file system; NULL selects the DRAM backend, which ignores dirs */
-    struct store_memory memory; /* get NULL: ordinary memory */
+    struct store_memory memory; /* memory.get NULL: ordinary memory */
     /* The DRAM backend has the system provide ordinary memory before it is used (ahead.h): for a
      * store that is filled faster than the system zeroes memory. With cap_bytes it is the whole
      * newest segment, up to cap_bytes, from store_open on; else 256 MiB. */
@@ -139,8 +140,9 @@ struct store_opts {
     uint64_t quota_bytes;
     /* Bound on the guaranteed bytes of each owner (store_guarantee); 0: its quota bounds them. */
     uint64_t guarantee_bytes;
-    /* A transfer of state that takes longer is cancelled and fails with -ETIMEDOUT; 0: 30 s.
-     * Requests that a device does not release end with the kernel's own timeout for that device. */
+    /* A transfer of state that takes longer than this is cancelled and fails with -ETIMEDOUT; 0:
+     * 30 s. Requests that a device does not release end with the kernel's own timeout for that
+     * device. */
     int64_t stuck_ns;
 };
 
@@ -166,9 +168,9 @@ struct store_record {
     enum store_kind kind;
     const void *bytes;
     uint32_t n_bytes;
-    /* If bytes is NULL: makes them when they are to be written, so that a chunk need not exist
-     * all at once. It is called at most once, or once more after a full disk. The bytes are
-     * valid until the next call. NULL: they could not be made, and the append fails. */
+    /* Makes the record's bytes if `bytes` is NULL. It is called when they are to be written, so a
+     * chunk need not exist all at once: once, or once more after a full disk. The bytes are valid
+     * until the next call. Returns NULL if they could not be made; then the append fails. */
     const void *(*make)(void *arg, const struct store_record *r);
     void *make_arg;
     /* checksum64 of the bytes, if the caller has just verified it; else the store computes it. */
@@ -200,22 +202,23 @@ struct store_chunk {
     int32_t tokens[STORE_CHUNK_TOKENS];
     const struct store_record *records;
     int n_records;
-    /* A partial chunk that yields is the end of one context, and is not needed once that goes
-     * on. The flag is stored with the chunk. Without it many contexts may continue the chunk,
-     * for example a document. A chunk appended both ways does not yield (until the store is
-     * opened again, if it was stored as one that yields). */
+    /* A partial chunk that yields is the end of one context, and is not needed once that context
+     * goes on. The flag is stored with the chunk. Without it many contexts may continue the chunk,
+     * for example a document. A chunk appended both ways does not yield (until the store is opened
+     * again, if it was stored as one that yields). */
     bool yields;
     /* May be NULL. The partial chunk that this one continues. If that chunk yields, it is
      * removed after this one has been committed (with the next commit, so a crash can leave
      * both, never neither). */
     const struct sha256 *supersedes;
-    /* store_epoch when the request that computes the chunk began; 0: it belongs to no request. */
+    /* Result of store_epoch when the request that computes the chunk began; 0: the chunk belongs to
+     * no request. */
     uint64_t epoch;
-    /* Key of the chunk that the same request computed before; NULL: the parent. */
+    /* Key of the chunk that the same request computed just before; NULL: that is the parent. */
     const struct sha256 *follows;
     struct store_use use;
-    /* If the policy refuses the chunk (placement_admits), nothing that a waiting request needs
-     * sooner is evicted for it: the append fails with ERR_BUSY. */
+    /* The append fails with ERR_BUSY if it could only make room by evicting chunks that waiting
+     * requests need sooner than this one (placement_admits). */
     bool may_be_refused;
 };
 
@@ -255,16 +258,16 @@ struct store_hit {
  * "state of another model or build (fingerprint 12ab..)", "header unreadable", ... */
 int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
                  int *n_hits, char *why, size_t why_bytes, struct err *err);
-/* The same with the request's hints about its use (NULL: none). */
+/* Like store_lookup, with the request's hints about the use of the chunks (NULL: none). */
 int store_lookup_for(struct store *s, const struct store_use *use,
                      const struct sha256 *keys, int n, struct store_hit *hits, int *n_hits,
                      char *why, size_t why_bytes, struct err *err);
 void store_release(struct store *s, struct store_hit *hits, int n);
-/* Notes that a waiting request needs the chunks of keys[0..n), stored or not. It will be served
- * before requests of a later turn. Policies that look ahead evict these chunks after all chunks
- * that no request needs. Returns how many of the keys the window had room for. When the request
- * waits no longer, the caller withdraws exactly these, once. The window is bounded by 65,536
- * chunks. */
+/* Notes that a waiting request needs the chunks of keys[0..n), stored or not. The request will be
+ * served before requests of a later turn. Policies that look ahead evict these chunks after all
+ * chunks that no request needs. Returns how many of the keys the window had room for. When the
+ * request waits no longer, the caller withdraws exactly these keys, once. The window is bounded by
+ * 65,536 chunks. */
 int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t turn);
 void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
                               uint64_t turn);
@@ -373,7 +376,8 @@ struct store_pinned {
     bool is_stored;
     bool is_guaranteed;
 };
-/* Calls fn for each pin that has not run out. Stops if fn returns non-zero, and returns that. */
+/* Calls fn for each pin that has not run out. Stops if fn returns non-zero, and returns fn's
+ * result. */
 int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
                    void *arg);
 
@@ -406,9 +410,10 @@ struct store_erased {
      * from now on, but whose bytes are still in the files. On a full disk store_settle erases
      * them when there is room. */
     uint64_t n_owed;
-    /* If nothing can be written: all waiting erasures are noted on the disk. The next open for
-     * writing carries them out; an open for reading does not find the chunks. False: they are
-     * forgotten when the store is closed, unless store_settle can note them before. */
+    /* Of use if the store cannot be written. True: all waiting erasures are noted on the disk. The
+     * next open for writing carries them out, and an open for reading does not find the chunks.
+     * False: the erasures are forgotten when the store is closed, unless store_settle can note them
+     * before. */
     bool is_noted;
     char not_noted_because[200];
 };
@@ -464,10 +469,11 @@ int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
                      struct err *err);
 
 /* Evicts the chunks whose time to live has passed: no use for store_use.ttl_s. A chunk that
- * requests with different times use has the longest of them; none counts as the longest. Chunks
- * that are in use, pinned or continued by others stay as long as that holds. The time to live and
- * the time of the last use survive a restart. store_open evicts chunks that have expired meanwhile;
- * so does an append that needs room. *n_chunks is the number of evicted chunks. */
+ * requests with different times use has the longest of them; a use without a time to live counts as
+ * the longest. Chunks that are in use, pinned or continued by others stay as long as they are. The
+ * time to live and the time of the last use survive a restart. store_open evicts chunks that have
+ * expired meanwhile; so does an append that needs room. *n_chunks is the number of evicted
+ * chunks. */
 int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err);
 
 /* --- quotas --------------------------------------------------------------------------------- */
@@ -478,7 +484,7 @@ void store_set_quota(struct store *s, uint64_t owner, uint64_t quota_bytes);
 
 struct store_owner_use {
     uint64_t owner;
-    /* Bytes of extents, appended ones included; their bound, 0: none. */
+    /* Bytes of the owner's extents, appended ones included; their bound, 0: none. */
     uint64_t used_bytes, quota_bytes;
     uint64_t guaranteed_bytes; /* part of used_bytes */
     uint64_t n_chunks;
@@ -529,8 +535,8 @@ int store_reader_submit(struct store_reader *r, struct store_read *const *reads,
 /* Waits for at least one completion (if any is in flight). *n_done <= max: the completed reads. */
 int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err);
-/* The two halves of store_reader_wait. poll hands out complete reads without waiting. await
- * waits until there are some (if anything is in flight), or most_ns have passed. Reads are
+/* The two halves of store_reader_wait. poll hands out complete reads without waiting. await waits
+ * until at least one read is complete (if any is in flight), or most_ns have passed. Reads are
  * cancelled after stuck_ns without a completion, counted over all calls. */
 int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err);
@@ -543,7 +549,8 @@ void store_reader_listen(struct store_reader *r, struct io_alarm *alarm);
  * -EAGAIN if a copy in DRAM is damaged: the copy is dropped, and the next read takes the record
  * from the disk. */
 int store_read_check(const struct store_read *read, struct err *err);
-/* The same for a checksum64 of the n_bytes that was computed elsewhere, on a copy of them. */
+/* Judges a completed read like store_read_check, by `sum`: the checksum64 of the n_bytes, computed
+ * elsewhere, on a copy of them. */
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
 
 /* A record's place in a file, for readers with memory that a store_reader does not know. */
@@ -553,18 +560,18 @@ struct store_place {
     /* Whole blocks, a multiple of STORE_ALIGN; the first n_bytes of them are the record. */
     size_t bytes;
 };
-/* Returns whether its records are in files that others may read (not in memory, on a simulated
- * disk, or throttled). */
+/* Returns whether the store's records are in files that the caller can read itself. They are not if
+ * the store is in memory, on a simulated disk, or throttled. */
 bool store_has_files(const struct store *s);
-/* Returns whether its chunks lie in directories, and not in memory. */
+/* Returns whether the store's chunks lie in directories, not in memory. */
 bool store_is_on_disk(const struct store *s);
-/* Fills in the fields that store_reader_submit would, except `bytes`; check the bytes with
- * store_read_judge. Returns non-zero if the read must be left to a store_reader, which then
- * reports why. */
+/* Fills in *out and the fields of *read that store_reader_submit would, except `bytes`. Check the
+ * bytes with store_read_judge. Returns non-zero if the read must be left to a store_reader, which
+ * then reports the reason. */
 int store_read_place(struct store *s, struct store_read *read, struct store_place *out);
-/* Reports the status of such a read, also for the store's counts. */
+/* Reports the status of a read that store_read_place has placed. The store counts failures. */
 void store_read_end(struct store_read *read, int status);
-/* Returns how long a read may take before it is cancelled (store_opts). */
+/* Returns store_opts.stuck_ns, or its default. */
 int64_t store_stuck_ns(const struct store *s);
 
 /* Sets in_dram[i] for each of n hits: whether a reader that uses copies (store_reader_use_dram)
@@ -573,9 +580,9 @@ void store_in_dram(struct store *s, const struct store_hit *hits, int n, bool *i
 
 /* --- reading ahead -------------------------------------------------------------------------- */
 
-/* Notes that a waiting request will need keys[0..n), which the KV pool does not hold. Requests
- * of a lower turn are served before it. `id` names it; a second call replaces the first. Any
- * thread. Does nothing without a DRAM tier. */
+/* Notes that a waiting request will need keys[0..n), which the KV pool does not hold. Requests of a
+ * lower turn are served before it. `id` names the request; a second call with the same id replaces
+ * the first. Any thread. Does nothing without a DRAM tier. */
 void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys, int n,
                       uint64_t turn);
 /* Returns the processor time, in seconds, that the system would take to provide memory for copies
@@ -585,7 +592,7 @@ double store_fetch_price_s(struct store *s, const struct sha256 *keys, int n);
 /* Call when the request waits no longer. */
 void store_fetch_want_end(struct store *s, const void *id);
 
-/* Returns how many of the keys are stored, up to the first that is not. */
+/* Returns how many of the keys are stored, up to the first missing one. */
 int store_count(struct store *s, const struct sha256 *keys, int n);
 /* Returns a chunk's name for store_tell_held; never 0. */
 uint64_t store_chunk_name(const struct sha256 *key);
@@ -609,7 +616,7 @@ enum store_fetch {
     STORE_FETCH_NONE,      /* there is nothing to fetch now */
     STORE_FETCH_WORKED,    /* call it again */
     STORE_FETCH_NO_ROOM,   /* there is no room for the next fetch: try again later */
-    STORE_FETCH_IN_FLIGHT, /* only the disk can give it more to do */
+    STORE_FETCH_IN_FLIGHT, /* there is nothing more to do until the disk answers */
 };
 /* Does the next piece of work and never waits. */
 enum store_fetch store_fetch_step(struct store_fetcher *f);
@@ -709,15 +716,16 @@ struct store_entry {
     int n_tokens;
     struct store_mask mask;
     uint64_t bytes;
-    int64_t used_wall_s; /* last use */
+    int64_t used_wall_s; /* time of the last use, seconds since 1970 */
     /* Orders uses: of two leaves the one with the lower tick was used earlier. */
     uint64_t tick;
-    int64_t pinned_until_wall_s; /* 0: not pinned */
-    int64_t expires_wall_s;      /* expiry unless it is used before; 0: none */
-    bool is_guaranteed;          /* it or a chunk that continues it is guaranteed */
+    int64_t pinned_until_wall_s; /* seconds since 1970; 0: not pinned */
+    /* time at which it expires if it is not used before; 0: it does not */
+    int64_t expires_wall_s;
+    bool is_guaranteed; /* it or a chunk that continues it is guaranteed */
 };
-/* Calls fn for every chunk, parents before children within a chain. Stops if fn returns
- * non-zero, and returns that. */
+/* Calls fn for every chunk, parents before children within a chain. Stops if fn returns non-zero,
+ * and returns fn's result. */
 int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
                void *arg, struct err *err);
 

@@ -73,9 +73,10 @@ struct store_reason {
     char text[96];
 };
 
-/* When `by` is committed, the partial chunk `key` is removed. */
+/* The partial chunk `key` is removed when `by` is committed. */
 struct store_supersede {
-    const struct extent *by; /* PENDING */
+    /* an extent of the chunk that replaces it; its state is PENDING */
+    const struct extent *by;
     struct sha256 key;
 };
 
@@ -106,7 +107,7 @@ struct store {
     /* If reading beside another process: memory with a copy of the index; else NULL. */
     struct io *snapshot;
     bool is_beside;
-    char holder[200]; /* the other process, or "" */
+    char holder[200]; /* text about the process that has the store open, or "" */
     struct media *media;
     struct tier *tier; /* copies of disk extents in DRAM; NULL: none */
     struct read_ahead_queue
@@ -120,12 +121,13 @@ struct store {
     uint64_t index_cap_bytes; /* share of files_cap_bytes for the index; 0: no bound */
     /* Frames of the index's log before it is folded; 0: SQLite's default. */
     uint32_t log_frames;
-    uint64_t quota_bytes, guarantee_bytes; /* store_opts */
+    uint64_t quota_bytes, guarantee_bytes; /* as in store_opts */
     int64_t stuck_ns;
     bool read_only;
 
     pthread_mutex_t erase_lock, commit_lock, index_lock, lock;
-    /* Used with lock; signalled when a node lost its has_writer. */
+    /* Used with lock. Signalled when an append ends, that is, when a node's has_writer becomes
+     * false. */
     pthread_cond_t writer_left;
 
     struct catalog catalog;
@@ -135,9 +137,10 @@ struct store {
     struct extent **pending_end;
     struct store_supersede *supersedes;
     uint32_t n_supersedes;
-    struct extent *freeing; /* extents off their nodes, still in the index */
+    struct extent *freeing; /* extents that have left their nodes, but not the index */
     uint64_t freeing_bytes;
-    /* Extents out of the index, whose bytes must be wiped before their space is free. */
+    /* Extents that have left the index, and whose bytes must be wiped before their space is
+     * free. */
     struct extent *wiping;
     uint64_t wiping_bytes;
     uint64_t pending_bytes, n_pending; /* bytes and number of the extents in `pending` */
@@ -151,7 +154,7 @@ struct store {
     bool was_rebuilt; /* the index was damaged at open, and was rebuilt */
     struct store_touch *touched;
     uint32_t n_touched;
-    /* Changes of pins that the next commit writes to the index. */
+    /* Changes of lasting pins that the next commit writes to the index. */
     struct index_pin *pin_changes;
     uint32_t n_pin_changes;
     int64_t next_expiry_wall_s; /* earliest time at which a lasting pin may end */
@@ -169,10 +172,10 @@ struct store {
     struct sha256 expected; /* the caller's fingerprint, see store_expect */
     bool has_expected;
     struct store_reason reasons[STORE_MAX_REASONS];
-    /* Count since open; the ring's next slot is n_reasons % STORE_MAX_REASONS. */
+    /* Number of reasons noted since open; the ring's next slot is n_reasons % STORE_MAX_REASONS. */
     uint32_t n_reasons;
 
-    uint64_t evicted[STORE_EVICTED_SLOTS]; /* 0: none */
+    uint64_t evicted[STORE_EVICTED_SLOTS]; /* a slot is 0 if it is empty */
 
     uint64_t appended_bytes, read_bytes, n_hits, n_corrupt;
     uint64_t misses[STORE_MISSES], evictions[STORE_EVICTS], n_evicted_pinned;
@@ -217,7 +220,7 @@ void store_forget_eviction(struct store *s, const struct sha256 *key);
 /* [lock] Forgets why the chunk was missing: it is stored again. */
 void store_forget_reasons(struct store *s, const struct sha256 *key);
 
-/* store_each, but also for chunks that have only uncommitted extents. */
+/* Like store_each, but also visits chunks that have only uncommitted extents. */
 int store_each_appended(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
                         void *arg, struct err *err);
 /* Sets the bounds on extents, index and log that the options give. */
@@ -256,7 +259,8 @@ uint64_t store_guarantee_limit(uint64_t cap_bytes);
 int store_check_guarantees(const struct store *s, struct err *err);
 /* [lock] Counts n guarantees that damage has broken, and logs them. */
 void store_guarantee_broken(struct store *s, uint32_t n, const char *reason);
-/* At open: enter the pins, and the places to be wiped, that the index lists. */
+/* At open. The first enters the lasting pins that the index lists, the second the places to be
+ * wiped. */
 int store_load_pins(struct store *s, struct err *err);
 int store_load_wipes(struct store *s, struct err *err);
 
@@ -275,9 +279,9 @@ void store_settle_doomed(struct store *s, struct chunk_node *n);
 /* Wipes the places to be wiped, and gives their space back. After an error the next call tries
  * again. */
 int store_wipe(struct store *s, struct err *err);
-/* Finishes the wiping that an erase before a crash, or of chunks in use, has left. A failure
- * does not stop the open or commit that calls it: the next erase, commit, gc or open tries
- * again. */
+/* Wipes the places that earlier erases have left, because a crash cut them off or because the
+ * chunks were in use. A failure does not stop the open or commit that calls it: the next erase,
+ * commit, gc or open tries again. */
 void store_wipe_rest(struct store *s);
 /* Marks durably that free space must be wiped, if it may hold bytes of former extents. If a
  * crash cuts an erase off, the next open then finishes it. A full disk is no error: the mark is
@@ -289,12 +293,12 @@ int store_wipe_remains(struct store *s, struct err *err);
 void store_soil_all(struct store *s);
 /* At open: wipes the possible remains if the mark exists. */
 void store_finish_erase(struct store *s);
-/* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one on: each is
- * erased or doomed, until the first one that another chunk continues; that one and the ones
- * before it stay. is_all: keys[] are all chunks of an owner, parents first. A chunk that
- * continues one of them then also belongs to the owner and is in use or just appended, so the
- * key is doomed. taken (NULL allowed) [n]: receives the keys of chunks that were erased or
- * doomed, children first. Returns how many. */
+/* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one on: each is erased
+ * or doomed, until the first one that another chunk continues; that one and the ones before it
+ * stay. is_all: keys[] are all chunks of an owner, parents first. A chunk that continues one of
+ * them then also belongs to the owner and is in use or just appended, so the key is doomed. taken
+ * (NULL allowed) [n]: receives the keys of chunks that were erased or doomed, children first.
+ * Returns the number of keys in `taken`. */
 int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out);
 /* Returns whether nothing can be saved or erased until this store is opened again. Takes lock. */
@@ -305,7 +309,7 @@ void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_
                struct store_erased *out);
 /* At open: takes the chunks whose erasure waits off the catalog. */
 int store_load_owed(struct store *s, struct err *err);
-/* At open: erases these chunks in the files. */
+/* At open for writing: erases from the files all chunks whose erasure waits. */
 int store_pay_owed(struct store *s, struct err *err);
 /* Lists the keys of an owner's chunks, parents first. The caller frees them. */
 int store_owned_keys(struct store *s, uint64_t owner, struct sha256 **keys, int *n,
@@ -313,8 +317,9 @@ int store_owned_keys(struct store *s, uint64_t owner, struct sha256 **keys, int 
 /* [lock] Frees a list of extents that are in no other list, without giving back their space. */
 void store_free_list(struct extent *list);
 
-/* Commits evictions and, according to the bits of `what`, appended chunks. Uses and ids are
- * written with any commit; their bits commit for them alone. */
+/* Commits evictions and, according to the bits of `what`, appended chunks. Any commit also writes
+ * uses and ids. With the bits TOUCHED and IDS there is a commit even if nothing else has
+ * changed. */
 enum {
     STORE_COMMIT_PENDING = 1 << 0,
     STORE_COMMIT_TOUCHED = 1 << 1,
@@ -353,15 +358,16 @@ int store_load_records(struct store *s, const struct extent *x, struct chunk_rec
 int store_snapshot_index(struct store *s, struct err *err);
 /* Remembers which files the store's names refer to. */
 void store_note_files(struct store *s);
-/* Returns -ENOENT if one of these names has gone or refers to another file, else 0. */
+/* Returns -ENOENT if one of the names of store_note_files has gone or refers to another file, else
+ * 0. */
 int store_check_present(struct store *s, struct err *err);
 /* [lock] Cuts the files behind their last used bytes. */
 void store_cut_files(struct store *s);
-/* The same at open, if the files exceed the cap. */
+/* At open: cuts the files behind their last used bytes if they exceed the cap. */
 void store_cut_to_cap(struct store *s);
 /* Fills the reserve, as far as there is space. */
 void store_fill_reserve(struct store *s);
-/* Gives up the reserve's space. Returns false if there was none. */
+/* Gives up the reserve's space. Returns false if there was no reserve. */
 bool store_release_reserve(struct io *io, const char *dir);
 
 /* Returns "dir/name"; the caller frees it. */
@@ -369,7 +375,7 @@ char *store_path(const char *dir, const char *name);
 
 /* [lock] Pins a node, and returns the hit. */
 struct store_hit store_pin_node(struct store *s, struct chunk_node *n);
-/* n <= STORE_CHUNK_TOKENS */
+/* Returns the marks of n <= STORE_CHUNK_TOKENS tokens (nearest.c). */
 struct chunk_marks store_marks_of(const int32_t *tokens, int n);
 
 /* Reads an extent's header and checks it against the index (key, place, id). `block` is 4096

@@ -20,7 +20,8 @@ enum sb_state { SB_GOOD, SB_MISSING, SB_DAMAGED };
 
 struct sb_found {
     enum sb_state state;
-    int bad_copy; /* -1: both are intact, or neither */
+    /* index of the only damaged copy; -1: both are intact, or both are damaged */
+    int bad_copy;
     bool found_elsewhere;
     struct superblock sb;
     struct err err;
@@ -74,7 +75,8 @@ static int superblock_write(struct io *io, const char *dir, const struct superbl
 
 /* --- recovering a superblock ------------------------------------------------------------------ */
 
-/* Returns whether a segment file holds an extent of this directory of this store. */
+/* Sets *told to whether a segment file holds an extent of this directory of this store. Returns 0
+ * or the error of the device. */
 static int segment_tells(struct io *io, const char *path, const struct superblock *sb,
                          bool *told, struct err *err)
 {
@@ -138,8 +140,8 @@ static int index_tells(struct io *io, const char *dir, struct superblock *out, b
     return 0;
 }
 
-/* Recovers the superblock of directory i; leaves it unchanged if nothing proves it. The index
- * lies in the first directory, so it proves that one. */
+/* Recovers the superblock of directory i; leaves *found unchanged if nothing proves that the
+ * directory belongs to the store. The index lies in the first directory, so it proves that one. */
 static int superblock_find(const struct store_opts *opts, int i,
                            const struct superblock *good, struct sb_found *found,
                            struct err *err)
@@ -180,7 +182,8 @@ static int superblocks_find(const struct store_opts *opts, struct sb_found *foun
 
 /* --- a store's directories -------------------------------------------------------------------- */
 
-/* Returns whether the directory holds an index or segments. */
+/* Sets *out to whether the directory holds an index or segments. Returns 0 or the error of the
+ * device. */
 static int dir_has_data(struct io *io, const char *dir, bool *out, struct err *err)
 {
     struct io_names names;
@@ -227,8 +230,9 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
     return 0;
 }
 
-/* Makes an empty folder private, like one that is made here. A folder with other files belongs
- * to the user (/tmp, a home) and stays unchanged; the store's files are private by themselves. */
+/* Makes an empty folder private, like the folders that the store makes. A folder with other files
+ * belongs to the user (/tmp, a home) and stays unchanged; the store's files are private by
+ * themselves. */
 static void dir_make_private(struct io *io, const char *dir)
 {
     struct io_names names;
@@ -323,8 +327,8 @@ static int superblock_copy_write(struct io *io, const char *dir,
     return rc;
 }
 
-/* Writes lost or damaged superblocks again, before the other copy is lost, too: without either,
- * much may be lost. If that fails, the store goes on without. */
+/* Writes lost or damaged superblocks and copies again. A directory without any intact copy may cost
+ * much of the store. If the write fails, the store goes on without them. */
 static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
 {
     for (int i = 0; i < opts->n_dirs; i++) {

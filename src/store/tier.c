@@ -77,7 +77,8 @@ static bool is_victim(const struct tier_chunk *c)
     return c->n_readers == 0 && c->node->n_copied_children == 0;
 }
 
-/* Call when it may have changed whether c may be dropped. c may be NULL. */
+/* Enters c as a possible victim, or removes it. Call it when c may have become droppable, or no
+ * longer is. c may be NULL. */
 static void chunk_settle(struct tier *t, struct tier_chunk *c)
 {
     if (c == NULL)
@@ -110,7 +111,7 @@ static void use_as_store_does(struct tier *t, struct tier_chunk *c)
                                 .time = of->used_time,
                                 .class = of->class,
                                 .reuse_in = has_hint ? of->due_time - of->used_time : 0};
-    c->place.is_dropped = is_needless(t, c->node); /* the store's own item may be dropped */
+    c->place.is_dropped = is_needless(t, c->node); /* set anew at each use */
     placement_touch(&t->policy, &t->victims, &c->place, &use);
 }
 
@@ -190,8 +191,8 @@ static void tell(struct tier *t)
     }
 }
 
-/* Returns the bytes of the largest copy. One that is larger than the part that stays free would
- * empty the arena each time. */
+/* Returns the most bytes that a copy may have. A larger copy would not fit into the part that stays
+ * free, and making room for it would empty the arena. */
 static uint64_t most_bytes(const struct tier *t)
 {
     uint64_t most = t->arena_bytes / FREE_PART;
@@ -270,7 +271,7 @@ void tier_enter(struct tier *t, struct extent *x, enum tier_how how)
     copy->next = c->copies;
     c->copies = copy;
     chunk_settle(t, c);
-    tell(t); /* c may be the victim that was missing */
+    tell(t); /* the thread may have lacked a victim, and c may be one */
     if (how == TIER_PROMOTED) {
         copy->is_promoted = true;
         t->counts.n_promoted++;
@@ -295,7 +296,7 @@ void tier_forget(struct tier *t, struct extent *x)
         return;
     x->copy = NULL;
     struct tier_chunk *c = copy->chunk;
-    if (c == NULL) /* it is still being filled, which ends with tier_abandon */
+    if (c == NULL) /* the copy is still being filled, which ends with tier_abandon */
         return;
     struct tier_copy **p = &c->copies;
     while (*p != copy)
@@ -364,7 +365,7 @@ void tier_release(struct tier *t, struct tier_copy *copy)
     if (copy->chunk != NULL) {
         copy->chunk->n_readers--;
         chunk_settle(t, copy->chunk);
-        tell(t); /* it may be the victim that was missing */
+        tell(t); /* the thread may have lacked a victim, and the copy's chunk may be one */
     } else if (copy->n_users == 0) {
         zero_later(t, copy);
     }

@@ -46,11 +46,12 @@ struct tier_copy;
 struct tier_opts {
     uint64_t bytes;             /* size of the arena */
     struct store_memory memory; /* get NULL: ordinary memory */
-    uint64_t ahead_bytes;       /* arena_opts.ahead_bytes */
+    uint64_t ahead_bytes;       /* as in arena_opts */
     enum placement_kind policy;
     struct placement_window *window; /* the catalog's window; may be NULL */
-    struct read_ahead_queue *wants;  /* learns of dropped copies */
-    pthread_mutex_t *lock;           /* the store's lock */
+    /* the waiting requests' wants; told when a copy is dropped */
+    struct read_ahead_queue *wants;
+    pthread_mutex_t *lock; /* the store's lock */
 };
 
 /* Maps the arena and starts the tier's thread. Returns -ENOMEM if there is not enough memory. */
@@ -61,7 +62,8 @@ void tier_close(struct tier *t, struct catalog *c);
 /* [lock] Returns room for the copy of an extent, or NULL if there is none. The caller owns the
  * copy until tier_enter or tier_abandon. */
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
-/* [lock] Returns the room for the copy of an extent. t is not NULL. */
+/* [lock] Describes the arena's room for the copy of an extent to policy/read_ahead.h. t is not
+ * NULL. */
 struct read_ahead_room tier_room(const struct tier *t, uint64_t extent_bytes);
 /* [lock] Returns whether tier_take would find room now. If not, the tier's thread makes some. */
 bool tier_has_room(struct tier *t, uint64_t extent_bytes);
@@ -77,7 +79,7 @@ enum tier_how { TIER_WRITTEN, TIER_PROMOTED };
 void tier_enter(struct tier *t, struct extent *x, enum tier_how how);
 /* [lock] Forgets the extent's copy. Call it before x leaves its node. */
 void tier_forget(struct tier *t, struct extent *x);
-/* [lock] The same for all extents of a node. */
+/* [lock] Forgets the copies of all extents of a node. */
 void tier_forget_node(struct tier *t, struct chunk_node *n);
 
 /* [lock] Forgets a damaged copy, which the caller is reading. */
@@ -98,9 +100,10 @@ void tier_hold(struct tier *t, uint64_t name, bool is_held, const struct chunk_n
 /* [lock] Returns whether the caller holds the state of the node's chunk. */
 bool tier_is_held(const struct tier *t, const struct chunk_node *n);
 
-/* [lock] Call when the node was used. n may be NULL. */
+/* [lock] Call when the node's chunk was used. n may be NULL. */
 void tier_touch(struct tier *t, const struct chunk_node *n);
-/* [lock] Call when the policy's knowledge of the node changed in another way. n may be NULL. */
+/* [lock] Call when the policy's knowledge of the node changed otherwise than by a use. n may be
+ * NULL. */
 void tier_review(struct tier *t, const struct chunk_node *n);
 
 /* [lock] Returns the processor time, in seconds, that memory for n_bytes of new copies would cost.
@@ -115,7 +118,7 @@ void tier_wait_zeroed(struct tier *t);
 /* [lock, released meanwhile] Waits until the tier's thread has nothing to do. For tests. */
 void tier_settle(struct tier *t);
 
-/* [lock] */
+/* [lock] Fills in the tier's statistics. */
 void tier_stats(const struct tier *t, struct store_dram *out);
 /* [lock] Recounts everything. Returns false if an invariant is broken. Slow; for tests. */
 bool tier_audit(const struct tier *t, const struct catalog *c);

@@ -127,7 +127,7 @@ static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *
     struct err why = {0};
     v->is_bad = false;
     if (!store_pin(v->s, key, &v->hit))
-        return 0; /* evicted meanwhile */
+        return 0; /* the chunk was evicted meanwhile */
     v->out->n_chunks++;
     if (store_load_node(v->s, v->hit.impl, &why) != 0)
         report_bad(v, why.msg);

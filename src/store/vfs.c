@@ -33,7 +33,7 @@ struct vfs_file { /* in SQLite's memory */
     sqlite3_file base;
     struct vfs *vfs;
     struct io_file *file; /* NULL: a missing log, opened for reading only */
-    bool name_unsynced;   /* its folder has not been synced since it was opened */
+    bool name_unsynced;   /* its folder has not been synced since the file was opened */
     bool locked;
 };
 
@@ -106,11 +106,12 @@ static int file_truncate(sqlite3_file *base, sqlite3_int64 size)
 
 static int file_sync(sqlite3_file *base, int flags)
 {
-    (void)flags; /* data or full: io_file_sync covers the length in either case */
+    /* SQLITE_SYNC_NORMAL and _FULL: io_file_sync covers the length in either case */
+    (void)flags;
     struct vfs_file *f = file_of(base);
     struct err err;
     if (vfs_is_read_only(base))
-        return SQLITE_OK; /* nothing was written */
+        return SQLITE_OK; /* nothing was written to the file */
     if (io_file_sync(f->file, &err) != 0)
         return failed(SQLITE_IOERR_FSYNC, &err);
     if (f->name_unsynced && io_parent_sync(f->vfs->io, io_file_path(f->file), &err) != 0)
@@ -156,7 +157,7 @@ static int file_unlock(sqlite3_file *base, int level)
                                               : failed(SQLITE_IOERR_UNLOCK, &err);
 }
 
-/* Only the holder of the lock asks, so no other user can have reserved anything. */
+/* Only the holder of the lock calls this, so no other user can have reserved anything. */
 static int file_check_reserved(sqlite3_file *base, int *reserved)
 {
     (void)base;
