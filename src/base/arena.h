@@ -21,6 +21,7 @@ void arena_deinit(struct arena *a);
 /* Returns n bytes, 16-byte aligned and not initialised, or NULL if the bound would be exceeded.
  * Callers must check: user input decides how much a request needs. */
 void *arena_alloc(struct arena *a, size_t n);
-char *arena_strndup(struct arena *a, const char *s, size_t n); /* ends with a zero byte */
+/* returns a copy of s[0..n) that ends with a zero byte */
+char *arena_strndup(struct arena *a, const char *s, size_t n);
 
 #endif

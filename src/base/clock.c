@@ -19,7 +19,7 @@ int64_t clock_now_ns(void)
     return clock_ns(CLOCK_MONOTONIC);
 }
 
-/* The system's start time, computed from its clock when this process started. */
+/* Time at which the system's clock stood at 1970, computed when this process started. */
 static int64_t started_ns;
 
 __attribute__((constructor)) static void clock_start(void)
@@ -70,7 +70,7 @@ struct clock_cpu clock_cpu_now(void)
             sum.waited_ns += waited_ns(e->d_name);
     if (tasks != NULL)
         closedir(tasks);
-    /* schedstat's value lags by up to a tick */
+    /* The value in schedstat lags by up to a scheduler tick. */
     sum.ran_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     return sum;
 }

@@ -11,7 +11,7 @@
 static int under_group(int n)
 {
     long long quota = 0, period = 0;
-    /* holds "max 100000" if there is no quota */
+    /* The file holds "max 100000" if there is no quota. */
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
     if (f != NULL) {
         int n_read = fscanf(f, "%lld %lld", &quota, &period);
@@ -19,7 +19,8 @@ static int under_group(int n)
         return n_read == 2 ? cpus_under_quota(n, quota, period) : n;
     }
     f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
-              "re"); /* version 1; holds -1 if there is no quota */
+              /* version 1 of control groups; the file holds -1 if there is no quota */
+              "re");
     FILE *g = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "re");
     if (f != NULL && g != NULL && fscanf(f, "%lld", &quota) == 1 &&
         fscanf(g, "%lld", &period) == 1)

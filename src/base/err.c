@@ -77,7 +77,7 @@ const char *err_name(int code)
     }
     if (code > -4000 && code < 0)
         return strerror_r(-code, text,
-                          /* GNU's version: returns the text, in `text` or elsewhere */
+                          /* GNU's strerror_r returns the text, in `text` or elsewhere. */
                           sizeof text);
     snprintf(text, sizeof text, "error %d", code);
     return text;

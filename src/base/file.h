@@ -10,13 +10,13 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* Reads a file, a pipe (a prompt that another program writes) or a device.  *out gets the bytes and
- * a final zero that *n does not count; the caller frees it.  -errno: the file cannot be read;
- * ERR_LIMIT: it has more than max_bytes.  err names the path. */
+/* Reads a file, a pipe (a prompt that another program writes) or a device. *out gets the bytes and
+ * a final zero that *n does not count; the caller frees it. Returns 0, -errno if the file cannot be
+ * read, or ERR_LIMIT if it has more than max_bytes. err names the path. */
 int file_read(const char *path, size_t max_bytes, char **out, size_t *n, struct err *err);
 
-/* Like file_read, for a file inside a model's or a store's folder. Anything but a regular file is
- * ERR_FORMAT at once; file_read would wait for a pipe's writer. */
+/* Like file_read, for a file inside a model's or a store's folder. Returns ERR_FORMAT at once for
+ * anything but a regular file, where file_read would wait for a pipe's writer. */
 int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
                       struct err *err);
 

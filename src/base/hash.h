@@ -14,7 +14,7 @@ struct sha256 {
     uint8_t b[32];
 };
 
-struct sha256_ctx; /* one running digest; not shared between threads */
+struct sha256_ctx; /* state of one running digest; one thread at a time */
 
 struct sha256_ctx *sha256_begin(void);
 void sha256_add(struct sha256_ctx *c, const void *bytes, size_t n);

@@ -28,7 +28,7 @@ enum log_level log_level(void)
     return (enum log_level)atomic_load(&current_level);
 }
 
-/* "2026-11-22T17:30:05.123Z " */
+/* Writes the time in UTC: "2026-11-22T17:30:05.123Z ". */
 static void time_now(char *out, size_t n)
 {
     struct timespec t;

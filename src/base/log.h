@@ -16,7 +16,7 @@
 #include <stddef.h>
 
 enum log_level {
-    LOG_QUIET, /* nothing */
+    LOG_QUIET, /* no messages */
     LOG_WARN,  /* the default: faults that the user should act on */
     LOG_INFO,  /* decisions: plan, limits, sizes */
     LOG_DEBUG,

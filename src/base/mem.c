@@ -35,7 +35,7 @@ static bool is_denied(size_t n, enum mem_ask ask)
 /* --- the pledge of a thread ------------------------------------------------------------------- */
 
 static _Thread_local struct {
-    void *pages; /* NULL: no pledge, or it is spent */
+    void *pages; /* NULL: there is no pledge, or it is spent */
     size_t n_bytes;
 } pledge;
 
@@ -62,7 +62,7 @@ int mem_pledge(size_t n, struct err *err)
     return 0;
 }
 
-/* Returns true if it freed address space. */
+/* Gives up the thread's pledge. Returns true if that freed address space. */
 static bool pledge_spend(void)
 {
     bool has = pledge.pages != NULL;
@@ -132,12 +132,13 @@ void mem_trim(void)
 /* lock protects block and n_bytes. */
 static struct {
     pthread_mutex_t lock;
-    void *block; /* NULL: spent, or never set aside */
+    void *block; /* NULL: the reserve is spent, or was never set aside */
     size_t n_bytes;
     atomic_bool is_spent;
 } reserve = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* [lock is held] Writes to the pages: the system may have promised more memory than it has. */
+/* [lock is held] Sets the reserve aside, and writes to its pages, because the system may have
+ * promised more memory than it has. Returns false if there is none. */
 static bool reserve_fill(size_t n)
 {
     reserve.block = mem_try(n);

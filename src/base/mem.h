@@ -29,15 +29,16 @@ void *xmalloc(size_t n);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t n);
 char *xstrdup(const char *s);
-char *xmemdup(const void *p, size_t n); /* n bytes and a final zero */
+char *xmemdup(const void *p, size_t n); /* returns a copy of n bytes, with a final zero */
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* As malloc, realloc and calloc: NULL with errno set on failure; free() frees. */
+/* Like malloc, realloc and calloc: return NULL with errno set on failure. free() frees the
+ * memory. */
 void *mem_try(size_t n);
-void *mem_try_realloc(void *old, size_t n); /* on failure, old stays as it is */
+void *mem_try_realloc(void *old, size_t n); /* on failure `old` stays valid */
 void *mem_try_calloc(size_t n, size_t size);
 
-void *mem_map(size_t n); /* NULL with errno set on failure */
+void *mem_map(size_t n); /* returns NULL with errno set on failure */
 /* Makes the system provide the pages of a mapping, or of a part of it, now instead of at their
  * first use.  Their contents stay, also if another thread writes to them meanwhile.  Does nothing
  * if the system cannot. */
@@ -67,8 +68,8 @@ int mem_check(struct err *err);
 /* Returns whether the reserve is spent, as the last mem_check found it. */
 bool mem_is_short(void);
 
-/* A test program defines this to make allocations fail; in other programs the symbol does not
- * exist. */
+/* A test program defines mem_test_denies to make allocations fail. In other programs the symbol
+ * does not exist. */
 enum mem_ask {
     MEM_MAY_FAIL,    /* mem_try, mem_map */
     MEM_FROM_PLEDGE, /* any of these calls, tried again after the thread's pledge was spent */

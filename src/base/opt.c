@@ -282,7 +282,7 @@ static int find_letter(const struct opt_cmd *cmd, char letter)
     return -1;
 }
 
-/* dashes is "--" on the command line and "" in a file; `place` names the file's line. */
+/* `dashes` is "--" on the command line and "" in a file. `place` names the line of the file. */
 static int unknown_option(const struct opt_cmd *cmd, const char *place, const char *dashes,
                           const char *name, size_t name_bytes, struct err *err)
 {
@@ -406,7 +406,7 @@ static int scan_long(const struct opt_cmd *cmd, const struct opt_input *in, int 
     return 0;
 }
 
-/* -i, -n 5, -n5 */
+/* Scans a letter option: -i, -n 5, -n5. */
 static int scan_letter(const struct opt_cmd *cmd, const struct opt_input *in, int *i,
                        struct cli *cli, struct err *err)
 {
@@ -467,7 +467,7 @@ static int set_positionals(struct opt_parsed *p, const struct cli *cli, void *va
             return err_set(err, ERR_USAGE, "too many arguments: at most %lld %s",
                            (long long)o->max, o->name);
         if (o->type == OPT_LIST && take > 0) {
-            /* Added one by one and not split at commas: a file's name may contain one. */
+            /* Items are added one by one and not split at commas: a file's name may contain one. */
             struct opt_list *list = (struct opt_list *)((char *)values + o->offset);
             list->items = own(p, xmalloc((size_t)take * sizeof *list->items));
             for (list->n = 0; list->n < take; list->n++)

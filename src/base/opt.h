@@ -75,7 +75,7 @@ struct opt_list {
 };
 
 struct opt {
-    const char *name; /* "max-tokens"; of a positional "MODEL_DIR" */
+    const char *name; /* "max-tokens"; for a positional "MODEL_DIR" */
     enum opt_type type;
     size_t offset; /* the field's offset in the values struct; OPT() sets type and offset */
     char letter;   /* 'n' for -n; 0: none */
@@ -84,8 +84,8 @@ struct opt {
     /* the default, as a user would write it; NULL: zero, NULL, or an empty list */
     const char *def;
     const char *const *choices; /* NULL-terminated; NULL: anything */
-    /* Bounds of integers and sizes, and of the number of items in a list.  max 0: no upper bound.
-     * An option that allows negative values needs a min below 0. */
+    /* Bounds of integers and sizes, and of the number of items in a list. max 0: no upper bound. To
+     * allow negative values, set min below 0. */
     int64_t min, max;
     /* Bounds of doubles; hi 0: no upper bound. */
     double lo, hi;
@@ -108,7 +108,7 @@ struct opt_cmd {
     /* in order, ended by {0}. Optional ones follow required ones; a list may only be the last.
      * NULL: none */
     const struct opt *positionals;
-    const struct opt *options; /* ended by {0}; NULL: none */
+    const struct opt *options; /* the table ends with {0}; NULL: no options */
     const char *examples;      /* whole lines for --help, or NULL */
     size_t values_bytes;       /* size of the values struct */
 };
@@ -143,7 +143,7 @@ int opt_usage(const struct opt_cmd *cmd, const char *fmt, ...)
 /* --- the pure part ------------------------------------------------------------------ */
 
 struct opt_input {
-    int argc; /* argv[0] is skipped */
+    int argc; /* number of arguments; argv[0] is skipped */
     char *const *argv;
     const char *(*getenv)(void *ctx, const char *name); /* NULL: no environment */
     /* Reads the config file into memory from malloc. NULL: config files are not supported. */
@@ -175,7 +175,8 @@ void opt_print_words(const struct opt_cmd *cmd, FILE *out);
 
 /* Writes the environment variable of an option: "HCACHE_MAX_TOKENS". */
 void opt_env_name(const char *name, char *out, size_t out_bytes);
-/* Writes which values the option accepts ("1 to 100", "f32, bf16 or f16"); "" if any. */
+/* Writes which values the option accepts ("1 to 100", "f32, bf16 or f16"); "" if it accepts every
+ * value. */
 void opt_allowed(const struct opt *o, char *out, size_t out_bytes);
 /* Parses a size such as 4096, 64K, 100MB or 1.5G. Returns false if the text is not a size. */
 bool opt_size_parse(const char *text, uint64_t *out);
@@ -183,7 +184,7 @@ bool opt_size_parse(const char *text, uint64_t *out);
 void opt_size_text(uint64_t bytes, char *out, size_t out_bytes);
 
 /* Returns the word among words[0..n) that differs from `typed` by a typing mistake, or that begins
- * with it; NULL: none. */
+ * with it; NULL: there is no such word. */
 const char *opt_nearest(const char *typed, const char *const *words, int n);
 
 #endif

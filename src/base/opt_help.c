@@ -258,20 +258,22 @@ void opt_print_markdown(const struct opt_cmd *cmd, FILE *out)
 
 /* --- suggestions -------------------------------------------------------------------- */
 
-/* Returns how many letters were mistyped: added, left out, changed, or two neighbours
- * exchanged.  Words of 40 letters or more count as far apart. */
+/* Returns the number of typing mistakes between two words: a letter added, left out or changed, or
+ * two neighbours exchanged. Words of 40 letters or more count as far apart. */
 static int distance(const char *a, const char *b)
 {
     enum { MAX = 40 };
     size_t n = strlen(a), m = strlen(b);
     if (n >= MAX || m >= MAX)
         return MAX;
-    int rows[3][MAX + 1]; /* rows[i % 3][j]: from a's first i letters to b's first j */
+    /* rows[i % 3][j]: distance of a's first i letters from b's first j */
+    int rows[3][MAX + 1];
     for (size_t j = 0; j <= m; j++)
         rows[0][j] = (int)j;
     for (size_t i = 1; i <= n; i++) {
         int *row = rows[i % 3];
-        const int *above = rows[(i - 1) % 3], *before = rows[(i + 1) % 3]; /* row i - 2 */
+        /* above: row i - 1; before: row i - 2 */
+        const int *above = rows[(i - 1) % 3], *before = rows[(i + 1) % 3];
         row[0] = (int)i;
         for (size_t j = 1; j <= m; j++) {
             int best = above[j - 1] + (a[i - 1] != b[j - 1]);

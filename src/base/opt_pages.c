@@ -61,7 +61,7 @@ static int first_clause(const char *summary)
     size_t n = 0;
     while (summary[n] != 0) {
         n += strcspn(summary + n, ".:;");
-        /* a mark counts at the end of the text, too */
+        /* the mark also counts at the end of the text */
         if (summary[n] == 0 || strchr(" \n", summary[n + 1]) != NULL)
             break;
         n++;

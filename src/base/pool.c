@@ -25,17 +25,18 @@
 #define SPIN_NS 30000
 
 struct pool {
-    int n_threads;        /* shares of a job */
-    pthread_t *threads;   /* [n_workers] */
-    int n_workers;        /* threads that run; grows to n_threads - 1 at the start */
-    pthread_mutex_t turn; /* held by the caller of pool_run until the job ends */
-    pthread_mutex_t lock; /* held to sleep on, and to signal, the conditions below */
+    int n_threads;      /* shares of a job, one per thread */
+    pthread_t *threads; /* [n_workers] */
+    /* number of threads that run; grows to n_threads - 1 at the start */
+    int n_workers;
+    pthread_mutex_t turn; /* the caller of pool_run holds it until the job ends */
+    pthread_mutex_t lock; /* held to sleep on the conditions below, and to signal them */
     pthread_cond_t start;
     pthread_cond_t finish;
     /* Job number in the upper half, next share in the lower half, so a late thread cannot take a
      * share of an ended job. fn and arg do not change while a taken share runs. */
     atomic_uint_least64_t ticket;
-    atomic_int n_left; /* shares not finished */
+    atomic_int n_left; /* shares of the present job that are not finished */
     atomic_bool quit;
     pool_fn *fn;
     void *arg;

@@ -28,7 +28,8 @@ static bool has_open(const char *pid, uint64_t device, uint64_t inode)
     return found;
 }
 
-/* Arguments are separated by zero bytes; control characters would spoil a terminal. */
+/* Describes a process by its command line. Arguments are separated by zero bytes, and control
+ * characters would spoil a terminal, so both become spaces. */
 static void describe(const char *pid, char *out, size_t n)
 {
     char path[300], line[160];
@@ -69,7 +70,8 @@ bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n)
     return found;
 }
 
-/* Returns the number behind a label in a system file, times unit; UINT64_MAX if it is not there. */
+/* Returns the number behind a label in a system file, times unit; UINT64_MAX if the label is not
+ * there. */
 static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 {
     char line[256];
@@ -114,8 +116,9 @@ static uint64_t left_in(const struct group_files *f, const char *dir)
     return used < most ? most - used : 0;
 }
 
-/* The group at `path` and all its ancestors bound the process. In a container `path` may be the
- * host's, while the container sees its own group only, at the root. */
+/* The group at `path` and all its ancestors bound the process. Returns the least memory that they
+ * leave. In a container `path` may be the path on the host, while the container sees only its own
+ * group, at the root. */
 static uint64_t least_upwards(const struct group_files *f, const char *root, char *path)
 {
     uint64_t least = UINT64_MAX;

@@ -17,7 +17,8 @@ void progress_begin(struct progress *p, const char *label, enum progress_unit un
                            .total = total,
                            .shown = isatty(STDERR_FILENO) == 1,
                            .start_ns = clock_now_ns()};
-    p->drawn_ns = p->start_ns; /* work that ends within 100 ms shows nothing */
+    /* the first line appears 100 ms after the start, so shorter work shows nothing */
+    p->drawn_ns = p->start_ns;
 }
 
 void progress_text(const struct progress *p, uint64_t done, int64_t elapsed_ns, char *out,

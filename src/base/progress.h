@@ -20,7 +20,7 @@ enum progress_unit {
 struct progress {
     const char *label; /* borrowed; must live until progress_end */
     enum progress_unit unit;
-    uint64_t total; /* 0: not known */
+    uint64_t total; /* bytes to be done; 0: not known */
     bool shown;     /* stderr is a terminal */
     bool drawn;     /* a line is on the terminal */
     int64_t start_ns;

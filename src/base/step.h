@@ -25,7 +25,7 @@ enum step {
     STEP_ENDED, /* the thread may end */
 };
 
-/* A test may define it; in other programs the symbol does not exist. */
+/* A test may define this function; in other programs the symbol does not exist. */
 extern void shared_test_turn(void) __attribute__((weak));
 
 static inline void shared_turn(void)

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 struct strmap_slot {
-    const char *key; /* NULL: empty */
+    const char *key; /* NULL: the slot is empty */
     uint32_t n;
     int32_t id;
 };
@@ -27,8 +27,8 @@ void strmap_deinit(struct strmap *m); /* also accepts a zeroed map */
  * one by one is cheap. */
 void strmap_reserve(struct strmap *m, size_t max_keys);
 
-/* Returns id, or the id that the key already has; then nothing changes. id >= 0. At most max_keys
- * different keys; n < 2^32. */
+/* Adds a key and returns id. If the key has an id already, changes nothing and returns that id. id
+ * >= 0; n < 2^32. There may be at most max_keys different keys. */
 int32_t strmap_add(struct strmap *m, const char *key, size_t n, int32_t id);
 
 /* Returns the key's id, or -1 if the key is not there. */

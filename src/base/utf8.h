@@ -30,7 +30,7 @@ static inline size_t utf8_decode(const void *bytes, size_t n, uint32_t *cp)
     return len;
 }
 
-/* Writes at most 4 bytes and returns how many; cp is a valid code point. */
+/* Writes the character of code point cp, which is valid. Returns the number of bytes, at most 4. */
 static inline size_t utf8_encode(uint32_t cp, char out[4])
 {
     if (cp < 0x80) {

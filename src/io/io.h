@@ -53,20 +53,21 @@ struct io_queue;
 int io_uring_open(struct io **out, struct err *err);
 int io_pread_open(struct io **out, struct err *err);
 
-/* Opens io_uring, or plain system calls if that fails; *why (NULL allowed) then has the reason. */
+/* Opens io_uring, or plain system calls if that fails; then *why (NULL allowed) has the reason of
+ * the failure. */
 int io_machine_open(struct io **out, struct err *why, struct err *err);
 
-/* All files and queues must be closed before. NULL is allowed. */
+/* Closes the io. All its files and queues must be closed before. NULL is allowed. */
 void io_close(struct io *io);
 
 /* Returns "uring", "pread" or "sim". */
 const char *io_name(const struct io *io);
 
-/* Makes every transfer through this io, synchronous or queued, take at least bytes / limit, like
- * a device of that speed (0: no limit, the default). Reads and writes are limited separately;
- * all files of the io share the limit. Accurate within 2 % over 100 ms. It waits by sleeping.
- * Queued transfers are slowed at their completion, so that waiting can be overlapped with work.
- * Set it before transfers start. */
+/* Makes every transfer through this io, synchronous or queued, take at least bytes / limit, like a
+ * device of that speed (0: no limit, the default). Reads and writes are limited separately; all
+ * files of the io share the limit. Accurate within 2 % over 100 ms. The throttle waits by sleeping.
+ * Queued transfers are slowed at their completion, so that waiting can be overlapped with work. Set
+ * it before transfers start. */
 void io_throttle(struct io *io, uint64_t read_bytes_per_s, uint64_t write_bytes_per_s);
 
 /* Priority on a disk that several ios use. */
@@ -89,8 +90,9 @@ int io_random(struct io *io, void *buf, size_t n, struct err *err);
 enum {
     IO_READ_ONLY = 1 << 0, /* default is read and write */
     IO_CREATE = 1 << 1,    /* create a missing file, mode 0600 */
-    IO_EXCL = 1 << 2,      /* with IO_CREATE: -EEXIST if it exists */
-    IO_DIRECT = 1 << 3,    /* bypass the page cache; IO_ALIGN everywhere, else -EINVAL */
+    IO_EXCL = 1 << 2,      /* with IO_CREATE: -EEXIST if the file exists */
+    /* bypass the page cache; offset, length and buffer must be aligned to IO_ALIGN, else -EINVAL */
+    IO_DIRECT = 1 << 3,
 };
 
 /* Opens a file. If the file system has no direct I/O (some tmpfs), an IO_DIRECT file goes
@@ -109,8 +111,8 @@ bool io_file_is_direct(const struct io_file *f);
  * reads would differ from reads through f (a simulated disk, a throttle). */
 int io_file_fd(const struct io_file *f);
 
-/* Full transfers: short ones are continued. A read past the end of the file is -ENODATA; the
- * existing part is in the buffer. */
+/* Full transfers: short ones are continued. A read past the end of the file returns -ENODATA, with
+ * the bytes before the end in the buffer. */
 int io_file_pread(struct io_file *f, void *buf, size_t n, uint64_t offset, struct err *err);
 int io_file_pwrite(struct io_file *f, const void *buf, size_t n, uint64_t offset,
                    struct err *err);
@@ -128,18 +130,18 @@ int io_file_sync(struct io_file *f, struct err *err);
 int io_file_size(struct io_file *f, uint64_t *size_bytes, struct err *err);
 int io_file_truncate(struct io_file *f, uint64_t size_bytes, struct err *err);
 
-/* Reserves space (the file grows to offset + length, reading as zeros), so that ENOSPC comes
- * early. -EOPNOTSUPP if the file system cannot: go on without. */
+/* Reserves space, so that ENOSPC comes early. The file grows to offset + length and reads as zeros
+ * there. Returns -EOPNOTSUPP if the file system cannot reserve: go on without. */
 int io_file_allocate(struct io_file *f, uint64_t offset, uint64_t length, struct err *err);
 
-/* Frees the space of a range, which then reads as zeros; the size stays. Whole sectors only. On
- * a file system without holes zeros are written instead: the content is gone either way. */
+/* Frees the space of a range, which then reads as zeros; the size stays. Whole sectors only. A file
+ * system without holes gets zeros written instead, so the content is gone there, too. */
 int io_file_punch(struct io_file *f, uint64_t offset, uint64_t length, struct err *err);
 
 /* Takes an advisory lock on the whole file, without waiting: exclusive, or shared if f is
- * IO_READ_ONLY. Returns ERR_BUSY if another process, or another io_file of this process, holds
- * it (also an sqlite3 shell, since it is an fcntl lock). Ends with io_file_unlock, close, or the
- * process. */
+ * IO_READ_ONLY. Returns ERR_BUSY if another process, or another io_file of this process, holds it
+ * (also an sqlite3 shell, since it is an fcntl lock). The lock ends with io_file_unlock, with
+ * close, or with the process. */
 int io_file_lock(struct io_file *f, struct err *err);
 int io_file_unlock(struct io_file *f, struct err *err);
 
@@ -164,19 +166,20 @@ struct io_names { /* names in a folder: without "." and "..", sorted */
 int io_mkdir(struct io *io, const char *path, struct err *err);
 /* Restricts an existing folder to its owner: 0700, as if io_mkdir had made it. */
 int io_make_private(struct io *io, const char *path, struct err *err);
-/* Creates the missing folders of the path, and syncs the folders in which it created one.
- * *n_made (NULL allowed): how many, the last ones of the path. On a failure it removes those
- * that it made. */
+/* Creates the missing folders of the path, and syncs the folders in which it created one. *n_made
+ * (NULL allowed) is their number: they are the last ones of the path. On a failure it removes the
+ * folders that it created. */
 int io_mkdirs(struct io *io, const char *path, int *n_made, struct err *err);
 /* Removes folders that io_mkdirs has made: the path's last n folders, as far as they are empty. */
 void io_rmdirs(struct io *io, const char *path, int n);
 int io_list(struct io *io, const char *path, struct io_names *out, struct err *err);
 void io_names_free(struct io_names *names);
 int io_stat(struct io *io, const char *path, struct io_stat *out, struct err *err);
-bool io_exists(struct io *io, const char *path); /* Returns false also if it cannot tell. */
+/* Returns false also if the check fails. */
+bool io_exists(struct io *io, const char *path);
 /* Removes a file or an empty folder. */
 int io_unlink(struct io *io, const char *path, struct err *err);
-/* Replaces `to` if it exists. */
+/* Renames a file. Replaces `to` if it exists. */
 int io_rename(struct io *io, const char *from, const char *to, struct err *err);
 /* When it returns 0, every create, unlink, rename and mkdir of a name in this folder survives. */
 int io_dir_sync(struct io *io, const char *path, struct err *err);
@@ -198,9 +201,10 @@ struct io_req {
     size_t length; /* any size; the queue cuts it into pieces */
     uint64_t offset;
     void *user;
-    /* Set at completion: 0 = transferred in full, or an error (as io_file_pread). */
+    /* Set at completion: 0 if the request was transferred in full, else an error as from
+     * io_file_pread. */
     int result;
-    /* private to the queue */
+    /* for the queue only */
     struct io_req *next;
     size_t issued_bytes;
     unsigned n_pieces;
@@ -240,8 +244,8 @@ int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeou
  * timeout_ns has passed. The return value is that of io_queue_wait. */
 int io_queue_await(struct io_queue *q, int64_t timeout_ns, bool *is_done, struct err *err);
 
-/* From now on a ring of the alarm ends io_queue_await early (io_alarm.h). A simulated disk, which
- * nothing can wake, looks for it every millisecond. */
+/* From now on a ring of the alarm ends io_queue_await early (io_alarm.h). Nothing can wake a queue
+ * of a simulated disk, so it looks for a ring every millisecond. */
 void io_queue_listen(struct io_queue *q, struct io_alarm *alarm);
 /* Returns whether a ring ended the last io_queue_await. */
 bool io_queue_has_rung(const struct io_queue *q);
@@ -259,7 +263,7 @@ unsigned io_queue_outstanding(const struct io_queue *q);
 /* Returns the number of pieces that the kernel has now: at most the queue's depth. */
 unsigned io_queue_in_flight(const struct io_queue *q);
 
-/* Writes the message for req->result. Returns its code (0: there is none). */
+/* Writes the message for req->result. Returns req->result. */
 int io_req_err(const struct io_req *req, struct err *err);
 
 #endif

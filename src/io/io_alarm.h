@@ -19,11 +19,11 @@ struct io_alarm {
 int io_alarm_init(struct io_alarm *a, struct err *err);
 void io_alarm_deinit(struct io_alarm *a);
 
-/* Any thread. */
+/* Rings the alarm. Any thread may call it. */
 void io_alarm_ring(struct io_alarm *a);
 
 /* Waits until the alarm rings, fd can be read (-1: no file), or timeout_ns has passed. Returns
- * whether it has rung; this ring is over then. One thread at a time. */
+ * whether the alarm has rung, and forgets that ring. One thread at a time. */
 bool io_alarm_wait(struct io_alarm *a, int fd, int64_t timeout_ns);
 
 #endif

@@ -37,7 +37,8 @@ int io_make_private(struct io *io, const char *path, struct err *err)
     return path_err("chmod", path, io->ops->make_private(io, path), err);
 }
 
-/* Creates `path`, whose parent exists, and counts it. An existing folder is no error. */
+/* Creates the folder `path`, whose parent exists, and adds 1 to *n_made. If the folder exists, does
+ * nothing and returns 0. */
 static int mkdir_one(struct io *io, const char *path, int *n_made, struct err *err)
 {
     struct io_stat st;
@@ -47,7 +48,7 @@ static int mkdir_one(struct io *io, const char *path, int *n_made, struct err *e
     if (rc != -ENOENT)
         return path_err("mkdir", path, rc, err);
     rc = io->ops->mkdir(io, path);
-    if (rc == -EEXIST) /* another process was quicker */
+    if (rc == -EEXIST) /* another process has created the folder meanwhile */
         return 0;
     if (rc != 0)
         return path_err("mkdir", path, rc, err);

@@ -55,13 +55,14 @@ struct io_piece {
     size_t length;
     uint64_t offset;
     int buffer_idx;   /* the registered buffer that holds buf, or -1 */
-    int64_t ready_ns; /* the throttle: it completes no earlier */
+    int64_t ready_ns; /* the throttle lets the piece complete no earlier than this time */
     ssize_t result;   /* bytes transferred or a code, as from file_pread */
     struct io_piece *next;
 };
 
 struct io_queue_ops {
-    int (*open)(struct io_queue *q); /* may set q->backend */
+    /* opens the backend's part of a queue; may set q->backend */
+    int (*open)(struct io_queue *q);
     void (*close)(struct io_queue *q);
     int (*register_buffers)(struct io_queue *q, const struct io_buffer *buffers,
                             unsigned n);
@@ -74,7 +75,8 @@ struct io_queue_ops {
     int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
     /* Asks for an early end of all started pieces; NULL: pieces never wait on their own. */
     void (*cancel)(struct io_queue *q);
-    /* Returns a file that can be read once a piece has ended. NULL: there is none. */
+    /* Returns a file that can be read once a piece has ended. NULL: the backend has no such
+     * file. */
     int (*fd)(const struct io_queue *q);
 };
 
@@ -83,7 +85,7 @@ struct io {
     const struct io_ops *ops;
     const struct io_queue_ops *queue_ops;
     struct io_throttle throttle[2]; /* throttles, by enum io_op */
-    struct io_turn *turn;           /* NULL: the disk is not shared */
+    struct io_turn *turn;           /* NULL: the disk is not shared between ios */
     bool goes_first;
 };
 
@@ -95,7 +97,8 @@ struct io_file {
     struct io *io;
     char *path;
     unsigned flags;
-    bool direct; /* the file system really does direct I/O; it may have refused */
+    /* the file does direct I/O; false if it was not asked for, or the file system refused it */
+    bool direct;
     atomic_int sync_failed;
 };
 
@@ -116,18 +119,18 @@ struct io_queue {
     void *backend; /* belongs to ops */
     unsigned depth;
     struct io_piece *pieces;      /* [depth] */
-    struct io_piece *free_pieces; /* list */
+    struct io_piece *free_pieces; /* list of pieces that hold no transfer */
     struct io_piece *held;        /* list: transferred, but held back by the throttle */
-    unsigned n_started;           /* given to ops and not reaped */
-    /* Requests not wholly issued; only the first is begun. */
+    unsigned n_started;           /* pieces given to ops and not reaped */
+    /* Requests not wholly cut into pieces; only the first may be cut in part. */
     struct io_req *waiting, **waiting_tail;
     struct io_req *done, **done_tail; /* complete, not yet returned */
     unsigned n_done;
     unsigned n_outstanding; /* submitted and not yet returned, done ones included */
     struct io_buffer *buffers;
     unsigned n_buffers;
-    struct io_alarm *alarm; /* ends io_queue_await early; NULL: nothing does */
-    bool has_rung;          /* it ended the last io_queue_await */
+    struct io_alarm *alarm; /* its ring ends io_queue_await early; NULL: nothing does */
+    bool has_rung;          /* the alarm ended the last io_queue_await */
 };
 
 #endif

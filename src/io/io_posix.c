@@ -100,8 +100,9 @@ static int posix_file_open(struct io *io, const char *path, unsigned flags,
     int excl = (flags & IO_EXCL) != 0 ? O_EXCL : 0;
     int fd = open_retrying(path, o | excl | (direct ? O_DIRECT : 0));
     if (fd < 0 && errno == EINVAL && direct) {
-        /* There is no direct I/O here. The refused open may have created the file, so the next
-         * one must be without O_EXCL. The first attempt has checked that the file did not exist. */
+        /* The file system has no direct I/O. The refused open may have created the file, so the
+         * next one must be without O_EXCL. The first attempt has checked that the file did not
+         * exist. */
         direct = false;
         fd = open_retrying(path, o);
     }
@@ -161,7 +162,7 @@ static int posix_file_allocate(struct io_file *f, uint64_t offset, uint64_t leng
     return code(fallocate(fd_of(f), 0, (off_t)offset, (off_t)length));
 }
 
-/* Overwrites the existing part of a range. */
+/* Overwrites the existing part of a range with zeros. */
 static int write_zeros(struct io_file *f, uint64_t offset, uint64_t length)
 {
     static const _Alignas(IO_ALIGN) uint8_t zeros[16 * IO_ALIGN];
@@ -276,7 +277,7 @@ static int posix_dir_sync(struct io *io, const char *path)
 {
     (void)io;
     int fd;
-    do /* a folder may be given by a link */
+    do /* follows a link: a folder may be given by one */
         fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     while (fd < 0 && errno == EINTR);
     if (fd < 0)
@@ -293,7 +294,7 @@ static int posix_space(struct io *io, const char *path, uint64_t *free_bytes,
     struct statvfs s;
     if (statvfs(path, &s) != 0)
         return -errno;
-    /* Without the part reserved for root. */
+    /* The part reserved for root does not count as free. */
     *free_bytes = (uint64_t)s.f_bavail * s.f_frsize;
     *total_bytes = (uint64_t)s.f_blocks * s.f_frsize;
     return 0;

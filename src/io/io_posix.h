@@ -11,7 +11,7 @@ struct io *io_posix_create(const char *name, const struct io_queue_ops *queue_op
 
 int io_posix_fd(const struct io_file *f);
 
-/* Queues without a kernel behind them (io_pread.c). */
+/* Queues that transfer by plain system calls (io_pread.c). */
 extern const struct io_queue_ops io_pread_queue_ops;
 
 #endif

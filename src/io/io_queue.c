@@ -19,7 +19,8 @@
 
 #define MAX_DEPTH   1024u
 #define MAX_BUFFERS 64u
-#define DEAF_NS     1000000 /* a wait that nothing can wake looks for its alarm this often */
+/* Interval at which a wait that nothing can wake looks for its alarm */
+#define DEAF_NS 1000000
 
 int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct err *err)
 {
@@ -123,7 +124,7 @@ static void start_piece(struct io_queue *q, struct io_piece *p)
     q->ops->start(q, p);
 }
 
-/* The kernel has given back n pieces, or never will. */
+/* Counts n pieces as ended: the kernel has given them back, or never will. */
 static void end_pieces(struct io_queue *q, unsigned n)
 {
     q->n_started -= n;
@@ -229,7 +230,8 @@ static void take_piece(struct io_queue *q, struct io_piece *p, int64_t now_ns)
     }
 }
 
-/* Releases held pieces whose time has come. Returns the time of the next one, or -1. */
+/* Releases held pieces whose time has come. Returns the time at which the next held piece may be
+ * released, or -1 if none is held. */
 static int64_t release_held(struct io_queue *q, int64_t now_ns)
 {
     int64_t next_ns = -1;
@@ -279,8 +281,8 @@ void io_queue_cancel(struct io_queue *q)
         q->ops->cancel(q);
 }
 
-/* Sleeps until the alarm rings, a started piece may have ended, or timeout_ns (negative: for
- * ever) has passed. Returns the rest of the wait, which only the backend can do. */
+/* Sleeps until the alarm rings, a started piece may have ended, or timeout_ns (negative: for ever)
+ * has passed. Returns the time for which the backend must wait in addition. */
 static int64_t listen(struct io_queue *q, int64_t timeout_ns)
 {
     bool is_deaf = q->n_started > 0 && q->ops->fd == NULL;
@@ -320,15 +322,16 @@ static int reap(struct io_queue *q, int64_t until_ns, bool listens)
     return 0;
 }
 
-static int64_t earlier(int64_t a_ns, int64_t b_ns) /* negative: never */
+/* Returns the earlier of two times; negative means never */
+static int64_t earlier(int64_t a_ns, int64_t b_ns)
 {
     if (a_ns < 0 || b_ns < 0)
         return a_ns < 0 ? b_ns : a_ns;
     return a_ns < b_ns ? a_ns : b_ns;
 }
 
-/* Moves everything that can move without waiting. Returns the time of the next held piece, or
- * -1. */
+/* Moves everything that can move without waiting. Returns the time at which the next held piece may
+ * be released, or -1 if none is held. */
 static int64_t settle(struct io_queue *q)
 {
     int64_t held_ns = release_held(q, clock_now_ns());

@@ -29,7 +29,7 @@ struct sim {
     uint64_t n_unsticks;
     uint64_t n_seeds;
     bool crashed;
-    bool crash_due;       /* the present operation is the one to crash in */
+    bool crash_due;       /* power fails in the middle of the present operation */
     uint64_t count[2];    /* operations so far, by enum io_sim_point */
     uint64_t crash_at[2]; /* crash at this count; 0: never */
 };
@@ -100,7 +100,8 @@ static void crash_locked(struct sim *s)
     sim_disk_after_crash(&s->disk, s->seed ^ rng_mix(s->epoch), &after);
     sim_disk_deinit(&s->disk);
     s->disk = after;
-    s->disk.changes_tail = &s->disk.changes; /* the list was inside `after` */
+    /* disk_after's list was in the local struct, so its tail pointer was, too */
+    s->disk.changes_tail = &s->disk.changes;
     s->crashed = true;
     s->crash_due = false;
     s->crash_at[IO_SIM_AT_OP] = s->crash_at[IO_SIM_AT_BARRIER] = 0;
@@ -294,7 +295,7 @@ static void sim_file_close(struct io_file *base)
     free(f);
 }
 
-/* Returns a part of a transfer, in whole sectors for a direct file. */
+/* Returns the length of a short transfer of n bytes, in whole sectors for a direct file. */
 static size_t shortened(struct sim *s, const struct sim_file *f, size_t n)
 {
     size_t unit = f->base.direct ? IO_ALIGN : 1;
@@ -432,7 +433,8 @@ static int sim_file_unlock(struct io_file *base)
 
 /* ---- Names ------------------------------------------------------------------------------- */
 
-/* Enters an operation on a path, which it normalizes; *normal is the caller's when it returns 0. */
+/* Enters an operation on a path. *normal is the normalized path, which the caller frees if the
+ * result is 0. */
 static int enter_path(struct sim *s, unsigned on, const char *path, char **normal,
                       const struct io_sim_fault **fault)
 {
@@ -445,14 +447,14 @@ static int enter_path(struct sim *s, unsigned on, const char *path, char **norma
     return rc;
 }
 
-/* Does nothing: the simulated disk has no modes. */
+/* Only checks that the path exists: the simulated disk has no modes. */
 static int sim_make_private(struct io *io, const char *path)
 {
     struct io_stat unused;
     return io->ops->stat(io, path, &unused);
 }
 
-/* Carries out a change of one name. */
+/* Carries out a change of one name (create, unlink or mkdir). */
 static int change_name(struct io *io, const char *path,
                        int (*change)(struct sim_disk *d, const char *path))
 {

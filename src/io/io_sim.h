@@ -24,7 +24,7 @@
 
 struct io_sim_opts {
     uint64_t seed;
-    uint64_t capacity_bytes; /* 0: 1 GiB; beyond it writes fail with -ENOSPC */
+    uint64_t capacity_bytes; /* 0: 1 GiB. Writes beyond the capacity fail with -ENOSPC. */
 };
 
 int io_sim_open(const struct io_sim_opts *opts, struct io **out, struct err *err);
@@ -39,13 +39,14 @@ enum io_sim_point {
 
 /* Cuts the power now. */
 void io_sim_crash(struct io *io);
-/* Cuts the power in the middle of the n-th operation of that kind from now (n = 1: the next).
- * That operation returns ERR_CRASHED; a write or name change may or may not have happened, and a
- * sync has not completed. n = 0 cancels it. */
+/* Cuts the power in the middle of the n-th operation of that kind from now (n = 1: the next). That
+ * operation returns ERR_CRASHED; a write or name change may or may not have happened, and a sync
+ * has not completed. n = 0 cancels the crash. */
 void io_sim_crash_at(struct io *io, enum io_sim_point point, uint64_t n);
 bool io_sim_crashed(struct io *io);
 void io_sim_restart(struct io *io);
-/* Returns the operations of that kind since io_sim_open: run once, then crash at each of them. */
+/* Returns the number of operations of that kind since io_sim_open. A test runs once to get it, then
+ * crashes at each operation. */
 uint64_t io_sim_count(struct io *io, enum io_sim_point point);
 /* Makes a new, independent disk with the content that this one would have if power failed now;
  * `seed` chooses the damage. This disk goes on undisturbed. Many images can be taken of one
@@ -56,19 +57,19 @@ int io_sim_fork(struct io *io, uint64_t seed, struct io **out, struct err *err);
 
 enum io_sim_fault_kind {
     IO_SIM_FAIL,  /* the operation returns `code` (-EIO, -ENOSPC, -EROFS, -EMFILE, ...) */
-    IO_SIM_SHORT, /* transfers only a part; the layer above continues it */
+    IO_SIM_SHORT, /* a transfer moves only a part; the layer above continues it */
     /* A write (or a sync, if `on` says so) returns success and does nothing. */
     IO_SIM_LOST,
     IO_SIM_MISDIRECTED, /* a write lands some sectors away in the same file */
     /* A read returns one wrong bit, once; the medium keeps the right one. */
     IO_SIM_READ_FLIP,
-    IO_SIM_SLOW,  /* takes `slow_ns` longer */
+    IO_SIM_SLOW,  /* the operation takes `slow_ns` longer */
     IO_SIM_STUCK, /* a queued transfer does not end until io_queue_cancel or _unstick */
     /* A sync fails with -EIO and drops unsynced changes; later syncs return 0. */
     IO_SIM_SYNC_LIES,
 };
 
-enum { /* operations that a fault hits, or-ed */
+enum { /* operations that a fault hits, combined by bitwise or */
        IO_SIM_ON_READ = 1 << 0,
        IO_SIM_ON_WRITE = 1 << 1,
        IO_SIM_ON_SYNC = 1 << 2, /* io_file_sync */
@@ -83,18 +84,20 @@ enum { /* operations that a fault hits, or-ed */
 
 struct io_sim_fault {
     enum io_sim_fault_kind kind;
-    unsigned on;      /* 0: all operations that the kind can hit */
-    const char *path; /* only paths that contain this; NULL: all. Copied. */
-    uint64_t skip;    /* lets this many matching operations pass first */
-    uint64_t count;   /* number of operations to hit after these; 0: all */
-    double chance;    /* share of the matching operations, by seed; 0 means 1 */
-    int code;         /* IO_SIM_FAIL; 0 means -EIO */
-    int64_t slow_ns;  /* IO_SIM_SLOW */
+    /* operations to hit (IO_SIM_ON_); 0: all that this kind of fault can hit */
+    unsigned on;
+    /* hit only operations whose path contains this text, which is copied; NULL: all paths */
+    const char *path;
+    uint64_t skip;   /* matching operations that pass before the first hit */
+    uint64_t count;  /* matching operations to hit after those; 0: all */
+    double chance;   /* probability that a matching operation is hit, by seed; 0 means 1 */
+    int code;        /* IO_SIM_FAIL; 0 means -EIO */
+    int64_t slow_ns; /* IO_SIM_SLOW */
 };
 
-/* Adds a fault. Several may be active; the first that matches an operation hits. Size, stat,
- * list, space and locks fail only without power. A refused operation does not count as an
- * operation. At most 16: ERR_LIMIT. */
+/* Adds a fault. Several may be active; the first that matches an operation hits. Size, stat, list,
+ * space and locks fail only without power. An operation that fails by a fault is not counted by
+ * io_sim_count. Returns ERR_LIMIT if 16 faults are active. */
 int io_sim_fault_add(struct io *io, const struct io_sim_fault *fault);
 void io_sim_fault_clear(struct io *io);
 /* Returns how often any fault has hit since io_sim_open. */

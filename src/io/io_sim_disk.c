@@ -12,8 +12,9 @@ enum name_change_kind { SIM_LINK, SIM_UNLINK, SIM_RENAME };
 
 struct sim_name_change {
     enum name_change_kind kind;
-    char *folder; /* folder whose sync makes it durable; for a rename, the new name's */
-    char *path;   /* for a rename, the new name */
+    /* folder that must be synced to make the change durable; for a rename, the new name's folder */
+    char *folder;
+    char *path; /* the name; for a rename, the new one */
     struct sim_node *node;
     struct sim_name_change *next;
 };
@@ -115,8 +116,8 @@ static void names_deinit(struct sim_names *t)
     *t = (struct sim_names){0};
 }
 
-/* Makes a change of a name durable. A rename takes the node away from its present durable name.
- * If earlier changes were lost, that may differ from the name that it was renamed from. */
+/* Makes a change of a name durable. A rename takes the node away from its present durable name. If
+ * earlier changes were lost, that name may differ from the rename's old name. */
 static void names_apply(struct sim_names *t, const struct sim_name_change *c)
 {
     if (c->kind == SIM_UNLINK) {
@@ -309,7 +310,7 @@ int sim_disk_change(struct sim_disk *d, struct sim_node *n, enum sim_change_kind
 
 /* ---- Crash ------------------------------------------------------------------------------- */
 
-/* Computes the durable names after a crash; they still refer to the nodes from before. */
+/* Computes the durable names after a crash; they still refer to the nodes from before the crash. */
 static void names_after_crash(const struct sim_disk *d, struct rng *rng,
                               struct sim_names *out)
 {
@@ -347,7 +348,7 @@ void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_di
     sim_disk_init(out, d->capacity_bytes);
     for (size_t i = 0; i < left.n; i++) {
         const char *path = left.entry[i].path;
-        /* The content of a lost folder is lost. */
+        /* A file without its folder is lost. */
         if (strcmp(path, "/") == 0 || !has_folder(&out->current, path))
             continue;
         struct sim_node *n = sim_node_after_crash(left.entry[i].node, mode, &rng);

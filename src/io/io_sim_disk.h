@@ -28,7 +28,7 @@ struct sim_name_change;
 
 struct sim_disk {
     uint64_t capacity_bytes;
-    uint64_t used_sectors; /* sectors of live nodes */
+    uint64_t used_sectors; /* sectors that the live nodes take */
     struct sim_names current, durable;
     struct sim_name_change *changes, **changes_tail;
 };
@@ -45,16 +45,17 @@ uint64_t sim_disk_digest(const struct sim_disk *d);
 char *sim_disk_path(const char *path);
 
 /* ---- Names. Paths are normal; results are 0 or the code of the corresponding system call. */
-/* Returns NULL if there is none. */
+/* Returns the node of a path; NULL if there is none. */
 struct sim_node *sim_disk_find(const struct sim_disk *d, const char *path);
 int sim_disk_create(struct sim_disk *d, const char *path, bool is_dir);
 int sim_disk_unlink(struct sim_disk *d, const char *path);
-int sim_disk_rename(struct sim_disk *d, const char *from, const char *to); /* files only */
+/* renames files only */
+int sim_disk_rename(struct sim_disk *d, const char *from, const char *to);
 int sim_disk_sync_folder(struct sim_disk *d, const char *path);
 /* Returns the next name directly in a folder, *at counting from 0; NULL at the end. */
 const char *sim_disk_next_name(const struct sim_disk *d, const char *folder, size_t *at);
 
-/* ---- Handles and content. */
+/* ---- Handles and content. A held node lives on without a name. */
 void sim_disk_hold(struct sim_node *n);
 void sim_disk_release(struct sim_disk *d, struct sim_node *n);
 /* Applies sim_node_change within the capacity. Returns 0, -ENOSPC or -EFBIG. */

@@ -9,7 +9,8 @@
 #define SIM_MAX_FAULTS 16
 
 struct sim_faults {
-    struct io_sim_fault rule[SIM_MAX_FAULTS]; /* paths are owned */
+    /* the rules' paths are copies that this struct owns */
+    struct io_sim_fault rule[SIM_MAX_FAULTS];
     unsigned n;
     uint64_t n_hits;
     uint64_t n_kind[IO_SIM_FAULT_KINDS];

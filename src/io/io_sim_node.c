@@ -220,8 +220,8 @@ static void put_torn(struct sim_image *im, const struct sim_change *c, uint64_t 
             put_range(im, c, at, at + SIM_PART);
 }
 
-/* Fills the whole sector, or the whole 512-byte part, that the write touches: its neighbours
- * suffer too. */
+/* Fills a whole sector, or a whole 512-byte part, that the write touches with garbage: bytes beside
+ * the written ones suffer too. */
 static void put_garbage(struct sim_image *im, const struct sim_change *c, uint64_t sector,
                         struct rng *rng)
 {
@@ -240,7 +240,7 @@ static void put_garbage(struct sim_image *im, const struct sim_change *c, uint64
 static void crash_write(struct sim_image *im, const struct sim_change *c, bool garbage,
                         struct rng *rng)
 {
-    if (coin(rng)) /* the length may reach the disk without the data */
+    if (coin(rng)) /* a crash may keep the new length and lose the data */
         image_extend(im, c->offset + c->length);
     uint64_t first = c->offset / SIM_SECTOR * SIM_SECTOR;
     for (uint64_t at = first; at < c->offset + c->length; at += SIM_SECTOR) {

@@ -10,7 +10,7 @@
 #include "base/rng.h"
 
 #define SIM_SECTOR 4096u
-#define SIM_PART   512u /* the unit of tearing */
+#define SIM_PART   512u /* a crash tears a sector between parts of this size */
 
 /* Content, and the sectors that take space. */
 struct sim_image {
@@ -33,7 +33,7 @@ struct sim_change {
 
 struct sim_node {
     unsigned n_refs; /* names, unsynced changes of names, and handles that refer to it */
-    /* Current names and handles; its space is taken while there are any. */
+    /* Current names and handles of the node. Its sectors count as used while there are any. */
     unsigned n_live;
     bool is_dir;
     struct sim_image current, durable;
@@ -44,9 +44,9 @@ struct sim_node {
 
 /* Treatment of unsynced changes in a crash. */
 enum sim_crash_mode {
-    SIM_CRASH_DROP,   /* none of them survives */
+    SIM_CRASH_DROP,   /* no unsynced change survives */
     SIM_CRASH_PREFIX, /* the oldest changes survive whole, as behind a journal */
-    SIM_CRASH_MIX,    /* each sector applied, dropped or torn */
+    SIM_CRASH_MIX,    /* each sector of a change is applied, dropped or torn */
     SIM_CRASH_GARBAGE /* as MIX, and some sectors hold bytes that were never written */
 };
 
@@ -65,7 +65,8 @@ uint64_t sim_node_sectors_needed(const struct sim_node *n, uint64_t offset,
 void sim_node_change(struct sim_node *n, enum sim_change_kind kind, const void *bytes,
                      uint64_t offset, uint64_t length);
 void sim_node_sync(struct sim_node *n);
-/* A sync that lies: the unsynced changes will never be durable, though reads see them. */
+/* Carries out a sync that lies: the unsynced changes will never be durable, though reads see
+ * them. */
 void sim_node_forget(struct sim_node *n);
 int sim_node_flip(struct sim_node *n, uint64_t offset, unsigned bit);
 

@@ -19,7 +19,7 @@ struct slot {
 
 struct shuffle {
     struct rng rng;
-    uint64_t n_unsticks; /* the unsticks that this queue has noticed */
+    uint64_t n_unsticks; /* value of io_sim_unsticks when this queue last looked */
     unsigned n;
     struct slot slot[]; /* [depth] */
 };
@@ -93,8 +93,8 @@ static void shuffle_cancel(struct io_queue *q)
     }
 }
 
-/* Picks a piece that is not stuck; waits for one if needed. Returns false if there is none in
- * time. */
+/* Picks a piece that is not stuck; waits for one if needed. Returns false if there is none within
+ * timeout_ns. */
 static bool pick(struct io_queue *q, int64_t timeout_ns, unsigned *at)
 {
     struct shuffle *s = q->backend;

@@ -6,7 +6,6 @@
 
 extern const struct io_queue_ops io_sim_queue_ops;
 
-/* io_sim.c: */
 uint64_t io_sim_next_seed(struct io *io); /* Returns a different seed for each queue. */
 bool io_sim_gets_stuck(const struct io_piece *p);
 /* Returns the number of io_sim_unstick calls and crashes. */

@@ -36,7 +36,7 @@ int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
     pthread_mutex_lock(&t->lock);
     if (t->next_ns < earliest_ns)
         t->next_ns = earliest_ns;
-    /* Overflows only at a byte a second, after 292 years. */
+    /* The sum overflows only at a byte a second, after 292 years. */
     if (__builtin_add_overflow(t->next_ns, took_ns, &t->next_ns))
         t->next_ns = INT64_MAX;
     int64_t end_ns = t->next_ns;

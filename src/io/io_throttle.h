@@ -13,7 +13,7 @@
 struct io_throttle {
     pthread_mutex_t lock; /* guards next_ns */
     uint64_t bytes_per_s; /* 0: no limit */
-    int64_t next_ns;      /* time when the device is free again */
+    int64_t next_ns;      /* time at which the device is free again (clock_now_ns) */
 };
 
 void io_throttle_init(struct io_throttle *t);

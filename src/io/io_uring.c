@@ -101,7 +101,7 @@ static struct io_piece *collect(struct io_uring *ring)
     return list;
 }
 
-/* Submits all entries. The next reap returns an error from here. */
+/* Submits all entries. If that fails, the next reap returns the error. */
 static void ring_flush(struct io_queue *q)
 {
     io_uring_submit(q->backend);
@@ -132,8 +132,8 @@ static int ring_reap(struct io_queue *q, int64_t timeout_ns, struct io_piece **d
     return *done != NULL || is_benign(rc) ? 0 : rc;
 }
 
-/* Cancels everything. The answer to the cancel request itself carries no piece; collect skips
- * it. */
+/* Cancels all pieces. The answer to the cancel request itself belongs to no piece, and `collect`
+ * skips it. */
 static void ring_cancel(struct io_queue *q)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(q->backend);
