@@ -17,7 +17,7 @@ struct estimate {
     double elapsed_s;
 };
 
-/* Returns whether there is an estimate; then *low_s <= *high_s. */
+/* Returns whether there is an estimate. If so, *low_s <= *high_s. */
 bool estimate_left(const struct estimate *e, double *low_s, double *high_s);
 /* Writes "2 to 3 min left", or "" if high_s is 0. */
 void estimate_range_text(double low_s, double high_s, char *out, size_t n);

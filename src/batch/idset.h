@@ -9,8 +9,9 @@
 #include <stddef.h>
 
 struct idset {
-    unsigned char (*slots)[16]; /* all zeros: empty */
-    size_t n, cap;              /* a power of two, or 0 */
+    unsigned char (*slots)[16]; /* [cap] digests; all zeros: an empty slot */
+    /* n: digests in the set; cap: number of slots, a power of two, or 0 */
+    size_t n, cap;
 };
 
 /* {0} is an empty set.  idset_add returns whether the name is new. */

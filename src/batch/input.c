@@ -91,7 +91,7 @@ static bool is_blank(const struct textbuf *line)
     return true;
 }
 
-/* A line has ended. Returns true if it is handed out. */
+/* Ends the line that was read. Returns true if it is handed out, that is, if it is not blank. */
 static bool end_line(struct input *in)
 {
     in->n_lines++;

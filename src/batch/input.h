@@ -14,8 +14,8 @@ enum { INPUT_MAX_LINE = 16 << 20 }; /* in bytes */
 struct input {
     int fd;
     bool is_owned, at_end;
-    uint64_t n_lines, n_bytes;         /* lines returned so far, and their bytes */
-    uint64_t total_lines, total_bytes; /* sizes of a regular file; 0: not known */
+    uint64_t n_lines, n_bytes;         /* lines read so far, and their bytes */
+    uint64_t total_lines, total_bytes; /* lines and bytes of a regular file; 0: not known */
     struct textbuf line; /* the line that was read last, or a part of the next one */
     bool has_line, is_too_long;
     char *buf;

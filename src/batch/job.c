@@ -27,10 +27,11 @@
 #include "requests/shape.h"
 
 enum {
-    AHEAD_BYTES = 64 << 20, /* bound on lines that are read ahead */
-    AT_ONCE = 16, /* lines read between two checks of the engine, while it works */
+    AHEAD_BYTES = 64 << 20, /* bound on the bytes of lines that are read ahead */
+    /* lines read between two checks of the engine while requests are in flight */
+    AT_ONCE = 16,
     WAIT_MS = 100,
-    MAX_TRIES = 5, /* for a request that found no memory */
+    MAX_TRIES = 5, /* tries of a request that found no memory */
 };
 
 /* A request that waits or runs. */
@@ -54,12 +55,12 @@ struct batch {
     struct prefix_item **ahead;
     struct prefix_order order;
     size_t ahead_bytes;
-    struct item **flying; /* [n_flying] */
+    struct item **flying; /* [n_flying] requests in flight */
     int n_flying, cap_flying, n_answers;
     struct prefix_item last; /* copy of the item that was sent last */
     int32_t *last_ids;
     bool at_end;
-    bool is_held;    /* the engine has no room for more now */
+    bool is_held;    /* the engine has no room for another request now */
     bool yields;     /* set by batch_yield */
     bool has_waited; /* the job waited for a line while it had nothing else to do */
     struct batch_counts counts;
@@ -84,7 +85,7 @@ static bool is_one_file(const char *a, const char *b)
            x.st_ino == y.st_ino;
 }
 
-/* Called on the engine's thread, or on any thread that stops the job. */
+/* Wakes the job's thread. Called on the engine's thread, or on any thread that stops the job. */
 static void wake(void *arg)
 {
     struct batch *b = arg;
@@ -148,7 +149,7 @@ int batch_open(const struct batch_opts *o, struct batch **out, struct err *err)
         .wake = wake, .began = begin_answer, .ended = count_answer};
     pthread_mutex_init(&b->lock, NULL);
     clock_cond_init(&b->change);
-    /* Room for requests in flight too, because they may come back. */
+    /* There is room for the requests in flight, too, because they may come back. */
     int cap = o->lookahead + o->in_flight;
     b->ahead = xcalloc((size_t)cap, sizeof(void *));
     prefix_order_init(&b->order, b->ahead, cap);
@@ -248,7 +249,7 @@ static void tell(struct batch *b, bool now)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* Writes a line's answer; takes text. */
+/* Writes the answer of a line. Takes `text`. */
 static void write_line(struct batch *b, const struct line *l, char *text, bool failed)
 {
     output_add(failed && b->has_errors ? &b->errors : &b->out, text);
@@ -290,7 +291,8 @@ static int check_request(struct batch *b, struct item *it, struct fault *f)
 static void set_client(struct batch *b, struct item *it)
 {
     it->client = b->o.client;
-    it->client.answers = NULL; /* earlier generations must not change a prompt */
+    /* earlier generations must not change a prompt, so they are not offered */
+    it->client.answers = NULL;
     it->client.repeatable = true;
     it->client.request_name = it->line.name;
     it->client.created_s = b->o.created_s;
@@ -308,7 +310,7 @@ static int read_prompts(struct item *it, struct fault *f)
     size_t n_ids = 0;
     for (int i = 0; i < ps->n; i++)
         n_ids += (size_t)ps->p[i].n;
-    prompt_text_deinit(&ps->text); /* its answers are not remembered */
+    prompt_text_deinit(&ps->text); /* the answers of a batch are not remembered */
     ps->text = (struct prompt_text){0};
     it->n_answers = ps->n * (int)it->params.n;
     it->line.n_memory += n_ids * sizeof(int32_t);
@@ -322,7 +324,8 @@ static uint64_t group_of(const char *salt)
     return salt != NULL ? checksum64(salt, strlen(salt)) : 0;
 }
 
-/* Adds a request to those read ahead. Takes the item. */
+/* Checks a request and adds it to those read ahead; answers it at once if it is refused. Takes the
+ * item. */
 static void add_request(struct batch *b, struct item *it)
 {
     struct fault f;
@@ -356,8 +359,8 @@ static void add_line(struct batch *b, enum input_got got)
     item_free(it);
 }
 
-/* Reads ahead: first as much as there is room for; while the engine works, a few lines at a time.
- */
+/* Reads ahead as many lines as there is room for. While requests are in flight, reads only AT_ONCE
+ * lines per call. */
 static int read_ahead(struct batch *b, struct err *err)
 {
     int n_max = b->yields ? 0 : b->n_flying > 0 ? AT_ONCE : INT32_MAX;
@@ -396,7 +399,8 @@ static bool comes_again(const struct item *it, const struct fault *f)
     return is_full || (f->status == 503 && it->n_tries < MAX_TRIES);
 }
 
-/* Answers a request that did not reach the engine or failed there. Takes the item. */
+/* Answers a request that did not reach the engine or failed there, or queues it once more. Takes
+ * the item. */
 static void fail_request(struct batch *b, struct item *it, const struct fault *f)
 {
     struct fault again;
@@ -429,7 +433,7 @@ static void send(struct batch *b)
             &b->order, b->last_ids != NULL ? &b->last : NULL);
         b->ahead_bytes -= it->line.n_memory;
         remember_last(b, &it->prefix);
-        struct prompts ps = it->prompts; /* generation_start takes them */
+        struct prompts ps = it->prompts; /* generation_start takes the prompts */
         it->prompts = (struct prompts){0};
         if (generation_start(&it->client, &shape_completions, NULL, &it->params, ps.p, ps.n,
                              NULL, "", &it->gen, &f) == 0)
@@ -441,8 +445,8 @@ static void send(struct batch *b)
 
 /* --- collecting ------------------------------------------------------------------------------- */
 
-/* Writes the answer of a request. Takes the item.  Returns false if the engine is stopping; the
- * line is then not done. */
+/* Writes the answer of a request. Takes the item. Returns false if the engine is stopping; then the
+ * line is not done. */
 static bool finish(struct batch *b, struct item *it)
 {
     struct fault f;
@@ -455,7 +459,7 @@ static bool finish(struct batch *b, struct item *it)
         write_line(b, &it->line, line_answer(&it->line, 200, answer), false);
     else if (!is_stopping)
         fail_request(b, it, &f);
-    mem_unpledge(); /* the pledge for the answer */
+    mem_unpledge(); /* gives up the pledge for the answer */
     if (ok || is_stopping)
         item_free(it);
     return !is_stopping;
@@ -557,7 +561,8 @@ int batch_run(struct batch *b, struct err *err)
     if (!is_over(b) && rc == 0) {
         rc = err_set(err, ERR_CANCELLED, "stopped");
         c->is_stopped = true;
-        (void)collect(b); /* keeps the answers that have ended in the meantime */
+        /* keeps the answers of requests that have ended in the meantime */
+        (void)collect(b);
         struct err late;
         (void)sync_lines(b, &late);
     }

@@ -19,8 +19,8 @@
 #include "requests/client.h"
 
 struct batch_counts {
-    uint64_t n_lines;   /* read so far, without blank lines */
-    uint64_t n_skipped; /* done by an earlier run */
+    uint64_t n_lines;   /* lines read so far, without blank ones */
+    uint64_t n_skipped; /* lines done by an earlier run */
     uint64_t n_done,
         /* n_done: lines written, including earlier runs; n_failed: those that report a fault */
         n_failed;
@@ -34,7 +34,8 @@ struct batch_counts {
     double elapsed_s, reading_s, waiting_s, writing_s;
     /* Sums over all answers, which run concurrently. */
     double queue_s, restore_s, prefill_s, decode_s;
-    double left_low_s, left_high_s; /* high 0: not known */
+    /* bounds of the remaining time in seconds; left_high_s 0: not known */
+    double left_low_s, left_high_s;
     bool is_stopped;
 };
 
@@ -42,15 +43,17 @@ struct batch_opts {
     /* A template for all requests: the job sets the fields that vary per request, and its callbacks
      * also report to the job.  h may be NULL until batch_model sets it. */
     struct client client;
-    /* "-" stands for standard input and standard output. errors NULL: errors go to the output. */
+    /* "-" stands for standard input and standard output. errors NULL: lines that report faults go
+     * to the output. */
     const char *input, *output, *errors;
     bool is_private; /* only their owner may read output and errors */
-    unsigned only;   /* kinds of requests that are allowed (line.h); others fail. 0: all */
-    int in_flight;   /* maximum number of answers that are generated or wait for a place */
-    int lookahead;   /* maximum number of lines read ahead */
-    int priority;    /* priority of all requests; 0: their own */
-    int64_t created_s;      /* creation time in the answers */
-    uint64_t max_out_bytes; /* bound on output and errors together; 0: none */
+    /* kinds of requests that are allowed (line.h), others fail; 0: all are allowed */
+    unsigned only;
+    int in_flight; /* maximum number of answers that are generated or wait for a place */
+    int lookahead; /* maximum number of lines read ahead */
+    int priority;  /* priority of all requests; 0: each request's own priority */
+    int64_t created_s;      /* creation time in the answers, seconds since 1970 */
+    uint64_t max_out_bytes; /* bound on the bytes of output and errors together; 0: none */
     /* Called on batch_run's thread after an event, and at least ten times a second, but not twice
      * within progress_ns.  NULL: not called. */
     void (*on_progress)(void *arg, const struct batch_counts *counts);
@@ -60,10 +63,11 @@ struct batch_opts {
 
 struct batch;
 
-/* Strings of o are borrowed until batch_close.  ERR_BUSY: another job writes the output;
- * ERR_FORMAT: the output is not a batch's; ERR_USAGE: input and output are the same file. */
+/* Opens a batch. Strings of o are borrowed until batch_close. Returns ERR_BUSY if another job
+ * writes the output, ERR_FORMAT if the output is not a batch's, and ERR_USAGE if input and output
+ * are the same file. */
 int batch_open(const struct batch_opts *o, struct batch **out, struct err *err);
-/* Sets the model, if opts named none; call it before batch_run. */
+/* Sets the model if opts.client named none. Call it before batch_run. */
 void batch_model(struct batch *b, struct hcache *h);
 /* Returns 0, the code of a file's fault, ERR_LIMIT at max_out_bytes, or ERR_CANCELLED after
  * batch_stop or if the engine stops.  In every case the written lines are durable and complete. */

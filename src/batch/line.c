@@ -8,8 +8,8 @@
 #include "base/mem.h"
 #include "format/json_scan.h"
 
-/* Extra memory that a line's values may take, beyond the size of its text: sensible requests take
- * far less. */
+/* Memory that a line's values may take beyond the size of its text. Sensible requests take far
+ * less. */
 enum { FREE_VALUE_BYTES = 16 << 20 };
 
 static const struct {
@@ -32,8 +32,8 @@ unsigned line_kind(const char *url)
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* A request is named by its text.  Any other line is named by its number, too, because two such
- * lines may be equal and each gets an answer. */
+/* Names a line by its text. by_number: also by its number, for a line that is not a request: two
+ * such lines may be equal, and each gets an answer. */
 static void name_line(struct line *l, const struct textbuf *text, bool by_number)
 {
     char hex[65];
@@ -133,7 +133,8 @@ static struct json *envelope(const struct line *l)
 {
     char *id = xasprintf(LINE_ID "%s", l->name);
     struct json *o = json_new_object();
-    json_put_string(o, "id", id); /* first, because output.c recognises a torn line by it */
+    /* id is first, because output.c recognises a torn line by it */
+    json_put_string(o, "id", id);
     json_put_string(o, "custom_id", l->custom_id);
     free(id);
     return o;

@@ -22,24 +22,25 @@
 enum { LINE_NAME_BYTES = 33, LINE_MAX_CUSTOM_ID = 512 };
 
 struct line {
-    uint64_t number; /* from 1 */
-    size_t n_bytes;  /* bytes of its text */
+    uint64_t number; /* number of the line, from 1 */
+    size_t n_bytes;  /* bytes of the line's text */
     size_t n_memory; /* approximate memory of the struct and everything below it */
-    char name[LINE_NAME_BYTES]; /* name of its answer */
+    char name[LINE_NAME_BYTES]; /* name of the line's answer */
     uint64_t seed;
-    char *custom_id;   /* NULL: it has none */
+    char *custom_id;   /* NULL: the line has none */
     struct json *json; /* the parsed line; NULL: it could not be parsed */
     unsigned kind;     /* REQUEST_CHAT or REQUEST_COMPLETION */
     const struct json *body;
 };
 
-/* Reads a line.  Returns 0, or -1 with *f set: the line is not a request, or *seen already has its
- * custom_id.  Adds the custom_id to *seen.  *out is filled in both cases; the caller deinits it. */
+/* Reads a line. Returns 0, or -1 with *f set if the line is not a request, or if *seen already has
+ * its custom_id. Adds the custom_id to *seen. *out is filled in both cases; the caller deinits
+ * it. */
 int line_read(const struct input *in, enum input_got got, struct idset *seen,
               struct line *out, struct fault *f);
 void line_deinit(struct line *l);
 
-/* Returns the kind of request with that url; 0: none. */
+/* Returns the kind of request that has this url; 0: there is none. */
 unsigned line_kind(const char *url);
 
 /* Both return the text of the answering line; the caller frees it. line_answer takes body. */

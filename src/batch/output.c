@@ -31,7 +31,8 @@ void output_name_fault(const char *id, struct textbuf *out)
 
 /* --- lines of an earlier run ------------------------------------------------------------------ */
 
-/* Reads one line of an earlier run. Returns false if it is not one. */
+/* Reads one line of an earlier run. Adds its name to *done. Returns false if the text is no such
+ * line. */
 static bool read_line(struct output *o, const char *text, size_t n, struct idset *done)
 {
     struct json *v = NULL;
@@ -169,8 +170,8 @@ int output_sync(struct output *o, struct err *err)
     if (rc == 0 && !o->is_stdout && fdatasync(o->fd) != 0)
         rc = -errno;
     if (rc != 0) {
-        /* Removes the part that was written.  If that fails, the next run cuts off a torn line and
-         * counts the whole ones as done, which they are. */
+        /* Removes the part that was written. If that fails, the next run cuts off a torn line. It
+         * counts the whole lines as done, which is right. */
         if (!o->is_stdout)
             (void)!ftruncate(o->fd, (off_t)o->n_bytes);
         return err_set(err, rc, "%s: %s", o->is_stdout ? "standard output" : o->path,

@@ -18,26 +18,28 @@ struct output {
     int fd;
     bool is_stdout;
     char *path;
-    uint64_t n_bytes;     /* durable bytes */
+    uint64_t n_bytes;     /* bytes of the file that are durable */
     uint64_t n_lines;     /* lines found at open */
     uint64_t n_failed;    /* part of n_lines that reports a fault */
-    struct textbuf lines; /* added, not yet written */
+    struct textbuf lines; /* lines that were added and are not written yet */
 };
 
-/* Opens or creates the file; "-" is standard output.  is_private: only its owner may read it.  Adds
- * the names of its lines to *done.  ERR_BUSY: another job writes it; ERR_FORMAT: it is not a
- * batch's output. */
+/* Opens or creates the file; "-" is standard output. is_private: only its owner may read it. Adds
+ * the names of its lines to *done. Returns ERR_BUSY if another job writes the file, and ERR_FORMAT
+ * if it is not a batch's output. */
 int output_open(struct output *o, const char *path, bool is_private, struct idset *done,
                 struct err *err);
 /* Adds one line; text has no line break. */
 void output_add(struct output *o, const char *text);
-/* Writes the added lines and makes them durable.  If it fails, none of them is in the file. */
+/* Writes the added lines and makes them durable. If it fails, none of these lines is in the
+ * file. */
 int output_sync(struct output *o, struct err *err);
 /* Drops lines that were not synced and closes the file.  Does nothing for a zeroed output. */
 void output_close(struct output *o);
 
-/* Write the name in *done of a line: output_name_answer for the answer to a request, by its
- * custom_id; output_name_fault for a fault of the line itself (batch/line.h), by its id. */
+/* Both write the name that a line has in *done. output_name_answer is for the answer to a request
+ * and takes its custom_id. output_name_fault is for a fault of the line itself (batch/line.h) and
+ * takes the id of that line's answer. */
 void output_name_answer(const char *custom_id, struct textbuf *out);
 void output_name_fault(const char *id, struct textbuf *out);
 

@@ -24,7 +24,7 @@
 enum {
     LOOKAHEAD = 1024,
     PATH_BYTES = 4200,
-    RETRY_S = 5, /* wait after a fault of the disk */
+    RETRY_S = 5, /* seconds to wait after a fault of the disk */
 };
 
 struct runner {
@@ -37,7 +37,7 @@ struct runner {
 
     pthread_mutex_t lock; /* protects the fields below */
     pthread_cond_t change;
-    struct batch *job; /* the running job; NULL: none */
+    struct batch *job; /* the running job; NULL: no job runs */
     bool news, stopping;
 };
 
@@ -142,7 +142,7 @@ static void set_job(struct runner *r, struct batch *job)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Runs the job until it ends or stops; *run_err says how. */
+/* Runs the job until it ends or stops. *run_err says how it ended. */
 static int run_job(struct runner *r, struct err *run_err)
 {
     char input[PATH_BYTES], output[PATH_BYTES], errors[PATH_BYTES];
@@ -177,7 +177,7 @@ static int run_job(struct runner *r, struct err *run_err)
     set_job(r, NULL);
     batch_counts(job, &counts);
     count(r, &counts);
-    if (rc == 0) /* blank lines counted as lines until now */
+    if (rc == 0) /* blank lines counted as lines until now, so the count is corrected */
         r->now.n_lines = (int64_t)counts.n_lines;
     batch_close(job);
     return rc;

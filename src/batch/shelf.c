@@ -93,7 +93,7 @@ static void name_it(struct shelf_head *h, const char *prefix, const char *tenant
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* [lock held] */
+/* [lock held] Returns the bytes that count against max_bytes. */
 static uint64_t used_bytes(const struct shelf *s)
 {
     uint64_t sum = s->growing_bytes +
@@ -179,7 +179,7 @@ int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
     return rc;
 }
 
-/* [lock held] */
+/* [lock held] Returns whether a batch that has not ended reads the file. */
 static bool is_in_use(const struct shelf *s, const char *id)
 {
     for (int i = 0; i < s->batches.n; i++) {
@@ -202,7 +202,8 @@ int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, struc
         rc = err_set(err, ERR_BUSY, "an unfinished batch reads the file '%.60s'", id);
     } else {
         snprintf(record, sizeof record, "%s.json", id);
-        shelf_remove(s, record); /* removed first: without it the bytes are not a file */
+        /* the record goes first: without it the bytes are not a file */
+        shelf_remove(s, record);
         shelf_remove(s, id);
         list_remove(&s->files, i);
         rc = shelf_sync(s, err);
@@ -222,7 +223,8 @@ static bool is_listed(const struct shelf_page *page, const struct shelf_head *h,
            strcmp(((const struct shelf_file *)h)->purpose, page->purpose) == 0;
 }
 
-/* [lock held] Copies records of `size` bytes. */
+/* [lock held] Copies the records of a page to out[limit], `size` bytes each. Returns their
+ * number. */
 static int list(const struct shelf_list *l, const struct shelf_page *page, bool is_file,
                 size_t size, char *out, bool *has_more)
 {
@@ -317,7 +319,7 @@ int shelf_find_batch(struct shelf *s, const char *tenant, const char *id,
     return i < 0 ? not_found("batch", id, err) : 0;
 }
 
-/* [lock held] */
+/* [lock held] Writes the record of batch i durably, then changes the batch in memory. */
 static int put(struct shelf *s, int i, const struct shelf_batch *b, struct err *err)
 {
     int rc = shelf_write_batch_record(s, b, err);
@@ -371,7 +373,7 @@ int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
     return rc;
 }
 
-/* [lock held] Turns a batch's answers into a file; *has: there are answers. */
+/* [lock held] Turns a batch's answers into a file; Sets *has to whether there are answers. */
 static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
                 const char *what, bool *has, struct err *err)
 {
@@ -386,7 +388,7 @@ static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
         return 0;
     }
     if (find(&s->files, b->head.tenant, id) >= 0)
-        return 0; /* an earlier run did this, and was killed afterwards */
+        return 0; /* an earlier run made the file, and was killed afterwards */
     memcpy(f.head.id, id, sizeof f.head.id);
     memcpy(f.head.tenant, b->head.tenant, sizeof f.head.tenant);
     snprintf(f.name, sizeof f.name, "%s_%s.jsonl", b->head.id, what);
@@ -419,7 +421,8 @@ bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out
 {
     const struct shelf_batch *best = NULL;
     pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < s->batches.n; i++) { /* the oldest first */
+    /* batches are in order of creation, the oldest first */
+    for (int i = 0; i < s->batches.n; i++) {
         const struct shelf_batch *b = (const struct shelf_batch *)s->batches.at[i];
         if (!batch_has_ended(b) &&
             (best == NULL || is_sooner(last, b->head.tenant, best->head.tenant)))

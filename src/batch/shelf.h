@@ -34,7 +34,7 @@ enum {
     SHELF_MAX_METADATA = 16 << 10,
 };
 
-/* The fields that records of files and of batches share. */
+/* The fields that records of files and records of batches share. */
 struct shelf_head {
     char id[SHELF_ID_BYTES];
     char tenant[SHELF_TENANT_BYTES];
@@ -68,9 +68,9 @@ struct shelf_batch {
     int64_t at_s[BATCH_STATUSES];
     char endpoint[64];
     char input[SHELF_ID_BYTES], output[SHELF_ID_BYTES], errors[SHELF_ID_BYTES];
-    bool has_output, has_errors; /* the output and the errors are files now */
+    bool has_output, has_errors; /* the output and the errors have become files */
     int64_t n_lines, n_done, n_failed;
-    char error_code[32], error_message[300]; /* reason of a failed batch; else "" */
+    char error_code[32], error_message[300]; /* why the batch failed; "" if it did not */
     char metadata[SHELF_MAX_METADATA];       /* JSON text; "": none */
 };
 
@@ -80,31 +80,31 @@ bool batch_has_ended(const struct shelf_batch *b);
 
 struct shelf;
 
-/* Creates the folder if it is missing.  ERR_BUSY: another process has it open. */
+/* Creates the folder if it is missing. Returns ERR_BUSY if another process has the folder open. */
 int shelf_open(const char *folder, uint64_t max_bytes, struct shelf **out, struct err *err);
 void shelf_close(struct shelf *s); /* NULL is allowed */
 
-/* Returns the bytes that may still be added. */
+/* Returns the bytes that may still be added under max_bytes. */
 uint64_t shelf_room(struct shelf *s);
 /* Sets the bytes of unfinished answers, which count against max_bytes, too. */
 void shelf_set_growing(struct shelf *s, uint64_t n_bytes);
 /* Writes "FOLDER/ID", the path of a batch's answers. */
 void shelf_path(const struct shelf *s, const char *id, char *out, size_t n);
 
-/* Stores bytes as a file; *out is its record.  ERR_LIMIT: there is no room.  After it has returned
- * 0 the file survives a crash. */
+/* Stores bytes as a file; *out is its record. Returns ERR_LIMIT if there is no room. After it has
+ * returned 0, the file survives a crash. */
 int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const char *bytes,
                    size_t n, struct shelf_file *out, struct err *err);
 /* Finds a file and opens it for reading, unless fd is NULL. *fd is the caller's and can be read
  * even if the file is deleted meanwhile. */
 int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, int *fd, struct err *err);
-/* ERR_BUSY: a batch that has not ended reads the file. */
+/* Deletes a file. Returns ERR_BUSY if a batch that has not ended reads it. */
 int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, struct err *err);
 
 struct shelf_page {
     const char *tenant;
-    const char *after;   /* an id, after which the page begins; NULL: none */
+    const char *after;   /* the page begins after this id; NULL: with the first record */
     const char *purpose; /* purpose of the files; NULL: any */
     bool oldest_first;
     int limit;
@@ -115,14 +115,14 @@ int shelf_list_files(struct shelf *s, const struct shelf_page *page, struct shel
 int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
                        struct shelf_batch *out, bool *has_more);
 
-/* Adds a waiting batch for that input. The caller has set endpoint and metadata of *b; the other
- * fields are filled in.  ERR_NOT_FOUND: there is no such input. */
+/* Adds a batch that waits to run on the file `input`. The caller has set endpoint and metadata of
+ * *b; the other fields are filled in. Returns ERR_NOT_FOUND if there is no such file. */
 int shelf_add_batch(struct shelf *s, const char *tenant, const char *input,
                     struct shelf_batch *b, struct err *err);
 int shelf_find_batch(struct shelf *s, const char *tenant, const char *id,
                      struct shelf_batch *out, struct err *err);
-/* Stores *b durably as the batch of its id. A batch that is being cancelled does not return to in
- * progress. */
+/* Stores *b durably as the batch of its id. A batch that is being cancelled does not become
+ * in_progress again. */
 int shelf_put_batch(struct shelf *s, const struct shelf_batch *b, struct err *err);
 /* Copies the counts of *b to the batch, in memory only. */
 void shelf_count_batch(struct shelf *s, const struct shelf_batch *b);

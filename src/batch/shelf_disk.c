@@ -18,7 +18,7 @@
 
 enum { MAX_RECORD_BYTES = 64 << 10 };
 
-/* Returns the length of the id with which a name begins; 0: it begins with none. */
+/* Returns the length of the id at the beginning of a name; 0 if there is none. */
 static size_t id_bytes(const char *name)
 {
     size_t n = strncmp(name, "file-", 5) == 0 ? 5 : strncmp(name, "batch_", 6) == 0 ? 6 : 0;
@@ -84,7 +84,7 @@ static struct json *head_json(const struct shelf_head *h)
     return o;
 }
 
-/* Takes o. */
+/* Writes a record as FOLDER/id.json. Takes o. */
 static int write_record(struct shelf *s, const char *id, struct json *o, struct err *err)
 {
     char name[SHELF_ID_BYTES + 8];
@@ -128,7 +128,7 @@ int shelf_write_batch_record(struct shelf *s, const struct shelf_batch *b, struc
     return write_record(s, b->head.id, o, err);
 }
 
-/* Returns false if the member is missing or too long. */
+/* Copies a text member to out. Returns false if it is missing or too long. */
 static bool read_text(const struct json *o, const char *name, char *out, size_t n)
 {
     const char *text = json_string_of(json_member(o, name), NULL);
@@ -182,7 +182,8 @@ static bool read_batch_record(const struct json *o, const char *id, struct shelf
            read_text(o, "input", b->input, sizeof b->input) &&
            read_text(o, "output", b->output, sizeof b->output) &&
            read_text(o, "errors", b->errors, sizeof b->errors) && is_id(b->input) &&
-           is_id(b->output) && is_id(b->errors) && /* they are used as names of files */
+           /* these ids are used as names of files */
+           is_id(b->output) && is_id(b->errors) &&
            json_bool_of(json_member(o, "has_output"), &b->has_output) &&
            json_bool_of(json_member(o, "has_errors"), &b->has_errors) &&
            read_int(o, "lines", &b->n_lines) && read_int(o, "done", &b->n_done) &&
@@ -228,7 +229,7 @@ static void load_record(struct shelf *s, const char *name)
     free(text);
 }
 
-/* Returns whether the bytes belong to a file, or to a batch that has not ended. */
+/* Returns whether the bytes of that name belong to a file, or to a batch that has not ended. */
 static bool is_wanted(const struct shelf *s, const char *name)
 {
     for (int i = 0; i < s->files.n; i++)
@@ -271,7 +272,7 @@ static void visit_rest(struct shelf *s, const char *name)
     if (n == 0 || (name[n] != 0 && strcmp(name + n, ".new") != 0 &&
                    strcmp(name + n, ".json.new") != 0))
         return;
-    /* A record that is not used counts, too. */
+    /* A record that this version cannot read protects its bytes, too. */
     bool has_record = faccessat(s->fd, record, F_OK, 0) == 0;
     if (ends_with(name, ".new") || (!has_record && !is_wanted(s, name)))
         shelf_remove(s, name);

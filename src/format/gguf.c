@@ -40,7 +40,7 @@ struct reader {
     int rc;
 };
 
-/* Returns the next n bytes, or NULL with the error set. */
+/* Returns the address of the next n bytes, or NULL with the error set. */
 static const uint8_t *take(struct reader *r, uint64_t n)
 {
     if (r->rc != 0)
@@ -69,7 +69,7 @@ static uint64_t take_u64(struct reader *r)
     return p != NULL ? get_u64(p) : 0;
 }
 
-/* Reads a key or a name, copied behind the earlier ones, with a final zero. */
+/* Reads a key or a name, copied behind the earlier names, with a final zero. */
 static const char *take_name(struct reader *r, const char *what)
 {
     uint64_t n = take_u64(r);
@@ -102,7 +102,7 @@ static void *grow(void *items, size_t n, size_t *room, size_t bytes)
 
 /* --- metadata ----------------------------------------------------------------------------- */
 
-/* Returns the bytes of an element; 0 if elements differ in length. */
+/* Returns the size of an element in bytes; 0 if elements differ in length. */
 static size_t kind_bytes(enum gguf_kind k)
 {
     static const size_t bytes[] = {

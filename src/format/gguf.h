@@ -72,7 +72,7 @@ struct gguf {
     size_t n_tensors;
     struct gguf_tensor *tensors; /* sorted by name */
     uint64_t data_begin;         /* file offset at which the tensors begin */
-    struct arena names;          /* owns keys and names */
+    struct arena names;          /* memory of keys and names */
 };
 
 /* `bytes` are the first n bytes of a file of file_bytes, and must contain everything before the
@@ -82,10 +82,10 @@ int gguf_parse(struct gguf *out, const void *bytes, size_t n, uint64_t file_byte
                const char *file, struct err *err);
 void gguf_deinit(struct gguf *g);
 
-/* Returns whether the bytes begin like a GGUF file. */
+/* Returns whether the bytes begin with GGUF's magic number. */
 bool gguf_is(const void *bytes, size_t n);
 
-/* Both return NULL if there is none.  The result is valid until deinit. */
+/* Both return NULL if the file has no such key or tensor. The result is valid until deinit. */
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key);
 const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name);
 

@@ -39,16 +39,17 @@ enum cut {
     CUT_DIGITS,  /* each digit alone, then GPT-2's pattern */
     CUT_FALCON,  /* punctuation, GPT-2's pattern, then digits in groups of three */
     CUT_CODER,   /* DeepSeek Coder: lines, letters, punctuation, Chinese, digits */
-    CUT_PATTERN, /* one pattern */
+    CUT_PATTERN, /* the one pattern of the table's row */
 };
 
 static const struct pre {
     const char *name;
     enum cut cut;
     const char *pattern;
-    bool ignore_merges; /* a piece that is a token is not split */
-    bool add_bos;       /* value if the file does not set it */
-    bool nfc;           /* the reference tokenizer normalizes to NFC */
+    bool ignore_merges; /* a piece that is itself a token is not split */
+    /* whether a BOS token is put before the text if the file does not say */
+    bool add_bos;
+    bool nfc; /* the reference tokenizer normalizes to NFC */
 } pres[] = {
     {"gpt-2", CUT_GPT2, NULL, false, false, false},
     {"phi-2", CUT_GPT2, NULL, false, false, false},
@@ -189,7 +190,7 @@ static int add_tokens(struct tokenizer_json *t, const struct gguf *g, struct err
             return err_set(err, ERR_FORMAT, "token %d is not UTF-8 text", id);
         t->reserved[id] = type == GGUF_TOKEN_UNUSED || type == GGUF_TOKEN_BYTE;
         if (n == 0)
-            continue; /* an id without a token */
+            continue; /* an unused id */
         t->tokens[id] = tokenizer_json_copy(t, s, n);
         if (strmap_add(&t->by_text, t->tokens[id].s, n, id) != id && !t->reserved[id])
             return err_set(err, ERR_FORMAT, "'%.60s' is token %d and %d", t->tokens[id].s,
@@ -234,7 +235,7 @@ static void strip_behind_phi3(struct tokenizer_json *t, const struct gguf *g)
     }
 }
 
-/* Reads a token's id into *out; -1 if the file has none. */
+/* Reads the id of the token that metadata `key` names into *out; -1 if the file has none. */
 static int token_id(const struct tokenizer_json *t, const struct gguf *g, const char *key,
                     int32_t *out, struct err *err)
 {
@@ -255,8 +256,8 @@ static int opt_bool(const struct gguf *g, const char *key, bool *io, struct err 
     return 0;
 }
 
-/* Sets the ids that are put around the text.  An id that the file lacks is not added, even if its
- * switch is on. */
+/* Sets the ids that are put around the text. If the file lacks an id, it is not put there, even if
+ * its switch is on. */
 static int add_template(struct tokenizer_json *t, const struct gguf *g, bool add_bos,
                         struct err *err)
 {

@@ -10,7 +10,7 @@
 #include "format/gguf.h"
 #include "format/tokenizer_json.h"
 
-/* Types of tokens, in tokenizer.ggml.token_type. */
+/* Types of tokens, as numbered in tokenizer.ggml.token_type. */
 enum {
     GGUF_TOKEN_NORMAL = 1,
     GGUF_TOKEN_UNKNOWN = 2,
@@ -22,8 +22,8 @@ enum {
 /* Returns the type of a token; NORMAL if the file does not say. */
 int gguf_token_type(const struct gguf *g, uint64_t id);
 
-/* Returns whether a token that is not ordinary text ends an answer.  A GGUF file names one such
- * token, but chat models have two. */
+/* Returns whether a token that is not ordinary text ends an answer. The file's metadata names only
+ * one such token, but chat models have two. */
 bool gguf_token_ends_answer(const struct gguf *g, uint64_t id, const char *s, size_t n);
 
 /* Returns 0, or -ENOENT if the file has no tokenizer.  An unknown kind or an unknown `pre` is

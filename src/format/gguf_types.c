@@ -112,7 +112,8 @@ static void decode_q8_0(const uint8_t *b, float *y, size_t n)
     }
 }
 
-/* Unpacks scale and minimum of part j of eight: six bits each, packed into twelve bytes. */
+/* Unpacks scale and minimum of part j of eight. Each has six bits, and all are packed into twelve
+ * bytes. */
 static void scale_min(const uint8_t *s, int j, int *scale, int *min)
 {
     if (j < 4) {
@@ -124,7 +125,7 @@ static void scale_min(const uint8_t *s, int j, int *scale, int *min)
     }
 }
 
-/* Decodes 256 elements; high: 32 bytes of fifth bits, or NULL. */
+/* Decodes 256 elements. high: 32 bytes with the fifth bits; NULL: elements have four bits. */
 static void decode_k(const uint8_t *b, const uint8_t *high, const uint8_t *q, float *y)
 {
     float d = half(b), dmin = half(b + 2);

@@ -29,11 +29,11 @@ enum {
 struct gguf_type {
     const char *name;
     uint32_t block, bytes;
-    /* Decodes n_blocks blocks at src to floats at dst; NULL: this build cannot decode the type. */
+    /* Decodes n_blocks blocks at src to floats at dst. NULL: this build cannot decode the type. */
     void (*decode)(const uint8_t *src, float *dst, size_t n_blocks);
 };
 
-/* Returns NULL if there is no such type. */
+/* Returns the type of that number; NULL if there is no such type. */
 const struct gguf_type *gguf_type(uint32_t type);
 
 /* Returns the names of all types that can be decoded: "F32, F16, ...". */

@@ -23,7 +23,8 @@ static json_t *node(const struct json *v)
 
 static struct json *wrap(json_t *j)
 {
-    CHECK(j != NULL); /* jansson returns NULL when memory runs out or it is misused */
+    /* jansson returns NULL when memory runs out, or when it is used wrongly */
+    CHECK(j != NULL);
     return (struct json *)j;
 }
 
@@ -37,7 +38,8 @@ static void *json_memory(size_t n)
 {
     if (memory_mode == BUILDING)
         return xmalloc(n);
-    if (memory_mode == PARSE_FAILED) /* jansson asks again for each byte of a string */
+    /* after a failure jansson asks again for each byte of a string */
+    if (memory_mode == PARSE_FAILED)
         return NULL;
     void *p = mem_try(n);
     if (p == NULL)
@@ -398,7 +400,7 @@ struct json *json_share(const struct json *v)
 /* Makes a JSON string of any bytes; each byte that is not valid UTF-8 becomes U+FFFD. */
 static json_t *string_node(const char *s, size_t n)
 {
-    json_t *j = json_stringn(s, n); /* NULL if s is not valid UTF-8 */
+    json_t *j = json_stringn(s, n); /* NULL if the bytes are not valid UTF-8 */
     if (j != NULL)
         return j;
     char *clean = xmalloc(3 * n);
@@ -433,7 +435,8 @@ struct json *json_new_real(double v)
 void json_put(struct json *object, const char *key, struct json *child)
 {
     int rc = json_object_set_new(node(object), key, node(wrap(node(child))));
-    CHECK(rc == 0); /* keys come from this program and are valid UTF-8 */
+    /* keys come from this program and are valid UTF-8, so this cannot fail */
+    CHECK(rc == 0);
 }
 
 void json_put_int(struct json *object, const char *key, int64_t v)

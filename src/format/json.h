@@ -1,19 +1,19 @@
-/* json.h - reads JSON strictly and writes it.  Only json.c includes the JSON library.
+/* json.h - reads JSON strictly and writes it. Only json.c includes the JSON library.
  *
- * Reading.  json_parse turns bytes into a tree.  It refuses everything but exactly one JSON object
- * or array: invalid UTF-8, duplicate keys, trailing bytes, nesting deeper than JSON_MAX_DEPTH.  The
+ * Reading. json_parse turns bytes into a tree. It refuses everything but exactly one JSON object or
+ * array: invalid UTF-8, duplicate keys, trailing bytes, nesting deeper than JSON_MAX_DEPTH. The
  * tree belongs to its root; every `const struct json *` and every string inside is borrowed and
  * dies with json_free(root).
  *
- * The typed getters come in two forms.  json_get_X fails with ERR_FORMAT if the member is missing.
+ * The typed getters come in two forms. json_get_X fails with ERR_FORMAT if the member is missing.
  * json_opt_X leaves the caller's default in place if the member is missing or null. Both fail if
- * the member has another type or lies outside its bounds, with a message that names it
- * ("'hidden_size' must be an integer, it is a string").  The caller that knows the file's name puts
+ * the member has another type or lies outside its bounds, with a message that names the member
+ * ("'hidden_size' must be an integer, it is a string"). The caller that knows the file's name puts
  * it before the message (err_wrap); json_parse's own messages already begin with it.
  *
- * Writing.  Call json_new_object or json_new_array, then json_put_X (member of an object) and
- * json_push_X (element of an array).  A child belongs to its parent from then on.  Bytes that are
- * not valid UTF-8 are written as U+FFFD, so writing cannot fail.  Keys must be valid UTF-8.
+ * Writing. Call json_new_object or json_new_array, then json_put_X (member of an object) and
+ * json_push_X (element of an array). A child belongs to its parent from then on. Bytes that are not
+ * valid UTF-8 are written as U+FFFD, so writing cannot fail. Keys must be valid UTF-8.
  *
  * Several threads may read a tree; only one may write it. */
 #ifndef FORMAT_JSON_H
@@ -47,23 +47,27 @@ void json_free(struct json *root); /* NULL is allowed */
 
 /* --- looking at a value ------------------------------------------------------------- */
 
-enum json_kind json_kind(const struct json *v);   /* NULL counts as JSON_KIND_NULL */
-const char *json_kind_name(const struct json *v); /* "a string", for messages */
+enum json_kind json_kind(const struct json *v); /* v NULL counts as JSON_KIND_NULL */
+/* "a string" and the like, for messages */
+const char *json_kind_name(const struct json *v);
 
-/* number of elements or members; 0 for other kinds */
+/* returns the number of elements or members; 0 for other kinds */
 size_t json_count(const struct json *v);
-/* NULL if there is no element i */
+/* returns NULL if there is no element i */
 const struct json *json_at(const struct json *array, size_t i);
-/* NULL: missing */
+/* returns NULL if the member is missing */
 const struct json *json_member(const struct json *object, const char *key);
 
 /* Returns NULL if v is not a string.  The text ends with a zero byte and may contain others; *n is
  * its length.  If n is NULL, a string that contains a zero byte gives NULL too, because the caller
  * would see it cut short. */
 const char *json_string_of(const struct json *v, size_t *n);
-bool json_bool_of(const struct json *v, bool *out);   /* false if v is not a boolean */
-bool json_int_of(const struct json *v, int64_t *out); /* false if v is not an integer */
-bool json_real_of(const struct json *v, double *out); /* integers count as reals */
+/* returns false if v is not a boolean */
+bool json_bool_of(const struct json *v, bool *out);
+/* returns false if v is not an integer */
+bool json_int_of(const struct json *v, int64_t *out);
+/* as json_int_of; integers count as reals, too */
+bool json_real_of(const struct json *v, double *out);
 
 /* Iterates over members, in the order of the text:
  *
@@ -75,7 +79,8 @@ struct json_iter {
     const struct json *object;
     void *at;
 };
-struct json_iter json_begin(const struct json *object); /* other kinds have no members */
+/* a value that is not an object has no members */
+struct json_iter json_begin(const struct json *object);
 bool json_next(struct json_iter *it);
 
 /* --- typed members of an object ----------------------------------------------------- */
@@ -113,9 +118,10 @@ struct json *json_new_array(void);
 struct json *json_new_bytes(const char *s, size_t n);
 
 struct json *json_new_int(int64_t v);
-struct json *json_new_real(double v); /* null if v is not finite */
-/* Makes a value from its text: n bytes that are one JSON value.  It may only be put into a tree
- * that is then written.  A large value then costs its text instead of a node for each part. */
+struct json *json_new_real(double v); /* becomes null if v is not finite */
+/* Makes a raw value from n bytes of text, which must be one JSON value. It may only be put into a
+ * tree that is written and not read. A large value then takes the memory of its text instead of a
+ * node for each part. */
 struct json *json_new_raw(const char *text, size_t n);
 
 /* Returns v with one more owner, so that it can be put into another tree without a copy.  From then
@@ -125,13 +131,13 @@ struct json *json_share(const struct json *v);
 /* takes the child */
 void json_put(struct json *object, const char *key, struct json *child);
 void json_put_int(struct json *object, const char *key, int64_t v);
-/* null if v is not finite */
+/* becomes null if v is not finite */
 void json_put_real(struct json *object, const char *key, double v);
-/* rounded to whole microseconds */
+/* written as milliseconds, rounded to whole microseconds */
 void json_put_ms(struct json *object, const char *key, double ms);
 void json_put_bool(struct json *object, const char *key, bool v);
 void json_put_null(struct json *object, const char *key);
-/* null if s is NULL */
+/* becomes null if s is NULL */
 void json_put_string(struct json *object, const char *key, const char *s);
 void json_put_bytes(struct json *object, const char *key, const char *s, size_t n);
 
@@ -140,10 +146,10 @@ void json_push_int(struct json *array, int64_t v);
 void json_push_real(struct json *array, double v);
 void json_push_string(struct json *array, const char *s);
 
-/* Returns the text, with members in the order in which they were put; `indent` spaces per level, 0
- * for one line. The caller frees it. */
+/* Returns the text, with members in the order in which they were put; `indent` is the number of
+ * spaces per level; 0: all on one line. The caller frees it. */
 char *json_text(const struct json *v, int indent);
-/* Appends the same text to *out. */
+/* Appends the text that json_text would return to *out. */
 void json_append(const struct json *v, int indent, struct textbuf *out);
 
 #endif

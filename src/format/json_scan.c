@@ -93,7 +93,7 @@ static bool scan_word(struct scan *s, const char *word)
 
 /* --- strings ---------------------------------------------------------------------------------- */
 
-/* Reads four hexadecimal digits; -1 if they are not. */
+/* Reads four hexadecimal digits. Returns -1 if they are something else. */
 static int32_t scan_hex(struct scan *s)
 {
     int32_t v = 0;
@@ -110,8 +110,8 @@ static int32_t scan_hex(struct scan *s)
     return v;
 }
 
-/* Scans an escape, behind its backslash.  A surrogate is half a character: the other half must
- * follow. */
+/* Scans an escape, behind its backslash. An escaped surrogate is half a character, so the other
+ * half must follow. */
 static bool scan_escape(struct scan *s)
 {
     int c = peek(s);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The reference implementation's limit on the header's size. */
+/* Largest header that the reference implementation accepts, in bytes. */
 #define HEADER_MAX_BYTES 100000000u
 #define DATA_ALIGN       64u
 
@@ -48,7 +48,7 @@ static bool dtype_from_name(const char *name, enum safetensors_dtype *out)
     return false;
 }
 
-/* Computes the bytes of shape * dtype. Returns false on overflow. */
+/* Computes the size of a tensor in bytes. Returns false on overflow. */
 static bool tensor_bytes(const struct safetensors_tensor *t, uint64_t *out)
 {
     uint64_t n = dtypes[t->dtype].bytes;
@@ -148,7 +148,8 @@ static int by_begin(const void *a, const void *b)
     const struct safetensors_tensor *y = *(const struct safetensors_tensor *const *)b;
     if (x->begin != y->begin)
         return x->begin < y->begin ? -1 : 1;
-    return (x->end > y->end) - (x->end < y->end); /* empty tensors first */
+    /* at the same place an empty tensor goes first */
+    return (x->end > y->end) - (x->end < y->end);
 }
 
 /* Checks that every data byte belongs to exactly one tensor. */
@@ -341,7 +342,8 @@ static int string_order(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Returns whether a name stays in the folder: an index must not make the loader read elsewhere. */
+/* Returns whether a file name stays in the folder: an index must not make the loader read
+ * elsewhere. */
 static bool plain_file_name(const char *s)
 {
     return s[0] != '\0' && s[0] != '.' && strchr(s, '/') == NULL && strlen(s) < 256;

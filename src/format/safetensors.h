@@ -68,7 +68,7 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
                                                   const char *name);
 
 /* Computes *end, the number of first bytes that safetensors_parse needs, from a file's first 8
- * bytes. It is checked against the file's size and the format's own limit of 100 MB. */
+ * bytes. *end is checked against the file's size and the format's own limit of 100 MB. */
 int safetensors_header_end(const void *bytes, size_t n, uint64_t file_bytes,
                            const char *file, uint64_t *end, struct err *err);
 

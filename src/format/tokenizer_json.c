@@ -10,13 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Block sizes double from the first to the second, so that a small file costs little memory. */
+/* Sizes of the first block and of the largest ones. Sizes double in between, so that a small file
+ * costs little memory. */
 #define FIRST_BLOCK_BYTES (1u << 12)
 #define BLOCK_BYTES       (1u << 20)
 
 /* --- strings ------------------------------------------------------------------------------ */
 
-/* Returns room for n bytes and a final zero, in blocks, so that strings never move. */
+/* Returns room for n bytes and a final zero. The memory comes in blocks, so strings never move. */
 static char *take(struct tokenizer_json *t, size_t n)
 {
     if (t->n_blocks == 0 || t->block_cap - t->block_used < n + 1) {
@@ -107,7 +108,7 @@ static int read_vocab(struct tokenizer_json *t, const struct json *vocab, struct
     struct json_iter it = json_begin(vocab);
     while (json_next(&it)) {
         int64_t id = 0;
-        json_int_of(it.value, &id); /* find_n_ids has checked it */
+        json_int_of(it.value, &id); /* find_n_ids has checked the value */
         int rc = add_token(t, it.key, strlen(it.key), (int32_t)id, err);
         if (rc != 0)
             return rc;
@@ -146,7 +147,7 @@ static int add_merge(struct tokenizer_json *t, const char *a, size_t na, const c
     return rc;
 }
 
-/* line is "a b": one space with at least one byte on either side. */
+/* Adds a merge from a line "a b": one space with at least one byte on either side. */
 int tokenizer_json_add_merge(struct tokenizer_json *t, const char *line, size_t n,
                              struct err *err)
 {

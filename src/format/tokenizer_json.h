@@ -31,7 +31,8 @@ enum {
     TOKENIZER_MAX_ID = (1 << 22) - 1,
 };
 
-/* n bytes and a final zero; s NULL: absent. The struct tokenizer_json owns it. */
+/* A text of n bytes and a final zero, which struct tokenizer_json owns. s NULL: there is no
+ * text. */
 struct tokenizer_text {
     const char *s;
     size_t n;
@@ -45,9 +46,10 @@ struct tokenizer_added {
     struct tokenizer_text text;
     int32_t id;
     bool special;
-    bool lstrip, rstrip; /* absorbs the white space before the token; behind it */
-    bool normalized;     /* matched after normalization instead of before */
-    bool in_vocab;       /* also part of the model's own vocabulary */
+    /* the token absorbs the white space before it (lstrip) or behind it (rstrip) */
+    bool lstrip, rstrip;
+    bool normalized; /* the token is matched after normalization instead of before */
+    bool in_vocab;   /* the token is also in the model's own vocabulary */
 };
 
 enum normalizer_kind {
@@ -92,7 +94,7 @@ struct pretokenizer_step {
     bool is_regex, invert;
     enum split_behavior behavior;
     bool add_prefix_space, use_regex; /* for BYTE_LEVEL */
-    struct tokenizer_text text;       /* for METASPACE: replaces a space */
+    struct tokenizer_text text;       /* for METASPACE: the text that replaces a space */
     enum prepend_scheme prepend;
     bool split;
     bool individual; /* for DIGITS */
@@ -117,12 +119,12 @@ struct decoder_step {
 struct tokenizer_json {
     /* Vocabulary: the model's tokens and the added tokens. */
     int32_t n_ids;
-    struct tokenizer_text *tokens; /* [n_ids] */
+    struct tokenizer_text *tokens; /* [n_ids] texts of the tokens */
     struct strmap by_text;
     size_t n_merges;
-    struct tokenizer_merge *merges; /* [n_merges], in order of rank */
+    struct tokenizer_merge *merges; /* [n_merges], the best rank first */
     bool byte_fallback, fuse_unk, ignore_merges;
-    int32_t unk_id; /* -1: none */
+    int32_t unk_id; /* token for unknown text; -1: none */
     /* [n_ids] scores by which pairs are merged, `merges` is then empty; NULL: merges go by rank */
     float *scores;
     /* [n_ids] tokens that text never becomes and that are not matched in it; NULL: none */
@@ -171,7 +173,7 @@ bool tokenizer_json_is_added(const struct tokenizer_json *t, const char *text, s
 
 void tokenizer_json_deinit(struct tokenizer_json *t);
 
-/* Returns the id, or -1 if there is no such token. */
+/* Returns the id of a token's text, or -1 if there is no such token. */
 int32_t tokenizer_json_find(const struct tokenizer_json *t, const char *text, size_t n);
 
 #endif

@@ -66,7 +66,7 @@ static int read_text(struct tokenizer_json *t, const struct json *o, const char 
     return rc;
 }
 
-/* Reads {"String": "..."} or {"Regex": "..."}; if is_regex is NULL, only the former is allowed. */
+/* Reads {"String": "..."} or {"Regex": "..."}; if is_regex is NULL, only a String is allowed. */
 static int read_pattern(struct tokenizer_json *t, const struct json *o,
                         struct tokenizer_text *out, bool *is_regex, struct err *err)
 {
@@ -375,8 +375,8 @@ static int add_special(struct tokenizer_json *t, const struct json *table, const
     return 0;
 }
 
-/* Reads the template of a single text: special tokens, the text "A", special tokens. Others are not
- * used. */
+/* Reads the template of a single text: special tokens, the text "A", special tokens. The template
+ * for pairs of texts is not used. */
 static int read_template(struct tokenizer_json *t, const struct json *o, struct err *err)
 {
     const struct json *single = NULL, *table = NULL;

@@ -100,7 +100,7 @@ static void crash_locked(struct sim *s)
     sim_disk_after_crash(&s->disk, s->seed ^ rng_mix(s->epoch), &after);
     sim_disk_deinit(&s->disk);
     s->disk = after;
-    /* disk_after's list was in the local struct, so its tail pointer was, too */
+    /* the tail still pointed into the local variable */
     s->disk.changes_tail = &s->disk.changes;
     s->crashed = true;
     s->crash_due = false;

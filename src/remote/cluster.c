@@ -10,13 +10,14 @@
 #include "base/mem.h"
 
 enum { MOST_REDIRECTIONS = 5, MOST_COPIED_BYTES = 4096 };
-/* Time to connect to a server that another one has named, in the middle of a fetch. */
+/* Time limit for connecting to a server that a redirection names, in the middle of a fetch. */
 #define FOLLOW_NS ((int64_t)1000 * 1000 * 1000)
 
 /* A command whose answer has not come. */
 struct flight {
     int node;
-    struct redis_arg *args; /* NULL: it is not sent again elsewhere */
+    /* copy of the command, to send it again after a redirection; NULL: it is never sent again */
+    struct redis_arg *args;
     int n_args;
     bool is_borrowed; /* args belong to the caller, who waits for the answer */
 };
@@ -30,11 +31,12 @@ struct cluster {
     struct redis *redis[SLOTS_MAX_NODES]; /* connection to each slots.node */
     /* Second connections, for redirected commands; NULL: not opened yet. */
     struct redis *side[SLOTS_MAX_NODES];
-    struct flight *flight; /* [max_flight] a ring: n_flight from first on */
+    /* args belong to the caller of cluster_ask, who waits for the answer */
+    struct flight *flight;
     size_t first, n_flight, max_flight;
-    /* Node to which the oldest command was redirected; -1: it was not. */
+    /* Node to which the oldest command was redirected; -1: it was not redirected. */
     int follows;
-    /* Redirections of the oldest command; answers to ASKING that are skipped. */
+    /* Redirections of the oldest command; answers to ASKING that must still be skipped. */
     int n_redirections, n_to_skip;
 };
 
@@ -66,7 +68,7 @@ static int connect_node(struct cluster *c, int i, int64_t deadline_ns, struct re
                : err_wrap(err, "the cluster's server %.200s:%d", n->host, n->port);
 }
 
-/* Connects to one server, and to the others that it names. */
+/* Connects to one server, and to all masters that its answer names. */
 static int join(struct cluster *c, const struct slots_node *self, int64_t deadline_ns,
                 struct err *err)
 {
@@ -80,7 +82,7 @@ static int join(struct cluster *c, const struct slots_node *self, int64_t deadli
         c->redis[0] = first;
         return 0;
     }
-    redis_close(first); /* it may be a replica */
+    redis_close(first); /* the first server may be a replica, which gets no commands */
     for (int i = 0; rc == 0 && i < c->slots.n_nodes; i++)
         rc = connect_node(c, i, deadline_ns, &c->redis[i], err);
     c->n_masters = c->slots.n_nodes;
@@ -201,7 +203,7 @@ static const struct redis_arg *key_of(const struct redis_arg *args, int n_args)
     return &args[is_xinfo ? 2 : 1];
 }
 
-/* Returns the node that has the command's key, or a code. */
+/* Returns the node that has the command's key, or a negative code if there is none. */
 static int node_of(const struct cluster *c, const struct redis_arg *args, int n_args,
                    struct err *err)
 {

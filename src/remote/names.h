@@ -13,7 +13,7 @@
 #define NAME_CHUNKS  "hcache:1:chunk:"
 #define NAME_ERASED  "hcache:1:erased"
 #define NAME_SERVERS "hcache:1:servers"
-/* Approximate number of entries that the stream keeps. */
+/* Approximate number of entries that the stream of erasures keeps. */
 #define ERASED_ENTRIES "16384"
 
 enum { NAME_BYTES = 96 };

@@ -18,8 +18,8 @@ enum { SMALL_BYTES = 4096 };
 enum { RECEIVE_BYTES = 256 << 10 };
 /* A string of this size or more is received directly into its answer. */
 enum { LARGE_BYTES = 64 << 10 };
-/* After a large string another one probably follows. A short receive reads its header and leaves
- * the rest to be received in place. */
+/* After a large string another large one probably follows. So only this many bytes are received at
+ * first: enough for its header. The rest is received in place. */
 enum { SNIFF_BYTES = 64 };
 /* A header: "$", the digits of a size, and the end of the line. */
 enum { HEADER_BYTES = 24, MOST_DIGITS = 15 };
@@ -33,8 +33,8 @@ struct redis {
     struct redis_answer *to; /* answer that is being filled */
     char *receive; /* [RECEIVE_BYTES] bytes [at, end) have come and were not read yet */
     size_t at, end;
-    /* Bytes of a large string that is being received, with the end of its line, or 0; how many
-     * of them have come. */
+    /* large_bytes: size of the large string that is being received, with the end of its line; 0:
+     * none is. n_large: how many of these bytes have come. */
     size_t large_bytes, n_large;
     bool sniffs;      /* the last answer was a large string */
     bool is_too_long; /* hiredis refused a string because it is longer than allowed */
@@ -91,8 +91,8 @@ bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
     return true;
 }
 
-/* Returns the result that tells hiredis that the bytes were taken, in place of an object. NULL:
- * no memory. */
+/* Returns the result that tells hiredis that the bytes were taken, in place of an object. Returns
+ * NULL if there was no memory (!ok). */
 static void *taken(const struct redis *r, bool ok)
 {
     return ok ? r->to : NULL;
@@ -188,7 +188,8 @@ int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
 
 /* --- receiving answers ------------------------------------------------------------------------ */
 
-/* Returns the size in the header of a string, or -1 if hiredis must read these bytes. */
+/* Returns the size in the header of a string, or -1 if these bytes are no such header, and hiredis
+ * must read them. */
 static int64_t string_bytes(const char *p, size_t n, size_t *n_header)
 {
     int64_t size = 0;
@@ -250,8 +251,8 @@ static int large_end(struct redis *r, struct redis_answer *out, struct err *err)
     return 0;
 }
 
-/* Returns how many of the received bytes hiredis gets: one short answer, if its end is known, so
- * that a large string behind it is not copied. */
+/* Returns how many of the received bytes hiredis gets. If the end of a short answer is known,
+ * hiredis gets only that answer, so that a large string behind it is not copied. */
 static size_t short_answer_bytes(const struct redis *r)
 {
     const char *p = r->receive + r->at;
@@ -271,7 +272,7 @@ static int parse_short(struct redis *r, bool *complete, struct err *err)
 {
     void *object = NULL;
     size_t n = short_answer_bytes(r);
-    /* hiredis would take these bytes for the beginning of an answer */
+    /* hiredis would take 0 bytes for the beginning of an answer */
     if (n == 0 && is_between_answers(r))
         return 0;
     if (redisReaderFeed(r->reader, r->receive + r->at, n) != REDIS_OK)
@@ -308,7 +309,7 @@ static int parse(struct redis *r, struct redis_answer *out, bool *complete, stru
     return rc;
 }
 
-/* Receives some bytes: of a large string into its answer, others into r->receive. */
+/* Receives some bytes: those of a large string into its answer, all others into r->receive. */
 static int receive(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
                    struct err *err)
 {
@@ -331,7 +332,8 @@ int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer
                        bool *complete, struct err *err)
 {
     int rc = parse(r, out, complete, err);
-    /* A list of empty lists takes no memory, so only its bytes show that it never ends. */
+    /* A list of empty lists takes no memory, so only the number of its bytes shows that it never
+     * ends. */
     if (rc == 0 && !*complete && r->n_come > r->max_answer_bytes + RECEIVE_BYTES)
         return too_long(r, err);
     if (rc == 0 && !*complete)
@@ -342,7 +344,7 @@ int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer
     return rc;
 }
 
-/* Begins an answer: a list grows from nothing. */
+/* Empties *a for a new answer, and keeps its memory. */
 static void answer_begin(struct redis_answer *a)
 {
     a->kind = REDIS_NONE;
@@ -419,7 +421,7 @@ int redis_open(const struct redis_opts *o, const char *host, int port, int64_t d
     int rc = r->reader == NULL ? err_set(err, -ENOMEM, "no memory for a connection") : 0;
     if (rc == 0) {
         r->reader->privdata = r;
-        /* Keeps its buffer; otherwise each value would be mapped anew. */
+        /* hiredis keeps its buffer. Otherwise memory for each value would be mapped anew. */
         r->reader->maxbuf = 0;
         rc = wire_open(&r->wire, host, port, o->stop_fd, o->tls, deadline_ns, err);
     }

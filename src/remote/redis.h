@@ -15,9 +15,9 @@ struct redis;
 
 struct redis_opts {
     const struct remote_url *url; /* user, password, database */
-    const struct tls *tls;        /* NULL: none */
+    const struct tls *tls;        /* NULL: no TLS */
     int stop_fd; /* descriptor that stops every call when it is readable (wire.h) */
-    size_t max_answer_bytes; /* a larger answer is ERR_LIMIT */
+    size_t max_answer_bytes; /* a larger answer returns ERR_LIMIT */
 };
 
 /* Connects, authenticates, selects the database, and waits for an answer. */
@@ -43,8 +43,8 @@ enum redis_kind {
     REDIS_NUMBER,  /* see `number` */
     REDIS_BYTES,   /* see `bytes`: a string, or a status */
     REDIS_REFUSED, /* `bytes` has the reason, in printable ASCII */
-    /* Strings of a list of any depth, one behind the other: see redis_next. Numbers are strings
-     * of digits. */
+    /* A list of any depth, as its strings one behind the other: see redis_next. Its numbers are
+     * strings of digits. */
     REDIS_LIST
 };
 
@@ -57,12 +57,13 @@ struct redis_answer {
     size_t n_here;
 };
 void redis_answer_deinit(struct redis_answer *a);
-/* Returns the next string of a list; *at begins with 0. Returns false behind the last. */
+/* Returns the next string of a list; *at is 0 before the first call. Returns false behind the
+ * last. */
 bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
                 size_t *n_bytes);
 
-/* Receives some bytes and hands out the next answer, in the order of the commands, if they
- * complete it. *complete is false if more must come. Returns -ETIMEDOUT at the deadline. */
+/* Receives some bytes. If they complete the next answer, in the order of the commands, hands it out
+ * and sets *complete. Returns -ETIMEDOUT at the deadline. */
 int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
                        bool *complete, struct err *err);
 /* Sends queued commands and waits for the whole of the next answer, at most timeout_ns:

@@ -18,8 +18,8 @@
 #include "remote/storing.h"
 #include "remote/tls.h"
 
-/* Longest wait for the writer at the end of the process: until it has written, and until it has
- * confirmed. */
+/* Longest waits for the writer at the end of the process: until it has written the offers, and
+ * until it has confirmed the written chunks. */
 #define DRAIN_NS   ((int64_t)10 * 1000 * 1000 * 1000)
 #define CONFIRM_NS ((int64_t)2 * 1000 * 1000 * 1000)
 
@@ -82,8 +82,8 @@ void remote_offer(struct remote *r, const struct sha256 *key, uint32_t ttl_s)
 
 /* --- fetches ---------------------------------------------------------------------------------- */
 
-/* Returns whether the remote rests. A remote that does not answer gets no requests, so that no
- * caller waits while the reader tries it. */
+/* Returns whether the remote rests, that is, whether no fetch may begin now. A remote that does not
+ * answer gets no requests, so that no caller waits while the reader tries to reach it. */
 static bool is_resting(struct remote *r, char *why, int n_why)
 {
     pthread_mutex_lock(&r->lock);
@@ -158,7 +158,8 @@ void remote_stats(struct remote *r, struct remote_stats *out)
         out->is_up = false;
         snprintf(out->why_down, sizeof out->why_down, NOT_READ);
     }
-    /* Until they are counted, the numbers of erasures say nothing about them. */
+    /* Published erasures that this server has not read back yet count as unpublished, because
+     * n_erasures does not contain them. */
     out->n_unpublished = r->n_uncounted;
     for (const struct published *p = r->publish; p != NULL; p = p->next)
         out->n_unpublished++;
@@ -244,7 +245,8 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     return 0;
 }
 
-/* [lock] Returns until when the end of the process waits for the writer; 0: it need not wait. */
+/* [lock] Returns the time until which the end of the process waits for the writer (clock_now_ns);
+ * 0: it need not wait. */
 static int64_t drain_until_ns(const struct remote *r, int64_t begin_ns)
 {
     if (!r->has_writer || !r->stats.is_up)
@@ -254,8 +256,8 @@ static int64_t drain_until_ns(const struct remote *r, int64_t begin_ns)
     return r->n_leases > 0 ? begin_ns + CONFIRM_NS : 0;
 }
 
-/* Waits for the writer: chunks saved at the end of a short process are worth the time, while the
- * remote takes them. */
+/* Waits for the writer as long as the remote takes chunks: those saved at the end of a short
+ * process are worth the time. */
 static void drain(struct remote *r)
 {
     int64_t begin_ns = clock_now_ns(), now_ns, until_ns;

@@ -2,14 +2,14 @@
  * server.
  *
  *     remote_erase_begin   from now on no fetch that began before stores anything
- *     store_erase ...      the caller's; the store reports the chunks that it has taken away
+ *     store_erase ...      by the caller; the store reports the chunks that it has taken away
  *     remote_erase_end     the erasure is queued for the writer
  *     writer               an entry at the end of the stream NAME_ERASED; UNLINK of the chunks
  *
  * remote_follow.c carries it out on the other servers. While an erasure waits to be published,
  * nothing is fetched. For BAN_NS erased chunks are not fetched: until then a server that has not
  * read the erasure may have written them again (remote_lease.c). The entry comes before the
- * removal, so a chunk that comes behind the removal is not confirmed by its server.
+ * removal, so if a server writes a chunk after the removal, it does not confirm that chunk.
  *
  * The stream keeps about ERASED_ENTRIES entries: adding one drops the oldest. */
 #include <errno.h>
@@ -24,7 +24,7 @@
 #include "remote/remote_impl.h"
 
 enum { SCAN_AT_ONCE = 500 };
-/* Offset of the owner in a parcel: docs/STORE_FORMAT.md. */
+/* Offsets of the owner's first and last byte in a parcel: docs/STORE_FORMAT.md. */
 #define OWNER_FIRST "432"
 #define OWNER_LAST  "439"
 
@@ -34,7 +34,8 @@ void remote_ban(struct remote *r, const struct erasure *e)
 {
     struct bans *b = &r->bans;
     int64_t now = clock_now_ns();
-    if (e->is_text) /* its keys may be the beginning of other texts */
+    /* a text's keys are not banned: they may be the beginning of other texts */
+    if (e->is_text)
         return;
     for (int i = 0; i < e->n; i++) {
         struct banned *slot = &b->key[b->n_keys++ % MAX_BANS];
@@ -78,7 +79,8 @@ bool remote_may_store(struct remote *r, const struct remote_fetch *f,
 
 /* --- what this server erases ------------------------------------------------------------------ */
 
-/* Waits for running appends of fetched chunks; later appends of earlier fetches are refused. */
+/* Waits for running appends of fetched chunks. From then on, appends of fetches that began before
+ * are refused. */
 static void stop_fetches(struct remote *r)
 {
     pthread_mutex_lock(&r->append_lock);
@@ -94,7 +96,7 @@ static void taken_add(void *arg, const struct sha256 *keys, int n)
 {
     struct remote *r = arg;
     pthread_mutex_lock(&r->lock);
-    if (r->n_erasing > 0) { /* otherwise the store finishes an earlier erasure */
+    if (r->n_erasing > 0) { /* if it is 0, the store is finishing an earlier erasure */
         r->taken = xrealloc(r->taken, (size_t)(r->n_taken + n) * sizeof r->taken[0]);
         memcpy(r->taken + r->n_taken, keys, (size_t)n * sizeof keys[0]);
         r->n_taken += n;
@@ -152,7 +154,7 @@ static void turn_around(struct sha256 *keys, int n)
     }
 }
 
-/* [lock] */
+/* [lock] Queues an erasure of n keys, in entries of at most ERASURE_MAX_KEYS. */
 static void publish_keys(struct remote *r, bool is_text, const struct sha256 *keys, int n)
 {
     for (int i = 0; i < n; i += ERASURE_MAX_KEYS)
@@ -229,7 +231,7 @@ int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
     return rc;
 }
 
-/* Removes the chunk of that name if the owner matches. */
+/* Removes the chunk of that name from the remote if it belongs to the owner. */
 static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t owner,
                         struct redis_answer *a, struct err *err)
 {
@@ -241,7 +243,8 @@ static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t
     return unlink_chunk(r, name, a, err);
 }
 
-/* Does one step of a walk over the names of one server's chunks. *cursor is "0" behind the last. */
+/* Does one step of a walk over the names of one server's chunks. *cursor is "0" at the beginning
+ * and after the last step. */
 static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner,
                      struct redis_answer *a, struct redis_answer *one, struct err *err)
 {
@@ -271,7 +274,7 @@ static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner
     return rc;
 }
 
-/* Removes all chunks of an owner. Names do not show the owner, so it checks all chunks. */
+/* Removes all chunks of an owner. Names do not show the owner, so all chunks are checked. */
 static int unlink_owner(struct remote *r, uint64_t owner, struct redis_answer *a,
                         struct err *err)
 {
@@ -317,7 +320,8 @@ static int publish_one(struct remote *r, struct published *p, struct redis_answe
     if (rc == 0 && !p->is_told) {
         p->is_told = true;
         pthread_mutex_lock(&r->lock);
-        remote_ban(r, e); /* others may write these chunks until they have read the entry */
+        /* other servers may write these chunks until they have read the entry */
+        remote_ban(r, e);
         pthread_mutex_unlock(&r->lock);
     }
     if (rc == 0 && !e->is_text)
@@ -374,7 +378,7 @@ void remote_erase_init(struct remote *r)
     pthread_mutex_init(&r->append_lock, NULL);
     r->bans.key = xcalloc(MAX_BANS, sizeof *r->bans.key);
     store_stats(r->o.store, &st);
-    /* Erasures from before cannot concern an empty store. */
+    /* If the store is empty, erasures made before now cannot concern it. */
     r->is_current = st.n_chunks == 0;
     remote_follow_init(r, st.n_chunks == 0);
     store_on_erased(r->o.store, taken_add, r);

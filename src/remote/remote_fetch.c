@@ -1,13 +1,14 @@
 /* remote_fetch.c - the reader's thread: brings chains of chunks into the store.
  *
  *     STRLEN of every key    one round trip: how much of the chain exists, and its size
- *     GETEX of each of these in one go, as far as WINDOW_BYTES allow; their lives are prolonged later
+ *     GETEX of each of these in one go, as far as WINDOW_BYTES allow; their lives are prolonged
+ *     later
  *         each value: verified and appended by another thread (storing.h)
  *     store_commit           once, for all that came
  *
  * A wrong value ends the chain, and is removed from the remote. However a fetch ends, the chunks
- * before are committed and used. One fetch runs at a time; waiting fetches end when their time
- * is over. */
+ * that came before the end are committed and used. One fetch runs at a time; waiting fetches end
+ * when their time is over. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,8 @@
 #include "remote/remote_impl.h"
 #include "remote/storing.h"
 
-/* Values requested and not yet received: bounds the memory of both sides. */
+/* Most bytes of values that are requested and not yet received. It bounds the memory of both
+ * sides. */
 #define WINDOW_BYTES ((uint64_t)32 << 20)
 /* The reader looks this often for cancelled fetches, and for fetches whose time is over. */
 #define LOOK_NS ((int64_t)20 * 1000 * 1000)
@@ -30,12 +32,12 @@
 struct work {
     struct remote *r;
     struct remote_fetch *f;
-    uint64_t *length; /* [n] lengths of the values */
+    uint64_t *length; /* [n] sizes of the values in bytes */
     int n;            /* length of the chain that the remote has */
-    /* Number of these n that were requested; received; stored. */
+    /* How many of these n were requested, received and stored. */
     int n_asked, n_come, n_stored;
-    uint64_t asked_bytes; /* bytes asked for and not received */
-    /* bytes of all n values, and of the n_come complete ones */
+    uint64_t asked_bytes; /* bytes of values requested and not received */
+    /* bytes of all n values, and of the n_come received ones */
     uint64_t all_bytes, come_bytes;
     int n_flight; /* answers that are still to come */
     int n_round_trips;
@@ -120,15 +122,15 @@ static void finish(struct remote_fetch *f)
     done(arg); /* f may be freed now */
 }
 
-/* Ends the fetches whose time is over. */
+/* Ends the waiting fetches whose time is over. */
 static void end_overdue(struct remote *r)
 {
     for (struct remote_fetch *f; (f = take_overdue(r)) != NULL;)
         finish(f);
 }
 
-/* Updates the view. Bytes of an incomplete value count; otherwise a value that drips would be
- * waited for without end. */
+/* Updates the view, by which the policy decides whether the fetch goes on. Bytes of an incomplete
+ * value count as well: otherwise a value that drips in would be waited for without end. */
 static void show_progress(struct work *w)
 {
     w->view.elapsed_s = w->t_transfer != 0 ? since_s(w->t_transfer) : 0;
@@ -201,7 +203,7 @@ static bool is_chunk_size(const struct remote *r, int64_t n)
            (uint64_t)n <= r->o.max_chunk_bytes;
 }
 
-/* Learns how much of the chain is there. */
+/* Learns how much of the chain the remote has. */
 static bool look(struct work *w)
 {
     const struct remote_want *want = &w->f->want;
@@ -238,7 +240,8 @@ static bool look(struct work *w)
 
 /* --- fetching the chunks ---------------------------------------------------------------------- */
 
-/* Sets the reason why less came than the remote seemed to have. It replaces "absent". */
+/* Sets the reason why less came than the remote seemed to have, in place of "absent". Returns
+ * false. */
 static bool instead(struct work *w, enum remote_miss why, const char *text)
 {
     w->f->out.why = REMOTE_MISS_NONE;
@@ -253,7 +256,7 @@ static bool take_value(struct work *w)
     if (w->answer.kind != REDIS_BYTES)
         return refused(w);
     bool goes = storing_give(w->r->storing, &w->answer);
-    w->answer.n_here = 0; /* it is another buffer now */
+    w->answer.n_here = 0; /* the answer is another buffer now */
     return goes;
 }
 
@@ -313,7 +316,8 @@ static void commit(struct work *w)
     if (store_commit(w->r->o.store, &err) == 0) {
         w->f->out.n_chunks = w->n_stored;
         uint32_t ttl_s = remote_ttl_s(w->r, w->f->want.use.ttl_s);
-        for (int i = 0; i < w->n_stored; i++) /* they are used, so they live on */
+        /* chunks that a fetch has brought are used, so their lives in the remote are prolonged */
+        for (int i = 0; i < w->n_stored; i++)
             remote_lease_add(w->r, &w->f->keys[i], ttl_s);
         return;
     }
@@ -360,7 +364,7 @@ static void fetch(struct remote *r, struct remote_fetch *f)
     finish(f);
 }
 
-/* Waits for one answer to the probe. */
+/* Waits for one answer to the probe; ends overdue fetches meanwhile. */
 static int hear_probe(struct link *l, int64_t until, struct err *err)
 {
     struct redis_answer a = {0};
@@ -384,8 +388,8 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
     return rc;
 }
 
-/* Probes the remote, to find out that it is gone before a request does. Fetches that come
- * meanwhile keep their time. */
+/* Probes the remote, to notice before a request does that the remote is gone. Fetches that begin
+ * meanwhile still end when their time is over. */
 static void probe(struct link *l)
 {
     struct err err = {0};

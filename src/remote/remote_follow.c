@@ -34,16 +34,17 @@
 /* How often the writer reads the stream, and how often if chunks wait to be confirmed. */
 #define POLL_NS ((int64_t)1000 * 1000 * 1000)
 #define SOON_NS ((int64_t)50 * 1000 * 1000)
-/* A server without a report for this time is not waited for: it reads the stream before it
- * serves. */
+/* A server that has not reported for this time is not waited for: when it comes back, it reads the
+ * stream before it serves. */
 enum { GONE_S = 30 };
 /* Entries that one command reads: one known entry, and new ones. */
 #define READ_AT_ONCE "9"
-/* Longest time for reading before chunks are written: a stream without an end must not keep
- * chunks from being written. */
+/* Longest time for reading the stream before chunks are written: a stream without an end must not
+ * keep chunks from being written. */
 #define TURN_NS ((int64_t)20 * 1000 * 1000)
 enum { READS_A_TURN = 128 };
-/* Most commands that read the bans: the stream is longer than ERASED_ENTRIES. */
+/* Most commands that read the bans. If they do not suffice, the stream is much longer than
+ * ERASED_ENTRIES. */
 enum { READS_OF_BANS = 4096 };
 #define FIRST_ID "0-0"
 
@@ -60,7 +61,7 @@ static void keep_place(const struct remote *r)
     bool ok = fd >= 0 && write(fd, text, (size_t)n) == n;
     if (fd >= 0)
         ok = close(fd) == 0 && ok;
-    /* After a failure the same entries are read once more at the next start. */
+    /* If the file cannot be written, the next start reads the same entries once more. */
     if (!ok || rename(tmp, r->place_path) != 0)
         log_debug("%s: %s", tmp, strerror(errno));
     free(tmp);
@@ -100,7 +101,8 @@ void remote_follow_init(struct remote *r, bool is_empty)
 /* --- the stream ------------------------------------------------------------------------------- */
 
 struct stream_info {
-    uint64_t n_added, n_kept; /* entries: ever added, and still kept */
+    /* n_added: entries ever added; n_kept: entries that the stream still has */
+    uint64_t n_added, n_kept;
     char last_id[STREAM_ID_BYTES];
 };
 
@@ -180,7 +182,8 @@ static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *
         *any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
         if (gone.n_shared == 0)
             break;
-        n = (int)gone.n_shared - 1; /* another chunk continues keys[n] */
+        /* another chunk continues keys[n], which therefore stays */
+        n = (int)gone.n_shared - 1;
     }
     return rc;
 }
@@ -203,7 +206,7 @@ static int erase_owner(struct remote *r, uint64_t owner, bool *any, struct err *
     return rc;
 }
 
-/* [erase_lock] Reports an erasure to on_erased. */
+/* [erase_lock] Reports an erasure to on_erased if any chunk was erased, and logs a failure. */
 static void erased(struct remote *r, bool any, int rc, const struct err *why)
 {
     if (any && r->on_erased != NULL)
@@ -256,7 +259,7 @@ static int add_owner(void *arg, const struct store_owner_use *u)
     return 0;
 }
 
-/* Erases all chunks: no record tells this server which of them were erased. */
+/* Erases all chunks of this server: it cannot know which of them were erased elsewhere. */
 static void erase_all(struct remote *r)
 {
     struct owners all = {0};
@@ -294,8 +297,8 @@ static int take_entry(struct remote *r, const char *bytes, size_t n, struct eras
     return e->server != r->server ? apply(r, e, a, err) : 0;
 }
 
-/* Carries out the entries of one answer. It begins with the one seen last if the stream still
- * has it (*has_last). *n_new: number of new entries. */
+/* Carries out the entries of one answer. The answer begins with the entry that was seen last, if
+ * the stream still has it (*has_last). *n_new: number of new entries. */
 static int take_entries(struct remote *r, const struct redis_answer *list, bool *has_last,
                         uint64_t *n_new, struct err *err)
 {
@@ -327,7 +330,7 @@ static int take_entries(struct remote *r, const struct redis_answer *list, bool 
 /* The stream's state compared with this server's position. */
 enum stand {
     STAND_OK,
-    STAND_OTHER, /* it is another stream than the one read before */
+    STAND_OTHER, /* the stream is not the one that was read before */
     STAND_GAP    /* entries that this server has not seen are no longer kept */
 };
 
@@ -349,8 +352,8 @@ static void see(struct remote *r, uint64_t n_seen, const char *id)
     copy_text(r->seen_id, sizeof r->seen_id, id, strlen(id));
 }
 
-/* Continues from the stream's state. A server without a position has never taken part before, so
- * dropped entries do not concern it. */
+/* Carries out the consequence of `stand`. A server without a position has never taken part before,
+ * so dropped entries do not concern it. */
 static void settle(struct remote *r, const struct stream_info *s, enum stand stand,
                    uint64_t n_new, bool *more)
 {
@@ -368,7 +371,7 @@ static void settle(struct remote *r, const struct stream_info *s, enum stand sta
     }
 }
 
-/* Reads some entries. *more: there may be others. */
+/* Reads some entries. *more: there may be more entries. */
 static int read_some(struct remote *r, bool *more, struct redis_answer *a, struct err *err)
 {
     struct stream_info s;
@@ -442,7 +445,8 @@ static int ban_entries(struct remote *r, const struct redis_answer *list,
     return n_entries;
 }
 
-/* Bans the chunks of the entries of the last BAN_NS. An entry's id begins with its time. */
+/* Bans the chunks of the entries of the last BAN_NS. An entry's id begins with the time at which it
+ * was added, by the remote's clock. */
 static int read_bans(struct remote *r, int64_t now_ms, struct redis_answer *a,
                      struct err *err)
 {
@@ -450,7 +454,7 @@ static int read_bans(struct remote *r, int64_t now_ms, struct redis_answer *a,
     int64_t from_ms = now_ms - BAN_NS / 1000000;
     int rc = 0, n = 2;
     snprintf(id, sizeof id, "%" PRId64 "-0", from_ms > 0 ? from_ms : 0);
-    /* Each answer but the first begins with the last entry of the one before. */
+    /* Each answer but the first begins with the last entry of the previous answer. */
     for (int i = 0; rc == 0 && n > 1 && i < READS_OF_BANS; i++) {
         rc = stream_read(r, id, a, err);
         if (rc == 0)
@@ -459,7 +463,7 @@ static int read_bans(struct remote *r, int64_t now_ms, struct redis_answer *a,
     if (rc != 0)
         return rc;
     pthread_mutex_lock(&r->lock);
-    if (n > 1) /* more than can be read */
+    if (n > 1) /* the loop ended before all entries were read */
         r->bans.all_until_ns = clock_now_ns() + BAN_NS;
     pthread_mutex_unlock(&r->lock);
     r->has_bans = true;
@@ -499,7 +503,8 @@ static int look_at_places(struct remote *r, struct redis_answer *a, struct err *
         least = seen < least ? seen : least;
     }
     pthread_mutex_lock(&r->lock);
-    r->n_uncounted = 0; /* the stream has been read past these erasures */
+    /* the stream was read past the erasures that this server published */
+    r->n_uncounted = 0;
     r->stats.n_erasures = r->n_seen;
     r->stats.n_erasures_everywhere = least;
     r->stats.n_servers = n_servers;
@@ -517,8 +522,8 @@ int64_t remote_erasures_due_ns(const struct remote *r)
     return r->publish != NULL || left < 0 ? 0 : left;
 }
 
-/* Notes that this server knows all erasures before now_ms, and confirms the chunks that it had
- * written until then. */
+/* Notes that this server knows all erasures before now_ms. Confirms the chunks that it had written
+ * until then. */
 static int know(struct remote *r, int64_t now_ms, uint32_t n_leases, struct redis_answer *a,
                 struct err *err)
 {

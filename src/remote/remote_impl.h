@@ -26,24 +26,24 @@
 #include "store/parcel.h"
 
 enum {
-    MAX_OFFERS = 65536, /* 3 MiB */
-    MAX_BANS = 32768,   /* an erasure takes two for each chunk */
+    MAX_OFFERS = 65536, /* queue of offers: 3 MiB */
+    MAX_BANS = 32768,   /* an erased chunk takes two places */
     MAX_BANNED_OWNERS = 64,
     STREAM_ID_BYTES = 48,
     LINK_OPEN_S = 5, /* time for connecting when no request waits */
     LEASE_MS = 45000,
-    MAX_LEASES = 8192, /* 300 KiB */
+    MAX_LEASES = 8192, /* leases at most: 300 KiB */
 };
 
-/* For this time erased chunks are not fetched. It is longer than any running server takes to read
- * an erasure, and than LEASE_MS. */
+/* Erased chunks are not fetched for this time. It is longer than a running server takes to read an
+ * erasure, and longer than LEASE_MS. */
 #define BAN_NS ((int64_t)60 * 1000 * 1000 * 1000)
 
 /* A connection of one thread. */
 struct link {
     struct remote *r;
     bool tells;              /* this link sets the reported state of the remote */
-    struct cluster *cluster; /* NULL: there is none */
+    struct cluster *cluster; /* NULL: the link is closed */
     struct cluster_seeds seeds;
     int n_failures; /* failures in a row; an answer of the remote ends the row */
     int64_t rest_until_ns;
@@ -53,7 +53,8 @@ struct link {
 struct offer {
     struct sha256 key;
     uint32_t ttl_s;
-    bool removes; /* remove it: the remote's value of this name is wrong */
+    /* the offer is to remove the value: the remote's value of this name is wrong */
+    bool removes;
 };
 
 /* A chunk that this server has written or used, and has not confirmed yet (remote_lease.c). */
@@ -72,15 +73,16 @@ struct bans {
         uint64_t owner;
         int64_t until_ns;
     } owner[MAX_BANNED_OWNERS]; /* [MAX_BANNED_OWNERS] a ring */
-    uint64_t n_keys, n_owners;  /* counts since open */
-    /* More was erased than the rings hold, so nothing is fetched until then. */
+    uint64_t n_keys, n_owners;  /* places ever taken since open */
+    /* More was erased than the rings can hold, so nothing is fetched until this time. */
     int64_t all_until_ns;
 };
 
 /* An erasure by this server that waits to be published. */
 struct published {
     struct published *next;
-    bool is_told; /* it stands in the stream; chunks are still to be removed */
+    /* the entry is in the stream; its chunks must still be removed from the remote */
+    bool is_told;
     struct erasure e;
     struct sha256 keys[];
 };
@@ -100,12 +102,12 @@ struct remote_fetch {
 struct remote {
     struct remote_opts o;
     struct remote_url url;
-    struct tls *tls; /* NULL: none */
+    struct tls *tls; /* NULL: no TLS */
     int stop_fd;     /* readable when the threads are to end */
     pthread_t reader, writer;
     bool has_reader, has_writer;
     struct link read_link, write_link;
-    struct remote_pace pace; /* the reader's */
+    struct remote_pace pace; /* for the reader only */
     struct storing *storing;
 
     pthread_mutex_t lock;
@@ -117,27 +119,29 @@ struct remote {
     struct offer *offers;         /* [MAX_OFFERS] a ring: n_offers from first_offer on */
     uint32_t first_offer, n_offers;
     struct remote_stats stats;
-    /* Counts erasures that have begun here. Fetches from before an erasure store nothing more. */
+    /* Number of erasures that have begun here. Fetches from before an erasure store nothing
+     * more. */
     uint64_t epoch;
-    int n_erasing;        /* erasures that have begun and not ended */
-    struct sha256 *taken; /* [n_taken] chunks that the store has taken away meanwhile */
+    int n_erasing; /* erasures that have begun and not ended */
+    /* [n_taken] chunks that the store has taken away in the present erasure */
+    struct sha256 *taken;
     int n_taken;
     struct published *publish; /* erasures to publish, oldest first */
     uint64_t n_uncounted; /* published erasures that stats.n_erasures does not count yet */
     struct bans bans;
     bool is_current; /* all erasures by others were read once since open */
-    /* The stream was read to its end once since open. Before, nothing is fetched. */
+    /* The stream was read to its end once since open. Until then nothing is fetched. */
     bool may_fetch;
-    struct lease *leases; /* [n_leases], room for MAX_LEASES */
+    struct lease *leases; /* [n_leases] with room for MAX_LEASES; NULL: no lease yet */
     uint32_t n_leases;
 
     pthread_mutex_t erase_lock, append_lock;
     void (*on_erased)(void *arg); /* guarded by erase_lock */
     void *on_erased_arg;
 
-    /* The writer's: */
+    /* The following fields belong to the writer's thread. */
     uint64_t server; /* a random number that identifies this process */
-    /* Number of entries seen in the stream of erasures, from its very first on. */
+    /* Number of entries seen in the stream of erasures, counted from its very first entry. */
     uint64_t n_seen;
     char seen_id[STREAM_ID_BYTES]; /* id of the last entry seen */
     bool has_place;                /* this server has once read the stream to its end */
@@ -146,7 +150,8 @@ struct remote {
     bool skips;
     char *place_path; /* file that keeps seen_id and n_seen across a restart; NULL: none */
     int64_t t_polled;
-    /* The remote's clock before the last reading of the stream that reached its end; 0: none. */
+    /* The remote's clock before the last reading that reached the end of the stream, in ms; 0:
+     * there was none. */
     int64_t read_ms;
     bool has_bans; /* chunks that were erased shortly before open are banned */
     /* Erasures were published or carried out since leases were last settled. */
@@ -157,7 +162,7 @@ struct remote {
 /* Returns whether the link may be used: it is open, or could be opened within timeout_ns. A link
  * that rests is not opened. */
 bool link_ready(struct link *l, int64_t timeout_ns);
-/* Closes a failed link; it rests. */
+/* Closes a failed link and lets it rest. */
 void link_fail(struct link *l, const struct err *why);
 /* Closes a link that has not failed: answers in flight are no longer needed. */
 void link_drop(struct link *l);
@@ -191,23 +196,26 @@ int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
 int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err);
 
 /* --- remote_lease.c --- */
-/* Notes a chunk to be confirmed. Any thread. */
+/* Notes a chunk that must be confirmed. Any thread. */
 void remote_lease_add(struct remote *r, const struct sha256 *key, uint32_t ttl_s);
 uint32_t remote_n_leases(struct remote *r);
-/* Returns a chunk's time to live in the remote. own_s: its own; 0: none. */
+/* Returns a chunk's time to live in the remote. own_s: the chunk's own time to live; 0: it has
+ * none. */
 uint32_t remote_ttl_s(const struct remote *r, uint32_t own_s);
-/* Returns when a chunk that is written now ends unless it is confirmed, by the remote's clock. */
+/* Returns the time at which a chunk that is written now expires unless it is confirmed, in ms by
+ * the remote's clock. */
 int64_t remote_lease_until_ms(const struct remote *r, uint32_t ttl_s);
-/* Asks for the remote's clock. */
+/* Asks for the remote's clock, in ms since 1970. */
 int remote_ask_time(struct remote *r, int64_t *ms, struct redis_answer *a, struct err *err);
-/* Confirms or removes the oldest n. They were noted before the stream was read to its end. */
+/* Confirms or removes the chunks of the oldest n leases, which were noted before the stream was
+ * last read to its end. */
 int remote_leases_settle(struct remote *r, uint32_t n, struct redis_answer *a,
                          struct err *err);
 
 /* --- remote_follow.c --- */
-/* is_empty: the store has no chunk. */
+/* Prepares the following of erasures. is_empty: the store has no chunk. */
 void remote_follow_init(struct remote *r, bool is_empty);
-/* [lock] Returns the nanoseconds until the writer has to run remote_erasures_run; 0: now. */
+/* [lock] Returns the nanoseconds until the writer must call remote_erasures_run; 0: now. */
 int64_t remote_erasures_due_ns(const struct remote *r);
 /* Publishes erasures made here, and carries out those of others. Returns false if the link was
  * closed. */

@@ -28,7 +28,8 @@ enum { COMMANDS_AT_ONCE = 128 };
 void remote_lease_add(struct remote *r, const struct sha256 *key, uint32_t ttl_s)
 {
     pthread_mutex_lock(&r->lock);
-    if (r->n_leases < MAX_LEASES) { /* a lease without room is not renewed, so it ends */
+    /* a chunk whose lease finds no room is not confirmed, so it expires */
+    if (r->n_leases < MAX_LEASES) {
         r->leases[r->n_leases++] = (struct lease){.key = *key, .ttl_s = ttl_s};
         pthread_cond_signal(&r->for_writer);
     }
@@ -103,8 +104,8 @@ static bool is_stored(struct remote *r, const struct sha256 *key)
     return found;
 }
 
-/* Sends EXPIRE, or UNLINK if the chunk may have been erased. After an erasure, that may be true of
- * every chunk that the store no longer has. */
+/* Sends EXPIRE, or UNLINK if the chunk may have been erased. After an erasure, every chunk that the
+ * store no longer has may have been erased. */
 static int settle_one(struct remote *r, const struct lease *l, struct err *err)
 {
     char name[NAME_BYTES], ttl[16];

@@ -37,13 +37,14 @@ void link_drop(struct link *l)
 void link_fail(struct link *l, const struct err *why)
 {
     link_drop(l);
-    if (why->code == ERR_CANCELLED) /* the process ends */
+    if (why->code == ERR_CANCELLED) /* ERR_CANCELLED is no failure: the process ends */
         return;
     double rest_s = backoff_s(++l->n_failures, seed_of(l));
     l->rest_until_ns = clock_now_ns() + (int64_t)(rest_s * 1e9);
     pthread_mutex_lock(&l->r->lock);
     l->r->stats.n_failures++;
-    pthread_cond_broadcast(&l->r->drained); /* not worth waiting for any longer */
+    /* ends the wait for the writer at the end of the process */
+    pthread_cond_broadcast(&l->r->drained);
     pthread_mutex_unlock(&l->r->lock);
     tell_state(l, false, why->msg);
 }

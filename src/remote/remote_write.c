@@ -3,9 +3,9 @@
  *     STRLEN of up to ROUND_OFFERS keys      chunks that the remote has are not written again
  *     parcel_read, SET                one chunk after the other: memory for only one chunk
  *
- * An offer leaves the queue when the remote has answered. If a connection fails, it stays there
- * until the remote is back. If the remote refuses it (it is full), the offer is dropped, and the
- * writer rests. */
+ * An offer leaves the queue when the remote has answered. If the connection fails, the offer stays
+ * in the queue until the remote is back. If the remote refuses the chunk because it is full, the
+ * offer is dropped, and the writer rests. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "remote/remote_impl.h"
 
-/* A chunk on which the connection fails this often is dropped: it may be the cause. */
+/* Number of connection failures after which a chunk is dropped: it may be their cause. */
 enum { MOST_TRIES = 3 };
 enum { ROUND_OFFERS = 64, READS_IN_FLIGHT = 16, WRITER_NICE = 10 };
 
@@ -30,7 +30,8 @@ struct round {
     struct offer offer[ROUND_OFFERS];
     bool is_there[ROUND_OFFERS];
     int n, n_done;
-    bool writes;    /* the first n_done are settled; the next one is being written */
+    /* the first n_done offers are settled, and the next one is being written */
+    bool writes;
     struct err err; /* code != 0: the connection has failed, or the remote refuses */
 };
 
@@ -58,7 +59,7 @@ static bool remove_value(struct round *b, const struct offer *o)
     return ask(b, args, 2);
 }
 
-/* Reads the chunk from the store. Returns false if it cannot. */
+/* Reads the chunk from the store. Returns false if the store does not have it or cannot read it. */
 static bool read_chunk(struct round *b, const struct offer *o)
 {
     struct remote *r = b->r;
@@ -97,7 +98,7 @@ static bool write_chunk(struct round *b, const struct offer *o)
         return false;
     if (b->answer.kind == REDIS_REFUSED) {
         count(r, &r->stats.n_refused, 1);
-        b->n_done++; /* this offer is dropped */
+        b->n_done++; /* the offer is dropped */
         err_set(&b->err, -ENOSPC, "the remote refuses: %.120s",
                 (const char *)b->answer.bytes);
         return false;
@@ -140,7 +141,7 @@ static bool is_erasure_due(struct remote *r)
     return is_due;
 }
 
-/* Settles the offers, until the remote fails or refuses. */
+/* Settles the offers until all are settled, or the remote fails or refuses. */
 static void work(struct round *b)
 {
     struct remote *r = b->r;
@@ -202,7 +203,7 @@ void *remote_writer_main(void *remote)
     struct link *l = &r->write_link;
     struct store_reader *reader = NULL;
     struct parcel parcel = {0};
-    /* Decodes have priority. */
+    /* Decodes go before the writer. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     pthread_mutex_lock(&r->lock);
     while (!r->quit) {

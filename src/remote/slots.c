@@ -109,7 +109,7 @@ static bool copy_host(struct word w, struct slots_node *out)
     return true;
 }
 
-/* Reads "host:port"; a missing host is self's. */
+/* Reads "host:port"; if the host is missing, takes self's host. */
 static bool address_of(struct word w, const struct slots_node *self, struct slots_node *out)
 {
     size_t colon = w.n;
@@ -192,7 +192,7 @@ static int take_line(struct slots *s, struct word line, const struct slots_node 
     for (int i = 0; i < UNUSED_WORDS; i++)
         (void)next_word(&line);
     struct word slots = next_word(&line);
-    if (slots.n == 0) /* the server may just have left, and has no slots */
+    if (slots.n == 0) /* the server may just have left the cluster, and have no slots */
         return 0;
     int owner = slots_node_index(s, &node);
     if (owner < 0)
@@ -209,7 +209,8 @@ int slots_parse(const char *text, size_t n, const struct slots_node *self, bool 
 {
     struct word rest = {text, n};
     int rc = 0;
-    memset(out, 0, sizeof *out); /* too large for a temporary on a small stack */
+    /* a temporary struct would be too large for a small stack */
+    memset(out, 0, sizeof *out);
     memset(out->owner, SLOTS_NOBODY, sizeof out->owner);
     while (rc == 0 && rest.n > 0) {
         struct word line = next_line(&rest);

@@ -34,10 +34,11 @@ int slot_of(const void *key, size_t n);
 int slots_parse(const char *text, size_t n, const struct slots_node *self, bool by_name,
                 struct slots *out, struct err *err);
 
-/* Reads "MOVED 3999 host:port" and "ASK ...". self: as above. Returns false if the text is
- * neither. */
+/* Reads "MOVED 3999 host:port" and "ASK ...". self: address of the answering server, for a missing
+ * host. Returns false if the text is neither. */
 struct redirection {
-    bool is_for_good; /* MOVED: from now on */
+    /* MOVED: valid from now on; false: ASK, valid for this command only */
+    bool is_for_good;
     int slot;
     struct slots_node to;
 };

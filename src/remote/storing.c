@@ -12,7 +12,7 @@ struct storing {
     struct remote *r;
     pthread_t thread;
     bool has_thread;
-    /* The thread's while is_busy, else the reader's. */
+    /* The thread owns these while is_busy is set, otherwise the reader. */
     struct remote_fetch *f;
     struct redis_answer value;
     struct stored out;
@@ -31,8 +31,8 @@ static void miss(struct storing *s, enum remote_miss why, const char *text)
     snprintf(s->out.text, sizeof s->out.text, "%.159s", text);
 }
 
-/* Ends the chain at a wrong value, and has it removed, so that a server that has the chunk
- * writes it anew. */
+/* Ends the chain at a wrong value. Has the value removed from the remote, so that a server that has
+ * the chunk writes it anew. */
 static void is_wrong(struct storing *s, const char *why)
 {
     char text[160];

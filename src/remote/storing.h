@@ -18,14 +18,14 @@ void storing_destroy(struct storing *s); /* NULL is allowed */
 
 /* Begins the chunks of a fetch: the next one handed over is f->keys[0]. */
 void storing_begin(struct storing *s, struct remote_fetch *f);
-/* Hands the next chunk over, after waiting for the one before. *value is exchanged for the buffer
- * of the chunk before. Returns false if a chunk could not be stored. */
+/* Waits until the previous chunk is stored, then hands the next one over. *value is exchanged for
+ * the buffer of the previous chunk. Returns false if a chunk could not be stored. */
 bool storing_give(struct storing *s, struct redis_answer *value);
-/* Waits for the last chunk. */
+/* Result of a fetch's chunks, after the last one. */
 struct stored {
     int n;            /* chunks stored */
-    uint64_t n_bytes; /* their bytes */
-    /* why the next chunk was not stored; REMOTE_MISS_NONE: all were */
+    uint64_t n_bytes; /* bytes of these chunks */
+    /* reason why the next chunk was not stored; REMOTE_MISS_NONE: all were stored */
     enum remote_miss why;
     char text[160];
 };

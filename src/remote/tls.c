@@ -118,7 +118,7 @@ int tls_open(const struct tls_opts *o, struct tls **out, struct err *err)
     SSL_CTX_set_verify(t->ctx, SSL_VERIFY_PEER, NULL);
     SSL_CTX_set_mode(t->ctx,
                      SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-    SSL_CTX_set_read_ahead(t->ctx, 1); /* several records with one call of recv */
+    SSL_CTX_set_read_ahead(t->ctx, 1); /* one call of recv may read several records */
     int rc = load(t->ctx, o, err);
     if (rc != 0) {
         tls_close(t);
@@ -180,7 +180,8 @@ void tls_session_close(struct tls_session *s)
     free(s);
 }
 
-/* Interprets a call that has moved n bytes. */
+/* Interprets the result n of a TLS call. Returns n if bytes were moved, 0 if the socket must first
+ * be ready for *events, or a code. */
 static ssize_t judge(struct tls_session *s, int n, short *events, struct err *err)
 {
     if (n > 0)

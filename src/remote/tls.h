@@ -16,7 +16,7 @@ struct tls;
 
 struct tls_opts {
     const char *ca_file; /* PEM: trusted authorities; NULL: those of the system */
-    /* PEM: this process's own certificate and key; NULL: none. */
+    /* PEM: this process's own certificate and key; NULL: it has none. */
     const char *cert_file, *key_file;
 };
 
@@ -24,7 +24,7 @@ struct tls_opts {
 int tls_open(const struct tls_opts *o, struct tls **out, struct err *err);
 void tls_close(struct tls *t); /* NULL is allowed */
 
-/* One connection over a non-blocking socket, which stays the caller's. */
+/* One connection over a non-blocking socket. The socket stays the caller's. */
 struct tls_session;
 int tls_session_open(const struct tls *t, int fd, const char *host,
                      struct tls_session **out, struct err *err);

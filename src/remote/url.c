@@ -19,7 +19,7 @@ static int hex(char c)
                                   : -1;
 }
 
-/* Copies [from, end) with percent escapes resolved. Returns false if it is too long or
+/* Copies [from, end) with percent escapes resolved. Returns false if the text is too long or
  * malformed. */
 static bool decode(const char *from, const char *end, char out[REMOTE_URL_BYTES])
 {
@@ -92,7 +92,8 @@ static int parse_host(const char *from, const char *end, struct remote_url *out,
     return 0;
 }
 
-/* Returns the text behind the scheme; NULL if the scheme is not known. */
+/* Returns the text behind the scheme; NULL if the scheme is not known. *has_tls: the scheme is
+ * rediss://. */
 static const char *behind_scheme(const char *text, bool *has_tls)
 {
     static const char plain[] = "redis://", tls[] = "rediss://";

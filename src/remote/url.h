@@ -15,7 +15,7 @@ enum { REMOTE_URL_BYTES = 256, REMOTE_DEFAULT_PORT = 6379, REMOTE_MAX_DB = 65535
 struct remote_url {
     char host[REMOTE_URL_BYTES];
     char user[REMOTE_URL_BYTES];     /* "": the default user */
-    char password[REMOTE_URL_BYTES]; /* "": none */
+    char password[REMOTE_URL_BYTES]; /* "": no password */
     int port, db;
     bool has_tls;
 };

@@ -66,7 +66,7 @@ static int connect_to(struct wire *w, const struct addrinfo *a, int64_t deadline
                                  : err_set(err, -fault, "connecting: %s", strerror(fault));
 }
 
-/* Starts TLS: the peer proves its identity. */
+/* Starts TLS, in which the peer proves its identity. */
 static int shake(struct wire *w, const struct tls *tls, const char *host,
                  int64_t deadline_ns, struct err *err)
 {

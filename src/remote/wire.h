@@ -21,13 +21,14 @@ struct wire {
     struct tls_session *session; /* NULL: no TLS */
 };
 
-/* tls: NULL for none. The system resolves the host's name, which may take longer than the
- * deadline. */
+/* Connects to a server. tls NULL: without TLS. The system resolves the host's name, which may take
+ * longer than the deadline. */
 int wire_open(struct wire *w, const char *host, int port, int stop_fd,
               const struct tls *tls, int64_t deadline_ns, struct err *err);
 void wire_close(struct wire *w);
 
-/* Sends bytes [*n_sent, n), and increases *n_sent. After -ETIMEDOUT it may be called again. */
+/* Sends bytes [*n_sent, n), and increases *n_sent by the bytes sent. After -ETIMEDOUT it may be
+ * called again. */
 int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
               int64_t deadline_ns, struct err *err);
 /* Returns how many bytes came, at least one, or a code. */
