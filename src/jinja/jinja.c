@@ -98,7 +98,7 @@ void jinja_leave(struct jinja *j)
 
 /* --- text that grows ---------------------------------------------------------------- */
 
-/* Alone in its arena a text grows in place: blocks whose size is a multiple of the arena's
+/* In an arena of its own a text grows in place: blocks whose size is a multiple of the arena's
  * alignment follow each other without a gap. */
 static void jbuf_extend(struct jinja *j, struct jbuf *b, size_t n)
 {
@@ -158,13 +158,15 @@ void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
     va_start(ap, fmt);
     int n = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    CHECK(n >= 0 && (size_t)n < sizeof text); /* callers bound the text that they print */
+    /* callers bound the length of the text that they print */
+    CHECK(n >= 0 && (size_t)n < sizeof text);
     jbuf_put(j, b, text, (size_t)n);
 }
 
 /* --- compile ------------------------------------------------------------------------ */
 
-/* Returns a code: any call between the setjmp and the end may jump back here. */
+/* Parses the source into t. Returns a code, because any call between the setjmp and the end may
+ * jump back here. */
 static int parse_into(struct jinja *j, struct jinja_template *t, struct jstr source)
 {
     if (setjmp(j->escape) != 0)
@@ -286,7 +288,7 @@ static int hand_over(const struct jinja_template *t, const struct jbuf *out,
 int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
                         char **text, size_t *n, uint8_t **foreign, struct err *err)
 {
-    /* printed bytes are counted after they were printed, so leave room for the last print */
+    /* printed bytes are counted only after they were printed, so room is left for the last print */
     enum { LAST_PRINT = 1 << 20 };
     *text = NULL;
     *n = 0;

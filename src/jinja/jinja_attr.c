@@ -1,9 +1,9 @@
 /* jinja_attr.c - attributes and items of values, and calls of methods and functions.
  *
  * Jinja's rule: `x.name` looks for Python's attribute first and then for the item; `x['name']`
- * looks in the opposite order.  So a dict's `items` is a method even if the dict has such a key,
- * unless brackets are used.  The attributes of Python's own types are therefore listed here.  A
- * name that neither has is undefined; using it is the error.
+ * looks in the opposite order. So a dict's `items` is a method even if the dict has such a key,
+ * unless brackets are used. The attributes of Python's own types are therefore listed here. A name
+ * that is neither an attribute nor an item is undefined. Only its use is an error.
  *
  * The sandbox: methods that would change a value can be named but not called, and neither can
  * anything whose name begins with an underscore. */
@@ -44,7 +44,7 @@ void jcall_bind(struct jinja *j, const struct jcall *c, const char *const *names
 
 /* --- attributes --------------------------------------------------------------------- */
 
-/* The attributes of a Python type: those that can be called, and those that the sandbox blocks. */
+/* The attributes of a Python type: `safe` can be called, and the sandbox blocks `unsafe`. */
 struct type_attrs {
     const char *const *safe;
     const char *const *unsafe;
@@ -81,7 +81,7 @@ static struct type_attrs attrs_of(const struct jval *v)
     return (struct type_attrs){v->kind == J_TUPLE ? tuple_safe : none_at_all, none_at_all};
 }
 
-/* Returns Jinja's name for the type of an object that lacks something. */
+/* Returns Jinja's name for the type of an object that lacks an attribute or item. */
 static const char *object_type(const struct jval *v)
 {
     static const char *const names[] = {
@@ -183,7 +183,8 @@ struct jval jval_getattr(struct jinja *j, const struct jval *v, struct jstr name
     return there != NULL ? *there : undefined(j, v, &key, false);
 }
 
-/* Gives the item at position i, counted from the end if i is negative. */
+/* Sets *out to the item at position i, counted from the end if i is negative. Returns false if
+ * there is none. */
 static bool item_at(struct jinja *j, const struct jval *v, int64_t i, struct jval *out)
 {
     if (v->kind != J_STR && v->kind != J_LIST && v->kind != J_TUPLE && v->kind != J_RANGE)

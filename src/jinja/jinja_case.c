@@ -9,10 +9,12 @@
 
 #include "base/utf8.h"
 
-/* Ranges of letters: pairs that lie `step` apart (upper + step = lower), or that alternate (step 0:
- * upper letters have the parity of `first`). */
+/* Ranges of letters. In a range either each upper letter is paired with the lower letter `step`
+ * behind it, or upper and lower letters alternate (step 0: upper letters have the parity of
+ * `first`). */
 static const struct {
-    uint16_t first, last; /* range of the upper letters; of all letters if they alternate */
+    /* range of the upper letters; if letters alternate, of all letters */
+    uint16_t first, last;
     uint16_t step;
 } pairs[] = {
     {'A', 'Z', 32},     {0xC0, 0xD6, 32},   {0xD8, 0xDE, 32},   {0x100, 0x12F, 0},
@@ -81,7 +83,7 @@ static void put_cased(struct jinja *j, struct jbuf *b, const char *from, uint32_
                       enum letter want)
 {
     uint32_t other;
-    /* already lower case; its upper case has two letters */
+    /* U+00DF is already lower case; its upper case has two letters. */
     if (cp == 0xDF && want == LOWER) {
         put_char(j, b, from, cp);
         return;
@@ -128,7 +130,7 @@ struct jstr jstr_capitalize(struct jinja *j, struct jstr s)
     return jval_buf(&b).str;
 }
 
-/* str.title: a letter that follows a letter becomes lower case, any other upper case. */
+/* str.title: a letter that follows a letter becomes lower case, any other letter upper case. */
 struct jstr jstr_title(struct jinja *j, struct jstr s)
 {
     struct jbuf b = {0};
@@ -142,7 +144,7 @@ struct jstr jstr_title(struct jinja *j, struct jstr s)
     return jval_buf(&b).str;
 }
 
-/* The filter `title`: a word begins after any of - ( { [ < and whitespace. */
+/* The filter `title`: a word begins after whitespace and after each of - ( { [ < */
 struct jstr jstr_title_filter(struct jinja *j, struct jstr s)
 {
     struct jbuf b = {0};

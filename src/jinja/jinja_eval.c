@@ -35,10 +35,10 @@ static int64_t floor_div(struct jinja *j, int64_t a, int64_t b)
     return q - (a % b != 0 && (a < 0) != (b < 0));
 }
 
-/* The result has the sign of b. */
+/* Returns a mod b, with the sign of b as in Python. */
 static int64_t floor_mod(int64_t a, int64_t b)
 {
-    int64_t r = b == -1 ? 0 : a % b; /* dividing the least number by -1 traps */
+    int64_t r = b == -1 ? 0 : a % b; /* dividing the least integer by -1 would trap */
     return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
 
@@ -49,7 +49,8 @@ static int64_t int_pow(struct jinja *j, int64_t base, int64_t exponent)
         return 1;
     if (base == 0 || base == -1)
         return base == 0 ? 0 : exponent % 2 == 0 ? 1 : -1;
-    for (int64_t i = 0; i < exponent; i++) /* at most 63 rounds until it overflows */
+    /* the product overflows after at most 63 rounds */
+    for (int64_t i = 0; i < exponent; i++)
         if (__builtin_mul_overflow(out, base, &out))
             fail_overflow(j);
     return out;
@@ -335,7 +336,8 @@ static struct jval eval_test(struct jinja *j, struct jscope *s, const struct jno
 static struct jval eval_name(struct jinja *j, struct jscope *s, const struct jnode *n)
 {
     const struct jval *v = jscope_find(j, s, n->name);
-    if (v == NULL && jstr_is(n->name, "self")) /* gives access to the template's blocks */
+    /* `self` would give access to the template's blocks */
+    if (v == NULL && jstr_is(n->name, "self"))
         jinja_fail(j, ERR_UNSUPPORTED, "'self' is not supported");
     return v != NULL && v->kind != J_MISSING ? *v : jval_undef_name(j, n->name);
 }

@@ -287,12 +287,12 @@ static struct jval not_provided(struct jinja *j, struct jstr name)
     struct jbuf b = {0};
     jbuf_puts(j, &b, "parameter '");
     jbuf_put(j, &b, name.s, name.n);
-    /* includes the final zero */
+    /* `sizeof` counts the final zero, which ends the hint. */
     jbuf_put(j, &b, "' was not provided", sizeof "' was not provided");
     return jval_undef_hint(j, b.s);
 }
 
-/* Makes variables of the arguments; all exist before a default is evaluated. */
+/* Makes variables of the arguments. All variables exist before a default is evaluated. */
 static void bind_params(struct jinja *j, struct jscope *s, const struct jnode *macro,
                         const struct jcall *c)
 {
@@ -342,7 +342,7 @@ static void exec_call_block(struct jinja *j, struct jscope *s, const struct jnod
     value.line = caller.line = n->line;
     caller.name = JLIT("caller");
     caller.a = &value;
-    /* put first in a list of its own, so that the tree stays unchanged */
+    /* The caller argument goes first in a list of its own, so that the tree stays unchanged. */
     caller.next = call.b;
     call.b = &caller;
     struct jval v = jinja_eval(j, s, &call);
@@ -369,7 +369,7 @@ static enum flow exec_with(struct jinja *j, struct jscope *s, const struct jnode
 {
     struct jscope *inner = scope_open(j, s, n);
     for (const struct jnode *set = n->a; set != NULL; set = set->next)
-        /* evaluated in the outer scope */
+        /* The value is evaluated in the outer scope. */
         assign(j, inner, set->a, jinja_eval(j, s, set->b));
     return exec_list(j, inner, n->body);
 }
@@ -401,7 +401,8 @@ static enum flow exec_one(struct jinja *j, struct jscope *s, const struct jnode 
     case N_FOR:
         return exec_for(j, s, n);
     case N_SET:
-        if (n->a->kind == N_NSREF) /* checked before the value is evaluated, as in Jinja */
+        /* the namespace is checked before the value is evaluated, as in Jinja */
+        if (n->a->kind == N_NSREF)
             namespace_of(j, s, n->a);
         v = jinja_eval(j, s, n->b);
         j->line = n->line;

@@ -219,7 +219,7 @@ static struct jnode *parse_string(struct jparser *p)
         p->t++;
         return n;
     }
-    struct jbuf b = {0}; /* 'a' 'b' is 'ab' */
+    struct jbuf b = {0}; /* adjacent strings are joined: 'a' 'b' is 'ab' */
     for (; p->t->kind == T_STRING; p->t++)
         jbuf_put(p->j, &b, p->t->text.s, p->t->text.n);
     n->value = jval_buf(&b);
@@ -426,7 +426,8 @@ struct jnode *jexpr_filters(struct jparser *p, struct jnode *input, bool first_i
     return n;
 }
 
-/* Returns whether a test's argument without parentheses may begin here: "x is divisibleby 3". */
+/* Returns whether the present token may begin a test's argument without parentheses, as in "x is
+ * divisibleby 3". */
 static bool at_bare_argument(const struct jparser *p)
 {
     if (p->t->kind == T_NAME)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Jinja's filters that are not implemented; any other name is unknown. */
+/* Names of Jinja's filters that are not implemented here. Any other name is unknown. */
 static const char *const absent[] = {
     "batch",  "center",    "filesizeformat", "forceescape", "groupby",
     "pprint", "random",    "slice",          "striptags",   "urlencode",
@@ -107,7 +107,7 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
     struct jval a[3];
     jcall_bind(j, c, names, 3, 0, a);
     jval_need(j, &c->self);
-    /* s += newline: only a plain str can do that */
+    /* Jinja computes s += newline, which only a plain str supports. */
     if (c->self.kind != J_STR || c->self.safe)
         jinja_fail(j, c->self.safe ? ERR_UNSUPPORTED : ERR_MISMATCH,
                    "indent: the value must be str, not %s", jval_type(&c->self));
@@ -117,7 +117,8 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
     bool first = flag(j, &a[1]), blank = flag(j, &a[2]);
     struct jbuf whole = {0}, b = {0};
     jbuf_put(j, &whole, c->self.str.s, c->self.str.n);
-    jbuf_puts(j, &whole, "\n"); /* as in Jinja, so that an empty value is one line */
+    /* Jinja appends a newline, too, so that an empty value has one line */
+    jbuf_puts(j, &whole, "\n");
     const struct jval lines = jstr_splitlines(j, (struct jstr){whole.s, whole.n}, false);
     for (size_t i = 0; i < lines.seq->n; i++) {
         struct jstr line = lines.seq->at[i].str;
@@ -137,7 +138,7 @@ static struct jval f_truncate(struct jinja *j, const struct jcall *c)
     static const char *const names[] = {"length", "killwords", "end", "leeway"};
     struct jval a[4];
     jcall_bind(j, c, names, 4, 0, a);
-    if (c->self.kind == J_UNDEF) /* an undefined value has length 0 */
+    if (c->self.kind == J_UNDEF) /* an undefined value has length 0, as in Jinja */
         return c->self;
     if (c->self.kind != J_STR || (a[2].kind != J_STR && a[2].kind != J_MISSING))
         jinja_fail(j, ERR_MISMATCH, "truncate: a str is required, not %s",
@@ -213,7 +214,7 @@ static struct jval f_tojson(struct jinja *j, const struct jcall *c)
 /* --- numbers ------------------------------------------------------------------------ */
 
 /* Reads a decimal integer like Python's int(): blanks around it, a sign, underscores between
- * digits. Returns whether it is one; an integer beyond 64 bits fails. */
+ * digits. Returns whether the text is an integer. An integer beyond 64 bits fails. */
 static bool read_int(struct jinja *j, struct jstr s, int64_t *out)
 {
     struct jval blank = jval_none();
@@ -228,7 +229,7 @@ static bool read_int(struct jinja *j, struct jstr s, int64_t *out)
             return false;
         digit = is_digit;
         if (is_digit)
-            /* subtracts, because negative numbers reach further */
+            /* The sum is kept negative, because negative numbers reach one further. */
             overflow |= __builtin_mul_overflow(v, 10, &v) ||
                         __builtin_sub_overflow(v, s.s[i] - '0', &v);
     }
@@ -240,7 +241,7 @@ static bool read_int(struct jinja *j, struct jstr s, int64_t *out)
     return true;
 }
 
-/* Reads what float() reads, limited to strtod's decimal forms. */
+/* Reads a real number like Python's float(), but only in strtod's decimal forms. */
 static bool read_real(struct jinja *j, struct jstr s, double *out)
 {
     struct jval blank = jval_none();
@@ -250,7 +251,7 @@ static bool read_real(struct jinja *j, struct jstr s, double *out)
         return false;
     for (size_t i = 0; i < s.n; i++)
         if (s.s[i] == 0 || strchr("0123456789+-.eE", s.s[i]) == NULL)
-            return false; /* "inf", "nan", "1_0" and 0x1p3 are not accepted */
+            return false; /* forms such as "inf", "nan", "1_0" and 0x1p3 are not accepted */
     memcpy(text, s.s, s.n);
     text[s.n] = 0;
     *out = strtod(text, &end);
@@ -338,7 +339,8 @@ static struct jval f_round(struct jinja *j, const struct jcall *c)
     if (common && c->self.kind != J_REAL)
         return jval_int(jval_as_int(&c->self));
     double f = jval_as_real(&c->self);
-    return jval_real(common ? nearbyint(f) : up ? ceil(f) : floor(f)); /* half to even */
+    /* nearbyint rounds halves to even */
+    return jval_real(common ? nearbyint(f) : up ? ceil(f) : floor(f));
 }
 
 /* --- either ------------------------------------------------------------------------- */
@@ -358,7 +360,8 @@ static struct jval f_attr(struct jinja *j, const struct jcall *c)
     static const char *const names[] = {"name"};
     struct jval name;
     jcall_bind(j, c, names, 1, 1, &name);
-    if (name.kind != J_STR || c->self.kind == J_DICT) /* attributes only, never items */
+    /* the filter attr finds attributes only, never items */
+    if (name.kind != J_STR || c->self.kind == J_DICT)
         jinja_fail(j, ERR_UNSUPPORTED, "attr of a '%s'", jval_type(&c->self));
     return jval_getattr(j, &c->self, name.str);
 }

@@ -148,7 +148,7 @@ static struct jval f_reverse(struct jinja *j, const struct jcall *c)
     if (!jval_iterable(&c->self))
         jinja_fail(j, ERR_MISMATCH, "argument must be iterable");
     const struct jseq *q = jval_items(j, &c->self);
-    /* Jinja returns an iterator for values that Python can reverse in place, and a list for
+    /* Jinja returns an iterator for values that Python can reverse in place, and a list for all
      * others. */
     bool listed = c->self.kind == J_ITER;
     struct jval out = jval_seq(j, listed ? J_LIST : J_ITER, q->n);
@@ -273,7 +273,8 @@ static struct jval f_map(struct jinja *j, const struct jcall *c)
 {
     bool by_attribute = c->n_args == 0 && jcall_kwarg(c, "attribute") != NULL;
     if (!jval_truth(j, &c->self) && c->self.kind != J_ITER)
-        /* also for None, over which no other filter may iterate */
+        /* A false value gives an empty list. That includes None, over which no other filter may
+         * iterate. */
         return jval_seq(j, J_ITER, 0);
     if (!by_attribute && (c->n_args == 0 || c->args[0].kind != J_STR))
         jinja_fail(j, ERR_MISMATCH, "map requires a filter argument");

@@ -22,13 +22,13 @@ struct format {
     struct jstr text;
     size_t at;
     const struct jval *args;
-    size_t used; /* arguments used so far */
-    bool by_key; /* a conversion had a key */
+    size_t used; /* number of arguments used so far */
+    bool by_key; /* a conversion has used a key */
 };
 
 struct spec {
     bool left, zero, plus, blank, alternate;
-    int64_t width, precision; /* -1: none */
+    int64_t width, precision; /* -1: not given */
     char conversion;
 };
 
@@ -52,7 +52,8 @@ static char peek(struct format *f)
 
 /* --- the parts of a conversion --------------------------------------------------------- */
 
-/* Reads the value of (key), or nothing if there is no key. Parentheses inside a key nest. */
+/* Reads the value that (key) names. Returns false if there is no key. Parentheses inside a key
+ * nest. */
 static bool read_key(struct format *f, struct jval *out)
 {
     if (peek(f) != '(')
@@ -95,7 +96,7 @@ static void read_flags(struct format *f, struct spec *s)
         }
 }
 
-/* Reads digits, or takes the next argument for *. */
+/* Reads digits, or takes the next argument for *. Returns `otherwise` if there is neither. */
 static int64_t read_number(struct format *f, int64_t otherwise, int64_t most)
 {
     int64_t n = otherwise;
@@ -120,7 +121,7 @@ static struct spec read_spec(struct format *f)
     struct spec s = {.precision = -1};
     read_flags(f, &s);
     s.width = read_number(f, 0, MAX_WIDTH);
-    if (s.width < 0) { /* negative, from a * */
+    if (s.width < 0) { /* only a width from * can be negative; it means left-aligned */
         s.left = true;
         s.width = -s.width;
     }
@@ -177,7 +178,7 @@ static void put_text(struct format *f, struct jbuf *b, const struct spec *s,
     put_padded(f, b, s, JLIT(""), body, n, false);
 }
 
-/* Prints a character: a text of one character, or a code. */
+/* Prints one character, given as a text of one character or as its code. */
 static void put_char(struct format *f, struct jbuf *b, const struct spec *s,
                      const struct jval *v)
 {
@@ -209,7 +210,7 @@ static int64_t int_of(struct format *f, const struct spec *s, const struct jval 
     if (!(fabs(v->f) < 9e18))
         jinja_fail(f->j, isfinite(v->f) ? ERR_UNSUPPORTED : ERR_MISMATCH,
                    "%%%c format: a number that is too large", s->conversion);
-    return (int64_t)v->f; /* towards zero */
+    return (int64_t)v->f; /* the conversion to an integer truncates towards zero */
 }
 
 static void put_int(struct format *f, struct jbuf *b, const struct spec *s,
@@ -250,7 +251,7 @@ static void put_real(struct format *f, struct jbuf *b, const struct spec *s,
     snprintf(how, sizeof how, s->alternate ? "%%#.*%c" : "%%.*%c", s->conversion);
     bool negative = signbit(x) && !isnan(x);
     if (isnan(x))
-        x = fabs(x); /* printed without a sign */
+        x = fabs(x); /* the sign is printed separately */
     size_t room = 400 + (size_t)precision;
     char *digits = jinja_alloc(f->j, room);
 #pragma GCC diagnostic push

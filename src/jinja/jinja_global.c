@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { MAX_RANGE = 100000 }; /* the limit of Jinja's sandbox */
+enum { MAX_RANGE = 100000 }; /* as in Jinja's sandbox */
 
 static int64_t range_part(struct jinja *j, const struct jval *v)
 {
@@ -90,7 +90,8 @@ static void check_format(struct jinja *j, struct jstr s)
                        "strftime_now: a format with zeros, or too long");
         if (s.s[i] != '%')
             continue;
-        i += i + 1 < s.n && s.s[i + 1] == '-'; /* accepts "%-d", which means no padding */
+        /* accepts "%-d" and the like, where "-" means no padding */
+        i += i + 1 < s.n && s.s[i + 1] == '-';
         if (++i >= s.n || s.s[i] == 0 ||
             strchr("aAbBcdDeFHIjmMpRSTuUwWxXyYnt%", s.s[i]) == NULL)
             jinja_fail(j, ERR_UNSUPPORTED,

@@ -34,7 +34,7 @@
 struct jbuf { /* text that grows in the render's arena, or alone in an arena of its own */
     char *s;
     size_t n, cap;
-    struct arena *own; /* NULL: the render's arena */
+    struct arena *own; /* arena of its own; NULL: the render's arena */
 };
 
 struct jinja {
@@ -55,10 +55,12 @@ struct jinja {
 
 _Noreturn void jinja_fail(struct jinja *j, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-_Noreturn void jinja_raise(struct jinja *j, const char *s, size_t n); /* raise_exception */
-void *jinja_alloc(struct jinja *j, size_t n);                         /* never NULL */
+/* fails with raise_exception's message */
+_Noreturn void jinja_raise(struct jinja *j, const char *s, size_t n);
+/* never returns NULL */
+void *jinja_alloc(struct jinja *j, size_t n);
 void *jinja_calloc(struct jinja *j, size_t n, size_t size);
-/* counts a step, and one more for each 64 bytes */
+/* counts one step, and one more for each 64 bytes */
 void jinja_charge(struct jinja *j, size_t bytes);
 void jinja_enter(struct jinja *j); /* goes one level deeper */
 void jinja_leave(struct jinja *j); /* goes back one level; a failure needs no leave */
@@ -78,7 +80,8 @@ struct jstr {
 };
 
 #define JLIT(text) ((struct jstr){"" text, sizeof(text) - 1})
-#define JARG(str)  (int)((str).n < 200 ? (str).n : 200), (str).s /* for "%.*s" in messages */
+/* arguments for "%.*s" in messages, which shows at most 200 bytes */
+#define JARG(str) (int)((str).n < 200 ? (str).n : 200), (str).s
 
 enum jkind {
     J_MISSING, /* no value at all: an argument that was not given */
@@ -134,9 +137,9 @@ struct jdict { /* in order of insertion; searched from the front */
     size_t n, cap;
 };
 
-struct jundef { /* why it is undefined, for the message when it is used */
+struct jundef { /* reason why a value is undefined, for the message when it is used */
     enum { UNDEF_NAME, UNDEF_ATTR, UNDEF_ITEM, UNDEF_HINT, UNDEF_UNSAFE } why;
-    struct jstr name; /* the name, the attribute, or the hint itself */
+    struct jstr name; /* name of the variable or attribute, or the hint itself */
     const char *type; /* type of the object that lacks it */
     struct jval key;  /* for UNDEF_ITEM */
 };
@@ -154,9 +157,10 @@ struct jval jval_bool(bool b);
 struct jval jval_int(int64_t i);
 struct jval jval_real(double f);
 struct jval jval_str(struct jstr s);
-struct jval jval_text(const char *s); /* from a C string that stays valid */
+struct jval jval_text(const char *s); /* makes a string from a C string that stays valid */
 struct jval jval_buf(const struct jbuf *b);
-struct jval jval_seq(struct jinja *j, enum jkind kind, size_t n); /* n items, all None */
+/* makes a sequence of n items, all None */
+struct jval jval_seq(struct jinja *j, enum jkind kind, size_t n);
 struct jval jval_dict(struct jinja *j);
 struct jval jval_from_json(struct jinja *j, const struct json *v);
 /* Like jval_from_json, but the bytes of its strings are traced as j->trace says. */
@@ -167,9 +171,10 @@ struct jval *jdict_find_str(const struct jdict *d, struct jstr key);
 
 bool jstr_is(struct jstr a, const char *b);
 bool jstr_equal(struct jstr a, struct jstr b);
-const char *jval_type(const struct jval *v); /* Python's name: "str", "NoneType" */
-bool jval_is_number(const struct jval *v);   /* with bool, as in Python */
-int64_t jval_as_int(const struct jval *v);   /* v must be an int or a bool */
+/* returns Python's name of the type: "str", "NoneType" */
+const char *jval_type(const struct jval *v);
+bool jval_is_number(const struct jval *v); /* a bool counts as a number, as in Python */
+int64_t jval_as_int(const struct jval *v); /* v must be an int or a bool */
 double jval_as_real(const struct jval *v);
 bool jval_truth(struct jinja *j, const struct jval *v);
 bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b);
@@ -178,7 +183,7 @@ bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b);
 int jval_order(struct jinja *j, const struct jval *a, const struct jval *b, const char *op);
 bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *in);
 bool jval_iterable(const struct jval *v);
-/* walks a J_ITER to its end */
+/* returns the items; walks a J_ITER to its end */
 struct jseq *jval_items(struct jinja *j, const struct jval *v);
 int64_t jval_len(struct jinja *j, const struct jval *v);
 struct jval jval_slice(struct jinja *j, const struct jval *v, const struct jval *start,
@@ -220,10 +225,10 @@ struct jval jval_tojson(struct jinja *j, const struct jval *v, const struct jval
                         bool ascii, const struct jval *separators, bool sort_keys);
 
 /* jinja_string.c */
-size_t jutf_len(struct jstr s); /* length in characters */
-/* byte offset of character number `chars` */
+size_t jutf_len(struct jstr s); /* returns the length in characters */
+/* returns the byte offset of character number `chars` */
 size_t jutf_offset(struct jstr s, size_t chars);
-bool jutf_is_space(uint32_t cp); /* str.isspace */
+bool jutf_is_space(uint32_t cp); /* as Python's str.isspace */
 struct jstr jstr_strip(struct jinja *j, struct jstr s, const struct jval *chars, bool left,
                        bool right);
 struct jstr jstr_upper(struct jinja *j, struct jstr s);
@@ -235,8 +240,10 @@ struct jstr jstr_replace(struct jinja *j, struct jstr s, struct jstr from, struc
                          int64_t count);
 struct jval jstr_splitlines(struct jinja *j, struct jstr s, bool keep_ends);
 bool jstr_find(struct jinja *j, struct jstr s, struct jstr what, size_t from, size_t *at);
-bool jstr_cased(struct jinja *j, struct jstr s, bool upper); /* islower, isupper */
-struct jstr jstr_escape(struct jinja *j, struct jstr s);     /* & < > " ' for HTML */
+/* as Python's str.isupper and str.islower */
+bool jstr_cased(struct jinja *j, struct jstr s, bool upper);
+/* escapes & < > " ' for HTML */
+struct jstr jstr_escape(struct jinja *j, struct jstr s);
 struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times);
 
 /* jinja_format.c */
@@ -250,8 +257,8 @@ struct jkwarg {
 };
 
 struct jcall {
-    const char *what; /* name for messages */
-    struct jval self; /* value of a filter or test, or object of a method */
+    const char *what; /* name of the filter, test, method or function, for messages */
+    struct jval self; /* input of a filter or test, or object of a method */
     struct jval *args;
     size_t n_args;
     struct jkwarg *kw;
@@ -266,23 +273,23 @@ struct jval *jcall_kwarg(const struct jcall *c, const char *name);
 
 struct jfunc {
     const char *name;
-    /* NULL: known, but not implemented */
+    /* NULL: the name is known, but not implemented */
     struct jval (*call)(struct jinja *j, const struct jcall *c);
 };
 
 extern const struct jfunc jinja_filters_text[], jinja_filters_seq[], jinja_tests[],
-    jinja_globals[]; /* each ends with a NULL name */
+    jinja_globals[]; /* each table ends with a NULL name */
 
-/* Fails if the name is unknown. */
+/* Calls the filter of that name. Fails if the name is unknown. */
 struct jval jinja_call_filter(struct jinja *j, struct jstr name, struct jcall *c);
 bool jinja_call_test(struct jinja *j, struct jstr name, struct jcall *c);
 
-/* v.name */
+/* Returns v.name. */
 struct jval jval_getattr(struct jinja *j, const struct jval *v, struct jstr name);
-/* v[key] */
+/* Returns v[key]. */
 struct jval jval_getitem(struct jinja *j, const struct jval *v, const struct jval *key);
 struct jval jval_getpath(struct jinja *j, struct jval v,
-                         /* path such as "a.b.0", as filters take it */
+                         /* a path such as "a.b.0", as filters take it */
                          const struct jval *path);
 struct jval jmethod_call(struct jinja *j, const struct jmethod *m, struct jcall *c);
 bool jstr_has_method(struct jstr name, const char **interned);
@@ -346,7 +353,7 @@ struct jtoken {
 };
 
 struct jtokens {
-    struct jtoken *at; /* ends with T_END */
+    struct jtoken *at; /* the tokens; the last one is T_END */
     size_t n, cap;
 };
 
@@ -398,7 +405,7 @@ enum jnode_kind {
     N_CONTINUE,
 };
 
-/* Names that a scope mentions first by setting them: see jinja_scope.c. */
+/* Names that a scope hides, because it mentions them first by setting them: see jinja_scope.c. */
 struct jscope_plan {
     const struct jstr *hidden;
     size_t n;
@@ -408,12 +415,12 @@ struct jnode {
     enum jnode_kind kind;
     enum jop op;
     int line;
-    bool uses_caller; /* N_MACRO, N_CALL_BLOCK */
-    bool is_elif;     /* N_IF */
+    bool uses_caller; /* the body mentions `caller`; for N_MACRO and N_CALL_BLOCK */
+    bool is_elif;     /* the node is an elif; for N_IF */
     struct jstr name;
     struct jval value;
     struct jnode *a, *b, *c, *body, *orelse, *next;
-    const struct jscope_plan *plan; /* for nodes that open a scope */
+    const struct jscope_plan *plan; /* names that the node's scope hides; NULL: none */
 };
 
 /* Returns the elif that follows an if or elif, or NULL. */
@@ -445,8 +452,9 @@ struct jstr jparse_expect_name(struct jparser *p);
 void jinja_plan_scopes(struct jinja *j, struct jnode *root);
 
 /* jinja_expr.c */
-struct jnode *jexpr(struct jparser *p);         /* including a ternary */
-struct jnode *jexpr_no_cond(struct jparser *p); /* without a ternary */
+/* parses an expression, including a ternary */
+struct jnode *jexpr(struct jparser *p);
+struct jnode *jexpr_no_cond(struct jparser *p); /* parses an expression without a ternary */
 struct jnode *jexpr_tuple(struct jparser *p, bool with_cond, const char *end_name);
 struct jnode *jexpr_target(struct jparser *p, bool with_namespace, const char *end_name);
 struct jnode *jexpr_filters(struct jparser *p, struct jnode *input, bool first_is_named);
@@ -466,19 +474,20 @@ struct jscope {
 
 struct jmacro {
     const struct jnode *node; /* N_MACRO or N_CALL_BLOCK */
-    struct jscope *scope;     /* scope of its definition */
+    struct jscope *scope;     /* scope in which the macro was defined */
 };
 
 struct jloop {
-    struct jseq *items; /* shared with a J_ITER, so that both consume it */
-    size_t pos;         /* position, for sequences of other kinds */
+    struct jseq *items; /* items of a J_ITER, shared with it, so that both consume them */
+    size_t pos;         /* index of the next item, for sequences of other kinds */
     bool shared;
-    const struct jnode *node; /* its filter applies if `filtered` */
+    const struct jnode *node; /* the N_FOR; its filter applies if `filtered` is set */
     struct jscope *scope;     /* scope in which the filter is evaluated */
     bool filtered;
     int64_t index0;
-    struct jval before, current, after; /* J_MISSING: does not exist */
-    int64_t length;                     /* -1: not counted yet */
+    /* neighbouring items; J_MISSING: there is no such item */
+    struct jval before, current, after;
+    int64_t length; /* number of items; -1: not counted yet */
     struct jval changed;
 };
 

@@ -35,7 +35,7 @@ static const struct {
     const char *text;
     enum jop op;
 } operators[] = {
-    /* longer ones first */
+    /* Operators; longer ones come first, so that the longest match wins. */
     {"//", OP_FLOORDIV}, {"**", OP_POW},      {"==", OP_EQ},    {"!=", OP_NE},
     {"<=", OP_LE},       {">=", OP_GE},       {"+", OP_ADD},    {"-", OP_SUB},
     {"*", OP_MUL},       {"/", OP_DIV},       {"%", OP_MOD},    {"~", OP_TILDE},
@@ -76,7 +76,7 @@ static size_t skip_space(const struct lexer *l, size_t at)
     return at;
 }
 
-/* Moves to `to` and counts the lines passed. */
+/* Moves to position `to` and counts the lines that it passes. */
 static void advance(struct lexer *l, size_t to)
 {
     for (; l->at < to; l->at++)
@@ -135,7 +135,7 @@ static void push_text(struct lexer *l, size_t begin, size_t end)
 }
 
 /* Returns the position after the end of a block tag or comment ("%}", "-%}", "+%}") at `at`; 0 if
- * there is none. */
+ * no tag ends there. */
 static size_t tag_end(const struct lexer *l, size_t at, const char *close, bool trims)
 {
     char sign = at < l->n ? l->s[at] : 0;
@@ -176,9 +176,8 @@ static void lex_comment(struct lexer *l, size_t inside)
     advance(l, tag_end(l, close - signed_end, "#}", true));
 }
 
-/* Returns the position after a tag that contains only the word `what` and whose inside begins at
- * `at`, or
- * 0.  `trims`: the newline after the tag is dropped. */
+/* Returns the position after a tag that contains only the word `what`; 0 if it is another tag. The
+ * inside of the tag begins at `at`. trims: the newline after the tag is dropped. */
 static size_t lone_word(const struct lexer *l, size_t at, const char *what, bool trims)
 {
     at = skip_space(l, at);
@@ -240,7 +239,8 @@ static void lex_number(struct lexer *l)
     size_t begin = l->at;
     size_t end = skip_digits(l, begin);
     bool real = false;
-    bool after_dot = begin > 0 && l->s[begin - 1] == '.'; /* x.0.1 is x[0][1] */
+    /* in x.0.1 the numbers are indices: x[0][1] */
+    bool after_dot = begin > 0 && l->s[begin - 1] == '.';
     if (!after_dot && end + 1 < l->n && l->s[end] == '.' && is_digit(l->s[end + 1])) {
         end = skip_digits(l, end + 1);
         real = true;
@@ -319,7 +319,7 @@ static size_t lex_escape(struct lexer *l, size_t at, size_t end, struct jbuf *b)
                 break;
             cp = cp * 8 + (uint32_t)(l->s[after] - '0');
         }
-    } else { /* Python keeps unknown escapes */
+    } else { /* an unknown escape is kept unchanged, as in Python */
         jbuf_put(l->j, b, l->s + at, 1);
         return at + 1;
     }
@@ -353,7 +353,7 @@ static void lex_string(struct lexer *l)
                 at++;
             }
         }
-        t->text = jval_buf(&b).str; /* so that an empty text has an address, too */
+        t->text = jval_buf(&b).str; /* an empty text must have an address, too */
     }
     advance(l, end + 1);
 }
@@ -399,7 +399,7 @@ static void lex_operator(struct lexer *l)
     jinja_fail(l->j, ERR_FORMAT, "unexpected character 0x%02x", (unsigned char)l->s[l->at]);
 }
 
-/* Reads from after the opening of a tag to after its end. */
+/* Reads a tag, from after its opening to after its end. */
 static void lex_tag(struct lexer *l, bool block)
 {
     l->n_open = 0;

@@ -95,7 +95,8 @@ static struct jval m_isspace(struct jinja *j, struct jstr s, const struct jcall 
     return jval_bool(s.n != 0);
 }
 
-/* Answers for ASCII only; other characters would need Unicode's tables. */
+/* Returns whether all characters are digits or letters, as asked. Works for ASCII only; other
+ * characters would need Unicode's tables. */
 static bool all_ascii_are(struct jinja *j, struct jstr s, const struct jcall *c,
                           bool digits, bool letters)
 {
@@ -153,7 +154,8 @@ static struct jval m_rstrip(struct jinja *j, struct jstr s, const struct jcall *
     return strip(j, s, c, false, true);
 }
 
-/* (need_str has charged for has_prefix when it checked the argument.) */
+/* Returns whether s begins with `part`. Costs no steps: need_str has counted them when it checked
+ * the argument. */
 static bool has_prefix(struct jstr s, struct jstr part)
 {
     return s.n >= part.n && (part.n == 0 || memcmp(s.s, part.s, part.n) == 0);
@@ -179,7 +181,7 @@ static struct jval m_removesuffix(struct jinja *j, struct jstr s, const struct j
 
 /* --- searching ---------------------------------------------------------------------- */
 
-/* startswith and endswith take a string or a tuple of strings. */
+/* Implements startswith and endswith, which take a string or a tuple of strings. */
 static struct jval starts_or_ends(struct jinja *j, struct jstr s, const struct jcall *c,
                                   bool (*has)(struct jstr, struct jstr))
 {
@@ -220,7 +222,7 @@ static bool find_last(struct jinja *j, struct jstr s, struct jstr what, size_t *
     return false;
 }
 
-/* Returns the position in characters, or -1. */
+/* Returns the position of a substring in characters, or -1 if it is not found. */
 static int64_t position(struct jinja *j, struct jstr s, const struct jcall *c, bool last)
 {
     static const char *const names[] = {NULL, NULL, NULL};
@@ -464,7 +466,7 @@ static const struct {
     {"title", m_title},
     {"upper", m_upper},
     {"zfill", m_zfill},
-    /* known, but not implemented */
+    /* These methods are known, but not implemented. */
     {"casefold", NULL},
     {"center", NULL},
     {"encode", NULL},

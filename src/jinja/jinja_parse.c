@@ -139,7 +139,7 @@ static struct jnode *parse_body_to(struct jparser *p, const char *end)
     return body;
 }
 
-/* Parses a body whose output is captured: a break inside it must not leave it. */
+/* Parses a body whose output is captured. A break inside the body must not leave it. */
 static struct jnode *parse_captured(struct jparser *p, const char *end)
 {
     int loops = p->loop_depth;
@@ -345,8 +345,8 @@ static bool at_end_tag(const struct jparser *p, const char *const *ends)
     return false;
 }
 
-/* Parses statements up to the end of the template, or to a tag named in `ends`; stops at its name.
- */
+/* Parses statements up to the end of the template, or to a tag named in `ends`; stops at the name
+ * of that tag. */
 static struct jnode *parse_list(struct jparser *p, const char *const *ends)
 {
     struct jnode *first = NULL, **link = &first;

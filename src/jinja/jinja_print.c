@@ -25,7 +25,7 @@ static void print_real(struct jinja *j, struct jbuf *b, double f, bool json)
         snprintf(text, sizeof text, "%.*e", digits, f);
     while (strtod(text, NULL) != f && ++digits < 17);
     int exponent = (int)strtol(strchr(text, 'e') + 1, NULL, 10);
-    if (exponent < -4 || exponent >= 16) { /* d.ddde-05 */
+    if (exponent < -4 || exponent >= 16) { /* exponent form: d.ddde-05 */
         jbuf_put(j, b, text, (size_t)(strchr(text, 'e') - text));
         jbuf_printf(j, b, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
         return;
@@ -266,7 +266,8 @@ static void dump_key(struct dumper *d, const struct jval *key)
 static const struct jpair **sorted_pairs(struct jinja *j, const struct jdict *dict)
 {
     const struct jpair **at = jinja_calloc(j, dict->n, sizeof *at);
-    for (size_t i = 0; i < dict->n; i++) { /* insertion keeps equal keys in their order */
+    /* sorting by insertion keeps equal keys in their order */
+    for (size_t i = 0; i < dict->n; i++) {
         size_t k = i;
         for (; k > 0 && jval_order(j, &dict->at[i].key, &at[k - 1]->key, "<") < 0; k--)
             at[k] = at[k - 1];

@@ -83,7 +83,8 @@ static void visit_one(struct jinja *j, struct frame *f, const struct jnode *n, b
         visit_names(j, f, n->a, false);
         break;
     case N_IF:
-        for (; n != NULL; n = jnode_elif(n)) { /* a loop, because a chain may be long */
+        /* a loop instead of a recursion, because a chain of elifs may be long */
+        for (; n != NULL; n = jnode_elif(n)) {
             visit_names(j, f, n->a, false);
             visit_list(j, f, n->body, true);
             if (jnode_elif(n) == NULL)

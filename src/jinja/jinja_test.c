@@ -69,7 +69,8 @@ static struct jval t_iterable(struct jinja *j, const struct jcall *c)
     return is_kind(j, c, jval_iterable(&c->self));
 }
 
-/* True for values with a length and an index: strings, dicts and undefined values have them. */
+/* The test `sequence`: true for values with a length and an index. Strings, dicts and undefined
+ * values have both. */
 static struct jval t_sequence(struct jinja *j, const struct jcall *c)
 {
     enum jkind k = c->self.kind;
@@ -181,7 +182,7 @@ static struct jval t_in(struct jinja *j, const struct jcall *c)
     return jval_bool(jval_contains(j, &c->self, &other));
 }
 
-/* Identity is defined only for values that exist once, such as None. */
+/* The test `sameas`. Identity is defined only for values that exist once, such as None. */
 static struct jval t_sameas(struct jinja *j, const struct jcall *c)
 {
     struct jval other = other_of(j, c);

@@ -13,7 +13,8 @@
 #include <errno.h>
 #include <string.h>
 
-enum { SLACK = 8 }; /* words are read and written at any byte */
+/* bytes behind the bits, because words are read and written at any byte */
+enum { SLACK = 8 };
 
 static size_t bits_bytes(size_t n)
 {
@@ -59,7 +60,7 @@ static bool is_in(const struct jtrace_region *r, const char *s)
     return at >= base && at - base < r->arena->max_bytes;
 }
 
-/* Returns the region of the render's text that contains s; NULL: s lies elsewhere. */
+/* Returns the region of the render's text that contains s; NULL if s lies elsewhere. */
 static const struct jtrace_region *region_of(const struct jtrace *t, const char *s)
 {
     return is_in(&t->values, s) ? &t->values : is_in(&t->output, s) ? &t->output : NULL;
@@ -94,7 +95,8 @@ static void bits_or(uint8_t *to_bits, size_t to, const uint8_t *from_bits, size_
         memcpy(&in, from_bits + (from + i) / 8, sizeof in);
         in = in >> (from + i) % 8 & (((uint64_t)1 << k) - 1);
         if (in == 0)
-            continue; /* the usual case: the text is the template's, or is not foreign */
+            /* the usual case: the copied text is the template's, or is not foreign */
+            continue;
         memcpy(&out, to_bits + (to + i) / 8, sizeof out);
         out |= in << (to + i) % 8;
         memcpy(to_bits + (to + i) / 8, &out, sizeof out);
@@ -114,7 +116,7 @@ struct jstr jtrace_foreign(struct jinja *j, struct jstr s)
 
 void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n)
 {
-    if (n == 0) /* `to` may be NULL */
+    if (n == 0) /* with n == 0, `to` may be NULL */
         return;
     const struct jtrace_region *r = region_of(t, to), *of = region_of(t, from);
     size_t at = (size_t)(to - r->arena->base);

@@ -161,7 +161,7 @@ static struct jval dict_from_json(struct jinja *j, const struct json *v)
 {
     struct jval dict = jval_dict(j);
     struct json_iter it = json_begin(v);
-    while (json_next(&it)) /* JSON's keys are already unique */
+    while (json_next(&it)) /* the keys of a parsed object are already unique */
         dict_append(j, dict.dict, key_from_json(j, it.key),
                     member_from_json(j, it.key, it.value));
     return dict;
@@ -403,7 +403,7 @@ bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b)
     case J_VIEW:
         jinja_fail(j, ERR_UNSUPPORTED, "comparison of '%s' objects", jval_type(a));
     default:
-        equal = a->seq == b->seq; /* compares identity */
+        equal = a->seq == b->seq; /* such values are compared by identity */
         break;
     }
     jinja_leave(j);
@@ -414,7 +414,7 @@ static int order_strings(struct jstr a, struct jstr b)
 {
     size_t n = a.n < b.n ? a.n : b.n;
     int d = n != 0 ? memcmp(a.s, b.s, n)
-                   : 0; /* the order of bytes equals that of code points */
+                   : 0; /* the order of bytes equals the order of code points */
     return d != 0 ? d : (a.n > b.n) - (a.n < b.n);
 }
 
@@ -498,7 +498,8 @@ struct jseq *jval_items(struct jinja *j, const struct jval *v)
     case J_TUPLE:
     case J_RANGE:
     case J_VIEW:
-        jinja_charge(j, v->seq->n * sizeof *v->seq->at); /* the caller will walk them */
+        /* the caller will walk the items */
+        jinja_charge(j, v->seq->n * sizeof *v->seq->at);
         return v->seq;
     case J_ITER:
         jinja_charge(j, v->seq->n * sizeof *v->seq->at);
@@ -559,7 +560,7 @@ bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *
     if (!jval_iterable(in))
         jinja_fail(j, ERR_MISMATCH, "argument of type '%s' is not iterable", jval_type(in));
     struct jseq rest = {0};
-    /* stops after the item that it found */
+    /* A generator stops behind the item that was found. */
     struct jseq *q = in->kind == J_ITER ? in->seq : &rest;
     if (q == &rest)
         rest = *jval_items(j, in);

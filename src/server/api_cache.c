@@ -19,8 +19,8 @@ enum { MAX_TTL_S = 10 * 366 * 86400 };
 
 struct subject {
     struct prompt_ids prompt;
-    struct hcache_truncation truncation; /* ratio 0: not truncated */
-    char *salt;                          /* NULL: none */
+    struct hcache_truncation truncation; /* ratio 0: the context is not truncated */
+    char *salt;                          /* cache_salt of the request; NULL: none */
     const char *cache_salt;
     int64_t ttl_s, bytes; /* -1: not given */
     bool guarantee;
@@ -107,7 +107,8 @@ static int truncation_of(const struct call *c, const struct turn *t,
     if (context > 0) {
         out->context = (int)context;
         out->ratio = ((double)step + 32) /
-                     (double)context; /* rounded down, it is this step */
+                     /* rounding ratio * context down to whole chunks gives `step` */
+                     (double)context;
     }
     return 0;
 }
@@ -175,8 +176,8 @@ static int read_truncation(const struct call *c, const struct json *body, struct
     return 0;
 }
 
-/* Reads the subject. Every member of `names` may be present. needs_prompt: one of the members
- * that give a prompt must be. */
+/* Reads the subject. Only the members of `names` may be present. needs_prompt: the request must
+ * have one of the members that give a prompt. */
 static int read_subject(struct call *c, const char *const *names, bool needs_prompt,
                         struct subject *s, struct fault *f)
 {
@@ -218,7 +219,7 @@ static struct hcache_context context_of(const struct subject *s)
 static void fail(struct call *c, struct subject *s, const struct fault *f)
 {
     subject_deinit(s);
-    if (!c->answered) /* the body was no JSON */
+    if (!c->answered) /* the body was not JSON, and call_body has answered */
         call_fault(c, f);
 }
 
@@ -359,7 +360,8 @@ void api_cache_pin(struct call *c)
     subject_deinit(&s);
 }
 
-/* Answers that the store cannot be written, so the bytes of the chunks are still in its files. */
+/* Answers that the store cannot be written: the chunks are not found any more, but their bytes are
+ * still in its files. */
 static void answer_owed(struct call *c, const char *name, const struct hcache_erased *gone,
                         const struct hcache_err *err)
 {
@@ -398,7 +400,7 @@ static void answer_erased(struct call *c, const char *name,
     call_json(c, 200, o);
 }
 
-/* Answers with the result of erasing, with the code rc. */
+/* Answers with the result of an erasure. rc: its code. */
 static void answer_erasing(struct call *c, const char *name, int rc,
                            const struct hcache_erased *gone, const struct hcache_err *err)
 {
@@ -431,7 +433,7 @@ void api_cache_evict(struct call *c)
         return;
     }
     const struct hcache_context context = context_of(&s);
-    /* Chunks on their way to the store are erased, too. */
+    /* The flush has chunks on their way to the store erased, too. */
     hcache_cache_flush(call_model(c));
     int rc = hcache_cache_erase_context(call_model(c), &context, &gone, &err);
     answer_erasing(c, "cache.evict", rc, &gone, &err);
@@ -466,7 +468,7 @@ void api_cache_flush(struct call *c)
     call_json(c, 200, o);
 }
 
-/* A client may bound itself, but not exceed the bound that the server was started with. */
+/* A client may set its own bound, but no higher than the bound that the server was started with. */
 void api_cache_quota(struct call *c)
 {
     static const char *const names[] = {"cache_salt", "bytes", NULL};

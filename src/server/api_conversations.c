@@ -44,7 +44,7 @@ static void fail(struct call *c, const struct err *err)
     call_fault(c, &f);
 }
 
-/* Answers with the changed conversation. */
+/* Reads the conversation again, and answers with it. */
 static void answer_anew(struct call *c, struct conversation *v)
 {
     struct err err = {0};
@@ -99,7 +99,7 @@ struct change {
     const char *title, *at;
 };
 
-/* names: members that this request may have. */
+/* Reads title, metadata and items. names: the members that this request may have. */
 static int read_change(struct call *c, const char *const *names, struct change *out,
                        struct fault *f)
 {
@@ -160,7 +160,7 @@ static void make(struct call *c)
     char name[NAME_BYTES];
     int rc = read_change(c, names, &change, &f);
     if (c->answered)
-        return; /* no JSON */
+        return; /* the body was not JSON, and call_body has answered */
     if (rc == 0 && change.items != NULL)
         rc = items_read(change.items, "items", &items, &f);
     char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
@@ -244,7 +244,8 @@ static void put_origin(struct json *list, const char *items, const struct turn *
     json_free(parsed);
 }
 
-/* Reads every item with the response to which it belongs, as input or output. */
+/* Reads all items of a conversation. Each names the response to which it belongs, as input or
+ * output. */
 static int read_items(struct call *c, const struct conversation *v, struct json **out,
                       struct fault *f)
 {
@@ -309,7 +310,7 @@ static const char *id_of(const struct json *item)
     return json_string_of(json_member(item, "id"), NULL);
 }
 
-/* Returns the index of an item; -1 with *f. */
+/* Finds the index of an item. Returns 0, or -1 with *f. */
 static int find_item(const struct json *items, const char *id, size_t *at, struct fault *f)
 {
     for (*at = 0; *at < json_count(items); ++*at) {
@@ -334,7 +335,7 @@ static void get_item(struct call *c, const struct conversation *v, const char *i
     json_free(items);
 }
 
-/* Replaces the turns by one turn with all items but one. */
+/* Replaces the conversation's turns by one turn with all items except number `without`. */
 static int rewrite(struct call *c, const struct conversation *v, size_t without,
                    struct fault *f)
 {
@@ -396,7 +397,7 @@ static bool has_item(const char *items, const char *id)
     return found;
 }
 
-/* Finds the turn of that name, or with that item; NULL: the last one. */
+/* Finds the turn that has the name `at` or contains the item `at`; at NULL: the last turn. */
 static int find_turn(struct call *c, const struct conversation *v, const char *at,
                      int64_t *row, struct fault *f)
 {

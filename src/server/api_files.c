@@ -69,12 +69,12 @@ void shelves_list(struct call *c, struct json *data, bool has_more)
 
 /* --- uploading -------------------------------------------------------------------------------- */
 
-/* Content of a form. */
+/* Content of an uploaded form. */
 struct form {
     struct textbuf file, purpose;
     char name[SHELF_NAME_BYTES], unknown[64];
     int n_files;
-    bool has_unknown; /* a part with another name */
+    bool has_unknown; /* the form has a part with a name that is not known */
     bool no_memory;
 };
 

@@ -24,7 +24,8 @@ struct breakpoint {
 };
 
 struct dialog_text {
-    struct json *messages, *tools; /* in the chat API's form; tools NULL: none */
+    /* messages and tools in the chat API's form; tools NULL: none */
+    struct json *messages, *tools;
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
 };
@@ -33,7 +34,8 @@ struct message {
     char id[NAME_BYTES];
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
-    bool has_begun, is_open; /* message_start; a block of text */
+    /* has_begun: message_start was sent; is_open: a block of text has begun */
+    bool has_begun, is_open;
     int n_blocks;
 };
 
@@ -49,7 +51,7 @@ static int bad(struct fault *f, const char *param, const char *what)
     return fault_set(f, 400, NULL, param, "'%-s': %-s", param, what);
 }
 
-/* Reads {"type": "ephemeral", "ttl": "5m"}; n_messages: the messages before it. */
+/* Reads {"type": "ephemeral", "ttl": "5m"}; n_messages: number of messages before the mark. */
 static int read_mark(const struct json *v, size_t n_messages, struct dialog_text *d,
                      struct fault *f)
 {
@@ -350,7 +352,7 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
 
 /* --- the answer ------------------------------------------------------------------------------- */
 
-/* Returns the stop string that ended the text; NULL: none did. */
+/* Returns the stop string that ended the text; NULL: no stop string did. */
 static const char *stop_of(const struct generation *g, const struct choice *ch)
 {
     struct textbuf all = {0};
@@ -414,7 +416,8 @@ static struct json *text_block(const char *text, size_t n)
     return o;
 }
 
-/* with_input: includes the input; else it follows as a delta. */
+/* Makes a block with a tool call. with_input: with its input; otherwise the input follows as a
+ * delta. */
 static struct json *tool_block(const struct choice *ch, int i, bool with_input)
 {
     const struct json *call = json_at(json_member(ch->calls, "tool_calls"), (size_t)i);

@@ -144,7 +144,7 @@ static int check_text(const struct hcache *h, const char *text, size_t n, struct
     return n <= MAX_TEXT_BYTES ? 0 : prompt_fits(h, false, text, n, "content", f);
 }
 
-/* Some clients call the text "content" and others "prompt". */
+/* Some clients name the text "content", and others "prompt". */
 void api_tokenize(struct call *c)
 {
     static const char *const names[] = {
@@ -183,8 +183,8 @@ void api_tokenize(struct call *c)
     hcache_free(ids);
 }
 
-/* Ids of a few bytes may stand for long tokens, so the size of the body bounds the size of the
- * text. */
+/* A few bytes of ids may stand for a long text, so the text may have at most this many times the
+ * bytes of the body. */
 enum { MOST_GROWTH = 8 };
 
 static int check_growth(struct call *c, const int32_t *ids, int n_ids, struct fault *f)

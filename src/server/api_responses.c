@@ -21,9 +21,11 @@
 struct response {
     struct draft draft;
     char id[NAME_BYTES], message_id[NAME_BYTES];
-    char conversation[NAME_BYTES]; /* "": none */
+    /* conversation to which the response belongs; "": none */
+    char conversation[NAME_BYTES];
     char *title;
-    bool has_branched; /* the conversation had gone on meanwhile */
+    /* the conversation had gone on meanwhile, so the response began a branch */
+    bool has_branched;
     /* Reason why the disk did not take the response; NULL: the response is kept, or the request did
      * not ask for that. */
     char *not_kept;
@@ -78,7 +80,8 @@ static struct json *output(const struct generation *g)
     if (ch->calls == NULL || n > 0)
         json_push(list, item_message(r->message_id, status_of(ch), text, n));
     for (size_t i = 0; i < json_count(calls); i++) {
-        char call_id[80], id[NAME_BYTES + 16]; /* the same id every time */
+        /* both ids are derived from the name, so they are the same every time */
+        char call_id[80], id[NAME_BYTES + 16];
         struct json *call = json_new_object();
         shape_id(ch, (int)i, call_id);
         json_put_string(call, "call_id", call_id);
@@ -304,7 +307,7 @@ static void close_message(struct response *r, const struct json *item, struct te
     event_item(r, "response.output_item.done", 0, json_share(item), out);
 }
 
-/* Writes a call's events: begun, all of its arguments, ended. */
+/* Writes the events of a tool call: its begin, all of its arguments, its end. */
 static void tell_call(struct response *r, const struct json *item, struct textbuf *out)
 {
     int index = r->n_open++;
@@ -389,7 +392,7 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     return 0;
 }
 
-/* Takes the time to live from a conversation's metadata, in seconds. A request's own value has
+/* Takes the time to live from a conversation's metadata, in seconds. The request's own value has
  * priority. */
 static void take_ttl(const struct conversation *v, struct gen_params *p)
 {

@@ -90,7 +90,8 @@ void auth_destroy(struct auth *a)
     free(a);
 }
 
-/* Compares digests of one length, so the time reveals neither length nor content of a key. */
+/* Compares two digests. They have one length, so the time reveals neither length nor content of a
+ * key. */
 static bool same(const struct sha256 *a, const struct sha256 *b)
 {
     volatile uint8_t diff = 0;
@@ -109,7 +110,8 @@ bool auth_check(const struct auth *a, const char *authorization, const char **sa
     const char *given = authorization + 7;
     given += strspn(given, " ");
     struct sha256 digest = digest_of(given, strlen(given), "", 0);
-    for (int i = 0; i < a->n; i++) { /* always compares all keys */
+    /* compares all keys, so that the time does not depend on the matching one */
+    for (int i = 0; i < a->n; i++) {
         if (same(&digest, &a->key[i].digest))
             *salt = a->key[i].salt;
     }

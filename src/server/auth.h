@@ -13,7 +13,8 @@ struct auth;
 /* Computes the salt of a key's state, which is also the name of its tenant in a server's files. */
 void auth_salt(const char *key, char salt[65]);
 
-/* The last n_admin of the n keys are administrators' keys, which see all counters. */
+/* Keeps the digests and salts of n keys. The last n_admin of them are administrators' keys, which
+ * see all counters. */
 void auth_create(const char *const *keys, int n, int n_admin, struct auth **out);
 void auth_destroy(struct auth *a);
 
@@ -24,7 +25,8 @@ bool auth_check(const struct auth *a, const char *authorization, const char **sa
 
 /* Returns the index of the key with that salt (auth_check), from 0; also 0 if there are no keys. */
 int auth_tenant(const struct auth *a, const char *salt);
-/* Returns the index of the key whose salt has this text, from 0; -1: that key no longer exists. */
+/* Returns the index of the key whose salt has this text, from 0; -1 if there is no such key any
+ * more. */
 int auth_find(const struct auth *a, const char *salt);
 /* Returns whether the key sees all counters: an administrator's key, or the only one. */
 bool auth_sees_all(const struct auth *a, const char *salt);

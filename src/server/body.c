@@ -10,7 +10,8 @@
 #include "server/worker.h"
 
 enum {
-    /* The parser itself reports errors in texts up to this size, by line and column. */
+    /* If the scan finds an error in a text up to this size, the parser reads the text, too, and
+     * reports the error by line and column. */
     SMALL_TEXT_BYTES = 64 << 10,
     /* Trees up to this size are freed by the thread that ends the call: it takes less than a
      * millisecond. */
@@ -19,8 +20,8 @@ enum {
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
-/* Takes more of a body. A body without a length can be refused only when it has ended. Until
- * then it is dropped; one that does not end is cut off. */
+/* Takes more of a body. A body without a length can be refused only when it has ended. Until then
+ * its bytes are dropped. A body that does not end is cut off. */
 enum MHD_Result body_add(struct call *c, const char *bytes, size_t n)
 {
     uint64_t total = atomic_fetch_add(&c->s->body_bytes, n) + n;
@@ -73,7 +74,8 @@ static bool is_ignored(const void *arg, const char *name, size_t n)
     return request_ignores(*(const unsigned *)arg, name, n);
 }
 
-/* Counts the memory of the values before they are built. */
+/* Counts the memory that the values will take, before they are built. Returns 0, or -1 with *f if
+ * it is too much. */
 static int reserve(struct call *c, size_t cost, struct fault *f)
 {
     if (cost > c->body.n + BODY_FREE_BYTES)
@@ -138,7 +140,7 @@ const struct json *call_body(struct call *c, unsigned kind)
         c->json = NULL;
         call_fault(c, &f);
     }
-    free_bytes(c); /* the values have copies of everything in it */
+    free_bytes(c); /* the values have copies of all text in the body */
     return c->json;
 }
 

@@ -11,7 +11,7 @@
 
 enum { BODY_FREE_BYTES = 16 << 20 };
 
-/* Takes more of the body. Returns MHD_NO if the connection must be closed. */
+/* Adds n bytes to the body. Returns MHD_NO if the connection must be closed. */
 enum MHD_Result body_add(struct call *c, const char *bytes, size_t n);
 /* Returns 0 if the whole body was taken, or -1 with *f. */
 int body_check(const struct call *c, struct fault *f);

@@ -1,7 +1,7 @@
 /* call.h - one HTTP request on its way through the server; private to src/server.
  *
- * http.c makes it, reads the body, and calls the route's function once: on an HTTP thread, or on
- * a worker's if it waits for the disk or has text. The function answers at once (call_json,
+ * http.c makes the call, reads the body, and calls the route's function once: on an HTTP thread, or
+ * on a worker's if it waits for the disk or has text. The function answers at once (call_json,
  * call_text, call_fault) or starts a generation (generation.h). With a generation the connection
  * sleeps until the engine has something for it. */
 #ifndef SERVER_CALL_H
@@ -21,15 +21,16 @@ struct call;
 struct route {
     const char *path, *method;
     void (*answer)(struct call *c);
-    bool is_public;   /* needs no key */
-    bool needs_model; /* 503 while the model is loading or the server is draining */
-    bool waits;       /* the route waits for the disk */
-    bool has_text;    /* the route has text to render or tokenize */
+    bool is_public; /* the route needs no key */
+    /* the route gets 503 while the model is loading or the server is draining */
+    bool needs_model;
+    bool waits;    /* the route waits for the disk */
+    bool has_text; /* the route has text to render or tokenize */
 };
 
 /* The thread that answers a call. */
 enum call_thread {
-    CALL_HTTP, /* an HTTP thread, at once */
+    CALL_HTTP, /* an HTTP thread, without delay */
     CALL_DISK, /* the disk worker */
     CALL_TEXT, /* the text worker */
     N_CALL_THREADS,
@@ -44,9 +45,12 @@ struct server {
     struct watcher *watcher;
     /* disk: answers calls that wait for the disk; text: parses and tokenizes */
     struct worker *disk, *text;
-    struct answers *answers;                       /* remembers our answers' tokens */
-    _Atomic(struct conversations *) conversations; /* NULL: none are kept. Borrowed. */
-    /* Fixed once ready; ratio 0: nothing is truncated. */
+    /* remembers the tokens of this server's answers */
+    struct answers *answers;
+    /* NULL: no conversations are kept. Borrowed. */
+    _Atomic(struct conversations *) conversations;
+    /* Truncation for requests that ask for it; fixed once the server is ready. ratio 0: none can be
+     * truncated. */
     struct hcache_truncation truncation;
     struct shelf *shelf;   /* files and batches; NULL: there are none. Borrowed. */
     struct runner *runner; /* runs the shelf's batches */
@@ -60,18 +64,20 @@ struct server {
     /* time of the next search for idle chunks; only the tidying thread uses it */
     int64_t next_idle_s;
     int64_t next_advice_ns; /* time of the next advice; only the tidying thread uses it */
-    pthread_mutex_t advice_lock;                 /* protects `advice` */
-    struct hcache_advice advice[HCACHE_ADVICES]; /* within NULL: none was made yet */
+    pthread_mutex_t advice_lock; /* protects `advice` */
+    /* advice[0].within NULL: no advice was made yet */
+    struct hcache_advice advice[HCACHE_ADVICES];
     atomic_bool said_expired;   /* logged that expired chunks cannot be evicted */
     atomic_bool said_idle;      /* logged that idle chunks cannot be evicted */
     atomic_bool said_owed;      /* logged that erased state cannot be overwritten */
-    _Atomic(struct hcache *) h; /* NULL: still loading */
+    _Atomic(struct hcache *) h; /* NULL: the model is still loading */
     atomic_bool draining;
     atomic_int n_active, n_connections;
     /* Bodies of all requests together, with their parsed values. */
     atomic_uint_fast64_t body_bytes;
     atomic_uint_fast64_t n_by_thread[N_CALL_THREADS];
-    atomic_uint_fast64_t n_requests, n_status[6]; /* n_status: by hundreds */
+    /* n_status: answers by the first digit of their status */
+    atomic_uint_fast64_t n_requests, n_status[6];
 };
 
 struct call {
@@ -80,39 +86,40 @@ struct call {
     struct watch *watch;
     const struct route *route;
     char method[16];  /* as the client sent it, possibly cut */
-    int64_t begun_ns; /* time when its head had arrived */
+    int64_t begun_ns; /* time at which its head had arrived */
     char tail[256];   /* rest of the path, behind a route that ends with "/" */
     size_t uri_bytes;
-    bool uri_has_zero; /* see struct head: an escaped zero in the URI */
-    bool is_anthropic; /* its faults have the form of Anthropic's API, else of OpenAI's */
-    const char *salt;  /* salt of its key */
+    bool uri_has_zero;    /* the URI has an escaped zero: see struct head */
+    bool is_anthropic;    /* faults have the form of Anthropic's API; false: of OpenAI's */
+    const char *salt;     /* salt of the request's key */
     char *allowed_origin; /* origin of the page that may read the answer; NULL: none */
-    int64_t hold_ns;      /* the answer is delayed by this time */
+    int64_t hold_ns;      /* delay of the answer to a wrong key, in ns */
     bool begun, answered, too_big, no_memory, is_counted, is_watched, is_sent;
 
     struct textbuf body; /* empty once it is parsed */
-    struct json *json;   /* the body, parsed */
+    struct json *json;   /* the parsed body */
     size_t json_bytes;   /* memory of json, counted in body_bytes */
     bool has_bad_body;   /* the body could not be parsed, and the client got the fault */
 
     int status;
     char refused[160];  /* reason of a refusal, for the log; "": not refused */
-    struct textbuf out; /* the answer, or the unsent part of a stream */
+    struct textbuf out; /* the answer, or the part of a stream that is not sent yet */
     const char *content_type;
-    int file; /* if has_file: its content is the answer; closed afterwards */
+    /* if has_file: descriptor of the file whose content is the answer; closed afterwards */
+    int file;
     bool has_file;
-    int retry_after_s; /* 0: no such header */
+    int retry_after_s; /* value of the header Retry-After; 0: no such header */
     bool close;        /* close the connection afterwards */
 
-    struct generation *gen; /* NULL: answered at once */
+    struct generation *gen; /* NULL: the call is answered without a generation */
     atomic_bool is_pending; /* a worker has the call */
-    atomic_bool is_silent;  /* nothing was streamed for server_opts.keep_alive_s */
+    atomic_bool is_silent;  /* the stream has been silent for server_opts.keep_alive_s */
 
-    pthread_mutex_t lock; /* protects the next fields */
+    pthread_mutex_t lock; /* protects the fields below */
     bool asleep, news, is_held;
 };
 
-/* Set the answer; each call gets one. v is taken. */
+/* The next three set the answer of the call, which gets only one. v is taken. */
 void call_json(struct call *c, int status, struct json *v);
 void call_text(struct call *c, int status, const char *content_type, const char *text);
 void call_fault(struct call *c, const struct fault *f);
@@ -122,9 +129,9 @@ void call_file(struct call *c, int fd, const char *content_type);
  * ignored fields are not built; 0: none is ignored. */
 const struct json *call_body(struct call *c, unsigned kind);
 struct hcache *call_model(struct call *c);
-/* Returns the call as the client of a generation. */
+/* Returns the call in the form of a generation's client. */
 struct client call_client(struct call *c);
-/* Returns the call of a generation. */
+/* Returns the call to which a generation belongs. */
 struct call *call_of(const struct generation *g);
 /* Starts a generation of the call (generation.h). On failure the fault is the call's answer. */
 void call_generate(struct call *c, const struct dialect *dialect, void *own,
@@ -135,7 +142,7 @@ void call_generate(struct call *c, const struct dialect *dialect, void *own,
 char *call_state_salt(struct call *c, const char *cache_salt);
 /* Returns the tenant to which the names of its conversations belong. */
 const char *call_tenant(const struct call *c);
-/* Returns a query parameter of the URL; NULL: absent. */
+/* Returns a query parameter of the URL; NULL: the URL has no such parameter. */
 const char *call_query(struct call *c, const char *name);
 /* Checks that this server has the model of that name (NULL: any). Returns 0, or -1 with *f. */
 int call_check_name(struct call *c, const char *name, struct fault *f);
@@ -165,7 +172,7 @@ void api_file(struct call *c);    /* /v1/files/ID.. */
 void api_batches(struct call *c); /* GET, POST */
 void api_batch(struct call *c);   /* /v1/batches/ID.. */
 void api_cache_stats(struct call *c);
-/* Returns the stored state and the bounds of the salt that k is about. */
+/* Returns the stored state and the bounds of the salt to which the statistics k belong. */
 struct json *api_cache_salt_use(const struct hcache_cache_stats *k);
 void api_cache_lookup(struct call *c);
 void api_cache_prefetch(struct call *c);

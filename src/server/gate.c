@@ -1,8 +1,8 @@
 /* gate.c - see gate.h.
  *
  * Order of checks: the page's origin (origin.h), lengths (head.h), the key, whether the path
- * exists. A page that may not ask learns nothing about keys and paths. Without a right key all
- * paths but the public ones get the same answer. */
+ * exists. A web page that may not send requests here learns nothing about keys and paths. Without a
+ * right key all paths but the public ones get the same answer. */
 #include "server/gate.h"
 
 #include <stdio.h>
@@ -57,7 +57,8 @@ void gate_preflight_headers(const struct call *c, struct MHD_Response *r)
 {
     const char *wanted = header(c, "Access-Control-Request-Headers");
     put(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
-    /* Official clients send dozens of headers of their own; all are harmless here. */
+    /* The wanted headers are all allowed: official clients send dozens of their own, and all are
+     * harmless here. */
     if (wanted != NULL)
         put(r, "Access-Control-Allow-Headers", wanted);
     if (header(c, "Access-Control-Request-Private-Network") != NULL)
@@ -120,7 +121,8 @@ static void note_guess(struct call *c)
                  g.address, (unsigned long long)g.n_untold);
 }
 
-/* Checks the key, sent as a bearer token, or as Anthropic's clients send it. */
+/* Checks the request's key, which is sent as a bearer token, or in a header of Anthropic's clients.
+ * *is_shown: the request has a key. */
 static bool key_is_right(struct call *c, bool *is_shown)
 {
     const char *bearer = header(c, MHD_HTTP_HEADER_AUTHORIZATION);

@@ -7,8 +7,9 @@
 /* Result for the head of a request. */
 enum gate {
     GATE_OPEN,
-    GATE_REFUSE,    /* *f has the reason */
-    GATE_PREFLIGHT, /* a browser asks whether a page may send a request: yes */
+    GATE_REFUSE, /* *f has the reason */
+    /* a browser asks whether a page may send a request, and the answer is yes */
+    GATE_PREFLIGHT,
 };
 
 /* Finds the route, the key's salt, and the Origin that the answer must name, and stores them in
@@ -17,7 +18,7 @@ enum gate gate_check(struct call *c, const char *url, const char *method, struct
 /* Checks whether the server's state lets the route answer now. Returns 0, or -1 with *f. */
 int gate_state(struct call *c, struct fault *f);
 
-/* Adds the headers that every answer has, for browsers. route NULL: there is none. */
+/* Adds the headers that every answer has, for browsers. c->route NULL: the request has no route. */
 void gate_headers(const struct call *c, struct MHD_Response *r);
 /* Adds the headers of an answer to a preflight. */
 void gate_preflight_headers(const struct call *c, struct MHD_Response *r);

@@ -21,12 +21,13 @@ enum {
 
 struct place {
     int64_t last_ns; /* time of the last wrong key */
-    int64_t free_ns; /* time when the last delayed answer will be sent */
-    int n;           /* wrong keys, each within the window after the one before */
+    int64_t free_ns; /* time at which the last delayed answer will be sent */
+    /* number of wrong keys, each within the window after the previous one */
+    int n;
 };
 
 struct guesses {
-    pthread_mutex_t lock; /* protects all fields below */
+    pthread_mutex_t lock; /* protects the fields below */
     uint64_t n, n_untold;
     int64_t told_ns; /* time of the last log line; 0: none yet */
     struct place place[N_PLACES];

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* More digits than any length has, without overflow. */
+/* A number of this many digits is larger than any length and does not overflow. */
 enum { MAX_DIGITS = 18 };
 
 static void add_length(struct head *h, const char *value)

@@ -16,19 +16,21 @@ enum { HEAD_MAX_URI_BYTES = 4 << 10 };
 
 struct head {
     size_t uri_bytes;
-    bool uri_has_zero; /* an escaped zero, %00: it would cut the path, or a parameter */
+    /* the URI has an escaped zero, %00, which would cut the path or a parameter */
+    bool uri_has_zero;
     int n_length, n_encoding; /* number of Content-Length and Transfer-Encoding headers */
     bool bad_length, bad_encoding;
-    bool bad_name; /* no name at all, or one with a folded line at its end */
+    bool bad_name; /* a header has no name, or a name with a folded line at its end */
     uint64_t length;
 };
 
-/* Adds one header. value NULL: it has none. */
+/* Adds one header. value NULL: the header has no value. */
 void head_add(struct head *h, const char *name, const char *value);
-/* Returns 0, or -1 and the reason; the request is then refused and its connection closed. */
+/* Returns 0, or -1 with the reason in *f. After -1 the caller refuses the request and closes its
+ * connection. */
 int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f);
-/* Returns whether a route's path is that of a URL. "/v1/models/" also matches longer paths below
- * it. */
+/* Returns whether a URL's path belongs to a route. A route "/v1/models/" also matches longer paths
+ * below it. */
 bool head_path_is(const char *route, const char *path);
 /* Returns whether a URL's path is `prefix` or lies below it. */
 bool head_path_is_below(const char *prefix, const char *path);

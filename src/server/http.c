@@ -43,7 +43,7 @@ enum {
     CONNECTION_BYTES = 32 << 10,
     BACKLOG = 1024, /* connections that wait to be accepted */
     MAX_RETRY_S = 3600,
-    TIDY_PERIOD_S = 5,       /* most delay until expired content is erased */
+    TIDY_PERIOD_S = 5,       /* expired content is erased at most this much later */
     MAX_WAITING_CALLS = 256, /* per worker; further calls get 503 */
     MAX_PLAIN_BODY = 4 << 10,
     /* Bounds of remembered answers: turns of a few thousand conversations. */
@@ -51,8 +51,8 @@ enum {
     MEMORY_BYTES = 64 << 20,
 };
 
-/* The threads of the text worker. On busy processors streams and /health have priority over
- * large bodies; small bodies are as short as they. */
+/* The threads of the text worker. On busy processors streams and /health have priority over large
+ * bodies; small bodies take no longer than streams do. */
 static const struct worker_thread_opts text_threads[] = {
     {.max_bytes = 64 << 10, .nice = 0},
     {.max_bytes = 1 << 20, .nice = 5},
@@ -98,10 +98,10 @@ void call_fault(struct call *c, const struct fault *f)
 {
     if (f->status == 429)
         c->retry_after_s = expected_wait_s(call_model(c));
-    /* The server loads, stops or is short of memory: the wait is unknown. */
+    /* The server loads, stops or is short of memory. How long that lasts is unknown. */
     else if (f->status == 503)
         c->retry_after_s = 1;
-    /* A message that is all hidden says less than the code. */
+    /* If the reason is hidden as a whole, the code says more. */
     const char *reason = strcmp(f->reason, "...") != 0 ? f->reason
                          : f->code != NULL             ? f->code
                                                        : f->type;
@@ -132,7 +132,7 @@ struct hcache *call_model(struct call *c)
 
 /* --- generations ------------------------------------------------------------------------------ */
 
-/* Called on the engine's thread, with its lock held. */
+/* Wakes the call of a generation. Called on the engine's thread, with the service's lock held. */
 static void wake_client(void *arg)
 {
     call_wake(arg);
@@ -224,7 +224,8 @@ void call_done(struct call *c)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Puts the call to sleep. Returns false if there was news in the meantime: look again. */
+/* Puts the call to sleep. Returns false if there was news in the meantime; then the caller must
+ * look again. */
 static bool call_sleep(struct call *c)
 {
     pthread_mutex_lock(&c->lock);
@@ -279,7 +280,7 @@ static enum MHD_Result send_file(struct call *c)
         return MHD_NO;
     struct MHD_Response *r = MHD_create_response_from_fd64((uint64_t)st.st_size, c->file);
     if (r != NULL)
-        c->has_file = false; /* the library owns it now */
+        c->has_file = false; /* the library closes the file from now on */
     return send_response(c, r);
 }
 
@@ -290,7 +291,7 @@ static enum MHD_Result send_answer(struct call *c)
     struct MHD_Response *r = MHD_create_response_from_buffer(c->out.n, c->out.p,
                                                              MHD_RESPMEM_MUST_FREE);
     if (r != NULL)
-        c->out = (struct textbuf){0}; /* the library owns it now */
+        c->out = (struct textbuf){0}; /* the library frees the text from now on */
     return send_response(c, r);
 }
 
@@ -321,7 +322,7 @@ static void keep_stream_alive(struct call *c)
         textbuf_addf(&c->out, ": layer %d of %d\n\n", layer, n_layers);
 }
 
-/* The library wants more of a stream. */
+/* Fills buf with more bytes of a stream, for the library. */
 static ssize_t stream_read(void *arg, uint64_t pos, char *buf, size_t max)
 {
     struct call *c = arg;
@@ -352,17 +353,18 @@ static enum MHD_Result send_stream(struct call *c)
     c->content_type = "text/event-stream";
     struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10,
                                                                stream_read, c, NULL);
-    if (r != NULL) /* proxies must not buffer it */
+    if (r != NULL) /* tells proxies not to buffer the stream */
         (void)MHD_add_response_header(r, "X-Accel-Buffering", "no");
     return send_response(c, r);
 }
 
-/* Waits (asleep) for a whole answer. */
+/* Sends a whole answer once it is complete. Until then the call sleeps. */
 static enum MHD_Result send_when_done(struct call *c)
 {
     while (!generation_has_ended(c->gen)) {
         if (call_sleep(c))
-            return MHD_YES; /* the library calls again when woken */
+            /* the library calls this function again when the call is woken */
+            return MHD_YES;
     }
     struct json *answer;
     struct fault f;
@@ -412,17 +414,18 @@ static enum MHD_Result send_refusal(struct call *c)
             return send_answer(c);
         }
         if (call_sleep(c))
-            return MHD_YES; /* the library calls again when woken */
+            /* the library calls this function again when the call is woken */
+            return MHD_YES;
     }
 }
 
 static enum MHD_Result refuse(struct call *c, const struct fault *f)
 {
-    c->close = true; /* a body may follow that will not be read */
+    c->close = true; /* a body may follow, which will not be read */
     call_fault(c, f);
     if (c->hold_ns > 0) {
         c->is_held = true;
-        watch_answer(c->watch); /* the request has arrived */
+        watch_answer(c->watch); /* the request has arrived whole */
         watch_alarm(c->watch, c->hold_ns, hold_ended, c);
     }
     return send_refusal(c);
@@ -432,7 +435,7 @@ static enum MHD_Result send_preflight(struct call *c)
 {
     struct MHD_Response *r = MHD_create_response_from_buffer(0, NULL,
                                                              MHD_RESPMEM_PERSISTENT);
-    c->close = true; /* as above */
+    c->close = true; /* a body may follow, which will not be read */
     c->answered = c->is_sent = true;
     c->status = MHD_HTTP_NO_CONTENT;
     if (r != NULL)
@@ -481,7 +484,7 @@ static void dispatch(struct call *c)
 {
     struct fault f;
     c->begun = true;
-    /* Checks again, because time has passed. */
+    /* Body and state are checked again, because time has passed. */
     if (body_check(c, &f) == 0 && gate_state(c, &f) == 0) {
         enum call_thread thread = thread_for(c);
         atomic_fetch_add(&c->s->n_active, 1);
@@ -510,7 +513,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *m, const cha
     (void)version;
     if (c == NULL)
         return begin(arg, m, url, method, slot);
-    if (c->answered && !c->begun) /* refused by its head */
+    if (c->answered && !c->begun) /* the request was refused because of its head */
         return c->is_sent ? MHD_YES : send_refusal(c);
     if (*n_bytes > 0) {
         size_t n = *n_bytes;
@@ -521,7 +524,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *m, const cha
         dispatch(c);
     while (atomic_load(&c->is_pending)) {
         if (call_sleep(c))
-            return MHD_YES; /* the library calls again when woken */
+            /* the library calls this function again when the call is woken */
+            return MHD_YES;
     }
     if (c->gen != NULL && !c->is_watched) {
         c->is_watched = true;
@@ -545,7 +549,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     watch_on_gone(c->watch, NULL, NULL);
     watch_alarm(c->watch, 0, NULL, NULL);
     watch_idle(c->watch, s->o.idle_timeout_s);
-    generation_free(c->gen); /* cancels running choices */
+    generation_free(c->gen); /* cancels its running choices */
     if (c->is_counted)
         atomic_fetch_sub(&s->n_active, 1);
     body_release(c);
@@ -553,7 +557,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     if (c->has_file)
         close(c->file);
     free(c->allowed_origin);
-    pthread_mutex_lock(&c->lock); /* call_done may still hold it */
+    pthread_mutex_lock(&c->lock); /* waits until call_done has released the lock */
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_destroy(&c->lock);
     free(c);
@@ -580,7 +584,8 @@ static void on_connection(void *arg, struct MHD_Connection *m, void **context,
     }
 }
 
-/* Called when the request line has arrived: the rest must follow in time. */
+/* Called when the request line has arrived. From now on the rest of the request must follow in
+ * time. */
 static void *on_uri(void *arg, const char *uri, struct MHD_Connection *m)
 {
     struct server *s = arg;
@@ -613,7 +618,8 @@ static int listen_on(struct server *s, struct err *err)
     char port[16];
     int one = 1, rc = 0;
     snprintf(port, sizeof port, "%d", s->o.port);
-    /* A fixed address, not the one that a resolver happens to name first. */
+    /* "localhost" becomes a fixed address, because resolvers differ in which one they name
+     * first. */
     const char *host = strcmp(s->o.host, "localhost") == 0 ? "127.0.0.1" : s->o.host;
     if (getaddrinfo(host, port, &hints, &a) != 0)
         return err_set(err, ERR_USAGE,
@@ -727,7 +733,8 @@ void server_truncate(struct server *s, const struct hcache_truncation *t)
     s->truncation = *t;
 }
 
-/* Returns the hash that identifies the meaning of ids in a file of answers. */
+/* Returns a hash of the vocabulary. It shows whether the token ids in a file of answers have the
+ * same meaning here. */
 static struct sha256 vocabulary_of(const struct hcache *h)
 {
     struct hcache_model_info info;

@@ -80,7 +80,7 @@ int keep_guarantee(struct call *c, const struct hcache_context *context,
                    int64_t until_wall_s, struct hcache_guarantee *out, struct fault *f)
 {
     struct hcache_err err = {0};
-    /* State that was just computed is on its way to the store. */
+    /* The flush lets state that was just computed reach the store. */
     hcache_cache_flush(call_model(c));
     int rc = hcache_cache_guarantee(call_model(c), context, until_wall_s, out, &err);
     if (rc == 0)
@@ -106,8 +106,8 @@ bool keep_ttl(const char *text, int64_t *ttl_s)
 
 enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
 
-/* Returns 0 if the erasure is noted: the next server that can write carries it out, so it is
- * settled for this one. */
+/* Returns 0 if the erasure is noted on the disk, else rc. The next server that can write carries a
+ * noted erasure out, so it is done for this one. */
 static int keep_noted(int rc, const struct hcache_erased *gone)
 {
     return gone->is_noted ? 0 : rc;
@@ -115,7 +115,7 @@ static int keep_noted(int rc, const struct hcache_erased *gone)
 
 /* Erases a run of doomed chunks. keys[] lists children before parents, and is reversed first. If
  * another chunk continues keys[i], the chunks before keys[i] in its chain stay, too. Keys before
- * keys[i] may belong to other chains, so they are tried again without it. */
+ * keys[i] may belong to other chains, so they are tried again without keys[i]. */
 static int erase_run(struct hcache *h, struct sha256 *keys, int n,
                      struct hcache_erased *sum, struct hcache_err *err)
 {
@@ -155,7 +155,7 @@ static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_er
     return keep_noted(rc, &gone);
 }
 
-/* Erases one batch of doomed chunks; *n of them existed. Returns 0, or a code that was logged. */
+/* Erases one batch of doomed chunks; *n is their number. Returns 0, or a code that was logged. */
 static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, int *n,
                      struct hcache_erased *sum)
 {
@@ -171,8 +171,9 @@ static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, in
     rc = erase_run(h, copy, *n, sum, &herr);
     rc = forgot != 0 ? forgot : rc;
     if (rc == HCACHE_E_UNSUPPORTED)
-        rc = 0;                      /* there is no store */
-    if (rc == 0 && sum->n_busy == 0) /* otherwise the chunks are tried again */
+        rc = 0; /* without a store there is nothing to erase */
+    /* otherwise the chunks stay doomed and are tried again */
+    if (rc == 0 && sum->n_busy == 0)
         rc = conversations_buried(s->conversations, keys, *n, &err);
     if (rc != 0)
         log_warn_once(
@@ -190,7 +191,8 @@ struct hcache_erased keep_bury(struct server *s)
     struct sha256 *keys = xmalloc(BURY_AT_ONCE * sizeof *keys);
     int n = 0, rc = conversations_doomed(s->conversations, keys, 1, &n, NULL);
     if (rc == 0 && n > 0) {
-        hcache_cache_flush(h); /* chunks on their way to the store are erased, too */
+        /* so that chunks on their way to the store are erased, too */
+        hcache_cache_flush(h);
         n = BURY_AT_ONCE;
     }
     while (rc == 0 && n == BURY_AT_ONCE && sum.n_busy == 0)
@@ -221,7 +223,8 @@ static void evict_idle(struct server *s)
     int64_t now_s = clock_wall_s();
     if (s->o.idle_ttl_s <= 0 || now_s < s->next_idle_s)
         return;
-    s->next_idle_s = now_s + s->o.idle_ttl_s / 16; /* a search visits every leaf */
+    /* the searches are this far apart, because each visits every leaf */
+    s->next_idle_s = now_s + s->o.idle_ttl_s / 16;
     if (hcache_cache_evict_idle(atomic_load(&s->h), s->o.idle_ttl_s, &n, &err) != 0)
         log_warn_once(&s->said_idle, "idle chunks are not evicted: %s", err.msg);
     else if (n > 0)

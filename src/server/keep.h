@@ -13,14 +13,15 @@ int keep_fault(const struct err *err, struct fault *f);
 /* Makes the fault for a server that keeps no conversations. Returns -1. */
 int keep_none(struct fault *f);
 
-/* Reads the query's limit (default_limit; 1 to 100), order (desc) and after. */
+/* Reads the page that the query asks for: limit (1 to 100; absent: default_limit), order (absent:
+ * desc) and after. Returns 0, or -1 with *f. */
 int keep_page(struct call *c, int default_limit, struct items_page *out, struct fault *f);
 
-/* Cuts "ID/REST" in two. Returns REST, "" if there is none. */
+/* Cuts "ID/REST" in two. Returns REST; "" if there is none. */
 const char *keep_split(char *tail);
 
-/* Pins the state of a context until the given time (0: ends the pin): *n_tokens tokens, in full
- * chunks. Returns 0, or -1. */
+/* Pins the state of a context until the given time; 0 ends the pin. *n_tokens: number of pinned
+ * tokens, which are full chunks. Returns 0, or -1 with *f. */
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
              int *n_tokens, struct fault *f);
 
@@ -31,17 +32,19 @@ int keep_pin(struct call *c, const struct hcache_context *context, int64_t until
 bool keep_ttl(const char *text, int64_t *ttl_s);
 
 /* Guarantees the state of a context until the given time, once everything computed before is
- * durable. Returns 0, or -1: 409 with the reason and the sums if it cannot be guaranteed. */
+ * durable. Returns 0, or -1 with *f: 409 with the reason and the sums if the state cannot be
+ * guaranteed. */
 int keep_guarantee(struct call *c, const struct hcache_context *context,
                    int64_t until_wall_s, struct hcache_guarantee *out, struct fault *f);
 
-/* Erases from the store the chunks of erased conversations, now and earlier. */
+/* Erases from the store all chunks that belonged to erased conversations and are not erased yet. */
 struct hcache_erased keep_bury(struct server *s);
-/* Erases content older than the TTL, then its chunks. arg: a struct server. On the worker's
- * thread. */
+/* Erases content older than its time to live, and then its chunks. arg: a struct server. Runs on
+ * the disk worker's thread. */
 void keep_tidy(void *arg);
 
-/* Adds "erased": "local" to the answer of an erasure if other servers learn of it later. */
+/* Adds "erased": "local" to the answer of an erasure if other servers learn of the erasure
+ * later. */
 void keep_put_where(struct json *o, struct call *c);
 
 /* Erases the doomed chunks and returns the answer: {"id", "object", "deleted", ...}. */

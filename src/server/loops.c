@@ -18,7 +18,8 @@
 #include "base/thread.h"
 
 enum {
-    /* Connections accepted in one turn; the others are for another loop, or the next turn. */
+    /* Connections that a loop accepts in one turn. Others are left to another loop, or to the next
+     * turn. */
     MAX_ACCEPTED = 4,
     ACCEPT_PAUSE_MS = 100 /* pause when the system has no room for one more */
 };
@@ -37,7 +38,7 @@ struct loops {
     struct loops_opts o;
     atomic_bool refuses, stops, has_warned;
     atomic_int_fast64_t longest_ns;
-    /* Held from reading n_connections until the new one is counted. */
+    /* Held from reading n_connections until a new connection is counted. */
     pthread_mutex_t accept_lock;
     int n;
     struct loop loop[];
@@ -53,7 +54,7 @@ static bool may_accept(struct loop *p)
 static void accept_failed(struct loop *p, int error)
 {
     struct loops *l = p->owner;
-    /* For any other error: no connection waits, or it has gone again. */
+    /* Any other error means that no connection waits, or that it has gone again. */
     if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)
         return;
     p->pause_until_ns = clock_now_ns() + ACCEPT_PAUSE_MS * (int64_t)1000000;
@@ -77,7 +78,7 @@ static bool accept_one(struct loop *p)
                         SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (s < 0)
             accept_failed(p, errno);
-        /* If the library has no memory for the connection, the library has closed it. */
+        /* Without memory for the connection, the library has already closed it. */
         accepted = s >= 0 &&
                    MHD_add_connection(p->daemon, s, (struct sockaddr *)&from, n) == MHD_YES;
     }
@@ -85,8 +86,8 @@ static bool accept_one(struct loop *p)
     return accepted;
 }
 
-/* Returns the time until the daemon, or a pause, has something to do; -1: only a socket can
- * tell. */
+/* Returns the time until the daemon, or a pause, has something to do; -1: until a socket is
+ * ready. */
 static int timeout_ms(const struct loop *p)
 {
     unsigned long long library = 0;
@@ -126,7 +127,7 @@ static void *loop_main(void *arg)
         (void)poll(fd, sizeof fd / sizeof fd[0], timeout_ms(p));
         if (fd[0].revents != 0)
             (void)!read(p->wake, &n, sizeof n);
-        /* A wake-up from now on counts for the next turn. */
+        /* is_woken is cleared before the work, so a wake-up during it counts for the next turn. */
         atomic_store(&p->is_woken, false);
         for (int i = 0; i < MAX_ACCEPTED && fd[2].revents != 0 && accept_one(p); i++) {
         }
@@ -166,7 +167,7 @@ int loops_start(const struct loops_opts *o, struct loops **out, struct err *err)
     struct loops *l = xcalloc(1, sizeof *l + (size_t)o->n * sizeof l->loop[0]);
     l->o = *o;
     pthread_mutex_init(&l->accept_lock, NULL);
-    *out = l; /* before the first callback, which may need it */
+    *out = l; /* *out is set before the first callback, which may use it */
     for (int rc = 0; l->n < o->n; l->n++) {
         if ((rc = loop_start(&l->loop[l->n], l, o->daemons[l->n])) != 0) {
             loops_stop(l);
@@ -197,7 +198,7 @@ int64_t loops_longest_ns(const struct loops *l)
 void loops_refuse(struct loops *l)
 {
     atomic_store(&l->refuses, true);
-    (void)shutdown(l->o.listen_socket, SHUT_RDWR); /* also wakes the loops */
+    (void)shutdown(l->o.listen_socket, SHUT_RDWR); /* ends accepting, and wakes the loops */
 }
 
 void loops_stop(struct loops *l)

@@ -1,11 +1,11 @@
-/* loops.h - the threads of the HTTP side. Each has one instance (daemon) of the HTTP library,
- * waits for its sockets, accepts connections and runs it.
+/* loops.h - the threads of the HTTP side. Each has one instance (daemon) of the HTTP library, waits
+ * for the daemon's sockets, accepts connections and runs the daemon.
  *
- * The library could run its own threads, but those may stall. libmicrohttpd 0.9.75 fetches
- * events 128 at a time. If exactly 128 sockets are ready, it fetches again, and waits, before it
- * serves any of them, until another event or the idle timeout of its oldest connection. Driven
- * from outside it never waits. The bound on connections is then one bound, not one per thread,
- * and no thread of the library is in the way when the server stops listening.
+ * The library could run its own threads, but those may stall. libmicrohttpd 0.9.75 fetches events
+ * 128 at a time. If exactly 128 sockets are ready, it fetches again, and waits, before it serves
+ * any of them, until another event or the idle timeout of its oldest connection. Driven from
+ * outside it never waits. The bound on connections is then one bound, not one per thread, and no
+ * thread of the library is in the way when the server stops listening.
  *
  * A connection stays with the loop that accepted it. All callbacks of its daemon run there. */
 #ifndef SERVER_LOOPS_H
@@ -19,13 +19,13 @@
 struct loops;
 
 struct loops_opts {
-    /* [n], started without thread and listening socket */
+    /* [n] daemons, started without thread and listening socket */
     struct MHD_Daemon *const *daemons;
     int n;
     int listen_socket; /* non-blocking */
-    /* Most connections. While the daemons have this many, none is accepted; the others wait in
-     * the kernel's queue. n_connections counts them, by the daemons' callback
-     * (MHD_OPTION_NOTIFY_CONNECTION). */
+    /* Most connections of all daemons together. At this number no connection is accepted, and new
+     * ones wait in the kernel's queue. The daemons' callback (MHD_OPTION_NOTIFY_CONNECTION) counts
+     * them in n_connections. */
     int max_connections;
     const atomic_int *n_connections;
 };
@@ -35,11 +35,11 @@ int loops_start(const struct loops_opts *o, struct loops **out, struct err *err)
 /* Resumes a connection (MHD_resume_connection), and wakes its loop. Any thread. */
 void loops_resume(struct loops *l, struct MHD_Connection *c);
 /* Returns the most processor time that a thread spent between two waits: on an idle machine no
- * stream waits longer than that for its loop. Any thread. */
+ * stream has waited longer than this for its loop. Any thread. */
 int64_t loops_longest_ns(const struct loops *l);
 /* Refuses new connections from now on; existing ones go on. Any thread. */
 void loops_refuse(struct loops *l);
-/* The threads have ended when it returns. NULL is allowed. */
+/* Ends the threads, and returns when they have ended. NULL is allowed. */
 void loops_stop(struct loops *l);
 
 #endif

@@ -112,7 +112,7 @@ static void token_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->kv_blocks_evicted);
 }
 
-/* Returns the share of restore time in which compute waited for I/O. */
+/* Returns the share of restore time during which compute waited for I/O. */
 static double bubble_share(const struct hcache_stats *st)
 {
     return st->restore_measured_s > 0 ? st->restore_wait_s / st->restore_measured_s : 0;

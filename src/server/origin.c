@@ -15,7 +15,7 @@ enum { MAX_NAME = 253 }; /* longest DNS name */
 struct authority {
     char name[MAX_NAME + 1]; /* lower case; an address in the form of inet_ntop */
     bool is_address;
-    int port; /* -1: none given */
+    int port; /* -1: no port is given */
 };
 
 static bool read_port(const char *p, const char *end, int *port)
@@ -25,7 +25,7 @@ static bool read_port(const char *p, const char *end, int *port)
         return true;
     if (*p++ != ':' || end - p > 5)
         return false;
-    if (p == end) /* "host:" has the default port */
+    if (p == end) /* "host:" means the default port */
         return true;
     for (*port = 0; p < end; p++) {
         if (*p < '0' || *p > '9')
@@ -61,7 +61,7 @@ static bool is_name_byte(char c)
            c == '_';
 }
 
-/* Reads HOST[:PORT]. Returns false if the text is none. */
+/* Reads HOST[:PORT]. Returns false if the text has another form. */
 static bool read_authority(const char *text, struct authority *a)
 {
     struct in_addr bytes;
@@ -76,7 +76,7 @@ static bool read_authority(const char *text, struct authority *a)
             return false;
         a->name[n++] = c;
     }
-    /* A dot at the end (the DNS root) names the same host. */
+    /* A dot at the end stands for the DNS root. It names the same host, and is dropped. */
     if (n > 0 && a->name[n - 1] == '.')
         a->name[--n] = 0;
     a->is_address = inet_pton(AF_INET, a->name, &bytes) == 1;
@@ -148,7 +148,8 @@ static bool same_origin(const char *x, const char *y)
     struct authority a, b;
     bool a_tls, b_tls;
     if (!read_origin(x, &a, &a_tls) || !read_origin(y, &b, &b_tls))
-        return strcasecmp(x, y) == 0; /* "null", or a scheme of its own */
+        /* compared as texts: "null", or an origin with a scheme of its own */
+        return strcasecmp(x, y) == 0;
     return a_tls == b_tls && strcmp(a.name, b.name) == 0 &&
            port_or_default(&a, a_tls) == port_or_default(&b, b_tls);
 }
@@ -202,7 +203,8 @@ void origin_add(struct origin_head *h, const char *name, const char *value)
     }
 }
 
-/* Returns whether it is application/json, or application/KIND+json, with any parameters. */
+/* Returns whether a content type is application/json or application/KIND+json, with any
+ * parameters. */
 static bool is_json(const char *type)
 {
     static const char tree[] = "application/";
@@ -221,7 +223,8 @@ static int check_host(const struct origin_rules *r, const struct origin_head *h,
     *host = (struct authority){.port = -1};
     if (h->n_host > 1)
         return fault_set(f, 400, NULL, NULL, "there is more than one Host header");
-    if (h->n_host == 0) /* HTTP/1.0: no browser sends that */
+    /* a request of HTTP/1.0 may have no Host; no browser sends such a request */
+    if (h->n_host == 0)
         return 0;
     if (read_authority(h->host, host) && host_is_allowed(r, host))
         return 0;

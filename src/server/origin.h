@@ -20,16 +20,17 @@
 #include "sessions/fault.h"
 
 struct origin_rules {
-    const char *const *hosts; /* names, without a port */
+    const char *const *hosts; /* names that the Host header may have, without a port */
     int n_hosts;
-    const char *const *origins; /* SCHEME://HOST[:PORT], "null", or "*" for all */
+    /* allowed origins: SCHEME://HOST[:PORT], "null", or "*" for all */
+    const char *const *origins;
     int n_origins;
 };
 
-/* Returns 0, or ERR_USAGE with the malformed rule. */
+/* Checks the form of all rules. Returns 0, or ERR_USAGE with the malformed rule in the message. */
 int origin_rules_check(const struct origin_rules *r, struct err *err);
 
-/* The headers of one request that matter here. The strings are borrowed. */
+/* The headers of one request that the rules judge. The strings are borrowed. */
 struct origin_head {
     int n_host, n_origin, n_site, n_type;
     const char *host, *origin, *site, *mode, *dest, *type;
@@ -38,7 +39,7 @@ struct origin_head {
 
 void origin_add(struct origin_head *h, const char *name, const char *value);
 
-/* Returns 0, or -1 and *f: 400, 403 or 415. *allowed is the request's Origin, borrowed from the
+/* Returns 0, or -1 with *f: 400, 403 or 415. *allowed is the request's Origin, borrowed from the
  * head, if the answer needs CORS headers; else NULL. is_page: the request GETs a page, to which
  * other pages may link. */
 int origin_check(const struct origin_rules *r, const struct origin_head *h, bool is_page,

@@ -40,7 +40,7 @@ static const struct {
 void api_page(struct call *c)
 {
     size_t i = 0;
-    /* Every route of the page has a file. */
+    /* The loop ends, because every route that leads here has a file. */
     while (strcmp(files[i].path, c->route->path) != 0)
         i++;
     call_text(c, 200, files[i].type, files[i].text);

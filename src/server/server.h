@@ -28,7 +28,7 @@ struct server;
 
 struct server_opts {
     const char *host;       /* a numeric address, or localhost */
-    int port;               /* 0: any free one */
+    int port;               /* 0: any free port */
     const char *model_name; /* name that /v1/models shows */
     const char *const *api_keys;
     int n_api_keys;              /* 0: no key is needed */
@@ -36,35 +36,35 @@ struct server_opts {
     struct origin_rules origins; /* borrowed until server_stop */
     int http_threads;
     int max_connections;
-    int max_queue;       /* as given to hcache_serve_start; 0: unknown */
+    int max_queue;       /* as in hcache_serve_start; 0: unknown */
     int read_timeout_s;  /* time within which a whole request must have arrived */
     int write_timeout_s; /* a client that reads nothing for this time is dropped */
-    int idle_timeout_s;  /* most time between two requests of a connection */
+    int idle_timeout_s;  /* longest time between two requests of a connection */
     int keep_alive_s;    /* interval of the comments that a silent stream gets; 0: none */
     uint64_t max_body_bytes;
-    uint64_t max_bodies_bytes; /* bound on the bodies of all requests together */
+    uint64_t max_bodies_bytes; /* bound on the bodies of all requests together, in bytes */
     const char *plan;    /* plan of every restore: auto (NULL), hidden, kv, recompute */
-    bool plan_strict;    /* as hcache_request.plan_strict */
+    bool plan_strict;    /* as in hcache_request */
     bool plain_chat;     /* chat without a chat template: see docs/SERVER.md */
     bool parse_special;  /* special tokens spelled in messages count as special tokens */
     const char *answers; /* file that remembers our answers' tokens; NULL: no file */
     bool store_required; /* An unusable file of answers is an error, not a warning. */
     /* Stored chunks without a use for this time are evicted; 0: never. */
     int64_t idle_ttl_s;
-    /* As given to hcache_open; no request may set more; 0: no bound. */
+    /* As in hcache_opts. No request may set a higher quota; 0: no bound. */
     uint64_t salt_quota_bytes;
 };
 
 int server_start(const struct server_opts *o, struct server **out, struct err *err);
 int server_port(const struct server *s);
-/* Sets where conversations are kept; call it before server_ready. Borrowed. Without it none are
- * kept. */
+/* Sets where conversations are kept; call it before server_ready. Borrowed. Without this call none
+ * are kept. */
 void server_keep(struct server *s, struct conversations *c);
-/* Sets where files and batches are kept; call it before server_ready. Borrowed. Without it there
- * are none. n_sequences: answers of batches that are generated at once. */
+/* Sets where files and batches are kept; call it before server_ready. Borrowed. Without this call
+ * there are none. n_sequences: answers of batches that are generated at once. */
 void server_batches(struct server *s, struct shelf *shelf, int n_sequences);
-/* Sets how requests that ask for it are truncated; call it before server_ready. Without it none
- * can be. */
+/* Sets how requests that ask for it are truncated; call it before server_ready. Without this call
+ * no request can be truncated. */
 void server_truncate(struct server *s, const struct hcache_truncation *t);
 /* Begins to answer requests. Returns -errno if the file of answers cannot be used and
  * store_required is set. */
@@ -72,7 +72,7 @@ int server_ready(struct server *s, struct hcache *h, struct err *err);
 /* Refuses new requests. Batches have stopped when it returns; they continue with the next
  * server. */
 void server_drain(struct server *s);
-/* Returns the requests that are not answered yet. */
+/* Returns the number of requests that are not answered yet. */
 int server_n_active(const struct server *s);
 void server_stop(struct server *s); /* NULL is allowed */
 

@@ -7,7 +7,7 @@
 
 enum { SHELVES_MAX_PAGE = 100 };
 
-/* Returns the shelf, or NULL after a fault was answered: this server has none. */
+/* Returns the shelf. If this server has none, answers the call with a fault and returns NULL. */
 struct shelf *shelves_of(struct call *c);
 /* Answers the call with the shelf's fault. */
 void shelves_fault(struct call *c, const struct err *err);

@@ -15,18 +15,23 @@ struct tenant_counts {
     uint64_t n_http; /* HTTP requests of any kind */
     uint64_t n_open; /* answers that are being generated, or wait for their turn */
     uint64_t n_ended[ANSWER_ENDS];
-    uint64_t device_tokens, restored_tokens, computed_tokens; /* prompt tokens */
+    /* prompt tokens: found on the device, restored, computed */
+    uint64_t device_tokens, restored_tokens, computed_tokens;
     uint64_t generated_tokens, restored_bytes;
-    /* Answers with restored state; answers with a reason why there was not more. */
+    /* n_restores: answers with restored state; n_misses: answers with a reason why no more was
+     * found. */
     uint64_t n_restores, n_misses;
 };
 
-/* n keys; 0: the server is open, and all requests belong to one tenant. */
+/* Creates the counters of n keys. n = 0: the server needs no key, and all requests belong to one
+ * tenant. */
 void tenants_create(int n, struct tenants **out);
 void tenants_destroy(struct tenants *t); /* NULL is allowed */
 
-void tenants_request(struct tenants *t, int tenant); /* an HTTP request with a right key */
-void tenants_begin(struct tenants *t, int tenant);   /* an answer was submitted */
+/* counts an HTTP request with a right key */
+void tenants_request(struct tenants *t, int tenant);
+/* notes that an answer was submitted */
+void tenants_begin(struct tenants *t, int tenant);
 /* Notes that an answer has ended. r: its result, or NULL; missed: it names a miss reason. */
 void tenants_end(struct tenants *t, int tenant, enum answer_end end,
                  const struct hcache_result *r, bool missed);

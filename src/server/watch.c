@@ -15,7 +15,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 
-/* Deadlines are checked this often: they are seconds, and a scan of the table takes
+/* Deadlines are checked this often. They are whole seconds, and a scan of the table takes
  * microseconds. */
 enum { TICK_MS = 250, MAX_EVENTS = 64 };
 
@@ -27,15 +27,16 @@ enum { PRESSED_REQUEST_S = 5 };
 struct watch {
     struct watcher *owner;
     int socket;
-    /* Lets the watcher ignore an event of a former socket in this place. */
+    /* Number of the socket in this place. It lets the watcher ignore a late event of an earlier
+     * socket. */
     uint32_t generation;
     bool used, is_gone;
-    int64_t deadline_ns; /* 0: none */
-    int64_t pressed_ns;  /* deadline if places are short; 0: none */
+    int64_t deadline_ns; /* 0: no deadline */
+    int64_t pressed_ns;  /* deadline if places are short; 0: no deadline */
     void (*gone)(void *arg);
     void *arg;
     int64_t alarm_ns;
-    void (*alarm)(void *arg); /* NULL: not set */
+    void (*alarm)(void *arg); /* NULL: no alarm is set */
     void *alarm_arg;
 };
 
@@ -43,7 +44,7 @@ struct watcher {
     pthread_t thread;
     pthread_mutex_t lock; /* protects the table */
     int epoll, wake;
-    bool stop, rings; /* rings: alarms no longer wait */
+    bool stop, rings; /* rings: alarms no longer wait, because watcher_ring was called */
     int n, n_used;
     /* Time that a connection may stay open between requests if places are short. */
     int pressed_idle_s;

@@ -28,12 +28,12 @@ void watcher_destroy(struct watcher *w); /* Every watch must have ended. */
 /* Begins to watch a socket; a request must begin within `seconds`. Returns NULL if there is no
  * place. */
 struct watch *watch_begin(struct watcher *w, int socket, int seconds);
-void watch_end(struct watch *w); /* NULL is allowed, here and below. */
+void watch_end(struct watch *w); /* NULL is allowed here and in all functions below */
 
 /* The next three set the deadline after which the socket is shut down; 0: none. watch_request: a
  * request has begun; it must arrive whole within `seconds`. */
 void watch_request(struct watch *w, int seconds);
-/* The request has arrived and is being answered, without a deadline. */
+/* The request has arrived and is being answered; there is no deadline. */
 void watch_answer(struct watch *w);
 /* The request was answered; the next one must begin within `seconds`. */
 void watch_idle(struct watch *w, int seconds);
@@ -45,7 +45,7 @@ bool watch_is_gone(struct watch *w); /* Returns whether the peer has ended. */
 /* Sets alarm(arg), which is called once, at least after_ns from now, in the same way as gone.
  * after_ns 0 and NULL: no alarm. */
 void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg);
-/* Calls every alarm now, and later ones as soon as they are set. NULL is allowed. */
+/* Calls every alarm now, and from now on each new alarm as soon as it is set. NULL is allowed. */
 void watcher_ring(struct watcher *w);
 
 #endif

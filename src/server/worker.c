@@ -15,7 +15,7 @@
 
 /* A call to be answered, or a function to be run. */
 struct job {
-    struct call *call; /* NULL: run(arg) */
+    struct call *call; /* NULL: the job is to run run(arg) */
     void (*run)(void *arg);
     void *arg;
 };
@@ -29,16 +29,16 @@ struct worker_thread {
 struct worker {
     struct worker_opts o;
     struct worker_thread *threads; /* [o.n_threads] */
-    int n_threads;                 /* running threads */
+    int n_threads;                 /* number of running threads */
 
-    pthread_mutex_t lock; /* protects the next fields */
+    pthread_mutex_t lock; /* protects the fields below */
     pthread_cond_t change;
-    struct job *jobs; /* in order of arrival */
+    struct job *jobs; /* [n] waiting jobs in order of arrival */
     int n, cap, n_calls;
     bool stopping;
 };
 
-/* A larger body leaves so much free memory that it is returned to the system. */
+/* After a body of this size or more, free memory is returned to the system: there is much of it. */
 enum { LARGE_BYTES = 1 << 20 };
 
 static size_t bytes_of(const struct job *j)
@@ -61,7 +61,7 @@ static bool take_job(struct worker_thread *t, struct job *out)
     return false;
 }
 
-/* Waits for the next job. Returns false if there is none: it is time to tidy up, or, if *end is
+/* Waits for the next job. Returns false if there is none: then it is time to tidy up or, if *end is
  * set, to end the thread. */
 static bool next_job(struct worker_thread *t, const struct timespec *until, struct job *out,
                      bool *end)
@@ -95,7 +95,7 @@ static void run_job(const struct job *j)
         mem_trim();
 }
 
-/* By the monotonic clock, which cannot be set. */
+/* Returns whether the time has passed, by the monotonic clock, which cannot be set. */
 static bool is_past(const struct timespec *t)
 {
     struct timespec now;
@@ -109,12 +109,12 @@ static void *worker_main(void *arg)
     struct worker *w = t->owner;
     struct timespec at = {0}, *until = NULL;
     bool end = false;
-    /* On Linux a thread has a priority of its own. If setting it is not allowed, nothing is
-     * lost. */
+    /* On Linux a thread has a priority of its own. If the system refuses the change, only the
+     * priority is lost. */
     if (t->o.nice != 0)
         (void)setpriority(PRIO_PROCESS, (id_t)gettid(), t->o.nice);
     if (w->o.tidy != NULL && t == &w->threads[0])
-        until = &at; /* at once */
+        until = &at; /* the time to tidy up has come */
     while (!end) {
         struct job j;
         if (next_job(t, until, &j, &end))

@@ -18,23 +18,26 @@ struct call;
 struct worker;
 
 struct worker_thread_opts {
-    size_t max_bytes; /* largest body that it takes */
-    int nice;         /* nice value of its priority: 0 as the process; more is lower */
+    size_t max_bytes; /* largest body that the thread takes */
+    /* nice value: 0 is the process's own; a higher value means less priority */
+    int nice;
 };
 
 struct worker_opts {
-    const struct worker_thread_opts *threads; /* borrowed; the last takes every body */
+    /* borrowed; the last thread must take every body */
+    const struct worker_thread_opts *threads;
     int n_threads;
-    int max_calls; /* most calls that wait */
-    /* tidy(arg) is called about every period_s, between calls, by one thread. NULL: not called. */
+    int max_calls; /* most calls that may wait */
+    /* tidy(arg) is called about every period_s, between calls, by the first thread. NULL: not
+     * called. */
     void (*tidy)(void *arg);
     void *arg;
     int period_s;
 };
 
 int worker_create(const struct worker_opts *o, struct worker **out, struct err *err);
-/* Stops after the calls that it has; worker_take is refused from then on. NULL is allowed, here
- * and below. */
+/* Stops the worker after the calls that it has. From then on worker_take returns false. NULL is
+ * allowed, here and in all functions below. */
 void worker_stop(struct worker *w);
 void worker_destroy(struct worker *w);
 

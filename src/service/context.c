@@ -27,7 +27,7 @@ static int chunk_seen(const struct keys *k, int i)
     return (int)(truncation_token(&k->truncation, k->cut, position) / STORE_CHUNK_TOKENS);
 }
 
-/* Makes the keys. Fails if there is no store, or the truncation is refused. The caller frees *k
+/* Makes the keys. Fails if there is no store, or if the truncation is refused. The caller frees *k
  * in both cases. */
 static int keys_make(const struct hcache *h, const struct hcache_context *c, struct keys *k,
                      struct hcache_err *err)
@@ -123,9 +123,9 @@ int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
 
 /* --- pins and erasing ------------------------------------------------------------------------- */
 
-/* Collects the chunks to pin. A chunk is evicted after all that continue it, so a pin on the
- * last chunk of a stair pins the stair. The kept chunks are pinned by their own last one, since
- * other stairs may not continue them. */
+/* Collects the chunks to pin. A chunk is evicted after all that continue it, so a pin on the last
+ * chunk of a stair pins the stair. The chunks that truncation keeps at the beginning need a pin on
+ * their own last chunk, since the pinned stair may not continue them. */
 static int collect_pins(const struct keys *k, uint8_t (*out)[32])
 {
     const struct truncation *t = &k->truncation;

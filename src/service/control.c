@@ -115,7 +115,7 @@ int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
     return rc;
 }
 
-/* No other salt's chunk continues one of these, so all of them can be erased. */
+/* No chunk of another salt continues a chunk of this salt, so all of them can be erased. */
 int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased *out,
                        struct hcache_err *err)
 {

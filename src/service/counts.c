@@ -11,7 +11,7 @@
 #include "state/saver.h"
 #include "store/store.h"
 
-/* Bounds from 0.1 ms to 839 s, doubling. */
+/* Returns the upper bound of bucket i: from 0.1 ms to 839 s, doubling. */
 double hcache_hist_bound_s(int i)
 {
     return 1e-4 * (double)(1u << i);
@@ -31,7 +31,8 @@ void counts_gap(struct counts *c, double seconds)
     hist_add(&c->now.tbt, seconds);
 }
 
-/* Names by the methods of the layers: recomputed (1), projected (2), loaded (4). */
+/* Names of sets of methods by which layers come back, as bits: recomputed (1), projected (2),
+ * loaded (4). */
 static const char *const plan_names[8] = {
     "none", "recompute",    "hidden",    "recompute+hidden",
     "kv",   "recompute+kv", "hidden+kv", "recompute+hidden+kv",

@@ -17,8 +17,9 @@ struct hcache_ticket;
 struct saver_stats;
 
 struct counts {
-    struct hcache_stats now; /* fields that are counted here; the others are read */
-    uint64_t n_plans[8];     /* plans by the set of their methods, as bits */
+    /* the fields that are counted as requests end; all others come from counts_read and the like */
+    struct hcache_stats now;
+    uint64_t n_plans[8]; /* plans by the set of their methods, as bits */
     uint64_t n_surprises[SURPRISES];
 };
 
@@ -30,7 +31,8 @@ void counts_end(struct counts *c, const struct hcache_ticket *t);
 /* Sets *out to everything counted, and the engine's statistics. */
 void counts_read(const struct counts *c, const struct engine_stats *e,
                  struct hcache_stats *out);
-/* Return the public form of statistics. A remote without a URL, which is none, has no misses. */
+/* Return the public form of statistics. A struct without a URL means that there is no remote; then
+ * it has no misses. */
 struct hcache_dram counts_dram(const struct store_dram *d);
 struct hcache_remote counts_remote(const struct remote_stats *st);
 /* Add statistics to *out. */

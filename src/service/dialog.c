@@ -15,7 +15,7 @@ struct dialog {
     const struct tokenizer *tokenizer;
     struct chat_template *template;
     enum tool_format tools;
-    char *bos, *eos; /* NULL: none */
+    char *bos, *eos; /* texts of these tokens; NULL: the tokenizer has none */
 };
 
 static char *token_text(const struct tokenizer *t, int32_t id)
@@ -66,7 +66,7 @@ bool dialog_has_tools(const struct dialog *k)
     return k->tools != TOOL_FORMAT_NONE && chat_abilities(k->template).tools;
 }
 
-/* Renders with guards where messages spell special tokens. */
+/* Renders a chat with guards around text of messages that spells special tokens. */
 static int render_guarded(const struct dialog *k, const struct chat_request *r, char **text,
                           size_t *n_text, struct err *err)
 {

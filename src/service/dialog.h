@@ -19,7 +19,7 @@ void dialog_close(struct dialog *k); /* NULL is allowed */
 
 bool dialog_has_tools(const struct dialog *k);
 
-/* See hcache_chat_render_parsed. */
+/* Renders a chat: see hcache_chat_render_parsed. */
 int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char **text,
                   size_t *n_text, struct err *err);
 bool dialog_calls(const struct dialog *k, const char *text, size_t n, char **json);

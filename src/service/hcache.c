@@ -34,7 +34,7 @@ static int open_tokenizer(struct hcache *h, const struct model *m, struct err *e
         return 0;
     int rc = tokenizer_open(&h->tokenizer, m->source, err);
     if (rc == -ENOENT)
-        return 0; /* only token ids */
+        return 0; /* a model without a tokenizer takes only token ids */
     int vocab = m->cfg.vocab_size;
     if (rc == 0 && tokenizer_n_listed(h->tokenizer) > vocab)
         rc = err_set(
@@ -60,7 +60,7 @@ static int check_ahead(const struct hcache_request *r, const struct model *m,
     return rc;
 }
 
-/* stack_opts.check: opens the tokenizer, too. */
+/* stack_opts.check. Also opens the tokenizer. */
 static int before_weights(void *arg, const struct model *m, struct err *err)
 {
     struct hcache *h = arg;
@@ -86,7 +86,7 @@ static void say_memory(const struct hcache_opts *o, const struct stack *k)
     say(o, text);
 }
 
-/* Warns if the context is longer than the model's own: no room is made for it. */
+/* Warns if the context is longer than the model's own: no room is made for the excess. */
 static void warn_context(const struct hcache_opts *o, const struct stack *k)
 {
     char text[160];
@@ -101,7 +101,7 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
         log_warn("%s", text);
 }
 
-/* With a lower throttle, opening would seem to hang: even an empty store has 40 KB to read. */
+/* With a lower throttle, opening would seem to hang: it reads 40 KB even from an empty store. */
 enum { MIN_THROTTLE = 65536, DEFAULT_HISTORY_CONTEXTS = 16 };
 
 _Static_assert((int)HCACHE_MAX_DEVICES == (int)MAX_RANKS &&
@@ -175,7 +175,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         hcache_close(h);
         return rc;
     }
-    /* The error is reported to chats. */
+    /* A failure is kept in dialog_err and reported to chats. */
     (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err);
     struct service_opts vo = {.weights = &h->k.model->w,
                               .engine = h->k.engine,
@@ -331,7 +331,7 @@ void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out
     CHECK(h->tokenizer != NULL); /* chats need a tokenizer */
     *out = xmemdup(text, n);
     *n_out = n;
-    /* No memory: a text without guards must not be taken for one with them. */
+    /* Without memory for the guards the text is dropped: it must not be taken for a guarded one. */
     if (tokenizer_guard(h->tokenizer, out, n_out, NULL, NULL) != 0)
         *n_out = 0;
 }
@@ -381,7 +381,8 @@ static int check_text(const struct hcache *h, const struct hcache_request *r,
     return 0;
 }
 
-/* A ticket keeps the whole answer, and no window bounds it. */
+/* Bound on the answer of a truncated context: a ticket keeps the whole answer, and no window bounds
+ * it. */
 enum { MAX_TRUNCATED_ANSWER = 1 << 20 };
 
 static int check_request(const struct hcache *h, const struct hcache_request *r,
@@ -519,7 +520,8 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
     return rc;
 }
 
-/* Passes on arrived tokens one by one. If several came, their text belongs to the last. */
+/* Passes arrived tokens to on_token one by one. If several came together, the last one gets their
+ * text. Returns true if on_token cancels the request. */
 static bool pass_on(const struct hcache_request *r, const struct hcache_delta *d)
 {
     bool cancel = false;

@@ -12,17 +12,20 @@ _Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of e
 
 struct hcache {
     struct stack k;
-    const struct hcache_opts *opening; /* during hcache_open; else NULL */
-    struct tokenizer *tokenizer;       /* NULL for synthetic models */
-    struct dialog *dialog; /* NULL: no chat template, or one that is not understood */
-    struct err dialog_err; /* why dialog is NULL */
+    /* the caller's options during hcache_open; else NULL */
+    const struct hcache_opts *opening;
+    struct tokenizer *tokenizer; /* NULL for synthetic models */
+    /* NULL: the model has no chat template, or one that is not understood */
+    struct dialog *dialog;
+    struct err dialog_err; /* reason why dialog is NULL */
     struct service *service;
-    /* Input of saving decisions. While the engine's thread runs, it measures into k.platform. */
+    /* Platform for decisions about saving; a copy, because the engine's thread measures into
+     * k.platform. */
     struct platform platform;
 };
 
-/* Computes the numbers of a truncation; context 0 if none is asked for. Errors as
- * hcache_truncation_check. */
+/* Computes the numbers of a truncation; context 0: no truncation is asked for. Returns the errors
+ * of hcache_truncation_check. */
 int hcache_make_truncation(const struct hcache *h, const struct hcache_truncation *t,
                            struct truncation *out, struct err *err);
 /* Adds to an automatic policy the records that a truncated context needs: only the first layer

@@ -19,12 +19,13 @@
 /* Upper bound of the device memory that the device's libraries and a stream for loading take beside
  * the plan. */
 #define LIBRARY_BYTES ((size_t)256 << 20)
-/* Parts of memory are rounded up to pages; there are some tens beside the weights. */
+/* Bound on the rounding of parts of memory up to pages. Beside the weights there are some tens of
+ * parts. */
 #define PART_BYTES ((size_t)4096)
 
 enum { N_OTHER_PARTS = 64 };
 
-/* Needs of one rank of one stage. */
+/* Memory that one rank of one stage needs. */
 struct needs {
     size_t model;   /* weights, rotation tables */
     size_t work;    /* activations, logits, memory of streams */
@@ -76,7 +77,8 @@ static size_t total_of(const struct needs *n)
     return n->model + n->work + (later > n->probes ? later : n->probes);
 }
 
-/* Computes the need of each stage [n_stages]. Returns the parts of the stage that needs most. */
+/* Computes the need of each stage [n_stages]. Returns the parts of the stage that needs the most
+ * memory. */
 static struct needs stages_need(const struct memory_ask *a, size_t *bytes)
 {
     struct needs most = {0};
@@ -145,7 +147,7 @@ static uint64_t budget_left(const struct memory_ask *a)
     return (left > 0 ? left : total) / 10 * 9;
 }
 
-/* Parses a percentage of the layers; such a text sets no budget for the rest. */
+/* Parses a percentage of the layers. A text that is a percentage sets no budget for KV. */
 static bool parse_percent(const char *text, int *percent)
 {
     int n = 0;
@@ -257,7 +259,7 @@ static int host_can_hold(const struct memory_ask *a, struct err *err)
     struct sysinfo s;
     uint64_t weights = a->model->w.bytes * (uint64_t)a->model->dev->n_ranks;
     if (sysinfo(&s) != 0)
-        return 0; /* unknown */
+        return 0; /* the sizes of memory and swap are unknown */
     uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
     if (weights + a->store_bytes <= all)
         return 0;

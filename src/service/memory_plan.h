@@ -19,9 +19,10 @@ struct memory_ask {
     int64_t kv_tokens; /* tokens that the KV cache must hold; 0: default */
     bool has_store;
     size_t staging_bytes; /* staging memory of restores */
-    size_t save_bytes;    /* chunks on their way to the store */
-    uint64_t dram_bytes;  /* the store's copies in DRAM */
-    uint64_t store_bytes; /* host memory of a store in memory with a cap; 0: none */
+    size_t save_bytes;    /* size of the buffer for chunks on their way to the store */
+    uint64_t dram_bytes;  /* size of the arena for the store's copies in DRAM */
+    /* host memory of a store in memory with a cap; 0: there is no such store */
+    uint64_t store_bytes;
 };
 
 /* Returns the default size of the KV cache: a context for every sequence, but at most a quarter
@@ -32,17 +33,16 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a);
 /* A budget's shares for KV and weights. */
 struct memory_share {
     int n_resident;    /* layers that stay in memory */
-    int64_t kv_tokens; /* 0: memory_plan_kv_tokens decides */
+    int64_t kv_tokens; /* tokens of the KV cache; 0: memory_plan_kv_tokens decides */
     char table[400];   /* a sentence for people; empty if all layers stay */
 };
 
-/* Shares the memory of hcache_opts.weights_memory between KV and weights. a->kv_tokens: the
- * user's wish, 0: default. a->need is ignored. save_bytes: size of the saver's buffer.
+/* Shares the memory of hcache_opts.weights_memory between KV and weights. a->kv_tokens: the number
+ * that the user gave; 0: none. a->need is ignored. save_bytes: size of the saver's buffer.
  *
  * KV comes first. A pass streams the same bytes for one sequence as for many, so more sequences
  * that decode together give more tokens a second (HybridServe, section 4.2.2). KV gets a context
- * for each sequence, but at most half of the memory that the minimum leaves. The rest holds
- * layers.
+ * for each sequence, but at most half of the memory that the minimum leaves. The rest holds layers.
  *
  * Returns -ENOMEM with the table if the budget does not hold the minimum: the parts that always
  * stay, two layers, one context, and the buffers. Returns ERR_USAGE if the text is no budget. */

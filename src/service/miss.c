@@ -5,7 +5,7 @@
 #include <string.h>
 
 enum {
-    MAX_TOKENS = 12, /* tokens of the prompt that are shown */
+    MAX_TOKENS = 12, /* most tokens of the prompt that are shown */
     MAX_BYTES = 48,
 };
 
@@ -21,7 +21,7 @@ static size_t excerpt(const struct tokenizer *t, const int32_t *ids, int n, char
             out[at++] = is_plain ? bytes[b] : ' ';
         }
     }
-    /* Drops a last character that may be cut. */
+    /* Drops the last character, which may be cut. */
     while (at > 0 && ((unsigned char)out[at - 1] & 0xc0) == 0x80)
         at--;
     if (at > 0 && (unsigned char)out[at - 1] >= 0xc0)

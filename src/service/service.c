@@ -35,17 +35,19 @@ struct service {
 
     /* Protects everything below and the shared fields of every ticket. */
     pthread_mutex_t lock;
-    pthread_cond_t work;     /* for the loop: a submission, a cancellation, the end */
+    /* for the loop: there is a submission or a cancellation, or the service ends */
+    pthread_cond_t work;
     pthread_cond_t progress; /* for threads that wait for a ticket */
     bool has_thread, stopping;
-    /* Erasures of state reported, and passed on to the engine. */
+    /* Numbers of reported erasures, and of those that were passed on to the engine. */
     uint64_t forget_asked, forget_done;
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live, *settling;
-    bool may_settle; /* some settling tickets may have settled */
+    bool may_settle; /* some settling tickets may have settled since the last look */
     struct counts counts;
     struct engine_stats engine; /* as of the last step */
-    double held_s; /* average time that recent requests held a place; 0: none has ended */
+    /* average time that recent requests held a place, in seconds; 0: no request has ended */
+    double held_s;
 };
 
 /* --- how long requests wait ------------------------------------------------------------------- */
@@ -60,8 +62,8 @@ static void learn_held(struct service *s, const struct hcache_ticket *t)
     s->held_s += (seconds - s->held_s) * (s->held_s == 0 ? 1 : 1.0 / 16);
 }
 
-/* [lock] Returns the expected wait. Before any request has ended, requests last at least as long
- * as the oldest running one so far. */
+/* [lock] Returns the expected wait of a new request. Before any request has ended, its estimate of
+ * how long requests hold a place is the time that the oldest running one has held its place. */
 static double expected_wait_s(const struct service *s)
 {
     double held_s = s->held_s;
@@ -103,7 +105,7 @@ static void tell(struct hcache_ticket *t, bool ended)
     pthread_cond_broadcast(&t->service->progress);
 }
 
-/* Called in the middle of a step: one token of one sequence. */
+/* Adds one token to a ticket. Called in the middle of a step. */
 static int on_token(void *arg, int32_t id)
 {
     struct hcache_ticket *t = arg;
@@ -140,11 +142,12 @@ static void finish_text(struct hcache_ticket *t)
         tokenizer_stream_finish(t->stream, &text, &n);
     pthread_mutex_lock(&t->service->lock);
     ticket_append(t, text, n);
-    t->n_visible = t->n_text; /* no stop string can be completed any more */
+    /* the answer has ended, so no stop string can be completed any more */
+    t->n_visible = t->n_text;
     pthread_mutex_unlock(&t->service->lock);
 }
 
-/* Returns the tier that the restored tokens came from; NULL: there are none. home: the store's
+/* Returns the tier from which the restored tokens came; NULL: none were restored. home: the store's
  * own tier. */
 static const char *tier_of(const struct hcache_result *r, const char *home)
 {
@@ -156,7 +159,7 @@ static const char *tier_of(const struct hcache_result *r, const char *home)
     return r->restored_dram_bytes == r->restored_bytes ? "dram" : "dram+disk";
 }
 
-/* Ends a ticket, which is in no list. The stepping thread's. */
+/* Ends a ticket, which is in no list. Only the stepping thread calls this. */
 static void ticket_end(struct service *s, struct hcache_ticket *t)
 {
     if (t->state == TICKET_WAITING)
@@ -193,8 +196,8 @@ static bool has_finished(const struct hcache_ticket *t)
            (t->seq != NULL && seq_outcome(t->seq)->finish != FINISH_NONE);
 }
 
-/* Returns whether the ticket need no longer wait for the disk. A fault of the disk was reported
- * when it happened. */
+/* Returns whether the ticket's saved state is durable, has failed, or need not be waited for. A
+ * fault of the disk was reported when it happened. */
 static bool is_settled(const struct hcache_ticket *t)
 {
     return t->cancel || saver_reached(t->service->o.saver, t->mark);
@@ -216,8 +219,8 @@ static void take(struct hcache_ticket **list, bool (*is_so)(const struct hcache_
     }
 }
 
-/* Returns whether a ticket's end must wait for its saved state to be durable. The state has been
- * handed over. */
+/* Returns whether a ticket's end must wait for its saved state to be durable. The sequence has
+ * handed its state to the saver by now. */
 static bool settles(struct service *s, struct hcache_ticket *t)
 {
     if (!t->wants_durable || s->o.saver == NULL || t->err.code != 0 ||
@@ -261,7 +264,7 @@ static void end_finished(struct service *s)
     }
 }
 
-/* Called in the middle of a step: the sequence has a place. */
+/* Notes that the ticket's sequence has a place. Called in the middle of a step. */
 static void on_admit(void *arg)
 {
     struct hcache_ticket *t = arg;
@@ -301,7 +304,7 @@ static void pass_to_engine(struct service *s)
     end_finished(s);
 }
 
-/* Ends all sequences: a fault concerns them all, and their state is unknown. */
+/* Ends all sequences with one error: the fault concerns them all, and their state is unknown. */
 static void fail_all(struct service *s, const struct err *err)
 {
     pthread_mutex_lock(&s->lock);
@@ -310,7 +313,7 @@ static void fail_all(struct service *s, const struct err *err)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* [lock] Reports how far prompts are to the tickets that asked. */
+/* [lock] Reports the progress of prompts to the tickets that asked for it. */
 static void tell_progress(struct service *s)
 {
     for (struct hcache_ticket *t = s->live; t != NULL; t = t->next) {
@@ -326,7 +329,7 @@ static void service_step(struct service *s)
 {
     struct err err = {0};
     int n_active = 0;
-    end_finished(s); /* ends tickets that were cancelled while nothing was stepped */
+    end_finished(s); /* ends tickets that were cancelled while there was nothing to step */
     pass_to_engine(s);
     if (s->live == NULL)
         return;
@@ -341,7 +344,8 @@ static void service_step(struct service *s)
     end_finished(s);
 }
 
-/* Called on the saver's writer, with its lock held. */
+/* Notes that settling tickets may have settled. Called on the saver's writer, with its lock
+ * held. */
 static void on_commit(void *arg)
 {
     struct service *s = arg;
@@ -353,7 +357,7 @@ static void on_commit(void *arg)
 
 void service_flush(struct service *s)
 {
-    /* A fault was reported when it happened. */
+    /* An error need not be returned: it was reported when it happened. */
     if (s->o.saver != NULL)
         (void)saver_flush(s->o.saver, NULL);
 }
@@ -390,7 +394,7 @@ void service_forget_erased_soon(void *service)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* [lock] Returns whether a ticket can be stepped, or ended. */
+/* [lock] Returns whether there is a ticket that can be stepped or ended. */
 static bool has_work(const struct service *s)
 {
     return s->queue != NULL || s->live != NULL || (s->settling != NULL && s->may_settle);
@@ -450,7 +454,7 @@ void service_create(const struct service_opts *o, struct service **out)
     *out = s;
 }
 
-/* [lock, or no thread] Cancels all tickets. */
+/* [lock, or no thread runs] Cancels all tickets. */
 static void cancel_all(struct service *s)
 {
     for (struct hcache_ticket *t = s->queue; t != NULL; t = t->next)
@@ -464,7 +468,8 @@ void service_destroy(struct service *s)
     if (s == NULL)
         return;
     service_stop(s);
-    cancel_all(s); /* tickets submitted and given up, with no thread to end them */
+    /* there may be tickets that were submitted and given up, and no thread has ended them */
+    cancel_all(s);
     while (s->queue != NULL || s->live != NULL || s->settling != NULL) {
         pthread_mutex_lock(&s->lock);
         wait_for_work(s);
@@ -507,7 +512,8 @@ void service_stop(struct service *s)
     cancel_all(s);
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
-    if (s->o.weights != NULL) /* a step may take seconds; this ends it within a layer */
+    /* a step may take seconds; this ends the present one within a layer */
+    if (s->o.weights != NULL)
         weights_stop(s->o.weights, true);
     pthread_join(s->thread, NULL);
     if (s->o.weights != NULL)
@@ -552,8 +558,8 @@ static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g
 static bool reserve_tokens(struct hcache_ticket *t, const struct request *q,
                            const struct hcache_request *r)
 {
-    /* A longer request than the context is refused at admission; until then it must not cost
-     * memory. */
+    /* A request that is longer than the context is refused at admission. Until then it must not
+     * cost memory. */
     bool bounded = q->truncation.context == 0 && q->max_tokens > t->service->o.max_context;
     size_t max = (size_t)(bounded ? t->service->o.max_context : q->max_tokens);
     size_t width = 1 + (size_t)r->n_top, n = (size_t)q->n_prompt * sizeof *t->prompt;
@@ -652,7 +658,8 @@ static bool has_news(const struct hcache_ticket *t)
            t->n_visible > t->n_text_read || t->n_prompt_done > t->n_prompt_read;
 }
 
-/* Waits for progress by another thread, at most ASK_NS if is_cancelled must be called meanwhile. */
+/* Waits for progress by another thread. is_asked: waits at most ASK_NS, because the caller must
+ * call is_cancelled again. */
 static void wait_for_progress(struct service *s, bool is_asked)
 {
     enum { ASK_NS = 50000000, SECOND_NS = 1000000000 };
@@ -671,7 +678,8 @@ bool service_run(struct service *s, struct hcache_ticket *t,
     bool goes_on = true;
     pthread_mutex_lock(&s->lock);
     while (goes_on && !has_news(t)) {
-        if (is_cancelled != NULL) { /* called without the lock, since it may take a while */
+        /* called without the lock, since the function may take a while */
+        if (is_cancelled != NULL) {
             pthread_mutex_unlock(&s->lock);
             goes_on = !is_cancelled(arg);
             pthread_mutex_lock(&s->lock);
@@ -699,7 +707,8 @@ void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
         t->piece_cap = 2 * (n + 1);
         t->piece = xrealloc(t->piece, t->piece_cap);
     }
-    memcpy(t->piece, t->text + t->n_text_read, n); /* the text may move when it grows */
+    /* a copy, because the text may move when it grows */
+    memcpy(t->piece, t->text + t->n_text_read, n);
     t->piece[n] = 0;
     *out = (struct hcache_delta){.ids = t->ids + t->n_ids_read,
                                  .n_ids = t->n_ids - t->n_ids_read,
@@ -736,7 +745,7 @@ int hcache_ticket_result(struct hcache_ticket *t, struct hcache_result *out,
                          struct hcache_err *err)
 {
     CHECK(t->state == TICKET_ENDED);
-    *out = t->result; /* moved: the caller frees it */
+    *out = t->result; /* the caller owns the result's memory from now on */
     t->result = (struct hcache_result){0};
     if (t->err.code == 0)
         return 0;

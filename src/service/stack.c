@@ -23,7 +23,7 @@
 #include "state/profile.h"
 #include "tensor/group.h"
 
-/* Staging memory for restores, by default. */
+/* Default size of the staging memory for restores. */
 #define STAGING_BYTES ((size_t)64 << 20)
 
 static void say(const struct stack *k, const char *text)
@@ -73,7 +73,8 @@ static uint64_t window_store_bytes(const struct model *m)
     return 2 * (uint64_t)(m->cfg.max_ctx / STORE_CHUNK_TOKENS) * chunk_bytes(m);
 }
 
-/* Makes a store in memory: truncated contexts move through a store. */
+/* Makes a store in memory if none is configured and contexts may be truncated: truncated contexts
+ * move through a store. */
 static void make_window_store(struct stack *k, const struct model *m)
 {
     struct hcache_opts *o = &k->o.user;
@@ -91,8 +92,8 @@ static bool has_host_blocks(const struct stack *k)
            k->o.user.host_bytes > 0;
 }
 
-/* Returns the memory for copies in DRAM; a.dram_bytes is ignored. A budget for weights, and
- * contexts on the host, mean that memory is short. */
+/* Returns the memory for copies in DRAM; a.dram_bytes is ignored. With HCACHE_DRAM_AUTO it is 0 if
+ * there is a budget for weights or contexts lie on the host, because then memory is short. */
 static uint64_t dram_bytes(const struct stack *k, const struct memory_ask *a)
 {
     const struct hcache_opts *u = &k->o.user;
@@ -120,7 +121,7 @@ static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                .store_bytes = k->window_store_bytes};
 }
 
-/* model_opts.share: sets how many layers of a packed model stay. */
+/* model_opts.share: sets how many layers of a packed model stay in memory. */
 static int share_memory(void *arg, const struct model *m, const struct weights_sizes *z,
                         int *n_resident, struct err *err)
 {
@@ -141,9 +142,9 @@ static int share_memory(void *arg, const struct model *m, const struct weights_s
     return 0;
 }
 
-/* Does everything that can fail without the weights, whose loading may take minutes: the
- * caller's checks, the memory that the engine will need, and the store, which another process
- * may have. */
+/* Does everything that can fail without the weights, whose loading may take minutes: the caller's
+ * checks, the memory that the engine will need, and the opening of the store, which another process
+ * may have open. */
 static int before_weights(void *arg, const struct model *m, const struct model_need *need,
                           struct err *err)
 {
@@ -152,7 +153,7 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
     struct memory_ask a = ask_of(k, m, need);
     if (a.kv_tokens > 0)
         k->kv_tokens = a.kv_tokens;
-    else if (k->kv_tokens == 0) /* otherwise a budget has decided */
+    else if (k->kv_tokens == 0) /* otherwise a budget has decided the number of tokens */
         k->kv_tokens = memory_plan_kv_tokens(&a);
     a.kv_tokens = k->kv_tokens;
     k->is_dram_auto = k->o.user.dram_bytes == HCACHE_DRAM_AUTO;
@@ -233,9 +234,9 @@ static int open_io(struct stack *k, struct err *err)
     return rc;
 }
 
-/* A device with memory of its own copies from pinned memory, at least twice as fast. Pinning
- * takes time, so less is allocated at once than of ordinary memory; a chunk of a large model has
- * 80 MB. */
+/* Segment size of a store in pinned memory. A device with memory of its own copies from pinned
+ * memory at least twice as fast. Pinning takes time, so a segment is smaller than one of ordinary
+ * memory; a chunk of a large model has 80 MB. */
 #define PINNED_SEGMENT_BYTES ((uint64_t)256 << 20)
 
 static void *pinned_get(void *dev, size_t bytes)
@@ -262,8 +263,8 @@ static int open_durable(const struct store_opts *o, struct store **out, struct e
     return store_open(o, out, err);
 }
 
-/* Returns true for a fault that can end without a change of the command (space, repair,
- * permissions), false for wrong arguments and for a store in use. */
+/* Returns true for a fault that can end without a change of the command, such as missing space or
+ * permissions. Returns false for wrong arguments and for a store in use. */
 static bool is_fault_of_disk(int rc)
 {
     switch (rc) {
@@ -308,7 +309,7 @@ static void say_less_dram(const struct stack *k)
     const double mb = 1e-6;
     if (k->store != NULL)
         store_dram_stats(k->store, &dram);
-    /* Segments may leave a small part unused. */
+    /* Segments may leave a small part of the wanted size unused. */
     bool is_whole = dram.cap_bytes > k->o.user.dram_bytes / 2;
     if (k->store == NULL || k->store_err.code != 0 || k->o.user.dram_bytes == 0 || is_whole)
         return;
@@ -399,13 +400,13 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
     return profile_compute(&k->platform, k->model, work, s, PROFILE_QUICK, err);
 }
 
-/* Returns the most rows of one step. */
+/* Returns the largest number of rows in one step. */
 static int most_rows(const struct stack *k)
 {
     return k->step_rows > k->batch_rows ? k->step_rows : k->batch_rows;
 }
 
-/* Seven days. */
+/* Default time to live of chunks in the remote: seven days. */
 #define REMOTE_TTL_S (7 * 86400)
 
 static int open_remote(struct stack *k, struct err *err)
@@ -477,9 +478,10 @@ static int open_state(struct stack *k, struct err *err)
         rc = model_work_create(k->model, k->batch_rows, &work, err);
     if (rc == 0)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
-    /* Gives the store the fingerprint, so that a miss can report "state of another model". */
+    /* The store gets the fingerprint, so that a miss can report "state of another model". */
     if (rc == 0 && k->store != NULL) {
-        await_dram(k); /* its threads would disturb the measurements of the profile */
+        /* it comes before the profile, because its threads would disturb the measurements */
+        await_dram(k);
         store_expect(k->store, &k->fingerprint);
         rc = open_profile(k, work, s, err);
         k->platform.weights_s = mean_weights_s(k->model);
@@ -722,9 +724,9 @@ static void describe_memory(const struct stack *k, char *out, size_t n)
 void stack_describe(const struct stack *k, char *out, size_t n)
 {
     char memory[280], ranks[64] = "";
-    if (k->dev->n_stages > 1) /* memory is the sum over all stages */
+    if (k->dev->n_stages > 1) /* the figures are sums over all stages */
         snprintf(ranks, sizeof ranks, "over %d stages, ", k->dev->n_stages);
-    if (k->dev->n_ranks > 1) /* memory is the same on each rank */
+    if (k->dev->n_ranks > 1) /* the figures are the same on each rank */
         snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks),
                  "on each of %d ranks, ", k->dev->n_ranks);
     describe_memory(k, memory, sizeof memory);

@@ -13,9 +13,11 @@
 struct pool;
 
 enum {
-    STACK_MIN_BATCH_ROWS = 512, /* a group of restored chunks is projected at once */
+    /* so that a group of restored chunks is projected at once */
+    STACK_MIN_BATCH_ROWS = 512,
     STACK_MAX_BATCH_ROWS = 16384,
-    STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS /* each sequence may decode in every step */
+    /* so that each sequence can decode in every step */
+    STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS
 };
 
 /* The options of a user, and those that only tests and benchmarks set. */
@@ -24,14 +26,13 @@ struct stack_opts {
 
     struct io *io;  /* a simulated disk, borrowed; NULL: the machine's best io */
     int step_rows;  /* token budget of a step; 0: by user.mini_batches */
-    int piece_rows; /* as engine_opts.piece_rows */
-    const struct mixed_opts *mixed; /* as engine_opts.mixed; borrowed while it opens */
+    int piece_rows; /* as in engine_opts */
+    const struct mixed_opts *mixed; /* as in engine_opts; borrowed while the stack opens */
     /* Silence after which a device counts as dead, see store_opts; 0: 30 s. */
     int64_t stuck_ns;
-    /* As store_opts.dram_ahead_bytes; 0: all memory of --dram BYTES, the store's default for
-     * --dram auto. */
+    /* As in store_opts. 0: all memory of --dram BYTES, and the store's default for --dram auto. */
     uint64_t dram_ahead_bytes;
-    bool no_profile; /* the caller fills the platform itself */
+    bool no_profile; /* the caller fills in the platform itself, and no profile is used */
     /* Called when the model's configuration is known and before its weights are loaded. A code
      * other than 0 ends the opening. NULL: not called. */
     int (*check)(void *arg, const struct model *m, struct err *err);
@@ -44,7 +45,7 @@ struct stack {
     struct model *model;
     struct io *io;
     struct store *store;
-    struct remote *remote; /* NULL: none */
+    struct remote *remote; /* NULL: there is no remote */
     struct saver *saver;
     struct engine *engine;
     struct sha256 fingerprint;
@@ -52,14 +53,15 @@ struct stack {
     /* Code != 0: nothing is saved, because the store could not be opened. */
     struct err store_err;
 
-    /* private */
+    /* The following fields are private. */
     enum mixed_method method;
     /* io of streamed weights, with priority on the disk; NULL: none */
     struct io *weights_io;
     struct io_turn turn;
     bool owns_io, profile_changed;
-    bool is_dram_auto; /* hcache_opts.dram_bytes was HCACHE_DRAM_AUTO */
-    /* Size of a store in memory for truncated contexts; 0: none. */
+    bool is_dram_auto; /* the user's dram_bytes was HCACHE_DRAM_AUTO */
+    /* Size of the store in memory that truncated contexts use if there is no other store; 0: there
+     * is none. */
     uint64_t window_store_bytes;
     int batch_rows, step_rows;
     int64_t kv_tokens; /* tokens that the KV cache holds */
@@ -71,8 +73,8 @@ struct stack {
 
 /* Opens the stack. *out must stay in place until it is closed: its parts point at each other. */
 int stack_open(const struct stack_opts *o, struct stack *out, struct err *err);
-/* Flushes what is being saved, keeps a new profile beside the store, and closes all parts. Also
- * after a failed open. */
+/* Flushes what is being saved, keeps a new profile beside the store, and closes all parts. Call it
+ * also after a failed open. */
 void stack_close(struct stack *k);
 
 /* Returns the options with which the device is opened. */

@@ -27,7 +27,8 @@ bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *cons
 {
     size_t first = *n_text, held = 0;
     for (int i = 0; i < n_stop; i++) {
-        size_t back = stop_bytes[i] - 1; /* it may have begun in the old text */
+        /* a stop string may have begun in the text before n_old */
+        size_t back = stop_bytes[i] - 1;
         size_t from = n_old > back ? n_old - back : 0;
         const char *hit = memmem(text + from, *n_text - from, stop[i], stop_bytes[i]);
         if (hit != NULL && (size_t)(hit - text) < first)
@@ -76,7 +77,7 @@ void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top
     for (int i = 0; i < n_vocab; i++)
         sum += exp((double)(logits[i] - max));
     float log_sum = max + (float)log(sum);
-    /* Inserts each token into a short sorted list. */
+    /* Each token is inserted into a short sorted list. */
     for (int32_t i = 0; n_top > 0 && i < n_vocab; i++) {
         if (n == n_top && !is_likelier(logits, i, top[n - 1].id))
             continue;
@@ -85,7 +86,8 @@ void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top
             top[at] = top[at - 1];
         top[at].id = i;
     }
-    for (int i = n; i < n_top; i++) /* for a vocabulary smaller than n_top */
+    /* a vocabulary smaller than n_top leaves places empty */
+    for (int i = n; i < n_top; i++)
         top[i] = (struct hcache_logprob){.id = -1};
     for (int i = 0; i < n; i++)
         top[i].logprob = logits[top[i].id] - log_sum;
@@ -143,7 +145,7 @@ static void describe_timings(const struct outcome *o, int64_t queue_ns,
         t->decode_tokens_per_s = (o->n_generated - 1) / ((double)o->decode_ns * 1e-9);
 }
 
-/* Fills in the text as it was shown, and its tokens; no text if the model has no tokenizer. */
+/* Fills in the shown text and its tokens. There is no text if the model has no tokenizer. */
 static int describe_text(const struct hcache_ticket *t, struct hcache_result *r,
                          struct err *err)
 {
@@ -168,7 +170,7 @@ void ticket_describe(struct hcache_ticket *t)
     *r = (struct hcache_result){.prompt_tokens = t->req.n_prompt, .finish = "cancelled"};
     if (describe_text(t, r, &t->err) != 0)
         return;
-    if (t->seq == NULL) { /* it never ran */
+    if (t->seq == NULL) { /* the request never ran */
         r->timings.queue_ms = ms(t->t_admit - t->t_submit);
         return;
     }

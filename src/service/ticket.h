@@ -24,7 +24,8 @@ struct service;
 enum ticket_state {
     TICKET_WAITING,
     TICKET_RUNNING,
-    TICKET_SETTLING, /* has finished, and waits for the disk: it holds no place */
+    /* the sequence has finished and waits for the disk; it holds no place */
+    TICKET_SETTLING,
     TICKET_ENDED,
 };
 
@@ -40,11 +41,11 @@ struct hcache_ticket {
     char *stop[HCACHE_MAX_STOP];
     size_t stop_bytes[HCACHE_MAX_STOP];
     int n_stop;
-    /* Its arrays are the ticket's; req.shaping points here, or is NULL. */
+    /* Its arrays belong to the ticket. req.shaping points to this struct, or is NULL. */
     struct shaping shaping;
     bool wants_logprobs;
-    bool wants_progress; /* wants the progress of its prompt */
-    bool wants_durable;  /* its end waits until its saved state is durable */
+    bool wants_progress; /* the caller wants the progress of the prompt */
+    bool wants_durable;  /* the ticket ends only when its saved state is durable */
     int n_top;
     void (*notify)(void *arg, bool ended); /* shared: NULL once the ticket was given up */
     void *notify_arg;
@@ -52,11 +53,12 @@ struct hcache_ticket {
 
     /* engine */
     const struct tokenizer *tokenizer;
-    struct tokenizer_stream *stream; /* NULL: no text */
+    struct tokenizer_stream *stream; /* NULL: the model has no tokenizer */
     struct seq *seq;
     int n_vocab;
     int64_t t_admit, t_last;
-    uint64_t mark; /* the saver's mark for it, once the sequence has finished */
+    /* the saver's mark for its saved state, set when the sequence has finished */
+    uint64_t mark;
 
     /* shared */
     enum ticket_state state;
