@@ -29,7 +29,7 @@ static void warn_if_readable(const char *path)
  * bytes could be read as several, and the server would accept a part of it. */
 static bool is_key(const char *key)
 {
-    if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* a byte order mark */
+    if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* skips a byte order mark */
         return false;
     for (const char *p = key; *p != 0; p++)
         if ((unsigned char)*p <= ' ' || *p == 0x7f)

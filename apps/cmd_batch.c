@@ -25,8 +25,8 @@
 #include "hcache.h"
 #include "requests/prompts.h"
 
-/* The default with streamed weights.  More would gain little: with 8, prompts read the weights an
- * eighth as often, and a step of decodes has few rows. */
+/* Default of --mini-batches with streamed weights. More would gain little: with 8, prompts read the
+ * weights an eighth as often, and a step of decodes has few rows. */
 enum { MINI_BATCHES_STREAMED = 8 };
 
 struct batch_args {
@@ -168,7 +168,7 @@ struct shown {
     int64_t at_ns;
 };
 
-/* Redraws a line on a terminal; elsewhere, prints one every half minute. */
+/* Shows the progress. Redraws a line on a terminal; elsewhere, prints a line every half minute. */
 static void show(void *arg, const struct batch_counts *c)
 {
     struct shown *s = arg;
@@ -287,7 +287,7 @@ static void set_job(struct signals *s, struct batch *job)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Returns 0, or the exit code. */
+/* Runs the job and prints its summary. Returns 0, or the exit code. */
 static int run_job(const struct batch_args *a, struct hcache *h, struct batch *job,
                    struct shown *shown)
 {
@@ -308,12 +308,13 @@ static int run_job(const struct batch_args *a, struct hcache *h, struct batch *j
     return rc != 0 || counts.n_failed > 0 ? 1 : 0;
 }
 
-/* Checks the files first, so that faults in them show before minutes of loading. */
+/* Checks the files before the model is loaded, so that faults in them show before minutes of
+ * loading. */
 static int run(const struct batch_args *a, struct signals *signals)
 {
     enum {
         QUEUE = REQUEST_MAX_N * REQUEST_MAX_PROMPTS
-    }; /* the most answers that one line may want */
+    }; /* the largest number of answers that one line can ask for */
     struct err err = {0};
     struct hcache_err herr = {0};
     struct hcache *h = NULL;

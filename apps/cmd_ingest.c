@@ -121,10 +121,10 @@ static const char *why_unsaved(const struct hcache_result *r)
                                      "--save auto does not store it";
 }
 
-/* One unit of storing: a whole file, or a part of it. */
+/* A text that is stored at once: a whole file, or a part of it. */
 struct piece {
     const char *path, *text;
-    size_t from, to; /* range of bytes in the file */
+    size_t from, to; /* range of the piece's bytes in the file */
     bool is_part;
 };
 
@@ -225,7 +225,7 @@ static int count(const struct hcache *h, const struct ingest_args *a, const char
     return rc;
 }
 
-/* Returns the most tokens of one message; longer documents are split.  0: no limit. */
+/* Returns the largest number of tokens of one message. Longer documents are split. 0: no limit. */
 static int most_tokens(const struct hcache *h, const struct ingest_args *a)
 {
     struct hcache_model_info info;
@@ -254,7 +254,7 @@ static int find_end(const struct hcache *h, const struct ingest_args *a, struct 
     }
 }
 
-/* n: tokens of the whole text. */
+/* Splits a text into parts and ingests them one by one. n: tokens of the whole text. */
 static int ingest_parts(struct hcache *h, const struct ingest_args *a, struct piece *p,
                         size_t n_text, int n, int most, struct json *list,
                         struct totals *sum, struct hcache_err *err)
@@ -315,7 +315,8 @@ static int run(const struct ingest_args *a, struct hcache_err *err)
         struct hcache_err why = {0};
         if (ingest_file(h, a, a->files.items[i], list, &sum, &why) == 0)
             continue;
-        fprintf(stderr, "hcache ingest: %s\n", why.msg); /* continue with the other files */
+        /* the command continues with the other files */
+        fprintf(stderr, "hcache ingest: %s\n", why.msg);
         n_failed++;
     }
     json_put(out, "files", list);

@@ -178,7 +178,7 @@ static struct json *tensors_json(const struct info *i)
     return all;
 }
 
-/* Makes the same object as `run --json`. */
+/* Makes the object that describes the model, as in `run --json`. */
 static struct json *model_json(const struct info *i)
 {
     struct json *o = json_new_object(), *types = json_new_object();

@@ -149,7 +149,8 @@ static void name_model(const struct plan_args *a, struct platform *p)
     snprintf(p->model, sizeof p->model, "model %.16s", fingerprint);
 }
 
-/* A measured platform holds for the model with which it was measured; other sizes are refused. */
+/* Refuses other sizes than those of a measured platform, which holds only for the model with which
+ * it was measured. */
 static int check_sizes(const struct plan_args *a, const struct platform *p, struct err *e)
 {
     struct model_config c;
@@ -168,7 +169,7 @@ static int check_sizes(const struct plan_args *a, const struct platform *p, stru
         a->platform, p->n_layers, p->kv_bytes / p->h_bytes, c.n_layers, kv / h);
 }
 
-/* The devices of a measured platform are fixed; other numbers of them are refused. */
+/* Refuses other numbers of devices than those of a measured platform, which are fixed. */
 static int check_devices(const struct plan_args *a, const struct platform *p, struct err *e)
 {
     bool told = a->engine.o.tensor_parallel > 1 || a->engine.o.pipeline_parallel > 1;
@@ -220,8 +221,8 @@ static void warn_of_length(const struct plan_args *a)
                  a->model_dir, c.max_ctx, (long long)(a->history + a->n_new));
 }
 
-/* Returns the file that the last `hcache profile` on this machine wrote, from malloc; NULL: none.
- * It is used if neither a model nor a platform is given. */
+/* Returns the file that the last `hcache profile` on this machine wrote, from malloc; NULL: there
+ * is none. The file is used if neither a model nor a platform is given. */
 static char *own_platform(const struct plan_args *a, bool has_platform)
 {
     char *path = a->shape == NULL && a->model_dir == NULL && !has_platform
@@ -269,7 +270,7 @@ static const char *const compared[] = {"recompute",         "kv",    "hidden",
                                        "kv+recompute",      "paper", "tokenwise",
                                        "tokenwise-rounded", "auto"};
 
-/* One row for each method, and one for the plan of --plan. */
+/* Rows of the table: one for each method, one for auto, and one for the plan of --plan. */
 enum {
     N_COMPARED = sizeof compared / sizeof *compared,
     AUTO = N_COMPARED - 1,

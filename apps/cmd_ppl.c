@@ -88,7 +88,7 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_ppl = &cmd;
 
-/* rows of logits computed at a time, because a vocabulary is wide */
+/* rows of logits that are computed at a time, because a row is as wide as the vocabulary */
 enum { HEAD_ROWS = 32 };
 
 struct scorer {
@@ -101,7 +101,7 @@ struct scorer {
     int32_t *pos;
     double nll, nll_sq;
     int64_t n_scored;
-    uint64_t digest; /* over the scored logits */
+    uint64_t digest; /* digest of the scored logits */
     struct progress progress;
     struct ppl_reference kept, against; /* file NULL: the option is not set */
     struct err *err;
@@ -208,7 +208,8 @@ static int score_window(struct scorer *c, const int32_t *ids, int n)
                            &r, NULL, &x);
         if (rc != 0)
             return err_set(c->err, rc, "forward pass: %s", err_name(rc));
-        int first = n / 2 > row ? n / 2 - row : 0; /* counted within this piece */
+        /* counted from the beginning of this piece */
+        int first = n / 2 > row ? n / 2 - row : 0;
         /* the last id of the window predicts nothing */
         int last = row + rows < n ? rows : rows - 1;
         if (first < last)
@@ -288,7 +289,7 @@ static enum ppl_overflow_how overflow_of(const char *name)
     return (enum ppl_overflow_how)i;
 }
 
-/* Checks everything that can be checked before the text is computed. */
+/* Checks everything about overflow that can be checked before the text is computed. */
 static int overflow_begin(const struct scorer *c, const struct ppl_args *a, size_t n,
                           struct truncation *t, struct err *err)
 {

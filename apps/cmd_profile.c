@@ -19,7 +19,7 @@
 #include "service/stack.h"
 #include "state/profile.h"
 
-enum { CONTEXT = 8192 + 512 }; /* the length to which the samples of attention reach */
+enum { CONTEXT = 8192 + 512 }; /* length of context up to which attention is measured */
 
 struct profile_args {
     struct engine_args engine;
@@ -61,12 +61,13 @@ const struct opt_cmd *const options_of_profile = &cmd;
 
 /* --- measuring -------------------------------------------------------------------------------- */
 
-/* The objects that are measured. */
+/* Everything that the measuring functions use. */
 struct measuring {
     struct stack *k;
     struct model_work *w;
     struct stream *s;
-    struct progress progress; /* counts steps: compute, each tier, both at once */
+    /* one step for compute, for each tier, and for both at once */
+    struct progress progress;
     uint64_t n_done;
 };
 
@@ -75,9 +76,9 @@ static void step_done(struct measuring *m)
     progress_at(&m->progress, ++m->n_done);
 }
 
-/* Measures all of `dirs` together, as restores use them, or DRAM (no dirs).  The first tier's
- * device is also measured beside compute, with the file that is already written, because a slow
- * device takes seconds to write one. */
+/* Measures all of `dirs` together, as restores use them, or DRAM if there are none. The first
+ * tier's device is also measured beside compute, with the file that is already written, because a
+ * slow device takes seconds to write one. */
 static int measure_tier(struct measuring *m, struct platform *p, const char *name,
                         const char *const *dirs, int n_dirs, struct err *err)
 {
@@ -143,7 +144,8 @@ static int measure(struct stack *k, struct platform *p, const struct profile_arg
 
 /* --- printing --------------------------------------------------------------------------------- */
 
-/* R2 is 0 or less if the measured times were too disturbed for the curve to mean anything. */
+/* Prints one curve. Its R2 is 0 or less if the measured times were too disturbed for the curve to
+ * mean anything. */
 static void print_curve(const char *name, const struct cost_curve *c, double r2)
 {
     printf("  %-28s %9.3f ms a call + %9.3f per 1000 tokens + %8.4f per (1000 tokens)^2   "
@@ -239,7 +241,7 @@ static int print_shares(struct stack *k, const struct platform *p, struct err *e
 
 /* --- the command ------------------------------------------------------------------------------ */
 
-/* Says why an existing profile is unusable, if it is; it is replaced either way. */
+/* Logs why an existing profile is unusable, if it is. The new profile replaces it in any case. */
 static void judge_old(const char *path, const struct platform *expected)
 {
     struct platform old;
@@ -296,7 +298,7 @@ static int run_measured(struct stack *k, const struct profile_args *a, struct er
     return rc;
 }
 
-/* Checks that the file can be written, before minutes of measuring. */
+/* Checks that the file can be written, because measuring takes minutes. */
 static int check_out(const char *path, struct err *err)
 {
     const char *slash = path != NULL ? strrchr(path, '/') : NULL;

@@ -187,7 +187,7 @@ static int prompt_add_ids(struct prompt *p, const char *path, const char *text, 
     size_t n_ids = 0;
     int rc = token_ids_parse(text, n, path, &ids, &n_ids, &e);
     if (rc == 0)
-        /* there are fewer ids than bytes in the file, which has at most 2^30 */
+        /* The cast is safe: there are fewer ids than bytes in the file, which has at most 2^30. */
         prompt_add(p, ids, (int)n_ids);
     free(ids);
     err->code = rc;
@@ -441,7 +441,7 @@ static struct hcache_request request_of(struct run_args *a)
                                    .arg = a};
 }
 
-/* Returns the longest answer if --max-tokens is not given. */
+/* Returns the largest number of answer tokens, for a run without --max-tokens. */
 static int open_length(const struct hcache *h, const struct prompt *p,
                        const struct run_args *a)
 {
@@ -477,7 +477,8 @@ static int answer(struct hcache *h, struct prompt *p, struct run_args *a,
     return 0;
 }
 
-/* Appends the next line of the conversation to the prompt; false at the end. */
+/* Appends the next line of the conversation to the prompt; returns false at the end of the
+ * input. */
 static bool next_line(struct prompt *p, const struct hcache *h, int *rc,
                       struct hcache_err *err)
 {
@@ -516,7 +517,7 @@ static struct terminal_sampling sampling_of(struct run_args *a)
     return (struct terminal_sampling){.q = request_of(a), .retries_vary = a->is_greedy};
 }
 
-/* Returns whether the store keeps the conversation. */
+/* Returns whether the conversation is kept in the store's folder. */
 static bool is_kept(const struct run_args *a)
 {
     return a->interactive && a->engine.o.n_store > 0;
@@ -648,7 +649,7 @@ int cmd_run(int argc, char **argv)
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     if (opt_source_of(parsed, "max-tokens") == OPT_FROM_DEFAULT)
-        a.max_tokens = -1; /* no limit */
+        a.max_tokens = -1; /* -1: no limit */
     a.is_greedy = opt_source_of(parsed, "temperature") == OPT_FROM_DEFAULT;
     code = check_args(&a);
     if (code != 0) {

@@ -52,7 +52,7 @@ struct serve_args {
 
 static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
 
-#define TTL_MAX_S INT64_C(3153600000) /* a century */
+#define TTL_MAX_S INT64_C(3153600000) /* 100 years */
 
 static const struct opt positionals[] = {
     OPT_MODEL(struct serve_args,
@@ -227,7 +227,7 @@ static void *signal_main(void *arg)
     while (sigwait(&st->set, &sig) != 0)
         ;
     if (!atomic_load(&st->loaded))
-        _exit(0); /* no request runs yet */
+        _exit(0); /* no request runs yet, so the process can end at once */
     pthread_mutex_lock(&st->lock);
     st->asked = true;
     pthread_cond_signal(&st->changed);
@@ -265,7 +265,7 @@ static void wait_until_asked(struct stopping *st)
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-/* Reads all keys.  The last *n_admin of them are administrators'. */
+/* Reads all keys. The last *n_admin of them are administrators' keys. */
 static int read_keys(const struct serve_args *a, struct api_keys *k, int *n_admin,
                      struct err *err)
 {
@@ -315,7 +315,7 @@ static void print_limits(const struct serve_args *a, int n_keys)
                  a->host);
 }
 
-/* Running requests may end normally until the time is up. */
+/* Lets running requests end normally until the time is up. */
 static void drain(struct server *s, struct hcache *h, int seconds)
 {
     int64_t end = clock_now_ns() + seconds * (int64_t)1000000000;
@@ -326,7 +326,7 @@ static void drain(struct server *s, struct hcache *h, int seconds)
     while (server_n_active(s) > 0 && clock_now_ns() < end)
         clock_sleep_ns(20000000);
     hcache_serve_stop(h);
-    /* time for last bytes on their way to clients */
+    /* Leaves a second for the last bytes on their way to clients. */
     end = clock_now_ns() + (int64_t)1000000000;
     while (server_n_active(s) > 0 && clock_now_ns() < end)
         clock_sleep_ns(10000000);
@@ -340,15 +340,15 @@ static int load(const struct serve_args *a, struct hcache **h, struct hcache_err
     return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
 }
 
-/* Returns true if the server may continue without the file.  -ENOENT: its folder is missing,
- * because the store could not be made. */
+/* Returns true if the server may continue without the file whose opening failed with rc. -ENOENT:
+ * its folder is missing, because the store could not be made. */
 static bool is_disk_fault(int rc, bool is_chosen)
 {
     return err_is_of_disk(rc) || rc == -ENOMEM || (rc == -ENOENT && !is_chosen);
 }
 
-/* Opens the kept conversations. *out NULL: none are kept.  If the file cannot be used, they are
- * kept in memory. */
+/* Opens the kept conversations. *out NULL: no conversations are kept. If the file cannot be used,
+ * they are kept in memory. */
 static int open_conversations(const struct serve_args *a, struct hcache *h,
                               struct conversations **out, struct err *err)
 {
@@ -385,8 +385,8 @@ static int open_conversations(const struct serve_args *a, struct hcache *h,
     return conversations_open(&o, out, err);
 }
 
-/* Opens the shelf of files and batches. *out NULL: there is none, which is also so if its folder
- * cannot be used. */
+/* Opens the shelf of files and batches. *out NULL: there is none, either because none is wanted or
+ * because its folder cannot be used. */
 static int open_files(const struct serve_args *a, struct hcache *h, struct shelf **out,
                       struct err *err)
 {
@@ -402,7 +402,8 @@ static int open_files(const struct serve_args *a, struct hcache *h, struct shelf
         return 0;
     hcache_cache_stats(h, NULL, &stats);
     int rc = a->files == NULL && stats.saving_fault == -EPERM
-                 ? err_set(err, -EPERM, "%s", stats.saving_why) /* another user's folder */
+                 /* the folder belongs to another user */
+                 ? err_set(err, -EPERM, "%s", stats.saving_why)
                  : shelf_open(folder, a->files_bytes, out, err);
     if (rc == 0 || a->store_required || !is_disk_fault(rc, a->files != NULL))
         return rc;
@@ -410,16 +411,16 @@ static int open_files(const struct serve_args *a, struct hcache *h, struct shelf
     return 0;
 }
 
-/* Returns how many answers of batches are generated at once: half of the places, so that others
- * stay free. */
+/* Returns how many answers of batches are generated at once: half of the places, so that the others
+ * stay free for requests. */
 static int batch_sequences(const struct serve_args *a)
 {
     int half = (a->engine.o.max_sequences + 1) / 2;
     return a->batch_sequences > 0 ? a->batch_sequences : half;
 }
 
-/* Checks that the requested truncation is possible. The default is half a window if state is
- * stored. */
+/* Chooses the truncation for requests that ask for it, and checks that it is possible. The default
+ * is half a window if state is stored. */
 static int choose_truncation(const struct serve_args *a, const struct hcache *h,
                              struct hcache_truncation *out, struct hcache_err *err)
 {

@@ -50,7 +50,7 @@ static const struct opt dir_positionals[] = {
 struct session {
     struct io *io;
     struct store *store;
-    char *dirs[STORE_MAX_DEVICES]; /* the arguments, split at commas */
+    char *dirs[STORE_MAX_DEVICES]; /* the DIR arguments, split at commas */
     int n_dirs;
 };
 
@@ -121,7 +121,7 @@ static void print_json(struct json *j)
 struct list {
     struct store_entry *e;
     uint64_t n, n_tokens;
-    int n_layers; /* the highest layer with a record in any chunk, plus one */
+    int n_layers; /* 1 + the highest layer with a record in any chunk */
 };
 
 static int list_add(void *arg, const struct store_entry *e)
@@ -161,10 +161,10 @@ static void time_text(int64_t wall_s, char out[32])
 struct why {
     bool reachable;    /* all chunks before it are stored */
     bool is_leaf;      /* no stored chunk continues it */
-    uint64_t evict_at; /* order of eviction among the leaves, from 1 */
+    uint64_t evict_at; /* position in the order of eviction among the leaves, from 1 */
 };
 
-/* Indices of entries, sorted by key. */
+/* The entries that the indices refer to while qsort runs. */
 static const struct store_entry *sorted_entries;
 
 static int by_key(const void *a, const void *b)
@@ -188,7 +188,7 @@ static int by_eviction(const void *a, const void *b)
     return x->tick < y->tick ? -1 : x->tick > y->tick;
 }
 
-/* Returns the index of a key's entry, or l->n. */
+/* Returns the index of the entry with this key; l->n if there is none. */
 static uint64_t entry_find(const struct list *l, const uint64_t *order,
                            const struct sha256 *key)
 {
@@ -206,7 +206,8 @@ static uint64_t entry_find(const struct list *l, const uint64_t *order,
     return l->n;
 }
 
-/* Returns one reason per entry, which the caller frees. Parents precede children in the list. */
+/* Returns one `struct why` per entry, in an array that the caller frees. Parents precede children
+ * in the list. */
 static struct why *why_of(const struct list *l)
 {
     struct why *w = xcalloc(l->n + 1, sizeof w[0]);
@@ -459,7 +460,7 @@ static void ls_json(const struct list *l, const struct why *why,
     print_json(j);
 }
 
-/* Returns whether b continues a in the listing and would print the same. */
+/* Returns whether b continues a in the listing and would print the same line. */
 static bool joins(const struct store_entry *a, const struct store_entry *b)
 {
     return memcmp(&b->parent, &a->key, sizeof a->key) == 0 &&
@@ -470,7 +471,7 @@ static bool joins(const struct store_entry *a, const struct store_entry *b)
            b->chunk_idx == a->chunk_idx + 1;
 }
 
-/* Prints one line for chunks [from, to) of the list, a run of equal ones. */
+/* Prints one line for the chunks [from, to) of the list, which are equal. */
 static void ls_line(const struct list *l, const struct why *why,
                     const struct store_titles *t, uint64_t from, uint64_t to)
 {
@@ -584,7 +585,7 @@ static bool verify_found(const struct verify_view *v, const char *what)
     return false;
 }
 
-/* Keeps only damage that the second look has also found. */
+/* Keeps only the damage that the second look has found, too. */
 static void verify_confirm(struct verify_view *v, const struct verify_view *again)
 {
     uint64_t n = 0;
@@ -724,8 +725,8 @@ static int mark_key(const struct list *l, const char *digits, bool *marked, stru
                               digits, n);
 }
 
-/* Marks everything that continues a marked chunk: the list is depth first, so a parent's mark is
- * known. */
+/* Marks the chunks to remove, and all chunks that continue a marked one. The list is depth first,
+ * so a parent's mark is known before its children's. */
 static int mark(const struct store_args *a, const struct list *l, bool *marked,
                 struct err *err)
 {
@@ -765,7 +766,8 @@ static int run_rm(const struct store_args *a, struct err *err)
     struct session s;
     struct list l = {0};
     struct store_erased e = {0};
-    int rc = session_open(&s, a, true, err); /* opening for writing would create a store */
+    /* first for reading, because opening for writing would create a missing store */
+    int rc = session_open(&s, a, true, err);
     if (rc == 0) {
         session_close(&s);
         rc = session_open(&s, a, false, err);
@@ -779,7 +781,7 @@ static int run_rm(const struct store_args *a, struct err *err)
         rc = mark(a, &l, marked, err);
     for (uint64_t i = 0; i < l.n && rc == 0; i++)
         if (marked[i])
-            /* parents first, because chunks are erased from the end */
+            /* parents come first, as store_erase needs them */
             keys[n++] = l.e[i].key;
     if (rc == 0)
         rc = store_erase(s.store, keys, n, &e, err);
@@ -859,8 +861,8 @@ static const struct opt_cmd import_cmd = {
 };
 const struct opt_cmd *const options_of_store_import = &import_cmd;
 
-/* Marks everything that a marked chunk continues: the list has parents first, so it is walked from
- * its end. */
+/* Marks all chunks that a marked chunk continues. Parents come first in the list, so the walk
+ * begins at its end. */
 static void mark_parents(const struct list *l, bool *marked)
 {
     for (uint64_t i = l->n; i-- > 0;)
@@ -871,7 +873,7 @@ static void mark_parents(const struct list *l, bool *marked)
             }
 }
 
-/* n_turns -1: the file has no conversation. */
+/* Prints the counts of an export or import. n_turns -1: the file has no conversation. */
 static void bundle_print(const struct store_args *a, const char *what,
                          const struct bundle_counts *n, int n_turns)
 {
@@ -915,7 +917,7 @@ static int open_kept(const struct store_args *a, const struct session *s,
     return rc;
 }
 
-/* Sets *out to the clients that the given API keys belong to. */
+/* Sets *out to the tenants that the given API keys identify. */
 static int read_tenants(const struct store_args *a, struct tenant_names *out,
                         struct err *err)
 {
@@ -926,8 +928,8 @@ static int read_tenants(const struct store_args *a, struct tenant_names *out,
     return rc;
 }
 
-/* Marks the chunks of a conversation that the store has; *turns is its text, *n_turns their number.
- */
+/* Marks the chunks of a conversation that the store has. *turns is the text of the conversation,
+ * and *n_turns the number of its turns. */
 static int mark_conversation(const struct store_args *a, const struct session *s,
                              const struct list *l, bool *marked, char **turns, int *n_turns,
                              struct err *err)
@@ -1011,7 +1013,8 @@ static int run_import(const struct store_args *a, struct err *err)
     struct bundle_counts counts;
     char *turns = NULL;
     int n_turns = -1;
-    if (access(a->file, R_OK) != 0) /* checked before a store is created */
+    /* comes first, because opening would create a missing store */
+    if (access(a->file, R_OK) != 0)
         return err_set(err, -errno, "%s: %s", a->file, strerror(errno));
     int rc = session_open(&s, a, false, err);
     if (rc == 0)
@@ -1070,7 +1073,7 @@ static int run_unpin(const struct store_args *a, struct err *err)
 {
     struct session s;
     struct list pins = {0};
-    /* opening for writing would create a store */
+    /* Opened first for reading, because opening for writing would create a missing store. */
     int n = 0, rc = session_open(&s, a, true, err);
     if (rc == 0) {
         session_close(&s);
@@ -1125,8 +1128,10 @@ static int run_gc(const struct store_args *a, struct err *err)
     struct session s;
     struct store_stats st;
     uint64_t freed_bytes = 0, n_idle = 0;
-    int rc = session_open(&s, a, true, err); /* opening for writing would create a store */
-    if (rc == 0 || rc == ERR_CORRUPT) {      /* opening rebuilds a damaged index */
+    /* first for reading, because opening for writing would create a missing store */
+    int rc = session_open(&s, a, true, err);
+    /* opening for writing rebuilds a damaged index */
+    if (rc == 0 || rc == ERR_CORRUPT) {
         session_close(&s);
         rc = session_open(&s, a, false, err);
     }

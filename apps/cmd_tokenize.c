@@ -71,7 +71,8 @@ static int read_stdin(char **out, size_t *n, struct err *err)
         free(bytes);
         return err_set(err, -EIO, "stdin: cannot be read");
     }
-    bytes[used] = 0; /* there is room, because the loop ended with used < room */
+    /* there is room for the zero, because the loop ended with used < room */
+    bytes[used] = 0;
     *out = bytes;
     *n = used;
     return 0;

@@ -15,7 +15,8 @@
 
 struct engine_args {
     struct hcache_opts o;
-    struct opt_list store; /* as given; engine_args_finish copies both to o */
+    /* values of --store and --dram as given; engine_args_finish copies both to o */
+    struct opt_list store;
     const char *dram;
 };
 
@@ -33,7 +34,7 @@ static const char *const engine_policies[] = {"lru",  "fifo", "lfu", "attentions
                                               "ours", NULL};
 static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 
-/* Rows of an option table; s is the command's struct. */
+/* Rows of an option table. `s` is the type of the command's struct. */
 /* clang-format off */
 #define OPT_MODEL(s, text)                                                                 \
     {"MODEL_DIR", OPT(s, engine.o.model), .required = true, .help = text}
@@ -59,7 +60,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
     {"device", OPT(s, engine.o.device), .choices = engine_devices, .def = "cpu",           \
      .help = "where to compute; ref is slow, for checking"},                               \
     OPT_DEVICE_TUNING(s)
-/* How a device computes, for tests and comparisons (tensor/tensor.h, struct device_opts). */
+/* Options for how a device computes, for tests and comparisons (tensor/tensor.h, struct
+ * device_opts). */
 #define OPT_DEVICE_TUNING(s)                                                               \
     {"isa", OPT(s, engine.o.isa), .arg = "NAME",                                           \
      .help = "kernels of the CPU, for tests: portable, avx2+fma, ...; the best by default"}, \
@@ -141,7 +143,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 /* clang-format on */
 
 /* Copies --store (directories, or the word memory) and --dram to e->o, which from then on points
- * into e->store.  Returns 0, or ERR_USAGE: the word memory stands among directories, or --dram is
+ * into e->store. Returns 0, or ERR_USAGE if the word memory stands among directories or --dram is
  * not a size. */
 static inline int engine_args_finish(struct engine_args *e, struct err *err)
 {

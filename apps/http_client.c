@@ -13,7 +13,7 @@ struct http_client {
     CURL *easy;
     struct curl_slist *headers;
     char *url;
-    /* the answer; for a stream, the bytes after the last complete event */
+    /* The answer; of a stream, the bytes after the last complete event. */
     struct textbuf got;
     const struct http_stream *stream; /* the callbacks of the running request; NULL: none */
 };
@@ -53,7 +53,7 @@ void http_client_close(struct http_client *c)
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* Passes on complete events: "data: JSON" lines, each ended by an empty line. */
+/* Passes complete events on to the callback. An event is a line "data: JSON" and an empty line. */
 static void read_events(struct http_client *c)
 {
     size_t from = 0;

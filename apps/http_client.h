@@ -10,23 +10,25 @@
 
 struct http_client;
 
-/* key: sent as a bearer token; NULL: none. */
+/* Opens a client for the server at url. key: sent as a bearer token; NULL: no key is sent. */
 int http_client_open(const char *url, const char *key, struct http_client **out,
                      struct err *err);
 void http_client_close(struct http_client *c); /* NULL is allowed */
 
-/* body is taken; NULL: none.  *out is the answer's JSON, which the caller frees; out may be NULL.
- * A refusal is ERR_NOT_FOUND (404), ERR_LIMIT (the context is full) or ERR_USAGE, with the server's
- * message. ERR_UNSUPPORTED: the server cannot be reached. */
+/* Sends a request and waits for its answer. body is taken; NULL: the request has no body. *out is
+ * the answer's JSON, which the caller frees; out may be NULL. A refusal returns ERR_NOT_FOUND
+ * (404), ERR_LIMIT (the context is full) or ERR_USAGE, with the server's message. Returns
+ * ERR_UNSUPPORTED if the server cannot be reached. */
 int http_client_call(struct http_client *c, const char *method, const char *path,
                      struct json *body, struct json **out, struct err *err);
 
 struct http_stream {
-    /* receives each object of the stream, in order */
+    /* Receives each object of the stream, in order. */
     void (*event)(void *arg, const struct json *o);
     bool (*is_stopped)(
         void *
-            /* called about once a second and after each arrival; true closes the connection */
+            /* Called about once a second, and after each arrival. If it returns true, the
+             * connection is closed. */
             arg);
     void *arg;
 };

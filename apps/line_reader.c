@@ -25,13 +25,13 @@ static const wchar_t PASTE_END[] = L"\x1b[201~";
 enum { PASTE_END_CHARS = 6, MARK_BYTES = 3 };
 
 struct line_reader {
-    EditLine *edit; /* NULL: not a terminal */
+    EditLine *edit; /* NULL: the input is no terminal */
     History *history;
-    char *file;     /* file of the history; NULL: none, or it cannot be written */
+    char *file;     /* file of the history; NULL: there is none, or it cannot be written */
     bool continues; /* the prompt shows that the message continues */
     bool dropped;   /* Ctrl-C was typed */
     bool pastes;    /* the terminal was asked to mark pasted text */
-    wchar_t *paste; /* pasted text after the line that has just ended; NULL: none */
+    wchar_t *paste; /* pasted text behind the line that has just ended; NULL: none */
     char *line;     /* buffer of getline */
     size_t cap;
     char *message;
@@ -56,7 +56,7 @@ static unsigned char drop_line(EditLine *edit, int key)
 }
 
 /* Returns the pasted text up to its end mark, with '\n' at the end of each line, from malloc.
- * NULL: Ctrl-C, or the end of input. */
+ * Returns NULL after Ctrl-C, or at the end of input. */
 static wchar_t *read_paste(EditLine *edit)
 {
     size_t n = 0, cap = 0;
@@ -101,8 +101,8 @@ static unsigned char take_paste(EditLine *edit, int key)
     return end != NULL ? CC_NEWLINE : CC_REFRESH;
 }
 
-/* Sets a locale for the editor. Without one it takes a letter beyond ASCII for the end of the
- * input. */
+/* Sets a locale for the editor. Without one the editor takes a letter beyond ASCII for the end of
+ * the input. */
 static void set_characters(void)
 {
     (void)setlocale(LC_CTYPE, "");
@@ -110,7 +110,8 @@ static void set_characters(void)
         (void)setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-/* While a line is edited, Ctrl-C is a key and not a signal: isig is off only then. */
+/* Opens the editor. Ctrl-C is a key only while a line is edited, because isig is off only then;
+ * otherwise it is a signal. */
 static void edit_open(struct line_reader *r)
 {
     HistEvent event;
@@ -129,7 +130,7 @@ static void edit_open(struct line_reader *r)
     el_set(r->edit, EL_ADDFN, "drop-line", "Drops the line", drop_line);
     el_set(r->edit, EL_BIND, "^C", "drop-line", NULL);
     el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
-    el_set(r->edit, EL_BIND, "^I", "ed-insert", NULL); /* tabs in pasted code */
+    el_set(r->edit, EL_BIND, "^I", "ed-insert", NULL); /* keeps tabs of pasted code */
     el_set(r->edit, EL_ADDFN, "take-paste", "Takes pasted text", take_paste);
     el_set(r->edit, EL_BIND, "\\e[200~", "take-paste", NULL);
     r->pastes = terminal != NULL && strcmp(terminal, "dumb") != 0;
@@ -205,7 +206,7 @@ void line_reader_close(struct line_reader *r)
     free(r);
 }
 
-/* Returns the next line without its newline; NULL at the end. */
+/* Returns the next line without its newline; NULL at the end of input. */
 static const char *next_line(struct line_reader *r, size_t *n)
 {
     const char *line;
@@ -281,11 +282,11 @@ static bool is_mark_at(const char *line, size_t n, size_t at)
 
 /* State of a message whose lines are being read. */
 struct quoting {
-    bool is_on;      /* inside """, after the first mark */
+    bool is_on;      /* the message is inside """, after the first mark */
     bool has_pasted; /* an empty last line is the end of the last pasted line */
 };
 
-/* Adds a line without its marks. Returns false if it is the message's last one. */
+/* Adds a line to the message, without its marks. Returns false if it is the message's last line. */
 static bool add_line(struct line_reader *r, const char *line, size_t n, struct quoting *q)
 {
     bool begins = false, ends = false, is_open = false;
@@ -329,7 +330,7 @@ const char *line_reader_next(struct line_reader *r, size_t *n)
 {
     add(r, "", 0);
     while (!read_message(r)) {
-        /* so that later output does not follow the prompt on its line */
+        /* Later output must not follow the prompt on its line. */
         fputc('\n', stderr);
         if (!r->dropped)
             return NULL;

@@ -11,14 +11,14 @@
 
 struct line_reader;
 
-/* history: a file of earlier lines, used on a terminal only. It is read now and written after each
- * message; its mode is 0600.  NULL: none.  If it cannot be read or written, one message says so,
- * and reading goes on. */
+/* Opens a reader of standard input. history: a file of earlier lines, used on a terminal only;
+ * NULL: none. The file is read now and written after each message, with mode 0600. If it cannot be
+ * read or written, one message says so, and reading goes on. */
 struct line_reader *line_reader_open(const char *history);
 void line_reader_close(struct line_reader *r); /* NULL is allowed */
 
 /* Returns the next message without its last newline; it has *n bytes and is valid until the next
- * call. NULL: the end of input.  Ctrl-C drops the typed text and prompts again. */
+ * call. Returns NULL at the end of input. Ctrl-C drops the typed text and prompts again. */
 const char *line_reader_next(struct line_reader *r, size_t *n);
 
 #endif

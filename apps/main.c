@@ -17,7 +17,7 @@ struct cmd {
     const char *help;
 };
 
-/* In the order in which a newcomer meets them. */
+/* The commands, in the order in which a newcomer meets them. */
 static const struct cmd cmds[] = {
     {"run", cmd_run, "generates text; restores the stored part of the prompt"},
     {"serve", cmd_serve, "serves a model over HTTP, as OpenAI's API does"},
@@ -94,7 +94,7 @@ static int run_command(const char *name, int argc, char **argv)
     return unknown_command(name);
 }
 
-/* hcache help [COMMAND], for users who do not know --help yet. */
+/* Runs hcache help [COMMAND], for users who do not know --help yet. */
 static int help_command(int argc, char **argv)
 {
     if (argc < 2) {
@@ -137,7 +137,7 @@ static int run_line(void *arg)
     } else {
         code = run_command(first, argc - 1, argv + 1);
     }
-    /* Output that did not reach its file (a full disk, a closed pipe) is a fault. */
+    /* Output that did not reach its file (a full disk, a closed pipe) is a fault, too. */
     if (fflush(stdout) != 0 && code == 0) {
         perror("hcache: standard output");
         code = 1;

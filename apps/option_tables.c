@@ -15,12 +15,12 @@ static const char *const others[] = {
 
 enum { MAX_NAMES = 1000, NAME_BYTES = 80 };
 
-static const char prefix[] = "HCACHE_"; /* prefix of all names */
+static const char prefix[] = "HCACHE_"; /* prefix of all variables' names */
 enum { PREFIX_BYTES = sizeof prefix - 1 };
 
 struct names {
     char text[MAX_NAMES][NAME_BYTES];
-    const char *at[MAX_NAMES]; /* names without the prefix */
+    const char *at[MAX_NAMES]; /* names of variables, without the prefix */
     int n;
 };
 

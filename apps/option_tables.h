@@ -4,7 +4,7 @@
 
 #include "base/opt.h"
 
-/* Each is defined in the file of its command. */
+/* Each table is defined in the file of its command. */
 extern const struct opt_cmd *const options_of_profile;
 extern const struct opt_cmd *const options_of_store_stat;
 extern const struct opt_cmd *const options_of_store_ls;

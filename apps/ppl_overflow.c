@@ -13,10 +13,10 @@
 
 struct run {
     const struct ppl_overflow *o;
-    uint8_t *rows; /* [n_layers][C][2 * kv_dim] T, by position */
+    uint8_t *rows; /* [n_layers][C][2 * kv_dim] of the model's type, by position */
     size_t row_bytes;
     int32_t *pos; /* [C]: 0, 1, 2, ... */
-    int32_t *ids; /* [C]: of the tokens in view, by position */
+    int32_t *ids; /* [C] ids of the tokens in view, by position */
     int at;       /* position of the rows that pass now */
 };
 
@@ -37,7 +37,7 @@ static struct mat rows_at(const struct run *r, int layer, int64_t position, int 
     return mat_of(r->rows + row * r->row_bytes, m->dtype, n, 2 * model_kv_dim(m));
 }
 
-/* A tap that keeps K before RoPE and V. */
+/* A tap that copies K before RoPE, and V, to r->rows. */
 static int keep_rows(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct run *r = arg;
@@ -65,8 +65,8 @@ static const struct ragged *positions(const struct run *r, struct one_run *q,
     return &q->r;
 }
 
-/* Computes positions [from, to) of the view.  next: the token after position `from`, and the tokens
- * after it; NULL: the positions are not scored. */
+/* Computes positions [from, to) of the view. next[i]: the token after position from + i; NULL: the
+ * positions are not scored. */
 static int compute(struct run *r, int64_t from, int64_t to, const int32_t *next)
 {
     const struct ppl_overflow *o = r->o;
@@ -87,7 +87,8 @@ static int compute(struct run *r, int64_t from, int64_t to, const int32_t *next)
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* Reads K and V of positions [from, to) of a layer as the cache has them: K is rotated. */
+/* Reads K and V of positions [from, to) of a layer from r->rows to the form that the cache has: K
+ * is rotated. */
 static int read_rotated(struct run *r, int layer, int64_t from, int64_t to)
 {
     struct one_run q;
@@ -98,7 +99,8 @@ static int read_rotated(struct run *r, int layer, int64_t from, int64_t to)
                                        positions(r, &q, from, n));
 }
 
-/* Moves rows of positions [K + S, C) to [K, C - S): rotated to the new positions, or unchanged. */
+/* Moves the rows of positions [K + S, C) to [K, C - S). K is rotated to the new positions, or stays
+ * unchanged. */
 static int move_layer(struct run *r, int layer)
 {
     const struct ppl_overflow *o = r->o;

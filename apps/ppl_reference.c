@@ -93,7 +93,7 @@ int ppl_reference_open(struct ppl_reference *r, const char *path, int vocab, int
     return 0;
 }
 
-/* Returns the log of the sum of exp, and the index of the largest logit in *top. */
+/* Returns the logarithm of the sum of exp(logit). *top is the index of the largest logit. */
 static double log_sum(const float *logits, int n, int *top)
 {
     double sum = 0;

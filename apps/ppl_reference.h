@@ -16,17 +16,18 @@ struct ppl_reference {
     FILE *file;
     const char *path;
     int vocab, context, n_windows;
-    float *row; /* [vocab] */
+    float *row; /* [vocab] the present row of the file */
     double kl, kl_sq;
     int64_t n, n_same_top;
 };
 
-/* Begins a new file. */
+/* Begins a new file for the scored logits of these ids. */
 int ppl_reference_create(struct ppl_reference *r, const char *path, int vocab, int context,
                          int n_windows, const int32_t *ids, struct err *err);
 int ppl_reference_put(struct ppl_reference *r, const float *logits, struct err *err);
 
-/* Opens a file. ERR_MISMATCH: it has another vocabulary, context or text. */
+/* Opens a file to compare with. Returns ERR_MISMATCH if it has another vocabulary, context or
+ * text. */
 int ppl_reference_open(struct ppl_reference *r, const char *path, int vocab, int context,
                        int n_windows, const int32_t *ids, struct err *err);
 /* Adds the divergence KL(reference || logits) of the next position. */

@@ -112,8 +112,8 @@ static int write_all(struct store *s, const struct sha256 *keys, int n, const ch
     return rc;
 }
 
-/* Renames the finished file unless the name exists. EINVAL: the file system cannot do both at once.
- */
+/* Renames the finished file unless the new name exists. The file system may not support both in one
+ * step (EINVAL). Then an existing file is replaced. */
 static int name_it(const char *tmp, const char *path)
 {
     if (renameat2(AT_FDCWD, tmp, AT_FDCWD, path, RENAME_NOREPLACE) == 0)
@@ -131,7 +131,7 @@ int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *
     if (lstat(path, &st) == 0)
         rc = err_set(err, -EEXIST, "%s already exists", path);
     if (rc == 0) {
-        (void)unlink(tmp); /* left by an export that was killed */
+        (void)unlink(tmp); /* such a file is left by an export that was killed */
         fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     }
     FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
@@ -176,7 +176,7 @@ static bool is_known(struct store *s, const struct chunk_header *h)
     return known;
 }
 
-/* Reads the parcel whose first block was already read. */
+/* Reads a parcel, whose first block the caller has already read, and appends its chunk. */
 static int read_chunk(struct store *s, FILE *f, const uint8_t *block, struct parcel *p,
                       struct bundle_counts *out, struct err *err)
 {
@@ -203,7 +203,7 @@ static int read_chunk(struct store *s, FILE *f, const uint8_t *block, struct par
     return rc == 0 && out->n_chunks % COMMIT_CHUNKS == 0 ? store_commit(s, err) : rc;
 }
 
-/* Reads the text whose first block was already read. */
+/* Reads the text of a conversation, whose first block the caller has already read. */
 static int read_turns(FILE *f, const uint8_t *block, char **out, struct err *err)
 {
     uint64_t n;

@@ -16,18 +16,19 @@
 #include "store/store.h"
 
 struct bundle_counts {
-    uint64_t n_chunks, n_bytes; /* written to the file, or to the store */
-    uint64_t n_known;           /* import: chunks that the store already had */
-    uint64_t n_gone; /* export: chunks that left the store meanwhile, or are damaged */
+    /* chunks and bytes that were written to the file, or to the store */
+    uint64_t n_chunks, n_bytes;
+    uint64_t n_known; /* import: chunks that the store already had */
+    uint64_t n_gone;  /* export: chunks that left the store meanwhile, or are damaged */
 };
 
 /* Writes keys[0, n) to a new file, which is complete and durable when it appears under its name.
- * turns NULL: none. */
+ * turns: the text of a conversation; NULL: none. */
 int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *turns,
                  const char *path, struct bundle_counts *out, struct err *err);
-/* Reads a file into the store.  After an error the chunks before it are stored and can be found;
- * repeating an interrupted import continues it.  *turns is the caller's to free; NULL: the file has
- * none. */
+/* Reads a file into the store. After an error the chunks that were read before it are stored and
+ * can be found. Repeating an interrupted import continues it. *turns is the text of the
+ * conversation, which the caller frees; NULL: the file has none. */
 int bundle_read(struct store *s, const char *path, char **turns, struct bundle_counts *out,
                 struct err *err);
 

@@ -11,7 +11,7 @@
 
 struct entry {
     struct sha256 key;
-    int age; /* 0: from the conversation that was used last */
+    int age; /* position of the conversation in the order of last use; 0: used last */
     char *title;
 };
 
@@ -99,7 +99,8 @@ void store_titles_close(struct store_titles *t)
 const char *store_titles_find(const struct store_titles *t, const struct sha256 *key)
 {
     size_t from = 0, to = t->n;
-    /* finds the first entry that is not before the key, which has the smallest age */
+    /* Finds the first entry whose key is not below the key that is looked for. Among entries of one
+     * key it has the smallest age. */
     while (from < to) {
         size_t mid = from + (to - from) / 2;
         if (memcmp(t->e[mid].key.b, key->b, sizeof key->b) < 0)

@@ -11,7 +11,7 @@ struct store_titles;
 struct store_titles *store_titles_open(const char *dir);
 void store_titles_close(struct store_titles *t); /* NULL is allowed */
 
-/* Returns the title of the conversation that used the chunk last; NULL: none. Valid
+/* Returns the title of the conversation that used the chunk last; NULL: no conversation did. Valid
  * until store_titles_close. */
 const char *store_titles_find(const struct store_titles *t, const struct sha256 *key);
 

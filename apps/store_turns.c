@@ -107,7 +107,8 @@ static void owner_text(const char *tenant, char text[17])
     snprintf(text, 17, "%016" PRIx64, store_owner(tenant));
 }
 
-/* Returns whether nobody here has the name.  -EAGAIN: it names another server. */
+/* Returns whether rc says that no conversation here has the name. -EAGAIN: the name is of another
+ * server. */
 static bool is_nobodys(int rc)
 {
     return rc == ERR_NOT_FOUND || rc == -EAGAIN;
@@ -268,15 +269,15 @@ static int read_turn(const struct json *o, struct turn *t, struct err *err)
 struct import {
     struct conversations *c;
     const char *tenant;
-    struct conversation v; /* row 0: none */
+    struct conversation v; /* row 0: the file is about turns without a conversation */
     struct turn **path;    /* [n_known] turns that already existed */
     int n_known;
-    int64_t row;  /* row of the last turn */
-    int n_tokens; /* tokens of the last turn */
+    int64_t row;  /* row of the last turn so far */
+    int n_tokens; /* tokens of the last turn so far */
     int n_added;
 };
 
-/* Finds or creates the conversation, and learns which turns it has. */
+/* Finds or creates the conversation, and reads the turns that it already has. */
 static int find_begin(struct import *m, const struct json *o, struct err *err)
 {
     const char *name = json_string_of(json_member(o, "name"), NULL);
@@ -303,7 +304,7 @@ static int check_turn(const struct import *m, const struct turn *t, struct err *
                          t->name);
 }
 
-/* Adds turn i after the last one, unless it exists. */
+/* Adds turn i after the last one, unless the turn exists already. */
 static int take_turn(struct import *m, const struct json *o, int i, struct err *err)
 {
     struct turn *t = xcalloc(1, sizeof *t), *there = NULL;

@@ -17,12 +17,13 @@
 
 /* Exports a conversation "conv_..", or the turns up to a response "resp_..", of any of the tenants.
  * *text and (*keys)[0..*n_keys), the chunks that its *n_turns turns name, are the caller's to free.
- * ERR_NOT_FOUND: there is none. */
+ * Returns ERR_NOT_FOUND if there is no such conversation or response. */
 int turns_export(struct conversations *c, const struct tenant_names *tenants,
                  const char *name, char **text, struct sha256 **keys, int *n_keys,
                  int *n_turns, struct err *err);
-/* Adds the turns that the owner does not have yet; *n_added is their number.  ERR_MISMATCH: none of
- * the tenants is the owner, or a conversation of that name has continued differently. */
+/* Adds the turns that the owner does not have yet; *n_added is their number. Returns ERR_MISMATCH
+ * if none of the tenants is the owner, or if a conversation of that name has continued
+ * differently. */
 int turns_import(struct conversations *c, const struct tenant_names *tenants,
                  const char *text, size_t n, int *n_added, struct err *err);
 

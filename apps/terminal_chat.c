@@ -40,7 +40,7 @@ bool terminal_interrupted(void)
 struct chat {
     const struct terminal_chat_opts *o;
     struct terminal_talk *talk;
-    struct progress reading; /* progress of reading the prompt */
+    struct progress reading; /* shows the progress of reading the prompt */
     int n_read;              /* tokens of the prompt that were read */
     bool has_text;           /* the answer has text */
     bool on_terminal;        /* false: a failure ends the chat, as no user can react */
@@ -64,7 +64,7 @@ static void note_reading(void *arg, int n_done)
     ((struct chat *)arg)->n_read = n_done;
 }
 
-/* Returns whether Ctrl-C was pressed. Meanwhile it shows how much of the prompt has been read. */
+/* Returns whether Ctrl-C was pressed. Also shows how much of the prompt has been read. */
 static bool is_stopped(void *arg)
 {
     struct chat *c = arg;
@@ -99,7 +99,7 @@ static void tell(const struct chat *c, const struct terminal_end *end)
         c->o->told(c->o->arg, end->result);
 }
 
-/* text NULL: asks the last question again. */
+/* Sends a message and prints the answer. text NULL: asks the last question again. */
 static int say(struct chat *c, const char *text, size_t n)
 {
     struct terminal_sink sink = {print_piece, note_reading, is_stopped, c};
@@ -135,7 +135,7 @@ static void greet(const struct chat *c)
     free(last);
 }
 
-/* Changes to another conversation; after a failure the chat stays in its own. */
+/* Changes to another conversation. After a failure the chat stays in the present one. */
 static void go_to(struct chat *c, const char *name)
 {
     struct err err = {0};
@@ -224,7 +224,8 @@ static bool take(struct chat *c, const char *text, size_t n, int *rc)
     return *rc == 0 || c->on_terminal;
 }
 
-/* Prints how to continue in another run. A title that would need quoting in a shell is left out. */
+/* Prints how to continue the conversation in another run. A title that would need quoting in a
+ * shell is left out. */
 static void tell_kept(const struct chat *c)
 {
     const char *title = c->talk->ops->title(c->talk);

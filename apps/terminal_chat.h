@@ -1,8 +1,8 @@
 /* terminal_chat.h - a conversation in the terminal: `hcache run -i`.
  *
- * The conversation is of this process or of a server (terminal_talk.h).  Ctrl-C stops the answer,
- * or the reading of the prompt before it, but not the program.  An error prints its message and
- * returns to the prompt. */
+ * This process or a server keeps the conversation (terminal_talk.h). Ctrl-C stops the answer, or
+ * the reading of the prompt before it, but not the program. An error prints its message and returns
+ * to the prompt. */
 #ifndef APPS_TERMINAL_CHAT_H
 #define APPS_TERMINAL_CHAT_H
 
@@ -11,13 +11,13 @@
 #include "hcache.h"
 
 struct terminal_chat_opts {
-    const char *name;    /* the conversation to continue; NULL: a new one */
+    const char *name;    /* id or title of the conversation to continue; NULL: a new one */
     const char *first;   /* message that is sent before any is read; NULL: none */
     size_t n_first;      /* bytes of first */
     bool is_kept;        /* the conversation outlives the program */
     const char *history; /* file of the lines typed earlier; NULL: none */
     void (*told)(void *arg,
-                 /* called after each answer of this process */
+                 /* Called after each answer that this process has generated. */
                  const struct hcache_result *r);
     void *arg;
 };

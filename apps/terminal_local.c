@@ -12,10 +12,10 @@ struct local {
     struct terminal_talk head; /* first, so that it can be used as a struct terminal_talk */
     struct talk_opts o;
     struct terminal_sampling sampling;
-    struct talk *talk; /* NULL: before the first go */
+    struct talk *talk; /* NULL before the first call of go */
     struct hcache_result last;
     int context;
-    /* For the present answer: */
+    /* For the answer that is being generated: */
     const struct terminal_sink *sink;
 };
 

@@ -17,7 +17,7 @@ enum {
     PAGE = 100,
     POLL_MS = 100,
     POLLS =
-        /* a stopped answer is kept after one step of the server, which may take long */
+        /* A stopped answer is kept after one step of the server, which may take long. */
     600,
 };
 
@@ -28,13 +28,13 @@ struct remote {
     char id[NAME_BYTES]; /* "": the server does not know the conversation yet */
     char *title;
     int n_turns;
-    /* For the present answer: */
+    /* For the answer that is being generated: */
     struct hcache_request q;
     const struct terminal_sink *sink;
     struct terminal_end *end;
     char response[NAME_BYTES];
     bool is_stopped, is_done;
-    struct err failed; /* error that the stream reported; code 0: none */
+    struct err failed; /* error that the stream reported; code 0: there was none */
 };
 
 static struct remote *of(struct terminal_talk *t)
@@ -64,7 +64,8 @@ static int64_t int_of(const struct json *o, const char *key)
 
 /* --- which conversation ----------------------------------------------------------------------- */
 
-/* v: the server's object; NULL: the server does not know the conversation yet. */
+/* Makes r continue a conversation. v: the server's object; NULL: the server does not know the
+ * conversation yet. */
 static void adopt(struct remote *r, const struct json *v, const char *title)
 {
     const char *own = v != NULL ? json_string_of(json_member(v, "title"), NULL) : title;
@@ -84,7 +85,7 @@ static int get(struct remote *r, struct json **out, struct err *err, const char 
     return rc;
 }
 
-/* Finds the last used conversation with that title. */
+/* Finds the conversation of that title that was used last. */
 static int find_title(struct remote *r, const char *title, struct err *err)
 {
     char after[NAME_BYTES] = "";
@@ -165,7 +166,7 @@ static const char *remote_title(struct terminal_talk *t)
     return of(t)->title;
 }
 
-/* Gets all items, the last first. */
+/* Gets all items of the conversation, the last one first. */
 static int items(struct remote *r, struct json **out, struct err *err)
 {
     char *after = xstrdup("");
@@ -235,8 +236,8 @@ static struct json *with_title(const struct remote *r)
     return o;
 }
 
-/* Changes to a branch after the response or item `at`; NULL: to an empty conversation with the same
- * title. */
+/* Changes to a branch that ends with the response or item `at`; at NULL: to an empty conversation
+ * with the same title. */
 static int go_behind(struct remote *r, const char *at, struct err *err)
 {
     struct json *body = with_title(r), *v = NULL;
@@ -377,7 +378,8 @@ static int stream(struct remote *r, const struct json *input, struct err *err)
     int rc = http_client_stream(r->http, "/v1/responses", body_of(r, input, with_bound), &s,
                                 err);
     if (rc == ERR_LIMIT &&
-        with_bound) /* the answer may only be as long as the rest of the context */
+        /* the bound exceeds the rest of the context, so the second try has none */
+        with_bound)
         rc = http_client_stream(r->http, "/v1/responses", body_of(r, input, false), &s,
                                 err);
     if (rc == ERR_LIMIT)
@@ -439,8 +441,8 @@ static void add(struct json *input, const char *role, const char *text, size_t n
     json_push(input, message);
 }
 
-/* Gets the input of the last turn, and the turn before it in *at (the caller's; NULL: it is the
- * first). */
+/* Gets the input of the last turn. *at is the name of the turn before it, which the caller frees;
+ * NULL: the last turn is the first. */
 static int last_turn(struct remote *r, struct json *input, char **at, struct err *err)
 {
     struct json *all = NULL;

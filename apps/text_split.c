@@ -41,14 +41,15 @@ size_t text_split_end(const char *text, size_t n, size_t from, size_t most)
         }
     }
     while (found == NO_BORDER && end < n && border_at(text, end) == NO_BORDER)
-        end++; /* a whole character is longer, or the bytes are not UTF-8 */
+        end++; /* the first character is longer than the part, or the bytes are not UTF-8 */
     return found != NO_BORDER ? best : end;
 }
 
 size_t text_split_next(const char *text, size_t from, size_t end, size_t overlap)
 {
     size_t best = end, first = end - from > overlap ? end - overlap : from + 1;
-    enum border found = CHARACTER; /* a part must not begin inside a word */
+    /* only borders above CHARACTER count: a part must not begin inside a word */
+    enum border found = CHARACTER;
     for (size_t at = first; at < end; at++) {
         enum border b = border_at(text, at);
         if (b > found) {

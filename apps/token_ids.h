@@ -7,9 +7,9 @@
 
 #include "base/err.h"
 
-/* Parses "1 2 3", "1,2,3" or "[1, 2, 3]" on any number of lines; text[n] is 0.  `name` is the
- * source, for messages.  The caller frees *ids, even if there are none.  ERR_FORMAT: the message
- * has the position of text that is not an id. */
+/* Parses "1 2 3", "1,2,3" or "[1, 2, 3]" on any number of lines; text[n] is 0. `name` is the
+ * source, for messages. The caller frees *ids, even if there are none. Returns ERR_FORMAT if the
+ * text has something that is not an id; the message has its position. */
 int token_ids_parse(const char *text, size_t n, const char *name, int32_t **ids,
                     size_t *n_ids, struct err *err);
 

@@ -93,9 +93,10 @@ struct hcache_opts {
     int pipeline_parallel; /* number of stages, each with a run of the layers; 0: 1 */
     /* maximum tokens of one forward pass, 512 to 16384; 0: chosen for the device */
     int batch_rows;
-    /* Number of mini-batches, of batch_rows tokens each, that one step may compute.  All of them
+    /* Number of mini-batches, of batch_rows tokens each, that one step may compute. All of them
      * pass one layer before any passes the next, so weights that do not stay in memory are read
-     * once for all. Steps take longer: use it for jobs, not for interactive requests.  0: 1. */
+     * once for all mini-batches. Steps take longer: use it for jobs, not for interactive requests.
+     * 0: 1. */
     int mini_batches;
     int max_context;     /* maximum tokens of a context; 0: the model's own limit */
     int64_t max_history; /* maximum tokens of a prompt that is truncated; 0: 16 contexts */
@@ -112,7 +113,7 @@ struct hcache_opts {
      * or as a mixture ("auto", "paper"); see docs/RESTORATION.md, section 6.  "recompute", "off" or
      * NULL: no blocks on the host.  It cannot be combined with a store. */
     const char *cache_method;
-    uint64_t host_bytes;       /* host memory for those blocks; 0: none */
+    uint64_t host_bytes;       /* host memory for the blocks of cache_method; 0: none */
     uint64_t link_bytes_per_s; /* limits the link's speed, for experiments; 0: no limit */
 
     /* the store's directories, one per device [n_store]; n_store 0: no store */
@@ -149,8 +150,8 @@ struct hcache_opts {
      * else into the staging memory of restores for the next two requests.  "off": nothing is read
      * ahead. */
     const char *prefetch;
-    /* Rule by which a full store or KV cache evicts state: "lru", "fifo", "lfu", "attentionstore"
-     * or "ours"; NULL: the default (docs/PLACEMENT.md). */
+    /* Rule that chooses which state a full store or KV cache evicts: "lru", "fifo", "lfu",
+     * "attentionstore" or "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;
     /* limit on each salt's saved state unless hcache_cache_quota sets another; 0: none */
     uint64_t salt_quota_bytes;
@@ -161,8 +162,8 @@ struct hcache_opts {
     /* memory for state that waits to be written to the store; 0: 256 MiB */
     uint64_t save_buffer_bytes;
     uint64_t staging_bytes; /* memory for state that is being restored; 0: 64 MiB */
-    /* Direct reads from the store into GPU memory.  "auto" or NULL: if cuFile can; "off": never;
-     * "on": hcache_open fails if cuFile cannot. */
+    /* Direct reads from the store into GPU memory. "auto" or NULL: used if cuFile supports it.
+     * "off": never used. "on": hcache_open fails if cuFile does not support it. */
     const char *gpu_direct;
     /* For tests and comparisons; struct device_opts in tensor/tensor.h lists the values. NULL: the
      * default. */
@@ -173,9 +174,9 @@ struct hcache_opts {
     void *warn_arg;
     bool verbose; /* prints the memory layout through warn */
 
-    /* Checked before the weights are loaded, since loading may take minutes. */
-    bool needs_tokenizer; /* fails if the model has no tokenizer */
-    /* a future request whose plan and save are checked; NULL: none */
+    /* The next fields are checked before the weights are loaded, since loading may take minutes. */
+    bool needs_tokenizer; /* hcache_open fails if the model has no tokenizer */
+    /* a future request, whose plan and save are checked; NULL: none */
     const struct hcache_request *ahead;
 };
 
@@ -185,7 +186,7 @@ void hcache_close(struct hcache *h);
 
 enum { HCACHE_MAX_FILE_TYPES = 16 };
 
-/* Its strings live as long as the struct hcache. */
+/* Description of the model. The strings live as long as the struct hcache. */
 struct hcache_model_info {
     const char *family;
     const char *dtype;  /* type of saved state */
@@ -199,9 +200,10 @@ struct hcache_model_info {
     } file_types[HCACHE_MAX_FILE_TYPES];
     int n_layers, vocab_size, max_context;
     int64_t max_history;           /* maximum tokens of a prompt that is truncated */
-    size_t hidden_bytes, kv_bytes; /* per token and layer */
+    size_t hidden_bytes, kv_bytes; /* bytes of saved state per token and layer */
     bool has_tokenizer, has_chat_template;
-    bool has_tools; /* the template shows tools, and calls in its format can be parsed */
+    /* the template shows tools to the model, and calls in its format can be parsed */
+    bool has_tools;
     int max_sequences;
     char fingerprint
         /* fingerprint of its saved state (model, weight format, dtype, arithmetic), hexadecimal */
@@ -217,14 +219,15 @@ enum {
     HCACHE_GUARDED = 4,       /* the text contains guards: see hcache_chat_render_guarded */
 };
 
-/* *ids is the caller's; free it with hcache_free. Invalid UTF-8 is an error that names its offset.
- */
+/* Converts a text to token ids. *ids is the caller's; free it with hcache_free. Invalid UTF-8 is an
+ * error that names its offset. */
 int hcache_encode(const struct hcache *h, const char *text, size_t n, unsigned flags,
                   int32_t **ids, int *n_ids, struct hcache_err *err);
 /* Returns a lower bound on the number of tokens in the text, from its size and without encoding it;
  * 0 if the size gives no bound. */
 int64_t hcache_least_tokens(const struct hcache *h, const char *text, size_t n);
-/* *text is the caller's and ends with a zero byte that *n_text does not count. */
+/* Converts token ids to a text. *text is the caller's and ends with a zero byte that *n_text does
+ * not count. */
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err);
 /* Renders a conversation with the model's own chat template, ready for an answer.  request is a
@@ -255,14 +258,15 @@ int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *
  * example an answer.  *out is the caller's. */
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,
                   size_t *n_out);
-/* Finds tool calls, in the model's own format, in an answer.  True: *json is the text of an object
- * with content and tool_calls (name, arguments), and is the caller's.  False: there are none. */
+/* Finds tool calls, in the model's own format, in an answer. Returns true if there are any: then
+ * *json is the text of an object with content and tool_calls (name, arguments), and is the
+ * caller's. */
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json);
 /* Returns how many bytes of an unfinished answer are certainly text, not the beginning of a call.
  */
 size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n);
-/* Returns the bytes of one token, which may be part of a character; NULL: no such token.  The
- * memory is the model's. */
+/* Returns the bytes of one token, which may be part of a character; NULL: there is no such token.
+ * The memory belongs to h. */
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n);
 void hcache_free(void *p);
 
@@ -273,9 +277,10 @@ struct hcache_bias {
     float bias; /* added to the token's logit; -100..100 */
 };
 struct hcache_shaping {
-    /* for each occurrence of a token in the answer, -2..2; 0: off */
+    /* subtracted from a token's logit for each time it occurs in the answer, -2..2; 0: off */
     float frequency_penalty;
-    float presence_penalty; /* once for a token that occurs in the answer, -2..2; 0: off */
+    /* subtracted once from the logit of a token that occurs in the answer, -2..2; 0: off */
+    float presence_penalty;
     /* factor for tokens that occur in prompt or answer, 0.01..100; 0 or 1: off */
     float repetition_penalty;
     /* [n_bias] biases of single tokens; at most HCACHE_MAX_BIAS */
@@ -288,20 +293,22 @@ struct hcache_shaping {
     int min_tokens;
 };
 
-/* Truncation of a context that outgrows its window of C tokens: docs/TRUNCATION.md. */
+/* Truncation of a context that outgrows its window of C tokens (docs/TRUNCATION.md). */
 struct hcache_truncation {
     double ratio; /* share of C dropped at once, above 0 and below 1; 0: no truncation */
-    int keep;     /* first tokens, which are never dropped, a multiple of 64; 0: 64 */
+    /* number of first tokens that are never dropped, a multiple of 64; 0: 64 */
+    int keep;
     /* C in tokens, rounded down to a multiple of 64; 0: the model's own context */
     int context;
 };
-/* Parses "R", "R,keep=K" or "R,keep=K,context=C", in any order, or "off".  HCACHE_E_USAGE names the
- * fault. */
+/* Parses "R", "R,keep=K" or "R,keep=K,context=C", in any order, or "off". Returns 0, or
+ * HCACHE_E_USAGE with the fault in the message. */
 int hcache_truncation_parse(const char *text, struct hcache_truncation *out,
                             struct hcache_err *err);
-/* Returns 0 if this model and this KV cache can truncate as t says.  HCACHE_E_USAGE: a number does
- * not fit, and the message has the numbers; HCACHE_E_UNSUPPORTED: the message has the reason.
- * *step (step may be NULL) gets the number of tokens dropped at once. */
+/* Returns 0 if this model and this KV cache can truncate as t says. Returns HCACHE_E_USAGE if a
+ * number does not fit; the message has the numbers. Returns HCACHE_E_UNSUPPORTED if truncation is
+ * not possible; the message has the reason. *step (step may be NULL) gets the number of tokens
+ * dropped at once. */
 int hcache_truncation_check(const struct hcache *h, const struct hcache_truncation *t,
                             int *step, struct hcache_err *err);
 
@@ -310,7 +317,7 @@ struct hcache_request {
     int n_prompt;
     int max_tokens;
     bool ignore_eos;
-    float temperature; /* 0: greedy */
+    float temperature; /* 0: greedy, the likeliest token is taken */
     float top_p;       /* 0 counts as 1: off */
     float min_p;
     int top_k;
@@ -320,15 +327,18 @@ struct hcache_request {
     int n_stop; /* at most HCACHE_MAX_STOP */
     /* returns the raw logits' log-probability of each token; see hcache_delta */
     bool logprobs;
-    int n_top;   /* also those of the n_top likeliest tokens, 0..HCACHE_MAX_TOP */
+    /* returns also the log-probabilities of the n_top likeliest tokens, 0..HCACHE_MAX_TOP */
+    int n_top;
     bool digest; /* computes result.logits_digest, which reads all logits once more */
     /* Changes the logits before a token is chosen; NULL: no change. Log-probabilities are those of
      * the raw logits. */
     const struct hcache_shaping *shaping;
     struct hcache_truncation truncation;
     const char *salt; /* requests share state only if their salts are equal */
-    int priority;     /* lower runs earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
-    int timeout_ms; /* time limit from submission; the finish is then "timeout"; 0: none */
+    /* requests with a lower number run earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
+    int priority;
+    /* time limit from submission, after which finish is "timeout"; 0: none */
+    int timeout_ms;
     /* Hints about the next use of the request's state. Under the policy "ours" they decide how long
      * a full store keeps it. */
     int turn;            /* number of its conversation's turn, from 1; 0: not known */
@@ -338,7 +348,8 @@ struct hcache_request {
     /* Seconds without use after which the state that the request makes or uses expires; 0: never.
      * State that several requests use gets the longest of their times. */
     int cache_ttl_s; /* at most HCACHE_MAX_CACHE_TTL_S */
-    /* ends only when the saved state is durable; hcache_generate always does */
+    /* the request ends only when its saved state is durable; hcache_generate always waits for
+     * this */
     bool durable;
     /* Kinds of state to save: "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K,
      * B (both), -. */
@@ -357,12 +368,12 @@ struct hcache_request {
     /* hcache_generate only.  Called when more tokens of the prompt have their state, restored or
      * computed.  n_done is their total number. */
     void (*on_prompt)(void *arg, int n_done);
-    /* hcache_generate only.  Called between the engine's steps, also while the prompt is restored
-     * or computed.  True cancels the request.  NULL: not called. */
+    /* hcache_generate only. Called between the engine's steps, also while the prompt is restored or
+     * computed. If it returns true, the request is cancelled. NULL: not called. */
     bool (*is_cancelled)(void *arg);
-    /* hcache_submit only.  Called when there is something to read; with `ended` it is the last
-     * call. It runs on the engine's thread, which holds the service's lock: it must neither wait
-     * nor call this interface. */
+    /* hcache_submit only. Called when the ticket has something to read. The call with `ended` set
+     * is the last one. It runs on the engine's thread, which holds a lock meanwhile: the function
+     * must neither wait nor call this interface. */
     void (*notify)(void *arg, bool ended);
     void *arg;
 };
@@ -380,7 +391,8 @@ enum {
 
 struct hcache_plan {
     int recompute, hidden, kv; /* numbers of layers per method */
-    char layers[260]; /* a letter per layer, as in RRHHKK; empty: nothing was restored */
+    /* a letter per layer, as in RRHHKK (hcache_span.method); empty: nothing was restored */
+    char layers[260];
     double predicted_ms;
     /* Why the restore took less than half or more than twice the predicted time: "faster", "reads",
      * "compute", "shared" (it waited for other work), "lost" (chunks could not be read). Empty: the
@@ -405,7 +417,7 @@ struct hcache_timings {
 
 /* One piece of work of a restore, on one of its two lanes. */
 struct hcache_span {
-    float start_ms, end_ms; /* since the restore began */
+    float start_ms, end_ms; /* time since the restore began */
     int16_t layer;
     char method; /* R recomputed, H from hidden states, K from keys and values */
     bool is_io;  /* on the I/O lane; false: on the compute lane */
@@ -419,14 +431,14 @@ struct hcache_lanes {
 struct hcache_result {
     int32_t *token_ids; /* generated tokens */
     int n_tokens;
-    char *text; /* NULL where the model has no tokenizer */
+    char *text; /* NULL if the model has no tokenizer */
     size_t n_text;
-    /* "stop", "length", "cancelled" or "timeout".  A timeout before the first token is the error
-     * -ETIMEDOUT instead. */
+    /* "stop", "length", "cancelled" or "timeout". After a timeout before the first token there is
+     * no result, but the error -ETIMEDOUT. */
     const char *finish;
     int prompt_tokens, cached_tokens;
     int device_tokens;         /* cached tokens whose state was still on the device */
-    int n_preempted;           /* times that it was preempted and came back */
+    int n_preempted;           /* times that the request lost its place and came back */
     int64_t committed_tokens;  /* tokens whose state is durable in the store at the end */
     int64_t truncated_tokens;  /* tokens dropped from the context by the end */
     int64_t recomputed_tokens; /* tokens that this request computed more than once */
@@ -435,22 +447,22 @@ struct hcache_result {
         int steps;               /* times that the window moved */
         double stall_ms;         /* total time until the moved state was back */
     } truncation;
-    /* over the f32 logits of all generated positions; 0: not asked for */
+    /* digest of the f32 logits of all generated positions; 0: not asked for */
     uint64_t logits_digest;
     uint64_t restored_bytes;
     /* part of restored_bytes that came from DRAM copies (hcache_opts.dram_bytes) */
     uint64_t restored_dram_bytes;
-    int dram_tokens; /* cached tokens that came from DRAM copies alone */
+    int dram_tokens; /* cached tokens whose state came from DRAM copies alone */
     /* part of restored_bytes that was read while the request waited (hcache_opts.prefetch) */
     uint64_t restored_staged_bytes;
     int remote_tokens; /* tokens fetched from the remote into the store for this request */
     char miss[200];    /* reason why no more tokens were restored */
-    /* reason why saving ended early, and advice; NULL: it did not. A static string */
+    /* reason why saving ended early, and advice; NULL: saving did not end early. A static string */
     const char *save_stopped;
     struct hcache_plan plan;
     struct hcache_timings timings;
-    /* source of cached tokens that were not on the device: "dram", "disk", "dram+disk"; NULL: none
-     */
+    /* source of the cached tokens that were not on the device: "dram", "disk", "dram+disk"; NULL:
+     * there were none */
     const char *tier;
     struct hcache_lanes predicted, measured;
 };
@@ -473,7 +485,7 @@ int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const c
                       uint8_t (*keys)[32]);
 
 /* Like hcache_chunk_keys, for a context that is truncated with these numbers
- * (hcache_result.truncation). context 0: it is not truncated. */
+ * (hcache_result.truncation). context 0: the context is not truncated. */
 int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
                           const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32]);
 
@@ -481,8 +493,9 @@ int hcache_truncated_keys(const struct hcache *h, int context, int step, int kee
 struct hcache_context {
     const int32_t *ids;
     int n;
-    const char *salt;                    /* NULL: none */
-    struct hcache_truncation truncation; /* as in its requests; ratio 0: not truncated */
+    const char *salt; /* NULL: the empty salt */
+    /* as in the requests of this context; ratio 0: not truncated */
+    struct hcache_truncation truncation;
 };
 
 /* For a truncated context, all counts except truncated_tokens cover only the tokens that its last
@@ -491,7 +504,8 @@ struct hcache_found {
     int truncated_tokens; /* tokens that the last token no longer sees */
     /* tokens in full chunks that a restore could use; never the last token */
     int wanted_tokens;
-    int stored_tokens; /* how many of these are stored, from the beginning without a gap */
+    /* how many of the wanted tokens are stored, from the beginning without a gap */
+    int stored_tokens;
     /* kinds of records that all stored chunks have, a letter per layer: H, K, B (both), - */
     char layers[260];
     /* where the stored tokens are: "dram", "disk"; NULL: there is no store */
@@ -501,21 +515,21 @@ struct hcache_found {
 int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
                         struct hcache_found *out, struct hcache_err *err);
 
-/* Pins chunks until a time, in seconds since 1970: they are not evicted before.  A time in the past
- * ends a pin.  The chunks need not be stored yet, and pins survive restarts.  Pins are preferences;
- * the store's limits still hold. */
+/* Pins chunks: they are not evicted before a time, in seconds since 1970. A time in the past ends a
+ * pin. The chunks need not be stored yet, and pins survive restarts. Pins are preferences: the
+ * store's limits still hold. */
 int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until_wall_s,
                      struct hcache_err *err);
 
-/* Pins the state that the last token of a context sees. *n_tokens: how many tokens that is. */
+/* Pins the state that the last token of a context sees. *n_tokens is the number of these tokens. */
 int hcache_cache_pin_context(struct hcache *h, const struct hcache_context *c,
                              int64_t until_wall_s, int *n_tokens, struct hcache_err *err);
 
 /* Guarantees state until a time: no limit, quota, idle time or full disk evicts it, also after a
- * restart. It guarantees all state that the context's last token sees. HCACHE_E_NOT_FOUND: a part
- * of that state is not stored. HCACHE_E_LIMIT: too much would be guaranteed. The message and *out
- * have the amounts. A guarantee ends at its time, with a pin whose time is in the past, or when the
- * state is erased. */
+ * restart. It guarantees all state that the context's last token sees. Returns HCACHE_E_NOT_FOUND
+ * if a part of that state is not stored, and HCACHE_E_LIMIT if too much would be guaranteed. The
+ * message and *out have the amounts. A guarantee ends at its time, with a pin whose time is in the
+ * past, or when the state is erased. */
 struct hcache_guarantee {
     int n_tokens;     /* tokens in full chunks */
     uint64_t n_bytes; /* bytes that this guarantee adds */
@@ -529,16 +543,17 @@ int hcache_cache_guarantee(struct hcache *h, const struct hcache_context *c,
                            struct hcache_err *err);
 
 struct hcache_erased {
-    int64_t n_chunks, n_bytes; /* erased and overwritten */
-    int64_t n_shared;          /* chunks that stay, because others continue them */
+    /* chunks that were erased, and their bytes, which were overwritten */
+    int64_t n_chunks, n_bytes;
+    int64_t n_shared; /* chunks that stay, because other chunks continue them */
     /* chunks in use: no look-up finds them, and they are erased after their last use */
     int64_t n_busy;
     /* If the call fails because the disk is full (-ENOSPC), or because the store cannot be written
      * until it is reopened: number of chunks that no look-up finds but whose bytes are still in the
      * files. */
     int64_t n_owed;
-    /* For a store that cannot be written: true if the erasure is on record, so that the next open
-     * that can write finishes it.  False: it is forgotten when h is closed, unless
+    /* For a store that cannot be written: true if the erasure is on record. Then the next open that
+     * can write finishes it. False: the erasure is forgotten when h is closed, unless
      * hcache_cache_settle records it before. */
     int is_noted;
     char not_noted_because[200];
@@ -550,9 +565,9 @@ int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
  * contexts continue. */
 int hcache_cache_erase_context(struct hcache *h, const struct hcache_context *c,
                                struct hcache_erased *out, struct hcache_err *err);
-/* Erases all chunks that contain one of these whole texts; call it before hcache_cache_erase.
- * keys[] are the keys of whole texts (hcache_chunk_keys), in any order.  It also finds chunks whose
- * keys nobody knows, such as those of an interrupted answer. */
+/* Erases all chunks that contain one of several whole texts; call it before hcache_cache_erase.
+ * keys[] are the keys of these texts (hcache_chunk_keys), in any order. The function also finds
+ * chunks whose keys nobody knows, such as those of an interrupted answer. */
 int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
                         struct hcache_erased *out, struct hcache_err *err);
 /* Erases all state stored under a salt. */
@@ -606,10 +621,11 @@ struct hcache_remote {
     int is_up; /* true if the remote answers */
     char why_down[160];
     /* Since the start: */
-    uint64_t n_fetches;     /* look-ups that asked the remote for chunks */
-    uint64_t n_round_trips; /* round trips of fetches that had nothing else under way */
+    uint64_t n_fetches; /* look-ups that asked the remote for chunks */
+    /* round trips of fetches during which no other command was under way */
+    uint64_t n_round_trips;
     uint64_t n_fetched, fetched_bytes; /* chunks that arrived with correct checksums */
-    /* look-ups that got fewer chunks than they asked for, by reason */
+    /* look-ups that got fewer chunks than they asked for, counted by reason */
     struct hcache_counts misses;
     uint64_t n_written, written_bytes; /* chunks written to the remote */
     /* chunks not written because the remote already had them */
@@ -626,8 +642,11 @@ struct hcache_remote {
 };
 
 struct hcache_cache_stats {
-    const char *tier;   /* NULL: there is no store, and all other fields are 0 */
-    const char *policy; /* which chunks a full store evicts first: hcache_opts.policy */
+    /* "dram" or "disk": where the chunks are; NULL: there is no store, and all other fields are
+     * 0 */
+    const char *tier;
+    /* rule that chooses the chunks that a full store evicts first: hcache_opts.policy */
+    const char *policy;
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
     /* limit on all files of the store, from which cap_bytes follows for used_bytes; 0: none */
     uint64_t files_cap_bytes;
@@ -640,12 +659,12 @@ struct hcache_cache_stats {
         n_guarantees_broken;
     /* Since the store was opened: */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
-    struct hcache_counts misses, evictions; /* by reason */
+    struct hcache_counts misses, evictions; /* counts by reason */
     int saving_fault;     /* 0, or the error because of which nothing is saved now */
     char saving_why[200]; /* message of saving_fault, or "" */
     struct hcache_dram dram;
     struct hcache_remote remote;
-    /* Of the salt that the caller named: */
+    /* State of the salt that the caller named: */
     uint64_t salt_chunks, salt_bytes, salt_quota_bytes, salt_guaranteed_bytes;
 };
 void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out);
@@ -654,12 +673,13 @@ void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_
  * context that comes back within it. */
 enum { HCACHE_ADVICES = 5 };
 struct hcache_advice {
-    const char *within;       /* "hour", "day", "week", "30 days", "all time" */
-    int64_t seconds;          /* the same in seconds; 0: all time */
-    uint64_t contexts, bytes; /* those that were used within that time */
+    const char *within; /* "hour", "day", "week", "30 days", "all time" */
+    int64_t seconds;    /* length of that time; 0: all time */
+    /* contexts that were used within that time, and their bytes */
+    uint64_t contexts, bytes;
 };
 /* Fills in a row for each time, the shortest first. The time of a call grows with the number of
- * chunks. HCACHE_E_UNSUPPORTED: there is no store. */
+ * chunks. Returns HCACHE_E_UNSUPPORTED if there is no store. */
 int hcache_cache_advise(struct hcache *h, struct hcache_advice out[HCACHE_ADVICES],
                         struct hcache_err *err);
 
@@ -682,9 +702,9 @@ void hcache_serve_stop(struct hcache *h);
 
 struct hcache_ticket; /* one submitted request */
 
-/* Copies everything it needs from *r.  HCACHE_E_LIMIT: the queue is full or the service is
- * stopping; a later call may succeed.  A prompt that can never fit is reported by
- * hcache_ticket_result. */
+/* Submits a request, and copies everything that is needed from *r. Returns HCACHE_E_LIMIT if the
+ * queue is full or the service is stopping; a later call may succeed. A prompt that can never fit
+ * is reported by hcache_ticket_result. */
 int hcache_submit(struct hcache *h, const struct hcache_request *r,
                   struct hcache_ticket **out, struct hcache_err *err);
 
@@ -696,7 +716,8 @@ struct hcache_logprob {
 struct hcache_delta {
     const int32_t *ids; /* tokens generated since the last read */
     int n_ids;
-    /* [n_ids][1 + n_top]: the chosen token, then the likeliest; NULL: not asked for */
+    /* [n_ids][1 + n_top] log-probabilities: of the chosen token, then of the likeliest; NULL: not
+     * asked for */
     const struct hcache_logprob *logprobs;
     const char *text; /* whole characters, without any part of a stop string */
     size_t n_text;
@@ -705,16 +726,16 @@ struct hcache_delta {
     /* tokens of the prompt that have their state; always 0 if on_prompt is NULL */
     int prompt_done;
 };
-/* Returns at once.  *out points to the ticket's memory, which is valid until the next read.  One
- * reader per ticket. */
+/* Fills in *out with everything new, at once. *out points to the ticket's memory, which is valid
+ * until the next read. One thread per ticket may read. */
 void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out);
 /* Waits until the request has ended. The service must have been started. */
 void hcache_ticket_wait(struct hcache_ticket *t);
 /* Ends the request within one step, with finish "cancelled". */
 void hcache_ticket_cancel(struct hcache_ticket *t);
-/* Call it after the end.  Returns 0 with the result, which the caller frees, or the request's
- * error.  committed_tokens counts tokens that are durable now; it grows until all state is flushed.
- */
+/* Call it after the end. Returns 0 with the result, which the caller frees, or the request's error.
+ * committed_tokens counts the tokens that were durable when the request ended; more may become
+ * durable until all state is flushed. */
 int hcache_ticket_result(struct hcache_ticket *t, struct hcache_result *out,
                          struct hcache_err *err);
 /* Cancels a request that still runs.  notify is not called after this returns.  NULL is allowed. */
@@ -724,7 +745,7 @@ void hcache_ticket_free(struct hcache_ticket *t);
 enum { HCACHE_HIST_BUCKETS = 24 };
 struct hcache_hist {
     /* count[i]: values above hcache_hist_bound_s(i - 1) and up to hcache_hist_bound_s(i); the last
-     * element: all larger values. */
+     * element counts all larger values. */
     uint64_t count[HCACHE_HIST_BUCKETS + 1];
     double sum_s;
 };
@@ -737,19 +758,21 @@ struct hcache_stats {
     double wait_s;
     uint64_t n_ended, n_cancelled, n_failed, n_refused, n_timed_out;
     uint64_t prompt_tokens, generated_tokens;
-    uint64_t device_tokens;   /* tokens of prompts whose state was on the device */
+    uint64_t device_tokens;   /* tokens of prompts whose state was still on the device */
     uint64_t restored_tokens; /* tokens of prompts whose state came from the store */
-    const char *tier;     /* where the store is: "dram", "disk"; NULL: there is no store */
-    uint64_t dram_tokens; /* part of restored_tokens that came from DRAM copies alone */
+    /* "dram" or "disk": where the store's chunks are; NULL: there is no store */
+    const char *tier;
+    uint64_t dram_tokens;   /* part of restored_tokens that came from DRAM copies alone */
     uint64_t remote_tokens; /* tokens fetched from the remote into the store */
     struct hcache_dram dram;
     uint64_t computed_tokens; /* tokens of prompts that were computed */
     uint64_t restored_bytes;
-    /* restores with a plan; those whose plan recomputes layers */
+    /* restores with a plan, and the part of them whose plan recomputes layers */
     uint64_t n_restores, n_restores_recompute;
     uint64_t layers_recompute, layers_hidden, layers_kv;
     uint64_t n_replanned; /* restores that changed the kind of record between layers */
-    /* restores that read ahead while their requests waited; those whose bytes were used */
+    /* restores that read ahead while their requests waited, and the part of them whose bytes were
+     * used */
     uint64_t n_staged, n_staged_used;
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests for which less was restored than possible */
@@ -762,10 +785,10 @@ struct hcache_stats {
     /* Chunks committed; partial chunks among them; chunks that the store already had. */
     uint64_t saved_chunks, saved_tails, shared_chunks;
     uint64_t save_buffer_bytes,
-        /* memory of unsaved chunks: the limit, and the present use */
+        /* memory for chunks that are not saved yet: the limit, and the present use */
         save_buffer_used_bytes;
     uint64_t n_preempted; /* times that a sequence was preempted */
-    /* tokens of preempted sequences when they came back: restored; computed again */
+    /* tokens of preempted sequences when they came back: restored, and computed again */
     uint64_t recovered_tokens, recomputed_tokens;
     uint64_t n_stairs;  /* times that a truncated context's window moved */
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
@@ -774,9 +797,10 @@ struct hcache_stats {
      * ones; kept ones, which hold reusable state. */
     int kv_blocks, kv_blocks_free, kv_blocks_kept;
     uint64_t kv_blocks_evicted;
-    /* For jobs with blocks on the host: bytes to the device, and bytes to the host. */
+    /* For jobs with blocks on the host: bytes copied to the device, and bytes copied to the
+     * host. */
     uint64_t link_bytes, link_down_bytes;
-    uint64_t weights_read_bytes; /* bytes read of layers that do not stay in memory */
+    uint64_t weights_read_bytes; /* bytes read for layers that do not stay in memory */
     /* restores by the methods of their plans: "kv+hidden" ... */
     struct hcache_counts plans;
     /* restores that departed from their prediction, by hcache_plan.surprise */
@@ -787,7 +811,7 @@ struct hcache_stats {
     struct hcache_counts stalls;
     struct hcache_counts misses;    /* look-ups in the store that missed, by reason */
     struct hcache_counts evictions; /* evicted chunks, by reason */
-    /* records that were not used: their checksum was wrong, or they could not be read */
+    /* records that were not used, because their checksum was wrong or they could not be read */
     uint64_t n_checksum_failures, n_read_failures;
     uint64_t store_bytes, store_cap_bytes, store_read_bytes, store_written_bytes;
     struct hcache_hist queue, ttft, tbt;

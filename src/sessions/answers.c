@@ -36,12 +36,12 @@ enum {
     HEAD_BYTES = sizeof magic + sizeof(struct sha256),
     RECORD_HEAD = 8 + 4 + 4 + sizeof(struct sha256),
     RECORD_TAIL = 8,
-    MAX_IDS = 1 << 24, /* most ids of a record: more is damage */
+    MAX_IDS = 1 << 24, /* most ids of a record; a larger number means damage */
     SLACK_BYTES = 1 << 20,
 };
 
 struct entry {
-    size_t n; /* bytes of salt, a zero byte, and the text; 0: free */
+    size_t n; /* bytes of salt, a zero byte, and the text together; 0: the entry is free */
     uint64_t used;
     uint32_t hash;
     struct sha256 name;
@@ -52,17 +52,16 @@ struct entry {
 struct answers {
     struct answers_opts o;
     char *path;
-    pthread_mutex_t lock; /* protects everything below */
+    pthread_mutex_t lock; /* protects the fields below */
     uint64_t clock, n_used, n_unusable;
     size_t bytes, file_bytes;
-    int fd; /* -1: no file, or no longer one */
+    int fd; /* -1: there is no file, or the file was given up */
     struct entry entry[];
 };
 
 /* --- names and seals -------------------------------------------------------------------------- */
 
-/* Extends a hash, a polynomial in the bytes modulo 2^64: the hash of n + 1 bytes follows from
- * that of n. */
+/* Extends a hash by one byte. The hash is a polynomial in the bytes modulo 2^64. */
 static uint64_t hash_step(uint64_t h, char byte)
 {
     return h * 0x9e3779b97f4a7c15u + (unsigned char)byte + 1;
@@ -137,7 +136,7 @@ static struct sha256 name_of(const struct sha256 *seal)
     return digest("answer name", seal, sizeof *seal);
 }
 
-/* Seals ids; sealing twice gives the ids back. */
+/* Seals ids. Sealing sealed ids again gives the ids back. */
 static void seal_ids(const struct sha256 *seal, uint32_t *to, const uint32_t *from, int n)
 {
     uint8_t block[sizeof *seal + 4];
@@ -166,7 +165,7 @@ static void entry_drop(struct answers *m, struct entry *e)
     *e = (struct entry){0};
 }
 
-/* Returns the entry of the same name, else a free one, else the least recently used. */
+/* Returns the entry of the same name, else a free entry, else the least recently used one. */
 static struct entry *place_for(struct answers *m, const struct sha256 *name)
 {
     struct entry *best = &m->entry[0];
@@ -267,7 +266,8 @@ static int write_anew(struct answers *m, struct err *err)
         rc = err_set(err, -errno, "%s: %s", m->path, strerror(errno));
     if (rc != 0 && fd >= 0) {
         close(fd);
-        (void)unlink(temp); /* on a full disk other files need its blocks */
+        /* on a full disk other files need the blocks of the unfinished file */
+        (void)unlink(temp);
     }
     free(temp);
     if (rc != 0)
@@ -298,7 +298,7 @@ static void append(struct answers *m, const struct entry *e)
     m->fd = -1;
 }
 
-/* Reads the record at p. Returns its bytes, or 0 if there is no whole record. */
+/* Reads the record at p. Returns its size in bytes, or 0 if there is no whole record. */
 static size_t read_record(const uint8_t *p, size_t n, struct entry *out)
 {
     *out = (struct entry){0};
@@ -318,7 +318,8 @@ static size_t read_record(const uint8_t *p, size_t n, struct entry *out)
     return all;
 }
 
-/* Loads the file up to the first damaged record: behind it the next beginning is unknown. */
+/* Loads the file up to the first damaged record: behind that record the beginning of the next one
+ * is unknown. */
 static int load(struct answers *m, struct err *err)
 {
     char *text = NULL;
@@ -328,7 +329,7 @@ static int load(struct answers *m, struct err *err)
         return 0;
     int rc = file_read_regular(m->path, 4 * m->o.max_bytes + SLACK_BYTES, &text, &n, err);
     const uint8_t *bytes = (const uint8_t *)text;
-    if (rc == ERR_LIMIT) /* not written by this module */
+    if (rc == ERR_LIMIT) /* the file is too large: this module did not write it */
         rc = 0;
     bool ours = text != NULL && n >= HEAD_BYTES &&
                 memcmp(bytes, magic, sizeof magic) == 0 &&
@@ -410,7 +411,8 @@ void answers_put(struct answers *m, const char *salt, const struct answers_text 
     if (record_bytes(&new) > m->o.max_bytes)
         return;
     new.sealed = mem_try(((size_t)n_ids + 1) * sizeof *new.sealed);
-    /* Without memory the answer is not remembered: its text is tokenized when it comes back. */
+    /* Without memory the answer is not remembered. Its text is then tokenized when it comes
+     * back. */
     if (new.sealed == NULL)
         return;
     memcpy(new.sealed, ids->prompt, (size_t)ids->n_prompt * sizeof *ids->prompt);
@@ -424,7 +426,7 @@ void answers_put(struct answers *m, const char *salt, const struct answers_text 
     pthread_mutex_unlock(&m->lock);
 }
 
-/* The short hash of the text's first n bytes. */
+/* A beginning of the text: its number of bytes, and their short hash. */
 struct beginning {
     size_t n;
     uint32_t hash;
@@ -491,7 +493,7 @@ bool answers_find(struct answers *m, const char *salt, const char *text, size_t 
             continue;
         uint32_t *open = mem_try(((size_t)e->n_ids + 1) * sizeof *open);
         if (open == NULL)
-            break; /* treated as not remembered */
+            break; /* without memory the text counts as not remembered */
         found = true;
         e->used = ++m->clock;
         *n_found = e->n - (key.n - n_text);

@@ -1,4 +1,4 @@
-/* answers.h - remembers the tokens of our own answers.
+/* answers.h - remembers the tokens of this server's own answers.
  *
  * Clients send a conversation back as text. Tokenizing the text of an answer often gives other
  * tokens than those that were generated; saved state, which is found by tokens, would be missed
@@ -28,13 +28,13 @@ struct answers_opts {
     int max_entries;
     size_t max_bytes;
     const char *path; /* path of the file, mode 0600; NULL: in memory only */
-    /* Identifies the meaning of token ids. A file for another vocabulary is begun anew. */
+    /* Identifies the meaning of token ids. A file of another vocabulary is replaced. */
     struct sha256 vocabulary;
 };
 
 /* Returns an error if the file cannot be read or written. A file of another format is replaced. */
 int answers_open(const struct answers_opts *o, struct answers **out, struct err *err);
-/* Closes the file; all entries are durable in it. NULL is allowed. */
+/* Closes the file, in which all entries are durable. NULL is allowed. */
 void answers_close(struct answers *m);
 
 /* A text in two parts: a prompt, and the answer behind it. */
@@ -47,18 +47,18 @@ struct answers_ids {
     const int32_t *prompt, *answer;
     int n_prompt, n_answer;
 };
-/* Remembers a copy of the tokens. A known text gets the new tokens. salt NULL: none. Without
- * memory nothing is remembered. */
+/* Remembers a copy of the tokens. If the text is known already, the new tokens replace the old
+ * ones. salt NULL: the empty salt. Without memory nothing is remembered. */
 void answers_put(struct answers *m, const char *salt, const struct answers_text *text,
                  const struct answers_ids *ids);
 
-/* Finds the longest remembered beginning of the text: *n_found bytes of it are *ids, which the
- * caller frees. Returns false if there is none. */
+/* Finds the longest remembered beginning of the text. *n_found is its number of bytes, and *ids its
+ * tokens, which the caller frees. Returns false if there is none. */
 bool answers_find(struct answers *m, const char *salt, const char *text, size_t n_text,
                   size_t *n_found, int32_t **ids, int *n_ids);
 
-/* Counts the outcome for a text that begins with a remembered one: its tokens were used, or
- * could not be. */
+/* Counts the outcome for a text that begins with a remembered one: whether the remembered tokens
+ * were used, or could not be. */
 void answers_count(struct answers *m, bool used);
 
 struct answers_stats {

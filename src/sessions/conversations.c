@@ -158,7 +158,7 @@ bool conversations_server_ok(const char *text)
     return n > 0 && n < SERVER_BYTES && text[n] == 0;
 }
 
-/* Finds the server in "PREFIX_SERVER-32 digits". Returns false if the name has none. */
+/* Finds the server in "PREFIX_SERVER-32 digits". Returns false if the name has no server. */
 static bool server_of(const char *name, char out[SERVER_BYTES])
 {
     const char *from = strchr(name, '_'), *end = strrchr(name, '-');
@@ -298,7 +298,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     int rc = o->path != NULL ? db_file_check(path, err) : 0;
     if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK)
         rc = db_err(c, "open", err);
-    if (rc == 0) /* before the first read, so that no file for shared memory is made */
+    /* comes before the first read, so that SQLite makes no file for shared memory */
+    if (rc == 0)
         rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE", err);
     if (rc == 0) /* the log of a refused database stays as it is */
         sqlite3_db_config(c->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
@@ -550,7 +551,7 @@ int conversation_set(struct conversations *c, int64_t row, const char *title,
     return db_end(c, st == NULL ? err->code : rc, err);
 }
 
-/* Finds (updated_s, id) of the conversation `after`. */
+/* Finds updated_s and row of the conversation `after`, behind which a page begins. */
 static int position_of(struct conversations *c, const char *tenant, const char *after,
                        int64_t *updated_s, int64_t *row, struct err *err)
 {

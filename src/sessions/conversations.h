@@ -41,23 +41,28 @@
 struct conversations;
 
 struct conversations_opts {
-    const char *path;   /* created with mode 0600; NULL: in memory, ends with the process */
-    int64_t max_turns;  /* most turns; 0 in this and the next fields: no bound */
-    uint64_t max_bytes; /* most bytes of the file's content */
+    /* path of the file, which is created with mode 0600; NULL: conversations are in memory and end
+     * with the process */
+    const char *path;
+    /* bound on the number of turns; 0 in this and the next two fields: no bound */
+    int64_t max_turns;
+    uint64_t max_bytes; /* bound on the bytes of the file's content */
     int64_t ttl_s;      /* content that was not used for this time is erased */
-    /* Why a file cannot be opened, if this database is in memory in its place; else NULL.
-     * Copied. A name that is unknown here may be in that file, so it is -EAGAIN, not
-     * ERR_NOT_FOUND. */
+    /* Set if this database is in memory because a file cannot be opened: the reason; else NULL.
+     * Copied. A name that is unknown here may be in that file, so looking it up returns -EAGAIN
+     * instead of ERR_NOT_FOUND. */
     const char *stands_in_because;
-    /* Name of this server among others; NULL: there are none. It becomes a part of new names, so
-     * that another server knows which server keeps a conversation: -EAGAIN. Copied. */
+    /* Name of this server among others; NULL: there are no others. It becomes a part of new names.
+     * So another server knows which server keeps a conversation, and returns -EAGAIN for it.
+     * Copied. */
     const char *server;
 };
 
 /* Returns whether a text can name a server: 1 to 16 of a-z, 0-9 and -. */
 bool conversations_server_ok(const char *text);
 
-/* Returns ERR_BUSY if another process has the file, ERR_UNSUPPORTED for a later format version. */
+/* Opens or creates the file. Returns ERR_BUSY if another process has it open, and ERR_UNSUPPORTED
+ * for a later format version. */
 int conversations_open(const struct conversations_opts *o, struct conversations **out,
                        struct err *err);
 void conversations_close(struct conversations *c); /* NULL is allowed */
@@ -76,7 +81,8 @@ void conversations_name_kept(const struct conversations *c, const char *prefix,
 
 /* --- turns ------------------------------------------------------------------------------------ */
 
-/* The first n_bytes of the conversation's text, with this digest, are its first n_tokens tokens. */
+/* A beginning of the conversation's text, n_bytes long and with this digest, whose tokens are the
+ * conversation's first n_tokens tokens. */
 struct turn_mark {
     uint32_t n_bytes, n_tokens;
     struct sha256 digest;
@@ -85,17 +91,19 @@ enum { TURN_MAX_MARKS = 3 };
 
 struct turn {
     int64_t row, parent;   /* 0: none */
-    int64_t conversation;  /* the conversation that it was made in; 0: none */
+    int64_t conversation;  /* the conversation in which the turn was made; 0: none */
     char name[NAME_BYTES]; /* "resp_.." */
     int64_t created_s;
     int depth;            /* number of turns before this one */
     bool is_visible;      /* requests can name it */
     char *answer;         /* JSON object; NULL: no answer, only inserted items */
     char *input, *output; /* JSON arrays of items, never NULL */
-    char *restoration;    /* JSON object: how its state came back; NULL: unknown */
-    char fingerprint[65]; /* fingerprint of the state of its tokens */
-    int n_kept, n_tokens; /* its first n_kept tokens are its parent's */
-    int32_t *tokens;      /* [n_tokens - n_kept] */
+    /* JSON object that says how the turn's state came back; NULL: unknown */
+    char *restoration;
+    char fingerprint[65]; /* fingerprint of the state of the turn's tokens */
+    /* n_kept: the turn's first tokens, which are its parent's; n_tokens: all its tokens */
+    int n_kept, n_tokens;
+    int32_t *tokens; /* [n_tokens - n_kept] the other tokens */
     struct turn_mark mark[TURN_MAX_MARKS];
     int n_marks;
     /* [n_keys] keys of its chunks from n_kept / 64 on, and of its unfinished end. */
@@ -107,14 +115,15 @@ void turn_free(struct turn *t); /* NULL is allowed */
 
 /* Adds a turn and sets t's row and depth. If t->conversation is not 0, that conversation's head
  * moves from the turn's parent to the turn. If the head has moved on, *has_branched is set, the
- * head stays, and the turn belongs to no conversation. title: for a conversation without a
- * title; NULL: none. Returns ERR_LIMIT at a bound; ERR_NOT_FOUND if parent or conversation were
- * deleted. */
+ * head stays, and the turn belongs to no conversation. title: given to the conversation if it has
+ * none; NULL: it gets none. Returns ERR_LIMIT at a bound; ERR_NOT_FOUND if parent or conversation
+ * were deleted. */
 int turn_add(struct conversations *c, const char *tenant, struct turn *t, const char *title,
              bool *has_branched, struct err *err);
 /* Returns ERR_LIMIT if turn_add would find no room now. */
 int turn_has_room(struct conversations *c, struct err *err);
-/* Finds a turn by its name. Returns ERR_NOT_FOUND, also for one that is no longer visible. */
+/* Finds a turn by its name. Returns ERR_NOT_FOUND if there is none, or if it is no longer
+ * visible. */
 int turn_find(struct conversations *c, const char *tenant, const char *name,
               struct turn **out, struct err *err);
 /* Reads the turns from the first to `row`, without answer and restoration: (*out)[0..*n). The
@@ -130,16 +139,17 @@ int32_t *turn_path_tokens(struct turn *const *path, int n);
 /* --- conversations ---------------------------------------------------------------------------- */
 
 struct conversation {
-    int64_t row, head; /* head 0: it has no turn yet */
+    int64_t row, head; /* head 0: the conversation has no turn yet */
     char name[NAME_BYTES];
     int64_t created_s, updated_s;
     int n_turns;
-    char *title, *metadata; /* NULL: none; metadata is a JSON object */
+    char *title, *metadata; /* title; metadata, a JSON object; NULL: there is none */
 };
 
 void conversation_deinit(struct conversation *v);
 
-/* Adds a conversation. head: a turn to begin from (a branch); 0: none. The caller deinits *out. */
+/* Adds a conversation. head: a turn to begin from (a branch); 0: the conversation is empty. The
+ * caller deinits *out. */
 int conversation_add(struct conversations *c, const char *tenant, const char *name,
                      const char *title, const char *metadata, int64_t head,
                      struct conversation *out, struct err *err);
@@ -151,8 +161,8 @@ int conversation_find_title(struct conversations *c, const char *tenant, const c
 /* Sets title and metadata; NULL leaves one unchanged. */
 int conversation_set(struct conversations *c, int64_t row, const char *title,
                      const char *metadata, struct err *err);
-/* Lists conversations by last use, newest first (or oldest), from behind the conversation
- * `after` (NULL: from the beginning). At most `limit` are filled; *more: there are others. */
+/* Lists conversations by last use, newest first (or oldest), from behind the conversation `after`
+ * (NULL: from the beginning). Fills at most `limit` of out[]. *more: there are more behind them. */
 int conversation_list(struct conversations *c, const char *tenant, const char *after,
                       bool oldest_first, int limit, struct conversation *out, int *n,
                       bool *more, struct err *err);
@@ -161,27 +171,29 @@ int conversation_list(struct conversations *c, const char *tenant, const char *a
 
 struct erased {
     int n_turns;  /* turns whose transcript was erased */
-    int n_shared; /* turns that stay because others continue them */
+    int n_shared; /* turns that stay because other turns continue them */
 };
 
-/* Deletes a turn's name at once. Turns stay as long as a visible one continues them. */
+/* Deletes a turn's name at once. A turn's content stays as long as a visible turn continues it. */
 int turn_delete(struct conversations *c, const char *tenant, const char *name,
                 struct erased *out, struct err *err);
 /* Deletes a conversation with the turns that were made in it. */
 int conversation_delete(struct conversations *c, const char *tenant, const char *name,
                         struct erased *out, struct err *err);
 /* Replaces everything in the conversation, which ends at `head`, by the turn t, which has no
- * parent. Turns made in the conversation are erased as above. */
+ * parent. Turns made in the conversation are erased as in conversation_delete. */
 int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
                          struct turn *t, struct erased *out, struct err *err);
 /* Erases content older than the TTL, at most `most` turns and conversations per call. */
 int conversations_expire(struct conversations *c, int64_t now_s, int most,
                          struct erased *out, struct err *err);
 
-/* Lists chunks whose last turn was erased, at most max; a chain's children before their parents. */
+/* Lists at most `max` doomed chunks, whose last turn was erased. A chain's children come before
+ * their parents. */
 int conversations_doomed(struct conversations *c, struct sha256 *keys, int max, int *n,
                          struct err *err);
-/* Call when the chunks are erased from the store, or need not be erased any more. */
+/* Removes chunks from the list of doomed ones. Call it when they are erased from the store, or need
+ * not be erased any more. */
 int conversations_buried(struct conversations *c, const struct sha256 *keys, int n,
                          struct err *err);
 

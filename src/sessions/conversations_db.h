@@ -18,11 +18,11 @@ struct conversations {
     char *path;
     char *stands_in_because; /* copy of conversations_opts.stands_in_because */
     char *server;            /* copy of conversations_opts.server */
-    /* Protects everything below; held for whole transactions. */
+    /* Protects all fields below. Held for whole transactions. */
     pthread_mutex_t lock;
     sqlite3 *db;
-    /* -1: not counted yet. Counting 300000 rows for every turn would cost more than the
-         * turn. */
+    /* Number of turns; -1: not counted yet. Counting 300000 rows for every turn would cost more
+     * than the turn itself. */
     int64_t n_turns;
     struct {
         const char *sql;
@@ -31,13 +31,13 @@ struct conversations {
     int n_kept;
 };
 
-/* Creates a missing file, private. Refuses, unchanged, a file that cannot hold conversations: a
- * link, a device, another user's file, another format (conversations_file.c). */
+/* Creates a missing file, private. Refuses a file that cannot hold conversations, and leaves it
+ * unchanged: a link, a device, another user's file, another format (conversations_file.c). */
 int db_file_check(const char *path, struct err *err);
-/* Refuses the tables of another program. */
+/* Refuses a database with the tables of another program. */
 int db_tables_check(struct conversations *c, struct err *err);
-/* Gives the file and its log mode 0600. By path: closing a descriptor of a locked file would end
- * SQLite's lock on it. */
+/* Gives the file and its log mode 0600. It uses the path, because closing a descriptor of a locked
+ * file would end SQLite's lock on the file. */
 int db_file_make_private(const char *path, struct err *err);
 
 /* Fills the file PATH-reserve, as far as there is space: space for deleting on a full disk. */
@@ -48,19 +48,20 @@ bool db_reserve_release(struct conversations *c);
 int db_err(struct conversations *c, const char *what, struct err *err);
 int db_exec(struct conversations *c, const char *sql, struct err *err);
 
-/* Returns a statement with nothing bound; NULL with *err. Hand every one back with db_done. */
+/* Returns a statement with nothing bound; NULL with *err. Hand each statement back with db_done. */
 sqlite3_stmt *db_begin(struct conversations *c, const char *sql, struct err *err);
 void db_done(sqlite3_stmt *st);
-/* Returns 1 for a row, 0 for none, or the code. */
+/* Runs a statement up to its next row. Returns 1 if there is a row, 0 if there is none, or a
+ * negative code. */
 int db_step(struct conversations *c, sqlite3_stmt *st, struct err *err);
 /* Runs a statement without rows, with up to three integers, and hands it back. */
 int db_run(struct conversations *c, const char *sql, int64_t a, int64_t b, int64_t d,
            struct err *err);
-/* Reads the first column of the first row; 0 if there is none. */
+/* Reads the first column of the first row; 0 if there is no row. */
 int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
            struct err *err);
 
-/* Returns the error for an unknown name; what: "conversation", "response". */
+/* Makes and returns the error for an unknown name. what: "conversation" or "response". */
 int db_unknown(const struct conversations *c, const char *what, const char *name,
                struct err *err);
 
@@ -71,19 +72,22 @@ int db_count_turns(struct conversations *c, int64_t *out, struct err *err);
 int db_lock(struct conversations *c, struct err *err);
 int db_end(struct conversations *c, int rc, struct err *err);
 
-void db_bind_text(sqlite3_stmt *st, int i, const char *text); /* NULL: null */
-void db_bind_row(sqlite3_stmt *st, int i, int64_t row);       /* 0: null */
-char *db_text(sqlite3_stmt *st, int column);                  /* a copy; NULL: null */
+/* binds a text; NULL becomes SQL's null */
+void db_bind_text(sqlite3_stmt *st, int i, const char *text);
+/* binds a row's number; 0 becomes SQL's null */
+void db_bind_row(sqlite3_stmt *st, int i, int64_t row);
+/* returns a copy of a column's text; NULL for SQL's null */
+char *db_text(sqlite3_stmt *st, int column);
 void db_name(sqlite3_stmt *st, int column, char out[NAME_BYTES]);
 
-/* Removes one reference to the turn. A turn without references is erased, and then its parents
- * likewise. */
+/* Removes one reference to the turn. If the turn then has no references and is not visible, it is
+ * erased, and its parent loses one reference in the same way. */
 int db_release(struct conversations *c, int64_t row, struct erased *out, struct err *err);
 
 /* Removes the names of all turns that were made in the conversation. */
 int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
                 struct err *err);
-/* db_end; then overwrites erased content in the log, too. */
+/* Ends a transaction like db_end, and then overwrites erased content in the log, too. */
 int db_end_and_overwrite(struct conversations *c, int rc, struct err *err);
 
 #endif

@@ -77,7 +77,7 @@ static int look(struct conversations *c, int64_t row, struct gone *g, struct err
     return rc < 0 ? rc : 0;
 }
 
-/* Erases the turn and then its parents, up to one that is still held. */
+/* Erases the turn and then its parents, up to the first turn that is visible or has references. */
 static int collect(struct conversations *c, int64_t row, struct erased *out,
                    struct err *err)
 {
@@ -107,7 +107,7 @@ int db_release(struct conversations *c, int64_t row, struct erased *out, struct 
     return rc != 0 ? rc : collect(c, row, out, err);
 }
 
-/* Finds the row of a name; else db_unknown. */
+/* Finds the row of a name. Returns the error of db_unknown if there is none. */
 static int row_of(struct conversations *c, const char *sql, const char *what,
                   const char *tenant, const char *name, int64_t *row, struct err *err)
 {
@@ -169,7 +169,8 @@ static int erase_once(struct conversations *c, const char *find, const char *wha
     return db_end_and_overwrite(c, rc, err);
 }
 
-/* Erases, also on a full disk, which must not prevent freeing space. */
+/* Erases a named object. If the disk is full, releases the reserve and tries again, since a full
+ * disk must not keep space from being freed. */
 static int erase_named(struct conversations *c, const char *find, const char *what,
                        const char *tenant, const char *name,
                        int (*erase)(struct conversations *c, int64_t row,
@@ -191,7 +192,8 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
 
 /* --- a conversation --------------------------------------------------------------------------- */
 
-/* From the last to the first, so that each turn has lost its references when it is reached. */
+/* Goes from the last turn to the first, so that each turn has lost its references when it is
+ * reached. */
 int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
                 struct err *err)
 {

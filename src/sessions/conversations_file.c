@@ -62,8 +62,8 @@ static int stat_check(int fd, const char *path, struct err *err)
     return content_check(fd, path, err);
 }
 
-/* Makes the file, because SQLite would use the process's umask. Its logs get the mode of the
- * file. */
+/* Makes the file with mode 0600. SQLite would make it according to the process's umask. Its logs
+ * get the mode of the file. */
 static int file_make(const char *path, struct err *err)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -111,7 +111,7 @@ int db_tables_check(struct conversations *c, struct err *err)
 
 /* --- space for deleting ----------------------------------------------------------------------- */
 
-/* A deletion writes overwritten pages into the log before any space is free. */
+/* Space for deleting. A deletion writes overwritten pages into the log before any space is free. */
 enum { RESERVE_BYTES = 512 << 10 };
 
 static char *reserve_path(const struct conversations *c)
@@ -126,7 +126,7 @@ void db_reserve_fill(struct conversations *c)
         return;
     char *path = reserve_path(c);
     int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    /* An incomplete reserve is more useful as free space. */
+    /* A reserve that is not complete is removed: its blocks are more useful as free space. */
     if (fd >= 0 && fstat(fd, &st) == 0 && st.st_blocks * 512 < RESERVE_BYTES &&
         fallocate(fd, 0, 0, RESERVE_BYTES) != 0)
         (void)unlink(path);

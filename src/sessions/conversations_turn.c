@@ -10,8 +10,8 @@
 #include "sessions/conversations_db.h"
 
 enum {
-    MARK_BYTES = 40,    /* n_bytes, n_tokens, digest */
-    MAX_DEPTH = 100000, /* a longer path is damage */
+    MARK_BYTES = 40,    /* a mark's n_bytes, n_tokens and digest */
+    MAX_DEPTH = 100000, /* longest path; a longer one means damage */
     /* Bytes of pages that a turn may touch beyond its own content. */
     TURN_OVERHEAD = 4 << 10
 };
@@ -175,7 +175,8 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
     db_done(st);
     free(tokens);
     t->row = sqlite3_last_insert_rowid(c->db);
-    c->n_turns += c->n_turns >= 0; /* after a rollback turns are counted again */
+    /* a known count goes up by one; after a rollback all turns are counted again */
+    c->n_turns += c->n_turns >= 0;
     return rc;
 }
 
@@ -235,9 +236,9 @@ static int check_head(struct conversations *c, struct turn *t, bool *has_branche
     return rc;
 }
 
-/* Moves the head. Times of use never go back: on a machine that starts with its clock behind,
- * the conversations in use would expire as soon as the clock is right. The conversation's
- * reference to the old head ends; the new child's reference has been added. */
+/* Moves the head. Times of use never go back: a machine may start with its clock behind, and the
+ * conversations used then would expire as soon as the clock is right. The conversation's reference
+ * to the old head ends, and the new child's reference to it was added before. */
 static int move_head(struct conversations *c, const struct turn *t, const char *title,
                      struct err *err)
 {
@@ -303,7 +304,7 @@ int conversation_rewrite(struct conversations *c, const char *tenant, int64_t he
     err = err != NULL ? err : &local;
     CHECK(t->parent == 0 && row != 0);
     t->created_s = clock_wall_s();
-    t->parent = head; /* only for the check of the head */
+    t->parent = head; /* only while the head is checked */
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;
@@ -386,7 +387,8 @@ int turn_find(struct conversations *c, const char *tenant, const char *name,
     return rc;
 }
 
-/* Drops the answer: callers of a path need input and output, and the answer repeats the output. */
+/* Drops the answer: callers of a path need only input and output, and the answer repeats the
+ * output. */
 static void drop_answer(struct turn *t)
 {
     free(t->answer);
@@ -447,7 +449,7 @@ int turn_path(struct conversations *c, int64_t row, struct turn ***out, int *n,
     pthread_mutex_lock(&c->lock);
     int rc = read_path(c, row, &path, n, err);
     pthread_mutex_unlock(&c->lock);
-    for (int i = 0; i < *n / 2; i++) { /* the path was read from its end */
+    for (int i = 0; i < *n / 2; i++) { /* reverses the path, which was read from its end */
         struct turn *t = path[i];
         path[i] = path[*n - 1 - i];
         path[*n - 1 - i] = t;
@@ -467,7 +469,7 @@ int32_t *turn_path_tokens(struct turn *const *path, int n)
 {
     int total = n > 0 ? path[n - 1]->n_tokens : 0, until = total;
     int32_t *ids = xmalloc(((size_t)total + 1) * sizeof *ids);
-    /* Each turn fills the part before the next one's. */
+    /* Each turn fills the part of the ids before the part of the next turn. */
     for (int i = n - 1; i >= 0 && until > 0; i--) {
         const struct turn *t = path[i];
         if (t->n_kept < until)

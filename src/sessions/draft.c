@@ -9,7 +9,8 @@
 #include "sessions/items.h"
 #include "sessions/retoken.h"
 
-/* Trying a mark takes a digest over the text, so only the marks of the last turns are tried. */
+/* Most marks that are tried. Trying a mark takes a digest over the text, so only the marks of the
+ * last turns are tried. */
 enum { MAX_MARKS_TRIED = 24 };
 
 void draft_deinit(struct draft *d)
@@ -106,7 +107,8 @@ static struct sha256 digest_of(const char *text, size_t n)
     return sha256_end(c);
 }
 
-/* Finds the longest beginning of the text whose tokens are known: a mark, and its turn. */
+/* Returns the mark of the longest beginning of the text whose tokens are known, and its turn's
+ * index in *turn. */
 static const struct turn_mark *find_mark(const struct draft *d, size_t n_text, int *turn)
 {
     int n_tried = 0;
@@ -214,7 +216,7 @@ static void add_marks(const struct draft *d, const struct hcache *h,
     }
 }
 
-/* Returns the key of chunk i as an earlier turn named it; NULL: none did. */
+/* Returns the key of chunk i as an earlier turn named it; NULL: no earlier turn named it. */
 static const struct sha256 *old_key(const struct draft *d, int i)
 {
     for (int k = d->n_path - 1; k >= 0; k--) {
@@ -226,8 +228,8 @@ static const struct sha256 *old_key(const struct draft *d, int i)
     return NULL;
 }
 
-/* Returns how many tokens equal the parent's, as do their chunks. State under another salt
- * differs. */
+/* Returns how many first tokens are the parent's and have the same chunks. State under another salt
+ * has other chunks. */
 static int count_kept(const struct draft *d, const int32_t *ids, int n,
                       const struct sha256 *keys)
 {

@@ -5,7 +5,7 @@
  * The tokens of all earlier texts are those that the model saw and generated, not those that
  * tokenizing the text would give. If the conversation's text has changed (other instructions, a
  * template that leaves thoughts out), the longest equal beginning keeps its tokens, and `what`
- * tells where the others begin. Knows no HTTP. */
+ * tells where other tokens begin. Knows no HTTP. */
 #ifndef SESSIONS_DRAFT_H
 #define SESSIONS_DRAFT_H
 
@@ -14,20 +14,20 @@
 #include "sessions/prompt.h"
 
 struct draft {
-    int64_t conversation, parent; /* rows; 0: none */
-    struct turn **path;           /* the turns before it, the first one first */
+    int64_t conversation, parent; /* rows in the database; 0: none */
+    struct turn **path;           /* the turns before the new one, the first one first */
     int n_path;
     struct json *input; /* a list of items, owned by the draft */
 
-    /* Set by draft_render: */
+    /* draft_render sets the following fields. */
     struct prompt_text text; /* the prompt */
     int32_t *ids;
     int n_ids;
-    /* Text and ids are borrowed; their owner keeps them longer than the draft. */
+    /* Another object owns text and ids, and keeps them longer than the draft. */
     bool is_lent;
     /* Upper bound of the tokens of the system's messages; 0 unless the request truncates. */
     int n_system;
-    char what[200]; /* why saved state of earlier turns may not fit; "": it fits */
+    char what[200]; /* reason why saved state of earlier turns may not fit; "": it fits */
 };
 
 void draft_deinit(struct draft *d);
@@ -39,18 +39,18 @@ int draft_continue(struct draft *d, struct conversations *c, int64_t parent,
 struct draft_opts {
     const struct json *instructions; /* a string, the system's message; NULL: none */
     const struct json *tools, *kwargs;
-    bool plain, parse_special, truncates; /* as in struct chat_source (prompt.h) */
-    const char *param;                    /* the field that a fault names */
+    bool plain, parse_special, truncates; /* as in chat_source (prompt.h) */
+    const char *param;                    /* name of the field that a fault is about */
 };
 /* Makes text and tokens of all turns and d->input, once. Afterwards the turns of d->path have no
  * input and output. Returns 0, or -1 with *f. */
 int draft_render(struct draft *d, const struct hcache *h, const struct draft_opts *o,
                  struct fault *f);
 
-/* Returns all texts, earlier ones and new ones, as items. The caller owns the result. */
+/* Returns the items of all turns of a path, inputs and outputs. The caller owns the result. */
 struct json *draft_items(struct turn *const *path, int n);
 
-/* Fills the turn, except name, answer, output and restoration. salt: of its state. */
+/* Fills in the turn, except name, answer, output and restoration. salt: the salt of its state. */
 void draft_finish(const struct draft *d, const struct hcache *h,
                   const struct hcache_result *r, const char *salt, struct turn *t);
 

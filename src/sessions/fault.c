@@ -41,7 +41,7 @@ static void hide_texts(const char *fmt, char *out, size_t out_bytes)
     out[n] = 0;
 }
 
-/* Sets both texts; they begin with `begin`, which is short. */
+/* Sets message and reason. Both begin with `begin`, which is short. */
 static void set_texts(struct fault *f, const char *begin, const char *fmt, va_list ap)
 {
     char format[sizeof f->message];

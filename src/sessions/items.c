@@ -23,7 +23,7 @@ static struct json *new_item(const char *prefix, const char *id, const char *typ
     return o;
 }
 
-/* Takes text. */
+/* Makes an output_text part. Takes text. */
 static struct json *output_part(struct json *text)
 {
     struct json *part = json_new_object();
@@ -85,7 +85,8 @@ static bool is_text_part(const struct json *part)
     return false;
 }
 
-/* Adds a part. The text is shared, because it may be as large as a body. */
+/* Adds a part with the text, in the form for the role. The text is shared, because it may be as
+ * large as a body. */
 static void push_part(struct json *content, const char *role, const struct json *text)
 {
     if (strcmp(role, "assistant") == 0) {
@@ -151,8 +152,8 @@ static int read_call(const struct json *v, const char *param, size_t i, struct j
     return 0;
 }
 
-/* Returns the texts of all parts in a row, shared if there is only one. The caller owns the
- * result. */
+/* Returns the texts of all parts in a row, shared with the part if there is only one. The caller
+ * owns the result. */
 static struct json *joined(const struct json *parts)
 {
     const struct json *one = json_member(json_at(parts, 0), "text");
@@ -170,7 +171,7 @@ static struct json *joined(const struct json *parts)
     return v;
 }
 
-/* Reads an output: a text, or parts of text, joined. */
+/* Reads the output of a call: a text, or parts of text, which are joined. */
 static int read_output(const struct json *v, const char *param, size_t i, struct json **out,
                        struct fault *f)
 {
@@ -266,7 +267,7 @@ static struct json *chat_message(const struct json *item)
         json_put(m, "content", json_share(json_member(item, "output")));
         return m;
     }
-    /* Few templates know the role "developer"; for all of them it becomes "system". */
+    /* Few templates know the role "developer", so it becomes "system" for all templates. */
     json_put_string(m, "role",
                     role == NULL                     ? "assistant"
                     : strcmp(role, "developer") == 0 ? "system"
@@ -277,7 +278,7 @@ static struct json *chat_message(const struct json *item)
 
 void items_to_messages(const struct json *items, struct json *messages)
 {
-    struct json *last = NULL, *calls = NULL; /* the message before, and its calls */
+    struct json *last = NULL, *calls = NULL; /* the previous message, and its calls */
     for (size_t i = 0; i < json_count(items); i++) {
         const struct json *item = json_at(items, i);
         bool is_call = is_type(item, "function_call");
@@ -312,7 +313,7 @@ char *items_title(const struct json *items, size_t max)
         if (role == NULL || strcmp(role, "user") != 0 || text == NULL)
             continue;
         n = n < max ? n : max;
-        /* Cuts no character in half. */
+        /* The cut moves back to the beginning of a character. */
         while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
             n--;
         char *title = xmalloc(n + 1);

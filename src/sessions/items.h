@@ -15,30 +15,31 @@
 
 enum { ITEMS_MAX = 4096 }; /* most items of one request */
 
-/* Converts the value of `param`, a text or a list of items, to a list in that form, with new
- * ids; the caller owns it. Returns 0, or -1 with *f, which names what is not supported. */
+/* Converts the value of `param`, a text or a list of items, to a list of items in the form above,
+ * with new ids. The caller owns *out. Returns 0, or -1 with *f, which names what is not
+ * supported. */
 int items_read(const struct json *sent, const char *param, struct json **out,
                struct fault *f);
 
 /* Makes a message item of the assistant. */
 struct json *item_message(const char *id, const char *status, const char *text, size_t n);
-/* Makes a function_call item. of: has call_id, name and arguments. without with_arguments they
- * are "". */
+/* Makes a function_call item. `of` has call_id, name and arguments. with_arguments false: the
+ * item's arguments are "". */
 struct json *item_call(const char *id, const char *status, const struct json *of,
                        bool with_arguments);
-/* {"type": "output_text", ...} */
+/* Makes the part {"type": "output_text", ...} of a message. */
 struct json *item_text_part(const char *text, size_t n);
 
-/* Adds the items to `messages` in the form of OpenAI's chat API: a template's input. Calls
- * belong to the assistant's message before them. */
+/* Adds the items to `messages` in the form of OpenAI's chat API, which templates take. Calls belong
+ * to the assistant's message before them. */
 void items_to_messages(const struct json *items, struct json *messages);
 
-/* Returns the beginning of the first text of a user, at most `max` bytes of whole characters on
- * one line; the caller frees it. NULL if there is none. */
+/* Returns the beginning of the first text of a user, at most `max` bytes of whole characters on one
+ * line; the caller frees it. Returns NULL if there is none. */
 char *items_title(const struct json *items, size_t max);
 
-/* Makes a page of items as the API's list object. after: an id (NULL: none); an unknown id is a
- * fault *f. */
+/* Makes a page of items as the API's list object. The page begins after the item with the id
+ * `after` (NULL: with the first item); an unknown id is a fault *f. */
 struct items_page {
     int limit;
     bool oldest_first;

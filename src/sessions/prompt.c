@@ -17,7 +17,8 @@ static bool is_role(const char *role)
     return false;
 }
 
-/* Reads text, null, or a list of parts {"type": "text", "text": "..."}, joined. */
+/* Reads a content: a text, null, or a list of parts {"type": "text", "text": "..."}, whose texts
+ * are joined. */
 static int read_content(const struct json *v, struct textbuf *out, struct fault *f)
 {
     size_t n;
@@ -131,7 +132,7 @@ int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t
         n, (long long)least, info.max_context);
 }
 
-/* Upper bound of the tokens that a template writes around a system message. */
+/* Bound on the tokens that a template writes around a system message. */
 enum { AROUND_SYSTEM = 32 };
 
 static int text_tokens(const struct hcache *h, const struct json *content)
@@ -201,9 +202,9 @@ static int64_t least_tokens(const struct hcache *h, const struct json *v)
     return sum;
 }
 
-/* A template may leave out parts of a history, such as earlier reasoning, so only its output
- * shows whether it fits. But rendering takes several times the memory of the messages. So a
- * history far beyond the context is refused before rendering. */
+/* A template may leave out parts of a history, such as earlier reasoning, so only the template's
+ * output shows whether the prompt fits. But rendering takes several times the memory of the
+ * messages. So a history far beyond the context is refused before rendering. */
 enum { MAX_HISTORY_CONTEXTS = 16 };
 
 static int check_history(const struct hcache *h, const struct chat_source *s,

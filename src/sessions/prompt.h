@@ -1,8 +1,9 @@
 /* prompt.h - renders a conversation as the model's prompt.
  *
- * The model's own chat template makes the prompt. A model without a template is refused: a
- * format that it was not trained on gives bad answers that would go unnoticed. `plain` allows it
- * anyway, for models that were never trained on chats, with this text and nothing else:
+ * The model's own chat template makes the prompt. A model without a template is refused: a format
+ * that it was not trained on gives bad answers that would go unnoticed. With `plain` a model
+ * without a template is allowed, for models that were never trained on chats. The prompt is then
+ * exactly this text:
  *
  *     ROLE: CONTENT\n  for every message, then  "assistant:"
  *
@@ -20,8 +21,8 @@ struct prompt_ids {
 };
 
 struct chat_source {
-    const struct json *messages;       /* as in OpenAI's chat API */
-    const struct json *tools, *kwargs; /* NULL: none */
+    const struct json *messages;       /* list of messages, as in OpenAI's chat API */
+    const struct json *tools, *kwargs; /* NULL: the request has none */
     bool plain;
     bool parse_special; /* special tokens spelled in messages count as special tokens */
     bool truncates;     /* the history may be longer than the context */
@@ -31,7 +32,7 @@ struct chat_source {
 struct prompt_text {
     char *text; /* from malloc; may contain zero bytes, and guards (hcache_guard) */
     size_t n;
-    unsigned flags; /* flags of hcache_encode for this text */
+    unsigned flags; /* flags with which hcache_encode encodes this text */
 };
 /* Checks by its size, before tokenizing, whether a prompt of that text may fit the context, or
  * hcache_opts.max_history if it is truncated. Returns 0, or -1 with *f, which names the field
@@ -44,7 +45,7 @@ int prompt_system_tokens(const struct hcache *h, const struct json *messages);
 /* Raises t->keep so that the first n_tokens tokens are never dropped. */
 void prompt_keep(int n_tokens, struct hcache_truncation *t);
 void prompt_text_deinit(struct prompt_text *t);
-/* *out: an answer as it appears in the text of the next prompt. The caller frees it. */
+/* Makes *out: the answer as it appears in the text of the next prompt. The caller frees it. */
 void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,
                         const char *answer, size_t n, char **out, size_t *n_out);
 

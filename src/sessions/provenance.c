@@ -83,7 +83,7 @@ const char *provenance_miss(const struct hcache_result *r, const char *what)
         return what;
     if (r->cached_tokens >= (r->prompt_tokens - 1) / 64 * 64)
         return NULL;
-    /* The look-up found everything, but the request ended before all of it came back. */
+    /* The look-up may have found everything, and the request ended before all of it came back. */
     bool is_reason = r->miss[0] != 0 && strcmp(r->miss, "complete") != 0;
     return is_reason ? r->miss : "the request ended before its state was restored";
 }

@@ -7,13 +7,15 @@
 #include "hcache.h"
 
 /* Returns why no more of the prompt's state was restored. Never an empty text; NULL if all full
- * chunks before the last token came back. `what`: the reason that tokenizing found, "": none. */
+ * chunks before the last token came back. `what`: the reason that tokenizing found; "": it found
+ * none. */
 const char *provenance_miss(const struct hcache_result *r, const char *what);
 
-/* Returns a new object, which the caller owns. `what` as above. */
+/* Returns a new object, which the caller owns. `what`: as in provenance_miss. */
 struct json *provenance_json(const struct hcache_result *r, const char *what);
 
-/* Adds the plan as `key`: the method of each layer, and the reason. null: nothing was restored. */
+/* Adds the plan to o as member `key`: the method of each layer, and the reason. The member is null
+ * if nothing was restored. */
 void provenance_put_plan(struct json *o, const char *key, const struct hcache_plan *p);
 
 #endif

@@ -33,7 +33,7 @@ static bool take(const char *text, size_t n, size_t *at, const char *bytes, size
     return true;
 }
 
-/* Returns how many tokens the first `want` bytes of the text are; -1 if none ends there. */
+/* Returns how many tokens make up the first `want` bytes of the text; -1 if no token ends there. */
 static int boundary(const struct hcache *h, const struct prompt_ids *p, const char *text,
                     size_t n, size_t want)
 {
@@ -45,12 +45,13 @@ static int boundary(const struct hcache *h, const struct prompt_ids *p, const ch
             return i;
         if (bytes != NULL && take(text, n, &at, bytes, k))
             continue;
-        /* the space that some tokenizers put before a text */
+        /* The token may begin with the space that some tokenizers put before a text. */
         if (bytes != NULL && k > 0 && bytes[0] == ' ' &&
             take(text, n, &at, bytes + 1, k - 1))
             continue;
         if (at > 0)
-            return -1; /* a token before the text is the tokenizer's BOS */
+            /* if `at` is 0, the token is the tokenizer's BOS, which the text does not contain */
+            return -1;
     }
     return at == want ? p->n : -1;
 }
@@ -64,7 +65,7 @@ static int no_memory(size_t n_tokens, struct hcache_err *err)
     return -ENOMEM;
 }
 
-/* Replaces the tokens, in place if they fit. */
+/* Replaces the first `from` tokens by ids. Keeps the memory if they fit. */
 static int use_remembered(struct prompt_ids *p, const int32_t *ids, int n_ids, int from,
                           struct hcache_err *err)
 {
@@ -146,8 +147,8 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
     return rc == 0 ? use_remembered(out, ids, n_ids, from, err) : rc;
 }
 
-/* Returns the text as it is sent, and so will come back: JSON has U+FFFD in place of invalid
- * UTF-8. */
+/* Returns the text as the client gets it, and will send it back: JSON has U+FFFD in place of
+ * invalid UTF-8. */
 static char *as_shown(const char *text, size_t n, size_t *n_shown)
 {
     struct json *o = json_new_object();
@@ -159,7 +160,7 @@ static char *as_shown(const char *text, size_t n, size_t *n_shown)
     return out;
 }
 
-/* Returns how many tokens of the answer were shown whole, and their bytes. */
+/* Returns how many tokens of the answer were shown whole. *n_bytes is the number of their bytes. */
 static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
                         size_t *n_bytes)
 {
@@ -172,7 +173,7 @@ static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
             break;
         at += bytes != NULL ? n : 0;
         if (at == r->n_text || ((unsigned char)r->text[at] & 0xc0) != 0x80) {
-            best = i + 1; /* no character is cut here */
+            best = i + 1; /* no character is cut after this token */
             *n_bytes = at;
         }
     }
@@ -215,7 +216,7 @@ static bool is_whole(const struct hcache *h, const struct hcache_result *r)
     return r->text != NULL && total == r->n_text;
 }
 
-/* Remembers the tokens of the prompt with a[0, n) behind it. */
+/* Remembers the tokens of the text that consists of the prompt and a[0, n). */
 static void remember(const struct hcache *h, struct answers *m, const char *salt,
                      const struct prompt_text *asked, const char *a, size_t n,
                      const struct answers_ids *ids)

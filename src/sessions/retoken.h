@@ -6,23 +6,23 @@
 #include "sessions/answers.h"
 #include "sessions/prompt.h"
 
-/* Tokenizes the text. If m (NULL: none) remembers a beginning of it, the remembered tokens
- * replace that beginning's own tokens. what [200]: the miss reason "retokenised at N" if that
- * was impossible; else "". Returns 0, or the code. */
+/* Tokenizes the text. If m (NULL: no memory) remembers a beginning of the text, the remembered
+ * tokens replace that beginning's own tokens. what [200]: the miss reason "retokenised at N" if
+ * that was impossible; else "". Returns 0, or the code. */
 int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
                    const struct prompt_text *text, struct prompt_ids *out, char *what,
                    struct hcache_err *err);
 
-/* The same if the first n_known bytes of the text are known to be the tokens ids[0..n_ids): the
- * result begins with these. */
+/* Like retoken_encode, for a text whose first n_known bytes are known to be the tokens
+ * ids[0..n_ids). The result begins with these tokens. */
 int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size_t n_known,
                      const struct prompt_text *text, struct prompt_ids *out,
                      struct hcache_err *err);
 
 /* A beginning of a conversation's text whose tokens are known once it has been answered. */
 struct retoken_mark {
-    int n_tokens; /* its tokens: the first n_tokens of prompt and answer */
-    char *text;   /* text behind the prompt's text, from malloc */
+    int n_tokens; /* number of its tokens: the first n_tokens of prompt and answer */
+    char *text;   /* the part of the beginning behind the prompt's text; from malloc */
     size_t n_text;
 };
 enum { RETOKEN_MAX_MARKS = 2 };
@@ -33,7 +33,8 @@ int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
                   const struct hcache_result *answer, int n_prompt,
                   struct retoken_mark out[RETOKEN_MAX_MARKS]);
 
-/* Remembers an answer to that prompt, also in the form that templates give it: trimmed. */
+/* Remembers an answer to that prompt as it was shown, and in the form that templates give it,
+ * trimmed. */
 void retoken_remember(const struct hcache *h, struct answers *m, const char *salt,
                       const struct prompt_text *text, const int32_t *prompt, int n_prompt,
                       const struct hcache_result *answer);

@@ -11,11 +11,11 @@
 #include "sessions/items.h"
 #include "sessions/provenance.h"
 
-enum { TITLE_BYTES = 80 }; /* title from the first words */
+enum { TITLE_BYTES = 80 }; /* longest title that is made from the first words */
 
 struct talk {
     struct talk_opts o;
-    struct conversation v; /* row 0: no turn yet, and no name */
+    struct conversation v; /* row 0: the conversation has no turn and no name yet */
 };
 
 static const char *tenant_of(const struct talk_opts *o)
@@ -39,7 +39,7 @@ int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
         rc = conversation_add(o->conversations, tenant_of(o), id, name, NULL, 0, &t->v,
                               err);
     } else if (rc == ERR_NOT_FOUND) {
-        rc = 0; /* begin() makes the conversation with its first answer */
+        rc = 0; /* a new conversation is made by begin(), with its first answer */
     }
     if (rc != 0) {
         talk_close(t);
@@ -129,7 +129,8 @@ static char *response_json(const struct talk *t, const struct turn *turn,
     return text;
 }
 
-/* Makes a conversation that was not named by the user: only one with a turn is kept. */
+/* Makes the conversation, if the user did not name an existing one. Conversations without a turn
+ * are not kept. */
 static int begin(struct talk *t, struct draft *d, struct err *err)
 {
     char id[NAME_BYTES], *title = items_title(d->input, TITLE_BYTES);
@@ -163,7 +164,8 @@ static int keep(struct talk *t, struct draft *d, const struct hcache_request *q,
     turn->restoration = json_text(told, 0);
     turn->answer = response_json(t, turn, q, r);
     rc = turn_add(t->o.conversations, tenant_of(&t->o), turn, NULL, &has_branched, err);
-    if (rc == 0) { /* no other process moves the head: the file is ours */
+    /* no other process can have moved the head: this process has the file locked */
+    if (rc == 0) {
         t->v.head = turn->row;
         t->v.n_turns = turn->depth + 1;
     }
@@ -181,7 +183,7 @@ static void add_said(struct json *said, const char *role, const char *text, size
     json_push(said, message);
 }
 
-/* Makes the draft of a turn behind the head; said: a list of messages. */
+/* Makes the draft of a turn behind the head; said: the list of new messages. */
 static int make_draft(struct talk *t, const struct json *said, bool truncates,
                       struct draft *d, struct err *err)
 {
@@ -195,7 +197,7 @@ static int make_draft(struct talk *t, const struct json *said, bool truncates,
     return rc;
 }
 
-/* Turns truncation off if the system's messages leave no room for a step. */
+/* Makes truncation keep the system's messages. Turns it off if they leave no room for a step. */
 static void keep_system(const struct talk *t, int n_system, struct hcache_truncation *tr)
 {
     if (n_system == 0 || tr->ratio == 0)
@@ -268,7 +270,8 @@ int talk_say(struct talk *t, const char *text, size_t n,
     return rc;
 }
 
-/* Branches the same conversation at `head`; t is in the branch from then on. */
+/* Makes a branch of the same conversation that ends at `head`. From then on t continues the
+ * branch. */
 static int branch(struct talk *t, int64_t head, struct err *err)
 {
     struct conversation v;

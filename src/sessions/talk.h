@@ -2,8 +2,8 @@
  *
  *     talk_open -> talk_say, talk_say ... -> talk_close
  *
- * It keeps the same turns as the server (conversations.h), in the same file: a conversation can
- * continue there, and the other way round. Needs no HTTP. One thread. */
+ * It keeps the same turns as the server (conversations.h), in the same file. So either program can
+ * continue the other's conversations. Needs no HTTP. One thread. */
 #ifndef SESSIONS_TALK_H
 #define SESSIONS_TALK_H
 
@@ -21,24 +21,24 @@ struct talk_opts {
     const char *system;     /* system message of a new conversation; NULL: none */
 };
 
-/* Opens the conversation of that id or title (the last used, if several), or begins one with
- * that title. name NULL: begins one that is kept, with its first words as title, once it has an
- * answer. */
+/* Opens the conversation that has this id or title (the last used one, if several have the title).
+ * If there is none, begins one with this title. name NULL: begins a conversation that is kept once
+ * it has an answer; its first words become the title. */
 int talk_open(const struct talk_opts *o, const char *name, struct talk **out,
               struct err *err);
 void talk_close(struct talk *t); /* NULL is allowed */
 
 int talk_n_turns(const struct talk *t);
-/* Returns the title, valid as long as t is in the conversation; NULL: none. */
+/* Returns the title, valid as long as t is in the conversation; NULL: it has none. */
 const char *talk_title(const struct talk *t);
-/* Returns the last text of the assistant, which the caller frees; NULL: none. */
+/* Returns the last text of the assistant, which the caller frees; NULL: there is none. */
 char *talk_last_answer(const struct talk *t);
 
-/* Says something and keeps the answer. The turn is durable when it returns 0; before, it does
- * not exist. sampling: prompt and salt are set here, and the other fields are as for
- * hcache_generate. At most the rest of the context is generated; max_tokens -1 means all of it.
- * The caller frees *out. An answer that was cut off (cancelled, timeout, length) is kept as
- * incomplete: the next turn can continue it, and talk_retry can ask again. */
+/* Says something and keeps the answer. The turn is durable when the function returns 0. Before that
+ * the turn does not exist. sampling: prompt and salt are set here, and the other fields are as for
+ * hcache_generate. At most the rest of the context is generated; max_tokens -1 means all of it. The
+ * caller frees *out. An answer that was cut off (cancelled, timeout, length) is kept as incomplete:
+ * the next turn can continue it, and talk_retry can ask again. */
 int talk_say(struct talk *t, const char *text, size_t n,
              const struct hcache_request *sampling, struct hcache_result *out,
              struct err *err);

@@ -50,7 +50,7 @@ const Lanes = (() => {
 
   const runsOf = (r) => [["predicted", r.predicted], ["measured", r.measured]].filter(([, t]) => t && t.spans.length);
 
-  // Describes the drawn lanes in words.
+  // Returns a sentence that describes the drawn lanes.
   const percent = (t, which) => Math.round(100 * busy(t.spans, which, t.ms)) + " %";
   const told = (r) => runsOf(r).map(([name, t]) => `${name} ${ms(t.ms)} (I/O ${percent(t, "io")} busy, compute ${percent(t, "compute")})`).join(", ");
 
@@ -76,7 +76,7 @@ const Lanes = (() => {
   const SOURCES = {device: "still in memory", dram: "restored from the DRAM tier", disk: "restored from disk", computed: "computed"};
   const kindOf = (part) => (part.source === "device" || part.source === "computed" ? part.source : "restored");
 
-  // Returns the time of a restoration, the same for text and picture.
+  // Returns the time of a restoration. Text and picture use the same one.
   const restoreMs = (r) => (r.measured ? r.measured.ms : r.timings.restore_ms);
   const predictedMs = (r) => (r.predicted ? r.predicted.ms : r.plan.predicted_ms);
 
@@ -124,7 +124,8 @@ const Lanes = (() => {
       const kinds = Object.entries(METHODS).filter(([k]) => r.plan && r.plan.layers.includes(k));
       box.append(svg, legend([...kinds, ["idle", "idle"]]));
     }
-    if (r.plan && r.plan.layers) { // the reason's shares of busy time include the new tokens, which are not drawn, so they are left out
+    if (r.plan && r.plan.layers) {
+      // The reason's shares of busy time are left out: they include the new tokens, which are not drawn.
       const reason = r.plan.reason.replace(/; I\/O \d+ %, compute \d+ % busy/, "");
       add(`Plan ${r.plan.layers}: ${reason}. ` + (svg ? `The restoration: ${told(r)}.` : `Predicted ${ms(predictedMs(r))}, measured ${ms(restoreMs(r))}.`));
     }

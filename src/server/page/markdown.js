@@ -116,14 +116,14 @@ const Markdown = (() => {
   const begins = (lines, i) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((r) => r.test(lines[i])) || isTable(lines, i);
   const isBlank = (line) => !line.trim();
 
-  // The number of lines from `from` on for which goesOn(line, index) is true.
+  // Returns the number of lines from `from` on for which goesOn(line, index) is true.
   function span(lines, from, goesOn) {
     let i = from;
     while (i < lines.length && goesOn(lines[i], i)) i++;
     return i - from;
   }
 
-  // One block at lines[i]: how many lines it has, and the function that makes its element.
+  // Returns the block at lines[i]: the number of its lines, and the function that makes its element.
   function blockAt(lines, i, depth) {
     let m = FENCE.exec(lines[i]);
     if (m) {
@@ -161,7 +161,7 @@ const Markdown = (() => {
     return out;
   }
 
-  // Makes `box` show the text. Blocks that are there already stay, so that a selection survives while text arrives.
+  // Makes `box` show the text. Blocks that have not changed stay, so that a selection survives while text arrives.
   function show(box, text) {
     const all = blocks(text.split(/\r?\n/), 0);
     for (const [i, b] of all.entries()) {

@@ -1,6 +1,6 @@
 // page.js - conversations in the browser, over the server's own API (docs/STATEFUL.md).
 //
-// The server is the truth. This page keeps three things for its tab: the API key, unsent drafts, and (in the
+// The server keeps all content. This page keeps three things for its tab: the API key, unsent drafts, and (in the
 // address) which conversation is open. So a reload, or a restart of the server, goes on where it was.
 "use strict";
 
@@ -11,7 +11,7 @@ let keptIn = "file";      // where the server keeps conversations: "file", "memo
 let fresh = {};           // settings of the new conversation
 const sending = new Map(); // running answers by conversation id ("new": no id yet)
 
-const WARN_SHARE = 0.8;   // share of the context at which the page warns, as terminal and API do
+const WARN_SHARE = 0.8;   // share of the context at which the page warns; the same as in the terminal and the API
 const UNUSED_S = 3600;    // seconds after which a conversation of this page without a turn is removed
 
 // On a touch screen Enter starts a line, since its keyboard has no Shift+Enter. The keyboard covers
@@ -25,7 +25,7 @@ function notice(text, ...more) {
   $("notice").hidden = !text;
 }
 
-// Runs an action of the user; shows its failure.
+// Runs an action of the user, and shows its failure.
 async function attempt(f) {
   try {
     notice("");
@@ -236,7 +236,7 @@ function opened(c) {
     b.toggleAttribute("aria-current", !!c && b.parentElement.dataset.id === c.id);
 }
 
-let asked = 0; // counts, so that an older request's answer does not overtake a newer one's
+let asked = 0; // number of requests, by which the answer to an older request is recognised and dropped
 
 async function show(id) {
   const mine = ++asked;
@@ -279,7 +279,7 @@ async function request(id, input, s, signal) {
   if (s.length) body.max_output_tokens = Number(s.length);
   try {
     return await ask("POST", "/v1/responses", body, signal);
-  } catch (e) { // the context may have less room than the longest answer: then ask for a shorter one
+  } catch (e) { // the context may have less room than the longest answer. Then a shorter one is asked for
     if (e.code !== "context_length_exceeded" || !body.max_output_tokens) throw e;
     delete body.max_output_tokens;
     return ask("POST", "/v1/responses", body, signal);
@@ -377,7 +377,7 @@ function unsaid(running, id, text, isNew) {
   running.question.remove();
   running.li.remove();
   if (isNew && id !== "new") {
-    ask("DELETE", "/v1/conversations/" + id).catch(() => {}); // else list() removes it later
+    ask("DELETE", "/v1/conversations/" + id).catch(() => {}); // if that fails, list() removes the conversation later
     sending.delete(id);
     if (id === openId()) opened(null);
     id = "new";
@@ -398,7 +398,7 @@ function pairs(rows) {
 }
 
 function tier(t) {
-  const isCopies = t.copies_written !== undefined; // memory in front of the disk
+  const isCopies = t.copies_written !== undefined; // the tier consists of copies in memory, in front of the disk
   const parts = [make("h2", "", isCopies ? "Copies in memory" : "Store: " + t.name)];
   if (t.chunks === undefined) return parts; // only an administrator's key sees the rest
   if (t.cap_bytes) {
@@ -431,7 +431,7 @@ async function stats() {
   return n;
 }
 
-// State by /health: "ok", "loading", "stopping"; "away": no answer.
+// Returns the server's state by /health: "ok", "loading" or "stopping"; "away": it does not answer.
 async function health() {
   try {
     return (await (await fetch("/health", {cache: "no-store"})).json()).status;

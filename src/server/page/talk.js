@@ -5,13 +5,13 @@
 "use strict";
 
 const Talk = (() => {
-  // By where the server keeps conversations.
+  // Hints for the reader, by the place where the server keeps conversations.
   const WELCOME = {
     file: "Conversations are saved. Close this page or restart the server, and pick up where you left off.",
     memory: "Conversations last until the server stops. Start it with --store DIR to keep them.",
     none: "This server keeps no conversations (--conversations none).",
   };
-  let isAtEnd = true; // a reader who is at the end stays there
+  let isAtEnd = true; // the reader is at the end of the list, which then scrolls on by itself
 
   const box = () => $("talk");
 
@@ -148,7 +148,7 @@ const Talk = (() => {
         if (!li.isConnected || li.nextElementSibling) return;
         if (r.truncated_tokens) await markWindow(li, r);
         else used(r.prompt_tokens + r.generated_tokens);
-      } catch (e) { // turns kept by an old version have no restoration
+      } catch (e) { // turns that an old version has kept have no restoration
         details.hidden = true;
         line.textContent = e.status === 404 || e.status === 0 ? "" : e.message;
       }
