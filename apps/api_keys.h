@@ -5,7 +5,7 @@
 #include "base/err.h"
 #include "base/opt.h"
 
-/* {0} is empty. */
+/* API keys; {0} is an empty list. */
 struct api_keys {
     const char **items;
     int n;

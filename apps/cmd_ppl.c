@@ -103,7 +103,8 @@ struct scorer {
     int64_t n_scored;
     uint64_t digest; /* digest of the scored logits */
     struct progress progress;
-    struct ppl_reference kept, against; /* file NULL: the option is not set */
+    /* files of logits, to write and to compare with; file NULL: the option is not set */
+    struct ppl_reference kept, against;
     struct err *err;
 };
 
@@ -144,7 +145,7 @@ static void scorer_deinit(struct scorer *c)
     stack_close(&c->k);
 }
 
-/* Returns -log p(id), with the sum in double. */
+/* Returns -log p(id). The sum is computed in double precision. */
 static double nll_of(const float *logits, int n, int32_t id)
 {
     double max = logits[0], sum = 0;
@@ -210,7 +211,7 @@ static int score_window(struct scorer *c, const int32_t *ids, int n)
             return err_set(c->err, rc, "forward pass: %s", err_name(rc));
         /* counted from the beginning of this piece */
         int first = n / 2 > row ? n / 2 - row : 0;
-        /* the last id of the window predicts nothing */
+        /* The last id of the window is not followed by an id to predict. */
         int last = row + rows < n ? rows : rows - 1;
         if (first < last)
             rc = score_rows(c, mat_rows(x, first, last - first), ids + row + first + 1,

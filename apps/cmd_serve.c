@@ -211,7 +211,7 @@ const struct opt_cmd *const options_of_serve = &cmd;
 
 /* --- signals ---------------------------------------------------------------------------------- */
 
-/* Written by the signal thread; the main thread waits for it. */
+/* State that the signal thread sets, and for which the main thread waits. */
 struct stopping {
     sigset_t set;
     atomic_bool loaded;

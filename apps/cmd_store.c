@@ -707,7 +707,7 @@ static bool key_begins(const struct sha256 *key, const char *digits)
     return strncasecmp(hex, digits, strlen(digits)) == 0;
 }
 
-/* Marks the one chunk that a key names, or refuses the key. */
+/* Marks the one chunk that the digits of a key name. Refuses digits that name none or several. */
 static int mark_key(const struct list *l, const char *digits, bool *marked, struct err *err)
 {
     uint64_t n = 0;
@@ -903,7 +903,7 @@ static void bundle_print(const struct store_args *a, const char *what,
     printf("\n");
 }
 
-/* Opens the conversations beside the store. */
+/* Opens the file of conversations beside the store. */
 static int open_kept(const struct store_args *a, const struct session *s,
                      bool must_be_there, struct conversations **out, struct err *err)
 {

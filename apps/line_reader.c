@@ -32,7 +32,7 @@ struct line_reader {
     bool dropped;   /* Ctrl-C was typed */
     bool pastes;    /* the terminal was asked to mark pasted text */
     wchar_t *paste; /* pasted text behind the line that has just ended; NULL: none */
-    char *line;     /* buffer of getline */
+    char *line;     /* buffer that getline allocates */
     size_t cap;
     char *message;
     size_t n, message_cap;
@@ -155,7 +155,7 @@ static void history_load(struct line_reader *r)
     if (fd < 0)
         return;
     close(fd);
-    /* a file of another program loads as empty */
+    /* A file of another program loads as an empty history. */
     history(r->history, &event, H_LOAD, r->file);
 }
 
@@ -283,7 +283,7 @@ static bool is_mark_at(const char *line, size_t n, size_t at)
 /* State of a message whose lines are being read. */
 struct quoting {
     bool is_on;      /* the message is inside """, after the first mark */
-    bool has_pasted; /* an empty last line is the end of the last pasted line */
+    bool has_pasted; /* an empty last line only ends the last pasted line */
 };
 
 /* Adds a line to the message, without its marks. Returns false if it is the message's last line. */

@@ -15,9 +15,9 @@ struct run {
     const struct ppl_overflow *o;
     uint8_t *rows; /* [n_layers][C][2 * kv_dim] of the model's type, by position */
     size_t row_bytes;
-    int32_t *pos; /* [C]: 0, 1, 2, ... */
+    int32_t *pos; /* [C] the numbers 0, 1, 2, ... */
     int32_t *ids; /* [C] ids of the tokens in view, by position */
-    int at;       /* position of the rows that pass now */
+    int at;       /* position of the rows that are being computed */
 };
 
 int ppl_overflow_check(const struct model *m, struct err *err)

@@ -76,7 +76,7 @@ static int push_turn(struct conversations *c, const char *tenant, const struct t
     return rc;
 }
 
-/* Finds the last turn; fills *v if the name is a conversation's. */
+/* Finds the last turn of a conversation or response. Fills *v if the name is a conversation's. */
 static int find_end(struct conversations *c, const char *tenant, const char *name,
                     struct json *out, int64_t *row, struct err *err)
 {

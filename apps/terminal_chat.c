@@ -43,7 +43,7 @@ struct chat {
     struct progress reading; /* shows the progress of reading the prompt */
     int n_read;              /* tokens of the prompt that were read */
     bool has_text;           /* the answer has text */
-    bool on_terminal;        /* false: a failure ends the chat, as no user can react */
+    bool on_terminal;        /* false: input is no terminal, so a failure ends the chat */
     struct err last;         /* error of a turn that failed */
 };
 

@@ -9,7 +9,8 @@
 #include "base/plural.h"
 
 struct local {
-    struct terminal_talk head; /* first, so that it can be used as a struct terminal_talk */
+    /* must be first, so that it can be used as a struct terminal_talk */
+    struct terminal_talk head;
     struct talk_opts o;
     struct terminal_sampling sampling;
     struct talk *talk; /* NULL before the first call of go */

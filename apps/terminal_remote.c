@@ -22,7 +22,8 @@ enum {
 };
 
 struct remote {
-    struct terminal_talk head; /* first, so that it can be used as a struct terminal_talk */
+    /* must be first, so that it can be used as a struct terminal_talk */
+    struct terminal_talk head;
     struct terminal_remote_opts o;
     struct http_client *http;
     char id[NAME_BYTES]; /* "": the server does not know the conversation yet */

@@ -13,7 +13,7 @@
 #include "base/err.h"
 #include "sessions/talk.h"
 
-/* The end of an answer. */
+/* What to tell about an answer when it has ended. */
 struct terminal_end {
     char finish[32]; /* why the answer ended: "stop", "length", "cancelled", "timeout" */
     int n_tokens;    /* tokens of the answer */
@@ -47,7 +47,8 @@ struct terminal_ops {
                const struct terminal_sink *sink, struct terminal_end *end, struct err *err);
     /* Makes a branch that ends `back` answers ago, and changes to it. */
     int (*branch)(struct terminal_talk *t, int back, struct err *err);
-    int (*list)(struct terminal_talk *t, struct err *err); /* prints the conversations */
+    /* prints a list of the conversations */
+    int (*list)(struct terminal_talk *t, struct err *err);
     int (*n_turns)(struct terminal_talk *t);
     /* returns the title; NULL: it has none */
     const char *(*title)(struct terminal_talk *t);
@@ -60,12 +61,12 @@ struct terminal_talk {
     const struct terminal_ops *ops;
 };
 
-/* The parameters of sampling. */
+/* Options of sampling, and the state for retries. */
 struct terminal_sampling {
-    struct hcache_request q; /* max_tokens -1: the rest of the context */
+    struct hcache_request q; /* its max_tokens may be -1: the rest of the context */
     /* A retry at temperature 0 would give the same answer, so retries use 0.7. */
     bool retries_vary;
-    int n_retries; /* number of retries; each has a seed of its own */
+    int n_retries; /* number of retries so far; each has a seed of its own */
 };
 /* Returns the request of the next answer. is_retry: the request repeats the last question. */
 struct hcache_request terminal_request(struct terminal_sampling *s, bool is_retry);

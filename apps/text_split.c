@@ -16,7 +16,7 @@ static enum border border_at(const char *text, size_t at)
 {
     const char *p = text + at;
     if (((unsigned char)*p & 0xC0) == 0x80)
-        return NO_BORDER; /* inside a UTF-8 character */
+        return NO_BORDER; /* the place is inside a UTF-8 character */
     if (!is_space(p[-1]) || is_space(*p))
         return CHARACTER;
     if (p[-1] == '\n' && at >= 2 &&

@@ -155,13 +155,13 @@ struct hcache_opts {
     const char *policy;
     /* limit on each salt's saved state unless hcache_cache_quota sets another; 0: none */
     uint64_t salt_quota_bytes;
-    /* limit on each salt's guaranteed state; 0: no limit of its own */
+    /* limit on each salt's guaranteed state; 0: only the salt's own limit bounds it */
     uint64_t guarantee_bytes;
     /* limits the speed of the store's reads, for experiments; 0: no limit */
     uint64_t throttle_bytes_per_s;
     /* memory for state that waits to be written to the store; 0: 256 MiB */
     uint64_t save_buffer_bytes;
-    uint64_t staging_bytes; /* memory for state that is being restored; 0: 64 MiB */
+    uint64_t staging_bytes; /* size of the memory that restores read into; 0: 64 MiB */
     /* Direct reads from the store into GPU memory. "auto" or NULL: used if cuFile supports it.
      * "off": never used. "on": hcache_open fails if cuFile does not support it. */
     const char *gpu_direct;
@@ -193,9 +193,10 @@ struct hcache_model_info {
     const char *format; /* "safetensors", "gguf", "packed" or "synth" */
     /* format of the matrices in memory: "f32", "f16", "bf16", "q8", "q4", "bf16r" */
     const char *held;
-    int n_file_types; /* element types in the files, each with its number of tensors */
+    /* number of element types in the files; for each its name and number of tensors */
+    int n_file_types;
     struct {
-        const char *name; /* "Q4_1", "bf16" */
+        const char *name; /* name of the type, such as "Q4_1" or "bf16" */
         int n_tensors;
     } file_types[HCACHE_MAX_FILE_TYPES];
     int n_layers, vocab_size, max_context;
@@ -214,7 +215,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 /* --- text ----------------------------------------------------------------------------------- */
 
 enum {
-    HCACHE_ADD_SPECIAL = 1,   /* adds BOS if the model's tokenizer does */
+    HCACHE_ADD_SPECIAL = 1,   /* adds a BOS token if the model's tokenizer does */
     HCACHE_PARSE_SPECIAL = 2, /* "<|...|>" in the text becomes a special token */
     HCACHE_GUARDED = 4,       /* the text contains guards: see hcache_chat_render_guarded */
 };
@@ -324,7 +325,7 @@ struct hcache_request {
     uint64_t seed;
     /* the text ends before the first of these strings; requires a tokenizer */
     const char *const *stop;
-    int n_stop; /* at most HCACHE_MAX_STOP */
+    int n_stop; /* number of stop strings, at most HCACHE_MAX_STOP */
     /* returns the raw logits' log-probability of each token; see hcache_delta */
     bool logprobs;
     /* returns also the log-probabilities of the n_top likeliest tokens, 0..HCACHE_MAX_TOP */
@@ -341,7 +342,7 @@ struct hcache_request {
     int timeout_ms;
     /* Hints about the next use of the request's state. Under the policy "ours" they decide how long
      * a full store keeps it. */
-    int turn;            /* number of its conversation's turn, from 1; 0: not known */
+    int turn;            /* number of the turn in its conversation, from 1; 0: not known */
     bool may_call_tools; /* the answer may be a tool call, whose result comes back soon */
     /* seconds until the state is probably used again; 0: not known */
     int expect_reuse_in_s;
@@ -380,7 +381,7 @@ struct hcache_request {
 
 enum {
     HCACHE_MAX_STOP = 16,
-    HCACHE_MAX_STOP_BYTES = 256, /* bytes of each stop string */
+    HCACHE_MAX_STOP_BYTES = 256, /* maximum number of bytes of a stop string */
     HCACHE_MAX_TOP = 20,
     HCACHE_MAX_BIAS = 1024,
     HCACHE_MAX_STOP_IDS = 64,
@@ -390,7 +391,7 @@ enum {
 };
 
 struct hcache_plan {
-    int recompute, hidden, kv; /* numbers of layers per method */
+    int recompute, hidden, kv; /* numbers of layers restored by each method */
     /* a letter per layer, as in RRHHKK (hcache_span.method); empty: nothing was restored */
     char layers[260];
     double predicted_ms;
@@ -417,10 +418,10 @@ struct hcache_timings {
 
 /* One piece of work of a restore, on one of its two lanes. */
 struct hcache_span {
-    float start_ms, end_ms; /* time since the restore began */
+    float start_ms, end_ms; /* since the restore began */
     int16_t layer;
     char method; /* R recomputed, H from hidden states, K from keys and values */
-    bool is_io;  /* on the I/O lane; false: on the compute lane */
+    bool is_io;  /* true: work of the I/O lane; false: of the compute lane */
 };
 struct hcache_lanes {
     struct hcache_span *span; /* [n], ordered by start; NULL: not known */
@@ -437,15 +438,17 @@ struct hcache_result {
      * no result, but the error -ETIMEDOUT. */
     const char *finish;
     int prompt_tokens, cached_tokens;
-    int device_tokens;         /* cached tokens whose state was still on the device */
-    int n_preempted;           /* times that the request lost its place and came back */
-    int64_t committed_tokens;  /* tokens whose state is durable in the store at the end */
-    int64_t truncated_tokens;  /* tokens dropped from the context by the end */
+    int device_tokens;        /* cached tokens whose state was still on the device */
+    int n_preempted;          /* times that the request lost its place and came back */
+    int64_t committed_tokens; /* tokens whose state was durable in the store at the end */
+    /* tokens that had been dropped from the context at the end */
+    int64_t truncated_tokens;
     int64_t recomputed_tokens; /* tokens that this request computed more than once */
     struct {
         int context, step, keep; /* C, S, K in tokens; C 0: the context is not truncated */
         int steps;               /* times that the window moved */
-        double stall_ms;         /* total time until the moved state was back */
+        /* total time that moves took until the moved state was back */
+        double stall_ms;
     } truncation;
     /* digest of the f32 logits of all generated positions; 0: not asked for */
     uint64_t logits_digest;
@@ -591,7 +594,7 @@ void hcache_cache_flush(struct hcache *h);
 /* Limits the state stored under a salt, until the process ends; 0: no limit. */
 void hcache_cache_quota(struct hcache *h, const char *salt, uint64_t bytes);
 
-/* Counters by name; the names are static strings. */
+/* Counts by name. The names are static strings. */
 enum { HCACHE_MAX_COUNTS = 16 };
 struct hcache_counts {
     int n;
@@ -605,7 +608,7 @@ struct hcache_counts {
 struct hcache_dram {
     uint64_t cap_bytes; /* 0: there are no copies, and all other fields are 0 */
     uint64_t used_bytes, n_chunks;
-    /* Since the start: */
+    /* The following fields count since the start. */
     uint64_t n_written;                  /* copies made while state was written */
     uint64_t n_promoted, promoted_bytes; /* copies read from the disk ahead of requests */
     uint64_t n_unused;   /* promoted copies that were dropped before a request read them */
@@ -614,17 +617,17 @@ struct hcache_dram {
     uint64_t read_bytes; /* bytes that restores read from copies */
 };
 
-/* The shared tier (hcache_opts.remote). */
+/* Statistics of the shared tier (hcache_opts.remote). */
 struct hcache_remote {
     /* without the password; "": there is no remote, and all other fields are 0 */
     char url[300];
-    int is_up; /* true if the remote answers */
+    int is_up; /* 1 if the remote answers, else 0 */
     char why_down[160];
-    /* Since the start: */
+    /* The following fields count since the start. */
     uint64_t n_fetches; /* look-ups that asked the remote for chunks */
     /* round trips of fetches during which no other command was under way */
     uint64_t n_round_trips;
-    uint64_t n_fetched, fetched_bytes; /* chunks that arrived with correct checksums */
+    uint64_t n_fetched, fetched_bytes; /* chunks that arrived undamaged, and their bytes */
     /* look-ups that got fewer chunks than they asked for, counted by reason */
     struct hcache_counts misses;
     uint64_t n_written, written_bytes; /* chunks written to the remote */
@@ -634,7 +637,7 @@ struct hcache_remote {
     uint64_t n_gone;     /* chunks not written because they had left the store */
     uint64_t n_refused;  /* chunks that the remote refused because it is full */
     uint64_t n_failures; /* failed connections */
-    uint64_t n_queued;   /* chunks that wait to be written now */
+    uint64_t n_queued;   /* chunks that now wait to be written */
     /* Erasures of this server that wait to be published; erasures that this server has read;
      * erasures that every running server has read; and the number of running servers. */
     uint64_t n_unpublished, n_erasures, n_erasures_everywhere, n_servers;
@@ -657,7 +660,7 @@ struct hcache_cache_stats {
         /* limit of guaranteed_bytes (0: none); guarantees that damage broke since the store was
          * opened */
         n_guarantees_broken;
-    /* Since the store was opened: */
+    /* The following fields count since the store was opened. */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
     struct hcache_counts misses, evictions; /* counts by reason */
     int saving_fault;     /* 0, or the error because of which nothing is saved now */
@@ -721,7 +724,7 @@ struct hcache_delta {
     const struct hcache_logprob *logprobs;
     const char *text; /* whole characters, without any part of a stop string */
     size_t n_text;
-    bool ended;        /* nothing will follow */
+    bool ended;        /* the request has ended, and no more will follow */
     int cached_tokens; /* cached tokens of the prompt; 0 before the first generated token */
     /* tokens of the prompt that have their state; always 0 if on_prompt is NULL */
     int prompt_done;
@@ -770,7 +773,8 @@ struct hcache_stats {
     /* restores with a plan, and the part of them whose plan recomputes layers */
     uint64_t n_restores, n_restores_recompute;
     uint64_t layers_recompute, layers_hidden, layers_kv;
-    uint64_t n_replanned; /* restores that changed the kind of record between layers */
+    /* restores that switched between kinds of records between two layers */
+    uint64_t n_replanned;
     /* restores that read ahead while their requests waited, and the part of them whose bytes were
      * used */
     uint64_t n_staged, n_staged_used;
@@ -801,7 +805,7 @@ struct hcache_stats {
      * host. */
     uint64_t link_bytes, link_down_bytes;
     uint64_t weights_read_bytes; /* bytes read for layers that do not stay in memory */
-    /* restores by the methods of their plans: "kv+hidden" ... */
+    /* restores, by the methods of their plans: "kv+hidden" ... */
     struct hcache_counts plans;
     /* restores that departed from their prediction, by hcache_plan.surprise */
     struct hcache_counts surprises;
@@ -809,8 +813,9 @@ struct hcache_stats {
      * the reads ended first), "recomputed" (recomputation ended first), "left" (prefill computed
      * the rest). */
     struct hcache_counts stalls;
-    struct hcache_counts misses;    /* look-ups in the store that missed, by reason */
-    struct hcache_counts evictions; /* evicted chunks, by reason */
+    /* look-ups in the store that missed, counted by reason */
+    struct hcache_counts misses;
+    struct hcache_counts evictions; /* evicted chunks, counted by reason */
     /* records that were not used, because their checksum was wrong or they could not be read */
     uint64_t n_checksum_failures, n_read_failures;
     uint64_t store_bytes, store_cap_bytes, store_read_bytes, store_written_bytes;

@@ -14,7 +14,8 @@ struct arena {
     size_t max_bytes;
 };
 
-/* Returns 0, or -errno if the address space cannot be reserved. */
+/* Makes an arena of at most max_bytes. Returns 0, or -errno if the address space cannot be
+ * reserved. */
 int arena_init(struct arena *a, size_t max_bytes);
 void arena_deinit(struct arena *a);
 

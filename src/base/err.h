@@ -22,7 +22,7 @@ enum {
     ERR_USAGE = -4007,       /* invalid arguments from the caller (exit code 2) */
     ERR_CRASHED = -4008,     /* the simulated disk has lost power */
     ERR_BUSY = -4009,        /* another process or thread holds the file or the store */
-    ERR_CANCELLED = -4010,   /* cancelled on request */
+    ERR_CANCELLED = -4010,   /* the caller asked for the end of the work */
     ERR_ERASED = -4011,      /* the data were erased meanwhile */
 };
 

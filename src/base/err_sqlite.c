@@ -18,7 +18,8 @@ int err_of_sqlite(int sqlite_code)
         return -ENOMEM;
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-    case SQLITE_ERROR: /* "no such table": a half-made database or a damaged schema */
+    /* for example "no such table": a half-made database or a damaged schema */
+    case SQLITE_ERROR:
     case SQLITE_MISMATCH:
     case SQLITE_CONSTRAINT:
     case SQLITE_TOOBIG:

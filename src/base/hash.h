@@ -23,7 +23,8 @@ void sha256_add(struct sha256_ctx *c, const void *bytes, size_t n);
 void sha256_field(struct sha256_ctx *c, const char *tag, const void *bytes, size_t n);
 /* Begins a field of n bytes; the caller adds the bytes with sha256_add. */
 void sha256_field_begin(struct sha256_ctx *c, const char *tag, size_t n);
-struct sha256 sha256_end(struct sha256_ctx *c); /* frees the context */
+/* returns the digest and frees the context */
+struct sha256 sha256_end(struct sha256_ctx *c);
 
 /* Writes lower-case hexadecimal and a final zero; out has room for 65 bytes. */
 void sha256_hex(const struct sha256 *h, char out[65]);

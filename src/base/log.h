@@ -17,8 +17,8 @@
 
 enum log_level {
     LOG_QUIET, /* no messages */
-    LOG_WARN,  /* the default: faults that the user should act on */
-    LOG_INFO,  /* decisions: plan, limits, sizes */
+    LOG_WARN,  /* the default: also faults that the user should act on */
+    LOG_INFO,  /* also decisions: plan, limits, sizes */
     LOG_DEBUG,
 };
 

@@ -129,7 +129,7 @@ void mem_trim(void)
 
 /* --- the reserve ------------------------------------------------------------------------------ */
 
-/* lock protects block and n_bytes. */
+/* `lock` protects block and n_bytes. */
 static struct {
     pthread_mutex_t lock;
     void *block; /* NULL: the reserve is spent, or was never set aside */

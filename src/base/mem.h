@@ -71,10 +71,10 @@ bool mem_is_short(void);
 /* A test program defines mem_test_denies to make allocations fail. In other programs the symbol
  * does not exist. */
 enum mem_ask {
-    MEM_MAY_FAIL,    /* mem_try, mem_map */
+    MEM_MAY_FAIL,    /* calls that may fail: mem_try, mem_map */
     MEM_FROM_PLEDGE, /* any of these calls, tried again after the thread's pledge was spent */
-    MEM_HAS_RESERVE,  /* xmalloc and the like, which may still use the reserve */
-    MEM_FROM_RESERVE, /* xmalloc and the like, tried again after the reserve was spent */
+    MEM_HAS_RESERVE,  /* calls that still may use the reserve: xmalloc and the like */
+    MEM_FROM_RESERVE, /* the same calls, tried again after the reserve was spent */
 };
 extern bool mem_test_denies(size_t n, enum mem_ask ask) __attribute__((weak));
 

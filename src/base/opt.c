@@ -153,7 +153,7 @@ static bool within(const struct opt *o, int64_t v)
     return v >= o->min && v <= top;
 }
 
-/* Appends the comma-separated items of text to the list. */
+/* Appends the items of `text`, which are separated by commas, to the list. */
 static int add_items(struct opt_parsed *p, const struct opt *o, const char *place,
                      const char *text, struct opt_list *list, struct err *err)
 {
@@ -229,11 +229,12 @@ static int set_value(struct opt_parsed *p, const struct opt *o, void *values,
     case OPT_LIST:
         return add_items(p, o, place, text, field, err);
     }
-    CHECK(false); /* a type that this switch does not handle */
+    CHECK(false); /* fails for a type that this switch does not handle */
     return ERR_USAGE;
 }
 
-/* A stronger source replaces a list; the same source adds to it. */
+/* Sets an option from a source. A list of a stronger source replaces the list of a weaker one;
+ * values of the same source are added. */
 static int set_option(struct opt_parsed *p, int idx, void *values, enum opt_source source,
                       const char *place, const char *text, struct err *err)
 {

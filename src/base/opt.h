@@ -78,12 +78,14 @@ struct opt {
     const char *name; /* "max-tokens"; for a positional "MODEL_DIR" */
     enum opt_type type;
     size_t offset; /* the field's offset in the values struct; OPT() sets type and offset */
-    char letter;   /* 'n' for -n; 0: none */
+    char letter;   /* 'n' for -n; 0: the option has no letter */
     bool required;
-    const char *arg; /* how --help shows the value: "N", "FILE"; NULL: from the type */
+    /* how --help shows the value: "N", "FILE"; NULL: by the field's type */
+    const char *arg;
     /* the default, as a user would write it; NULL: zero, NULL, or an empty list */
     const char *def;
-    const char *const *choices; /* NULL-terminated; NULL: anything */
+    /* allowed texts, ended by NULL; NULL: all texts are allowed */
+    const char *const *choices;
     /* Bounds of integers and sizes, and of the number of items in a list. max 0: no upper bound. To
      * allow negative values, set min below 0. */
     int64_t min, max;
@@ -104,12 +106,12 @@ struct opt {
 
 struct opt_cmd {
     const char *name;    /* "run": error messages begin with "hcache run:" */
-    const char *summary; /* a sentence or two for --help */
+    const char *summary; /* one or two sentences for --help */
     /* in order, ended by {0}. Optional ones follow required ones; a list may only be the last.
      * NULL: none */
     const struct opt *positionals;
     const struct opt *options; /* the table ends with {0}; NULL: no options */
-    const char *examples;      /* whole lines for --help, or NULL */
+    const char *examples;      /* whole lines for --help; NULL: none */
     size_t values_bytes;       /* size of the values struct */
 };
 
@@ -145,7 +147,8 @@ int opt_usage(const struct opt_cmd *cmd, const char *fmt, ...)
 struct opt_input {
     int argc; /* number of arguments; argv[0] is skipped */
     char *const *argv;
-    const char *(*getenv)(void *ctx, const char *name); /* NULL: no environment */
+    /* returns the value of an environment variable; NULL: no environment is used */
+    const char *(*getenv)(void *ctx, const char *name);
     /* Reads the config file into memory from malloc. NULL: config files are not supported. */
     int (*read_file)(void *ctx, const char *path, char **bytes, size_t *n, struct err *err);
     void *ctx;

@@ -109,7 +109,7 @@ int pool_create(int n_threads, struct pool **out, struct err *err)
     pthread_cond_init(&p->start, NULL);
     pthread_cond_init(&p->finish, NULL);
     p->threads = xcalloc((size_t)n_threads, sizeof *p->threads);
-    atomic_store(&p->ticket, (uint32_t)n_threads); /* job 0 has no shares left */
+    atomic_store(&p->ticket, (uint32_t)n_threads); /* job 0 has no shares left to take */
     int rc = 0;
     while (rc == 0 && p->n_workers < n_threads - 1) {
         rc = thread_create(&p->threads[p->n_workers], worker_main, p);
@@ -176,7 +176,7 @@ void pool_run(struct pool *p, pool_fn *fn, void *arg)
     p->arg = arg;
     atomic_store(&p->n_left, p->n_threads);
     uint64_t job = (atomic_load(&p->ticket) >> 32) + 1;
-    atomic_store(&p->ticket, job << 32 | 1); /* share 0 is the caller's */
+    atomic_store(&p->ticket, job << 32 | 1); /* the new job's share 0 is the caller's */
     wake_all(p);
     fn(arg, 0, p->n_threads);
     atomic_fetch_sub(&p->n_left, 1);

@@ -18,8 +18,9 @@ typedef void pool_fn(void *arg, int thread_idx, int n_threads);
 /* Creates the workers. n_threads >= 1 includes the calling thread. Returns -EAGAIN if the system
  * grants no more threads. */
 int pool_create(int n_threads, struct pool **out, struct err *err);
-void pool_destroy(struct pool *p);      /* joins the workers; NULL is allowed */
-int pool_threads(const struct pool *p); /* NULL counts as 1 */
+void pool_destroy(struct pool *p); /* joins the workers; NULL is allowed */
+/* returns the number of threads; p NULL counts as 1 */
+int pool_threads(const struct pool *p);
 /* p NULL: all shares run on this thread */
 void pool_run(struct pool *p, pool_fn *fn, void *arg);
 

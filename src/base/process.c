@@ -90,7 +90,8 @@ static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 
 /* Names of the files of one version of control groups. */
 struct group_files {
-    const char *folder, *most, *used, *cache; /* cache: the label in memory.stat */
+    /* names of files; cache: the label of a line in memory.stat */
+    const char *folder, *most, *used, *cache;
 };
 static const struct group_files versions[] = {
     {"", "memory.max", "memory.current", "inactive_file "},

@@ -29,7 +29,8 @@ struct progress {
 
 void progress_begin(struct progress *p, const char *label, enum progress_unit unit,
                     uint64_t total);
-void progress_at(struct progress *p, uint64_t done); /* cheap: may be called often */
+/* shows the progress; cheap, so it may be called often */
+void progress_at(struct progress *p, uint64_t done);
 void progress_end(struct progress *p);
 
 /* Writes the line's text. elapsed_ns: time since the start; "left" appears after one second. */

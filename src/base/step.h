@@ -20,9 +20,9 @@
 #include <stddef.h>
 
 enum step {
-    STEP_WORKED, /* there may be more to do */
+    STEP_WORKED, /* the step did something, and there may be more to do */
     STEP_WAITS, /* nothing can be done before another thread or the disk has done something */
-    STEP_ENDED, /* the thread may end */
+    STEP_ENDED, /* the thread may end, because there will be nothing more to do */
 };
 
 /* A test may define this function; in other programs the symbol does not exist. */

@@ -21,7 +21,7 @@ struct strmap {
 };
 
 void strmap_init(struct strmap *m, size_t max_keys);
-void strmap_deinit(struct strmap *m); /* also accepts a zeroed map */
+void strmap_deinit(struct strmap *m); /* frees the map; a zeroed map is allowed */
 
 /* Makes room for max_keys different keys in total.  It at least doubles the room, so reserving keys
  * one by one is cheap. */

@@ -29,7 +29,7 @@ int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg)
 struct call {
     int (*run)(void *arg);
     void *arg;
-    sigset_t signals; /* the signals that were blocked before */
+    sigset_t signals; /* the signals that were blocked before the thread was started */
     int result;
 };
 

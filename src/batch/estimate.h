@@ -11,8 +11,9 @@
 #include <stdint.h>
 
 struct estimate {
-    uint64_t lines_done, bytes_done; /* finished by this run */
-    uint64_t lines_left, bytes_left; /* the part of the input that is not done */
+    uint64_t lines_done, bytes_done; /* lines and bytes that this run has finished */
+    /* lines and bytes of the input that are not done yet */
+    uint64_t lines_left, bytes_left;
     bool is_size_known;
     double elapsed_s;
 };

@@ -54,7 +54,7 @@ int input_open(struct input *in, const char *path, struct err *err)
     return S_ISREG(st.st_mode) && !is_stdin ? count_lines(in, path, err) : 0;
 }
 
-/* Fills the buffer.  Returns INPUT_LINE if it holds something. */
+/* Fills the buffer. Returns INPUT_LINE if the buffer holds something. */
 static enum input_got fill(struct input *in, int wait_ms, struct err *err)
 {
     struct pollfd p = {.fd = in->fd, .events = POLLIN};

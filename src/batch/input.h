@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "base/textbuf.h"
 
-enum { INPUT_MAX_LINE = 16 << 20 }; /* in bytes */
+enum { INPUT_MAX_LINE = 16 << 20 }; /* longest line, in bytes */
 
 struct input {
     int fd;
@@ -25,7 +25,7 @@ struct input {
 enum input_got {
     INPUT_LINE,
     INPUT_TOO_LONG, /* a line of more than INPUT_MAX_LINE bytes was dropped */
-    INPUT_LATER,    /* a pipe has no line yet */
+    INPUT_LATER,    /* a pipe has no whole line yet */
     INPUT_END,
     INPUT_FAULT,
 };

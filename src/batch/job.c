@@ -36,7 +36,8 @@ enum {
 
 /* A request that waits or runs. */
 struct item {
-    struct prefix_item prefix; /* must be first: the order converts between the two */
+    /* must be first, because prefix_order gives it back and it is converted to the item */
+    struct prefix_item prefix;
     struct line line;
     struct gen_params params;
     struct prompts prompts;
@@ -50,7 +51,7 @@ struct batch {
     struct client_calls calls;
     struct input in;
     struct output out, errors;
-    bool has_errors; /* false: faults go to the output */
+    bool has_errors; /* there is a file for faults; false: faults go to the output */
     struct idset done, seen;
     struct prefix_item **ahead;
     struct prefix_order order;
@@ -61,7 +62,7 @@ struct batch {
     int32_t *last_ids;
     bool at_end;
     bool is_held;    /* the engine has no room for another request now */
-    bool yields;     /* set by batch_yield */
+    bool yields;     /* no more requests are sent; set by batch_yield */
     bool has_waited; /* the job waited for a line while it had nothing else to do */
     struct batch_counts counts;
     uint64_t bytes_passed; /* bytes of lines that an earlier run has done */

@@ -24,9 +24,9 @@ struct batch_counts {
     uint64_t n_done,
         /* n_done: lines written, including earlier runs; n_failed: those that report a fault */
         n_failed;
-    uint64_t out_bytes;   /* bytes of output and errors */
+    uint64_t out_bytes;   /* bytes written to output and errors */
     uint64_t total_lines; /* lines of the input; 0: not known */
-    /* tokens of this run */
+    /* Tokens of this run. */
     uint64_t prompt_tokens, device_tokens, restored_tokens, generated_tokens;
     uint64_t n_answers; /* answers of this run; one line may have several */
     /* This run's time, in parts: reading lines and tokenizing them; waiting for the engine, or for
@@ -46,7 +46,7 @@ struct batch_opts {
     /* "-" stands for standard input and standard output. errors NULL: lines that report faults go
      * to the output. */
     const char *input, *output, *errors;
-    bool is_private; /* only their owner may read output and errors */
+    bool is_private; /* only the owner of output and errors may read them */
     /* kinds of requests that are allowed (line.h), others fail; 0: all are allowed */
     unsigned only;
     int in_flight; /* maximum number of answers that are generated or wait for a place */

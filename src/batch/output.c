@@ -114,7 +114,7 @@ static int read_lines(struct output *o, struct idset *done, struct err *err)
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-/* Makes the file's name durable. */
+/* Makes the file's name durable by syncing its folder. */
 static int sync_folder(const char *path, struct err *err)
 {
     char *copy = xstrdup(path);

@@ -19,8 +19,8 @@ struct output {
     bool is_stdout;
     char *path;
     uint64_t n_bytes;     /* bytes of the file that are durable */
-    uint64_t n_lines;     /* lines found at open */
-    uint64_t n_failed;    /* part of n_lines that reports a fault */
+    uint64_t n_lines;     /* number of lines found when the file was opened */
+    uint64_t n_failed;    /* part of n_lines: lines that report a fault */
     struct textbuf lines; /* lines that were added and are not written yet */
 };
 

@@ -44,12 +44,12 @@ struct shelf_head {
 struct shelf_file {
     struct shelf_head head;
     char name[SHELF_NAME_BYTES];
-    char purpose[16]; /* "batch", "batch_output" */
+    char purpose[16]; /* "batch" for an upload, "batch_output" for answers */
     uint64_t n_bytes;
 };
 
 enum batch_status {
-    BATCH_VALIDATING, /* it waits for its turn */
+    BATCH_VALIDATING, /* the batch waits for its turn */
     BATCH_IN_PROGRESS,
     BATCH_FINALIZING,
     BATCH_COMPLETED,
@@ -71,7 +71,7 @@ struct shelf_batch {
     bool has_output, has_errors; /* the output and the errors have become files */
     int64_t n_lines, n_done, n_failed;
     char error_code[32], error_message[300]; /* why the batch failed; "" if it did not */
-    char metadata[SHELF_MAX_METADATA];       /* JSON text; "": none */
+    char metadata[SHELF_MAX_METADATA];       /* JSON text of an object; "": there is none */
 };
 
 /* Returns the status's name in the API, such as "in_progress". */
@@ -105,7 +105,7 @@ int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, struc
 struct shelf_page {
     const char *tenant;
     const char *after;   /* the page begins after this id; NULL: with the first record */
-    const char *purpose; /* purpose of the files; NULL: any */
+    const char *purpose; /* lists only files with this purpose; NULL: all */
     bool oldest_first;
     int limit;
 };

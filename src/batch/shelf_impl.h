@@ -23,7 +23,8 @@ struct shelf {
     uint64_t growing_bytes;
 };
 
-void shelf_list_add(struct shelf_list *l, void *record); /* takes the record */
+/* adds a record, which the list owns from then on */
+void shelf_list_add(struct shelf_list *l, void *record);
 void shelf_list_sort(struct shelf_list *l);
 
 /* Writes the file FOLDER/name durably with these bytes. */
@@ -31,8 +32,8 @@ int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
                 struct err *err);
 int shelf_write_file_record(struct shelf *s, const struct shelf_file *f, struct err *err);
 int shelf_write_batch_record(struct shelf *s, const struct shelf_batch *b, struct err *err);
-/* does nothing if the file is missing */
+/* Does nothing if the file is missing. */
 void shelf_remove(struct shelf *s, const char *name);
-int shelf_sync(struct shelf *s, struct err *err); /* makes removals durable */
+int shelf_sync(struct shelf *s, struct err *err); /* makes removals of files durable */
 
 #endif

@@ -16,7 +16,8 @@ enum {
     MAX_VERSION = 3,
     DEFAULT_ALIGNMENT = 32,
     MAX_NAME_BYTES = 65535,
-    MAX_NAMES_BYTES = 64 << 20, /* address space; pages are used only as they are written */
+    /* address space for names; its pages are used only as they are written */
+    MAX_NAMES_BYTES = 64 << 20,
     /* Sizes of the shortest metadata pair and tensor, which bound the counts by the file's size. */
     MIN_PAIR_BYTES = 8 + 4 + 1,
     MIN_TENSOR_BYTES = 8 + 4 + 4 + 8,

@@ -29,7 +29,7 @@
 
 enum { GGUF_MAX_DIMS = 4 };
 
-/* Types of metadata; the numbers are those in files. */
+/* Types of metadata values. The numbers are those of the format. */
 enum gguf_kind {
     GGUF_U8,
     GGUF_I8,

@@ -35,10 +35,11 @@
 /* --- pre-tokenizers, by name -------------------------------------------------------------- */
 
 enum cut {
-    CUT_GPT2,    /* GPT-2's own pattern */
-    CUT_DIGITS,  /* each digit alone, then GPT-2's pattern */
-    CUT_FALCON,  /* punctuation, GPT-2's pattern, then digits in groups of three */
-    CUT_CODER,   /* DeepSeek Coder: lines, letters, punctuation, Chinese, digits */
+    CUT_GPT2,   /* pieces by GPT-2's own pattern */
+    CUT_DIGITS, /* first each digit alone, then GPT-2's pattern */
+    /* first punctuation, then GPT-2's pattern, then digits in groups of three */
+    CUT_FALCON,
+    CUT_CODER,   /* as in DeepSeek Coder: lines, letters, punctuation, Chinese, digits */
     CUT_PATTERN, /* the one pattern of the table's row */
 };
 
@@ -49,7 +50,7 @@ static const struct pre {
     bool ignore_merges; /* a piece that is itself a token is not split */
     /* whether a BOS token is put before the text if the file does not say */
     bool add_bos;
-    bool nfc; /* the reference tokenizer normalizes to NFC */
+    bool nfc; /* the reference tokenizer normalizes the text to NFC */
 } pres[] = {
     {"gpt-2", CUT_GPT2, NULL, false, false, false},
     {"phi-2", CUT_GPT2, NULL, false, false, false},

@@ -31,7 +31,7 @@ static float half(const uint8_t *p)
         float f = (float)em * 0x1p-24f;
         return sign != 0 ? -f : f;
     }
-    /* keeps infinities and NaNs */
+    /* Infinities and NaNs stay infinities and NaNs. */
     uint32_t exponent = em < 0x7c00 ? 112u << 23 : 224u << 23;
     return float_of(sign | ((em << 13) + exponent));
 }

@@ -128,7 +128,7 @@ struct json *json_new_raw(const char *text, size_t n);
  * on neither owner may write to it.  NULL becomes null. */
 struct json *json_share(const struct json *v);
 
-/* takes the child */
+/* Takes the child. */
 void json_put(struct json *object, const char *key, struct json *child);
 void json_put_int(struct json *object, const char *key, int64_t v);
 /* becomes null if v is not finite */

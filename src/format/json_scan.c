@@ -12,10 +12,10 @@
  * tests/format/test_json_scan.c compares the sums with the memory that a parse takes. */
 enum {
     COST_OBJECT = 240,
-    COST_MEMBER = 144, /* plus the key's bytes */
+    COST_MEMBER = 144, /* without the key's bytes */
     COST_ARRAY = 144,
     COST_ELEMENT = 24,
-    COST_STRING = 80, /* plus the string's bytes */
+    COST_STRING = 80, /* without the string's bytes */
     COST_NUMBER = 32,
 };
 
@@ -157,7 +157,7 @@ static bool scan_string(struct scan *s)
 
 static bool scan_value(struct scan *s, int depth);
 
-/* Overwrites the value since `from` with "0" and spaces. */
+/* Overwrites the value that begins at `from` with "0" and spaces. */
 static void blank(struct scan *s, size_t from)
 {
     memset(s->text + from, ' ', s->at - from);

@@ -349,7 +349,7 @@ static bool plain_file_name(const char *s)
     return s[0] != '\0' && s[0] != '.' && strchr(s, '/') == NULL && strlen(s) < 256;
 }
 
-/* Collects the sorted set of the map's values into `files`. */
+/* Collects the values of the map into `files`: sorted, each once. */
 static int collect_files(struct safetensors_index *x, const struct json *map,
                          struct err *err)
 {

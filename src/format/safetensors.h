@@ -39,12 +39,13 @@ enum safetensors_dtype {
     SAFETENSORS_U64,
 };
 
-const char *safetensors_dtype_name(enum safetensors_dtype t); /* "BF16" */
+/* returns the type's name, such as "BF16" */
+const char *safetensors_dtype_name(enum safetensors_dtype t);
 
 struct safetensors_tensor {
     const char *name;
     enum safetensors_dtype dtype;
-    int n_dims; /* 0: a scalar */
+    int n_dims; /* 0 for a scalar */
     uint64_t shape[SAFETENSORS_MAX_DIMS];
     uint64_t begin, end; /* byte offsets from the start of the file */
 };
@@ -88,7 +89,7 @@ struct safetensors_index_entry {
 
 struct safetensors_index {
     size_t n_files;
-    char **files; /* plain file names, no folders; sorted */
+    char **files; /* names of files in the same folder, sorted */
     size_t n_entries;
     struct safetensors_index_entry *entries; /* sorted by name */
     void *names;

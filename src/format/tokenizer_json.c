@@ -192,7 +192,7 @@ static int read_added_token(struct tokenizer_json *t, const struct json *v, stru
     const char *text = NULL;
     int64_t id = 0;
     bool single_word = false;
-    a->normalized = true; /* the reference's default */
+    a->normalized = true; /* the reference tokenizer's default */
     int rc;
     if ((rc = json_get_string(v, "content", &text, err)) != 0 ||
         (rc = json_get_int(v, "id", 0, TOKENIZER_MAX_ID, &id, err)) != 0 ||
@@ -241,7 +241,7 @@ static struct tokenizer_added *find_added(struct tokenizer_json *t, int32_t id)
     return NULL;
 }
 
-/* Makes room for one more id, which has no text yet. */
+/* Adds one more id, which has no text yet. */
 static void grow_ids(struct tokenizer_json *t)
 {
     t->tokens = xrealloc(t->tokens, ((size_t)t->n_ids + 1) * sizeof *t->tokens);
@@ -313,7 +313,7 @@ static int refuse_string(const struct json *o, const char *key, struct err *err)
     return rc;
 }
 
-/* Reads the options of the model that change ids. */
+/* Reads those options of the model that decide which ids result. */
 static int read_model_options(struct tokenizer_json *t, const struct json *m,
                               struct err *err)
 {
@@ -339,7 +339,7 @@ static int read_model_options(struct tokenizer_json *t, const struct json *m,
 static int read_model(struct tokenizer_json *t, const struct json *root, struct err *err)
 {
     const struct json *m = NULL, *vocab = NULL, *merges = NULL, *added = NULL;
-    const char *type = "BPE"; /* early files name no type */
+    const char *type = "BPE"; /* early files do not name the type */
     int rc;
     if ((rc = json_get_object(root, "model", &m, err)) != 0 ||
         (rc = json_opt_string(m, "type", &type, err)) != 0)

@@ -53,7 +53,7 @@ struct tokenizer_added {
 };
 
 enum normalizer_kind {
-    NORMALIZER_PREPEND, /* uses text */
+    NORMALIZER_PREPEND, /* uses the field text */
     NORMALIZER_REPLACE, /* replaces pattern by text */
     NORMALIZER_NFC,
     NORMALIZER_NFD,
@@ -67,11 +67,11 @@ struct normalizer_step {
 };
 
 enum pretokenizer_kind {
-    PRETOKENIZER_SPLIT,       /* uses pattern, is_regex, behavior, invert */
-    PRETOKENIZER_BYTE_LEVEL,  /* uses add_prefix_space, use_regex */
-    PRETOKENIZER_METASPACE,   /* uses text, prepend, split */
-    PRETOKENIZER_DIGITS,      /* uses individual */
-    PRETOKENIZER_PUNCTUATION, /* uses behavior */
+    PRETOKENIZER_SPLIT,       /* uses the fields pattern, is_regex, behavior, invert */
+    PRETOKENIZER_BYTE_LEVEL,  /* uses the fields add_prefix_space, use_regex */
+    PRETOKENIZER_METASPACE,   /* uses the fields text, prepend, split */
+    PRETOKENIZER_DIGITS,      /* uses the field individual */
+    PRETOKENIZER_PUNCTUATION, /* uses the field behavior */
 };
 
 enum split_behavior {
@@ -84,7 +84,7 @@ enum split_behavior {
 
 enum prepend_scheme {
     PREPEND_ALWAYS,
-    PREPEND_FIRST, /* only at the very beginning of the text */
+    PREPEND_FIRST, /* a space is put only at the very beginning of the text */
     PREPEND_NEVER,
 };
 
@@ -104,9 +104,9 @@ enum decoder_kind {
     DECODER_REPLACE, /* replaces pattern by text */
     DECODER_BYTE_FALLBACK,
     DECODER_FUSE,
-    DECODER_STRIP, /* uses text, start, stop */
+    DECODER_STRIP, /* uses the fields text, start, stop */
     DECODER_BYTE_LEVEL,
-    DECODER_METASPACE, /* uses text, prepend */
+    DECODER_METASPACE, /* uses the fields text, prepend */
 };
 
 struct decoder_step {
@@ -127,23 +127,23 @@ struct tokenizer_json {
     int32_t unk_id; /* token for unknown text; -1: none */
     /* [n_ids] scores by which pairs are merged, `merges` is then empty; NULL: merges go by rank */
     float *scores;
-    /* [n_ids] tokens that text never becomes and that are not matched in it; NULL: none */
+    /* [n_ids] true for tokens that no text is tokenized to; NULL: there are none */
     bool *reserved;
     size_t n_added;
     struct tokenizer_added *added;
 
-    /* Steps, in order. */
+    /* Steps in the order in which they are applied. */
     int n_normalizers, n_pretokenizers, n_decoders;
     struct normalizer_step normalizers[TOKENIZER_MAX_STEPS];
     struct pretokenizer_step pretokenizers[TOKENIZER_MAX_STEPS];
     struct decoder_step decoders[TOKENIZER_MAX_STEPS];
 
-    /* Ids that are put before and behind the text. */
+    /* Ids that are put before and behind a text. */
     bool has_template;
     int n_prefix, n_suffix;
     int32_t prefix[TOKENIZER_MAX_TEMPLATE], suffix[TOKENIZER_MAX_TEMPLATE];
 
-    /* Memory of all strings. */
+    /* Blocks of memory that hold all strings. */
     char **blocks;
     size_t n_blocks, block_used, block_cap;
 };

@@ -233,7 +233,7 @@ static int read_byte_level(struct tokenizer_json *t, const struct json *o, struc
     struct pretokenizer_step *s = push_pretokenizer(t, PRETOKENIZER_BYTE_LEVEL, err);
     if (s == NULL)
         return ERR_UNSUPPORTED;
-    s->use_regex = true; /* the default of files that predate the field */
+    s->use_regex = true; /* the default for files that are older than the field */
     int rc = json_get_bool(o, "add_prefix_space", &s->add_prefix_space, err);
     return rc != 0 ? rc : json_opt_bool(o, "use_regex", &s->use_regex, err);
 }

@@ -72,7 +72,7 @@ void io_throttle(struct io *io, uint64_t read_bytes_per_s, uint64_t write_bytes_
 
 /* Priority on a disk that several ios use. */
 struct io_turn {
-    atomic_uint n_first; /* pieces in flight of ios that go first */
+    atomic_uint n_first; /* number of pieces in flight of ios that go first */
 };
 
 /* Gives the queues of this io priority, or makes them give way. A queue that gives way has at
@@ -88,7 +88,7 @@ int io_random(struct io *io, void *buf, size_t n, struct err *err);
 /* ---- Files ------------------------------------------------------------------------------- */
 
 enum {
-    IO_READ_ONLY = 1 << 0, /* default is read and write */
+    IO_READ_ONLY = 1 << 0, /* open for reading only; the default is reading and writing */
     IO_CREATE = 1 << 1,    /* create a missing file, mode 0600 */
     IO_EXCL = 1 << 2,      /* with IO_CREATE: -EEXIST if the file exists */
     /* bypass the page cache; offset, length and buffer must be aligned to IO_ALIGN, else -EINVAL */
@@ -162,7 +162,7 @@ struct io_names { /* names in a folder: without "." and "..", sorted */
     size_t n;
 };
 
-/* Makes a folder with mode 0700. -EEXIST if it exists. */
+/* Makes a folder with mode 0700. Returns -EEXIST if the name exists. */
 int io_mkdir(struct io *io, const char *path, struct err *err);
 /* Restricts an existing folder to its owner: 0700, as if io_mkdir had made it. */
 int io_make_private(struct io *io, const char *path, struct err *err);
@@ -170,7 +170,8 @@ int io_make_private(struct io *io, const char *path, struct err *err);
  * (NULL allowed) is their number: they are the last ones of the path. On a failure it removes the
  * folders that it created. */
 int io_mkdirs(struct io *io, const char *path, int *n_made, struct err *err);
-/* Removes folders that io_mkdirs has made: the path's last n folders, as far as they are empty. */
+/* Removes folders that io_mkdirs has made: the last n folders of the path. Stops at a folder that
+ * is not empty. */
 void io_rmdirs(struct io *io, const char *path, int n);
 int io_list(struct io *io, const char *path, struct io_names *out, struct err *err);
 void io_names_free(struct io_names *names);
@@ -198,7 +199,8 @@ struct io_req {
     struct io_file *file;
     enum io_op op;
     void *buf;
-    size_t length; /* any size; the queue cuts it into pieces */
+    /* length in bytes, of any size: the queue cuts the request into pieces */
+    size_t length;
     uint64_t offset;
     void *user;
     /* Set at completion: 0 if the request was transferred in full, else an error as from

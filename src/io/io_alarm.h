@@ -13,7 +13,7 @@
 #include "base/err.h"
 
 struct io_alarm {
-    int fd; /* an eventfd */
+    int fd; /* descriptor of an eventfd */
 };
 
 int io_alarm_init(struct io_alarm *a, struct err *err);

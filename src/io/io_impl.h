@@ -56,7 +56,7 @@ struct io_piece {
     uint64_t offset;
     int buffer_idx;   /* the registered buffer that holds buf, or -1 */
     int64_t ready_ns; /* the throttle lets the piece complete no earlier than this time */
-    ssize_t result;   /* bytes transferred or a code, as from file_pread */
+    ssize_t result;   /* result of the transfer: bytes or a code, as from file_pread */
     struct io_piece *next;
 };
 
@@ -106,8 +106,8 @@ struct io_file {
  * (n: done), or the code of the failure. */
 int io_attempt_result(const struct io_file *f, enum io_op op, size_t n, ssize_t r,
                       size_t *step);
-/* Converts a code of the system: an exhausted quota, and a file that may not grow, count as a
- * full disk. */
+/* Returns the code that functions of io.h return for a code of the system. An exhausted quota, and
+ * a file that may not grow, become a full disk. */
 int io_code(int rc);
 int io_check_transfer(const struct io_file *f, const void *buf, size_t n, uint64_t offset);
 int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t offset,
@@ -116,17 +116,20 @@ int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t o
 struct io_queue {
     struct io *io;
     const struct io_queue_ops *ops;
-    void *backend; /* belongs to ops */
+    void *backend; /* data of the backend (ops) */
     unsigned depth;
     struct io_piece *pieces;      /* [depth] */
     struct io_piece *free_pieces; /* list of pieces that hold no transfer */
-    struct io_piece *held;        /* list: transferred, but held back by the throttle */
-    unsigned n_started;           /* pieces given to ops and not reaped */
+    /* list of pieces that were transferred and that the throttle holds back */
+    struct io_piece *held;
+    unsigned n_started; /* pieces given to ops and not reaped */
     /* Requests not wholly cut into pieces; only the first may be cut in part. */
     struct io_req *waiting, **waiting_tail;
-    struct io_req *done, **done_tail; /* complete, not yet returned */
+    /* list of complete requests that were not returned yet */
+    struct io_req *done, **done_tail;
     unsigned n_done;
-    unsigned n_outstanding; /* submitted and not yet returned, done ones included */
+    /* number of requests submitted and not yet returned, including those in `done` */
+    unsigned n_outstanding;
     struct io_buffer *buffers;
     unsigned n_buffers;
     struct io_alarm *alarm; /* its ring ends io_queue_await early; NULL: nothing does */

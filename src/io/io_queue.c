@@ -305,7 +305,7 @@ static int reap(struct io_queue *q, int64_t until_ns, bool listens)
     int64_t timeout_ns = until_ns < 0 ? -1 : until_ns > now_ns ? until_ns - now_ns : 0;
     if (listens && timeout_ns != 0)
         timeout_ns = listen(q, timeout_ns);
-    if (q->n_started == 0) { /* the throttle holds all pieces */
+    if (q->n_started == 0) { /* all pieces are held by the throttle */
         clock_sleep_ns(timeout_ns);
         return 0;
     }

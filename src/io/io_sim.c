@@ -21,7 +21,7 @@
 struct sim {
     struct io base;
     uint64_t seed;
-    pthread_mutex_t lock; /* guards all fields below, and the nodes of all handles */
+    pthread_mutex_t lock; /* guards the fields below, and the nodes of all handles */
     struct sim_disk disk;
     struct sim_faults faults;
     struct rng rng; /* for faults and random bytes */
@@ -31,7 +31,7 @@ struct sim {
     bool crashed;
     bool crash_due;       /* power fails in the middle of the present operation */
     uint64_t count[2];    /* operations so far, by enum io_sim_point */
-    uint64_t crash_at[2]; /* crash at this count; 0: never */
+    uint64_t crash_at[2]; /* count at which to crash; 0: never */
 };
 
 struct sim_file {

@@ -34,7 +34,7 @@ int io_sim_open(const struct io_sim_opts *opts, struct io **out, struct err *err
 enum io_sim_point {
     /* Write, truncate, allocate, punch, create, unlink, rename, mkdir, or sync. */
     IO_SIM_AT_OP,
-    IO_SIM_AT_BARRIER, /* file sync, directory sync */
+    IO_SIM_AT_BARRIER, /* a file sync or a directory sync */
 };
 
 /* Cuts the power now. */
@@ -80,7 +80,8 @@ enum { /* operations that a fault hits, combined by bitwise or */
        IO_SIM_ON_ALL = 0x7f,
 };
 
-#define IO_SIM_MAX_CODES 8 /* different codes that are counted separately */
+/* number of different codes of IO_SIM_FAIL that are counted separately */
+#define IO_SIM_MAX_CODES 8
 
 struct io_sim_fault {
     enum io_sim_fault_kind kind;
@@ -91,8 +92,8 @@ struct io_sim_fault {
     uint64_t skip;   /* matching operations that pass before the first hit */
     uint64_t count;  /* matching operations to hit after those; 0: all */
     double chance;   /* probability that a matching operation is hit, by seed; 0 means 1 */
-    int code;        /* IO_SIM_FAIL; 0 means -EIO */
-    int64_t slow_ns; /* IO_SIM_SLOW */
+    int code;        /* for IO_SIM_FAIL: the code; 0 means -EIO */
+    int64_t slow_ns; /* for IO_SIM_SLOW: the added time */
 };
 
 /* Adds a fault. Several may be active; the first that matches an operation hits. Size, stat, list,

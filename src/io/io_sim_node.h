@@ -12,7 +12,7 @@
 #define SIM_SECTOR 4096u
 #define SIM_PART   512u /* a crash tears a sector between parts of this size */
 
-/* Content, and the sectors that take space. */
+/* The content of a file, and which of its sectors take space. */
 struct sim_image {
     uint8_t *bytes;     /* [n_sectors * SIM_SECTOR], zero past size */
     uint8_t *allocated; /* [n_sectors], 0 or 1 */
@@ -25,10 +25,10 @@ enum sim_change_kind { SIM_WRITE, SIM_TRUNCATE, SIM_ALLOCATE, SIM_PUNCH };
 
 struct sim_change {
     enum sim_change_kind kind;
-    uint64_t offset; /* SIM_TRUNCATE: the new size */
+    uint64_t offset; /* place of the change; for SIM_TRUNCATE the new size */
     uint64_t length;
     struct sim_change *next;
-    uint8_t bytes[]; /* [length] of SIM_WRITE */
+    uint8_t bytes[]; /* [length] new bytes of SIM_WRITE; else none */
 };
 
 struct sim_node {
@@ -37,9 +37,9 @@ struct sim_node {
     unsigned n_live;
     bool is_dir;
     struct sim_image current, durable;
-    /* changes that lead from durable to current, oldest first */
+    /* Changes that lead from durable to current content, oldest first. */
     struct sim_change *changes, **changes_tail;
-    unsigned n_exclusive, n_shared; /* locks held by handles */
+    unsigned n_exclusive, n_shared; /* numbers of locks that handles hold */
 };
 
 /* Treatment of unsynced changes in a crash. */

@@ -123,7 +123,7 @@ static struct jval method_of(struct jinja *j, const struct jval *v, const char *
     return (struct jval){.kind = J_METHOD, .method = m};
 }
 
-/* Python's getattr: returns whether v's type has the attribute. */
+/* Implements Python's getattr. Returns whether v's type has the attribute. */
 static bool own_attribute(struct jinja *j, const struct jval *v, struct jstr name,
                           struct jval *out)
 {

@@ -39,7 +39,8 @@ static const struct {
 
 enum letter { CASELESS, LOWER, UPPER };
 
-/* Returns the class of cp, and its other case in *other. */
+/* Returns the class of the letter cp (upper, lower, none). *other: the same letter in the other
+ * case. */
 static enum letter letter(struct jinja *j, uint32_t cp, uint32_t *other)
 {
     *other = cp;

@@ -428,7 +428,7 @@ static struct jval eval_node(struct jinja *j, struct jscope *s, const struct jno
     default:
         break;
     }
-    /* the remaining operators evaluate their first child first */
+    /* All remaining operators evaluate their first child first. */
     v = jinja_eval(j, s, n->a);
     j->line = n->line;
     switch (n->kind) {

@@ -110,7 +110,7 @@ static void emit(struct jinja *j, const struct jval *v)
         jinja_fail(j, ERR_LIMIT, "prints more than %zu bytes", j->limits.max_output_bytes);
 }
 
-/* Returns the body's output as a string. */
+/* Runs the body and returns its output as a string. */
 static struct jval capture(struct jinja *j, struct jscope *s, const struct jnode *body)
 {
     struct jbuf b = {0};

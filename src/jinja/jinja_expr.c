@@ -380,7 +380,7 @@ static struct jnode *parse_brackets(struct jparser *p, struct jnode *object)
 static struct jnode *parse_dot(struct jparser *p, struct jnode *object)
 {
     struct jnode *n = binary(p, N_ATTR, OP_NONE, object, NULL);
-    if (p->t->kind == T_INT) { /* x.0 is x[0] */
+    if (p->t->kind == T_INT) { /* x.0 means x[0] */
         n->kind = N_ITEM;
         n->b = constant(p, jval_int(p->t->i));
         p->t++;

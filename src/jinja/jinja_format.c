@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Limits that Python does not have; no chat template needs more. */
+/* Bounds on precision and width. Python has none; no chat template needs more. */
 enum { MAX_PRECISION = 1000, MAX_WIDTH = 1 << 20 };
 
 struct format {
@@ -233,7 +233,7 @@ static void put_int(struct format *f, struct jbuf *b, const struct spec *s,
                      u);
     int n_prefix = snprintf(prefix, sizeof prefix, "%.*s%s", (int)sign.n, sign.s, base);
     struct jbuf body = {0};
-    /* an integer's precision is its minimum number of digits */
+    /* The precision of an integer is its minimum number of digits. */
     put_many(f, &body, '0', s->precision - n);
     jbuf_put(f->j, &body, digits, (size_t)n);
     put_padded(f, b, s, (struct jstr){prefix, (size_t)n_prefix},

@@ -43,7 +43,7 @@ struct jinja {
     int code; /* the code given to jinja_fail */
     struct err *err;
     const char *name;
-    int line; /* present line, for messages */
+    int line; /* the present line of the template, for messages */
     struct jinja_limits limits;
     uint64_t steps;
     uint32_t depth;
@@ -63,7 +63,8 @@ void *jinja_calloc(struct jinja *j, size_t n, size_t size);
 /* counts one step, and one more for each 64 bytes */
 void jinja_charge(struct jinja *j, size_t bytes);
 void jinja_enter(struct jinja *j); /* goes one level deeper */
-void jinja_leave(struct jinja *j); /* goes back one level; a failure needs no leave */
+/* goes back one level; after a failure no call is needed */
+void jinja_leave(struct jinja *j);
 
 void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n);
 /* Marks the last n bytes of b as foreign if the character at `from` is foreign. */
@@ -94,10 +95,10 @@ enum jkind {
     J_LIST,
     J_TUPLE,
     J_DICT,
-    J_RANGE, /* seq, with all items made */
-    J_VIEW,  /* seq: keys(), values(), items() */
-    J_ITER,  /* seq: the rest of a generator, which can be walked once */
-    J_NS,    /* dict: namespace(), the only value that can change */
+    J_RANGE, /* uses seq, with all items made */
+    J_VIEW,  /* uses seq: a dict's keys(), values() or items() */
+    J_ITER,  /* uses seq: the rest of a generator, which can be walked once */
+    J_NS,    /* uses dict: a namespace(), the only kind of value that can change */
     J_MACRO,
     J_FUNC,   /* a built-in function */
     J_METHOD, /* an attribute that can be called */
@@ -106,7 +107,7 @@ enum jkind {
 
 struct jval {
     enum jkind kind;
-    bool safe; /* a string marked with |safe */
+    bool safe; /* the string was marked with |safe, so it is not escaped */
     union {
         bool b;
         int64_t i;
@@ -125,14 +126,14 @@ struct jval {
 struct jseq {
     struct jval *at;
     size_t n;
-    size_t pos; /* J_ITER only: index of the next item */
+    size_t pos; /* only for J_ITER: index of the next item */
 };
 
 struct jpair {
     struct jval key, value;
 };
 
-struct jdict { /* in order of insertion; searched from the front */
+struct jdict { /* members in order of insertion, searched from the front */
     struct jpair *at;
     size_t n, cap;
 };
@@ -140,8 +141,8 @@ struct jdict { /* in order of insertion; searched from the front */
 struct jundef { /* reason why a value is undefined, for the message when it is used */
     enum { UNDEF_NAME, UNDEF_ATTR, UNDEF_ITEM, UNDEF_HINT, UNDEF_UNSAFE } why;
     struct jstr name; /* name of the variable or attribute, or the hint itself */
-    const char *type; /* type of the object that lacks it */
-    struct jval key;  /* for UNDEF_ITEM */
+    const char *type; /* type of the object that lacks the attribute or item */
+    struct jval key;  /* the key, for UNDEF_ITEM */
 };
 
 struct jmethod {
@@ -201,7 +202,7 @@ struct jtrace {
     } values, output;
     struct jstr far[JTRACE_FAR]; /* foreign strings that were too large to copy */
     int n_far;
-    bool (*traces)(const char *key, const struct json *string); /* from jinja_input */
+    bool (*traces)(const char *key, const struct json *string); /* as in jinja_input */
     bool is_foreign; /* the value that is being read is foreign */
 };
 /* Returns 0, or -errno if the address space cannot be reserved. */
@@ -347,7 +348,8 @@ struct jtoken {
     enum jtok kind;
     enum jop op;
     int line;
-    struct jstr text; /* T_DATA, T_NAME, T_STRING (without quotes, escapes resolved) */
+    /* for T_DATA, T_NAME and T_STRING (without quotes, escapes resolved) */
+    struct jstr text;
     int64_t i;
     double f;
 };
@@ -363,7 +365,7 @@ const char *jop_text(enum jop op);
 /* --- the tree ----------------------------------------------------------------------- */
 
 enum jnode_kind {
-    /* expressions */
+    /* Expressions, with the fields of struct jnode that each kind uses. */
     N_CONST, /* value */
     N_NAME,  /* name */
     N_LIST,  /* a: first item, linked by next */
@@ -386,7 +388,7 @@ enum jnode_kind {
     N_FILTER, /* a: input, or NULL in a filter block; name; b: first argument */
     N_TEST,   /* a, name, b: first argument */
     N_NSREF,  /* name.value.str: an assignment target of set */
-    /* statements */
+    /* Statements, with the fields of struct jnode that each kind uses. */
     N_TEXT,   /* value */
     N_OUTPUT, /* a */
     N_IF,     /* a: test, body, orelse (for an elif, an N_IF) */
@@ -400,7 +402,7 @@ enum jnode_kind {
     N_CALL_BLOCK,   /* a: first N_PARAM, b: N_CALL, body */
     N_FILTER_BLOCK, /* b: filters, body */
     N_WITH,         /* a: first N_SET, body */
-    N_SCOPE,        /* body of a `generation` block */
+    N_SCOPE,        /* body: that of a `generation` block */
     N_BREAK,
     N_CONTINUE,
 };

@@ -25,7 +25,7 @@ struct lexer {
     const char *s; /* the source with normalised newlines */
     size_t n;
     size_t at;
-    bool line_starting; /* the last token ended with a newline, or there is none yet */
+    bool line_starting; /* the last token ended with a newline, or there was no token yet */
     struct jtokens *out;
     char open[256]; /* stack of closing brackets that are expected */
     size_t n_open;
@@ -61,7 +61,7 @@ static bool looking_at(const struct lexer *l, size_t at, const char *text)
     return l->n - at >= n && memcmp(l->s + at, text, n) == 0;
 }
 
-/* Returns the length of the whitespace character at `at`, or 0. */
+/* Returns the length of the whitespace character at `at`; 0 if there is none. */
 static size_t space_at(const struct lexer *l, size_t at)
 {
     uint32_t cp = 0;
@@ -110,7 +110,7 @@ static size_t text_end(const struct lexer *l, size_t begin, size_t tag, char sig
 {
     size_t end = begin;
     if (sign == '-') {
-        /* finds the last character that is not whitespace */
+        /* `end` becomes the end of the last character that is not whitespace. */
         for (size_t at = begin; at < tag;) {
             size_t k = space_at(l, at);
             uint32_t cp = 0;
@@ -277,7 +277,7 @@ static void lex_number(struct lexer *l)
     advance(l, end);
 }
 
-/* Reads the hexadecimal escape of `digits` digits at `at`. */
+/* Returns the character of a hexadecimal escape with `digits` digits at `at`. */
 static uint32_t hex_escape(struct lexer *l, size_t at, size_t end, size_t digits)
 {
     uint32_t cp = 0;

@@ -267,7 +267,7 @@ static struct jval m_count(struct jinja *j, struct jstr s, const struct jcall *c
 
 /* --- cutting and joining ------------------------------------------------------------ */
 
-struct pieces { /* a list that grows */
+struct pieces { /* a list of strings that grows */
     struct jval *at;
     size_t n, cap;
 };
@@ -322,7 +322,7 @@ static struct jval split_at_last(struct jinja *j, struct jstr s, struct jstr by,
     return pieces_list(j, &p, true);
 }
 
-/* split() without a separator: words, without empty ones. */
+/* Implements split() without a separator: returns the words, and no empty strings. */
 static struct jval split_words(struct jinja *j, struct jstr s, int64_t most)
 {
     struct pieces p = {0};

@@ -200,7 +200,7 @@ static void dump_string(struct dumper *d, struct jstr s)
 {
     jbuf_puts(d->j, d->b, "\"");
     for (size_t i = 0; i < s.n;) {
-        size_t plain = i; /* start of a run that needs no escape */
+        size_t plain = i; /* start of a run of characters that need no escape */
         while (plain < s.n && s.s[plain] != '"' && s.s[plain] != '\\' &&
                (unsigned char)s.s[plain] >= 0x20 && !(d->ascii && (s.s[plain] & 0x80)))
             plain++;

@@ -18,14 +18,14 @@
 enum { ERASURE_MAX_KEYS = 1024 };
 
 struct erasure {
-    uint64_t server; /* the server that has erased: a random number of its process */
+    uint64_t server; /* random number of the process that has erased */
     bool is_owner, is_text;
     uint64_t owner;
     int n; /* number of keys */
     struct sha256 *keys;
 };
 
-/* Returns the bytes of the entry. */
+/* Returns the size of an entry with n_keys keys, in bytes. */
 size_t erasure_bytes(int n_keys);
 void erasure_encode(const struct erasure *e, uint8_t *out);
 /* Decodes an entry. The caller provides out->keys [ERASURE_MAX_KEYS]. Returns 0, ERR_FORMAT or

@@ -21,7 +21,7 @@ enum { LARGE_BYTES = 64 << 10 };
 /* After a large string another large one probably follows. So only this many bytes are received at
  * first: enough for its header. The rest is received in place. */
 enum { SNIFF_BYTES = 64 };
-/* A header: "$", the digits of a size, and the end of the line. */
+/* Largest header of a string: "$", the digits of the size, and the end of the line. */
 enum { HEADER_BYTES = 24, MOST_DIGITS = 15 };
 
 struct redis {
@@ -136,7 +136,8 @@ static void *take_number(const redisReadTask *t, long long n)
     struct redis *r = t->privdata;
     char text[32];
     int n_text = snprintf(text, sizeof text, "%lld", n);
-    if (t->parent != NULL) /* a list contains only strings */
+    /* lists inside lists are flattened, so a list contains only strings */
+    if (t->parent != NULL)
         return list_add(r, text, (size_t)n_text);
     r->to->kind = REDIS_NUMBER;
     r->to->number = n;
@@ -314,7 +315,8 @@ static int receive(struct redis *r, int64_t deadline_ns, struct redis_answer *ou
                    struct err *err)
 {
     bool is_large = r->large_bytes != 0;
-    CHECK(is_large || r->at == r->end); /* parse_short takes all bytes, or a whole answer */
+    /* parse_short has taken all bytes, unless it has completed an answer */
+    CHECK(is_large || r->at == r->end);
     r->at = r->end = 0;
     uint8_t *to = is_large ? out->bytes + r->n_large : (uint8_t *)r->receive;
     size_t room = is_large    ? r->large_bytes - r->n_large

@@ -14,7 +14,7 @@
 struct redis;
 
 struct redis_opts {
-    const struct remote_url *url; /* user, password, database */
+    const struct remote_url *url; /* gives user, password and database */
     const struct tls *tls;        /* NULL: no TLS */
     int stop_fd; /* descriptor that stops every call when it is readable (wire.h) */
     size_t max_answer_bytes; /* a larger answer returns ERR_LIMIT */
@@ -23,7 +23,7 @@ struct redis_opts {
 /* Connects, authenticates, selects the database, and waits for an answer. */
 int redis_open(const struct redis_opts *o, const char *host, int port, int64_t deadline_ns,
                struct redis **out, struct err *err);
-void redis_close(struct redis *r); /* NULL is allowed */
+void redis_close(struct redis *r); /* closes the connection; NULL is allowed */
 
 /* One argument of a command. */
 struct redis_arg {
@@ -32,17 +32,18 @@ struct redis_arg {
 };
 #define REDIS_TEXT(s) ((struct redis_arg){(s), strlen(s)})
 
-/* Queues a command; large arguments are sent at once. */
+/* Queues a command. Large arguments are sent at once. */
 int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
                   int64_t deadline_ns, struct err *err);
 /* Sends queued commands. After -ETIMEDOUT it may be called again. */
 int redis_flush(struct redis *r, int64_t deadline_ns, struct err *err);
 
 enum redis_kind {
-    REDIS_NONE,    /* nil: there is no value */
-    REDIS_NUMBER,  /* see `number` */
-    REDIS_BYTES,   /* see `bytes`: a string, or a status */
-    REDIS_REFUSED, /* `bytes` has the reason, in printable ASCII */
+    REDIS_NONE,   /* nil: there is no value */
+    REDIS_NUMBER, /* an integer, in `number` */
+    REDIS_BYTES,  /* a string or a status, in `bytes` */
+    /* the remote refused the command; `bytes` has the reason, in printable ASCII */
+    REDIS_REFUSED,
     /* A list of any depth, as its strings one behind the other: see redis_next. Its numbers are
      * strings of digits. */
     REDIS_LIST
@@ -51,7 +52,7 @@ enum redis_kind {
 struct redis_answer {
     enum redis_kind kind;
     int64_t number;
-    uint8_t *bytes; /* with a final zero that is not counted */
+    uint8_t *bytes; /* memory of the answer, with a final zero that is not counted */
     size_t n_bytes, max_bytes;
     /* bytes received of an incomplete answer, including those of the protocol */
     size_t n_here;

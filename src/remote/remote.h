@@ -42,8 +42,8 @@ enum remote_when {
 int remote_when_parse(const char *text, enum remote_when *out, struct err *err);
 
 struct remote_opts {
-    const char *url; /* see url.h; copied */
-    /* PEM files, only for rediss://: see tls.h. */
+    const char *url; /* address of the remote (url.h); copied */
+    /* PEM files for TLS, only with rediss:// (tls.h). */
     const char *ca_file, *cert_file, *key_file;
     enum remote_when when;
     struct store *store;
@@ -78,7 +78,7 @@ void remote_offer(struct remote *r, const struct sha256 *key, uint32_t ttl_s);
 
 /* --- fetching --------------------------------------------------------------------------------- */
 
-/* Why a fetch brought fewer chunks than asked for. */
+/* Why a fetch brought fewer chunks than were asked for. */
 enum remote_miss {
     REMOTE_MISS_NONE,
     REMOTE_MISS_ABSENT,    /* the remote does not have the chunk */
@@ -91,7 +91,7 @@ enum remote_miss {
     REMOTE_MISS_CANCELLED, /* the request has ended */
     REMOTE_MISSES
 };
-/* Returns "absent", "resting", ... */
+/* Returns the name of a reason: "absent", "resting", ... */
 const char *remote_miss_name(enum remote_miss why);
 
 struct remote_want {
@@ -113,7 +113,7 @@ struct remote_fetch;
  * then `done` is not called. */
 struct remote_fetch *remote_fetch_begin(struct remote *r, const struct remote_want *w,
                                         char *why, int n_why);
-/* Cancels a fetch: `done` is called soon. */
+/* Cancels a fetch. `done` is called soon after that. */
 void remote_fetch_cancel(struct remote_fetch *f);
 
 struct remote_fetched {
@@ -151,7 +151,7 @@ bool remote_is_current(struct remote *r);
 /* --- statistics ----------------------------------------------------------------------------- */
 
 struct remote_stats {
-    char url[300]; /* without the password */
+    char url[300]; /* address of the remote, without the password */
     bool is_up;
     char why_down[160];
     /* fetches; chunks that they brought; bytes of these */
@@ -165,7 +165,7 @@ struct remote_stats {
     /* offers that were dropped because the queue was full */
     uint64_t n_dropped;
     uint64_t n_gone;     /* offers whose chunk had left the store */
-    uint64_t n_refused;  /* chunks that the remote refused: it is full */
+    uint64_t n_refused;  /* chunks that the remote refused because it is full */
     uint64_t n_failures; /* connections that failed */
     /* Offers that wait, and chunks that are written and not confirmed yet. */
     uint64_t n_queued;

@@ -39,7 +39,7 @@ void remote_ban(struct remote *r, const struct erasure *e)
         return;
     for (int i = 0; i < e->n; i++) {
         struct banned *slot = &b->key[b->n_keys++ % MAX_BANS];
-        /* the ring has no place left, so nothing is fetched for a while */
+        /* The ring has no free place, so nothing at all is fetched for BAN_NS. */
         if (slot->until_ns > now)
             b->all_until_ns = now + BAN_NS;
         *slot = (struct banned){e->keys[i], now + BAN_NS};
@@ -52,7 +52,7 @@ void remote_ban(struct remote *r, const struct erasure *e)
     *slot = (struct banned_owner){e->owner, now + BAN_NS};
 }
 
-/* [lock] Returns whether a chunk was erased lately. */
+/* [lock] Returns whether a chunk was erased less than BAN_NS ago. */
 static bool is_banned(const struct remote *r, const struct sha256 *key, uint64_t owner)
 {
     const struct bans *b = &r->bans;
@@ -292,7 +292,7 @@ static int unlink_owner(struct remote *r, uint64_t owner, struct redis_answer *a
 
 /* --- publishing ------------------------------------------------------------------------------- */
 
-/* Adds the entry to the stream. */
+/* Adds the entry of an erasure to the stream. */
 static int tell(struct remote *r, const struct erasure *e, struct redis_answer *a,
                 struct err *err)
 {

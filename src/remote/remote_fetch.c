@@ -25,10 +25,10 @@
 #define WINDOW_BYTES ((uint64_t)32 << 20)
 /* The reader looks this often for cancelled fetches, and for fetches whose time is over. */
 #define LOOK_NS ((int64_t)20 * 1000 * 1000)
-/* An idle connection is probed this often. */
+/* Interval at which an idle connection is probed. */
 #define PROBE_EVERY_NS ((int64_t)1000 * 1000 * 1000)
 
-/* The running fetch. */
+/* State of the running fetch. */
 struct work {
     struct remote *r;
     struct remote_fetch *f;
@@ -84,7 +84,7 @@ static bool goes_on(struct remote_fetch *f, struct remote_view *v,
     return true;
 }
 
-/* Takes waiting fetches off the list whose time is over. */
+/* Takes a waiting fetch whose time is over off the list. Returns NULL if there is none. */
 static struct remote_fetch *take_overdue(struct remote *r)
 {
     pthread_mutex_lock(&r->lock);
@@ -119,7 +119,7 @@ static void finish(struct remote_fetch *f)
         log_info("%d of %d chunks came from the remote in %.1f ms%s%s", f->out.n_chunks,
                  f->want.n, since_s(f->t_begin) * 1e3, f->out.text[0] != 0 ? ": " : "",
                  f->out.text);
-    done(arg); /* f may be freed now */
+    done(arg); /* the owner may have freed f by now */
 }
 
 /* Ends the waiting fetches whose time is over. */
@@ -185,7 +185,7 @@ static bool ask(struct work *w, const struct redis_arg *args, int n)
     return miss(w->f, REMOTE_MISS_FAILED, err.msg);
 }
 
-/* Ends the fetch: the remote refuses a command. */
+/* Ends the fetch because the remote refuses a command. Returns false. */
 static bool refused(struct work *w)
 {
     struct err err = {0};
@@ -248,7 +248,7 @@ static bool instead(struct work *w, enum remote_miss why, const char *text)
     return miss(w->f, why, text);
 }
 
-/* Hands the value over to be verified and stored. */
+/* Hands the received value over to be verified and stored. Returns false if the fetch has ended. */
 static bool take_value(struct work *w)
 {
     if (w->answer.kind == REDIS_NONE)

@@ -37,7 +37,7 @@
 /* A server that has not reported for this time is not waited for: when it comes back, it reads the
  * stream before it serves. */
 enum { GONE_S = 30 };
-/* Entries that one command reads: one known entry, and new ones. */
+/* Number of entries that one command reads: a known one, and new ones. */
 #define READ_AT_ONCE "9"
 /* Longest time for reading the stream before chunks are written: a stream without an end must not
  * keep chunks from being written. */
@@ -154,7 +154,7 @@ static int stream_look(struct remote *r, struct stream_info *out, struct redis_a
     return 0;
 }
 
-/* Asks for the entry `from` and the entries behind it. */
+/* Asks for the entry with the id `from` and the entries behind it. */
 static int stream_read(struct remote *r, const char *from, struct redis_answer *a,
                        struct err *err)
 {
@@ -188,7 +188,7 @@ static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *
     return rc;
 }
 
-/* Erases the chunks that hold one of the texts. */
+/* Erases the chunks that hold the whole of one of the texts. */
 static int erase_texts(struct remote *r, const struct sha256 *keys, int n, bool *any,
                        struct err *err)
 {
@@ -285,7 +285,7 @@ static void erase_all(struct remote *r)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* Carries out an entry; skips a bad one. */
+/* Carries out an entry of the stream. Skips a damaged one. */
 static int take_entry(struct remote *r, const char *bytes, size_t n, struct erasure *e,
                       struct redis_answer *a, struct err *err)
 {
@@ -331,7 +331,7 @@ static int take_entries(struct remote *r, const struct redis_answer *list, bool 
 enum stand {
     STAND_OK,
     STAND_OTHER, /* the stream is not the one that was read before */
-    STAND_GAP    /* entries that this server has not seen are no longer kept */
+    STAND_GAP    /* the stream has dropped entries that this server has not seen */
 };
 
 /* Compares the stream's state with this server's position. s was requested before the entries were
@@ -358,7 +358,7 @@ static void settle(struct remote *r, const struct stream_info *s, enum stand sta
                    uint64_t n_new, bool *more)
 {
     *more = n_new > 0;
-    if (stand == STAND_OTHER) { /* the new stream is read from its beginning */
+    if (stand == STAND_OTHER) { /* the new stream will be read from its beginning */
         see(r, 0, FIRST_ID);
         *more = s->n_kept > 0;
     } else if (stand == STAND_GAP && r->has_place) {

@@ -30,7 +30,7 @@ enum {
     MAX_BANS = 32768,   /* an erased chunk takes two places */
     MAX_BANNED_OWNERS = 64,
     STREAM_ID_BYTES = 48,
-    LINK_OPEN_S = 5, /* time for connecting when no request waits */
+    LINK_OPEN_S = 5, /* bound on the time for connecting while no request waits */
     LEASE_MS = 45000,
     MAX_LEASES = 8192, /* leases at most: 300 KiB */
 };
@@ -42,14 +42,14 @@ enum {
 /* A connection of one thread. */
 struct link {
     struct remote *r;
-    bool tells;              /* this link sets the reported state of the remote */
+    bool tells;              /* failures and successes of this link set stats.is_up */
     struct cluster *cluster; /* NULL: the link is closed */
     struct cluster_seeds seeds;
-    int n_failures; /* failures in a row; an answer of the remote ends the row */
+    int n_failures; /* number of failures in a row; an answer of the remote sets it to 0 */
     int64_t rest_until_ns;
 };
 
-/* The writer's work on a chunk. */
+/* A piece of the writer's work: to write or remove one chunk. */
 struct offer {
     struct sha256 key;
     uint32_t ttl_s;
@@ -103,7 +103,7 @@ struct remote {
     struct remote_opts o;
     struct remote_url url;
     struct tls *tls; /* NULL: no TLS */
-    int stop_fd;     /* readable when the threads are to end */
+    int stop_fd;     /* descriptor that becomes readable when the threads must end */
     pthread_t reader, writer;
     bool has_reader, has_writer;
     struct link read_link, write_link;
@@ -122,7 +122,7 @@ struct remote {
     /* Number of erasures that have begun here. Fetches from before an erasure store nothing
      * more. */
     uint64_t epoch;
-    int n_erasing; /* erasures that have begun and not ended */
+    int n_erasing; /* number of erasures that have begun and not ended */
     /* [n_taken] chunks that the store has taken away in the present erasure */
     struct sha256 *taken;
     int n_taken;
@@ -143,7 +143,7 @@ struct remote {
     uint64_t server; /* a random number that identifies this process */
     /* Number of entries seen in the stream of erasures, counted from its very first entry. */
     uint64_t n_seen;
-    char seen_id[STREAM_ID_BYTES]; /* id of the last entry seen */
+    char seen_id[STREAM_ID_BYTES]; /* id of the last entry that was seen */
     bool has_place;                /* this server has once read the stream to its end */
     /* The store was empty at open, so the entries of the stream at that time do not concern this
      * server. */
@@ -153,7 +153,7 @@ struct remote {
     /* The remote's clock before the last reading that reached the end of the stream, in ms; 0:
      * there was none. */
     int64_t read_ms;
-    bool has_bans; /* chunks that were erased shortly before open are banned */
+    bool has_bans; /* the chunks that were erased shortly before open are banned */
     /* Erasures were published or carried out since leases were last settled. */
     bool has_erased;
 };
@@ -166,14 +166,14 @@ bool link_ready(struct link *l, int64_t timeout_ns);
 void link_fail(struct link *l, const struct err *why);
 /* Closes a link that has not failed: answers in flight are no longer needed. */
 void link_drop(struct link *l);
-/* Call after a successful command. Ends the series of failures. */
+/* Notes a successful command, which ends a series of failures. */
 void link_praise(struct link *l);
 /* Returns the nanoseconds until a closed link may be opened; 0: now. */
 int64_t link_rest_ns(const struct link *l);
 
 /* --- remote.c --- */
 void remote_put_offer(struct remote *r, const struct offer *o);
-/* [lock] Waits for news, or until the time has passed. */
+/* [lock] Waits until c is signalled, or until ns have passed. */
 void remote_wait(struct remote *r, pthread_cond_t *c, int64_t ns);
 
 /* --- remote_erase.c --- */

@@ -22,7 +22,7 @@ static void tell_state(struct link *l, bool is_up, const char *why)
         log_warn("the remote %s is not used until it answers again: %s", r->stats.url, why);
 }
 
-/* Returns a seed that differs by server and by moment. */
+/* Returns a seed that differs between servers and between calls. */
 static uint64_t seed_of(const struct link *l)
 {
     return (uint64_t)clock_now_ns() ^ (uint64_t)(uintptr_t)l;

@@ -32,7 +32,7 @@ struct round {
     int n, n_done;
     /* the first n_done offers are settled, and the next one is being written */
     bool writes;
-    struct err err; /* code != 0: the connection has failed, or the remote refuses */
+    struct err err; /* code != 0: the connection has failed, or the remote has refused */
 };
 
 static void count(struct remote *r, uint64_t *what, uint64_t n)
@@ -69,7 +69,8 @@ static bool read_chunk(struct round *b, const struct offer *o)
                  : 0;
     if (rc == 0)
         rc = parcel_read(r->o.store, *b->reader, &o->key, b->parcel, &err);
-    if (rc != 0 && rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) { /* a fault of the device */
+    /* the disk of the store has failed */
+    if (rc != 0 && rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) {
         store_reader_close(*b->reader);
         *b->reader = NULL;
     }

@@ -37,7 +37,7 @@ struct word {
     size_t n;
 };
 
-/* Takes the next word off a line; n is 0 behind the last. */
+/* Takes the next word off a line. Its n is 0 behind the last word. */
 static struct word next_word(struct word *line)
 {
     while (line->n > 0 && *line->p == ' ') {
@@ -85,7 +85,7 @@ static bool has_item(struct word list, const char *item)
     return false;
 }
 
-/* Parses a whole number from 0 to max that takes the whole word. */
+/* Parses a number from 0 to max. Returns false if the word has anything else in it. */
 static bool number_of(struct word w, int max, int *out)
 {
     int n = 0;
@@ -136,7 +136,7 @@ int slots_node_index(struct slots *s, const struct slots_node *node)
     return s->n_nodes++;
 }
 
-/* Reads "host:port@bus[,name[,...]]"; the bus is optional. */
+/* Reads "host:port@bus[,name[,...]]". The part "@bus" may be missing. */
 static bool node_address(struct word w, const struct slots_node *self, bool by_name,
                          struct slots_node *out)
 {
@@ -174,11 +174,12 @@ static bool take_slots(struct slots *s, struct word w, int owner)
     return true;
 }
 
-/* Reads: id address flags master ping pong epoch link slots... */
+/* Reads a line: id address flags master ping pong epoch link slots... */
 static int take_line(struct slots *s, struct word line, const struct slots_node *self,
                      bool by_name, struct err *err)
 {
-    enum { UNUSED_WORDS = 5 }; /* master, ping, pong, epoch, link */
+    /* words that are not used: master, ping, pong, epoch, link */
+    enum { UNUSED_WORDS = 5 };
     struct slots_node node;
     (void)next_word(&line);
     struct word address = next_word(&line), flags = next_word(&line);

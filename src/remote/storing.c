@@ -18,8 +18,8 @@ struct storing {
     struct stored out;
 
     pthread_mutex_t lock; /* protects the fields below */
-    pthread_cond_t news;  /* to the thread: is_busy or quit is set */
-    pthread_cond_t rest;  /* from the thread: is_busy is reset */
+    pthread_cond_t news;  /* signals to the thread that is_busy or quit is set */
+    pthread_cond_t rest;  /* signals from the thread that is_busy is reset */
     bool is_busy, quit;
 };
 

@@ -30,8 +30,9 @@ int tls_session_open(const struct tls *t, int fd, const char *host,
                      struct tls_session **out, struct err *err);
 void tls_session_close(struct tls_session *s); /* NULL is allowed */
 
-/* Each returns the bytes moved (tls_shake: 1 when the session is ready), a code, or 0 if the
- * socket must first be ready for *events (of poll). -EPIPE: the peer has closed the connection. */
+/* Each returns the bytes moved (tls_shake: 1 when the session is ready), a negative code, or 0 if
+ * the socket must first be ready for *events (flags of poll). -EPIPE means that the peer has closed
+ * the connection. */
 ssize_t tls_shake(struct tls_session *s, short *events, struct err *err);
 ssize_t tls_send(struct tls_session *s, const void *bytes, size_t n, short *events,
                  struct err *err);

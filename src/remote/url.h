@@ -20,7 +20,7 @@ struct remote_url {
     bool has_tls;
 };
 
-/* Returns 0, or ERR_USAGE with a message. */
+/* Parses an address. Returns 0, or ERR_USAGE with a message. */
 int remote_url_parse(const char *text, struct remote_url *out, struct err *err);
 /* Writes "redis://host:port/db" or "rediss://...", for messages. */
 void remote_url_text(const struct remote_url *u, char *out, int n_out);

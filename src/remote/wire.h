@@ -31,7 +31,7 @@ void wire_close(struct wire *w);
  * called again. */
 int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
               int64_t deadline_ns, struct err *err);
-/* Returns how many bytes came, at least one, or a code. */
+/* Returns how many bytes came (at least one), or a negative code. */
 ssize_t wire_receive(struct wire *w, void *bytes, size_t n, int64_t deadline_ns,
                      struct err *err);
 

@@ -174,7 +174,7 @@ void api_batches(struct call *c)
         list_batches(c, shelf);
 }
 
-/* GET /v1/batches/ID, POST /v1/batches/ID/cancel. */
+/* Answers GET /v1/batches/ID and POST /v1/batches/ID/cancel. */
 void api_batch(struct call *c)
 {
     struct shelf *shelf = shelves_of(c);

@@ -63,7 +63,7 @@ static struct json *tier(const struct hcache_cache_stats *k, int64_t idle_ttl_s)
     return o;
 }
 
-/* Statistics of the copies in memory, in front of the disk. */
+/* Returns the statistics of the copies in memory, in front of the disk. */
 static struct json *dram_tier(const struct hcache_dram *d)
 {
     struct json *o = json_new_object();
@@ -81,7 +81,7 @@ static struct json *dram_tier(const struct hcache_dram *d)
     return o;
 }
 
-/* Statistics of the tier that servers share, behind the store. */
+/* Returns the statistics of the tier that servers share, behind the store. */
 static struct json *remote_tier(const struct hcache_remote *r)
 {
     struct json *o = json_new_object();
@@ -121,7 +121,7 @@ struct json *api_cache_salt_use(const struct hcache_cache_stats *k)
     return o;
 }
 
-/* Statistics of one key. */
+/* Returns the statistics of the call's key. */
 static struct json *tenant_rates(struct call *c)
 {
     struct tenant_counts t;
@@ -143,7 +143,7 @@ static struct json *tenant_rates(struct call *c)
     return o;
 }
 
-/* The part of a tier's statistics that concerns all keys. */
+/* Returns the part of a tier's statistics that every key may see. */
 static struct json *tenant_tier(const struct hcache_cache_stats *k)
 {
     struct json *o = json_new_object();

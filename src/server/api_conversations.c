@@ -17,7 +17,7 @@
 #include "sessions/draft.h"
 #include "server/keep.h"
 
-enum { MAX_NEW_ITEMS = 20 }; /* as in the original API */
+enum { MAX_NEW_ITEMS = 20 }; /* as in OpenAI's API */
 
 /* --- shapes ----------------------------------------------------------------------------------- */
 
@@ -95,7 +95,7 @@ static void list(struct call *c)
 }
 
 struct change {
-    const struct json *metadata, *items; /* NULL: not given */
+    const struct json *metadata, *items; /* NULL: the request does not have it */
     const char *title, *at;
 };
 

@@ -94,7 +94,7 @@ static enum MHD_Result read_part(void *arg, enum MHD_ValueKind kind, const char 
     (void)kind;
     (void)type;
     (void)encoding;
-    if (key == NULL) /* the part has no name */
+    if (key == NULL) /* the part of the form has no name */
         key = "";
     if (strcmp(key, "file") == 0) {
         form->n_files += at == 0;

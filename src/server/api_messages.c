@@ -15,7 +15,7 @@
 #include "sessions/retoken.h"
 #include "requests/shape.h"
 
-enum { MAX_BREAKPOINTS = 4 }; /* as in the original API */
+enum { MAX_BREAKPOINTS = 4 }; /* as in Anthropic's API */
 
 struct breakpoint {
     size_t n_messages; /* number of chat messages before the breakpoint */

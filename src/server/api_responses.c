@@ -29,9 +29,9 @@ struct response {
     /* Reason why the disk did not take the response; NULL: the response is kept, or the request did
      * not ask for that. */
     char *not_kept;
-    int64_t sequence; /* sequence number of events */
+    int64_t sequence; /* sequence number of the next event */
     bool is_open;     /* the message's events have begun */
-    int n_open;       /* items whose events have begun */
+    int n_open;       /* number of items whose events have begun */
 };
 
 static void drop(void *own)
@@ -115,7 +115,7 @@ static void put_text_format(struct json *o)
     json_put(o, "text", text);
 }
 
-/* Adds the request's fields, with the defaults. */
+/* Adds the fields of the request to o; absent fields get their defaults. */
 static void put_request(struct json *o, const struct generation *g)
 {
     const struct gen_params *p = &g->params;
@@ -224,7 +224,7 @@ static int keep(struct generation *g, struct fault *f)
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-/* Writes "event: TYPE" and the object, which is taken. */
+/* Writes an event: "event: TYPE" and the object. Takes o. */
 static void event(struct response *r, const char *type, struct json *o, struct textbuf *out)
 {
     json_put_string(o, "type", type);

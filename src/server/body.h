@@ -15,7 +15,7 @@ enum { BODY_FREE_BYTES = 16 << 20 };
 enum MHD_Result body_add(struct call *c, const char *bytes, size_t n);
 /* Returns 0 if the whole body was taken, or -1 with *f. */
 int body_check(const struct call *c, struct fault *f);
-/* Frees the body; the text worker frees large ones. */
+/* Frees the body. A large one is freed by the text worker. */
 void body_release(struct call *c);
 
 #endif

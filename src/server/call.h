@@ -31,8 +31,8 @@ struct route {
 /* The thread that answers a call. */
 enum call_thread {
     CALL_HTTP, /* an HTTP thread, without delay */
-    CALL_DISK, /* the disk worker */
-    CALL_TEXT, /* the text worker */
+    CALL_DISK, /* the disk worker's thread */
+    CALL_TEXT, /* a thread of the text worker */
     N_CALL_THREADS,
 };
 
@@ -63,7 +63,8 @@ struct server {
     int64_t clock_set_by_s;
     /* time of the next search for idle chunks; only the tidying thread uses it */
     int64_t next_idle_s;
-    int64_t next_advice_ns; /* time of the next advice; only the tidying thread uses it */
+    /* time of the next advice (clock_now_ns); only the tidying thread uses it */
+    int64_t next_advice_ns;
     pthread_mutex_t advice_lock; /* protects `advice` */
     /* advice[0].within NULL: no advice was made yet */
     struct hcache_advice advice[HCACHE_ADVICES];
@@ -73,7 +74,7 @@ struct server {
     _Atomic(struct hcache *) h; /* NULL: the model is still loading */
     atomic_bool draining;
     atomic_int n_active, n_connections;
-    /* Bodies of all requests together, with their parsed values. */
+    /* Memory of the bodies of all requests together, with their parsed values, in bytes. */
     atomic_uint_fast64_t body_bytes;
     atomic_uint_fast64_t n_by_thread[N_CALL_THREADS];
     /* n_status: answers by the first digit of their status */
@@ -85,9 +86,9 @@ struct call {
     struct MHD_Connection *connection;
     struct watch *watch;
     const struct route *route;
-    char method[16];  /* as the client sent it, possibly cut */
+    char method[16];  /* method as the client sent it, cut if it is long */
     int64_t begun_ns; /* time at which its head had arrived */
-    char tail[256];   /* rest of the path, behind a route that ends with "/" */
+    char tail[256];   /* rest of the path, for a route that ends with "/" */
     size_t uri_bytes;
     bool uri_has_zero;    /* the URI has an escaped zero: see struct head */
     bool is_anthropic;    /* faults have the form of Anthropic's API; false: of OpenAI's */
@@ -96,9 +97,9 @@ struct call {
     int64_t hold_ns;      /* delay of the answer to a wrong key, in ns */
     bool begun, answered, too_big, no_memory, is_counted, is_watched, is_sent;
 
-    struct textbuf body; /* empty once it is parsed */
+    struct textbuf body; /* bytes of the body; empty once it is parsed */
     struct json *json;   /* the parsed body */
-    size_t json_bytes;   /* memory of json, counted in body_bytes */
+    size_t json_bytes;   /* memory of `json`, which body_bytes counts */
     bool has_bad_body;   /* the body could not be parsed, and the client got the fault */
 
     int status;
@@ -109,7 +110,7 @@ struct call {
     int file;
     bool has_file;
     int retry_after_s; /* value of the header Retry-After; 0: no such header */
-    bool close;        /* close the connection afterwards */
+    bool close;        /* the connection is closed after the answer */
 
     struct generation *gen; /* NULL: the call is answered without a generation */
     atomic_bool is_pending; /* a worker has the call */
@@ -155,7 +156,7 @@ bool call_is_wanted(struct call *c);
  * afterwards, since the HTTP thread may end it. */
 void call_done(struct call *c);
 
-/* routes */
+/* Functions of the routes, each with its path or methods. */
 void api_chat(struct call *c);
 void api_completions(struct call *c);
 void api_models(struct call *c);

@@ -4,7 +4,7 @@
 
 #include "server/call.h"
 
-/* Result for the head of a request. */
+/* What to do with a request, by its head. */
 enum gate {
     GATE_OPEN,
     GATE_REFUSE, /* *f has the reason */

@@ -41,10 +41,10 @@
 enum {
     /* The library's buffer of a connection; bounds the request line and all headers together. */
     CONNECTION_BYTES = 32 << 10,
-    BACKLOG = 1024, /* connections that wait to be accepted */
+    BACKLOG = 1024, /* connections that may wait to be accepted */
     MAX_RETRY_S = 3600,
     TIDY_PERIOD_S = 5,       /* expired content is erased at most this much later */
-    MAX_WAITING_CALLS = 256, /* per worker; further calls get 503 */
+    MAX_WAITING_CALLS = 256, /* calls that may wait for a worker; further calls get 503 */
     MAX_PLAIN_BODY = 4 << 10,
     /* Bounds of remembered answers: turns of a few thousand conversations. */
     MEMORY_ENTRIES = 4096,
@@ -392,7 +392,7 @@ static struct peer *peer_of(struct MHD_Connection *m)
     return i != NULL ? i->socket_context : NULL;
 }
 
-/* Called by the watcher: the answer to a wrong key may be sent. */
+/* Ends the delay of the answer to a wrong key, and wakes the call. Called by the watcher. */
 static void hold_ended(void *arg)
 {
     struct call *c = arg;

@@ -21,14 +21,14 @@ enum {
     /* Connections that a loop accepts in one turn. Others are left to another loop, or to the next
      * turn. */
     MAX_ACCEPTED = 4,
-    ACCEPT_PAUSE_MS = 100 /* pause when the system has no room for one more */
+    ACCEPT_PAUSE_MS = 100 /* pause when the system has no room for one more connection */
 };
 
 struct loop {
     struct loops *owner;
     pthread_t thread;
     struct MHD_Daemon *daemon;
-    int epoll; /* the daemon's epoll */
+    int epoll; /* descriptor of the daemon's epoll */
     int wake;  /* eventfd that wakes the loop */
     atomic_bool is_woken;
     int64_t pause_until_ns;

@@ -27,7 +27,7 @@ struct shelf;
 struct server;
 
 struct server_opts {
-    const char *host;       /* a numeric address, or localhost */
+    const char *host;       /* address to listen on: numeric, or localhost */
     int port;               /* 0: any free port */
     const char *model_name; /* name that /v1/models shows */
     const char *const *api_keys;
@@ -43,12 +43,14 @@ struct server_opts {
     int keep_alive_s;    /* interval of the comments that a silent stream gets; 0: none */
     uint64_t max_body_bytes;
     uint64_t max_bodies_bytes; /* bound on the bodies of all requests together, in bytes */
-    const char *plan;    /* plan of every restore: auto (NULL), hidden, kv, recompute */
-    bool plan_strict;    /* as in hcache_request */
-    bool plain_chat;     /* chat without a chat template: see docs/SERVER.md */
-    bool parse_special;  /* special tokens spelled in messages count as special tokens */
-    const char *answers; /* file that remembers our answers' tokens; NULL: no file */
-    bool store_required; /* An unusable file of answers is an error, not a warning. */
+    /* plan of every restore: "auto" (NULL), "hidden", "kv" or "recompute" */
+    const char *plan;
+    bool plan_strict;   /* as in hcache_request */
+    bool plain_chat;    /* chat without a chat template: see docs/SERVER.md */
+    bool parse_special; /* special tokens spelled in messages count as special tokens */
+    /* file that remembers the tokens of this server's answers; NULL: no file */
+    const char *answers;
+    bool store_required; /* an unusable file of answers is an error, not a warning */
     /* Stored chunks without a use for this time are evicted; 0: never. */
     int64_t idle_ttl_s;
     /* As in hcache_opts. No request may set a higher quota; 0: no bound. */

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 
 struct tenants {
-    pthread_mutex_t lock; /* protects of[] */
+    pthread_mutex_t lock; /* protects the array `of` */
     int n;
     struct tenant_counts of[];
 };

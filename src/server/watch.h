@@ -23,7 +23,7 @@ struct watch;
  * arrive whole within 5 s, and a connection may stay open between requests for pressed_idle_s. */
 int watcher_create(int max_watches, int pressed_idle_s, struct watcher **out,
                    struct err *err);
-void watcher_destroy(struct watcher *w); /* Every watch must have ended. */
+void watcher_destroy(struct watcher *w); /* Every watch must have ended before. */
 
 /* Begins to watch a socket; a request must begin within `seconds`. Returns NULL if there is no
  * place. */
@@ -41,7 +41,7 @@ void watch_idle(struct watch *w, int seconds);
  * the watcher's lock held and must not call into it. After watch_on_gone(w, NULL, NULL) returns,
  * it is not running. */
 void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg);
-bool watch_is_gone(struct watch *w); /* Returns whether the peer has ended. */
+bool watch_is_gone(struct watch *w); /* Returns whether the peer has closed its end. */
 /* Sets alarm(arg), which is called once, at least after_ns from now, in the same way as gone.
  * after_ns 0 and NULL: no alarm. */
 void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg);

@@ -46,7 +46,7 @@ static size_t bytes_of(const struct job *j)
     return j->call != NULL ? j->call->body.n : SIZE_MAX;
 }
 
-/* [lock] Takes the oldest job for this thread. */
+/* [lock] Takes the oldest job that this thread may take. */
 static bool take_job(struct worker_thread *t, struct job *out)
 {
     struct worker *w = t->owner;

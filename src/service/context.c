@@ -16,8 +16,9 @@
 struct keys {
     struct truncation truncation;
     int64_t cut;
-    struct sha256 *all;  /* [n_all] keys of all chunks, and of an unfinished last one */
-    struct sha256 *seen; /* [n_seen] keys of the full chunks that are seen */
+    struct sha256 *all; /* [n_all] keys of all chunks, and of an unfinished last one */
+    /* [n_seen] keys of the full chunks that the context's last token sees */
+    struct sha256 *seen;
     int n_all, n_seen;
 };
 

@@ -28,7 +28,7 @@ void counts_gap(struct counts *c, double seconds);
 /* Counts the result of an ended request. */
 void counts_end(struct counts *c, const struct hcache_ticket *t);
 
-/* Sets *out to everything counted, and the engine's statistics. */
+/* Sets *out to everything that was counted, and to the engine's statistics. */
 void counts_read(const struct counts *c, const struct engine_stats *e,
                  struct hcache_stats *out);
 /* Return the public form of statistics. A struct without a URL means that there is no remote; then

@@ -27,11 +27,11 @@ enum { N_OTHER_PARTS = 64 };
 
 /* Memory that one rank of one stage needs. */
 struct needs {
-    size_t model;   /* weights, rotation tables */
-    size_t work;    /* activations, logits, memory of streams */
+    size_t model;   /* weights and rotation tables */
+    size_t work;    /* activations, logits, and memory of streams */
     size_t kv;      /* the KV cache */
-    size_t restore; /* staging, scratch, new tokens inside restores */
-    size_t probes;  /* probes at start, before there is a KV cache */
+    size_t restore; /* staging memory, scratch, and new tokens inside restores */
+    size_t probes;  /* measurements at the start, before there is a KV cache */
 };
 
 static int layers_of(const struct model *m, int stage)

@@ -15,8 +15,9 @@ struct memory_ask {
     const struct model *model;
     const struct model_need *need;
     int max_seqs, max_rows;
-    int step_rows;     /* above max_rows: steps are computed in mini-batches */
-    int64_t kv_tokens; /* tokens that the KV cache must hold; 0: default */
+    int step_rows; /* if it exceeds max_rows, steps are computed in mini-batches */
+    /* tokens that the KV cache must hold; 0: memory_plan_kv_tokens decides */
+    int64_t kv_tokens;
     bool has_store;
     size_t staging_bytes; /* staging memory of restores */
     size_t save_bytes;    /* size of the buffer for chunks on their way to the store */
@@ -30,11 +31,11 @@ struct memory_ask {
  * context. Blocks that sequences leave stay until they are wanted, so all of them come into use. */
 int64_t memory_plan_kv_tokens(const struct memory_ask *a);
 
-/* A budget's shares for KV and weights. */
+/* The shares of a budget that KV and weights get. */
 struct memory_share {
     int n_resident;    /* layers that stay in memory */
     int64_t kv_tokens; /* tokens of the KV cache; 0: memory_plan_kv_tokens decides */
-    char table[400];   /* a sentence for people; empty if all layers stay */
+    char table[400];   /* a sentence for people; "" if all layers stay in memory */
 };
 
 /* Shares the memory of hcache_opts.weights_memory between KV and weights. a->kv_tokens: the number

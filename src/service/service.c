@@ -431,7 +431,7 @@ static void *service_main(void *arg)
     pthread_mutex_lock(&s->lock);
     if (s->forget_asked != s->forget_done)
         forget_erased(s);
-    s->has_thread = false; /* later callers flush on their own thread */
+    s->has_thread = false; /* from now on callers flush on their own thread */
     pthread_cond_broadcast(&s->progress);
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -573,7 +573,7 @@ static bool reserve_tokens(struct hcache_ticket *t, const struct request *q,
     return true;
 }
 
-/* Returns NULL if there is no memory for its tokens. */
+/* Creates a ticket. Returns NULL if there is no memory for its tokens. */
 static struct hcache_ticket *ticket_create(struct service *s, const struct request *q,
                                            const struct hcache_request *r)
 {

@@ -22,10 +22,11 @@ enum {
 
 /* The options of a user, and those that only tests and benchmarks set. */
 struct stack_opts {
-    struct hcache_opts user; /* the stack keeps the data that its pointers refer to */
+    /* options of the user; the stack copies what its pointers refer to */
+    struct hcache_opts user;
 
     struct io *io;  /* a simulated disk, borrowed; NULL: the machine's best io */
-    int step_rows;  /* token budget of a step; 0: by user.mini_batches */
+    int step_rows;  /* token budget of a step; 0: follows from user.mini_batches */
     int piece_rows; /* as in engine_opts */
     const struct mixed_opts *mixed; /* as in engine_opts; borrowed while the stack opens */
     /* Silence after which a device counts as dead, see store_opts; 0: 30 s. */
@@ -55,7 +56,7 @@ struct stack {
 
     /* The following fields are private. */
     enum mixed_method method;
-    /* io of streamed weights, with priority on the disk; NULL: none */
+    /* io that reads streamed weights, with priority on the disk; NULL: none */
     struct io *weights_io;
     struct io_turn turn;
     bool owns_io, profile_changed;

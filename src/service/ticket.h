@@ -31,10 +31,10 @@ enum ticket_state {
 
 struct hcache_ticket {
     struct service *service;
-    /* shared: next in the queue, or among the running tickets */
+    /* shared: next ticket in the queue, or among the running tickets */
     struct hcache_ticket *next;
 
-    /* fixed */
+    /* The next fields are fixed. */
     struct request req;
     int32_t *prompt;
     char *salt, *plan;
@@ -51,7 +51,7 @@ struct hcache_ticket {
     void *notify_arg;
     int64_t t_submit;
 
-    /* engine */
+    /* The next fields belong to the engine's thread. */
     const struct tokenizer *tokenizer;
     struct tokenizer_stream *stream; /* NULL: the model has no tokenizer */
     struct seq *seq;
@@ -60,7 +60,7 @@ struct hcache_ticket {
     /* the saver's mark for its saved state, set when the sequence has finished */
     uint64_t mark;
 
-    /* shared */
+    /* The next fields are shared. */
     enum ticket_state state;
     bool cancel, stopped, given_up;
     int32_t *ids; /* [max_tokens] */
@@ -73,7 +73,7 @@ struct hcache_ticket {
     struct hcache_result result;
     struct err err;
 
-    /* reader */
+    /* The next fields belong to the reader. */
     int n_ids_read, n_prompt_read;
     size_t n_text_read;
     char *piece;
@@ -91,7 +91,7 @@ bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *cons
 void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top,
                      struct hcache_logprob *out);
 
-/* Appends text, under the service's lock. */
+/* Appends text to the ticket, under the service's lock. */
 void ticket_append(struct hcache_ticket *t, const char *text, size_t n);
 
 /* Fills t->result for an ended sequence; the caller sets t->result.timings.load_ms. */

@@ -27,7 +27,8 @@ struct answers;
 struct answers_opts {
     int max_entries;
     size_t max_bytes;
-    const char *path; /* path of the file, mode 0600; NULL: in memory only */
+    /* path of the file, which has mode 0600; NULL: answers are kept in memory only */
+    const char *path;
     /* Identifies the meaning of token ids. A file of another vocabulary is replaced. */
     struct sha256 vocabulary;
 };

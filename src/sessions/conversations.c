@@ -59,7 +59,7 @@ static const char schema[] =
 
 /* --- statements ------------------------------------------------------------------------------- */
 
-/* Makes the error that names the process with the file. */
+/* Makes the error for a file in use, which names the process that uses it. */
 static int busy(const struct conversations *c, struct err *err)
 {
     char holder[200];
@@ -301,7 +301,7 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     /* comes before the first read, so that SQLite makes no file for shared memory */
     if (rc == 0)
         rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE", err);
-    if (rc == 0) /* the log of a refused database stays as it is */
+    if (rc == 0) /* the log of a refused database must stay as it is */
         sqlite3_db_config(c->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
     if (rc == 0)
         rc = db_tables_check(c, err);

@@ -36,7 +36,8 @@
 #include "base/err.h"
 #include "base/hash.h"
 
-#define CONVERSATIONS_FILE "conversations.db" /* in the store's first directory */
+/* name of the file in the store's first directory */
+#define CONVERSATIONS_FILE "conversations.db"
 
 struct conversations;
 
@@ -92,11 +93,11 @@ enum { TURN_MAX_MARKS = 3 };
 struct turn {
     int64_t row, parent;   /* 0: none */
     int64_t conversation;  /* the conversation in which the turn was made; 0: none */
-    char name[NAME_BYTES]; /* "resp_.." */
+    char name[NAME_BYTES]; /* name such as "resp_.." */
     int64_t created_s;
     int depth;            /* number of turns before this one */
-    bool is_visible;      /* requests can name it */
-    char *answer;         /* JSON object; NULL: no answer, only inserted items */
+    bool is_visible;      /* requests can find the turn by its name */
+    char *answer;         /* JSON object; NULL: there is no answer, only inserted items */
     char *input, *output; /* JSON arrays of items, never NULL */
     /* JSON object that says how the turn's state came back; NULL: unknown */
     char *restoration;
@@ -155,10 +156,10 @@ int conversation_add(struct conversations *c, const char *tenant, const char *na
                      struct conversation *out, struct err *err);
 int conversation_find(struct conversations *c, const char *tenant, const char *name,
                       struct conversation *out, struct err *err);
-/* Finds the last used conversation with that title. */
+/* Finds the conversation with that title that was used last. */
 int conversation_find_title(struct conversations *c, const char *tenant, const char *title,
                             struct conversation *out, struct err *err);
-/* Sets title and metadata; NULL leaves one unchanged. */
+/* Sets title and metadata. NULL leaves title or metadata unchanged. */
 int conversation_set(struct conversations *c, int64_t row, const char *title,
                      const char *metadata, struct err *err);
 /* Lists conversations by last use, newest first (or oldest), from behind the conversation `after`
@@ -170,7 +171,7 @@ int conversation_list(struct conversations *c, const char *tenant, const char *a
 /* --- erasing ---------------------------------------------------------------------------------- */
 
 struct erased {
-    int n_turns;  /* turns whose transcript was erased */
+    int n_turns;  /* number of turns whose texts were erased */
     int n_shared; /* turns that stay because other turns continue them */
 };
 

@@ -65,7 +65,7 @@ int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
 int db_unknown(const struct conversations *c, const char *what, const char *name,
                struct err *err);
 
-/* Counts the turns. */
+/* Counts the turns in the file. */
 int db_count_turns(struct conversations *c, int64_t *out, struct err *err);
 
 /* A transaction, under the lock. db_end commits if rc is 0, and returns the result. */

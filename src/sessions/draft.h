@@ -20,7 +20,7 @@ struct draft {
     struct json *input; /* a list of items, owned by the draft */
 
     /* draft_render sets the following fields. */
-    struct prompt_text text; /* the prompt */
+    struct prompt_text text; /* the rendered prompt */
     int32_t *ids;
     int n_ids;
     /* Another object owns text and ids, and keeps them longer than the draft. */
@@ -37,7 +37,8 @@ int draft_continue(struct draft *d, struct conversations *c, int64_t parent,
                    struct err *err);
 
 struct draft_opts {
-    const struct json *instructions; /* a string, the system's message; NULL: none */
+    /* a string, which becomes the system's message; NULL: none */
+    const struct json *instructions;
     const struct json *tools, *kwargs;
     bool plain, parse_special, truncates; /* as in chat_source (prompt.h) */
     const char *param;                    /* name of the field that a fault is about */

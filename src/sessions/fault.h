@@ -6,7 +6,7 @@
 
 struct fault {
     int status;       /* HTTP status */
-    const char *type; /* "invalid_request_error" ... */
+    const char *type; /* type of the error in the API, such as "invalid_request_error" */
     const char *code; /* NULL: null in JSON */
     char param[64];   /* name of the request's field; "": null in JSON */
     char message[400];

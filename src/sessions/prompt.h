@@ -14,7 +14,7 @@
 #include "hcache.h"
 #include "sessions/fault.h"
 
-/* A prompt in tokens. */
+/* A prompt as tokens. */
 struct prompt_ids {
     int32_t *ids; /* from malloc */
     int n;

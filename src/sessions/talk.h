@@ -17,7 +17,7 @@ struct talk_opts {
     struct conversations *conversations;
     const char *model_name; /* name of the model in responses */
     const char *salt;       /* salt of the conversations and of their state; NULL: none */
-    bool plain;             /* as chat_source.plain (prompt.h) */
+    bool plain;             /* as in chat_source (prompt.h) */
     const char *system;     /* system message of a new conversation; NULL: none */
 };
 

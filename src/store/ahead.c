@@ -25,9 +25,10 @@ struct ahead {
     int n_threads;
     uint64_t ahead_bytes;
     pthread_mutex_t lock; /* protects the fields below */
-    pthread_cond_t news;  /* to the threads: there is more to provide, or quit is set */
-    pthread_cond_t rest;  /* from the threads: a piece is provided */
-    uint8_t *base;        /* the region; NULL: none */
+    /* signals to the threads that there is more to provide, or that quit is set */
+    pthread_cond_t news;
+    pthread_cond_t rest; /* signals from the threads that a piece is provided */
+    uint8_t *base;       /* first byte of the region; NULL: there is no region */
     uint64_t n_bytes;
     uint64_t end_bytes; /* end of the region's used part */
     uint64_t at;        /* end of the part that is provided, or that a thread has taken */

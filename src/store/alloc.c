@@ -78,7 +78,8 @@ static void range_cut(struct alloc_segment *s, uint32_t at, uint64_t begin, uint
 
 static void segment_add(struct alloc *a)
 {
-    if ((a->n_segments & (a->n_segments - 1)) == 0) { /* grows at powers of two */
+    /* the array doubles at each power of two */
+    if ((a->n_segments & (a->n_segments - 1)) == 0) {
         uint32_t max = a->n_segments == 0 ? 1 : 2 * a->n_segments;
         a->segments = xrealloc(a->segments, max * sizeof a->segments[0]);
     }

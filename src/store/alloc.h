@@ -17,7 +17,7 @@ struct alloc_range {
 };
 
 struct alloc_segment {
-    struct alloc_range *free; /* sorted, disjoint, never touching each other */
+    struct alloc_range *free; /* [n_free], sorted; used bytes separate any two of them */
     uint32_t n_free, max_free;
     uint64_t largest; /* no free range is longer than this */
     bool soiled;      /* a free range may hold bytes of a former extent */

@@ -326,7 +326,8 @@ static void supersede(struct store *s, struct chunk_node *n, const struct sha256
     const struct extent *x = n->extents;
     while (x->state != EXTENT_PENDING)
         x = x->next;
-    if ((s->n_supersedes & (s->n_supersedes - 1)) == 0) /* grows at powers of two */
+    /* the array doubles at each power of two */
+    if ((s->n_supersedes & (s->n_supersedes - 1)) == 0)
         s->supersedes = xrealloc(s->supersedes,
                                  (s->n_supersedes == 0 ? 1 : 2 * s->n_supersedes) *
                                      sizeof s->supersedes[0]);

@@ -136,7 +136,8 @@ static struct placement_part *place_of(struct catalog *c, const struct chunk_nod
 
 static struct chunk_node **bucket_of(const struct catalog *c, const struct sha256 *key)
 {
-    return &c->buckets[get_u64(key->b) & (c->n_buckets - 1)]; /* keys are uniform already */
+    /* keys are hashes, so their bits are uniform already */
+    return &c->buckets[get_u64(key->b) & (c->n_buckets - 1)];
 }
 
 /* Grows the hash table. Without memory for it the chains get longer; nothing else changes. */
@@ -375,7 +376,8 @@ int catalog_owner(struct catalog *c, uint64_t tag, uint16_t *idx)
     if (*slot == 0) {
         if (c->n_owners == UINT16_MAX)
             return ERR_LIMIT;
-        if ((c->n_owners & (c->n_owners - 1)) == 0) /* grows at powers of two */
+        /* the array doubles at each power of two */
+        if ((c->n_owners & (c->n_owners - 1)) == 0)
             c->owners = xrealloc(c->owners, (c->n_owners == 0 ? 1 : 2 * c->n_owners) *
                                                 sizeof c->owners[0]);
         c->owners[c->n_owners] = (struct catalog_owner){.tag = tag};
@@ -426,7 +428,7 @@ void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall
     if (n == NULL)
         n = node_new(c, key);
     if (n->pin_at == 0) {
-        if ((c->n_pins & (c->n_pins - 1)) == 0) /* grows at powers of two */
+        if ((c->n_pins & (c->n_pins - 1)) == 0) /* the array doubles at each power of two */
             c->pins = xrealloc(c->pins,
                                (c->n_pins == 0 ? 1 : 2 * c->n_pins) * sizeof c->pins[0]);
         c->pins[c->n_pins].node = n;

@@ -23,20 +23,18 @@
 #include "store/expiry.h"
 
 enum extent_state {
-    EXTENT_PENDING, /* written, not committed: invisible */
-    EXTENT_LIVE,    /* named by the index */
+    EXTENT_PENDING, /* written and not committed: look-ups do not find it */
+    EXTENT_LIVE,    /* committed: the index has its row */
     EXTENT_DEAD,    /* condemned, and kept only because a hit pins its chunk */
     /* Taken off its node. Its space becomes free when the index no longer names it. */
     EXTENT_FREEING,
 };
 
-/* chunk_node.pin_at: 1 + a position; 0: none. */
-
 struct extent {
     struct extent *next; /* next on the node, or in the list of extents being freed */
     struct extent *pending_next;  /* next in the list of extents to be committed */
-    struct chunk_node *node;      /* NULL once FREEING */
-    struct chunk_record *records; /* [n_records]; NULL: not loaded */
+    struct chunk_node *node;      /* the node that has this extent; NULL in state FREEING */
+    struct chunk_record *records; /* [n_records]; NULL: the table is not loaded */
     struct tier_copy *copy;       /* copy in DRAM (tier.c); NULL: none */
     uint64_t id;
     uint64_t offset;
@@ -56,20 +54,21 @@ struct chunk_marks {
 
 struct chunk_node {
     struct sha256 key;
-    struct store_mask mask; /* records of its LIVE extents */
+    struct store_mask mask; /* union of the records of its LIVE extents */
     struct chunk_node *parent;
-    struct chunk_node *child;         /* its newest child */
+    struct chunk_node *child;         /* newest of the nodes that continue this one */
     struct chunk_node *older, *newer; /* neighbours by age among its parent's children */
     struct chunk_node *next;          /* next in its hash bucket */
     struct extent *extents;
     struct chunk_marks marks; /* valid if has_marks */
     /* The node's entry among its owner's evictable chunks. */
     struct placement_item place;
-    struct tier_chunk *copied; /* its copies in DRAM (tier.c); NULL: no extent has a copy */
+    /* its chunk's copies in DRAM (tier.c); NULL: no extent has a copy */
+    struct tier_chunk *copied;
     uint32_t n_children, n_pins;
-    uint32_t pin_at;    /* 0: no lasting pin */
+    uint32_t pin_at;    /* 1 + its index in catalog.pins; 0: it has no lasting pin */
     uint32_t ttl_s;     /* time to live after its last use; 0: it does not expire */
-    uint32_t expiry_at; /* 1 + its index in catalog.expiry; 0: none */
+    uint32_t expiry_at; /* 1 + its index in catalog.expiry; 0: it has no entry */
     /* Number of guaranteed chunks among this chunk and all that continue it. */
     uint32_t n_guarded;
     uint32_t chunk_idx;
@@ -79,7 +78,7 @@ struct chunk_node {
     uint8_t n_tokens;
     bool has_writer : 1; /* an append of this key is under way */
     bool has_marks : 1;
-    bool reachable : 1; /* mark of the garbage collection */
+    bool reachable : 1; /* set by the garbage collection if a lookup can reach the node */
     bool yields : 1;    /* a partial chunk that is removed when its context goes on */
     /* Erased while in use: missing for lookups, and wiped when it is no longer used. */
     bool doomed : 1;
@@ -90,13 +89,13 @@ struct chunk_node {
 
 struct catalog_fingerprint {
     struct sha256 value;
-    uint64_t n_nodes; /* nodes with live extents */
+    uint64_t n_nodes; /* number of the owner's nodes with LIVE extents */
 };
 
 struct catalog_owner {
-    uint64_t tag; /* tag from store_owner */
+    uint64_t tag; /* the owner's tag, from store_owner */
     uint64_t used_bytes;
-    uint64_t quota_bytes;      /* 0: the store's default */
+    uint64_t quota_bytes;      /* 0: the store's default quota holds */
     uint64_t guaranteed_bytes; /* part of used_bytes: extents that are not evicted */
     uint64_t n_chunks;
     struct placement_part place; /* the owner's evictable chunks */
@@ -114,9 +113,9 @@ struct catalog {
     struct chunk_node *free_nodes; /* free nodes in `blocks`, linked by next */
     struct chunk_node **buckets;
     uint64_t n_buckets, n_nodes;
-    uint64_t n_chunks;  /* nodes with live extents */
+    uint64_t n_chunks;  /* number of nodes with LIVE extents */
     uint64_t n_partial; /* part of n_chunks: fewer than STORE_CHUNK_TOKENS tokens */
-    uint64_t n_live;    /* live extents */
+    uint64_t n_live;    /* number of LIVE extents */
     struct catalog_fingerprint *fingerprints;
     uint32_t n_fingerprints;
     struct catalog_owner *owners;
@@ -134,11 +133,12 @@ struct catalog {
      * value. */
     struct placement_price price;
     struct placement policy;
-    struct placement_learn *learn;   /* for the policy `ours`; else NULL */
+    /* state of the policy `ours`; NULL for other policies */
+    struct placement_learn *learn;
     struct placement_window *window; /* NULL: waiting requests are not known */
 };
 
-/* The identity of a chunk. */
+/* Everything that identifies a chunk. */
 struct chunk_id {
     const struct sha256 *key, *parent, *fingerprint;
     uint64_t owner;

@@ -18,7 +18,7 @@
 
 #define CHUNK_HEADER_BYTES     4096
 #define CHUNK_MAX_RECORDS      (STORE_KINDS * STORE_MAX_LAYERS)
-#define CHUNK_RECORD_CODE      14 /* bytes of one record's entry in a table */
+#define CHUNK_RECORD_CODE      14 /* size of a record's entry in a table, in bytes */
 #define CHUNK_MAX_RECORD_BYTES (64u << 20)
 #define CHUNK_MAX_IDX          (1u << 26) /* chunk_idx is lower than this: 2^32 tokens */
 #define STORE_UUID_BYTES       16
@@ -30,23 +30,24 @@
 struct chunk_record {
     uint64_t checksum;
     uint32_t n_bytes;
-    uint32_t offset; /* from the start of the extent; set by chunk_layout */
+    uint32_t offset; /* offset from the start of the extent; set by chunk_layout */
     uint8_t layer;
     uint8_t kind;
 };
 
 struct chunk_header {
     uint8_t uuid[STORE_UUID_BYTES]; /* UUID of the store */
-    uint64_t id;                    /* grows with every extent of the store */
-    uint64_t n_bytes;               /* size of the extent, this header included */
-    uint64_t offset;                /* offset within the segment */
+    /* every extent of a store has a higher id than the ones before */
+    uint64_t id;
+    uint64_t n_bytes; /* size of the extent, this header included */
+    uint64_t offset;  /* offset within the segment */
     uint32_t segment;
     uint32_t chunk_idx;
     uint16_t device;
     uint16_t n_records;
     struct sha256 key, parent, fingerprint;
     uint64_t owner;
-    int n_tokens;                       /* 1 to STORE_CHUNK_TOKENS */
+    int n_tokens;                       /* tokens of the chunk, 1 to STORE_CHUNK_TOKENS */
     bool yields;                        /* a partial chunk that yields: see store.h */
     int32_t tokens[STORE_CHUNK_TOKENS]; /* tokens behind n_tokens are 0 */
     struct chunk_record records[CHUNK_MAX_RECORDS];

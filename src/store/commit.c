@@ -30,7 +30,7 @@ struct commit {
     struct index_pin *pin_changes;
     uint32_t n_pin_changes;
     uint64_t id_limit; /* ids below it may be used after this commit */
-    bool frees;        /* the commit may use the reserved space */
+    bool frees;        /* the commit may release the reserve on a full disk */
 };
 
 int store_can_save(struct store *s, struct err *err)
@@ -132,7 +132,7 @@ static int commit_write(struct store *s, const struct commit *b, struct err *err
     bool sync = b->pending != NULL && !store_has_bug(STORE_BUG_NO_SYNC);
     if (sync && !index_first)
         rc = s->media->ops->sync(s->media, err);
-    /* A failed sync is final, whatever its code. */
+    /* An error of a sync is final, so no code of it counts as passing. */
     if (rc != 0)
         return is_passing(rc) ? -EIO : rc;
     if (s->index != NULL) {

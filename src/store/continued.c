@@ -100,7 +100,7 @@ static bool is_whole(struct store *s, const struct keys *set, const struct sha25
 struct subtree {
     struct keys roots; /* keys of the chunks that were found, sorted */
     struct keys all;   /* the roots and all chunks that continue them, parents first */
-    struct keys path;  /* From the first chunk of a context to the last listed one. */
+    struct keys path;  /* from the first chunk of a context to the last listed chunk */
     size_t n_outside;  /* chunks of the path before its first root */
 };
 
@@ -112,7 +112,8 @@ static int subtree_add(void *arg, const struct store_entry *e)
     while (t->path.n > 0 &&
            memcmp(&t->path.at[t->path.n - 1], &e->parent, sizeof e->parent) != 0)
         t->path.n--;
-    bool inside = t->path.n > t->n_outside; /* true if its parent is inside */
+    /* the chunk's parent is inside a subtree to be erased */
+    bool inside = t->path.n > t->n_outside;
     if (!inside)
         t->n_outside = t->path.n + !keys_have(&t->roots, &e->key);
     keys_add(&t->path, &e->key);

@@ -158,7 +158,7 @@ static void chain_take(struct store *s, const struct sha256 *keys, int n, struct
     t->n = store_take_chain(s, keys, n, t->is_all, t->keys, out);
     t->is_done = true;
     int n_kept = (int)out->n_shared;
-    if (!t->is_all) /* store_erase_owner has set the owner's mark */
+    if (!t->is_all) /* for an owner's erase store_erase_owner has set the mark already */
         erasures_mark_keys(&s->erasures, ERASURE_KEY, keys + n_kept, n - n_kept);
     /* chunks of keys[] that are being written are in n_busy already */
     (void)store_doom_writing(s);
@@ -310,7 +310,7 @@ static int places_wipe(struct store *s, const struct extent *list, struct err *e
     if (rc != 0)
         return rc;
     rc = m->ops->sync(m, &why);
-    if (rc != 0) { /* appended bytes may be among those that were lost */
+    if (rc != 0) { /* appended bytes may be among the bytes that the failed wipe has lost */
         pthread_mutex_lock(&s->lock);
         store_end_saving(s, rc, &why);
         pthread_mutex_unlock(&s->lock);
@@ -319,7 +319,7 @@ static int places_wipe(struct store *s, const struct extent *list, struct err *e
     return rc;
 }
 
-/* [index_lock] Removes the places of a list from the index. */
+/* [index_lock] Removes the places of a list from the index, in one transaction. */
 static int rows_forget(struct store *s, const struct extent *list, uint64_t id_limit,
                        struct err *err)
 {
@@ -329,7 +329,7 @@ static int rows_forget(struct store *s, const struct extent *list, uint64_t id_l
     return rc == 0 ? index_commit(s->index, id_limit, err) : rc;
 }
 
-/* [commit_lock] Removes the places from the index. */
+/* [commit_lock] Removes the places of a list from the index. Takes index_lock. */
 static int places_forget(struct store *s, const struct extent *list, uint64_t id_limit,
                          struct err *err)
 {

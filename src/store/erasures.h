@@ -34,11 +34,11 @@ struct erasure_mark {
 
 /* Set epoch to 1 at the beginning: no erasure yet. */
 struct erasures {
-    uint64_t epoch; /* 1 + number of erasures so far */
+    uint64_t epoch; /* 1 + the number of erasures so far */
     /* Every chunk of an earlier epoch is refused, whether a mark concerns it or not. */
     uint64_t floor;
     struct erasure_mark *marks; /* [ERASURES_MARKS] a ring; NULL: no mark yet */
-    uint64_t n_marks;           /* marks ever set */
+    uint64_t n_marks;           /* number of marks ever set */
 };
 
 void erasures_deinit(struct erasures *e);

@@ -219,7 +219,7 @@ int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
                                                    : (uint32_t)before_wall_s;
     int n, rc = 0;
     *n_chunks = 0;
-    do { /* the parents of evicted chunks are leaves now */
+    do { /* repeats, because the parents of evicted chunks are leaves now */
         pthread_mutex_lock(&s->lock);
         rc = store_can_save(s, err);
         n = rc == 0 ? evict_some_idle(s, before) : 0;

@@ -17,7 +17,7 @@ struct expiry_entry {
 };
 
 struct expiry {
-    struct expiry_entry *entry; /* [n] */
+    struct expiry_entry *entry; /* [n] entries of a heap */
     uint32_t n, max;
 };
 

@@ -31,7 +31,8 @@ enum {
 
 /* Chunks that a waiting request needs. */
 struct store_want {
-    struct read_ahead_want ahead; /* first: a want of the list is a store_want */
+    /* must be first, because the list's wants are converted to struct store_want */
+    struct read_ahead_want ahead;
     const void *id;
     /* bytes of the copies that were missing when the request was announced */
     uint64_t n_bytes;
@@ -66,7 +67,7 @@ static struct store_want *want_find(const struct store *s, const void *id)
     return (struct store_want *)w;
 }
 
-/* [lock] Removes a request's want. */
+/* [lock] Removes and frees a request's want. */
 static void want_remove(struct store *s, const void *id)
 {
     struct store_want *w = want_find(s, id);
@@ -217,7 +218,7 @@ static bool fetch_choose(struct store_fetcher *f)
     struct chunk_node *n = node_of(s, key_of(w, at));
     struct extent *x = extent_alone(n);
     f->waits_for_room = !tier_has_room(s->tier, extent_bytes(x));
-    if (f->waits_for_room) /* the tier's thread makes room */
+    if (f->waits_for_room) /* the tier's thread makes room meanwhile */
         return false;
     struct tier_copy *copy = tier_take(s->tier, extent_bytes(x));
     CHECK(copy != NULL);

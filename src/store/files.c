@@ -46,7 +46,7 @@ struct device {
 struct writer {
     struct writer *next;
     struct io_queue *queue;
-    uint8_t *buffer; /* WRITER_PIECES x IO_PIECE_BYTES */
+    uint8_t *buffer; /* [WRITER_PIECES * IO_PIECE_BYTES] */
     struct io_req reqs[WRITER_PIECES];
     bool busy[WRITER_PIECES];
 };
@@ -286,7 +286,7 @@ struct stream {
     uint64_t offset;   /* offset of the current piece in the file */
     unsigned piece;    /* piece that is being filled */
     size_t fill_bytes; /* bytes of that piece that are filled */
-    int status;        /* the first error */
+    int status;        /* the first error, or 0 */
     uint8_t *copy;     /* receives the next record's bytes as well; NULL: no copy */
     int64_t stuck_ns;
     struct err *err;
@@ -297,7 +297,7 @@ static uint8_t *piece_buf(const struct stream *st, unsigned piece)
     return st->w->buffer + (size_t)piece * IO_PIECE_BYTES;
 }
 
-/* Waits for at least one request, or for all. */
+/* Waits for at least one request, or for all requests in flight. */
 static void stream_reap(struct stream *st, bool all)
 {
     do {
@@ -318,7 +318,7 @@ static void stream_reap(struct stream *st, bool all)
             if (done[i]->result != 0 && st->status == 0)
                 st->status = io_req_err(done[i], st->err);
         }
-        if (rc != 0) { /* the queue itself is broken: nothing more will come */
+        if (rc != 0) { /* the queue itself is broken, so no request comes back any more */
             if (st->status == 0)
                 st->status = err_set(st->err, rc, "%s", queue_err.msg);
             return;
@@ -374,7 +374,8 @@ static void stream_put(struct stream *st, const uint8_t *bytes, size_t n)
             part = n;
         uint8_t *to = piece_buf(st, st->piece) + st->fill_bytes;
         if (bytes != NULL) {
-            copy_past_caches(to, bytes, part); /* the device reads it next */
+            /* the device reads this memory next, not the processor */
+            copy_past_caches(to, bytes, part);
             bytes += part;
         } else {
             memset(to, 0, part);
@@ -502,7 +503,7 @@ static int files_sync(struct media *m, struct err *err)
 static struct io_file *files_file(struct media *m, int device, uint32_t segment)
 {
     struct segment *seg = segment_get(files_of(m), device, segment);
-    CHECK(seg != NULL); /* an extent lies in the segment */
+    CHECK(seg != NULL); /* the segment has a file, because an extent lies in it */
     return seg->file;
 }
 
@@ -585,7 +586,7 @@ static int files_wipe(struct media *m, int device, uint32_t segment, uint64_t be
     int rc = 0;
     pthread_mutex_lock(&f->grow_lock);
     struct segment *seg = segment_get(f, device, segment);
-    /* The end of a damaged file may lie anywhere. */
+    /* The file may have been damaged, so its end may lie before `end`. */
     if (seg != NULL && end > seg->size_bytes)
         end = round_up(seg->size_bytes, STORE_ALIGN);
     if (seg != NULL && begin < end) {

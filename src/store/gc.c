@@ -30,11 +30,11 @@ static int orphans_free(struct store *s, struct err *err)
             if (node->n_live > 0)
                 nodes[n++] = node;
         }
-    qsort(nodes, n, sizeof nodes[0], by_chunk_idx); /* parents first */
+    qsort(nodes, n, sizeof nodes[0], by_chunk_idx); /* puts parents before their children */
     for (uint64_t i = 0; i < n; i++)
         nodes[i]->reachable = nodes[i]->chunk_idx == 0 ||
                               (nodes[i]->parent != NULL && nodes[i]->parent->reachable);
-    for (uint64_t i = n; i-- > 0;) { /* children first */
+    for (uint64_t i = n; i-- > 0;) { /* goes from children to their parents */
         struct chunk_node *node = nodes[i];
         if (!node->reachable && node->n_pins == 0 && node->n_pending == 0 &&
             !node->has_writer && node->n_children == 0 && node->n_guarded == 0)

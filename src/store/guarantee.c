@@ -151,7 +151,7 @@ static int check_sums(const struct store *s, const struct catalog_owner *o,
                    is_all ? "" : "to this owner ", (unsigned long long)limit);
 }
 
-/* [lock] Makes the guarantee, or refuses it. */
+/* [lock] Guarantees the chain, or refuses and changes nothing. */
 static int promise(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
                    struct index_pin *before, int *n_ends, struct store_guaranteed *g,
                    struct err *err)

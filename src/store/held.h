@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 struct held_name {
-    uint64_t name; /* 0: this place is free */
+    uint64_t name; /* 0: the place is free */
     uint32_t n;
 };
 

@@ -49,7 +49,7 @@ enum {
     R_PARENT = 72,
     R_FINGERPRINT = 104,
     R_MASK = 136,
-    ROW_BYTES_1 = 168, /* version 1: 64 tokens, no owner */
+    ROW_BYTES_1 = 168, /* size of a row in version 1, which has 64 tokens and no owner */
     R_OWNER = 168,
     R_TOKENS_N = 176,
     R_FLAGS = 180,
@@ -126,10 +126,11 @@ struct index {
     sqlite3_stmt *st[N_STATEMENTS];
     struct index_meta meta;
     bool read_only;
-    bool is_folded; /* the log holds nothing from before open */
+    bool is_folded; /* no frame of the log is from before the opening */
     /* number of rows and sum of their checksums, as of the last commit */
     uint64_t n_rows, sum;
-    uint64_t new_n_rows, new_sum; /* the same, as the open transaction leaves them */
+    /* number of rows and sum of their checksums, as the open transaction leaves them */
+    uint64_t new_n_rows, new_sum;
     uint64_t live_bytes;
 };
 
@@ -254,7 +255,7 @@ static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, stru
     memcpy(ix->meta.uuid, in + M_UUID, STORE_UUID_BYTES);
     ix->meta.segment_bytes = get_u64(in + M_SEGMENT);
     ix->meta.next_id = get_u64(in + M_NEXT_ID);
-    if (ix->meta.next_id >= INDEX_MAX_ID) /* counting on from there would wrap */
+    if (ix->meta.next_id >= INDEX_MAX_ID) /* later ids would wrap */
         return err_set(err, ERR_CORRUPT, "index %s: its next id is out of range", ix->path);
     ix->n_rows = ix->new_n_rows = get_u64(in + M_ROWS_N);
     ix->sum = ix->new_sum = get_u64(in + M_SUM);
@@ -623,7 +624,7 @@ int index_begin(struct index *ix, struct err *err)
     if (rc == 0 && ix->meta.version < FORMAT_VERSION)
         rc = exec(ix, "upgrade", VERSION_2_SQL, err);
     if (rc == 0)
-        rc = db_prepare(ix, err); /* statements that needed the new tables */
+        rc = db_prepare(ix, err); /* prepares the statements that need the new tables */
     return rc == 0 ? 0 : rollback(ix, rc);
 }
 

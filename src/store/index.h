@@ -51,10 +51,10 @@ struct index_row {
     uint32_t n_tokens;
     bool yields;
     uint64_t tick; /* order of last use; has no checksum, since a wrong one does no harm */
-    uint32_t used_wall_s; /* time of last use; has no checksum */
+    uint32_t used_wall_s; /* time of last use, seconds since 1970; has no checksum */
     /* Seconds after the last use, 0: it does not expire; has no checksum. */
     uint32_t ttl_s;
-    bool is_dropped; /* first to be evicted; has no checksum */
+    bool is_dropped; /* the chunk is evicted before all others; has no checksum */
 };
 
 /* Last use of a chunk: the part of a row that index_touch changes. */

@@ -21,7 +21,8 @@ void store_note_use(struct store *s, const struct chunk_node *n)
     for (const struct extent *x = n->extents; x != NULL; x = x->next) {
         if (x->state != EXTENT_LIVE)
             continue;
-        if ((s->n_touched & (s->n_touched - 1)) == 0) /* grows at powers of two */
+        /* the array doubles at each power of two */
+        if ((s->n_touched & (s->n_touched - 1)) == 0)
             s->touched = xrealloc(s->touched, (s->n_touched == 0 ? 1 : 2 * s->n_touched) *
                                                   sizeof s->touched[0]);
         s->touched[s->n_touched++] = (struct store_touch){
@@ -166,7 +167,7 @@ int store_load_node(struct store *s, struct chunk_node *n, struct err *err)
         pthread_mutex_unlock(&s->lock);
         if (x == NULL)
             return 0;
-        /* x stays: its node is pinned, and its place does not change. */
+        /* x stays valid: its node is pinned, and its place does not change. */
         struct chunk_record *records = xmalloc(x->n_records * sizeof records[0]);
         int rc = store_load_records(s, x, records, err);
         pthread_mutex_lock(&s->lock);
@@ -223,7 +224,7 @@ const char *store_miss_name(enum store_miss why)
     return miss_names[why];
 }
 
-/* [lock] Returns why this key is missing. */
+/* [lock] Returns the reason why this key is missing. */
 static enum store_miss why_missing(const struct store *s, const struct sha256 *key,
                                    bool is_first, char *why, size_t why_bytes)
 {

@@ -84,7 +84,7 @@ struct files_opts {
     int n_dirs;
     uint64_t segment_bytes;
     uint64_t max_step_bytes; /* most bytes by which a file is preallocated at a time */
-    uint64_t max_bytes;      /* bound on all files together; 0: none */
+    uint64_t max_bytes;      /* bound on the bytes of all files together; 0: none */
     bool read_only, no_direct;
     int64_t stuck_ns; /* as in store_opts */
 };

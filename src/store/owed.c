@@ -61,7 +61,7 @@ static bool entry_decode(const uint8_t in[ENTRY_BYTES], struct entry *out)
 
 static void owed_add(struct store_owed *o, const struct entry *e)
 {
-    if ((o->n & (o->n - 1)) == 0) /* grows at powers of two */
+    if ((o->n & (o->n - 1)) == 0) /* the array doubles at each power of two */
         o->entries = xrealloc(o->entries, (o->n == 0 ? 1 : 2 * (size_t)o->n) * ENTRY_BYTES);
     entry_encode(e, o->entries + (size_t)o->n++ * ENTRY_BYTES);
 }
@@ -213,7 +213,7 @@ static int file_read(struct store *s, const char *path, struct err *err)
     return rc;
 }
 
-/* An owner's chunks, parents first. */
+/* Keys of an owner's chunks, parents first. */
 struct owned {
     uint64_t owner;
     struct sha256 *keys;

@@ -146,7 +146,7 @@ static int read_some(struct store_reader *r, const struct store_hit *hit, struct
     for (int left = rc == 0 ? n : 0; left > 0; left -= n_done) {
         struct err why = {0};
         int failed = store_reader_wait(r, done, AT_ONCE, &n_done, &why);
-        if (failed != 0) /* the reader is broken; its owner opens another one */
+        if (failed != 0) /* the reader is broken, and its owner must open another one */
             return err_set(err, failed, "%s", why.msg);
         for (int i = 0; i < n_done; i++) {
             int one = take_record(done[i], done[i]->user, &why);

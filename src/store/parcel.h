@@ -19,7 +19,7 @@
 
 /* Memory for one parcel, which grows.  {0} is empty. */
 struct parcel {
-    uint8_t *bytes; /* page-aligned */
+    uint8_t *bytes; /* page-aligned memory */
     size_t n_bytes, max_bytes;
 };
 void parcel_deinit(struct parcel *p);

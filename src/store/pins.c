@@ -12,7 +12,8 @@ void store_note_pin(struct store *s, const struct index_pin *pin)
 {
     if (s->index == NULL || s->read_only)
         return;
-    if ((s->n_pin_changes & (s->n_pin_changes - 1)) == 0) /* grows at powers of two */
+    /* the array doubles at each power of two */
+    if ((s->n_pin_changes & (s->n_pin_changes - 1)) == 0)
         s->pin_changes = xrealloc(s->pin_changes,
                                   (s->n_pin_changes == 0 ? 1 : 2 * s->n_pin_changes) *
                                       sizeof s->pin_changes[0]);

@@ -32,7 +32,7 @@ static bool is_gone(struct store *s, const char *dir, const char *name,
 {
     struct store_file_id now;
     int rc = file_id(s, dir, name, &now);
-    /* A fault of the disk does not prove that the file was removed. */
+    /* Another error than -ENOENT does not prove that the file was removed. */
     if (!was->known || (rc != 0 && rc != -ENOENT))
         return false;
     return rc == -ENOENT || now.device != was->device || now.inode != was->inode;

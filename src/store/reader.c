@@ -116,7 +116,7 @@ static const struct chunk_record *record_find(const struct store_read *read,
     return found;
 }
 
-/* Completes a read without I/O: the DRAM backend, or a fault. */
+/* Completes a read without I/O: because its record is in memory, or because of a fault. */
 static void slot_done(struct store_reader *r, struct slot *slot, int status)
 {
     slot->read->status = status;

@@ -32,7 +32,7 @@ struct candidate {
 
 struct scan {
     struct store *s;
-    uint8_t *buffer; /* SCAN_BYTES */
+    uint8_t *buffer; /* [SCAN_BYTES] */
     struct chunk_header *h;
     struct candidate *found;
     uint64_t n_found;
@@ -111,7 +111,8 @@ static int records_check(struct scan *sc, bool *good, struct err *err)
     if (buffer != sc->buffer)
         mem_unmap(buffer, max);
     *good = all;
-    return rc == -ENODATA ? 0 : rc; /* beyond the end of a cut file: not good */
+    /* an extent beyond the end of a cut file is not good, which is no error */
+    return rc == -ENODATA ? 0 : rc;
 }
 
 static int row_write(struct scan *sc, struct err *err)
@@ -211,7 +212,7 @@ void store_want_rebuild(struct store *s)
     free(marker);
 }
 
-/* Steps 1 and 2. */
+/* Does steps 1 and 2 of the rebuild: sets the marker and removes the old index. */
 static int old_index_remove(struct store *s, const char *dir, const char *marker,
                             struct err *err)
 {

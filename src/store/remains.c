@@ -131,7 +131,7 @@ int store_sync_files(struct store *s, struct err *err)
     return err_set(err, rc, "%s", why.msg);
 }
 
-/* Syncs wiped space. */
+/* Makes the wiping of space durable. */
 static int wiped_sync(struct store *s, struct err *err)
 {
     pthread_mutex_lock(&s->commit_lock);

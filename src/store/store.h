@@ -48,7 +48,7 @@ struct store_reader;
 
 /* The two kinds of records. For each layer a context needs one of them (or recomputation). */
 enum store_kind {
-    STORE_HIDDEN = 0, /* the layer's input */
+    STORE_HIDDEN = 0, /* the layer's input (hidden states) */
     STORE_KV = 1,     /* keys before RoPE, and values */
 };
 #define STORE_KINDS 2
@@ -121,18 +121,21 @@ struct store_opts {
      * 256 MiB. dram_bytes or more: all of it, from store_open on, on every processor (see
      * store_await_dram). */
     uint64_t dram_ahead_bytes;
-    const char *const *dirs; /* one per device, in order; missing ones are created */
+    /* [n_dirs] one directory per device, in order; missing ones are created */
+    const char *const *dirs;
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: none */
     /* Bound on all files of the store together at all times; 0: none. The rest that it leaves
      * for extents is a second bound like cap_bytes (cap.c). ERR_USAGE if it leaves nothing. The
      * DRAM backend ignores it. */
     uint64_t files_cap_bytes;
-    enum placement_kind policy; /* which leaf is evicted first at a bound */
+    /* policy that chooses the leaf to evict first when a bound is reached */
+    enum placement_kind policy;
     /* For stat, ls and verify: changes nothing, shares the lock with other read-only users, and
      * reads a copy of the index if another process has the store open for writing. */
     bool read_only;
-    bool no_direct; /* do not bypass the page cache (warm reads, tests) */
+    /* reads and writes go through the page cache, for warm reads and tests */
+    bool no_direct;
     /* For a new store: the size of its segment files, which also bounds one chunk's bytes per
      * device. A multiple of STORE_ALIGN, at most 4 GiB. 0: 1 GiB. */
     uint64_t segment_bytes;
@@ -181,7 +184,7 @@ struct store_record {
 /* A request's hints about the next use of its chunks. All 0: no hints. */
 struct store_use {
     int turn;            /* number of the turn in its conversation, from 1; 0: unknown */
-    bool may_call_tools; /* its answer may be a tool call, whose result comes back soon */
+    bool may_call_tools; /* the answer may be a tool call, whose result comes back soon */
     uint32_t reuse_in_s; /* a client's guess of the time until the next use; 0: none */
     /* The chunks expire after this time without a use; 0: they do not expire. */
     uint32_t ttl_s;
@@ -196,7 +199,7 @@ struct store_chunk {
     struct sha256 parent; /* key of the previous chunk; for chunk 0 the root key */
     /* Fingerprint of the state. Kept in the header, to explain misses. */
     struct sha256 fingerprint;
-    uint64_t owner;     /* store_owner(salt) */
+    uint64_t owner;     /* owner of the chunk: store_owner(salt) */
     uint32_t chunk_idx; /* position in the context: first token = 64 * chunk_idx */
     int n_tokens;       /* 1 to 63: a partial chunk; 0 or 64: a full one */
     int32_t tokens[STORE_CHUNK_TOKENS];
@@ -248,9 +251,9 @@ int store_commit(struct store *s, struct err *err);
 struct store_hit {
     struct sha256 key;
     uint32_t chunk_idx;
-    int n_tokens; /* 64, or fewer in a partial chunk */
+    int n_tokens; /* number of tokens: 64, or fewer in a partial chunk */
     struct store_mask mask;
-    void *impl; /* for the store only */
+    void *impl; /* for the store's own use */
 };
 
 /* Finds the longest stored chain of keys[0..n) and pins it: hits[0..*n_hits) are filled. `why`
@@ -400,8 +403,9 @@ uint64_t store_epoch(struct store *s);
 void store_refuse_former(struct store *s);
 
 struct store_erased {
-    uint64_t n_chunks, n_bytes; /* erased */
-    uint64_t n_shared;          /* kept: stored chunks outside of keys[] continue them */
+    uint64_t n_chunks, n_bytes; /* chunks that were erased, and their bytes */
+    /* chunks that were kept because stored chunks outside of keys[] continue them */
+    uint64_t n_shared;
     /* In use by a hit or a running append: missing for every lookup from now on, and erased by
      * the first commit after the last release. Not remembered across a restart: call again. */
     uint64_t n_busy;
@@ -444,7 +448,7 @@ int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_
 void store_on_erased(struct store *s,
                      void (*fn)(void *arg, const struct sha256 *keys, int n), void *arg);
 
-/* Erases all chunks of an owner, as store_erase does. */
+/* Erases all chunks of an owner, with the effects of store_erase. */
 int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
                       struct err *err);
 
@@ -520,7 +524,8 @@ struct store_read {
  * every dst and is registered with the I/O backend once. */
 int store_reader_open(struct store *s, int depth, void *staging, size_t staging_bytes,
                       struct store_reader **out, struct err *err);
-void store_reader_close(struct store_reader *r); /* Waits for reads in flight. */
+/* Waits for reads in flight. NULL is allowed. */
+void store_reader_close(struct store_reader *r);
 /* Makes the reader take records from copies in DRAM if there are any. Its user calls
  * store_read_release for each read, once the bytes are no longer needed. Other readers read only
  * the disk: they check or measure it. */
@@ -589,7 +594,7 @@ void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys
  * of keys[0..n). Memory provided ahead costs nothing, but other waiting requests may need it
  * first. Returns 0 if the whole arena is provided, or there is no arena. */
 double store_fetch_price_s(struct store *s, const struct sha256 *keys, int n);
-/* Call when the request waits no longer. */
+/* Withdraws the want of the request `id`. Call it when the request waits no longer. */
 void store_fetch_want_end(struct store *s, const void *id);
 
 /* Returns how many of the keys are stored, up to the first missing one. */
@@ -609,12 +614,12 @@ bool store_tell_held(struct store *s, const struct store_held *changes, int n);
 /* Brings state that waiting requests need from the disk to DRAM, a chunk at a time. One thread
  * at a time. */
 struct store_fetcher;
-/* *out is NULL if there is no DRAM tier. */
+/* Opens a fetcher. *out is NULL if there is no DRAM tier. */
 int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *err);
 void store_fetcher_close(struct store_fetcher *f); /* Waits for reads in flight. */
 enum store_fetch {
     STORE_FETCH_NONE,      /* there is nothing to fetch now */
-    STORE_FETCH_WORKED,    /* call it again */
+    STORE_FETCH_WORKED,    /* there may be more to do: call it again */
     STORE_FETCH_NO_ROOM,   /* there is no room for the next fetch: try again later */
     STORE_FETCH_IN_FLIGHT, /* there is nothing more to do until the disk answers */
 };
@@ -646,16 +651,20 @@ const char *store_miss_name(enum store_miss why);
 
 /* Why a stored chunk was removed. */
 enum store_evict {
-    STORE_EVICT_CAP, /* to make room under the cap */
+    STORE_EVICT_CAP, /* evicted to make room under the cap */
     /* To make room on a disk that was full before the cap was reached. */
     STORE_EVICT_SPACE,
-    STORE_EVICT_QUOTA,      /* to make room in its owner's quota */
-    STORE_EVICT_IDLE,       /* unused since the time of store_evict_idle */
-    STORE_EVICT_EXPIRED,    /* unused for its time to live (store_evict_expired) */
-    STORE_EVICT_ORPHAN,     /* gc: a chunk before it is gone, so it could not be found */
-    STORE_EVICT_SUPERSEDED, /* a partial chunk that a longer one replaced */
-    STORE_EVICT_ERASED,     /* store_erase */
-    STORE_EVICT_DAMAGED,    /* condemned */
+    STORE_EVICT_QUOTA, /* evicted to make room in its owner's quota */
+    /* evicted because it was unused since the time of store_evict_idle */
+    STORE_EVICT_IDLE,
+    /* evicted because it was unused for its time to live (store_evict_expired) */
+    STORE_EVICT_EXPIRED,
+    /* freed by gc: the chunk before it is gone, so no lookup could find it */
+    STORE_EVICT_ORPHAN,
+    /* removed because it is a partial chunk that a longer one replaced */
+    STORE_EVICT_SUPERSEDED,
+    STORE_EVICT_ERASED,  /* erased by store_erase */
+    STORE_EVICT_DAMAGED, /* condemned because its bytes were damaged */
     STORE_EVICTS
 };
 const char *store_evict_name(enum store_evict why);
@@ -664,19 +673,20 @@ const char *store_evict_name(enum store_evict why);
 struct store_dram {
     uint64_t cap_bytes; /* 0: there is no tier, and all other fields are 0 */
     uint64_t used_bytes, n_chunks;
-    /* Since open: */
+    /* The following fields count since the store was opened. */
     uint64_t n_written; /* copies made while their extents were written */
     /* Copies read from the disk ahead, for waiting requests. */
     uint64_t n_promoted, promoted_bytes;
-    uint64_t n_unused;            /* part of n_promoted: dropped before they were read */
-    uint64_t n_demoted;           /* chunks whose copies were dropped to keep room */
-    uint64_t n_full;              /* copies not made, because there was no room at once */
-    uint64_t n_reads, read_bytes; /* records served from copies */
+    uint64_t n_unused;  /* part of n_promoted: dropped before they were read */
+    uint64_t n_demoted; /* chunks whose copies were dropped to keep room */
+    uint64_t n_full;    /* copies not made, because there was no room at once */
+    /* records that were served from copies, and their bytes */
+    uint64_t n_reads, read_bytes;
 };
 
 struct store_stats {
     const char *tier; /* "dram" or "disk": where the chunks are */
-    /* n_partial: part of n_chunks that are not full */
+    /* n_partial: part of n_chunks, chunks that are not full. */
     uint64_t n_chunks, n_extents, n_partial;
     /* Bytes of extents; their bound; bytes that the segment files occupy. */
     uint64_t used_bytes, cap_bytes, file_bytes;
@@ -689,13 +699,16 @@ struct store_stats {
     /* Part of used_bytes that is guaranteed; its bound, 0: none. */
     uint64_t guaranteed_bytes, guarantee_limit_bytes;
     int n_devices;
-    /* Since open: */
+    /* The following fields count since the store was opened. */
     uint64_t appended_bytes, read_bytes;
-    uint64_t n_hits, n_misses, n_evicted, n_corrupt; /* chunks; n_corrupt: condemned */
-    uint64_t misses[STORE_MISSES]; /* n_misses by the reason of the first miss in a chain */
-    /* Chunks; n_evicted counts all reasons up to SUPERSEDED. */
+    /* numbers of chunks; n_corrupt: condemned ones */
+    uint64_t n_hits, n_misses, n_evicted, n_corrupt;
+    /* n_misses by reason: for each look-up, that of its first missing chunk */
+    uint64_t misses[STORE_MISSES];
+    /* Removed chunks by reason. n_evicted counts all reasons up to SUPERSEDED. */
     uint64_t evictions[STORE_EVICTS];
-    uint64_t n_evicted_pinned;    /* part of n_evicted: nothing else could be evicted */
+    /* part of n_evicted: pinned chunks, evicted because nothing else could be */
+    uint64_t n_evicted_pinned;
     uint64_t n_guarantees_broken; /* guarantees broken by damage */
     uint64_t n_checksum_failures; /* records that store_read_check refused */
     uint64_t n_read_failures;     /* records that the device failed to read */
@@ -703,7 +716,7 @@ struct store_stats {
     struct store_dram dram;
 };
 void store_stats(struct store *s, struct store_stats *out);
-/* Fills out->dram alone. */
+/* Fills in only out->dram. */
 void store_dram_stats(struct store *s, struct store_dram *out);
 /* Waits until the system has provided the copies' memory, if all of it is provided from the
  * opening on. Returns false after timeout_ns. *n_bytes is the memory provided so far. */
@@ -722,7 +735,7 @@ struct store_entry {
     int64_t pinned_until_wall_s; /* seconds since 1970; 0: not pinned */
     /* time at which it expires if it is not used before; 0: it does not */
     int64_t expires_wall_s;
-    bool is_guaranteed; /* it or a chunk that continues it is guaranteed */
+    bool is_guaranteed; /* the chunk, or a chunk that continues it, is guaranteed */
 };
 /* Calls fn for every chunk, parents before children within a chain. Stops if fn returns non-zero,
  * and returns fn's result. */

@@ -47,12 +47,12 @@
 /* Ids are handed out up to a limit that the index has stored durably. So no two extents ever
  * written, committed or not, share an id: a rebuild tells old from new by them. */
 #define STORE_ID_RESERVE 65536
-/* Holds space for erasing on a full disk (reserve.c). */
+/* File that holds space for erasing on a full disk (reserve.c). */
 #define STORE_RESERVE_FILE  "reserve"
 #define STORE_RESERVE_BYTES ((uint64_t)1 << 20) /* the reserve's largest size */
 /* While this file exists, opening wipes all free space (remains.c). */
 #define STORE_WIPE_MARKER "wipe.free"
-/* Erasures that wait for the store to be writable (owed.c). */
+/* File with the erasures that wait for the store to be writable (owed.c). */
 #define STORE_OWED_FILE "erase.owed"
 /* Condemned chunks that are remembered, to explain why they are missing. */
 #define STORE_MAX_REASONS 64
@@ -80,7 +80,7 @@ struct store_supersede {
     struct sha256 key;
 };
 
-/* An append under way, in memory of its thread. */
+/* An append that is under way, in the memory of its thread. */
 struct store_writing {
     struct store_writing *next;
     const struct store_chunk *chunk;
@@ -93,14 +93,14 @@ struct store_owed {
     uint32_t n, n_noted;
 };
 
-/* The file that a name referred to at open. */
+/* Identity of the file that a name referred to when the store was opened. */
 struct store_file_id {
     uint64_t device, inode;
     bool known;
 };
 
 struct store {
-    struct io *io; /* NULL: DRAM */
+    struct io *io; /* NULL in the DRAM backend */
     char *dirs[STORE_MAX_DEVICES];
     int n_dirs;
     struct io_file *lock_file; /* lock file in the first directory */
@@ -112,12 +112,13 @@ struct store {
     struct tier *tier; /* copies of disk extents in DRAM; NULL: none */
     struct read_ahead_queue
         wants; /* chunks that waiting requests need: struct store_want (fetch.c) */
-    struct index *index; /* NULL: DRAM */
+    struct index *index; /* NULL in the DRAM backend */
     char *index_path;
     struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;
     uint8_t uuid[STORE_UUID_BYTES];
     uint32_t sb_version;
-    uint64_t cap_bytes, files_cap_bytes; /* bounds on extents, and on all files; 0: none */
+    /* bounds on the bytes of extents, and of all files; 0: none */
+    uint64_t cap_bytes, files_cap_bytes;
     uint64_t index_cap_bytes; /* share of files_cap_bytes for the index; 0: no bound */
     /* Frames of the index's log before it is folded; 0: SQLite's default. */
     uint32_t log_frames;
@@ -144,10 +145,12 @@ struct store {
     struct extent *wiping;
     uint64_t wiping_bytes;
     uint64_t pending_bytes, n_pending; /* bytes and number of the extents in `pending` */
-    uint64_t index_bytes;              /* pages of the index in use, as committed */
+    /* bytes of the index's pages in use, as of the last commit */
+    uint64_t index_bytes;
     /* bytes of all extents, reserved ones included; never above cap_bytes */
     uint64_t used_bytes;
-    uint64_t next_id, id_limit; /* next_id <= id_limit */
+    /* ids from next_id up to id_limit may be given to extents */
+    uint64_t next_id, id_limit;
     /* Nothing was committed since open. The index that a killed process left may be visible and
      * yet not durable, so the first commit is never skipped. */
     bool is_fresh;
@@ -169,7 +172,7 @@ struct store {
     /* [n_headers] keys noted for headers.c, room for STORE_MAX_HEADERS; NULL: none yet */
     struct sha256 *headers;
     uint32_t n_headers;
-    struct sha256 expected; /* the caller's fingerprint, see store_expect */
+    struct sha256 expected; /* fingerprint that the caller looks for, see store_expect */
     bool has_expected;
     struct store_reason reasons[STORE_MAX_REASONS];
     /* Number of reasons noted since open; the ring's next slot is n_reasons % STORE_MAX_REASONS. */
@@ -307,7 +310,7 @@ bool store_is_unwritable(struct store *s);
  * if owner is not NULL, and fills in *out. */
 void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_t *owner,
                struct store_erased *out);
-/* At open: takes the chunks whose erasure waits off the catalog. */
+/* At open: takes the chunks of waiting erasures off the catalog. */
 int store_load_owed(struct store *s, struct err *err);
 /* At open for writing: erases from the files all chunks whose erasure waits. */
 int store_pay_owed(struct store *s, struct err *err);

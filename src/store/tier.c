@@ -13,22 +13,23 @@
 #include "store/arena.h"
 #include "store/held.h"
 
-/* The thread keeps 1/FREE_PART of the arena free. */
+/* The tier's thread keeps 1/FREE_PART of the arena free. */
 enum { FREE_PART = 16 };
 /* Largest segment of the arena: the allocator moves arrays of free ranges. */
 #define SEGMENT_BYTES ((uint64_t)1 << 30)
 
 struct tier_copy {
     struct tier_copy *next;   /* next copy of the same chunk, or next one to be zeroed */
-    struct tier_chunk *chunk; /* NULL: not entered yet, or forgotten */
-    struct extent *x;         /* NULL: not entered yet, or forgotten */
+    struct tier_chunk *chunk; /* NULL: the copy was not entered yet, or is forgotten */
+    /* extent of the copy; NULL: it was not entered yet, or is forgotten */
+    struct extent *x;
     uint64_t n_bytes, offset;
     uint32_t segment;
-    uint32_t n_users; /* readers, and the caller of tier_take before tier_enter */
+    uint32_t n_users; /* readers; also the caller of tier_take until it calls tier_enter */
     bool is_promoted, was_read;
 };
 
-/* A copied chunk. */
+/* A chunk that has copies. */
 struct tier_chunk {
     struct placement_item place;
     struct chunk_node *node;
@@ -47,11 +48,12 @@ struct tier {
     struct placement_part victims;
     struct held held;       /* names of chunks that the caller holds */
     struct tier_copy *zero; /* forgotten copies without readers, to be zeroed */
-    int n_zeroing;          /* copies that the thread has taken off that list */
+    int n_zeroing;          /* copies that the thread has taken off the list `zero` */
     uint64_t n_chunks;
     pthread_t thread;
     bool has_thread, quit, is_idle;
-    pthread_cond_t news, progress; /* news: to the thread; progress: from the thread */
+    /* news wakes the tier's thread; progress comes from that thread */
+    pthread_cond_t news, progress;
     struct store_dram counts;
 };
 
@@ -182,7 +184,7 @@ static bool lacks_room(const struct tier *t)
            !alloc_fits(&t->alloc, t->largest_bytes);
 }
 
-/* Wakes the thread: it has something to do. */
+/* Wakes the tier's thread if it has something to do. */
 static void tell(struct tier *t)
 {
     if (t->zero != NULL || lacks_room(t)) {

@@ -45,7 +45,7 @@ struct tier_copy;
 
 struct tier_opts {
     uint64_t bytes;             /* size of the arena */
-    struct store_memory memory; /* get NULL: ordinary memory */
+    struct store_memory memory; /* memory.get NULL: ordinary memory */
     uint64_t ahead_bytes;       /* as in arena_opts */
     enum placement_kind policy;
     struct placement_window *window; /* the catalog's window; may be NULL */

@@ -29,10 +29,10 @@ struct vfs {
     bool read_only;
 };
 
-struct vfs_file { /* in SQLite's memory */
+struct vfs_file { /* lies in memory that SQLite allocates */
     sqlite3_file base;
     struct vfs *vfs;
-    struct io_file *file; /* NULL: a missing log, opened for reading only */
+    struct io_file *file; /* NULL: the log is missing, and is opened for reading only */
     bool name_unsynced;   /* its folder has not been synced since the file was opened */
     bool locked;
 };
@@ -187,7 +187,7 @@ static int file_characteristics(sqlite3_file *base)
 }
 
 static const sqlite3_io_methods file_methods = {
-    .iVersion = 1, /* no shared memory, no mmap */
+    .iVersion = 1, /* version 1 has neither shared memory nor mmap */
     .xClose = file_close,
     .xRead = file_read,
     .xWrite = file_write,
