@@ -20,7 +20,8 @@ int api_keys_add(struct api_keys *k, const struct opt_list *list, const char *op
                  const char *file, struct err *err);
 void api_keys_deinit(struct api_keys *k);
 
-/* The tenants of a server's files: [0] is "", for requests without a key; then one for each key. */
+/* The tenants of a server's files: [0] is "", for requests without a key. Then there is one for
+ * each key. */
 struct tenant_names {
     int n;
     char (*of)[65];

@@ -268,8 +268,8 @@ static void print_json(const struct batch_counts *c, const struct hcache_stats *
 
 /* --- the job ---------------------------------------------------------------------------------- */
 
-/* Returns the input's modification time, so that a continued job gives the same lines; the present
- * time would differ. */
+/* Returns the creation time for answers: the input's modification time. With the present time, a
+ * continued job would give other lines. */
 static int64_t time_of(const char *path)
 {
     struct stat st;

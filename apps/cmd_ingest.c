@@ -233,8 +233,8 @@ static int most_tokens(const struct hcache *h, const struct ingest_args *a)
     return a->chat == NULL ? 0 : a->part_tokens > 0 ? a->part_tokens : info.max_context / 2;
 }
 
-/* Finds the end of the longest part that begins at p->from and has at most `most` tokens.  bytes:
- * an estimate of such a part's size. */
+/* Finds the end of the longest part that begins at p->from and has at most `most` tokens. bytes: an
+ * estimate of the part's size. */
 static int find_end(const struct hcache *h, const struct ingest_args *a, struct piece *p,
                     size_t n_text, int most, size_t bytes, struct hcache_err *err)
 {

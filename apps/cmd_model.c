@@ -79,8 +79,8 @@ static bool has_template(const char *source)
     return yes;
 }
 
-/* Returns the state dtype if config.json does not say: the matrices' type, or bf16 if they are
- * quantised. */
+/* Returns the dtype of state if config.json does not give one: the type of the matrices, or bf16 if
+ * they are quantised. */
 static enum dtype info_state(const struct info *i)
 {
     return i->w.quantised ? DTYPE_BF16 : i->w.dtype;

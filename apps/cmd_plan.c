@@ -136,7 +136,7 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     return platform_builtin(a->platform, &s, p, e);
 }
 
-/* Uses the model's name for a measured platform, whose file has only a fingerprint. */
+/* Sets the model's name in a measured platform, whose file has only the fingerprint. */
 static void name_model(const struct plan_args *a, struct platform *p)
 {
     char fingerprint[sizeof p->model];
@@ -365,7 +365,7 @@ static void print_head(const struct plan_args *a, const struct platform *p)
             1e3 * platform_up_s(p, a->tier, a->history, RECORD_KV));
 }
 
-/* Prints how much should be read before the new tokens begin, so that they never wait for keys and
+/* Prints how much must be read before the new tokens begin, so that they never wait for keys and
  * values. */
 static void print_read_buffer(const struct plan_args *a, const struct platform *p)
 {

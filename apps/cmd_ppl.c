@@ -156,7 +156,7 @@ static double nll_of(const float *logits, int n, int32_t id)
     return log(sum) + max - logits[id];
 }
 
-/* Scores one position, from its logits and the token that came next. */
+/* Scores one position: from its logits, and the token that came next. */
 static int score_row(struct scorer *c, const float *logits, int32_t next)
 {
     double nll = nll_of(logits, c->k.model->cfg.vocab_size, next);
@@ -172,7 +172,7 @@ static int score_row(struct scorer *c, const float *logits, int32_t next)
     return rc;
 }
 
-/* Scores rows [first, first + n) of x, which predict ids[first + 1 ..]. */
+/* Scores the n rows of x. next[i] is the token after row i. */
 static int score_rows(struct scorer *c, struct mat x, const int32_t *next, int n)
 {
     const struct model *m = c->k.model;
@@ -191,7 +191,7 @@ static int score_rows(struct scorer *c, struct mat x, const int32_t *next, int n
     return rc;
 }
 
-/* Computes one whole window and scores the part after its middle. */
+/* Computes one whole window, and scores its second half. */
 static int score_window(struct scorer *c, const int32_t *ids, int n)
 {
     int max_rows = model_work_rows(c->work), rc = 0;

@@ -101,7 +101,8 @@ static int measure_tier(struct measuring *m, struct platform *p, const char *nam
     return rc;
 }
 
-/* Tier 0 is the store in these directories; then comes DRAM; then each device alone. */
+/* Measures the tiers: first the store in these directories as tier 0, then DRAM, then each device
+ * alone. */
 static int measure_tiers(struct measuring *m, struct platform *p,
                          const struct profile_args *a, struct err *err)
 {

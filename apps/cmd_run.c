@@ -523,8 +523,8 @@ static bool is_kept(const struct run_args *a)
     return a->interactive && a->engine.o.n_store > 0;
 }
 
-/* Runs the conversation of `talk`, which it takes over. first: a message that is sent before any
- * is read; NULL: none. */
+/* Runs the conversation of `talk`, which it takes over. first: a message that is sent before the
+ * first one is read; NULL: none. */
 static int converse(struct terminal_talk *talk, const char *first, size_t n_first,
                     struct run_args *a, struct err *err)
 {
@@ -567,7 +567,7 @@ static int run_conversation(struct hcache *h, const struct prompt *p, struct run
     return rc;
 }
 
-/* Talks to a server; no model is opened here. Returns the exit code. */
+/* Runs a conversation that a server keeps; no model is opened here. Returns the exit code. */
 static int run_remote(struct run_args *a)
 {
     struct err err = {0};

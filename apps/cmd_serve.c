@@ -279,7 +279,7 @@ static int read_keys(const struct serve_args *a, struct api_keys *k, int *n_admi
 
 /* --- serving ---------------------------------------------------------------------------------- */
 
-/* Raises the limit of descriptors: one per connection, and some for everything else. */
+/* Raises the limit of descriptors, because each connection takes one. */
 static void raise_descriptors(int max_connections)
 {
     struct rlimit r;

@@ -412,8 +412,8 @@ static const struct opt_cmd ls_cmd = {
 };
 const struct opt_cmd *const options_of_store_ls = &ls_cmd;
 
-/* Returns the title of the conversation of chunks [from, to), from the last chunk that has one;
- * NULL: none. */
+/* Returns the title of the conversation of chunks [from, to), found at the last chunk that has a
+ * title; NULL: none has one. */
 static const char *title_of(const struct list *l, const struct store_titles *t,
                             uint64_t from, uint64_t to)
 {

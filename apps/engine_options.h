@@ -163,7 +163,7 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
     return 0;
 }
 
-/* Returns the model's own name, from its folder or file, from malloc. */
+/* Returns the model's name, made from its folder or file. It is from malloc. */
 static inline char *engine_model_name(const char *model)
 {
     size_t n = strlen(model);

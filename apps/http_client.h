@@ -32,8 +32,8 @@ struct http_stream {
             arg);
     void *arg;
 };
-/* Sends a POST whose answer is a stream.  Returns 0 at its end, and after is_stopped has closed it.
- */
+/* Sends a POST request whose answer is a stream. Returns 0 at the end of the stream, and after
+ * is_stopped has ended it. */
 int http_client_stream(struct http_client *c, const char *path, struct json *body,
                        const struct http_stream *s, struct err *err);
 

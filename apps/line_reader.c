@@ -79,7 +79,8 @@ static wchar_t *read_paste(EditLine *edit)
     return NULL;
 }
 
-/* Puts the first pasted line into the edited line, and ends that line if more follow. */
+/* Puts the first pasted line into the line that is being edited. Ends that line if more lines
+ * follow. */
 static unsigned char take_paste(EditLine *edit, int key)
 {
     struct line_reader *r;
@@ -159,7 +160,8 @@ static void history_load(struct line_reader *r)
     history(r->history, &event, H_LOAD, r->file);
 }
 
-/* Writes a new file and renames it over the old one, so that no reader sees half of it. */
+/* Writes the history to a new file, which is then renamed over the old one, so that no reader sees
+ * half of it. */
 static void history_save(struct line_reader *r)
 {
     HistEvent event;
@@ -247,7 +249,8 @@ static void add(struct line_reader *r, const char *text, size_t n)
     r->message[r->n] = 0;
 }
 
-/* Adds the pasted lines that have ended; the last one is typed into the next line. */
+/* Adds the pasted lines that have ended to the message. The last one is put into the next line to
+ * edit. */
 static void add_paste(struct line_reader *r)
 {
     wchar_t *paste = r->paste, *line = paste, *end;

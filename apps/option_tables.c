@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Variables that are not options of a command and are not suggested to users: the device's tuning,
+/* Variables that are no command's options and are not suggested to users: for the device's tuning,
  * tests and scripts. */
 static const char *const others[] = {
     "HCACHE_BUILD",       "HCACHE_CAMPAIGN_OUT",   "HCACHE_CHECKSUMS",  "HCACHE_CUDA_EARLY",

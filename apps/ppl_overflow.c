@@ -120,7 +120,7 @@ static int move_layer(struct run *r, int layer)
                                : model_kv_fill(o->model, o->stream, &kv, to, at);
 }
 
-/* Moves the view to the next stair. When it returns, [0, C - S) is in the cache. */
+/* Moves the view to the next stair. When it returns, the cache has positions [0, C - S). */
 static int step(struct run *r)
 {
     const struct ppl_overflow *o = r->o;
@@ -137,8 +137,8 @@ static int step(struct run *r)
 
 /* --- the text --------------------------------------------------------------------------------- */
 
-/* Computes the tokens of the stair with this cut, as far as the text goes. The last token of the
- * text predicts nothing. */
+/* Computes the tokens of the stair that begins with `cut`, up to the end of the text. The text's
+ * last token predicts nothing. */
 static int compute_stair(struct run *r, const int32_t *ids, int64_t n, int64_t cut)
 {
     const struct truncation *t = &r->o->truncation;

@@ -30,7 +30,7 @@ int ppl_reference_put(struct ppl_reference *r, const float *logits, struct err *
  * text. */
 int ppl_reference_open(struct ppl_reference *r, const char *path, int vocab, int context,
                        int n_windows, const int32_t *ids, struct err *err);
-/* Adds the divergence KL(reference || logits) of the next position. */
+/* Adds KL(reference || logits), the divergence of the next position, to the sums. */
 int ppl_reference_compare(struct ppl_reference *r, const float *logits, struct err *err);
 
 /* Closes the file. An error of earlier writes may show only now. Does nothing if no file is open.

@@ -114,7 +114,7 @@ static bool is_nobodys(int rc)
     return rc == ERR_NOT_FOUND || rc == -EAGAIN;
 }
 
-/* Like find_end, for the first of the tenants that has the name; sets *tenant. */
+/* Like find_end, for the first tenant that has the name. Sets *tenant. */
 static int find_owner(struct conversations *c, const struct tenant_names *tenants,
                       const char *name, const char **tenant, struct json *out, int64_t *row,
                       struct err *err)
@@ -291,7 +291,7 @@ static int find_begin(struct import *m, const struct json *o, struct err *err)
         json_string_of(json_member(o, "metadata"), NULL), 0, &m->v, err);
 }
 
-/* Checks a turn for the properties that the conversations' file assumes. */
+/* Checks that a turn has the properties that conversations.h requires. */
 static int check_turn(const struct import *m, const struct turn *t, struct err *err)
 {
     if (t->n_kept > m->n_tokens)

@@ -209,7 +209,7 @@ static bool command(struct chat *c, const char *line)
     return true;
 }
 
-/* Handles a message or a command. Returns false at the end, with *rc set. */
+/* Handles a message or a command. Returns false when the chat ends, with *rc set. */
 static bool take(struct chat *c, const char *text, size_t n, int *rc)
 {
     *rc = 0;

@@ -105,9 +105,9 @@ struct hcache_opts {
      * it. */
     bool truncates;
     int max_sequences; /* maximum number of sequences that run at once; 0: 1 */
-    /* capacity of the KV cache in tokens, all sequences together; 0: see docs/SERVER.md */
+    /* capacity of the KV cache in tokens, for all sequences together; 0: see docs/SERVER.md */
     uint64_t kv_tokens;
-    bool no_reuse; /* state that finished requests left in the KV cache is not reused */
+    bool no_reuse; /* no request reuses state that finished requests left in the KV cache */
     /* For jobs: contexts that do not fit on the device keep their blocks on the host. The blocks
      * cross the link in each layer of each step, as keys and values ("kv"), as activations ("act"),
      * or as a mixture ("auto", "paper"); see docs/RESTORATION.md, section 6.  "recompute", "off" or
@@ -116,7 +116,7 @@ struct hcache_opts {
     uint64_t host_bytes;       /* host memory for the blocks of cache_method; 0: none */
     uint64_t link_bytes_per_s; /* limits the link's speed, for experiments; 0: no limit */
 
-    /* the store's directories, one per device [n_store]; n_store 0: no store */
+    /* the store's directories [n_store], one per device; n_store 0: no store */
     const char *const *store;
     int n_store;
     bool store_in_memory; /* uses a store in DRAM instead, which ends with the process */
@@ -142,7 +142,7 @@ struct hcache_opts {
     /* When state is written to the remote.  "always" or NULL: as soon as it is in the store;
      * "idle": when the request that made it has ended; "use": when a later request uses it. */
     const char *remote_write;
-    /* seconds without an answer after which the Redis counts as down; 0: 5 */
+    /* seconds without an answer after which the Redis counts as down; 0: 5 seconds */
     int remote_timeout_s;
     /* seconds without a fetch after which the Redis drops state; 0: seven days */
     int remote_ttl_s;
@@ -165,8 +165,8 @@ struct hcache_opts {
     /* Direct reads from the store into GPU memory. "auto" or NULL: used if cuFile supports it.
      * "off": never used. "on": hcache_open fails if cuFile does not support it. */
     const char *gpu_direct;
-    /* For tests and comparisons; struct device_opts in tensor/tensor.h lists the values. NULL: the
-     * default. */
+    /* Settings for tests and comparisons; struct device_opts in tensor/tensor.h lists their values.
+     * NULL: the default. */
     const char *isa, *checksums, *cuda_math, *cuda_graphs, *cuda_early, *cuda_ranks;
 
     /* Receives warnings, one line per call; NULL: they go to stderr. */
@@ -282,7 +282,7 @@ struct hcache_shaping {
     float frequency_penalty;
     /* subtracted once from the logit of a token that occurs in the answer, -2..2; 0: off */
     float presence_penalty;
-    /* factor for tokens that occur in prompt or answer, 0.01..100; 0 or 1: off */
+    /* factor that makes tokens of prompt and answer less likely, 0.01..100; 0 or 1: off */
     float repetition_penalty;
     /* [n_bias] biases of single tokens; at most HCACHE_MAX_BIAS */
     const struct hcache_bias *bias;
@@ -296,7 +296,8 @@ struct hcache_shaping {
 
 /* Truncation of a context that outgrows its window of C tokens (docs/TRUNCATION.md). */
 struct hcache_truncation {
-    double ratio; /* share of C dropped at once, above 0 and below 1; 0: no truncation */
+    /* share of C that is dropped at once, above 0 and below 1; 0: no truncation */
+    double ratio;
     /* number of first tokens that are never dropped, a multiple of 64; 0: 64 */
     int keep;
     /* C in tokens, rounded down to a multiple of 64; 0: the model's own context */
@@ -323,10 +324,10 @@ struct hcache_request {
     float min_p;
     int top_k;
     uint64_t seed;
-    /* the text ends before the first of these strings; requires a tokenizer */
+    /* strings that end the text, which is cut before the first of them; require a tokenizer */
     const char *const *stop;
     int n_stop; /* number of stop strings, at most HCACHE_MAX_STOP */
-    /* returns the raw logits' log-probability of each token; see hcache_delta */
+    /* returns the log-probability of each token, from the raw logits; see hcache_delta */
     bool logprobs;
     /* returns also the log-probabilities of the n_top likeliest tokens, 0..HCACHE_MAX_TOP */
     int n_top;
@@ -352,8 +353,8 @@ struct hcache_request {
     /* the request ends only when its saved state is durable; hcache_generate always waits for
      * this */
     bool durable;
-    /* Kinds of state to save: "auto", "hidden", "kv", "both", "none"; or a letter per layer: H, K,
-     * B (both), -. */
+    /* Kinds of state to save: "auto", "hidden", "kv", "both" or "none"; or a letter per layer: H,
+     * K, B (both), - (none). */
     const char *save;
     /* Methods of the restore: "auto", "hidden", "kv", "recompute", "rN,hN,kN" (numbers of layers),
      * or a letter per layer. */
@@ -410,7 +411,7 @@ struct hcache_timings {
     double ttft_ms; /* time to the first token: queueing, restore and prefill together */
     double decode_tokens_per_s;
     double restore_io_ms, restore_compute_ms, restore_wait_ms;
-    /* compute of new tokens inside the restore; part of restore_ms and of prefill_ms */
+    /* time to compute new tokens inside the restore; part of restore_ms and of prefill_ms */
     double fused_ms;
     /* idle share of the busier lane, 0..1, over the restore and the prefill fused with it */
     double bubble;
@@ -505,7 +506,7 @@ struct hcache_context {
  * token sees. */
 struct hcache_found {
     int truncated_tokens; /* tokens that the last token no longer sees */
-    /* tokens in full chunks that a restore could use; never the last token */
+    /* tokens in full chunks that a restore could use; never includes the context's last token */
     int wanted_tokens;
     /* how many of the wanted tokens are stored, from the beginning without a gap */
     int stored_tokens;
@@ -619,7 +620,7 @@ struct hcache_dram {
 
 /* Statistics of the shared tier (hcache_opts.remote). */
 struct hcache_remote {
-    /* without the password; "": there is no remote, and all other fields are 0 */
+    /* URL without the password; "": there is no remote, and all other fields are 0 */
     char url[300];
     int is_up; /* 1 if the remote answers, else 0 */
     char why_down[160];
@@ -651,7 +652,7 @@ struct hcache_cache_stats {
     /* rule that chooses the chunks that a full store evicts first: hcache_opts.policy */
     const char *policy;
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
-    /* limit on all files of the store, from which cap_bytes follows for used_bytes; 0: none */
+    /* limit on all files of the store, from which cap_bytes follows; 0: none */
     uint64_t files_cap_bytes;
     uint64_t n_expiring;       /* chunks with a time to live */
     uint64_t n_guarantees;     /* pins that are guarantees */
@@ -726,7 +727,7 @@ struct hcache_delta {
     size_t n_text;
     bool ended;        /* the request has ended, and no more will follow */
     int cached_tokens; /* cached tokens of the prompt; 0 before the first generated token */
-    /* tokens of the prompt that have their state; always 0 if on_prompt is NULL */
+    /* tokens of the prompt whose state is there; always 0 if on_prompt is NULL */
     int prompt_done;
 };
 /* Fills in *out with everything new, at once. *out points to the ticket's memory, which is valid
@@ -786,7 +787,8 @@ struct hcache_stats {
      * erased meanwhile. */
     uint64_t shed_behind, shed_memory, shed_cap, shed_refused, shed_space, shed_parent,
         shed_tail, shed_fault, shed_erased;
-    /* Chunks committed; partial chunks among them; chunks that the store already had. */
+    /* Chunks that were committed; the partial chunks among them; chunks that the store already
+     * had. */
     uint64_t saved_chunks, saved_tails, shared_chunks;
     uint64_t save_buffer_bytes,
         /* memory for chunks that are not saved yet: the limit, and the present use */

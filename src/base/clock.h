@@ -25,7 +25,8 @@ void clock_cond_init(pthread_cond_t *c);
 /* Processor time of all threads of this process together. */
 struct clock_cpu {
     int64_t ran_ns;
-    /* time ready to run but waiting for a processor; 0 if the kernel does not count it */
+    /* Time for which threads were ready to run but waited for a processor; 0 if the kernel does not
+     * count it. */
     int64_t waited_ns;
 };
 struct clock_cpu clock_cpu_now(void);

@@ -43,7 +43,7 @@ int cpus_under_quota(int n, long long quota, long long period)
 int cpus_usable(void)
 {
     cpu_set_t set;
-    /* Fails on a machine with more processors than cpu_set_t has bits. */
+    /* The call fails on a machine with more processors than cpu_set_t has bits. */
     int n = sched_getaffinity(0, sizeof set, &set) == 0
                 ? CPU_COUNT(&set)
                 : (int)sysconf(_SC_NPROCESSORS_ONLN);

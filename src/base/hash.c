@@ -4,7 +4,7 @@
 #include <openssl/evp.h>
 #include <string.h>
 #if defined(__x86_64__)
-/* uses AVX2 or AVX-512 if the processor has them; the value is the same */
+/* This header's functions use AVX2 or AVX-512 if the processor has them; the value is the same. */
 #include <xxh_x86dispatch.h>
 #else
 #include <xxhash.h>

@@ -269,7 +269,7 @@ void *mem_map(size_t n)
         p = map_once(n);
     if (p == MAP_FAILED)
         return NULL;
-    /* Huge pages, if the system grants them: panels and KV blocks are walked in long strides. */
+    /* Asks for huge pages, because panels and KV blocks are walked in long strides. */
     madvise(p, n, MADV_HUGEPAGE);
     atomic_fetch_add(&n_mappings, 1);
     return p;

@@ -59,7 +59,7 @@ void mem_trim(void);
 int mem_pledge(size_t n, struct err *err);
 void mem_unpledge(void);
 
-/* Sets n bytes aside for the whole process, permanently; a second call changes nothing. Returns 0
+/* Sets n bytes aside for the whole process, permanently. A second call changes nothing. Returns 0
  * or -ENOMEM. */
 int mem_reserve(size_t n, struct err *err);
 /* Returns 0, or -ENOMEM if the reserve is spent and cannot be refilled. Call it before new work
@@ -71,8 +71,9 @@ bool mem_is_short(void);
 /* A test program defines mem_test_denies to make allocations fail. In other programs the symbol
  * does not exist. */
 enum mem_ask {
-    MEM_MAY_FAIL,    /* calls that may fail: mem_try, mem_map */
-    MEM_FROM_PLEDGE, /* any of these calls, tried again after the thread's pledge was spent */
+    MEM_MAY_FAIL, /* calls that may fail: mem_try, mem_map */
+    /* the calls above and below, tried again after the thread's pledge was spent */
+    MEM_FROM_PLEDGE,
     MEM_HAS_RESERVE,  /* calls that still may use the reserve: xmalloc and the like */
     MEM_FROM_RESERVE, /* the same calls, tried again after the reserve was spent */
 };

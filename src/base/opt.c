@@ -256,7 +256,7 @@ static int count(const struct opt *table)
     return n;
 }
 
-/* Dashes and underscores are equal, so that a config file may use either. */
+/* Compares names. Dashes and underscores are equal, so that a config file may use either. */
 static bool same_name(const char *a, const char *b, size_t b_bytes)
 {
     if (strlen(a) != b_bytes)
@@ -498,8 +498,8 @@ static char *trim(char *s)
     return s;
 }
 
-/* Returns the value of a line: quoted, or up to a # that follows white space. NULL: unbalanced
- * quotes. */
+/* Returns the value of a line: a quoted text, or the text up to a # that follows white space.
+ * Returns NULL if quotes are unbalanced. */
 static char *config_value(char *s)
 {
     s = trim(s);
@@ -603,7 +603,7 @@ static int set_from_env(struct opt_parsed *p, const struct opt_input *in, void *
     return 0;
 }
 
-/* Checks after all sources were read: required options, and the length of lists. */
+/* Checks required options and the lengths of lists, after all sources were read. */
 static int check_whole(const struct opt_parsed *p, const void *values, struct err *err)
 {
     for (int i = 0; i < count(p->cmd->options); i++) {

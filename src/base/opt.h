@@ -82,7 +82,7 @@ struct opt {
     bool required;
     /* how --help shows the value: "N", "FILE"; NULL: by the field's type */
     const char *arg;
-    /* the default, as a user would write it; NULL: zero, NULL, or an empty list */
+    /* The default, as a user would write it. NULL: the value is zero, NULL, or an empty list. */
     const char *def;
     /* allowed texts, ended by NULL; NULL: all texts are allowed */
     const char *const *choices;
@@ -91,7 +91,7 @@ struct opt {
     int64_t min, max;
     /* Bounds of doubles; hi 0: no upper bound. */
     double lo, hi;
-    /* a phrase without a full stop; default and bounds are appended to it */
+    /* A phrase without a full stop. --help appends default and bounds to it. */
     const char *help;
 };
 
@@ -107,8 +107,8 @@ struct opt {
 struct opt_cmd {
     const char *name;    /* "run": error messages begin with "hcache run:" */
     const char *summary; /* one or two sentences for --help */
-    /* in order, ended by {0}. Optional ones follow required ones; a list may only be the last.
-     * NULL: none */
+    /* The positionals in order, ended by {0}. Optional ones follow required ones, and only the last
+     * may be a list. NULL: there are none. */
     const struct opt *positionals;
     const struct opt *options; /* the table ends with {0}; NULL: no options */
     const char *examples;      /* whole lines for --help; NULL: none */
@@ -134,7 +134,8 @@ bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
                struct opt_parsed **parsed, int *exit_code);
 void opt_end(struct opt_parsed *p); /* NULL is allowed */
 
-/* Returns the source of the option's value. It tells "--save both" from a default of "both". */
+/* Returns the source of the option's value. So a caller can tell "--save both" from a default of
+ * "both". */
 enum opt_source opt_source_of(const struct opt_parsed *p, const char *name);
 
 /* Prints "hcache CMD: MESSAGE" and a hint at --help on stderr. Returns 2, for `return

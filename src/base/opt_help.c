@@ -108,7 +108,7 @@ void opt_explain(const struct opt *o, char *out, size_t out_bytes)
 {
     char allowed[300];
     opt_allowed(o, allowed, sizeof allowed);
-    /* Choices already show as the value's name, and a minimum of 0 is not worth saying. */
+    /* Choices are already shown as the value's name, and a minimum of 0 is not worth showing. */
     if ((o->choices != NULL && o->arg == NULL) || o->type == OPT_BOOL ||
         strcmp(allowed, "at least 0") == 0)
         allowed[0] = 0;
@@ -291,8 +291,8 @@ static int distance(const char *a, const char *b)
 const char *opt_nearest(const char *typed, const char *const *words, int n)
 {
     const char *best = NULL;
-    /* A third of the letters may differ, or one letter in a short word. With more, it is another
-     * word. */
+    /* A third of the letters may differ, or one letter of a short word. If more differ, it is
+     * another word. */
     int best_distance = (strlen(typed) < 3 ? 1 : (int)strlen(typed) / 3) + 1;
     for (int i = 0; i < n; i++) {
         int d = distance(typed, words[i]);

@@ -7,7 +7,8 @@
 
 /* --- man pages ------------------------------------------------------------------------ */
 
-/* Text for roff: a line must not begin with a dot or a quote, and "-" and "\" have escapes. */
+/* Prints text for roff: a line must not begin with a dot or a quote, and "-" and "\" are
+ * escaped. */
 static void put_roff(FILE *out, const char *text)
 {
     bool line_begins = true;

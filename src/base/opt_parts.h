@@ -5,8 +5,8 @@
 
 #include "base/opt.h"
 
-/* Returns how the option's value is shown: "N", "FILE", "a|b"; "" for a flag.  The text may lie in
- * out. */
+/* Returns how the option's value is shown: "N", "FILE", "a|b"; "" for a flag. The result may point
+ * into out. */
 const char *opt_arg_text(const struct opt *o, char *out, size_t out_bytes);
 /* Writes the help text with default and bounds: "... (default 128; 1 to 1000000)". */
 void opt_explain(const struct opt *o, char *out, size_t out_bytes);

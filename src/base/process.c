@@ -105,7 +105,8 @@ static uint64_t number_of_group(const char *dir, const char *file, const char *l
     return number_in(path, label, 1);
 }
 
-/* The kernel can drop inactive file pages, so they count as available. */
+/* Returns how much memory a group leaves; UINT64_MAX: it has no limit. The kernel can drop inactive
+ * file pages, so they count as left. */
 static uint64_t left_in(const struct group_files *f, const char *dir)
 {
     uint64_t most = number_of_group(dir, f->most, "");
@@ -135,7 +136,8 @@ static uint64_t least_upwards(const struct group_files *f, const char *root, cha
     }
 }
 
-/* Returns whether the list of controllers, between the first two colons, contains memory. */
+/* Returns whether a line of /proc/self/cgroup lists the controller "memory", between its first two
+ * colons. */
 static bool has_memory(const char *controllers)
 {
     size_t n = strlen("memory");

@@ -33,7 +33,8 @@ void progress_begin(struct progress *p, const char *label, enum progress_unit un
 void progress_at(struct progress *p, uint64_t done);
 void progress_end(struct progress *p);
 
-/* Writes the line's text. elapsed_ns: time since the start; "left" appears after one second. */
+/* Writes the line's text. elapsed_ns: time since the start. The remaining time is shown after one
+ * second. */
 void progress_text(const struct progress *p, uint64_t done, int64_t elapsed_ns, char *out,
                    size_t out_bytes);
 

@@ -23,8 +23,8 @@ struct strmap {
 void strmap_init(struct strmap *m, size_t max_keys);
 void strmap_deinit(struct strmap *m); /* frees the map; a zeroed map is allowed */
 
-/* Makes room for max_keys different keys in total.  It at least doubles the room, so reserving keys
- * one by one is cheap. */
+/* Makes room for max_keys different keys in total. The room at least doubles each time, so
+ * reserving keys one by one is cheap. */
 void strmap_reserve(struct strmap *m, size_t max_keys);
 
 /* Adds a key and returns id. If the key has an id already, changes nothing and returns that id. id

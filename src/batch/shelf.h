@@ -109,7 +109,8 @@ struct shelf_page {
     bool oldest_first;
     int limit;
 };
-/* Both fill out [limit] and return the number of records.  *has_more: more follow. */
+/* Both fill in out[0..limit) and return the number of records. *has_more: there are more behind
+ * them. */
 int shelf_list_files(struct shelf *s, const struct shelf_page *page, struct shelf_file *out,
                      bool *has_more);
 int shelf_list_batches(struct shelf *s, const struct shelf_page *page,

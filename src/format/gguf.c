@@ -18,7 +18,8 @@ enum {
     MAX_NAME_BYTES = 65535,
     /* address space for names; its pages are used only as they are written */
     MAX_NAMES_BYTES = 64 << 20,
-    /* Sizes of the shortest metadata pair and tensor, which bound the counts by the file's size. */
+    /* Sizes of the shortest metadata pair and of the shortest description of a tensor. They bound
+     * the counts that a file of a given size can have. */
     MIN_PAIR_BYTES = 8 + 4 + 1,
     MIN_TENSOR_BYTES = 8 + 4 + 4 + 8,
 };

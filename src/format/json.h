@@ -40,7 +40,8 @@ enum json_kind {
     JSON_KIND_OBJECT,
 };
 
-/* Parses n bytes, which need not live longer than the call. `file` is the name in messages. */
+/* Parses n bytes, which need not live longer than the call. `file` is the name of the source in
+ * messages. */
 int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
                struct err *err);
 void json_free(struct json *root); /* NULL is allowed */

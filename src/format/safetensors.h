@@ -64,7 +64,7 @@ int safetensors_parse(struct safetensors *out, const void *bytes, size_t n,
                       uint64_t file_bytes, const char *file, struct err *err);
 void safetensors_deinit(struct safetensors *s);
 
-/* Returns NULL if there is no such tensor. The result is valid until deinit. */
+/* Returns the tensor of that name; NULL if there is none. The result is valid until deinit. */
 const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
                                                   const char *name);
 
@@ -95,7 +95,8 @@ struct safetensors_index {
     void *names;
 };
 
-/* Refuses a file name that would leave the folder.  Call deinit also after an error. */
+/* Parses the index. Refuses a file name that would leave the folder. Call deinit also after an
+ * error. */
 int safetensors_index_parse(struct safetensors_index *out, const void *bytes, size_t n,
                             const char *file, struct err *err);
 void safetensors_index_deinit(struct safetensors_index *x);

@@ -356,8 +356,8 @@ static int read_model(struct tokenizer_json *t, const struct json *root, struct 
     return read_model_options(t, m, err);
 }
 
-/* Refuses fields that the format does not have.  Truncation and padding change nothing: see the
- * header. */
+/* Refuses fields that the format does not have. Truncation and padding change nothing: see
+ * tokenizer_json.h. */
 static int check_fields(const struct json *root, struct err *err)
 {
     static const char *const known[] = {"version",        "truncation", "padding",

@@ -125,7 +125,7 @@ struct tokenizer_json {
     struct tokenizer_merge *merges; /* [n_merges], the best rank first */
     bool byte_fallback, fuse_unk, ignore_merges;
     int32_t unk_id; /* token for unknown text; -1: none */
-    /* [n_ids] scores by which pairs are merged, `merges` is then empty; NULL: merges go by rank */
+    /* [n_ids] scores, if pairs are merged by score (then `merges` is empty); NULL: by rank. */
     float *scores;
     /* [n_ids] true for tokens that no text is tokenized to; NULL: there are none */
     bool *reserved;
@@ -148,8 +148,8 @@ struct tokenizer_json {
     size_t n_blocks, block_used, block_cap;
 };
 
-/* Parses n bytes, which need not live longer than the call; `file` is the name in messages. Call
- * deinit also after an error. */
+/* Parses n bytes, which need not live longer than the call; `file` is the name of the file in
+ * messages. Call deinit also after an error. */
 int tokenizer_json_parse(struct tokenizer_json *out, const void *bytes, size_t n,
                          const char *file, struct err *err);
 

@@ -142,7 +142,8 @@ static bool room_for_step(int n_steps, struct err *err)
 
 /* --- normalizers -------------------------------------------------------------------------- */
 
-/* Returns the next step of the list; NULL, with the message set, if there are too many. */
+/* Appends a step to the list and returns it. Returns NULL, with the message set, if there are too
+ * many. */
 static struct normalizer_step *push_normalizer(struct tokenizer_json *t,
                                                enum normalizer_kind kind, struct err *err)
 {
@@ -205,7 +206,8 @@ static const struct step_type normalizer_types[] = {
 
 /* --- pre-tokenizers ----------------------------------------------------------------------- */
 
-/* Returns the next step of the list; NULL, with the message set, if there are too many. */
+/* Appends a step to the list and returns it. Returns NULL, with the message set, if there are too
+ * many. */
 static struct pretokenizer_step *
 push_pretokenizer(struct tokenizer_json *t, enum pretokenizer_kind kind, struct err *err)
 {
@@ -274,7 +276,8 @@ static const struct step_type pretokenizer_types[] = {
 
 /* --- decoders ----------------------------------------------------------------------------- */
 
-/* Returns the next step of the list; NULL, with the message set, if there are too many. */
+/* Appends a step to the list and returns it. Returns NULL, with the message set, if there are too
+ * many. */
 static struct decoder_step *push_decoder(struct tokenizer_json *t, enum decoder_kind kind,
                                          struct err *err)
 {
@@ -405,7 +408,7 @@ static int read_template(struct tokenizer_json *t, const struct json *o, struct 
     return rc;
 }
 
-/* Accepts a step that changes only offsets, which this program does not use, and no ids. */
+/* Accepts a step that changes offsets and no ids: this program does not use offsets. */
 static int read_offsets_only(struct tokenizer_json *t, const struct json *o,
                              struct err *err)
 {

@@ -34,11 +34,11 @@
 
 #include "base/err.h"
 
-/* Required alignment of offset, length and buffer for direct files, and the sector of the crash
- * model above. */
+/* Required alignment of offset, length and buffer for direct files, and the size of a sector in the
+ * crash model above. */
 #define IO_ALIGN 4096u
 
-/* Requests are cut into pieces of this size. Measured best: 1 MiB at depth 4 to 8. */
+/* Requests are cut into pieces of this size. 1 MiB at depth 4 to 8 was measured best. */
 #define IO_PIECE_BYTES (1u << 20)
 
 struct io;
@@ -81,8 +81,8 @@ struct io_turn {
  * part. */
 void io_share_disk(struct io *io, struct io_turn *turn, bool goes_first);
 
-/* Fills buf with random bytes for salts and UUIDs: the kernel's, or seeded ones on the simulated
- * disk. */
+/* Fills buf with random bytes for salts and UUIDs: from the kernel, or on the simulated disk from
+ * its seed. */
 int io_random(struct io *io, void *buf, size_t n, struct err *err);
 
 /* ---- Files ------------------------------------------------------------------------------- */
@@ -213,7 +213,7 @@ struct io_req {
     int64_t ready_ns;
 };
 
-/* `depth` is the largest number of pieces in flight in the kernel, 1 to 1024. */
+/* Opens a queue. `depth` is the largest number of pieces in flight in the kernel, 1 to 1024. */
 int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct err *err);
 /* Waits for requests in flight and drops the others. NULL is allowed. */
 void io_queue_close(struct io_queue *q);

@@ -22,8 +22,8 @@ struct io_ops {
     int (*file_open)(struct io *io, const char *path, unsigned flags, struct io_file **out);
     void (*file_close)(struct io_file *f);
     int (*file_fd)(const struct io_file *f); /* NULL: files have no descriptor */
-    /* Make one attempt. Return the bytes transferred (0 at the end of the file), or a negative
-     * code. */
+    /* The next two make one attempt to transfer n bytes. Return the bytes transferred (0 at the end
+     * of the file), or a negative code. */
     ssize_t (*file_pread)(struct io_file *f, void *buf, size_t n, uint64_t offset);
     ssize_t (*file_pwrite)(struct io_file *f, const void *buf, size_t n, uint64_t offset);
     int (*file_sync)(struct io_file *f);
@@ -66,14 +66,15 @@ struct io_queue_ops {
     void (*close)(struct io_queue *q);
     int (*register_buffers)(struct io_queue *q, const struct io_buffer *buffers,
                             unsigned n);
-    /* Takes one piece; there is always room for `depth` of them. flush starts it. */
+    /* Takes one piece, which flush starts. There is always room for `depth` pieces. */
     void (*start)(struct io_queue *q, struct io_piece *p);
     void (*flush)(struct io_queue *q);
     /* Flushes, waits at most timeout_ns (negative: for ever) for at least one piece to end, and
      * returns a list of the ended pieces (NULL: none in time). Called only while a piece is
      * started. */
     int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
-    /* Asks for an early end of all started pieces; NULL: pieces never wait on their own. */
+    /* Asks for an early end of all started pieces; NULL: pieces end by themselves without
+     * waiting. */
     void (*cancel)(struct io_queue *q);
     /* Returns a file that can be read once a piece has ended. NULL: the backend has no such
      * file. */

@@ -298,7 +298,8 @@ static int64_t listen(struct io_queue *q, int64_t timeout_ns)
     return 0;
 }
 
-/* Waits until a started piece ends, the alarm rings, or until until_ns (negative: for ever). */
+/* Waits until a started piece ends, the alarm rings, or the time until_ns (negative: never) has
+ * come. */
 static int reap(struct io_queue *q, int64_t until_ns, bool listens)
 {
     int64_t now_ns = clock_now_ns();

@@ -203,7 +203,7 @@ static int gate(struct sim *s, const struct sim_file *f, unsigned on, const char
     return rc;
 }
 
-/* Begins an operation; the lock is held when it returns 0. leave() ends it. */
+/* Begins an operation. When it returns 0, the lock is held until leave() ends the operation. */
 static int enter(struct sim *s, const struct sim_file *f, unsigned on, const char *path,
                  const struct io_sim_fault **fault)
 {

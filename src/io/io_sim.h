@@ -32,7 +32,7 @@ int io_sim_open(const struct io_sim_opts *opts, struct io **out, struct err *err
 /* ---- Crashes ----------------------------------------------------------------------------- */
 
 enum io_sim_point {
-    /* Write, truncate, allocate, punch, create, unlink, rename, mkdir, or sync. */
+    /* At any of: write, truncate, allocate, punch, create, unlink, rename, mkdir, sync. */
     IO_SIM_AT_OP,
     IO_SIM_AT_BARRIER, /* a file sync or a directory sync */
 };
@@ -58,14 +58,14 @@ int io_sim_fork(struct io *io, uint64_t seed, struct io **out, struct err *err);
 enum io_sim_fault_kind {
     IO_SIM_FAIL,  /* the operation returns `code` (-EIO, -ENOSPC, -EROFS, -EMFILE, ...) */
     IO_SIM_SHORT, /* a transfer moves only a part; the layer above continues it */
-    /* A write (or a sync, if `on` says so) returns success and does nothing. */
+    /* A write (or a sync, if `on` says so) does nothing and returns success. */
     IO_SIM_LOST,
     IO_SIM_MISDIRECTED, /* a write lands some sectors away in the same file */
-    /* A read returns one wrong bit, once; the medium keeps the right one. */
+    /* A read returns one wrong bit, once. The medium keeps the right bit. */
     IO_SIM_READ_FLIP,
     IO_SIM_SLOW,  /* the operation takes `slow_ns` longer */
-    IO_SIM_STUCK, /* a queued transfer does not end until io_queue_cancel or _unstick */
-    /* A sync fails with -EIO and drops unsynced changes; later syncs return 0. */
+    IO_SIM_STUCK, /* a queued transfer ends only at io_queue_cancel or io_sim_unstick */
+    /* A sync fails with -EIO and drops the unsynced changes. Later syncs return 0. */
     IO_SIM_SYNC_LIES,
 };
 

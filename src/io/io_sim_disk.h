@@ -52,7 +52,7 @@ int sim_disk_unlink(struct sim_disk *d, const char *path);
 /* renames files only */
 int sim_disk_rename(struct sim_disk *d, const char *from, const char *to);
 int sim_disk_sync_folder(struct sim_disk *d, const char *path);
-/* Returns the next name directly in a folder, *at counting from 0; NULL at the end. */
+/* Returns the next name directly in a folder, NULL at the end. *at is 0 before the first call. */
 const char *sim_disk_next_name(const struct sim_disk *d, const char *folder, size_t *at);
 
 /* ---- Handles and content. A held node lives on without a name. */

@@ -49,7 +49,8 @@ struct jinja_limits {
     size_t max_memory_bytes;
 };
 
-/* Returns 20 million steps (about a second), depth 500, 1 MiB, 64 MiB, 512 MiB. */
+/* Returns the default limits: 20 million steps (about a second), depth 500, a source of 1 MiB, an
+ * output of 64 MiB, and 512 MiB of memory. */
 struct jinja_limits jinja_default_limits(void);
 
 /* Compiles a template. `source` is UTF-8 and is not kept; `name` begins every message and is
@@ -71,7 +72,7 @@ struct jinja_input {
     /* [n_extra] more variables, which hide those of `vars` */
     const struct jinja_var *extra;
     size_t n_extra;
-    /* the time that strftime_now uses; NULL: strftime_now is undefined */
+    /* The time that strftime_now shows; NULL: strftime_now is undefined. */
     const struct tm *now;
     /* Selects the strings of foreign variables whose bytes are traced, through slices, joins,
      * replacements, macros and filters, into the text. Returns whether a string is traced; key is

@@ -154,7 +154,8 @@ static struct jval concat_strings(struct jinja *j, struct jstr a, struct jstr b)
         return jval_str(b.n == 0 ? a : b);
     if (a.s >= j->arena->base && a.s + a.n == j->arena->base + j->arena->used_bytes &&
         b.n <= j->arena->max_bytes - j->arena->used_bytes) {
-        /* a was made last, so it grows in place: "x + long + y" copies `long` once. */
+        /* The string a was made last in the arena, so it grows in place: "x + long + y" copies
+         * `long` once. */
         buf = (struct jbuf){.s = (char *)(uintptr_t)a.s, .n = a.n, .cap = a.n + b.n};
         j->arena->used_bytes += b.n;
         jbuf_put(j, &buf, b.s, b.n);
@@ -166,7 +167,8 @@ static struct jval concat_strings(struct jinja *j, struct jstr a, struct jstr b)
     return jval_buf(&buf);
 }
 
-/* "+" with a side marked safe: the other side is escaped, and the result is safe. */
+/* Concatenates two strings, one of which is marked safe. The other one is escaped, and the result
+ * is safe. */
 static struct jval concat_safe(struct jinja *j, const struct jval *a, const struct jval *b)
 {
     struct jval out = concat_strings(j, a->safe ? a->str : jstr_escape(j, a->str),
@@ -256,7 +258,7 @@ static bool compare(struct jinja *j, enum jop op, const struct jval *a,
     }
 }
 
-/* a < b < c is a < b and b < c, with each operand evaluated once. */
+/* Evaluates a chain: a < b < c means a < b and b < c, with each operand evaluated once. */
 static struct jval eval_compare(struct jinja *j, struct jscope *s, const struct jnode *n)
 {
     struct jval left = jinja_eval(j, s, n->a);

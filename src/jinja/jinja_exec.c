@@ -166,7 +166,8 @@ static bool loop_advance(struct jinja *j, struct jloop *l)
     return true;
 }
 
-/* A sequence without a known length, or with a filter, is walked to its end to be counted. */
+/* Returns the number of items of the loop. A sequence without a known length, or with a filter, is
+ * walked to its end. */
 static int64_t loop_length(struct jinja *j, struct jloop *l)
 {
     struct jval item, *rest;
@@ -267,7 +268,8 @@ static enum flow exec_for(struct jinja *j, struct jscope *s, const struct jnode 
         finished_one |= flow == FLOW_ON;
         j->line = n->line;
     }
-    /* Jinja runs the else if no turn was completed, so also after a break in the first turn. */
+    /* Jinja runs the else if no turn of the loop was completed, so also after a break in the first
+     * turn. */
     if (!finished_one && n->orelse != NULL)
         return exec_list(j, s, n->orelse);
     return FLOW_ON;

@@ -62,7 +62,8 @@ static struct jnode *parse_sum(struct jparser *p)
     return left;
 }
 
-/* Consumes the comparison operator at the present token and returns it; OP_NONE: there is none. */
+/* Consumes the comparison operator at the present token and returns it; returns OP_NONE if there is
+ * none. */
 static enum jop comparison(struct jparser *p)
 {
     if (p->t->kind == T_OP && p->t->op >= OP_EQ && p->t->op <= OP_GE)
@@ -153,8 +154,8 @@ static struct jnode *tuple_item(struct jparser *p, enum tuple_of of)
     return parse_primary(p, of == OF_NAMES_AND_NSREFS);
 }
 
-/* Parses one item, or a tuple if a comma follows.  No item at all is an empty tuple if
- * `parenthesized`, else an error. */
+/* Parses one item, or a tuple if a comma follows. Without any item the result is an empty tuple if
+ * `parenthesized` is set, else an error. */
 static struct jnode *parse_tuple(struct jparser *p, enum tuple_of of, const char *end_name,
                                  bool parenthesized)
 {

@@ -48,7 +48,7 @@ static void no_arguments(struct jinja *j, const struct jcall *c)
     jcall_bind(j, c, NULL, 0, 0, NULL);
 }
 
-/* Returns the text as a value, safe if the filter's value was safe. */
+/* Returns the text as a value, which is marked safe if the filter's input was. */
 static struct jval text_of(struct jinja *j, const struct jcall *c, struct jstr s)
 {
     (void)j;

@@ -249,7 +249,8 @@ static struct jval f_unique(struct jinja *j, const struct jcall *c)
 
 /* --- with another filter or a test -------------------------------------------------- */
 
-/* Returns the call's arguments behind the first `skip`, for the filter or test that they name. */
+/* Makes a call of the filter or test that another filter names, with the arguments behind the first
+ * `skip`. */
 static struct jcall rest_of(const struct jcall *c, size_t skip, const struct jval *item)
 {
     return (struct jcall){.self = *item,

@@ -31,7 +31,8 @@
 
 /* --- the state of one compilation or one render -------------------------------------- */
 
-struct jbuf { /* text that grows in the render's arena, or alone in an arena of its own */
+/* text that grows in the render's arena, or in an arena that holds nothing else */
+struct jbuf {
     char *s;
     size_t n, cap;
     struct arena *own; /* arena of its own; NULL: the render's arena */
@@ -179,8 +180,8 @@ int64_t jval_as_int(const struct jval *v); /* v must be an int or a bool */
 double jval_as_real(const struct jval *v);
 bool jval_truth(struct jinja *j, const struct jval *v);
 bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b);
-/* Compares a with b for the template's operator `op` ("<"). Values that cannot be ordered fail with
- * Python's message. */
+/* Compares a with b, for the operator `op` ("<") of the template. Returns a number below, equal to
+ * or above 0. Values that cannot be ordered fail with Python's message. */
 int jval_order(struct jinja *j, const struct jval *a, const struct jval *b, const char *op);
 bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *in);
 bool jval_iterable(const struct jval *v);
@@ -211,7 +212,8 @@ int jtrace_init(struct jtrace *t, const struct arena *values, const struct arena
 /* Frees the bits of the values; only the output's bits are still needed. */
 void jtrace_end_values(struct jtrace *t);
 void jtrace_deinit(struct jtrace *t);
-/* Returns s, or a copy, as foreign text. s must stay valid until jtrace_end_values. */
+/* Returns the text of s, or of a copy, marked as foreign. s must stay valid until
+ * jtrace_end_values. */
 struct jstr jtrace_foreign(struct jinja *j, struct jstr s);
 /* Records that to[0..n) in the arena was copied from from[0..n), which may lie anywhere. */
 void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n);
@@ -379,11 +381,12 @@ enum jnode_kind {
     N_NOT,     /* a */
     N_COMPARE, /* a, b: first N_OPERAND (op, a) */
     N_OPERAND,
-    N_COND,  /* a: test, b: value if true, c: else value or NULL */
-    N_ATTR,  /* a, name */
-    N_ITEM,  /* a, b: the key */
-    N_SLICE, /* a; b: N_TUPLE of start, stop, step, where N_NONE stands for an absent one */
-    N_CALL,  /* a: callee, b: first argument; N_KWARG (name, a) */
+    N_COND, /* a: test, b: value if true, c: else value or NULL */
+    N_ATTR, /* a, name */
+    N_ITEM, /* a, b: the key */
+    /* a: object; b: N_TUPLE of start, stop, step; N_NONE stands for an absent one */
+    N_SLICE,
+    N_CALL, /* a: callee, b: first argument; N_KWARG (name, a) */
     N_KWARG,
     N_FILTER, /* a: input, or NULL in a filter block; name; b: first argument */
     N_TEST,   /* a, name, b: first argument */

@@ -210,7 +210,8 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* Returns the position after digits, with single underscores between them, that begin at `at`. */
+/* Returns the position after the digits that begin at `at`. Single underscores may separate
+ * digits. */
 static size_t skip_digits(const struct lexer *l, size_t at)
 {
     while (at < l->n &&
@@ -294,7 +295,8 @@ static uint32_t hex_escape(struct lexer *l, size_t at, size_t end, size_t digits
     return cp;
 }
 
-/* Appends the escape after the backslash at `at` to `b`. Returns the position after it. */
+/* Appends the character of the escape at `at` (its backslash) to b. Returns the position after the
+ * escape. */
 static size_t lex_escape(struct lexer *l, size_t at, size_t end, struct jbuf *b)
 {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
@@ -443,7 +445,8 @@ static struct jstr normalise_newlines(struct jinja *j, struct jstr in)
     return (struct jstr){s, n};
 }
 
-/* Returns the position of the next "{%", "{{" or "{#" at or after `from`, or the end. */
+/* Returns the position of the next "{%", "{{" or "{#" at or after `from`; the end of the source if
+ * there is none. */
 static size_t find_tag(const struct lexer *l, size_t from)
 {
     for (; from + 1 < l->n; from++)

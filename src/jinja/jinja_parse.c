@@ -116,8 +116,8 @@ static void expect_kind(struct jparser *p, enum jtok kind, const char *what)
 
 static struct jnode *parse_list(struct jparser *p, const char *const *ends);
 
-/* Parses the body of a tag, from its "%}" to the name of one of its end tags, which is not
- * consumed. */
+/* Parses the body of a tag: from the tag's "%}" to the name of one of the end tags in `ends`. That
+ * name is not consumed. */
 static struct jnode *parse_body(struct jparser *p, const char *const *ends)
 {
     jparse_skip_op(p, OP_COLON);
@@ -295,7 +295,7 @@ static struct jnode *parse_loop_control(struct jparser *p, enum jnode_kind kind,
     return jnode_new(p, kind);
 }
 
-/* `generation` marks the assistant's words for training; here it is only a scope. */
+/* In training, `generation` marks the assistant's words. Here it only opens a scope. */
 static struct jnode *parse_generation(struct jparser *p)
 {
     struct jnode *n = jnode_new(p, N_SCOPE);

@@ -225,7 +225,7 @@ static void dump_newline(struct dumper *d)
         jbuf_put(d->j, d->b, d->indent.s, d->indent.n);
 }
 
-/* Prints the separator before item i (none before the first), and the line break. */
+/* Prints the separator before item i, unless it is the first, and the line break. */
 static void dump_between(struct dumper *d, size_t i)
 {
     if (i != 0)

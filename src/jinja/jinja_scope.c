@@ -59,7 +59,7 @@ static void mention(struct jinja *j, struct frame *f, struct jstr name, bool hid
 
 /* --- the names of a scope ------------------------------------------------------------ */
 
-/* Records every name in a list of expressions as read, or of targets as set. */
+/* Records the names in a list: as read for expressions, as set for targets (hides). */
 static void visit_names(struct jinja *j, struct frame *f, const struct jnode *n, bool hides)
 {
     jinja_enter(j);

@@ -25,11 +25,11 @@ struct flight {
 struct cluster {
     struct redis_opts o;
     bool is_cluster, is_old;
-    /* slots.node[0, n_masters) are connected; later nodes were named by redirections */
+    /* slots.node[0, n_masters) are connected; the nodes behind them were named by redirections */
     int n_masters;
     struct slots slots;
     struct redis *redis[SLOTS_MAX_NODES]; /* connection to each slots.node */
-    /* Second connections, for redirected commands; NULL: not opened yet. */
+    /* Second connections to the nodes, for redirected commands; NULL: not opened yet. */
     struct redis *side[SLOTS_MAX_NODES];
     /* args belong to the caller of cluster_ask, who waits for the answer */
     struct flight *flight;
@@ -42,7 +42,8 @@ struct cluster {
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-/* Asks a server for its cluster. If it belongs to one, fills in *out and sets c->is_cluster. */
+/* Asks a server for the cluster that it belongs to. If there is one, fills in c->slots and sets
+ * c->is_cluster. */
 static int learn(struct cluster *c, struct redis *redis, const struct slots_node *self,
                  int64_t deadline_ns, struct err *err)
 {
@@ -105,7 +106,8 @@ int cluster_open(const struct redis_opts *o, struct cluster_seeds *seeds,
     int rc = -1;
     memcpy(url.host, o->url->host, sizeof url.host);
     for (int i = -1; i < seeds->n && rc != 0 && rc != ERR_CANCELLED; i++) {
-        /* The last seed gets all the remaining time, each other seed half of it. */
+        /* The last seed gets all the remaining time, each other seed gets half of the time that
+         * remains then. */
         int64_t now = clock_now_ns();
         int64_t share_ns = (deadline_ns - now) / (i + 1 < seeds->n ? 2 : 1);
         cluster_close(c);
@@ -324,7 +326,7 @@ int cluster_receive(struct cluster *c, int64_t timeout_ns, struct redis_answer *
         rc = cluster_flush(c, deadline_ns, err);
         if (rc == 0)
             rc = cluster_receive_some(c, deadline_ns, out, &complete, err);
-        /* An answer in small pieces may take no longer than a silent one. */
+        /* An answer that comes in small pieces has no more time than one that comes at once. */
         if (rc == 0 && !complete && clock_now_ns() >= deadline_ns)
             rc = err_set(err, -ETIMEDOUT, "the end of the remote's answer does not come");
     }

@@ -31,7 +31,7 @@ struct redis {
     size_t n_sent; /* bytes of `out` that were sent */
     redisReader *reader;
     struct redis_answer *to; /* answer that is being filled */
-    char *receive; /* [RECEIVE_BYTES] bytes [at, end) have come and were not read yet */
+    char *receive; /* [RECEIVE_BYTES] received bytes; [at, end) were not read yet */
     size_t at, end;
     /* large_bytes: size of the large string that is being received, with the end of its line; 0:
      * none is. n_large: how many of these bytes have come. */
@@ -49,7 +49,7 @@ void redis_answer_deinit(struct redis_answer *a)
     *a = (struct redis_answer){0};
 }
 
-/* Makes room for n bytes and a zero; the old content is lost. Returns false if there is no
+/* Makes room for n bytes and a final zero. The old content is lost. Returns false if there is no
  * memory. */
 static bool answer_reserve(struct redis_answer *a, size_t n)
 {
@@ -61,7 +61,7 @@ static bool answer_reserve(struct redis_answer *a, size_t n)
     return a->bytes != NULL;
 }
 
-/* Appends n bytes and a zero that is not counted. Returns false if there is no memory. */
+/* Appends n bytes, and a final zero that is not counted. Returns false if there is no memory. */
 static bool answer_add(struct redis_answer *a, const void *bytes, size_t n)
 {
     size_t need = a->n_bytes + n + 1;
@@ -152,7 +152,7 @@ static void *take_nil(const redisReadTask *t)
     return r->to;
 }
 
-/* Lists are flat here: no array is built, so no list is too large. */
+/* Lists are flattened: hiredis builds no array, so no list is too large for it. */
 static redisReplyObjectFunctions functions = {
     .createString = take_string, .createInteger = take_number, .createNil = take_nil};
 

@@ -35,7 +35,7 @@ struct redis_arg {
 /* Queues a command. Large arguments are sent at once. */
 int redis_command(struct redis *r, const struct redis_arg *args, int n_args,
                   int64_t deadline_ns, struct err *err);
-/* Sends queued commands. After -ETIMEDOUT it may be called again. */
+/* Sends queued commands. After -ETIMEDOUT the call may be repeated. */
 int redis_flush(struct redis *r, int64_t deadline_ns, struct err *err);
 
 enum redis_kind {
@@ -67,8 +67,8 @@ bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
  * and sets *complete. Returns -ETIMEDOUT at the deadline. */
 int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
                        bool *complete, struct err *err);
-/* Sends queued commands and waits for the whole of the next answer, at most timeout_ns:
- * -ETIMEDOUT. */
+/* Sends queued commands and waits for the whole of the next answer. Returns -ETIMEDOUT after
+ * timeout_ns. */
 int redis_receive(struct redis *r, int64_t timeout_ns, struct redis_answer *out,
                   struct err *err);
 /* Sends a command, with nothing in flight before it, and waits for its answer. Sending and the

@@ -101,9 +101,10 @@ struct remote_want {
     struct store_use use;
     /* Time to compute all of these chunks; 0: the fetch is waited for without such a bound. */
     double recompute_s;
-    /* Time to restore all of them once they are in the store; 0: unknown. */
+    /* Time to restore all of these chunks once they are in the store; 0: unknown. */
     double restore_s;
-    /* Called once, on the reader's thread, with no lock held; also after remote_fetch_cancel. */
+    /* Called once, on the reader's thread, with no lock held. Called even after
+     * remote_fetch_cancel. */
     void (*done)(void *arg);
     void *arg;
 };

@@ -23,7 +23,7 @@
 /* Most bytes of values that are requested and not yet received. It bounds the memory of both
  * sides. */
 #define WINDOW_BYTES ((uint64_t)32 << 20)
-/* The reader looks this often for cancelled fetches, and for fetches whose time is over. */
+/* Interval at which the reader looks for cancelled fetches, and for fetches whose time is over. */
 #define LOOK_NS ((int64_t)20 * 1000 * 1000)
 /* Interval at which an idle connection is probed. */
 #define PROBE_EVERY_NS ((int64_t)1000 * 1000 * 1000)
@@ -325,7 +325,8 @@ static void commit(struct work *w)
     instead(w, REMOTE_MISS_STORE, err.msg);
 }
 
-/* Keeps the connection if nothing is in flight on it. A silent one is not tried again at once. */
+/* Keeps the connection if nothing is in flight on it. A connection that was silent is closed as
+ * failed, so it rests. */
 static void settle_link(struct work *w)
 {
     static const struct err silent = {-ETIMEDOUT, "it did not answer in time"};
@@ -377,7 +378,7 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
             rc = cluster_receive_some(l->cluster, look, &a, &complete, err);
         if (rc == -ETIMEDOUT && look < until)
             rc = 0;
-        /* An answer in small pieces may take no longer than a silent one. */
+        /* An answer that comes in small pieces has no more time than one that comes at once. */
         else if (rc == 0 && !complete && look >= until)
             rc = err_set(err, -ETIMEDOUT, "the end of the remote's answer does not come");
         end_overdue(l->r);

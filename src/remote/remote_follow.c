@@ -31,7 +31,8 @@
 #include "base/mem.h"
 #include "remote/remote_impl.h"
 
-/* How often the writer reads the stream, and how often if chunks wait to be confirmed. */
+/* Intervals at which the writer reads the stream: usually, and while chunks wait to be
+ * confirmed. */
 #define POLL_NS ((int64_t)1000 * 1000 * 1000)
 #define SOON_NS ((int64_t)50 * 1000 * 1000)
 /* A server that has not reported for this time is not waited for: when it comes back, it reads the
@@ -342,7 +343,8 @@ static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_
     uint64_t n_gone = s->n_added > s->n_kept ? s->n_added - s->n_kept : 0;
     if (n_seen > s->n_added || (n_seen > n_gone && !has_last))
         return STAND_OTHER;
-    /* In the second case the stream has dropped unseen entries after s was requested. */
+    /* If nothing new was read although n_seen < n_added, the stream has dropped unseen entries
+     * after s was requested. */
     return n_seen < n_gone || (n_new == 0 && n_seen < s->n_added) ? STAND_GAP : STAND_OK;
 }
 
@@ -396,8 +398,8 @@ static int read_some(struct remote *r, bool *more, struct redis_answer *a, struc
     return rc;
 }
 
-/* A server that has state by now must not skip entries, even if the remote could not be reached
- * when it began. */
+/* Ends the skipping of entries once the store has state, which may happen while the remote cannot
+ * be reached. */
 static void leave_off_skipping(struct remote *r)
 {
     struct store_stats st;
@@ -407,7 +409,7 @@ static void leave_off_skipping(struct remote *r)
     r->skips = st.n_chunks == 0;
 }
 
-/* Reads unseen entries. *at_end: this server has now seen all entries. */
+/* Reads entries that this server has not seen. *at_end: it has now seen all entries. */
 static int read_turn(struct remote *r, bool *at_end, struct redis_answer *a,
                      struct err *err)
 {

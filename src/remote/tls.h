@@ -20,7 +20,8 @@ struct tls_opts {
     const char *cert_file, *key_file;
 };
 
-/* Returns ERR_USAGE if a file cannot be used; the message names it. */
+/* Loads the certificates and keys. Returns ERR_USAGE if a file cannot be used; the message names
+ * the file. */
 int tls_open(const struct tls_opts *o, struct tls **out, struct err *err);
 void tls_close(struct tls *t); /* NULL is allowed */
 

@@ -147,8 +147,8 @@ static int read_numbers(const struct json *body, struct subject *s, struct fault
     return fault_set(f, 400, NULL, NULL, "%s", err.msg);
 }
 
-/* Reads whether a prompt or messages are truncated. For a response, its kept turn says so
- * already. */
+/* Reads whether a prompt or messages are truncated. For a response, its kept turn has already told
+ * this. */
 static int read_truncation(const struct call *c, const struct json *body, struct subject *s,
                            struct fault *f)
 {

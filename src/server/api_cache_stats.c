@@ -184,8 +184,8 @@ static void put_conversations(struct json *o, struct call *c)
     json_put(o, "conversations", v);
 }
 
-/* Adds the advice on the store's size. It is made on request only, because it visits every
- * chunk. */
+/* Adds the advice on the store's size. The advice is made for this request only, because making it
+ * visits every chunk. */
 static void put_advice(struct json *o, struct call *c)
 {
     struct hcache_advice a[HCACHE_ADVICES];

@@ -78,7 +78,8 @@ struct form {
     bool no_memory;
 };
 
-/* Sets the name from whole characters of valid UTF-8, since a record may contain nothing else. */
+/* Sets the file's name, cut before the first byte that is not valid UTF-8: a record can hold
+ * nothing else. */
 static void set_name(struct form *form, const char *name)
 {
     snprintf(form->name, sizeof form->name, "%s", name);
@@ -210,7 +211,7 @@ static void delete_file(struct call *c, struct shelf *shelf, const char *id)
     call_json(c, 200, o);
 }
 
-/* GET /v1/files/ID, GET /v1/files/ID/content, DELETE /v1/files/ID. */
+/* Answers GET /v1/files/ID, GET /v1/files/ID/content and DELETE /v1/files/ID. */
 void api_file(struct call *c)
 {
     struct shelf *shelf = shelves_of(c);

@@ -383,8 +383,8 @@ static void put_stop(struct json *o, const struct generation *g, const struct ch
     json_put_string(o, "stop_sequence", ch->calls == NULL ? stop : NULL);
 }
 
-/* Makes the usage. Every token of the prompt counts once: read from the cache, put into it by
- * cache_control, or neither. */
+/* Makes the usage. Every token of the prompt counts once: as read from the cache, as put into the
+ * cache by cache_control, or as neither. */
 static struct json *usage(const struct generation *g, int n_cached, int n_output)
 {
     const struct message *m = g->own;
@@ -475,7 +475,8 @@ static void event(const char *type, struct json *o, struct textbuf *out)
     sse_json(out, o);
 }
 
-/* Begins the stream with the first token: only then the number of cached tokens is known. */
+/* Begins the stream. This happens with the first token, because the number of cached tokens is not
+ * known before. */
 static void start(struct generation *g, struct textbuf *out)
 {
     struct message *m = g->own;
@@ -609,7 +610,8 @@ static const struct dialect messages = {.answer = answer,
 
 /* --- the routes ------------------------------------------------------------------------------- */
 
-/* Reads the request and its prompt. Returns false if it was refused, and answered. */
+/* Reads the request and its prompt. Returns false if the request was refused; then it is
+ * answered. */
 static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,
                         struct dialog_text *d, struct prompt_ids *prompt,
                         struct prompt_text *text, char *what)

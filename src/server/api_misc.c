@@ -111,8 +111,8 @@ static int read_flag(const struct json *body, const char *name, bool *io, struct
                : fault_set(f, 400, NULL, name, "%s", err.msg);
 }
 
-/* Writes the list as text at once: a value for each of a million ids would take ten times as
- * much. */
+/* Answers with a list of ids. It is written as text at once: a JSON value for each of a million ids
+ * would take ten times the memory. */
 static void answer_tokens(struct call *c, const int32_t *ids, int n)
 {
     struct hcache_model_info info;
@@ -320,7 +320,7 @@ static const char *verb_of(const struct route *r)
     return strcmp(r->method, "GET") == 0 ? "get" : r->method[0] == 'D' ? "delete" : "post";
 }
 
-/* Adds a path; all its methods are neighbours in the table of routes. */
+/* Adds the description of a path. All methods of a path are neighbours in the table of routes. */
 static void put_path(struct json *paths, const struct route *r)
 {
     struct json *item = json_new_object();

@@ -26,8 +26,8 @@ struct response {
     char *title;
     /* the conversation had gone on meanwhile, so the response began a branch */
     bool has_branched;
-    /* Reason why the disk did not take the response; NULL: the response is kept, or the request did
-     * not ask for that. */
+    /* Reason why the disk did not take the response. NULL: the response is kept, or the request
+     * asked not to keep it. */
     char *not_kept;
     int64_t sequence; /* sequence number of the next event */
     bool is_open;     /* the message's events have begun */
@@ -140,7 +140,7 @@ static void put_request(struct json *o, const struct generation *g)
     put_text_format(o);
 }
 
-/* Makes the response without its output. is_done: every choice has its result. */
+/* Makes the response object without its output. is_done: every choice has its result. */
 static struct json *head(const struct generation *g, bool is_done)
 {
     const struct response *r = g->own;
@@ -213,7 +213,7 @@ static int keep(struct generation *g, struct fault *f)
     json_free(o);
     json_free(items);
     json_free(told);
-    /* After a disk fault the answer is still sent, and says that it is not kept. */
+    /* After a fault of the disk the answer is still sent, and says that it is not kept. */
     if (!err_is_of_disk(rc))
         return rc == 0 ? 0 : keep_fault(&err, f);
     log_warn("an answer was not kept: %s", err.msg);
@@ -524,7 +524,7 @@ void api_responses(struct call *c)
     r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);
     struct prompt_ids prompt = {.ids = r->draft.ids, .n = r->draft.n_ids};
     struct prompt_text text = r->draft.text;
-    /* The generation owns the prompt's text and ids, and drops r before it frees these. */
+    /* The generation owns the prompt's text and ids. It drops r before it frees text and ids. */
     r->draft.is_lent = true;
     call_generate(c, &responses, r, &p, &prompt, 1, &text, r->draft.what);
 }

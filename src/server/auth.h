@@ -23,12 +23,14 @@ void auth_destroy(struct auth *a);
  * keys. The time taken does not depend on which key matches, nor on how much of it matches. */
 bool auth_check(const struct auth *a, const char *authorization, const char **salt);
 
-/* Returns the index of the key with that salt (auth_check), from 0; also 0 if there are no keys. */
+/* Returns the index, from 0, of the key that has this salt (auth_check); also 0 if there are no
+ * keys. */
 int auth_tenant(const struct auth *a, const char *salt);
 /* Returns the index of the key whose salt has this text, from 0; -1 if there is no such key any
  * more. */
 int auth_find(const struct auth *a, const char *salt);
-/* Returns whether the key sees all counters: an administrator's key, or the only one. */
+/* Returns whether the key with this salt sees all counters: it is an administrator's key, or the
+ * only key. */
 bool auth_sees_all(const struct auth *a, const char *salt);
 
 #endif

@@ -13,7 +13,7 @@ enum {
     /* If the scan finds an error in a text up to this size, the parser reads the text, too, and
      * reports the error by line and column. */
     SMALL_TEXT_BYTES = 64 << 10,
-    /* Trees up to this size are freed by the thread that ends the call: it takes less than a
+    /* Trees up to this size are freed by the thread that ends the call: freeing takes less than a
      * millisecond. */
     SMALL_TREE_BYTES = 256 << 10,
 };

@@ -43,7 +43,7 @@ struct server {
     struct guesses *guesses;
     struct tenants *tenants;
     struct watcher *watcher;
-    /* disk: answers calls that wait for the disk; text: parses and tokenizes */
+    /* `disk` answers calls that wait for the disk; `text` answers calls that parse and tokenize. */
     struct worker *disk, *text;
     /* remembers the tokens of this server's answers */
     struct answers *answers;
@@ -59,9 +59,10 @@ struct server {
     struct loops *loops;
     int port, listen_socket;
     int64_t created_s;
-    /* clock change that was logged last; only the tidying thread uses it */
+    /* Change of the clock that was logged last, in seconds; only the tidying thread uses it. */
     int64_t clock_set_by_s;
-    /* time of the next search for idle chunks; only the tidying thread uses it */
+    /* Time of the next search for idle chunks, seconds since 1970; only the tidying thread uses
+     * it. */
     int64_t next_idle_s;
     /* time of the next advice (clock_now_ns); only the tidying thread uses it */
     int64_t next_advice_ns;
@@ -134,14 +135,15 @@ struct hcache *call_model(struct call *c);
 struct client call_client(struct call *c);
 /* Returns the call to which a generation belongs. */
 struct call *call_of(const struct generation *g);
-/* Starts a generation of the call (generation.h). On failure the fault is the call's answer. */
+/* Starts a generation of the call (generation.h). If it cannot start, the call's answer is the
+ * fault. */
 void call_generate(struct call *c, const struct dialect *dialect, void *own,
                    const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
                    struct prompt_text *text, const char *what);
-/* Returns the salt of a request's state, from its key and its own cache_salt (NULL: none). It is
- * from malloc; NULL: the empty salt. */
+/* Returns the salt of a request's state, from its key and its own cache_salt (NULL: none). The salt
+ * is from malloc; NULL stands for the empty salt. */
 char *call_state_salt(struct call *c, const char *cache_salt);
-/* Returns the tenant to which the names of its conversations belong. */
+/* Returns the tenant that owns the conversations of this call. */
 const char *call_tenant(const struct call *c);
 /* Returns a query parameter of the URL; NULL: the URL has no such parameter. */
 const char *call_query(struct call *c, const char *name);
@@ -150,7 +152,7 @@ int call_check_name(struct call *c, const char *name, struct fault *f);
 
 /* Wakes a call that may wait for this event. Any thread. */
 void call_wake(struct call *c);
-/* Returns false if its client has gone; the call then has a short answer already. */
+/* Returns false if the client of the call has gone. Then the call already has a short answer. */
 bool call_is_wanted(struct call *c);
 /* Call when a worker has answered the call: is_pending ends. The worker must not touch the call
  * afterwards, since the HTTP thread may end it. */

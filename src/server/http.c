@@ -39,14 +39,15 @@
 #include "server/worker.h"
 
 enum {
-    /* The library's buffer of a connection; bounds the request line and all headers together. */
+    /* Size of the library's buffer for a connection. It bounds the request line and all headers
+     * together. */
     CONNECTION_BYTES = 32 << 10,
     BACKLOG = 1024, /* connections that may wait to be accepted */
     MAX_RETRY_S = 3600,
     TIDY_PERIOD_S = 5,       /* expired content is erased at most this much later */
     MAX_WAITING_CALLS = 256, /* calls that may wait for a worker; further calls get 503 */
     MAX_PLAIN_BODY = 4 << 10,
-    /* Bounds of remembered answers: turns of a few thousand conversations. */
+    /* Bounds on the remembered answers: enough for the turns of a few thousand conversations. */
     MEMORY_ENTRIES = 4096,
     MEMORY_BYTES = 64 << 20,
 };
@@ -295,7 +296,8 @@ static enum MHD_Result send_answer(struct call *c)
     return send_response(c, r);
 }
 
-/* Called when the stream has been silent for a while: wakes it to send a comment. */
+/* Wakes a stream, so that it sends a comment. Called when the stream has been silent for a
+ * while. */
 static void keep_alive(void *arg)
 {
     struct call *c = arg;

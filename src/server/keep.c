@@ -141,8 +141,8 @@ static int erase_run(struct hcache *h, struct sha256 *keys, int n,
     return rc;
 }
 
-/* Interrupted answers have saved chunks that no turn names, and that contain the end of an
- * erased turn. Erases them. */
+/* Erases chunks that interrupted answers have saved: no turn names them, and they contain the end
+ * of an erased turn. */
 static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_erased *sum,
                   struct hcache_err *err)
 {
@@ -232,7 +232,7 @@ static void evict_idle(struct server *s)
                  (unsigned long long)n, (long long)s->o.idle_ttl_s);
 }
 
-/* Evicts expired chunks. Costs nothing in a store without chunks that expire. */
+/* Evicts expired chunks. If no chunk of the store can expire, this costs nothing. */
 static void evict_expired(struct server *s)
 {
     struct hcache_err err = {0};
@@ -245,8 +245,8 @@ static void evict_expired(struct server *s)
                  (unsigned long long)n);
 }
 
-/* Makes the advice that /metrics shows. It visits every chunk, so it is made again only after 1,000
- * times the time that it took. */
+/* Makes the advice that /metrics shows. Making it visits every chunk, so it is made again only
+ * after 1,000 times the time that it took. */
 static void refresh_advice(struct server *s)
 {
     struct hcache_advice a[HCACHE_ADVICES];

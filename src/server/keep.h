@@ -25,7 +25,8 @@ const char *keep_split(char *tail);
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
              int *n_tokens, struct fault *f);
 
-/* The member of a conversation's metadata with the time to live for the state of its responses. */
+/* Name of the member of a conversation's metadata that gives the time to live of its responses'
+ * state. */
 #define KEEP_TTL_NAME "cache_ttl"
 /* Reads seconds as decimal digits, at most HCACHE_MAX_CACHE_TTL_S. Returns false for any other
  * text. */

@@ -65,7 +65,7 @@ static void accept_failed(struct loop *p, int error)
             atomic_load(l->o.n_connections), strerror(error));
 }
 
-/* Accepts one connection. Returns false if no further one can be accepted now. */
+/* Accepts one connection. Returns false if no more can be accepted now. */
 static bool accept_one(struct loop *p)
 {
     struct loops *l = p->owner;

@@ -6,7 +6,7 @@
 #include "hcache.h"
 #include "server/tenants.h"
 
-/* Appends the metrics of the engine and of the saved state. idle_ttl_s: server_opts.idle_ttl_s. */
+/* Appends the metrics of the engine and of the saved state. idle_ttl_s: as in server_opts. */
 void metrics_of_engine(struct textbuf *b, const struct hcache_stats *st,
                        const struct hcache_cache_stats *k, int64_t idle_ttl_s);
 /* Appends the advice on the store's size. */

@@ -234,8 +234,8 @@ static int check_host(const struct origin_rules *r, const struct origin_head *h,
                      h->host);
 }
 
-/* Returns whether a link leads to the page itself. The page shows nothing before its own
- * requests are answered. */
+/* Returns whether the request follows a link to this server's page. That is harmless: the page
+ * shows nothing before its own requests are answered. */
 static bool is_link(const struct origin_head *h, bool is_page)
 {
     return is_page && h->mode != NULL && strcmp(h->mode, "navigate") == 0 &&

@@ -5,7 +5,8 @@
 
 #include "server/call.h"
 
-/* Defines page_NAME: the file's bytes and a zero. (The Makefile has the dependency.) */
+/* Defines page_NAME: the bytes of the file, and a zero. (The Makefile makes the object depend on
+ * the file.) */
 #define EMBED(name, file)                                                                  \
     __asm__(".section .rodata\n"                                                           \
             ".globl page_" #name "\n"                                                      \

@@ -8,7 +8,7 @@
 #include "server/call.h"
 #include "requests/shape.h"
 
-/* Writes how the cached tokens of an answer came back: "device", "disk R0 H0 K4". */
+/* Writes where the cached tokens of an answer came from: "device", "disk R0 H0 K4". */
 static void how(const struct hcache_result *r, struct textbuf *out)
 {
     if (r->device_tokens > 0)

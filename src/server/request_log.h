@@ -15,7 +15,7 @@
 
 struct call;
 
-/* Logs an ended request. lost: its client was gone before the end of the answer. */
+/* Logs an ended request. lost: its client had gone before the end of the answer. */
 void request_log(const struct call *c, bool lost);
 
 #endif

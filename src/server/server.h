@@ -51,7 +51,7 @@ struct server_opts {
     /* file that remembers the tokens of this server's answers; NULL: no file */
     const char *answers;
     bool store_required; /* an unusable file of answers is an error, not a warning */
-    /* Stored chunks without a use for this time are evicted; 0: never. */
+    /* Stored chunks that were not used for this time are evicted; 0: never. */
     int64_t idle_ttl_s;
     /* As in hcache_opts. No request may set a higher quota; 0: no bound. */
     uint64_t salt_quota_bytes;
@@ -71,8 +71,8 @@ void server_truncate(struct server *s, const struct hcache_truncation *t);
 /* Begins to answer requests. Returns -errno if the file of answers cannot be used and
  * store_required is set. */
 int server_ready(struct server *s, struct hcache *h, struct err *err);
-/* Refuses new requests. Batches have stopped when it returns; they continue with the next
- * server. */
+/* Refuses new requests. When it returns, batches have stopped. They continue when a server is
+ * started again. */
 void server_drain(struct server *s);
 /* Returns the number of requests that are not answered yet. */
 int server_n_active(const struct server *s);

@@ -42,8 +42,8 @@ void watch_idle(struct watch *w, int seconds);
  * it is not running. */
 void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg);
 bool watch_is_gone(struct watch *w); /* Returns whether the peer has closed its end. */
-/* Sets alarm(arg), which is called once, at least after_ns from now, in the same way as gone.
- * after_ns 0 and NULL: no alarm. */
+/* Sets alarm(arg), which is called once, after_ns from now or later, under the same conditions as
+ * gone. after_ns 0 and alarm NULL: no alarm. */
 void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg);
 /* Calls every alarm now, and from now on each new alarm as soon as it is set. NULL is allowed. */
 void watcher_ring(struct watcher *w);

@@ -175,7 +175,7 @@ void worker_destroy(struct worker *w)
     free(w);
 }
 
-/* [lock] Adds a job and wakes every thread, since not every thread may take it. */
+/* [lock] Adds a job. Wakes every thread, because some threads may not take the job. */
 static void add_job(struct worker *w, struct job j)
 {
     if (w->n == w->cap) {

@@ -13,7 +13,8 @@
 
 struct dialog;
 
-/* Returns 0 with *out NULL if the tokenizer has no template. The tokenizer is borrowed. */
+/* Opens the chat template of a tokenizer, which is borrowed. Returns 0 with *out NULL if it has
+ * none. */
 int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err);
 void dialog_close(struct dialog *k); /* NULL is allowed */
 

@@ -145,8 +145,8 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     return 0;
 }
 
-/* Returns the longest context of one request: a KV cache smaller than the model's context bounds
- * it. */
+/* Returns the longest context of one request: that of the model, or the size of the KV cache if
+ * that is smaller. */
 static int context_of(const struct hcache *h)
 {
     int64_t pool = (int64_t)kv_pool_n_blocks(engine_pool(h->k.engine)) * KV_BLOCK_TOKENS;
@@ -505,7 +505,8 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
         rc = plan_mode_parse(r->plan, &mode, err);
     if (rc == 0 && r->plan != NULL)
         rc = check_plan(&mode, r->plan, err);
-    /* A forced plan may need any kind later: save both, unless the request says otherwise. */
+    /* A forced plan may need any kind of record later. So both kinds are saved, unless the request
+     * says otherwise. */
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
     struct platform bounded = h->platform;
     platform_throttle(&bounded, 0, (double)h->k.o.user.throttle_bytes_per_s);

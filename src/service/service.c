@@ -33,7 +33,7 @@ struct service {
     bool must_join;
     int max_queue;
 
-    /* Protects everything below and the shared fields of every ticket. */
+    /* Protects all fields below, and the shared fields of every ticket. */
     pthread_mutex_t lock;
     /* for the loop: there is a submission or a cancellation, or the service ends */
     pthread_cond_t work;
@@ -400,8 +400,8 @@ static bool has_work(const struct service *s)
     return s->queue != NULL || s->live != NULL || (s->settling != NULL && s->may_settle);
 }
 
-/* [lock] Waits until there is work or an erasure to handle, or until service_stop was called and
- * all is settled. */
+/* [lock] Waits until there is work or an erasure to pass on, or until service_stop was called and
+ * no ticket is settling. */
 static void wait_for_work(struct service *s)
 {
     while (!has_work(s) && s->forget_asked == s->forget_done &&
@@ -554,7 +554,7 @@ static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g
     t->req.shaping = &t->shaping;
 }
 
-/* Reserves all memory that grows with prompt and answer. Returns false if there is none. */
+/* Reserves all memory that grows with prompt and answer. Returns false if there is not enough. */
 static bool reserve_tokens(struct hcache_ticket *t, const struct request *q,
                            const struct hcache_request *r)
 {

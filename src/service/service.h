@@ -50,9 +50,9 @@ int service_submit(struct service *s, const struct request *q,
 bool service_run(struct service *s, struct hcache_ticket *t,
                  bool (*is_cancelled)(void *arg), void *arg);
 
-/* Returns when everything computed before is durable, or has failed. Any thread. */
+/* Waits until everything computed before the call is durable, or has failed. Any thread. */
 void service_flush(struct service *s);
-/* Returns when the engine knows that saved state was erased. Any thread. */
+/* Waits until the engine knows that saved state was erased. Any thread. */
 void service_forget_erased(struct service *s);
 /* Like service_forget_erased, for a thread that must not wait: the engine learns of the erasure
  * before its next step. */

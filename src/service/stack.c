@@ -301,7 +301,7 @@ static int open_without_saving(struct stack *k, struct store_opts *so,
     return 0;
 }
 
-/* Logs if copies in DRAM that the user has not asked for get less memory than intended. */
+/* Logs a line if --dram auto gets less memory for copies in DRAM than intended. */
 static void say_less_dram(const struct stack *k)
 {
     struct store_dram dram = {0};
@@ -440,7 +440,7 @@ static int open_saver(struct stack *k, struct err *err)
     return saver_create(&so, &k->saver, err);
 }
 
-/* Returns the seconds until a layer's weights have come up, the mean of all layers
+/* Returns the seconds that a layer's weights take to come up, averaged over all layers
  * (platform.weights_s). */
 static double mean_weights_s(const struct model *m)
 {
@@ -656,8 +656,8 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
     return rc;
 }
 
-/* Keeps a new profile, and the corrections by restores. A profile that a throttle distorted is
- * not kept. */
+/* Stores a new profile, and the corrections that restores have made, beside the state. A profile
+ * that a throttle distorted is not stored. */
 static void keep_profile(struct stack *k)
 {
     struct err err = {0};
@@ -694,7 +694,7 @@ void stack_close(struct stack *k)
     *k = (struct stack){0};
 }
 
-/* Appends "name 1.5" in MiB. Items that would show 0.0 are left out. */
+/* Appends "NAME 1.5", the size in MiB, to the text. A size that would show as 0.0 is left out. */
 static void describe_item(char *out, size_t n, const char *name, size_t bytes)
 {
     size_t used = strlen(out);

@@ -29,7 +29,7 @@ struct stack_opts {
     int step_rows;  /* token budget of a step; 0: follows from user.mini_batches */
     int piece_rows; /* as in engine_opts */
     const struct mixed_opts *mixed; /* as in engine_opts; borrowed while the stack opens */
-    /* Silence after which a device counts as dead, see store_opts; 0: 30 s. */
+    /* Silence after which a device counts as dead, as in store_opts; 0: 30 s. */
     int64_t stuck_ns;
     /* As in store_opts. 0: all memory of --dram BYTES, and the store's default for --dram auto. */
     uint64_t dram_ahead_bytes;
@@ -51,7 +51,7 @@ struct stack {
     struct engine *engine;
     struct sha256 fingerprint;
     struct platform platform;
-    /* Code != 0: nothing is saved, because the store could not be opened. */
+    /* Reason why nothing is saved: the store could not be opened. code 0: the store is open. */
     struct err store_err;
 
     /* The following fields are private. */

@@ -11,7 +11,7 @@
 
 /* --- text ------------------------------------------------------------------------------------- */
 
-/* Returns how many bytes at the end of the text begin a stop string. */
+/* Returns how many bytes at the end of the text are the beginning of a stop string. */
 static size_t held_back(const char *text, size_t n, const char *stop, size_t stop_bytes)
 {
     size_t most = stop_bytes - 1 < n ? stop_bytes - 1 : n;

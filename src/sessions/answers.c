@@ -111,7 +111,7 @@ static struct sha256 digest_key(const struct key *k, size_t n)
     return sha256_end(c);
 }
 
-/* A walk over the key's bytes, with the hash of its first `at` bytes. */
+/* State of a walk over the key's bytes, with the hash of its first `at` bytes. */
 struct key_hash {
     const struct key *k;
     size_t at, in_part;
@@ -279,7 +279,8 @@ static int write_anew(struct answers *m, struct err *err)
     return 0;
 }
 
-/* Appends a record. A file that fails is given up: the memory goes on without it. */
+/* Appends a record to the file. If that fails, the file is given up, and answers are kept in memory
+ * only. */
 static void append(struct answers *m, const struct entry *e)
 {
     struct err err = {0};
@@ -438,8 +439,8 @@ static int by_length(const void *a, const void *b)
     return x->n < y->n ? -1 : x->n > y->n;
 }
 
-/* Hashes the beginnings of the key that are as long as some entry, in order. The caller frees
- * *out. */
+/* Hashes those beginnings of the key that have the length of an entry, the shortest first. The
+ * caller frees *out. */
 static int hash_beginnings(struct answers *m, const struct key *key, struct beginning **out)
 {
     struct beginning *list = xcalloc((size_t)m->o.max_entries + 1, sizeof *list);
@@ -458,8 +459,8 @@ static int hash_beginnings(struct answers *m, const struct key *key, struct begi
     return n_list;
 }
 
-/* [lock] Returns the longest entry that is shorter than `below` and looks like a beginning of
- * the text. */
+/* [lock] Returns the longest entry that is shorter than `below` and whose short hash equals that of
+ * a beginning of the text. */
 static struct entry *candidate(struct answers *m, const struct beginning *list, int n_list,
                                size_t below)
 {

@@ -33,7 +33,8 @@ struct answers_opts {
     struct sha256 vocabulary;
 };
 
-/* Returns an error if the file cannot be read or written. A file of another format is replaced. */
+/* Opens the memory of answers. Returns an error if the file cannot be read or written. A file of
+ * another format is replaced. */
 int answers_open(const struct answers_opts *o, struct answers **out, struct err *err);
 /* Closes the file, in which all entries are durable. NULL is allowed. */
 void answers_close(struct answers *m);

@@ -28,7 +28,8 @@ static const char IN_MEMORY[] = ":memory:"; /* SQLite's name of a database in me
 
 #define FORMAT_VERSION 1
 
-/* EXCLUSIVE is also the two-process lock. secure_delete overwrites erased content. */
+/* locking_mode EXCLUSIVE also locks out other processes. secure_delete overwrites erased
+ * content. */
 static const char schema[] =
     "PRAGMA journal_mode = WAL;"
     "PRAGMA synchronous = FULL;"
@@ -258,7 +259,7 @@ static int check_version(struct conversations *c, struct err *err)
     return rc;
 }
 
-/* Sets the version of a new file. A file with a version is not written, since the disk may be
+/* Sets the version of a new file. A file that has a version is not written, because the disk may be
  * full. */
 static int set_version(struct conversations *c, struct err *err)
 {
@@ -269,8 +270,8 @@ static int set_version(struct conversations *c, struct err *err)
                : db_exec(c, "PRAGMA user_version = 1", err);
 }
 
-/* Cuts the log: the log of a killed process may hold texts that it was deleting. On a full disk
- * the next deletion cuts it. */
+/* Cuts the log, because a killed process may have left texts there that it was deleting. On a full
+ * disk the next deletion cuts the log. */
 static void cut_log(struct conversations *c)
 {
     struct err why = {0};

@@ -59,7 +59,7 @@ struct conversations_opts {
     const char *server;
 };
 
-/* Returns whether a text can name a server: 1 to 16 of a-z, 0-9 and -. */
+/* Returns whether a text can name a server: 1 to 16 characters of a-z, 0-9 and "-". */
 bool conversations_server_ok(const char *text);
 
 /* Opens or creates the file. Returns ERR_BUSY if another process has it open, and ERR_UNSUPPORTED
@@ -76,7 +76,8 @@ enum { NAME_BYTES = 64 };
 
 /* Makes a name: PREFIX_ and 128 random bits, so names cannot be guessed. */
 void conversations_name(const char *prefix, char out[NAME_BYTES]);
-/* Makes a name for an object that c keeps: PREFIX_SERVER-... if c has a server's name. */
+/* Makes a name for an object that c keeps: PREFIX_SERVER-... if c has the name of a server, else as
+ * conversations_name. */
 void conversations_name_kept(const struct conversations *c, const char *prefix,
                              char out[NAME_BYTES]);
 
@@ -107,7 +108,7 @@ struct turn {
     int32_t *tokens; /* [n_tokens - n_kept] the other tokens */
     struct turn_mark mark[TURN_MAX_MARKS];
     int n_marks;
-    /* [n_keys] keys of its chunks from n_kept / 64 on, and of its unfinished end. */
+    /* [n_keys] keys of the turn's chunks from chunk n_kept / 64 on, and of its unfinished end. */
     struct sha256 *keys;
     int n_keys;
 };
@@ -127,8 +128,8 @@ int turn_has_room(struct conversations *c, struct err *err);
  * visible. */
 int turn_find(struct conversations *c, const char *tenant, const char *name,
               struct turn **out, struct err *err);
-/* Reads the turns from the first to `row`, without answer and restoration: (*out)[0..*n). The
- * caller frees each, and *out. */
+/* Reads all turns from the first one to `row`, without answer and restoration, to (*out)[0..*n).
+ * The caller frees each turn, and *out. */
 int turn_path(struct conversations *c, int64_t row, struct turn ***out, int *n,
               struct err *err);
 void turn_path_free(struct turn **path, int n);
@@ -204,7 +205,7 @@ struct conversations_stats {
 };
 int conversations_stats(struct conversations *c, struct conversations_stats *out,
                         struct err *err);
-/* Fills in the conversations of one tenant and the turns on their paths; other fields are 0. */
+/* Counts the conversations of one tenant and the turns on their paths. The other fields are 0. */
 int conversations_stats_of(struct conversations *c, const char *tenant,
                            struct conversations_stats *out, struct err *err);
 

@@ -40,7 +40,8 @@ int db_tables_check(struct conversations *c, struct err *err);
  * file would end SQLite's lock on the file. */
 int db_file_make_private(const char *path, struct err *err);
 
-/* Fills the file PATH-reserve, as far as there is space: space for deleting on a full disk. */
+/* Fills the reserve, the file PATH-reserve, as far as there is space. It holds space for deleting
+ * on a full disk. */
 void db_reserve_fill(struct conversations *c);
 /* Gives the reserve's space up. Returns false if there was none. */
 bool db_reserve_release(struct conversations *c);
@@ -54,7 +55,7 @@ void db_done(sqlite3_stmt *st);
 /* Runs a statement up to its next row. Returns 1 if there is a row, 0 if there is none, or a
  * negative code. */
 int db_step(struct conversations *c, sqlite3_stmt *st, struct err *err);
-/* Runs a statement without rows, with up to three integers, and hands it back. */
+/* Runs a statement that returns no rows, with up to three integers bound, and hands it back. */
 int db_run(struct conversations *c, const char *sql, int64_t a, int64_t b, int64_t d,
            struct err *err);
 /* Reads the first column of the first row; 0 if there is no row. */
@@ -68,7 +69,8 @@ int db_unknown(const struct conversations *c, const char *what, const char *name
 /* Counts the turns in the file. */
 int db_count_turns(struct conversations *c, int64_t *out, struct err *err);
 
-/* A transaction, under the lock. db_end commits if rc is 0, and returns the result. */
+/* db_lock takes the lock and begins a transaction. db_end commits it if rc is 0, else rolls it
+ * back, and releases the lock. Both return 0 or a code. */
 int db_lock(struct conversations *c, struct err *err);
 int db_end(struct conversations *c, int rc, struct err *err);
 

@@ -133,7 +133,7 @@ static int hide(struct conversations *c, int64_t row, struct erased *out, struct
     return rc;
 }
 
-/* Overwrites erased content, which would otherwise stay in the write-ahead log. */
+/* The checkpoint overwrites erased content, which would otherwise stay in the write-ahead log. */
 int db_end_and_overwrite(struct conversations *c, int rc, struct err *err)
 {
     rc = db_end(c, rc, err);
@@ -149,7 +149,7 @@ int db_end_and_overwrite(struct conversations *c, int rc, struct err *err)
     return rc;
 }
 
-/* Finds the row of a name with `find`, and erases it in one transaction. */
+/* Finds the row of a name with the statement `find`, and erases its object, in one transaction. */
 static int erase_once(struct conversations *c, const char *find, const char *what,
                       const char *tenant, const char *name,
                       int (*erase)(struct conversations *c, int64_t row, struct erased *out,

@@ -93,7 +93,8 @@ int db_file_make_private(const char *path, struct err *err)
     return rc == 0 ? 0 : cannot_open(path, rc, err);
 }
 
-/* Accepts a database without tables: a process was killed while it made the database. */
+/* Accepts a database without tables, which is left when a process is killed while it makes the
+ * database. */
 int db_tables_check(struct conversations *c, struct err *err)
 {
     int64_t n_all, n_ours = 0;

@@ -67,7 +67,7 @@ static uint8_t *tokens_encode(const struct turn *t, size_t *n)
     return out;
 }
 
-/* Decodes a turn's tokens. A bad row is damage, not a bug, so it is an error. */
+/* Decodes a turn's tokens. A row that makes no sense means damage, not a bug, so it is an error. */
 static int tokens_decode(struct turn *t, const uint8_t *p, size_t n, struct err *err)
 {
     int64_t count = (int64_t)t->n_tokens - t->n_kept;
@@ -218,7 +218,7 @@ static int refer_to_parent(struct conversations *c, struct turn *t, struct err *
                             t->parent, t->created_s, 0, err);
 }
 
-/* Checks whether a turn may become the head, before it is inserted. */
+/* Checks whether a turn may become the head of its conversation, before it is inserted. */
 static int check_head(struct conversations *c, struct turn *t, bool *has_branched,
                       struct err *err)
 {

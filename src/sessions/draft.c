@@ -138,7 +138,7 @@ static int last_seen(const struct draft *d)
     return i;
 }
 
-/* Returns whether a turn's tokens belong to another model; they have no meaning here. */
+/* Returns whether a turn's tokens belong to another model; then they have no meaning here. */
 static bool is_other_model(const struct turn *t, const struct hcache *h)
 {
     struct hcache_model_info info;

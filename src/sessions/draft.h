@@ -25,7 +25,7 @@ struct draft {
     int n_ids;
     /* Another object owns text and ids, and keeps them longer than the draft. */
     bool is_lent;
-    /* Upper bound of the tokens of the system's messages; 0 unless the request truncates. */
+    /* Bound on the tokens of the system's messages; 0 unless the request truncates. */
     int n_system;
     char what[200]; /* reason why saved state of earlier turns may not fit; "": it fits */
 };

@@ -42,7 +42,7 @@ int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t
 /* Returns an upper bound of the tokens of the system's messages at the beginning of a list of
  * chat messages; 0 if there are none. */
 int prompt_system_tokens(const struct hcache *h, const struct json *messages);
-/* Raises t->keep so that the first n_tokens tokens are never dropped. */
+/* Raises t->keep, so that truncation never drops the first n_tokens tokens. */
 void prompt_keep(int n_tokens, struct hcache_truncation *t);
 void prompt_text_deinit(struct prompt_text *t);
 /* Makes *out: the answer as it appears in the text of the next prompt. The caller frees it. */

@@ -19,7 +19,8 @@
 #include "base/textbuf.h"
 #include "format/json.h"
 
-/* Moves *at behind the k bytes if the text continues with them, except for guards. */
+/* Moves *at behind k bytes of the text if they equal `bytes`, and returns true. Guards in the text
+ * are skipped. */
 static bool take(const char *text, size_t n, size_t *at, const char *bytes, size_t k)
 {
     size_t i = *at;
@@ -207,7 +208,7 @@ int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
     return is_trimmed ? 2 : 1;
 }
 
-/* Returns whether all generated text was shown: no stop string has cut it. */
+/* Returns whether all generated text was shown, that is, no stop string has cut it. */
 static bool is_whole(const struct hcache *h, const struct hcache_result *r)
 {
     size_t total = 0, n;

@@ -19,7 +19,8 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
                      const struct prompt_text *text, struct prompt_ids *out,
                      struct hcache_err *err);
 
-/* A beginning of a conversation's text whose tokens are known once it has been answered. */
+/* A beginning of a conversation's text whose tokens are known once the conversation has an
+ * answer. */
 struct retoken_mark {
     int n_tokens; /* number of its tokens: the first n_tokens of prompt and answer */
     char *text;   /* the part of the beginning behind the prompt's text; from malloc */

@@ -46,7 +46,8 @@ int talk_say(struct talk *t, const char *text, size_t n,
  * which stays in its own branch. Returns ERR_NOT_FOUND if there is no question yet. */
 int talk_retry(struct talk *t, const struct hcache_request *sampling,
                struct hcache_result *out, struct err *err);
-/* Continues from `back` answers ago, on a branch. Returns ERR_NOT_FOUND if there are fewer. */
+/* Makes a branch that ends `back` answers ago, and continues it. Returns ERR_NOT_FOUND if there are
+ * fewer answers. */
 int talk_branch(struct talk *t, int back, struct err *err);
 
 #endif

@@ -13,8 +13,8 @@
 #include "base/mem.h"
 #include "base/thread.h"
 
-/* Bytes of one call: a huge page takes up to a millisecond, and the host of a virtual machine takes
- * longer. */
+/* Bytes that one call provides. A call blocks the thread: a huge page takes up to a millisecond,
+ * and longer if the host of a virtual machine must provide it, too. */
 #define PIECE_BYTES ((uint64_t)2 << 20)
 
 enum { MAX_THREADS = 8, LOWEST_PRIORITY = 19 };
@@ -38,7 +38,7 @@ struct ahead {
     double s_per_byte;
 };
 
-/* [lock] Returns the end of the part that should be provided now. */
+/* [lock] Returns the end of the part of the region that should be provided now. */
 static uint64_t wanted_bytes(const struct ahead *a)
 {
     uint64_t left = a->n_bytes - a->end_bytes;

@@ -20,8 +20,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The usual ahead_bytes. 64 MiB were too few for contexts of 67 MB that follow each other without a
- * pause. */
+/* The usual value of ahead_bytes. 64 MiB were too few for contexts of 67 MB that follow each other
+ * without a pause. */
 #define AHEAD_BYTES ((uint64_t)256 << 20)
 
 struct ahead;

@@ -60,7 +60,8 @@ void alloc_soil(struct alloc *a, uint32_t segment);
  * exist. */
 uint64_t alloc_end(const struct alloc *a, uint32_t segment);
 
-/* Recounts everything. Returns false if free and used do not add up or an array is out of order. */
+/* Recounts everything. Returns false if free and used bytes do not add up, or an array is not
+ * sorted. */
 bool alloc_audit(const struct alloc *a);
 
 #endif

@@ -48,7 +48,8 @@ static int chunk_check(const struct store_chunk *c, struct err *err)
     return 0;
 }
 
-/* Returns the records that are stored or on their way, which need not be written again. */
+/* Returns the records of a chunk that are stored or on their way to the disk. They need not be
+ * written again. */
 static struct store_mask mask_of(const struct chunk_node *n)
 {
     struct store_mask m = n->mask;
@@ -361,7 +362,8 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
             rc = store_can_save(s, err);
         if (rc == 0)
             drafts_attach(s, n, drafts);
-        /* The chunk was erased while it was written: the next commit wipes it. */
+        /* The chunk was erased while it was written. It comes too late, and the next commit wipes
+         * it. */
         if (rc == 0 && erasures_concern(&s->erasures, chunk))
             rc = comes_too_late(err);
     }

@@ -21,8 +21,8 @@ struct arena;
 
 struct arena_opts {
     uint64_t n_bytes;
-    /* Memory provided beyond the last byte that was ever used; 0: 256 MiB. n_bytes or more: all
-     * memory is provided from arena_open on. */
+    /* Memory provided beyond the last byte that was ever used; 0: 256 MiB. If it is at least
+     * n_bytes, all memory is provided from arena_open on. */
     uint64_t ahead_bytes;
     struct store_memory memory; /* memory.get NULL: ordinary memory */
 };

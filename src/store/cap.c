@@ -25,11 +25,11 @@ enum {
  * a row that the extent may get later without an append (its place to be wiped), with room for
  * pages that split when rows grow. */
 enum { ROW_BYTES = 320, LATER_BYTES = 160 };
-/* PIN_BYTES: a pin's row, in pages that are two thirds full. BYTES_FOR_PIN: the bytes of the
- * index's share that allow one pin. */
+/* PIN_BYTES: bytes of the index for each lasting pin, in pages that are two thirds full.
+ * BYTES_FOR_PIN: one pin is allowed for this many bytes of the index's share. */
 enum { PIN_BYTES = 96, BYTES_FOR_PIN = 1024 };
-/* Bytes of the index for each block of an extent: a record's entry in its table, in pages that are
- * half full. */
+/* Bytes of the index for each block of an extent: a block holds at most one record, whose entry
+ * lies in pages that are half full. */
 enum { RECORD_BYTES = 2 * CHUNK_RECORD_CODE };
 
 static uint64_t log_frames(uint64_t cap)

@@ -43,7 +43,7 @@ struct extent {
     uint16_t n_records;
     uint8_t device;
     uint8_t state : 7;
-    /* FREEING: its bytes must be wiped before its space is free (store_erase). */
+    /* In state FREEING: the extent's bytes must be wiped before its space is free (store_erase). */
     uint8_t wipe : 1;
 };
 
@@ -80,7 +80,7 @@ struct chunk_node {
     bool has_marks : 1;
     bool reachable : 1; /* set by the garbage collection if a lookup can reach the node */
     bool yields : 1;    /* a partial chunk that is removed when its context goes on */
-    /* Erased while in use: missing for lookups, and wiped when it is no longer used. */
+    /* Erased while in use: look-ups miss the chunk, and it is wiped when its last user has left. */
     bool doomed : 1;
     /* Its headers were read since open, or wait to be read (headers.c). */
     bool has_header_noted : 1;
@@ -120,7 +120,8 @@ struct catalog {
     uint32_t n_fingerprints;
     struct catalog_owner *owners;
     uint32_t n_owners;
-    /* Open addressing by tag: 1 + index of an owner; [n_owner_slots], a power of two. */
+    /* Hash table with open addressing, by tag: [n_owner_slots] 1 + index of an owner; 0: a free
+     * slot. */
     uint32_t *owner_slots;
     uint32_t n_owner_slots;
     struct catalog_pin *pins;
@@ -147,8 +148,8 @@ struct chunk_id {
     bool yields;
 };
 
-/* Makes an empty catalog. has_window: it keeps the waiting requests' chunks, even if the policy
- * does not look at them. */
+/* Makes an empty catalog. has_window: the catalog keeps the waiting requests' chunks, even if the
+ * policy does not look at them. */
 void catalog_init(struct catalog *c, enum placement_kind policy, bool has_window);
 /* Makes room for this many nodes at once. Growing step by step would visit all nodes each time. */
 void catalog_reserve(struct catalog *c, uint64_t n_nodes);
@@ -175,7 +176,8 @@ int catalog_owner(struct catalog *c, uint64_t tag, uint16_t *idx);
 
 /* Sets a lasting pin of a key, stored or not. A second pin replaces the first. */
 void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall_s);
-/* Makes the node's lasting pin a guarantee, or an ordinary pin again. Takes O(chunks before it). */
+/* Makes the node's lasting pin a guarantee, or an ordinary pin again. Takes time in proportion to
+ * the chunks before the node. */
 void catalog_guarantee(struct catalog *c, struct chunk_node *n, bool is_guaranteed);
 /* Ends the node's lasting pin, if any. The node may be freed. */
 void catalog_unpin(struct catalog *c, struct chunk_node *n);
@@ -204,12 +206,13 @@ void catalog_evicted(struct catalog *c, const struct chunk_node *n);
  * window has no room. catalog_expect_no_more withdraws it. */
 bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn);
 void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_t turn);
-/* Sets the last use as the index recorded it. An older use changes nothing. */
+/* Sets the node's last use to the one that the index has recorded. An older use changes nothing. */
 void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
                      uint32_t wall_s);
 /* Makes the node the first to be evicted, until it is used again. */
 void catalog_drop(struct catalog *c, struct chunk_node *n);
-/* Call after n_pins or has_writer changed: updates whether n may be evicted, or frees it. */
+/* Enters n among the evictable nodes, removes it from them, or frees it, as n's state demands. Call
+ * it after n_pins or has_writer has changed. */
 void catalog_settle(struct catalog *c, struct chunk_node *n);
 /* Returns the leaf that the policy evicts next, of all owners or of one; NULL if nothing may be
  * evicted. */

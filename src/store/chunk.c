@@ -99,7 +99,7 @@ struct store_mask chunk_mask(const struct chunk_record *records, int n)
     return m;
 }
 
-/* Returns the checksum of all 4096 bytes, with its own field taken as zero. */
+/* Returns the checksum of a header's 4096 bytes, with its own field taken as zero. */
 static uint64_t header_checksum(const uint8_t in[CHUNK_HEADER_BYTES])
 {
     uint8_t copy[CHUNK_HEADER_BYTES];

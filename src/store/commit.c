@@ -98,8 +98,8 @@ static void commit_take(struct store *s, unsigned what, struct commit *b)
         b->rows[i++] = row_of(s, x);
 }
 
-/* Writes one index transaction. The records of a PENDING extent are stable: only a commit
- * changes its state. */
+/* Writes one index transaction. The records of a PENDING extent can be read without the lock,
+ * because only a commit changes its state. */
 static int commit_index(struct store *s, const struct commit *b, struct err *err)
 {
     int rc = index_begin(s->index, err);
@@ -149,7 +149,7 @@ static int commit_write(struct store *s, const struct commit *b, struct err *err
     return rc;
 }
 
-/* [lock] Removes the partial chunks that x supersedes: x is committed. */
+/* [lock] Removes the partial chunks that the chunk of x supersedes. Call it when x is committed. */
 static void superseded_drop(struct store *s, const struct extent *x)
 {
     for (uint32_t i = s->n_supersedes; i-- > 0;) {
@@ -194,7 +194,8 @@ static void commit_succeeds(struct store *s, struct commit *b)
     }
 }
 
-/* [lock] Puts changes of pins back in front of later ones: the last change of a key counts. */
+/* [lock] Puts the pin changes of a failed commit back in front of later ones. Of several changes of
+ * a key the last one counts. */
 static void pin_changes_return(struct store *s, struct commit *b)
 {
     if (b->n_pin_changes == 0)

@@ -39,11 +39,12 @@ static bool keys_have(const struct keys *sorted, const struct sha256 *key)
            bsearch(key, sorted->at, sorted->n, sizeof *key, by_bytes) != NULL;
 }
 
-/* [lock] Returns whether a chunk outside the keys continues any of them. *has_full: some key
- * belongs to a full chunk. */
+/* [lock] Returns whether a chunk outside the set of keys continues one of them. *has_full: whether
+ * any key belongs to a full chunk. */
 static bool has_others(const struct store *s, const struct keys *set, bool *has_full)
 {
-    /* n_children: children of the keys. n_inside: those of them that are keys themselves. */
+    /* n_children counts the children of the keys' nodes. n_inside counts those children that are
+     * keys themselves. */
     uint64_t n_children = 0, n_inside = 0;
     *has_full = false;
     for (size_t i = 0; i < set->n; i++) {
@@ -75,7 +76,8 @@ static void candidates_find(const struct store *s, const struct keys *set, bool 
         }
 }
 
-/* Returns whether the chunk begins with the end of an erased text. */
+/* Returns whether the chunk begins with the last part of an erased text, and so holds that whole
+ * text. */
 static bool is_whole(struct store *s, const struct keys *set, const struct sha256 *key,
                      void *block, struct chunk_header *h)
 {

@@ -201,8 +201,8 @@ static const struct media_ops dram_ops = {
     .wipe = dram_wipe,
 };
 
-/* A store with a stated capacity gets the whole newest segment in advance, if the system has that
- * capacity left. */
+/* Returns how much memory is provided ahead: the whole newest segment for a store with a cap, if
+ * the system has memory for the cap left; else AHEAD_BYTES. */
 static uint64_t wanted_ahead(const struct dram *d)
 {
     bool fits = d->most_bytes > 0 && d->most_bytes <= process_memory_left();

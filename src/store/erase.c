@@ -47,13 +47,14 @@ static void pin_end(struct store *s, struct chunk_node *n)
     catalog_unpin(&s->catalog, n);
 }
 
-/* [lock] Takes the extents of a node that is not in use. The node may be freed. */
+/* [lock] Takes away the extents of a node that is not in use, to be wiped. The node may be
+ * freed. */
 static void node_erase(struct store *s, struct chunk_node *n)
 {
     for (struct extent *x = n->extents; x != NULL; x = x->next)
         x->wipe = 1;
     n->doomed = false;
-    n->n_pins++; /* a damaged chunk has no extents to keep it while its lasting pin ends */
+    n->n_pins++; /* a damaged chunk has no extents that keep its node while the pin ends */
     pin_end(s, n);
     n->n_pins--;
     store_evict_node(s, n, STORE_EVICT_ERASED);
@@ -64,7 +65,7 @@ void store_doom(struct store *s, struct chunk_node *n)
     CHECK(in_use(n) || n->n_children > 0);
     n->doomed = true;
     tier_forget_node(s->tier, n);
-    /* The pin ends now, because a damaged chunk may be freed by itself and would leave its pin
+    /* The pin ends now. Otherwise a damaged chunk's node may be freed later, and its pin would stay
      * behind. */
     pin_end(s, n);
 }
@@ -189,8 +190,8 @@ static int erase_now(struct store *s, const struct sha256 *keys, int n, struct t
     return rc;
 }
 
-/* [erase_lock] Notes that the disk is full: the chunks have left the catalog, and store_settle
- * does the rest. */
+/* [erase_lock] Notes that the disk is too full to finish an erasure. The chunks have left the
+ * catalog, and store_settle does the rest. */
 static void wait_for_room(struct store *s, const struct taking *t, struct store_erased *out)
 {
     s->owes_remains = true;
@@ -278,7 +279,8 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
     enum { ROUNDS = 4 }; /* chunks that are appended meanwhile need another round */
     int rc = 0, n = 1;
     *out = (struct store_erased){0};
-    /* The mark is set first, so that the lists below miss no chunk of an earlier request. */
+    /* The mark is set before the chunks are listed, so that no chunk of an earlier request is
+     * missed. */
     pthread_mutex_lock(&s->lock);
     erasures_mark_owner(&s->erasures, owner);
     uint64_t n_writing = (uint64_t)store_doom_writing(s);
@@ -365,8 +367,8 @@ int store_wipe(struct store *s, struct err *err)
     pthread_mutex_lock(&s->lock);
     bool wanted = s->wiping != NULL;
     pthread_mutex_unlock(&s->lock);
-    /* The index's content at open may be gone after the next crash: the end of a log that was
-     * cut off is readable, but not durable. */
+    /* A fresh commit comes first. The index that was found at open may be gone after the next
+     * crash, because the end of a log that was cut off is readable but not durable. */
     int rc = wanted ? store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err)
                     : 0;
     if (rc != 0 || !wanted)

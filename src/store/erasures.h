@@ -35,7 +35,7 @@ struct erasure_mark {
 /* Set epoch to 1 at the beginning: no erasure yet. */
 struct erasures {
     uint64_t epoch; /* 1 + the number of erasures so far */
-    /* Every chunk of an earlier epoch is refused, whether a mark concerns it or not. */
+    /* Chunks of an earlier epoch are always refused, whether a mark concerns them or not. */
     uint64_t floor;
     struct erasure_mark *marks; /* [ERASURES_MARKS] a ring; NULL: no mark yet */
     uint64_t n_marks;           /* number of marks ever set */
@@ -49,7 +49,8 @@ void erasures_mark_owner(struct erasures *e, uint64_t owner);
 /* Begins an erasure of all chunks. */
 void erasures_mark_all(struct erasures *e);
 
-/* Returns whether the chunk comes too late. False if its epoch is 0: it belongs to no request. */
+/* Returns whether the chunk comes too late. Returns false if its epoch is 0, because then it
+ * belongs to no request. */
 bool erasures_concern(const struct erasures *e, const struct store_chunk *c);
 
 #endif

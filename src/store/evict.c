@@ -200,7 +200,7 @@ static void evict(struct store *s, uint64_t want_bytes, enum store_evict why,
 
 enum { IDLE_AT_ONCE = 256 }; /* bounds the time that other threads wait */
 
-/* [lock] Evicts up to IDLE_AT_ONCE idle chunks. Returns how many. */
+/* [lock] Evicts up to IDLE_AT_ONCE idle chunks. Returns their number. */
 static int evict_some_idle(struct store *s, uint32_t before_wall_s)
 {
     struct chunk_node *leaves[IDLE_AT_ONCE];
@@ -334,7 +334,7 @@ int store_each_owner(struct store *s, int (*fn)(void *arg, const struct store_ow
     return rc;
 }
 
-/* [lock] The bug of STORE_BUG_EARLY_REUSE: frees bytes that the index still names. */
+/* [lock] Implements STORE_BUG_EARLY_REUSE: frees bytes that the index still names. */
 static void reuse_early(struct store *s)
 {
     for (struct extent *x = s->freeing; x != NULL; x = x->next) {
@@ -406,8 +406,8 @@ int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newc
            !store_index_has_room(s, n_bytes)) {
         uint64_t limit = n_bytes > s->cap_bytes ? UINT64_MAX : s->cap_bytes - n_bytes;
         uint64_t over = s->used_bytes > limit ? s->used_bytes - limit : 0;
-        /* Each round costs an fsync of the index, so a large store makes room for several
-         * chunks. */
+        /* Each round of evicting costs an fsync of the index, so a large store makes room for
+         * several chunks at once. */
         uint64_t slack = s->cap_bytes / 64;
         if (over > 0)
             evict(s, over, STORE_EVICT_CAP, newcomer);

@@ -86,15 +86,16 @@ static struct extent *extent_alone(const struct chunk_node *n)
     return x;
 }
 
-/* [lock] Returns the node of a key whose chunk can be fetched or has copies, or NULL. */
+/* [lock] Returns the node of a key if its chunk is stored, so that it can be fetched or has copies;
+ * else NULL. */
 static struct chunk_node *node_of(const struct store *s, const struct sha256 *key)
 {
     struct chunk_node *n = catalog_find(&s->catalog, key);
     return n == NULL || n->n_live == 0 || n->doomed ? NULL : n;
 }
 
-/* [lock] Returns the bytes of the missing copies of the keys, up to the first key that is not
- * stored. */
+/* [lock] Returns the bytes of the copies that the keys' chunks lack, up to the first key that is
+ * not stored. */
 static uint64_t bytes_alone(const struct store *s, const struct sha256 *keys, int n)
 {
     uint64_t n_bytes = 0;
@@ -109,7 +110,7 @@ static uint64_t bytes_alone(const struct store *s, const struct sha256 *keys, in
     return n_bytes;
 }
 
-/* [lock] Returns the bytes of the copies that requests still wait for. */
+/* [lock] Returns the bytes of all copies that waiting requests still need. */
 static uint64_t bytes_promised(const struct store *s)
 {
     uint64_t n_bytes = 0;

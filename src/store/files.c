@@ -38,8 +38,8 @@ struct device {
     char *dir;
     struct segment **segments; /* entry i is NULL if segment i has no file */
     uint32_t n_segments;
-    /* A name in the folder may not be durable. Also true at open: a killed process leaves files
-     * whose names were never synced. */
+    /* The name of a file in this folder may not be durable. Also true at open, because a killed
+     * process may have left files whose names were never synced. */
     bool dir_dirty;
 };
 
@@ -179,7 +179,7 @@ static uint64_t growth_left(struct files *f)
     return n_bytes < f->max_bytes ? f->max_bytes - n_bytes : 0;
 }
 
-/* [grow_lock] Makes the file reach end_bytes, and one step further if there is room. */
+/* [grow_lock] Makes the file at least end_bytes long. Adds one step more if there is room. */
 static int segment_grow(struct files *f, int device, struct segment *seg,
                         uint64_t end_bytes, struct err *err)
 {
@@ -385,7 +385,8 @@ static void stream_put(struct stream *st, const uint8_t *bytes, size_t n)
     }
 }
 
-/* Makes, checksums, copies and pads one record while it is in the cache. */
+/* Takes or makes the bytes of one record, checksums them, and appends them with padding, while they
+ * are in the processor's caches. */
 static void stream_record(struct stream *st, struct chunk_record *r,
                           const struct store_record *from)
 {
@@ -634,7 +635,8 @@ static const struct media_ops files_ops = {
     .wipe = files_wipe,
 };
 
-/* Parses the number in "seg-000000.hc". Returns false for every other name. */
+/* Reads the number of a segment from its file's name, "seg-000000.hc". Returns false for any other
+ * name. */
 static bool segment_of_name(const char *name, uint32_t *segment)
 {
     unsigned n;

@@ -15,7 +15,7 @@ static int by_chunk_idx(const void *a, const void *b)
     return x->chunk_idx < y->chunk_idx ? -1 : x->chunk_idx > y->chunk_idx;
 }
 
-/* [lock] Frees chunks that no lookup can reach because a chunk before them is gone. */
+/* [lock] Frees chunks that no lookup can reach, because a chunk before them is missing. */
 static int orphans_free(struct store *s, struct err *err)
 {
     struct catalog *c = &s->catalog;

@@ -14,8 +14,8 @@
 #include "base/plural.h"
 #include "store/store_impl.h"
 
-/* Share of a bound that may be guaranteed, in quarters. A store that is guaranteed as a whole
- * could not save anything new. */
+/* Share of a bound that may be guaranteed, in quarters. If all of a store were guaranteed, it could
+ * not save anything new. */
 enum { SHARE_QUARTERS = 3 };
 
 uint64_t store_guarantee_limit(uint64_t cap_bytes)
@@ -76,7 +76,7 @@ static int check_stored(const struct store *s, const struct sha256 *keys, int n,
         n_missing, n, STORE_CHUNK_TOKENS, first, n_pending);
 }
 
-/* [lock] Returns the lasting pin of a chunk; until_wall_s 0: it has none. */
+/* [lock] Returns the lasting pin of a chunk. If it has none, until_wall_s is 0. */
 static struct index_pin pin_of(const struct store *s, const struct chunk_node *n)
 {
     return (struct index_pin){

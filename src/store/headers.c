@@ -36,8 +36,8 @@ const struct extent *store_extent_nth(struct store *s, const struct store_hit *h
     return x;
 }
 
-/* Checks the headers of a chunk. An error of the device is no damage: it shows when the chunk is
- * read. */
+/* Checks the headers of a chunk, and condemns the chunk if one is damaged. An error of the device
+ * is not taken for damage: it will show when the chunk is read. */
 static void headers_check(struct store *s, const struct store_hit *hit, void *block,
                           struct chunk_header *h)
 {

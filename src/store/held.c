@@ -58,7 +58,8 @@ void held_add(struct held *h, uint64_t name)
     p->n++;
 }
 
-/* Fills the freed place with a later name that could not lie there before. */
+/* Fills a freed place with a name from behind it that could lie there, and goes on with that name's
+ * place. */
 static void close_gap(struct held *h, uint32_t gap)
 {
     uint32_t mask = h->n_places - 1;

@@ -65,8 +65,8 @@ enum {
     WIPE_BYTES = 40
 };
 
-/* Added to the time of a pin that is a guarantee. A build that does not know guarantees reads it
- * as a pin that does not end. */
+/* In the file this is added to the end time of a pin that is a guarantee. A build that does not
+ * know guarantees reads it as a pin that does not end. */
 #define PIN_GUARANTEED (INT64_C(1) << 62)
 
 /* The column used_wall_s holds three values: the time of the last use in its lower half, the
@@ -139,8 +139,8 @@ struct index {
 static int db_err(struct index *ix, const char *what, struct err *err)
 {
     int rc = err_of_sqlite(sqlite3_extended_errcode(ix->db));
-    /* A file that was opened for writing, and whose header says that it must not be written, is
-     * damaged. */
+    /* If a file was opened for writing, and its header says that it must not be written, the file
+     * is damaged. */
     if (rc == -EROFS && !ix->read_only)
         rc = ERR_CORRUPT;
     if (rc == ERR_BUSY)
@@ -279,7 +279,8 @@ static int db_open(struct index *ix, int flags, struct err *err)
                 err);
 }
 
-/* Prepares the statements that are not prepared yet, if possible: version 1 lacks two tables. */
+/* Prepares the statements that are not prepared yet. Statements on two tables that version 1 lacks
+ * are left out. */
 static int db_prepare(struct index *ix, struct err *err)
 {
     bool has_all = !sqlite3_get_autocommit(ix->db) || ix->meta.version >= 2;
@@ -352,7 +353,8 @@ static int count_pages(struct index *ix, enum statement which, uint64_t *out,
     return rc;
 }
 
-/* Measures the pages as the open transaction leaves them, if there is one. */
+/* Measures the bytes of pages in use: as the open transaction leaves them, or as they are if there
+ * is none. */
 static int measure(struct index *ix, uint64_t *live_bytes, struct err *err)
 {
     uint64_t all, spare;
@@ -484,7 +486,8 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
     return rc;
 }
 
-/* Returns the checksum of a table and its id, with which a table blob ends. */
+/* Returns the checksum with which a table blob ends. It is made from the table and its extent's
+ * id. */
 static uint64_t table_checksum(const uint8_t *table, size_t n, uint64_t id)
 {
     return checksum64(table, n) ^ (id * 0x9e3779b97f4a7c15u);
@@ -592,8 +595,8 @@ static int rollback(struct index *ix, int rc)
     return rc;
 }
 
-/* Rolls back a failed transaction. That needs memory, too; if there was none, it is done before
- * the next operation. */
+/* Rolls back a failed transaction. A rollback needs memory, too. If there was none, the rollback is
+ * done before the next operation. */
 static int rollback_rest(struct index *ix, struct err *err)
 {
     rollback(ix, 0);

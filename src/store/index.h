@@ -36,7 +36,7 @@ struct index_meta {
     uint32_t n_devices;
     uint64_t segment_bytes;
     uint64_t next_id; /* the id of the next extent */
-    /* Version found in the file; the first index_begin upgrades an older one. */
+    /* Version of the format found in the file. The first index_begin upgrades an older one. */
     uint32_t version;
 };
 
@@ -50,9 +50,11 @@ struct index_row {
     uint64_t owner;
     uint32_t n_tokens;
     bool yields;
-    uint64_t tick; /* order of last use; has no checksum, since a wrong one does no harm */
+    /* order of last use; has no checksum, since a wrong value does no harm */
+    uint64_t tick;
     uint32_t used_wall_s; /* time of last use, seconds since 1970; has no checksum */
-    /* Seconds after the last use, 0: it does not expire; has no checksum. */
+    /* Time to live after the last use, in seconds; 0: the chunk does not expire. Has no
+     * checksum. */
     uint32_t ttl_s;
     bool is_dropped; /* the chunk is evicted before all others; has no checksum */
 };
@@ -82,12 +84,13 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
                  struct index **out, struct err *err);
 void index_close(struct index *ix); /* NULL is allowed */
 
-/* Makes every commit that leaves n_frames or more in the log fold the log into the database. */
+/* Sets the length of the log: each commit that leaves n_frames or more in it folds it into the
+ * database. */
 int index_limit_log(struct index *ix, uint32_t n_frames, struct err *err);
 /* Returns the bytes of pages in use, as of the last commit. */
 uint64_t index_live_bytes(const struct index *ix);
 
-/* Returns the row count in the file, which is checked only by index_load. */
+/* Returns the number of rows according to the file. Only index_load checks it. */
 uint64_t index_n_rows(const struct index *ix);
 /* Calls fn for every row, in order of id. A non-zero result of fn stops the load and is
  * returned. Returns ERR_CORRUPT if a row's check fails or the rows are not the committed ones. */
@@ -113,7 +116,7 @@ int index_load_wipes(struct index *ix,
                      int (*fn)(void *arg, const struct index_place *place), void *arg,
                      struct err *err);
 
-/* Folds the log into the database and cuts it, so that no old page is left in either. */
+/* Folds the log into the database and cuts it, so that no old page is left in database or log. */
 int index_compact(struct index *ix, struct err *err);
 
 /* The functions below form one transaction. An error from any of them rolls it back and ends it. */

@@ -75,7 +75,8 @@ static inline uint64_t media_record_checksum(const struct store_record *r,
     return r->has_checksum ? r->checksum : checksum64(bytes, r->n_bytes);
 }
 
-/* Opens memory as one device. Segments are mapped when they are needed; o->memory provides them. */
+/* Opens the store's memory as one device. Segments are mapped when they are needed; o->memory
+ * provides them. */
 struct media *dram_open(uint64_t segment_bytes, const struct store_opts *o);
 
 struct files_opts {

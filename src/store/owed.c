@@ -98,7 +98,7 @@ static int note_once(struct store *s, const char *path, struct err *err)
     return rc == 0 ? io_dir_sync(s->io, s->dirs[0], err) : rc;
 }
 
-/* [erase_lock] Writes the entries that the file does not have yet. */
+/* [erase_lock] Writes the entries that the file does not have yet, durably. */
 static int note(struct store *s, struct err *err)
 {
     if (s->owed.n_noted == s->owed.n)

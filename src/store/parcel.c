@@ -66,7 +66,8 @@ int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struc
 
 /* --- reading from a store --------------------------------------------------------------------- */
 
-/* Adds a record at its place in (kind, layer) order; an existing record stays. */
+/* Adds a record at its place in (kind, layer) order. If the chunk already has this record, changes
+ * nothing. */
 static void record_insert(struct chunk_header *h, const struct chunk_record *r)
 {
     int at = 0, order = r->kind * STORE_MAX_LAYERS + r->layer;
@@ -82,8 +83,8 @@ static void record_insert(struct chunk_header *h, const struct chunk_record *r)
     h->n_records++;
 }
 
-/* Fills in *h from the header of one extent, and the records of all extents. The chunk is
- * pinned, so its extents stay. */
+/* Fills in *h from the header of one extent, and the records of all extents. The chunk is pinned,
+ * so its extents stay meanwhile. */
 static int describe(struct store *s, const struct store_hit *hit, struct parcel *block,
                     struct chunk_header *h, struct err *err)
 {
@@ -110,7 +111,8 @@ static int describe(struct store *s, const struct store_hit *hit, struct parcel 
     return h->n_records > 0 ? 0 : err_set(err, ERR_NOT_FOUND, "the chunk has no records");
 }
 
-/* Moves the bytes of a completed read to their place, with zeros behind them. */
+/* Checks a completed read, moves its bytes to their place, and pads them with zeros up to the next
+ * block. */
 static int take_record(struct store_read *read, struct chunk_record *r, struct err *err)
 {
     int rc = store_read_check(read, err);

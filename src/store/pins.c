@@ -53,7 +53,7 @@ struct chunk_node *store_set_pin(struct store *s, const struct index_pin *pin)
     return n;
 }
 
-/* [lock] Returns whether a guarantee of the key holds: an ordinary pin must not weaken it. */
+/* [lock] Returns whether the key has a guarantee, which an ordinary pin must not weaken. */
 static bool is_guaranteed(const struct store *s, const struct sha256 *key)
 {
     const struct chunk_node *n = catalog_find(&s->catalog, key);

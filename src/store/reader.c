@@ -28,7 +28,7 @@ struct store_reader {
     struct slot *idle;
     struct slot *done, **done_end; /* slots that completed without I/O, oldest first */
     bool uses_dram;                /* takes records from copies in the DRAM tier */
-    /* Time that store_reader_await has waited since the last completion. */
+    /* Time for which store_reader_await has waited since the last completion. */
     int64_t silent_ns;
 };
 
@@ -96,7 +96,8 @@ static struct slot *slot_take(struct store_reader *r)
     return slot;
 }
 
-/* [lock] Returns the extent and record that a read names, LIVE before DEAD. */
+/* [lock] Returns the record that a read names, and sets *extent. A LIVE extent goes before a DEAD
+ * one. */
 static const struct chunk_record *record_find(const struct store_read *read,
                                               const struct extent **extent)
 {
@@ -144,7 +145,7 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
     return 0;
 }
 
-/* [lock] Serves a read from the extent's copy in DRAM. Returns false if there is none. */
+/* [lock] Serves a read from the extent's copy in DRAM. Returns false if the extent has no copy. */
 static bool copy_take(struct store *s, struct store_read *read, const struct extent *x,
                       uint64_t offset)
 {
@@ -154,7 +155,8 @@ static bool copy_take(struct store *s, struct store_read *read, const struct ext
     return read->copy != NULL;
 }
 
-/* [lock] Turns a read into a request. Returns false if it is complete already. */
+/* [lock] Turns a read into a request to the disk. Returns false if the read is complete without
+ * one. */
 static bool read_start(struct store_reader *r, struct slot *slot)
 {
     struct store *s = r->store;

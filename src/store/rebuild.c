@@ -40,7 +40,7 @@ struct scan {
     uint64_t n_rows, next_id;
 };
 
-/* Returns whether h, read at this place, is an extent of this store. */
+/* Returns whether header h, which was read at this place, is that of an extent of this store. */
 static bool header_fits(const struct store *s, const struct chunk_header *h, int device,
                         uint32_t segment, uint64_t offset)
 {
@@ -85,8 +85,8 @@ static int newest_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* Reads every record of sc->h: *good says whether all are intact. A returned error is the
- * device's. */
+/* Reads every record of the extent sc->h. *good: whether all are intact. Returns 0 or the error of
+ * the device. */
 static int records_check(struct scan *sc, bool *good, struct err *err)
 {
     struct media *m = sc->s->media;
@@ -157,7 +157,7 @@ static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t l
     rc = records_check(sc, &good, err);
     if (rc != 0 || !good)
         return rc;
-    /* If a newer extent lies here, this one was evicted and partly overwritten. */
+    /* If a newer extent overlaps this one, this one was evicted and partly overwritten. */
     if (alloc_claim(&sc->taken[c->device], c->segment, c->offset, sc->h->n_bytes) != 0)
         return 0;
     return row_write(sc, err);

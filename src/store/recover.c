@@ -47,7 +47,8 @@ static int dirs_differ(const struct store_opts *opts, struct err *err)
     return 0;
 }
 
-/* Refuses folders of other owners: the owner of a folder can replace every file in it. */
+/* Refuses folders that belong to other users: the owner of a folder can replace every file in
+ * it. */
 static int dirs_are_ours(const struct store_opts *opts, struct err *err)
 {
     struct io_stat st;
@@ -116,7 +117,8 @@ static int lock_take(struct store *s, const struct store_opts *opts, struct err 
     int rc = io_file_open(opts->io, path, flags, &s->lock_file, err);
     if (rc == 0)
         rc = io_file_lock(s->lock_file, err);
-    /* A reader without a store goes on: the superblocks give the better message. */
+    /* A read-only open of a missing store goes on without a lock: reading the superblocks gives a
+     * better message. */
     if (rc == -ENOENT)
         rc = 0;
     if (rc == ERR_BUSY) {
@@ -151,8 +153,8 @@ bool store_row_is_in_file(const struct store *s, const struct index_row *row)
     return s->media->ops->segment_size(s->media, row->device, row->segment) >= end;
 }
 
-/* Enters one row. The store stays consistent for any content: an impossible row ends the load
- * with ERR_CORRUPT. */
+/* Enters one row of the index. A row that cannot be right ends the load with ERR_CORRUPT. The store
+ * stays consistent for any content. */
 static int row_enter(void *arg, const struct index_row *row)
 {
     struct store *s = arg;

@@ -62,13 +62,13 @@ int store_mark_remains(struct store *s, struct err *err)
 
 /* --- wiping ----------------------------------------------------------------------------------- */
 
-/* The free ranges of one segment, taken from the allocator while they are wiped. */
+/* Free ranges of one segment, which are taken from the allocator while they are wiped. */
 struct ranges {
     struct alloc_range *at;
     uint32_t n;
 };
 
-/* [lock] Takes the free ranges of a soiled segment, as far as its file reaches. */
+/* [lock] Takes the free ranges of a soiled segment up to the end of its file. */
 static void ranges_take(struct store *s, int device, uint32_t segment, struct ranges *out)
 {
     struct alloc *a = &s->alloc[device];

@@ -9,7 +9,7 @@
 #include "io/io.h"
 #include "store/store_impl.h"
 
-/* Returns the reserve's size: small disks and small caps get a small one. */
+/* Returns the reserve's size. It is smaller on small disks and under small caps. */
 static uint64_t reserve_bytes(const struct store *s)
 {
     uint64_t free_bytes, total_bytes, want = STORE_RESERVE_BYTES;
@@ -20,7 +20,7 @@ static uint64_t reserve_bytes(const struct store *s)
     return want / STORE_ALIGN * STORE_ALIGN;
 }
 
-/* Fills the reserve. Missing space is no error: the next call tries again. */
+/* Fills the reserve. Lack of space is no error: the next call tries again. */
 void store_fill_reserve(struct store *s)
 {
     struct io_file *file = NULL;

@@ -87,7 +87,8 @@ static int store_shrink(struct store *s, struct err *err)
     return rc == -ENOSPC ? 0 : rc;
 }
 
-/* A smaller tier is not worth its memory, unless the user asked for it. */
+/* Smallest arena of a tier that the user has not asked for. A smaller one is not worth its
+ * memory. */
 #define LEAST_OPTIONAL_DRAM ((uint64_t)64 << 20)
 
 static int open_tier(struct store *s, const struct store_opts *opts, struct err *err)
@@ -168,7 +169,7 @@ void store_close(struct store *s)
 {
     if (s == NULL)
         return;
-    /* The times of last use are worth keeping, but not worth an error. */
+    /* An error of this commit is ignored: it would only lose times of last use. */
     if (!s->read_only && s->saving_err.code == 0)
         (void)store_commit_run(s, STORE_COMMIT_TOUCHED | STORE_COMMIT_PINS, NULL);
     store_free(s);
@@ -315,7 +316,8 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
     return e;
 }
 
-/* Returns whether a chunk is listed. with_pending: also if all its extents are uncommitted. */
+/* Returns whether a chunk is listed. with_pending: chunks whose extents are all uncommitted are
+ * listed, too. */
 static bool is_listed(const struct chunk_node *n, bool with_pending)
 {
     return !n->doomed && (n->n_live > 0 || (with_pending && n->n_pending > 0));

@@ -46,7 +46,8 @@ struct io_alarm;
 struct store;
 struct store_reader;
 
-/* The two kinds of records. For each layer a context needs one of them (or recomputation). */
+/* The two kinds of records. To restore a layer, a context needs one of them; without either the
+ * layer is recomputed. */
 enum store_kind {
     STORE_HIDDEN = 0, /* the layer's input (hidden states) */
     STORE_KV = 1,     /* keys before RoPE, and values */
@@ -139,9 +140,10 @@ struct store_opts {
     /* For a new store: the size of its segment files, which also bounds one chunk's bytes per
      * device. A multiple of STORE_ALIGN, at most 4 GiB. 0: 1 GiB. */
     uint64_t segment_bytes;
-    /* Bound on the extents of each owner without a store_set_quota; 0: none. */
+    /* Bound on the extents of each owner for which store_set_quota was not called; 0: none. */
     uint64_t quota_bytes;
-    /* Bound on the guaranteed bytes of each owner (store_guarantee); 0: its quota bounds them. */
+    /* Bound on the guaranteed bytes of each owner (store_guarantee); 0: only the owner's quota
+     * bounds them. */
     uint64_t guarantee_bytes;
     /* A transfer of state that takes longer than this is cancelled and fails with -ETIMEDOUT; 0:
      * 30 s. Requests that a device does not release end with the kernel's own timeout for that
@@ -176,7 +178,8 @@ struct store_record {
      * until the next call. Returns NULL if they could not be made; then the append fails. */
     const void *(*make)(void *arg, const struct store_record *r);
     void *make_arg;
-    /* checksum64 of the bytes, if the caller has just verified it; else the store computes it. */
+    /* The caller has just verified `checksum`, the checksum64 of the bytes; false: the store
+     * computes it. */
     bool has_checksum;
     uint64_t checksum;
 };
@@ -189,7 +192,7 @@ struct store_use {
     /* The chunks expire after this time without a use; 0: they do not expire. */
     uint32_t ttl_s;
     uint64_t lot; /* a number that all chunks of one request share */
-    /* Number of tokens that are computed for each token of these chunks if they are lost
+    /* How many tokens must be computed for each token of these chunks if they are lost
      * (policy/staircase.h); 0 means 1. */
     double share;
 };
@@ -197,7 +200,7 @@ struct store_use {
 struct store_chunk {
     struct sha256 key;
     struct sha256 parent; /* key of the previous chunk; for chunk 0 the root key */
-    /* Fingerprint of the state. Kept in the header, to explain misses. */
+    /* Fingerprint of the state. The header keeps it, to explain misses. */
     struct sha256 fingerprint;
     uint64_t owner;     /* owner of the chunk: store_owner(salt) */
     uint32_t chunk_idx; /* position in the context: first token = 64 * chunk_idx */
@@ -284,8 +287,8 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
  * read it. */
 struct store_hit store_hold(struct store *s, const struct store_hit *held);
 
-/* Returns whether a lookup would find all of these hits, which the caller holds: none was
- * erased, condemned or superseded since. */
+/* Returns whether a lookup would still find all of these hits, which the caller holds: none of
+ * their chunks was erased, condemned or superseded meanwhile. */
 bool store_hits_stand(struct store *s, const struct store_hit *hits, int n);
 
 /* Finds the longest stored partial chunk behind `parent` whose tokens are tokens[0..*n_found),
@@ -384,7 +387,8 @@ struct store_pinned {
 int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
                    void *arg);
 
-/* Sets the price of holding chunks that are used from now on, for the policy `ours`. */
+/* Sets the costs from which the policy `ours` computes the value of chunks that are used from now
+ * on. */
 void store_set_price(struct store *s, const struct placement_price *price);
 /* Sets how many turns earlier a chunk counts as needed if twice as many waiting requests need it
  * (placement_window.h). */
@@ -399,7 +403,7 @@ void store_drop(struct store *s, const struct sha256 *keys, int n);
  * before its first look-up, and its chunks carry it (store_chunk.epoch). An erasure then reaches
  * all state of requests that began before it, also chunks that are appended later. */
 uint64_t store_epoch(struct store *s);
-/* Begins a new epoch: no chunk of a request from before can be appended any more. */
+/* Begins a new epoch. From then on no chunk of a request that began before can be appended. */
 void store_refuse_former(struct store *s);
 
 struct store_erased {
@@ -512,7 +516,7 @@ struct store_read {
 
     /* Address of the record: dst, the DRAM backend's own memory, or a copy in the DRAM tier. */
     const uint8_t *bytes;
-    /* Copy in DRAM that serves the read, until store_read_release; NULL: none. */
+    /* Copy in DRAM that serves the read until store_read_release; NULL: no copy serves it. */
     struct tier_copy *copy;
     uint32_t n_bytes;
     uint64_t checksum; /* expected checksum, for store_read_check */
@@ -537,7 +541,8 @@ void store_read_release(struct store_read *read);
  * a fault that concerns all; a fault of a single read goes to its status. */
 int store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n,
                         struct err *err);
-/* Waits for at least one completion (if any is in flight). *n_done <= max: the completed reads. */
+/* Waits for at least one completion, if a read is in flight. done[0..*n_done) are the completed
+ * reads; *n_done <= max. */
 int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err);
 /* The two halves of store_reader_wait. poll hands out complete reads without waiting. await waits
@@ -558,11 +563,13 @@ int store_read_check(const struct store_read *read, struct err *err);
  * elsewhere, on a copy of them. */
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
 
-/* A record's place in a file, for readers with memory that a store_reader does not know. */
+/* A record's place in a file, for a caller that reads it into memory that no store_reader can
+ * use. */
 struct store_place {
     int fd; /* owned by the store, open as long as the hit is held */
     uint64_t offset;
-    /* Whole blocks, a multiple of STORE_ALIGN; the first n_bytes of them are the record. */
+    /* Length to read: whole blocks, a multiple of STORE_ALIGN. The first n_bytes of them are the
+     * record. */
     size_t bytes;
 };
 /* Returns whether the store's records are in files that the caller can read itself. They are not if
@@ -607,8 +614,8 @@ struct store_held {
     uint64_t name;
     bool is_held;
 };
-/* Notes changes. Returns false, and takes none, if it would have to wait. Does nothing without a
- * DRAM tier. */
+/* Notes changes. Returns false, and notes none of them, if it would have to wait for a lock. Does
+ * nothing without a DRAM tier. */
 bool store_tell_held(struct store *s, const struct store_held *changes, int n);
 
 /* Brings state that waiting requests need from the disk to DRAM, a chunk at a time. One thread
@@ -652,7 +659,7 @@ const char *store_miss_name(enum store_miss why);
 /* Why a stored chunk was removed. */
 enum store_evict {
     STORE_EVICT_CAP, /* evicted to make room under the cap */
-    /* To make room on a disk that was full before the cap was reached. */
+    /* Evicted to make room on a disk that was full before the cap was reached. */
     STORE_EVICT_SPACE,
     STORE_EVICT_QUOTA, /* evicted to make room in its owner's quota */
     /* evicted because it was unused since the time of store_evict_idle */
@@ -688,7 +695,7 @@ struct store_stats {
     const char *tier; /* "dram" or "disk": where the chunks are */
     /* n_partial: part of n_chunks, chunks that are not full. */
     uint64_t n_chunks, n_extents, n_partial;
-    /* Bytes of extents; their bound; bytes that the segment files occupy. */
+    /* Bytes of extents; the bound on them; bytes that the segment files occupy. */
     uint64_t used_bytes, cap_bytes, file_bytes;
     uint64_t files_cap_bytes;                 /* bound on all files of the store; 0: none */
     uint64_t device_bytes[STORE_MAX_DEVICES]; /* used_bytes by device */
@@ -730,7 +737,7 @@ struct store_entry {
     struct store_mask mask;
     uint64_t bytes;
     int64_t used_wall_s; /* time of the last use, seconds since 1970 */
-    /* Orders uses: of two leaves the one with the lower tick was used earlier. */
+    /* Order of the last uses: of two leaves the one with the lower tick was used earlier. */
     uint64_t tick;
     int64_t pinned_until_wall_s; /* seconds since 1970; 0: not pinned */
     /* time at which it expires if it is not used before; 0: it does not */

@@ -38,11 +38,12 @@
 /* Size of a segment file, if the options give none. */
 #define STORE_SEGMENT_BYTES (1ull << 30)
 #define STORE_STUCK_NS      ((int64_t)30 * 1000 * 1000 * 1000)
-/* A smaller arena could hold no copy: a copy may take at most 1/16 of it. */
+/* Smallest arena for copies. A copy may take at most 1/16 of it, so a smaller arena could hold
+ * none. */
 #define STORE_MIN_DRAM (1 << 20)
 
-/* Most uses that wait to be written to the index. Beyond it the newest are not recorded, which
- * does no harm. */
+/* Most uses that wait to be written to the index. Further uses are not recorded, which does no
+ * harm. */
 #define STORE_MAX_TOUCHED 65536
 /* Ids are handed out up to a limit that the index has stored durably. So no two extents ever
  * written, committed or not, share an id: a rebuild tells old from new by them. */
@@ -54,7 +55,7 @@
 #define STORE_WIPE_MARKER "wipe.free"
 /* File with the erasures that wait for the store to be writable (owed.c). */
 #define STORE_OWED_FILE "erase.owed"
-/* Condemned chunks that are remembered, to explain why they are missing. */
+/* Number of condemned chunks whose reason is remembered, to explain why they are missing. */
 #define STORE_MAX_REASONS 64
 /* Most chunks whose headers wait to be read (headers.c). */
 #define STORE_MAX_HEADERS 4096
@@ -104,7 +105,8 @@ struct store {
     char *dirs[STORE_MAX_DEVICES];
     int n_dirs;
     struct io_file *lock_file; /* lock file in the first directory */
-    /* If reading beside another process: memory with a copy of the index; else NULL. */
+    /* If this store reads beside another process: memory that holds a copy of the index; else
+     * NULL. */
     struct io *snapshot;
     bool is_beside;
     char holder[200]; /* text about the process that has the store open, or "" */
@@ -120,7 +122,7 @@ struct store {
     /* bounds on the bytes of extents, and of all files; 0: none */
     uint64_t cap_bytes, files_cap_bytes;
     uint64_t index_cap_bytes; /* share of files_cap_bytes for the index; 0: no bound */
-    /* Frames of the index's log before it is folded; 0: SQLite's default. */
+    /* Length of the index's log, in frames, at which it is folded; 0: SQLite's default. */
     uint32_t log_frames;
     uint64_t quota_bytes, guarantee_bytes; /* as in store_opts */
     int64_t stuck_ns;
@@ -147,7 +149,7 @@ struct store {
     uint64_t pending_bytes, n_pending; /* bytes and number of the extents in `pending` */
     /* bytes of the index's pages in use, as of the last commit */
     uint64_t index_bytes;
-    /* bytes of all extents, reserved ones included; never above cap_bytes */
+    /* Bytes of all extents, including reserved space; never above cap_bytes. */
     uint64_t used_bytes;
     /* ids from next_id up to id_limit may be given to extents */
     uint64_t next_id, id_limit;
@@ -169,7 +171,8 @@ struct store {
     void (*on_erased)(void *arg, const struct sha256 *keys, int n);
     void *on_erased_arg;
     bool owes_remains; /* an erase met a full disk, so free space must still be wiped */
-    /* [n_headers] keys noted for headers.c, room for STORE_MAX_HEADERS; NULL: none yet */
+    /* [n_headers] keys that are noted for headers.c, with room for STORE_MAX_HEADERS; NULL: none
+     * was noted yet. */
     struct sha256 *headers;
     uint32_t n_headers;
     struct sha256 expected; /* fingerprint that the caller looks for, see store_expect */
@@ -190,11 +193,13 @@ struct store {
 
 /* Frees all wants; called at close. */
 void store_free_wants(struct store *s);
-/* [lock] Call when a lookup has found the node: notes its headers to be read, once since open. */
+/* [lock] Notes that the node's headers should be read, once since open. Call it when a lookup has
+ * found the node. */
 void store_note_headers(struct store *s, struct chunk_node *n);
-/* Reads the noted headers of at most `most` chunks, and condemns chunks with damaged ones. */
+/* Reads the headers of at most `most` noted chunks, and condemns chunks with damaged ones. */
 void store_check_headers(struct store *s, int most);
-/* [lock] Has the next commit write the node's last use to the index, and whether it is dropped. */
+/* [lock] Has the next commit write to the index when the node was last used, and whether it is
+ * dropped. */
 void store_note_use(struct store *s, const struct chunk_node *n);
 /* [lock] Marks the node as used now. */
 void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use);
@@ -206,13 +211,14 @@ void store_give_extent(struct store *s, struct extent *x);
 void store_unload_node(struct store *s, struct chunk_node *n);
 /* Loads the missing record tables of a pinned node. */
 int store_load_node(struct store *s, struct chunk_node *n, struct err *err);
-/* [lock] Releases one pin. At the last one dead extents are freed and records unloaded. */
+/* [lock] Releases one pin. With the last pin the node's DEAD extents are freed, and its records
+ * unloaded. */
 void store_unpin(struct store *s, struct chunk_node *n);
 /* [lock] Condemns the node. It may be freed unless it is pinned. */
 void store_condemn_node(struct store *s, struct chunk_node *n, const char *reason);
 
-/* [lock] Takes all extents off a node that is not in use. The node is freed, or becomes a mere
- * name. */
+/* [lock] Takes all extents off a node that is not in use. The node is freed, or stays as a name
+ * without extents. */
 void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why);
 /* [lock] Removes a partial chunk that is not in use, because the chunk that replaces it is
  * committed. */
@@ -230,8 +236,8 @@ int store_each_appended(struct store *s, int (*fn)(void *arg, const struct store
 int store_cap_share(struct store *s, const struct store_opts *o, struct err *err);
 /* [lock] Returns ERR_LIMIT if n more pins would be too many. */
 int store_check_pins(const struct store *s, uint32_t n, struct err *err);
-/* [lock] Returns whether the index stays in its share when extents of n_bytes are appended, one
- * on each device. */
+/* [lock] Returns whether the index stays in its share if extents of n_bytes in all are appended,
+ * one on each device. */
 bool store_index_has_room(const struct store *s, uint64_t n_bytes);
 /* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting. newcomer,
  * here and below: key of the chunk that wants the room, if it may be refused (store_chunk); else
@@ -242,21 +248,21 @@ int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newc
  * of the store by evicting. Returns false if it must not (there is no cap) or cannot. */
 bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
                       const struct sha256 *newcomer);
-/* [lock] Makes n_bytes fit into an owner's quota in the same way; evicts only that owner's
- * chunks. */
+/* [lock] Makes n_bytes fit into an owner's quota by evicting chunks of that owner. Works like
+ * store_make_room otherwise. */
 int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
                           const struct sha256 *newcomer, struct err *err);
 
 /* [lock] Ends the lasting pins whose time has come. */
 void store_expire_pins(struct store *s);
-/* Evicts chunks that have expired while the store was closed. After a failure the next call
- * tries again. */
+/* Evicts chunks that have expired while the store was closed. After a failure the chunks stay until
+ * a later eviction of expired chunks. */
 void store_expire_at_open(struct store *s);
 /* [lock] Notes a change of a lasting pin for the next commit. */
 void store_note_pin(struct store *s, const struct index_pin *pin);
 /* [lock] Sets a pin in memory. Returns the key's node. */
 struct chunk_node *store_set_pin(struct store *s, const struct index_pin *pin);
-/* Returns the most bytes that may be guaranteed under a cap; 0: no bound. */
+/* Returns how many bytes may be guaranteed in a store with this cap; 0: no bound. */
 uint64_t store_guarantee_limit(uint64_t cap_bytes);
 /* [lock] Returns ERR_LIMIT if the cap is below the guaranteed bytes. */
 int store_check_guarantees(const struct store *s, struct err *err);
@@ -273,14 +279,14 @@ struct chunk_node *store_doomed_above(const struct chunk_node *n);
 /* [lock] Erases a node that is in use, or that other chunks continue: lookups miss it from now
  * on, and its bytes are wiped by the first commit after its last use. */
 void store_doom(struct store *s, struct chunk_node *n);
-/* [lock] Call after a mark was set in s->erasures: dooms the chunks that it concerns and that are
- * being written. Returns how many. */
+/* [lock] Dooms the chunks that are being written and that come too late. Call it after a mark was
+ * set in s->erasures. Returns their number. */
 int store_doom_writing(struct store *s);
 /* [lock] Erases a doomed node that is no longer in use, and doomed nodes that only this one
  * kept. */
 void store_settle_doomed(struct store *s, struct chunk_node *n);
-/* Wipes the places to be wiped, and gives their space back. After an error the next call tries
- * again. */
+/* Wipes the places that wait to be wiped, and gives their space back. After an error the next call
+ * tries again. */
 int store_wipe(struct store *s, struct err *err);
 /* Wipes the places that earlier erases have left, because a crash cut them off or because the
  * chunks were in use. A failure does not stop the open or commit that calls it: the next erase,
@@ -290,9 +296,10 @@ void store_wipe_rest(struct store *s);
  * crash cuts an erase off, the next open then finishes it. A full disk is no error: the mark is
  * a second line of defence, and the wiping itself frees space. */
 int store_mark_remains(struct store *s, struct err *err);
-/* Wipes the free space that may hold bytes of former extents, syncs, and removes the mark. */
+/* Wipes the free space that may hold bytes of former extents, syncs it, and removes the durable
+ * mark. */
 int store_wipe_remains(struct store *s, struct err *err);
-/* At open: treats every free byte of the segment files as a possible remain. */
+/* At open: treats every free byte of the segment files as if it held bytes of a former extent. */
 void store_soil_all(struct store *s);
 /* At open: wipes the possible remains if the mark exists. */
 void store_finish_erase(struct store *s);
@@ -304,7 +311,7 @@ void store_finish_erase(struct store *s);
  * Returns the number of keys in `taken`. */
 int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out);
-/* Returns whether nothing can be saved or erased until this store is opened again. Takes lock. */
+/* Returns whether nothing can be saved or erased before the store is opened again. Takes lock. */
 bool store_is_unwritable(struct store *s);
 /* [erase_lock] Notes the erasure of chunks that have left the catalog, of all chunks of an owner
  * if owner is not NULL, and fills in *out. */
@@ -332,7 +339,7 @@ enum {
      * durable: before it is promised, and before bytes are destroyed that an older index may
      * name. */
     STORE_COMMIT_FRESH = 1 << 4,
-    /* The commit is part of freeing space: on a full disk it may take the reserve. */
+    /* The commit is part of freeing space: on a full disk it may release the reserve. */
     STORE_COMMIT_RESERVE = 1 << 5,
 };
 int store_commit_run(struct store *s, unsigned what, struct err *err);
@@ -405,11 +412,11 @@ int store_check_dirs(const struct store_opts *opts, struct err *err);
  * ERR_MISMATCH (not the directories of one store), ERR_UNSUPPORTED or ERR_NOT_FOUND. */
 int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
                            struct err *err);
-/* Compares the superblocks with their expected content; reports each that differs. */
+/* Compares the superblocks with their expected content, and reports each one that differs. */
 int store_check_superblocks(struct store *s, void (*report)(void *arg, const char *what),
                             void *arg, uint64_t *n_bad, struct err *err);
 
-/* Makes a new index from the extents' headers. Afterwards s->index is open, without a
+/* Makes a new index from the extents' headers. When it returns 0, s->index is open, without a
  * transaction. */
 int store_rebuild(struct store *s, const char *dir, const struct index_meta *meta,
                   struct err *err);

@@ -30,7 +30,7 @@ void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_
 /* Returns ERR_CORRUPT if both copies are damaged, ERR_UNSUPPORTED for a later format version. */
 int superblock_decode(const uint8_t in[SUPERBLOCK_FILE_BYTES], struct superblock *out,
                       struct err *err);
-/* Returns the index of the copy, 0 or 1, that is damaged while the other is not; else -1. */
+/* Returns the index (0 or 1) of the damaged copy if exactly one is damaged; else -1. */
 int superblock_bad_copy(const uint8_t in[SUPERBLOCK_FILE_BYTES]);
 
 #endif

@@ -27,7 +27,8 @@ struct sb_found {
     struct err err;
 };
 
-/* Reads a superblock. Only faults of the device are errors; the file's content is in *out. */
+/* Reads a superblock into *out, with what is known of its copies. Returns an error only for a fault
+ * of the device. */
 static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
                            struct err *err)
 {
@@ -307,8 +308,7 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
     return 0;
 }
 
-/* Writes one copy, durably, and leaves the other alone, so that at any moment one of them is
- * intact. */
+/* Writes one copy durably, and leaves the other one alone. So one copy is intact at any moment. */
 static int superblock_copy_write(struct io *io, const char *dir,
                                  const struct superblock *sb, int copy, struct err *err)
 {

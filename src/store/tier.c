@@ -15,7 +15,8 @@
 
 /* The tier's thread keeps 1/FREE_PART of the arena free. */
 enum { FREE_PART = 16 };
-/* Largest segment of the arena: the allocator moves arrays of free ranges. */
+/* Largest segment of the arena. A bound is needed because the allocator moves the entries of a
+ * segment's array of free ranges. */
 #define SEGMENT_BYTES ((uint64_t)1 << 30)
 
 struct tier_copy {
@@ -98,7 +99,7 @@ bool tier_is_held(const struct tier *t, const struct chunk_node *n)
     return t != NULL && held_has(&t->held, n->place.id);
 }
 
-/* Returns whether the node's copies are dropped before all others. */
+/* Returns whether the node's copies are dropped before all others, because they are not needed. */
 static bool is_needless(const struct tier *t, const struct chunk_node *n)
 {
     return n->place.is_dropped || tier_is_held(t, n);
@@ -107,7 +108,7 @@ static bool is_needless(const struct tier *t, const struct chunk_node *n)
 static void use_as_store_does(struct tier *t, struct tier_chunk *c)
 {
     const struct placement_item *of = &c->node->place;
-    /* a client's hint counts only if the store's own policy relies on it */
+    /* A client's hint counts only if the store's own policy relies on it. */
     bool has_hint = of->due_time > of->used_time && of->worth > 0;
     struct placement_use use = {.at = of->used_at,
                                 .time = of->used_time,
@@ -390,7 +391,7 @@ static void zero_one(struct tier *t)
     pthread_cond_broadcast(&t->progress);
 }
 
-/* [lock] Drops the policy's next victim. Returns false if there is none. */
+/* [lock] Drops the copies of the policy's next victim. Returns false if there is none. */
 static bool demote_one(struct tier *t)
 {
     struct placement_item *item = placement_victim(&t->victims);
@@ -530,7 +531,7 @@ void tier_stats(const struct tier *t, struct store_dram *out)
     out->n_chunks = t->n_chunks;
 }
 
-/* Adds the bytes of n's copies. Returns false if a copy does not belong to n. */
+/* Adds the bytes of n's copies to *n_bytes. Returns false if a copy does not belong to n. */
 static bool copies_audit(const struct chunk_node *n, uint64_t *n_bytes)
 {
     uint32_t n_readers = 0, n_copies = 0;

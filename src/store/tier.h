@@ -65,17 +65,18 @@ struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
 /* [lock] Describes the arena's room for the copy of an extent to policy/read_ahead.h. t is not
  * NULL. */
 struct read_ahead_room tier_room(const struct tier *t, uint64_t extent_bytes);
-/* [lock] Returns whether tier_take would find room now. If not, the tier's thread makes some. */
+/* [lock] Returns whether tier_take would find room now. If it would not, the tier's thread makes
+ * some. */
 bool tier_has_room(struct tier *t, uint64_t extent_bytes);
-/* [lock] Gives up the copy of x from tier_take, before tier_enter. Another thread may have
- * forgotten it already. NULL does nothing. */
+/* [lock] Gives up a copy from tier_take that was not entered. Another thread may have forgotten the
+ * copy already. copy NULL does nothing. */
 void tier_abandon(struct tier *t, struct extent *x, struct tier_copy *copy);
-/* Returns the address in the copy of the record at this offset of the extent. */
+/* Returns the address, inside the copy, of the record at this offset of the extent. */
 uint8_t *tier_at(const struct tier *t, const struct tier_copy *copy, uint64_t offset);
 
 enum tier_how { TIER_WRITTEN, TIER_PROMOTED };
-/* [lock] Enters the filled copy x->copy of x, which is on its node: tier_read finds it from now
- * on. */
+/* [lock] Enters x->copy, which the caller has filled. From now on tier_read finds it. x is on its
+ * node. */
 void tier_enter(struct tier *t, struct extent *x, enum tier_how how);
 /* [lock] Forgets the extent's copy. Call it before x leaves its node. */
 void tier_forget(struct tier *t, struct extent *x);
@@ -85,8 +86,8 @@ void tier_forget_node(struct tier *t, struct chunk_node *n);
 /* [lock] Forgets a damaged copy, which the caller is reading. */
 void tier_distrust(struct tier *t, struct tier_copy *copy);
 
-/* [lock] Returns the extent's copy for one more reader of n_bytes, or NULL if it has no filled
- * copy. */
+/* [lock] Returns the extent's copy, with one more reader, who will read n_bytes. Returns NULL if
+ * the extent has no filled copy. */
 struct tier_copy *tier_read(struct tier *t, const struct extent *x, uint32_t n_bytes);
 /* [lock] Call when a reader is done with the copy. */
 void tier_release(struct tier *t, struct tier_copy *copy);

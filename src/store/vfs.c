@@ -52,7 +52,7 @@ static bool vfs_is_read_only(sqlite3_file *f)
     return file_of(f)->vfs->read_only;
 }
 
-/* Code of the last failure, for SQLite's log and sqlite3_system_errno. */
+/* Code of this thread's last failure, for SQLite's log and sqlite3_system_errno. */
 static _Thread_local int last_code;
 
 static int failed(int sqlite_code, const struct err *err)
@@ -179,7 +179,8 @@ static int file_sector_size(sqlite3_file *base)
     return IO_ALIGN;
 }
 
-/* Promises nothing: no atomic write, no order, no safe neighbours of a write (io.h). */
+/* Promises nothing about writes: they are not atomic, not in order, and may damage bytes beside
+ * them (io.h). */
 static int file_characteristics(sqlite3_file *base)
 {
     (void)base;
