@@ -25,8 +25,8 @@ static void warn_if_readable(const char *path)
                  (unsigned)st.st_mode & 07777);
 }
 
-/* Returns whether a client can send the key in a header, as one word.  A key with blanks or zero
- * bytes could be read as several, and the server would accept a part of it. */
+/* Returns whether a client can send the key in a header, as one word. A key with blanks or zero
+ * bytes could be read as several words, and the server would accept a part of the key. */
 static bool is_key(const char *key)
 {
     if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* skips a byte order mark */

@@ -336,8 +336,8 @@ static int take_turn(struct import *m, const struct json *o, int i, struct err *
     return rc;
 }
 
-/* Sets m->tenant to the owner of the turns.  Files of earlier builds have no owner: those builds
- * exported only conversations without a key. */
+/* Sets m->tenant to the owner of the turns. Files of earlier builds have no owner: those builds
+ * exported only conversations of requests without a key. */
 static int find_tenant(struct import *m, const struct tenant_names *tenants,
                        const struct json *root, struct err *err)
 {

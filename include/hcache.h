@@ -110,8 +110,8 @@ struct hcache_opts {
     bool no_reuse; /* no request reuses state that finished requests left in the KV cache */
     /* For jobs: contexts that do not fit on the device keep their blocks on the host. The blocks
      * cross the link in each layer of each step, as keys and values ("kv"), as activations ("act"),
-     * or as a mixture ("auto", "paper"); see docs/RESTORATION.md, section 6.  "recompute", "off" or
-     * NULL: no blocks on the host.  It cannot be combined with a store. */
+     * or as a mixture ("auto", "paper"); see docs/RESTORATION.md, section 6. "recompute", "off" or
+     * NULL: no blocks on the host. Such a method cannot be combined with a store. */
     const char *cache_method;
     uint64_t host_bytes;       /* host memory for the blocks of cache_method; 0: none */
     uint64_t link_bytes_per_s; /* limits the link's speed, for experiments; 0: no limit */
@@ -231,11 +231,10 @@ int64_t hcache_least_tokens(const struct hcache *h, const char *text, size_t n);
  * not count. */
 int hcache_decode(const struct hcache *h, const int32_t *ids, int n, char **text,
                   size_t *n_text, struct hcache_err *err);
-/* Renders a conversation with the model's own chat template, ready for an answer.  request is a
- * JSON object with messages and optionally tools and chat_template_kwargs, as in OpenAI's API.
- * *text is the caller's; encode it with HCACHE_PARSE_SPECIAL and no other flag.
- * HCACHE_E_UNSUPPORTED: the model has no template.  HCACHE_E_USAGE: the template refuses the
- * messages. */
+/* Renders a conversation with the model's own chat template, ready for an answer. request is a JSON
+ * object with messages and optionally tools and chat_template_kwargs, as in OpenAI's API. *text is
+ * the caller's; encode it with HCACHE_PARSE_SPECIAL and no other flag. Returns HCACHE_E_UNSUPPORTED
+ * if the model has no template, and HCACHE_E_USAGE if the template refuses the messages. */
 int hcache_chat_render(const struct hcache *h, const char *request, size_t n, char **text,
                        size_t *n_text, struct hcache_err *err);
 /* Renders a conversation with messages from untrusted authors.  A special token that a message, a
@@ -245,9 +244,9 @@ int hcache_chat_render(const struct hcache *h, const char *request, size_t n, ch
 enum { HCACHE_GUARD = 0xFF };
 int hcache_chat_render_guarded(const struct hcache *h, const char *request, size_t n,
                                char **text, size_t *n_text, struct hcache_err *err);
-/* Renders a conversation that is already parsed, guarded or not.  The values are those of the
- * program's own parser (src/format/json.h) and are borrowed for the call; NULL: none.  Other
- * programs use the two functions above. */
+/* Renders a conversation that is already parsed, guarded or not. The values are those of the
+ * program's own parser (src/format/json.h) and are borrowed for the call. tools or kwargs NULL:
+ * there are none. Other programs use the two functions above. */
 struct json;
 struct hcache_chat {
     const struct json *messages, *tools, *kwargs;
@@ -362,10 +361,10 @@ struct hcache_request {
     /* A forced plan (any but "auto") uses the records that the store has and computes the rest;
      * hcache_plan.deviation reports the difference.  With plan_strict a difference is an error. */
     bool plan_strict;
-    /* hcache_generate only.  Called for every token with its text, which has whole characters and
-     * may be empty.  A non-zero result cancels the request, and no call follows.  Otherwise, if
-     * text of an unfinished character or a possible stop string was held back, a last call with id
-     * -1 brings it. */
+    /* hcache_generate only. Called for every token with its text, which has whole characters and
+     * may be empty. A non-zero result cancels the request, and no call follows. Text of an
+     * unfinished character or of a possible stop string is held back; a last call with id -1 brings
+     * it. */
     int (*on_token)(void *arg, int32_t id, const char *text, size_t n_text);
     /* hcache_generate only.  Called when more tokens of the prompt have their state, restored or
      * computed.  n_done is their total number. */
@@ -483,8 +482,8 @@ void hcache_result_free(struct hcache_result *r);
  * wait for the disk. */
 
 /* Computes the keys under which the state of these tokens may be stored, for a salt (NULL: none):
- * first the n / 64 full chunks in their order, then the last unfinished chunk, with the last token
- * and without it.  Returns their number; keys has room for n / 64 + 2. */
+ * first the n / 64 full chunks in their order, then those of the last, unfinished chunk: with the
+ * last token, and without it. Returns their number; keys has room for n / 64 + 2. */
 int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
                       uint8_t (*keys)[32]);
 
@@ -673,8 +672,8 @@ struct hcache_cache_stats {
 };
 void hcache_cache_stats(struct hcache *h, const char *salt, struct hcache_cache_stats *out);
 
-/* Contexts and bytes of saved state that were used within a time: a store of that size keeps every
- * context that comes back within it. */
+/* Contexts and bytes of saved state that were used within a time. A store of that many bytes keeps
+ * every context that comes back within that time. */
 enum { HCACHE_ADVICES = 5 };
 struct hcache_advice {
     const char *within; /* "hour", "day", "week", "30 days", "all time" */
@@ -758,7 +757,8 @@ double hcache_hist_bound_s(int i);
 struct hcache_stats {
     int n_waiting, n_running;
     /* Estimated wait for a place if a request were submitted now: the number of requests before it,
-     * times the time that recent requests held their places.  0: hardly any, or not known yet. */
+     * times the time that recent requests held their places. 0: hardly any wait, or not known
+     * yet. */
     double wait_s;
     uint64_t n_ended, n_cancelled, n_failed, n_refused, n_timed_out;
     uint64_t prompt_tokens, generated_tokens;
@@ -828,8 +828,8 @@ void hcache_stats(struct hcache *h, struct hcache_stats *out);
 
 /* Reports the progress of the present step; a step that streams weights may take seconds. *layer is
  * the number of the layer that the step has reached, from 1 to *n_layers. Between two steps it is
- * the last step's. Returns false if no step has begun, or if all layers stay in memory. Any thread
- * may call it; it does not wait. */
+ * that of the last step. Returns false if no step has begun, or if all layers stay in memory. Any
+ * thread may call it; it does not wait. */
 bool hcache_step_progress(const struct hcache *h, int *layer, int *n_layers);
 
 #pragma GCC visibility pop

@@ -9,8 +9,8 @@
 int64_t clock_now_ns(void); /* monotonic: use it for durations */
 
 /* Returns seconds since 1970: the system's clock at the start of the process, plus the time since
- * (including time in which the machine was suspended).  Setting the system's clock does not change
- * it, so ages, time limits and recorded times stay comparable while a process runs. */
+ * then (including time in which the machine was suspended). Setting the system's clock does not
+ * change it, so ages, time limits and recorded times stay comparable while a process runs. */
 int64_t clock_wall_s(void);
 /* Returns by how many seconds the system's clock has been set since the process started: its time
  * minus clock_wall_s(). */

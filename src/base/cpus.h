@@ -8,7 +8,7 @@
 int cpus_usable(void);
 
 /* Returns how many of n processors a quota of `quota` per `period` (same unit) allows, rounded up.
- * quota <= 0 or period <= 0: no quota. */
+ * quota <= 0 or period <= 0 means no quota, and n is returned. */
 int cpus_under_quota(int n, long long quota, long long period);
 
 #endif

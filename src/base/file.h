@@ -21,7 +21,7 @@ int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
                       struct err *err);
 
 /* Writes all n bytes: from offset `at` on, or at the descriptor's position if `at` is -1. Returns 0
- * or -errno; then some of the bytes may have been written. */
+ * or -errno. After an error some of the bytes may have been written. */
 int file_write_all(int fd, const void *bytes, size_t n, off_t at);
 
 #endif

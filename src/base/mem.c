@@ -114,8 +114,8 @@ void *mem_try_calloc(size_t n, size_t size)
     return zeroed(n, size, MEM_MAY_FAIL);
 }
 
-/* When blocks of this size come and go, glibc raises both thresholds by itself, to 32 and 64 MiB.
- * Their memory then stays, in pieces, in the heap of every thread. */
+/* glibc's thresholds are fixed here: when large blocks come and go, glibc raises both by itself, to
+ * 32 and 64 MiB. Then the memory of such blocks stays, in pieces, in the heap of every thread. */
 void mem_return_large(void)
 {
     (void)mallopt(M_MMAP_THRESHOLD, 1 << 20);

@@ -51,11 +51,11 @@ void mem_return_large(void);
 /* Returns free heap memory to the system. It may take milliseconds. */
 void mem_trim(void);
 
-/* Sets n bytes of address space aside for this thread, until mem_unpledge.  If an allocation of
- * this thread fails, the pledge is given up and the allocation is tried again.  Work whose memory
- * grows with a client's input pledges all that it may need before it begins, so that it is refused
- * as a whole instead of failing midway.  A second call replaces the first.  Returns 0, or -ENOMEM:
- * refuse the work. */
+/* Sets n bytes of address space aside for this thread, until mem_unpledge. If an allocation of this
+ * thread fails, the pledge is given up and the allocation is tried again. Work whose memory grows
+ * with a client's input pledges all that it may need before it begins, so that it is refused as a
+ * whole instead of failing midway. A second call replaces the first. Returns 0, or -ENOMEM; then
+ * the caller refuses the work. */
 int mem_pledge(size_t n, struct err *err);
 void mem_unpledge(void);
 

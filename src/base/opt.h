@@ -163,9 +163,9 @@ enum opt_help {
     OPT_HELP_WORDS,
 };
 
-/* Returns 0, or ERR_USAGE (or read_file's code) with a message that names the option, the value and
- * the allowed values.  If *help is not OPT_HELP_NONE, the user asked for help, and the values are
- * not complete. On an error *parsed is NULL. */
+/* Parses all sources into `values`. Returns 0, or ERR_USAGE (or read_file's code) with a message
+ * that names the option, the value and the allowed values. If *help is not OPT_HELP_NONE, the user
+ * asked for help, and the values are not complete. On an error *parsed is NULL. */
 int opt_parse(const struct opt_cmd *cmd, const struct opt_input *in, void *values,
               struct opt_parsed **parsed, enum opt_help *help, struct err *err);
 

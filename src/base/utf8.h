@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Returns the length of the character at s (n >= 1 bytes are readable), and its code point in *cp;
- * 0 if s does not begin with a complete, valid character. */
+/* Decodes the character at s, where n >= 1 bytes are readable. Returns its length, with its code
+ * point in *cp; 0 if s does not begin with a complete, valid character. */
 static inline size_t utf8_decode(const void *bytes, size_t n, uint32_t *cp)
 {
     const uint8_t *s = (const uint8_t *)bytes;

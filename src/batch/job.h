@@ -69,13 +69,14 @@ struct batch;
 int batch_open(const struct batch_opts *o, struct batch **out, struct err *err);
 /* Sets the model if opts.client named none. Call it before batch_run. */
 void batch_model(struct batch *b, struct hcache *h);
-/* Returns 0, the code of a file's fault, ERR_LIMIT at max_out_bytes, or ERR_CANCELLED after
- * batch_stop or if the engine stops.  In every case the written lines are durable and complete. */
+/* Runs the batch until all lines are done or it must stop. Returns 0, the code of a file's fault,
+ * ERR_LIMIT at max_out_bytes, or ERR_CANCELLED after batch_stop or if the engine stops. In every
+ * case the written lines are durable and complete. */
 int batch_run(struct batch *b, struct err *err);
 /* Makes batch_run return within a step of the engine. Any thread. */
 void batch_stop(struct batch *b);
-/* Sends no more requests, and makes batch_run return when the running ones have ended, as after
- * batch_stop.  Call it on batch_run's thread, in on_progress. */
+/* Sends no more requests. When the running ones have ended, batch_run returns as after batch_stop.
+ * Call it on batch_run's thread, in on_progress. */
 void batch_yield(struct batch *b);
 /* Sets a new max_out_bytes. Call it on batch_run's thread, in on_progress. */
 void batch_set_bound(struct batch *b, uint64_t max_out_bytes);

@@ -75,9 +75,9 @@ struct gguf {
     struct arena names;          /* memory of keys and names */
 };
 
-/* `bytes` are the first n bytes of a file of file_bytes, and must contain everything before the
- * tensors.  `file` is its name in messages.  Values point into `bytes`, which must outlive *out;
- * tensors do not.  Call deinit also after an error. */
+/* Parses the beginning of a file. `bytes` are the first n bytes of a file of file_bytes, and must
+ * contain everything before the tensors. `file` is the file's name in messages. Values point into
+ * `bytes`, which must outlive *out; tensors do not. Call deinit also after an error. */
 int gguf_parse(struct gguf *out, const void *bytes, size_t n, uint64_t file_bytes,
                const char *file, struct err *err);
 void gguf_deinit(struct gguf *g);

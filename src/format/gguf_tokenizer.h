@@ -26,9 +26,9 @@ int gguf_token_type(const struct gguf *g, uint64_t id);
  * one such token, but chat models have two. */
 bool gguf_token_ends_answer(const struct gguf *g, uint64_t id, const char *s, size_t n);
 
-/* Returns 0, or -ENOENT if the file has no tokenizer.  An unknown kind or an unknown `pre` is
- * ERR_UNSUPPORTED, with the list of known ones.  Strings are copied.  Call deinit also after an
- * error. */
+/* Reads the tokenizer. Returns 0, -ENOENT if the file has none, or ERR_UNSUPPORTED for an unknown
+ * kind or `pre`, with the list of known ones in the message. Strings are copied. Call deinit also
+ * after an error. */
 int gguf_tokenizer_read(struct tokenizer_json *out, const struct gguf *g, const char *file,
                         struct err *err);
 

@@ -30,8 +30,9 @@ static struct json *wrap(json_t *j)
 
 /* --- memory ------------------------------------------------------------------------- */
 
-/* State of the allocator that jansson uses.  A parse may fail for lack of memory, because input
- * decides its size.  Building a tree may not (base/mem.h), because its callers cannot recover. */
+/* State of the allocator that jansson uses. A parse may fail for lack of memory, because input
+ * decides its size. Building a tree may not fail (base/mem.h), because its callers cannot
+ * recover. */
 static _Thread_local enum { BUILDING, PARSING, PARSE_FAILED } memory_mode;
 
 static void *json_memory(size_t n)
@@ -85,9 +86,9 @@ int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
     json_error_t e;
     memory_mode = PARSING;
     json_t *j = json_loadb(bytes, n, flags, &e);
-    /* Integers beyond 64 bits are legal JSON.  They are common in tokenizer_config.json, where a
-     * model_max_length of 10^30 means "none".  For such a text every number is read as a real, and
-     * json_int_of accepts only those that a double holds exactly. */
+    /* Integers beyond 64 bits are legal JSON. They are common in tokenizer_config.json, where a
+     * model_max_length of 10^30 means "none". If a text has such an integer, every number in it is
+     * read as a real, and json_int_of accepts only those that a double holds exactly. */
     if (j == NULL && json_error_code(&e) == json_error_numeric_overflow)
         j = json_loadb(bytes, n, flags | JSON_DECODE_INT_AS_REAL, &e);
     bool is_short = memory_mode == PARSE_FAILED;

@@ -59,9 +59,9 @@ const struct json *json_at(const struct json *array, size_t i);
 /* returns NULL if the member is missing */
 const struct json *json_member(const struct json *object, const char *key);
 
-/* Returns NULL if v is not a string.  The text ends with a zero byte and may contain others; *n is
- * its length.  If n is NULL, a string that contains a zero byte gives NULL too, because the caller
- * would see it cut short. */
+/* Returns the text of a string; NULL if v is not a string. The text ends with a zero byte and may
+ * contain others; *n is its length. If n is NULL, a string that contains a zero byte also gives
+ * NULL, because the caller would take its beginning for the whole. */
 const char *json_string_of(const struct json *v, size_t *n);
 /* returns false if v is not a boolean */
 bool json_bool_of(const struct json *v, bool *out);

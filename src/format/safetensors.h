@@ -57,9 +57,10 @@ struct safetensors {
     void *names;
 };
 
-/* `bytes` are the first n bytes of a file of file_bytes, and must contain the whole header: pass
- * the whole mapping, or read the first 8 bytes and ask safetensors_header_end.  `file` is the name
- * in messages.  Nothing in `bytes` is kept. Call deinit also after an error. */
+/* Parses the header of a file. `bytes` are the first n bytes of a file of file_bytes, and must
+ * contain the whole header: pass the whole mapping, or read the first 8 bytes and ask
+ * safetensors_header_end. `file` is the file's name in messages. Nothing in `bytes` is kept. Call
+ * deinit also after an error. */
 int safetensors_parse(struct safetensors *out, const void *bytes, size_t n,
                       uint64_t file_bytes, const char *file, struct err *err);
 void safetensors_deinit(struct safetensors *s);
@@ -73,10 +74,10 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
 int safetensors_header_end(const void *bytes, size_t n, uint64_t file_bytes,
                            const char *file, uint64_t *end, struct err *err);
 
-/* Writes the first bytes of a new file that holds these tensors in this order.  It reads name,
- * dtype, n_dims and shape, and sets begin and end.  The header is padded so that the data begins at
- * a multiple of 64.  The caller frees *out and then writes the tensors one after another. Names
- * must differ and sizes must fit; a violation is a bug and ends the program. */
+/* Writes the first bytes of a new file that holds these tensors in this order. It reads each
+ * tensor's name, dtype, n_dims and shape, and sets its begin and end. The header is padded so that
+ * the data begins at a multiple of 64. The caller frees *out and then writes the tensors one after
+ * another. Names must differ and sizes must fit; a violation is a bug and ends the program. */
 void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **out,
                               size_t *n_out);
 

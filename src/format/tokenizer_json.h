@@ -160,8 +160,8 @@ int tokenizer_json_parse_vocab(struct tokenizer_json *out, const void *vocab,
                                size_t n_merges, const char *merges_file, struct err *err);
 
 /* Makes `text` an added token with a's flags, as other files beside tokenizer.json list them; a's
- * text is not kept.  A known token keeps its id.  A new one gets a->id.  ERR_MISMATCH: that id is
- * in use, or would leave a gap behind the vocabulary. */
+ * text is not kept. A known token keeps its id. A new one gets a->id. Returns ERR_MISMATCH if that
+ * id is in use, or would leave a gap behind the vocabulary. */
 int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a,
                        struct err *err);
 

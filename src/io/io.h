@@ -48,8 +48,8 @@ struct io_queue;
 
 /* ---- The file system --------------------------------------------------------------------- */
 
-/* Fails with ERR_UNSUPPORTED if this kernel or sandbox has no io_uring. The caller then reports
- * it and falls back to io_pread_open, which always works. */
+/* Opens the machine's file system with io_uring. Returns ERR_UNSUPPORTED if this kernel or sandbox
+ * has no io_uring. The caller then reports it and calls io_pread_open, which always works. */
 int io_uring_open(struct io **out, struct err *err);
 int io_pread_open(struct io **out, struct err *err);
 
@@ -75,10 +75,10 @@ struct io_turn {
     atomic_uint n_first; /* number of pieces in flight of ios that go first */
 };
 
-/* Gives the queues of this io priority, or makes them give way. A queue that gives way has at
- * most one piece in flight while a queue with priority has any, so it goes on slowly and never
- * starves. Set it before transfers start; `turn` outlives the io. Synchronous transfers take no
- * part. */
+/* Gives the queues of this io priority, or makes them give way. A queue that gives way has at most
+ * one piece in flight while a queue with priority has any, so it goes on slowly and never starves.
+ * Call it before transfers start. `turn` must outlive the io. Synchronous transfers are not
+ * affected. */
 void io_share_disk(struct io *io, struct io_turn *turn, bool goes_first);
 
 /* Fills buf with random bytes for salts and UUIDs: from the kernel, or on the simulated disk from
@@ -95,10 +95,10 @@ enum {
     IO_DIRECT = 1 << 3,
 };
 
-/* Opens a file. If the file system has no direct I/O (some tmpfs), an IO_DIRECT file goes
- * through the page cache, but alignment is still checked; io_file_is_direct tells which. A
- * symbolic link at the end of the path is not followed: -ELOOP. A pipe, a socket or a device is
- * not waited for: -ESPIPE or -ENXIO. */
+/* Opens a file. If the file system has no direct I/O (some tmpfs), an IO_DIRECT file goes through
+ * the page cache, but alignment is still checked; io_file_is_direct tells which. Returns -ELOOP if
+ * the path ends with a symbolic link, which is not followed. Returns -ESPIPE or -ENXIO at once for
+ * a pipe, a socket or a device. */
 int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file **out,
                  struct err *err);
 /* Closes a file. It does not sync. No request may be in flight on the file. NULL is allowed. */
@@ -107,7 +107,7 @@ void io_file_close(struct io_file *f);
 /* Returns the path as given to open; valid as long as f. */
 const char *io_file_path(const struct io_file *f);
 bool io_file_is_direct(const struct io_file *f);
-/* Returns the file's descriptor for reads that bypass this io; f keeps it. Returns -1 if such
+/* Returns the file's descriptor, which f keeps, for reads that bypass this io. Returns -1 if such
  * reads would differ from reads through f (a simulated disk, a throttle). */
 int io_file_fd(const struct io_file *f);
 
@@ -120,11 +120,11 @@ int io_file_pwrite(struct io_file *f, const void *buf, size_t n, uint64_t offset
 int io_file_pread_some(struct io_file *f, void *buf, size_t n, uint64_t offset, size_t *got,
                        struct err *err);
 
-/* fdatasync. When it returns 0, every write, truncate, allocate and punch on this file that had
- * returned (or completed) before the call survives a crash. After a failure the state of all
- * writes since the last good sync is unknown, and every later sync of this io_file fails too:
- * Linux would report success without having written the lost pages. Reopen, re-read and verify
- * instead. */
+/* Makes a file's content durable (fdatasync). When it returns 0, every write, truncate, allocate
+ * and punch on this file that had returned (or completed) before the call survives a crash. After a
+ * failure the state of all writes since the last good sync is unknown, and every later sync of this
+ * io_file fails too: Linux would report success without having written the lost pages. Reopen,
+ * re-read and verify instead. */
 int io_file_sync(struct io_file *f, struct err *err);
 
 int io_file_size(struct io_file *f, uint64_t *size_bytes, struct err *err);
@@ -218,11 +218,10 @@ int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct e
 /* Waits for requests in flight and drops the others. NULL is allowed. */
 void io_queue_close(struct io_queue *q);
 
-/* Registers staging buffers with the kernel once, which saves pinning their pages per request.
- * It helps any request whose buffer lies wholly inside one of them. At most 64 buffers,
- * page-aligned, each up to 1 GiB; once per queue, before the first submit. They stay until the
- * queue is closed. After a failure (-ENOMEM under a small RLIMIT_MEMLOCK) the queue works
- * without them. */
+/* Registers staging buffers with the kernel once, which saves pinning their pages per request. That
+ * helps any request whose buffer lies wholly inside one of them. At most 64 buffers, page-aligned,
+ * each up to 1 GiB; once per queue, before the first submit. They stay until the queue is closed.
+ * After a failure (-ENOMEM under a small RLIMIT_MEMLOCK) the queue works without them. */
 struct io_buffer {
     void *base;
     size_t length;
@@ -230,8 +229,8 @@ struct io_buffer {
 int io_queue_register_buffers(struct io_queue *q, const struct io_buffer *buffers,
                               unsigned n, struct err *err);
 
-/* Takes the requests, in order, and starts as many pieces as the depth allows; the others start
- * as these end (inside io_queue_wait). Never blocks and never refuses: waiting requests are
+/* Takes the requests, in order, and starts as many pieces as the depth allows; the other pieces
+ * start when these end (inside io_queue_wait). Never blocks and never refuses: waiting requests are
  * linked through the caller's own memory. A request's error is in its `result`. */
 void io_queue_submit(struct io_queue *q, struct io_req *const reqs[], unsigned n);
 

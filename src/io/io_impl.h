@@ -69,9 +69,9 @@ struct io_queue_ops {
     /* Takes one piece, which flush starts. There is always room for `depth` pieces. */
     void (*start)(struct io_queue *q, struct io_piece *p);
     void (*flush)(struct io_queue *q);
-    /* Flushes, waits at most timeout_ns (negative: for ever) for at least one piece to end, and
-     * returns a list of the ended pieces (NULL: none in time). Called only while a piece is
-     * started. */
+    /* Flushes, and waits at most timeout_ns (negative: for ever) until at least one piece has
+     * ended. *done is the list of ended pieces; NULL: none has ended in time. Called only while a
+     * piece is started. */
     int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
     /* Asks for an early end of all started pieces; NULL: pieces end by themselves without
      * waiting. */
@@ -103,8 +103,8 @@ struct io_file {
     atomic_int sync_failed;
 };
 
-/* Returns how an attempt of `n` bytes that transferred r goes on: 0 with *step bytes of progress
- * (n: done), or the code of the failure. */
+/* Judges an attempt to transfer `n` bytes that returned r. Returns 0 with *step, the bytes of
+ * progress (n: all is done), or the code of the failure. */
 int io_attempt_result(const struct io_file *f, enum io_op op, size_t n, ssize_t r,
                       size_t *step);
 /* Returns the code that functions of io.h return for a code of the system. An exhausted quota, and

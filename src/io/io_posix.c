@@ -79,8 +79,8 @@ static int open_retrying(const char *path, int flags)
     return fd;
 }
 
-/* Refuses a folder at once; it opens like a file and fails only when it is read. Also clears
- * O_NONBLOCK, since with it io_uring would not wait for a regular file either. */
+/* Refuses a folder, which can be opened like a file and would fail only when it is read. Also
+ * clears O_NONBLOCK, since with it io_uring would not wait for a regular file either. */
 static int check_and_wait(int fd)
 {
     struct stat st;

@@ -179,8 +179,8 @@ static void count(struct sim *s, unsigned on)
         s->crash_due = true;
 }
 
-/* Checks power, faults and counts of one operation, under the lock. *fault is the fault that the
- * operation itself has to carry out, or NULL. */
+/* Checks power, faults and counts of one operation, under the lock. *fault is a fault that the
+ * operation itself must carry out, or NULL. */
 static int gate(struct sim *s, const struct sim_file *f, unsigned on, const char *path,
                 const struct io_sim_fault **fault)
 {

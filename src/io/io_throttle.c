@@ -3,9 +3,9 @@
 
 #include "base/clock.h"
 
-/* Idle time that counts as if it had been used. One synchronous reader oversleeps by 50 to 100
- * us per transfer, which would cost half of the bandwidth at 4 KiB. 1 ms of credit absorbs that
- * and is 1 % of the 100 ms over which the limit has to be accurate. */
+/* Idle time that counts as if it had been used. One synchronous reader oversleeps by 50 to 100 us
+ * per transfer, which would cost half of the bandwidth at 4 KiB. A credit of 1 ms makes up for
+ * that, and is 1 % of the 100 ms over which the limit has to be accurate. */
 #define CREDIT_NS 1000000
 
 void io_throttle_init(struct io_throttle *t)

@@ -16,8 +16,8 @@
 #include "base/mem.h"
 
 /* A new ring may get the addresses of one that another thread has just closed. The kernel orders
- * the two. The lock makes this order visible to the thread sanitizer, which does not see
- * liburing's system calls. */
+ * closing before opening. The lock makes this order visible to the thread sanitizer, which does not
+ * see liburing's system calls. */
 static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
 
 /* Opens a queue that works without a ring. Rings count against RLIMIT_MEMLOCK, of which an

@@ -131,7 +131,7 @@ static struct jval f_indent(struct jinja *j, const struct jcall *c)
     return jval_buf(&b);
 }
 
-/* Returns s[:length - len(end)], cut at the last blank unless killwords, plus `end`; a text that is
+/* Returns s[:length - len(end)], cut at the last blank unless killwords, plus `end`. A text that is
  * at most `leeway` too long is returned whole. */
 static struct jval f_truncate(struct jinja *j, const struct jcall *c)
 {

@@ -335,8 +335,8 @@ enum stand {
     STAND_GAP    /* the stream has dropped entries that this server has not seen */
 };
 
-/* Compares the stream's state with this server's position. s was requested before the entries were
- * read. n_seen counts the entries seen before, n_new the entries read now. */
+/* Compares the stream's state with this server's position. The state s was requested before the
+ * entries were read. n_seen counts the entries seen before, n_new the entries read now. */
 static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_t n_new,
                            bool has_last)
 {

@@ -28,9 +28,9 @@ struct slots {
  * in Redis. */
 int slot_of(const void *key, size_t n);
 
-/* Reads the answer of CLUSTER NODES. self: address of the answering server, whose own line may
- * have none. by_name: servers with a host name are called by it, as TLS needs. Returns 0,
- * ERR_FORMAT, or ERR_LIMIT if there are too many masters. */
+/* Reads the answer of CLUSTER NODES. self: address of the answering server, whose own line may have
+ * no address. by_name: a server that has a host name is reached by that name, as TLS needs. Returns
+ * 0, ERR_FORMAT, or ERR_LIMIT if there are too many masters. */
 int slots_parse(const char *text, size_t n, const struct slots_node *self, bool by_name,
                 struct slots *out, struct err *err);
 

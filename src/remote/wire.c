@@ -36,8 +36,8 @@ static int await(const struct wire *w, short events, int64_t deadline_ns, struct
     }
 }
 
-/* Returns ERR_CANCELLED once the stop descriptor is readable. A peer that always sends is never
- * waited for, so waiting alone would not notice the stop. */
+/* Returns ERR_CANCELLED once the stop descriptor is readable, else 0. This check is needed because
+ * a peer that always sends is never waited for, so that waiting alone would not notice the stop. */
 static int check_stop(const struct wire *w, struct err *err)
 {
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};

@@ -81,7 +81,7 @@ static int from_messages(struct call *c, const struct json *body, struct subject
 }
 
 /* Returns how a kept response was truncated. A response of an older server names only its kept
- * tokens; the other numbers are this server's. */
+ * tokens; then the other numbers are taken from this server's options. */
 static int truncation_of(const struct call *c, const struct turn *t,
                          struct hcache_truncation *out, struct fault *f)
 {

@@ -275,9 +275,9 @@ static int render(struct call *c, const struct json *messages, const struct dial
     return prompt_render(call_model(c), &source, out, f);
 }
 
-/* Returns how many of the prompt's tokens come before a breakpoint: those that equal the prompt
- * of the messages before it alone. If the template accepts no conversation of these messages
- * alone, all tokens count. */
+/* Returns how many of the prompt's tokens come before a breakpoint: the tokens that equal those of
+ * a prompt with only the messages before it. If the template accepts no conversation of these
+ * messages alone, all tokens count. */
 static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_messages,
                          const struct gen_params *p, const struct prompt_ids *prompt)
 {

@@ -222,8 +222,8 @@ void api_detokenize(struct call *c)
         rc = check_growth(c, ids, n_ids, &f);
     if (rc == 0 && hcache_decode(call_model(c), ids, n_ids, &text, &n, &err) != 0)
         rc = fault_refuse(&f, err.code, "tokens", "%s", err.msg);
-    /* The text is in memory twice as a value, and once as JSON: there a control character takes six
-     * bytes, and the buffer grows by doubling. */
+    /* Memory for the answer: the text is in memory twice as a value, and once as JSON, in which a
+     * control character takes six bytes and the buffer grows by doubling. */
     if (rc == 0 && mem_pledge(16 * n + (64 << 10), NULL) != 0)
         rc = fault_refuse(&f, -ENOMEM, NULL, "there is no memory for a text of %zu bytes",
                           n);

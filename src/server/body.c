@@ -92,8 +92,8 @@ static int reserve(struct call *c, size_t cost, struct fault *f)
 }
 
 /* Reserves memory for everything that the answer makes of a large body, until the worker has
- * answered (run_job). The factors are above the measured ones: texts and their tokens 6 times
- * the body, prepared messages twice the values. Small bodies use the process's reserve. */
+ * answered (run_job). The factors are above the measured ones: texts and their tokens took 6 times
+ * the body, and prepared messages twice the values. Small bodies use the process's reserve. */
 static int pledge(size_t n_body, size_t cost, struct err *err)
 {
     enum { FREE_BYTES = 64 << 10, BODY_TIMES = 8, VALUE_TIMES = 3 };

@@ -127,8 +127,8 @@ void call_text(struct call *c, int status, const char *content_type, const char 
 void call_fault(struct call *c, const struct fault *f);
 /* Sets the content of a file as the answer; fd is taken. */
 void call_file(struct call *c, int fd, const char *content_type);
-/* Returns the parsed body, or NULL after a fault was answered. kind: one of REQUEST_, whose
- * ignored fields are not built; 0: none is ignored. */
+/* Returns the parsed body, or NULL after a fault was answered. kind: one of REQUEST_; fields that
+ * this kind ignores are not built. 0: no field is ignored. */
 const struct json *call_body(struct call *c, unsigned kind);
 struct hcache *call_model(struct call *c);
 /* Returns the call in the form of a generation's client. */
@@ -154,8 +154,8 @@ int call_check_name(struct call *c, const char *name, struct fault *f);
 void call_wake(struct call *c);
 /* Returns false if the client of the call has gone. Then the call already has a short answer. */
 bool call_is_wanted(struct call *c);
-/* Call when a worker has answered the call: is_pending ends. The worker must not touch the call
- * afterwards, since the HTTP thread may end it. */
+/* Ends is_pending. A worker calls it when it has answered the call. The worker must not touch the
+ * call afterwards, since the HTTP thread may end it. */
 void call_done(struct call *c);
 
 /* Functions of the routes, each with its path or methods. */

@@ -164,8 +164,8 @@ static bool origin_is_allowed(const struct origin_rules *r, const char *origin)
 }
 
 /* Returns whether the page is this server's own. Behind a TLS proxy the page is https and this
- * server http, so the scheme is not compared. An omitted port is the default one of the page's
- * scheme, for both. */
+ * server http, so schemes are not compared. If page or server omits the port, the default port of
+ * the page's scheme is meant. */
 static bool is_own_origin(const struct origin_head *h, const struct authority *host)
 {
     struct authority a;

@@ -31,15 +31,15 @@ struct watch *watch_begin(struct watcher *w, int socket, int seconds);
 void watch_end(struct watch *w); /* NULL is allowed here and in all functions below */
 
 /* The next three set the deadline after which the socket is shut down; 0: none. watch_request: a
- * request has begun; it must arrive whole within `seconds`. */
+ * request has begun and must arrive whole within `seconds`. */
 void watch_request(struct watch *w, int seconds);
 /* The request has arrived and is being answered; there is no deadline. */
 void watch_answer(struct watch *w);
 /* The request was answered; the next one must begin within `seconds`. */
 void watch_idle(struct watch *w, int seconds);
-/* Sets gone(arg), which is called once when the peer ends; NULL: not called. It is called with
- * the watcher's lock held and must not call into it. After watch_on_gone(w, NULL, NULL) returns,
- * it is not running. */
+/* Sets gone(arg), which is called once when the peer ends; NULL: not called. `gone` is called with
+ * the watcher's lock held and must not call the watcher. When watch_on_gone(w, NULL, NULL) has
+ * returned, `gone` is not running. */
 void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg);
 bool watch_is_gone(struct watch *w); /* Returns whether the peer has closed its end. */
 /* Sets alarm(arg), which is called once, after_ns from now or later, under the same conditions as

@@ -252,8 +252,8 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
 }
 
 /* If all memory is the host's, the kernel grants weights that do not fit and ends the process
- * minutes later, when they are touched. If memory and swap are too small for the weights alone,
- * refuse them now. */
+ * minutes later, when they are touched. So weights are refused now if memory and swap are too small
+ * for the weights alone. */
 static int host_can_hold(const struct memory_ask *a, struct err *err)
 {
     struct sysinfo s;

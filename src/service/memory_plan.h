@@ -26,9 +26,10 @@ struct memory_ask {
     uint64_t store_bytes;
 };
 
-/* Returns the default size of the KV cache: a context for every sequence, but at most a quarter
- * of the machine's memory, or nine tenths of the rest of a device's own memory, and at least one
- * context. Blocks that sequences leave stay until they are wanted, so all of them come into use. */
+/* Returns the default size of the KV cache: a context for every sequence, but at most a quarter of
+ * the machine's memory, or nine tenths of the rest of a device's own memory, and at least one
+ * context. Blocks that a sequence leaves are kept until another one needs them, so all blocks come
+ * into use. */
 int64_t memory_plan_kv_tokens(const struct memory_ask *a);
 
 /* The shares of a budget that KV and weights get. */

@@ -523,9 +523,9 @@ void service_stop(struct service *s)
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* Feeds the prompt's last four tokens to the text stream. The answer continues a text, so its first
- * space must stay; some tokenizers drop a space at the beginning of a text. Four tokens complete
- * any character. */
+/* Feeds the prompt's last four tokens to the text stream. Some tokenizers drop a space at the
+ * beginning of a text, but the answer continues a text, so its first space must stay. Four tokens
+ * complete any character. */
 static void prime_text(struct hcache_ticket *t)
 {
     const char *text;

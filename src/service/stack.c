@@ -451,8 +451,8 @@ static double mean_weights_s(const struct model *m)
     return (double)s.layer_bytes / s.disk_bytes_per_s * s.n_streamed / s.n_layers;
 }
 
-/* Waits until the memory of a given --dram is provided, so that it is there before the first
- * request. Provided beside decodes it took 15 % of their time (docs/perf/2026-11-23.md). */
+/* Waits until the memory of a given --dram is provided, so that it is ready before the first
+ * request. Providing it beside decodes took 15 % of their time (docs/perf/2026-11-23.md). */
 static void await_dram(const struct stack *k)
 {
     const int64_t second = 1000000000;

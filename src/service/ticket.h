@@ -80,9 +80,9 @@ struct hcache_ticket {
     size_t piece_cap;
 };
 
-/* Finds the visible part of a text: the first stop string ends it, and an end that may become
- * one waits. n_old bytes existed at the last call. Returns whether a stop string was found;
- * *n_text is then cut before it. Pure. */
+/* Finds the visible part of a text. It ends before the first stop string, and before an end of the
+ * text that may become a stop string. The first n_old bytes were there at the last call. Returns
+ * whether a stop string was found; *n_text is then cut before it. Pure. */
 bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *const *stop,
                       const size_t *stop_bytes, int n_stop, size_t *n_visible);
 

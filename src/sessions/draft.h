@@ -43,8 +43,8 @@ struct draft_opts {
     bool plain, parse_special, truncates; /* as in chat_source (prompt.h) */
     const char *param;                    /* name of the field that a fault is about */
 };
-/* Makes text and tokens of all turns and d->input, once. Afterwards the turns of d->path have no
- * input and output. Returns 0, or -1 with *f. */
+/* Makes the text and the tokens of all turns and of d->input. Call it once. Afterwards the turns of
+ * d->path have no input and output. Returns 0, or -1 with *f. */
 int draft_render(struct draft *d, const struct hcache *h, const struct draft_opts *o,
                  struct fault *f);
 

@@ -34,7 +34,7 @@ struct prompt_text {
     size_t n;
     unsigned flags; /* flags with which hcache_encode encodes this text */
 };
-/* Checks by its size, before tokenizing, whether a prompt of that text may fit the context, or
+/* Checks a prompt by the size of its text, before tokenizing it: whether it may fit the context, or
  * hcache_opts.max_history if it is truncated. Returns 0, or -1 with *f, which names the field
  * `param`. */
 int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t n,

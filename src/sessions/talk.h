@@ -42,7 +42,7 @@ char *talk_last_answer(const struct talk *t);
 int talk_say(struct talk *t, const char *text, size_t n,
              const struct hcache_request *sampling, struct hcache_result *out,
              struct err *err);
-/* Asks the last question again, on a branch. The conversation goes on without the former answer,
+/* Asks the last question again, on a branch. The conversation goes on without the previous answer,
  * which stays in its own branch. Returns ERR_NOT_FOUND if there is no question yet. */
 int talk_retry(struct talk *t, const struct hcache_request *sampling,
                struct hcache_result *out, struct err *err);

@@ -19,9 +19,9 @@ struct store_advice {
     uint64_t contexts, bytes;
 };
 
-/* Fills in a row for each time, the shortest first. Visits every chunk, and never holds the
- * store's lock for more than some 10,000 of them. Chunks that come or go meanwhile may or may not
- * count. Any thread. */
+/* Fills in a row for each time, the shortest first. Visits every chunk, and holds the store's lock
+ * for at most some 10,000 of them at a time. Chunks that come or go meanwhile may or may not count.
+ * Any thread. */
 void store_advise(struct store *s, int64_t now_wall_s,
                   struct store_advice out[STORE_ADVICES]);
 

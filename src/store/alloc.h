@@ -45,8 +45,9 @@ bool alloc_take_within(struct alloc *a, uint64_t n_bytes, uint32_t *segment,
 /* Returns whether alloc_take_within(n_bytes) would find room. */
 bool alloc_fits(const struct alloc *a, uint64_t n_bytes);
 
-/* Takes exactly this range. For recovery, so the arguments may have any value. Returns
- * ERR_CORRUPT if the range is out of bounds, not in whole blocks, or not entirely free. */
+/* Takes exactly this range, for recovery. The arguments come from a disk, so they may have any
+ * value. Returns ERR_CORRUPT if the range is out of bounds, not in whole blocks, or not entirely
+ * free. */
 int alloc_claim(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
 
 /* Frees a range, which must be in use. */

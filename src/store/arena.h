@@ -28,7 +28,8 @@ struct arena_opts {
 };
 
 /* Maps the memory and starts the threads. Returns -ENOMEM if the memory cannot be mapped, or if all
- * of it is to be provided and the system has less left: the system would kill a process. */
+ * of it is to be provided and the system has less left: in that case the system would kill a
+ * process later. */
 int arena_open(const struct arena_opts *o, struct arena **out, struct err *err);
 /* Ends the threads and gives the memory back without zeroing it. */
 void arena_close(struct arena *a);

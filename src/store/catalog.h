@@ -169,7 +169,7 @@ struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *ke
 /* Returns the node with this place.id; NULL: there is none. */
 struct chunk_node *catalog_named(const struct catalog *c, uint64_t id);
 /* Finds or adds the node of a key, and links it to its parent's node, which is added too if
- * missing. Returns ERR_LIMIT after 65,535 different fingerprints, or as many owners. */
+ * missing. Returns ERR_LIMIT after 65,535 different fingerprints, or 65,535 owners. */
 int catalog_add(struct catalog *c, const struct chunk_id *id, struct chunk_node **out);
 /* Finds or adds an owner. Returns ERR_LIMIT after 65,535 owners. */
 int catalog_owner(struct catalog *c, uint64_t tag, uint16_t *idx);
@@ -202,8 +202,8 @@ void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,
 void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s);
 /* Tells the policy that the node, which it chose as its victim, is evicted. */
 void catalog_evicted(struct catalog *c, const struct chunk_node *n);
-/* Notes that a waiting request needs the chunk of a key, stored or not. Returns false if the
- * window has no room. catalog_expect_no_more withdraws it. */
+/* Notes that a waiting request needs the chunk of a key, stored or not. Returns false if the window
+ * has no room. catalog_expect_no_more withdraws the note. */
 bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn);
 void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_t turn);
 /* Sets the node's last use to the one that the index has recorded. An older use changes nothing. */

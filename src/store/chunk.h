@@ -23,8 +23,9 @@
 #define CHUNK_MAX_IDX          (1u << 26) /* chunk_idx is lower than this: 2^32 tokens */
 #define STORE_UUID_BYTES       16
 
-/* Flag of a partial chunk, in its header and its row. Other bits are written as 0 and ignored.
- * Builds that do not know this bit ignore it as well: they leave such a chunk to eviction. */
+/* Flag of a partial chunk, in its header and its row. The other bits of the flags are written as 0
+ * and ignored. Builds that do not know this bit ignore it as well: they leave such a chunk to
+ * eviction. */
 #define STORE_FLAG_YIELDS 1u
 
 struct chunk_record {
@@ -62,8 +63,8 @@ static inline bool chunk_on_device(uint32_t chunk_idx, int layer, int device, in
     return (int)((chunk_idx + (uint32_t)layer) % (uint32_t)n_devices) == device;
 }
 
-/* Encode and decode n entries of CHUNK_RECORD_CODE bytes. Decoding checks every field, the
- * order, and that the layout gives exactly `extent_bytes`; it returns 0 or ERR_CORRUPT. */
+/* Encode and decode n entries of CHUNK_RECORD_CODE bytes. Decoding checks every field, the order,
+ * and that the layout gives exactly `extent_bytes`; decoding returns 0 or ERR_CORRUPT. */
 void chunk_table_encode(const struct chunk_record *records, int n, uint8_t *out);
 int chunk_table_decode(const uint8_t *in, int n, uint64_t extent_bytes,
                        struct chunk_record *out);
@@ -71,8 +72,9 @@ int chunk_table_decode(const uint8_t *in, int n, uint64_t extent_bytes,
 /* Encodes the current version. Decoding also knows version 1 (64 tokens, no owner). */
 void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_BYTES]);
 
-/* Returns 0 with *out; ERR_FORMAT if it is no header (no magic); ERR_CORRUPT if a check fails;
- * ERR_UNSUPPORTED for a later format version. *out is unspecified unless 0 is returned. */
+/* Decodes a header. Returns 0 with *out; ERR_FORMAT if the bytes are no header (no magic);
+ * ERR_CORRUPT if a check fails; ERR_UNSUPPORTED for a later format version. If it does not return
+ * 0, *out is unspecified. */
 int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_header *out,
                         struct err *err);
 

@@ -359,8 +359,8 @@ static int evicted_free(struct store *s, struct err *err)
     return rc;
 }
 
-/* [lock] Returns whether space is on its way to be free. Another thread may free it: its commit has
- * emptied the lists, and the bytes are counted until it ends. */
+/* [lock] Returns whether space is on its way to be free. Another thread may be freeing it: that
+ * thread's commit has emptied the lists, and the bytes are counted until the commit ends. */
 static bool is_freeing(const struct store *s)
 {
     return s->freeing_bytes > 0 || s->wiping_bytes > 0;

@@ -24,8 +24,9 @@
 #include "store/alloc.h"
 #include "store/media.h"
 
-/* Measured best: 1 MiB requests at depth 4 to 8. The first piece is written last, because it
- * begins with the header, which holds the checksums of everything behind it. */
+/* Pieces in a writer's ring. 1 MiB requests at depth 4 to 8 were measured best. The first piece is
+ * written last, because it begins with the header, which holds the checksums of everything behind
+ * it. */
 #define WRITER_PIECES 8
 
 struct segment {
@@ -57,8 +58,8 @@ struct files {
     unsigned open_flags;
     uint64_t max_step_bytes, max_bytes;
     int64_t stuck_ns;
-    /* grow_lock, taken first, is held while files are made, grow or are cut. lock protects
-     * everything below and is never held during I/O, since readers need it. */
+    /* grow_lock is held while files are made, grow or are cut. `lock` protects the fields below and
+     * is never held during I/O, since readers need it. grow_lock is taken before `lock`. */
     pthread_mutex_t grow_lock, lock;
     struct device devices[STORE_MAX_DEVICES];
     struct writer *idle;
@@ -136,16 +137,16 @@ static void segment_resized(struct files *f, struct segment *seg, uint64_t size_
     pthread_mutex_unlock(&f->lock);
 }
 
-/* Returns how far to preallocate: in proportion to the file, so that a small store stays small
- * and a large one does not ask for space with every chunk. */
+/* Returns by how many bytes to preallocate at a time. It is in proportion to the file, so that a
+ * small store stays small and a large one does not ask for space with every chunk. */
 static uint64_t step_of(const struct files *f, uint64_t end_bytes)
 {
     uint64_t step = round_up(end_bytes / 4, STORE_ALIGN);
     return step < f->max_step_bytes ? step : f->max_step_bytes;
 }
 
-/* Space that data leaves free on the index's device. The index's log grows to 4 MiB before it
- * begins again, and a disk without room for that could not even free evicted chunks. */
+/* Space that segment files leave free on the index's device. The index's log grows to 4 MiB before
+ * it begins again. On a disk without room for that, not even evicted chunks could be freed. */
 #define INDEX_RESERVE_BYTES ((uint64_t)8 << 20)
 
 static int reserve_check(struct files *f, int device, uint64_t n_bytes, struct err *err)

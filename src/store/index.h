@@ -27,8 +27,9 @@ struct index;
 /* A database page, and a log frame that holds one page. */
 enum { INDEX_PAGE_BYTES = 4096, INDEX_FRAME_BYTES = INDEX_PAGE_BYTES + 24 };
 
-/* Every extent id is lower than this. Counting never reaches it, SQLite's integers are signed,
- * and an id read from the file must not make the next one wrap. */
+/* Every extent id is lower than this. Counting never reaches this number. The bound is needed
+ * because SQLite's integers are signed, and because an id read from the file must not make the next
+ * one wrap. */
 #define INDEX_MAX_ID (UINT64_MAX / 2)
 
 struct index_meta {
@@ -73,8 +74,8 @@ struct index_place {
     uint16_t device;
 };
 
-/* Opens and locks an existing index. Returns ERR_NOT_FOUND, ERR_BUSY, ERR_CORRUPT (rebuild it),
- * ERR_UNSUPPORTED, or the I/O error. With read_only the file's content is not changed. */
+/* Opens and locks an existing index. Returns ERR_NOT_FOUND, ERR_BUSY, ERR_CORRUPT (then rebuild the
+ * index), ERR_UNSUPPORTED, or the I/O error. With read_only the file's content is not changed. */
 int index_open(struct io *io, const char *path, bool read_only, struct index **out,
                struct index_meta *meta, struct err *err);
 
@@ -92,8 +93,8 @@ uint64_t index_live_bytes(const struct index *ix);
 
 /* Returns the number of rows according to the file. Only index_load checks it. */
 uint64_t index_n_rows(const struct index *ix);
-/* Calls fn for every row, in order of id. A non-zero result of fn stops the load and is
- * returned. Returns ERR_CORRUPT if a row's check fails or the rows are not the committed ones. */
+/* Calls fn for every row, in order of id. If fn returns non-zero, the load stops and returns fn's
+ * result. Returns ERR_CORRUPT if a row's check fails or the rows are not the committed ones. */
 int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *row),
                void *arg, struct err *err);
 

@@ -18,10 +18,10 @@ struct media;
 struct media_ops {
     void (*close)(struct media *m);
 
-    /* Writes the extent that h describes (place, key, tokens, records with layout). from[i]
-     * gives the bytes of record i; their checksums are filled into h. Not durable. After an
-     * error nothing is in flight. copy (may be NULL; files only) receives the records as they
-     * lie in the extent, behind its header. */
+    /* Writes the extent that h describes (place, key, tokens, records with layout). from[i] gives
+     * the bytes of record i. The records' checksums are filled into h. The bytes are not durable
+     * before sync. After an error nothing is in flight. copy (may be NULL; files only) receives the
+     * records as they lie in the extent, behind its header. */
     int (*write)(struct media *m, struct chunk_header *h,
                  const struct store_record *const *from, uint8_t *copy, struct err *err);
 

@@ -146,7 +146,7 @@ static bool has_doomed_append(const struct store *s)
     return x != NULL;
 }
 
-/* [erase_lock] Finishes erasures that a full disk stopped, and those of chunks that were in use.
+/* [erase_lock] Finishes erasures that a full disk stopped, and erasures of chunks that were in use.
  * Uncommitted appends are committed first, so that the second commit can drop their rows. */
 static int settle_erases(struct store *s, bool commits_appends, struct err *err)
 {

@@ -26,8 +26,8 @@ void parcel_deinit(struct parcel *p);
 /* Makes room for n bytes; the old content is lost. Returns 0 or -ENOMEM. */
 int parcel_reserve(struct parcel *p, size_t n, struct err *err);
 
-/* Verifies the header, that it belongs to no store, that n is its size, and the checksum of each
- * record. Returns 0 with *out; ERR_FORMAT, ERR_CORRUPT or ERR_UNSUPPORTED. */
+/* Checks a parcel of n bytes: the header, that it belongs to no store, its size, and the checksum
+ * of each record. Returns 0 with *out, or ERR_FORMAT, ERR_CORRUPT or ERR_UNSUPPORTED. */
 int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struct err *err);
 
 /* Reads a committed chunk with all its records from a store. The read does not count as a use:

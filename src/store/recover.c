@@ -108,8 +108,8 @@ static int tell_holder(struct store *s, struct err *err)
         s->dirs[0], s->holder[0] != 0 ? s->holder : "it cannot be identified");
 }
 
-/* Takes the lock. It is on a file of its own, since it must be held before any other file
- * exists. Readers share it, also on a medium that cannot be written. */
+/* Takes the lock. The lock is on a file of its own, since it must be held before any other file
+ * exists. Read-only users share the lock, which works even on a medium that cannot be written. */
 static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
 {
     char *path = store_path(opts->dirs[0], "lock");
@@ -183,8 +183,9 @@ static int row_enter(void *arg, const struct index_row *row)
     return 0;
 }
 
-/* Rows on their way into the catalog. A million chunks are a million random places in memory.
- * Rows are prefetched when seen and entered some rows later, when their places are in the cache. */
+/* Number of rows between reading a row and entering it into the catalog. A million chunks are a
+ * million random places in memory. A row's places are prefetched when the row is read, and are in
+ * the cache when it is entered. */
 enum { ROWS_AHEAD = 16 };
 
 struct loader {

@@ -367,8 +367,9 @@ static uint64_t children_begin(const struct leaf *leaves, uint64_t n,
     return lo;
 }
 
-/* Computes the order of listing: depth first, so that a chain stands together. The array has
- * room for n numbers, and behind them for n more: the stack. */
+/* Computes the order of listing: depth first, so that a chain stands together. `order` has room for
+ * n numbers, and behind them for n more, which are used as a stack. Returns the number of listed
+ * chunks. */
 static uint64_t leaves_order(const struct leaf *leaves, uint64_t n, bool with_pending,
                              uint64_t *order)
 {

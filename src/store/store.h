@@ -90,9 +90,9 @@ struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *toke
  * store each stair is a context of its own, whose tail is evicted before its head. */
 struct sha256 store_stair_key(const struct sha256 *parent, const uint32_t numbers[3]);
 
-/* Returns the owner of chunks under a salt, for quotas and statistics: a number made from the
- * salt; 0 for the empty salt (or NULL). It is stored with the chunk. A reader cannot derive the
- * salt from it, except by guessing. */
+/* Returns the owner of chunks under a salt, for quotas and statistics: a number made from the salt;
+ * 0 for the empty salt (or NULL). The owner is stored with the chunk. A reader cannot derive the
+ * salt from the owner, except by guessing. */
 uint64_t store_owner(const char *salt);
 
 /* --- life cycle ----------------------------------------------------------------------------- */
@@ -108,32 +108,35 @@ struct store_memory {
 struct store_opts {
     struct io *io; /* the file system; NULL selects the DRAM backend, which ignores dirs */
     struct store_memory memory; /* memory.get NULL: ordinary memory */
-    /* The DRAM backend has the system provide ordinary memory before it is used (ahead.h): for a
-     * store that is filled faster than the system zeroes memory. With cap_bytes it is the whole
-     * newest segment, up to cap_bytes, from store_open on; else 256 MiB. */
+    /* The DRAM backend has the system provide ordinary memory before it is used (ahead.h). This is
+     * for a store that is filled faster than the system zeroes memory. With cap_bytes, the whole
+     * newest segment is provided, up to cap_bytes, from store_open on; without it, 256 MiB ahead of
+     * the used part. */
     bool memory_ahead;
     /* Size of the arena for copies of chunks in DRAM, in front of the disk (tier.h); 0: none.
      * The DRAM backend and stores opened read_only have none. */
     uint64_t dram_bytes;
-    /* If that memory is not available, half of it is tried, and so on; below 64 MiB there are no
-     * copies. store_dram_stats tells the size. If false, the store is not opened: -ENOMEM. */
+    /* If the memory of dram_bytes is not available, half of it is tried, then a quarter, and so on;
+     * below 64 MiB there are no copies. store_dram_stats tells the size. If dram_optional is false,
+     * the store is not opened: -ENOMEM. */
     bool dram_optional;
     /* Memory for copies that the system provides ahead of its use, at the lowest priority; 0:
-     * 256 MiB. dram_bytes or more: all of it, from store_open on, on every processor (see
-     * store_await_dram). */
+     * 256 MiB. If it is at least dram_bytes, all memory is provided from store_open on, on every
+     * processor (see store_await_dram). */
     uint64_t dram_ahead_bytes;
     /* [n_dirs] one directory per device, in order; missing ones are created */
     const char *const *dirs;
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: none */
-    /* Bound on all files of the store together at all times; 0: none. The rest that it leaves
-     * for extents is a second bound like cap_bytes (cap.c). ERR_USAGE if it leaves nothing. The
-     * DRAM backend ignores it. */
+    /* Bound on all files of the store together at all times; 0: none. The part of this bound that
+     * is left for extents is a second bound like cap_bytes (cap.c). store_open returns ERR_USAGE if
+     * nothing is left. The DRAM backend ignores it. */
     uint64_t files_cap_bytes;
     /* policy that chooses the leaf to evict first when a bound is reached */
     enum placement_kind policy;
-    /* For stat, ls and verify: changes nothing, shares the lock with other read-only users, and
-     * reads a copy of the index if another process has the store open for writing. */
+    /* Opens the store for stat, ls and verify: nothing is changed, the lock is shared with other
+     * read-only users, and a copy of the index is read if another process has the store open for
+     * writing. */
     bool read_only;
     /* reads and writes go through the page cache, for warm reads and tests */
     bool no_direct;
@@ -158,8 +161,8 @@ struct store_opts {
 int store_open(const struct store_opts *opts, struct store **out, struct err *err);
 
 /* Returns the process that has the store open for writing, if this store was opened read_only
- * beside it; else NULL. The content may be older than that process's. An extent that it evicts
- * meanwhile reads as damaged. */
+ * beside it; else NULL. The content may be older than in that process. An extent that that process
+ * evicts meanwhile reads as damaged. */
 const char *store_beside(const struct store *s);
 
 /* Closes without committing: chunks appended since the last commit are lost. No reader, hit or
@@ -213,9 +216,9 @@ struct store_chunk {
      * for example a document. A chunk appended both ways does not yield (until the store is opened
      * again, if it was stored as one that yields). */
     bool yields;
-    /* May be NULL. The partial chunk that this one continues. If that chunk yields, it is
-     * removed after this one has been committed (with the next commit, so a crash can leave
-     * both, never neither). */
+    /* The partial chunk that this one continues; may be NULL. If that chunk yields, it is removed
+     * after this one has been committed. The removal is part of the next commit, so a crash can
+     * leave both chunks, but never neither. */
     const struct sha256 *supersedes;
     /* Result of store_epoch when the request that computes the chunk began; 0: the chunk belongs to
      * no request. */
@@ -229,9 +232,9 @@ struct store_chunk {
 };
 
 /* Writes the records that the store does not have yet (one extent, one sequential write, per
- * device) and evicts leaves if a bound demands it, in the order of policy/placement.h. The
- * caller may free the records' bytes when it returns. A chunk may be appended before its parent;
- * it can be found only once the parent can.
+ * device) and evicts leaves if a bound demands it, in the order of policy/placement.h. The caller
+ * may free the records' bytes when it returns. A chunk may be appended before its parent; it can be
+ * found only once its parent can be found.
  *
  * Returns ERR_LIMIT if the chunk does not fit under the cap or into the owner's quota (whose own
  * leaves are evicted first); nothing was written. A full disk acts as a lower cap if there is a
@@ -241,11 +244,11 @@ struct store_chunk {
  * it, was erased after its request had begun (store_chunk.epoch): it will not become visible. */
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
 
-/* The barrier: makes everything appended before the call durable and visible. On an error none
- * of it is visible. -ENOSPC: it stays appended, and the next commit tries again. Any other error
- * is final, since a device that failed to sync may have lost bytes that it reported as written:
- * everything uncommitted is dropped, and every append and commit returns this error until the
- * store is opened anew. Reading goes on. */
+/* The barrier: makes everything appended before the call durable and visible. After an error
+ * nothing that was uncommitted is visible. After -ENOSPC it stays appended, and the next commit
+ * tries again. Any other error is final, since a device that failed to sync may have lost bytes
+ * that it reported as written: everything uncommitted is dropped, and every append and commit
+ * returns this error until the store is opened anew. Reading goes on. */
 int store_commit(struct store *s, struct err *err);
 
 /* --- looking up ----------------------------------------------------------------------------- */
@@ -278,9 +281,9 @@ int store_expect_use(struct store *s, const struct sha256 *keys, int n, uint64_t
 void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
                               uint64_t turn);
 
-/* Pins one chunk by its key, wherever it stands in a chain, and with it all chunks before it,
- * since only leaves are evicted. Returns false if it is not stored. Not for reading: its records
- * are not looked up. */
+/* Pins one chunk by its key, wherever it stands in a chain, and with it all chunks before it, since
+ * only leaves are evicted. Returns false if it is not stored. The hit cannot be used for reading,
+ * because the records are not looked up. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
 /* Returns another hold on a chunk that the caller holds, to be released separately. This also
  * works for a chunk that lookups no longer find because it was superseded: its holders can still
@@ -291,29 +294,29 @@ struct store_hit store_hold(struct store *s, const struct store_hit *held);
  * their chunks was erased, condemned or superseded meanwhile. */
 bool store_hits_stand(struct store *s, const struct store_hit *hits, int n);
 
-/* Finds the longest stored partial chunk behind `parent` whose tokens are tokens[0..*n_found),
- * with *n_found <= n_tokens < 64. Returns false if there is none. Look *key up as the last key
- * of a chain. */
+/* Finds the longest stored partial chunk behind `parent` whose tokens are tokens[0..*n_found), with
+ * *n_found <= n_tokens < 64. Returns false if there is none. *key is its key; look it up as the
+ * last key of a chain. */
 bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,
                         int n_tokens, struct sha256 *key, int *n_found);
 
-/* Returns the place where a context leaves the most similar stored chunk. That is the chunk
- * behind `parent` with the longest common beginning with tokens[0, n). The result is the length
- * of this beginning, if both continue with different tokens. It is -1 if there is no chunk, or
- * if the chunk or the n tokens end there.
+/* Returns the place where a context leaves the most similar stored chunk. That is the chunk behind
+ * `parent` with the longest common beginning with tokens[0, n). The result is the length of this
+ * beginning, if both continue with different tokens. It is -1 if there is no chunk, or if the chunk
+ * or the n tokens end there.
  *
- * It looks at the newest 4096 chunks behind the parent. It reads at most STORE_NEAREST headers
- * of the most promising ones, and as many of chunks that this process has not seen since it
- * opened the store. So among many similar chunks it may miss one that is a token or two longer,
- * and it misses an old chunk until searches have reached it. Chunks of another salt or model
- * have other parents, so the result reveals nothing about them. */
+ * The search looks at the newest 4096 chunks behind the parent. It reads at most STORE_NEAREST
+ * headers of the most similar ones, and as many headers of chunks that this process has not seen
+ * since it opened the store. So among many similar chunks it may miss one whose common beginning is
+ * a token or two longer, and it misses an old chunk until searches have reached that chunk. Chunks
+ * of another salt or model have other parents, so the result reveals nothing about them. */
 enum { STORE_NEAREST = 8 };
 int store_differs_at(struct store *s, const struct sha256 *parent, const int32_t *tokens,
                      int n);
 
-/* Pins up to n full chunks of a model's state as a lookup does, but neither marks them as used
- * nor counts them: for measurements. Takes chunks that others continue first, since pins on
- * leaves would keep whole contexts from eviction. Returns how many. */
+/* Pins up to n full chunks of a model's state, for measurements. Unlike a lookup, it neither marks
+ * them as used nor counts them. Takes chunks that others continue first, since pins on leaves would
+ * keep whole contexts from eviction. Returns their number. */
 int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
                  struct store_hit *hits);
 
@@ -321,27 +324,27 @@ int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
  * of another model or build". Changes nothing else. */
 void store_expect(struct store *s, const struct sha256 *fingerprint);
 
-/* Declares a chunk damaged after a failed check. It and all that continues it are misses from
- * now on, until it is appended again. The reason is remembered and counted. Its bytes are
+/* Declares a chunk damaged after a failed check. This chunk and all that continue it are misses
+ * from now on, until it is appended again. The reason is remembered and counted. Its bytes are
  * removed at the next commit after the last release. */
 void store_condemn(struct store *s, const struct store_hit *hit, const char *reason);
 
 /* Returns whether the chunk is missing because it was condemned. */
 bool store_was_damaged(struct store *s, const struct sha256 *key);
 /* Reads a whole stored chunk, headers included, and condemns it if anything is wrong (*is_good
- * false). A returned error is the device's. */
+ * false). Returns 0 or the error of the device. */
 int store_verify_chunk(struct store *s, const struct sha256 *key, bool *is_good,
                        struct err *err);
 
 /* --- lasting pins ----------------------------------------------------------------------------- */
 
-/* Keeps chunks from eviction until a time (seconds since 1970, wall clock), whether they are
- * stored yet or not. Durable when it returns 0: a restart does not end a pin, but a rebuilt
- * index does. A pin is a preference; the cap (and a quota) is a bound. Pinned chunks are evicted
- * only if nothing else can be, and are counted (n_evicted_pinned). A chunk is evicted only after
- * all that continue it, so pinning the last chunk of a context keeps the whole context. A second
- * pin of a key replaces the first. At most STORE_MAX_PINS at a time, and one for each KiB of the
- * index's share of files_cap_bytes: else ERR_LIMIT. */
+/* Keeps chunks from eviction until a time (seconds since 1970, wall clock), whether they are stored
+ * yet or not. Durable when it returns 0: a restart does not end a pin, but a rebuilt index does. A
+ * pin is a preference; the cap (and a quota) is a bound. Pinned chunks are evicted only if nothing
+ * else can be, and are counted (n_evicted_pinned). A chunk is evicted only after all that continue
+ * it, so pinning the last chunk of a context keeps the whole context. A second pin of a key
+ * replaces the first. There may be STORE_MAX_PINS at a time, and one for each KiB of the index's
+ * share of files_cap_bytes. Returns ERR_LIMIT beyond that. */
 #define STORE_MAX_PINS (1 << 20)
 int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t until_wall_s,
                     struct err *err);
@@ -349,9 +352,9 @@ int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t u
 int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct err *err);
 
 /* Guarantees that a stored chain stays: keys[0..n) are all chunks of a context (of a truncated
- * one: those that its last token sees). Until the given time no eviction takes them: not for the
- * cap, a quota, a full disk, an idle time or gc. Durable when it returns 0; a restart does not
- * end it.
+ * context: the chunks that its last token sees). Until the given time they are not evicted: neither
+ * for the cap, a quota or a full disk, nor by an idle time or gc. Durable when it returns 0; a
+ * restart does not end it.
  *
  * A guarantee that cannot be kept is refused, and then nothing has changed:
  *
@@ -361,11 +364,10 @@ int store_unpin_keys(struct store *s, const struct sha256 *keys, int n, struct e
  *
  * The message has the sums, and so has *out (may be NULL).
  *
- * A guarantee ends at its time, by store_unpin_keys, and by store_erase of its chunks. An
- * ordinary pin of the same key changes nothing. Two faults break it: damage to its bytes on the
- * disk, and an index that had to be rebuilt. The first is counted (n_guarantees_broken) and
- * logged; the rebuild is logged. A store does not open with a cap below the bytes that it has
- * guaranteed: ERR_LIMIT. */
+ * A guarantee ends at its time, by store_unpin_keys, and by store_erase of its chunks. An ordinary
+ * pin of the same key changes nothing. Two faults break it: damage to its bytes on the disk, and an
+ * index that had to be rebuilt. The first is counted (n_guarantees_broken) and logged; the rebuild
+ * is logged. A store does not open with a cap below the bytes that it has guaranteed: ERR_LIMIT. */
 struct store_guaranteed {
     uint64_t n_bytes; /* bytes that this guarantee adds */
     /* bytes guaranteed in the whole store, and their limit (0: none) */
@@ -394,7 +396,8 @@ void store_set_price(struct store *s, const struct placement_price *price);
  * (placement_window.h). */
 void store_set_step(struct store *s, uint64_t turns);
 /* Makes chunks the first to be evicted, because the caller no longer needs them. Chunks in use
- * stay, and a later lookup of a chunk undoes it. Written with the next commit, as uses are. */
+ * stay, and a later lookup of a chunk cancels this. The change is written with the next commit, as
+ * uses are. */
 void store_drop(struct store *s, const struct sha256 *keys, int n);
 
 /* --- erasing -------------------------------------------------------------------------------- */
@@ -410,13 +413,14 @@ struct store_erased {
     uint64_t n_chunks, n_bytes; /* chunks that were erased, and their bytes */
     /* chunks that were kept because stored chunks outside of keys[] continue them */
     uint64_t n_shared;
-    /* In use by a hit or a running append: missing for every lookup from now on, and erased by
-     * the first commit after the last release. Not remembered across a restart: call again. */
+    /* Chunks in use by a hit or a running append: every lookup misses them from now on, and the
+     * first commit after the last release erases them. This is not remembered across a restart:
+     * call again. */
     uint64_t n_busy;
     /* Set if store_erase fails because the disk is full (-ENOSPC), or because nothing can be
-     * written until the store is opened again. Counts chunks that are missing for every lookup
-     * from now on, but whose bytes are still in the files. On a full disk store_settle erases
-     * them when there is room. */
+     * written until the store is opened again. Counts chunks that every lookup misses from now on,
+     * but whose bytes are still in the files. On a full disk store_settle erases them when there is
+     * room. */
     uint64_t n_owed;
     /* Of use if the store cannot be written. True: all waiting erasures are noted on the disk. The
      * next open for writing carries them out, and an open for reading does not find the chunks.
@@ -446,9 +450,9 @@ struct store_erased {
 int store_erase(struct store *s, const struct sha256 *keys, int n, struct store_erased *out,
                 struct err *err);
 
-/* Sets `fn`, which receives the keys of erased chunks, children before parents, before the
- * erasure returns. It runs on the erasing thread, under a lock of the store, and must not call
- * back into the store. NULL: no more calls. */
+/* Sets `fn`. Each erasure calls it with the keys of the erased chunks, children before parents,
+ * before the erasure returns. fn runs on the erasing thread, under a lock of the store, and must
+ * not call back into the store. NULL: no more calls. */
 void store_on_erased(struct store *s,
                      void (*fn)(void *arg, const struct sha256 *keys, int n), void *arg);
 
@@ -456,10 +460,10 @@ void store_on_erased(struct store *s,
 int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
                       struct err *err);
 
-/* Background work; call it every few seconds, on any thread. It tries again erasures that
+/* Background work; call it every few seconds, on any thread. The function tries again erasures that
  * stopped because the disk was full or could not be written. It also reads the headers of chunks
- * that lookups have found, each once, and condemns a chunk whose header is damaged: restoring
- * reads no headers, and a rebuild of the index would drop the chunk. */
+ * that lookups have found, each once, and condemns a chunk whose header is damaged: restoring reads
+ * no headers, and a rebuild of the index would drop the chunk. */
 int store_settle(struct store *s, struct err *err);
 
 /* Erases the stored chunks that contain a whole erased text, with all that continues them.
@@ -504,8 +508,8 @@ int store_each_owner(struct store *s, int (*fn)(void *arg, const struct store_ow
 /* --- reading -------------------------------------------------------------------------------- */
 
 /* One record to be read. The caller sets the first block of fields. dst must be
- * STORE_ALIGN-aligned, have room for n_bytes rounded up to STORE_ALIGN, and live until
- * completion. A record larger than dst_bytes is not read: ERR_MISMATCH. */
+ * STORE_ALIGN-aligned, have room for n_bytes rounded up to STORE_ALIGN, and live until completion.
+ * A record larger than dst_bytes is not read, and its status is ERR_MISMATCH. */
 struct store_read {
     const struct store_hit *hit;
     int layer;
@@ -532,13 +536,13 @@ int store_reader_open(struct store *s, int depth, void *staging, size_t staging_
 void store_reader_close(struct store_reader *r);
 /* Makes the reader take records from copies in DRAM if there are any. Its user calls
  * store_read_release for each read, once the bytes are no longer needed. Other readers read only
- * the disk: they check or measure it. */
+ * the disk, in order to check or measure it. */
 void store_reader_use_dram(struct store_reader *r);
 /* Releases the copy in DRAM that served the read, if any. Any thread. */
 void store_read_release(struct store_read *read);
 
-/* Starts reads over all devices at once. They stay the caller's memory. Returns 0 or the code of
- * a fault that concerns all; a fault of a single read goes to its status. */
+/* Starts reads over all devices at once. The structs stay the caller's memory. Returns 0 or the
+ * code of a fault that concerns all; a fault of a single read goes to its status. */
 int store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n,
                         struct err *err);
 /* Waits for at least one completion, if a read is in flight. done[0..*n_done) are the completed
@@ -554,7 +558,7 @@ int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err)
 /* From now on a ring of the alarm ends store_reader_await early. */
 void store_reader_listen(struct store_reader *r, struct io_alarm *alarm);
 
-/* Checks the bytes of a completed read. Must be called once per record before they are used; any
+/* Checks the bytes of a completed read. Call it once per record before the bytes are used, on any
  * thread. Completion alone does not mean that the bytes are right. Returns 0, or ERR_CORRUPT, or
  * -EAGAIN if a copy in DRAM is damaged: the copy is dropped, and the next read takes the record
  * from the disk. */
@@ -608,8 +612,9 @@ void store_fetch_want_end(struct store *s, const void *id);
 int store_count(struct store *s, const struct sha256 *keys, int n);
 /* Returns a chunk's name for store_tell_held; never 0. */
 uint64_t store_chunk_name(const struct sha256 *key);
-/* A change in the caller's own memory (a KV pool): it holds the state of a chunk from now on, or
- * no longer. Copies of held chunks are the first to be dropped, and none are promoted. */
+/* A change in the caller's own memory (a KV pool): it holds the state of a chunk from now on, or no
+ * longer. Copies of held chunks are the first to be dropped, and no copies of them are made
+ * ahead. */
 struct store_held {
     uint64_t name;
     bool is_held;
@@ -725,8 +730,8 @@ struct store_stats {
 void store_stats(struct store *s, struct store_stats *out);
 /* Fills in only out->dram. */
 void store_dram_stats(struct store *s, struct store_dram *out);
-/* Waits until the system has provided the copies' memory, if all of it is provided from the
- * opening on. Returns false after timeout_ns. *n_bytes is the memory provided so far. */
+/* Waits until the system has provided the copies' memory, if all of that memory is provided from
+ * store_open on. Returns false after timeout_ns. *n_bytes is the memory provided so far. */
 bool store_await_dram(struct store *s, int64_t timeout_ns, uint64_t *n_bytes);
 
 struct store_entry {

@@ -45,8 +45,9 @@
 /* Most uses that wait to be written to the index. Further uses are not recorded, which does no
  * harm. */
 #define STORE_MAX_TOUCHED 65536
-/* Ids are handed out up to a limit that the index has stored durably. So no two extents ever
- * written, committed or not, share an id: a rebuild tells old from new by them. */
+/* Ids are given out up to a limit that the index has stored durably. So no two extents that were
+ * ever written, committed or not, have the same id, and a rebuild can tell the newer one by its id.
+ * This is how far the limit is raised at a time. */
 #define STORE_ID_RESERVE 65536
 /* File that holds space for erasing on a full disk (reserve.c). */
 #define STORE_RESERVE_FILE  "reserve"
@@ -59,8 +60,8 @@
 #define STORE_MAX_REASONS 64
 /* Most chunks whose headers wait to be read (headers.c). */
 #define STORE_MAX_HEADERS 4096
-/* Keys of evicted chunks that are remembered, to tell an evicted chunk from one that never
- * existed. One slot per value of the key's low bits; the newest key takes the slot. */
+/* Number of slots for keys of evicted chunks, by which an evicted chunk is told from one that never
+ * existed. A key's low bits give its slot, which holds the newest key only. */
 #define STORE_EVICTED_SLOTS 8192
 
 /* The row of an extent, and the use that the next commit writes there. */
@@ -240,12 +241,12 @@ int store_check_pins(const struct store *s, uint32_t n, struct err *err);
  * one on each device. */
 bool store_index_has_room(const struct store *s, uint64_t n_bytes);
 /* [lock, dropped while the index commits] Makes n_bytes fit under the cap by evicting. newcomer,
- * here and below: key of the chunk that wants the room, if it may be refused (store_chunk); else
- * NULL. */
+ * here and in the next two functions: key of the chunk that wants the room, if it may be refused
+ * (store_chunk); else NULL. */
 int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newcomer,
                     struct err *err);
-/* [lock, dropped while the index commits] The disk has no room for n_bytes: frees as many bytes
- * of the store by evicting. Returns false if it must not (there is no cap) or cannot. */
+/* [lock, dropped while the index commits] Frees n_bytes of the store by evicting, because the disk
+ * has no room for them. Returns false if it must not (there is no cap) or cannot. */
 bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
                       const struct sha256 *newcomer);
 /* [lock] Makes n_bytes fit into an owner's quota by evicting chunks of that owner. Works like
@@ -273,8 +274,9 @@ void store_guarantee_broken(struct store *s, uint32_t n, const char *reason);
 int store_load_pins(struct store *s, struct err *err);
 int store_load_wipes(struct store *s, struct err *err);
 
-/* [lock] Returns the nearest doomed node above n that has extents or is in use: it survives n,
- * and n may be all that keeps it. Call it before n is freed. NULL: none. */
+/* [lock] Returns the nearest doomed node above n that has extents or is in use; NULL if there is
+ * none. That node is not freed with n, and n may be all that keeps it. Call it before n is
+ * freed. */
 struct chunk_node *store_doomed_above(const struct chunk_node *n);
 /* [lock] Erases a node that is in use, or that other chunks continue: lookups miss it from now
  * on, and its bytes are wiped by the first commit after its last use. */
@@ -336,8 +338,8 @@ enum {
     STORE_COMMIT_IDS = 1 << 2,
     STORE_COMMIT_PINS = 1 << 3,
     /* Commits something even if nothing has changed since open, so that the index's content is
-     * durable: before it is promised, and before bytes are destroyed that an older index may
-     * name. */
+     * durable: before durability is promised, and before bytes are destroyed that an older index
+     * may name. */
     STORE_COMMIT_FRESH = 1 << 4,
     /* The commit is part of freeing space: on a full disk it may release the reserve. */
     STORE_COMMIT_RESERVE = 1 << 5,
@@ -403,9 +405,9 @@ bool store_row_is_in_file(const struct store *s, const struct index_row *row);
 #define STORE_NOT_IN_FILE "its segment file is missing or too short"
 
 struct superblock;
-/* Refuses directories that are not one store, before any file is made or locked, as far as
- * existing superblocks show it (ERR_MISMATCH, ERR_UNSUPPORTED). Superblocks that it cannot read
- * are reported by store_open_superblocks. */
+/* Refuses directories that are not the directories of one store, before any file is made or locked.
+ * It judges by the superblocks that it can read (ERR_MISMATCH, ERR_UNSUPPORTED).
+ * store_open_superblocks reports the others. */
 int store_check_dirs(const struct store_opts *opts, struct err *err);
 /* Reads the superblocks of opts->dirs. Writes those of a new store, repairs damaged ones, and
  * upgrades those of an earlier version (unless opts->read_only). Returns ERR_CORRUPT,

@@ -251,8 +251,8 @@ static void dir_make_private(struct io *io, const char *dir)
         log_warn("%s may be open to others: %s", dir, why.msg);
 }
 
-/* Writes all superblocks of a store that is being made, also existing ones: the process that
- * wrote them may have been killed before the sync. */
+/* Writes all superblocks of a store that is being made. Existing ones are written again, because
+ * the process that wrote them may have been killed before the sync. */
 static int superblocks_write(const struct store_opts *opts, const struct superblock *like,
                              struct superblock *out, struct err *err)
 {
@@ -349,8 +349,9 @@ static void superblocks_mend(const struct store_opts *opts, const struct sb_foun
     }
 }
 
-/* Upgrades the format when a newer build first opens a store for writing: superblocks first, so
- * that older builds refuse it, then, with the first commit, the index. Extents stay unchanged. */
+/* Upgrades the format when a newer build first opens a store for writing: first the superblocks, so
+ * that older builds refuse the store; then the index, with the first commit. Extents stay
+ * unchanged. */
 static int superblocks_upgrade(const struct store_opts *opts, struct superblock *sb,
                                struct err *err)
 {

@@ -107,8 +107,9 @@ void tier_touch(struct tier *t, const struct chunk_node *n);
  * NULL. */
 void tier_review(struct tier *t, const struct chunk_node *n);
 
-/* [lock] Returns the processor time, in seconds, that memory for n_bytes of new copies would cost.
- * n_promised bytes of the memory provided so far belong to other requests. */
+/* [lock] Returns the processor time, in seconds, that the system would take to provide memory for
+ * n_bytes of new copies. n_promised bytes of the memory provided so far belong to other
+ * requests. */
 double tier_price_s(const struct tier *t, uint64_t n_bytes, uint64_t n_promised);
 /* Waits until the system has provided the memory asked for at the start. Returns false after
  * timeout_ns. *n_bytes is the memory provided so far. */

@@ -151,7 +151,7 @@ static int row_verify(void *arg, const struct index_row *row)
     return 0;
 }
 
-/* Reports chunks that opening has given up because they are not in their files. The catalog no
+/* Reports chunks that were dropped at open because their files end before them. The catalog no
  * longer has them, but the index keeps their rows until the next commit. */
 static int rows_verify(struct verify *v, struct err *err)
 {
