@@ -11,8 +11,9 @@
  * and **kwargs, integers beyond 64 bits, and case mapping outside the scripts named in
  * jinja_case.c.
  *
- *     struct jinja_template *t; rc = jinja_compile(&t, source, n, "chat_template", NULL, &err); rc
- *     = jinja_render(t, &(struct jinja_input){.vars = vars}, &text, &n_text, &err);
+ *     struct jinja_template *t;
+ *     rc = jinja_compile(&t, source, n, "chat_template", NULL, &err);
+ *     rc = jinja_render(t, &(struct jinja_input){.vars = vars}, &text, &n_text, &err);
  *     jinja_destroy(t);
  *
  * The functions are pure: no files, no clock, no globals. A compiled template is immutable, and any
@@ -24,8 +25,8 @@
  * Codes: ERR_FORMAT: bad syntax. ERR_UNSUPPORTED: well formed, but not in the subset. ERR_LIMIT: a
  * limit is reached. ERR_MISMATCH: the template cannot be applied to these values (an undefined
  * name, a type without such an operation). ERR_USAGE: the template itself refused with
- * raise_exception; then err->msg is exactly its message. All other messages start with "NAME:LINE:
- * ". */
+ * raise_exception; then err->msg is exactly its message. All other messages start with
+ * "NAME:LINE: ". */
 #ifndef JINJA_JINJA_H
 #define JINJA_JINJA_H
 

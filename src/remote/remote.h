@@ -6,9 +6,8 @@
  *
  *     committed here   -- remote_offer ------> [queue] --> writer --> SET, if the remote lacks it
  *     missing here     -- remote_fetch_begin -> [list] --> reader --> GETEX of the whole chain in one round
- *                                                                     trip --> verified -->
- *                                                                     store_append, store_commit
- *                                                                     --> done
+ *                                                                     trip --> verified --> store_append,
+ *                                                                     store_commit --> done
  *
  * A fetched chunk is a chunk of the local store like any other: restores know nothing of the
  * remote.

@@ -1,8 +1,7 @@
 /* remote_fetch.c - the reader's thread: brings chains of chunks into the store.
  *
  *     STRLEN of every key    one round trip: how much of the chain exists, and its size
- *     GETEX of each of these in one go, as far as WINDOW_BYTES allow; their lives are prolonged
- *     later
+ *     GETEX of each of these in one go, as far as WINDOW_BYTES allow; their lives are prolonged later
  *         each value: verified and appended by another thread (storing.h)
  *     store_commit           once, for all that came
  *

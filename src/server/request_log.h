@@ -1,7 +1,7 @@
 /* request_log.h - one line for each request, at the level that `serve -v` sets.
  *
- *     POST /v1/chat/completions 200 in 312.4 ms: prompt 141, cached 128 (disk R0 H0 K4), generated
- *     24 POST /v1/chat/completions 400 in 0.2 ms: unknown parameter '...'
+ *     POST /v1/chat/completions 200 in 312.4 ms: prompt 141, cached 128 (disk R0 H0 K4), generated 24
+ *     POST /v1/chat/completions 400 in 0.2 ms: unknown parameter '...'
  *
  * cached: prompt tokens with existing state, from the KV cache (device) or the store (dram, disk),
  * with the number of layers that were recomputed (R), and restored from hidden states (H) and from
