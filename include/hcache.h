@@ -524,7 +524,8 @@ int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
 int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until_wall_s,
                      struct hcache_err *err);
 
-/* Pins the state that the last token of a context sees. *n_tokens is the number of these tokens. */
+/* Pins the state that the last token of a context sees. *n_tokens is the number of tokens whose
+ * state is pinned. */
 int hcache_cache_pin_context(struct hcache *h, const struct hcache_context *c,
                              int64_t until_wall_s, int *n_tokens, struct hcache_err *err);
 

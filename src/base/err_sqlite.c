@@ -18,7 +18,7 @@ int err_of_sqlite(int sqlite_code)
         return -ENOMEM;
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-    /* for example "no such table": a half-made database or a damaged schema */
+    /* SQLITE_ERROR means for example "no such table": a half-made database or a damaged schema */
     case SQLITE_ERROR:
     case SQLITE_MISMATCH:
     case SQLITE_CONSTRAINT:

@@ -12,10 +12,10 @@
  * tests/format/test_json_scan.c compares the sums with the memory that a parse takes. */
 enum {
     COST_OBJECT = 240,
-    COST_MEMBER = 144, /* without the key's bytes */
+    COST_MEMBER = 144, /* cost of a member, without the key's bytes */
     COST_ARRAY = 144,
     COST_ELEMENT = 24,
-    COST_STRING = 80, /* without the string's bytes */
+    COST_STRING = 80, /* cost of a string, without its bytes */
     COST_NUMBER = 32,
 };
 

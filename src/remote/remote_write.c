@@ -204,7 +204,7 @@ void *remote_writer_main(void *remote)
     struct link *l = &r->write_link;
     struct store_reader *reader = NULL;
     struct parcel parcel = {0};
-    /* Decodes go before the writer. */
+    /* The writer's thread gets a lower priority than decodes. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     pthread_mutex_lock(&r->lock);
     while (!r->quit) {

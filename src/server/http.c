@@ -473,8 +473,8 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     return refuse(c, &f);
 }
 
-/* Returns the thread for a call. An HTTP thread serves streams, so it takes only calls with a
- * small body. The disk's one thread does not take large bodies, either. */
+/* Returns the thread for a call. An HTTP thread serves streams, so it takes only calls with a small
+ * body. The disk worker's one thread does not take large bodies, either. */
 static enum call_thread thread_for(const struct call *c)
 {
     if (c->route->has_text || c->body.n > MAX_PLAIN_BODY)

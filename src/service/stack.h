@@ -13,10 +13,10 @@
 struct pool;
 
 enum {
-    /* so that a group of restored chunks is projected at once */
+    /* least rows of a batch: a group of restored chunks is projected at once */
     STACK_MIN_BATCH_ROWS = 512,
     STACK_MAX_BATCH_ROWS = 16384,
-    /* so that each sequence can decode in every step */
+    /* most sequences: each of them may decode in every step */
     STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS
 };
 

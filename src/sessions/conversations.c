@@ -299,7 +299,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     int rc = o->path != NULL ? db_file_check(path, err) : 0;
     if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK)
         rc = db_err(c, "open", err);
-    /* comes before the first read, so that SQLite makes no file for shared memory */
+    /* The exclusive mode is set before the first read, so that SQLite makes no file for shared
+     * memory. */
     if (rc == 0)
         rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE", err);
     if (rc == 0) /* the log of a refused database must stay as it is */

@@ -48,8 +48,9 @@ struct chunk_header {
     uint16_t n_records;
     struct sha256 key, parent, fingerprint;
     uint64_t owner;
-    int n_tokens;                       /* tokens of the chunk, 1 to STORE_CHUNK_TOKENS */
-    bool yields;                        /* a partial chunk that yields: see store.h */
+    int n_tokens; /* tokens of the chunk, 1 to STORE_CHUNK_TOKENS */
+    /* the chunk is partial and yields (store_chunk.yields) */
+    bool yields;
     int32_t tokens[STORE_CHUNK_TOKENS]; /* tokens behind n_tokens are 0 */
     struct chunk_record records[CHUNK_MAX_RECORDS];
 };

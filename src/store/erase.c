@@ -7,12 +7,12 @@
  *   5. the places are wiped, and synced
  *   6. one index transaction: the places leave `wipe`; their space may be used again
  *   7. free space that may hold older bytes is wiped, and synced; the marker is removed
- *   8. the chunks' copies in DRAM, which 3 has taken away, are zeroed
+ *   8. the chunks' copies in DRAM, which step 3 has taken away, are zeroed
  *
- * A crash before 4 leaves the chunks as they were. A crash after 4 leaves them absent, and the
- * next open continues with 5. A chunk in use is doomed: it is missing for lookups, and 3 happens
- * when its last user leaves. So is a chunk that is being written. Chunks that come later, of
- * requests that began before the erasure, are refused (erasures.h). */
+ * A crash before step 4 leaves the chunks as they were. A crash after step 4 leaves them absent,
+ * and the next open continues with step 5. A chunk in use is doomed: it is missing for lookups, and
+ * step 3 happens when its last user leaves. So is a chunk that is being written. Chunks that come
+ * later, of requests that began before the erasure, are refused (erasures.h). */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

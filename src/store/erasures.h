@@ -35,7 +35,7 @@ struct erasure_mark {
 /* Set epoch to 1 at the beginning: no erasure yet. */
 struct erasures {
     uint64_t epoch; /* 1 + the number of erasures so far */
-    /* Chunks of an earlier epoch are always refused, whether a mark concerns them or not. */
+    /* Chunks of an epoch below this one are always refused, whether a mark concerns them or not. */
     uint64_t floor;
     struct erasure_mark *marks; /* [ERASURES_MARKS] a ring; NULL: no mark yet */
     uint64_t n_marks;           /* number of marks ever set */

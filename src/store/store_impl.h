@@ -303,7 +303,7 @@ int store_mark_remains(struct store *s, struct err *err);
 int store_wipe_remains(struct store *s, struct err *err);
 /* At open: treats every free byte of the segment files as if it held bytes of a former extent. */
 void store_soil_all(struct store *s);
-/* At open: wipes the possible remains if the mark exists. */
+/* At open: wipes the free space that may hold bytes of former extents, if the mark exists. */
 void store_finish_erase(struct store *s);
 /* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one on: each is erased
  * or doomed, until the first one that another chunk continues; that one and the ones before it
