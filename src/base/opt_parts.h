@@ -1,5 +1,4 @@
-/* opt_parts.h - functions that --help, man pages and completion share. Private to src/base/opt_*.c.
- */
+/* opt_parts.h - functions that --help, man pages and completion share; private to src/base. */
 #ifndef BASE_OPT_PARTS_H
 #define BASE_OPT_PARTS_H
 

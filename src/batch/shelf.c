@@ -373,7 +373,7 @@ int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
     return rc;
 }
 
-/* [lock held] Turns a batch's answers into a file; Sets *has to whether there are answers. */
+/* [lock held] Turns a batch's answers into a file. Sets *has to whether there are any. */
 static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
                 const char *what, bool *has, struct err *err)
 {

@@ -105,7 +105,7 @@ struct gguf_strings {
     const uint8_t *at;
     uint64_t left;
 };
-/* Returns false if the value is not an array of strings. */
+/* Begins a walk. Returns false if the value is not an array of strings. */
 bool gguf_strings_begin(const struct gguf_value *v, struct gguf_strings *it);
 bool gguf_strings_next(struct gguf_strings *it, const char **s, size_t *n);
 

@@ -1,5 +1,4 @@
-/* io_sim_fault.h - which operation of the simulated disk a fault hits (private to src/io).
- */
+/* io_sim_fault.h - which operation of the simulated disk a fault hits; private to src/io. */
 #ifndef IO_IO_SIM_FAULT_H
 #define IO_IO_SIM_FAULT_H
 

@@ -104,7 +104,8 @@ static struct jtoken *push(struct lexer *l, enum jtok kind)
 /* --- text between tags -------------------------------------------------------------- */
 
 /* Returns the end of the text between `begin` and the tag at `tag`, without the whitespace that is
- * dropped. It depends on the tag's sign ('-', '+' or 0) and whether lstrip_blocks applies to it. */
+ * dropped. The end depends on the tag's sign ('-', '+' or 0) and whether lstrip_blocks applies to
+ * it. */
 static size_t text_end(const struct lexer *l, size_t begin, size_t tag, char sign,
                        bool block)
 {

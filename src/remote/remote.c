@@ -256,7 +256,7 @@ static int64_t drain_until_ns(const struct remote *r, int64_t begin_ns)
     return r->n_leases > 0 ? begin_ns + CONFIRM_NS : 0;
 }
 
-/* Waits for the writer as long as the remote takes chunks: those saved at the end of a short
+/* Waits for the writer as long as the remote takes chunks: chunks saved at the end of a short
  * process are worth the time. */
 static void drain(struct remote *r)
 {

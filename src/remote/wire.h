@@ -27,8 +27,8 @@ int wire_open(struct wire *w, const char *host, int port, int stop_fd,
               const struct tls *tls, int64_t deadline_ns, struct err *err);
 void wire_close(struct wire *w);
 
-/* Sends bytes [*n_sent, n), and increases *n_sent by the bytes sent. After -ETIMEDOUT it may be
- * called again. */
+/* Sends bytes [*n_sent, n), and increases *n_sent by the bytes sent. After -ETIMEDOUT the call may
+ * be repeated. */
 int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
               int64_t deadline_ns, struct err *err);
 /* Returns how many bytes came (at least one), or a negative code. */

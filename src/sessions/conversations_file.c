@@ -15,8 +15,8 @@
 #include "base/mem.h"
 #include "sessions/conversations_db.h"
 
-/* SQLite's header: the format's name, and at bytes 18 and 19 a 2 for a write-ahead log, as in
- * every database made by conversations_open. */
+/* SQLite's header: the format's name, and the value 2 in bytes 18 and 19, which means a write-ahead
+ * log. Every database that conversations_open made has it. */
 enum { HEADER_BYTES = 20 };
 
 static int refuse(const char *path, const char *what, struct err *err)

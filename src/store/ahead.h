@@ -27,7 +27,7 @@
 struct ahead;
 enum ahead_pace { AHEAD_BESIDE, AHEAD_AT_ONCE };
 
-/* Creates the threads. They keep ahead_bytes of memory behind the last used byte provided. Returns
+/* Creates the threads. They provide memory ahead: ahead_bytes behind the last used byte. Returns
  * NULL if no thread can be created. All functions below allow NULL, on any thread. */
 struct ahead *ahead_create(uint64_t ahead_bytes, enum ahead_pace pace);
 void ahead_destroy(struct ahead *a);

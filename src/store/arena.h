@@ -40,7 +40,7 @@ uint8_t *arena_bytes(const struct arena *a);
 /* Notes that bytes before end_bytes are in use. */
 void arena_use(struct arena *a, uint64_t end_bytes);
 
-/* Returns the cost of memory for n_bytes more: see ahead_price_s. */
+/* Returns the cost of memory for n_bytes more, in seconds of processor time: see ahead_price_s. */
 double arena_price_s(struct arena *a, uint64_t n_bytes, uint64_t n_promised);
 
 /* Waits until all memory is provided, if all of it is provided from the start. Returns false after

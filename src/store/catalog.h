@@ -166,7 +166,7 @@ static inline uint64_t extent_bytes(const struct extent *x)
 void catalog_prefetch_chain(const struct catalog *c, const struct sha256 *key);
 void catalog_prefetch_node(const struct catalog *c, const struct sha256 *key);
 struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key);
-/* Returns the node with this place.id; NULL: there is none. */
+/* Returns the node whose place.id is `id`; NULL: there is none. */
 struct chunk_node *catalog_named(const struct catalog *c, uint64_t id);
 /* Finds or adds the node of a key, and links it to its parent's node, which is added too if
  * missing. Returns ERR_LIMIT after 65,535 different fingerprints, or 65,535 owners. */

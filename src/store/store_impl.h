@@ -130,8 +130,8 @@ struct store {
     bool read_only;
 
     pthread_mutex_t erase_lock, commit_lock, index_lock, lock;
-    /* Used with lock. Signalled when an append ends, that is, when a node's has_writer becomes
-     * false. */
+    /* Condition for `lock`. Signalled when an append ends, that is, when a node's has_writer
+     * becomes false. */
     pthread_cond_t writer_left;
 
     struct catalog catalog;
