@@ -13,9 +13,9 @@ struct api_keys {
     int n_files;
 };
 
-/* Adds the keys of --OPTION, and those of a file with one key per line (NULL: no file). The list's
- * strings must live as long as *k. Returns ERR_USAGE if one of them cannot be a key, or if the file
- * has none. */
+/* Adds the keys of --OPTION, and the keys of a file with one key per line (NULL: no file). The
+ * list's strings must live as long as *k. Returns ERR_USAGE if one of them cannot be a key, or if
+ * the file has none. */
 int api_keys_add(struct api_keys *k, const struct opt_list *list, const char *option,
                  const char *file, struct err *err);
 void api_keys_deinit(struct api_keys *k);

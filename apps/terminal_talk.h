@@ -13,7 +13,7 @@
 #include "base/err.h"
 #include "sessions/talk.h"
 
-/* What to tell about an answer when it has ended. */
+/* Facts about an answer that has ended. */
 struct terminal_end {
     char finish[32]; /* why the answer ended: "stop", "length", "cancelled", "timeout" */
     int n_tokens;    /* tokens of the answer */

@@ -135,8 +135,8 @@ struct hcache_opts {
      * "redis://[user:password@]host[:port][/db]", or "rediss://..." over TLS.  NULL: none.  It
      * requires a store.  See docs/CLUSTER.md. */
     const char *remote;
-    /* PEM files, for rediss:// only.  remote_ca: authorities that may have signed the Redis's
-     * certificate; NULL: those of the system.  remote_cert, remote_key: the certificate and key
+    /* PEM files, for rediss:// only. remote_ca: authorities that may have signed the Redis's
+     * certificate; NULL: the system's authorities. remote_cert, remote_key: the certificate and key
      * that this process presents; NULL: none. */
     const char *remote_ca, *remote_cert, *remote_key;
     /* When state is written to the remote.  "always" or NULL: as soon as it is in the store;
@@ -800,8 +800,8 @@ struct hcache_stats {
     uint64_t n_stairs;  /* times that a truncated context's window moved */
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
     double stairs_s;    /* total time from the end of a stair until the state had moved */
-    /* Blocks of the device's KV cache: all; those that a sequence can take, which include the kept
-     * ones; kept ones, which hold reusable state. */
+    /* Blocks of the device's KV cache: all; blocks that a sequence can take, which include the kept
+     * ones; kept blocks, which hold reusable state. */
     int kv_blocks, kv_blocks_free, kv_blocks_kept;
     uint64_t kv_blocks_evicted;
     /* For jobs with blocks on the host: bytes copied to the device, and bytes copied to the

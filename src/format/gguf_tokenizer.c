@@ -40,7 +40,7 @@ enum cut {
     /* first punctuation, then GPT-2's pattern, then digits in groups of three */
     CUT_FALCON,
     CUT_CODER,   /* as in DeepSeek Coder: lines, letters, punctuation, Chinese, digits */
-    CUT_PATTERN, /* the one pattern of the table's row */
+    CUT_PATTERN, /* one pattern, which the row of the table has */
 };
 
 static const struct pre {

@@ -14,8 +14,8 @@
 /* Returns 0, or ERR_FORMAT if the text is not JSON or is nested deeper than json_parse allows.
  * *cost is an upper bound on the bytes that json_parse takes for the tree (after an error: for the
  * part before the error). A member of the outermost object whose name ignores(arg, name, n) accepts
- * is checked like the others, and its value is then overwritten with 0 and spaces; ignores NULL: no
- * member is ignored. Duplicate keys inside such a value are not detected. `file` begins the
+ * is checked like other members, and its value is then overwritten with 0 and spaces; ignores NULL:
+ * no member is ignored. Duplicate keys inside such a value are not detected. `file` begins the
  * message. */
 int json_scan(char *text, size_t n,
               bool (*ignores)(const void *arg, const char *name, size_t n_name),

@@ -90,7 +90,7 @@ struct io_sim_fault {
     /* hit only operations whose path contains this text, which is copied; NULL: all paths */
     const char *path;
     uint64_t skip;   /* matching operations that pass before the first hit */
-    uint64_t count;  /* matching operations to hit after those; 0: all */
+    uint64_t count;  /* matching operations to hit after the skipped ones; 0: all */
     double chance;   /* probability that a matching operation is hit, by seed; 0 means 1 */
     int code;        /* for IO_SIM_FAIL: the code; 0 means -EIO */
     int64_t slow_ns; /* for IO_SIM_SLOW: the added time */

@@ -70,7 +70,7 @@ struct jinja_var {
 struct jinja_input {
     /* an object whose members are variables; NULL: there are none */
     const struct json *vars;
-    /* [n_extra] more variables, which hide those of `vars` */
+    /* [n_extra] more variables, which hide variables of `vars` */
     const struct jinja_var *extra;
     size_t n_extra;
     /* The time that strftime_now shows; NULL: strftime_now is undefined. */

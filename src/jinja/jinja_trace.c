@@ -85,8 +85,8 @@ static void bits_set(uint8_t *bits, size_t at, size_t n)
     }
 }
 
-/* Sets those of the bits [to, to + n) whose counterparts in [from, from + n) are set. Works on 32
- * bits at a time. */
+/* Copies n bits from `from` to `to`, by setting bits only: a set bit stays set. Works on 32 bits at
+ * a time. */
 static void bits_or(uint8_t *to_bits, size_t to, const uint8_t *from_bits, size_t from,
                     size_t n)
 {

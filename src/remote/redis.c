@@ -310,7 +310,7 @@ static int parse(struct redis *r, struct redis_answer *out, bool *complete, stru
     return rc;
 }
 
-/* Receives some bytes: those of a large string into its answer, all others into r->receive. */
+/* Receives some bytes. Bytes of a large string go into its answer, all others into r->receive. */
 static int receive(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
                    struct err *err)
 {

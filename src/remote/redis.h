@@ -54,7 +54,7 @@ struct redis_answer {
     int64_t number;
     uint8_t *bytes; /* memory of the answer, with a final zero that is not counted */
     size_t n_bytes, max_bytes;
-    /* bytes received of an incomplete answer, including those of the protocol */
+    /* bytes received of an incomplete answer, including bytes of the protocol */
     size_t n_here;
 };
 void redis_answer_deinit(struct redis_answer *a);

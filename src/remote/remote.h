@@ -98,7 +98,7 @@ struct remote_want {
     int n;
     uint64_t owner;
     struct store_use use;
-    /* Time to compute all of these chunks; 0: the fetch is waited for without such a bound. */
+    /* Time to compute all of these chunks; 0: the fetch is waited for, however long it takes. */
     double recompute_s;
     /* Time to restore all of these chunks once they are in the store; 0: unknown. */
     double restore_s;

@@ -217,8 +217,8 @@ int remote_leases_settle(struct remote *r, uint32_t n, struct redis_answer *a,
 void remote_follow_init(struct remote *r, bool is_empty);
 /* [lock] Returns the nanoseconds until the writer must call remote_erasures_run; 0: now. */
 int64_t remote_erasures_due_ns(const struct remote *r);
-/* Publishes erasures made here, and carries out those of others. Returns false if the link was
- * closed. */
+/* Publishes erasures made here, and carries out other servers' erasures. Returns false if the link
+ * was closed. */
 bool remote_erasures_run(struct remote *r);
 
 /* --- the threads --- */

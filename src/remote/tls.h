@@ -15,7 +15,7 @@
 struct tls;
 
 struct tls_opts {
-    const char *ca_file; /* PEM: trusted authorities; NULL: those of the system */
+    const char *ca_file; /* PEM: trusted authorities; NULL: the system's authorities */
     /* PEM: this process's own certificate and key; NULL: it has none. */
     const char *cert_file, *key_file;
 };

@@ -19,8 +19,9 @@ void auth_create(const char *const *keys, int n, int n_admin, struct auth **out)
 void auth_destroy(struct auth *a);
 
 /* Checks the value of the header Authorization (NULL: absent). Returns false if it holds none of
- * the keys. On success *salt is that key's salt, in the auth's memory; NULL if there are no
- * keys. The time taken does not depend on which key matches, nor on how much of it matches. */
+ * the keys. On success *salt is that key's salt, in the auth's memory; NULL if there are no keys.
+ * The time taken does not depend on which key matches, nor on how many characters of the key
+ * match. */
 bool auth_check(const struct auth *a, const char *authorization, const char **salt);
 
 /* Returns the index, from 0, of the key that has this salt (auth_check); also 0 if there are no

@@ -39,7 +39,8 @@ struct service {
     pthread_cond_t work;
     pthread_cond_t progress; /* for threads that wait for a ticket */
     bool has_thread, stopping;
-    /* Numbers of reported erasures, and of those that were passed on to the engine. */
+    /* Number of erasures that were reported, and number of erasures that were passed on to the
+     * engine. */
     uint64_t forget_asked, forget_done;
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live, *settling;

@@ -20,7 +20,7 @@ enum {
     STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS
 };
 
-/* The options of a user, and those that only tests and benchmarks set. */
+/* The options of a user, and options that only tests and benchmarks set. */
 struct stack_opts {
     /* options of the user; the stack copies what its pointers refer to */
     struct hcache_opts user;

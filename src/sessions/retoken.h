@@ -7,8 +7,8 @@
 #include "sessions/prompt.h"
 
 /* Tokenizes the text. If m (NULL: no memory) remembers a beginning of the text, the remembered
- * tokens replace that beginning's own tokens. what [200]: the miss reason "retokenised at N" if
- * that was impossible; else "". Returns 0, or the code. */
+ * tokens replace that beginning's own tokens. what [200] receives the miss reason "retokenised at
+ * N" if that was impossible; else "". Returns 0, or the code. */
 int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
                    const struct prompt_text *text, struct prompt_ids *out, char *what,
                    struct hcache_err *err);

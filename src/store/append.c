@@ -203,8 +203,8 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
     }
 }
 
-/* Tries after the first one has met a full disk or cap. Each evicts twice as much as the one
- * before, because the holes that eviction frees may be too small. */
+/* Tries after the first one has met a full disk or cap. Each try evicts twice as much as the
+ * previous one, because the holes that eviction frees may be too small. */
 enum { SPACE_ROUNDS = 4 };
 
 /* [lock, dropped meanwhile] Finds room for the drafts and writes them. If all free space is in

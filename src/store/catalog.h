@@ -47,7 +47,7 @@ struct extent {
     uint8_t wipe : 1;
 };
 
-/* Two bits for each token, a hash of it and all tokens before it (nearest.c). */
+/* Two bits for each token: a hash of this token and all tokens before it (nearest.c). */
 struct chunk_marks {
     uint64_t bits[2];
 };

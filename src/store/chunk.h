@@ -24,7 +24,7 @@
 #define STORE_UUID_BYTES       16
 
 /* Flag of a partial chunk, in its header and its row. The other bits of the flags are written as 0
- * and ignored. Builds that do not know this bit ignore it as well: they leave such a chunk to
+ * and ignored. Builds that do not know this bit ignore it as well: they leave the chunk to
  * eviction. */
 #define STORE_FLAG_YIELDS 1u
 

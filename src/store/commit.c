@@ -132,7 +132,7 @@ static int commit_write(struct store *s, const struct commit *b, struct err *err
     bool sync = b->pending != NULL && !store_has_bug(STORE_BUG_NO_SYNC);
     if (sync && !index_first)
         rc = s->media->ops->sync(s->media, err);
-    /* An error of a sync is final, so no code of it counts as passing. */
+    /* An error of a sync is final, even with a code that otherwise counts as passing. */
     if (rc != 0)
         return is_passing(rc) ? -EIO : rc;
     if (s->index != NULL) {

@@ -351,7 +351,7 @@ int store_commit_run(struct store *s, unsigned what, struct err *err);
 void store_end_saving(struct store *s, int rc, const struct err *why);
 
 /* [commit_lock] Makes everything that was written durable. A failure is final: it ends saving,
- * since appended bytes may be among those that were lost. */
+ * since appended bytes may be among the lost ones. */
 int store_sync_files(struct store *s, struct err *err);
 
 /* [lock] Returns 0, or the code why this store cannot save. */
@@ -409,9 +409,10 @@ struct superblock;
  * It judges by the superblocks that it can read (ERR_MISMATCH, ERR_UNSUPPORTED).
  * store_open_superblocks reports the others. */
 int store_check_dirs(const struct store_opts *opts, struct err *err);
-/* Reads the superblocks of opts->dirs. Writes those of a new store, repairs damaged ones, and
- * upgrades those of an earlier version (unless opts->read_only). Returns ERR_CORRUPT,
- * ERR_MISMATCH (not the directories of one store), ERR_UNSUPPORTED or ERR_NOT_FOUND. */
+/* Reads the superblocks of opts->dirs. Unless opts->read_only is set, writes the superblocks of a
+ * new store, repairs damaged ones, and upgrades superblocks of an earlier version. Returns
+ * ERR_CORRUPT, ERR_MISMATCH (not the directories of one store), ERR_UNSUPPORTED or
+ * ERR_NOT_FOUND. */
 int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
                            struct err *err);
 /* Compares the superblocks with their expected content, and reports each one that differs. */
