@@ -285,8 +285,9 @@ static bool is_mark_at(const char *line, size_t n, size_t at)
 
 /* State of a message whose lines are being read. */
 struct quoting {
-    bool is_on;      /* the message is inside """, after the first mark */
-    bool has_pasted; /* an empty last line only ends the last pasted line */
+    bool is_on; /* the message is inside """, after the first mark */
+    /* lines were pasted, so an empty last line only ends the last pasted one */
+    bool has_pasted;
 };
 
 /* Adds a line to the message, without its marks. Returns false if it is the message's last line. */

@@ -1,4 +1,4 @@
-/* jinja_test.c - the tests, which follow `is`. */
+/* jinja_test.c - Jinja's tests: the words that follow `is` in a template. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
