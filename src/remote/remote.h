@@ -84,7 +84,7 @@ enum remote_miss {
     REMOTE_MISS_RESTING,   /* the remote cannot be reached, or has failed lately */
     REMOTE_MISS_SILENT,    /* the remote did not answer in time */
     REMOTE_MISS_SLOW,      /* recomputing the chunks is faster */
-    REMOTE_MISS_FAILED,    /* the connection failed in the middle */
+    REMOTE_MISS_FAILED,    /* the connection failed during the fetch */
     REMOTE_MISS_WRONG,     /* the value is another chunk, or damaged */
     REMOTE_MISS_STORE,     /* the local store has no room, or failed */
     REMOTE_MISS_CANCELLED, /* the request has ended */

@@ -715,7 +715,7 @@ struct store_stats {
     uint64_t appended_bytes, read_bytes;
     /* numbers of chunks; n_corrupt: condemned ones */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt;
-    /* n_misses by reason: for each look-up, that of its first missing chunk */
+    /* n_misses by reason; a look-up counts with the reason of its first missing chunk */
     uint64_t misses[STORE_MISSES];
     /* Removed chunks by reason. n_evicted counts all reasons up to SUPERSEDED. */
     uint64_t evictions[STORE_EVICTS];
