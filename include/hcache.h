@@ -482,8 +482,9 @@ void hcache_result_free(struct hcache_result *r);
  * wait for the disk. */
 
 /* Computes the keys under which the state of these tokens may be stored, for a salt (NULL: none):
- * first the n / 64 full chunks in their order, then those of the last, unfinished chunk: with the
- * last token, and without it. Returns their number; keys has room for n / 64 + 2. */
+ * first the keys of the n / 64 full chunks in their order, then two keys of the last, unfinished
+ * chunk: with the last token, and without it. Returns their number; keys has room for n / 64 +
+ * 2. */
 int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
                       uint8_t (*keys)[32]);
 

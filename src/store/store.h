@@ -161,8 +161,8 @@ struct store_opts {
 int store_open(const struct store_opts *opts, struct store **out, struct err *err);
 
 /* Returns the process that has the store open for writing, if this store was opened read_only
- * beside it; else NULL. The content may be older than in that process. An extent that that process
- * evicts meanwhile reads as damaged. */
+ * beside it; else NULL. The content may be older than in the other process. An extent that the
+ * other process evicts meanwhile reads as damaged. */
 const char *store_beside(const struct store *s);
 
 /* Closes without committing: chunks appended since the last commit are lost. No reader, hit or
