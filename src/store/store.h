@@ -213,8 +213,9 @@ struct store_chunk {
     int n_records;
     /* A partial chunk that yields is the end of one context, and is not needed once that context
      * goes on. The flag is stored with the chunk. Without it many contexts may continue the chunk,
-     * for example a document. A chunk appended both ways does not yield (until the store is opened
-     * again, if it was stored as one that yields). */
+     * for example a document. A chunk that was appended both with and without the flag does not
+     * yield. But if it was first stored with the flag, it yields again after the store is
+     * reopened. */
     bool yields;
     /* The partial chunk that this one continues; may be NULL. If that chunk yields, it is removed
      * after this one has been committed. The removal is part of the next commit, so a crash can

@@ -114,7 +114,8 @@ static void use_as_store_does(struct tier *t, struct tier_chunk *c)
                                 .time = of->used_time,
                                 .class = of->class,
                                 .reuse_in = has_hint ? of->due_time - of->used_time : 0};
-    c->place.is_dropped = is_needless(t, c->node); /* set anew at each use */
+    /* decided anew at each use: a copy is not needed if the caller holds the state */
+    c->place.is_dropped = is_needless(t, c->node);
     placement_touch(&t->policy, &t->victims, &c->place, &use);
 }
 
