@@ -15,7 +15,7 @@
 /* The content of a file, and which of its sectors take space. */
 struct sim_image {
     uint8_t *bytes;     /* [n_sectors * SIM_SECTOR], zero past size */
-    uint8_t *allocated; /* [n_sectors], 0 or 1 */
+    uint8_t *allocated; /* [n_sectors] 1: the sector takes space */
     size_t n_sectors;
     size_t n_allocated;
     uint64_t size;

@@ -102,7 +102,7 @@ void call_fault(struct call *c, const struct fault *f)
     /* The server loads, stops or is short of memory. How long that lasts is unknown. */
     else if (f->status == 503)
         c->retry_after_s = 1;
-    /* If the reason is hidden as a whole, the code says more. */
+    /* A reason that is hidden as a whole says nothing, so the log gets the fault's code. */
     const char *reason = strcmp(f->reason, "...") != 0 ? f->reason
                          : f->code != NULL             ? f->code
                                                        : f->type;
