@@ -1,8 +1,9 @@
-/* linewise.c - makes stdout line-buffered, so that results of a test program are written as soon as
- * they are known.
+/* linewise.c - makes stdout line-buffered, so that a test program writes each result as soon as the
+ * result is known.
  *
- * Into a file or a pipe they would otherwise be written when a buffer is full.  If a program hangs
- * or a signal ends it, its last test would then be unknown.  Linked into every test. */
+ * If stdout is a file or a pipe, the C library writes only when a buffer is full. A test program
+ * that hangs or is killed by a signal would then not show which test ran last. Linked into every
+ * test. */
 #include <stdio.h>
 
 __attribute__((constructor)) static void write_lines_at_once(void)

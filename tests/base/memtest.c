@@ -61,7 +61,7 @@ void memtest_init(void)
 {
     sqlite3_mem_methods m;
     struct err err;
-    log_set_level(LOG_QUIET); /* a line for each denial would not help */
+    log_set_level(LOG_QUIET); /* otherwise the log gets a line for each denied allocation */
     int rc = sqlite3_config(SQLITE_CONFIG_GETMALLOC, &own);
     m = own;
     m.xMalloc = sqlite_malloc;
@@ -143,8 +143,8 @@ void memtest_walk(const char *name, void (*life)(void *arg), void *arg, uint64_t
             print_message("# %s: %llu of %llu allocations %s denied, %s\n", name,
                           (unsigned long long)n_hit, (unsigned long long)n[k], kinds[k],
                           on ? "and all after" : "each alone");
-            /* With threads a life may have fewer allocations than the counted one, but not many
-             * fewer. */
+            /* A life with several threads may make fewer allocations than the counted life, but not
+             * less than half as many. */
             if (n_lives > 0 && n_hit < n_lives / 2)
                 fail_msg("%s: too few allocations were reached", name);
         }

@@ -1,8 +1,8 @@
 /* strict_locks.c - ends a test program whose thread releases a lock that it does not hold, or takes
  * a lock twice.
  *
- * Both go unnoticed otherwise, until two threads meet. The linker gives the calls of src/ and
- * tests/ to these functions (--wrap). */
+ * Without this file both mistakes show only when two threads compete for the lock. The linker
+ * directs the lock calls of src/ and tests/ to these functions (--wrap). */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,7 +1,8 @@
 /* strict_pool.c - ends a test program that destroys a pool of KV blocks in a wrong state.
  *
- * At its end a pool's counters agree with its blocks, no table has a block, and no request waits
- * for one. The linker gives the calls of kv_pool_destroy to this function (--wrap). */
+ * When a pool is destroyed, its counters must agree with its blocks, no table may have a block, and
+ * no announced request may still wait for a block. The linker directs the calls of kv_pool_destroy
+ * to this function (--wrap). */
 #include <stdio.h>
 #include <stdlib.h>
 

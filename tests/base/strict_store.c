@@ -1,7 +1,8 @@
 /* strict_store.c - ends a test program that closes a store in a wrong state.
  *
- * At its close a store's counters agree with its chunks, no chunk is in use, and no request waits
- * for one. The linker gives the calls of store_close to this function (--wrap). */
+ * When a store is closed, its counters must agree with its chunks, no chunk may be in use, and no
+ * announced request may still wait for a chunk. The linker directs the calls of store_close to this
+ * function (--wrap). */
 #include <stdio.h>
 #include <stdlib.h>
 

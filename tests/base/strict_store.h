@@ -4,7 +4,8 @@
 
 #include <stdbool.h>
 
-/* Set by tests that close stores for which requests wait (store_expect_use). */
+/* Set by a test that closes a store while announced requests (store_expect_use) still wait for its
+ * chunks. */
 extern bool strict_store_allows_waits;
 
 #endif

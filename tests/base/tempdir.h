@@ -10,8 +10,8 @@ enum { TEMPDIR_BYTES = 256 };
 /* Makes a new folder, hcache-NAME.XXXXXX, in $TMPDIR or /tmp. */
 void tempdir_make(char out[TEMPDIR_BYTES], const char *name);
 
-/* The same in $TMPDIR or build/, for tests that need a file system on a disk, which /tmp often is
- * not. */
+/* Like tempdir_make, but in $TMPDIR or build/: for tests that need a file system on a disk. /tmp
+ * often lies in memory. */
 void tempdir_make_on_disk(char out[TEMPDIR_BYTES], const char *name);
 
 /* Removes the folder with everything in it. */

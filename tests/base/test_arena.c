@@ -38,7 +38,8 @@ static void the_bound_holds(void **state)
     assert_null(arena_strndup(&a, "", SIZE_MAX));
     assert_non_null(arena_alloc(&a, 100));
     assert_null(arena_alloc(&a, 1));
-    assert_null(arena_alloc(&a, 0)); /* aligning the mark leads beyond the end */
+    /* aligning the next free position leads beyond the arena's end */
+    assert_null(arena_alloc(&a, 0));
     arena_deinit(&a);
 }
 

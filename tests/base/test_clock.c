@@ -1,4 +1,4 @@
-/* test_clock.c - processor time that was used, and time that was waited for a processor. */
+/* test_clock.c - a thread's used processor time, and its time spent waiting for a processor. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static void test_ran(void **state)
     assert_true(now.ran_ns - before.ran_ns >= 20000000);
 }
 
-/* Of two threads on one processor, one waits. */
+/* Two threads share one processor, so each of them waits for it. */
 static void test_waited(void **state)
 {
     (void)state;

@@ -55,8 +55,8 @@ static void every_code_has_a_name(void **state)
     assert_string_equal(err_name(-5000), "error -5000");
 }
 
-/* SQLite reports a denied or read-only file by one of these codes; the server then keeps an answer
- * in memory. */
+/* SQLite reports a denied or read-only file by one of the `refused` codes. The server then keeps an
+ * answer in memory only. */
 static void a_refusing_disk_is_told_from_bugs(void **state)
 {
     (void)state;

@@ -135,7 +135,8 @@ static void writes_all_bytes(void **state)
     close(fd);
 }
 
-/* The file may have N bytes: the first write takes as many, and the second one fails. */
+/* The file's size is limited to N bytes. The first write() stores N bytes, and the write() of the
+ * remaining 5 bytes fails. */
 static void a_part_is_followed_by_the_rest(void **state)
 {
     (void)state;

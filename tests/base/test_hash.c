@@ -30,7 +30,8 @@ static void sha256_vectors(void **state)
     assert_digest(c, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
-/* Computed with Python's hashlib over <Q length, tag, <Q length, bytes>. */
+/* The digest was computed with Python's hashlib. Tag and bytes are hashed in this order, each after
+ * its length as 8 little-endian bytes. */
 static void sha256_fields(void **state)
 {
     (void)state;
@@ -101,13 +102,15 @@ static void rng_stays_in_range_and_is_even(void **state)
         sum += u;
     }
     for (int i = 0; i < 7; i++)
-        assert_in_range(seen[i], 9600, 10400); /* 10000 +- 4 sigma (93 each) */
+        /* 10000 +- 400: over 4 standard deviations (93) */
+        assert_in_range(seen[i], 9600, 10400);
     assert_true(sum / 70000 > 0.495 && sum / 70000 < 0.505);
     for (int i = 0; i < 100; i++)
         assert_int_equal(rng_below(&r, 1), 0);
 }
 
-/* The cost that SSE code would pay if checksum64 left vector state behind: see checksum64. */
+/* checksum64 must leave the upper halves of the vector registers zero: otherwise later SSE code is
+ * slow (see checksum64). */
 static void checksum_leaves_no_vector_state(void **state)
 {
     (void)state;

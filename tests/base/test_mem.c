@@ -23,7 +23,7 @@ static void an_allocation_is_served_from_the_reserve(void **state)
     memtest_start(MEMTEST_RESERVED, 1, true);
     assert_false(mem_is_short());
     char *p = xmalloc(100);
-    assert_true(mem_is_short()); /* from the first denial on */
+    assert_true(mem_is_short()); /* memory is short from the first denied allocation on */
     char *q = xcalloc(3, 7), *t = xasprintf("%d-%s", 5, "x");
     p = xrealloc(p, 200);
     assert_non_null(p);
@@ -31,13 +31,14 @@ static void an_allocation_is_served_from_the_reserve(void **state)
         assert_int_equal(q[i], 0);
     assert_string_equal(t, "5-x");
     assert_true(mem_is_short());
-    assert_int_equal(mem_check(&err), -ENOMEM); /* the reserve cannot be refilled either */
+    /* the reserve's own allocation is denied, too */
+    assert_int_equal(mem_check(&err), -ENOMEM);
     assert_non_null(strstr(err.msg, "memory is short"));
     assert_null(mem_try(10));
     assert_null(mem_try_calloc(10, 1));
     assert_null(mem_map(4096));
     memtest_stop();
-    assert_false(mem_is_short()); /* refilled */
+    assert_false(mem_is_short()); /* memtest_stop has refilled the reserve */
     assert_int_equal(mem_check(&err), 0);
     free(p);
     free(q);

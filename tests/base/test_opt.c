@@ -66,7 +66,7 @@ static const struct opt_cmd cmd = {.name = "try",
 struct world {
     const char *env[8]; /* name, value, name, value */
     const char *file;
-    size_t file_bytes; /* 0: strlen */
+    size_t file_bytes; /* length of `file`; 0: strlen(file) */
 };
 
 static const char *world_env(void *ctx, const char *name)
@@ -285,11 +285,11 @@ static void precedence(void **state)
                 "cap = 10M\njson = yes\n"};
     struct outcome o = parse_in(&w, "m --config x --cap 20M --no-json");
     assert_int_equal(o.rc, 0);
-    assert_int_equal(o.a.seed, 10); /* set only in the file */
-    assert_int_equal(o.a.n, 20);    /* environment over file */
+    assert_int_equal(o.a.seed, 10); /* only the file sets the seed */
+    assert_int_equal(o.a.n, 20);    /* the environment overrides the file */
     assert_int_equal(o.a.cap, 20 << 20);
     assert_false(o.a.json);
-    assert_int_equal(o.a.store.n, 1); /* a stronger source replaces a list */
+    assert_int_equal(o.a.store.n, 1); /* a stronger source replaces the whole list */
     assert_string_equal(o.a.store.items[0], "env");
     assert_string_equal(o.a.prompt, "file"); /* an empty variable counts as unset */
     assert_int_equal(opt_source_of(o.parsed, "seed"), OPT_FROM_FILE);
@@ -445,10 +445,10 @@ static void pages(void **state)
     free(text);
 }
 
-static bool writes; /* the golden file is written anew */
+static bool writes; /* whether to write the golden file instead of comparing with it */
 
-/* The four pages of a command with options of every type, letter for letter. `test_opt write`
- * records those of today. */
+/* The four help pages of a command with options of every type equal the golden file, letter for
+ * letter. `test_opt write` rewrites the golden file. */
 static void pages_are_as_recorded(void **state)
 {
     (void)state;
@@ -549,7 +549,8 @@ static void nearest(void **state)
     assert_null(opt_nearest("xyzzyplugh", words, 5));
     assert_string_equal(opt_nearest("plna", words, 5), "plan"); /* two letters exchanged */
     assert_null(
-        opt_nearest("ran", (const char *const[]){"plan"}, 1)); /* two of three letters */
+        /* two of the three letters differ */
+        opt_nearest("ran", (const char *const[]){"plan"}, 1));
     assert_null(opt_nearest("foo", (const char *const[]){"top-k", "host", "port"}, 3));
     assert_null(opt_nearest("", words, 0));
 }

@@ -30,7 +30,7 @@ struct calls {
     atomic_int by_idx[MAX_THREADS];
     atomic_int n_threads_wrong;
     int want_threads;
-    int plain; /* not atomic: pool_run itself must order it */
+    int plain; /* deliberately not atomic: pool_run itself must order the accesses */
     atomic_int plain_wrong;
 };
 

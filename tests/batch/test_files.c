@@ -394,7 +394,8 @@ static void names_follow_the_text(void **state)
 
 /* --- output ----------------------------------------------------------------------------------- */
 
-/* Lines with the custom_ids "a" (answered), "b" (refused), and a line that is not a request. */
+/* Answers to the custom_ids "a" (answered) and "b" (refused), and the answer to a line that is not
+ * a request, with its id. */
 static char *answer_a, *answer_b, *fault_c, id_c[80];
 
 static int make_lines(void **state)
@@ -487,7 +488,8 @@ static void an_output_that_is_no_file_is_refused(void **state)
     assert_string_equal(
         err.msg, "/dev/null is not a regular file: a job could not continue from it");
     output_close(&o);
-    /* A private file is not followed to another place, and only its owner reads it. */
+    /* The output is private: a symbolic link in its place is not followed, and only the owner may
+     * read the file. */
     link = xasprintf("%s/link", folder);
     assert_int_equal(symlink(put("target", "", 0), link), 0);
     assert_int_equal(output_open(&o, link, true, &done, &err), -ELOOP);
@@ -505,7 +507,8 @@ static void an_output_that_is_no_file_is_refused(void **state)
     idset_free(&done);
 }
 
-/* A write that fails names the file, and the next sync writes the same lines. */
+/* A write that fails gives an error with the file's name, and the next sync writes the same
+ * lines. */
 static void a_write_that_fails_is_made_again(void **state)
 {
     (void)state;
@@ -599,7 +602,7 @@ static void the_time_left_is_a_range(void **state)
     double low, high;
     char text[64];
     assert_true(estimate_left(&e, &low, &high));
-    assert_true(low == 60 && high == 180); /* by lines, and by bytes */
+    assert_true(low == 60 && high == 180); /* 20 lines left: 60 s; 6000 bytes left: 180 s */
     estimate_range_text(low, high, text, sizeof text);
     assert_string_equal(text, "1 to 3 min left");
     estimate_range_text(5, 5, text, sizeof text);

@@ -165,7 +165,7 @@ static char *undisturbed(const char *name)
     assert_int_equal(c.n_skipped, 0);
     assert_true(c.queue_s > 0 && c.prefill_s > 0 && c.decode_s > 0);
     assert_true(c.reading_s > 0 && c.waiting_s > 0 && c.writing_s > 0);
-    /* The parts are the whole. */
+    /* Reading, waiting and writing together make up most of the job's time, and never more. */
     double parts_s = c.reading_s + c.waiting_s + c.writing_s;
     assert_true(parts_s <= c.elapsed_s && parts_s > c.elapsed_s / 2);
     char *text = lines_of(name, &n);
@@ -197,8 +197,8 @@ static void yield_soon(struct told *t, const struct batch_counts *c)
         batch_yield(t->job);
 }
 
-/* Running lines are finished, not thrown away: otherwise a line that takes longer than a turn would
- * never end. */
+/* Lines that run when a job yields are finished. If they were thrown away, a line that takes longer
+ * than a job's turn would never end. */
 static void a_job_that_yields_loses_no_work(void **state)
 {
     (void)state;
@@ -234,7 +234,7 @@ static void a_job_that_is_stopped_goes_on(void **state)
     assert_goes_on("stopped", n);
 }
 
-/* No line exceeds the limit, and none is torn. */
+/* The output stays within its limit, and no line is cut. */
 static void answers_stay_within_their_bound(void **state)
 {
     (void)state;
@@ -274,7 +274,7 @@ static void fill_queue(void)
     assert_true(n_others < MAX_OTHERS);
 }
 
-/* Makes room after the job has reported a few times that it cannot continue. */
+/* Frees places after the job has reported a few times that it cannot continue. */
 static void make_room_soon(struct told *t, const struct batch_counts *c)
 {
     (void)t;
@@ -285,8 +285,8 @@ static void make_room_soon(struct told *t, const struct batch_counts *c)
         hcache_ticket_free(others[--n_others]);
 }
 
-/* Requests of others fill the queue. The job has nothing in flight, so the end of a request of its
- * own cannot wake it. */
+/* Requests of others fill the queue. The job has no request in flight, so no end of its own request
+ * can wake it. */
 static void a_full_queue_is_waited_for(void **state)
 {
     (void)state;

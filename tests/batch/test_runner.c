@@ -1,5 +1,5 @@
-/* test_runner.c - batches run to their end: their states, their answers, whose turn it is, and that
- * a batch goes on with the next runner. */
+/* test_runner.c - batches run to their end: their states, their answers and the order of their
+ * tenants. A batch that one runner left unfinished continues with the next runner. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@
 enum {
     MAX_TOLD = 100,
     ROOM = 1 << 20,
-    MANY = 200 /* lines that take longer than it takes to stop their batch */
+    MANY = 200 /* number of lines of a batch that is always stopped before its end */
 };
 
 static char dir[TEMPDIR_BYTES];
@@ -31,7 +31,8 @@ static struct hcache *h;
 static struct shelf *shelf;
 static struct err err;
 
-/* The tenants of the answers that began and ended, in order. */
+/* The first letters of the tenants whose answers began, in order; and the numbers of answers that
+ * began, ended, and ended well. */
 static struct {
     pthread_mutex_t lock;
     int n_began, n_ended, n_done;
@@ -124,7 +125,8 @@ static struct runner *start(void)
     return r;
 }
 
-/* Adds a batch of so many lines, each with so many tokens; more: further lines. */
+/* Adds a batch of n_lines lines that generate n_tokens tokens each, followed by the lines
+ * `more`. */
 static struct shelf_batch *add(const char *tenant, int n_lines, int n_tokens,
                                const char *more)
 {
@@ -146,7 +148,7 @@ static struct shelf_batch *add(const char *tenant, int n_lines, int n_tokens,
     return b;
 }
 
-/* Reads what the shelf knows of a batch. */
+/* Reads the shelf's present record of the batch into *b. */
 static void look(struct shelf_batch *b)
 {
     struct shelf_batch *now = xcalloc(1, sizeof *now);
@@ -198,7 +200,7 @@ static void a_batch_ends_with_its_answers(void **state)
     assert_true(b->at_s[BATCH_IN_PROGRESS] > 0 && b->at_s[BATCH_FINALIZING] > 0);
     assert_true(b->at_s[BATCH_COMPLETED] >= b->at_s[BATCH_FINALIZING]);
     assert_int_equal(b->at_s[BATCH_FAILED] + b->at_s[BATCH_CANCELLED], 0);
-    assert_int_equal(b->n_lines, 4); /* blank lines are none */
+    assert_int_equal(b->n_lines, 4); /* blank lines do not count */
     assert_int_equal(b->n_done, 4);
     assert_int_equal(b->n_failed, 1);
     assert_true(b->has_output && b->has_errors);
@@ -292,7 +294,7 @@ static void a_batch_goes_on_with_the_next_runner(void **state)
     struct runner *r = start();
     wait_for_answers(2);
     runner_stop(r);
-    runner_stop(r); /* twice is as once */
+    runner_stop(r); /* a second stop does nothing */
     look(b);
     assert_int_equal(b->status, BATCH_IN_PROGRESS);
     assert_true(b->n_done >= 1 && b->n_done < MANY);

@@ -16,8 +16,8 @@
 #include "base/mem.h"
 #include "batch/shelf.h"
 
-/* Lies in memory if the machine has a file system for that, because these tests write hundreds of
- * files. */
+/* The folder lies in memory if the machine has a file system for that, because these tests write
+ * hundreds of files. */
 static char folder[64];
 static struct err err;
 
@@ -119,10 +119,10 @@ static void a_restart_finds_what_was_kept(void **state)
     strcpy(b->error_code, "storage_full");
     assert_int_equal(shelf_put_batch(s, b, &err), 0);
     shelf_close(s);
-    /* the process ended while it was writing */
+    /* the process ended while it was writing the file */
     put("file-012301230123012301230123.new", "torn");
     put("file-456745674567456745674567",
-        "no record"); /* ... or before the record was written */
+        "no record"); /* the process ended before it wrote the file's record */
     put("file-89ab89ab89ab89ab89ab89ab.json", "no JSON"); /* perhaps from a later version */
     put("file-89ab89ab89ab89ab89ab89ab", "its bytes");
     put("letter", "of the user");
@@ -208,7 +208,8 @@ static void answers_wait_for_the_end(void **state)
     s = open_shelf(1 << 20);
     assert_true(is_there(b->output));
     assert_int_equal(shelf_delete_file(s, "t", b->input, &err), ERR_BUSY);
-    for (int i = 0; i < 2; i++) { /* the second time, as after a kill */
+    /* the second time, the process was killed before the record was written */
+    for (int i = 0; i < 2; i++) {
         assert_int_equal(shelf_keep_answers(s, b, &err), 0);
         assert_true(b->has_output && !b->has_errors);
         assert_int_equal(shelf_read_file(s, "t", b->output, &f, NULL, &err), 0);
@@ -233,7 +234,7 @@ static void counts_are_seen_while_it_runs(void **state)
     b->n_lines = 10;
     b->n_done = 7;
     b->n_failed = 2;
-    b->status = BATCH_FAILED; /* counting must not change it */
+    b->status = BATCH_FAILED; /* shelf_count_batch stores no status */
     shelf_count_batch(s, b);
     assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), 0);
     assert_true(found->n_lines == 10 && found->n_done == 7 && found->n_failed == 2);
@@ -296,7 +297,8 @@ static void tenants_take_turns(void **state)
     free(next);
 }
 
-/* The runner may have read the batch before it was cancelled. */
+/* The runner may have read the batch before a client cancelled it, and writes its own state
+ * later. */
 static void a_cancel_is_not_lost(void **state)
 {
     (void)state;
@@ -311,9 +313,8 @@ static void a_cancel_is_not_lost(void **state)
     b->status = BATCH_CANCELLED;
     assert_int_equal(shelf_put_batch(s, b, &err), 0);
     assert_int_equal(shelf_cancel_batch(s, "t", b->head.id, seen, &err), 0);
-    assert_int_equal(seen->status,
-                     BATCH_CANCELLED); /* the batch has ended, and its status no
-                                                      * longer changes */
+    /* cancelling a batch that has ended changes nothing */
+    assert_int_equal(seen->status, BATCH_CANCELLED);
     shelf_close(s);
     free(seen);
     free(b);
@@ -330,7 +331,7 @@ static void room_is_bounded(void **state)
     assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), ERR_LIMIT);
     assert_false(is_there(g.head.id));
     assert_int_equal(shelf_delete_file(s, "t", f.head.id, &err), 0);
-    shelf_set_growing(s, 2 * SHELF_RECORD_BYTES); /* answers that are being written */
+    shelf_set_growing(s, 2 * SHELF_RECORD_BYTES); /* room taken by answers in progress */
     assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), ERR_LIMIT);
     shelf_set_growing(s, 0);
     assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), 0);

@@ -59,7 +59,7 @@ static void set(const gpu_mat &m, int64_t i, float f)
     else
         ((uint16_t *)m.data)[i] = m.type == 1 ? f32_to_f16(f) : f32_to_bf16(f);
 }
-/* Rows are converted once.  Each sum adds its products in the order of k. */
+/* Each row is converted to f32 once. Each sum adds its products in ascending order of k. */
 static void matmul(gpu_mat c, gpu_mat a, gpu_mat w)
 {
     size_t n = (size_t)a.cols;

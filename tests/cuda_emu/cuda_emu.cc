@@ -24,13 +24,13 @@ unsigned char *emu_dynamic_shared;
 /* --- device memory: mapped, and readable only while the device works ----------------------------
  */
 
-static const size_t ARENA = (size_t)4
-                            << 30; /* address space; pages are used only when touched */
+/* Bytes of address space; the system provides a page when it is touched. */
+static const size_t ARENA = (size_t)4 << 30;
 
 static const size_t LARGE_PAGE = (size_t)2 << 20;
 
 static struct {
-    std::recursive_mutex lock; /* one device, one user at a time */
+    std::recursive_mutex lock; /* one thread at a time uses the device */
     unsigned char *base;
     size_t end;
     std::map<size_t, size_t> used; /* map from offset to bytes */
@@ -40,7 +40,7 @@ static struct {
 /* --- faults ------------------------------------------------------------------------------------- */
 
 static struct {
-    int what, left; /* left < 0: none */
+    int what, left; /* calls until the fault; < 0: no fault is set */
     int n_failed, n_replayed, n_mallocs, n_launches, n_waits;
     unsigned long long n_down, n_up;
     bool lost;
@@ -120,7 +120,7 @@ static void arena_make(void)
     if (p == MAP_FAILED)
         die("no address space");
     mem.base = (unsigned char *)(((uintptr_t)p + LARGE_PAGE - 1) & ~(LARGE_PAGE - 1));
-    /* changing the protection takes time per page */
+    /* Changing the protection takes time for each page, so huge pages are used. */
     (void)madvise(mem.base, ARENA, MADV_HUGEPAGE);
 }
 
@@ -142,8 +142,8 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     device_access access;
     arena_make();
-    size_t want = (bytes + 8191) & ~(size_t)4095,
-           at = 0; /* a page between pieces makes overruns fault */
+    /* a protected page between pieces makes overruns fault */
+    size_t want = (bytes + 8191) & ~(size_t)4095, at = 0;
     for (auto &u : mem.used) {
         if (u.first - at >= want)
             break;
@@ -508,8 +508,9 @@ cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute a, int va
 
 /* --- a block: coroutines that meet at barriers -------------------------------------------------- */
 
-/* The odd number of cache lines spreads the tops of the stacks over the sets of the caches.  Tops
- * at a distance of a power of two share one set, and each switch misses. */
+/* Distance of two stacks. The odd number of cache lines spreads the tops of the stacks over the
+ * sets of the caches. With a distance of a power of two all tops would share one set, and each
+ * switch would miss. */
 static const size_t STACK = 64 * 1024 + 17 * 64;
 
 /* Saves the registers that a function must preserve on the stack, stores the stack pointer in
@@ -530,24 +531,24 @@ struct coroutine {
     void *sp;
     dim3 idx;
     unsigned n_gathers;
-    unsigned n_groups; /* number of committed groups */
+    unsigned n_groups; /* number of committed groups of copies */
     std::deque<async_copy> copies;
 };
-/* One bit per lane: the thread can run, waits for its warp, or waits for its block. An ended one
- * has none. */
+/* The masks have one bit per lane: the lane is ready to run, waits for its warp, or waits for its
+ * block. A lane that has ended has no bit. */
 struct warp {
     unsigned char slots[2][32 * 64];
     float mma_in[32][12], mma_c[32][4];
     int n_live, n_waiting;
     uint32_t ready, at_warp, at_block;
 };
-static std::vector<coroutine> threads; /* of the largest block so far */
+static std::vector<coroutine> threads; /* as many as the largest block so far has threads */
 static std::vector<warp> warps;
 static std::vector<unsigned char> stacks;
 static size_t n_warps;
 static void *scheduler;
 static size_t current;
-static bool backwards; /* order in which this block's threads run */
+static bool backwards; /* whether this block's threads run in reverse order */
 static int n_live, n_at_barrier;
 static std::function<void()> *kernel_body;
 
@@ -562,7 +563,8 @@ static size_t first_lane(uint32_t ready)
     return (size_t)(backwards ? 31 - __builtin_clz(ready) : __builtin_ctz(ready));
 }
 
-/* A warp continues until all its threads wait for others or have ended; then the next warp runs. */
+/* Returns the next thread to run. A warp runs until all its threads wait for others or have ended;
+ * then the next warp runs. */
 static size_t find_next(void)
 {
     size_t w = current / 32;
@@ -586,7 +588,8 @@ static void run_next(void **from)
     emu_switch(from, threads[current].sp);
 }
 
-/* Marks the thread in `waiting` of its warp until others release it. */
+/* Takes this thread off its warp's `ready` lanes and adds it to the `waiting` ones, until others
+ * release it. */
 static void yield_in(uint32_t warp::*waiting)
 {
     warp &w = warps[current / 32];
@@ -627,8 +630,9 @@ void __syncwarp(void)
 }
 const void *emu_warp_gather(const void *mine, size_t bytes)
 {
-    /* Two places alternate.  A lane at the gather after next has seen all lanes at the next one, so
-     * all have finished reading this one. */
+    /* A gather writes to one of two places in turn. A lane that reaches the gather after the next
+     * has passed the next one, which waited for all lanes. So every lane has finished reading this
+     * place. */
     unsigned char *slots = warps[current / 32].slots[threads[current].n_gathers++ % 2];
     if (bytes > 64)
         die("a gather of more than 64 bytes a lane");
@@ -658,8 +662,8 @@ static void warp_mma(warp &w)
     }
 }
 
-/* The lane that comes last computes for all.  No lane reaches the next step before all have been at
- * this one, so one place per lane suffices. */
+/* The last lane to arrive computes the step for all lanes. No lane reaches the next step before all
+ * have been at this one, so one place per lane suffices. */
 void emu_warp_mma(float c[4], const float in[12])
 {
     warp &w = warps[current / 32];
@@ -754,7 +758,8 @@ static void run_block(dim3 dim)
     backwards = (emu_block.x + emu_block.y + emu_block.z) % 2 != 0;
     current = backwards ? n - 1 : 0;
     emu_thread = threads[current].idx;
-    emu_switch(&scheduler, threads[current].sp); /* until all have ended */
+    /* returns when all threads of the block have ended */
+    emu_switch(&scheduler, threads[current].sp);
 }
 
 void emu_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s,

@@ -34,7 +34,7 @@ uint16_t f32_to_bf16(float f);
 #define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__   static /* blocks run one after another, so this suffices */
+#define __shared__   static /* a block's memory is static: blocks run one after another */
 #define __align__(n) __attribute__((aligned(n)))
 
 struct dim3 {
@@ -54,7 +54,7 @@ struct float4 {
     float x, y, z, w;
 };
 
-/* Indices of the running coroutine. */
+/* Thread and block indices of the running coroutine, and the sizes of its block and grid. */
 extern dim3 emu_thread, emu_block, emu_block_dim, emu_grid_dim;
 extern unsigned char *emu_dynamic_shared;
 #define threadIdx            emu_thread
@@ -63,17 +63,20 @@ extern unsigned char *emu_dynamic_shared;
 #define gridDim              emu_grid_dim
 #define SHARED_DYNAMIC(name) unsigned char *name = emu_dynamic_shared
 
-/* Every kernel must call it (device.cuh). */
+/* Marks that the kernel waits for the earlier work of its stream. Every kernel must call it
+ * (device.cuh). */
 void await_stream(void);
 void __syncthreads(void);
 void __syncwarp(void);
 /* Returns the values that all lanes of the warp passed, in the order of lanes, `bytes` each. They
  * are valid until the gather after next. */
 const void *emu_warp_gather(const void *mine, size_t bytes);
-/* A step m16n8k16 of the whole warp (mma.cuh): `in` has a lane's 8 elements of A and 4 of B. */
+/* The tensor-core step m16n8k16 of the whole warp (mma.cuh): c += A B. `in` has the calling lane's
+ * 8 elements of A and 4 of B, `c` its 4 sums. */
 void emu_warp_mma(float c[4], const float in[12]);
 
-/* cp.async: 16 bytes, or zeros; `n_open` committed groups may stay open. */
+/* cp.async: copies 16 bytes, or writes zeros if `in` is false. commit ends a group of copies; wait
+ * returns when at most `n_open` committed groups have not arrived. */
 void emu_copy_async16(void *to, const void *from, bool in);
 void emu_copy_async_commit(void);
 void emu_copy_async_wait(unsigned n_open);
@@ -88,7 +91,7 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
 {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
-/* No coroutine switches inside it. */
+/* Atomic, because no coroutine switches inside it. */
 static inline unsigned atomicAdd(unsigned *p, unsigned x)
 {
     unsigned was = *p;

@@ -28,16 +28,16 @@ void cuda_emu_fail(enum cuda_emu_fault what, int after);
 int cuda_emu_failed(void);
 /* Number of recorded graphs that were replayed since the last cuda_emu_fail. */
 int cuda_emu_replayed(void);
-/* Number of allocations of device memory since the last cuda_emu_fail, and of allocations held
- * now. */
+/* Number of allocations of device memory since the last cuda_emu_fail, and number of allocations
+ * that exist now. */
 int cuda_emu_mallocs(void);
 int cuda_emu_pieces(void);
-/* Number of kernel launches since the last cuda_emu_fail, and of waits for a stream or an
- * event. */
+/* Numbers of kernel launches, and of waits for a stream or an event, since the last
+ * cuda_emu_fail. */
 int cuda_emu_launches(void);
 int cuda_emu_waits(void);
-/* Bytes copied from the device to host memory since then, and to the device; kernels may read
- * pinned memory directly. */
+/* Bytes copied from the device to host memory, and from host memory to the device, since the last
+ * cuda_emu_fail. Pinned memory that kernels read directly does not count. */
 unsigned long long cuda_emu_brought_down(void);
 unsigned long long cuda_emu_brought_up(void);
 

@@ -1,5 +1,5 @@
-/* cuda_runtime_api.h - the part of the CUDA runtime that the backend uses, for the emulation: the
- * same names, over host memory.  See cuda_emu.h. */
+/* cuda_runtime_api.h - the part of the CUDA runtime that the backend uses, for the emulation:
+ * CUDA's names, implemented over host memory. See cuda_emu.h. */
 #ifndef EMU_CUDA_RUNTIME_API_H
 #define EMU_CUDA_RUNTIME_API_H
 

@@ -92,7 +92,7 @@ static void test_getters(void **state)
     assert_null(json_at(v, 2));
     assert_int_equal(json_get_object(o, "o", &v, &err), 0);
 
-    i = 99; /* defaults survive a missing and a null member */
+    i = 99; /* a missing member and a null member leave the default */
     assert_int_equal(json_opt_int(o, "absent", 0, 1, &i, &err), 0);
     assert_int_equal(json_opt_int(o, "n", 0, 1, &i, &err), 0);
     assert_int_equal(i, 99);
@@ -114,7 +114,7 @@ static void test_getters(void **state)
     size_t n = 0;
     assert_non_null(json_string_of(json_member(o, "z"), &n));
     assert_int_equal(n, 3);
-    /* NULL, because it would be cut */
+    /* NULL, because a C string would be cut at the NUL byte */
     assert_null(json_string_of(json_member(o, "z"), NULL));
     assert_non_null(json_string_of(json_member(o, "s"), NULL));
     json_free(o);
@@ -247,8 +247,8 @@ static void raw_text_is_written_as_its_values(void **state)
     json_free(parsed);
 }
 
-/* The bytes that mark raw text are not UTF-8: a client cannot send them, and they are replaced in a
- * program's text. */
+/* The bytes that mark raw text are not UTF-8. So a client cannot send them, and in a text of the
+ * program itself they are replaced. */
 static void no_string_from_outside_is_raw(void **state)
 {
     (void)state;

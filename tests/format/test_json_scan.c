@@ -52,8 +52,8 @@ static size_t cost_of(const char *text)
     return cost;
 }
 
-/* Shapes that are small as text and large as a tree. The estimate is never too low, and not far too
- * high. */
+/* Inputs that are small as text and large as a parsed tree. The estimate is never below the memory
+ * that the parse takes, and not far above it. */
 static void the_cost_is_what_a_parse_takes(void **state)
 {
     static const char *const pieces[] = {
@@ -192,7 +192,8 @@ static void what_is_no_json_is_refused(void **state)
                          ERR_FORMAT);
         assert_true(strncmp(err.msg, "it: ", 4) == 0);
         assert_int_equal(json_parse(&j, bad[i], strlen(bad[i]), "it", NULL), ERR_FORMAT);
-        if (json_parse(&j, inside, strlen(inside), "it", NULL) != 0) /* ignored or not */
+        /* the scan refuses bad[i], too, whether its member is ignored or not */
+        if (json_parse(&j, inside, strlen(inside), "it", NULL) != 0)
             assert_int_equal(
                 json_scan(inside, strlen(inside), is_user, "user", "it", &cost, NULL),
                 ERR_FORMAT);

@@ -1,4 +1,5 @@
-/* targets.c - see targets.h.  MUST is an assertion in every build: a finding is an abort. */
+/* targets.c - see targets.h. MUST is an assertion in every build: a violation aborts the program,
+ * which the fuzzer records as a finding. */
 #include "targets.h"
 
 #include <stdio.h>
@@ -40,7 +41,7 @@
         }                                                                                  \
     } while (0)
 
-/* A refusal has a message. */
+/* A refusal must come with a message. */
 #define MUST_SAY(rc, err) MUST((rc) == 0 || (err).msg[0] != 0)
 
 /* --- models ----------------------------------------------------------------------------------- */
@@ -49,7 +50,7 @@ static void fuzz_safetensors(const uint8_t *bytes, size_t n)
 {
     struct safetensors s = {0};
     struct err err = {0};
-    /* with data after the header */
+    /* The file also has up to 255 bytes of data after the header. */
     uint64_t end = 0, file_bytes = (uint64_t)n + (n > 0 ? bytes[0] : 0);
     int rc = safetensors_header_end(bytes, n, file_bytes, "f", &end, &err);
     MUST_SAY(rc, err);
@@ -213,7 +214,7 @@ static const char conversation[] =
 
 static void fuzz_template(const uint8_t *bytes, size_t n)
 {
-    /* Memory is under 2 MiB, so that no huge page is cleared for each input. */
+    /* The limit is below 2 MiB, so that the kernel need not clear a huge page for each input. */
     struct jinja_limits limits = {.max_steps = 20000,
                                   .max_depth = 60,
                                   .max_source_bytes = 1 << 16,
@@ -278,9 +279,9 @@ static bool ignores_all(const void *arg, const char *name, size_t n)
     return true;
 }
 
-/* The scan accepts every text that the parser accepts. It accepts no other, except for faults that
- * only the parser sees (a duplicate key, a number beyond doubles).  Ignored members stay valid
- * JSON. */
+/* The scan accepts every text that the parser accepts. It refuses what the parser refuses, except
+ * for two faults that only the parser sees: a duplicate key, and a number beyond doubles. A text
+ * stays valid JSON when ignored members are cut out. */
 static void must_scan_alike(const uint8_t *bytes, size_t n, int parsed)
 {
     struct json *left = NULL;
@@ -323,7 +324,8 @@ static void fuzz_request(const uint8_t *bytes, size_t n)
     json_free(body);
 }
 
-/* A line of a batch is a request or has a fault, and is answered by one line with its own id. */
+/* A batch's line is either a request or has a fault. In both cases one output line with the line's
+ * own id answers it. */
 static void fuzz_batch_line(const uint8_t *bytes, size_t n)
 {
     struct input in = {.n_lines = 1};
@@ -358,7 +360,7 @@ static void fuzz_items(const uint8_t *bytes, size_t n)
         return;
     if (items_read(sent, "input", &items, &f) != 0) {
         must_be_fault(&f);
-    } else { /* an accepted value is accepted again, and can be printed */
+    } else { /* accepted items are accepted again, and turn into messages and a title */
         struct json *messages = json_new_array();
         MUST(items_read(items, "input", &again, &f) == 0);
         MUST(json_count(items) == json_count(again) && json_count(items) <= ITEMS_MAX);
@@ -371,8 +373,8 @@ static void fuzz_items(const uint8_t *bytes, size_t n)
     json_free(sent);
 }
 
-/* A request with another host's name, or from another site's page, is refused without rules; "*"
- * allows every page, but no other host. */
+/* Without rules, a request is refused if it names another host or comes from a page of another
+ * site. The rule "*" allows every page, but no other host. */
 static void must_keep_pages_out(const struct origin_head *h)
 {
     static const char *const all[] = {"*"};
@@ -389,8 +391,9 @@ static void must_keep_pages_out(const struct origin_head *h)
         MUST((allowed != NULL) == (h->n_origin == 1));
 }
 
-/* A head with a line per header, "name: value" (no colon: it has no value); the first line is the
- * path.  The order of headers does not affect the decision. */
+/* The input is the path in its first line, then one header per line as "name: value"; a line
+ * without a colon is a header without a value. The order of headers must not affect the
+ * decision. */
 static void fuzz_http_head(const uint8_t *bytes, size_t n)
 {
     struct head h = {.uri_bytes = n};
@@ -415,7 +418,9 @@ static void fuzz_http_head(const uint8_t *bytes, size_t n)
     uint64_t max_body_bytes = 1 << 20;
     if (head_check(&h, max_body_bytes, &f) != 0) {
         must_be_fault(&f);
-    } else { /* at most one indication of the length, within limits */
+    } else {
+        /* An accepted request has at most one indication of its length, and its length and path are
+         * within the limits. */
         MUST(h.n_length + h.n_encoding <= 1 && !h.bad_length && !h.bad_encoding);
         MUST(h.length <= max_body_bytes && h.uri_bytes <= HEAD_MAX_URI_BYTES);
     }
@@ -500,7 +505,8 @@ static void fuzz_chunk_table(const uint8_t *bytes, size_t n)
         return;
     struct chunk_record *r = xcalloc((size_t)n_records, sizeof *r);
     uint8_t *again = xcalloc((size_t)n_records, CHUNK_RECORD_CODE);
-    /* The length that would fit, from the table itself. */
+    /* The extent's length that fits the table's own record lengths, so that decoding goes on after
+     * this check. */
     uint64_t extent = 4096;
     for (int i = 0; i < n_records; i++)
         extent += round_up(get_u32(bytes + i * CHUNK_RECORD_CODE + 2), 4096);

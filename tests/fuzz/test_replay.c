@@ -1,5 +1,5 @@
-/* Runs every input of the corpus through its target. Short inputs are also cut at every length and
- * have every bit flipped. So earlier findings of fuzzing are tested forever. */
+/* Runs every input of the corpus through its target. Short inputs are also cut at every length, and
+ * every bit is flipped. So the earlier findings of fuzzing are tested in every run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,8 @@
 
 enum { SMALL = 400 }; /* inputs up to this size are cut and flipped everywhere */
 
-/* Runs in memory of exactly that size, so that a sanitizer sees the first byte beyond. */
+/* Runs the target on a copy of exactly n bytes, so that a sanitizer sees a read of the first byte
+ * beyond. */
 static void run_exactly(const struct fuzz_target *t, const uint8_t *bytes, size_t n)
 {
     uint8_t *p = malloc(n != 0 ? n : 1);

@@ -1,4 +1,4 @@
-/* iotest.h - shared by the io tests: a struct io of each kind, with a fresh folder. */
+/* iotest.h - shared by the tests of src/io: opens each kind of struct io, with a fresh folder. */
 #ifndef TESTS_IO_IOTEST_H
 #define TESTS_IO_IOTEST_H
 
@@ -16,7 +16,7 @@ struct iotest {
     unsigned n_paths;
 };
 
-/* skips the test if there is no io_uring; io is then NULL */
+/* Skips the test if the machine has no io_uring; the test's `io` is then NULL. */
 int iotest_setup(void **state);
 int iotest_teardown(void **state); /* removes the folder and its contents */
 
@@ -25,7 +25,7 @@ const char *iotest_path(struct iotest *t, const char *name);
 
 /* Returns page-aligned memory for direct files; free() it. */
 uint8_t *iotest_buffer(size_t n);
-/* Fills with bytes that depend on the seed and on the position. */
+/* Fills p[0..n) with bytes that depend on the seed and on their position. */
 void iotest_fill(uint8_t *p, size_t n, uint64_t seed);
 
 #endif

@@ -94,7 +94,7 @@ static void test_no_regular_file(void **state)
     struct io_file *f;
     struct err err = {0};
     const char *path = iotest_path(t, "pipe");
-    if (strcmp(io_name(t->io), "sim") == 0) /* the simulated disk has none */
+    if (strcmp(io_name(t->io), "sim") == 0) /* the simulated disk has no pipes */
         return;
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_int_equal(io_file_open(t->io, path, IO_READ_ONLY, &f, &err), -ESPIPE);
@@ -183,7 +183,8 @@ static void test_lock(void **state)
     struct err err = {0};
     assert_int_equal(io_file_open(t->io, iotest_path(t, "f"), IO_READ_ONLY, &r, NULL), 0);
     assert_int_equal(io_file_lock(a, NULL), 0);
-    assert_int_equal(io_file_lock(a, NULL), 0); /* this process already has it */
+    /* succeeds: this process already has the lock */
+    assert_int_equal(io_file_lock(a, NULL), 0);
     assert_int_equal(io_file_lock(b, &err), ERR_BUSY);
     assert_int_equal(io_file_lock(r, NULL), ERR_BUSY);
     assert_int_equal(io_file_unlock(a, NULL), 0);
@@ -208,7 +209,7 @@ static void test_names(void **state)
     io_file_close(open_new(t, "a", 0));
     assert_int_equal(io_mkdirs(io, iotest_path(t, "a/z"), NULL, NULL), -ENOTDIR);
 
-    /* Created folders can be removed again if they are empty. */
+    /* io_rmdirs removes the last n_made folders of a path, if they are empty. */
     int n_made = -1;
     assert_int_equal(io_mkdirs(io, iotest_path(t, "x/m/n//o/"), &n_made, NULL), 0);
     assert_int_equal(n_made, 3);
@@ -258,7 +259,7 @@ static void test_rename(void **state)
     assert_int_equal(st.size_bytes, 3);
     assert_false(st.is_dir);
     char b[6];
-    /* open handles keep their file */
+    /* an open file stays readable under its old handle */
     assert_int_equal(io_file_pread(old, b, 6, 0, NULL), 0);
     assert_memory_equal(b, "former", 6);
     io_file_close(f);
@@ -327,7 +328,8 @@ static void test_parents(void **state)
     assert_int_equal(io_parent_sync(t->io, "/x", NULL), 0);
     assert_int_equal(io_parent_sync(t->io, "x", NULL), 0);
     assert_int_equal(io_parent_sync(t->io, "", NULL), -ENOENT);
-    assert_int_equal(io_mkdirs(t->io, "", NULL, NULL), 0); /* nothing to make */
+    /* the empty path needs no folder */
+    assert_int_equal(io_mkdirs(t->io, "", NULL, NULL), 0);
     free(slashes);
 }
 

@@ -108,7 +108,7 @@ static void round_trip(struct iotest *t, unsigned depth, bool registered)
             for (unsigned i = 0; i < n; i++) {
                 assert_ptr_equal(done[i]->user, done[i]);
                 assert_int_equal(done[i]->result, 0);
-                done[i]->user = NULL; /* marks it, so that it is not returned twice */
+                done[i]->user = NULL; /* a second completion would be noticed */
             }
             seen += n;
         }
@@ -160,7 +160,7 @@ static void test_errors_come_with_the_request(void **state)
     assert_non_null(strstr(err.msg, "ends before"));
     io_queue_close(q);
     assert_int_equal(io_queue_open(t->io, 0, &q, NULL), -EINVAL);
-    io_queue_close(q); /* q is NULL */
+    io_queue_close(q); /* closing NULL is allowed */
     io_file_close(f);
     free(b);
 }
@@ -227,7 +227,7 @@ static void test_failure_in_one_piece(void **state)
         submit(q, &c);
         wait_one(q);
         wait_one(q);
-        /* There are ten pieces, executed in an order that the seed decides. */
+        /* The request has ten pieces. The seed decides their order. */
         assert_int_equal(a.result == -EIO, nth < 10 && c.result == 0);
         assert_int_equal(a.result != 0 || c.result != 0, nth < 10);
         io_sim_fault_clear(t->io);
@@ -237,7 +237,8 @@ static void test_failure_in_one_piece(void **state)
     free(b);
 }
 
-/* ---- Throttle: lower bounds of time only, so that a busy machine cannot fail them --------- */
+/* ---- Throttle: only lower bounds of the time are tested, so that a busy machine cannot fail them
+ * --- */
 
 #define LIMIT (40u << 20)
 
@@ -264,8 +265,8 @@ static void test_throttle_sync(void **state)
     free(b);
 }
 
-/* At a byte per second, a time beyond the clock's range is cut to the clock's end, and is not in
- * the past. */
+/* At one byte per second the reserved time soon exceeds the clock's range. It then stays at
+ * INT64_MAX instead of wrapping to the past. */
 static void test_throttle_overflow(void **state)
 {
     (void)state;
@@ -298,7 +299,7 @@ static void test_throttle_queue(void **state)
     submit(q, &w);
     assert_int_equal(io_queue_wait(q, 1, 1, 1000000, &done, &n, NULL), 0);
     int64_t waited = clock_now_ns() - t0;
-    /* the time-out was kept */
+    /* Either the wait lasted as long as its time-out, or the throttled write took its time. */
     assert_true(n == 0 || waited >= limit_ns(4 * MIB) * 98 / 100);
     if (n == 0)
         wait_one(q);
@@ -317,8 +318,8 @@ static void *ring(void *alarm)
     return NULL;
 }
 
-/* A ring ends a wait for requests, whether it comes before the wait or during it, and ends one wait
- * only. The throttle gives the request hours, and the waits a minute. */
+/* A ring ends one wait for requests, whether it comes before or during that wait. The throttle
+ * makes the request take hours, and each wait has a time-out of a minute. */
 static void test_alarm(void **state)
 {
     enum { MINUTE = 60 };
@@ -333,7 +334,7 @@ static void test_alarm(void **state)
     iotest_fill(b, IO_ALIGN, 1);
     struct io_req w = {.file = f, .op = IO_WRITE, .buf = b, .length = IO_ALIGN};
     bool is_done;
-    submit(q, &w); /* without the throttle it ends, and nothing has rung */
+    submit(q, &w); /* without the throttle the request ends, and no ring is pending */
     assert_int_equal(io_queue_await(q, minute_ns, &is_done, NULL), 0);
     assert_true(is_done && !io_queue_has_rung(q));
     wait_one(q);
@@ -384,7 +385,7 @@ static void test_cancel(void **state)
         n_all += n;
     }
     assert_int_equal(n_all, N);
-    assert_true(n_cancelled >= N - 3); /* all requests that had not begun */
+    assert_true(n_cancelled >= N - 3); /* every request that had not begun is cancelled */
     io_queue_cancel(q);                /* nothing to cancel */
     reqs[0] = (struct io_req){.file = f, .op = IO_READ, .buf = b, .length = MIB};
     submit(q, &reqs[0]);
@@ -482,8 +483,8 @@ static void test_little_memory_to_lock(void **state)
     io_file_close(f);
 }
 
-/* A queue gives way while a queue of the other io has pieces in flight: it continues with one piece
- * at a time, and with its full depth afterwards. */
+/* A queue of the other io has four pieces in flight, and has priority. Meanwhile this queue
+ * continues with one piece at a time; afterwards it uses its full depth. */
 static void test_shared_disk(void **state)
 {
     enum { N = 6 };
@@ -520,7 +521,7 @@ static void test_shared_disk(void **state)
             assert_int_equal(atomic_load(&turn.n_first), 0);
         }
     }
-    submit(first, &big); /* a closed queue delays no other */
+    submit(first, &big); /* a closed queue no longer holds up the other queue */
     io_queue_close(first);
     assert_int_equal(atomic_load(&turn.n_first), 0);
     io_queue_close(q);

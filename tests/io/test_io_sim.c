@@ -78,11 +78,11 @@ static void test_synced_data_survive(void **state)
     }
 }
 
-/* Counts the contents of each 4 KiB sector that was "old" when synced and then overwritten by
- * "new". */
+/* Counts sectors by their contents after a crash. Each sector held `old` durably and was then
+ * overwritten by `new`. */
 struct tally {
     unsigned old, new, torn, garbage;
-    /* garbage in one part of a sector, or in all of it */
+    /* of `garbage`: sectors with garbage in one part, and in all of the sector */
     unsigned garbage_part, garbage_all;
 };
 
@@ -130,7 +130,7 @@ static void test_unsynced_sectors_take_every_fate(void **state)
     }
     assert_int_equal(t.old + t.new + t.torn + t.garbage, 200 * N);
     assert_true(t.old > 100 && t.new > 100 && t.torn > 20 && t.garbage > 20);
-    /* Garbage covers a whole sector or one part. */
+    /* Garbage covers either a whole sector or one part of a sector. */
     assert_true(t.garbage_part > 5 && t.garbage_all > 5);
     assert_int_equal(t.garbage_part + t.garbage_all, t.garbage);
 }
@@ -206,7 +206,8 @@ static void test_a_lost_folder_takes_its_files(void **state)
     assert_true(n_lost > 0 && n_lost < 30);
 }
 
-/* Runs a short fixed history. Returns how far it came. */
+/* Makes 11 operations, 3 of them barriers. Returns 0, or the error of the first failing operation
+ * after the opening. A crash in the first two operations returns 0, too. */
 static int history(struct io *io)
 {
     uint8_t b[3 * SECTOR];
@@ -239,13 +240,14 @@ static void test_crash_at(void **state)
         io = open_sim(3);
         io_sim_crash_at(io, IO_SIM_AT_OP, n);
         int rc = history(io);
-        assert_true(rc == ERR_CRASHED || (rc == 0 && n <= 2)); /* mkdir and open */
+        /* the operations 1 and 2, mkdir and open */
+        assert_true(rc == ERR_CRASHED || (rc == 0 && n <= 2));
         assert_true(io_sim_crashed(io));
         assert_int_equal(io_sim_count(io, IO_SIM_AT_OP), n);
         struct io_file *f;
         assert_int_equal(io_file_open(io, "/new", IO_CREATE, &f, NULL), ERR_CRASHED);
         io_sim_restart(io);
-        if (n > 7) /* the folders and the first content are durable */
+        if (n > 7) /* by then the folders and the first content are durable */
             assert_true(io_exists(io, "/h"));
         io_close(io);
     }
@@ -302,7 +304,7 @@ static void test_fork(void **state)
         io_close(image);
     }
     assert_true(n_different > 3);
-    assert_true(io_sim_digest(io) == durable); /* undisturbed */
+    assert_true(io_sim_digest(io) == durable); /* forks leave the original disk unchanged */
     assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
     io_file_close(f);
     io_close(io);
@@ -458,9 +460,11 @@ static void test_sync_that_fails_and_then_lies(void **state)
         io_file_pwrite(f, "x", 1, 0, NULL);
         add_fault(io, (struct io_sim_fault){.kind = IO_SIM_SYNC_LIES, .count = 1});
         assert_int_equal(io_file_sync(f, NULL), -EIO);
-        assert_int_equal(io_file_sync(f, &err), -EIO); /* src/io keeps the error */
+        /* src/io remembers the first error */
+        assert_int_equal(io_file_sync(f, &err), -EIO);
         assert_non_null(strstr(err.msg, "earlier"));
-        assert_int_equal(io_file_sync(g, NULL), 0); /* the disk reports success again */
+        /* through a new handle the disk reports success */
+        assert_int_equal(io_file_sync(g, NULL), 0);
         assert_int_equal(io_file_pread(g, &c, 1, 0, NULL), 0);
         power_cycle(io);
         struct io_stat st;
@@ -513,11 +517,11 @@ static void test_capacity(void **state)
     assert_int_equal(io_file_allocate(g, 0, 7 * SECTOR, NULL), 0);
     assert_int_equal(io_unlink(io, "/g", NULL), 0);
     io_space(io, "/", &free_bytes, &total_bytes, NULL);
-    assert_int_equal(free_bytes, 0); /* it is still open */
+    assert_int_equal(free_bytes, 0); /* an unlinked file keeps its space while it is open */
     io_file_close(g);
     io_space(io, "/", &free_bytes, &total_bytes, NULL);
     assert_int_equal(free_bytes, 7 * SECTOR);
-    /* Data left by a crash take their own space, and no more. */
+    /* After a crash the content of f takes its own space only. */
     assert_int_equal(io_file_sync(f, NULL), 0);
     assert_int_equal(io_dir_sync(io, "/", NULL), 0);
     power_cycle(io);
@@ -561,8 +565,8 @@ static void test_stat(void **state)
     io_close(io);
 }
 
-/* Each operation on a name refuses one that is missing, of the wrong kind or leads upwards,
- * and fails without power. */
+/* Each operation on a name refuses a name that is missing, is of the wrong kind or leads upwards.
+ * It also fails while the disk has no power. */
 static void test_names_that_are_refused(void **state)
 {
     (void)state;
@@ -614,7 +618,7 @@ static void *hammer(void *arg)
     snprintf(path, sizeof path, "/t%u", me);
     struct io_file *f;
     if (io_file_open(io, path, IO_CREATE, &f, NULL) != 0)
-        return NULL; /* the other threads have used up all operations */
+        return NULL; /* the other threads have used up all operations before the crash */
     for (unsigned i = 0; i < 300; i++) {
         iotest_fill(b, sizeof b, me + i);
         if (io_file_pwrite(f, b, sizeof b, i * 100, NULL) != 0)

@@ -1,7 +1,9 @@
-/* test_io_syscalls.c - failing system calls under the real backends.  Each call that io_posix.c and
- * io_uring.c make is defined here, too: it passes through to the C library's or liburing's
- * function, and fails when a test asks.  The operation's error names call and place, nothing stays
- * half done, and later calls work again. */
+/* test_io_syscalls.c - failing system calls under the real backends.
+ *
+ * This file defines every call that io_posix.c and io_uring.c make. Each definition passes the call
+ * on to the function of the C library or of liburing, and fails when a test asks. After a failure
+ * the operation's error names call and place, nothing stays half done, and later calls work
+ * again. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,8 +27,8 @@
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
-/* The next `count` calls of `name` fail with `error`; if that is 0, they transfer at most
- * short_bytes. */
+/* The next `count` calls of `name` fail with `error`. If `error` is 0, they transfer at most
+ * short_bytes instead. */
 struct fault {
     const char *name;
     int error;
@@ -43,7 +45,7 @@ static struct fault *arm(const char *name, int error, unsigned count)
     return f;
 }
 
-/* Ends the faults. Returns how often they hit. */
+/* Removes the armed faults. Returns how many calls they changed. */
 static unsigned disarm(void)
 {
     unsigned n = armed[0].n_hits + armed[1].n_hits;
@@ -61,7 +63,8 @@ static const struct fault *hit_of(const char *name)
     return NULL;
 }
 
-/* For calls of the C library: they return -1 and set errno. */
+/* Returns whether this call shall fail, and sets errno. For calls of the C library, which return
+ * -1. */
 static bool fails(const char *name)
 {
     const struct fault *f = hit_of(name);
@@ -70,7 +73,8 @@ static bool fails(const char *name)
     return f != NULL;
 }
 
-/* For calls that transfer: returns -1 with errno, or how many of the n bytes are transferred. */
+/* For calls that transfer n bytes. Returns -1 with errno set, or the number of bytes that this call
+ * may transfer. */
 static ssize_t transfer(const char *name, size_t n)
 {
     const struct fault *f = hit_of(name);
@@ -80,7 +84,8 @@ static ssize_t transfer(const char *name, size_t n)
     return f->error != 0 ? -1 : (ssize_t)(n < f->short_bytes ? n : f->short_bytes);
 }
 
-/* The next definition of this name after the program's own. */
+/* The function of the C library or of liburing with this name, which the definition in this file
+ * hides. */
 #define REAL(name) ((__typeof__(&(name)))(uintptr_t)dlsym(RTLD_NEXT, #name))
 
 int open(const char *path, int flags, ...)
@@ -149,7 +154,7 @@ struct dirent *readdir(DIR *d)
     return fails("readdir") ? NULL : REAL(readdir)(d);
 }
 
-/* liburing's calls return the error. */
+/* Defines a call of liburing, which returns the negative error. */
 #define RING(name, parameters, arguments)                                                  \
     int name parameters                                                                    \
     {                                                                                      \
@@ -172,8 +177,9 @@ RING(io_uring_submit_and_wait_timeout,
 struct place {
     struct iotest *t;
     struct io_file *f;
-    const char *folder, *fresh; /* an existing folder; one that does not exist */
-    unsigned n_hits;            /* hits of faults that an operation has disarmed itself */
+    const char *folder, *fresh; /* an existing folder, and a name that does not exist */
+    /* calls failed by faults that an operation disarmed itself */
+    unsigned n_hits;
 };
 
 static int do_open(struct place *p, struct err *err)
@@ -247,7 +253,7 @@ static int do_list(struct place *p, struct err *err)
 {
     struct io_names names;
     int rc = io_list(p->t->io, p->t->dir, &names, err);
-    assert_int_equal(names.n, rc == 0 ? 2 : 0); /* no partial list */
+    assert_int_equal(names.n, rc == 0 ? 2 : 0); /* on failure the list is empty */
     io_names_free(&names);
     return rc;
 }
@@ -306,7 +312,7 @@ static int do_mkdirs(struct place *p, struct err *err)
 static const struct op {
     int (*run)(struct place *p, struct err *err);
     const char *call;
-    int error, code; /* code: the expected result */
+    int error, code; /* code: expected result of the operation */
     const char *says;
 } ops[] = {
     {do_open, "open", EMFILE, -EMFILE, "open "},
@@ -372,8 +378,8 @@ static void place_clear(struct place *p)
     io_unlink(p->t->io, iotest_path(p->t, "file"), NULL);
 }
 
-/* Each call fails with its code and a message that names call and reason; then it works on the same
- * file. */
+/* Each call fails with its code and a message that names call and reason. Then the same operation
+ * works on the same file. */
 static void test_each_operation(void **state)
 {
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
@@ -432,7 +438,7 @@ static void test_interrupted(void **state)
     place_clear(&p);
 }
 
-/* Short transfers are continued; one that makes no progress ends. */
+/* A short transfer is continued. A transfer of 0 bytes ends the operation. */
 static void test_short(void **state)
 {
     struct place p = place_make(state);
@@ -490,7 +496,7 @@ static void test_no_direct(void **state)
     place_clear(&p);
 }
 
-/* A file system without holes: the content is erased all the same. */
+/* On a file system without holes, punching overwrites the content with zeros. */
 static void test_punch_without_holes(void **state)
 {
     struct place p = place_make(state);
@@ -499,7 +505,7 @@ static void test_punch_without_holes(void **state)
     iotest_fill(big, sizeof big, 3);
     assert_int_equal(io_file_pwrite(p.f, big, sizeof big, 0, NULL), 0);
     arm("fallocate", EOPNOTSUPP, 1);
-    /* past the end */
+    /* the range may reach beyond the file's end */
     assert_int_equal(io_file_punch(p.f, IO_ALIGN, 100 * IO_ALIGN, &err), 0);
     disarm();
     uint64_t size;
@@ -511,7 +517,7 @@ static void test_punch_without_holes(void **state)
     place_clear(&p);
 }
 
-/* ... and if the zeros cannot be written, there is an error. */
+/* If the zeros cannot be written, punching fails. */
 static void test_punch_without_zeros(void **state)
 {
     struct place p = place_make(state);
@@ -610,7 +616,7 @@ static void test_ring_limits(void **state)
     place_clear(&p);
 }
 
-/* If the kernel lacks a resource for a moment, the request is still made. */
+/* If the kernel lacks a resource for a moment, the request is still carried out. */
 static void test_ring_goes_on(void **state)
 {
     static const int moments[] = {EINTR, ETIME, EAGAIN, EBUSY};
@@ -650,10 +656,12 @@ static void test_ring_breaks(void **state)
                   *list[] = {&req}, *done[1];
     struct err err = {0};
     unsigned n = 7;
-    arm("io_uring_submit", EBADF, 1); /* the flush: its error comes with the wait */
+    /* the submit fails; the next wait reports its error */
+    arm("io_uring_submit", EBADF, 1);
     io_queue_submit(q, list, 1);
     assert_int_equal(disarm(), 1);
-    arm("io_uring_submit_and_wait", EBADF, 2); /* the wait, and the one on closing */
+    /* the wait fails, and so does the one when the queue is closed */
+    arm("io_uring_submit_and_wait", EBADF, 2);
     assert_int_equal(io_queue_wait(q, 1, 1, -1, done, &n, &err), -EBADF);
     assert_non_null(strstr(err.msg, "uring queue: "));
     assert_int_equal(n, 0);

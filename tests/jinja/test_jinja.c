@@ -57,7 +57,8 @@ static int free_golden(void **state)
     return 0;
 }
 
-/* Reads a model's own template, which lies outside the repository and is not copied into it. */
+/* Reads a model's own configuration with its template. It lies in ../shared, because it must not be
+ * copied into the repository. */
 static struct json *model_config(const char *model)
 {
     char path[512];
@@ -93,7 +94,7 @@ static struct outcome render(const char *source, size_t n, const struct json *va
     return o;
 }
 
-/* Returns NULL if the result is the expected one, else the difference. */
+/* Returns NULL if the result is the expected one, else a description of the difference. */
 static const char *judge(const struct outcome *o, const struct json *expected)
 {
     static char why[900];
@@ -177,7 +178,8 @@ static void test_chats(void **state)
     }
     print_message("%zu conversations, %zu skipped: no ../shared/tokenizers\n", done,
                   skipped);
-    assert_in_range(done + skipped, 585, SIZE_MAX); /* none has vanished */
+    /* no case of the golden file is left out silently */
+    assert_in_range(done + skipped, 585, SIZE_MAX);
     assert_true(done > 150);
     assert_int_equal(bad, 0);
 }
@@ -225,7 +227,7 @@ static void expect_text(const char *source, const char *text)
     free(o.text);
 }
 
-/* Cases found by fuzzing; the texts are Jinja's. */
+/* Cases found by fuzzing; the expected texts come from the reference implementation. */
 static void test_corners(void **state)
 {
     (void)state;
@@ -239,7 +241,7 @@ static void test_corners(void **state)
         "-9223372036854775807 0 2 -2 0 6");
 }
 
-/* Returns a string with n times `unit`, which the caller frees. */
+/* Returns `before`, n times `unit`, and `after` as one string, which the caller frees. */
 static char *repeated(const char *before, const char *unit, size_t n, const char *after)
 {
     size_t k = strlen(unit);
@@ -304,7 +306,7 @@ static void test_limits(void **state)
     expect_error("{{ range(9999) | list | length }}", &small, ERR_LIMIT, "memory");
 }
 
-/* A long elif chain and a long text are not deep. */
+/* A long elif chain and a long text do not count as deep nesting. */
 static void test_long_is_not_deep(void **state)
 {
     (void)state;
@@ -318,8 +320,8 @@ static void test_long_is_not_deep(void **state)
 
 /* --- damage ------------------------------------------------------------------------- */
 
-/* Puts a piece of one template somewhere into another, and changes, cuts or doubles bytes.  The
- * result must be an answer or an error with its place. */
+/* Puts a piece of another template somewhere into this one, and changes, cuts or doubles bytes.
+ * Returns the new length. Rendering the result must give a text, or an error with its place. */
 static size_t mutate(struct rng *r, char *s, size_t n, size_t cap, const char *other,
                      size_t n_other)
 {

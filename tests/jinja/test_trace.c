@@ -22,7 +22,8 @@ static struct json *parse(const char *text)
     return v;
 }
 
-/* m is foreign, own is not. origin: a letter for each byte of the text, f foreign, - not. */
+/* `m` is a foreign string of the caller, `own` is not. `origin` has one letter for each byte of the
+ * expected text: f if the byte is foreign, else -. */
 static void expect(const char *source, const char *want, const char *origin)
 {
     struct jinja_template *t = NULL;

@@ -80,8 +80,8 @@ static void cut_with_counts(struct kv_table *t, int n_blocks, struct rng *rng)
     t->n_known = t->n_saved = t->n_named = 0;
 }
 
-/* Reserves and cuts at random: the distinct blocks in tables are exactly those that are not free.
- */
+/* Reserves and cuts tables at random. The blocks in tables are all distinct, and are exactly the
+ * blocks that are not free. */
 static void test_random_walk(void **state)
 {
     (void)state;
@@ -112,8 +112,8 @@ static void test_random_walk(void **state)
 
 enum { N_SEQS = 6, MAX_SEQ = 5 * 64 };
 
-/* A sequence as the engine has it; "computing" a position writes a value that depends on all tokens
- * so far. */
+/* A sequence, as the engine uses the pool. Its "state" at a position is a value that depends on all
+ * tokens up to it. */
 struct fake_seq {
     struct kv_table t;
     int root, n_tokens, n_done;
@@ -145,8 +145,8 @@ static void check_content(const struct fake_seq *s)
     }
 }
 
-/* Begins a sequence with few tokens and few roots, so that prefixes are common; takes and copies
- * known blocks. */
+/* Begins a sequence of random tokens. There are few distinct tokens and roots, so prefixes are
+ * often shared. Takes known blocks and copies a known tail. Returns the number of taken blocks. */
 static int begin(struct fake_seq *s, struct rng *rng, int *n_copies)
 {
     int n_unused, n_copied = 0;
@@ -229,7 +229,7 @@ static void test_reuse(void **state)
     kv_pool_destroy(keeping);
 }
 
-/* The least recently used goes first, and a prefix not before its continuation. */
+/* The least recently used block is evicted first, and a chain's head not before its tail. */
 static void test_eviction_order(void **state)
 {
     (void)state;
@@ -248,7 +248,7 @@ static void test_eviction_order(void **state)
         kv_table_free(keeping, &t);
     }
     assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[0], 256, false), 4);
-    kv_table_free(keeping, &t); /* now the second is the least recently used */
+    kv_table_free(keeping, &t); /* now the second chain is the least recently used */
     for (int want = 4; want >= 0; want--) {
         assert_int_equal(kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused),
                          want);
@@ -269,8 +269,9 @@ static void test_eviction_order(void **state)
     kv_pool_destroy(keeping);
 }
 
-/* Fills a pool of 8 blocks with two chains of 4, the first of which a waiting request needs, and
- * takes `n` blocks. Returns how many of the first chain are left. */
+/* Fills a pool of 8 blocks with two chains of 4 blocks. A waiting request needs the first chain,
+ * which is the least recently used. Then takes `n` blocks. Returns how many blocks of the first
+ * chain are left, and stores the second chain's in *n_other. */
 static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
 {
     struct kv_pool_opts o = opts;
@@ -284,7 +285,7 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < 4 * 64; i++)
             tokens[k][i] = k;
-        if (k == 1) /* the first chain is the least recently used */
+        if (k == 1) /* announced before the second chain is made */
             kv_pool_expect(keeping, &roots[0], tokens[0], 256, 1);
         assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
         kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
@@ -295,7 +296,7 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
     int left = kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused);
     *n_other = kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused);
     kv_table_free(keeping, &t);
-    /* When its request was served, the first chain is the oldest again. */
+    /* When the waiting request has ended, the first chain is no longer protected. */
     kv_pool_expect_no_more(keeping, &roots[0], tokens[0], 256, 1);
     assert_int_equal(kv_pool_n_expected(keeping), 0);
     kv_pool_destroy(keeping);
@@ -345,11 +346,11 @@ static void test_a_waiting_request_keeps_its_blocks(void **state)
     assert_int_equal(left_of_the_upcoming(PLACEMENT_OURS, 3, &other), 4);
     assert_int_equal(other, 1);
     assert_int_equal(left_of_the_upcoming(PLACEMENT_OURS, 6, &other), 2);
-    assert_int_equal(other, 0); /* there was nothing else to evict */
+    assert_int_equal(other, 0); /* only blocks of the waiting request were left to evict */
 }
 
-/* Fills a pool of 8 blocks with two chains of 4, the first of which has a hint of its next use, and
- * takes 3 blocks. Returns how many of the first chain are left. */
+/* Fills a pool of 8 blocks with two chains of 4 blocks, the first of which has a hint of its next
+ * use. Then takes 3 blocks. Returns how many blocks of the first chain are left. */
 static int left_of_the_hinted(enum placement_kind policy, uint32_t reuse_in)
 {
     struct kv_pool_opts o = opts;
@@ -418,7 +419,8 @@ static void test_every_policy_evicts_leaves(void **state)
     }
 }
 
-/* Returns how many tokens of the block after n_full blocks another sequence may copy. */
+/* Returns how many tokens another sequence may copy from the partial block behind n_full full
+ * blocks. */
 static int known_of_tail(const int32_t *tokens, int n_full)
 {
     struct kv_table other = {0};
@@ -430,8 +432,8 @@ static int known_of_tail(const int32_t *tokens, int n_full)
     return n_copied;
 }
 
-/* A partial block is known with its present number of tokens, each time it grows; both as the first
- * block, and after a full one. */
+/* Each time a partial block grows, it is known with its new number of tokens. That holds for a
+ * sequence's first block and for one behind a full block. */
 static void test_a_growing_block_is_known_anew(void **state)
 {
     (void)state;
@@ -448,7 +450,8 @@ static void test_a_growing_block_is_known_anew(void **state)
         kv_table_keep(keeping, &t, &roots[0], tokens, n_done);
         assert_int_equal(t.n_known, n_done / 64);
         assert_int_equal(known_of_tail(tokens, n_done / 64), n_done % 64);
-        kv_table_keep(keeping, &t, &roots[0], tokens, n_done); /* nothing new */
+        /* a second call changes nothing */
+        kv_table_keep(keeping, &t, &roots[0], tokens, n_done);
         kv_table_keep(keeping, &t, &roots[0], tokens, n_done - n_done % 64 / 2);
         assert_int_equal(known_of_tail(tokens, n_done / 64), n_done % 64);
     }
@@ -459,7 +462,7 @@ static void test_a_growing_block_is_known_anew(void **state)
     kv_pool_destroy(keeping);
 }
 
-/* Adds the pool's reports to count[name]. */
+/* Adds the pool's reported changes to count[name]: +1 if the name is now held, -1 if not. */
 static void count_changes(int *count, int n_names)
 {
     struct kv_change c[3];
@@ -471,8 +474,8 @@ static void count_changes(int *count, int n_names)
         }
 }
 
-/* Each name is reported when its block is known, and when the block is reused.  Changes that cancel
- * out between two reports are not reported. */
+/* A name is reported when its block becomes known, and again when the block is reused. If both
+ * happen between two reports, neither is reported. */
 static void test_names_come_and_go_with_their_blocks(void **state)
 {
     (void)state;
@@ -494,11 +497,11 @@ static void test_names_come_and_go_with_their_blocks(void **state)
         if (k == 0)
             count_changes(count, 13);
     }
-    /* The third chain has the first one's blocks. */
+    /* The third chain has taken the blocks of the first chain. */
     count_changes(count, 13);
     for (int i = 1; i < 13; i++)
         assert_int_equal(count[i], i > 4);
-    /* A cached block that is taken, and named again by its old name, keeps it when given back. */
+    /* A kept block is taken, gets its old name again, and is given back: it still has the name. */
     assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[2], 256, false), 4);
     assert_int_equal(t.n_named, 0);
     kv_table_name(keeping, &t, 9);

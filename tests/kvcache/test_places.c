@@ -118,8 +118,8 @@ static void numbers_say_the_class(void **state)
 
 /* --- the pool of numbers ---------------------------------------------------------------------- */
 
-/* Entries of even index come from class 3, others from class 1. If that class has no blocks, the
- * other classes follow in order. */
+/* Blocks with an even index in a table prefer class 3, those with an odd index class 1. If that
+ * class has no free block, the other classes follow in order. */
 static const int *even_odd(void *arg, const struct kv_table *t)
 {
     static const int even[] = {3, 0, 1, 2, 4}, odd[] = {1, 0, 2, 3, 4};
@@ -155,7 +155,8 @@ static void a_pool_of_numbers_takes_classes_in_order(void **state)
     assert_true(a.tail != 0 && b.tail != 0 && a.tail != b.tail);
     assert_int_equal(kv_table_reserve(pool, &c, 64, NULL), ERR_LIMIT);
     assert_int_equal(c.tail, 0);
-    /* Full blocks are known and shared; partial ones are not known, so none is copied. */
+    /* A full block becomes known and is shared. A partial block does not become known, so no tail
+     * is copied. */
     for (int i = 0; i < 64 * 6; i++)
         tokens[i] = i;
     kv_table_keep(pool, &a, &root, tokens, 5 * 64 + 10);
@@ -169,7 +170,7 @@ static void a_pool_of_numbers_takes_classes_in_order(void **state)
     assert_int_equal(n_copied, 0);
     assert_int_equal(b.n_blocks, 5);
     kv_table_cut(pool, &b, 0);
-    /* A freed number returns to its class; known ones are evicted when nothing is free. */
+    /* A freed number returns to its class. When nothing is free, known blocks are evicted. */
     assert_int_equal(kv_table_reserve(pool, &c, 7 * 64, NULL), 0);
     int seen[7] = {0};
     for (int i = 0; i < 7; i++)

@@ -1,5 +1,6 @@
-/* test_prefix.c - the tree of blocks against a list of all nodes: after every change each look-up
- * equals a comparison with all nodes, and the least recently left leaf is evicted. */
+/* test_prefix.c - the tree of blocks, compared with a plain list of all its nodes. After every
+ * change each look-up equals a comparison with all nodes. The victim is the leaf that was used
+ * least recently. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +14,7 @@
 
 enum { N = 14, B = KV_BLOCK_TOKENS, ROOTS = 2 };
 
-/* The expected node. n_tokens 0: the block is not a node. */
+/* The expected node of a block. n_tokens is 0 if the block is not a node. */
 struct model {
     int root, parent, n_tokens;
     int32_t tokens[B];
@@ -32,7 +33,8 @@ static int below(int n)
     return (int)rng_below(&rng, (uint64_t)n);
 }
 
-/* Draws tokens that often agree with others, up to any place. */
+/* Draws tokens that differ from 0, 1, 2, ... in one place. So two draws often agree up to some
+ * place. */
 static void draw_tokens(int32_t *tokens)
 {
     for (int i = 0; i < B; i++)
@@ -137,7 +139,7 @@ static void put(int b)
     int n = m->n_tokens + 1 + below(B - m->n_tokens);
     n = below(2) == 0 ? B : n;
     if (n == B && find(m->root, m->parent, tokens) != PREFIX_NONE)
-        return; /* the same full node is never made twice */
+        return; /* a full node is never added twice */
     memcpy(m->tokens, tokens, sizeof tokens);
     m->n_tokens = n;
     prefix_put(x, b, &root[m->root], m->parent, m->tokens, n);

@@ -78,7 +78,7 @@ static void test_width_is_bounded(void **state)
     assert_string_equal(narrow, forty);
     int n = timeline_text(&lanes, 100000, wide, sizeof wide);
     assert_true(n < 4 * 401);
-    /* returns only the length */
+    /* without a buffer it returns the length only */
     assert_int_equal(timeline_text(&lanes, 100000, NULL, 0), n);
     timeline_text(&lanes, 100000, wide, 10);
     assert_int_equal(strlen(wide), 9);
@@ -101,7 +101,7 @@ static void test_svg(void **state)
     assert_int_equal(timeline_svg(&lanes, "a <b> & c", svg, (size_t)n + 1), n);
     assert_int_equal(strlen(svg), n);
     assert_non_null(strstr(svg, "a &lt;b&gt; &amp; c"));
-    /* 3 reads, 5 restorations, 5 prefills, the head */
+    /* 3 reads, 5 restorations, 5 prefills, and one more for the output head */
     assert_int_equal(count(svg, "<title>"), 14);
     assert_int_equal(count(svg, "</title></rect>"), 14);
     assert_int_equal(count(svg, "<text"), count(svg, "</text>"));
@@ -110,8 +110,8 @@ static void test_svg(void **state)
     free(svg);
 }
 
-/* Compares the whole picture byte for byte. HCACHE_WRITE_GOLDEN=1 rewrites the golden file: then
- * look at it. */
+/* Compares the whole picture with the golden file, byte for byte. HCACHE_WRITE_GOLDEN=1 rewrites
+ * the golden file; look at the new picture then. */
 static void test_svg_is_golden(void **state)
 {
     (void)state;

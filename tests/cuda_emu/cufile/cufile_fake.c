@@ -51,7 +51,8 @@ struct fake_batch {
     bool ended[MOST], stuck[MOST];
 };
 
-/* Symbols that are looked up by name: the functions of cuFile in use, and cufile_fake.h's. */
+/* The loader looks these symbols up by name: the functions of cuFile that the program uses, and
+ * that of cufile_fake.h. */
 struct cufile_fake *cufile_fake(void);
 struct error cuFileSetParameterBool(int param, bool value);
 struct error cuFileDriverOpen(void);
@@ -128,11 +129,13 @@ struct error cuFileDriverClose_v2(void)
     return (struct error){0, 0};
 }
 
-/* 56 bytes: the control flags are the eighth 4-byte number, the features the ninth. */
+/* The properties have 56 bytes. The eighth 4-byte number has the control flags, the ninth the
+ * features. */
 struct error cuFileDriverGetProperties(unsigned *p)
 {
     memset(p, 0, 56);
-    p[7] = 1u << 1; /* the parameter overrides it */
+    /* compatibility mode is on by default; the parameter overrides this flag */
+    p[7] = 1u << 1;
     p[8] = f.no_batches ? 0 : 1u << 1;
     return (struct error){0, 0};
 }
@@ -218,7 +221,7 @@ struct error cuFileBatchIOSubmit(struct fake_batch *b, unsigned n, struct io *io
     return e;
 }
 
-/* The read's bytes arrive now. */
+/* Reads the file into device memory; called only when the caller learns of the read's end. */
 static void do_read(struct fake_batch *b, unsigned i, struct event *e)
 {
     const struct io *a = &b->io[i];

@@ -19,11 +19,11 @@ struct cufile_fake {
     unsigned long long n_bytes;
     int compat_forbidden;
 
-    /* The n-th call of this kind from now on (0: the next) fails with cuFile's error for it; -1:
-     * none. */
+    /* Each makes the n-th call of its kind from now on (0: the next) fail with cuFile's error for
+     * that call; -1: no call fails. */
     int fail_forbid, fail_driver, fail_memory, fail_file, fail_submit, fail_status;
-    /* The n-th read from now on, once it is waited for: fails, is short by a page, has a wrong bit,
-     * never ends. */
+    /* Each gives the n-th read from now on one fault, which shows when the read is waited for: the
+     * read fails, is short by a page, has a wrong bit, or never ends. -1: no fault. */
     int fail_read, short_read, flip_read, stuck_read;
     int no_batches; /* the driver does not support batches */
 };

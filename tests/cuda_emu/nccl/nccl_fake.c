@@ -13,7 +13,8 @@ struct comm {
     int rank, n;
 };
 
-/* Symbols that are looked up by name: the functions of NCCL in use, and nccl_fake.h's. */
+/* The loader looks these symbols up by name: the functions of NCCL that the program uses, and that
+ * of nccl_fake.h. */
 struct nccl_fake *nccl_fake(void);
 const char *ncclGetErrorString(int code);
 int ncclCommInitAll(struct comm **comms, int n, const int *devices);
