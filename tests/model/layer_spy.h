@@ -1,7 +1,8 @@
 /* layer_spy.h - a layer_source that records acquires and releases of layers, for tests.
  *
- * It lends private copies of the layers, and wipes a copy when its last holder releases it: an
- * operation that is queued outside of acquire and release finds no weights and ends the test. */
+ * It lends private copies of the layers, and wipes a copy when the copy's last holder releases it.
+ * So an operation that is queued outside of acquire and release finds wiped weights, and the test
+ * fails. */
 #ifndef TESTS_MODEL_LAYER_SPY_H
 #define TESTS_MODEL_LAYER_SPY_H
 
@@ -15,9 +16,10 @@ struct layer_spy {
     struct model *m;
     struct layer_weights lent[SPY_MAX_LAYERS];
     int n_holders[SPY_MAX_LAYERS];
-    int events[SPY_MAX_EVENTS]; /* l + 1: acquired; -(l + 1): released */
+    /* in order: l + 1 if layer l was acquired, -(l + 1) if it was released */
+    int events[SPY_MAX_EVENTS];
     int n_events, n_read;
-    int fail_at; /* acquiring this layer fails with -EIO; -1: none */
+    int fail_at; /* acquiring this layer fails with -EIO; -1: no acquire fails */
     /* The next n_kv_only acquires of this layer get only the weights for K and V. */
     int kv_only_layer, n_kv_only;
 };
@@ -26,13 +28,14 @@ void spy_begin(struct layer_spy *spy, struct model *m);
 /* Fails the test if a layer is still held. */
 void spy_end(struct layer_spy *spy);
 
-/* Fails the test unless the next events are those of one pass over layers [first, end): each is
- * acquired, then released, in ascending order. */
+/* Fails the test unless the next events are those of one pass over layers [first, end): each layer
+ * is acquired and then released, in ascending order. */
 void spy_expect_pass(struct layer_spy *spy, int first, int end);
 /* Fails the test unless all events were expected. */
 void spy_expect_end(const struct layer_spy *spy);
-/* Reads the events of any number of uses of single layers, each released before the next is
- * acquired. Returns their number. For projections, whose order depends on the reads. */
+/* Reads the events of any number of uses of single layers, in which each layer is released before
+ * the next is acquired. Returns the number of uses. For projections, whose order depends on the
+ * reads. */
 int spy_take_single_uses(struct layer_spy *spy);
 
 #endif

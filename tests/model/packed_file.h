@@ -6,8 +6,8 @@
 
 struct io;
 
-/* Packs `source` for n_ranks devices of this name into a new file in `dir`; path gets the file's
- * full path. weights NULL: the checkpoint's. */
+/* Packs `source` for n_ranks devices of the kind `device` into a new file in `dir`. path gets the
+ * file's full path. weights is model_opts.weights; NULL keeps the checkpoint's type. */
 void packed_file_make(const char *dir, const char *source, const char *device, int n_ranks,
                       const char *weights, char path[PATH_MAX]);
 

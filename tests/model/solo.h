@@ -19,13 +19,15 @@ struct solo {
     int64_t n_tokens; /* tokens fed so far */
 };
 
-/* `device`: "ref" or "cpu"; `dtype`: of the state, NULL for the checkpoint's. */
+/* Opens `source` on one device, "ref" or "cpu". dtype is that of the state; NULL: the
+ * checkpoint's. */
 void solo_open(struct solo *t, const char *source, const char *device, const char *dtype,
                int n_threads);
 /* Opens on the CPU, with matrices held as `weights` (model_opts.weights). */
 void solo_open_held(struct solo *t, const char *source, const char *dtype,
                     const char *weights);
-/* Opens on n_ranks devices of this name, with these options; dev is set by the function. */
+/* Opens on n_ranks devices of the kind `device`, with these options. The function itself sets
+ * opts.dev. */
 void solo_open_as(struct solo *t, const char *source, const char *device, int n_ranks,
                   int n_threads, const struct model_opts *opts);
 void solo_close(struct solo *t);
@@ -39,6 +41,7 @@ void solo_feed_tapped(struct solo *t, const int32_t *ids, int n, float *logits,
 int solo_try(struct solo *t, const int32_t *ids, int n, float *logits,
              const struct model_tap *tap);
 
-int32_t solo_best(const struct solo *t, const float *logits); /* the lowest id of equals */
+/* the id with the largest logit, the lowest of several */
+int32_t solo_best(const struct solo *t, const float *logits);
 
 #endif

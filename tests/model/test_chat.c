@@ -87,7 +87,8 @@ static struct tm golden_now(const struct json *golden)
     return tm;
 }
 
-/* Returns a conversation's other variables, without those that have parameters of their own. */
+/* Returns a conversation's remaining template variables: those that are no parameters of
+ * chat_render. */
 static struct json *kwargs_of(const struct json *talk)
 {
     static const char *const placed[] = {"messages",  "tools",     "add_generation_prompt",
@@ -145,7 +146,8 @@ static bool as_expected(const char *source, const struct json *talk, const struc
     char *text = NULL;
     size_t n = 0, n_want = 0;
     int rc = chat_render(t, &r, &text, &n, &err);
-    /* The reference leaves out calls that a template does not show; here they are refused. */
+    /* If a template shows no tool calls, the reference leaves them out, and chat_render refuses the
+     * conversation. */
     check_traced(t, &r, rc, text, n);
     if (!chat_abilities(t).calls && has_calls(r.messages)) {
         bool is_refused = rc == ERR_USAGE && strstr(err.msg, "does not show tool calls");
@@ -202,7 +204,8 @@ static void test_golden(void **state)
     print_message("%zu conversations, %zu skipped: no ../shared/tokenizers\n", done,
                   skipped);
     json_free(golden);
-    assert_in_range(done + skipped, 480, SIZE_MAX); /* none has vanished */
+    /* no recorded case is left out silently */
+    assert_in_range(done + skipped, 480, SIZE_MAX);
     assert_true(done > 150);
     assert_int_equal(bad, 0);
 }
@@ -271,8 +274,8 @@ static void test_arguments(void **state)
            NULL, 0, "[{\"role\": \"assistant\", \"content\": \"x\"}]None");
 }
 
-/* Templates that accept calls in only one form.  The one that tests `content is none` leaves out
- * the call of a message whose content is "", as well-known templates do. */
+/* Templates that accept tool calls in only one form. The template that tests `content is none`
+ * leaves out the call of a message whose content is "", as well-known templates do. */
 static void test_calls(void **state)
 {
     (void)state;
@@ -294,10 +297,10 @@ static void test_calls(void **state)
                "Uq[f {\"a\": 1}]");
         expect(CALLS_OF("m.content == ''", OBJECT), empty[i], NULL, 0, "Uq[f {\"a\": 1}]");
         expect(CALLS_OF("m.tool_calls", OBJECT), empty[i], NULL, 0, "Uq[f {\"a\": 1}]");
-        /* Text: byte by byte as it came. */
+        /* A template that wants text gets the arguments byte by byte as they came. */
         expect(CALLS_OF("m.content is none", TEXT), empty[i], NULL, 0, "Uq[f {\"a\":  1}]");
         expect(CALLS_OF("m.content is defined", "{{ c.function.arguments }}"), empty[i],
-               NULL, 0, "Uq[{\"a\":  1}]"); /* never {'a': 1} */
+               NULL, 0, "Uq[{\"a\":  1}]"); /* never Python's {'a': 1} */
     }
     const char *both = TALK(", \"content\": \"said\"");
     expect(CALLS_OF("m.tool_calls", OBJECT), both, NULL, 0, "Uq[f {\"a\": 1}]");

@@ -388,7 +388,8 @@ static void test_unknown_fields(void **state)
         refuse(text, ERR_UNSUPPORTED, "'residual_gain': this field is not known in");
         snprintf(text, sizeof text, "%s, \"is_encoder_decoder\": true}", start);
         refuse(text, ERR_FORMAT,
-               "is_encoder_decoder"); /* the field occurs twice, so the file is invalid */
+               /* the written field occurs twice, so the file is invalid */
+               "is_encoder_decoder");
         snprintf(text, sizeof text, "%s, \"tie_word_embedding\": false}", start);
         refuse(text, ERR_UNSUPPORTED, "'tie_word_embedding'");
         if (strcmp(as_published[i].type, "opt") == 0)
@@ -582,7 +583,8 @@ static void test_load(void **state)
     char pipe[TEMPDIR_BYTES + 16];
     snprintf(pipe, sizeof pipe, "%s/config.json", dir);
     assert_int_equal(mkfifo(pipe, 0600), 0);
-    assert_int_equal(config_load(&c, dir, &err), ERR_FORMAT); /* and does not wait */
+    /* a pipe is refused without waiting for its writer */
+    assert_int_equal(config_load(&c, dir, &err), ERR_FORMAT);
     assert_non_null(strstr(err.msg, "config.json: not a regular file"));
     assert_int_equal(unlink(pipe), 0);
 

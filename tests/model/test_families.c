@@ -1,13 +1,14 @@
 /* test_families.c - every family gives the reference library's logits.
  *
  * tests/model/golden/families/NAME holds a tiny random checkpoint that the library saved, and the
- * library's float64 results for it (tools/golden/make_families.py):
- *   f32   logits of the prefill and of 8 decode steps within 1e-4 of the largest; greedy ids equal
- *   bf16  the error against float64 is no larger than that of the library's own bf16 run
- *   f16   (11 bits of mantissa, not 8) the same bound
+ * library's float64 results for it (tools/golden/make_families.py). For each state type:
+ * f32 logits of the prefill and of 8 decode steps within 1e-4 of the largest; greedy ids equal
+ * bf16 the error against float64 is no larger than that of the library's own bf16 run
+ * f16 the same bound as bf16 (f16 has 11 bits of mantissa, bf16 has 8)
  *
- * And in every type, bit for bit: logits do not depend on how the prompt is cut and on the number
- * of threads; K and V projected from a layer's saved input are those of the forward pass. */
+ * Two promises hold bit for bit in every type: logits do not depend on how the prompt is cut and on
+ * the number of threads, and K and V projected from a layer's saved input are those of the forward
+ * pass. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +33,7 @@ struct expected {
     int32_t prompt[N_PROMPT], decode[N_DECODE];
     int n_positions;
     int32_t positions[MAX_POSITIONS];
-    /* the logits of `positions`, then those of the decode steps */
+    /* the logits at `positions`, followed by those of the decode steps */
     double logits[MAX_POSITIONS + N_DECODE][VOCAB];
     double bf16_rms, bf16_max;
 };
@@ -156,7 +157,8 @@ static int save_layer(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* The projection that restores, over all rows and over a part of them. */
+/* Checks the projection that restores K and V from hidden states, over all rows and over a part of
+ * them. */
 static void check_projection(const char *family, struct solo *t, const struct expected *x)
 {
     static struct saved saved;

@@ -47,10 +47,11 @@ static void test_family_is_the_folder_bit_for_bit(void **state)
     const char *name = *state;
     snprintf(a, sizeof a, FAMILIES "%s", name);
     snprintf(b, sizeof b, GGUF "%s.gguf", name);
-    logits_of(a, NULL, folder, &ha); /* the state dtype is the folder's, too */
+    logits_of(a, NULL, folder, &ha); /* state gets the folder's dtype */
     logits_of(b, NULL, gguf, &hb);
     assert_memory_equal(folder, gguf, sizeof folder);
-    /* If every value has the folder's type, the state may be shared; otherwise it must not be. */
+    /* Only llama.gguf holds every tensor in the folder's type. So only its weights may have the
+     * folder's hash, which lets both share saved state. */
     assert_int_equal(memcmp(&ha, &hb, sizeof ha) == 0, strcmp(name, "llama") == 0);
 }
 
@@ -68,7 +69,8 @@ static void test_asked_dtype(void **state)
     }
 }
 
-/* The file has a factor per frequency, rounded to f32, instead of Llama 3.1's formula. */
+/* The file has a factor for each frequency, rounded to f32, where the folder has Llama 3.1's
+ * formula. */
 static void test_rope_factors_are_the_formula(void **state)
 {
     (void)state;
@@ -84,14 +86,15 @@ static void test_rope_factors_are_the_formula(void **state)
     }
     if (off > 2e-5f * largest)
         fail_msg("off by %g of %g", (double)off, (double)largest);
-    assert_memory_equal(gguf, split, sizeof gguf); /* for any number of files */
+    /* a model split into several files gives the same bits */
+    assert_memory_equal(gguf, split, sizeof gguf);
     assert_memory_equal(&h, &of_split, sizeof h);
 }
 
 /* --- quantised files ---------------------------------------------------------------------- */
 
-/* llama.cpp's quantiser made NAME.gguf; NAME.json has llama.cpp's results from its values in f32
- * (tools/golden/make_gguf_mixed.py). */
+/* llama.cpp's quantiser made NAME.gguf. NAME.json has the logits that llama.cpp computes in f32
+ * from the file's decoded values (tools/golden/make_gguf_mixed.py). */
 static void gives_the_oracles_logits(const char *name)
 {
     char path[128];
@@ -129,8 +132,9 @@ static void gives_the_oracles_logits(const char *name)
             largest = fmax(largest, fabs(want));
         }
     assert_true(json_count(rows) > 3);
-    /* llama.cpp's exponentials are partly f16 tables: a folder in F32 also differs by 5e-4 of the
-     * largest logit; a wrong scale or a wrong row differs by 1e-1 and more. */
+    /* The bound leaves room for llama.cpp's exponentials, which are partly f16 tables: a folder in
+     * F32 also differs by 5e-4 of the largest logit. A wrong scale or a wrong row differs by 1e-1
+     * and more. */
     if (off > 2e-3 * largest)
         fail_msg("off by %g of %g", off, largest);
     json_free(j);
@@ -140,7 +144,7 @@ static void gives_the_oracles_logits(const char *name)
 static void test_quantised_types_give_the_oracles_logits(void **state)
 {
     (void)state;
-    gives_the_oracles_logits("mixed"); /* nine types */
+    gives_the_oracles_logits("mixed"); /* has tensors of nine types */
     gives_the_oracles_logits("bf16");
 }
 
@@ -162,10 +166,11 @@ static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state
     struct weights_choice c = choose(GGUF "llama3.gguf", WEIGHTS_DOWN_TO_BF16);
     assert_int_equal(c.n_tried, 1);
     assert_int_equal(c.tried[0].held, WEIGHTS_BF16);
-    assert_true(c.tried[0].kl == 0); /* its values are bf16 */
+    assert_true(c.tried[0].kl == 0); /* the file's values are bf16, so nothing is lost */
     assert_int_equal(c.held, WEIGHTS_BF16);
 
-    c = choose("models/demo", WEIGHTS_DOWN_TO_Q8); /* q8 changes its predictions too much */
+    /* q8 changes this model's predictions too much */
+    c = choose("models/demo", WEIGHTS_DOWN_TO_Q8);
     assert_int_equal(c.n_tried, 2);
     assert_int_equal(c.tried[0].held, WEIGHTS_Q8); /* the smallest is tried first */
     assert_true(c.tried[0].kl > WEIGHTS_MAX_KL);
@@ -175,9 +180,9 @@ static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state
     c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q8);
     assert_true(c.tried[0].kl > 0 && c.tried[0].kl <= WEIGHTS_MAX_KL);
     assert_int_equal(c.held, WEIGHTS_Q8);
-    assert_int_equal(c.n_tried, 1); /* larger ones are not tried */
+    assert_int_equal(c.n_tried, 1); /* larger formats are not tried */
 
-    /* its 4-bit tensors are used as they are */
+    /* the 4-bit tensors of this file are used as they are */
     c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q4);
     assert_true(c.tried[0].kl > 0 && c.tried[0].kl <= WEIGHTS_MAX_KL_Q4);
     assert_int_equal(c.held, WEIGHTS_Q4);
@@ -197,7 +202,8 @@ static float *rows_of(const struct solo *t, const struct weight *w)
     return out;
 }
 
-/* Checks that q4's matrix has exactly the values of f32's rows [row, row + n). */
+/* Checks that `part`, held in the file's own format, has exactly the values of rows [row, row + n)
+ * of `all`, held in f32. */
 static void expect_rows(const struct solo *a, const struct weight *all, int64_t row,
                         const struct solo *b, const struct weight *part)
 {
@@ -209,8 +215,8 @@ static void expect_rows(const struct solo *a, const struct weight *all, int64_t 
     free(got);
 }
 
-/* 4-bit tensors keep their type and exactly the file's values, in the order of the model's rows;
- * matrices made of other types, even in part, have 8 bits. */
+/* 4-bit tensors keep their type and exactly the file's values, in the order of the model's rows. A
+ * matrix of which even a part has another type is held in 8 bits. */
 static void test_4_bit_tensors_are_held_as_they_are(void **state)
 {
     (void)state;
@@ -220,10 +226,10 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
     const struct layer_weights *la = a.m->w.layers, *lb = b.m->w.layers;
     assert_int_equal(lb->wq.dtype, DTYPE_Q4_K);
     assert_int_equal(lb->wo.dtype, DTYPE_Q4_0);
-    assert_int_equal(lb->wkv.dtype, DTYPE_Q8); /* W_k: Q5_K */
+    assert_int_equal(lb->wkv.dtype, DTYPE_Q8); /* W_k is Q5_K in the file */
     assert_int_equal(lb->wv.dtype, DTYPE_Q6_K);
-    assert_int_equal(lb->w_up.dtype, DTYPE_Q8);   /* Q4_1 and Q5_0 */
-    assert_int_equal(lb->w_down.dtype, DTYPE_Q8); /* Q5_1 */
+    assert_int_equal(lb->w_up.dtype, DTYPE_Q8);   /* Q4_1 and Q5_0 in the file */
+    assert_int_equal(lb->w_down.dtype, DTYPE_Q8); /* Q5_1 in the file */
     assert_int_equal(b.m->w.head.dtype, DTYPE_Q8);
     expect_rows(&a, &la->wq, 0, &b, &lb->wq);
     expect_rows(&a, &la->wo, 0, &b, &lb->wo);
@@ -264,7 +270,8 @@ static void test_6_bit_tensors_are_held_as_they_are(void **state)
     solo_close(&b);
 }
 
-/* Each of two ranks has its own columns of W_o: rows of blocks are cut between blocks. */
+/* Each of two ranks has its own columns of W_o. The rows of quantised blocks are cut between
+ * blocks. */
 static void test_ranks_have_their_columns(void **state)
 {
     (void)state;
@@ -296,7 +303,7 @@ static void test_ranks_have_their_columns(void **state)
     solo_close(&b);
 }
 
-/* Each layer has its own types. */
+/* A file may give each layer other types. */
 static void test_layers_differ(void **state)
 {
     (void)state;
@@ -314,7 +321,8 @@ static void test_layers_differ(void **state)
     solo_close(&t);
 }
 
-/* A quantised file is held as `auto` chooses unless the options name a format; state is bf16. */
+/* Without an option, or with "auto", a quantised file is held in the format that `auto` measures to
+ * be good enough. An option names another format. State is bf16 in each case. */
 static void test_quantised_files_are_held_as_measured(void **state)
 {
     (void)state;
@@ -334,7 +342,8 @@ static void test_quantised_files_are_held_as_measured(void **state)
         hashes[i] = t.m->w.hash;
         solo_close(&t);
     }
-    for (int i = 1; i < 4; i++) /* hash of the decoded values */
+    /* the hash is over the decoded values, so the format does not change it */
+    for (int i = 1; i < 4; i++)
         assert_memory_equal(&hashes[0], &hashes[i], sizeof hashes[0]);
     for (int i = 0; i < 2; i++) {
         solo_open_held(&t, GGUF "mixed.gguf", NULL, i == 0 ? NULL : "auto");
@@ -420,12 +429,13 @@ static void test_unknown_things_are_refused_by_name(void **state)
            "is file 2 of 3 of a model: give the first");
 }
 
-/* A scalar with a key that no reader asks for: f32, u32 and bool are GGUF's types 6, 4 and 7. */
+/* An additional entry with a key that the reader does not know. GGUF's type numbers: f32 6, u32 4,
+ * bool 7. */
 struct extra {
     const char *key;
     uint32_t type;
     double value;
-    bool is_array; /* an array of one such value */
+    bool is_array; /* whether the value is wrapped in an array of one element */
     bool passes;
 };
 
@@ -444,8 +454,8 @@ static size_t put_key(uint8_t *p, const char *key, uint32_t type)
     return 8 + len + put_le(p + 8 + len, type, 4);
 }
 
-/* Returns the bytes of the entry, plus those of a padding entry that makes them a multiple of 32,
- * so that the tensors keep their alignment. */
+/* Writes the entry, and a padding entry that keeps the tensors aligned. Returns the bytes of both,
+ * a multiple of 32. */
 static size_t put_extra(uint8_t *p, const struct extra *x)
 {
     size_t n = put_key(p, x->key, x->is_array ? 9 : x->type);
@@ -464,10 +474,11 @@ static size_t put_extra(uint8_t *p, const struct extra *x)
     return n + len;
 }
 
-/* Writes a copy of the llama file with one more entry in front. */
+/* Writes a copy of the llama file with one more entry in front of its own. */
 static void write_with(const char *path, const struct extra *x)
 {
-    enum { HEAD = 24 }; /* magic, version, tensors, entries */
+    /* bytes of magic, version, number of tensors and number of entries */
+    enum { HEAD = 24 };
     char *bytes;
     size_t n;
     uint8_t head[HEAD], more[256];

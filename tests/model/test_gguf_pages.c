@@ -1,8 +1,8 @@
 /* test_gguf_pages.c - the file's pages of a quantised tensor are given back batch by batch.
  *
- * The pages count as memory of the process while it has them.  If those of a whole tensor stayed
- * until it is loaded, the last one, an output head, would be the peak of loading.  madvise is
- * defined here, too, to see what is given back. */
+ * A page of the file counts as memory of the process until it is given back. If the pages of a
+ * whole tensor stayed until it is loaded, the peak of loading would include all pages of the output
+ * head. This file defines madvise to see which ranges are given back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,7 @@
 /* --- the call --------------------------------------------------------------------------------- */
 
 static size_t most; /* bytes of the largest range given back */
-/* bytes of the longest run of ranges, each of which began where the one before it ended */
+/* bytes of the longest run of ranges in which each range began where the previous one ended */
 static size_t longest_run;
 static uintptr_t run_begin, run_end;
 
@@ -48,14 +48,14 @@ int madvise(void *p, size_t n, int advice)
 
 /* --- a file with a large table ---------------------------------------------------------------- */
 
-/* Writes a copy of the file whose embedding table, which also serves as the head, has n_rows rows
- * of zeros at its end.  Returns the table's bytes. */
+/* Writes a copy of SIX whose embedding table, which also serves as the head, lies at the file's end
+ * and has n_rows rows of zeros. Returns the table's bytes. */
 static size_t write_with_rows(const char *path, uint64_t n_rows)
 {
     static const char name[] = "token_embd.weight";
     enum { DIMS = sizeof name - 1 + 4, ROWS = DIMS + 8, OFFSET = ROWS + 8 + 4 };
     char *bytes;
-    size_t n, row_bytes = 210; /* a block of q6_k */
+    size_t n, row_bytes = 210; /* a row is one block of q6_k */
     struct err e = {0};
     struct gguf g;
     assert_int_equal(file_read(SIX, 1 << 24, &bytes, &n, &e), 0);

@@ -39,8 +39,8 @@ static void assert_alike(const char *got, const char *want)
     }
 }
 
-/* Returns how often a token is among the ids of the text; bytes with an 'f' in `origin` are
- * foreign. */
+/* Returns how often `token` is among the ids of the text. `origin` has one letter for each byte of
+ * the text: f if the byte is foreign, else -. */
 static int times(const struct tokenizer *t, const char *token, const char *text,
                  const char *origin)
 {
@@ -74,8 +74,9 @@ static void test_origin(void **state)
     const char *end = "<|end|>";
     assert_int_equal(times(t, end, "a<|end|>b", "---------"), 1);
     assert_int_equal(times(t, end, "a<|end|>b", "fffffffff"), 0);
-    assert_int_equal(times(t, end, "a<|end|>b", "f-------f"), 1); /* beside a user's text */
-    /* one foreign byte suffices, anywhere */
+    /* a special token of the template, beside a user's text */
+    assert_int_equal(times(t, end, "a<|end|>b", "f-------f"), 1);
+    /* one foreign byte anywhere in its spelling makes the token plain text */
     assert_int_equal(times(t, end, "a<|end|>b", "-f-------"), 0);
     assert_int_equal(times(t, end, "a<|end|>b", "-------f-"), 0);
     assert_int_equal(times(t, end, "a<|end|>b", "----f----"), 0);
@@ -93,7 +94,8 @@ static void test_guards_are_needed_by_flag(void **state)
     struct err err = {0};
     int32_t *ids;
     size_t n;
-    /* A client cannot send a guard: without the flag its byte is invalid UTF-8. */
+    /* A client cannot send a guard: unless FLAGS allow guards, the guard's byte is invalid
+     * UTF-8. */
     assert_int_equal(
         tokenizer_encode(t, "a\xff<|end|>", 9, TOKENIZER_PARSE_SPECIAL, &ids, &n, &err),
         ERR_FORMAT);
@@ -147,17 +149,17 @@ static void test_normalized(void **state)
     (void)state;
     struct tokenizer *t = open_changed("llama2-like", "\"normalized\":false",
                                        "\"normalized\":true");
-    /* The token then has a blank before it, which the normalizer adds. */
+    /* The normalizer inserts a blank before the token. */
     assert_int_equal(times(t, "</s>", "a b </s>c </s>", "--------------"), 2);
     assert_int_equal(times(t, "</s>", "a b </s>c </s>", "ffffffffff----"), 1);
     assert_int_equal(times(t, "</s>", "a b </s>c </s>", "--------ffffff"), 1);
     assert_int_equal(times(t, "</s>", "a b </s>c </s>", "ffffffffffffff"), 0);
-    /* The text contains the noncharacter that would stand for a guard. */
+    /* The user's text contains the noncharacter that stands for a guard during normalization. */
     assert_int_equal(times(t, "</s>", "\xef\xb7\x90 b </s>c </s>", "ffffffffffff----"), 1);
     tokenizer_close(t);
 }
 
-/* Role markers that a tokenizer does not call special. */
+/* Markers of roles, like <|x|>, that the tokenizer does not flag as special are protected, too. */
 static void test_markers(void **state)
 {
     (void)state;
@@ -165,7 +167,7 @@ static void test_markers(void **state)
                                        "\"special\":false");
     assert_int_equal(times(t, "<|x|>", "a<|x|>b", "-------"), 1);
     assert_int_equal(times(t, "<|x|>", "a<|x|>b", "fffffff"), 0);
-    /* A token that is neither special nor a marker is matched in both: "<tool>". */
+    /* "<tool>" is neither special nor a marker of a role: it is one token in a user's text, too. */
     assert_int_equal(times(t, "<tool>", "a<tool>b", "ffffffff"), 1);
     tokenizer_close(t);
 }

@@ -1,6 +1,7 @@
-/* test_memory.c - memory runs out at each allocation while a model's files are read, a chat is
- * rendered, a text is encoded.  The result is an error that says so, without leaks (under the
- * address sanitizer), and with memory again it is the same as before. */
+/* test_memory.c - memory runs out at each allocation in turn while a model's files are read, a chat
+ * is rendered, or a text is encoded. Each time the call returns an error that says so, and leaks
+ * nothing (the address sanitizer checks it). With memory again the call gives the same result as
+ * before. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -81,7 +82,8 @@ static void write_chat(void *arg)
     chat_close(t);
 }
 
-/* Reading may fail; building does not. */
+/* Parsing JSON may fail for lack of memory. Building JSON values does not fail: it uses the
+ * reserve. */
 static void build_json(void *arg)
 {
     (void)arg;

@@ -1,5 +1,5 @@
-/* test_numbers.c - a NaN or an infinity is found wherever it is, and no finite number is taken for
- * one. */
+/* test_numbers.c - the search for NaNs and infinities finds one at any position, and takes no
+ * finite number for one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,8 +14,9 @@
 
 static const struct {
     enum dtype t;
-    uint32_t none[4]; /* infinities, and NaNs with only the highest or the lowest bit */
-    uint32_t all[3];  /* the largest of both signs, and a tiny number */
+    /* not finite: infinities, and NaNs with only the highest or the lowest bit of the mantissa */
+    uint32_t none[4];
+    uint32_t all[3]; /* finite: the largest numbers of both signs, and a tiny number */
 } kind[] = {
     {DTYPE_F32,
      {0x7f800000, 0xff800000, 0xffffffff, 0x7f800001},
@@ -30,11 +31,12 @@ static void each_place_is_looked_at(void **state)
     for (size_t k = 0; k < 3; k++) {
         size_t e = dtype_bytes(kind[k].t);
         for (size_t n = 0; n <= 600; n += n < 10 ? 1 : 59) {
-            uint8_t *p = malloc(n * e + 1 + e), *at = p + 1; /* unaligned */
+            uint8_t *p = malloc(n * e + 1 + e), *at = p + 1; /* deliberately unaligned */
             struct rng rng = {n};
             for (size_t i = 0; i < n; i++)
                 memcpy(at + i * e, &kind[k].all[rng_below(&rng, 3)], e);
-            memcpy(at + n * e, &kind[k].none[0], e); /* beyond the end */
+            /* lies beyond the end, so it must not count */
+            memcpy(at + n * e, &kind[k].none[0], e);
             assert_true(numbers_only(at, n, kind[k].t));
             for (size_t i = 0; i < n; i++) {
                 uint8_t was[4];

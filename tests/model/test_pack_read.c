@@ -1,5 +1,5 @@
-/* test_pack_read.c - parts arrive whole and checked, though they have more MiB than the queue has
- * places; damage is named; a cancel ends all jobs. */
+/* test_pack_read.c - the reader of packed parts. Parts arrive whole and checked, even if they have
+ * more MiB than the queue has places. Damage is named, and a cancel ends all jobs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,8 @@
 
 enum { MIB = PACK_SUM_BYTES, N_PARTS = 4, FILE_BYTES = 32 * MIB, FILLER = 0x55 };
 
-/* More MiB than places in the queue; a part that ends within a MiB; an empty one; a sector. */
+/* The parts: more MiB than places in the queue and an end within a MiB; two MiB; an empty part; a
+ * single sector. */
 static struct pack_part parts[N_PARTS] = {
     {.at = 4096, .bytes = 13 * MIB + 8192},
     {.at = 15 * MIB, .bytes = 2 * MIB},
@@ -134,7 +135,7 @@ static void damage_is_named(void **state)
     forget(&j, 1);
 }
 
-/* The disk withholds the first MiB; the second job waits for places in the queue. */
+/* The disk withholds the first MiB. The second job waits for places in the queue. */
 static void a_cancel_ends_all_jobs(void **state)
 {
     struct pack_job jobs[2] = {{0}};

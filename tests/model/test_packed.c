@@ -85,7 +85,8 @@ static void compute(const char *source, const char *weights, struct outcome *out
     solo_close(&t);
 }
 
-/* Logits, the weights' hash (so that saved state is shared) and types equal those of the source. */
+/* Checks that logits, the weights' hash (which lets saved state be shared) and types equal those of
+ * the source. */
 static void expect_same(const char *source, const char *weights)
 {
     static struct outcome a, b;
@@ -111,11 +112,12 @@ static void a_packed_gguf_file_is_the_model(void **state)
     expect_same(GGUF "split-00001-of-00003.gguf", "q8");
     expect_same("synth:tiny-mha", "q8");
     expect_same("synth:tiny-mha", "bf16r");
-    expect_same("synth:tiny-mha", "q4"); /* q4_1, and q8 if rows are not whole blocks */
+    /* q4_1, and q8 for matrices whose rows are not whole blocks */
+    expect_same("synth:tiny-mha", "q4");
     expect_same(GGUF "mixed.gguf", NULL);
-    expect_same(GGUF "mixed.gguf", "q4");  /* q4_k, q4_0 and q8 */
-    expect_same(GGUF "layers.gguf", "q4"); /* layers of different types, and sizes */
-    expect_same(GGUF "six.gguf", "q4");    /* q4_k and q6_k */
+    expect_same(GGUF "mixed.gguf", "q4");  /* has q4_k, q4_0 and q8 */
+    expect_same(GGUF "layers.gguf", "q4"); /* its layers differ in types and sizes */
+    expect_same(GGUF "six.gguf", "q4");    /* has q4_k and q6_k */
     (void)state;
 }
 
@@ -144,7 +146,7 @@ static void text_travels_with_the_weights(void **state)
     free(ib);
     tokenizer_close(a);
     tokenizer_close(b);
-    /* A model without a tokenizer gives the same error as its folder. */
+    /* A packed model without a tokenizer gives the same error as its folder. */
     assert_int_equal(tokenizer_open(&a, pack("synth:tiny-mha", NULL), &err), -ENOENT);
 }
 
@@ -185,8 +187,9 @@ static void expect_fault(const char *path, int code, const char *says)
     assert_non_null(strstr(err.msg, path));
 }
 
-/* One flipped bit anywhere that is read: header, description, configuration, table of checksums,
- * the first and last byte of every part.  Each is detected when the model is opened. */
+/* One bit is flipped in each part of the file that is read: the header, the description, the
+ * configuration, the table of checksums, and the first and last byte of every part. Each flip is
+ * detected when the model is opened. */
 static void a_flipped_bit_is_found_before_it_is_used(void **state)
 {
     const char *path = pack(FAMILIES "qwen3", NULL);
@@ -226,8 +229,8 @@ static void a_file_that_is_cut_short_is_damaged(void **state)
     expect_fault(path, ERR_CORRUPT, "cut short");
 }
 
-/* Another version, another device, another number of ranks, another type: each error says what to
- * do. */
+/* A file of another version, or packed for another device, another number of ranks or another type,
+ * is refused. Each error says what to do. */
 static void a_stale_file_says_why(void **state)
 {
     const char *path = pack("synth:tiny-mha", NULL);
@@ -242,7 +245,7 @@ static void a_stale_file_says_why(void **state)
     assert_non_null(strstr(err.msg, "'cpu 1, 2 ranks'"));
     assert_int_equal(try_open(path, "cpu", 1, "q8", &err), ERR_MISMATCH);
     assert_non_null(strstr(err.msg, "packed as f32"));
-    /* A later version has a correct checksum. */
+    /* A file of a later version has a correct checksum, so the version itself must be checked. */
     assert_int_equal(file_read(path, 1 << 26, &bytes, &n, &err), 0);
     put_u32((uint8_t *)bytes + 8, PACK_VERSION + 1);
     put_u64((uint8_t *)bytes + 4088, checksum64(bytes, 4088));
@@ -266,7 +269,7 @@ static void packing_never_replaces_a_file(void **state)
     assert_int_equal(access(path_of("again"), F_OK), -1);
     assert_int_equal(stat(path_of("model.packed"), &after), 0);
     assert_true(before.st_ino == after.st_ino && before.st_size == after.st_size);
-    /* A source that fails leaves no file. */
+    /* Packing a source that fails leaves no file. */
     assert_int_not_equal(
         pack_for("tests/model/golden", path_of("none"), "cpu", 1, NULL, &err), 0);
     assert_int_equal(access(path_of("none"), F_OK), -1);
@@ -309,7 +312,8 @@ static void expect_shares(const char *source, const char *weights)
     device_close(d);
 }
 
-/* Each rank has its share of every slot, also of W_k and W_v that differ in type. */
+/* Each rank has its share of every slot, also where W_k and W_v differ in type and so have a slot
+ * each. */
 static void ranks_have_their_shares(void **state)
 {
     (void)state;
@@ -317,7 +321,8 @@ static void ranks_have_their_shares(void **state)
     expect_shares(GGUF "six.gguf", "q4");
 }
 
-/* The description of a packed file has the type of W_v in layers in which it is not W_k's. */
+/* In a layer whose W_v has another type than W_k, the description of the packed file has the type
+ * of W_v, too. */
 static void a_description_has_both_types_of_k_and_v(void **state)
 {
     static const struct {

@@ -1,4 +1,5 @@
-/* test_pass.c - a pass takes rows through the layers: when it holds which weights, and its bits. */
+/* test_pass.c - a pass takes rows through the layers: when it holds the weights of each layer, and
+ * the bits of its result. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,7 @@
 
 enum { N = 90, MAX_D = 512 };
 
-/* A model, and a residual stream of the test's own. */
+/* A model under a layer_spy, and a residual stream that the test owns. */
 struct lab {
     struct solo t;
     struct layer_spy spy;
@@ -86,8 +87,8 @@ static size_t row_bytes(void)
     return (size_t)lab.t.m->cfg.n_embd * sizeof(float);
 }
 
-/* Every layer is held once, in order, and released before the next; weights are read at no other
- * time. */
+/* Every layer is held once, in order, and released before the next one. The model reads weights
+ * only of the layer that it holds. */
 static void a_forward_pass_holds_one_layer_at_a_time(void **state)
 {
     (void)state;
@@ -101,7 +102,8 @@ static void a_forward_pass_holds_one_layer_at_a_time(void **state)
     lab_close();
 }
 
-/* Rows that pass a layer in pieces hold it once; the output has the bits of the forward pass. */
+/* Rows that pass a layer in several pieces hold the layer once. The output has the bits of the
+ * forward pass. */
 static void pieces_hold_a_layer_once_and_change_no_bit(void **state)
 {
     (void)state;
@@ -117,7 +119,7 @@ static void pieces_hold_a_layer_once_and_change_no_bit(void **state)
         begin(&p, NULL);
         while (!model_pass_is_done(&p)) {
             int l = p.layer;
-            /* Cut differently at each layer. */
+            /* The rows are cut differently at each layer. */
             for (int i = 0, row = 0; row < N; row += cuts[(c + l) % 4][i++]) {
                 assert_int_equal(p.layer, l);
                 assert_int_equal(p.row, row);
@@ -135,7 +137,7 @@ static void pieces_hold_a_layer_once_and_change_no_bit(void **state)
     lab_close();
 }
 
-/* The arguments that a tap gets for one layer. */
+/* Input and rows of K and V that a tap gets for one layer. */
 struct shown {
     int l;
     float hidden[N * MAX_D], kv_rows[N * 2 * MAX_D];
@@ -152,9 +154,9 @@ static int show(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* With one buffer (a recomputation), two and three, and other work with the same activations
- * between layers: a pass that ends with K and V of layer l gives those of the forward pass, and
- * nothing follows. */
+/* A pass may end with K and V of layer `last`, which equal those of the forward pass; later layers
+ * are not touched. Tested with one residual buffer (as in a recomputation), two and three, while
+ * forward passes between the layers use the same activations. */
 static void a_pass_may_end_with_keys_and_values(void **state)
 {
     (void)state;
@@ -215,7 +217,7 @@ static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
     lab_close();
 }
 
-/* A pass that is given up in the middle of a layer releases that layer, once. */
+/* A pass that is given up in the middle of a layer releases that layer exactly once. */
 static void a_pass_that_is_given_up_releases_its_layer(void **state)
 {
     (void)state;
@@ -234,8 +236,8 @@ static void a_pass_that_is_given_up_releases_its_layer(void **state)
     lab_close();
 }
 
-/* If the source cannot provide a layer, the pass ends with the source's code; earlier layers were
- * released. */
+/* If the source cannot provide a layer, the pass ends with the source's code. Earlier layers are
+ * released by then. */
 static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
 {
     (void)state;

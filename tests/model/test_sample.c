@@ -1,6 +1,6 @@
-/* test_sample.c - sampling by ops.sample, with the random numbers of model/sample.h, against a
- * naive implementation in double, and its distribution. tests/tensor checks that all backends
- * agree. */
+/* test_sample.c - compares sampling by ops.sample, with the random numbers of model/sample.h, with
+ * a naive implementation in double: the set of possible tokens and their frequencies. tests/tensor
+ * checks that all backends agree. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,7 +71,7 @@ static int descending(const void *a, const void *b)
     return x->id - y->id;
 }
 
-/* prob[id] = the probability with which sample_token must choose id. */
+/* Sets prob[id] to the probability with which ops.sample must choose id. */
 static void judge(const float *logits, int n, const struct sample_opts *o, double *prob)
 {
     struct cand *c = calloc((size_t)n, sizeof *c);
@@ -100,7 +100,8 @@ static void judge(const float *logits, int n, const struct sample_opts *o, doubl
     free(c);
 }
 
-/* Draws `draws` tokens: all are in the judge's set, with frequencies within 5 sigma. */
+/* Draws `draws` tokens. All must be in the judge's set, and their frequencies within 5 standard
+ * deviations of its probabilities. */
 static void check_distribution(const float *logits, int n, const struct sample_opts *o,
                                int draws)
 {
@@ -187,7 +188,8 @@ static void test_support(void **state)
         int n = 1 + (int)rng_below(&r, 300);
         float logits[300];
         double prob[300];
-        for (int i = 0; i < n; i++) /* coarse, so that equal logits are common */
+        /* few distinct values, so that equal logits are common */
+        for (int i = 0; i < n; i++)
             logits[i] = rintf(bell(&r) * 4) / 4;
         struct sample_opts o = {
             .temperature = 0.1f + (float)rng_unit(&r) * 3,
@@ -220,13 +222,13 @@ static void test_seed_and_position(void **state)
         same_position += t == sample_token(logits, N, &b, pos);
         shifted += t == sample_token(logits, N, &b, pos + 1);
     }
-    /* 2000 / 50 = 40 expected, sigma 6.3. */
+    /* 2000 draws from 50 tokens: 40 equal ones expected, standard deviation 6.3 */
     assert_in_range(same_seed, 8, 72);
     assert_in_range(same_position, 8, 72);
     assert_in_range(shifted, 8, 72);
 }
 
-/* Pinned: a change here changes every user's seeded output. */
+/* Compares with fixed results: any change of them changes every user's seeded output. */
 static void test_pinned(void **state)
 {
     (void)state;

@@ -22,7 +22,7 @@ static void expect(const struct shaping *g, const float want[VOCAB])
     shaping_apply(g, &at, VOCAB, counts, logits);
     for (int i = 0; i < VOCAB; i++) {
         assert_float_equal(logits[i], want[i], 1e-6);
-        assert_int_equal(counts[i], 0); /* restored to 0 */
+        assert_int_equal(counts[i], 0); /* shaping_apply leaves the counts zero */
     }
 }
 
@@ -30,9 +30,10 @@ static void test_penalties(void **state)
 {
     (void)state;
     expect(&(struct shaping){.repetition_penalty = 1}, (float[]){4, -2, 1, 3, 0, 8});
-    /* once for each token of prompt and answer, however often it occurs */
+    /* The repetition penalty counts once for each token of prompt and answer, however often the
+     * token occurs. */
     expect(&(struct shaping){.repetition_penalty = 2}, (float[]){2, -4, 0.5f, 3, 0, 8});
-    /* for the answer alone: 1 once, 2 twice */
+    /* The other penalties count in the answer only: token 1 occurs there once, token 2 twice. */
     expect(&(struct shaping){.repetition_penalty = 1, .frequency_penalty = 0.5f},
            (float[]){4, -2.5f, 0, 3, 0, 8});
     expect(&(struct shaping){.repetition_penalty = 1, .presence_penalty = 0.5f},
@@ -52,7 +53,8 @@ static void test_bias_and_length(void **state)
            (float[]){-96, -2, 1, 5, 0, 8});
     struct shaping g = {
         .repetition_penalty = 1, .stop_ids = stop, .n_stop_ids = 1, .min_tokens = 3};
-    expect(&g, (float[]){4, -2, 1, 3, 0, 8}); /* the answer has three tokens */
+    /* the answer has reached min_tokens, so ends are not suppressed */
+    expect(&g, (float[]){4, -2, 1, 3, 0, 8});
     g.min_tokens = 4;
     expect(&g, (float[]){4, -2, 1, 3, -1e30f, -1e30f});
     assert_true(shaping_stops(&g, 4) && !shaping_stops(&g, 5) && !shaping_stops(NULL, 4));

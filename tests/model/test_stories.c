@@ -42,7 +42,7 @@ static int ids_of(const struct json *a, int32_t *out, int max)
     return n;
 }
 
-/* Checks |a - b| <= 1e-4 of the largest logit. */
+/* Checks that the logits differ by at most 1e-4 of the largest logit. */
 static void check_logits(const struct solo *t, const float *have, const struct json *want)
 {
     double largest = 0, worst = 0;
@@ -58,7 +58,7 @@ static void check_logits(const struct solo *t, const float *have, const struct j
         fail_msg("logits are off by %g, the largest is %g", worst, largest);
 }
 
-/* Feeds the prompt in pieces. Returns the last row's logits. */
+/* Feeds the prompt in pieces. Returns the logits of its last token. */
 static const float *feed(struct solo *t, const int32_t *prompt, int n)
 {
     static float logits[SOLO_MAX_ROWS * MAX_VOCAB];
@@ -71,7 +71,7 @@ static const float *feed(struct solo *t, const int32_t *prompt, int n)
     return logits + (size_t)(rows - 1) * (size_t)t->m->cfg.vocab_size;
 }
 
-/* Returns whether the case has logits, which were then compared. */
+/* Checks the case's text. Returns whether the case also has logits, which are then compared. */
 static bool check_case(struct solo *t, const struct json *c)
 {
     int32_t prompt[SOLO_MAX_TOKENS], want[MAX_ANSWER];
@@ -90,7 +90,7 @@ static bool check_case(struct solo *t, const struct json *c)
             fail_msg("token %d is %d, the reference says %d", i, id, want[i]);
         last = feed(t, &id, 1);
     }
-    /* A continuation shorter than 200 tokens ends where the model ends its text. */
+    /* A recorded continuation of fewer than 200 tokens ends because the model ended its text. */
     if (n_want < 200 && want[n_want - 1] != EOS)
         assert_int_equal(solo_best(t, last), EOS);
     return logits != NULL;

@@ -104,8 +104,9 @@ static void learn_wanted(const char *path, int n_ranks)
     solo_close(&lab.t);
 }
 
-/* With all, half, one and none of the layers resident the bits are the same, for every type of the
- * weights, from a disk (one rank) and from host memory (two). */
+/* With all but one, half, ... and none of the layers resident the logits have the same bits. This
+ * holds for every type of the weights, with the layers on a disk (one rank) and in host memory (two
+ * ranks). */
 static void streamed_layers_have_the_bits_of_resident_ones(void **state)
 {
     static const struct {
@@ -134,7 +135,7 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
         for (int n = n_layers - 1; n >= 0; n = n > 0 ? n / 2 : -1) {
             lab_open(&lab, path, cases[i].n_ranks, n, NULL, 0);
             assert_int_equal(stats_of(&lab).n_streamed, n_layers - n);
-            /* Layers differ: an upper bound. */
+            /* Layers of this model differ in size, so the computed size is an upper bound. */
             if (strstr(cases[i].model, ".gguf") != NULL)
                 assert_true(lab.t.m->w.bytes <= weights_sizes_bytes(&lab.sizes, n));
             else
@@ -148,8 +149,8 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
     }
 }
 
-/* Exactly the requested number of layers stays, spread so that the halves differ by at most one;
- * the first layer is the first to stay. */
+/* Exactly the requested number of layers stays. They are spread so that the two halves of the model
+ * differ by at most one or two. The first layer is the first to stay. */
 static void resident_layers_are_spread_evenly(void **state)
 {
     (void)state;
@@ -166,8 +167,8 @@ static void resident_layers_are_spread_evenly(void **state)
         }
 }
 
-/* The ring reads the first layers of the next pass after the last ones of this one: without a
- * waiting pass, a pass over four layers through two slots ends with six reads. */
+/* After a pass's last layers the ring reads the first layers of the next pass, even if no pass
+ * waits. So a pass over four layers through a ring of two slots ends with six reads. */
 static void the_next_pass_is_read_ahead(void **state)
 {
     char path[PATH_MAX];
@@ -180,15 +181,15 @@ static void the_next_pass_is_read_ahead(void **state)
         usleep(1000);
         s = stats_of(&lab);
     } while (s.read_bytes < 6 * s.layer_bytes);
-    /* The next pass uses the two layers that were read ahead: the ring reads the other two during
-     * the pass, and the first two again for the pass after it. */
+    /* The next pass uses the two layers that were read ahead. During the pass the ring reads the
+     * other two layers, and after it the first two again. */
     assert_int_equal(solo_try(&lab.t, lab.ids, 1, NULL, NULL), 0);
     do {
         usleep(1000);
         s = stats_of(&lab);
     } while (s.read_bytes < 10 * s.layer_bytes);
     assert_int_equal(s.read_bytes, 10 * s.layer_bytes);
-    /* time to read a ring of two layers */
+    /* the reported lead is the time to read a ring of two layers */
     double ahead_s = (double)(2 * s.layer_bytes) / s.disk_bytes_per_s;
     assert_true(s.disk_bytes_per_s > 0 &&
                 fabs((double)s.ahead_ns * 1e-9 / ahead_s - 1) < 0.01);
@@ -197,8 +198,8 @@ static void the_next_pass_is_read_ahead(void **state)
 
 /* --- several passes at once ------------------------------------------------------------------- */
 
-/* Two passes hold a layer each while whole passes run: the ring of two grows, and all have the bits
- * of resident weights. */
+/* Two passes hold one layer each while whole passes run. The ring of two slots grows, and all
+ * passes have the bits of resident weights. */
 static void held_layers_stay_while_others_pass(void **state)
 {
     static float rows[2][2][N * MAX_D];
@@ -211,7 +212,7 @@ static void held_layers_stay_while_others_pass(void **state)
     pack("synth:tiny-mha", 1, NULL, path);
     learn_wanted(path, 1);
     lab_open(&lab, path, 1, 0, NULL, 0);
-    assert_int_equal(feed(&lab), 0); /* K and V of the rows are in the cache */
+    assert_int_equal(feed(&lab), 0); /* puts K and V of the rows into the cache */
     for (int i = 0; i < N; i++)
         pos[i] = i;
     const int32_t *tables[1] = {lab.t.table.blocks};
@@ -238,7 +239,7 @@ static void held_layers_stay_while_others_pass(void **state)
         b.seq_row = cut[1];
         b.pos = pos + 30;
         for (int p = 0; p < 2; p++)
-            if (p == 0 || l > 0) /* the second pass is a layer behind */
+            if (p == 0 || l > 0) /* the second pass is one layer behind the first */
                 assert_int_equal(model_pass_layer(&held[p], &a), 0);
         assert_int_equal(model_forward(lab.t.m, lab.t.work, lab.t.s, lab.ids, lab.t.layers,
                                        &all, NULL, &out),
@@ -281,7 +282,8 @@ static void close_on_sim(void)
     io_close(sim);
 }
 
-/* K and V need only resident weights: with a disk that fails every read, all layers project. */
+/* Projecting K and V needs resident weights only: all layers project even if the disk fails every
+ * read. */
 static void keys_and_values_need_no_stream(void **state)
 {
     static float h[N * MAX_D], out[2 * N * MAX_D], same[2 * N * MAX_D];
@@ -322,8 +324,8 @@ static uint64_t place_in_layer(const char *path, int l)
     return at;
 }
 
-/* A bit that is flipped on the disk after the start fails every pass, and gives no logits; the
- * process and later passes survive. */
+/* A bit that flips on the disk after the start fails every pass that reads it, and no logits come
+ * out. The process survives. */
 static void a_flipped_bit_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
@@ -331,7 +333,7 @@ static void a_flipped_bit_fails_the_pass(void **state)
     pack("synth:tiny-mha", 1, NULL, path);
     learn_wanted(path, 1);
     uint64_t at = place_in_layer(path, 3);
-    open_on_sim(path, 1, EVER); /* layer 0 stays */
+    open_on_sim(path, 1, EVER); /* layer 0 stays resident */
     expect_logits(&lab, want);
     assert_int_equal(io_sim_flip(sim, path, at, 3), 0);
     for (int i = 0; i < 3; i++) {
@@ -346,7 +348,8 @@ static void a_flipped_bit_fails_the_pass(void **state)
     close_on_sim();
 }
 
-/* Damage in transit, not on the disk, is read again and is then good. */
+/* Bytes that are damaged in transit, not on the disk, are read again, and the second read is
+ * good. */
 static void a_bad_transfer_is_read_again(void **state)
 {
     char path[PATH_MAX];
@@ -363,7 +366,8 @@ static void a_bad_transfer_is_read_again(void **state)
     close_on_sim();
 }
 
-/* A disk that fails reads fails the pass with its code, and serves the next one when it is back. */
+/* A disk that fails reads fails the pass with the disk's code. When reads succeed again, so does
+ * the next pass. */
 static void a_disk_that_ends_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
@@ -381,7 +385,8 @@ static void a_disk_that_ends_fails_the_pass(void **state)
     close_on_sim();
 }
 
-/* A disk that hangs fails the pass after its time limit; when it answers again, passes succeed. */
+/* A disk that hangs fails the pass after its time limit. When the disk answers again, passes
+ * succeed. */
 static void a_disk_that_hangs_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
@@ -392,7 +397,7 @@ static void a_disk_that_hangs_fails_the_pass(void **state)
     open_on_sim(path, 0, (int64_t)100 * 1000000);
     io_sim_fault_add(sim,
                      &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
-    /* Layers that were read before may pass. */
+    /* passes may succeed while the ring has layers that were read before the fault */
     while ((rc = feed(&lab)) == 0)
         ;
     assert_int_equal(rc, -ETIMEDOUT);
@@ -401,7 +406,7 @@ static void a_disk_that_hangs_fails_the_pass(void **state)
     io_sim_fault_clear(sim);
     io_sim_unstick(sim);
     while ((rc = feed(&lab)) == -ETIMEDOUT)
-        ; /* on a machine that stalls, 100 ms are short */
+        ; /* a machine that stalls may take longer than the limit of 100 ms */
     assert_int_equal(rc, 0);
     assert_memory_equal(lab.logits, want,
                         sizeof(float) * (size_t)(N * lab.t.m->cfg.vocab_size));

@@ -66,7 +66,7 @@ static int32_t *encode(const struct tokenizer *t, const char *s, size_t n, unsig
     struct err err = {0};
     if (tokenizer_encode(t, s, n, flags, &ids, n_ids, &err) != 0)
         fail_msg("%s", err.msg);
-    /* Holds for every text of these tests. */
+    /* the lower bound holds for every text of these tests */
     assert_true(tokenizer_least_count(t, s, n) <= *n_ids);
     return ids;
 }
@@ -155,8 +155,8 @@ static void compare_ids(const int32_t *ids, size_t n, const struct json *want, s
     }
 }
 
-/* Every prompt of golden.json has its ids. The text is the continuation's; with `whole` it includes
- * the prompt. */
+/* Checks that every prompt of golden.json has the recorded ids. The recorded text is the
+ * continuation, or with `whole` the prompt and the continuation. */
 static void check_model(const char *dir, bool whole)
 {
     size_t n;
@@ -255,18 +255,19 @@ static size_t random_text(struct rng *rng, char *out)
                                           0x800, 0x3000, 0xD800, 0x110000};
         uint32_t c = (uint32_t)rng_below(rng, limits[rng_below(rng, 8)]);
         if ((c >= 0xD800 && c < 0xE000) || c == 0x2581)
-            c = ' '; /* no surrogates; a metaspace decodes as a space */
+            c = ' '; /* no surrogates, and no metaspace, which would decode as a space */
         n += utf8_encode(c, out + n);
     }
     return n;
 }
 
-/* Pieces are whole characters, and add up to the text. */
+/* Checks that the stream's pieces are whole characters, and that together they are the text. */
 static void check_stream(const struct tokenizer *t, const int32_t *ids, size_t n,
                          const char *text, size_t n_text)
 {
     struct tokenizer_stream *s = tokenizer_stream_create(t, false);
-    for (int round = 0; round < 2; round++) { /* finish resets it */
+    /* the second round shows that finishing resets the stream */
+    for (int round = 0; round < 2; round++) {
         size_t at = 0;
         for (size_t i = 0; i <= n; i++) {
             const char *piece;
@@ -286,8 +287,8 @@ static void check_stream(const struct tokenizer *t, const int32_t *ids, size_t n
     tokenizer_stream_destroy(s);
 }
 
-/* Tokenizers that lose nothing. (NFC loses; so does a prefix space that is added only sometimes.)
- */
+/* Tokenizers that give back every text. Others are left out: those with NFC, which changes text,
+ * and those that add a prefix space only sometimes. */
 static void test_round_trips(void **state)
 {
     (void)state;
@@ -425,7 +426,8 @@ static void test_invalid_utf8(void **state)
     tokenizer_close(t);
 }
 
-/* Runs that a backtracking expression or a quadratic merge would not survive. */
+/* Long runs of one character, which a backtracking expression or a quadratic merge would not
+ * survive. */
 static void test_long_runs(void **state)
 {
     (void)state;
@@ -505,7 +507,8 @@ static void expect_open_error(const char *dir, int code, const char *part)
         fail_msg("expected %d with '%s', got %d: %s", code, part, rc, err.msg);
 }
 
-/* OPT's way: vocab.json + merges.txt; tokenizer_config.json says what is put in front. */
+/* A vocabulary in OPT's form: vocab.json and merges.txt. tokenizer_config.json says which token is
+ * put in front. */
 static void test_vocab_and_merges(void **state)
 {
     (void)state;
@@ -515,7 +518,8 @@ static void test_vocab_and_merges(void **state)
     char *pipe = xasprintf("%s/tokenizer.json", dir);
     assert_int_equal(mkfifo(pipe, 0600), 0);
     expect_open_error(dir, ERR_FORMAT,
-                      "tokenizer.json: not a regular file"); /* and does not wait */
+                      /* a pipe is refused without waiting for its writer */
+                      "tokenizer.json: not a regular file");
     assert_int_equal(unlink(pipe), 0);
     free(pipe);
     put_file(dir, "vocab.json",
@@ -556,7 +560,7 @@ static void test_vocab_and_merges(void **state)
     tempdir_remove(dir);
 }
 
-/* A normalizer that doubles its text in every step: the text is refused, and the next one is
+/* A normalizer that doubles its text in every step: the text is refused, and a later text is
  * accepted. */
 static void test_replace_bomb(void **state)
 {
@@ -617,7 +621,8 @@ static void test_replace_bomb(void **state)
     "\", \"single_word\": false, \"lstrip\": false,"                                       \
     "\"rstrip\": false, \"normalized\": false, \"special\": true}"
 
-/* Opens a vocabulary of <unk> <s> </s> a b ab; its special tokens are all but those of `added`. */
+/* Opens a tokenizer with the vocabulary <unk> <s> </s> a b ab (ids 0 to 5). `added` lists its
+ * special tokens, `config` has further members of tokenizer_config.json. */
 static struct tokenizer *open_ab(const char *dir, const char *post, const char *added,
                                  const char *config)
 {
@@ -658,8 +663,8 @@ static void expect_ids(struct tokenizer *t, const char *text, unsigned flags, in
         __VA_ARGS__                                                                        \
     }
 
-/* Tokens that only tokenizer_config.json lists: new ones, ones of the vocabulary, flags of known
- * ones. */
+/* Tokens that only the added_tokens_decoder of tokenizer_config.json lists: new tokens, tokens of
+ * the vocabulary, and other flags for known tokens. */
 static void test_listed_tokens(void **state)
 {
     (void)state;
@@ -700,12 +705,13 @@ static void test_listed_tokens(void **state)
         tokenizer_close(t);
         free(config);
     }
-    /* A token that is named and in the vocabulary is one token in a text, too. */
+    /* </s> is in the vocabulary and named as the end token, but not among the added tokens: in a
+     * text it is one special token. */
     struct tokenizer *t = open_ab(dir, "null", SPECIAL_AT(0, "<unk>"), "");
     expect_ids(t, "ab</s>", FLAGS, IDS(5, 2));
     assert_true(tokenizer_is_special(t, 2));
     tokenizer_close(t);
-    /* More listed tokens than tokenizer.json has tokens in all. */
+    /* The list has more tokens than tokenizer.json has in all. */
     char *many = xasprintf("%s", "");
     for (int id = 6; id < 26; id++) {
         char *longer = xasprintf("%s%s\"%d\": {\"content\": \"<%d>\"}", many,
@@ -719,7 +725,7 @@ static void test_listed_tokens(void **state)
     tokenizer_close(t);
     free(config);
     free(many);
-    /* The reference would give it id 6, whatever the file says. */
+    /* The reference would give the new token id 6, whatever id the list gives. */
     put_file(dir, "tokenizer_config.json",
              "{\"added_tokens_decoder\": {\"9\": {\"content\": \"<x>\"}}}");
     expect_open_error(dir, ERR_MISMATCH, "'<x>' has id 9, but the next free one is 6");
@@ -736,7 +742,8 @@ static void test_listed_tokens(void **state)
 #define ADDED(text, more) "{\"__type\": \"AddedToken\", \"content\": \"" text "\"" more "}"
 #define NORMALIZED(is)    ", \"normalized\": " #is
 
-/* Special tokens that the folder only names get the next free ids, in the reference's order. */
+/* Special tokens that only tokenizer_config.json or special_tokens_map.json names get the next free
+ * ids, in the reference's order. */
 static void test_named_tokens(void **state)
 {
     (void)state;
@@ -744,14 +751,15 @@ static void test_named_tokens(void **state)
     static const char text[] = "<q><p><x><y><z><m>";
     static const struct {
         const char *config, *map;
-        int32_t q, p, x, y, z, m; /* UNK: the text has no such token */
+        /* expected ids; UNK: the tokenizer does not know this token */
+        int32_t q, p, x, y, z, m;
     } cases[] = {
         {", \"pad_token\": \"<p>\"", NULL, .p = 6},
-        /* The order is the reference's, not the file's. */
+        /* the order is the reference's, not that in the file */
         {", \"pad_token\": \"<p>\", \"mask_token\": \"<m>\", \"sep_token\": \"<q>\","
          "\"additional_special_tokens\": [\"<x>\", \"<p>\", \"<y>\"]",
          NULL, .q = 6, .p = 7, .m = 8, .x = 9, .y = 10},
-        /* A token of the vocabulary keeps its id. */
+        /* a token of the vocabulary ("b") keeps its id */
         {", \"additional_special_tokens\": [\"<y>\", \"<x>\", \"b\"]", NULL, .y = 6,
          .x = 7},
         {", \"extra_special_tokens\": [\"<y>\", \"<x>\"],"
@@ -769,7 +777,7 @@ static void test_named_tokens(void **state)
         {", \"pad_token\": \"\", \"additional_special_tokens\": [\"\", \"<x>\"]", NULL,
          .x = 6},
         {", \"additional_special_tokens\": null", NULL, .x = UNK},
-        /* special_tokens_map.json overrides, ... */
+        /* special_tokens_map.json overrides tokenizer_config.json, ... */
         {"", "{\"pad_token\": \"<p>\", \"additional_special_tokens\": [\"<x>\"]}", .p = 6,
          .x = 7},
         {", \"pad_token\": \"<p>\"",
@@ -777,14 +785,15 @@ static void test_named_tokens(void **state)
          .x = 7},
         {", \"pad_token\": \"<p>\"", "{\"pad_token\": null}", .p = UNK},
         {"", "{\"image_token\": \"<y>\"}", .y = 6},
-        /* ... but its lists count less, ... */
+        /* ... but the lists of tokenizer_config.json override those of special_tokens_map.json,
+         * ... */
         {", \"additional_special_tokens\": [\"<y>\"]",
          "{\"additional_special_tokens\": [\"<x>\"]}", .y = 6},
         {", \"extra_special_tokens\": [\"<y>\"]", "{\"extra_special_tokens\": [\"<x>\"]}",
          .y = 6, .x = 7},
         {", \"extra_special_tokens\": [\"<y>\"]",
          "{\"additional_special_tokens\": [\"<x>\"]}", .y = 6},
-        /* If there is an added_tokens_decoder, nothing else counts. */
+        /* ... and with an added_tokens_decoder special_tokens_map.json does not count. */
         {", \"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\", \"special\": true}},"
          "\"pad_token\": \"<p>\"",
          "{\"pad_token\": \"<q>\"}", .x = 6, .p = 7},
@@ -793,7 +802,8 @@ static void test_named_tokens(void **state)
         {", \"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\"}},"
          "\"additional_special_tokens\": [\"<y>\", \"<x>\"]",
          NULL, .x = 6, .y = 7},
-        /* Other names: objects, then the map's, then texts, then extra_special_tokens. */
+        /* The order of other names: first tokens written as objects, then
+         * special_tokens_map.json's, then those written as text, then extra_special_tokens. */
         {", \"extra_special_tokens\": {\"image_token\": \"<y>\", \"b_token\": \"<q>\"},"
          "\"image_token\": \"<x>\", \"a_token\": " ADDED("<m>", NORMALIZED(false)),
          "{\"c_token\": \"<p>\", \"pad_token\": \"<z>\"}", .z = 6, .m = 7, .p = 8, .y = 9,
@@ -837,7 +847,8 @@ static void test_named_flags(void **state)
                                    "<x>", ", \"rstrip\": true" NORMALIZED(false)) "]");
     expect_ids(t, "a <p>b<x> b", TOKENIZER_PARSE_SPECIAL, IDS(3, 6, 4, 7, 4));
     assert_true(tokenizer_is_special(t, 6));
-    assert_false(tokenizer_is_special(t, 7)); /* an object in the list has its own flags */
+    /* a token written as an object in the list keeps its own flags, here: not special */
+    assert_false(tokenizer_is_special(t, 7));
     assert_int_equal(tokenizer_n_listed(t), 6);
     assert_int_equal(tokenizer_size(t), 8);
     struct err err = {0};
@@ -848,7 +859,8 @@ static void test_named_flags(void **state)
     assert_non_null(
         strstr(err.msg, "the token '<p>' (id 6), for which the model has no embedding"));
     tokenizer_close(t);
-    /* An added token keeps its flags; one of the vocabulary becomes an added token. */
+    /* A named token that is an added token already keeps its flags. A named token of the vocabulary
+     * becomes an added token. */
     t = open_ab(dir, "null", ALL_SPECIAL,
                 ", \"pad_token\": " ADDED("<s>", ", \"lstrip\": true"));
     expect_ids(t, "a <s>", TOKENIZER_PARSE_SPECIAL, IDS(3, 0, 1));
@@ -878,7 +890,7 @@ static void test_named_flags(void **state)
 }
 
 /* add_bos_token and add_eos_token act with vocab.json and merges.txt. With a tokenizer.json they
- * change nothing: its post-processor decides, even if there is none. */
+ * change nothing: its post-processor decides alone, even if the file has none. */
 static void test_switches(void **state)
 {
     (void)state;
@@ -919,7 +931,7 @@ static void test_switches(void **state)
     tempdir_remove(dir);
 }
 
-/* Faults that only show once the parts are put together. */
+/* Faults that show only when the parts of a tokenizer are put together. */
 static void test_unsupported_parts(void **state)
 {
     (void)state;

@@ -1,10 +1,11 @@
 /* test_tokenizer_golden.c - ids and texts equal the reference's, case by case.
  *
- * tests/model/golden/tokenizer-*.json are written by tools/golden/tokenizer_golden.py.  Each text
- * has its ids with the template (ids), without it (bare), and with special tokens taken as text
- * (plain); then the text of the ids, with special tokens and without (decoded, skipped), as a whole
- * and streamed.  A key that is absent equals the one before it, or holds text that the reference
- * cannot represent. */
+ * tools/golden/tokenizer_golden.py writes tests/model/golden/tokenizer-*.json. For each text a file
+ * has three lists of ids: with the tokens that the template adds (ids), without them (bare), and
+ * with special tokens taken as text (plain). Then it has the text of the ids with special tokens
+ * (decoded) and without them (skipped), which is compared as a whole and streamed. If a key is
+ * absent, its value equals that of the key before it, or the reference cannot represent the
+ * text. */
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/json.h"
@@ -51,7 +52,7 @@ static void check_ids(const struct tokenizer *t, const char *what, const char *t
     free(ids);
 }
 
-/* Compares the whole text, and the same through a stream. */
+/* Compares the text of the ids with the expected one, decoded as a whole and through a stream. */
 static void check_text(const struct tokenizer *t, const struct json *list, bool skip,
                        const char *want, size_t n_want)
 {
@@ -87,8 +88,8 @@ static void check_text(const struct tokenizer *t, const struct json *list, bool 
     free(ids);
 }
 
-/* A text that is entirely a user's has the reference's ids of plain text; a template's text stays
- * unchanged. */
+/* Checks guards: a text that is entirely a user's has the reference's ids of plain text, and a
+ * template's text has the same ids as without guards. */
 static void check_guards(const struct tokenizer *t, const char *text, size_t n,
                          const struct json *bare, const struct json *plain)
 {

@@ -1,4 +1,5 @@
-/* test_tokenizer_least.c - the lower bound on a text's tokens never exceeds their number. */
+/* test_tokenizer_least.c - the lower bound on the number of a text's tokens never exceeds that
+ * number. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +45,8 @@ static struct tokenizer *make(const char *model, const char *steps, const char *
     "{\"id\": 9, \"content\": \"" text "\", \"lstrip\": " lstrip ", \"rstrip\": false, "   \
     "\"single_word\": false, \"normalized\": false, \"special\": true}"
 
-/* Checks `piece` repeated n times: the bound is at least `want`, and at most the number of tokens.
- */
+/* Checks that the bound of `piece` repeated n times is `want`, and that the text has at least as
+ * many tokens. */
 static void check(struct tokenizer *t, const char *piece, size_t n, size_t want)
 {
     size_t n_piece = strlen(piece), n_ids;
@@ -67,12 +68,12 @@ static void the_longest_token_bounds_it(void **state)
 {
     struct tokenizer *t = make(PLAIN, "", "");
     (void)state;
-    check(t, "aaaa", 1000, 1000); /* exact */
+    check(t, "aaaa", 1000, 1000); /* the bound is exact */
     check(t, "a", 0, 0);
     check(t, "a", 1, 1);
     check(t, "a", 5, 2);
     check(t, "ab", 1000, 500);
-    /* Guards are not text. */
+    /* bytes of guards do not count as text */
     assert_int_equal(tokenizer_least_count(t,
                                            "\xff\xff\xff\xff\xff"
                                            "a",
@@ -92,15 +93,15 @@ static void what_a_normalizer_shortens_is_counted_short(void **state)
         "\"content\": \"aa\"}",
         "");
     (void)state;
-    check(t, "bbbbbbbbbbbb", 1000, 1000); /* 12 bytes, aaaa, one token */
+    check(t, "bbbbbbbbbbbb", 1000, 1000); /* 12 bytes become "aaaa", which is one token */
     tokenizer_close(t);
     t = make(PLAIN, ", \"normalizer\": {\"type\": \"NFKC\"}", "");
-    /* U+1D68A becomes an "a": 4000 bytes, 250 tokens */
+    /* U+1D68A becomes "a": 4000 bytes are 250 tokens */
     check(t, "\xf0\x9d\x9a\x8a", 1000, 125);
     tokenizer_close(t);
 }
 
-/* Text that may vanish in any amount must not be counted. */
+/* Characters that can vanish in any number must not count in the bound. */
 static void what_has_no_bound_has_none(void **state)
 {
     (void)state;
@@ -118,7 +119,7 @@ static void what_has_no_bound_has_none(void **state)
     check(t, "b", 1000, 0);
     tokenizer_close(t);
     t = make(UNKNOWN ", \"fuse_unk\": true", "", "");
-    check(t, "xyz", 1000, 0); /* one token */
+    check(t, "xyz", 1000, 0); /* fused: all 3000 unknown letters are one token */
     tokenizer_close(t);
     t = make(UNKNOWN, "", "");
     check(t, "xyz", 1000, 600);
@@ -148,8 +149,8 @@ static void expect_ids(const struct tokenizer *t, const char *text, const int32_
     free(ids);
 }
 
-/* Each run of unknown bytes or letters is one token where they are fused, also at the beginning and
- * behind a known one; else each is one. */
+/* With fuse_unk each run of unknown bytes or letters is one token, also at the beginning of a text
+ * and behind a known token. Without it each unknown letter is one token. */
 static void unknown_runs(void **state)
 {
     (void)state;

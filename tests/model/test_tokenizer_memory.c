@@ -1,4 +1,4 @@
-/* test_tokenizer_memory.c - a text that needs more memory than there is fails alone: -ENOMEM, the
+/* test_tokenizer_memory.c - a text for which memory does not suffice fails alone with -ENOMEM. The
  * process survives, and the next text is tokenized. */
 #include <errno.h>
 #include <setjmp.h>
@@ -18,7 +18,8 @@
 
 enum { N_TEXT = 1 << 17 };
 
-static size_t most; /* larger allocations fail, from any caller; 0: none fails */
+/* bytes of the largest allocation that succeeds, from any caller; 0: all succeed */
+static size_t most;
 static int n_denied;
 
 bool mem_test_denies(size_t n, enum mem_ask ask)
@@ -40,7 +41,8 @@ static int count(const struct tokenizer *t, const char *text, size_t n, struct e
     return rc == 0 ? (int)n_ids : rc;
 }
 
-/* Every size limit: each allocation of the call is denied by some of them. */
+/* Tries many limits on the size of an allocation, so that each allocation of the call is denied by
+ * some of them. */
 static void a_large_text_fails_alone(void **state)
 {
     (void)state;
@@ -79,7 +81,7 @@ static void a_large_text_fails_alone(void **state)
     free(text);
 }
 
-/* The same for a rendered template. */
+/* Rendering a template with too little memory fails in the same way. */
 static void a_large_render_fails_alone(void **state)
 {
     (void)state;

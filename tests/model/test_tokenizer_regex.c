@@ -103,7 +103,8 @@ static void test_refusals(void **state)
     }
 }
 
-/* The byte alphabet is a bijection, and " " is U+0120, as in every GPT-2 vocabulary. */
+/* The byte alphabet is a bijection between bytes and characters. As in every GPT-2 vocabulary, " "
+ * is U+0120. */
 static void test_byte_alphabet(void **state)
 {
     (void)state;
@@ -111,7 +112,8 @@ static void test_byte_alphabet(void **state)
     for (int i = 0; i < 256; i++)
         bytes[i] = (char)i;
     size_t n = bpe_bytes_to_text(bytes, 256, text), n_back;
-    assert_int_equal(n, 94 + 2 * (256 - 94)); /* ASCII stays one byte */
+    /* the 94 visible ASCII characters take one byte, the others two */
+    assert_int_equal(n, 94 + 2 * (256 - 94));
     assert_true(bpe_bytes_from_text(text, n, back, &n_back));
     assert_int_equal(n_back, 256);
     assert_memory_equal(back, bytes, 256);
@@ -119,13 +121,14 @@ static void test_byte_alphabet(void **state)
     assert_memory_equal(text, "\xC4\xA0", 2);
     assert_false(bpe_bytes_from_text(" ", 1, back, &n_back));
     assert_false(
-        bpe_bytes_from_text("\xC5\x84", 2, back, &n_back)); /* U+0144: one too many */
+        /* U+0144: the first character after the alphabet */
+        bpe_bytes_from_text("\xC5\x84", 2, back, &n_back));
     assert_false(
         bpe_bytes_from_text("\xC2\xAD", 2, back, &n_back)); /* U+00AD stands for no byte */
 }
 
-/* Splits a text. Returns the number of matches, or the error.  ends [0..2): ends of the first two.
- */
+/* Splits a text. Returns the number of matches, or the error. ends[0] and ends[1] get the ends of
+ * the first two matches. */
 static int split(const char *pattern, const char *text, size_t n, size_t ends[2],
                  struct err *err)
 {
@@ -159,18 +162,18 @@ static void test_long_matches(void **state)
         memset(text, 'a', n);
         memset(text + n, ' ', n);
         memcpy(text + 2 * n, "b!", 2);
-        /* All letters; all blanks but the last; the last with the letter; the rest. */
+        /* The matches: all letters; all blanks but the last one; the last blank with "b"; "!". */
         int want = n > 1 ? 4 : 3;
         assert_int_equal(split(" ?[a-z]+|\\s+(?!\\S)|\\s+|!", text, 2 * n + 2, ends, &err),
                          want);
         assert_int_equal(ends[0], n);
         assert_int_equal(ends[1], n > 1 ? 2 * n - 1 : 2 * n + 1);
-        /* A match that begins beyond a window, and one that ends beyond one. */
+        /* One match begins in a later window than the first; the other spans all windows. */
         assert_int_equal(split("b", text, 2 * n + 2, ends, &err), 1);
         assert_int_equal(ends[0], 2 * n + 1);
         assert_int_equal(split("a+ +b", text, 2 * n + 2, ends, &err), 1);
         assert_int_equal(ends[0], 2 * n + 1);
-        /* Three-byte characters across the ends of windows. */
+        /* Three-byte characters lie across the ends of windows. */
         for (size_t k = 0; k + 3 <= n; k += 3)
             memcpy(text + k, "\xe6\x97\xa5", 3);
         assert_int_equal(split("\\p{Lo}+", text, n / 3 * 3, ends, &err), n >= 3);
@@ -179,8 +182,8 @@ static void test_long_matches(void **state)
     }
 }
 
-/* Some expressions examine the whole rest of the text for each match, others try all ways to match.
- * The work per text is limited; an expression that needs more is an error. */
+/* Some of these expressions examine the whole rest of the text for each match, others try all ways
+ * to match. The work for one text is limited; an expression that needs more gives an error. */
 static void test_hostile_expressions(void **state)
 {
     (void)state;
@@ -197,14 +200,14 @@ static void test_hostile_expressions(void **state)
         int rc = split(hostile[i], text, N, ends, &err);
         if (rc != ERR_LIMIT)
             fail_msg("%s: %d matches, %s", hostile[i], rc, err.msg);
-        /* Short texts are accepted: no expression is refused for its form. */
+        /* A short text is split: no expression is refused for its form. */
         assert_int_equal(split(hostile[i], text, 8, ends, &err), 8);
     }
     /* A match that takes more steps than texts of its length usually do is made all the same. */
     struct err err = {0};
     size_t ends[2];
     assert_int_equal(split("(?:a|aa)+b|a", text, 22, ends, &err), 22);
-    /* The same length, matched in linear time. */
+    /* An expression that matches in linear time splits a text of length N. */
     assert_int_equal(split("a", text, N, ends, &err), N);
     assert_int_equal(split("a{1,3}", text, N, ends, &err), (N + 2) / 3);
     assert_int_equal(split("a+|b", text, N, ends, &err), 1);

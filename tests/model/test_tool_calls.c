@@ -15,7 +15,8 @@
 #define Q TOOL_FORMAT_QWEN
 #define L TOOL_FORMAT_LLAMA3
 
-/* `calls` are written as "name(arguments) name(arguments)". */
+/* Checks the content and the calls found in `text`. `calls` is written as "name(arguments)
+ * name(arguments)". */
 static void expect(enum tool_format format, const char *text, const char *content,
                    const char *calls)
 {
@@ -56,7 +57,7 @@ static void test_qwen(void **state)
            "tool_call>b",
            "ab", "f({\"name\":{\"arguments\":1}})");
     expect(Q, "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n", "",
-           "f({})"); /* no end tag */
+           "f({})"); /* the call's end tag is missing */
     expect_text(Q, "x <tool_call>\n{\"name\": \"f\", \"arguments\": {}\n</tool_call>");
     expect_text(Q, "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>");
     expect_text(Q, "<tool_call>{\"name\": \"f\"}</tool_call>");

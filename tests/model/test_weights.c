@@ -156,7 +156,7 @@ static void image_write(struct image *im, size_t first, size_t n, const char *pa
     size_t head_bytes;
     safetensors_write_header(im->t + first, n, &head, &head_bytes);
     put_u64(head, head_bytes - 8 + pad);
-    unlink(path); /* mappings keep the old file */
+    unlink(path); /* earlier mappings keep the old file */
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     fwrite(head, 1, head_bytes, f);
@@ -311,7 +311,8 @@ static void test_writing_refuses(void **state)
     assert_non_null(strstr(e.msg, "/nonexistent/x"));
 }
 
-/* Sizes and independence: near the wanted spread, and the same in every type up to rounding. */
+/* Synthetic values are independent and have about the wanted spread. They are the same in every
+ * type up to rounding. */
 static void test_synth_values(void **state)
 {
     (void)state;
@@ -349,7 +350,8 @@ static void write_index(const struct image *im, size_t split)
     fclose(f);
 }
 
-/* Shards, another order, another alignment, harmless extras: the same weights and hash. */
+/* Shards, another order of tensors, another alignment and additional entries give the same weights
+ * and hash. */
 static void test_sharded_and_misaligned(void **state)
 {
     (void)state;
@@ -392,7 +394,7 @@ static float *rows_of(const struct weight *w)
     return out;
 }
 
-/* Checks that values are within half a step of a block of 32. */
+/* Checks that each value is within half a step of its block of 32 values. */
 static void near_q8(const struct weight *exact, const struct weight *q8)
 {
     assert_int_equal(q8->dtype, DTYPE_Q8);
@@ -410,8 +412,8 @@ static void near_q8(const struct weight *exact, const struct weight *q8)
     free(b);
 }
 
-/* 8 bits from every type of checkpoint: matrices are close, everything else is equal, the hash
- * included. */
+/* 8-bit weights are made from every type of checkpoint. Matrices are close to the exact ones;
+ * everything else is equal, including the hash. */
 static void test_q8(void **state)
 {
     (void)state;
@@ -451,8 +453,8 @@ static double relative_error(const struct weight *exact, const struct weight *he
     return sqrt(error / size);
 }
 
-/* 4 bits are made from every type of checkpoint: each matrix of a layer becomes q4_1, the head q8;
- * the reported error is the real one. */
+/* 4-bit weights are made from every type of checkpoint. Each matrix of a layer becomes q4_1, the
+ * head q8. The reported error of a matrix is its real error. */
 static void test_q4(void **state)
 {
     (void)state;
@@ -476,7 +478,8 @@ static void test_q4(void **state)
             if (strcmp(errors.of[i].name, "model.layers.2.self_attn.o_proj.weight") == 0) {
                 double off = relative_error(&a.layers[2].wo, &b.layers[2].wo);
                 assert_true(fabs(errors.of[i].relative - off) < 1e-5);
-                /* Rounding a normal number to 16 steps of its block's range: about 7 %. */
+                /* Rounding normally distributed values to the 16 steps of their block's range:
+                 * about 7 % of error. */
                 assert_true(off > 0.02 && off < 0.09);
                 n_checked++;
             }
@@ -507,7 +510,7 @@ static void test_q8_refuses(void **state)
     image_free(&im);
 }
 
-/* One matrix in f32 among bf16 ones: all become f32, with the same values. */
+/* If one matrix is f32 and the others are bf16, all become f32 with the same values. */
 static void test_mixed_types(void **state)
 {
     (void)state;
@@ -545,7 +548,7 @@ static void test_mixed_types(void **state)
     image_free(&im);
 }
 
-/* Every family's list of tensors agrees with its number of parameters. */
+/* The tensors that each family lists have together the family's number of parameters. */
 static void test_lists_count_parameters(void **state)
 {
     (void)state;
@@ -563,7 +566,7 @@ static void test_lists_count_parameters(void **state)
     }
 }
 
-/* Falcon's interleaved rows, from the definition of the layout. */
+/* Falcon's interleaved rows of Q, K and V, checked against the definition of the layout. */
 static void test_grouped_qkv(void **state)
 {
     (void)state;
@@ -628,7 +631,7 @@ static void test_missing_files(void **state)
     fclose(f);
     refused(&c, ERR_FORMAT, "index.json", "plain file name");
     assert_int_equal(mkfifo(at("model.safetensors"), 0600), 0);
-    /* and does not wait */
+    /* a pipe is refused without waiting for its writer */
     refused(&c, ERR_FORMAT, "model.safetensors", "not a regular file");
 }
 
@@ -808,7 +811,7 @@ static void test_random_damage(void **state)
         free(copy);
         struct weights w;
         if (load(&w, dir, &c, DTYPE_F32, &e) == 0) {
-            weights_unload(&w, dev); /* the flip hit spaces or the metadata */
+            weights_unload(&w, dev); /* the flip hit white space or the metadata */
         } else {
             n_refused++;
             assert_non_null(strstr(e.msg, "model.safetensors"));
@@ -857,8 +860,8 @@ static long peak_kb(void)
     return u.ru_maxrss;
 }
 
-/* Measures in a child how much loading adds to the peak of resident memory, compared with the
- * weights' size. */
+/* In a child: compares the growth of the peak of resident memory while loading with the weights'
+ * size. Returns 0 if it is small enough, 3 if not, 2 if loading fails. */
 static int measure_peak(const struct model_config *c)
 {
     struct weights w;
@@ -868,10 +871,10 @@ static int measure_peak(const struct model_config *c)
         return 2;
     long added = peak_kb() - before, packed = (long)(w.bytes / 1024);
     fprintf(stderr, "packed %ld kB, peak + %ld kB\n", packed, added);
-    return added > packed + 20000 ? 3 : 0; /* a batch is 16 MiB */
+    return added > packed + 20000 ? 3 : 0; /* room for a batch of 16 MiB */
 }
 
-/* Weights are resident once, not as mapped pages and packed at the same time. */
+/* While a model loads, no weight is in memory twice, as mapped pages and packed. */
 static void test_peak_memory(void **state)
 {
     (void)state;
