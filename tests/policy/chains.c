@@ -1,8 +1,9 @@
 /* chains.c - see chains.h.
  *
- * Costs lie within three decades of each other, as on real machines; about half of the chains are
- * bound by compute.  Records were saved under one policy or several: each has its own kind, its own
- * boundary between hidden states and KV, random records, or a layer that lacks both. */
+ * Costs lie within three decades of each other, as on real machines. About half of the chains are
+ * bound by compute. Records were saved under one policy or several. A policy is one kind of record,
+ * a boundary between layers of hidden states and layers of KV, random records, or a layer without
+ * any record. */
 #include "tests/policy/chains.h"
 
 #include <math.h>
@@ -21,7 +22,7 @@ static bool one_in(struct rng *r, uint64_t n)
 static void random_platform(struct rng *r, int n_layers, bool hedged, struct platform *p)
 {
     platform_init(p);
-    double flop_s = between(r, 2e-7, 2e-3); /* time of projecting one token of one layer */
+    double flop_s = between(r, 2e-7, 2e-3); /* seconds to project one token of one layer */
     p->n_layers = n_layers;
     p->n_ranks = p->n_stages = 1;
     p->h_bytes = 2048;
@@ -123,7 +124,8 @@ double random_chain_full_s(struct random_chain *x, int *n_used)
     static struct plan plan;
     int n;
     double best = INFINITY;
-    struct random_chain none = *x; /* without ranges, plain prefill is planned */
+    /* a copy without ranges, whose plan is a plain prefill */
+    struct random_chain none = *x;
     *n_used = 0;
     for (int g = 0; g < x->n_ranges; g++)
         none.n_new += x->range[g].n_tokens;

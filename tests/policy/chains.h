@@ -14,13 +14,13 @@ struct random_chain {
     int n_ranges;
     int64_t n_new;
     bool can_recompute;
-    struct plan_request req; /* mode, window, fused, slow-downs; without layers */
+    struct plan_request req; /* mode, window, fused and slow-downs; `layers` is not set */
     struct plan_layer layer[PLAN_MAX_LAYERS];
     double prefill_s[PLAN_MAX_LAYERS];
 };
 
-/* Makes a chain of n_ranges ranges for a model of n_layers. hedged: the tiers' speeds are known
- * only within a factor. */
+/* Makes a random chain of n_ranges ranges for a model of n_layers layers. If hedged, the plan must
+ * allow for tiers whose speeds are known only within a factor. */
 void random_chain(struct rng *r, int n_layers, int n_ranges, bool hedged,
                   struct random_chain *x);
 /* Calls plan_best_prefix for the chain. */

@@ -5,7 +5,7 @@
 
 #include "policy/pipeline.h"
 
-/* Heap's algorithm. */
+/* Permutes the reads by Heap's algorithm. */
 double all_orders(const struct plan_request *q, struct plan *p)
 {
     static struct pipeline lanes;

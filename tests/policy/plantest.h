@@ -4,8 +4,8 @@
 
 #include "policy/plan.h"
 
-/* Returns the shortest time of one assignment over all orders of its reads, at most 16; permutes
- * p->io_order. */
+/* Returns the shortest time of one assignment of letters over all orders of its reads, at most 16.
+ * Permutes p->io_order. */
 double all_orders(const struct plan_request *q, struct plan *p);
 
 #endif

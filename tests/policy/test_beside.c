@@ -22,7 +22,7 @@ static void restores_earn_three_percent_of_a_pass(void **state)
     assert_true(beside_may_work(&c));
     beside_pay(&c, 3 * MS);
     assert_int_equal(c.ns, 0);
-    assert_false(beside_may_work(&c)); /* with nothing left, nothing is allowed */
+    assert_false(beside_may_work(&c)); /* without credit no work is allowed */
 }
 
 static void unused_credit_is_lost(void **state)
@@ -32,7 +32,8 @@ static void unused_credit_is_lost(void **state)
     for (int i = 0; i < 1000; i++)
         beside_earn(&c, 100 * MS, 0);
     assert_int_equal(c.ns, 3 * MS);
-    beside_earn(&c, 10 * MS, 0); /* a short pass allows no more than its own share */
+    /* a short pass also lowers the credit to that pass's share */
+    beside_earn(&c, 10 * MS, 0);
     assert_int_equal(c.ns, 3 * MS / 10);
 }
 
@@ -41,7 +42,8 @@ static void later_steps_pay_for_a_long_item(void **state)
     (void)state;
     struct beside_credit c = {0};
     beside_earn(&c, 100 * MS, 0);
-    beside_pay(&c, 10 * MS); /* 7 ms are owed: two steps earn 6, the third leaves 2 */
+    /* leaves a debt of 7 ms: two steps repay 6, the third leaves a credit of 2 */
+    beside_pay(&c, 10 * MS);
     for (int i = 0; i < 2; i++) {
         beside_earn(&c, 100 * MS, 0);
         assert_false(beside_may_work(&c));
@@ -50,7 +52,7 @@ static void later_steps_pay_for_a_long_item(void **state)
     assert_int_equal(c.ns, 2 * MS);
 }
 
-/* Whatever items cost, restores get at most their share of the passes plus one item. */
+/* Whatever items of work cost, restores get at most their share of the passes plus one item. */
 static void restores_never_exceed_their_share(void **state)
 {
     (void)state;
@@ -69,12 +71,13 @@ static void restores_never_exceed_their_share(void **state)
         }
         assert_true(paid <= BESIDE_RESTORE_SHARE * passes + longest);
     }
-    assert_true(paid > 0.99 * BESIDE_RESTORE_SHARE * passes); /* and they get that share */
+    /* restores also get nearly their whole share */
+    assert_true(paid > 0.99 * BESIDE_RESTORE_SHARE * passes);
 }
 
-/* A pass of 4 s waited 3 s for weights, and the ring has room for 0.4 s of reads: for that time the
- * disk continues to read while a restore computes.  A pass that waited less frees the time that it
- * waited. */
+/* A restore may compute at no charge while the disk reads weights. A pass of 4 s waited 3 s for
+ * weights, and the ring has room for 0.4 s of reads. So for 0.4 s the disk reads on while a restore
+ * computes. A pass that waited less frees only the time that it waited. */
 static void time_in_which_weights_are_read_is_free(void **state)
 {
     (void)state;
@@ -82,7 +85,7 @@ static void time_in_which_weights_are_read_is_free(void **state)
     assert_int_equal(beside_free_ns(3000LL * MS, 400 * MS), 400 * MS);
     assert_int_equal(beside_free_ns(10 * MS, 400 * MS), 10 * MS);
     assert_int_equal(beside_free_ns(3000LL * MS, 0), 0);
-    for (int i = 0; i < 3; i++) /* unused free time is lost as well */
+    for (int i = 0; i < 3; i++) /* credit and free time of earlier passes are lost */
         beside_earn(&c, 4000LL * MS, 400 * MS);
     assert_int_equal(c.ns, 120 * MS + 400 * MS);
 }
@@ -95,7 +98,8 @@ static void alone_a_step_restores_for_a_while(void **state)
     assert_int_equal(beside_alone_ns(70 * MS), 70 * MS);
 }
 
-/* Restores have 3 % of the compute, prompts 1.5 of the 2.5 parts of a stretched step. */
+/* A restore beside decodes counts on 3 % of the compute. A prompt counts on 1.5 of the 2.5 parts of
+ * a step that prompts stretch to 2.5 times its length. */
 static void plans_count_on_the_shares(void **state)
 {
     (void)state;
@@ -109,15 +113,17 @@ static void speeds_are_learned_from_the_steps_that_show_them(void **state)
 {
     (void)state;
     struct beside_speed s = {0};
-    beside_learn(&s, 4, 4, 60 * MS); /* only decodes */
+    beside_learn(&s, 4, 4, 60 * MS); /* the step has only decodes */
     assert_true(s.decode_ns == 60.0 * MS && s.row_ns == 0);
-    beside_learn(&s, 4, 4, 68 * MS); /* moves by an eighth of the difference */
+    /* the learned value moves by an eighth of the difference */
+    beside_learn(&s, 4, 4, 68 * MS);
     assert_true(s.decode_ns == 61.0 * MS);
-    beside_learn(&s, 0, 100, 200 * MS); /* only prompts */
+    beside_learn(&s, 0, 100, 200 * MS); /* the step has only prompts */
     assert_true(s.row_ns == 2.0 * MS && s.decode_ns == 61.0 * MS);
     beside_learn(&s, 4, 24, 81 * MS); /* 20 rows made the step 20 ms longer */
     assert_true(s.row_ns == 2.0 * MS - MS / 8.0);
-    beside_learn(&s, 4, 24, 61 * MS); /* a step that was no longer teaches nothing */
+    /* rows that did not lengthen the step teach nothing */
+    beside_learn(&s, 4, 24, 61 * MS);
     beside_learn(&s, 4, 24, 50 * MS);
     assert_true(s.row_ns == 2.0 * MS - MS / 8.0 && s.decode_ns == 61.0 * MS);
 }
@@ -125,7 +131,7 @@ static void speeds_are_learned_from_the_steps_that_show_them(void **state)
 static void prompts_stretch_a_step(void **state)
 {
     (void)state;
-    /* 1.5 times 60 ms are 36 rows of 2.5 ms. */
+    /* Prompts may add 1.5 times the 60 ms of a decode step: 36 rows of 2.5 ms. */
     assert_int_equal(beside_rows(&(struct beside_speed){60e6, 2.5e6}), 36);
     assert_int_equal(beside_rows(&(struct beside_speed){60e6, 20e6}), BESIDE_LEAST_ROWS);
     assert_int_equal(beside_rows(&(struct beside_speed){0}), BESIDE_LEAST_ROWS);
@@ -136,13 +142,15 @@ static void fused_rows_are_left_over(void **state)
 {
     (void)state;
     assert_int_equal(beside_rows_left(512, 36, 4, 4), 36);
-    assert_int_equal(beside_rows_left(512, 36, 4, 30), 10); /* 26 rows of prompts */
-    assert_int_equal(beside_rows_left(32, 36, 4, 30), 2);   /* the step is full first */
+    /* 26 of the 36 rows of prompts are used */
+    assert_int_equal(beside_rows_left(512, 36, 4, 30), 10);
+    /* the step's limit of 32 rows is reached first */
+    assert_int_equal(beside_rows_left(32, 36, 4, 30), 2);
     assert_int_equal(beside_rows_left(512, 36, 4, 40), 0);
 }
 
-/* Fewer new tokens than BESIDE_LEAST_FUSED wait for the batch; more get the rows that are left,
- * through every layer. */
+/* With decodes, fewer new tokens than BESIDE_LEAST_FUSED are not fused but wait for a batch. More
+ * new tokens get the step's remaining rows in each of its layers. */
 static void few_new_tokens_are_not_fused_beside_decodes(void **state)
 {
     (void)state;

@@ -32,7 +32,7 @@ static void converges(void **state)
             correction_observe(&c, 0.1, 0.1 * truth);
         assert_true(fabs(factor(&c) / truth - 1) < 0.05);
         /* When the machine's speed changes, the platform follows, however many restores it has
-         * seen. */
+         * learned from. */
         for (int i = 0; i < 1000; i++)
             correction_observe(&c, 0.1, 0.1 * truth);
         truth = exp2(uniform(&r, -2.9, 2.9));
@@ -56,7 +56,8 @@ static void is_bounded(void **state)
     assert_true(c.log2 > CORRECTION_LOG2_MAX - 0.01 && c.log2 <= CORRECTION_LOG2_MAX);
 }
 
-/* Restores that load only K and V teach nothing about GEMM; later prompts do. */
+/* The platform predicts one second for a prefill that really takes truths[i]. Restores that load
+ * only K and V do not show this error; later prompts correct it. */
 static void prefill_ends_a_wrong_belief_about_compute(void **state)
 {
     (void)state;
@@ -64,7 +65,7 @@ static void prefill_ends_a_wrong_belief_about_compute(void **state)
     for (int i = 0; i < 4; i++) {
         struct platform p;
         platform_init(&p);
-        /* measured as one second, but it really takes truths[i] */
+        /* predicted: one second times the correction so far; measured: truths[i] */
         for (int k = 0; k < 12; k++)
             correction_learn_prefill(&p, factor(&p.gemm_correction), truths[i]);
         double off = factor(&p.gemm_correction) / truths[i];
@@ -73,8 +74,7 @@ static void prefill_ends_a_wrong_belief_about_compute(void **state)
     }
 }
 
-/* Restores measure their products better than prefill does, so prefill corrects only larger misses.
- */
+/* Restores measure projections better than prefill does. So prefill corrects only large errors. */
 static void prefill_teaches_large_misses_only(void **state)
 {
     (void)state;
@@ -82,7 +82,8 @@ static void prefill_teaches_large_misses_only(void **state)
     platform_init(&p);
     correction_learn_prefill(&p, 1, 1.49);
     correction_learn_prefill(&p, 1, 1 / 1.49);
-    correction_learn_prefill(&p, 0.4e-4, 1.6e-4); /* more elapsed time than compute */
+    /* elapsed time above the time of compute is waiting, and teaches nothing */
+    correction_learn_prefill(&p, 0.4e-4, 1.6e-4);
     p.weights_s = 1;
     correction_learn_prefill(&p, 1, 4);
     assert_int_equal(p.gemm_correction.n_observed, 0);
@@ -107,7 +108,7 @@ static void outliers_do_not_count(void **state)
         n_off += fabs(c.log2) > log2(1.15);
     }
     assert_true(n_off < N / 100);
-    /* An outlier after a long calm moves it by less than 4 %. */
+    /* An outlier after a long calm moves the correction by less than 4 %. */
     memset(&c, 0, sizeof c);
     for (int i = 0; i < 50; i++)
         correction_observe(&c, 0.1, 0.1);
@@ -115,7 +116,8 @@ static void outliers_do_not_count(void **state)
     assert_true(factor(&c) < 1.04);
 }
 
-/* From the third surprise in a row on the machine is another one, however much was seen. */
+/* From the third surprise in a row on the correction follows at once, however much it has seen
+ * before. */
 static void three_surprises_are_a_change(void **state)
 {
     (void)state;
@@ -126,8 +128,8 @@ static void three_surprises_are_a_change(void **state)
     correction_observe(&c, 0.1, 0.3);
     assert_true(factor(&c) < 1.1);
     correction_observe(&c, 0.1, 0.7);
-    assert_true(fabs(factor(&c) - 3) < 1e-9); /* the least of the three */
-    correction_observe(&c, 0.1, 0.1); /* two normal observations end the run of surprises */
+    assert_true(fabs(factor(&c) - 3) < 1e-9); /* the smallest of the three surprises */
+    correction_observe(&c, 0.1, 0.1); /* two normal observations end a run of surprises */
     correction_observe(&c, 0.1, 0.1);
     correction_observe(&c, 0.1, 0.3);
     assert_true(factor(&c) > 2.5);
@@ -169,8 +171,8 @@ static void begin(struct platform *p, struct plan_layer *layer, struct plan_requ
     plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, req);
 }
 
-/* On a bus that is slower than the store, the time of reads tells nothing about the store; reads
- * from DRAM take no time. */
+/* If the bus is slower than the store, the time of reads tells nothing about the store. Reads from
+ * DRAM take no time, so they tell nothing either. */
 static void a_bus_teaches_nothing(void **state)
 {
     (void)state;
@@ -192,8 +194,8 @@ static void a_bus_teaches_nothing(void **state)
     assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
 }
 
-/* Reads teach whatever the bandwidth is. Compared with 1 / (1 / x), a bandwidth x like 4e9 was
- * larger, and its reads were taken for those of a bus. */
+/* Every bandwidth of a store is learned. Once a rounding error prevented it: 1 / (1 / x) was
+ * smaller than x for an x like 4e9, so the reads were taken for those of a slower bus. */
 static void any_bandwidth_is_taught(void **state)
 {
     (void)state;
@@ -212,7 +214,7 @@ static void any_bandwidth_is_taught(void **state)
     }
 }
 
-/* Threads that wake up late make a short restore late, and the next predictions include it. */
+/* Threads that wake up late lengthen short restores. Later predictions include this delay. */
 static void short_restores_teach_the_start(void **state)
 {
     (void)state;
@@ -234,7 +236,7 @@ static void short_restores_teach_the_start(void **state)
     }
     assert_true(fabs(p.start_s - 0.3e-3) < 0.02e-3);
     assert_true(req.io_latency_s > p.tier[0].latency_s + 0.25e-3);
-    /* One outlier moves the start little; a long restore does not move it. */
+    /* One outlier moves the learned delay little, and a long restore does not move it. */
     struct correction_expected e = {.restore_s = 1e-3};
     correction_learn(&p, &e, &(struct correction_observed){.total_s = 1});
     assert_true(p.start_s < 0.45e-3);
@@ -244,9 +246,9 @@ static void short_restores_teach_the_start(void **state)
     assert_true(p.start_s == before);
 }
 
-/* In half of the chunks the layers have no KV, so that they are projected under the letter K. If
- * projections take twice as long as measured, such restores teach GEMM, and not the loading of KV:
- * else whole contexts would seem to load more slowly, too. */
+/* Half of the chunks have no KV, so they are projected under the letter K. If projections take
+ * twice as long as measured, such restores must correct GEMM and not the loading of KV. Otherwise
+ * contexts with KV in all chunks would be predicted too slow. */
 static void parts_without_kv_teach_gemm(void **state)
 {
     (void)state;
@@ -312,8 +314,8 @@ static void a_large_miss_of_a_mixture_teaches_both_kinds(void **state)
     assert_true(factor(&p.kv_correction) <= CORRECTION_LARGE_MISS);
 }
 
-/* A machine whose GEMM, KV loading and disk are off by these factors: after a number of restores
- * with auto's own plans the platform predicts the measured times, and gives the plans of the true
+/* On this machine GEMM, loading of KV and the disk are off by these factors. After some restores
+ * with auto's own plans the platform predicts the measured times, and makes the plans of the true
  * costs. */
 static void learns_the_machine(void **state)
 {
@@ -358,7 +360,7 @@ static void learns_the_machine(void **state)
     }
 }
 
-/* The platform's text keeps the corrections. */
+/* The platform's text contains the corrections, so they survive a restart. */
 static void is_kept(void **state)
 {
     (void)state;
@@ -377,7 +379,8 @@ static void is_kept(void **state)
     assert_true(platform_h_s(&q, 640) == platform_h_s(&p, 640));
 }
 
-/* Times of a restore beside others, or of an incomplete one, do not describe the machine. */
+/* The time of a restore that shared the machine, or that is incomplete, does not describe the
+ * machine and teaches nothing. */
 static void only_whole_restores_that_ran_alone_teach(void **state)
 {
     (void)state;
@@ -385,14 +388,15 @@ static void only_whole_restores_that_ran_alone_teach(void **state)
         .io_s = 1, .compute_s = 0.5, .wait_s = 0.3, .total_s = 1};
     assert_true(correction_is_of_machine(&o, true));
     assert_false(correction_is_of_machine(&o, false));
-    o.total_s = 1.01; /* for more than a fifth of the time neither lane worked */
+    /* for more than a fifth of the time neither lane worked, so another restore had the machine */
+    o.total_s = 1.01;
     assert_false(correction_is_of_machine(&o, true));
     o.compute_s = 0;
-    o.wait_s = 0.9; /* waiting for the disk counts as being alone */
+    o.wait_s = 0.9; /* time spent waiting for the disk does not count as shared */
     assert_true(correction_is_of_machine(&o, true));
 }
 
-/* A restore that decodes slow down has no expected time, so it teaches nothing. */
+/* The predicted time of a restore beside decodes is not exact, so the restore teaches nothing. */
 static void a_slowed_restore_teaches_nothing(void **state)
 {
     (void)state;
@@ -403,7 +407,7 @@ static void a_slowed_restore_teaches_nothing(void **state)
     begin(&p, layer, &req, 4096);
     assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
     assert_int_equal(plan_make(&req, &plan, NULL), 0);
-    req.comp_slow = 1; /* no decodes */
+    req.comp_slow = 1; /* no decodes slow the restore */
     assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
     req.comp_slow = 33;
     struct correction_expected e = correction_expect(&p, 0, &req, &plan);

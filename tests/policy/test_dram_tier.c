@@ -45,7 +45,7 @@ static void the_tier_is_added_once(void **state)
     assert_int_equal(p.n_tiers, 2);
     assert_int_equal(platform_validate(&p, &err), 0);
     assert_string_equal(p.tier[0].name, "ssd");
-    /* A measured tier is used, at any index but 0. */
+    /* A tier that was measured as DRAM's is used, whatever its index (not 0). */
     p.n_tiers = 3;
     p.tier[2] = p.tier[1];
     snprintf(p.tier[1].name, sizeof p.tier[1].name, "other");
@@ -58,7 +58,7 @@ static void the_tier_is_added_once(void **state)
     assert_int_equal(dram_tier(&full), 0);
 }
 
-/* Returns seconds to restore n_dram tokens from DRAM and the others from the disk, by keys and
+/* Returns seconds to restore n_dram tokens from DRAM and n_disk tokens from the disk, by keys and
  * values. */
 static double mixed_s(const struct platform *p, int64_t n_dram, int64_t n_disk)
 {
@@ -79,7 +79,8 @@ static double mixed_s(const struct platform *p, int64_t n_dram, int64_t n_disk)
     return plan.restore_s;
 }
 
-/* Only tokens on the disk wait for it and pay its latency, wherever the disk's range stands. */
+/* Only tokens on the disk take the disk's time and latency, whether their range comes first or
+ * last. */
 static void a_mixed_context_waits_for_its_disk_part(void **state)
 {
     (void)state;
@@ -87,7 +88,7 @@ static void a_mixed_context_waits_for_its_disk_part(void **state)
     (void)dram_tier(&p);
     double all = mixed_s(&p, 0, 4096), none = mixed_s(&p, 4096, 0);
     double half = mixed_s(&p, 2048, 2048);
-    double read_s = 2048.0 * 2048 * LAYERS / 1e9; /* for half of the tokens */
+    double read_s = 2048.0 * 2048 * LAYERS / 1e9; /* time to read half of the tokens */
     assert_true(all > 2 * read_s && all < 2 * read_s * 1.1 + 2e-3);
     assert_true(half > read_s + 1e-3 && half < read_s * 1.1 + 2e-3);
     assert_true(none < 4096 * 1e-7 * LAYERS * 1.2);
@@ -97,7 +98,7 @@ static void a_mixed_context_waits_for_its_disk_part(void **state)
 
 enum { SAMPLES = 1000, MOST_LAYERS = 80 };
 
-/* Draws a number from lo to hi, with equal probability per factor. */
+/* Draws a number from lo to hi, uniform in its logarithm. */
 static double log_uniform(struct rng *r, double lo, double hi)
 {
     return lo * pow(hi / lo, rng_unit(r));
@@ -110,8 +111,8 @@ struct mixed {
     uint8_t stored[MOST_LAYERS]; /* kinds of each layer */
 };
 
-/* Draws models with and without grouped heads, and disks with an eighth to eight times the speed of
- * projecting hidden states. */
+/* Draws a model with or without grouped heads, and a disk that reads hidden states at an eighth to
+ * eight times the speed of projecting them. */
 static void draw(struct rng *r, const char *save, struct mixed *x)
 {
     struct platform *p = &x->platform;
@@ -142,9 +143,9 @@ static void draw(struct rng *r, const char *save, struct mixed *x)
 }
 
 /* Returns seconds until everything is restored and the new tokens are prefilled, with one letter
- * for both tiers, or with one for each.  State in DRAM needs no reading, so its best letter is K
- * wherever it has keys and values, which take the least compute.  A range that has only these uses
- * them under every letter. */
+ * per layer for both tiers, or one for each tier. State in DRAM needs no reading, so its best
+ * letter is K, which takes the least compute, wherever it has keys and values. A layer that has
+ * only keys and values uses them under every letter. */
 static double mixed_time_s(const struct mixed *x, bool each)
 {
     uint8_t in_dram[MOST_LAYERS];
@@ -164,8 +165,8 @@ static double mixed_time_s(const struct mixed *x, bool each)
     return plan.predicted_s;
 }
 
-/* Returns the mean share of the time that a letter per tier saves, over contexts saved under
- * `save`. */
+/* Returns the mean share of the time that a letter for each tier saves, over contexts saved under
+ * `save`. *most gets the largest share. */
 static double mean_gain(const char *save, double *most)
 {
     struct rng r = {.s = 25};
@@ -182,9 +183,9 @@ static double mean_gain(const char *save, double *most)
     return sum / SAMPLES;
 }
 
-/* If both kinds are saved the gain is more than 3 %, so each tier has its own letter (make_ranges
- * of the engine). `--save auto` saves one kind per layer if costs grow with the tokens alone, and
- * then there is no choice. */
+/* If both kinds are saved, a letter for each tier gains more than 3 %. So each tier gets its own
+ * letter (make_ranges of the engine). Where costs grow with the tokens alone, `--save auto` saves
+ * one kind per layer, which leaves no choice. */
 static void a_letter_for_each_tier_pays(void **state)
 {
     (void)state;
@@ -202,13 +203,14 @@ static void a_fast_disk_is_not_read_ahead_from(void **state)
     (void)state;
     struct platform p = machine();
     assert_true(dram_tier_gains(&p, 2048, 1, 0));
-    p.tier[0].bytes_per_s = 1e12; /* compute is the bottleneck */
+    p.tier[0].bytes_per_s = 1e12; /* reading is so fast that compute is the bottleneck */
     assert_false(dram_tier_gains(&p, 2048, 1, 0));
     p.n_tiers = 0;
     assert_false(dram_tier_gains(&p, 2048, 1, 0));
 }
 
-/* A fetch must gain more than the processor time that its memory takes from others. */
+/* A fetch to DRAM must gain more than it costs: the memory that it fills takes processor time from
+ * others. */
 static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
 {
     (void)state;
@@ -216,11 +218,12 @@ static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
     double load_s = LAYERS * platform_io_s(&p, 0, 2048, RECORD_KV);
     assert_true(dram_tier_gains(&p, 2048, 1, load_s / 4));
     assert_false(dram_tier_gains(&p, 2048, 1, load_s));
-    p.tier[0].bytes_per_s /= 8; /* on a slower disk the fetch pays */
+    p.tier[0].bytes_per_s /= 8; /* on a disk with an eighth of the speed the fetch pays */
     assert_true(dram_tier_gains(&p, 2048, 1, load_s));
 }
 
-/* The prefill of a long prompt takes longer than its load, and hides it. */
+/* Prefill of a long prompt takes longer than loading its state, and hides the load. So a fetch
+ * gains nothing. */
 static void a_long_prompt_hides_its_load(void **state)
 {
     (void)state;

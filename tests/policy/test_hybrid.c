@@ -1,5 +1,6 @@
-/* test_hybrid.c - the mixture of KV and ACT blocks: closed forms, every fixed ratio on random
- * machines, and an event simulation of the link and the compute lane. */
+/* test_hybrid.c - the mixture of KV blocks and ACT blocks (hidden states), compared with closed
+ * forms, with every fixed ratio on random machines, and with an event simulation of the link and
+ * the compute lane. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,8 +13,8 @@
 #include "policy/hybrid.h"
 #include "policy/hybrid_share.h"
 
-/* Makes a machine without fixed costs, on which loading the KV blocks of n tokens takes n seconds
- * and projecting them x * n. */
+/* Makes a machine without fixed costs, on which loading n KV blocks takes n seconds, and projecting
+ * n ACT blocks takes x * n seconds. */
 static struct hybrid_machine machine_of(double x)
 {
     return (struct hybrid_machine){.project = {0, x},
@@ -50,7 +51,8 @@ static void a_balanced_mixture_takes_x_of_x_and_a_half(void **state)
         hybrid_choose(&m, &no_device, 1000000, &s);
         assert_true(s.act_host > 0);
         assert_true(fabs(s.kv_seconds - 1e6) < 1);
-        /* Below x = 1/2 only ACT blocks are best, and the link is the longer lane. */
+        /* For x < 1/2, ACT blocks alone are best and the link is the longer lane, so this formula
+         * does not hold. */
         assert_true(fabs(s.seconds / s.kv_seconds - x / (x + 0.5)) < 1e-4);
     }
 }
@@ -61,12 +63,13 @@ static void little_gain_or_grouped_heads_mean_no_act_blocks(void **state)
     struct hybrid_machine m = machine_of(16.0);
     struct hybrid_split s;
     hybrid_choose(&m, &no_device, 100000, &s);
-    assert_true(s.act_host > 0); /* 3.03 % */
+    assert_true(s.act_host > 0); /* gains 3.03 %, which is enough */
     m = machine_of(16.5);
     hybrid_choose(&m, &no_device, 100000, &s);
-    assert_int_equal(s.act_host, 0); /* 2.94 % */
+    assert_int_equal(s.act_host, 0); /* would gain 2.94 %, which is too little */
     m = machine_of(1);
-    m.act_bytes = m.kv_bytes; /* d = 2 * n_kv * d_head */
+    /* grouped heads with d = 2 * n_kv * d_head: both kinds of block have equal size */
+    m.act_bytes = m.kv_bytes;
     hybrid_choose(&m, &no_device, 100000, &s);
     assert_int_equal(s.act_host + s.act_device, 0);
 }
@@ -78,7 +81,8 @@ static void memory_asks_for_act_blocks_that_time_does_not(void **state)
     struct hybrid_split s;
     hybrid_choose(&m, &(struct hybrid_memory){0, 160}, 100, &s);
     assert_true(s.fits);
-    assert_int_equal(s.act_host, 40); /* 40 * 1 + 60 * 2 */
+    /* 40 ACT blocks of 1 byte and 60 KV blocks of 2 bytes fill 160 bytes */
+    assert_int_equal(s.act_host, 40);
     hybrid_choose(&m, &(struct hybrid_memory){0, 99}, 100, &s);
     assert_false(s.fits);
     hybrid_choose(&m, &(struct hybrid_memory){10, 90}, 100, &s);
@@ -95,17 +99,18 @@ static void act_blocks_come_to_the_device_first(void **state)
     hybrid_place(&m, &(struct hybrid_memory){45, 1e9}, 100, 30, &s);
     assert_int_equal(s.act_device, 30);
     assert_int_equal(s.act_host, 0);
-    assert_int_equal(s.kv_device, 7); /* 15 bytes are left, and a block has 2 */
+    /* after 30 ACT blocks 15 bytes are left, and a KV block has 2 */
+    assert_int_equal(s.kv_device, 7);
     assert_int_equal(s.kv_host, 63);
     assert_true(s.link_s == 63 && s.compute_s == 30);
 }
 
 /* --- mini-batches of whole requests ----------------------------------------------------------- */
 
-/* Three requests in two mini-batches, x = 2. In a balanced mixture 2 of 5 blocks are ACT blocks. If
- * all requests have equally many, the mixture is slower than KV blocks alone, since two requests
- * compute beside the load of one. With 800 and 2800 ACT blocks, 1600 s of compute stand beside a
- * load of 1600 s, and 5600 s beside 5600 s. */
+/* Three requests form two mini-batches, and x = 2. In a balanced mixture 2 of 5 blocks are ACT
+ * blocks. If all requests have equal mixtures, the step is slower than with KV blocks alone,
+ * because two requests compute beside the load of one. With 800 ACT blocks in the small mini-batch
+ * and 2800 in the large one, both lanes take 1600 s and then 5600 s. */
 static void a_small_mini_batch_has_more_act_blocks(void **state)
 {
     (void)state;
@@ -132,8 +137,9 @@ static void a_small_mini_batch_has_more_act_blocks(void **state)
     assert_false(s.is_shared_out);
 }
 
-/* Ten requests of six blocks, at most four at once, make three mini-batches. 31 or 32 of 60 blocks
- * are ACT blocks, as with mini-batches of equal size. With equally many in each request 25 were. */
+/* Ten requests of six blocks, at most four at a time, form three mini-batches. 31 or 32 of the 60
+ * blocks are ACT blocks, as with mini-batches of equal size. With equal numbers in each request
+ * only 25 would be. */
 static void ten_requests_reach_the_mixture_of_equal_mini_batches(void **state)
 {
     (void)state;
@@ -154,8 +160,9 @@ static void ten_requests_reach_the_mixture_of_equal_mini_batches(void **state)
     assert_int_equal(sum, s.act_host);
 }
 
-/* A forward pass of three fifths of the link's time: the large mini-batch's takes longer than the
- * small one's load, so each ACT block makes it longer.  Equal mini-batches gain 5 %. */
+/* The forward pass takes three fifths of the link's time. That of the large mini-batch takes longer
+ * than the load of the small one, so each ACT block lengthens the step. Equal mini-batches would
+ * gain 5 %. */
 static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
 {
     (void)state;
@@ -170,8 +177,9 @@ static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
     assert_int_equal(s.act_host, 0);
 }
 
-/* Each mini-batch but one reads the layer again: at x = 1 and 600 blocks ACT blocks of 400 s stand
- * beside a load of 400 s; 2 further mini-batches of 30 s leave 360 s for them. */
+/* Each mini-batch but the first reads the layer's weights again. With x = 1 and 600 blocks, ACT
+ * blocks take 400 s of compute beside a load of 400 s. If 2 further mini-batches take 30 s each for
+ * the weights, ACT blocks get 360 s. */
 static void further_mini_batches_read_the_layer_again(void **state)
 {
     (void)state;
@@ -189,8 +197,8 @@ static void further_mini_batches_read_the_layer_again(void **state)
     assert_int_equal(s.act_host, 400);
 }
 
-/* The first load and the last computation of a step overlap nothing: in one layer of one
- * mini-batch nothing overlaps, and an ACT block only costs time. */
+/* The first load and the last computation of a step overlap nothing. A step of one layer and one
+ * mini-batch has no overlap at all, and each ACT block only costs time. */
 static void a_step_of_few_layers_overlaps_little(void **state)
 {
     (void)state;
@@ -215,17 +223,18 @@ static void algorithm_1_as_printed(void **state)
     struct hybrid_machine m = machine_of(2);
     struct hybrid_shares s;
     m.weights_s = 50;
-    /* 10 ACT blocks on the device take 20 s, so 30 s beside the weights are idle: 15 ACT blocks. Of
-     * 115 bytes 100 are left: a + 2 k = 100 and 2 a = k. */
+    /* 10 ACT blocks on the device take 20 s, so the compute is idle for 30 s while the weights
+     * come: time for 15 ACT blocks. Of 115 bytes 100 are left. The rest has a ACT blocks and k KV
+     * blocks with a + 2 k = 100 and 2 a = k. */
     hybrid_paper(&m, &(struct hybrid_memory){10, 115}, &s);
     assert_true(s.act_init == 15 && s.kv_init == 0);
     assert_true(fabs(s.act_remain - 20) < 1e-9 && fabs(s.kv_remain - 40) < 1e-9);
     assert_true(fabs(s.act_host - 35) < 1e-9 && fabs(s.kv_host - 40) < 1e-9);
-    /* 40 of them take 80 s, 30 more than the weights: 30 KV blocks. */
+    /* 40 ACT blocks take 80 s, 30 s more than the weights: time for 30 KV blocks. */
     hybrid_paper(&m, &(struct hybrid_memory){40, 160}, &s);
     assert_true(s.act_init == 0 && s.kv_init == 30);
     assert_true(fabs(s.act_remain - 20) < 1e-9 && fabs(s.kv_remain - 40) < 1e-9);
-    /* The first step asks for more than there is. */
+    /* The first step asks for more memory than the host has. */
     hybrid_paper(&m, &(struct hybrid_memory){0, 10}, &s);
     assert_true(s.act_host == 10 && s.kv_host == 0);
 }
@@ -233,7 +242,8 @@ static void algorithm_1_as_printed(void **state)
 static void the_next_block_keeps_the_ratio(void **state)
 {
     (void)state;
-    /* The paper's example: 3 : 1, with five ACT and two KV blocks. */
+    /* The paper's example: a ratio of 3 : 1, and a request that has five ACT blocks and two KV
+     * blocks. */
     assert_true(hybrid_next_is_act(3, 1, 5, 2));
     assert_false(hybrid_next_is_act(3, 1, 7, 2));
     struct rng r = {7};
@@ -252,7 +262,7 @@ static void the_next_block_keeps_the_ratio(void **state)
 
 /* --- random machines -------------------------------------------------------------------------- */
 
-/* Draws a number uniform over the orders of magnitude between low and high. */
+/* Draws a number between low and high, uniform in its logarithm. */
 static double between(struct rng *r, double low, double high)
 {
     return low * pow(high / low, rng_unit(r));
@@ -320,7 +330,7 @@ static double share_of(const struct hybrid_machine *m, int i)
     return n == 0 ? 1.0 / k : (double)(n / k + (i < n % k)) / n;
 }
 
-/* Fills act with the ACT blocks of each mini-batch. */
+/* Sets act[i] to the number of ACT blocks of mini-batch i. */
 static void shares_of(const struct hybrid_machine *m, const struct hybrid_split *s,
                       double *act)
 {
@@ -332,7 +342,7 @@ static void shares_of(const struct hybrid_machine *m, const struct hybrid_split 
                                   : (double)(s->act_device + s->act_host) * share_of(m, i);
 }
 
-/* How the weights of the next layer come: a part of them follows each mini-batch's load. */
+/* When the weights of the next layer come. A part of them follows the load of each mini-batch. */
 enum weights_part {
     WEIGHTS_AHEAD, /* the part comes at once */
     WEIGHTS_WAIT, /* the part waits for a free buffer, as the next mini-batch's blocks do */
@@ -417,8 +427,8 @@ static void an_event_simulation_finds_hardly_better(void **state)
     assert_true(n_judged > 200 && worst <= 1.05);
 }
 
-/* Returns the least seconds over all numbers of ACT blocks of each of two or three mini-batches of
- * `blocks` blocks a request. */
+/* Returns the least seconds over all divisions of ACT blocks among two or three mini-batches, with
+ * `blocks` blocks per request. */
 static double best_of_all_shares(const struct hybrid_machine *m, int64_t blocks)
 {
     int64_t most[3] = {0}, a[3];
@@ -437,7 +447,8 @@ static double best_of_all_shares(const struct hybrid_machine *m, int64_t blocks)
     return least;
 }
 
-/* Mini-batches of unequal size: no other sharing out is much faster. */
+/* Mini-batches of unequal size: no other division of the ACT blocks is much faster than the
+ * policy's. */
 static void all_shares_of_mini_batches_find_hardly_better(void **state)
 {
     (void)state;

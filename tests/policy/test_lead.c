@@ -1,4 +1,5 @@
-/* test_lead.c - which waiting requests let another one with the same beginning run first. */
+/* test_lead.c - which waiting requests wait for another request with the same beginning to run
+ * first. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,8 +12,8 @@
 
 enum { TOKENS = 200, KEYS = 4, N = 64 };
 
-/* Requests whose tokens are those of `text` up to a length; each chunk's key depends on all tokens
- * before its end. */
+/* The tokens of a request, and the keys of its chunks. A chunk's key depends on all tokens before
+ * the chunk's end. */
 struct made {
     int32_t tokens[TOKENS];
     struct sha256 keys[KEYS], root;
@@ -20,8 +21,8 @@ struct made {
 
 static struct made made[3];
 
-/* Returns request i, whose tokens differ from those of the other requests from token `differs`
- * on. */
+/* Makes request i. Before token `differs` its tokens equal those of the other requests, from there
+ * on they are its own. */
 static struct lead_request request(int i, int n_tokens, int differs, enum sched_phase phase,
                                    int n_done)
 {
@@ -47,19 +48,20 @@ static void the_next_chunk_decides(void **state)
     struct lead_request s = request(0, 200, 200, SCHED_WAITING, 0);
     struct lead_request x = request(1, 200, 100, SCHED_PREFILL, 0);
     assert_true(lead_is_ahead(&x, &s, 0));
-    assert_false(lead_is_ahead(&x, &s, 1)); /* its second chunk has other tokens */
+    assert_false(lead_is_ahead(&x, &s, 1)); /* the second chunk of x has other tokens */
     x.n_done = 63;
     assert_true(lead_is_ahead(&x, &s, 0));
-    x.n_done = 64; /* the state of its chunks is known already, or will never be */
+    /* x has computed the chunk: its state is in the cache already, or will not come there */
+    x.n_done = 64;
     assert_false(lead_is_ahead(&x, &s, 0));
-    x = request(1, 63, 63, SCHED_PREFILL, 0); /* this request never fills chunk 0 */
+    x = request(1, 63, 63, SCHED_PREFILL, 0); /* x is too short to fill chunk 0 */
     assert_false(lead_is_ahead(&x, &s, 0));
     x = request(1, 64, 64, SCHED_PREFILL, 0);
     assert_true(lead_is_ahead(&x, &s, 0));
 }
 
-/* The last token is always computed, so 65 tokens lack one whole chunk and 64 only a part of one.
- */
+/* A request always computes its last token. So of 65 tokens a whole chunk can be taken over, and of
+ * 64 tokens only a part of a chunk, which needs a copy. */
 static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
 {
     (void)state;
@@ -69,19 +71,23 @@ static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
     s.may_copy = true;
     assert_true(lead_is_ahead(&x, &s, 0));
     x.n_done = 63;
-    assert_false(lead_is_ahead(&x, &s, 0)); /* the request has all 63 tokens */
+    /* x has computed all 63 tokens that s could take over */
+    assert_false(lead_is_ahead(&x, &s, 0));
     x = request(1, 200, 62, SCHED_PREFILL, 0);
-    assert_false(lead_is_ahead(&x, &s, 0)); /* token 62 differs */
+    assert_false(lead_is_ahead(&x, &s, 0)); /* token 62 of x differs */
     x = request(1, 200, 63, SCHED_PREFILL, 0);
-    assert_true(lead_is_ahead(&x, &s, 0)); /* token 63 does not matter */
+    /* only token 63 differs, which s computes itself */
+    assert_true(lead_is_ahead(&x, &s, 0));
     x = request(1, 62, 62, SCHED_PREFILL, 0);
-    assert_false(lead_is_ahead(&x, &s, 0)); /* shorter */
+    /* x is shorter than the part that s could take over */
+    assert_false(lead_is_ahead(&x, &s, 0));
     s = request(0, 65, 65, SCHED_WAITING, 0);
     x = request(1, 200, 64, SCHED_PREFILL, 0);
-    assert_true(lead_is_ahead(&x, &s, 0)); /* a whole chunk needs no copying */
+    assert_true(lead_is_ahead(&x, &s, 0)); /* a whole chunk is taken over without a copy */
     s = request(0, 65, 65, SCHED_WAITING, 0);
     s.may_copy = true;
-    assert_false(lead_is_ahead(&x, &s, 1)); /* only the last token is left */
+    /* behind the chunk only the last token is left */
+    assert_false(lead_is_ahead(&x, &s, 1));
 }
 
 static void other_roots_never_lead(void **state)
@@ -101,14 +107,14 @@ static void those_at_work_lead_and_those_that_came_first(void **state)
     struct lead_request r[3];
     for (int i = 0; i < 3; i++)
         r[i] = request(i, 200, 200, SCHED_WAITING, 0);
-    assert_int_equal(lead_find(r, 3, 0, 0), -1); /* the first waits for no other */
+    assert_int_equal(lead_find(r, 3, 0, 0), -1); /* the first request waits for no other */
     assert_int_equal(lead_find(r, 3, 1, 0), 0);
     assert_int_equal(lead_find(r, 3, 2, 0), 0);
-    r[2].phase = SCHED_RESTORE; /* it came later, but is already running */
+    r[2].phase = SCHED_RESTORE; /* r[2] came later, but is already running */
     assert_int_equal(lead_find(r, 3, 0, 0), 2);
     r[2].phase = SCHED_PREFILL;
     assert_int_equal(lead_find(r, 3, 0, 0), 2);
-    r[2].phase = SCHED_DECODE; /* its prompt is done */
+    r[2].phase = SCHED_DECODE; /* the prompt of r[2] is done */
     assert_int_equal(lead_find(r, 3, 0, 0), -1);
     r[1].may_reuse = false;
     assert_int_equal(lead_find(r, 3, 1, 0), -1);

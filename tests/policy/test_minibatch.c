@@ -34,7 +34,8 @@ static bool fits(const struct minibatch_room *room, const struct minibatch *b)
            (b->n_act <= room->n_act && blocks_of(b) <= room->n_blocks);
 }
 
-/* Sets bins[0, n_bins) to the mini-batches of a partition. */
+/* Sets bins[0..n_bins) to the mini-batches of a partition, in which request i is in mini-batch
+ * of[i]. */
 static void sum_up(const struct minibatch_request *r, int n, const int *of, int n_bins,
                    struct minibatch *bins)
 {
@@ -49,7 +50,8 @@ static void sum_up(const struct minibatch_request *r, int n, const int *of, int 
     }
 }
 
-/* Forms mini-batches. `bins` must have them, and each fits its buffer or has one request. */
+/* Forms mini-batches. Checks that `bins` describes them, and that each fits into its buffer or has
+ * only one request. Returns their number. */
 static int form(const struct hybrid_machine *m, const struct minibatch_room *room,
                 const struct minibatch_request *r, int n, enum minibatch_method method,
                 int *of, struct minibatch *bins)
@@ -69,7 +71,8 @@ static int form(const struct hybrid_machine *m, const struct minibatch_room *roo
 
 /* --- compared with the best of all ------------------------------------------------------------ */
 
-/* Returns the sum of the longer lanes, if each mini-batch runs beside its own load. */
+/* Returns the sum, over all mini-batches, of the longer of load and projection, as if each
+ * mini-batch ran beside its own load. */
 static double lanes_of(const struct hybrid_machine *m, const struct minibatch *b, int n)
 {
     double sum = 0;
@@ -99,8 +102,8 @@ struct best {
     double layer_s, lanes_s;
 };
 
-/* Finds the least layer_s and the least lanes_s over all partitions: request i joins one of the
- * bins, or opens a new one. */
+/* Finds the least layer_s and the least lanes_s over all partitions. Request i joins one of the
+ * bins or opens a new one. */
 static void find_best(const struct hybrid_machine *m, const struct minibatch_room *room,
                       const struct minibatch_request *r, int n, int *of, int i, int n_bins,
                       struct best *best)
@@ -175,32 +178,33 @@ static void requests_alike_make_equal_mini_batches(void **state)
             assert_int_equal(k, (n + per - 1) / per);
             for (int b = 0; b < k; b++)
                 assert_in_range(bins[b].n_requests, n / k, (n + k - 1) / k);
-            for (int b = 1; b < k; b++) /* the large ones come first */
+            for (int b = 1; b < k; b++) /* large mini-batches come first */
                 assert_true(bins[b].n_requests <= bins[b - 1].n_requests);
         }
     }
 }
 
-/* One mini-batch computes beside the load of the next. */
+/* A mini-batch computes while the next one loads. */
 static void a_layer_computes_beside_the_next_load(void **state)
 {
     (void)state;
-    /* A KV block comes in 1 s, is projected in 1 s. */
+    /* A KV block is loaded in 1 s. An ACT block is loaded in half a second and projected in 1 s. */
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch unequal[] = {{5, 5, 0, 5}, {1, 1, 0, 1}};
     const struct minibatch equal[] = {{3, 3, 0, 3}, {3, 3, 0, 3}};
     assert_true(minibatch_layer_seconds(&m, unequal, 2) == 5 + 7.5);
     assert_true(minibatch_layer_seconds(&m, equal, 2) == 4.5 + 4.5);
     assert_true(minibatch_layer_seconds(&m, equal, 1) == 4.5);
-    m.forward_s = 12; /* ten ACT blocks are in the mini-batch of five requests */
-    m.weights_s = 2;  /* one beside each */
+    m.forward_s = 12; /* divided by requests: the mini-batch of five gets 10 s */
+    m.weights_s = 2;  /* divided equally: 1 s beside each mini-batch */
     assert_true(minibatch_layer_seconds(&m, unequal, 2) == (10 + 5) + 8.5);
-    m.forward_mini_s = 6; /* the second mini-batch reads the layer again: 15 and 3 of 18 */
+    /* the second mini-batch reads the layer again, so both take 18 s: 15 and 3 */
+    m.forward_mini_s = 6;
     assert_true(minibatch_layer_seconds(&m, unequal, 2) == (15 + 5) + 8.5);
     assert_true(minibatch_layer_seconds(&m, equal, 1) == 12 + 3);
 }
 
-/* Written blocks take room. */
+/* Blocks that a request writes take room in the buffer, but no time on the link. */
 static void written_blocks_take_room_but_no_time(void **state)
 {
     (void)state;
@@ -211,7 +215,7 @@ static void written_blocks_take_room_but_no_time(void **state)
     int of[4];
     assert_int_equal(form(&m, &room, r, 3, MINIBATCH_BALANCED, of, bins), 1);
     assert_int_equal(form(&m, &room, r, 4, MINIBATCH_BALANCED, of, bins), 2);
-    r[2].n_written = 40; /* more than the buffer holds: the request runs alone */
+    r[2].n_written = 40; /* more than the buffer holds, so the request runs alone */
     assert_int_equal(form(&m, &room, r, 3, MINIBATCH_BALANCED, of, bins), 2);
     assert_int_not_equal(of[2], of[0]);
     assert_int_equal(of[0], of[1]);
@@ -224,7 +228,8 @@ static void the_print_takes_requests_in_their_order(void **state)
     (void)state;
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {99, 198};
-    /* The second makes the first more lopsided, the third balances it, the fourth does not fit. */
+    /* The order of the paper's rule: request 1 would unbalance request 0 further, request 2
+     * balances it, and request 3 does not fit beside others. */
     const struct minibatch_request r[] = {{10, 2, 0}, {5, 0, 0}, {0, 10, 0}, {95, 95, 0}};
     struct minibatch bins[4];
     int of[4];
@@ -247,7 +252,8 @@ static void requests_of_one_kind_share_mini_batches(void **state)
         r[i] = (struct minibatch_request){2, 2, 0};
     assert_int_equal(form(&m, &room, r, 8, MINIBATCH_PAPER, of, bins), 2);
     assert_int_equal(form(&m, &room, r, 8, MINIBATCH_BALANCED, of, bins), 2);
-    /* Larger than the buffer: it runs alone, and does not block the others for ever. */
+    /* The request is larger than the buffer. It runs alone, and does not keep the others from
+     * running. */
     r[3].n_kv = 50;
     int n = form(&m, &room, r, 8, MINIBATCH_BALANCED, of, bins);
     assert_int_equal(n, 3);
@@ -269,8 +275,8 @@ static void opposites_are_put_together(void **state)
     assert_int_equal(of[2], of[3]);
 }
 
-/* A projection of 10 s hides 10 s of the link. Its ACT blocks take 5 s of the link, so 5 s of KV
- * blocks fit. */
+/* A projection of 10 s hides 10 s of the link. The ACT blocks take 5 s of these, so KV blocks of 5
+ * s fit. */
 static void balance_counts_the_transfer_of_act_blocks(void **state)
 {
     (void)state;
@@ -284,7 +290,7 @@ static void balance_counts_the_transfer_of_act_blocks(void **state)
     assert_int_not_equal(of[0], of[1]);
 }
 
-/* A buffer of 36 blocks holds four requests of eight, whatever their types are. */
+/* A buffer of 36 blocks holds four requests of eight blocks, whatever the types of their blocks. */
 static void types_share_a_buffer(void **state)
 {
     (void)state;
@@ -301,13 +307,13 @@ static void types_share_a_buffer(void **state)
         members[of[i]]++;
     for (int k = 0; k < 3; k++)
         assert_int_equal(members[k], 4);
-    /* a request without ACT blocks joins one with many */
+    /* the two requests without ACT blocks are in different mini-batches */
     assert_int_not_equal(of[10], of[11]);
 }
 
-/* Ten requests in mini-batches of 4, 3 and 3, with the ACT blocks that the policy has for each
- * mini-batch.  Whatever their order, packing finds mini-batches that are about as good as the
- * policy's; in the policy's order it finds no worse ones. */
+/* Ten requests run in mini-batches of 4, 3 and 3, with the numbers of ACT blocks that the policy
+ * chose for each mini-batch. In the policy's own order packing finds mini-batches that are as good
+ * as the policy's. In any other order they are nearly as good. */
 static void packing_finds_the_shares_of_the_policy(void **state)
 {
     (void)state;
@@ -334,7 +340,7 @@ static void packing_finds_the_shares_of_the_policy(void **state)
         double seconds = minibatch_layer_seconds(&m, bins, 3);
         assert_true(t > 0 || seconds <= split.seconds * (1 + 1e-9));
         worst = fmax(worst, seconds / split.seconds);
-        for (int i = N - 1; i > 0; i--) { /* another order */
+        for (int i = N - 1; i > 0; i--) { /* shuffles the requests */
             int j = (int)rng_below(&rng, (uint64_t)i + 1);
             int64_t a = act[i];
             act[i] = act[j];

@@ -23,7 +23,7 @@ static struct placement_upcoming upcoming[PLACES];
 static struct placement_wait wait_of[WAITS];
 static struct placement_learn learn;
 
-/* Items have ids 1 to N. */
+/* Begins with an empty tier. Item i has the id i + 1. */
 static void begin_as(enum placement_kind kind)
 {
     memset(upcoming, 0, sizeof upcoming);
@@ -92,7 +92,7 @@ static void the_least_recently_used_goes_first(void **state)
     assert_ptr_equal(placement_victim(&part), &item[1]);
     placement_remove(&part, &item[1]);
     assert_ptr_equal(placement_victim(&part), &item[2]);
-    touch(&item[1], 5); /* a use outside of the tier: it counts when the item is back */
+    touch(&item[1], 5); /* a use outside of the tier counts when the item comes back */
     assert_ptr_equal(placement_victim(&part), &item[2]);
     placement_insert(&policy, &part, &item[1]);
     assert_ptr_equal(placement_victim(&part), &item[1]);
@@ -115,7 +115,7 @@ static void kept_items_go_last_and_no_later(void **state)
     assert_ptr_equal(placement_victim(&part), &item[1]);
 }
 
-/* Returns the item that a search of all finds. */
+/* Returns the victim that a linear search of all items finds. */
 static const struct placement_item *search(void)
 {
     const struct placement_item *best = NULL;
@@ -162,7 +162,7 @@ static void random_histories_choose_as_a_search_does(void **state)
     }
 }
 
-/* If everything is evicted, victims come in the order of use. */
+/* While everything is evicted, victims come in the order of their last use. */
 static void victims_come_in_order(void **state)
 {
     (void)state;
@@ -189,12 +189,12 @@ static void an_audit_sees_what_is_wrong(void **state)
         placement_insert(&policy, &part, &item[i]);
     }
     assert_true(placement_audit(&part, &item[4]));
-    item[4].order = 0; /* below a later one */
+    item[4].order = 0; /* less than that of an earlier item */
     assert_false(placement_audit(&part, &item[4]));
     item[4].order = 5;
-    item[4].slot = 2; /* claims to be elsewhere */
+    item[4].slot = 2; /* the slot of another item */
     assert_false(placement_audit(&part, &item[4]));
-    item[4].slot = 6; /* beyond the end */
+    item[4].slot = 6; /* beyond the last slot */
     assert_false(placement_audit(&part, &item[4]));
 }
 
@@ -206,7 +206,7 @@ static void fifo_evicts_by_first_use(void **state)
     begin_as(PLACEMENT_FIFO);
     for (int i = 0; i < 3; i++)
         add(i, (uint64_t)(1 + i));
-    touch(&item[0], 10); /* changes nothing */
+    touch(&item[0], 10); /* a second use changes nothing */
     assert_int_equal(evict(), 0);
     assert_int_equal(evict(), 1);
 }
@@ -219,15 +219,16 @@ static void lfu_evicts_the_least_used_and_ages(void **state)
         add(i, (uint64_t)(1 + i));
     for (int i = 0; i < 5; i++)
         touch(&item[0], (uint64_t)(10 + i));
-    assert_int_equal(item[0].order, 6); /* six uses, age 0 */
+    /* six uses, and an age of 0 when the item came in */
+    assert_int_equal(item[0].order, 6);
     /* items 1 and 2 have one use each; item 1's is earlier */
     assert_int_equal(evict(), 1);
     assert_int_equal(policy.age, 1);
     add(3, 21);
-    /* one use + age 1: behind item 2, whose order is 1 */
+    /* one use plus the policy's age 1: later than item 2, whose order is 1 */
     assert_int_equal(item[3].order, 2);
     assert_int_equal(evict(), 2);
-    /* An item that was used often, but no longer is, goes when new items have aged past it. */
+    /* An item with many old uses is evicted when new items have aged past it. */
     int n_new = 0;
     for (int i = 4; i < N; i++, n_new++) {
         add(i, (uint64_t)(30 + i));
@@ -243,13 +244,14 @@ static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **s
     begin_as(PLACEMENT_ATTENTIONSTORE);
     for (int i = 0; i < 5; i++)
         add(i, (uint64_t)(1 + i));
-    expect_use(0, 100); /* for the next request */
+    expect_use(0, 100); /* the next request needs item 0 */
     expect_use(1, 101);
     expect_use(2, 102);
-    assert_int_equal(evict(), 3); /* not in the window: the least recently used */
+    /* the least recently used of the items that no request needs */
+    assert_int_equal(evict(), 3);
     assert_int_equal(evict(), 4);
-    assert_int_equal(evict(), 2); /* then the last request's */
-    expect_no_more(0, 100);       /* after being served it is an ordinary item */
+    assert_int_equal(evict(), 2); /* the item that the last waiting request needs */
+    expect_no_more(0, 100);       /* item 0 is ordinary again after its request */
     assert_int_equal(evict(), 0);
     assert_int_equal(evict(), 1);
 }
@@ -274,15 +276,17 @@ static void an_item_that_several_requests_need_waits_for_the_first(void **state)
     expect_use(0, 3);
     expect_use(1, 5);
     assert_int_equal(placement_window_count(&window, 1), 2);
-    assert_ptr_equal(placement_victim(&part), &item[1]); /* item 0 is needed at turn 3 */
+    /* item 0 is needed at turn 3, item 1 later */
+    assert_ptr_equal(placement_victim(&part), &item[1]);
     expect_no_more(0, 3);
-    assert_ptr_equal(placement_victim(&part), &item[0]); /* and now only at turn 7 */
+    /* item 0 is now needed at turn 7 only */
+    assert_ptr_equal(placement_victim(&part), &item[0]);
     expect_no_more(0, 7);
     assert_int_equal(item[0].rank, PLACEMENT_ORDINARY);
 }
 
-/* Of two items the one that more waiting requests need stays, although a single request needs the
- * other sooner: a doubling of their number counts for `step` turns. */
+/* Of two items the one that more waiting requests need stays, even if a single request needs the
+ * other sooner. Twice as many requests count as much as being needed `step` turns sooner. */
 static void ours_counts_every_waiting_request(void **state)
 {
     (void)state;
@@ -290,10 +294,12 @@ static void ours_counts_every_waiting_request(void **state)
         enum placement_kind kind;
         uint64_t step;
         int victim;
-    } cases[] = {{PLACEMENT_OURS, 3, 1},
-                 {PLACEMENT_OURS, 1, 0}, /* 10 - log2(5) * 1 is after 7 */
-                 {PLACEMENT_OURS, 0, 0},
-                 {PLACEMENT_ATTENTIONSTORE, 3, 0}};
+    } cases[] = {
+        {PLACEMENT_OURS, 3, 1},
+        /* item 0 counts as needed at turn 10 - log2(5) * 1, which is after turn 7 */
+        {PLACEMENT_OURS, 1, 0},
+        {PLACEMENT_OURS, 0, 0},
+        {PLACEMENT_ATTENTIONSTORE, 3, 0}};
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         begin_as(cases[k].kind);
         window.step = cases[k].step;
@@ -305,7 +311,8 @@ static void ours_counts_every_waiting_request(void **state)
         assert_ptr_equal(placement_victim(&part), &item[cases[k].victim]);
         for (uint64_t turn = 11; turn < 15; turn++)
             expect_no_more(0, turn);
-        assert_ptr_equal(placement_victim(&part), &item[0]); /* each has one */
+        /* now one request waits for each item */
+        assert_ptr_equal(placement_victim(&part), &item[0]);
     }
 }
 
@@ -314,7 +321,8 @@ static void an_item_inserted_later_is_found_in_the_window(void **state)
     (void)state;
     begin_as(PLACEMENT_OURS);
     add(0, 5);
-    assert_true(placement_window_add(&window, item[1].id, 3)); /* not in the tier yet */
+    /* item 1 is not in the tier yet */
+    assert_true(placement_window_add(&window, item[1].id, 3));
     add(1, 1);
     assert_int_equal(evict(), 0);
 }
@@ -330,7 +338,8 @@ static void dropped_items_go_first_and_kept_ones_last(void **state)
         expect_use(1, 3);
         placement_drop(&policy, &part, &item[3], true);
         assert_ptr_equal(placement_victim(&part), &item[3]);
-        placement_keep(&policy, &part, &item[3], true); /* a pin takes precedence */
+        /* a pin protects a dropped item, too */
+        placement_keep(&policy, &part, &item[3], true);
         assert_ptr_not_equal(placement_victim(&part), &item[3]);
         placement_keep(&policy, &part, &item[3], false);
         assert_int_equal(evict(), 3);
@@ -356,15 +365,15 @@ static void belady_evicts_the_farthest_next_use(void **state)
     assert_int_equal(evict(), 2);
 }
 
-/* Content outside the tier does not displace an item with an earlier known use. */
+/* New content is not admitted if it would displace an item that is needed sooner. */
 static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
 {
     (void)state;
     static const struct {
         enum placement_kind kind;
-        /* the newcomer's turn and next use; turn 0: no request waits for the newcomer */
+        /* The newcomer's turn and its next use; turn 0: no waiting request needs the newcomer. */
         uint64_t turn, next;
-        bool waits; /* a request waits for the victim, at turn 10 */
+        bool waits; /* whether a request at turn 10 waits for the victim */
         bool is_admitted;
     } cases[] = {
         {PLACEMENT_OURS, 0, 0, true, false},   {PLACEMENT_OURS, 11, 0, true, false},
@@ -389,7 +398,7 @@ static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
 
 /* --- ours ------------------------------------------------------------------------------------- */
 
-/* Records a use of an item that the tier had, and another that comes in now. */
+/* Records a use. The item was in the tier, or it comes in now. */
 static void learn_use(uint64_t id, uint8_t class, uint32_t time)
 {
     const struct placement_learn_use use = {
@@ -403,8 +412,9 @@ static void learn_size(uint64_t n_items)
     placement_learn_evicted(&learn, UINT64_MAX, n_items);
 }
 
-/* Every item of class `busy` is used again after 20 units of time, and one item in a hundred of
- * class `idle`. A tier of 60 items is full: LRU would hold no item for 20 units. */
+/* Teaches that every item of class `busy` is used again after 20 units of time, and one item in a
+ * hundred of class `idle`. The tier is full with 60 items, so LRU would not hold an item for 20
+ * units. */
 static void teach(uint8_t busy, uint8_t idle)
 {
     uint32_t now = 1000;
@@ -435,7 +445,7 @@ static void ours_holds_longer_what_is_used_again(void **state)
     placement_touch(&policy, &part, &item[1], &b);
     placement_insert(&policy, &part, &item[0]);
     placement_insert(&policy, &part, &item[1]);
-    assert_int_equal(evict(), 1); /* lru would evict item 0 */
+    assert_int_equal(evict(), 1); /* LRU would evict item 0 */
 }
 
 static void ours_is_lru_before_it_has_learned(void **state)
@@ -452,7 +462,7 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
 {
     (void)state;
     begin_as(PLACEMENT_OURS);
-    learn.price = 0.01; /* one use per hundred units of time */
+    learn.price = 0.01; /* the tier's price: a use per hundred units of time */
     struct placement_use u[] = {{.at = 1, .time = 1000, .reuse_in = 50},
                                 {.at = 2, .time = 1000, .reuse_in = 101},
                                 {.at = 3, .time = 1000}};
@@ -460,14 +470,15 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
         placement_touch(&policy, &part, &item[i], &u[i]);
         placement_insert(&policy, &part, &item[i]);
     }
-    assert_int_equal(evict(), 1);          /* the next use is too far away */
-    assert_int_equal(item[0].order, 1100); /* until twice the time has passed */
-    touch(&item[0], 1050);                 /* the use ends the hint */
+    assert_int_equal(evict(), 1); /* the hinted use is too far away to wait for */
+    /* the hint counts until twice the hinted time has passed */
+    assert_int_equal(item[0].order, 1100);
+    touch(&item[0], 1050); /* a use ends the hint */
     assert_int_equal(item[0].due_time, 0);
 }
 
-/* The saving per byte of a use multiplies the learned value: an item that is barely worth its room
- * goes first if it saves little, and stays if it saves much. */
+/* The saving per byte of a use multiplies the learned value. An item that is barely worth its room
+ * is evicted first if a use saves little, and stays if a use saves much. */
 static void ours_holds_longer_what_saves_more(void **state)
 {
     (void)state;
@@ -475,7 +486,7 @@ static void ours_holds_longer_what_saves_more(void **state)
     uint8_t idle1 = placement_class_used(idle, 1);
     begin_as(PLACEMENT_OURS);
     teach(placement_class_used(busy, 1), idle1);
-    /* the value at which it is worth its room */
+    /* the value per byte at which the item is just worth its room */
     double least = learn.price / learn.index[idle1][0];
     assert_int_equal(placement_learn_worth(&learn, idle1, 0, least / 2), 0);
     uint32_t worth = placement_learn_worth(&learn, idle1, 0, 4 * least);
@@ -490,11 +501,11 @@ static void ours_holds_longer_what_saves_more(void **state)
         placement_touch(&policy, &part, &item[i], &u[i]);
     assert_int_equal(item[0].order, 50000 + worth);
     assert_int_equal(item[1].order, 50000);
-    assert_int_equal(item[2].order, 52000); /* the hint makes it worth the room */
+    assert_int_equal(item[2].order, 52000); /* the hint makes the item worth its room */
     assert_int_equal(item[3].order, 50000);
 }
 
-/* At the price, items worth holding take half of the tier. */
+/* At the price, the items that are worth holding fill half of the tier. */
 static void a_smaller_tier_has_a_higher_price(void **state)
 {
     (void)state;
@@ -515,7 +526,8 @@ static void a_smaller_tier_has_a_higher_price(void **state)
 
 /* --- the window ------------------------------------------------------------------------------- */
 
-/* Random requests come and go; the window agrees with a list of all pairs. */
+/* Requests come and go at random, and the window agrees with a plain list of all pairs of request
+ * and item. */
 static void the_window_agrees_with_a_list(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_placement_guard.c - the room that the guard leaves, against the definition in its header,
- * which is computed from a log of everything that has happened. */
+/* test_placement_guard.c - the room that the guard leaves for losses, compared with the definition
+ * in its header. The definition is computed from a log of all events. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,13 +16,14 @@ enum {
 };
 enum { MOST_EPOCHS = 200 };
 
-/* The bound is 1 % of the references; the rest of it is kept for errors of the sample. */
+/* The bound is 1 % of the references. The guard itself keeps to this share; the rest allows for
+ * errors of the sample. */
 static const double SHARE = 0.0082;
 
 struct log {
     int n_requests;
     double regret, debt;
-    double least[MOST_EPOCHS]; /* regret in each epoch */
+    double least[MOST_EPOCHS]; /* the least regret in each epoch */
     double uses[MOST_EPOCHS];
 };
 
@@ -56,8 +57,8 @@ static void expect_room(const struct placement_guard *g, const struct log *log)
         fail_msg("request %d: room for %.12g, not %.12g", log->n_requests, got, want);
 }
 
-/* Requests of 1 to 20 references, of which some are hits of one cache alone.  The rates change, so
- * that the regret rises and falls by more than an epoch. */
+/* Requests have 1 to 20 references, and some references are hits of one of the two caches only. The
+ * rates of these hits change, so that the regret rises and falls for more than an epoch. */
 static void the_room_is_the_bound_less_debt_and_fall(void **state)
 {
     (void)state;
@@ -95,7 +96,7 @@ static void the_room_is_the_bound_less_debt_and_fall(void **state)
     }
 }
 
-/* A request of the same number as the one before is the same request. */
+/* References with the number of the previous reference's request belong to that request. */
 static void references_of_a_request_belong_together(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
-/* test_placement_learn.c - the policy `ours` learns the rates of seeded loads, and solves for a
- * price at which half of the tier is held.
+/* test_placement_learn.c - the policy `ours` learns the rates of seeded loads, and finds a price at
+ * which the items worth holding fill half of the tier.
  *
- * The loads have exponential times between uses. Then the rate of a class is its index at every
- * age, so that the right answers are known without the policy's arithmetic. Counts that are taken
- * from the sample are compared with counts that look at each item. */
+ * The loads have exponential times between uses. Then the rate of a class equals its index at every
+ * age, so the right answers are known without the policy's arithmetic. Counts taken from the sample
+ * are compared with counts over all items. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,7 +57,7 @@ static void each_number_of_uses_has_its_class(void **state)
                              (class & ~3) | bits[n]);
 }
 
-/* Owners share four numbers; the other bits stay. */
+/* An owner has one of four numbers. Setting it leaves the other bits of the class unchanged. */
 static void each_owner_has_its_number(void **state)
 {
     (void)state;
@@ -75,8 +75,8 @@ static void each_owner_has_its_number(void **state)
 
 /* --- loads ------------------------------------------------------------------------------------ */
 
-/* Content of two classes; each item is used again after an exponential time. A tier holds `held`
- * items under LRU: those whose last use is young enough. */
+/* Number of items of a load. Items belong to two classes by turns, and each is used again after an
+ * exponentially distributed time. */
 enum { ITEMS = 3000 };
 
 struct load {
@@ -105,7 +105,8 @@ static void use(struct load *x, int i, uint32_t now)
     x->next[i] = now + 1 + gap(x, i);
 }
 
-/* Runs until `until`. An eviction of content that is not observed reports the tier's size. */
+/* Runs the load until `until`. Evictions of ids that are not observed report the tier's size,
+ * n_items. */
 static void run(struct load *x, uint32_t until, uint64_t n_items)
 {
     for (int i = 0; i < ITEMS; i++)
@@ -128,8 +129,8 @@ static struct load load_of(double rate_0, double rate_1, double value_0, double 
         .rng = {17}};
 }
 
-/* Uses come a unit late on average (times are whole numbers), so a rate r is seen as 1 / (1 / r +
- * 1). */
+/* Times are whole numbers, so uses come one unit late on average. A rate r is therefore seen as 1 /
+ * (1 / r + 1). */
 static void the_index_is_the_rate(void **state)
 {
     (void)state;
@@ -138,7 +139,7 @@ static void the_index_is_the_rate(void **state)
     assert_true(l->n_updates > 20);
     for (int k = 0; k < 2; k++) {
         double want = 1 / (1 / x.rate[k] + 1);
-        for (int a = 8; a < 16; a++) { /* 11 to 181 units; younger ages are coarse */
+        for (int a = 8; a < 16; a++) { /* 11 to 181 units; younger ages are too coarse */
             double got = l->index[x.class[k]][a];
             if (fabs(got / want - 1) > 0.15)
                 fail_msg("class %d, age %d: %.4g is learned, the rate is %.4g", k, a, got,
@@ -149,8 +150,8 @@ static void the_index_is_the_rate(void **state)
     assert_false(l->has_content[placement_class(7, false, true)]);
 }
 
-/* A class of which hardly anything was observed has the index of all classes together, like a class
- * without content. */
+/* A class of which hardly anything was observed has the index of all classes together. So has a
+ * class without content. */
 static void a_new_class_is_like_all(void **state)
 {
     (void)state;
@@ -202,7 +203,8 @@ static int by_age(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* LRU would hold the youngest n items: its age is that of the n-th, by the steps of the ages. */
+/* LRU would hold the n youngest items. So its age is the age of the n-th youngest item, rounded to
+ * the steps of ages. */
 static void lru_holds_the_youngest(void **state)
 {
     (void)state;
@@ -227,8 +229,8 @@ static void lru_holds_the_youngest(void **state)
     assert_true(isinf(l->lru_age));
 }
 
-/* Returns the amount of sampled content that is held: its age is below the time for which its class
- * and value are worth holding, for a random request. */
+/* Returns how many of the sampled items are held. An item is held if its age is below the time for
+ * which its class and value are worth holding, averaged over random requests. */
 static double held(const struct load *x)
 {
     struct rng r = {5};
@@ -242,7 +244,7 @@ static double held(const struct load *x)
     return n / 8;
 }
 
-/* Half of the tier is held, whatever its size and the values. */
+/* The items worth holding fill half of the tier, whatever its size and their values. */
 static void the_price_fills_half_of_the_tier(void **state)
 {
     (void)state;
@@ -261,7 +263,7 @@ static void the_price_fills_half_of_the_tier(void **state)
     }
 }
 
-/* Content that saves more, or comes back sooner, is held by more requests and for longer. */
+/* Content that saves more, or is used again sooner, is held by more requests and for longer. */
 static void worth_rises_with_value_and_rate(void **state)
 {
     (void)state;
@@ -283,7 +285,8 @@ static void worth_rises_with_value_and_rate(void **state)
 
 /* --- what is bounded -------------------------------------------------------------------------- */
 
-/* Beyond half of the table one id in two is observed, and so on: by the id alone. */
+/* When half of the table is full, only one id in two is observed, then one in four, and so on. The
+ * id alone decides. */
 static void much_content_is_sampled(void **state)
 {
     (void)state;
@@ -317,7 +320,7 @@ static double all_ended(void)
     return sum;
 }
 
-/* Old observations fade: never more than 100,000 and those since the last update count. */
+/* Old observations fade: at most 100,000 of them count, and those since the last update. */
 static void old_behaviour_fades(void **state)
 {
     (void)state;
@@ -338,8 +341,8 @@ static void old_behaviour_fades(void **state)
     assert_in_range(n_fallen, 1, 6);
 }
 
-/* Evicting an item that LRU would hold makes a debt. A use of that item is a lost hit. A use that
- * LRU would have missed is a gained hit. */
+/* Evicting an item that LRU would hold makes a debt. Using that item later is a lost hit. Using an
+ * item that only LRU would have evicted is a gained hit. */
 static void the_guard_is_told_where_lru_differs(void **state)
 {
     (void)state;
@@ -356,7 +359,7 @@ static void the_guard_is_told_where_lru_differs(void **state)
     }
     assert_non_null(young);
     assert_non_null(old);
-    l->n_events = 1; /* neither an update nor a count of debts comes in between */
+    l->n_events = 1; /* keeps an update and a count of debts from coming in between */
     double debt = l->guard.debt, regret = l->guard.regret;
     placement_learn_evicted(l, old->id, 700);
     assert_false(old->is_there);
@@ -374,7 +377,7 @@ static void the_guard_is_told_where_lru_differs(void **state)
         .id = old->id, .time = now, .lot = 1, .was_there = true};
     placement_learn_used(l, &u);
     assert_true(l->guard.regret == regret);
-    u.id = young->id; /* both have it */
+    u.id = young->id; /* both orders hold this item */
     placement_learn_used(l, &u);
     assert_true(l->guard.regret == regret);
     l->trial.pays = true;

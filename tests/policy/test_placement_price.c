@@ -10,8 +10,8 @@
 #include "policy/placement_price.h"
 #include "policy/staircase.h"
 
-/* Two layers; a token has 100 bytes of KV in each. Computing one takes 1 ms, plus 1 us for each
- * token that a chunk sees on average; the disk reads 1 MB/s. */
+/* A model of two layers with 100 bytes of KV per token and layer. Computing a token takes 1 ms,
+ * plus 1 us for each token that it sees on average. The disk reads 1 MB/s. */
 static struct platform platform(void)
 {
     struct platform p;
@@ -42,7 +42,7 @@ static void near(double got, double want)
         fail_msg("%g instead of %g", got, want);
 }
 
-/* Seconds are those of all layers: the time to compute minus the time to read. */
+/* The saving, over all layers, is the time to compute a chunk minus the time to read it. */
 static void a_chunk_saves_computing_without_reading(void **state)
 {
     (void)state;
@@ -52,12 +52,12 @@ static void a_chunk_saves_computing_without_reading(void **state)
     /* Half of the bytes are read in half of the time, and take half of the room. */
     near(placement_price_stored(&x, 64, 0, CHUNK_BYTES / 2),
          2 * (CHUNK_S - READ_S / 2) / CHUNK_S);
-    /* A quarter of the tokens, in as many bytes as half of them. */
+    /* A quarter of the tokens that takes as many bytes as half of them. */
     near(placement_price_stored(&x, 16, 0, CHUNK_BYTES / 2),
          2 * (CHUNK_S / 4 - READ_S / 2) / CHUNK_S);
 }
 
-/* Losing a block that the store has costs reading it; another block must be computed. */
+/* Losing a block that the store has costs a read. Losing another block costs its computation. */
 static void a_block_that_is_stored_saves_less(void **state)
 {
     (void)state;
@@ -66,13 +66,14 @@ static void a_block_that_is_stored_saves_less(void **state)
     near(placement_price_held(&x, 64, 0, false), 1);
     near(placement_price_held(&x, 64, 0, true), READ_S / CHUNK_S);
     near(placement_price_held(&x, 16, 0, false), 0.25);
-    p.tier[0].bytes_per_s = 1e3; /* slower than computing: it would be computed */
+    /* reading is slower than computing, so a lost block would be computed */
+    p.tier[0].bytes_per_s = 1e3;
     x = price_of(&p);
     near(placement_price_held(&x, 64, 0, true), 1);
 }
 
-/* Behind many stairs a lost view costs a replay, so its chunks are worth more. Losing a block costs
- * no more than a read if the store has the block. */
+/* Behind many stairs of a truncated context, a lost view costs a replay, so its chunks are worth
+ * more. A block that the store has never costs more than a read. */
 static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
 {
     (void)state;
@@ -87,7 +88,7 @@ static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
     near(placement_price_held(&x, 64, share, true), READ_S / CHUNK_S);
 }
 
-/* Corrections learned from restores count. */
+/* Corrections that were learned from restores change the price. */
 static void corrections_change_the_price(void **state)
 {
     (void)state;
@@ -109,7 +110,7 @@ static void values_are_bounded_and_1_where_nothing_is_known(void **state)
     near(placement_price_stored(&x, 64, 0, 0), 1);
     near(placement_price_stored(&none, 64, 0, CHUNK_BYTES), 1);
     near(placement_price_held(&none, 64, 0, true), 1);
-    platform_init(&p); /* nothing was measured */
+    platform_init(&p); /* nothing has been measured */
     x = price_of(&p);
     near(placement_price_stored(&x, 64, 0, CHUNK_BYTES), 1);
 }

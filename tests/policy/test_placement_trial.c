@@ -1,5 +1,5 @@
 /* test_placement_trial.c - the miniature caches of LRU and of `ours`, and the judgement between
- * them, on loads whose better order is known. */
+ * them, on loads for which the better policy is known. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -41,7 +41,7 @@ static void use(uint32_t slot, uint32_t until)
     known[slot] = true;
 }
 
-/* A request that uses slots [first, first + n), which `ours` holds until a time. */
+/* A request that uses slots [first, first + n). `ours` holds them until the time `until`. */
 static void ask(uint32_t first, uint32_t n, uint32_t until)
 {
     lot++;
@@ -62,8 +62,8 @@ static bool is_sound(const struct placement_mini *m)
     return n == m->n;
 }
 
-/* A loop of 80 slots does not fit into 50. LRU never hits. A policy that holds 40 slots hits these
- * 40. */
+/* Uses 80 slots in a loop, which do not fit into 50 places. LRU never hits. If `holds`, `ours`
+ * holds 40 of the slots and hits these. */
 static void loop(uint32_t n, bool holds)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -81,7 +81,7 @@ static void holding_a_part_of_a_loop_pays(void **state)
     assert_int_equal(t->ours.n, ROOM);
 }
 
-/* The policy holds slots that are used once, and so loses those that are used again soon. */
+/* `ours` holds slots that are used once, and so loses slots that are used again soon. */
 static void hold_the_useless(uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -98,7 +98,7 @@ static void holding_what_is_used_once_does_not_pay(void **state)
     assert_true(t->gain < 0);
 }
 
-/* Both orders are one: there is no evidence, so the tier follows LRU. */
+/* Without uses that tell the two policies apart there is no evidence, so the tier follows LRU. */
 static void without_a_difference_lru_is_followed(void **state)
 {
     (void)state;
@@ -107,7 +107,7 @@ static void without_a_difference_lru_is_followed(void **state)
     assert_false(placement_trial_pays(t));
 }
 
-/* Few requests are no evidence: the policy is believed until then. */
+/* A few requests are too little evidence: until there are enough, `ours` is followed. */
 static void the_first_requests_are_not_judged(void **state)
 {
     (void)state;
@@ -116,7 +116,7 @@ static void the_first_requests_are_not_judged(void **state)
     assert_true(placement_trial_pays(t));
 }
 
-/* Until the tier is full both caches hold all, and no request is judged. */
+/* Until the tier is full, both caches hold everything and no request is judged. */
 static void a_tier_with_room_is_not_judged(void **state)
 {
     (void)state;
@@ -129,7 +129,7 @@ static void a_tier_with_room_is_not_judged(void **state)
     assert_true(t->n_uses == 0);
 }
 
-/* Old gains fade: the judgement follows a load that changes, in both directions. */
+/* Old gains fade, so the judgement follows a load that changes in either direction. */
 static void the_judgement_follows_the_load(void **state)
 {
     (void)state;
@@ -141,7 +141,8 @@ static void the_judgement_follows_the_load(void **state)
     assert_true(placement_trial_pays(t));
 }
 
-/* Gains and losses of whole requests that cancel out leave a sum within its spread. */
+/* Gains and losses of requests that cancel each other out leave a sum within its spread, which is
+ * no evidence. */
 static void a_gain_within_its_spread_is_no_evidence(void **state)
 {
     (void)state;
@@ -157,8 +158,8 @@ static void a_gain_within_its_spread_is_no_evidence(void **state)
     assert_true(placement_trial_pays(t));
 }
 
-/* The same evidence is needed to stay with `ours`. While it is there, a small sum suffices: the
- * share of the uses counts at the return only. */
+/* Staying with `ours` needs a gain above its spread, as returning to it does. A small share of the
+ * uses suffices for staying; a minimum share counts only for the return. */
 static void ours_ends_once_its_gain_is_within_the_spread(void **state)
 {
     (void)state;
@@ -177,16 +178,18 @@ static void ours_ends_once_its_gain_is_within_the_spread(void **state)
     assert_false(placement_trial_pays(t));
 }
 
-/* A path ends at its first miss: slots behind the miss cannot be restored, so they are no hits. */
+/* A path of slots ends at its first miss. Slots behind the miss cannot be restored, so they do not
+ * count as hits. */
 static void a_path_ends_at_its_first_miss(void **state)
 {
     (void)state;
     ask(0, 10, UINT32_MAX);
-    for (uint32_t i = 0; i < 41; i++) /* LRU loses one of the ten: the tail */
+    for (uint32_t i = 0; i < 41; i++) /* LRU loses the last of the ten slots */
         ask(100 + i, 1, 0);
     assert_true(t->lru.place[9] == 0 && t->lru.place[8] != 0);
     double before = t->gain;
-    ask(8, 3, UINT32_MAX); /* 8 is a hit of both, 9 of ours alone, 10 is new */
+    /* slot 8 hits in both caches, slot 9 in that of `ours` alone, slot 10 is new */
+    ask(8, 3, UINT32_MAX);
     assert_true(fabs(t->gain - before * exp2(-0.001) - 1) < 1e-6);
     for (uint32_t i = 0; i < 60; i++)
         ask(200 + i, 1, 0);
@@ -195,9 +198,10 @@ static void a_path_ends_at_its_first_miss(void **state)
     before = t->gain;
     lot++;
     placement_trial_use(t, lot);
-    use(0, UINT32_MAX); /* a hit of ours alone: LRU's path ends */
+    use(0, UINT32_MAX); /* only `ours` has slot 0, so LRU's path ends here */
     placement_trial_use(t, lot);
-    use(10, UINT32_MAX); /* LRU has it, and it is no hit */
+    /* LRU has slot 10, but behind the end of its path this is no hit */
+    use(10, UINT32_MAX);
     assert_true(t->gain > before * exp2(-0.001) + 1.9);
 }
 

@@ -1,4 +1,5 @@
-/* test_plan.c - modes, forced plans, the paper's numbers, ranges with different records. */
+/* test_plan.c - plans by mode, forced plans, the numbers of the HCache paper, and ranges with
+ * different records. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -59,7 +60,7 @@ static void test_table_3(void **state)
     make(&q, "paper");
     assert_int_equal(plan.n_h, 31);
     assert_int_equal(plan.n_k, 1);
-    /* The table counts one byte per element: 132 and 256 KiB. */
+    /* The paper's table counts one byte per element: 132 and 256 KiB. */
     assert_true(plan.stored_bytes_per_token + platform.h_bytes == 2 * 132 * 1024);
     make(&q, "kv");
     assert_true(plan.stored_bytes_per_token == 2 * 256 * 1024);
@@ -68,7 +69,7 @@ static void test_table_3(void **state)
     make(&q, "paper");
     assert_int_equal(plan.n_h, 36);
     assert_int_equal(plan.n_k, 4);
-    /* 36 H + 4 KV are 220 KiB; the table prints 210. */
+    /* 36 layers H and 4 layers KV are 220 KiB; the paper's table prints 210. */
     assert_true(plan.stored_bytes_per_token + platform.h_bytes == 2 * 220 * 1024);
 
     q = request("a100x4-4ssd", OPT_30B, 1024, 0);
@@ -78,9 +79,9 @@ static void test_table_3(void **state)
     assert_true(plan.stored_bytes_per_token == 2 * 280 * 1024);
 }
 
-/* Not used to calibrate.  The paper's result that token-wise is 12 % slower (figure 13) is not
- * reproduced: it comes from GEMM kernels at odd sizes, of which the built-in platforms know only
- * the tile. */
+/* The built-in platforms are not calibrated with this section. The paper's result that a token-wise
+ * split is 12 % slower (figure 13) is not reproduced: it comes from GEMM kernels at odd sizes, of
+ * which the platforms know only the tile. */
 static void test_section_6_3_2(void **state)
 {
     (void)state;
@@ -98,8 +99,8 @@ static void test_section_6_3_2(void **state)
     assert_true(plan.predicted_s <= paper);
 }
 
-/* "with long histories the scheduler falls back to HCache only" (6.2.3): recomputed layers
- * disappear. */
+/* The paper says: "with long histories the scheduler falls back to HCache only" (6.2.3). So plans
+ * of long histories recompute no layers. */
 static void test_long_history_recomputes_less(void **state)
 {
     (void)state;
@@ -122,8 +123,8 @@ static void test_gqa(void **state)
     assert_int_equal(plan.n_h, 0);
     assert_true(plan.n_r >= 1 && plan.n_k > 0);
     assert_non_null(strstr(plan.reason, "(hidden states have 2x the bytes)"));
-    /* With slow reads and a fast GPU, layer 0 is free, and the prefix costs r - 1 layers and a
-     * projection. */
+    /* With slow reads and a fast GPU, restoring layer 0 from hidden states costs no read. The KV
+     * plan with a recomputed prefix costs r - 1 whole layers and a projection. */
     struct plan kv_re;
     q.mode = PLAN_KV_RECOMPUTE;
     assert_int_equal(plan_make(&q, &kv_re, &e), 0);
@@ -160,7 +161,7 @@ static void test_costs_of_forced_plans(void **state)
     assert_true(fabs(plan.predicted_s - 19) < 1e-12);
     make(&q, "kv");
     assert_true(fabs(plan.predicted_s - 8.1) < 1e-12);
-    make(&q, "hidden"); /* three reads, then the last projection; layer 0 is free */
+    make(&q, "hidden"); /* three reads and the last projection; layer 0 needs no read */
     assert_true(fabs(plan.predicted_s - 4) < 1e-12);
     assert_string_equal(plan.method, "HHHH");
     make(&q, "r1,h3");
@@ -171,7 +172,8 @@ static void test_costs_of_forced_plans(void **state)
     make(&q, "RKHK");
     assert_int_equal(plan.n_k, 2);
     assert_int_equal(plan.n_io, 3);
-    assert_int_equal(plan.io_order[0], 2); /* H first, because compute can hide it */
+    /* H is read first, because compute can hide its projection */
+    assert_int_equal(plan.io_order[0], 2);
     make(&q, "auto");
     assert_string_equal(plan.method, "RHHH");
     assert_true(plan.exact);
@@ -187,12 +189,14 @@ static void test_latency_head_and_prefill(void **state)
     q.io_latency_s = 0.5;
     q.prefill_s = p;
     q.head_s = 0.25;
-    make(&q,
-         /* reads end at 3, arrive at 3.5, are projected at 4.5, then 4 * 2 + head */
-         "r1,h3");
+    make(
+        &q,
+        /* reads end at 3 s and arrive at 3.5 s; the projections end at 4.5 s; 4 * 2 s of prefill
+          * and the head follow */
+        "r1,h3");
     assert_true(fabs(plan.restore_s - 4.5) < 1e-12);
     assert_true(fabs(plan.predicted_s - 12.75) < 1e-12);
-    q.fused = true; /* compute never waits: 4 projections, 4 prefills, head */
+    q.fused = true; /* compute never waits: 4 projections, 4 prefills, the head */
     make(&q, "r1,h3");
     assert_true(fabs(plan.predicted_s - 12.25) < 1e-12);
 }
@@ -201,8 +205,9 @@ static void test_overlap_slows(void **state)
 {
     (void)state;
     struct plan_request q = by_hand(4, plain);
-    q.io_overlap = q.comp_overlap = 2; /* one core for both lanes */
-    make(&q, "r1,h3"); /* then nothing is gained: 3 reads and 4 projections */
+    /* both lanes share one core, so each slows the other by 2 */
+    q.io_overlap = q.comp_overlap = 2;
+    make(&q, "r1,h3"); /* overlap gains nothing: 3 reads and 4 projections */
     assert_true(fabs(plan.predicted_s - 7) < 1e-12);
 }
 
@@ -215,7 +220,8 @@ static void test_auto_uses_what_is_there(void **state)
     make(&q, "auto");
     assert_int_equal(plan.method[4], 'H');
     assert_int_equal(plan.method[5], 'K');
-    layer[2].has_h = layer[2].has_kv = false; /* then layers 0 to 2 must be recomputed */
+    /* without a record of layer 2, layers 0 to 2 are recomputed */
+    layer[2].has_h = layer[2].has_kv = false;
     make(&q, "auto");
     assert_string_equal(plan.method, "RRRKHK");
     layer[1].can_recompute = false;
@@ -228,7 +234,8 @@ static void test_truncated_context(void **state)
     struct plan_request q = by_hand(4, plain);
     for (int i = 0; i < 4; i++)
         layer[i].can_recompute = false;
-    make(&q, "auto"); /* the embedding row needs no record */
+    /* layer 0 is projected from the embedding rows, which need no record */
+    make(&q, "auto");
     assert_string_equal(plan.method, "RHHH");
     expect_error(&q, "recompute", ERR_NOT_FOUND, "layer 0 cannot be recomputed");
 }
@@ -268,7 +275,7 @@ static void test_bad_requests_are_named(void **state)
     expect_error(&q, "auto", ERR_USAGE, "layer 1: io_kv_s is not a number");
     layer[1].io_kv_s = -1;
     expect_error(&q, "auto", ERR_USAGE, "layer 1: io_kv_s is negative");
-    layer[1].has_kv = false; /* then no record is needed */
+    layer[1].has_kv = false; /* layer 0 needs no record */
     make(&q, "auto");
     layer[2].comp_tok_s = INFINITY;
     expect_error(&q, "auto", ERR_USAGE, "layer 2: comp_tok_s is infinite");
@@ -282,7 +289,7 @@ static void test_bad_requests_are_named(void **state)
     expect_error(&q, "auto", ERR_USAGE, "257 layers");
 }
 
-/* For every plan: a layer computes after its read, and nothing overlaps within a lane. */
+/* In every plan a layer computes after its read, and the work of a lane never overlaps itself. */
 static void test_lanes_are_consistent(void **state)
 {
     (void)state;
@@ -341,17 +348,18 @@ static void test_ranges(void **state)
     uint8_t only_h[32], only_kv[32], none[32] = {0};
     memset(only_h, PLAN_HAS_H, sizeof only_h);
     memset(only_kv, PLAN_HAS_KV, sizeof only_kv);
-    /* Saved under one policy, then under another: both are used. */
+    /* The first range was saved as hidden states, the second as KV: both are used. */
     const struct plan_range mixed[] = {{.n_tokens = 1024, .mask = only_h},
                                        {.n_tokens = 1024, .mask = only_kv}};
     assert_int_equal(best_prefix(mixed, 2, "auto", 64), 2);
     assert_int_equal(plan.n_layers, 32);
-    /* After a range without records there is nothing to restore. */
+    /* Nothing behind a range without records can be restored. */
     const struct plan_range hole[] = {{.n_tokens = 1024, .mask = only_h},
                                       {.n_tokens = 64, .mask = none},
                                       {.n_tokens = 1024, .mask = only_kv}};
     assert_int_equal(best_prefix(hole, 3, "auto", 64), 1);
-    /* One layer of a range lacks both kinds: recompute up to it, or use less of the chain. */
+    /* If a layer of a range has no record, the plan recomputes up to that layer, or uses less of
+     * the chain. */
     only_kv[31] = 0;
     assert_int_equal(best_prefix(mixed, 2, "auto", 64), 1);
     only_kv[31] = PLAN_HAS_KV;
@@ -373,19 +381,18 @@ static void test_ranges_forced(void **state)
     assert_non_null(strstr(e.msg, "no KV"));
     assert_int_equal(best_prefix(range, 1, "hidden", 1), 1);
     assert_int_equal(best_prefix(range, 1, "recompute", 1), 1);
-    /* With a store slower than prefill, auto uses nothing and says why; forced plans are followed.
-     */
+    /* If the store is slower than computing, auto restores the range by recomputation. Forced plans
+     * are followed. */
     platform.tier[0].bytes_per_s = 1e3;
     range[0].mask = both;
-    /* recomputing the range as a restore */
     assert_int_equal(best_prefix(range, 1, "auto", 1), 1);
     assert_int_equal(plan.n_r, 32);
     assert_int_equal(best_prefix(range, 1, "kv", 1), 1);
     assert_int_equal(plan.n_k, 32);
 }
 
-/* Beside decodes a restore has a few percent of the compute: the plan that reads most computes
- * least. */
+/* Beside decodes a restore gets a few percent of the compute. So the best plan reads the most and
+ * computes the least. */
 static void test_beside_decodes(void **state)
 {
     (void)state;
@@ -406,7 +413,7 @@ static void test_beside_decodes(void **state)
     }
     assert_true(plan.n_k >= 31); /* layer 0 needs no record */
     assert_true(alone_s[1] > alone_s[0]);
-    /* If prefill is slower, too, restoring pays more. */
+    /* If decodes slow prefill, too, restoring gains more. */
     platform.tier[0].bytes_per_s = platform.kv_bytes * 32 * 1024 / 1.0;
     struct plan_request kv = {.n_layers = 32, .mode = PLAN_KV};
     assert_int_equal(plan_best_prefix(&platform, &range, 1, 64, true, layer, prefill_s, &kv,
@@ -418,7 +425,8 @@ static void test_beside_decodes(void **state)
         assert_int_equal(plan_best_prefix(&platform, &range, 1, 64, true, layer, prefill_s,
                                           &r, &plan, &used, &e),
                          0);
-        assert_int_equal(used, factor > 1); /* one second of reading, or of prefill */
+        /* Reading takes one second, and so does a prefill that decodes slow by 1000. */
+        assert_int_equal(used, factor > 1);
         assert_true(used == 0 || plan.predicted_s >= kv_s);
     }
 }

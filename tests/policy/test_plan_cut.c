@@ -1,6 +1,6 @@
-/* test_plan_cut.c - how much of a chain is restored: plan_best_prefix against a full search for
- * every number of ranges. `test_plan_cut check` does so for 80 layers and 300 ranges, and times it
- * (make plan-check). */
+/* test_plan_cut.c - how many ranges of a chain are restored: compares plan_best_prefix with a full
+ * search for every number of ranges. `test_plan_cut check` compares chains of 80 layers and 300
+ * ranges, and times the planning (make plan-check). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,8 @@
 
 /* Largest excess of the predicted time over that of the full search. */
 static const double WITHIN = 0.01;
-/* Limit on processor time for the 99th percentile, because a decode step waits for its planning. */
+/* Limit on the 99th percentile of the processor time of planning. A decode step waits for its
+ * planning. */
 static const double MOST_S = 3e-3;
 
 static struct random_chain x;
@@ -49,8 +50,8 @@ static int between(struct rng *r, int least, int most)
 
 enum { MOST_CHAINS = 8000 };
 
-/* Plans the chain x.  *took_s: its processor time; above the limit it is measured again, at most
- * twice, because other programs can only make a plan slower. */
+/* Plans the chain x. *took_s gets the processor time. A time above the limit is measured again, at
+ * most twice, because other programs can only make a plan slower. */
 static int plan_timed(int *n_used, double *took_s)
 {
     int rc = 0;
@@ -63,7 +64,7 @@ static int plan_timed(int *n_used, double *took_s)
     return rc;
 }
 
-/* Fills the processor time of each plan. Returns their number. */
+/* Fills took_s with the processor time of each plan. Returns the number of plans. */
 static int compare(const struct shape *s, int n_chains, uint64_t seed, double *took_s)
 {
     struct rng r = {seed};
@@ -91,7 +92,7 @@ static int compare(const struct shape *s, int n_chains, uint64_t seed, double *t
                      n_used, plan.predicted_s, n_full, full_s);
     }
     assert_true(n > n_chains / 2);
-    /* The chains must offer a choice. */
+    /* At least one chain in 20 must be used in part, or the chains would offer no choice. */
     assert_true(n_chains < 50 || n_parts > n_chains / 20);
     print_message(
         "# %d chains, %d used in part; at most %.2g %% slower than a full search\n", n,
@@ -145,7 +146,7 @@ static void large_chains(void **state)
     compare(&s, 5, 3, took_s);
 }
 
-/* Makes a chain of the first n_ranges of x, and their sums. */
+/* Makes a chain of the first n_ranges ranges of x, and the sums over them in *s. */
 static struct stored_ranges ranges_of(int n_ranges, int64_t n_new, struct range_sums *s)
 {
     struct stored_ranges c = {.platform = &x.platform,
@@ -161,7 +162,7 @@ static struct stored_ranges ranges_of(int n_ranges, int64_t n_new, struct range_
     return c;
 }
 
-/* No plan is faster than its bound. */
+/* No plan is faster than the lower bound for its number of ranges. */
 static void bounds_hold(void **state)
 {
     (void)state;
@@ -185,11 +186,11 @@ static void bounds_hold(void **state)
         plan_bounds_init(&b, &search);
         double least_s = plan_bound_least(&b, search.r_min, search.r_max);
         assert_true(plan.predicted_s >= least_s * (1 - 1e-9));
-        assert_true(least_s > 0.2 * plan.predicted_s); /* the bound is not trivial */
+        assert_true(least_s > 0.2 * plan.predicted_s); /* the bound is not trivially low */
     }
 }
 
-/* The returned request belongs to the plan: it predicts the same time. */
+/* The request that is returned belongs to the returned plan: it predicts the same time. */
 static void the_request_is_the_plans(void **state)
 {
     (void)state;
@@ -205,7 +206,7 @@ static void the_request_is_the_plans(void **state)
     }
 }
 
-/* The same chain has the same plan, whatever was planned before it. */
+/* A chain always gets the same plan, whatever was planned before. */
 static void plans_are_repeatable(void **state)
 {
     (void)state;
@@ -221,7 +222,8 @@ static void plans_are_repeatable(void **state)
     }
 }
 
-/* A budget limits saving; these records are already saved. */
+/* A budget limits what is saved. The records of a chain are saved already, so a request with a
+ * budget is refused. */
 static void a_budget_is_refused(void **state)
 {
     (void)state;
@@ -235,7 +237,8 @@ static void a_budget_is_refused(void **state)
 
 /* ---- sums over ranges ---- */
 
-/* Sums that move from cut to cut equal those computed from the start, in any order of moves. */
+/* Sums that are updated from one cut to another equal sums computed from the start, for any order
+ * of cuts. */
 static void sums_move(void **state)
 {
     (void)state;
@@ -266,7 +269,7 @@ static void sums_move(void **state)
     }
 }
 
-/* A window's layers are read from the last window on, in whole chunks. */
+/* A layer with a window reads the chunks of the last window only, and these whole. */
 static void windows_skip_whole_chunks(void **state)
 {
     (void)state;
@@ -277,7 +280,8 @@ static void windows_skip_whole_chunks(void **state)
         x.range[g].n_tokens = 128;
         memset(x.mask[g], PLAN_HAS_H | PLAN_HAS_KV, 4);
     }
-    /* Token 384 sees positions from 385 - tokens on; a chunk is read if it has one of them. */
+    /* Token 384 sees positions from 385 - `tokens` on. A chunk is read if it has one of these
+     * positions. */
     const struct {
         int window, wanted;
     } cases[] = {{64, 64},   {65, 64},   {66, 128}, {128, 128},
@@ -291,7 +295,8 @@ static void windows_skip_whole_chunks(void **state)
     }
 }
 
-/* Each layer costs what its own records cost, read range by range and computed kind by kind. */
+/* A layer costs the time to read its own records, range by range, and to compute them, kind by
+ * kind. */
 static void layers_cost_what_their_records_cost(void **state)
 {
     (void)state;
@@ -335,7 +340,7 @@ static void layers_cost_what_their_records_cost(void **state)
 
 /* ---- the cost of recomputation ---- */
 
-/* Makes a request without records over the chain's platform. */
+/* Makes a request without records for the chain's platform. */
 static void recompute_request(int64_t n_tokens, struct plan_request *q)
 {
     struct rng r = {7};
@@ -353,10 +358,10 @@ static bool close_to(double a, double b)
     return fabs(a - b) <= 1e-12 * fabs(b);
 }
 
-/* 1000 tokens, windows of 100 from layer 2 on, 5 recomputed layers: layer 4 is only projected.
- * Layer 3 computes the 100 rows that layer 4's window sees, layer 2 those 100 and the 100 before
- * them. Layer 1, which has no window itself, computes 300 rows and the K and V of all others. Layer
- * 0 is computed whole. */
+/* 1000 tokens, windows of 100 tokens from layer 2 on, 5 recomputed layers. Layer 4 is only
+ * projected. Layer 3 computes the 100 rows that layer 4's window sees. Layer 2 computes these and
+ * the 100 rows before them. Layer 1 has no window: it computes 300 rows, and K and V of all rows.
+ * Layer 0 is computed whole. */
 static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
 {
     (void)state;
@@ -365,7 +370,7 @@ static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
     q.window = (struct plan_window){.layer = 2, .tokens = 100};
     const struct platform *p = &x.platform;
     for (int slowed = 0; slowed < 2; slowed++) {
-        /* Decodes beside it slow all of it, including K and V of rows outside the windows. */
+        /* Decodes slow all of a recomputation, including K and V of rows outside the windows. */
         double slow = slowed ? 33 : 1;
         q.comp_slow = slowed ? slow : 0;
         for (int i = 0; slowed && i < 6; i++) {
@@ -383,7 +388,7 @@ static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
     }
 }
 
-/* Windows that cover the history save nothing. */
+/* Windows that are longer than the history save nothing. */
 static void wide_windows_recompute_everything(void **state)
 {
     (void)state;
@@ -415,7 +420,7 @@ static void sums_of_recomputation_are_sums(void **state)
         }
 }
 
-/* Beside decodes every cost of compute is slowed, and none of reading. */
+/* Decodes slow every cost of compute and no cost of reading. */
 static void decodes_slow_all_compute(void **state)
 {
     (void)state;
@@ -446,8 +451,8 @@ static void decodes_slow_all_compute(void **state)
     }
 }
 
-/* The makespan computed without events equals that of the events, also if the lanes slow each
- * other. */
+/* The makespan that is computed without events equals that of the event simulation, also if the
+ * lanes slow each other. */
 static void makespans_agree(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* test_plan_deviate.c - a forced plan keeps what the records allow, and names the differences. */
+/* test_plan_deviate.c - a forced plan follows its letters as far as the records allow, and names
+ * every difference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +25,7 @@ struct range_of {
     uint8_t mask[N];
 };
 
-/* Returns the number of ranges used, or the error. */
+/* Returns the number of ranges that the plan uses, or the error. */
 static int best(const char *mode, bool may_deviate, const struct range_of *r, int n,
                 struct plan_window window)
 {
@@ -41,7 +42,7 @@ static int best(const char *mode, bool may_deviate, const struct range_of *r, in
     return rc != 0 ? rc : used;
 }
 
-/* Checks one range of 640 tokens. */
+/* Checks the plan and its deviation for one range of 640 tokens. */
 static void expect(const char *mode, const uint8_t mask[N], const char *method,
                    const char *deviation)
 {
@@ -57,7 +58,7 @@ static void expect(const char *mode, const uint8_t mask[N], const char *method,
     assert_int_equal(plan.n_r, counts[0]);
     assert_int_equal(plan.n_h, counts[1]);
     assert_int_equal(plan.n_k, counts[2]);
-    /* A plan that must not deviate is refused exactly if something would change. */
+    /* A plan that must not deviate is refused exactly if it would have to deviate. */
     int rc = best(mode, false, &r, 1, none);
     assert_int_equal(rc, deviation[0] != 0 ? ERR_NOT_FOUND : 1);
 }
@@ -94,12 +95,13 @@ static void what_can_be_carried_out_is_not_touched(void **state)
 {
     (void)state;
     expect("kv", (uint8_t[N]){K, K, K, K, K, K}, "KKKKKK", "");
-    expect("hidden", (uint8_t[N]){0, H, B, H, H, H}, "HHHHHH", ""); /* layer 0 is free */
+    /* layer 0 needs no record */
+    expect("hidden", (uint8_t[N]){0, H, B, H, H, H}, "HHHHHH", "");
     expect("r2,h2,k2", (uint8_t[N]){0, 0, H, H, K, K}, "RRHHKK", "");
     expect("recompute", (uint8_t[N]){0, 0, 0, 0, 0, 0}, "RRRRRR", "");
 }
 
-/* An invalid plan stays an error. */
+/* A plan whose letters are invalid is an error, even if it may deviate. */
 static void bad_plans_are_refused(void **state)
 {
     (void)state;
@@ -119,7 +121,7 @@ static void ranges_tell_what_the_letters_do_not(void **state)
     assert_string_equal(plan.method, "KKKKKK");
     assert_string_equal(plan.deviation,
                         "64 of 192 tokens have only the other kind of some layers");
-    /* A range that would need more recomputed layers is left to prefill. */
+    /* A range that would need further recomputed layers is left to prefill. */
     struct range_of hole[] = {{128, {K, K, K, K, K, K}}, {64, {K, K, 0, K, K, K}}};
     assert_int_equal(best("kv", true, hole, 2, none), 1);
     assert_string_equal(plan.method, "KKKKKK");
@@ -132,7 +134,7 @@ static void ranges_tell_what_the_letters_do_not(void **state)
     assert_string_equal(plan.method, "RRKKKK");
     assert_int_equal(plan.n_r_added, 2);
     assert_non_null(strstr(plan.deviation, "layers 0 to 1 are recomputed; the last 64"));
-    /* Records before the window are not read, so their kind is no deviation. */
+    /* Records before the window are not read, so their kind causes no deviation. */
     struct plan_window w = {.layer = 0, .tokens = 64};
     struct range_of before[] = {{128, {H, H, H, H, H, H}}, {128, {K, K, K, K, K, K}}};
     assert_int_equal(best("kv", true, before, 2, w), 2);

@@ -1,7 +1,7 @@
-/* test_plan_exact.c - the planner against brute force and against every alternative.
+/* test_plan_exact.c - compares the planner with brute force and with every alternative.
  *
- * Brute force does not use Johnson's rule: it tries every admissible assignment and every order of
- * reads, and times them with the event simulation. */
+ * Brute force does not use Johnson's rule. It tries every admissible assignment of letters and
+ * every order of reads, and times them with the event simulation. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,10 +29,10 @@ struct instance {
 struct shape {
     int min_layers, max_layers;
     bool uniform, holes, overlap, budget;
-    int fused; /* 0 no, 1 maybe, 2 always */
+    int fused; /* whether prefill is fused: 0 no, 1 at random, 2 always */
 };
 
-/* Draws times over three decades, like real ones; sometimes zero. */
+/* Draws a time within three decades, as on real machines; sometimes zero. */
 static double random_time(struct rng *r)
 {
     if (rng_below(r, 24) == 0)
@@ -223,7 +223,7 @@ static void test_budget(void **state)
     compare(&s, 1000, 7, true, 0, 0);
 }
 
-/* All assignments in the planner's own order, with more layers. */
+/* Compares with all assignments in the planner's own order of reads, for more layers. */
 static void test_assignments_of_ten_layers(void **state)
 {
     (void)state;
@@ -231,9 +231,9 @@ static void test_assignments_of_ten_layers(void **state)
             150, 8, false, 0, 0);
 }
 
-/* If the lanes slow each other, Johnson's rule is not a theorem: this bounds its loss. Factors up
- * to 2, and latencies as long as reads, are far from any machine; nearly all instances are optimal.
- */
+/* If the lanes slow each other, Johnson's rule is not a theorem; this test bounds what it loses.
+ * Factors up to 2, and latencies as long as reads, are far from any real machine. Even so nearly
+ * all plans are optimal. */
 static void test_overlap(void **state)
 {
     (void)state;
@@ -270,9 +270,9 @@ static double predicted_random(struct plan_request q, struct rng *r)
     return predicted(q, PLAN_FORCED_LAYERS);
 }
 
-/* Under overlap the search does not try r = 0 followed by H. That may be faster by a percent if the
- * lanes slow each other nearly as much as they gain, so random assignments are compared only
- * without overlap. */
+/* If the lanes overlap, the search does not try r = 0 followed by H. That plan may be a percent
+ * faster if the lanes slow each other nearly as much as overlap gains. So random assignments are
+ * compared only without overlap. */
 static void never_worse(const struct shape *s, int n_instances, uint64_t seed)
 {
     struct rng r = {seed};
@@ -381,14 +381,15 @@ static void test_monotone(void **state)
         assert_true(scaled(&x, f, 1) <= base * (1 + EPS));
         assert_true(scaled(&x, 1, g) <= base * (1 + EPS));
         assert_true(scaled(&x, f * g, g) <= scaled(&x, f, 1) * (1 + EPS));
-        x.layer[0].h_free = true; /* and another record never hurts */
+        x.layer[0].h_free = true; /* a further record never hurts */
         assert_true(predicted(x.req, PLAN_AUTO) <= base * (1 + EPS));
     }
 }
 
 /* ---- time ---- */
 
-/* Returns the mean; *quickest_us is reliable even on a busy machine. */
+/* Returns the mean planning time in us. *quickest_us gets the least time, which is reliable even on
+ * a busy machine. */
 static double planning_us(int n_layers, bool uniform, bool fused, bool overlap,
                           int *n_exact, double *quickest_us)
 {
@@ -430,8 +431,8 @@ static void test_time(void **state)
             print_message("# %3d layers, %s%s%s: %.0f us, %d of 10 searches complete\n",
                           sizes[i], uniform ? "alike" : "all different",
                           fused ? ", fused" : "", overlap ? ", overlap" : "", us, n_exact);
-            /* A hundred times the value in docs/RESTORATION.md, for sanitizers: an unbounded search
-             * takes years. */
+            /* A hundred times the value in docs/RESTORATION.md, because sanitizers are slow. An
+             * unbounded search would take years. */
             assert_true(quickest_us < 50000);
         }
 }

@@ -1,5 +1,5 @@
-/* test_plan_splits.c - contexts that lost records in parts: the price of short runs of chunks, the
- * plans that avoid it, and restores that teach it. */
+/* test_plan_splits.c - contexts that have lost some of their records: the cost of short runs of
+ * chunks (splits), plans that avoid it, and restores that teach it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 enum { L = 8, MOST = 64, H = PLAN_HAS_H, K = PLAN_HAS_KV, BOTH = H | K };
 
-/* A context and its plan. */
+/* The platform, the context and its plan. */
 static struct platform p;
 static struct plan_layer layer[L];
 static double prefill_s[L];
@@ -26,7 +26,7 @@ static struct err e;
 static uint8_t masks[MOST][L];
 static struct plan_range range[MOST];
 
-/* A store in DRAM: reading takes no time. */
+/* Makes a platform whose store is in DRAM, so that reading takes no time. */
 static void begin(void)
 {
     platform_init(&p);
@@ -40,7 +40,7 @@ static void begin(void)
     p.tier[0].bytes_per_s = 1e12;
 }
 
-/* Makes n ranges of one chunk whose records are those of kinds, by turns. */
+/* Makes n ranges of one chunk. Range g has the records kinds[g % n_kinds] in every layer. */
 static void context(int n, const uint8_t *kinds, int n_kinds)
 {
     for (int g = 0; g < n; g++) {
@@ -49,7 +49,7 @@ static void context(int n, const uint8_t *kinds, int n_kinds)
     }
 }
 
-/* Plans the context of n ranges by a method. Returns the number of used ranges. */
+/* Plans the context of n ranges by a method. Returns the number of ranges that the plan uses. */
 static int make(const char *method, int n, struct plan_window w)
 {
     int n_used = 0;
@@ -63,7 +63,7 @@ static int make(const char *method, int n, struct plan_window w)
 
 static const struct plan_window no_window;
 
-/* The same records of the same number of tokens: in two runs, and in 32. */
+/* The same records of the same number of tokens cost more in 32 runs than in two. */
 static void short_runs_cost_more(void **state)
 {
     (void)state;
@@ -78,7 +78,8 @@ static void short_runs_cost_more(void **state)
     assert_true(fabs(in_turns_s - plan.restore_s - L * 30 * p.split_s) < 1e-9);
 }
 
-/* The letter decides what splits a layer: chunks with both kinds continue a run of either. */
+/* A layer's letter decides where it is split: a chunk with both kinds continues a run of either
+ * kind. */
 static void both_kinds_split_no_run_of_the_letter(void **state)
 {
     (void)state;
@@ -93,8 +94,8 @@ static void both_kinds_split_no_run_of_the_letter(void **state)
     assert_int_equal(layer[3].h_splits, 15);
 }
 
-/* Every other chunk has lost its K and V. By rows alone, loading the others' is faster than
- * projecting all; but the runs are short. */
+/* Every other chunk has lost its K and V. Counting rows alone, loading K and V where they are left
+ * is faster than projecting all chunks. With the cost of splits it is slower. */
 static void whole_runs_are_preferred(void **state)
 {
     (void)state;
@@ -106,10 +107,10 @@ static void whole_runs_are_preferred(void **state)
     p.split_s = PLATFORM_SPLIT_S;
     assert_int_equal(make("auto", 32, no_window), 32);
     assert_int_equal(plan.n_h, L - 1);
-    assert_int_equal(plan.n_r, 1); /* layer 0: its input exists */
+    assert_int_equal(plan.n_r, 1); /* layer 0 is recomputed from token ids */
 }
 
-/* No letter avoids the splits here, so recomputing a small model is the fastest. */
+/* Every letter that reads has splits here, so recomputing this small model is the fastest. */
 static void recomputing_avoids_splits(void **state)
 {
     (void)state;
@@ -132,13 +133,13 @@ static void splits_before_a_window_are_free(void **state)
     context(32, (uint8_t[]){H, K}, 2);
     assert_int_equal(make("kv", 32, (struct plan_window){.layer = 4, .tokens = 640}), 32);
     assert_int_equal(layer[3].kv_splits, 31);
-    assert_int_equal(layer[4].kv_splits, 9); /* ten chunks */
+    assert_int_equal(layer[4].kv_splits, 9); /* ten chunks in the window */
 }
 
 /* ---- learning ---- */
 
-/* Restores the context of n ranges by KV, on a machine where a split takes split_s and rows take
- * kv and gemm times their believed time. */
+/* Restores the context of n ranges by KV, on a machine where a split takes split_s. Loaded rows
+ * take kv times, and projected rows gemm times, their predicted time. */
 static void restore(int n, double split_s, double kv, double gemm)
 {
     assert_int_equal(make("kv", n, no_window), n);
@@ -150,7 +151,8 @@ static void restore(int n, double split_s, double kv, double gemm)
                                                               plan.comp_busy_s});
 }
 
-/* Short runs that take longer than predicted teach the cost of splits, and neither kind. */
+/* Short runs that take longer than predicted teach the cost of a split. They teach nothing about
+ * loading and projecting. */
 static void short_runs_teach_splits(void **state)
 {
     (void)state;
@@ -161,7 +163,8 @@ static void short_runs_teach_splits(void **state)
     assert_true(fabs(p.split_s / 40e-6 - 1) < 0.01);
     assert_int_equal(p.kv_correction.n_observed + p.gemm_correction.n_observed, 0);
     double with_splits_s = plan.restore_s;
-    context(32, (uint8_t[]){BOTH}, 1); /* whole contexts seem no slower */
+    /* a context without splits is predicted no slower than before */
+    context(32, (uint8_t[]){BOTH}, 1);
     make("kv", 32, no_window);
     assert_true(plan.restore_s < with_splits_s / 4);
     for (int i = 0; i < 40; i++) {
@@ -204,8 +207,8 @@ static void long_runs_teach_their_kind(void **state)
     assert_true(p.split_s == PLATFORM_SPLIT_S);
 }
 
-/* One restore that lost its core for a second moves the cost of a split by a step only, and no
- * number of them moves it out of its bounds. */
+/* A restore whose thread lost its core for a second moves the cost of a split by one small step.
+ * Even many of them do not move the cost out of its bounds. */
 static void a_stall_moves_the_cost_by_a_step(void **state)
 {
     (void)state;

@@ -1,8 +1,9 @@
-/* test_plan_stages.c - plans for several stages: the simulation against a second one without
- * events, the planner against brute force and against every alternative, the cost of ranks.
+/* test_plan_stages.c - plans for several stages. Compares the event simulation with a second
+ * simulation, and the planner with brute force and with every alternative; and checks the cost of
+ * ranks.
  *
- * The second simulation goes tick by tick: times are whole numbers, and every lane works for one
- * tick or is idle. */
+ * The second simulation goes tick by tick. Times are whole numbers, and in each tick a lane works
+ * or is idle. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,7 +31,7 @@ static double whole(struct rng *r, int least, int most)
     return least + (double)rng_below(r, (uint64_t)(most - least + 1));
 }
 
-/* Draws whole seconds, so that ticks are exact. */
+/* Draws whole numbers of seconds, so that ticks are exact. */
 static void random_instance(struct rng *r, int n, int n_stages, bool alike,
                             struct instance *x)
 {
@@ -63,7 +64,7 @@ static void random_instance(struct rng *r, int n, int n_stages, bool alike,
     }
 }
 
-/* Draws any letters, and any order of the reads. */
+/* Draws any letters and any order of the reads. */
 static void random_plan(struct rng *r, const struct instance *x, struct plan *p)
 {
     int n = x->req.n_layers, prefix = (int)rng_below(r, (uint64_t)n + 1);
@@ -99,8 +100,10 @@ struct ticks {
         left_latency[MOST];
     bool restored[MOST], is_prefilling, head_done;
     struct fifo bus[MAX_STAGES], ready[MAX_STAGES];
-    int up[MAX_STAGES], up_left[MAX_STAGES]; /* a layer, or -1 */
-    /* a layer; MOST + layer: prefill; 2 MOST: head; or -1 */
+    /* the layer that the bus of a stage carries, or -1; and its ticks left */
+    int up[MAX_STAGES], up_left[MAX_STAGES];
+    /* The work of a stage's compute lane, and its ticks left. A layer is restored, MOST + layer is
+     * prefilled, 2 MOST is the head, -1 is idle. */
     int comp[MAX_STAGES], comp_left[MAX_STAGES];
     bool begun[MOST];
 };
@@ -135,7 +138,7 @@ static bool is_read(const struct ticks *s, int layer)
     return m == 'K' || (m == 'H' && !s->x->layer[layer].h_free);
 }
 
-/* Returns the next work of stage k's compute lane; -1: it is idle. */
+/* Returns the next work of stage k's compute lane, coded as in `comp`; -1: none is ready. */
 static int next_comp(struct ticks *s, int k)
 {
     const struct plan_request *q = &s->x->req;
@@ -282,7 +285,7 @@ static void test_simulation(void **state)
     }
 }
 
-/* The planner and the layout of layers use one rule, which is in base/run.h. */
+/* The planner and the devices place layers on stages by one rule (base/run.h). */
 static void test_layers_lie_where_devices_have_them(void **state)
 {
     (void)state;
@@ -317,7 +320,7 @@ static double brute_force(const struct instance *x)
     return best;
 }
 
-/* The bounds are the search's present results. If the search leaves out one of its steps, some
+/* The bounds are the present results of the planner's search. If one of its steps is left out, some
  * instance exceeds them. */
 static void compare(bool alike, int n_instances, int least_optimal, double most_off)
 {
@@ -354,8 +357,8 @@ static void test_near_the_best(void **state)
     compare(false, 150, 137, 0.11);
 }
 
-/* Beyond sizes that brute force can check, the sum of all predictions is the search's present
- * result.  A better search may lower it: then update the number. */
+/* These instances are too large for brute force. The sum of all predictions must equal the search's
+ * present result. A better search lowers the sum; then update the number. */
 static void test_no_worse_than_before(void **state)
 {
     (void)state;
@@ -463,8 +466,8 @@ static double predict(const struct platform *p, const char *mode, struct plan *o
     return out->predicted_s;
 }
 
-/* From DRAM each stage has a bus and a compute lane of its own: M stages take the time of the
- * largest stage; with one SSD all wait for the SSD. */
+/* With state in DRAM each stage has a bus and a compute lane of its own, so M stages take the time
+ * of the largest stage. With one SSD all stages wait for it. */
 static void test_stages_share_the_store_alone(void **state)
 {
     (void)state;
@@ -478,13 +481,15 @@ static void test_stages_share_the_store_alone(void **state)
     four = machine("a100-1ssd", 1, 4);
     ratio = predict(&one, "kv", &p) / predict(&four, "kv", &p);
     assert_true(ratio > 0.99 && ratio < 1.02);
-    /* Each stage has its own mixture: only the first can recompute without waiting for another. */
+    /* Each stage has its own mixture. Only the first stage can recompute without waiting for
+     * another. */
     four = machine("a100-4ssd", 1, 4);
     (void)predict(&four, "auto", &p);
     assert_true(p.n_r > 1 && p.n_r <= 10);
 }
 
-/* A byte is copied over one of the ranks' buses; hidden states then also go to the other ranks. */
+/* A byte of state goes up over the bus of one rank. Hidden states are then also copied to the other
+ * ranks. */
 static void test_ranks_share_what_goes_up(void **state)
 {
     (void)state;
@@ -498,7 +503,7 @@ static void test_ranks_share_what_goes_up(void **state)
                      1) < 1e-9);
     assert_true(fabs(platform_h_s(&four, 1024) * 4 / platform_h_s(&one, 1024) - 1) < 1e-9);
     assert_true(platform_tok_s(&four, 1024) > platform_tok_s(&one, 1024) / 4);
-    /* DRAM is faster than the buses. */
+    /* DRAM is faster than the buses, so they set the time. */
     assert_true(platform_io_s(&four, 0, 1024, RECORD_HIDDEN) == up_4);
 }
 

@@ -1,4 +1,4 @@
-/* test_platform.c - text, validation and the built-in machines. */
+/* test_platform.c - platforms: their text form, its validation, and the built-in machines. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -49,7 +49,7 @@ static void test_round_trip(void **state)
     assert_string_equal(text, again);
     assert_true(p.tier[1].bytes_per_s == q.tier[1].bytes_per_s);
     assert_true(p.c_tok.c_s == q.c_tok.c_s);
-    /* If cut short, it returns the full length. */
+    /* A buffer that is too small still gives the full length. */
     assert_int_equal(platform_format(&p, again, 10), n);
     assert_int_equal(strlen(again), 9);
 }
@@ -151,7 +151,7 @@ static void test_comments_and_blanks(void **state)
     assert_int_equal(platform_parse(more, (size_t)n, &q, NULL), 0);
 }
 
-/* Any changed byte gives a valid platform or a refusal. */
+/* A text with any byte changed gives a valid platform or is refused. */
 static void test_flipped_bytes(void **state)
 {
     (void)state;
@@ -193,11 +193,11 @@ static void test_costs(void **state)
     p.c_h = (struct cost_curve){0, 3, 0};
     assert_true(platform_tok_s(&p, 0) == 0);
     assert_true(platform_tok_s(&p, 10) == 1 + 20 + 50);
-    p.tile_tokens = 8; /* GEMM in whole tiles, attention not */
+    p.tile_tokens = 8; /* GEMM computes whole tiles, attention does not */
     assert_true(platform_tok_s(&p, 10) == 1 + 32 + 50);
     assert_true(platform_h_s(&p, 8) == 24);
     assert_true(platform_h_s(&p, 9) == 48);
-    /* A prefill in two parts costs its attention once. */
+    /* Two prefills of parts of a prompt cost as much as one, except for a second fixed cost. */
     p.tile_tokens = 1;
     double parts = platform_prefill_s(&p, 0, 6) + platform_prefill_s(&p, 6, 4);
     assert_true(fabs(parts - 1 - platform_tok_s(&p, 10)) < 1e-12);
@@ -274,9 +274,9 @@ static void test_corrections_have_their_costs(void **state)
         assert_int_equal(platform_gemm_rows(i), rows[i]);
 }
 
-/* Layers from a disk take at least the disk's time for each piece of a pass, recomputed or
- * prefilled; restores from hidden states and from K and V read none.  So a plan that recomputed
- * with resident weights now loads instead. */
+/* Layers that are streamed from a disk take at least the disk's time for each piece of a pass,
+ * whether the pass recomputes or prefills. Restores from hidden states and from K and V read no
+ * streamed weights. So a plan that recomputed with resident weights reads state instead. */
 static void test_streamed_weights_make_recomputation_dear(void **state)
 {
     (void)state;
@@ -298,19 +298,19 @@ static void test_streamed_weights_make_recomputation_dear(void **state)
     double kv_s = platform_kv_s(&p, 1000), h_s = platform_h_s(&p, 1000);
     plan_request_from_platform(&p, 0, 1000, 0, layer, prefill_s, &req);
     assert_int_equal(plan_make(&req, &plan, &e), 0);
-    assert_true(plan.n_r >= 4); /* 1 ms per layer against 5 ms to read one */
+    assert_true(plan.n_r >= 4); /* recomputing a layer takes 1 ms, reading one 5 ms */
     p.weights_s = 0.25;
-    assert_true(platform_tok_s(&p, 1000) == 0.5); /* two pieces */
+    assert_true(platform_tok_s(&p, 1000) == 0.5); /* the pass has two pieces */
     assert_true(platform_tok_s(&p, 512) == 0.25);
     assert_true(platform_prefill_s(&p, 1000, 1) == 0.25);
     assert_true(platform_tok_s(&p, 0) == 0);
     assert_true(platform_kv_s(&p, 1000) == kv_s && platform_h_s(&p, 1000) == h_s);
-    p.weights_s = 1e-6; /* it costs nothing beside longer compute */
+    p.weights_s = 1e-6; /* reading weights is hidden by longer compute */
     assert_true(platform_tok_s(&p, 1000) == 1e-3);
     p.weights_s = 0.25;
     plan_request_from_platform(&p, 0, 1000, 0, layer, prefill_s, &req);
     assert_int_equal(plan_make(&req, &plan, &e), 0);
-    assert_true(plan.n_r <= 1); /* layer 0 needs no whole layer */
+    assert_true(plan.n_r <= 1); /* layer 0 alone needs no read */
 }
 
 static void test_builtin(void **state)
@@ -335,7 +335,8 @@ static void test_builtin(void **state)
     assert_non_null(strstr(e.msg, "d_head"));
 }
 
-/* The calibration is the paper's: 26 GB/s for four SSDs, balance at 24 and 21 GB/s. */
+/* The built-in platforms are calibrated with the paper: four SSDs read 26 GB/s, and I/O and compute
+ * balance at 24 and 21 GB/s. */
 static void test_balance_points(void **state)
 {
     (void)state;
@@ -348,13 +349,14 @@ static void test_balance_points(void **state)
     platform_builtin("a100-1ssd", &llama_13b, &p, NULL);
     assert_true(fabs(platform_io_bytes_per_s(&p, 0) - 6.9e9) < 1);
     assert_true(fabs(platform_balance_bytes_per_s(&p, 1024) - 21e9) < 1e6);
-    /* 6.2.3: recomputation of a 7B model slows by 28 % from 1K to 16K tokens. */
+    /* Section 6.2.3: from 1K to 16K tokens the recomputation of a 7B model becomes 28 % slower per
+     * token. */
     platform_builtin("a100-4ssd", &llama_7b, &p, NULL);
     double drop = 1 - platform_tok_s(&p, 1024) * 16 / platform_tok_s(&p, 16384);
     assert_true(fabs(drop - 0.28) < 0.005);
 }
 
-/* Two concurrent restores take twice as long by every method; a throttle limits only reading. */
+/* Two concurrent restores take twice as long by every method. A throttle slows reading only. */
 static void test_shared_and_throttled(void **state)
 {
     (void)state;
@@ -381,8 +383,8 @@ static void test_shared_and_throttled(void **state)
     assert_true(platform_h_s(&slow, 640) == platform_h_s(&p, 640));
 }
 
-/* Before the store's speed is measured, a throttle is its speed; without a throttle nothing is
- * known. */
+/* Until the store's speed is measured, a throttle counts as its speed. Without a throttle the speed
+ * is unknown. */
 static void test_a_throttle_is_the_speed_of_an_unmeasured_store(void **state)
 {
     (void)state;

@@ -16,7 +16,7 @@ static int32_t ids[MAX_ITEMS][TOKENS];
 static struct prefix_item made[MAX_ITEMS];
 static struct prefix_item *room[MAX_ITEMS];
 
-/* Makes a prompt of runs: "a100b20" is 100 tokens 'a' and then 20 tokens 'b'. */
+/* Makes a prompt from runs of tokens: "a100b20" is 100 tokens 'a' followed by 20 tokens 'b'. */
 static struct prefix_item *prompt(int number, const char *runs)
 {
     struct prefix_item *p = &made[number];
@@ -57,7 +57,7 @@ static void what_shares_nothing_keeps_its_order(void **state)
 {
     (void)state;
     assert_string_equal(ORDER("c100", "a100", "b100"), "012");
-    /* Less than a block is not worth a detour. */
+    /* A common beginning of less than a block does not change the order. */
     assert_string_equal(ORDER("a63c9", "b99", "a63d9"), "012");
 }
 
@@ -72,7 +72,8 @@ static void the_longest_prefix_goes_first(void **state)
 {
     (void)state;
     assert_string_equal(ORDER("a100x9", "a100y9", "b200x9", "b200y9"), "2301");
-    /* Within a path, too: the documents of one system prompt, each with its questions. */
+    /* The same holds behind a common beginning: documents that follow one system prompt, each with
+     * its questions. */
     assert_string_equal(ORDER("s100a90x1", "s100b90x1", "s100a90y1", "s100b90y1", "c99"),
                         "02134");
 }
@@ -114,7 +115,8 @@ static void who_comes_later_may_go_next(void **state)
     assert_null(prefix_order_take(&o, &made[1]));
 }
 
-/* Returns the tokens in the tree of all prompts: each prefix counts once. */
+/* Returns the number of tokens in the tree of all prompts, in which each common prefix counts
+ * once. */
 static int tree_tokens(int n)
 {
     int sum = 0;
@@ -129,8 +131,8 @@ static int tree_tokens(int n)
     return sum;
 }
 
-/* With room only for the previous prompt, each token of the tree is computed once, which no order
- * can beat.  Prompts are made of blocks, so that everything they share counts. */
+/* With room for the previous prompt only, each token of the tree is computed once, which no order
+ * can beat. Prompts are made of whole blocks, so every common token counts. */
 static void each_prefix_is_computed_once(void **state)
 {
     (void)state;

@@ -10,7 +10,8 @@
 
 #include "policy/read_ahead.h"
 
-/* A want whose chunks are letters: n not stored, h in memory or held, d only on the disk. */
+/* A want whose chunks are letters: n is not stored, h is in memory or held, d is only on the disk,
+ * and D is a large chunk that is only on the disk. */
 struct line {
     struct read_ahead_want ahead;
     char at[16];
@@ -36,7 +37,7 @@ static struct read_ahead_room room(void *arg, const struct read_ahead_want *w, i
     return r;
 }
 
-/* Room for everything but large chunks; nothing may be dropped. */
+/* Returns an owner that has room for everything but large chunks, and may drop nothing. */
 static struct owner roomy(void)
 {
     return (struct owner){.room = {.n_bytes = 1, .free_bytes = 1000, .most_bytes = 10}};
@@ -74,7 +75,7 @@ static void assert_none(struct owner *o)
     assert_int_equal(choose(o, &l, &at), READ_AHEAD_NONE);
 }
 
-/* Fetches the next chunk, which must be chunk `at` of l. */
+/* Checks that the next chunk to fetch is chunk `at` of l, and fetches it. */
 static void fetch(struct owner *o, struct line *l, int at)
 {
     assert_fetch(o, l, at);
@@ -92,18 +93,19 @@ static void the_earliest_turn_comes_first_from_its_beginning(void **state)
     want(&o, &a, 20, "dddd");
     want(&o, &b, 10, "hdddd");
     want(&o, &c, 30, "dddd");
-    want(&o, &d, 20, "dddd"); /* behind a: announced later */
+    want(&o, &d, 20, "dddd"); /* the same turn as a, but announced later */
     for (int i = 1; i < 5; i++)
         fetch(&o, &b, i);
     fetch(&o, &a, 0);
-    read_ahead_remove(&o.list, &a.ahead); /* it was cancelled */
+    read_ahead_remove(&o.list, &a.ahead); /* the request of a was cancelled */
     fetch(&o, &d, 0);
-    read_ahead_remove(&o.list, &c.ahead); /* the last one: the list ends with d now */
+    /* removes the list's last want, so d becomes the last */
+    read_ahead_remove(&o.list, &c.ahead);
     want(&o, &a, 40, "dddd");
     for (int i = 1; i < 4; i++)
         fetch(&o, &d, i);
     fetch(&o, &a, 0);
-    want(&o, &c, 5, "dddd"); /* it comes late, but will be served first */
+    want(&o, &c, 5, "dddd"); /* announced late, but with the earliest turn */
     fetch(&o, &c, 0);
     assert_int_equal(o.list.n, 4);
 }
@@ -115,9 +117,9 @@ static void fewer_than_four_chunks_are_not_worth_a_fetch(void **state)
     struct line a, b;
     want(&o, &a, 1, "hhdddh");
     assert_none(&o);
-    want(&o, &b, 2, "hdhdhdhdh"); /* four in all */
+    want(&o, &b, 2, "hdhdhdhdh"); /* four chunks in all are to be fetched */
     fetch(&o, &b, 1);
-    fetch(&o, &b, 3); /* three are left: a fetch that has begun goes on */
+    fetch(&o, &b, 3); /* a want that has been begun continues with three chunks left */
     fetch(&o, &b, 5);
     fetch(&o, &b, 7);
     assert_none(&o);
@@ -136,7 +138,8 @@ static void a_context_ends_at_a_chunk_that_is_not_stored(void **state)
     assert_none(&o);
 }
 
-/* Copies of requests that the window did not know are dropped as if no request needed them. */
+/* Copies that the policy does not know as needed may be dropped at once. Such a chunk is not
+ * fetched a second time. */
 static void a_chunk_that_counted_as_not_needed_is_not_fetched_again(void **state)
 {
     (void)state;
@@ -146,15 +149,15 @@ static void a_chunk_that_counted_as_not_needed_is_not_fetched_again(void **state
     fetch(&o, &a, 0);
     a.at[0] = 'd';
     fetch(&o, &a, 1);
-    /* One part of the chunk came; the next one is fetched as well. */
+    /* Only a part of the chunk came, so its next part is fetched, too. */
     assert_fetch(&o, &a, 2);
     read_ahead_begin(&a.ahead, 2);
     read_ahead_end(&a.ahead, true, false);
     assert_fetch(&o, &a, 2);
 }
 
-/* A write pushed out chunks that turn 20 needs. They are fetched again, also if they are fewer than
- * four; wants of earlier turns are not looked at again. */
+/* A write dropped chunks that requests at turns 20 and 30 need. They are fetched again, even if
+ * they are fewer than four. Wants of earlier turns are not looked at again. */
 static void a_needed_chunk_that_was_dropped_is_fetched_again(void **state)
 {
     (void)state;
@@ -170,7 +173,7 @@ static void a_needed_chunk_that_was_dropped_is_fetched_again(void **state)
         fetch(&o, &b, i);
     fetch(&o, &c, 0);
     a.at[3] = b.at[2] = b.at[3] = c.at[0] = 'd';
-    read_ahead_dropped(&o.list, &victim); /* no request needed it */
+    read_ahead_dropped(&o.list, &victim); /* no request needed the dropped chunk */
     fetch(&o, &c, 1);
     victim.rank = PLACEMENT_UPCOMING;
     read_ahead_dropped(&o.list, &victim);
@@ -178,7 +181,7 @@ static void a_needed_chunk_that_was_dropped_is_fetched_again(void **state)
     read_ahead_dropped(&o.list, &victim);
     fetch(&o, &b, 2);
     fetch(&o, &b, 3);
-    fetch(&o, &c, 0); /* was not looked at before */
+    fetch(&o, &c, 0); /* this chunk was dropped before turn 30 was looked at again */
     fetch(&o, &c, 2);
     fetch(&o, &c, 3);
     assert_none(&o);
@@ -197,7 +200,8 @@ static void a_failed_fetch_ends_those_of_its_want_only(void **state)
     fetch(&o, &b, 0);
 }
 
-/* A chunk that memory never takes does not block the wants behind it. */
+/* A chunk that is too large for memory fails its own want and does not block the wants behind
+ * it. */
 static void a_chunk_that_is_too_large_is_passed_over(void **state)
 {
     (void)state;
@@ -209,8 +213,9 @@ static void a_chunk_that_is_too_large_is_passed_over(void **state)
     assert_true(a.ahead.has_failed);
 }
 
-/* Memory is full. A want may push out chunks that no request needs, or later ones; never those of
- * its own turn or of earlier ones. Until there is room, nothing is fetched for later turns. */
+/* Memory is full. A want may displace chunks that no request needs, or that a later turn needs, but
+ * never chunks of its own turn or an earlier one. Until there is room, nothing is fetched for later
+ * turns. */
 static void a_later_turn_never_takes_the_room_of_an_earlier_one(void **state)
 {
     (void)state;
@@ -221,11 +226,11 @@ static void a_later_turn_never_takes_the_room_of_an_earlier_one(void **state)
     want(&o, &a, 10, "dddd");
     want(&o, &b, 20, "dddd");
     o.room.free_bytes = 0;
-    assert_int_equal(choose(&o, &l, &at), READ_AHEAD_NO_ROOM); /* none may be dropped */
+    assert_int_equal(choose(&o, &l, &at), READ_AHEAD_NO_ROOM); /* nothing may be dropped */
     o.room.victim = &victim;
     assert_fetch(&o, &a, 0);
     victim.rank = PLACEMENT_UPCOMING;
-    victim.order = ~(uint64_t)11; /* needed by turn 11 */
+    victim.order = ~(uint64_t)11; /* a request at turn 11 needs the victim */
     assert_fetch(&o, &a, 0);
     victim.order = ~(uint64_t)10;
     assert_int_equal(choose(&o, &l, &at), READ_AHEAD_NO_ROOM);
@@ -233,7 +238,7 @@ static void a_later_turn_never_takes_the_room_of_an_earlier_one(void **state)
     assert_int_equal(choose(&o, &l, &at), READ_AHEAD_NO_ROOM);
     victim.rank = PLACEMENT_KEPT;
     assert_int_equal(choose(&o, &l, &at), READ_AHEAD_NO_ROOM);
-    o.room.free_bytes = 1; /* exactly */
+    o.room.free_bytes = 1; /* exactly the room that the chunk takes */
     assert_fetch(&o, &a, 0);
 }
 

@@ -1,4 +1,5 @@
-/* The read buffer of AttentionStore's section 3.2.1, for the paper's own case. */
+/* The read buffer of AttentionStore's section 3.2.1: the paper's own case, and the share of a
+ * restore that is worth reading ahead. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,8 +16,8 @@ static bool near(double x, double y, double by)
     return fabs(x - y) <= by;
 }
 
-/* Llama-13B, 0.78 MB per token, 16 sequences of 1,000 tokens of history, 26 GB/s.  The prefill time
- * of 100 new tokens each is a fitted constant: the paper gives none. */
+/* The paper's case: Llama-13B, 0.78 MB per token, 16 sequences of 1,000 tokens of history, 26 GB/s.
+ * The prefill time of 100 new tokens per sequence is fitted, because the paper gives none. */
 static void the_papers_case(void **state)
 {
     (void)state;
@@ -28,15 +29,15 @@ static void the_papers_case(void **state)
     assert_true(near(bytes, 4.68e9, 1e6));
     int n = read_buffer_layers(bytes, bytes_per_s, load_s, n_layers);
     assert_int_equal(n, 15);
-    /* Compared with loading everything and then computing: 37 % less without a buffer, 61 % less
-     * with it (the paper measures 35 and 61). */
+    /* Compared with loading everything before computing, the time is 37 % less without a buffer and
+     * 61 % less with it. (The paper measures 35 % and 61 %.) */
     double one_by_one_s = load_s + prefill_s;
     double without = 1 -
                      read_buffer_makespan_s(load_s, prefill_s, n_layers, 0) / one_by_one_s;
     double with = 1 - read_buffer_makespan_s(load_s, prefill_s, n_layers, n) / one_by_one_s;
     assert_true(near(without, 0.37, 0.01));
     assert_true(near(with, 0.61, 0.01));
-    /* One layer less is not enough; one more gains nothing. */
+    /* A buffer of one layer less is too small, and one layer more gains nothing. */
     assert_true(read_buffer_makespan_s(load_s, prefill_s, n_layers, n - 1) >
                 prefill_s * 1.01);
     assert_true(
@@ -56,7 +57,7 @@ static void a_load_that_is_hidden_needs_no_buffer(void **state)
     assert_int_equal(read_buffer_layers(1e9, 1e9, 0, 8), 8); /* nothing to load */
 }
 
-/* The part that is read ahead hides a load that takes an eighth longer than predicted. */
+/* Reading ahead covers a load that takes an eighth longer than predicted. */
 static void what_is_worth_reading_ahead(void **state)
 {
     (void)state;
@@ -64,21 +65,21 @@ static void what_is_worth_reading_ahead(void **state)
         .load_s = 0.8, .prefill_s = 0.5, .compute_s = 0.6, .alone_s = 0.8};
     assert_true(near(read_ahead_share(&a, 1), 0.5, 1e-9));
     assert_true(near(read_ahead_share(&a, 3), 0.5, 1e-9));
-    a.prefill_s = 0; /* the restore's own compute does not hide work before it */
+    a.prefill_s = 0; /* then the restore's own compute hides no load */
     assert_true(near(read_ahead_share(&a, 1), 1, 1e-9));
-    a.compute_s = 0.9; /* the new tokens hide the whole load */
+    a.compute_s = 0.9; /* the new tokens' compute hides the whole load */
     assert_true(read_ahead_share(&a, 1) == 0);
     a = (struct read_ahead){.load_s = 0.8, .compute_s = 0.1, .alone_s = 0.3};
     assert_true(read_ahead_share(&a, 1) > 0);
-    assert_true(read_ahead_share(&a, 0.5) == 0); /* too little of it has room */
+    assert_true(read_ahead_share(&a, 0.5) == 0); /* memory has room for too small a part */
     assert_true(read_ahead_share(&a, 0.7) > 0);
-    a.alone_s = 0.102; /* less than 1/32 is gained */
+    a.alone_s = 0.102; /* reading ahead gains less than 1/32 */
     assert_true(read_ahead_share(&a, 1) == 0);
     assert_true(read_ahead_share(&(struct read_ahead){0}, 1) == 0);
 }
 
-/* When the place comes, a restore of which too little was read is slower than the plan without
- * reading ahead. */
+/* A restore of which too little has been read ahead when its place comes is slower than a plan made
+ * without reading ahead. */
 static void what_was_read_has_to_pay(void **state)
 {
     (void)state;

@@ -17,7 +17,8 @@ static double uniform(struct rng *r, double lo, double hi)
     return lo + (hi - lo) * (double)rng_below(r, 1 << 30) / (1 << 30);
 }
 
-/* Costs of a layer: 1, n, n² in seconds, with realistic magnitudes. */
+/* Makes samples of the cost of a layer: coefficients of 1, n and n², in seconds, of realistic
+ * magnitude. */
 static int sample_curve(struct rng *r, const double *coef, double noise,
                         struct regress_sample *s)
 {
@@ -39,7 +40,7 @@ static void finds_what_made_the_samples(void **state)
     for (int t = 0; t < 2000; t++) {
         double coef[3] = {uniform(&r, 1e-5, 1e-2), uniform(&r, 1e-6, 1e-4),
                           uniform(&r, 1e-10, 1e-8)};
-        if (t % 4 != 0) /* some terms are zero */
+        if (t % 4 != 0) /* some coefficients are zero */
             coef[t % 4 - 1] = 0;
         struct regress_sample s[16];
         struct regress_fit f;
@@ -55,7 +56,7 @@ static void finds_what_made_the_samples(void **state)
     }
 }
 
-/* No point of a grid around the result is better: it is the constrained minimum. */
+/* Returns the sum of the squared relative errors of the samples. */
 static double error2(const struct regress_sample *s, int n, const double *coef)
 {
     double sum = 0;
@@ -103,13 +104,14 @@ static void says_how_well_it_fits(void **state)
         {{1, 1}, 2.0}, {{1, 2}, 3.1}, {{1, 3}, 3.9}, {{1, 4}, 5.0}};
     assert_true(regress(line, 4, 2, &f));
     assert_true(f.r2 > 0.99 && f.r2 < 1 && f.worst > 0.005 && f.worst < 0.05);
-    assert_true(regress(line, 2, 2, &f)); /* exact, so R² would mean nothing */
+    /* two points fit exactly, so R² would mean nothing */
+    assert_true(regress(line, 2, 2, &f));
     assert_true(f.r2 == 0 && f.worst < 1e-9);
     const struct regress_sample noise[] = {
         {{1, 1}, 5.0}, {{1, 2}, 1.0}, {{1, 3}, 5.0}, {{1, 4}, 1.0}};
     assert_true(regress(noise, 4, 2, &f));
     assert_true(f.r2 < 0.2);
-    /* terms that were not asked for are zero */
+    /* coefficients of terms that were not requested are zero */
     for (int n_terms = 1; n_terms <= 2; n_terms++) {
         memset(&f, 0xff, sizeof f);
         assert_true(regress(line, 4, n_terms, &f));

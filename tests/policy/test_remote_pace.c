@@ -1,4 +1,5 @@
-/* The costs of a shared tier, how long a request waits for it, and how long a failed one rests. */
+/* The pace of a shared remote tier: when a fetch is worth its time, how long a request waits for
+ * it, and how long a failed remote rests. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +23,8 @@ static void silence_is_a_share_of_recomputing(void **state)
     struct remote_view v = {.most_s = 10, .recompute_s = 2.0, .silent_s = 0.15};
     double again_s;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
-    assert_true(fabs(again_s - 0.05) < 1e-9); /* the rest of the 0.2 s of silence */
+    /* what is left of the 0.2 s of silence that are allowed */
+    assert_true(fabs(again_s - 0.05) < 1e-9);
     v.silent_s = 0.2;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_SILENT);
 }
@@ -60,14 +62,16 @@ static void a_dear_fetch_does_not_begin(void **state)
     const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
     struct remote_view v = {.most_s = 10, .recompute_s = 1.0, .left_bytes = 600000};
     double again_s;
-    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON); /* 0.7 s of 1.0 s */
+    /* 0.7 s to fetch, 1.0 s to recompute */
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
     v.left_bytes = 800000;
-    assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR); /* 0.9 s */
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR); /* 0.9 s to fetch */
     const struct remote_pace unknown = {0};
-    assert_int_equal(choose(&v, &unknown, &again_s), REMOTE_GO_ON); /* tried once */
+    /* an unknown remote is tried once */
+    assert_int_equal(choose(&v, &unknown, &again_s), REMOTE_GO_ON);
 }
 
-/* Fetched chunks must still be restored from the local store, which takes time. */
+/* Fetched chunks are then restored from the local store. This time counts as part of the fetch. */
 static void the_restore_behind_a_fetch_counts(void **state)
 {
     (void)state;
@@ -75,28 +79,32 @@ static void the_restore_behind_a_fetch_counts(void **state)
     struct remote_view v = {
         .most_s = 10, .recompute_s = 1.0, .left_bytes = 600000, .restore_s = 0.09};
     double again_s;
-    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON); /* 0.79 s of 1.0 s */
+    /* 0.79 s in all, 1.0 s to recompute */
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
     v.restore_s = 0.11;
-    assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR); /* 0.81 s */
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR); /* 0.81 s in all */
     const struct remote_pace unknown = {0};
     assert_int_equal(choose(&v, &unknown, &again_s), REMOTE_GO_ON);
 }
 
-/* If only the last chunks of a context are missing, the context is expensive to compute, but its
- * end is cheap. */
+/* The price of computing only the last chunks of a context: small if they are few, although the
+ * whole context is expensive. */
 static void the_rest_of_a_context_has_its_own_price(void **state)
 {
     (void)state;
-    assert_true(fabs(remote_rest_s(8, 4, 0.25) - 6) < 1e-9); /* each token costs the same */
-    /* grows with the square of the length */
+    /* the cost is linear in the tokens */
+    assert_true(fabs(remote_rest_s(8, 4, 0.25) - 6) < 1e-9);
+    /* the cost grows with the square of the length */
     assert_true(fabs(remote_rest_s(8, 2, 0.5) - 6) < 1e-9);
     assert_true(fabs(remote_rest_s(8, 2, 0.75) - 3.5) < 1e-9);
     assert_true(fabs(remote_rest_s(8, 3, 0) - 8) < 1e-9);
     assert_true(remote_rest_s(8, 3, 1) == 0);
-    assert_true(remote_rest_s(8, 8, 0.9) >= 0); /* an impossible measurement */
+    /* an impossible measurement gives no negative price */
+    assert_true(remote_rest_s(8, 8, 0.9) >= 0);
 }
 
-/* A part of the chunks that a view has moved saves nothing: a replay is still needed. */
+/* A truncated context needs all chunks that its view has moved. With only a part of them it still
+ * needs a replay, so the part saves nothing. */
 static void a_view_without_its_moved_chunks_costs_a_replay(void **state)
 {
     (void)state;
@@ -117,15 +125,17 @@ static void a_fetch_that_crawls_is_left(void **state)
                             .done_bytes = 100,
                             .left_bytes = 300};
     double again_s;
-    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON); /* 0.6 s instead of 0.75 */
+    /* the rest takes 0.6 s, the limit is 0.75 s */
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
     v.elapsed_s = 0.3;
-    assert_int_equal(choose(&v, &p, &again_s), REMOTE_CRAWLS); /* 0.9 s */
-    v.elapsed_s = 0.05; /* too early to judge the remote */
+    assert_int_equal(choose(&v, &p, &again_s), REMOTE_CRAWLS); /* the rest takes 0.9 s */
+    v.elapsed_s = 0.05; /* too early to judge the remote's pace */
     v.done_bytes = 1;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
 }
 
-/* The first bytes of a short context say nothing: scheduling takes 25 ms. */
+/* A short transfer has its first bytes late, because scheduling alone takes 25 ms. That is no sign
+ * of a slow remote. */
 static void a_short_transfer_has_time_to_show_its_pace(void **state)
 {
     (void)state;
@@ -141,7 +151,7 @@ static void a_short_transfer_has_time_to_show_its_pace(void **state)
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_CRAWLS);
 }
 
-/* Only a transfer can show that a slow remote is fast again. */
+/* Only another transfer can show that a slow remote has become fast again. */
 static void a_dear_remote_is_tried_again(void **state)
 {
     (void)state;
@@ -161,11 +171,11 @@ static void the_pace_follows_what_fetches_took(void **state)
 {
     (void)state;
     struct remote_pace p = {0};
-    assert_true(remote_pace_price_s(&p, 1000) == 0); /* not known */
+    assert_true(remote_pace_price_s(&p, 1000) == 0); /* the price is not known yet */
     remote_pace_learn(&p, 0.5, 1000, 1.0);
     assert_true(p.latency_s == 0.5 && p.bytes_per_s == 1000);
     assert_true(remote_pace_price_s(&p, 500) == 1.0);
-    remote_pace_learn(&p, 0, 3000, 1.0); /* contains no information about the latency */
+    remote_pace_learn(&p, 0, 3000, 1.0); /* teaches nothing about the latency */
     assert_true(p.latency_s == 0.5 && p.bytes_per_s > 1000 && p.bytes_per_s < 3000);
     for (int i = 0; i < 50; i++)
         remote_pace_learn(&p, 0.1, 3000, 1.0);
@@ -183,10 +193,10 @@ static void rests_double_to_a_bound_and_differ(void **state)
             double s = backoff_s(n, seed);
             least = fmin(least, s);
             most = fmax(most, s);
-            assert_true(s == backoff_s(n, seed)); /* only the seed decides */
+            assert_true(s == backoff_s(n, seed)); /* the same seed gives the same rest */
         }
         assert_true(least >= whole / 2 && most <= whole);
-        /* the whole upper half is used */
+        /* rests are spread over the whole upper half of the backoff */
         assert_true(least < 0.51 * whole && most > 0.99 * whole);
     }
 }

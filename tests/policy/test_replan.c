@@ -1,4 +1,4 @@
-/* test_replan.c - which layers change their kind of record while a restore runs. */
+/* test_replan.c - which layers change their kind of record during a restore. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,8 @@
 #include "base/rng.h"
 #include "policy/replan.h"
 
-/* Ten layers are left, all planned from hidden states: half the bytes, ten times the compute. */
+/* Ten layers are left, all planned from hidden states. Hidden states have half the bytes of K and
+ * V, and ten times the compute. */
 static struct replan_view view(double comp_slow, double io_slow)
 {
     return (struct replan_view){.n_left = 10,
@@ -25,24 +26,24 @@ static void a_plan_that_holds_is_kept(void **state)
     (void)state;
     struct replan_view v = view(1, 1);
     assert_int_equal(replan_hidden(&v), 10);
-    v = view(3, 3); /* both lanes are slow: the balance is unchanged */
+    v = view(3, 3); /* both lanes are slow, so their balance is unchanged */
     assert_int_equal(replan_hidden(&v), 10);
-    v = view(1.1, 1); /* noise */
+    v = view(1.1, 1); /* a difference within noise */
     assert_int_equal(replan_hidden(&v), 10);
     v.n_left = v.n_hidden = 0;
     assert_int_equal(replan_hidden(&v), 0);
 }
 
-/* Compute takes twice as long: with 6 layers from hidden states the lanes take 14 and 12.8, with 7
- * of them 13 and 14.6. */
+/* Compute takes twice as long as planned. With 6 layers from hidden states the lanes take 14 and
+ * 12.8, with 7 layers 13 and 14.6. */
 static void slow_compute_gets_more_keys_and_values(void **state)
 {
     (void)state;
     struct replan_view v = view(2, 1);
     assert_int_equal(replan_hidden(&v), 6);
-    v.comp_rest_s = 100; /* compute is far behind: it gets as few projections as possible */
+    v.comp_rest_s = 100; /* compute is far behind, so no layer is projected */
     assert_int_equal(replan_hidden(&v), 0);
-    /* so far behind that reading other records does not help: no layer changes */
+    /* compute is so far behind that the kind of record does not matter: no layer changes */
     v.comp_rest_s = 1000;
     assert_int_equal(replan_hidden(&v), 10);
 }
@@ -55,12 +56,12 @@ static void a_slow_disk_gets_more_hidden_states(void **state)
     assert_int_equal(replan_hidden(&v), 10);
     v.n_hidden = 10;
     assert_int_equal(replan_hidden(&v), 10);
-    v.io_h_s = 8; /* grouped heads: hidden states are larger */
+    v.io_h_s = 8; /* with grouped heads hidden states are larger than K and V */
     assert_int_equal(replan_hidden(&v), 0);
 }
 
-/* A change never makes the longer lane longer, and is only made if it gains at least a tenth of the
- * rest. */
+/* A change never lengthens the longer lane, and is made only if it saves at least a tenth of the
+ * remaining time. */
 static void a_change_gains(void **state)
 {
     (void)state;

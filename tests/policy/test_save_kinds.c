@@ -1,4 +1,5 @@
-/* test_save_kinds.c - which records are saved: by letter, as planned, and beside decodes. */
+/* test_save_kinds.c - which kinds of record are saved: by forced letters, as planned, and for
+ * restores beside decodes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,7 +37,7 @@ static void names_and_letters(void **state)
     assert_int_equal(save_kinds_choose("-HKBHHKR", &from, kinds, &e), ERR_USAGE);
 }
 
-/* Until the store's speed is known, everything that a best plan could use is saved. */
+/* Until the store's speed is known, every kind that a best plan might use is saved. */
 static void an_unknown_store_keeps_every_option(void **state)
 {
     (void)state;
@@ -46,11 +47,12 @@ static void an_unknown_store_keeps_every_option(void **state)
     expect("auto", &from, (uint8_t[L]){B, B, B, B, B, B, B, B});
     from.platform = &no_tier;
     expect("auto", &from, (uint8_t[L]){B, B, B, B, B, B, B, B});
-    from.h_bytes = 4; /* not smaller: hidden states are never better */
+    from.h_bytes = 4; /* hidden states are no smaller than KV, so they are never better */
     expect("auto", &from, (uint8_t[L]){K, K, K, K, K, K, K, K});
 }
 
-/* Makes a platform on which projecting hidden states takes the time that they save in reading. */
+/* Makes a platform on which projecting hidden states takes as long as reading them instead of KV
+ * saves. */
 static struct platform balanced(void)
 {
     struct platform p;
@@ -85,25 +87,27 @@ static void plans_that_have_less_compute_want_kv(void **state)
                                          .max_tokens = 4096};
     uint8_t alone[L], both[L];
     assert_int_equal(save_kinds_choose("auto", &from, alone, &e), 0);
-    assert_true(count(alone, H) >= L - 2); /* layer 0 needs none */
+    assert_true(count(alone, H) >= L - 2); /* layer 0 needs no record */
     assert_true(count(alone, K) <= 1);
     memcpy(both, alone, sizeof both);
     assert_int_equal(save_kinds_add_beside("auto", &from, both, &e), 0);
-    assert_int_equal(count(both, H), count(alone, H)); /* no kind is removed */
+    /* no record of hidden states is removed */
+    assert_int_equal(count(both, H), count(alone, H));
     assert_true(count(both, K) >= L - 1);
-    assert_true(p.gemm_correction.log2 == 0); /* the platform itself is unchanged */
-    /* A kind that was asked for does not change. */
+    assert_true(p.gemm_correction.log2 == 0); /* the platform itself stays unchanged */
+    /* A kind that the options name is not changed. */
     uint8_t kv[L] = {K, K, K, K, K, K, K, K};
     assert_int_equal(save_kinds_add_beside("kv", &from, kv, &e), 0);
     assert_int_equal(count(kv, H), 0);
 }
 
-/* Plans of short contexts and of the longest one count, each with its own best kinds. */
+/* The kinds suit plans of short contexts and of the longest one, each with its own best letters. */
 static void growth_is_planned_for(void **state)
 {
     (void)state;
     struct platform p = balanced();
-    p.c_h = (struct cost_curve){.a_s = 1e-2, .b_s = 1e-7}; /* expensive for few tokens */
+    /* projecting has a high fixed cost, so it is expensive for few tokens */
+    p.c_h = (struct cost_curve){.a_s = 1e-2, .b_s = 1e-7};
     p.c_kv.b_s = 0;
     struct save_kinds_from from = {.n_layers = L,
                                    .h_bytes = 1000,
@@ -116,7 +120,7 @@ static void growth_is_planned_for(void **state)
     from.max_tokens = 1 << 20;
     assert_int_equal(save_kinds_choose("auto", &from, kinds, &e), 0);
     assert_true(count(kinds, K) >= L - 1 && count(kinds, H) >= L - 2);
-    from.max_tokens = 100; /* below the first length that is considered */
+    from.max_tokens = 100; /* shorter than the shortest length that is considered */
     assert_int_equal(save_kinds_choose("auto", &from, kinds, &e), 0);
     assert_true(count(kinds, H) <= 1);
 }
@@ -132,7 +136,8 @@ static void a_chunk_suffices_with_all_wanted_records(void **state)
     assert_true(save_kinds_suffice(wanted, (uint8_t[3]){H, 0, 0}, 2));
 }
 
-/* A partial chunk is continued only with all wanted records; full chunks are used as they are. */
+/* A partial chunk is continued only if it has all wanted records. Full chunks are used with the
+ * records that they have. */
 static void a_partial_chunk_is_used_with_all_wanted_records(void **state)
 {
     (void)state;
@@ -141,8 +146,10 @@ static void a_partial_chunk_is_used_with_all_wanted_records(void **state)
     assert_int_equal(save_kinds_usable(&f, wanted, 2), 3);
     f.stored = lacks;
     assert_int_equal(save_kinds_usable(&f, wanted, 2), 2);
-    assert_int_equal(save_kinds_usable(&f, wanted, 1), 3); /* layer 0 has what it needs */
-    assert_int_equal(save_kinds_usable(&f, NULL, 2), 3);   /* nothing is saved */
+    /* layer 0 alone has its wanted record */
+    assert_int_equal(save_kinds_usable(&f, wanted, 1), 3);
+    /* nothing is to be saved, so every chunk is usable */
+    assert_int_equal(save_kinds_usable(&f, NULL, 2), 3);
     f.has_partial = false;
     assert_int_equal(save_kinds_usable(&f, wanted, 2), 3);
     f = (struct save_kinds_found){.n_chunks = 1, .has_partial = true, .stored = lacks};

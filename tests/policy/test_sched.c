@@ -1,10 +1,10 @@
 /* test_sched.c - the scheduler under simulated loads: seeded arrivals, a fake model, a simulated
  * clock.
  *
- * A fake engine follows sched_decide and checks every decision: rows, places and blocks are within
- * their limits, ranks are respected, deadlines kept, and no token is lost by a preemption.  At the
- * end every request has ended and every block is back.  The last test shows that starvation would
- * be detected. */
+ * A fake engine follows sched_decide and checks every decision: rows, places and blocks stay within
+ * their limits, ranks are respected, deadlines are kept, and a preemption loses no token. At the
+ * end every request has ended and every block is free. The last test shows that this file would
+ * detect starvation. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ struct fake {
     int n_prompt, n_total, n_known, n_done, n_shown;
     int n_blocks;
     int leader; /* index of a request whose prompt begins with the same tokens; -1: none */
-    int hold_steps; /* steps after a preemption until its save has settled */
+    int hold_steps; /* steps that a preempted request is held until its save has settled */
     bool here, ended, timed_out;
 };
 
@@ -99,7 +99,7 @@ static void end(struct world *w, struct fake *f)
 struct step {
     struct sched_req req[MAX_REQS];
     struct sched_choice choice[MAX_REQS];
-    /* idx: request of a place; at: the reverse */
+    /* order: places by rank; idx: the request of a place; at: the place of a request */
     int order[MAX_REQS], idx[MAX_REQS], at[MAX_REQS];
     int n;
 };
@@ -160,11 +160,12 @@ static void check_limits(const struct world *w, const struct step *s)
     assert_true(n_decodes == 0 || w->l.rows_beside == 0 || n_beside <= w->l.rows_beside);
     assert_true(running <= w->l.max_running);
     assert_true(blocks >= 0);
-    assert_true(n_idle == 0 || n_pieces == 0); /* decodes come first */
+    /* no prompt computes while a decode is idle */
+    assert_true(n_idle == 0 || n_pieces == 0);
 }
 
-/* Checks ranks: a preempted request ranks below one that got blocks or a place, and an admitted one
- * does not overtake one that could have been admitted. */
+/* Checks ranks. A preempted request ranks below a request that got blocks or a place. An admitted
+ * request does not overtake a request that could have been admitted. */
 static void check_ranks(const struct world *w, const struct step *s)
 {
     bool overtaken = false, gained = false;
@@ -203,7 +204,8 @@ static void give(struct world *w, struct fake *f, int n_blocks)
     w->l.free_blocks -= n_blocks;
 }
 
-/* A part of the state that was computed before is restored, in chunks. */
+/* Admits the request. A part of the state that it had computed before is restored, in whole
+ * chunks. */
 static void start(struct world *w, struct fake *f)
 {
     if (w->l.now_ns - f->r.arrival_ns > w->longest_wait_ns)
@@ -215,7 +217,8 @@ static void start(struct world *w, struct fake *f)
 
 static void run(struct world *w, struct fake *f, int rows)
 {
-    if (f->r.phase == SCHED_RESTORE) { /* takes a step or more, for any number of rows */
+    /* a restore takes one or more steps, whatever its rows */
+    if (f->r.phase == SCHED_RESTORE) {
         f->r.phase = below(w, 2) ? SCHED_RESTORE : SCHED_PREFILL;
         return;
     }
@@ -224,7 +227,7 @@ static void run(struct world *w, struct fake *f, int rows)
     if (f->n_done < f->n_known)
         return;
     f->r.phase = SCHED_DECODE;
-    /* nothing that was shown is lost */
+    /* no token that was shown is lost */
     assert_int_equal(f->n_known - f->n_prompt, f->n_shown);
     f->n_shown++;
     if (++f->n_known == f->n_total)
@@ -323,7 +326,7 @@ static void decodes_come_first(void **state)
     struct sched_choice c[4];
     one(c, &l, r, 4);
     assert_true(c[1].rows == 1 && c[2].rows == 1);
-    assert_int_equal(c[3].rows, 3); /* the first prefill gets all that it can use */
+    assert_int_equal(c[3].rows, 3); /* the first prefill gets all rows that it can use */
     assert_int_equal(c[0].rows, 5);
 }
 
@@ -348,7 +351,8 @@ static void admission_spares_a_block_for_each_decode(void **state)
     l.free_blocks = 7;
     one(c, &l, r, 3);
     assert_int_equal(c[2].what, SCHED_ADMIT);
-    r[1].phase = SCHED_PREFILL; /* it already has the blocks of its prompt */
+    /* this request has the blocks of its prompt already, so no block is spared for it */
+    r[1].phase = SCHED_PREFILL;
     l.free_blocks = 6;
     one(c, &l, r, 3);
     assert_int_equal(c[2].what, SCHED_ADMIT);
@@ -359,7 +363,8 @@ static void prompts_stretch_a_step_so_far(void **state)
     (void)state;
     assert_int_equal(sched_rows_beside(60e6, 2.5e6, 2.5, 16), 36);
     assert_int_equal(sched_rows_beside(60e6, 20e6, 2.5, 16), 16);
-    assert_int_equal(sched_rows_beside(0, 2.5e6, 2.5, 16), 16); /* not known */
+    /* the time of a decode step is not known */
+    assert_int_equal(sched_rows_beside(0, 2.5e6, 2.5, 16), 16);
     assert_int_equal(sched_rows_beside(60e6, 1e-9, 2.5, 16), 1000000);
 }
 
@@ -383,10 +388,10 @@ static void priorities(void **state)
         {.arrival_ns = 5, .rows = 9, .blocks_needed = 1, .after = -1},
         {.arrival_ns = 6, .priority = -2, .rows = 9, .blocks_needed = 1, .after = -1}};
     struct sched_choice c[3];
-    one(c, &l, r, 3); /* rank -2 is before 0: it takes the place */
+    one(c, &l, r, 3); /* r[2] has the best rank and takes the place */
     assert_int_equal(c[0].what, SCHED_PREEMPT);
     assert_int_equal(c[2].what, SCHED_ADMIT);
-    r[2].priority = 0; /* equal ranks wait */
+    r[2].priority = 0; /* a request of equal rank waits */
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_RUN);
     assert_int_equal(c[2].what, SCHED_NOTHING);
@@ -395,7 +400,8 @@ static void priorities(void **state)
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_RUN);
     r[0].is_pinned = false;
-    r[2].blocks_needed = 11; /* not enough even then: nothing is preempted in vain */
+    /* preempting would not free enough blocks, so no request is preempted */
+    r[2].blocks_needed = 11;
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_RUN);
     assert_int_equal(c[2].what, SCHED_NOTHING);
@@ -466,16 +472,16 @@ static void equal_prompts_follow_one(void **state)
     r[0].phase = SCHED_DECODE;
     one(c, &l, r, 3);
     assert_int_equal(c[1].what, SCHED_ADMIT);
-    r[0] = (struct sched_req){
-        .is_held = true, .after = -1}; /* this request waits, so the others need not wait */
+    /* r[0] is held, so r[1] need not wait for it */
+    r[0] = (struct sched_req){.is_held = true, .after = -1};
     one(c, &l, r, 3);
     assert_int_equal(c[0].what, SCHED_NOTHING);
     assert_int_equal(c[1].what, SCHED_ADMIT);
 }
 
-/* Returns the wait of an unimportant request beside a stream of important ones, one per step, each
- * of two steps. Because requests age, it waits no longer than the time that its priority is worth.
- * Without ages it would wait forever. */
+/* Returns the time in ns that an unimportant request waits beside a stream of important requests.
+ * One of these arrives per step and takes two steps. Because ranks improve with age, the wait is at
+ * most the time that the priority is worth. Without ages the request would wait forever. */
 static int64_t wait_under_load(int64_t age_ns)
 {
     static struct world w;
@@ -493,7 +499,7 @@ static int64_t wait_under_load(int64_t age_ns)
         describe(&w, &s);
         sched_decide(&w.l, s.req, s.n, s.order, s.choice);
         carry_out(&w, &s);
-        for (int i = 0; i < w.n; i++) { /* an ended request is submitted again */
+        for (int i = 0; i < w.n; i++) { /* a request that has ended is submitted again */
             if (i != 1 && w.f[i].ended)
                 w.f[i] = (struct fake){.n_prompt = 10,
                                        .n_known = 10,
@@ -506,7 +512,7 @@ static int64_t wait_under_load(int64_t age_ns)
     return w.l.now_ns;
 }
 
-/* State is read ahead for the best ranks that wait only for a place and blocks. */
+/* Reads ahead are for the waiting requests of the best rank that only lack a place and blocks. */
 static void the_next_ones_wait_for_a_place_alone(void **state)
 {
     (void)state;
@@ -520,7 +526,7 @@ static void the_next_ones_wait_for_a_place_alone(void **state)
         {.phase = SCHED_WAITING,
          .arrival_ns = 2,
          .rows = 5,
-         .after = -1}, /* admitted now */
+         .after = -1}, /* r[3] is admitted */
         {.phase = SCHED_WAITING, .arrival_ns = 3, .rows = 5, .after = 3},
         {.phase = SCHED_WAITING, .arrival_ns = 5, .rows = 5, .after = -1, .priority = -1},
         {.phase = SCHED_WAITING, .arrival_ns = 4, .rows = 5, .after = -1, .deadline_ns = 1},
@@ -528,7 +534,7 @@ static void the_next_ones_wait_for_a_place_alone(void **state)
     struct sched_limits late = l;
     struct sched_choice choice[N];
     int order[N], next[N];
-    late.now_ns = 10; /* the last one's deadline has passed; the others of its rank wait */
+    late.now_ns = 10; /* the deadline of r[6] has passed; the other requests wait */
     late.max_running = 1;
     r[5].priority = 0;
     sched_decide(&late, r, N, order, choice);
@@ -541,9 +547,10 @@ static void the_next_ones_wait_for_a_place_alone(void **state)
     sched_decide(&l, r, N, order, choice);
     assert_int_equal(choice[3].what, SCHED_ADMIT);
     assert_int_equal(sched_next(r, choice, order, N, N, next), 3);
-    assert_int_equal(next[0], 6); /* its deadline has not passed: the clock is at 0 */
+    /* the deadline of r[6] has not passed: the clock is at 0 */
+    assert_int_equal(next[0], 6);
     assert_int_equal(next[1], 5);
-    r[1].priority = -1; /* a better rank comes first */
+    r[1].priority = -1; /* r[1] now has the best rank */
     sched_decide(&l, r, N, order, choice);
     assert_int_equal(choice[1].what, SCHED_ADMIT);
     assert_int_equal(sched_next(r, choice, order, N, 1, next), 1);
@@ -554,7 +561,8 @@ static void nobody_starves(void **state)
 {
     (void)state;
     assert_true(wait_under_load(2 * MS) < 100 * MS);
-    assert_true(wait_under_load(1000 * MS) >= 200 * MS); /* shows that this test can fail */
+    /* without ages the request waits: this test can fail */
+    assert_true(wait_under_load(1000 * MS) >= 200 * MS);
 }
 
 int main(void)

@@ -1,4 +1,5 @@
-/* test_stall.c - the time when a restore stops waiting for reads, and its choice then. */
+/* test_stall.c - when a restore stops waiting for reads, and whether it then races or leaves
+ * them. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,7 +10,7 @@
 
 #include "policy/stall.h"
 
-/* Recomputing takes a second; 2 of 10 reads came back in 10 ms; none since. */
+/* Recomputing takes a second. 2 of 10 reads came back within 10 ms, and none since then. */
 static struct stall_view view(double silent_s)
 {
     return (struct stall_view){.recompute_s = 1,
@@ -33,12 +34,12 @@ static void a_silence_of_a_tenth_of_recomputing_is_raced(void **state)
 {
     (void)state;
     struct stall_view v = view(0.0999);
-    v.n_left = 1; /* reads are not too slow yet */
+    v.n_left = 1; /* one slow read is left: not yet a crawl */
     assert_int_equal(choose(&v), STALL_WAIT);
     v.silent_s = 0.1001;
     assert_int_equal(choose(&v), STALL_RACE);
     v = view(0.1001);
-    v.n_read = 0; /* the disk hangs from the start */
+    v.n_read = 0; /* the disk has not answered at all */
     assert_int_equal(choose(&v), STALL_RACE);
 }
 
@@ -53,8 +54,8 @@ static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
     assert_int_equal(choose(&v), STALL_WAIT);
 }
 
-/* Beside decodes, and if layers have windows, reads are left.  State that was read is
- * then lost, so more evidence is needed. */
+/* Beside decodes, and if layers have windows, recomputation cannot race reads, so the reads are
+ * left. State that was read is then lost, so this needs more evidence than a race. */
 static void reads_are_left_where_they_cannot_be_raced(void **state)
 {
     (void)state;
@@ -66,13 +67,12 @@ static void reads_are_left_where_they_cannot_be_raced(void **state)
         assert_int_equal(choose(&v), STALL_WAIT);
         v.silent_s = 1.0001;
         assert_int_equal(choose(&v), STALL_LEAVE);
-        v.is_idle =
-            /* its own recomputation, with 3 % of the compute, is no reason to wait */
-            false;
+        /* A recomputation that is under way is no reason to wait: it has 3 % of the compute. */
+        v.is_idle = false;
         assert_int_equal(choose(&v), STALL_LEAVE);
         v.recompute_s = 8;
         assert_int_equal(choose(&v), STALL_WAIT);
-        v.silent_s = 1.2001; /* 15 % */
+        v.silent_s = 1.2001; /* more than 15 % of the 8 s of recomputing */
         assert_int_equal(choose(&v), STALL_LEAVE);
     }
 }
@@ -84,12 +84,12 @@ static void what_cannot_be_recomputed_is_waited_for(void **state)
     v.may_recompute = false;
     assert_int_equal(choose(&v), STALL_WAIT);
     v = view(3600);
-    v.n_left = 0; /* everything is read: its compute is running */
+    v.n_left = 0; /* all reads are done, and only compute is left */
     assert_int_equal(choose(&v), STALL_WAIT);
 }
 
-/* A slow disk does not hang: a silence lasts at least as long as two reads, by the plan or as this
- * restore has measured. */
+/* A slow disk does not hang. A silence must last at least as long as two reads take, by the plan or
+ * as this restore has measured them. */
 static void slow_reads_are_given_their_time(void **state)
 {
     (void)state;
@@ -101,23 +101,24 @@ static void slow_reads_are_given_their_time(void **state)
     assert_int_equal(choose(&v), STALL_RACE);
     v = view(0.19);
     v.n_left = 1;
-    v.elapsed_s = 0.39; /* two reads in 0.2 s */
+    v.elapsed_s = 0.39; /* two reads took 0.2 s */
     assert_int_equal(choose(&v), STALL_WAIT);
     v.elapsed_s = 0.41;
     v.silent_s = 0.21;
     assert_int_equal(choose(&v), STALL_RACE);
 }
 
-/* The store answers, but the remaining reads would take longer than half a recomputation. */
+/* The store answers, but slowly: the remaining reads would take longer than half a
+ * recomputation. */
 static void a_crawl_is_raced(void **state)
 {
     (void)state;
     struct stall_view v = view(0.01);
-    v.elapsed_s = 0.12; /* 60 ms per read: 480 ms are left */
+    v.elapsed_s = 0.12; /* 60 ms per read: the 8 remaining reads take 480 ms */
     assert_int_equal(choose(&v), STALL_WAIT);
     v.elapsed_s = 0.13;
     assert_int_equal(choose(&v), STALL_RACE);
-    v.is_beside = true; /* beside decodes it may also be slow for lack of compute */
+    v.is_beside = true; /* beside decodes a restore may also be slow for lack of compute */
     assert_int_equal(choose(&v), STALL_WAIT);
     v = view(0.01);
     v.elapsed_s = 0.09; /* too early to judge the store */
@@ -140,7 +141,7 @@ static void a_thread_that_lost_its_core_is_no_stall(void **state)
     assert_int_equal(choose(&v), STALL_RACE);
 }
 
-/* Sleeping for again_s misses no decision. */
+/* The returned time again_s is never too long: sleeping for it misses no decision. */
 static void it_says_when_to_ask_again(void **state)
 {
     (void)state;

@@ -29,11 +29,15 @@ static void a_miss_is_a_factor_of_two(void **state)
 static void the_lane_that_explains_half_of_it_is_the_cause(void **state)
 {
     (void)state;
-    assert_int_equal(of(0.300, 0.190, 0.040), SURPRISE_READS);   /* exactly half */
-    assert_int_equal(of(0.300, 0.189, 0.040), SURPRISE_SHARED);  /* less */
-    assert_int_equal(of(0.300, 0.090, 0.140), SURPRISE_COMPUTE); /* exactly half */
+    /* exactly half of the excess is due to reads */
+    assert_int_equal(of(0.300, 0.190, 0.040), SURPRISE_READS);
+    /* less than half is due to reads */
+    assert_int_equal(of(0.300, 0.189, 0.040), SURPRISE_SHARED);
+    /* exactly half is due to compute */
+    assert_int_equal(of(0.300, 0.090, 0.140), SURPRISE_COMPUTE);
     assert_int_equal(of(0.300, 0.090, 0.139), SURPRISE_SHARED);
-    assert_int_equal(of(0.300, 0.250, 0.160), SURPRISE_READS); /* both: the larger one */
+    /* both explain half: the larger one is named */
+    assert_int_equal(of(0.300, 0.250, 0.160), SURPRISE_READS);
     assert_int_equal(of(0.300, 0.200, 0.220), SURPRISE_COMPUTE);
 }
 

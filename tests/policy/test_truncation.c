@@ -1,6 +1,6 @@
-/* test_truncation.c - the arithmetic of truncation, over every window up to 4,096 tokens, every
- * step and every number of kept tokens, against the definition, token by token. Also the price of
- * a replay of all stairs. */
+/* test_truncation.c - the arithmetic of truncation and the price of a replay of all stairs. The
+ * arithmetic is compared with the definition, token by token, for every window up to 4,096 tokens,
+ * every step and every number of kept tokens. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 
 enum { MAX_C = 4096, UNIT = TRUNCATION_UNIT };
 
-/* The definition, as in the header. */
+/* The definition of a cut, as in the header. */
 static int64_t cut_by_definition(int64_t c, int64_t s, int64_t p)
 {
     int64_t cut = 0;
@@ -35,15 +35,15 @@ static void check_token(const struct truncation *t, int64_t p)
     assert_int_equal(truncation_token(t, cut, own), p);
     assert_true(truncation_first(t, cut) <= p && p < truncation_end(t, cut));
     assert_int_equal(truncation_begins(t, p), p > 0 && p == truncation_first(t, cut));
-    /* It sees all kept tokens, and the last dropped token is just before the first one that it
-     * sees. */
+    /* Token p sees all kept tokens. It sees the first token behind the cut and no token that the
+     * cut dropped. */
     assert_true(truncation_sees(t, cut, 0) && truncation_sees(t, cut, t->keep - 1));
     if (cut > 0) {
         assert_false(truncation_sees(t, cut, t->keep));
         assert_false(truncation_sees(t, cut, t->keep + cut - 1));
         assert_true(truncation_sees(t, cut, t->keep + cut));
         assert_int_equal(truncation_position(t, cut, t->keep + cut), t->keep);
-        /* The stair begins where C - S tokens are in view, at least one of which moved. */
+        /* A stair begins with C - S tokens in view, at least one of which has moved. */
         assert_int_equal(truncation_position(t, cut, truncation_first(t, cut)),
                          t->context - t->step);
         assert_true(t->keep + cut < truncation_first(t, cut));
@@ -74,7 +74,8 @@ static void the_arithmetic_is_the_definition(void **state)
     }
 }
 
-/* Every context up to 4,096 and every ratio gives the definition's numbers, or is refused. */
+/* Every context length up to 4,096 with every ratio of step to context either gives the
+ * definition's numbers or is refused. */
 static void what_is_asked_for_is_made_or_refused(void **state)
 {
     (void)state;
@@ -106,7 +107,7 @@ static void refused(int64_t context, double ratio, int64_t keep, const char *wor
     assert_non_null(strstr(err.msg, words));
 }
 
-/* A refusal names the numbers. */
+/* A refusal names the refused numbers. */
 static void a_refusal_names_the_numbers(void **state)
 {
     (void)state;
@@ -131,7 +132,8 @@ static void no_truncation_cuts_nothing(void **state)
     assert_true(truncation_end(&t, 0) == INT64_MAX);
 }
 
-/* Compares with a replay token by token: the stair of each token, and the rows before it. */
+/* Compares with a replay token by token: the stair of each token, and the number of rows before
+ * it. */
 static void a_replay_computes_each_token_once(void **state)
 {
     (void)state;
@@ -176,8 +178,8 @@ static bool is_near(double a, double b)
     return fabs(a - b) <= 1e-9 * fabs(b);
 }
 
-/* Computing takes 1 ms a token and 1 us for each token that it sees; moving takes 0.1 ms a token.
- * */
+/* Computing a token takes 1 ms, plus 1 us for each token that it sees. Moving a token's keys takes
+ * 0.1 ms. */
 static void a_replay_has_the_price_of_its_stairs(void **state)
 {
     (void)state;
@@ -196,11 +198,11 @@ static void a_replay_has_the_price_of_its_stairs(void **state)
     assert_true(is_near(staircase_price_s(&p, &t, 0, 1024), 3 * first));
     assert_true(is_near(staircase_price_s(&p, &t, 0, 1024 + 3 * 512 + 100),
                         3 * (first + 3 * (move + whole) + move + last)));
-    /* In the middle of a stair: 100 rows of it, behind 924 positions. */
+    /* From the middle of a stair: 100 of its rows, behind 924 positions. */
     assert_true(is_near(staircase_price_s(&p, &t, 1024 + 412, 1024 + 512),
                         3 * platform_prefill_s(&p, 924, 100)));
     assert_true(staircase_price_s(&p, &t, 2000, 2000) == 0);
-    /* Without a truncation it is the price of a prefill. */
+    /* Without a truncation the price is that of a prefill. */
     assert_true(is_near(staircase_price_s(&p, &(struct truncation){0}, 100, 3000),
                         3 * platform_prefill_s(&p, 100, 2900)));
     assert_true(staircase_share(&t, 1024) == 1);
