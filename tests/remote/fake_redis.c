@@ -34,7 +34,7 @@ struct command_state {
     char name[16];
     uint64_t n_come;
     enum fake_trouble trouble;
-    int n_troubled; /* the next n_troubled commands have the trouble */
+    int n_troubled; /* the trouble is for the next n_troubled commands of this name */
 };
 
 struct connection {
@@ -47,14 +47,14 @@ struct fake_redis {
     int listener;
     char url[64];
     pthread_t accepter;
-    pthread_mutex_t lock; /* protects all below */
-    pthread_cond_t news;  /* signalled when an answer need not be withheld any more */
+    pthread_mutex_t lock; /* protects all fields below it */
+    pthread_cond_t news;  /* signalled when withheld answers may go on */
     bool ends;
     int n_connections;
     struct connection connection[MAX_CONNECTIONS];
     struct value value[MAX_VALUES]; /* [n_values] */
     int n_values;
-    char *walk[MAX_VALUES]; /* [n_walk] names that the last SCAN from 0 found */
+    char *walk[MAX_VALUES]; /* [n_walk] names that existed when the last SCAN began */
     int n_walk;
     struct value *entry; /* [n_entries] the stream, oldest first */
     int n_entries;
@@ -90,7 +90,7 @@ static struct value *find(struct value *all, int n, const char *name)
     return NULL;
 }
 
-/* [lock] Returns the value of a name, which is added if it is new. */
+/* [lock] Returns the value with this name. Adds it if it does not exist. */
 static struct value *find_or_add(struct value *all, int *n, int max, const char *name)
 {
     struct value *v = find(all, *n, name);
@@ -202,7 +202,8 @@ static void do_strings(struct fake_redis *f, const struct arg *a, struct textbuf
     }
 }
 
-/* A walk has two steps: the first half of the names that its beginning found, then the others. */
+/* A SCAN takes two calls. The first call answers with half of the names that existed at its time,
+ * the second with the other half. */
 static void do_scan(struct fake_redis *f, const struct arg *a, struct textbuf *out)
 {
     bool is_first = strcmp(a[1].text, "0") == 0;
@@ -368,7 +369,7 @@ static bool send_all(int fd, const struct textbuf *out)
     return true;
 }
 
-/* Carries out one command. Returns false if the connection ends. */
+/* Carries out one command. Returns false if the connection must end. */
 static bool carry_out(struct fake_redis *f, const struct arg *a, int n, struct textbuf *out)
 {
     pthread_mutex_lock(&f->lock);

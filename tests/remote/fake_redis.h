@@ -18,7 +18,7 @@ void fake_redis_stop(struct fake_redis *f);
 /* Returns "redis://127.0.0.1:PORT", valid until fake_redis_stop. */
 const char *fake_redis_url(const struct fake_redis *f);
 
-/* Trouble for the next n commands of a name. */
+/* What goes wrong with the next n commands of a name. */
 enum fake_trouble {
     FAKE_REFUSES,  /* answers "-OOM no room" */
     FAKE_DROPS,    /* closes the connection */
@@ -26,26 +26,26 @@ enum fake_trouble {
 };
 void fake_redis_trouble(struct fake_redis *f, const char *command, enum fake_trouble what,
                         int n);
-/* Ends all troubles. Withheld answers are not sent. */
+/* Ends all troubles. Withheld answers are never sent. */
 void fake_redis_answer(struct fake_redis *f);
 
-/* Returns how many commands of a name have come. */
+/* Returns the number of commands of this name that have come. */
 uint64_t fake_redis_count(struct fake_redis *f, const char *command);
 
 /* --- strings ---------------------------------------------------------------------------------- */
 
-/* Returns the length of a value, 0 if there is none. *ttl_s (may be NULL): the time to live that it
- * was given last. */
+/* Returns the length of a value, or 0 if there is none. *ttl_s (may be NULL) gets the time to live
+ * that the last write set. */
 size_t fake_redis_value(struct fake_redis *f, const char *name, int64_t *ttl_s);
-/* Copies a value to out, which has room for its length. */
+/* Copies the value to out, which must have room for the value's length. */
 void fake_redis_get(struct fake_redis *f, const char *name, uint8_t *out);
 void fake_redis_put(struct fake_redis *f, const char *name, const void *bytes, size_t n);
 
 /* --- the stream and the hash ------------------------------------------------------------------ */
 
-/* Returns how many entries the stream ever had. */
+/* Returns the number of entries that were ever added to the stream. */
 uint64_t fake_redis_n_added(struct fake_redis *f);
-/* Adds an entry with the field "e". */
+/* Adds an entry whose field "e" has these bytes. */
 void fake_redis_add(struct fake_redis *f, const void *bytes, size_t n);
 /* Drops all entries but the newest n. */
 void fake_redis_trim(struct fake_redis *f, int n);

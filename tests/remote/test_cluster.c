@@ -1,5 +1,5 @@
-/* test_cluster.c - a cluster of three servers in this process: which server gets a command, in
- * which order answers come, and how redirections are followed. */
+/* test_cluster.c - a client of a cluster of three servers in this process: which server gets a
+ * command, in which order answers come, and how redirections are followed. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
@@ -20,7 +20,8 @@
 #include "base/clock.h"
 #include "remote/cluster.h"
 
-enum { MASTERS = 3, NODES = 4, MAX_CONNECTIONS = 32 }; /* the last node is in no table */
+/* the last node is not in the table of slots */
+enum { MASTERS = 3, NODES = 4, MAX_CONNECTIONS = 32 };
 #define SECOND ((int64_t)1000000000)
 
 /* --- the servers ------------------------------------------------------------------------------ */
@@ -29,11 +30,11 @@ struct node {
     int idx, port, listener, n_connections;
     FILE *connection[MAX_CONNECTIONS];
     pthread_t accepter, thread[MAX_CONNECTIONS];
-    atomic_int n_got; /* commands with a key */
+    atomic_int n_got; /* number of commands with a key that came */
 };
 
 static struct node nodes[NODES];
-/* The node to which a node sends everybody for each key; -1: it answers itself. */
+/* If moved[i] or asks[i] is not -1, node i redirects every key to that node, with MOVED or ASK. */
 static atomic_int moved[NODES], asks[NODES];
 static int first_slot = 0; /* slots below it have no server */
 
@@ -71,7 +72,7 @@ static void answer_key(struct node *s, const char *key, bool is_asking, FILE *ou
                 text);
 }
 
-/* Reads a command of at most 4 short arguments. Returns their number, 0 at the end. */
+/* Reads a command of at most 4 short arguments. Returns the number of arguments, 0 at the end. */
 static int read_command(FILE *in, char args[4][64])
 {
     char line[64];
@@ -215,7 +216,7 @@ static void send_get(struct cluster *c, const char *key)
         fail_msg("%s", err.msg);
 }
 
-/* The next answer is this one. */
+/* Checks that the next answer is from this node and has this key. */
 static void assert_next(struct cluster *c, int node, const char *key)
 {
     struct redis_answer a = {0};
@@ -234,7 +235,7 @@ static int owner_of(const char *key)
     return node_of_slot(slot_of(key, strlen(key)));
 }
 
-/* Returns a key of that node. */
+/* Returns a key that belongs to this node. */
 static const char *key_of_node(int node)
 {
     static char key[MASTERS][16];
@@ -255,10 +256,8 @@ static int n_got(int node)
 static void a_command_goes_to_the_owner_of_its_key(void **state)
 {
     (void)state;
-    enum {
-        N = 300,
-        AT_ONCE = 130
-    }; /* more than fit in the list at first, and round its end */
+    /* So many commands at once that the list of sent commands grows, and wraps round its end. */
+    enum { N = 300, AT_ONCE = 130 };
     char key[16];
     seeds.n = 0;
     struct cluster *c = open_at(1);
@@ -313,7 +312,8 @@ static void each_server_can_be_told_something(void **state)
     cluster_close(c);
 }
 
-/* All slots of a server have moved for good: later commands go to the new owner at once. */
+/* All slots of a server have moved for good: the first command is redirected, and later ones go to
+ * the new owner at once. */
 static void a_move_is_remembered(void **state)
 {
     (void)state;
@@ -336,7 +336,8 @@ static void a_move_is_remembered(void **state)
     cluster_close(c);
 }
 
-/* One key is on its way to another server: only this command goes there. */
+/* One key is on its way to another server: only this command goes there, and the next one is sent
+ * to the old owner again. */
 static void an_ask_is_not_remembered(void **state)
 {
     (void)state;
@@ -344,7 +345,7 @@ static void an_ask_is_not_remembered(void **state)
     struct cluster *c = open_at(0);
     const char *key = key_of_node(1);
     atomic_store(&asks[1], 2);
-    atomic_store(&moved[2], 1); /* it has no other command's key yet */
+    atomic_store(&moved[2], 1); /* node 2 redirects a key that comes without ASKING */
     send_get(c, key);
     send_get(c, key);
     assert_next(c, 2, key);
@@ -366,7 +367,7 @@ static void a_new_server_is_followed(void **state)
     atomic_store(&asks[1], 3);
     send_get(c, key);
     assert_next(c, 3, key);
-    assert_true(cluster_is_old(c)); /* the table lacks a server */
+    assert_true(cluster_is_old(c)); /* the table of slots lacks the new server */
     assert_int_equal(cluster_n_nodes(c), MASTERS);
     atomic_store(&asks[1], -1);
     atomic_store(&moved[1], 3);
@@ -374,7 +375,9 @@ static void a_new_server_is_followed(void **state)
     send_get(c, key);
     assert_next(c, 3, key);
     assert_next(c, 3, key);
-    assert_int_equal(n_got(1), 3); /* it has no place in the table */
+    /* the new server has no place in the table, so each command still goes to the old owner
+     * first */
+    assert_int_equal(n_got(1), 3);
     cluster_close(c);
 }
 
@@ -395,7 +398,7 @@ static void redirections_have_an_end(void **state)
     cluster_close(c);
 }
 
-/* Each command has its own five. */
+/* The limit of five redirections is for each command separately. */
 static void redirections_are_counted_for_each_command(void **state)
 {
     (void)state;
@@ -428,14 +431,16 @@ static void a_slot_may_have_no_server(void **state)
     cluster_close(c);
 }
 
-/* The servers that were found are asked first if the URL's is gone. */
+/* If the server of the URL does not answer, the servers found earlier are asked for the table
+ * first. */
 static void any_server_can_name_the_others(void **state)
 {
     (void)state;
     struct cluster *c;
     struct err err = {0};
     seeds.n = 0;
-    cluster_close(open_at(3)); /* as a replica: it names the masters */
+    /* node 3 answers like a replica, with a table of the masters */
+    cluster_close(open_at(3));
     assert_int_equal(seeds.n, MASTERS);
     for (int i = 0; i < MASTERS; i++)
         assert_int_equal(seeds.node[i].port, nodes[i].port);

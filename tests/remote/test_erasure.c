@@ -1,5 +1,4 @@
-/* Entries of the list of erasures are read back as written, and no other bytes are accepted as one.
- */
+/* Entries of the list of erasures are decoded as they were encoded. All other bytes are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -67,7 +66,7 @@ static void nothing_else_does(void **state)
     free(bytes);
 }
 
-/* A correct checksum, but more keys than there is room for. */
+/* An entry whose checksum is right, but which claims more keys than it has room for, is refused. */
 static void counts_are_bounded(void **state)
 {
     static const uint64_t counts[] = {ERASURE_MAX_KEYS + 1, 1, UINT64_MAX, 1ull << 59};

@@ -1,5 +1,5 @@
-/* The Redis protocol, against a peer that sends what the test says: pieces of any size, answers of
- * any kind, and false ones. */
+/* The client of the Redis protocol, against a peer that the test controls. The peer sends valid
+ * answers of every kind in pieces of any size, and invalid ones. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
@@ -23,13 +23,14 @@
 
 #define SECOND ((int64_t)1000000000)
 
-/* Answers the greeting's PING; after the next command it sends `text` in pieces of `step` bytes. */
+/* A server that answers the greeting's PING. After the next command it sends `text` in pieces of
+ * `step` bytes. */
 struct peer {
     int listener, port;
     const char *text;
     size_t n, step;
-    bool stays;        /* then stays silent instead of closing the connection */
-    atomic_bool drips; /* the last answer ends only when the test has given up: is_over */
+    bool stays;        /* whether it then stays silent instead of closing the connection */
+    atomic_bool drips; /* whether it sends without end, until the test sets is_over */
     atomic_bool is_over;
     char heard[4096];
     pthread_t thread;
@@ -115,7 +116,7 @@ static void answers_of_every_kind(void **state)
         struct redis *r = meet(&p, text, sizeof text - 1, step, true, 1000);
         assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), 0);
         assert_true(a.kind == REDIS_BYTES && a.n_bytes == 5);
-        assert_memory_equal(a.bytes, "ab\0cd", 6); /* including the final zero */
+        assert_memory_equal(a.bytes, "ab\0cd", 6); /* compares the final zero byte, too */
         assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
         assert_true(a.kind == REDIS_NUMBER && a.number == -42);
         assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
@@ -138,7 +139,7 @@ static void answers_of_every_kind(void **state)
         assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
         assert_true(a.kind == REDIS_BYTES && a.n_bytes == 1);
         assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
-        at = 0; /* numbers in a list are strings of digits */
+        at = 0; /* a number in a list is a string of digits */
         assert_true(redis_next(&a, &at, &s, &n) && n == 2 && memcmp(s, "-7", 2) == 0);
         assert_true(redis_next(&a, &at, &s, &n) && n == 2 && memcmp(s, "12", 2) == 0);
         assert_false(redis_next(&a, &at, &s, &n));
@@ -148,8 +149,8 @@ static void answers_of_every_kind(void **state)
     }
 }
 
-/* Large strings, which are received into the answer itself, between short answers and after each
- * other. */
+/* Large strings are received into the answer's own memory. Here they come between short answers and
+ * after each other. */
 static void large_strings(void **state)
 {
     enum { KINDS = 6, LARGEST = 300000 };
@@ -194,7 +195,7 @@ static void large_strings(void **state)
     }
 }
 
-/* A string that does not end where its header says. */
+/* A string that does not end where its length says is an error. */
 static void a_large_string_has_an_end(void **state)
 {
     enum { N = 65536 };
@@ -211,7 +212,7 @@ static void a_large_string_has_an_end(void **state)
     part(&p, r);
 }
 
-/* Invalid and endless answers are errors, and take no memory. */
+/* Invalid and endless answers are errors, and use no memory to speak of. */
 static void lies_are_errors(void **state)
 {
     static const struct {
@@ -222,8 +223,8 @@ static void lies_are_errors(void **state)
         {"$x\r\n", ERR_FORMAT},
         {"$-7\r\n", ERR_FORMAT},
         {"$99999999999999999999\r\n", ERR_FORMAT},
-        {"$100\r\nab", -EPIPE},      /* closed in the middle */
-        {"*2147483647\r\n", -EPIPE}, /* a list larger than memory */
+        {"$100\r\nab", -EPIPE},      /* the peer closes in the middle of the string */
+        {"*2147483647\r\n", -EPIPE}, /* a list that is larger than memory */
         {"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n", ERR_FORMAT},
         {"", -EPIPE},
     };
@@ -265,7 +266,8 @@ static void sizes_are_bounded(void **state)
     }
 }
 
-/* Numbers in a list take no memory here, and a list may have any number of them. */
+/* A list of numbers can claim any length without using memory. A list that does not end is an error
+ * in the end. */
 static void a_list_without_an_end_ends(void **state)
 {
     enum { N = 600000 };
@@ -286,7 +288,7 @@ static void a_list_without_an_end_ends(void **state)
     }
 }
 
-/* The time limit is for a whole answer, not for each piece. */
+/* The time limit is for a whole answer, not for each of its pieces. */
 static void drips_end(void **state)
 {
     struct peer p;
@@ -294,14 +296,16 @@ static void drips_end(void **state)
     struct err err = {0};
     (void)state;
     struct redis *r = meet(&p, "+a", 2, 2, true, 100000);
-    atomic_store(&p.drips, true); /* set before the command, for which the peer waits */
+    /* set before the command, because the peer reads it when the command comes */
+    atomic_store(&p.drips, true);
     assert_int_equal(redis_ask(r, get, 2, SECOND / 20, &a, &err), -ETIMEDOUT);
     atomic_store(&p.is_over, true);
     redis_answer_deinit(&a);
     part(&p, r);
 }
 
-/* The text of a refusal is shown in logs and in answers of the API. */
+/* The text of an error answer appears in logs and in answers of the API, so it must be
+ * printable. */
 static void refusals_are_printable(void **state)
 {
     static const char text[] = "-ERR \x1b[31m \xff\xfe\n\tno\r\n";
@@ -317,7 +321,7 @@ static void refusals_are_printable(void **state)
     part(&p, r);
 }
 
-/* The peer takes the connection and says nothing. */
+/* A peer that accepts the connection and never answers the greeting is given up. */
 static void silence_at_the_greeting_ends(void **state)
 {
     struct sockaddr_in a = {.sin_family = AF_INET,
@@ -375,7 +379,7 @@ static void a_stop_ends_a_wait(void **state)
     close(stop);
 }
 
-/* A stream of bytes that never pauses can be stopped. */
+/* A call can be stopped while bytes arrive without a pause. */
 static void a_stop_ends_a_flood(void **state)
 {
     struct wire w;

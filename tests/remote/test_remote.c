@@ -1,6 +1,6 @@
-/* test_remote.c - two servers' stores that share chunks through a Redis: what is written,
- * fetched, refused and counted. The Redis is tests/remote/fake_redis.h; each server has a store
- * in memory. */
+/* test_remote.c - two servers whose stores share chunks through a Redis: which chunks are written,
+ * fetched and refused, and the counters. The Redis is tests/remote/fake_redis.h. Each server has a
+ * store in memory. */
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -36,7 +36,7 @@ struct server {
     struct st_place place;
     struct store *store;
     struct remote *remote;
-    atomic_int n_erased; /* calls of on_erased */
+    atomic_int n_erased; /* number of calls of on_erased */
 };
 
 static void on_erased(void *arg)
@@ -51,7 +51,8 @@ static void join_as(struct server *s, const struct remote_opts *o)
     all.store = s->store;
     all.fingerprint = st_fingerprint(0);
     all.ttl_s = TTL_S;
-    all.stuck_ns = all.stuck_ns > 0 ? all.stuck_ns : LONG_NS; /* no load may end a test */
+    /* so that a busy machine cannot end a fetch */
+    all.stuck_ns = all.stuck_ns > 0 ? all.stuck_ns : LONG_NS;
     all.max_chunk_bytes = all.max_chunk_bytes > 0 ? all.max_chunk_bytes : 1 << 20;
     if (remote_open(&all, &s->remote, &err) != 0)
         fail_msg("%s", err.msg);
@@ -81,7 +82,7 @@ static struct remote_stats stats_of(struct server *s)
     return st;
 }
 
-/* Waits until a condition holds. An alarm ends a program that waits too long. */
+/* Waits until the condition holds. An alarm ends a program that waits too long. */
 #define WAIT_FOR(condition)                                                                \
     do {                                                                                   \
         while (!(condition))                                                               \
@@ -102,7 +103,7 @@ static void write_all(struct server *s, struct fake_redis *f, int n)
     offer_all(s, n, 0);
     WAIT_FOR(stats_of(s).n_written == before + (uint64_t)n);
     int64_t lives;
-    for (int i = 0; i < n; i++) /* until they are confirmed */
+    for (int i = 0; i < n; i++) /* waits until all writes are confirmed */
         WAIT_FOR(fake_redis_value(f, names[i], &lives) > 0 && lives == TTL_S);
 }
 
@@ -143,8 +144,8 @@ static struct remote_fetched fetch(struct server *s, int n)
 
 /* --- writing and fetching --------------------------------------------------------------------- */
 
-/* A chunk lives for its own time, at most for the remote's. Offers of chunks that the remote
- * has, or that the store lacks, write nothing. */
+/* A chunk lives for its own time, but at most for the remote's. Offering a chunk that the remote
+ * has, or that the store lacks, writes nothing. */
 static void offers_are_written_once(void **state)
 {
     (void)state;
@@ -163,7 +164,7 @@ static void offers_are_written_once(void **state)
         remote_offer(a.remote, &keys[i], ttl_s[i]);
         WAIT_FOR(stats_of(&a).n_written == (uint64_t)i + 1);
         n_bytes += fake_redis_value(f, names[i], &lives);
-        /* once it is confirmed */
+        /* the time to live is set when the write is confirmed */
         WAIT_FOR(fake_redis_value(f, names[i], &lives) > 0 && lives == lives_s[i]);
         assert_int_equal(stats_of(&a).written_bytes, n_bytes);
     }
@@ -188,7 +189,8 @@ static void offers_are_written_once(void **state)
     fake_redis_stop(f);
 }
 
-/* A chain comes up to its first missing chunk, in two round trips, and then lies in the store. */
+/* A chain is fetched up to its first missing chunk, in two round trips. Its chunks are then in the
+ * store. */
 static void a_chain_is_fetched_up_to_a_gap(void **state)
 {
     (void)state;
@@ -202,7 +204,7 @@ static void a_chain_is_fetched_up_to_a_gap(void **state)
     int64_t lives;
     for (int i = 0; i < N - 1; i++) {
         n_bytes += fake_redis_value(f, names[i], &lives);
-        /* the request's time to live, which is shorter */
+        /* the request's time to live, which is shorter than the chunk's */
         WAIT_FOR(fake_redis_value(f, names[i], &lives) > 0 && lives == 30);
     }
     assert_int_equal(out.n_chunks, N - 1);
@@ -219,8 +221,8 @@ static void a_chain_is_fetched_up_to_a_gap(void **state)
     assert_int_equal(st.misses[REMOTE_MISS_ABSENT], 1);
     assert_true(st.pace.latency_s > 0 && st.pace.bytes_per_s > 0);
     assert_int_equal(st.n_written, 0);
-    /* All chunks have come, so there is no reason for a miss. A chunk without a time of its own
-     * gets the remote's. */
+    /* All chunks have come, so no miss is reported. A chunk without a time to live of its own gets
+     * the remote's. */
     st_must_save(a.store, &context, N);
     remote_offer(a.remote, &keys[N - 1], 0);
     WAIT_FOR(stats_of(&a).n_written == N);
@@ -238,7 +240,7 @@ static void a_chain_is_fetched_up_to_a_gap(void **state)
 
 /* --- values that are wrong -------------------------------------------------------------------- */
 
-/* Puts the first chunk of another context in the place of chunk 1. */
+/* Replaces chunk 1 in the Redis by the first chunk of another context. */
 static void put_other(struct fake_redis *f, const struct st_ctx *c)
 {
     struct st_place p;
@@ -264,13 +266,13 @@ static void flip(struct fake_redis *f)
     size_t n = fake_redis_value(f, names[1], NULL);
     uint8_t *bytes = xmalloc(n);
     fake_redis_get(f, names[1], bytes);
-    bytes[CHUNK_HEADER_BYTES + 10] ^= 1; /* of the first record */
+    bytes[CHUNK_HEADER_BYTES + 10] ^= 1; /* a byte of the first record */
     fake_redis_put(f, names[1], bytes, n);
     free(bytes);
 }
 
-/* A wrong value ends the chain before it and is removed, so that a server that has the chunk writes
- * it anew. */
+/* A wrong value ends the chain before it. It is removed, so that a server that has the chunk writes
+ * it again. */
 static void a_wrong_value_is_removed(void **state)
 {
     (void)state;
@@ -307,8 +309,8 @@ static void a_wrong_value_is_removed(void **state)
     }
 }
 
-/* A chunk of another model, or of another salt, has another key; only a lying remote gives it for
- * a wanted one. */
+/* A chunk of another model or another salt has another key. So only a lying remote returns it for a
+ * wanted key. */
 static void a_chunk_of_others_is_wrong(void **state)
 {
     (void)state;
@@ -322,7 +324,7 @@ static void a_chunk_of_others_is_wrong(void **state)
     st_keys(&salted, 1, &key);
     remote_offer(a.remote, &key, 0);
     WAIT_FOR(stats_of(&a).n_written == 1);
-    struct remote_want want = {.keys = &key, .n = 1}; /* owner 0 */
+    struct remote_want want = {.keys = &key, .n = 1}; /* the owner is 0 */
     struct remote_fetched out = fetch_with(&b, want);
     assert_int_equal(out.why, REMOTE_MISS_WRONG);
     assert_non_null(strstr(out.text, "it belongs to another salt"));
@@ -343,7 +345,7 @@ static void a_chunk_of_others_is_wrong(void **state)
     fake_redis_stop(f);
 }
 
-/* A value whose size cannot be a chunk's is not fetched. */
+/* A value whose size is impossible for a chunk is not fetched. */
 static void sizes_that_are_no_chunks(void **state)
 {
     (void)state;
@@ -374,7 +376,8 @@ static void sizes_that_are_no_chunks(void **state)
 
 /* --- trouble ---------------------------------------------------------------------------------- */
 
-/* A refused chunk is dropped and counted; the next ones are written after a rest. */
+/* A chunk that the Redis refuses is dropped and counted. After a rest the next chunks are
+ * written. */
 static void a_full_remote_refuses_one_chunk(void **state)
 {
     (void)state;
@@ -396,7 +399,8 @@ static void a_full_remote_refuses_one_chunk(void **state)
     fake_redis_stop(f);
 }
 
-/* A connection that fails keeps the offers. A chunk on which it fails three times is dropped. */
+/* When a connection fails, the offered chunks wait for the next one. A chunk with which three
+ * connections fail is dropped. */
 static void a_chunk_that_ends_connections_is_dropped(void **state)
 {
     (void)state;
@@ -412,7 +416,7 @@ static void a_chunk_that_ends_connections_is_dropped(void **state)
     assert_int_equal(st.n_failures, 2);
     assert_int_equal(st.n_dropped, 0);
     fake_redis_trouble(f, "SET", FAKE_DROPS, 3);
-    offer_all(&a, 3, 0); /* the first is known */
+    offer_all(&a, 3, 0); /* chunk 0 is known to be in the Redis */
     WAIT_FOR(stats_of(&a).n_written == 2);
     st = stats_of(&a);
     assert_int_equal(st.n_dropped, 1);
@@ -450,7 +454,7 @@ static void a_remote_that_is_gone_rests(void **state)
     server_close(&a);
 }
 
-/* Begins a fetch of all chunks, once the remote is there. */
+/* Waits until the remote can be reached, and begins a fetch of all chunks. */
 static struct remote_fetch *begin(struct server *s, struct waiter *w)
 {
     struct remote_want want = {.keys = keys, .n = N, .done = done, .arg = w};
@@ -461,8 +465,8 @@ static struct remote_fetch *begin(struct server *s, struct waiter *w)
     return f;
 }
 
-/* A remote that stays silent is given up after the limit, one that closes the connection at once;
- * and a request may end before. Then the same chunks are fetched. */
+/* A fetch is given up when the remote stays silent for the limit, when it closes the connection, or
+ * when the request ends. Later the same chunks are fetched. */
 static void a_fetch_is_given_up(void **state)
 {
     (void)state;
@@ -515,7 +519,7 @@ static void a_fetch_is_given_up(void **state)
     }
 }
 
-/* A fetch that is expected to take longer than recomputing does not begin. */
+/* A fetch that is predicted to take longer than recomputing does not begin. */
 static void a_dear_remote_is_not_asked_for_chunks(void **state)
 {
     (void)state;
@@ -524,9 +528,9 @@ static void a_dear_remote_is_not_asked_for_chunks(void **state)
     server_open(&a, f);
     server_open(&b, f);
     write_all(&a, f, N);
-    assert_int_equal(fetch(&b, 1).n_chunks, 1); /* the pace is known now */
+    assert_int_equal(fetch(&b, 1).n_chunks, 1); /* from now on the pace is known */
     uint64_t n = fake_redis_count(f, "GETEX");
-    /* Restoring what came would take longer than recomputing. */
+    /* Restoring the fetched chunks would take longer than recomputing them. */
     struct remote_want want = {
         .keys = keys, .n = N, .recompute_s = 1000, .restore_s = 2000};
     struct remote_fetched out = fetch_with(&b, want);
@@ -552,8 +556,8 @@ static void erase(struct server *s, int first, int n)
     remote_erase_end(s->remote, NULL, NULL, 0);
 }
 
-/* One server erases the end of a chain: it leaves the Redis, then every other server. Nothing
- * brings it back for a while, also if another server has written it again. */
+/* One server erases the end of a chain. The chunks are deleted in the Redis, then in every other
+ * server. For a while they are not fetched, even if another server writes them again. */
 static void an_erasure_reaches_every_server(void **state)
 {
     (void)state;
@@ -582,7 +586,8 @@ static void an_erasure_reaches_every_server(void **state)
         assert_int_equal(fake_redis_value(f, names[i], NULL) > 0, i < 2);
     WAIT_FOR(st_n_found(b.store, &context, N) == 2);
     WAIT_FOR(atomic_load(&b.n_erased) == 1);
-    assert_int_equal(atomic_load(&a.n_erased), 0); /* the erasure was its own */
+    /* a server does not report its own erasure to itself */
+    assert_int_equal(atomic_load(&a.n_erased), 0);
     WAIT_FOR(stats_of(&a).n_erasures_everywhere == 1 &&
              stats_of(&b).n_erasures_everywhere == 1);
     assert_int_equal(fake_redis_n_fields(f), 2);
@@ -592,7 +597,8 @@ static void an_erasure_reaches_every_server(void **state)
     assert_int_equal(st.n_unpublished, 0);
     assert_true(remote_is_current(a.remote) && remote_is_current(b.remote));
     assert_true(remote_is_current(NULL));
-    fake_redis_put(f, names[2], bytes, n); /* any value: it is not looked at */
+    /* any value will do, because it is not fetched */
+    fake_redis_put(f, names[2], bytes, n);
     fake_redis_put(f, names[3], bytes, n);
     struct remote_fetched out = fetch_with(&b,
                                            (struct remote_want){.keys = keys + 3, .n = 1});
@@ -606,7 +612,8 @@ static void an_erasure_reaches_every_server(void **state)
     fake_redis_stop(f);
 }
 
-/* All chunks of an owner go, and no others, although their names do not show the owner. */
+/* All chunks of an owner are erased, and no others, although the names of chunks do not contain
+ * their owner. */
 static void an_owners_chunks_are_found_and_erased(void **state)
 {
     (void)state;
@@ -640,7 +647,7 @@ static void an_owners_chunks_are_found_and_erased(void **state)
         assert_int_equal(fake_redis_value(f, name[i], NULL), 0);
     for (int i = 0; i < N; i++)
         assert_true(fake_redis_value(f, names[i], NULL) > 0);
-    /* one entry for the owner, and none for its chunks */
+    /* the list has one entry for the owner, and none for the owner's chunks */
     assert_int_equal(fake_redis_n_added(f), 1);
     assert_int_equal(fake_redis_count(f, "SCAN"), 2);
     WAIT_FOR(st_n_found(b.store, &salted, 2) == 0);
@@ -652,7 +659,8 @@ static void an_owners_chunks_are_found_and_erased(void **state)
 
 /* --- a server that was away ------------------------------------------------------------------- */
 
-/* A server with a store and a file of its position, which leaves and comes back. */
+/* A server with a store and a file of its position in the list of erasures leaves, and comes back
+ * later. */
 static void leave(struct server *s)
 {
     remote_on_erased(s->remote, NULL, NULL);
@@ -690,10 +698,10 @@ static void put_erasure(struct fake_redis *f, const struct sha256 *key)
     fake_redis_add(f, entry, erasure_bytes(1));
 }
 
-/* Before a server is current, it drops the chunks that others erased while it was away. It
- * continues behind the last entry that it has seen, and passes over bad entries. It drops all its
- * state if the stream has lost entries that it has not seen. It reads another stream from the
- * beginning. */
+/* A server that comes back first drops the chunks that others erased while it was away. It
+ * continues behind the last entry that it has read, and skips bad entries. If the stream has lost
+ * entries that the server has not read, the server drops all its state. If the stream is a new one,
+ * the server reads it from the beginning. */
 static void a_server_catches_up(void **state)
 {
     (void)state;
@@ -707,8 +715,8 @@ static void a_server_catches_up(void **state)
     st_must_save(b.store, &context, N);
     for (int i = 0; i < 3; i++)
         put_erasure(f, &nobody);
-    /* On its first visit a server reads older entries, too, since its store is not empty. It is not
-     * current before it has read them. */
+    /* At its first visit a server with a store that is not empty reads older entries, too. It is
+     * not current until it has read them. */
     fake_redis_trouble(f, "XINFO", FAKE_REFUSES, INT_MAX);
     join_as(&b, &(struct remote_opts){.url = fake_redis_url(f), .place_dir = dir});
     WAIT_FOR(fake_redis_count(f, "XINFO") > 0);
@@ -729,7 +737,7 @@ static void a_server_catches_up(void **state)
     leave(&b);
     place_is(dir, "5 5-0\n");
 
-    /* Entries that the server has seen may be dropped. */
+    /* The stream may lose entries that the server has read. */
     for (int i = 0; i < 20; i++) /* more entries than one answer has */
         put_erasure(f, &nobody);
     fake_redis_trim(f, 21);
@@ -740,7 +748,7 @@ static void a_server_catches_up(void **state)
     leave(&b);
     place_is(dir, "26 26-0\n");
 
-    /* Another stream, in which nothing was lost. */
+    /* A new stream that has lost no entry. */
     fake_redis_forget(f);
     put_erasure(f, &keys[1]);
     come_back(&b, f, dir);
@@ -748,7 +756,7 @@ static void a_server_catches_up(void **state)
     assert_int_equal(stats_of(&b).n_erasures, 1);
     leave(&b);
 
-    /* Two entries that the server has not seen are gone. */
+    /* The stream has lost two entries that the server has not read. */
     put_erasure(f, &nobody);
     put_erasure(f, &nobody);
     put_erasure(f, &nobody);
@@ -761,8 +769,8 @@ static void a_server_catches_up(void **state)
     fake_redis_stop(f);
 }
 
-/* A server with an empty store passes the stream, and counts others only if they have reported
- * lately. */
+/* A server with an empty store need not read the stream. It counts another server only if that
+ * server has reported lately. */
 static void an_empty_store_skips_the_stream(void **state)
 {
     (void)state;

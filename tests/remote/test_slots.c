@@ -48,11 +48,15 @@ static void a_list_of_nodes(void **state)
     (void)state;
     if (slots_parse(text, sizeof text - 1, &self, false, s, &err) != 0)
         fail_msg("%s", err.msg);
-    assert_int_equal(s->n_nodes, 3); /* one without slots may just have left */
+    /* servers without slots are left out: they may have just left */
+    assert_int_equal(s->n_nodes, 3);
     assert_string_equal(s->node[0].host, "10.0.0.1");
     assert_int_equal(s->node[0].port, 7001);
-    assert_string_equal(s->node[1].host,
-                        "seed"); /* a server that does not know its address */
+    assert_string_equal(
+        s->node[1].host,
+        /* a server that does not know its own address: the address that was asked
+                         * counts */
+        "seed");
     assert_int_equal(s->node[1].port, 7003);
     assert_string_equal(s->node[2].host, "10.0.0.4");
     static const struct {
@@ -62,7 +66,7 @@ static void a_list_of_nodes(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_int_equal(s->owner[cases[i].slot], cases[i].owner);
     assert_int_equal(slots_parse(text, sizeof text - 1, &self, true, s, &err), 0);
-    assert_string_equal(s->node[0].host, "10.0.0.1"); /* it has no name */
+    assert_string_equal(s->node[0].host, "10.0.0.1"); /* this server has no name */
     assert_string_equal(s->node[2].host, "four.example");
     free(s);
 }
@@ -74,7 +78,7 @@ static void bad_lists(void **state)
         "\n",
         "a\n",
         "a 10.0.0.1:7001\n",
-        LINE("a", "10.0.0.1:7001@17001", "slave", ""), /* no master */
+        LINE("a", "10.0.0.1:7001@17001", "slave", ""), /* no master in the list */
         LINE("a", "10.0.0.1", "master", ""),
         LINE("a", "10.0.0.1:", "master", ""),
         LINE("a", "10.0.0.1:0", "master", ""),
@@ -142,7 +146,8 @@ static void redirections(void **state)
     assert_true(redirects("ASK 16383 ::1:6381", &r));
     assert_true(!r.is_for_good && r.slot == 16383 && r.to.port == 6381);
     assert_string_equal(r.to.host, "::1");
-    assert_true(redirects("MOVED 1 :6381", &r)); /* the answering server, at another port */
+    /* no host: the server that answers, at another port */
+    assert_true(redirects("MOVED 1 :6381", &r));
     assert_string_equal(r.to.host, self.host);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (redirects(others[i], &r))

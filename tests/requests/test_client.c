@@ -36,7 +36,8 @@ static void salt_is(const char *key, const char *cache_salt, const char *want)
     free(got);
 }
 
-/* No two pairs of a key's salt and a request's salt share state. */
+/* Two requests share state exactly if both the salts of their keys and their own salts are
+ * equal. */
 static void state_is_shared_under_equal_salts_only(void **state)
 {
     (void)state;

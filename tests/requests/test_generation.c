@@ -1,5 +1,5 @@
-/* test_generation.c - running requests: how much is generated, with which seeds, refusals,
- * callbacks at the end, and that a stream has the content of an answer. */
+/* test_generation.c - running requests: how many tokens are generated, with which seeds; refusals;
+ * the callbacks at the end; and that a stream has the content of a whole answer. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -210,7 +210,7 @@ static void the_envelope_is_that_of_the_request(void **state)
     assert_string_equal(json_string_of(json_member(a, "object"), NULL), "text_completion");
     assert_string_equal(json_string_of(json_member(a, "model"), NULL), "demo");
     assert_int_equal(number(a, "created"), 77);
-    assert_null(json_member(a, "timings")); /* they depend on earlier requests */
+    assert_null(json_member(a, "timings")); /* timings depend on earlier requests */
     json_free(a);
     a = answer_to(REQUEST_CHAT, "{\"messages\":[],\"max_tokens\":1}", &n, 1);
     assert_string_equal(json_string_of(json_member(a, "id"), NULL), "chatcmpl-r1");
@@ -225,7 +225,8 @@ static void the_envelope_is_that_of_the_request(void **state)
     "{\"prompt\":\"x\",\"ignore_eos\":true,\"temperature\":1.5,\"max_tokens\":8,\"n\":" n  \
     ",\"seed\":" seed "}"
 
-/* Answer i to a prompt has the request's seed plus i, whatever is answered beside it. */
+/* Answer i to a prompt is generated with the request's seed plus i, whatever else runs at the same
+ * time. */
 static void each_answer_has_its_seed(void **state)
 {
     (void)state;
@@ -296,7 +297,8 @@ static void each_answer_begins_and_ends_once(void **state)
     assert_int_equal(told.n_ended[ANSWER_DONE], 3);
     assert_int_equal(told.n_results, 3);
     assert_int_equal(told.n_ended[ANSWER_CANCELLED] + told.n_ended[ANSWER_FAILED], 0);
-    assert_int_equal(told.n_missed, 0); /* there is no full chunk before the last token */
+    /* the prompts have no full chunk before their last token */
+    assert_int_equal(told.n_missed, 0);
 }
 
 static void what_nobody_reads_is_cancelled(void **state)
@@ -317,7 +319,8 @@ static void what_nobody_reads_is_cancelled(void **state)
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
-/* Concatenates the texts of a stream's events. *n_ends: events with a reason to end. */
+/* Concatenates the texts of a stream's events. *n_ends gets the number of events with a reason to
+ * end. */
 static void read_stream(char *events, struct textbuf *text, int *n_ends, bool *is_done)
 {
     *n_ends = 0;
@@ -364,7 +367,8 @@ static void a_stream_says_what_an_answer_says(void **state)
     assert_int_equal(n_ends, 1);
     assert_true(is_done);
     generation_free(g);
-    assert_int_equal(told.n_ended[ANSWER_DONE], 2); /* the answer's and the stream's */
+    /* the whole answer's and the stream's */
+    assert_int_equal(told.n_ended[ANSWER_DONE], 2);
     textbuf_free(&events);
     textbuf_free(&text);
     json_free(answer);
@@ -376,8 +380,8 @@ static int keeps_nothing(struct generation *g, struct fault *f)
     return fault_set(f, 507, NULL, NULL, "the answer could not be kept");
 }
 
-/* If a dialect cannot keep an answer, the request fails, and a stream ends with the fault instead
- * of its end. */
+/* If a dialect cannot keep an answer, the request fails. A stream then ends with the fault in place
+ * of its normal end. */
 static void what_cannot_be_kept_is_told(void **state)
 {
     (void)state;
@@ -407,7 +411,7 @@ static void what_cannot_be_kept_is_told(void **state)
     assert_non_null(strstr(events.p, "\"error\""));
     assert_null(strstr(events.p, "[DONE]"));
     size_t n_said = events.n;
-    generation_stream(g, &events); /* nothing follows it */
+    generation_stream(g, &events); /* no event follows the fault */
     assert_int_equal(events.n, n_said);
     generation_free(g);
     textbuf_free(&events);

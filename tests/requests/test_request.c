@@ -12,7 +12,8 @@
 struct row {
     unsigned kind;
     const char *body;
-    const char *param;   /* the fault's parameter; NULL: accepted */
+    /* the parameter that the fault names; NULL: the request is accepted */
+    const char *param;
     const char *message; /* a part of the message */
 };
 

@@ -15,7 +15,7 @@ enum { MOST = 4 };
 
 enum { CONTEXT = 256 };
 
-static struct hcache *h; /* only gives the length of the context; nothing is submitted */
+static struct hcache *h; /* used for the length of its context only */
 
 static int open_model(void **state)
 {
@@ -32,7 +32,7 @@ static int close_model(void **state)
     return 0;
 }
 
-/* Makes a generation of n ended answers, n_each per prompt. */
+/* Makes a generation of n ended answers, n_each of them to each prompt. */
 static struct generation *make(unsigned kind, int n, int n_each)
 {
     struct generation *g = calloc(1, sizeof *g + MOST * sizeof g->choice[0]);
@@ -88,7 +88,8 @@ static bool is_null(const struct json *o, const char *key)
     return json_member(o, key) != NULL && json_kind(json_member(o, key)) == JSON_KIND_NULL;
 }
 
-/* A prompt counts once, with the best restore among its answers. */
+/* A prompt with several answers counts once in the usage, with the largest restore of its
+ * answers. */
 static void answers_to_one_prompt_share_it(void **state)
 {
     (void)state;
@@ -102,7 +103,7 @@ static void answers_to_one_prompt_share_it(void **state)
     assert_int_equal(number(u, "completion_tokens"), 5 + 6 + 7 + 8);
     assert_int_equal(number(u, "total_tokens"), 201 + 26);
     assert_int_equal(number(json_member(u, "prompt_tokens_details"), "cached_tokens"), 96);
-    assert_int_equal(number(u, "context_used"), 101 + 8); /* of the longest one */
+    assert_int_equal(number(u, "context_used"), 101 + 8); /* of the longest answer */
     assert_int_equal(number(u, "context_window"), CONTEXT);
     assert_null(json_member(u, "context_warning"));
     for (size_t i = 0; i < 4; i++) {
@@ -114,7 +115,7 @@ static void answers_to_one_prompt_share_it(void **state)
         assert_null(json_member(c, "message"));
     }
     json_free(a);
-    g->client.repeatable = true; /* fields that depend on earlier requests are left out */
+    g->client.repeatable = true; /* leaves out fields that depend on earlier requests */
     a = shape_completions.answer(g);
     assert_null(json_member(json_member(a, "usage"), "prompt_tokens_details"));
     assert_null(json_member(a, "timings"));
@@ -122,8 +123,8 @@ static void answers_to_one_prompt_share_it(void **state)
     drop(g);
 }
 
-/* An answer with calls has finish_reason "tool_calls"; its content is the text before the calls, or
- * null. */
+/* An answer with tool calls has finish_reason "tool_calls". Its content is the text before the
+ * calls, or null. */
 static void calls_are_told_with_their_ids(void **state)
 {
     (void)state;
@@ -150,7 +151,8 @@ static void calls_are_told_with_their_ids(void **state)
         assert_string_equal(text(json_member(json_at(calls, 1), "function"), "name"), "g");
         assert_string_equal(text(json_member(json_at(calls, 1), "function"), "arguments"),
                             "[]");
-        assert_null(json_member(json_at(calls, 0), "index")); /* only in streams */
+        /* only the events of a stream have an index */
+        assert_null(json_member(json_at(calls, 0), "index"));
         json_free(a);
         drop(g);
     }
@@ -214,7 +216,7 @@ static void stream_is(struct textbuf *b, const char *want)
     "data: {\"id\": \"id-1\", \"object\": \"chat.completion.chunk\", \"created\": 9, "     \
     "\"model\": \"m\", "
 
-/* The role is in the first chunk only; usage follows if it was asked for. */
+/* Only the first chunk of a stream has the role. Usage comes last, if the request asked for it. */
 static void chunks_follow_one_another(void **state)
 {
     (void)state;

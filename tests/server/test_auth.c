@@ -1,5 +1,5 @@
-/* test_auth.c - valid keys are accepted, everything else is refused, and each key has its own salt;
- * event framing. */
+/* test_auth.c - valid keys are accepted, everything else is refused, and each key has its own salt.
+ * Also the framing of events. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static void keys_open(void **state)
     auth_destroy(auth);
 }
 
-/* Counters: an administrator sees all, and so does every client of a server without keys. */
+/* An administrator sees all counters. So does every client of a server without keys. */
 static void who_sees_all(void **state)
 {
     (void)state;
@@ -79,7 +79,8 @@ static void no_keys_let_all_in(void **state)
     auth_destroy(auth);
 }
 
-/* RFC 2104 with SHA-256; the value is from another implementation (Python's hmac). */
+/* The salt is the HMAC of RFC 2104 with SHA-256. Python's hmac module computed the expected
+ * value. */
 static void the_salt_is_an_hmac(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_body.c - bodies of requests: what is taken, what is refused, and that the bytes of all
- * bodies and values together are counted, until they are freed. */
+/* test_body.c - bodies of requests: which are accepted and refused. The bytes of all bodies and
+ * parsed values together are counted until they are freed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,8 +69,8 @@ static void a_body_may_have_as_much_as_its_bound(void **state)
     assert_int_equal(counted(), 0);
 }
 
-/* A body that is too large is dropped, and cut off at twice the bound: a client that has sent
- * all of it gets an answer. */
+/* A body above the bound is read on and dropped, so that a client that has sent all of it gets an
+ * answer. At twice the bound the connection is cut off. */
 static void a_body_that_is_too_large_is_dropped(void **state)
 {
     (void)state;
@@ -84,7 +84,7 @@ static void a_body_that_is_too_large_is_dropped(void **state)
     assert_int_equal(body_check(&c, &f), -1);
     assert_int_equal(f.status, 413);
     assert_string_equal(f.message, "the body has more than 100 bytes");
-    assert_int_equal(add(&c, MAX_BODY - 1), MHD_YES); /* twice the bound */
+    assert_int_equal(add(&c, MAX_BODY - 1), MHD_YES); /* reaches twice the bound */
     assert_int_equal(add(&c, 1), MHD_NO);
     assert_int_equal(counted(), 0);
     end(&c);
@@ -98,14 +98,15 @@ static void all_bodies_together_have_a_bound(void **state)
     struct fault f = {0};
     assert_int_equal(add(&c[0], MAX_BODY), MHD_YES);
     assert_int_equal(add(&c[1], MAX_BODY), MHD_YES);
-    assert_int_equal(add(&c[2], MAX_ALL - 2 * MAX_BODY), MHD_YES); /* exactly full */
+    /* the bound of all bodies together is reached exactly */
+    assert_int_equal(add(&c[2], MAX_ALL - 2 * MAX_BODY), MHD_YES);
     assert_int_equal(body_check(&c[2], &f), 0);
     assert_int_equal(counted(), MAX_ALL);
     assert_int_equal(add(&c[2], 1), MHD_YES);
     assert_int_equal(body_check(&c[2], &f), -1);
     assert_int_equal(f.status, 503);
     assert_string_equal(f.message, "too many large requests at once");
-    assert_int_equal(counted(), 2 * MAX_BODY); /* the others keep theirs */
+    assert_int_equal(counted(), 2 * MAX_BODY); /* the other bodies still count */
     assert_int_equal(body_check(&c[0], &f), 0);
     for (int i = 0; i < 3; i++)
         end(&c[i]);
@@ -119,7 +120,7 @@ static void put(struct call *c, const char *text)
     assert_int_equal(body_add(c, text, strlen(text)), MHD_YES);
 }
 
-/* The values replace the bytes, and are counted until the call ends. */
+/* Parsed values replace the body's bytes, and count until the call ends. */
 static void a_body_becomes_values(void **state)
 {
     (void)state;
@@ -134,7 +135,7 @@ static void a_body_becomes_values(void **state)
     assert_int_equal(c.body.n, 0);
     assert_true(c.json_bytes > 0);
     assert_int_equal(counted(), c.json_bytes);
-    assert_ptr_equal(call_body(&c, 0), v); /* parsed once */
+    assert_ptr_equal(call_body(&c, 0), v); /* a second call parses nothing */
     assert_false(c.answered);
     assert_int_equal(counted(), c.json_bytes);
     end(&c);
@@ -163,7 +164,7 @@ static void a_bad_body_is_answered_once(void **state)
     }
 }
 
-/* A large text is refused by the scan, before any value is built. */
+/* A large invalid text is refused by the scan, before memory for any value is used. */
 static void a_large_bad_body_is_refused_by_the_scan(void **state)
 {
     (void)state;
@@ -182,8 +183,8 @@ static void a_large_bad_body_is_refused_by_the_scan(void **state)
     free(text);
 }
 
-/* Many small values in a short text take more memory than a request may have, alone or with the
- * others. */
+/* Many small values in a short text can take more memory than one request, or all requests
+ * together, may use. Such a body is refused. */
 static void values_have_a_bound(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* test_fault.c - the errors of refused requests, in the forms of both APIs; miss reasons. */
+/* test_fault.c - the errors of refused requests in the forms of both APIs, and the reasons of
+ * misses. */
 #include "server/call.h"
 #include "sessions/provenance.h"
 
@@ -49,7 +50,7 @@ static void test_types(void **state)
     }
 }
 
-/* Reasons in a log: a client's texts are hidden, in any form of %s; numbers and the program's own
+/* A client's texts are hidden in logged reasons, in any form of %s. Numbers and the program's own
  * words are not. */
 static void test_reasons(void **state)
 {
@@ -79,7 +80,7 @@ static void test_reasons(void **state)
     assert_int_equal(strlen(f.reason), sizeof f.reason - 1);
 }
 
-/* A format of any length is cut before a conversion, never inside one. */
+/* A format of any length is cut before a conversion, never inside a conversion. */
 static void test_long_formats(void **state)
 {
     struct fault f;
@@ -98,15 +99,16 @@ static void test_miss(void **state)
 {
     (void)state;
     struct hcache_result r = {.prompt_tokens = 129, .cached_tokens = 128};
-    assert_null(provenance_miss(&r, "")); /* all full chunks before the last token */
+    /* all full chunks before the last token were restored */
+    assert_null(provenance_miss(&r, ""));
     assert_string_equal(provenance_miss(&r, "retokenised at 3"), "retokenised at 3");
     r.cached_tokens = 64;
     strcpy(r.miss, "evicted");
     assert_string_equal(provenance_miss(&r, ""), "evicted");
-    /* found, but the request ended before everything was restored */
+    /* the state was found, but the request ended before all of it was restored */
     strcpy(r.miss, "complete");
     assert_string_not_equal(provenance_miss(&r, ""), "complete");
-    r.miss[0] = 0; /* it ended in the queue */
+    r.miss[0] = 0; /* the request ended in the queue */
     assert_string_not_equal(provenance_miss(&r, ""), "");
 }
 

@@ -44,14 +44,15 @@ static void a_few_are_free_and_then_it_slows_down(void **state)
     int64_t first = add(g, "10.0.0.1", SECOND_NS).hold_ns;
     int64_t second = add(g, "10.0.0.1", SECOND_NS).hold_ns;
     assert_true(first > 0);
-    /* it waits for the first answer, then twice as long */
+    /* the second answer waits for the first and then for twice the first delay */
     assert_int_equal(second, first + 2 * first);
     assert_int_equal(add(g, "10.0.0.2", SECOND_NS).hold_ns, 0);
     assert_int_equal(guesses_count(g), GUESSES_FREE + 3);
     guesses_destroy(g);
 }
 
-/* 1000 concurrent connections gain nothing: at most one is answered per second, up to the limit. */
+/* Guessing over 1000 connections at a time gains nothing: at most one of them is answered per
+ * second, up to the limit. */
 static void many_at_once_wait_for_each_other(void **state)
 {
     struct guesses *g;
@@ -81,7 +82,7 @@ static void it_is_forgotten_after_the_window(void **state)
     guesses_destroy(g);
 }
 
-/* An IPv6 network gives its owner 2^64 addresses. */
+/* All addresses of an IPv6 /64 network count as one, because their owner has 2^64 of them. */
 static void a_network_is_one_address(void **state)
 {
     struct guesses *g;

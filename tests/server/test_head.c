@@ -1,4 +1,4 @@
-/* test_head.c - which heads of requests are refused. */
+/* test_head.c - which request heads (request line and headers) are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ struct header {
     const char *name, *value;
 };
 
-/* Returns 0 if the head is accepted. */
+/* Returns 0 if the head is accepted, else the HTTP status. */
 static int status_of(const struct header *h, int n)
 {
     struct head head = {.uri_bytes = 10};
@@ -52,7 +52,8 @@ static void lengths(void **state)
         {400, 2, {{LENGTH, "5"}, {"CONTENT-LENGTH", "5"}}},
         {400, 2, {{LENGTH, "5"}, {ENCODING, "chunked"}}},
         {400, 2, {{ENCODING, "chunked"}, {LENGTH, "5"}}},
-        {400, 1, {{LENGTH "16", ""}}}, /* the library's name for a folded header */
+        /* the HTTP library reports a folded header line under this name */
+        {400, 1, {{LENGTH "16", ""}}},
         {400, 1, {{"content-length+16", ""}}},
         {400, 1, {{ENCODING "chunked", "x"}}},
         {400, 2, {{LENGTH, "5"}, {"XTransfer-Encoding: chunked", "y"}}},

@@ -1,5 +1,5 @@
-/* test_keep.c - what the routes of kept conversations share: faults, pages of a list, times to
- * live, and the watch on the system's clock. */
+/* test_keep.c - the code that all routes of kept conversations share: faults, pages of a list,
+ * times to live, and the check for changes of the system's clock. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,8 @@
 
 static int64_t set_by_s; /* seconds by which the system's clock was set */
 
-/* A clock that was set is half a second further, so that clock_set_by_s returns set_by_s. */
+/* The system's clock, changed by set_by_s. A further half second makes clock_set_by_s, which rounds
+ * towards zero, return set_by_s. */
 int clock_gettime(clockid_t id, struct timespec *t)
 {
     enum { HALF_NS = 500000000 };
@@ -147,19 +148,21 @@ static void a_time_to_live_is_digits_within_its_bound(void **state)
     int64_t ttl_s = -1;
     assert_true(keep_ttl("0", &ttl_s));
     assert_int_equal(ttl_s, 0);
-    assert_true(keep_ttl("000000060", &ttl_s)); /* nine digits */
+    /* leading zeros are allowed within nine digits */
+    assert_true(keep_ttl("000000060", &ttl_s));
     assert_int_equal(ttl_s, 60);
     assert_true(keep_ttl(most, &ttl_s));
     assert_int_equal(ttl_s, HCACHE_MAX_CACHE_TTL_S);
     const char *const bad[] = {"", "-1", "+1", " 1", "1 ", "1.5", "x", "0000000060", more};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_false(keep_ttl(bad[i], &ttl_s));
-    assert_int_equal(ttl_s, HCACHE_MAX_CACHE_TTL_S); /* unchanged */
+    /* a refused text leaves the value unchanged */
+    assert_int_equal(ttl_s, HCACHE_MAX_CACHE_TTL_S);
 }
 
 /* --- the clock -------------------------------------------------------------------------------- */
 
-/* Sets the clock, tidies, and returns the bytes that were logged. */
+/* Sets the clock by by_s, tidies, and returns the number of bytes that were logged. */
 static long tidy(struct server *s, int64_t by_s)
 {
     FILE *f = tmpfile();
@@ -176,7 +179,7 @@ static long tidy(struct server *s, int64_t by_s)
     return n;
 }
 
-/* A minute is worth a line in the log, once for each setting; less than a minute is not. While no
+/* Setting the clock by at least a minute is logged once. A smaller change is not logged. While no
  * model is loaded, nothing else is tidied. */
 static void a_clock_that_is_set_is_logged_once(void **state)
 {

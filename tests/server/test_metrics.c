@@ -225,7 +225,7 @@ enum { N_WANT = sizeof want / sizeof want[0] };
 
 /* --- reading the text ------------------------------------------------------------------------- */
 
-/* Returns the value of a sample as text, or NULL. name: with its labels. */
+/* Returns the value of a sample as text, or NULL. `name` includes the labels. */
 static const char *value_of(const char *text, const char *name)
 {
     static char value[64];
@@ -245,8 +245,8 @@ static void assert_sample(const char *text, const char *name, const char *value)
         fail_msg("%s is %s instead of %s", name, got != NULL ? got : "missing", value);
 }
 
-/* Returns the number of samples, without those of histograms. Each sample stands behind its
- * family's HELP and TYPE. */
+/* Returns the number of samples that do not belong to histograms. Checks that each sample stands
+ * behind the HELP and TYPE lines of its family. */
 static int count_samples(const char *text)
 {
     int n = 0;
@@ -269,7 +269,7 @@ static int count_samples(const char *text)
     return n;
 }
 
-/* Returns the type of a family. */
+/* Returns the type of a family of metrics. */
 static const char *type_of(const char *text, const char *family)
 {
     static char type[20];
@@ -302,7 +302,7 @@ static void each_counter_has_its_line(void **state)
     textbuf_free(&b);
 }
 
-/* Each bucket counts the values that are at most its bound. */
+/* Each bucket counts all values up to its bound. */
 static void histograms_add_up(void **state)
 {
     (void)state;
@@ -323,7 +323,8 @@ static void histograms_add_up(void **state)
         char name[100], value[32];
         static const struct {
             const char *le;
-            int n3, n_last; /* counts in the third bucket, and beyond all buckets */
+            /* n3: count of the third bucket; n_last: count above all bounds */
+            int n3, n_last;
         } rows[] = {{"0.0001", 0, 0},
                     {"0.0004", 0, 0},
                     {"0.0008", 1, 0},
@@ -347,7 +348,7 @@ static void histograms_add_up(void **state)
     textbuf_free(&b);
 }
 
-/* Without copies, a remote or a store, their metrics are missing or 0. */
+/* If there are no copies, no remote or no store, their metrics are missing or 0. */
 static void parts_that_do_not_exist(void **state)
 {
     (void)state;
@@ -366,7 +367,7 @@ static void parts_that_do_not_exist(void **state)
     b.n = 0;
     k = saved;
     k.tier = NULL;
-    st.tier = "dram"; /* all restored tokens came from memory */
+    st.tier = "dram"; /* the state is in memory, so all restored tokens come from memory */
     metrics_of_engine(&b, &st, &k, IDLE_S);
     assert_sample(b.p, "store_saves", "0");
     assert_sample(b.p, "prompt_tokens_total{source=\"dram\"}", "2000");

@@ -1,4 +1,4 @@
-/* test_origin.c - a web page reaches the server only if it is allowed to. */
+/* test_origin.c - a web page's requests are accepted only if the server's rules allow the page. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@ struct header {
     const char *name, *value;
 };
 
-/* Returns 0 if the request is accepted. *allowed is set by origin_check. */
+/* Returns 0 if the request is accepted, else the HTTP status. origin_check sets *allowed. */
 static int status_of(const struct origin_rules *r, const struct header *h, bool is_page,
                      const char **allowed)
 {
@@ -36,7 +36,7 @@ static int host_status(const struct origin_rules *r, const char *host)
     return status_of(r, h, false, &allowed);
 }
 
-/* Checks an Origin with a Host. */
+/* Returns the status of a request with this Origin and this Host. */
 static int origin_status(const struct origin_rules *r, const char *host, const char *origin)
 {
     const char *allowed;
@@ -112,7 +112,8 @@ static void there_is_one_host(void **state)
     const struct header page_without[] = {{"Origin", "http://localhost"}, {0}};
     (void)state;
     assert_int_equal(status_of(&none, two, false, &allowed), 400);
-    assert_int_equal(status_of(&none, no_host, false, &allowed), 0); /* HTTP/1.0 */
+    /* HTTP/1.0 needs no Host */
+    assert_int_equal(status_of(&none, no_host, false, &allowed), 0);
     assert_int_equal(status_of(&none, page_without, false, &allowed), 403);
 }
 
@@ -128,7 +129,8 @@ static void the_own_page_may_ask_and_no_other(void **state)
         {0, "localhost:80", "http://localhost"},
         {0, "localhost", "http://localhost:80"},
         {0, "[::1]:8080", "http://[0:0::1]:8080"},
-        {0, "chat.example", "https://chat.example"}, /* TLS ends at a proxy */
+        /* a proxy in front of the server ends TLS */
+        {0, "chat.example", "https://chat.example"},
         {0, "chat.example:8443", "https://chat.example:8443"},
         {403, "127.0.0.1:8080", "http://127.0.0.1:8081"},
         {403, "127.0.0.1:8080", "http://127.0.0.1"},
@@ -181,7 +183,8 @@ static void an_allowed_origin_is_named_in_the_answer(void **state)
     assert_int_equal(status_of(&some, twice, false, &allowed), 403);
 }
 
-/* Checks requests without an Origin: images, scripts, frames, links. */
+/* Returns the status of a request without an Origin: for an image, a script, a frame, or from a
+ * link. */
 static int site_status(const char *site, const char *mode, const char *dest, bool is_page)
 {
     const char *allowed;
@@ -207,7 +210,7 @@ static void other_sites_may_only_link_to_the_page(void **state)
     assert_int_equal(site_status("cross-site", "no-cors", "document", true), 403);
 }
 
-/* Checks the body's type in a request whose other headers are valid. */
+/* Returns the status of a request with a body of this type whose other headers are valid. */
 static int type_status(const char *page_header, const char *length, const char *type)
 {
     const char *allowed,
@@ -243,8 +246,9 @@ static void a_page_sends_json(void **state)
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         assert_int_equal(type_status("Origin", "2", other[i]), 415);
         assert_int_equal(type_status("Sec-Fetch-Site", "2", other[i]), 415);
-        assert_int_equal(type_status("Origin", "0", other[i]), 0); /* no body */
-        assert_int_equal(type_status("Accept", "2", other[i]), 0); /* not from a page */
+        assert_int_equal(type_status("Origin", "0", other[i]), 0); /* there is no body */
+        /* the request does not come from a page */
+        assert_int_equal(type_status("Accept", "2", other[i]), 0);
     }
     const char *allowed;
     const struct header chunked[] = {{"Host", "localhost"},

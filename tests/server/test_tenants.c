@@ -1,4 +1,4 @@
-/* test_tenants.c - each key's counters. */
+/* test_tenants.c - the counters of each API key. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +44,8 @@ static void an_answer_is_counted_for_its_key_alone(void **state)
     tenants_destroy(t);
 }
 
-/* Tokens on the device are not restored; a request without a result only counts its end. */
+/* Tokens whose state is on the device are not restored. A request without a result counts only as
+ * ended. */
 static void only_restored_tokens_make_a_restore(void **state)
 {
     (void)state;

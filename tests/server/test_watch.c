@@ -1,5 +1,5 @@
-/* test_watch.c - when the watcher closes a connection, notices that a client has gone, and
- * rings. The test moves the clock. */
+/* test_watch.c - the watcher: when it closes a connection, when it notices that a client has gone,
+ * and when alarms ring. The test moves the clock. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -73,8 +73,8 @@ static void end(struct connection *c)
         close(c->peer);
 }
 
-/* Makes the watcher look at its events and deadlines once: a further connection opens and ends, and
- * takes a place meanwhile. */
+/* Makes the watcher look at its events and deadlines once, by opening and ending another
+ * connection. That connection takes a place meanwhile. */
 static void look(void)
 {
     struct connection c;
@@ -85,7 +85,8 @@ static void look(void)
     c.peer = -1;
     while (atomic_load(&c.n_gone) == 0)
         usleep(100);
-    assert_true(watch_is_gone(c.watch)); /* takes the lock, so the watcher has looked */
+    /* takes the watcher's lock, so the watcher has looked when this returns */
+    assert_true(watch_is_gone(c.watch));
     end(&c);
 }
 
@@ -156,12 +157,13 @@ static void an_answer_has_none(void **state)
     end(&never);
 }
 
-/* Of PLACES places six may be in use. If more are, a connection that sends no request is closed
- * sooner. One that is being answered stays. */
+/* While at most six of the PLACES places are taken, connections have their full time. If more are
+ * taken, a connection that sends no request is closed sooner. A connection that is being answered
+ * stays. */
 static void short_places_close_connections_sooner(void **state)
 {
     (void)state;
-    for (int n = 5; n <= 6; n++) { /* look() takes one more */
+    for (int n = 5; n <= 6; n++) { /* look() takes one more place */
         for (int idle = 0; idle < 2; idle++) {
             struct connection c[6];
             for (int i = 0; i < n; i++) {
@@ -218,18 +220,19 @@ static void a_client_that_has_gone_is_told_once(void **state)
     look();
     assert_false(watch_is_gone(c.watch));
     assert_int_equal(atomic_load(&c.n_gone), 0);
-    shutdown(c.peer, SHUT_WR); /* a half that ends counts as gone */
+    shutdown(c.peer, SHUT_WR); /* a client that closes its sending half counts as gone */
     shutdown(silent.peer, SHUT_WR);
     while (!watch_is_gone(c.watch) || !watch_is_gone(silent.watch))
         usleep(100);
     look();
     assert_int_equal(atomic_load(&c.n_gone), 1);
     assert_int_equal(atomic_load(&silent.n_gone), 0);
-    watch_on_gone(silent.watch, on_gone, &silent); /* it has gone already */
+    /* this client has gone already, so the callback comes at once */
+    watch_on_gone(silent.watch, on_gone, &silent);
     assert_int_equal(atomic_load(&silent.n_gone), 1);
     end(&c);
     end(&silent);
-    begin(&c, 0); /* in the same place */
+    begin(&c, 0); /* takes the place of the connection that has ended */
     assert_false(watch_is_gone(c.watch));
     end(&c);
 }
@@ -264,7 +267,8 @@ static void an_alarm_rings_once_at_its_time(void **state)
     end(&ended);
 }
 
-/* When the server ends, alarms no longer wait: those that are set, and those that come. */
+/* When the server ends, alarms ring at once: those that were set before, and those that are set
+ * later. */
 static void all_alarms_ring_at_the_end(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_worker.c - which thread takes which body, and that no call is lost. */
+/* test_worker.c - which worker thread takes which body, and that no call is lost. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t change;
     int n_inside, n_ended;
-    bool open; /* waiting calls may end */
+    bool open; /* whether waiting calls may end */
 } gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, false};
 
 static void hold_on(struct call *c)
@@ -84,7 +84,7 @@ static struct worker *start(int max_calls)
     return w;
 }
 
-/* Large bodies that never end do not take the threads of other bodies. */
+/* Large bodies that take forever leave threads for smaller bodies. */
 static void large_bodies_hold_up_no_smaller_ones(void **state)
 {
     struct worker *w = start(100);
@@ -94,7 +94,7 @@ static void large_bodies_hold_up_no_smaller_ones(void **state)
         init(&large[i], &holds, 100000);
         assert_true(worker_take(w, &large[i]));
     }
-    wait_for(&gate.n_inside, 1); /* one thread takes large ones */
+    wait_for(&gate.n_inside, 1); /* one thread takes large bodies */
     for (int i = 0; i < 3; i++) {
         init(&medium[i], &passes, 1000);
         assert_true(worker_take(w, &medium[i]));
@@ -103,7 +103,7 @@ static void large_bodies_hold_up_no_smaller_ones(void **state)
     init(&medium[0], &holds, 11);
     assert_true(worker_take(w, &medium[0]));
     wait_for(&gate.n_inside, 2);
-    /* if medium bodies wait, too, the thread of small ones remains */
+    /* with medium bodies waiting, too, the thread for small bodies is free */
     for (int i = 0; i < 3; i++) {
         init(&small[i], &passes, 10);
         assert_true(worker_take(w, &small[i]));
@@ -133,7 +133,7 @@ static void it_refuses_more_than_it_may_hold(void **state)
     worker_destroy(w);
 }
 
-/* Calls that were accepted are answered before the end; later ones still run. */
+/* At the end, all accepted calls are answered. A call that comes later still runs. */
 static void nothing_is_lost_at_the_end(void **state)
 {
     struct worker *w = start(100);

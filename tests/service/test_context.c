@@ -14,8 +14,8 @@ enum { N = 703, HOUR = 3600 };
 
 static int32_t ids[N];
 
-/* Opens a handle that has stored a truncated context of 703 tokens in memory. Its last token, with
- * cut 512, sees chunks 0, 9 and the unfinished chunk 10. Chunks 8 and 9 belong to the previous
+/* Opens a handle that has stored a truncated context of 703 tokens in memory. Its last token has
+ * cut 512, and sees chunks 0, 9 and the unfinished chunk 10. Chunks 8 and 9 belong to the previous
  * stair. */
 static struct hcache *open_stored(struct hcache_context *c)
 {
@@ -68,11 +68,13 @@ static void a_lookup_is_about_what_is_seen(void **state)
     found = look(h, &c);
     assert_int_equal(found.truncated_tokens, 0);
     assert_int_equal(found.wanted_tokens, 640);
-    assert_int_equal(found.stored_tokens, 256); /* the first stair is the same */
+    /* another truncation with the same first stair finds that stair */
+    assert_int_equal(found.stored_tokens, 256);
     hcache_close(h);
 }
 
-/* Pinned chunks stay when everything else is evicted: the kept chunk and the stair in view. */
+/* The pinned chunks stay when everything else is evicted. They are the chunk of kept tokens and
+ * those of the stair in view. */
 static void a_pin_keeps_what_is_seen(void **state)
 {
     (void)state;
@@ -105,7 +107,7 @@ static void an_erasure_takes_all_stairs(void **state)
     assert_int_equal(gone.n_chunks, 11);
     assert_int_equal(hcache_cache_evict_idle(h, -HOUR, &n_left, &err), 0);
     assert_int_equal(n_left, 0);
-    c.truncation.keep = 192; /* leaves no room for a step */
+    c.truncation.keep = 192; /* keeps so many tokens that there is no room for a step */
     assert_int_equal(hcache_cache_erase_context(h, &c, &gone, &err), HCACHE_E_USAGE);
     hcache_close(h);
 }

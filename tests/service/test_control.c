@@ -1,5 +1,5 @@
 /* test_control.c - control of saved state through the public interface: the effect of each call on
- * chunks, and the counters. */
+ * chunks and counters. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static struct hcache *open_with(uint64_t cap_bytes)
     return h;
 }
 
-/* Makes ids whose first 64 are the same for all seeds; the others depend on the seed. */
+/* Makes N ids. The first 64 are the same for all seeds, the others depend on the seed. */
 static void make_ids(int32_t ids[N], int seed)
 {
     for (int i = 0; i < N; i++)
@@ -89,32 +89,34 @@ static uint64_t count_of(const struct hcache_counts *c, const char *name)
     return 0;
 }
 
-/* A key per full chunk, then the tail's with its last token and without it. */
+/* A context has a key for each full chunk, and two keys for its tail: with the last token and
+ * without it. */
 static void keys_name_chunks_and_tails(void **state)
 {
     (void)state;
     struct hcache *h = open_with(64 << 20);
     uint8_t a[6][32], b[6][32];
-    /* the last key is the tail's without token 127 */
+    /* 127 tokens without the last one: the third key is the tail's */
     assert_int_equal(keys_of(h, 1, 128, NULL, a), 3);
     assert_int_equal(keys_of(h, 1, 129, NULL, b), 3); /* a tail of one token */
     assert_memory_equal(a, b, 2 * 32);
     assert_memory_not_equal(a[2], b[2], 32);
-    /* the keys of two tails: of both tokens, and of the first token alone */
+    /* the tail has two tokens: one key is for both, one for the first token alone */
     assert_int_equal(keys_of(h, 1, 130, NULL, a), 4);
     assert_memory_equal(a[3], b[2], 32);
     assert_int_equal(keys_of(h, 1, 0, NULL, a), 0);
     assert_int_equal(keys_of(h, 1, 1, NULL, a), 1);
     (void)keys_of(h, 1, 192, NULL, a);
     (void)keys_of(h, 2, 192, NULL, b);
-    assert_memory_equal(a[0], b[0], 32); /* the same beginning */
+    assert_memory_equal(a[0], b[0], 32); /* both contexts begin with the same chunk */
     assert_memory_not_equal(a[1], b[1], 32);
     (void)keys_of(h, 1, 192, "salt", b);
     assert_memory_not_equal(a[0], b[0], 32);
     hcache_close(h);
 }
 
-/* A context is erased with its tail; chunks that another one continues stay, and are counted. */
+/* Erasing a context erases its tail, too. Chunks that another context continues stay, and are
+ * counted as shared. */
 static void erasing_takes_what_nobody_else_continues(void **state)
 {
     (void)state;
@@ -133,12 +135,14 @@ static void erasing_takes_what_nobody_else_continues(void **state)
     assert_true(gone.n_bytes > 0 && gone.n_busy == 0 && gone.n_owed == 0);
     assert_int_equal(stored(h, 1, NULL), 64);
     assert_int_equal(stored(h, 2, NULL), FULL);
-    assert_int_equal(hcache_cache_erase(h, keys, n, &gone, &err), 0); /* nothing is left */
+    /* all chunks are erased already */
+    assert_int_equal(hcache_cache_erase(h, keys, n, &gone, &err), 0);
     assert_int_equal(gone.n_chunks, 0);
     hcache_close(h);
 }
 
-/* Chunks that begin with a whole text are forgotten with it; chunks before the text's end stay. */
+/* Forgetting a text erases every chunk whose context begins with the whole text. Chunks before the
+ * text's end stay. */
 static void forgetting_takes_what_continues_a_text(void **state)
 {
     (void)state;
@@ -160,10 +164,10 @@ static void forgetting_takes_what_continues_a_text(void **state)
         fail_msg("%s", err.msg);
     save(h, 1, NULL);
     int n = keys_of(h, 1, 100, NULL, keys);
-    /* one full chunk; the end, with its last token and without it */
+    /* a full chunk, and the tail with its last token and without it */
     assert_int_equal(n, 3);
     assert_int_equal(hcache_cache_forget(h, keys, 1, &gone, &err), 0);
-    /* a text that ends with a chunk has no end of its own */
+    /* a text that ends with a full chunk has no tail, so nothing continues it under a tail's key */
     assert_int_equal(gone.n_chunks, 0);
     assert_int_equal(hcache_cache_forget(h, keys, n, &gone, &err), 0);
     assert_int_equal(gone.n_chunks, CHUNKS - 1);
@@ -193,7 +197,7 @@ static void clearing_takes_a_salts_chunks_alone(void **state)
     hcache_close(h);
 }
 
-/* Pins count until they end; a time in the past ends them. */
+/* A pin counts until its end. Setting an end in the past removes it. */
 static void a_pin_lasts_until_its_time(void **state)
 {
     (void)state;
@@ -220,17 +224,17 @@ static void a_pin_lasts_until_its_time(void **state)
     assert_int_equal(stats_of(h, NULL).n_pins, 0);
     assert_int_equal(hcache_cache_pin_context(h, &c, later, &n_tokens, &err), 0);
     assert_int_equal(n_tokens, FULL);
-    /* the pin on the last chunk keeps the chunks before it */
+    /* the pin on the last chunk also keeps the chunks before it */
     assert_int_equal(stats_of(h, NULL).n_pins, 1);
     assert_int_equal(hcache_cache_pin_context(h, &c, 0, &n_tokens, &err), 0);
     assert_int_equal(hcache_cache_evict_idle(h, HOUR_S, &n_chunks, &err), 0);
-    assert_int_equal(n_chunks, 0); /* nothing is that old */
+    assert_int_equal(n_chunks, 0); /* no chunk is that old */
     assert_int_equal(hcache_cache_evict_idle(h, -HOUR_S, &n_chunks, &err), 0);
     assert_int_equal(n_chunks, 3);
     hcache_close(h);
 }
 
-/* A guarantee is counted for the store and for the salt; state that is not stored cannot be
+/* A guarantee counts for the store and for its salt. State that is not stored cannot be
  * guaranteed. */
 static void a_guarantee_is_counted(void **state)
 {
@@ -255,7 +259,7 @@ static void a_guarantee_is_counted(void **state)
     hcache_close(h);
 }
 
-/* A salt's quota evicts that salt's state, and the counters give the reason. */
+/* A salt's quota evicts state of that salt only, and a counter gives the reason. */
 static void a_quota_bounds_one_salt(void **state)
 {
     (void)state;
@@ -287,7 +291,8 @@ static void the_counters_say_what_happened(void **state)
     assert_true(s.appended_bytes > 0 && s.appended_bytes <= s.used_bytes);
     assert_true(s.saving_fault == 0 && s.saving_why[0] == 0 && s.dram.cap_bytes == 0);
     uint64_t misses = s.n_misses;
-    save(h, 1, NULL); /* restored, or found but not read because computing is faster */
+    /* state is restored, or found and not read because computing is faster */
+    save(h, 1, NULL);
     s = stats_of(h, NULL);
     assert_int_equal(s.n_chunks, CHUNKS);
     assert_true(s.n_hits > 0 && s.n_misses == misses);

@@ -61,7 +61,8 @@ static void an_end_is_counted_once_everywhere(void **state)
     assert_int_equal(s->computed_tokens, 44);
     assert_int_equal(s->generated_tokens, 9);
     assert_int_equal(s->restored_bytes, 5000);
-    assert_int_equal(s->n_misses, 0); /* 256 are all full chunks before the last token */
+    /* 256 tokens are all full chunks before the last token */
+    assert_int_equal(s->n_misses, 0);
     assert_int_equal(s->n_restores, 1);
     assert_int_equal(s->n_restores_recompute, 1);
     assert_int_equal(s->layers_recompute, 1);
@@ -88,14 +89,14 @@ static void a_missing_full_chunk_is_a_miss(void **state)
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 1);
     t.result.cached_tokens = 256;
-    /* The last token is computed: at most 256 can be restored. */
+    /* The last token is always computed, so at most 256 of 320 tokens can be restored. */
     t.result.prompt_tokens = 320;
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 1);
     t.result.prompt_tokens = 321;
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 2);
-    t.err.code = -EIO; /* a failed request does not count for the store */
+    t.err.code = -EIO; /* a failed request does not count as a miss */
     counts_end(&c, &t);
     assert_int_equal(c.now.n_misses, 2);
 }
@@ -105,10 +106,10 @@ static void how_a_request_ended(void **state)
     (void)state;
     struct counts c = {0};
     struct hcache_ticket t = ended();
-    t.result.finish = "timeout"; /* something was generated */
+    t.result.finish = "timeout"; /* the request had generated tokens */
     counts_end(&c, &t);
     t.result.finish = "";
-    t.err.code = -ETIMEDOUT; /* nothing was generated */
+    t.err.code = -ETIMEDOUT; /* the request had generated no token */
     counts_end(&c, &t);
     assert_int_equal(c.now.n_timed_out, 2);
     assert_int_equal(c.now.n_failed, 0);
@@ -116,7 +117,7 @@ static void how_a_request_ended(void **state)
     counts_end(&c, &t);
     assert_int_equal(c.now.n_failed, 1);
     t.result.finish = "cancelled";
-    counts_end(&c, &t); /* the request failed before it was cancelled */
+    counts_end(&c, &t); /* the request failed first, so it does not count as cancelled */
     assert_int_equal(c.now.n_cancelled, 0);
     t.err.code = 0;
     counts_end(&c, &t);
@@ -125,14 +126,14 @@ static void how_a_request_ended(void **state)
     assert_int_equal(c.now.n_ended, 5);
 }
 
-/* A request without a generated token has computed nothing that counts. */
+/* The tokens of a request that generated no token do not count as computed. */
 static void tokens_count_with_the_first_token(void **state)
 {
     (void)state;
     struct counts c = {0};
     struct hcache_ticket t = ended();
     t.result.timings.ttft_ms = 0;
-    t.result.plan.layers[0] = 0; /* and nothing was restored */
+    t.result.plan.layers[0] = 0; /* the request restored nothing either */
     counts_end(&c, &t);
     assert_int_equal(c.now.prompt_tokens, 0);
     assert_int_equal(c.now.computed_tokens, 0);
@@ -142,8 +143,8 @@ static void tokens_count_with_the_first_token(void **state)
     assert_int_equal(in_all(&c.now.restore), 0);
 }
 
-/* Buckets double from 0.1 ms; a bound belongs to its bucket, and the last one takes all larger
- * values. */
+/* The bounds of the buckets double from 0.1 ms on. A value that equals a bound belongs to that
+ * bound's bucket. The last bucket takes all larger values. */
 static void values_fall_into_their_buckets(void **state)
 {
     (void)state;
@@ -214,7 +215,7 @@ static void plans_are_counted_by_their_methods(void **state)
     free(out);
 }
 
-/* Each figure of the engine has another number, and goes to its own place. */
+/* Each figure of the engine differs from the others, and must arrive in its own field. */
 static void figures_of_the_engine_are_copied(void **state)
 {
     (void)state;
@@ -254,7 +255,7 @@ static void figures_of_the_engine_are_copied(void **state)
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
-/* Every number differs from all others, so a figure in the place of another is seen. */
+/* Each number differs from all others, so that a figure in the wrong field is noticed. */
 static const struct store_stats stored = {.tier = "disk",
                                           .n_chunks = 101,
                                           .used_bytes = 102,
@@ -359,7 +360,7 @@ static void figures_of_the_store_are_copied(void **state)
     free(k);
 }
 
-/* The public interface counts a device's fault as one of the store. */
+/* The public interface counts a fault of the device as one of the store. */
 static void figures_of_the_saver_are_copied(void **state)
 {
     (void)state;
@@ -437,7 +438,7 @@ static void figures_of_the_remote_are_copied(void **state)
     for (int i = REMOTE_MISS_NONE + 1; i < REMOTE_MISSES; i++)
         assert_int_equal(count_of(&r.misses, remote_miss_name((enum remote_miss)i)),
                          20 + i);
-    st.url[0] = 0; /* there is none */
+    st.url[0] = 0; /* there is no remote */
     assert_int_equal(counts_remote(&st).misses.n, 0);
 }
 

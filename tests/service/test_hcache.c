@@ -1,5 +1,5 @@
-/* test_hcache.c - the public interface: every misuse is an error with a message and leaves the
- * handle usable; text arrives in whole characters; saved state exists after a restart. */
+/* test_hcache.c - the public interface: every misuse gives an error with a message and leaves the
+ * handle usable, text arrives in whole characters, and saved state survives a restart. */
 #include <errno.h>
 #include <math.h>
 #include <malloc.h>
@@ -61,9 +61,9 @@ static void refuse_open(const struct hcache_opts *o, const char *word)
     int rc = hcache_open(o, &h, &err);
     if (rc >= 0 || err.code != rc || strstr(err.msg, word) == NULL)
         fail_msg("expected '%s', got %d: %s", word, rc, err.msg);
-    assert_null(h); /* there is nothing to close, and closing NULL is harmless */
+    assert_null(h); /* no handle was made; closing NULL is harmless */
     hcache_close(h);
-    assert_int_equal(hcache_open(o, &h, NULL), rc); /* the message is optional */
+    assert_int_equal(hcache_open(o, &h, NULL), rc); /* err may be NULL */
 }
 
 static void options_that_cannot_be_used(void **state)
@@ -159,8 +159,8 @@ static void requests_that_cannot_be_used(void **state)
         assert_int_equal(hcache_generate(h, &q, &r, &err), HCACHE_E_USAGE);
         assert_non_null(strstr(err.msg, "token 7"));
     }
-    /* A strict plan whose records the store lacks fails when it runs; the message is optional here,
-     * too. */
+    /* A strict plan whose records the store lacks fails when the request runs. Here, too, err may
+     * be NULL. */
     make_prompt(prompt, 600);
     struct hcache_request q = {.prompt = prompt, .n_prompt = 200, .save = "kv"};
     assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
@@ -175,7 +175,7 @@ static void requests_that_cannot_be_used(void **state)
     assert_int_equal(r.cached_tokens, 192);
     assert_null(r.text); /* a synthetic model has no tokenizer */
     hcache_result_free(&r);
-    hcache_result_free(&r); /* a freed result is empty */
+    hcache_result_free(&r); /* clears the result */
     hcache_close(h);
 }
 
@@ -213,7 +213,7 @@ struct sink {
 static int collect(void *arg, int32_t id, const char *text, size_t n)
 {
     struct sink *s = arg;
-    assert_int_equal(s->n_last, 0); /* the call with -1 is the last */
+    assert_int_equal(s->n_last, 0); /* the call with id -1 must be the last */
     assert_true(s->n + n < sizeof s->text && s->n_calls < 2000);
     memcpy(s->text + s->n, text, n);
     s->n += n;
@@ -287,7 +287,7 @@ static void note_progress(void *arg, int n_done)
     p->n_calls++;
 }
 
-/* A prompt of three batches (512 rows each): its progress only grows, and ends with the whole
+/* A prompt of three batches of 512 rows: the reported progress only grows, and ends with the whole
  * prompt. Restored tokens count like computed ones. */
 static void a_prompt_tells_how_far_it_is(void **state)
 {
@@ -326,8 +326,8 @@ static bool stop_after_a_step(void *n_asked)
     return ++*(int *)n_asked == 2;
 }
 
-/* A prompt of three batches: is_cancelled is called between them, so neither the rest nor a token
- * is computed. */
+/* The prompt has three batches. is_cancelled is called between them, so after a cancellation
+ * neither the rest of the prompt nor a token is computed. */
 static void a_prompt_is_cancelled_before_its_end(void **state)
 {
     (void)state;
@@ -347,7 +347,7 @@ static void a_prompt_is_cancelled_before_its_end(void **state)
     assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
     assert_string_equal(r.finish, "cancelled");
     assert_int_equal(r.n_tokens, 0);
-    assert_int_equal(n_asked, 2); /* not called again after a cancellation */
+    assert_int_equal(n_asked, 2); /* not called again after it has returned true */
     hcache_result_free(&r);
     hcache_close(h);
 }
@@ -425,7 +425,8 @@ static void cancelling_is_final(void **state)
         assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
         assert_string_equal(r.finish, "cancelled");
         assert_int_equal(r.n_tokens, after);
-        assert_int_equal(s.n_calls, after); /* nothing after the call that cancelled */
+        /* on_token is not called again after the call that cancelled */
+        assert_int_equal(s.n_calls, after);
         hcache_result_free(&r);
     }
     hcache_close(h);
@@ -449,7 +450,7 @@ static void encode_and_decode(void **state)
     hcache_free(text);
     hcache_free(ids);
     assert_int_equal(hcache_encode(h, "", 0, HCACHE_ADD_SPECIAL, &ids, &n, &err), 0);
-    assert_int_equal(n, 0); /* this tokenizer adds nothing */
+    assert_int_equal(n, 0); /* this tokenizer adds no special tokens */
     hcache_free(ids);
     assert_true(hcache_encode(h, "ab\xff", 3, 0, &ids, &n, &err) < 0);
     assert_int_equal(n, 0);
@@ -488,9 +489,9 @@ static void expect_same(struct hcache_result *r, const struct hcache_result *ref
     hcache_result_free(r);
 }
 
-/* Saved, closed, opened: restored. The profile beside the store is used, and replaced if it is
- * useless; a second process cannot open the store; another model's state is reported as the reason.
- */
+/* State saved by one handle is restored by the next. The profile beside the store is used, and
+ * replaced if it is useless. A second process cannot open the store. State of another model is not
+ * used, and the miss gives that reason. */
 static void a_store_outlives_its_process(void **state)
 {
     (void)state;
@@ -510,7 +511,8 @@ static void a_store_outlives_its_process(void **state)
     struct hcache_err err = {0};
     assert_int_equal(hcache_open(&o, &second, &err), HCACHE_E_BUSY);
     assert_non_null(strstr(err.msg, dir));
-    r = generate(h, 300, "r1,h1,k2"); /* forced: saves both */
+    /* a forced plan of both kinds, so both kinds are saved */
+    r = generate(h, 300, "r1,h1,k2");
     int n_all = 300 + r.n_tokens - 1;
     assert_int_equal(r.committed_tokens, n_all);
     assert_string_equal(r.plan.layers, "");
@@ -526,7 +528,7 @@ static void a_store_outlives_its_process(void **state)
         assert_true(r.restored_bytes > 0);
         expect_same(&r, &ref, 256);
         hcache_close(h);
-        /* The profile (which is not kept on a busy machine) is made invalid. */
+        /* Makes the profile invalid. A busy machine keeps no profile. */
         if (i == 0) {
             snprintf(cmd, sizeof cmd,
                      "for f in %s/profile-*.txt; do echo 'n_layers = 250' > $f; done", dir);
@@ -544,7 +546,7 @@ static void a_store_outlives_its_process(void **state)
     tempdir_remove(dir);
 }
 
-/* A conversation: each turn restores all earlier turns except the last token, which was never
+/* In a conversation each turn restores all earlier turns, except their last token, which was never
  * computed. */
 static void turns_of_a_conversation(void **state)
 {
@@ -577,8 +579,8 @@ static void turns_of_a_conversation(void **state)
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
-/* Requests of any size, in any state, may be given up; a request that cannot fit costs nothing and
- * is reported. */
+/* A ticket may be freed in any state of its request. A request that cannot fit costs nothing and
+ * gives an error. */
 static void tickets_are_given_up_anywhere(void **state)
 {
     (void)state;
@@ -592,7 +594,7 @@ static void tickets_are_given_up_anywhere(void **state)
         struct hcache_ticket *t[6];
         struct hcache_result r;
         struct hcache_err err = {0};
-        if (round != 0) /* otherwise nothing steps them before the close */
+        if (round != 0) /* in round 0 no step runs before the handle is closed */
             assert_int_equal(hcache_serve_start(h, 0, NULL), 0);
         for (int i = 0; i < 6; i++) {
             struct hcache_request q = {.prompt = prompt + i,
@@ -623,7 +625,7 @@ static void tickets_are_given_up_anywhere(void **state)
     }
 }
 
-/* Deadlines are reported as timeouts; an invalid one, or an invalid priority, is refused. */
+/* A missed deadline gives a timeout. An invalid deadline or priority is refused. */
 static void time_is_bounded(void **state)
 {
     (void)state;
@@ -646,7 +648,8 @@ static void time_is_bounded(void **state)
     assert_int_equal(hcache_serve_start(h, 0, NULL), 0);
     q.timeout_ms = 0;
     assert_int_equal(hcache_submit(h, &q, &t[0], &err), 0);
-    q.timeout_ms = 1; /* the request waits behind the first, or is cut off */
+    /* the request waits behind the first one, or is cut off while it runs */
+    q.timeout_ms = 1;
     assert_int_equal(hcache_submit(h, &q, &t[1], &err), 0);
     hcache_ticket_wait(t[1]);
     int rc = hcache_ticket_result(t[1], &r, &err);
@@ -699,7 +702,8 @@ static void threads_come_and_go(void **state)
     hcache_close(h);
 }
 
-/* State left on the device is reused and reported; with --no-reuse it is not. */
+/* State that is still on the device is reused, and the result reports it. With no_reuse it is not
+ * reused. */
 static void the_device_is_used_again(void **state)
 {
     (void)state;
@@ -713,7 +717,7 @@ static void the_device_is_used_again(void **state)
         struct hcache *h = open_or_fail(&o);
         struct hcache_model_info info;
         hcache_model_info(h, &info);
-        assert_int_equal(info.max_context, 384); /* a request fits the KV cache */
+        assert_int_equal(info.max_context, 384); /* a request may use the whole KV cache */
         struct hcache_request q = {.prompt = prompt, .n_prompt = 300, .max_tokens = 2};
         for (int i = 0; i < 2; i++) {
             struct hcache_result r;
@@ -734,7 +738,8 @@ static void the_device_is_used_again(void **state)
 
 int main(void)
 {
-    mallopt(M_PERTURB, 0x5a); /* so that unwritten memory is not zero */
+    /* new memory gets a pattern, so reading unwritten memory is noticed */
+    mallopt(M_PERTURB, 0x5a);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_that_cannot_be_used),
         cmocka_unit_test(requests_that_cannot_be_used),

@@ -13,7 +13,7 @@
 #include "service/memory_plan.h"
 #include "tests/engine/enginetest.h"
 
-/* Plans with weights of this size in each rank, all stages together. */
+/* Plans the memory for weights of this many bytes in each rank, over all stages. */
 static int reserve(const struct stack *k, uint64_t weights, struct err *err)
 {
     struct model m = *k->model;
@@ -45,7 +45,7 @@ static void weights_beyond_the_machine_are_refused(void **state)
     }
 }
 
-/* Copies in DRAM are filled later; if the machine cannot hold them beside the rest, they are
+/* Copies in DRAM are filled later. If the machine cannot hold them beside everything else, they are
  * refused at the start. */
 static void copies_beyond_memory_are_refused_with_the_sums(void **state)
 {
@@ -75,14 +75,14 @@ static void copies_beyond_memory_are_refused_with_the_sums(void **state)
     assert_non_null(strstr(err.msg, "--dram"));
     assert_non_null(strstr(err.msg, "KV cache of 64 tokens"));
     assert_non_null(strstr(err.msg, "saving and restoring"));
-    a.dram_bytes = UINT64_MAX; /* sums do not wrap */
+    a.dram_bytes = UINT64_MAX; /* sums of bytes must not wrap */
     assert_int_equal(memory_plan_reserve(&a, &err), -ENOMEM);
     stack_close(&k);
 }
 
-/* Copies in DRAM pay if a token's KV is larger than its hidden states; otherwise the KV cache uses
- * the memory as well. They take at most an eighth of the machine's memory, and leave as much as
- * they take. */
+/* Copies in DRAM pay only if a token's KV is larger than its hidden states; otherwise the KV cache
+ * uses the memory just as well. Automatic copies take at most an eighth of the machine's memory,
+ * and leave at least as much memory free as they take. */
 static void auto_copies_fit_beside_the_rest(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void auto_copies_fit_beside_the_rest(void **state)
     uint64_t bytes = memory_plan_dram_bytes(&a);
     assert_true(bytes <= all / 8 && bytes % (1 << 20) == 0);
     assert_true(bytes == 0 || bytes >= 64 << 20);
-    m.w.bytes = all; /* these weights leave nothing */
+    m.w.bytes = all; /* the weights leave no memory for copies */
     assert_int_equal(memory_plan_dram_bytes(&a), 0);
     m.w.bytes = k.model->w.bytes;
     m.cfg.n_kv_heads = m.cfg.n_heads / 2;
@@ -116,7 +116,8 @@ static void auto_copies_fit_beside_the_rest(void **state)
 
 #define MB ((uint64_t)1000000)
 
-/* A model of 16 layers of 10 MB that keeps 20 MB, with the shape of synth:tiny-mha. */
+/* Sizes of a model of 16 layers of 10 MB that always keeps 20 MB, with the shape of
+ * synth:tiny-mha. */
 static const struct weights_sizes sizes = {
     .kept = 20 * MB, .layer = 10 * MB, .n_layers = 16, .n_slots = 2};
 
@@ -133,7 +134,7 @@ static int share(const char *budget, int max_seqs, int64_t kv_tokens,
     return memory_plan_share(&a, &sizes, budget, 0, out, err);
 }
 
-/* Returns the least budget, from the refusal's message. */
+/* Returns the least accepted budget in bytes, from the message of a refusal. */
 static uint64_t least_budget(int max_seqs)
 {
     struct memory_share s;
@@ -170,8 +171,8 @@ static void open_budget_stack(void)
                     kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
 }
 
-/* The least budget holds the kept weights, two layers and one context; a byte less is refused with
- * the table. */
+/* The least budget holds the weights that are always kept, two layers and one context. A budget
+ * that is a byte smaller is refused, and the message contains the table of parts. */
 static void the_least_budget_is_two_layers_and_a_context(void **state)
 {
     struct memory_share s;
@@ -196,8 +197,8 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
     stack_close(&budget_stack);
 }
 
-/* Each byte above the least goes to KV first, up to a context per sequence and half of the rest;
- * then to layers.  The sum never exceeds the budget. */
+/* Memory above the least budget goes to KV first: up to one context per sequence, and at most half
+ * of that memory. The rest goes to layers. The sum never exceeds the budget. */
 static void keys_and_values_come_before_layers(void **state)
 {
     struct memory_share s;
@@ -216,7 +217,8 @@ static void keys_and_values_come_before_layers(void **state)
                     base + kv + (uint64_t)(s.n_resident + 1) * 10 * MB > least + more);
         assert_true(s.n_resident >= resident);
         assert_true(s.kv_tokens <= 4 * 1024);
-        if (more >= 8 * context_bytes) /* half of the rest is enough for all four */
+        /* half of the additional memory suffices for all four contexts */
+        if (more >= 8 * context_bytes)
             assert_int_equal(s.kv_tokens, 4 * 1024);
         assert_int_equal(s.table[0] == 0, s.n_resident == 16);
         resident = s.n_resident;
@@ -237,7 +239,7 @@ static void percentages_and_texts(void **state)
     assert_int_equal(s.n_resident, 8);
     assert_int_equal(share("100%", 1, 0, &s, &err), 0);
     assert_int_equal(s.n_resident, 16);
-    assert_int_equal(share("auto", 1, 0, &s, &err), 0); /* this machine has 180 MB */
+    assert_int_equal(share("auto", 1, 0, &s, &err), 0); /* `auto` here has 180 MB */
     assert_int_equal(s.n_resident, 16);
     static const char *const wrong[] = {"", "101%", "-1%", "many", "5%x"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)

@@ -1,4 +1,4 @@
-/* test_miss.c - the place where a prompt departs from the stored one, in words. */
+/* test_miss.c - the text that says where a prompt departs from a stored context. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,11 +57,12 @@ static void the_place_is_told_without_a_tokenizer(void **state)
     miss_text(NULL, ids, 3, 1, out, sizeof out);
     assert_string_equal(out, "x: the prompt differs at token 1");
     char full[12] = "not stored";
-    miss_text(NULL, ids, 3, 1, full, sizeof full); /* no room: cut, and terminated */
+    /* the buffer is too small: the text is cut and ends with a zero */
+    miss_text(NULL, ids, 3, 1, full, sizeof full);
     assert_string_equal(full, "not stored:");
 }
 
-/* At most twelve tokens and 48 bytes, in whole characters. */
+/* An excerpt has at most twelve tokens and 48 bytes, and only whole characters. */
 static void an_excerpt_is_short_and_whole(void **state)
 {
     (void)state;
@@ -83,13 +84,13 @@ static void an_excerpt_is_short_and_whole(void **state)
             miss_text(t, ids, (int)n, at, out, sizeof out);
             const char *from = strchr(out, '"');
             if (from == NULL)
-                continue; /* only a part of a character */
+                continue; /* the text ends inside a character */
             size_t shown = strlen(from) - 2;
             most = most < 48 ? most : 48;
             assert_in_range(shown, most > 5 ? most - 5 : 1, most);
             const unsigned char *p = (const unsigned char *)from + 1;
             while ((*p & 0xc0) == 0x80)
-                p++; /* the first token may begin inside a character */
+                p++; /* the first token may end a character that began before it */
             while (*p != '"') {
                 size_t bytes = *p < 0x80 ? 1 : *p < 0xe0 ? 2 : 3;
                 for (size_t i = 1; i < bytes; i++)

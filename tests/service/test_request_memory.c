@@ -1,4 +1,4 @@
-/* test_request_memory.c - a request that finds no memory fails alone: whichever of its allocations
+/* test_request_memory.c - a request that finds no memory fails alone. Whichever of its allocations
  * fails, the result is -ENOMEM or the right answer, and the next request is answered. */
 #include <errno.h>
 #include <setjmp.h>
@@ -14,14 +14,15 @@
 
 static struct hcache *model;
 static char *answer; /* the answer with enough memory */
-static int n_whole;  /* requests that were answered while allocations failed */
+/* number of requests that were answered although an allocation failed */
+static int n_whole;
 
 static bool is_good(int rc, const struct hcache_err *err, const char *what)
 {
     return memtest_ok(rc, (const struct err *)(const void *)err, what);
 }
 
-/* Returns whether the request was answered; checks its text. */
+/* Returns whether the request was answered. Checks the answer's text. */
 static bool ask(void)
 {
     static const char chat[] =

@@ -1,5 +1,5 @@
-/* test_service.c - the queue in front of the engine, stepped by the test itself, so that its
- * promises about steps can be checked exactly on any machine. */
+/* test_service.c - the queue in front of the engine. The test itself makes the engine's steps, so
+ * promises about steps are checked exactly on any machine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +52,7 @@ static struct hcache_ticket *submit(struct desk *d)
     return t;
 }
 
-/* Makes one step. Returns the tokens that t got. */
+/* Makes one step. Returns the number of tokens that t got in it. */
 static int step(struct desk *d, struct hcache_ticket *t, bool *ended)
 {
     struct hcache_delta delta;
@@ -79,7 +79,7 @@ static void drop(struct hcache_ticket *t)
     hcache_ticket_free(t);
 }
 
-/* A cancelled request gets no further token, and its place goes to a waiting one in the very next
+/* A cancelled request gets no further token. Its place goes to a waiting request in the very next
  * step. */
 static void a_cancel_takes_one_step(void **state)
 {
@@ -105,7 +105,7 @@ static void a_cancel_takes_one_step(void **state)
     close_desk(&d);
 }
 
-/* A waiting request is cancelled as fast. */
+/* A waiting request is cancelled within one step, too. */
 static void one_that_waits_is_cancelled(void **state)
 {
     struct desk d;
@@ -154,7 +154,8 @@ static void a_cancel_leaves_the_queue_whole(void **state)
     }
 }
 
-/* The predicted wait grows with the queue, by the time for which requests held a place. */
+/* The predicted wait grows with the queue. It counts on the average time for which requests held a
+ * place. */
 static void the_wait_follows_the_queue(void **state)
 {
     struct desk d;
@@ -163,7 +164,7 @@ static void the_wait_follows_the_queue(void **state)
     (void)state;
     open_desk(&d, 1);
     service_stats(d.s, &st);
-    assert_true(st.wait_s == 0); /* there is a place */
+    assert_true(st.wait_s == 0); /* a place is free */
     struct hcache_ticket *t[6];
     t[0] = submit(&d);
     assert_int_equal(run_to_end(&d, t[0]), N_TOKENS);
@@ -187,8 +188,8 @@ static void the_wait_follows_the_queue(void **state)
     close_desk(&d);
 }
 
-/* Before any request has ended, the predicted wait is the time for which the first request has
- * run so far. */
+/* Before any request has ended, the predicted wait is the time that the first request has run so
+ * far. */
 static void the_first_wait_is_a_lower_bound(void **state)
 {
     struct desk d;

@@ -1,4 +1,5 @@
-/* test_settling.c - requests in front of the engine: which of them wait for the disk. */
+/* test_settling.c - requests in front of the engine: which requests wait until the disk has their
+ * state. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +33,7 @@ static struct hcache_ticket *submit(struct stack *k, struct service *s, uint64_t
     return submit_saving(k, s, seed, durable, "both");
 }
 
-/* Waits until n requests have ended and no other one waits for a place or has one. */
+/* Waits until n requests have ended, and none waits for a place or has one. */
 static void until_ended(struct service *s, uint64_t n)
 {
     struct hcache_stats st;
@@ -93,14 +94,14 @@ static void only_the_durable_wait_for_the_disk(void **state)
     struct hcache_ticket *durable = submit(&k, s, 1, true);
     for (uint64_t i = 2; i < 5; i++) {
         struct hcache_ticket *t = submit(&k, s, i, false);
-        hcache_ticket_wait(t); /* would wait forever if the engine waited for the disk */
+        hcache_ticket_wait(t); /* returns only if the engine does not wait for the disk */
         (void)take(t);
     }
     struct hcache_stats st;
     service_stats(s, &st);
-    assert_int_equal(st.n_ended, 3);   /* the durable one has not ended, */
-    assert_int_equal(st.n_running, 0); /* but holds no place */
-    /* Settling requests that are given up or cancelled do not wait any longer. */
+    assert_int_equal(st.n_ended, 3);   /* the durable request has not ended, ... */
+    assert_int_equal(st.n_running, 0); /* ... but holds no place */
+    /* A settling request that is given up or cancelled does not wait any longer. */
     struct hcache_ticket *given_up = submit(&k, s, 5, true);
     until_ended(s, 3);
     hcache_ticket_free(given_up);
@@ -119,7 +120,7 @@ static void only_the_durable_wait_for_the_disk(void **state)
     io_close(disk);
 }
 
-/* Without the engine's thread, the caller waits itself. */
+/* Without the engine's thread, the calling thread waits for the commit itself. */
 static void durable_without_a_thread(void **state)
 {
     (void)state;
@@ -150,8 +151,8 @@ static void durable_without_a_thread(void **state)
     io_close(disk);
 }
 
-/* If everything is already durable, or nothing is saved, there is no wait: no commit would end it.
- */
+/* If all state is durable already, or none is saved, a request does not wait: no commit would end
+ * its wait. */
 static void nothing_to_save_is_nothing_to_wait_for(void **state)
 {
     (void)state;
@@ -172,7 +173,7 @@ static void nothing_to_save_is_nothing_to_wait_for(void **state)
     assert_int_equal(service_start(s, 0, &err), 0);
     for (int i = 0; i < 3; i++) {
         struct hcache_ticket *t = submit_saving(&k, s, 1, true, "none");
-        hcache_ticket_wait(t); /* would wait forever if only commits ended it */
+        hcache_ticket_wait(t); /* returns only if the wait does not depend on a commit */
         assert_int_equal(take(t), 0);
     }
     service_stop(s);
@@ -184,10 +185,11 @@ static void nothing_to_save_is_nothing_to_wait_for(void **state)
 struct asked {
     struct service *s;
     struct io *disk;
-    int n_settling; /* calls while the request had ended but was not durable */
+    /* calls of is_cancelled after the request's end and before its state was durable */
+    int n_settling;
 };
 
-/* Lets the disk continue once the request waits for nothing else. */
+/* Lets the disk go on once the request waits for nothing else. */
 static bool is_cancelled(void *arg)
 {
     struct asked *a = arg;
@@ -198,11 +200,12 @@ static bool is_cancelled(void *arg)
     return false;
 }
 
-/* A request that only waits for the disk is checked after commits, not continuously. */
+/* A request that waits for the disk only is looked at after each commit, not all the time. */
 static void a_settling_request_is_looked_at_after_commits(void **state)
 {
     (void)state;
-    /* once before, once after each of at most four chunks, and once after the end */
+    /* is_cancelled may be called once before the end, after each of at most four chunks, and once
+     * after the end */
     enum { MOST = 1 + 4 + 1 };
     struct stack k;
     struct io *disk = et_disk(4, 1 << 26);

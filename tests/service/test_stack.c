@@ -16,7 +16,7 @@
 
 enum { CONTEXT = 1024, N_SEQS = 64 };
 
-/* larger allocations fail */
+/* bytes of the largest allocation that succeeds */
 static size_t most_bytes = SIZE_MAX;
 
 bool mem_test_denies(size_t n, enum mem_ask ask)
@@ -46,7 +46,7 @@ static struct stack_opts options(const char *model, const char *budget, struct s
                                .user.no_reuse = true};
 }
 
-/* Opens with the smallest budget that is not refused, to 5 %. */
+/* Opens with a budget at most 5 % above the least that is accepted. */
 static void open_with_least(struct stack *k, const char *path, struct said *said)
 {
     char budget[40];
@@ -63,8 +63,8 @@ static void open_with_least(struct stack *k, const char *path, struct said *said
         fail_msg("%s", err.msg);
 }
 
-/* Without a budget the KV cache has a context for each sequence.  A budget gives it what it can
- * spare.  The user's number overrides both. */
+/* Without a budget the KV cache holds a context for each sequence. A budget decides how much it
+ * holds. The user's own number overrides both. */
 static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
@@ -73,7 +73,7 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
     (void)state;
     tempdir_make_on_disk(dir, "stack");
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
-    /* no budget, a budget that only layers use, a budget that holds everything */
+    /* i = 0: no budget; 1: a budget whose rest goes to layers; 2: a budget that holds everything */
     for (int i = 0; i < 3; i++) {
         static const char *const budgets[] = {NULL, "100%", "8G"};
         struct stack_opts o = options(path, budgets[i], &said);
@@ -93,7 +93,8 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
     tempdir_remove(dir);
 }
 
-/* Streamed layers are reported with the bytes that each pass reads; resident ones are not. */
+/* For streamed layers the log gives the bytes that each pass reads; for resident layers it says
+ * nothing. */
 static void streamed_layers_are_told(void **state)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
@@ -115,7 +116,7 @@ static void streamed_layers_are_told(void **state)
     tempdir_remove(dir);
 }
 
-/* The table lists only parts that take memory. */
+/* The table of memory lists only parts that take memory. */
 static void only_parts_that_reserve_memory_are_told(void **state)
 {
     struct stack k;
@@ -142,7 +143,8 @@ static void only_parts_that_reserve_memory_are_told(void **state)
     stack_close(&k);
 }
 
-/* Automatic copies in DRAM take what is available.  Requested ones that do not fit are refused. */
+/* Automatic copies in DRAM take the memory that is available. Requested copies that do not fit are
+ * refused. */
 static void auto_copies_do_not_keep_it_from_starting(void **state)
 {
     (void)state;
@@ -164,7 +166,8 @@ static void auto_copies_do_not_keep_it_from_starting(void **state)
         fail_msg("%s", err.msg);
     store_dram_stats(k.store, &dram);
     assert_true(dram.cap_bytes <= 128 << 20);
-    if (k.o.user.dram_bytes > 260 << 20) /* this machine had more memory for copies */
+    /* the machine had more memory available for copies */
+    if (k.o.user.dram_bytes > 260 << 20)
         assert_non_null(strstr(said.first, "--dram auto"));
     stack_close(&k);
 

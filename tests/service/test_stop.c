@@ -1,5 +1,5 @@
-/* test_stop.c - a service stops within a layer, however long a step takes; and a waiting caller's
- * is_cancelled is called, whatever the system's clock is set to. */
+/* test_stop.c - a service stops within a layer, however long a step takes. And a waiting caller's
+ * is_cancelled is called in time, whatever the system's clock is set to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +15,9 @@
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
 
-/* The system's clock as this program sees it.  The kernel's waits ignore ahead_s, so a time
- * computed with it is as far away as if the clock had been set back by that much. */
+/* Seconds by which this program sees the system's clock run ahead. The kernel's own waits use the
+ * real clock. So a time computed with the wrong clock is as far away as if the clock had been set
+ * back. */
 static int64_t ahead_s;
 
 int clock_gettime(clockid_t id, struct timespec *t)
@@ -105,8 +106,8 @@ static void a_clock_that_is_set_back_delays_no_question(void **state)
     rig_close(&r);
 }
 
-/* The step waits an hour for a disk that does not answer; the stop does not. The service then
- * starts again and answers. */
+/* A step would wait an hour for a disk that does not answer. Stopping does not wait for it. Later
+ * the service starts again and answers. */
 static void a_stop_does_not_wait_for_streamed_weights(void **state)
 {
     (void)state;
@@ -118,8 +119,8 @@ static void a_stop_does_not_wait_for_streamed_weights(void **state)
     struct hcache_ticket *t = submit(&r.k, r.s);
     while (io_sim_fault_hits(r.disk) == 0)
         usleep(1000);
-    /* The pass of the fingerprint's probe has reached all four layers.  This step reaches those
-     * that were read before the disk ceased to answer, and the one that it waits for. */
+    /* The probe of the fingerprint has passed all four layers. The step passes the layers that were
+     * read before the disk ceased to answer, and then waits for the next layer. */
     while (weights_reached(&r.k.model->w) == 4)
         usleep(1000);
     assert_in_range(weights_reached(&r.k.model->w), 1, 3);

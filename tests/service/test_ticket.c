@@ -12,7 +12,8 @@
 #include "engine/seq.h"
 #include "service/ticket.h"
 
-/* Pieces separated by '|' arrive one after another; `visible` has the text visible after each. */
+/* The pieces of `pieces`, separated by '|', arrive one after another. `visible` has the text that
+ * becomes visible after each piece. */
 static void scan(const char *pieces, const char *stop, const char *visible, bool stops)
 {
     char text[200], seen[200] = "", *stops_list[] = {(char *)(uintptr_t)stop};
@@ -37,11 +38,12 @@ static void stop_strings_end_the_text(void **state)
     (void)state;
     scan("ab|cd", "xy", "ab|cd|", false);
     scan("abxy", "xy", "ab|", true);
-    scan("ab|x|y|c", "xy", "ab|||", true);  /* across pieces */
-    scan("ab|x|z", "xy", "ab||xz|", false); /* held back, then shown */
-    scan("aa|ab", "aab", "|a|", true);      /* overlaps itself */
+    scan("ab|x|y|c", "xy", "ab|||", true); /* a stop string across pieces */
+    /* "x" is held back, and shown when no stop string follows */
+    scan("ab|x|z", "xy", "ab||xz|", false);
+    scan("aa|ab", "aab", "|a|", true); /* a stop string that overlaps itself */
     scan("a|a|a|b", "aab", "||a||", true);
-    scan("xyxy", "xy", "|", true); /* the first match counts */
+    scan("xyxy", "xy", "|", true); /* the first occurrence ends the text */
     scan("1|2|3|4", "34", "1|2|||", true);
     scan("abab|abac", "abac", "ab|ab|", true);
 }
@@ -98,7 +100,7 @@ static void a_small_vocabulary_leaves_places_empty(void **state)
 
 enum { N_PROMPT = 900, N_IDS = 3, MS = 1000000 };
 
-static struct seq_shared shared; /* no store */
+static struct seq_shared shared; /* has no store */
 static struct seq seq;
 static int32_t ids[N_IDS] = {7, 8, 9};
 
@@ -164,7 +166,7 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
     const struct hcache_result *r = &t.result;
     ticket_describe(&t);
     assert_int_equal(t.err.code, 0);
-    assert_null(r->text); /* there is no tokenizer */
+    assert_null(r->text); /* without a tokenizer there is no text */
     assert_int_equal(r->n_tokens, N_IDS);
     assert_memory_equal(r->token_ids, ids, sizeof ids);
     assert_string_equal(r->finish, "length");
@@ -192,7 +194,7 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
     assert_int_equal(r->plan.hidden, 2);
     assert_int_equal(r->plan.kv, 3);
     assert_string_equal(r->plan.layers, "RHHKKK");
-    assert_near(r->plan.predicted_ms, 19); /* of the restore alone */
+    assert_near(r->plan.predicted_ms, 19); /* the prediction for the restore alone */
     assert_string_equal(r->plan.surprise, "reads");
     assert_string_equal(r->plan.reason, "why");
     assert_string_equal(r->plan.deviation, "how it departed");
@@ -203,7 +205,7 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
     assert_near(ms->plan_ms, 3);
     assert_near(ms->restore_ms, 4);
     assert_near(ms->prefill_ms, 5);
-    assert_near(ms->ttft_ms, 6 + 1); /* with the wait */
+    assert_near(ms->ttft_ms, 6 + 1); /* with the time in the queue */
     assert_near(ms->decode_ms, 8);
     assert_near(ms->decode_tokens_per_s, (N_IDS - 1) / 0.008);
     assert_near(ms->restore_io_ms, 15);
@@ -214,16 +216,16 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
     hcache_result_free(&t.result);
 }
 
-/* Cached tokens came from copies or from the remote only as far as they were restored at all. */
+/* Tokens from copies or from the remote count only as far as the tokens were restored. */
 static void parts_are_no_more_than_the_whole(void **state)
 {
     (void)state;
     struct hcache_ticket t = ended_ticket();
     seq.out.restore.dram_tokens = 576;
     seq.out.n_remote = 704;
-    seq.out.ttft_ns = 0; /* no token came */
+    seq.out.ttft_ns = 0; /* no token was generated */
     seq.out.n_generated = 1;
-    seq.out.plan.n_layers = 0; /* nothing was restored */
+    seq.out.plan.n_layers = 0; /* no layer was restored */
     ticket_describe(&t);
     assert_int_equal(t.result.dram_tokens, 512);
     assert_int_equal(t.result.remote_tokens, 640);
@@ -257,7 +259,7 @@ static void each_end_has_a_name(void **state)
         hcache_result_free(&t.result);
     }
     struct hcache_ticket t = ended_ticket();
-    t.seq = NULL; /* it never ran */
+    t.seq = NULL; /* the request never ran */
     t.n_ids = 0;
     ticket_describe(&t);
     assert_string_equal(t.result.finish, "cancelled");
@@ -268,7 +270,7 @@ static void each_end_has_a_name(void **state)
     hcache_result_free(&t.result);
 }
 
-/* The text grows piece by piece, and nothing is added behind a stop string. */
+/* The text grows piece by piece. Nothing is added after a stop string. */
 static void text_ends_at_a_stop_string(void **state)
 {
     (void)state;

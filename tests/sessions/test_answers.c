@@ -17,7 +17,8 @@
 #include "sessions/answers.h"
 #include "tests/base/tempdir.h"
 
-/* Adds an answer cut in two anywhere: parts count as the text that they form. */
+/* Adds an answer whose text comes in two parts, cut at a random place. The parts must count as one
+ * text. */
 static void put_ids(struct answers *m, const char *salt, const char *text, size_t n,
                     const int32_t *ids, int n_ids)
 {
@@ -37,7 +38,8 @@ static void put(struct answers *m, const char *salt, const char *text, int32_t i
     put_ids(m, salt, text, strlen(text), ids, 2);
 }
 
-/* Returns the first id of the answer found, with its length; 0: none. */
+/* Returns the first id of the answer found, or 0 if there is none. *n gets the length of the
+ * answer's text. */
 static int32_t find(struct answers *m, const char *salt, const char *text, size_t *n)
 {
     int32_t *ids, first;
@@ -75,7 +77,7 @@ static void the_longest_beginning_is_found(void **state)
     assert_int_equal(find(m, NULL, "one two", &n), 20);
     assert_int_equal(find(m, NULL, "one tw", &n), 10);
     assert_int_equal(find(m, NULL, "on", &n), 0);
-    put(m, NULL, "one two", 40); /* the newer one counts */
+    put(m, NULL, "one two", 40); /* the newer answer replaces the older one */
     assert_int_equal(find(m, NULL, "one two three", &n), 40);
     answers_close(m);
 }
@@ -119,7 +121,7 @@ static void bytes_are_bounded(void **state)
     (void)state;
     struct answers *m;
     size_t n;
-    m = make(100, 150); /* an entry here takes 64 bytes */
+    m = make(100, 150); /* one entry takes 64 bytes, so two fit */
     put(m, NULL, "aaaaaaaaaa", 1);
     put(m, NULL, "bbbbbbbbbb", 2);
     put(m, NULL, "cccccccccc", 3);
@@ -169,8 +171,8 @@ static int count(struct answers *m)
     return st.n_entries;
 }
 
-/* The file outlives the process, also one that is killed (nothing is closed here). It contains
- * neither text nor tokens. For another vocabulary it is started anew. */
+/* The file survives its process, even one that is killed: this test closes nothing. It contains
+ * neither text nor tokens. With another vocabulary the file is started anew. */
 static void a_file_outlives_the_process(void **state)
 {
     (void)state;
@@ -198,8 +200,8 @@ static void a_file_outlives_the_process(void **state)
     answers_close(killed);
 }
 
-/* Cut off anywhere, or with any byte changed, it gives the complete entries before that place, and
- * continues. */
+/* If the file is cut off anywhere, or any byte of it has changed, the complete entries before that
+ * place are used, and new ones are added. */
 static void a_damaged_file_is_survived(void **state)
 {
     (void)state;
@@ -229,7 +231,7 @@ static void a_damaged_file_is_survived(void **state)
     }
 }
 
-/* Repeated answers do not make the file grow forever. */
+/* Storing equal answers again does not make the file grow without bound. */
 static void the_file_is_bounded(void **state)
 {
     (void)state;
@@ -352,7 +354,7 @@ static int remove_folder(void **state)
 {
     (void)state;
     unlink(path);
-    return rmdir(dir); /* fails if something was left behind */
+    return rmdir(dir); /* fails if a file was left in the folder */
 }
 
 int main(void)

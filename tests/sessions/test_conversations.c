@@ -64,8 +64,8 @@ static struct sha256 key_of(int v)
     return k;
 }
 
-/* Makes a turn of `n` tokens from first_id on, after the parent's first `kept` tokens; its chunks
- * are keys first_key.. */
+/* Makes a turn of `n` tokens with ids from first_id on, behind the first `kept` tokens of its
+ * parent. Its chunks have the keys first_key, first_key + 1 and so on. */
 static struct turn *make_turn(const char *name, int64_t parent, int64_t conversation,
                               int kept, int n, int first_id, int first_key, int n_keys)
 {
@@ -152,8 +152,10 @@ static void a_path_keeps_its_tokens(void **state)
     int n;
     int64_t a = add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
     int64_t b = add(x->c,
-                    make_turn("resp_b", a, 0, 3, 4, 200, 1, 0)); /* 100 101 102 200.. */
-    int64_t d = add(x->c, make_turn("resp_c", b, 0, 2, 1, 300, 1, 0)); /* 100 101 300 */
+                    /* tokens 100 101 102 200.. */
+                    make_turn("resp_b", a, 0, 3, 4, 200, 1, 0));
+    /* tokens 100 101 300 */
+    int64_t d = add(x->c, make_turn("resp_c", b, 0, 2, 1, 300, 1, 0));
     conversations_close(x->c);
     x->c = open_file(x, 0, 0, 0);
     assert_int_equal(turn_path(x->c, d, &path, &n, &err), 0);
@@ -192,7 +194,8 @@ static void others_find_nothing(void **state)
     assert_int_equal(code_of_find(x->c, "", "resp_a"), 0);
 }
 
-/* a <- b, a <- c: a stays as long as one of them does. Chunks 1 2 are a's, 3 b's and c's, 4 c's. */
+/* Turns b and c both continue a, so a stays as long as one of them does. Chunks 1 and 2 belong to
+ * a, chunk 3 to b and c, chunk 4 to c. */
 static void what_is_shared_stays(void **state)
 {
     struct fixture *x = *state;
@@ -213,7 +216,8 @@ static void what_is_shared_stays(void **state)
     assert_doomed(x->c, (const int[]){4, 3, 2, 1}, 4);
     struct sha256 buried[] = {key_of(4), key_of(3)};
     assert_int_equal(conversations_buried(x->c, buried, 2, &err), 0);
-    add(x->c, make_turn("resp_d", 0, 0, 0, 130, 0, 1, 1)); /* chunk 1 is wanted again */
+    /* a new turn needs chunk 1 again */
+    add(x->c, make_turn("resp_d", 0, 0, 0, 130, 0, 1, 1));
     assert_doomed(x->c, (const int[]){2}, 1);
 }
 
@@ -245,7 +249,7 @@ static void a_conversation_moves_its_head(void **state)
     assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
     int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
     int64_t b = add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 1, 0));
-    /* Another client has also continued a. */
+    /* Meanwhile another client has continued a. */
     struct turn *late = make_turn("resp_late", a, v.row, 5, 5, 100, 1, 0);
     assert_int_equal(turn_add(x->c, "", late, NULL, &branched, &err), 0);
     assert_true(branched);
@@ -257,10 +261,11 @@ static void a_conversation_moves_its_head(void **state)
     conversation_deinit(&w);
     assert_int_equal(conversation_delete(x->c, "", "conv_a", &gone, &err), 0);
     assert_int_equal(code_of_find(x->c, "", "resp_b"), ERR_NOT_FOUND);
-    assert_int_equal(code_of_find(x->c, "", "resp_late"), 0); /* the client's own turn */
+    /* the client's own turn stays */
+    assert_int_equal(code_of_find(x->c, "", "resp_late"), 0);
     assert_int_equal(gone.n_turns, 1);
     assert_int_equal(gone.n_shared, 1);
-    /* A turn in a conversation that is gone is not kept. */
+    /* A turn in a conversation that has been deleted is not kept. */
     struct turn *ghost = make_turn("resp_ghost", b, v.row, 5, 5, 100, 1, 0);
     assert_int_equal(turn_add(x->c, "", ghost, NULL, &branched, &err), ERR_NOT_FOUND);
     turn_free(ghost);
@@ -329,7 +334,7 @@ static void age_ends_them(void **state)
     add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 1));
     int64_t b = add(x->c, make_turn("resp_b", 0, 0, 0, 5, 100, 2, 1));
     struct turn *t = make_turn("resp_c", b, 0, 0, 5, 100, 3, 1);
-    t->created_s = now + 60; /* its parent b also counts as used at this time */
+    t->created_s = now + 60; /* using t counts as a use of its parent b, too */
     add(x->c, t);
     assert_int_equal(conversations_expire(x->c, now + 50, 99, &gone, &err), 0);
     assert_int_equal(gone.n_turns, 0);
@@ -343,8 +348,8 @@ static void age_ends_them(void **state)
     conversation_deinit(&v);
 }
 
-/* A machine starts with its clock thirty years behind, and its user continues existing
- * conversations.  When the clock is right again, none of them counts as old. */
+/* A machine starts with its clock thirty years behind, and a user continues conversations. When the
+ * clock is right again, none of these conversations counts as old. */
 static void a_clock_that_is_behind_ages_nothing(void **state)
 {
     enum { BEHIND_S = 1000000000 };
@@ -408,8 +413,8 @@ static void file_write(const char *path, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
-/* Any path may be given for the conversations.  A file of another kind keeps its mode and content.
- */
+/* A user may give any path for the conversations' file. A file of another kind keeps its mode and
+ * content. */
 static void files_of_others_stay_as_they_are(void **state)
 {
     struct fixture *x = *state;
@@ -474,7 +479,7 @@ static void damage_is_told(void **state)
     x->c = NULL;
 }
 
-/* Numbers in a row that do not fit the other fields are reported or bounded, never trusted. */
+/* Numbers in a row that do not fit the row's other fields give an error or are bounded. */
 static void rows_out_of_range(void **state)
 {
     static const struct {
@@ -485,10 +490,10 @@ static void rows_out_of_range(void **state)
         {"n_tokens = -1", ERR_CORRUPT},
         {"n_tokens = 9223372036854775807", ERR_CORRUPT},
         {"n_kept = -1", ERR_CORRUPT},
-        {"n_kept = 6, tokens = zeroblob(4)", ERR_CORRUPT}, /* resp_a has 5 */
+        {"n_kept = 6, tokens = zeroblob(4)", ERR_CORRUPT}, /* resp_a has only 5 tokens */
         {"n_kept = 2147483647, n_tokens = 2147483647, tokens = x''", ERR_CORRUPT},
         {"tokens = zeroblob(15)", ERR_CORRUPT},
-        {"tokens = NULL", -1}, /* the file itself refuses it */
+        {"tokens = NULL", -1}, /* the table itself refuses the change */
         {"parent = id", ERR_CORRUPT},
         {"marks = zeroblob(1000003)", 0},
         {"keys = zeroblob(31)", 0},
@@ -530,13 +535,15 @@ static void rows_out_of_range(void **state)
             SQLITE_OK);
         sqlite3_close(db);
         x->c = open_file(x, 0, 0, 0);
-        assert_int_equal(turn_path(x->c, b, &path, &n, &err), 0); /* as before */
+        /* the path can be read as before */
+        assert_int_equal(turn_path(x->c, b, &path, &n, &err), 0);
         assert_int_equal(n, 2);
         turn_path_free(path, n);
     }
 }
 
-/* A process adds turns until it is killed: the turns that were reported to it exist completely. */
+/* A process adds turns until it is killed. Every turn that was reported as added exists
+ * completely. */
 static void a_killed_process_loses_nothing_told(void **state)
 {
     struct fixture *x = *state;
@@ -578,7 +585,7 @@ static void a_killed_process_loses_nothing_told(void **state)
             assert_int_equal(n, last + 1);
             assert_int_equal(t->n_tokens, 4 * (last + 1));
         }
-        /* at most one unreported turn */
+        /* at most one turn exists that was not reported */
         snprintf(name, sizeof name, "resp_%d_%d", cycle, last + 2);
         assert_int_equal(code_of_find(c, "", name), ERR_NOT_FOUND);
         turn_path_free(path, n);
@@ -615,13 +622,13 @@ static void pages_of_a_list(void **state)
         total += n;
     }
     assert_int_equal(total, 9);
-    assert_string_equal(after, "conv_0"); /* the oldest comes last */
+    assert_string_equal(after, "conv_0"); /* the oldest conversation comes last */
     assert_int_equal(conversation_list(x->c, "", "conv_5", false, 4, page, &n, &more, &err),
                      ERR_NOT_FOUND);
 }
 
-/* The log of a killed process may hold text that it was deleting: opening merges and truncates it.
- */
+/* The log of a killed process may contain text that the process was deleting. Opening the file
+ * merges and truncates the log. */
 static void opening_cuts_the_log(void **state)
 {
     struct fixture *x = *state;
@@ -644,7 +651,8 @@ static void opening_cuts_the_log(void **state)
     assert_int_equal(code_of_find(x->c, "", "resp_1"), 0);
 }
 
-/* Counts cover the whole file, or one tenant: its conversations, and the turns on their paths. */
+/* Counts are for the whole file or for one tenant. A tenant's counts have its conversations, and
+ * the turns on their paths. */
 static void counts_are_of_all_and_of_a_tenant(void **state)
 {
     struct fixture *x = *state;
@@ -655,7 +663,7 @@ static void counts_are_of_all_and_of_a_tenant(void **state)
     assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
     int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
     (void)add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 1, 0));
-    /* not in a conversation */
+    /* this turn belongs to no conversation */
     (void)add(x->c, make_turn("resp_c", 0, 0, 0, 130, 100, 1, 2));
     assert_int_equal(conversation_add(x->c, "bob", "conv_b", NULL, NULL, 0, &v, &err), 0);
     assert_int_equal(conversations_stats(x->c, &all, &err), 0);

@@ -14,7 +14,8 @@
 #include "base/mem.h"
 #include "sessions/items.h"
 
-/* Parses any value: a document must be a list or an object, so the value is put into one. */
+/* Parses any JSON value. A JSON document must be a list or an object, so the value is put into a
+ * list. */
 static struct json *parse(const char *text)
 {
     struct json *list = NULL;
@@ -28,7 +29,7 @@ static struct json *parse(const char *text)
     return v;
 }
 
-/* Asserts that v equals the JSON `want`, member by member. Frees v. */
+/* Asserts that v equals the JSON text `want`, member by member. Frees v. */
 static void same_json(struct json *v, const char *want)
 {
     struct json *w = parse(want);
@@ -200,7 +201,8 @@ static void messages_are(const char *sent, const char *want)
     "\"{}\"}}"
 #define CHAT_OUTPUT(id) "{\"role\":\"tool\",\"tool_call_id\":\"" id "\",\"content\":\"o\"}"
 
-/* Calls belong to the preceding message of the assistant, and begin one if there is none. */
+/* Tool calls belong to the assistant's message before them. If there is none, they begin a new
+ * message. */
 static void templates_get_messages(void **state)
 {
     (void)state;
@@ -249,13 +251,13 @@ static void the_first_words_of_the_user_are_the_title(void **state)
              80, "first");
     title_is("\"one\\n\\ttwo three\"", 9, "one  two ");
     title_is("\"abc\"", 3, "abc");
-    title_is("\"a\xc3\xa9\"", 2, "a"); /* no partial character */
+    title_is("\"a\xc3\xa9\"", 2, "a"); /* a character is not cut */
     title_is("\"a\xc3\xa9\"", 3, "a\xc3\xa9");
     title_is("[{\"role\":\"user\",\"content\":[]}," SAID("user", "then") "]", 80, "then");
     title_is("[" SAID("assistant", "a") "]", 80, NULL);
 }
 
-/* Lists a page of the five items a to e: checks them, their order, and whether more follow. */
+/* Gets a page of the five items a to e. Checks its items, their order, and whether more follow. */
 static void page_is(struct items_page page, const char *want, bool has_more)
 {
     struct json *items = parse(

@@ -1,5 +1,5 @@
-/* test_prompt.c - how messages become a prompt: the plain form, the template's, what is refused and
- * why, and prompts that are too long. */
+/* test_prompt.c - how messages become a prompt: in the plain form, or by a template; which messages
+ * are refused and why; and prompts that are too long. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -49,7 +49,7 @@ static struct json *parse(const char *text)
     return v;
 }
 
-/* Returns the prompt, which the caller frees, or NULL with *f. */
+/* Returns the prompt, which the caller frees. On failure returns NULL and sets *f. */
 static char *render(struct hcache *of, const char *messages, bool plain, struct fault *f)
 {
     struct json *v = parse(messages);
@@ -133,7 +133,7 @@ static void messages_without_a_plain_form_are_refused(void **state)
         if (f.code != NULL)
             assert_string_equal(f.code, rows[i].code);
     }
-    /* Without the option a model without a template has no prompt at all. */
+    /* Without the option of plain text, a model without a template cannot make a prompt. */
     struct fault f;
     assert_null(render(bare, rows[2].messages, false, &f));
     assert_string_equal(f.code, "no_chat_template");
@@ -168,8 +168,8 @@ static void a_template_is_used_where_there_is_one(void **state)
     json_free(tools);
 }
 
-/* Special tokens that a message spells are guarded, unless the source says otherwise. An answer is
- * guarded like the prompt that it follows. */
+/* Special tokens that a message spells are guarded, unless the message's source asks otherwise. An
+ * answer is guarded in the same way as the prompt before it. */
 static void special_tokens_are_guarded(void **state)
 {
     (void)state;
@@ -206,8 +206,8 @@ static char *words(int n)
     return b.p;
 }
 
-/* A text is refused where even its fewest tokens are too many: of the context, or of the history
- * that is truncated. */
+/* A text is refused if even the lower bound on its tokens exceeds the context, or exceeds the
+ * history that is truncated. */
 static void a_text_may_fill_the_context(void **state)
 {
     (void)state;
@@ -216,7 +216,7 @@ static void a_text_may_fill_the_context(void **state)
         int n = 1;
         struct fault f = {0};
         char *text = words(40000), want[300];
-        /* the longest text with `most` fewest tokens */
+        /* the longest text whose lower bound on tokens is at most `most` */
         while (hcache_least_tokens(h, text, (size_t)n + 1) <= most)
             n++;
         assert_int_equal(prompt_fits(h, truncates, text, (size_t)n, "input", &f), 0);
@@ -235,8 +235,8 @@ static void a_text_may_fill_the_context(void **state)
     }
 }
 
-/* A history far beyond the context is refused before it is rendered, by the tokens of all its texts
- * together. */
+/* A history far beyond the context is refused before it is rendered, by the lower bound for all its
+ * texts together. */
 static void a_history_has_a_bound(void **state)
 {
     (void)state;
@@ -246,7 +246,7 @@ static void a_history_has_a_bound(void **state)
         struct json *messages = json_new_array(), *m = json_new_object();
         struct fault f = {0};
         struct prompt_text out;
-        /* half in one message, half in the parts of another */
+        /* one half is in one message, the other half in the parts of another message */
         size_t n = 4 * (size_t)most / 2 + 4000;
         n = n < strlen(text) ? n : strlen(text);
         json_put_string(m, "role", "user");
@@ -281,7 +281,7 @@ static int system_tokens(const char *messages)
 static void the_systems_messages_are_kept(void **state)
 {
     (void)state;
-    enum { AROUND = 32 }; /* tokens that a template may write around each message */
+    enum { AROUND = 32 }; /* tokens that a template may add around a message */
     int32_t *ids;
     int n;
     struct hcache_err err;
@@ -296,7 +296,7 @@ static void the_systems_messages_are_kept(void **state)
                                    "{\"role\":\"developer\",\"content\":\"Be kind.\"},"
                                    "{\"role\":\"user\",\"content\":\"x\"},"
                                    "{\"role\":\"system\",\"content\":\"Be kind.\"}]"),
-                     2 * (n + AROUND)); /* only the messages at the beginning */
+                     2 * (n + AROUND)); /* counts only the messages at the beginning */
     struct hcache_truncation t = {.keep = 128};
     prompt_keep(128, &t);
     assert_int_equal(t.keep, 128);

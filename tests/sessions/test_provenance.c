@@ -1,4 +1,4 @@
-/* test_provenance.c - the source of an answer's state, as JSON. */
+/* test_provenance.c - where the state behind an answer came from, as JSON. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -78,7 +78,8 @@ static void the_prefix_is_told_part_by_part(void **state)
     r.cached_tokens = 0;
     r.tier = NULL;
     o = provenance_json(&r, "");
-    assert_int_equal(json_count(json_member(o, "prefix")), 1); /* no empty parts */
+    /* parts without tokens are left out */
+    assert_int_equal(json_count(json_member(o, "prefix")), 1);
     part_is(json_member(o, "prefix"), 0, 0, 300, "computed");
     assert_string_equal(text(o, "miss"), "evicted");
     json_free(o);
@@ -117,7 +118,7 @@ static void a_plan_is_told_or_null(void **state)
     assert_null(text(p, "deviation"));
     json_free(o);
     strcpy(r.plan.deviation, "lost");
-    /* nothing of the forced plan was restored: the deviation is reported */
+    /* a forced plan that restored nothing is reported with its deviation */
     r.plan.layers[0] = 0;
     o = provenance_json(&r, "");
     assert_string_equal(text(json_member(o, "plan"), "deviation"), "lost");

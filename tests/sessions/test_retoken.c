@@ -57,7 +57,7 @@ static struct prompt_ids encode(const char *text, size_t n)
     return p;
 }
 
-/* Returns a token for each letter, unlike the tokenizer's tokens for words. */
+/* Returns a token for each letter. The tokenizer itself would make tokens of words. */
 static struct prompt_ids letters(const char *text)
 {
     struct prompt_ids p = {.ids = malloc(strlen(text) * sizeof(int32_t))};
@@ -70,7 +70,8 @@ static struct prompt_ids letters(const char *text)
     return p;
 }
 
-/* Asserts that the ids are those of a, then those of b without its first `skip`. Frees all. */
+/* Asserts that the ids are those of a followed by those of b without its first `skip`. Frees all
+ * three. */
 static void ids_are(struct prompt_ids got, struct prompt_ids a, struct prompt_ids b,
                     int skip)
 {
@@ -116,7 +117,8 @@ static void a_remembered_beginning_keeps_its_tokens(void **state)
     struct answers_stats st;
     put_known(NULL);
     struct prompt_ids known = encode(KNOWN, strlen(KNOWN));
-    int skip = known.n; /* the tokens of the whole text that the remembered ones replace */
+    /* number of the whole text's tokens that the remembered tokens replace */
+    int skip = known.n;
     hcache_free(known.ids);
     ids_are(retoken(NULL, KNOWN REST, ""), letters(KNOWN),
             encode(KNOWN REST, strlen(KNOWN REST)), skip);
@@ -139,8 +141,8 @@ static void what_is_not_remembered_is_tokenized(void **state)
     m = none;
 }
 
-/* If a token reaches beyond the end of the remembered text, the text has its own tokens. The reason
- * names the first token that differs. */
+/* If a token of the whole text reaches beyond the end of the remembered text, the whole text is
+ * tokenized anew. The reported reason names the first token that differs. */
 static void a_token_across_the_boundary_is_told(void **state)
 {
     (void)state;
@@ -148,7 +150,7 @@ static void a_token_across_the_boundary_is_told(void **state)
     struct prompt_ids whole = encode("The whale", 9), cut = letters("The wha");
     size_t n;
     const char *first = hcache_token_bytes(h, whole.ids[0], &n);
-    /* several letters, so this token differs from the first one of `cut` */
+    /* the token has several letters, so it differs from the first token of `cut` */
     assert_true(first != NULL && n > 1);
     hcache_free(whole.ids);
     put(NULL, "The wha", cut.ids, cut.n);
@@ -157,7 +159,8 @@ static void a_token_across_the_boundary_is_told(void **state)
     answers_stats(m, &st);
     assert_int_equal(st.n_used, 0);
     assert_int_equal(st.n_unusable, 1);
-    /* All remembered tokens equal the text's own: nothing is lost, so there is no reason. */
+    /* The remembered tokens equal those of the whole text, so no token is lost and no reason is
+     * reported. */
     struct prompt_ids own = encode("The whale", 9);
     put(NULL, "The wh", own.ids, 1);
     put(NULL, "The wha", own.ids, 1);
@@ -175,7 +178,7 @@ static void known_tokens_are_continued(void **state)
     hcache_free(known.ids);
     assert_int_equal(retoken_continue(h, k.ids, k.n, strlen(KNOWN), &t, &out, &err), 0);
     ids_are(out, letters(KNOWN), encode(KNOWN REST, strlen(KNOWN REST)), skip);
-    /* Inside a token: the rest is tokenized separately. */
+    /* The known tokens end inside a token of the whole text. The rest is tokenized separately. */
     struct prompt_ids begin = letters("The wha");
     t = text_of("The whales");
     assert_int_equal(retoken_continue(h, begin.ids, begin.n, 7, &t, &out, &err), 0);
@@ -183,7 +186,7 @@ static void known_tokens_are_continued(void **state)
     hcache_free(k.ids);
 }
 
-/* Returns an answer of the letters of `said`, of which `shown` was shown. */
+/* Returns an answer that consists of the letters of `said`. Its text is `shown`. */
 static struct hcache_result answer(const char *said, const char *shown)
 {
     struct prompt_ids p = letters(said);
@@ -216,7 +219,8 @@ static void an_answer_is_marked_as_shown_and_trimmed(void **state)
     marks_are(" yes\n", " yes\n", 2, (const char *const[]){" yes\n", "yes"}, 5);
     marks_are("yes ", "yes ", 2, (const char *const[]){"yes ", "yes"}, 4);
     marks_are("  ", "  ", 1, (const char *const[]){"  ", NULL}, 2);
-    /* A stop string has cut the text: tokens that were shown completely count, as shown. */
+    /* A stop string has cut the text. The tokens that were shown completely are marked, with the
+     * shown text. */
     marks_are(" yesSTOP", " yes", 2, (const char *const[]){" yes", "yes"}, 4);
     marks_are("abc", "x", 0, NULL, 0);
     marks_are("", "", 0, NULL, 0);
@@ -242,7 +246,7 @@ static void an_answer_is_remembered_in_both_forms(void **state)
         free(ids);
     }
     free(r.token_ids);
-    /* A text that a stop string has cut differs from its tokens. */
+    /* A stop string has cut the text, so it is not the text of all tokens. */
     r = answer("noSTOP", "no");
     asked = text_of("again:");
     retoken_remember(h, m, NULL, &asked, prompt, 2, &r);

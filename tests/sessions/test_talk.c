@@ -1,5 +1,5 @@
-/* test_talk.c - a kept conversation without a server: which tokens a turn keeps, under which salt,
- * the report of an answer that was cut off, and where branches begin. */
+/* test_talk.c - kept conversations without a server: which tokens a turn keeps and under which
+ * salt, the report of an answer that was cut off, and where branches begin. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,8 +62,8 @@ static struct talk *talk_with(const char *name, const char *salt)
 
 static int n_generated; /* number of tokens that the last call of say generated */
 
-/* Sends the text; at most n tokens are generated. Returns the number of the conversation's tokens.
- */
+/* Sends the text and lets at most n tokens be generated. Returns the number of tokens of the
+ * conversation. */
 static int say(struct talk *t, const char *text, int n)
 {
     struct hcache_request q = {.max_tokens = n, .save = "none"};
@@ -113,8 +113,9 @@ static void a_turn_keeps_the_tokens_of_its_parent(void **state)
     assert_int_equal(path[0]->n_tokens, first);
     assert_int_equal(path[1]->n_kept, first);
     assert_int_equal(path[1]->n_tokens, second);
-    assert_true(path[0]->n_keys > first / 64); /* including the unfinished one */
-    /* The first mark is the prompt: everything but the generated tokens. */
+    /* includes the key of the unfinished chunk */
+    assert_true(path[0]->n_keys > first / 64);
+    /* The first mark ends the prompt, before the generated tokens. */
     assert_int_equal(path[0]->mark[0].n_tokens, first - n_first);
     assert_int_equal(path[1]->mark[0].n_tokens, second - n_second);
     assert_true(path[0]->n_marks >= 2);
@@ -123,7 +124,7 @@ static void a_turn_keeps_the_tokens_of_its_parent(void **state)
     talk_close(t);
 }
 
-/* Returns a draft that continues conversation `title`. */
+/* Returns a draft of a turn that continues the conversation with this title. */
 static struct draft draft_behind(const char *title, const char *instructions)
 {
     struct draft d = {0};
@@ -147,7 +148,7 @@ static struct draft draft_behind(const char *title, const char *instructions)
     return d;
 }
 
-/* Returns the finished turn of the draft, with one generated token. */
+/* Returns the finished turn of a draft, with one generated token. */
 static struct turn *finished(const struct draft *d, const char *salt)
 {
     struct turn *t = calloc(1, sizeof *t);
@@ -169,7 +170,8 @@ static void state_under_another_salt_is_another(void **state)
     struct draft d = draft_behind("birds", NULL);
     struct turn *same = finished(&d, NULL), *other = finished(&d, "x");
     assert_int_equal(same->n_kept, said);
-    assert_int_equal(other->n_kept, 0); /* it uses none of the parent's chunks */
+    /* under another salt the turn shares no chunk with its parent */
+    assert_int_equal(other->n_kept, 0);
     assert_int_equal(other->n_tokens, same->n_tokens);
     assert_int_equal(other->n_keys, same->n_keys + said / 64);
     turn_free(same);
@@ -178,7 +180,7 @@ static void state_under_another_salt_is_another(void **state)
     talk_close(t);
 }
 
-/* A conversation shorter than a chunk has no chunk that could differ. */
+/* A conversation shorter than a chunk has no chunk whose key could differ under another salt. */
 static void short_turns_are_kept_under_any_salt(void **state)
 {
     (void)state;
@@ -204,7 +206,7 @@ static void another_text_is_tokenized_from_where_it_differs(void **state)
     struct draft other = draft_behind("birds", "Speak like a pirate.");
     assert_non_null(strstr(other.what, "retokenised at 0"));
     assert_true(other.n_ids > same.n_ids);
-    struct draft empty = draft_behind("birds", ""); /* no instructions, so no message */
+    struct draft empty = draft_behind("birds", ""); /* empty instructions make no message */
     assert_string_equal(empty.what, "");
     assert_int_equal(empty.n_ids, same.n_ids);
     draft_deinit(&same);
@@ -257,7 +259,7 @@ static void an_answer_that_was_cut_off_says_so(void **state)
     struct turn **path = path_of(head_of("", "cut", &n_turns), &n);
     struct json *o = NULL, *output = NULL;
     struct turn *turn;
-    assert_null(path[0]->answer); /* a path is read without its answers */
+    assert_null(path[0]->answer); /* reading a path leaves out the answers */
     assert_int_equal(turn_find(c, "", path[0]->name, &turn, NULL), 0);
     assert_int_equal(
         json_parse(&o, turn->answer, strlen(turn->answer), "answer", &(struct err){0}), 0);
@@ -357,7 +359,7 @@ static void an_answer_has_the_room_that_is_left(void **state)
     }
     assert_int_equal(rc, ERR_LIMIT);
     assert_non_null(strstr(err.msg, "of 640 tokens"));
-    assert_int_equal(talk_n_turns(t), n); /* no part of the failed turn was kept */
+    assert_int_equal(talk_n_turns(t), n); /* no part of the failed turn is kept */
     talk_close(t);
 }
 
@@ -378,7 +380,8 @@ static void a_branch_begins_behind_the_answer_that_is_asked_for(void **state)
     assert_int_equal(talk_n_turns(t), 2);
     assert_int_equal(talk_branch(t, 0, &err), 0);
     assert_int_equal(talk_n_turns(t), 2);
-    assert_int_equal(talk_branch(t, 2, &err), 0); /* before everything */
+    /* the branch begins before the first turn */
+    assert_int_equal(talk_branch(t, 2, &err), 0);
     assert_int_equal(talk_n_turns(t), 0);
     assert_null(talk_last_answer(t));
     assert_string_equal(talk_title(t), "way");
@@ -405,7 +408,7 @@ static void a_retry_asks_the_last_question_on_a_branch(void **state)
     struct conversations_stats st;
     assert_int_equal(conversations_stats(c, &st, &err), 0);
     assert_int_equal(st.n_conversations, 2);
-    assert_int_equal(st.n_turns, 3); /* the first, and two second ones */
+    assert_int_equal(st.n_turns, 3); /* the first turn and two versions of the second */
     assert_true(first < second);
     talk_close(t);
 }

@@ -1,5 +1,5 @@
-/* `ours` loses at most 1 percentage point of hits to LRU over any 10,000 requests, even against an
- * adversary that sees both caches and asks for blocks that only LRU has. */
+/* `ours` gets at most 1 percentage point fewer hits than LRU over any 10,000 requests, even against
+ * an adversary that sees both caches and asks for blocks that only LRU has. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ enum {
     PER_REQUEST = 10,
     REQUESTS = 60000,
     WINDOW = 10000,
-    TAUGHT = 25000, /* requests before the adversary begins */
+    TAUGHT = 25000, /* number of requests before the adversary begins */
 };
 
 struct duel {
@@ -43,7 +43,7 @@ static void duel_end(struct duel *d)
     cache_deinit(&d->ours);
 }
 
-/* Refers to a block. Returns whether it was in the cache. */
+/* References a block. Returns whether the block was in the cache. */
 static bool refer(struct cache *c, uint32_t block, const struct placement_use *use)
 {
     bool was_there = cache_has(c, block);
@@ -63,15 +63,16 @@ static uint32_t fresh(struct duel *d)
     return BLOCKS / 2 + d->next_fresh++ % (BLOCKS / 2);
 }
 
-/* A loop that does not fit, mixed with content used once: holding a part of the loop pays. */
+/* A loop that does not fit into the cache, mixed with blocks that are used once. Holding a part of
+ * the loop pays. */
 static uint32_t pick_loop(struct duel *d, uint32_t request)
 {
     (void)request;
     return rng_below(&d->rng, 2) == 0 ? d->next_scan++ % 6000 : fresh(d);
 }
 
-/* Once `ours` has learned from the loop, asks for blocks that LRU has and `ours` does not; if there
- * are none, for new ones. */
+/* When `ours` has learned from the loop, asks for blocks that LRU has and `ours` does not. If there
+ * are none, asks for new blocks. */
 static uint32_t pick_worst(struct duel *d, uint32_t request)
 {
     if (request < TAUGHT)
@@ -84,15 +85,16 @@ static uint32_t pick_worst(struct duel *d, uint32_t request)
     return fresh(d);
 }
 
-/* Alternates: debts accumulate while `ours` learns, and the adversary then uses all of them at
- * once. */
+/* The loop and the adversary take turns: the adversary then uses all losses that `ours` may have
+ * saved up while it learned. */
 static uint32_t pick_by_turns(struct duel *d, uint32_t request)
 {
     return request / 3000 % 2 == 0 ? pick_loop(d, request)
                                    : pick_worst(d, TAUGHT + request);
 }
 
-/* The best choice changes without notice: the loop, its recent past, skewed popularity. */
+/* The best choice changes without notice between three loads: the loop, recently used blocks, and
+ * skewed popularity. */
 static uint32_t pick_phases(struct duel *d, uint32_t request)
 {
     switch (request / 7000 % 3) {
@@ -110,7 +112,7 @@ static uint32_t pick_phases(struct duel *d, uint32_t request)
 /* --- the bound -------------------------------------------------------------------------------- */
 
 struct outcome {
-    double worst;           /* points below LRU, over the worst 10,000 requests */
+    double worst;           /* percentage points below LRU over the worst 10,000 requests */
     uint64_t n_lru, n_ours; /* hits */
 };
 
@@ -140,7 +142,7 @@ static struct outcome play(uint64_t n_blocks, pick_fn *pick, uint64_t seed)
     return o;
 }
 
-/* HCACHE_GUARD_SEEDS=N plays N times with each load and size. */
+/* Returns the number of games with each load and size; HCACHE_GUARD_SEEDS sets it. */
 static int n_seeds(void)
 {
     const char *text = getenv("HCACHE_GUARD_SEEDS");
@@ -164,7 +166,7 @@ static void never_more_than_a_point_behind(void **state)
             }
 }
 
-/* The bound leaves room for choices that pay. */
+/* The bound still allows choices that pay. */
 static void what_pays_is_still_done(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_replay.c - the simulated cache, and the behaviour of loads and policies in it. */
+/* test_replay.c - the simulated cache, and the behaviour of policies under the simulated loads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +31,8 @@ static void chats(struct load *l, uint64_t seed, double think_s)
     load_chats(l, &o);
 }
 
-/* The generator has the quantiles that AttentionStore gives for ShareGPT. */
+/* The generated conversations have the quantiles that the AttentionStore paper gives for
+ * ShareGPT. */
 static void chats_have_the_papers_quantiles(void **state)
 {
     (void)state;
@@ -54,7 +55,8 @@ static void chats_have_the_papers_quantiles(void **state)
     load_free(&l);
 }
 
-/* No policy beats one that knows the future; a cache of all blocks hits all repetitions. */
+/* No policy has more hits than Belady's, which knows the future. A cache that holds all blocks hits
+ * every repetition. */
 static void belady_is_the_best_and_all_fits_is_all_hits(void **state)
 {
     (void)state;
@@ -87,8 +89,8 @@ static void a_window_helps_those_that_look(void **state)
     load_free(&l);
 }
 
-/* More sessions wait than fit: lru loses each before its turn, while the queue tells which to keep.
- */
+/* More sessions wait than fit into the cache. LRU evicts each session's state before its turn. A
+ * policy that sees the queue knows which state to keep. */
 static void a_queue_beats_lru_behind_a_loaded_server(void **state)
 {
     (void)state;
@@ -111,8 +113,8 @@ static void a_queue_beats_lru_behind_a_loaded_server(void **state)
     double lru_rate = (double)lru.n_hits / (double)lru.n_references;
     double as_rate = (double)as.n_hits / (double)as.n_references;
     assert_true(as_rate > 3 * lru_rate && as_rate > 0.2);
-    /* Blocks that a waiting job's question cuts off are evicted at once: 0.66 of the blocks are
-     * hits.  It was 0.60 when they stayed until the job was served. */
+    /* Blocks that a waiting job's question cuts off are evicted at once. That gives a hit rate of
+     * 0.66; it was 0.60 when these blocks stayed until the job was served. */
     assert_true(as_rate > 0.63);
     assert_true((double)as.n_memory_hits >= 0.99 * (double)as.n_hits);
     load_free(&l);
@@ -153,11 +155,12 @@ static void traces_are_read_and_bad_lines_named(void **state)
     assert_true(l.n_requests == 2 && l.n_references == 5 && l.n_blocks == 9);
     assert_true(l.request[0].is_partial && !l.request[1].is_partial);
     assert_true(l.request[1].time_s == 3 && l.request[1].n_runs == 2);
-    assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) == 0.2); /* block 0, the second time */
+    /* only the second use of block 0 hits */
+    assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) == 0.2);
     load_free(&l);
     assert_int_equal(load_agents(&l, agents, sizeof agents - 1, LOAD_ALL, 1e6, 1, &err), 0);
     assert_true(l.n_requests == 3 && l.n_references == 6 && l.request[0].is_tool_pending);
-    /* Block 1 of b is another block. */
+    /* Block 1 of conversation b is another block than block 1 of a. */
     assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) == 1.0 / 6);
     load_free(&l);
     assert_int_equal(load_agents(&l, agents, sizeof agents - 1, LOAD_EVEN, 60, 1, &err), 0);
@@ -168,7 +171,7 @@ static void traces_are_read_and_bad_lines_named(void **state)
     load_free(&l);
 }
 
-/* Random pins, uses and moves in a cache of two tiers: all counts add up. */
+/* After random pins, uses and moves in a cache of two tiers all counts add up. */
 static void two_tiers_add_up(void **state)
 {
     (void)state;
@@ -181,7 +184,8 @@ static void two_tiers_add_up(void **state)
                                .max_blocks = {6, 14},
                                .policy = (enum placement_kind)p};
         cache_init(&c, &o);
-        for (uint32_t op = 0; op < 4000; op++) { /* six chains of ten blocks */
+        /* the blocks belong to six chains of ten blocks */
+        for (uint32_t op = 0; op < 4000; op++) {
             struct placement_use u = {.time = op / 10};
             uint32_t first = 10 * (uint32_t)rng_below(&r, 6), last = CACHE_NONE;
             uint32_t end = first + 1 + (uint32_t)rng_below(&r, 10);
